@@ -99,6 +99,7 @@ check: $(VENV)/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python scripts/check_names.py
 
 format: $(VENV)/installed
 	$(BIN)/ruff check --fix .

@@ -1,4 +1,4 @@
-"""How fast views are made, alone and with workers: `python benchmarks/augment.py > benchmarks/results/augment.md`."""
+"""Time to create augmented views, with and without workers: `python benchmarks/augment.py > benchmarks/results/augment.md`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import platform
 import time
 from pathlib import Path
 
-from midlayer_encoders.paper.reference import data_folder
-from midlayer_encoders.views.texts import augment
+from midlayer_encoders.paper.setting import data_folder
+from midlayer_encoders.views.text_views import augment
 
 DATA = data_folder() or Path(__file__).parents[2] / "shared" / "data"
 WIKITEXT = DATA / "corpora" / "wikitext2_raw_test.txt"
@@ -17,10 +17,11 @@ WIKITEXT = DATA / "corpora" / "wikitext2_raw_test.txt"
 def main() -> None:
     texts = [line.strip() for line in WIKITEXT.read_text(encoding="utf-8").splitlines() if len(line.split()) >= 30]
     augment(texts[:2])  # imports nlpaug
-    print("# Views of WikiText-2 test paragraphs\n")
+    print("# Augmented views of texts\n")
+    print("Time to create augmented views of WikiText-2 test paragraphs, with one and two workers.", end=" ")
     load = f"{os.cpu_count()} cores, load average {os.getloadavg()[0]:.1f} from other processes"
     print(f"`python benchmarks/augment.py`, Python {platform.python_version()}, {load}.")
-    print("\n| texts | views | characters in | workers | seconds | µs a character |\n|---|---|---|---|---|---|")
+    print("\n| texts | views | input characters | workers | seconds | µs per character |\n|---|---|---|---|---|---|")
     for count, views in ((500, 2), (1000, 4), (len(texts), 4)):
         expected = None
         for workers in (1, 2):
@@ -30,7 +31,7 @@ def main() -> None:
             if expected is not None and made != expected:
                 raise SystemExit("the views depend on the number of workers")
             expected = made
-            if workers > 1:  # what a first call pays: joblib keeps its workers for later ones
+            if workers > 1:  # include the start of workers, which joblib keeps for later calls
                 from joblib.externals.loky import get_reusable_executor
 
                 get_reusable_executor().shutdown()

@@ -1,6 +1,6 @@
-"""Where a run is equal to the bit with and without the callback: eager and compiled, default and deterministic algorithms.
+"""Compare runs with and without the callback bitwise: eager and compiled, default and deterministic algorithms.
 
-``python -m benchmarks.callback_equality`` trains a small model on the device at hand three times in each case (twice without the callback, once
+``python -m benchmarks.callback_equality`` trains a small model on the available device three times in each case (twice without the callback, once
 with it), compares every loss and every weight, and writes ``benchmarks/results/callback_equality_<device>.md``.
 """
 
@@ -34,17 +34,17 @@ class Run:
 
 
 def difference(one: Run, other: Run) -> str:
-    """Return in words whether two runs are equal to the bit, or by how much they differ.
+    """Return in words whether two runs are bitwise equal, or by how much they differ.
 
     Example:
         >>> run = Run(torch.tensor([2.0, 1.0]), {"w": torch.ones(3)})
         >>> difference(run, run)
-        'equal to the bit'
+        'bitwise equal'
         >>> difference(run, Run(torch.tensor([2.0, 1.5]), {"w": torch.ones(3)}))
         'loss 5.0e-01, weights 0.0e+00, from step 2 on'
     """
     if torch.equal(one.losses, other.losses) and all(torch.equal(w, other.weights[n]) for n, w in one.weights.items()):
-        return "equal to the bit"
+        return "bitwise equal"
     losses = (one.losses - other.losses).abs()
     weights = max(float((weight - other.weights[name]).abs().max()) for name, weight in one.weights.items())
     first = int((losses > 0).int().argmax()) + 1 if bool(losses.any()) else len(losses)
@@ -115,15 +115,17 @@ def in_processes() -> list[dict[str, Any]]:
 
 def table(given: argparse.Namespace, rows: list[dict[str, Any]]) -> str:
     device = torch.cuda.get_device_name() if given.device == "cuda" else "CPU"
-    shape = f"{given.blocks} blocks of {given.width}, {given.steps} steps of {given.batch} x {given.length} tokens"
+    shape = (
+        f"{given.blocks} blocks of width {given.width}, {given.steps} steps of {given.batch} x {given.length} tokens"
+    )
     lines = [
-        f"# Equality of a run with and without the callback ({given.device})",
+        f"# Bitwise equality of training runs with and without the callback ({'GPU' if given.device == 'cuda' else 'CPU'})",
         "",
-        f"`python -m benchmarks.callback_equality`: {device}, torch {torch.__version__}, GPTNeoX of {shape}, dropout 0.1, "
+        f"`python -m benchmarks.callback_equality`: {device}, torch {torch.__version__}, a GPTNeoX with {shape}, dropout 0.1, "
         f"{'bfloat16 autocast' if given.device == 'cuda' else 'float32'}, a measurement every 2 steps. Every loss and every weight is compared; "
-        "otherwise the largest differences.",
+        "runs that differ show their largest differences.",
         "",
-        "| run | algorithms | twice without the callback | with and without it |",
+        "| run | algorithms | two runs without the callback | a run with and one without it |",
         "|---|---|---|---|",
     ]
     for row in sorted(rows, key=lambda row: row["compiled"]):

@@ -1,11 +1,11 @@
-"""What the callback costs: the same training run with and without it, alternating, at its default steps.
+"""The cost of the callback: the same training run with and without it, alternating, at its default steps.
 
-``python -m benchmarks.callback_overhead`` trains a tiny model on a CPU and counts processor time, which other programs on the machine
-do not change. ``--device cuda --blocks 12 --width 512 --batch 256 --length 256 --steps 2048`` is the 38M model of the first training record, by the
+``python -m benchmarks.callback_overhead`` trains a tiny model on a CPU and counts CPU time, which other programs on the
+machine hardly change. ``--device cuda --blocks 12 --width 512 --batch 256 --length 256 --steps 2048`` is the 38M model of the first training record, by the
 clock; ``--width 1024`` has 151M parameters in its blocks, for the memory. Writes ``benchmarks/results/callbacks_<device>.md``.
 
-The bars are ratios within one run: what the callback adds in each of its parts (preparing, the first measurement, the others, the end), by
-the steps of the run without it. So a short run (``--steps 96``) gives them for any number of steps, and a long one checks that by the clock.
+The added time is computed from the parts of the callback (preparation, first measurement, later ones, end) and the step
+time of the run without it, so a short run (``--steps 96``) gives it for any number of steps.
 """
 
 from __future__ import annotations
@@ -136,13 +136,13 @@ def run(given: argparse.Namespace, steps: int, callbacks: list[Any]) -> dict[str
 
 
 def losses_in_words(one: float, other: float, *, promised: bool) -> str:
-    """Return whether the last losses of both runs are equal to the bit; they must be where that is ``promised``."""
+    """Return a sentence on whether the last losses of both runs are bitwise equal; required if ``promised``."""
     if one == other:
-        return "The last losses of both runs are equal to the bit."
+        return "The last losses of both runs are bitwise equal."
     if promised:
         raise RuntimeError(f"The losses with and without the callback differ: {one!r} and {other!r}.")
     return (
-        f"The last losses of both runs differ by {abs(one - other):.1e}: a compiled run repeats to the bit only under "
+        f"The last losses of both runs differ by {abs(one - other):.1e}: a compiled run repeats bitwise only under "
         "`torch.use_deterministic_algorithms(True)` (see callback_equality.py)."
     )
 
@@ -157,7 +157,7 @@ def table(
         "",
         f"`python -m benchmarks.callback_overhead --device {given.device} {shape} --steps {given.steps}`: torch {torch.__version__}, "
         f"{plain[0]['parameters']:.1f}M parameters, the callback's default options ({len(look.visits)} measurements of {given.texts} texts), alternating runs. "
-        + ("Seconds by the clock." if cuda else "Processor seconds."),
+        + ("Wall-clock seconds." if cuda else "CPU seconds."),
         "",
         "| round | without | with | added | peak GB without | with |",
         "|---|---|---|---|---|---|",
@@ -170,30 +170,29 @@ def table(
     step = min(one["step"] for one in plain)
     lines += [
         "",
-        "Of the last run with it, parts by themselves, each with the device idle before and after:",
+        "The parts of the last run with the callback, each with an idle device before and after:",
         "",
-        "| a step | preparing | first measurement | a later one (median) | the end, drawing aside | a measurement, of a step (bar 1) |",
+        "| step | preparation | first measurement | later measurements (median) | end of the run, without figures | a later measurement, in steps |",
         "|---|---|---|---|---|---|",
         f"| {1e3 * step:.1f} ms | {1e3 * look.preparing:.0f} ms | {1e3 * look.visits[0]:.0f} ms | {1e3 * look.each:.1f} ms | {1e3 * look.ending:.0f} ms | "
         f"**{look.each / step:.2f}** |",
         "",
-        "| steps | added, by these parts | bar |",
-        "|---|---|---|",
-        *(
-            f"| {n} | **{100 * look.added(n) / (n * step):.2f} %** | {bar} |"
-            for n, bar in ((1024, "2 %"), (8192, "0.5 %"), (16384, ""))
-        ),
+        "Computed from these parts, with measurements at steps 0, 1, 2, 4 … and the last:",
         "",
-        f"Peak memory {watched[-1]['peak'] / plain[-1]['peak']:.3f} of the run without (bar 1.05). Measurements are at steps 0, 1, 2, 4 … and the last. "
-        "The difference between two runs also holds what else the machine did, and compiling. The files of the figures are drawn in a thread, which "
-        f"ended {look.drawn:.1f} s after the run. "
+        "| steps | added time |",
+        "|---|---|",
+        *(f"| {n} | **{100 * look.added(n) / (n * step):.2f} %** |" for n in (1024, 8192, 16384)),
+        "",
+        f"Peak memory is {watched[-1]['peak'] / plain[-1]['peak']:.3f} times that of the run without the callback. "
+        "The difference between two runs also contains compilation and other load on the machine. A background thread draws the "
+        f"figures; it ended {look.drawn:.1f} s after the run. "
         + losses_in_words(plain[-1]["loss"], watched[-1]["loss"], promised=promised(given)),
     ]
     return "\n".join(lines) + "\n"
 
 
 def promised(given: argparse.Namespace) -> bool:
-    """Return whether torch repeats these runs to the bit: those on a GPU are compiled."""
+    """Return whether torch repeats these runs bitwise; those on a GPU are compiled."""
     return given.device == "cpu" or torch.are_deterministic_algorithms_enabled()
 
 

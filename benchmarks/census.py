@@ -1,13 +1,13 @@
-"""Every model type that transformers registers: is each layer of a cut one exactly the uncut model's?
+"""Compare every layer of a cut model with the uncut model, for every model type that transformers registers.
 
     python -m benchmarks.census --workers 2                 # all types; results/census.jsonl, docs/families.md
-    python -m benchmarks.census --resume                    # only the types that have no line yet
-    python -m benchmarks.census --types bloom esm --print   # some types, every finding printed
+    python -m benchmarks.census --resume                    # only types that have no result yet
+    python -m benchmarks.census --types bloom esm --print   # some types; print every result
 
-A tiny random model of each type is saved as a user has it. A ``LayerEncoder`` of every layer and both norms is compared with the
-uncut model, whose blocks are watched without this package: one input alone; a padded batch of mixed lengths, one
-of them longer than any window; the exported folder, loaded where this package cannot be imported; and, where the model is causal,
-`bidirectional=True`, block by block, padded. Each type runs in a process of its own, under a time limit.
+For each type, a tiny random model is saved to a folder. Hooks that do not use this package read the blocks of the uncut
+model. A ``LayerEncoder`` of every layer and both norms is compared with them on a single input, on a padded batch of
+mixed lengths (one longer than any window), and after an export that is loaded without this package. For causal models,
+``bidirectional=True`` is verified block by block, with padding. Each type runs in a separate process with a time limit.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import re
 import shutil
 import sys
 import tempfile
+import textwrap
 import time
 import traceback
 import warnings
@@ -42,8 +43,8 @@ ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "census.jsonl"
 PAGE = ROOT / "docs" / "families.md"
 NORMS = ("final", "none")
-TOLERANCE = 2e-4  # of the largest number: what another order of sums may change
-LONGEST = 120  # seconds that a type may take
+TOLERANCE = 2e-4  # relative to the largest value: another order of summation
+LONGEST = 120  # time limit per type, in seconds
 TEXTS = [
     "a cat sat on a mat",
     "ox",
@@ -52,11 +53,11 @@ TEXTS = [
 ]
 
 
-# --- what goes in -----------------------------------------------------------------------------------------------------
+# --- inputs ----------------------------------------------------------------------------------------------------------
 
 
 def pictures() -> list[Any]:
-    """Return three pictures of noise."""
+    """Return three images of noise."""
     from PIL import Image
 
     noise = np.random.default_rng(0).integers(0, 255, (3, 16, 16, 3), dtype=np.uint8)
@@ -64,7 +65,7 @@ def pictures() -> list[Any]:
 
 
 def waveforms() -> list[dict[str, Any]]:
-    """Return three waveforms of other lengths, at 16 kHz."""
+    """Return three waveforms of different lengths, at 16 kHz."""
     noise = np.random.default_rng(0)
     return [
         {"array": noise.standard_normal(samples).astype(np.float32), "sampling_rate": 16000}
@@ -77,14 +78,14 @@ INPUTS = {"text": lambda: list(TEXTS), "image": pictures, "audio": waveforms}
 
 
 def long_tokenizer() -> Any:
-    """Return the tokenizer of single characters, for texts of up to 128."""
+    """Return a character tokenizer for texts of up to 128 tokens."""
     made = tokenizer()
     made.model_max_length = 128
     return made
 
 
 def processor_of(model_type: str, medium: str, main: str, config: Any) -> Any:
-    """Return what prepares the inputs of a model: a tokenizer, an image processor or a feature extractor."""
+    """Return the tokenizer, image processor or feature extractor of a model."""
     import transformers as tf
 
     if medium == "text":
@@ -116,11 +117,11 @@ _MELS = ("num_mel_bins", "n_mels", "mel_bins", "input_feat_per_channel")
 _SEAMLESS = ("wav2vec2-bert",)
 
 
-PADDED = {"siglip", "siglip2", "aimv2"}  # their text towers were trained with every text padded to the longest
+PADDED = {"siglip", "siglip2", "aimv2"}  # text towers trained with padding to the maximum length
 
 
 def prepared(processor: Any, medium: str, item: Any, padded: int = 0) -> dict[str, Any]:
-    """Return what the processor makes of one input alone, nothing padded unless the model is always padded."""
+    """Return the processed inputs for one item, without padding unless the model always uses it."""
     if medium == "text" and padded:
         return dict(processor(item, padding="max_length", max_length=padded, truncation=True, return_tensors="pt"))
     if medium == "text":
@@ -134,7 +135,7 @@ def prepared(processor: Any, medium: str, item: Any, padded: int = 0) -> dict[st
 
 
 class NotBuiltError(Exception):
-    """A type of which no tiny model can be made or run here."""
+    """No tiny model of a type can be built or run here."""
 
 
 def build(model_type: str, folder: Path) -> tuple[nn.Module, str, Any]:
@@ -151,7 +152,7 @@ def build(model_type: str, folder: Path) -> tuple[nn.Module, str, Any]:
     except Exception as reason:
         raise NotBuiltError(f"config: {type(reason).__name__}: {first_line(reason)}") from reason
     if size > MOST_PARAMETERS:
-        raise NotBuiltError(f"its config does not shrink: {size / 1e6:.0f}M parameters")
+        raise NotBuiltError(f"its config cannot be made small: {size / 1e6:.0f}M parameters")
     torch.manual_seed(0)
     try:
         model = randomized(tf.AutoModel.from_config(config))
@@ -159,10 +160,10 @@ def build(model_type: str, folder: Path) -> tuple[nn.Module, str, Any]:
         raise NotBuiltError(f"random weights: {type(reason).__name__}: {first_line(reason)}") from reason
     medium = MEDIA.get(str(model.main_input_name))
     if medium is None:
-        raise NotBuiltError(f"takes `{model.main_input_name}`, neither text nor an image nor audio")
+        raise NotBuiltError(f"its input `{model.main_input_name}` is not text, an image or audio")
     processor = processor_of(model_type, medium, str(model.main_input_name), model.config)
     model.save_pretrained(folder)
-    model.config.use_cache = False  # type: ignore[assignment]  # a cache of tiny sizes is a matter of its own
+    model.config.use_cache = False  # type: ignore[assignment]  # caches are not compared
     if joint(model):
         images = processor_of(model_type, "image", "", model.config.vision_config)
         tf.CLIPProcessor(images, long_tokenizer()).save_pretrained(folder)
@@ -170,26 +171,26 @@ def build(model_type: str, folder: Path) -> tuple[nn.Module, str, Any]:
         if medium == "text" and hasattr(model.config, "vision_config"):  # its processor prepares images too
             tf.ViTImageProcessorPil(size={"height": 16, "width": 16}).save_pretrained(folder)
         processor.save_pretrained(folder)
-    if medium == "text":  # transformers chooses the class of a tokenizer by the model beside it
+    if medium == "text":  # transformers selects the tokenizer class by the model in the folder
         processor = tf.AutoTokenizer.from_pretrained(folder)
         processor.padding_side = "right"
     return model, medium, processor
 
 
 def joint(model: Any) -> bool:
-    """Return whether a model has a tower of text and one of images, which meet in one space."""
+    """Return whether a model has a text tower and an image tower with a shared embedding space."""
     return all(
         hasattr(model, name) for name in ("text_model", "vision_model", "get_text_features", "get_image_features")
     )
 
 
 def uncut_of(model: Any, tower: str | None) -> nn.Module:
-    """Return the module whose layers are asked for: a tower, or the encoder of a model that has a decoder too."""
+    """Return the module whose layers are compared: a tower, or the encoder of an encoder-decoder model."""
     if tower is not None:
         return getattr(model, {"text": "text_model", "image": "vision_model"}[tower])  # type: ignore[no-any-return]
     if getattr(model.config, "is_encoder_decoder", False):
         return model.get_encoder()  # type: ignore[no-any-return]
-    if hasattr(getattr(model, "language_model", None), "lm_head"):  # of Llama 4, whose output are logits
+    if hasattr(getattr(model, "language_model", None), "lm_head"):  # Llama 4, whose output is logits
         return model.language_model.model  # type: ignore[no-any-return]
     return model
 
@@ -200,7 +201,7 @@ def first_line(reason: BaseException) -> str:
 
 
 def error(got: Any, expected: Tensor) -> float:
-    """Return the largest difference, as a share of the largest number expected; infinite where shapes differ."""
+    """Return the largest difference relative to the largest expected value; infinite if shapes differ."""
     value = torch.as_tensor(np.asarray(got)) if not isinstance(got, Tensor) else got
     if value.shape != expected.shape or not bool(value.isfinite().all()):
         return float("inf")
@@ -208,7 +209,7 @@ def error(got: Any, expected: Tensor) -> float:
 
 
 def examine(model_type: str, folder: Path) -> dict[str, Any]:
-    """Return what is found of one type; what an export must give is left in the folder for :func:`examine_exports`."""
+    """Return the results for one type; the expected vectors of exports are saved for :func:`examine_exports`."""
     found: dict[str, Any] = {"type": model_type, "layers": {}, "exports": [], "bidirectional": None}
     try:
         model, medium, processor = build(model_type, folder / "whole")
@@ -235,14 +236,14 @@ def _examine_part(
     always = medium == "text" and model.config.model_type in PADDED
     padded = part.config.max_position_embeddings if always else 0  # type: ignore[union-attr]
     given = [prepared(processor, medium, item, padded) for item in items]
-    if model.config.model_type == "vit_mae":  # even with nothing masked it shuffles its patches by noise
+    if model.config.model_type == "vit_mae":  # it shuffles its patches by noise even without masking
         patches = (model.config.image_size // model.config.patch_size) ** 2
         given = [{**one, "noise": torch.arange(float(patches))[None]} for one in given]
     expected: dict[str, list[list[Tensor]]] | None = None
     try:
         uncut = find_stack(part, given[0])
         states = [uncut.layers(one) for one in given]
-        if padded:  # of the real tokens
+        if padded:  # keep only the real tokens
             sizes = [int(one["attention_mask"].sum()) for one in given]
             states = [
                 {norm: [layer[:, :size] for layer in layers] for norm, layers in one.items()}
@@ -307,7 +308,7 @@ def _one(
     with torch.no_grad():
         made = encoder[0](dict(features))["token_embeddings"]
         tokens = error(made[:, : expected[0].shape[1]], expected[0])
-    longest = 2  # of the texts; other media have three inputs too
+    longest = 2  # the longest text; other media also have three inputs
     alone = error(encoder.encode(items[longest], show_progress_bar=False), vectors[longest])
     together = encoder.encode(items, show_progress_bar=False)
     found: dict[str, Any] = {"alone": alone, "tokens": tokens, "padded": error(together, torch.stack(vectors))}
@@ -326,7 +327,7 @@ def _one(
 
 
 def _read_together(encoder: Any, items: list[Any], pooling: str, layers: list[list[Tensor]]) -> float:
-    """Return how far all layers from one pass, as a sweep reads them, are from the uncut model."""
+    """Return the error of all layers, read in one pass as in a sweep, relative to the uncut model."""
     from midlayer_encoders.reading.batches import batches_of
     from midlayer_encoders.reading.reader import layer_reader
 
@@ -346,7 +347,7 @@ def _padded(processor: Any) -> dict[str, Tensor]:
 def reach(
     model: nn.Module, blocks: str, inputs: Mapping[str, Any], row: int, length: int
 ) -> list[tuple[bool, bool, bool]]:
-    """Return for each block: does token 0 see token 1, does the last real token see token 0, does 0 see the last."""
+    """Return for each block whether token 0 sees token 1, the last real token sees 0, and 0 sees the last."""
     from tests.uncut import entering, first_tensor
 
     seen: list[tuple[Tensor, Tensor]] = []
@@ -386,7 +387,7 @@ def reach(
 
 
 def depends(seen: tuple[Tensor, Tensor], row: int, target: int, source: int) -> bool:
-    """Return whether a block's states at one token depend on what it received at another."""
+    """Return whether a block's output at one token depends on its input at another."""
     before, after = seen
     weights = torch.randn(after.shape[-1], generator=torch.Generator().manual_seed(0))
     (slope,) = torch.autograd.grad((after[row, target] * weights).sum(), before, retain_graph=True, allow_unused=True)
@@ -394,7 +395,7 @@ def depends(seen: tuple[Tensor, Tensor], row: int, target: int, source: int) -> 
 
 
 def _bidirectional(folder: Path, uncut: Uncut, processor: Any, tower: str | None) -> dict[str, Any] | None:
-    """Return what `bidirectional=True` does to a causal model; None where the model is not causal."""
+    """Return the effect of ``bidirectional=True`` on a causal model, or None if the model is not causal."""
     from midlayer_encoders import LayerEncoder
     from midlayer_encoders.errors import MidlayerError
 
@@ -426,7 +427,7 @@ def _bidirectional(folder: Path, uncut: Uncut, processor: Any, tower: str | None
 
 
 def examine_exports(exports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return how far each exported folder is from the uncut model, where this package cannot be imported."""
+    """Return the error of each exported folder relative to the uncut model, with imports of this package blocked."""
     for name in [name for name in sys.modules if name.split(".")[0] == "midlayer_encoders"]:
         del sys.modules[name]
     sys.meta_path.insert(0, Blocked())
@@ -445,12 +446,12 @@ def examine_exports(exports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 class Blocked:
-    """Finds no module of this package."""
+    """Import finder that blocks this package."""
 
     def find_spec(self, name: str, *_: Any) -> None:
-        """Raise for this package."""
+        """Raise an ImportError for modules of this package."""
         if name.split(".")[0] == "midlayer_encoders":
-            raise ImportError(f"{name} is not to be imported here")
+            raise ImportError(f"imports of {name} are blocked")
 
 
 # --- the verdict ------------------------------------------------------------------------------------------------------
@@ -460,7 +461,7 @@ _UNPREPARED = "must hold a tokenizer or processor"
 
 
 def verdict(found: Mapping[str, Any]) -> tuple[str, str]:
-    """Return what a type is, in a word, and why."""
+    """Return the verdict on a type and its reason."""
     if "not_built" in found:
         return "not built", found["not_built"]
     if "failed" in found:
@@ -507,16 +508,16 @@ def verdict(found: Mapping[str, Any]) -> tuple[str, str]:
     if not exact:
         why = next(iter(refused.values()))
         return (
-            ("not built", f"its folder lacks what prepares its inputs: {why}")
+            ("not built", f"its folder has no tokenizer or processor: {why}")
             if _UNPREPARED in why
             else ("refused", why)
         )
     if refused:
-        return "some layers", f"not {', '.join(refused)}: {next(iter(refused.values()))}"
+        return "some layers", f"except {', '.join(refused)}: {next(iter(refused.values()))}"
     return "exact", ""
 
 
-# --- all of them ------------------------------------------------------------------------------------------------------
+# --- all types --------------------------------------------------------------------------------------------------------
 
 
 def _stage(target: Any, args: tuple[Any, ...], path: str) -> None:
@@ -536,7 +537,7 @@ def _stage(target: Any, args: tuple[Any, ...], path: str) -> None:
 def in_process(
     target: Any, args: tuple[Any, ...], path: Path, limit: float = LONGEST
 ) -> Iterator[dict[str, Any] | None]:
-    """Run a function in a process of its own: yield None until it is done, then what it returned or why it did not."""
+    """Run a function in a separate process: yield None until it ends, then its result or the reason of its failure."""
     process = multiprocessing.get_context("fork").Process(target=_stage, args=(target, args, str(path)))
     process.start()
     start = time.monotonic()
@@ -552,7 +553,7 @@ def in_process(
 
 
 def steps(model_type: str) -> Iterator[dict[str, Any] | None]:
-    """Examine a type and its exports: yield None until it is done, then what was found."""
+    """Examine a type and its exports: yield None until it is done, then the results."""
     folder = Path(tempfile.mkdtemp(prefix="census-"))
     start = time.monotonic()
     try:
@@ -579,13 +580,13 @@ def steps(model_type: str) -> Iterator[dict[str, Any] | None]:
 
 
 def census(types: Sequence[str], workers: int, seconds: float) -> Iterator[dict[str, Any]]:
-    """Yield what is found of each type, several at a time, until the time is up."""
-    import sentence_transformers  # noqa: F401  (before the processes fork: they share it)
+    """Yield the results for each type, several at a time, until the time limit."""
+    import sentence_transformers  # noqa: F401  (shared by the forked processes)
 
     import midlayer_encoders.encoder.sentence_transformers_encoder  # noqa: F401
 
     with torch.device("meta"):
-        nn.Linear(2, 2)  # imports what makes random weights there: seconds, in every process otherwise
+        nn.Linear(2, 2)  # imports slow modules once, before the processes fork
     from transformers import AutoModel, AutoProcessor, AutoTokenizer  # noqa: F401
 
     tokenizer()
@@ -617,29 +618,47 @@ TITLES = {
     "exact": "Exact",
     "some layers": "Exact for some layers",
     "refused": "Refused",
-    "not built": "Not built here",
+    "not built": "Not built",
     "wrong": "Wrong",
-    "raised": "Raised an error that is not this package's",
+    "raised": "Other exceptions",
 }
 
 
+LABELS = {"some layers": "exact at some layers", "wrong": "wrong", "raised": "other exceptions"}
+
+
 def page(lines: Sequence[Mapping[str, Any]], missing: int) -> str:
-    """Return the page of all families."""
+    """Return the text of ``docs/families.md``."""
     import sentence_transformers
     import transformers
 
     groups = {name: [one for one in lines if one["verdict"] == name] for name in TITLES}
-    counts = ", ".join(f"{len(found)} {name}" for name, found in groups.items() if found or name in ("wrong", "raised"))
+    counts = ", ".join(
+        f"{len(group)} {LABELS.get(name, name)}" for name, group in groups.items() if group or name in LABELS
+    )
+    versions = (
+        f"transformers {transformers.__version__} (with sentence-transformers {sentence_transformers.__version__} and "
+        f"torch {torch.__version__})"
+    )
     text = [
         "# Model families",
         "",
-        f"{len(lines)} of the {len(lines) + missing} model types that transformers {transformers.__version__} registers "
-        f"(sentence-transformers {sentence_transformers.__version__}, torch {torch.__version__}): {counts}.",
+        *textwrap.wrap(
+            f"The supported model types. Of the {len(lines) + missing} types that {versions} registers, {len(lines)} were "
+            f"examined: {counts}.",
+            118,
+        ),
         "",
-        "A tiny random model of each type was compared with the uncut model, whose blocks were watched without this package: every layer "
-        "and both norms, an input alone, a padded batch, all layers from one pass, the exported folder where this package cannot be "
-        "imported, and `bidirectional=True` where the model is causal. Made by `python -m benchmarks.census`; the findings are in "
-        "[`census.jsonl`](../benchmarks/results/census.jsonl). Composite models are read by their language model, joint ones by both towers.",
+        *textwrap.wrap(
+            "`python -m benchmarks.census` builds a tiny random model of each type and compares every layer, with both "
+            "norms, with hooks on the blocks of the uncut model: on a single input, on a padded batch, on all layers from "
+            "one pass, and after an export that is loaded without this package. For causal models it also verifies "
+            "`bidirectional=True`. Composite models are represented by their language model, joint models by both towers. "
+            "[`census.jsonl`](../benchmarks/results/census.jsonl) holds all results.",
+            118,
+            break_on_hyphens=False,
+            break_long_words=False,
+        ),
     ]
     for name, title in TITLES.items():
         if not groups[name]:
@@ -652,24 +671,24 @@ def page(lines: Sequence[Mapping[str, Any]], missing: int) -> str:
                 for one in groups[name]
             ]
         else:
-            text += ["| type | why |", "|---|---|", *(f"| {one['type']} | {reason(one)} |" for one in groups[name])]
+            text += ["| type | reason |", "|---|---|", *(f"| {one['type']} | {reason(one)} |" for one in groups[name])]
     return "\n".join(text) + "\n"
 
 
 def reason(found: Mapping[str, Any]) -> str:
-    """Return why a type is not exact, in one cell of a table, without the folder it was made in."""
+    """Return why a type is not exact, as a table cell without paths of temporary folders."""
     why = re.sub(r"'[^']*census-[^']*'|\S*/census-\S*", "the model", found["why"])
     return " ".join(why.split()).replace("|", "\\|")[:400]
 
 
 def exported(found: Mapping[str, Any]) -> str:
-    """Return whether the folders of a type are exact too."""
+    """Return whether the exported folders of a type are exact."""
     refused = [one["export_refused"] for one in found["layers"].values() if "export_refused" in one]
     return "exact" if not refused else "refused" if len(refused) == len(found["layers"]) else "some layers"
 
 
 def both_ways(found: Mapping[str, Any]) -> str:
-    """Return what `bidirectional=True` does to a type."""
+    """Return whether a type supports ``bidirectional=True``."""
     both = found.get("bidirectional")
     return "" if both is None else "refused" if "refused" in both else "unknown" if "unknown" in both else "yes"
 
@@ -679,10 +698,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--types", nargs="*", help="model types; all by default")
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--resume", action="store_true", help="leave out types that have a line already")
-    parser.add_argument("--seconds", type=float, default=1e9, help="start no type after this time")
+    parser.add_argument("--resume", action="store_true", help="skip types that have a result")
+    parser.add_argument("--seconds", type=float, default=1e9, help="time after which no further type is started")
     parser.add_argument("--out", type=Path, default=RESULTS)
-    parser.add_argument("--print", action="store_true", help="print each finding, write nothing")
+    parser.add_argument("--print", action="store_true", help="print each result and write nothing")
     given = parser.parse_args()
     old = [json.loads(line) for line in given.out.read_text().splitlines()] if given.out.exists() else []
     types = given.types or registered()

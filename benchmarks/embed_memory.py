@@ -1,8 +1,8 @@
-"""Peak memory of ``embed`` by the number of texts, each in a process of its own.
+"""Peak memory of ``embed`` by the number of texts, each in a separate process.
 
     python benchmarks/embed_memory.py --model FOLDER [--texts 70000 280000]
 
-Writes ``benchmarks/results/embed_memory.md``. Texts are lines of eight words; what they take as Python strings is part of the peak.
+Writes ``benchmarks/results/embed_memory.md``. Texts are lines of eight words; the peak includes the Python strings.
 """
 
 from __future__ import annotations
@@ -71,9 +71,9 @@ def main() -> None:
         rows.append(f"| {count:,} | {size:,.0f} | {before:,.0f} | {most:,.0f} | {seconds:,.0f} |")
         print(rows[-1], flush=True)
     (RESULTS / "embed_memory.md").write_text(
-        "# Memory of `embed` by the number of texts\n\n`python benchmarks/embed_memory.py --model MODEL --texts "
-        f"{' '.join(map(str, given.texts))}`, a CPU, a small model at all layers, each row in a process of its own.\n\n"
-        "| texts | the file, MB | memory before, the texts in it, MB | peak, MB | seconds |\n|---|---|---|---|---|\n"
+        "# Memory of `midlayer embed` by the number of texts\n\n`python benchmarks/embed_memory.py --model MODEL --texts "
+        f"{' '.join(map(str, given.texts))}` on a CPU: all layers of a small model, each row in a separate process.\n\n"
+        "| texts | file, MB | memory before (including the texts), MB | peak, MB | seconds |\n|---|---|---|---|---|\n"
         + "\n".join(rows) + "\n",
         encoding="utf8",
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What a cut encoder costs: time by depth, against the uncut model and a plain SentenceTransformer; loading; import.
+"""The cost of a cut encoder: time by depth, compared with the uncut model and sentence-transformers; loading; import.
 
 Writes ``benchmarks/results/encoder.md``. Every figure is a ratio within one run: rounds alternate between the
 encoders, and the fastest round of each counts, so that other programs on the machine slow all of them equally.
@@ -75,7 +75,7 @@ def encoding_table(folder: Path, rounds: int) -> list[str]:
     best = time_encoders(encoders, texts(64), rounds)
     base, whole = best["ours 0"], best[f"ours {BLOCKS}"]
     lines = [
-        "| layer | k/L | time, embeddings aside, of the uncut model's | off by | against plain sentence-transformers |"
+        "| layer | k/L | time relative to the uncut model, without embeddings | difference from k/L | time relative to plain sentence-transformers |"
     ]
     lines += ["|---|---|---|---|---|"]
     for depth in DEPTHS:
@@ -88,8 +88,11 @@ def encoding_table(folder: Path, rounds: int) -> list[str]:
 
 def loading_table(folder: Path) -> list[str]:
     size = sum(path.stat().st_size for path in folder.glob("*.safetensors")) / 1e6
-    lines = [f"The model's file holds {size:.0f} MB.", ""]
-    lines += ["| layer | share of the blocks | MB read from disk | peak memory over layer 0, MB |", "|---|---|---|---|"]
+    lines = [f"The model file has {size:.0f} MB.", ""]
+    lines += [
+        "| layer | share of the blocks | MB read from disk | peak memory above that of layer 0, MB |",
+        "|---|---|---|---|",
+    ]
     base = None
     for depth in DEPTHS:
         for path in folder.glob("*.safetensors"):
@@ -145,18 +148,18 @@ def main() -> None:
         load_once(given.load, given.layer)
         return
     with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
-        # In a process of its own: files that this one has mapped would stay in memory and read as free.
+        # In a separate process, because files that this process maps would stay in the cache.
         for name, width in (("speed", given.width), ("loading", given.load_width)):
             command = [sys.executable, __file__, "--write", f"{folder}/{name}", "--width", str(width)]
             subprocess.run(command, check=True)
         loading = loading_table(Path(folder, "loading"))
         encoding = encoding_table(Path(folder, "speed"), given.rounds)
     RESULTS.parent.mkdir(exist_ok=True)
-    lines = ["# A cut encoder: time, loading, import", ""]
+    lines = ["# A cut encoder: time by depth, loading, import", ""]
     command = f"python benchmarks/encoder.py --width {given.width} --rounds {given.rounds}"
-    lines += [f"`{command}`, a random Llama of {BLOCKS} blocks,"]
+    lines += [f"`{command}`: a random Llama with {BLOCKS} blocks, float32, 64 texts of 128 tokens, one thread."]
     lines += [
-        f"one thread, processor time, float32, 64 texts of 128 tokens, {given.rounds} alternating rounds, the fastest of each.",
+        f"CPU time, the fastest of {given.rounds} alternating rounds.",
         "",
     ]
     lines += ["## Encoding", "", *encoding, "", "## Loading", "", *loading, ""]

@@ -1,8 +1,7 @@
-"""The paper's token experiments, against a plain implementation: one thread, processor time; both give the same numbers.
+"""The paper's token experiments, compared with a plain implementation that gives the same numbers.
 
-Figure 5, plain: a forward pass for each prefix of a text, its states centered, scaled and decomposed from scratch. Ours: one
-pass, and every prefix's matrix from cumulative sums of one Gram matrix. Figure 6, plain: a pass for each prompt. Ours: the
-prompts of all probabilities in shared batches. Needs ``MIDLAYER_DATA`` (WikiText-2 and GSM8K in ``corpora/``) and the
+Figure 5, plain: a forward pass for each prefix of a text. Ours: one pass for all prefixes. Figure 6, plain: a pass for each
+prompt. Ours: the prompts of all probabilities in shared batches. Needs ``MIDLAYER_DATA`` (WikiText-2 and GSM8K in ``corpora/``) and the
 built-in model. Writes ``benchmarks/results/experiments.md``.
 """
 
@@ -17,7 +16,7 @@ from typing import Any
 
 import polars as pl
 import torch
-from metrics_cpu import DATA, Plain, entropy, prompt_entropy, tiny_folder
+from metrics_cpu import DATA, Plain, prompt_entropy, tiny_folder
 from torch import Tensor
 
 RESULTS = Path(__file__).parent / "results" / "experiments.md"
@@ -29,43 +28,12 @@ def timed(function: Callable[[], Any]) -> tuple[float, Any]:
     return time.process_time() - start, found
 
 
-# --- prefix entropies of given states ------------------------------------------------------------------------------
-
-
-def plain_prefixes(states: Tensor, alpha: float) -> Tensor:
-    """Return the entropy of each prefix, each from scratch."""
-    found = [0.0]
-    for t in range(2, len(states) + 1):
-        rows = states[:t].double()
-        rows = rows - rows.mean(0)
-        rows = rows / rows.norm(dim=1, keepdim=True)
-        gram = rows @ rows.T
-        collision = float(-(gram.square().sum() / gram.trace() ** 2).log())
-        found.append(collision if alpha == 2 else entropy(torch.linalg.eigvalsh(gram)))
-    return torch.tensor(found, dtype=torch.float64)
-
-
-def of_states(tokens: int, width: int, alpha: float, repeats: int) -> str:
-    from midlayer_encoders.paper.prefix_entropy import prefix_entropies
-
-    generator = torch.Generator().manual_seed(0)
-    states = torch.randn(tokens, width, generator=generator) + 3 * torch.randn(width, generator=generator)
-    prefix_entropies(states, alpha=alpha)
-    pairs = [
-        (timed(lambda: plain_prefixes(states, alpha)), timed(lambda: prefix_entropies(states, alpha=alpha)))
-        for _ in range(repeats)
-    ]
-    off = float((pairs[0][0][1] - pairs[0][1][1]).abs().max())
-    plain, ours = (sorted(one[side][0] for one in pairs)[repeats // 2] for side in (0, 1))
-    return f"| {tokens} x {width} | {alpha:g} | {1e3 * plain:.1f} | {1e3 * ours:.1f} | **{plain / ours:.1f}** | {off:.0e} |"
-
-
 # --- with a model ---------------------------------------------------------------------------------------------------
 
 
 def along(name: str, encoder: Any, texts: list[str], tokens: int) -> str:
     """Compare all layers and all prefixes of some texts; the plain implementation passes every prefix through the model."""
-    from midlayer_encoders.paper.prefix_entropy import entropy_along
+    from midlayer_encoders.paper.token_experiments import entropy_along
 
     plain = Plain(encoder)
     ids = [encoder.tokenizer(text, truncation=True, max_length=tokens)["input_ids"] for text in texts]
@@ -99,37 +67,49 @@ def states_of(plain: Plain, ids: list[int]) -> list[Tensor]:
 
 
 def prompts(name: str, encoder: Any, texts: list[str], tokens: int) -> str:
-    """Compare one kind of change at six probabilities; the plain implementation passes one prompt at a time."""
-    from midlayer_encoders.paper.extreme_prompts import PROBABILITIES, _changed, extreme_prompts
+    """Compare all kinds of replacement at six probabilities; the plain implementation passes one prompt at a time."""
+    from midlayer_encoders.paper.token_experiments import PROBABILITIES, REPLACEMENTS, extreme_prompts, replaced
 
     plain = Plain(encoder)
     ids = [encoder.tokenizer(text, truncation=True, max_length=tokens)["input_ids"] for text in texts]
 
-    def one_by_one() -> Tensor:
-        return torch.stack([
-            torch.tensor([[prompt_entropy(layer) for layer in states_of(plain, one)] for one in _changed(encoder, ids, "randomness", p, 0)]).mean(0)
-            for p in PROBABILITIES
-        ])  # fmt: skip
+    fixed = encoder.tokenizer.all_special_ids
+    vocabulary = [token for token in range(len(encoder.tokenizer)) if token not in fixed]
 
-    ours, frame = timed(lambda: extreme_prompts(encoder, texts, kinds=["randomness"], max_length=tokens))
+    def changed(kind: str, probability: float) -> list[list[int]]:
+        options = {
+            "kind": kind,
+            "vocabulary": vocabulary,
+            "fixed": fixed,
+            "generator": torch.Generator().manual_seed(0),
+        }
+        return [replaced(text_ids, probability, **options) for text_ids in ids]
+
+    def one_by_one() -> Tensor:
+        entropies = [
+            [[safe_entropy(layer) for layer in states_of(plain, text_ids)] for text_ids in changed(kind, probability)]
+            for kind in REPLACEMENTS
+            for probability in PROBABILITIES
+        ]
+        return torch.tensor(entropies).mean(1)
+
+    ours, frame = timed(lambda: extreme_prompts(encoder, texts, max_length=tokens))
     theirs, expected = timed(one_by_one)
-    found = frame.sort("amount", "layer")["value"].to_torch().reshape(len(PROBABILITIES), -1)
+    replacements = frame.filter(pl.col("condition") != "length")
+    found = replacements["value"].to_torch().reshape(len(expected), -1)
     off = float((found - expected / torch.tensor(float(min(tokens, encoder[1].embedding_dimension))).log()).abs().max())
-    return f"| {name} | {len(texts)} x {len(PROBABILITIES)} x {tokens} | {theirs:.1f} | {ours:.1f} | **{theirs / ours:.1f}** | {off:.0e} |"
+    return f"| {name} | {len(texts)} x {len(expected)} x {tokens} | {theirs:.1f} | {ours:.1f} | **{theirs / ours:.1f}** | {off:.0e} |"
 
 
 def main() -> None:
     from midlayer_encoders import LayerEncoder
-    from midlayer_encoders.media.texts import read_texts, wikitext_paragraphs
+    from midlayer_encoders.media.text_lists import read_texts, wikitext_paragraphs
     from midlayer_encoders.models.hub import built_in_model
 
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=64, help="of each text through a model")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    of_spectra = [of_states(tokens, 576, alpha, given.repeats) for alpha in (1.0, 2.0) for tokens in (64, 128, 256)]
-    print(*of_spectra, sep="\n", flush=True)
     least = 2 * given.tokens
     wiki = wikitext_paragraphs(
         read_texts(DATA / "corpora/wikitext2_raw_test.txt"), lambda line: len(line.split()), least=least
@@ -152,19 +132,15 @@ def main() -> None:
             fig6.append(prompts(name, encoder, wiki[:4], tokens))
             print(fig5[-1], fig6[-1], sep="\n", flush=True)
     text = [
-        "# The paper's token experiments against a plain implementation", "",
-        f"`python benchmarks/experiments.py --repeats {given.repeats} --tokens {given.tokens}`: one thread, processor time; the last column is the",
-        "largest difference between the two ways, in nats (Figure 6: of the share of the largest entropy).", "",
-        f"## Entropies of all prefixes of one text's states (median of {given.repeats} runs)", "",
-        "| tokens x width | order | plain, ms | ours, ms | plain / ours | difference |", "|---|---|---|---|---|---|", *of_spectra, "",
-        "Plain centers, scales, multiplies and decomposes every prefix from scratch. Ours makes each prefix's matrix from cumulative sums",
-        "of one Gram matrix; the order 2 needs no matrix for a prefix, the order 1 still finds the spectrum of each.", "",
-        "## Figure 5: every layer and every prefix, with the model", "",
+        "# The paper's token experiments, compared with a plain implementation", "",
+        f"`python benchmarks/experiments.py --tokens {given.tokens}`: one thread, CPU time. The last column is the",
+        "largest difference between the two implementations, in nats (Figure 6: in shares of the largest entropy).", "",
+        "## Figure 5: every layer and every prefix, including the model", "",
         "| model | texts x tokens | plain, s | ours, s | plain / ours | difference |", "|---|---|---|---|---|---|", *fig5, "",
-        "Plain passes each prefix through the model, ours the text once.", "",
-        "## Figure 6: six probabilities", "",
-        "| model | texts x probabilities x tokens | plain, s | ours, s | plain / ours | difference |", "|---|---|---|---|---|---|", *fig6, "",
-        "Plain passes one prompt at a time, ours all of them in shared batches.",
+        "The plain implementation passes each prefix through the model, ours passes the text once.", "",
+        "## Figure 6: three replacements at six probabilities, and prompts of growing length (ours only)", "",
+        "| model | texts x conditions x tokens | plain, s | ours, s | plain / ours | difference |", "|---|---|---|---|---|---|", *fig6, "",
+        "The plain implementation passes one prompt at a time, ours batches them.",
     ]  # fmt: skip
     RESULTS.write_text("\n".join(text) + "\n")
 

@@ -1,7 +1,7 @@
-"""How well intervals of metrics fit: `OMP_NUM_THREADS=1 python benchmarks/halves.py > benchmarks/results/halves.md`.
+"""Accuracy of intervals of metrics: `OMP_NUM_THREADS=1 python benchmarks/halves.py > benchmarks/results/halves.md`.
 
-The truth is the spread of the difference of two models over many draws of the texts. Random halves and the bootstrap
-with replacement each see one draw and have to guess it.
+The true value is the spread of the difference of two models over many draws of the texts. Half-sampling and the
+bootstrap with replacement estimate it from one draw.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from midlayer_encoders.analysis.comparing.halves import half_width, random_halves
+from midlayer_encoders.comparing.compare import half_width, random_halves
 from midlayer_encoders.metrics import (
     alpha_req,
     anisotropy,
@@ -65,13 +65,13 @@ def main() -> None:
     generator = torch.Generator().manual_seed(0)
     draws = [models(generator) for _ in range(DRAWS)]
     everything = torch.arange(TEXTS)
-    print("# Intervals over texts: random halves, and the bootstrap with replacement\n")
+    print("# Intervals over texts: half-sampling and the bootstrap\n")
     print(
-        f"`python benchmarks/halves.py`, Python {platform.python_version()}, torch {torch.__version__}. Difference of "
-        f"two made-up models on {TEXTS} texts of width {WIDTH}, {VIEWS} views. The true standard deviation is over "
-        f"{DRAWS} draws of the texts; each method sees {LOOKED_AT} of them with {RESAMPLES} resamples. `se` is the mean "
-        "standard error of a method, as a multiple of the true one (1 is right, more is conservative); `shift` is how far "
-        "the mean of its resamples is from the value, in true standard deviations."
+        f"`python benchmarks/halves.py`, Python {platform.python_version()}, torch {torch.__version__}: the difference of "
+        f"two synthetic models on {TEXTS} texts of width {WIDTH}, with {VIEWS} views. The true standard deviation is over "
+        f"{DRAWS} draws of the texts; each method is applied to {LOOKED_AT} of them with {RESAMPLES} resamples. `se` is a "
+        "method's mean standard error relative to the true one (1 is exact, more is conservative); `shift` is the distance of "
+        "the mean of its resamples from the value, in true standard deviations."
     )
     print("\n| metric | true sd | halves: se | bootstrap: se | bootstrap: shift |\n|---|---|---|---|---|")
     for name in METRICS:

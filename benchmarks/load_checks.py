@@ -1,9 +1,9 @@
-"""What the checks at construction cost: an encoder of a 135M model made with them and without them, in turn.
+"""The cost of verification at load time: construct an encoder of a 135M model with and without it.
 
     python -m benchmarks.load_checks            # benchmarks/results/load_checks.md
 
-The model has the shape and the tokenizer of SmolLM2-135M and random weights. With: plans, the look at the model without weights, and the two
-passes that watch the layer. Without: the same load, and nothing looked at.
+The model has the shape and the tokenizer of SmolLM2-135M and random weights. Verification compares the plan of the cut
+with the model on the meta device, and the states of two passes with hooks on the layer's block.
 """
 
 from __future__ import annotations
@@ -85,14 +85,15 @@ def main() -> None:
             medians = [statistics.median(one[n] for one in some) for some in (plain, checked) for n in (0, 1)]
             rows.append((layer, *medians))
             print(
-                f"layer {layer}: without {medians[0]:.3f} s, with {medians[2]:.3f} s; processor {medians[1]:.3f}, {medians[3]:.3f}"
+                f"layer {layer}: without {medians[0]:.3f} s, with {medians[2]:.3f} s; CPU {medians[1]:.3f}, {medians[3]:.3f}"
             )
     lines = [
-        "# What the checks at loading cost\n\n"
-        f"Construction of a `LayerEncoder` of a 135M Llama (30 blocks of 576, float32, random weights, SmolLM2's tokenizer), CPU, "
-        f"{torch.get_num_threads()} thread(s), torch {torch.__version__}, median of {given.repeats}, in turn within one run:",
+        "# The cost of verification at load time\n\n"
+        f"Time to construct a `LayerEncoder` of a 135M Llama (30 blocks of width 576, float32, random weights, SmolLM2's tokenizer), "
+        "with and without verification. `python -m benchmarks.load_checks`: CPU, "
+        f"{torch.get_num_threads()} thread(s), torch {torch.__version__}, median of {given.repeats} alternating rounds.",
         "",
-        "| layer | without checks, s | with, s | ratio | processor s without | with | ratio |",
+        "| layer | without verification, s | with, s | ratio | CPU s without | with | ratio |",
         "|---|---|---|---|---|---|---|",
         *(f"| {k} | {a:.3f} | {c:.3f} | {c / a:.3f} | {b:.3f} | {d:.3f} | {d / b:.3f} |" for k, a, b, c, d in rows),
     ]

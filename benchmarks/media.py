@@ -1,7 +1,7 @@
-"""What all layers of a model of images, or of audio, cost against one pass to the last one, by sentence-transformers.
+"""The cost of all layers of image and audio models, compared with one pass of sentence-transformers to the last layer.
 
-Writes ``benchmarks/results/media.md``. One thread, processor time, rounds in turn: whatever else the machine does counts
-least. The images lie decoded in memory, and both ways prepare them with the same processor.
+Writes ``benchmarks/results/media.md``. CPU time of one thread in alternating rounds, to reduce the effect of
+other load. Images are decoded in memory, and both use the same processor.
 """
 
 from __future__ import annotations
@@ -104,10 +104,10 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     lines = [
-        "# All layers of a model of images or audio against one pass to the last layer", "",
-        f"`python benchmarks/media.py --rounds {given.rounds}`: random models, float32, one thread, processor time,",
-        f"{given.rounds} rounds in turn. `last`: plain sentence-transformers over the whole model; the bar for all layers is 1.15.", "",
-        "| model | layers | last, s | all / last, fastest rounds | median of rounds | range | one layer of ours / last |",
+        "# All layers of image and audio models, compared with one pass to the last layer", "",
+        f"`python benchmarks/media.py --rounds {given.rounds}`: random models, float32, one thread, CPU time,",
+        f"{given.rounds} alternating rounds. `last` is plain sentence-transformers over the whole model.", "",
+        "| model | layers | last, s | all / last, fastest rounds | median of rounds | range | our last layer / last |",
         "|---|---|---|---|---|---|---|",
     ]  # fmt: skip
     with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:

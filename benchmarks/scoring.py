@@ -25,15 +25,14 @@ import torch
 from benchmarks.real_tasks import DATA, shortened
 from midlayer_encoders import LayerEncoder, sweep
 from midlayer_encoders.models.hub import built_in_model
-from midlayer_encoders.scoring import recording, support  # noqa: F401  (imported before anything is timed)
-from midlayer_encoders.sweeping import SweepResult
+from midlayer_encoders.scoring import recording  # noqa: F401  (imported before anything is timed)
+from midlayer_encoders.sweeping import SweepResult, SweepSettings
 
 RESULTS = Path(__file__).parent / "results" / "scoring.md"
-HEAD = """# All layers scored together, against mteb
+HEAD = """# Scoring all layers of a task together, compared with mteb
 
-Points are main scores x 100. "Difference" is the score together less mteb's, at the layer where it is largest; what is allowed is
-0.01 for STS, pairs, reranking and retrieval, 0.3 for classification, 0.5 for clustering. Times are of scoring alone, from vectors that
-are stored.
+How close the sweep's scores are to mteb's, and how much time they take. Scores are main scores x 100. A difference is our
+score minus mteb's, at the layer where it is largest. Times cover scoring only, from stored vectors.
 """
 
 
@@ -72,8 +71,8 @@ def timed(
     clock = Clock()
     with tempfile.TemporaryDirectory() as out:
         result = sweep(
-            encoder, tasks, layers=layers, out=Path(out), store=store, baselines=False, scoring=scoring, workers=workers,
-            progress=clock,
+            encoder, tasks, layers=layers, out=Path(out), store=store, baselines=False, progress=clock,
+            settings=SweepSettings(scoring=scoring, workers=workers),
         )  # fmt: skip
     assert not result.failures, result.failures
     return result, clock
@@ -88,7 +87,7 @@ def compared(together: SweepResult, mteb: SweepResult) -> pl.DataFrame:
 
 
 def table(both: pl.DataFrame) -> list[str]:
-    lines = ["| task | main score | layers | largest difference | mean of its size |", "|---|---|---|---|---|"]
+    lines = ["| task | main score | layers | largest difference | mean absolute difference |", "|---|---|---|---|---|"]
     for (task,), rows in both.group_by("dataset", maintain_order=True):
         sizes = rows["difference"].abs()
         largest = rows["difference"][int(sizes.arg_max() or 0)]
@@ -132,10 +131,10 @@ def main() -> None:
     where = torch.cuda.get_device_name() if given.device.startswith("cuda") else f"{joblib.cpu_count()} cores"
     lines = [
         title, "", f"`python -m benchmarks.scoring {' '.join(sys.argv[1:])}`, {where}, {torch.get_num_threads()} threads:", "",
-        f"together {seconds:.1f} s; mteb {slow:.1f} s with {given.workers} workers: **{slow / seconds:.1f} times** as long; "
-        f"confirmation by mteb {confirming:.1f} s more."
-        + (f" Seconds of the processor: {processor[0]:.1f} and {processor[1]:.1f}, **{processor[1] / processor[0]:.1f} times**." if given.workers == 1 else "")
-        + (f" mteb's times are those of the layers {given.mteb_layers}, taken for all of them." if part < 1 else ""), "",
+        f"All layers together {seconds:.1f} s; mteb {slow:.1f} s with {given.workers} workers: **{slow / seconds:.1f} times** as long. "
+        f"Confirmation by mteb takes another {confirming:.1f} s."
+        + (f" CPU seconds: {processor[0]:.1f} and {processor[1]:.1f}, **{processor[1] / processor[0]:.1f} times**." if given.workers == 1 else "")
+        + (f" mteb's times are extrapolated from the layers {given.mteb_layers}." if part < 1 else ""), "",
         *table(compared(together, by_mteb)), "",
     ]  # fmt: skip
     print("\n".join(lines))

@@ -53,16 +53,16 @@ def by_ours(vectors: torch.Tensor, question: Clusterings) -> torch.Tensor:
 @contextmanager
 def rounded_sums(seed: int) -> Iterator[None]:
     """Have the sums of distances differ by a rounding."""
-    generator, plain = np.random.RandomState(seed), k_means._Run._candidates
+    generator, plain = np.random.RandomState(seed), k_means._KMeans._candidates
 
     def candidates(self: Any, closest: torch.Tensor, uniform: Any) -> torch.Tensor:
         return plain(self, closest, uniform * (1 + 6e-8 * generator.randn()))
 
-    k_means._Run._candidates = candidates  # type: ignore[method-assign]
+    k_means._KMeans._candidates = candidates  # type: ignore[method-assign]
     try:
         yield
     finally:
-        k_means._Run._candidates = plain  # type: ignore[method-assign]
+        k_means._KMeans._candidates = plain  # type: ignore[method-assign]
 
 
 def apart(one: torch.Tensor, others: list[torch.Tensor]) -> str:
@@ -86,7 +86,7 @@ def main() -> None:
 
     with isolated_random():
         asked = record(task_sources(given.task)[0].make(), keys)[0]
-    question: Any = asked.question
+    question: Any = asked.scorer
     vectors = torch.from_numpy(made(asked.keys, given.layers, given.dim, torch.device("cpu")))
     generator = torch.Generator().manual_seed(0)
     orders = [torch.randperm(given.dim, generator=generator) for _ in range(given.times)]

@@ -121,12 +121,12 @@ def main() -> None:
         if device.type == "cuda":
             torch.cuda.synchronize()
         start, before = time.perf_counter(), time.process_time()
-        found = layer_scores(asked.question, asked.keys, layers, lambda layer, _, of=vectors: of[layer], device=device)
+        found = layer_scores(asked.scorer, asked.keys, layers, lambda layer, _, of=vectors: of[layer], device=device)
         seconds = time.perf_counter() - start
         total += seconds + recording
         processor += time.process_time() - before
         cpu = layer_scores(
-            asked.question, asked.keys, layers[:: max(given.layers // given.check, 1)][: given.check],
+            asked.scorer, asked.keys, layers[:: max(given.layers // given.check, 1)][: given.check],
             lambda layer, _, of=vectors: of[layer], device=torch.device("cpu"),
         ) if given.check else {}  # fmt: skip
         apart = max((100 * abs(found[layer] - value) for layer, value in cpu.items()), default=float("nan"))

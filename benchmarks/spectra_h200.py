@@ -1,10 +1,10 @@
-"""Times and errors of ``midlayer_encoders.spectra`` on a GPU, against ``torch.linalg.eigvalsh``.
+"""Times and errors of ``midlayer_encoders.spectra`` on a GPU, compared with ``torch.linalg.eigvalsh``.
 
     python benchmarks/spectra_h200.py --out benchmarks/results
 
 Writes ``spectra_h200.md`` and ``spectra_h200.json``. Times are device times of calls queued one after another, as
-they are after a forward pass, in microseconds a matrix; "a layer" is the batch that 32768 tokens give. Errors are
-against float64 on the CPU, the largest over every matrix of a kind.
+after a forward pass, in microseconds per matrix; "one layer" is a batch of 32768 tokens. Errors are the largest
+differences from float64 on the CPU over all matrices of a kind.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def times(n: int) -> dict[str, float]:
     from midlayer_encoders.spectra._triton import eigenvalues_in_float32
 
     found: dict[str, float] = {}
-    for name, batch in (("a layer", TOKENS // n), ("8 layers", 8 * TOKENS // n)):
+    for name, batch in (("one layer", TOKENS // n), ("8 layers", 8 * TOKENS // n)):
         states = torch.randn(batch, n, WIDTH, device="cuda")
         gram = states @ states.mT
         full = torch.full((batch,), n, dtype=torch.int32, device="cuda")
@@ -102,7 +102,7 @@ def times(n: int) -> dict[str, float]:
             f"fast, {name}": partial(eigenvalues_in_float32, gram, full),
             f"fast, {name}, mixed": partial(eigenvalues_in_float32, gram, mixed),
         }
-        if name == "a layer":
+        if name == "one layer":
             calls |= {
                 "entropy call": partial(spectral_entropy, gram, full),
                 "entropy call, unchecked": partial(spectral_entropy, gram, full, check=False),
@@ -132,24 +132,25 @@ def main() -> None:
     device = f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__}"
     timed = {n: times(n) for n in ROWS}
     for found in timed.values():
-        found["eigvalsh / fast, a layer"] = found["eigvalsh"] / found["fast, a layer"]
+        found["eigvalsh / fast, one layer"] = found["eigvalsh"] / found["fast, one layer"]
     wrong = {n: errors(n) for n in ROWS}
     for found in wrong.values():
         found["**largest**"] = max(found.values())
     text = f"""# Spectra on a GPU
 
-Made by `python benchmarks/spectra_h200.py` on {device}.
-Bound that `method="fast"` states: 1e-5 nats.
+Time and error of `method="fast"`, whose documented error bound is 1e-5 nats. `python benchmarks/spectra_h200.py` on
+{device}.
 
-## Microseconds a matrix
+## Microseconds per matrix
 
 {table(list(timed[32]), timed, ".2f")}
 
-`a layer`: the matrices of {TOKENS} tokens in one call, {TOKENS} / n of them; `mixed`: sizes from n / 2 to n in one
-call; `entropy call`: the public function, host work and all; checked, it waits for the device; `eigvalsh`:
-`torch.linalg.eigvalsh` in float64.
+- `one layer`: the matrices of {TOKENS} tokens ({TOKENS} / n of them) in one call.
+- `mixed`: sizes from n / 2 to n in one call.
+- `entropy call`: the public function, including host work; the checked version waits for the device.
+- `eigvalsh`: `torch.linalg.eigvalsh` in float64.
 
-## Error of the entropy against float64, nats
+## Error of the entropy relative to float64, in nats
 
 {table(list(wrong[32]), wrong, ".1e")}
 """

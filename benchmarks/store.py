@@ -1,8 +1,8 @@
-"""The store against two other ways to keep the same vectors.
+"""Compare the store with two other ways to store the same vectors.
 
 `python benchmarks/store.py > benchmarks/results/store.md`
 
-All three make every batch durable before the next (fsync). LMDB takes part where `lmdb` can be imported.
+All three write each batch to disk (fsync) before the next. LMDB is included if `lmdb` is installed.
 """
 
 from __future__ import annotations
@@ -190,28 +190,30 @@ def growth() -> None:
         print(f"\n100,096 texts in batches of 128, float16: written in {took:.0f} s ({100_096 / took:.0f} texts/s,")
         print(f"{size / took / 1e6:.0f} MB/s), {size / 1e9:.2f} GB in {len(files)} shards;", end=" ")
         print(f"opened in {1e3 * seconds(make):.0f} ms.\n")
-        print("| texts read | a layer, ms | MiB of it | MiB more at the peak | `missing`, s | again, ms | MiB before |")
+        print(
+            "| texts read | one layer, ms | size, MiB | added peak memory, MiB | `missing`, s | second call, ms | memory before, MiB |"
+        )
         print("|---|---|---|---|---|---|---|", flush=True)
         for count in (1_000, 10_000, 100_000):
             subprocess.run([sys.executable, "-c", GROWTH.format(layers=LAYERS, dim=DIM), name, str(count)], check=True)
-    print("\n`missing` compares the checksums of all layers of the shards that hold the texts, once for each object.")
+    print("\n`missing` verifies the checksums of all layers of the shards that contain the texts, once per object.")
 
 
-HEAD = """# The store, measured
+HEAD = """# The embedding store
 
-`python benchmarks/store.py`: Python {python}, {cores} cores, {texts} texts x {layers} layers x {dim}, float32. Each way
-writes a batch to disk (fsync) before the next. "Cold": after the files were dropped from the system's cache. Ours
-compares checksums when it first reads a layer; the others have none. "1000": as many texts, drawn at random. "Room": disk
-space, as a multiple of the vectors' size.
+Write and read speed of the store, compared with row files plus SQLite and with LMDB. `python benchmarks/store.py`: Python {python}, {cores} cores, {texts} texts x {layers} layers x {dim}, float32. Each store
+writes a batch to disk (fsync) before the next. "Cold" reads follow after the files are dropped from the system's cache.
+Ours verifies checksums when it first reads a layer; the others have none. "1000 texts" are drawn at random. "Size" is
+disk space relative to the vectors.
 
-| way | batch | texts/s written | MB/s | slowest, ms | open, ms | layer cold, ms | warm, ms | 1000, ms | room | files |
+| store | batch | texts/s written | MB/s | slowest batch, ms | open, ms | one layer cold, ms | warm, ms | 1000 texts, ms | size | files |
 |---|---|---|---|---|---|---|---|---|---|---|"""
 
 
 def main() -> None:
     machine = {"python": platform.python_version(), "cores": os.cpu_count()}
     print(HEAD.format(**machine, texts=TEXTS, layers=LAYERS, dim=DIM))
-    ways: dict[str, Callable[[Path], _Way]] = {"shards (ours)": shards, "rows and SQLite": _NpySqlite}
+    ways: dict[str, Callable[[Path], _Way]] = {"shards (ours)": shards, "row files and SQLite": _NpySqlite}
     try:
         import lmdb
 

@@ -1,9 +1,9 @@
-"""The house in numbers: rooms, floors, cycles, code lines, longest function, longest argument list; and its picture.
+"""Measure the structure of the package: subpackages, levels, import cycles and sizes; and draw its import diagram.
 
     python benchmarks/structure.py              # print the table
-    python benchmarks/structure.py --docs       # write it, and the picture, into docs/architecture.md
+    python benchmarks/structure.py --docs       # write it and the diagram to docs/architecture.md
 
-Imports are read from the source, those inside functions and under TYPE_CHECKING included.
+Imports are read from the source, including those inside functions and under TYPE_CHECKING.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 PACKAGE = "midlayer_encoders"
 PAGE = ROOT / "docs" / "architecture.md"
-PICTURE = ROOT / "docs" / "figures" / "rooms.svg"
+DIAGRAM = ROOT / "docs" / "figures" / "subpackages.svg"
 
 
 @dataclass(frozen=True)
 class Function:
-    """A function, where it is, how long it is and how many arguments it takes."""
+    """A function: its dotted name, its length and its number of arguments."""
 
     name: str
     lines: int
@@ -33,35 +33,36 @@ class Function:
 
 def modules() -> dict[str, Path]:
     """Return every module of the package by its dotted name."""
-    found = {}
+    paths = {}
     for path in sorted((ROOT / PACKAGE).rglob("*.py")):
         parts = path.relative_to(ROOT).with_suffix("").parts
-        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    for path in sorted((ROOT / "callbacks").glob("*.py")):  # reached through a link, which rglob does not follow
+        paths[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    for path in sorted((ROOT / "callbacks").glob("*.py")):  # imported as midlayer_encoders.callbacks
         name = f"{PACKAGE}.callbacks" + ("" if path.stem == "__init__" else f".{path.stem}")
-        found[name] = path
-    return found
+        paths[name] = path
+    return paths
 
 
 def imported(path: Path, known: Mapping[str, Path]) -> set[str]:
-    """Return the modules of the package that a module names in an import, wherever it stands."""
+    """Return the modules of the package that a module imports anywhere."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf8"))):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            parts = {f"{node.module}.{alias.name}" for alias in node.names}
-            names |= {part for part in parts if part in known} or {node.module}
+            module = f"{PACKAGE}.callbacks.{node.module}" if node.level else node.module  # callbacks
+            parts = {f"{module}.{alias.name}" for alias in node.names}
+            names |= {part for part in parts if part in known} or {module}
     return {name for name in names if name in known}
 
 
-def room(module: str) -> str:
-    """Return the room at the package's top in which a module lies."""
+def subpackage(module: str) -> str:
+    """Return the name of the top-level subpackage that contains a module."""
     return module.split(".")[1] if "." in module else "__init__"
 
 
 def code_lines(path: Path) -> int:
-    """Return the lines that hold code: comments, docstrings and blank lines aside."""
+    """Return the number of code lines, without comments, docstrings and blank lines."""
     lines: set[int] = set()
     with tokenize.open(path) as file:
         before = tokenize.NEWLINE
@@ -69,7 +70,7 @@ def code_lines(path: Path) -> int:
             if token.type in (tokenize.COMMENT, tokenize.NL, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING):
                 continue
             if token.type == tokenize.STRING and before in (tokenize.NEWLINE, tokenize.INDENT):
-                continue  # a string that is a statement of its own
+                continue  # a docstring
             before = token.type
             if token.type not in (tokenize.NEWLINE, tokenize.ENDMARKER):
                 lines.update(range(token.start[0], token.end[0] + 1))
@@ -77,21 +78,21 @@ def code_lines(path: Path) -> int:
 
 
 def functions(module: str, path: Path) -> Iterator[Function]:
-    """Yield every function of a module; ``self`` and ``cls`` are no arguments."""
+    """Yield every function of a module; ``self`` and ``cls`` do not count as arguments."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf8"))):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            given = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
-            count = len([one for one in given if one.arg not in ("self", "cls")])
+            arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+            count = len([argument for argument in arguments if argument.arg not in ("self", "cls")])
             count += (node.args.vararg is not None) + (node.args.kwarg is not None)
             yield Function(f"{module}.{node.name}", (node.end_lineno or node.lineno) - node.lineno + 1, count)
 
 
 def cycles(graph: Mapping[str, set[str]]) -> list[list[str]]:
-    """Return the groups of nodes that import each other in a circle (Tarjan's strongly connected components)."""
+    """Return the import cycles: the strongly connected components of several nodes, by Tarjan's algorithm."""
     index: dict[str, int] = {}
     low: dict[str, int] = {}
     stack: list[str] = []
-    found: list[list[str]] = []
+    components: list[list[str]] = []
 
     def visit(node: str) -> None:
         index[node] = low[node] = len(index)
@@ -106,57 +107,58 @@ def cycles(graph: Mapping[str, set[str]]) -> list[list[str]]:
             part = stack[stack.index(node) :]
             del stack[stack.index(node) :]
             if len(part) > 1:
-                found.append(sorted(part))
+                components.append(sorted(part))
 
     for node in sorted(graph):
         if node not in index:
             visit(node)
-    return found
+    return components
 
 
-def floors() -> list[list[str]]:
-    """Return the floors of the import contract, top first, without rooms that are planned and not there yet."""
+def levels() -> list[list[str]]:
+    """Return the levels of the import contract, top first, without optional subpackages."""
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
-    layers = next(one["layers"] for one in contracts if one.get("containers") == [PACKAGE])
-    rooms = [[name.strip() for name in layer.split("|")] for layer in layers]
-    return [kept for floor in rooms if (kept := [name for name in floor if not name.startswith("(")])]
+    layers = next(contract["layers"] for contract in contracts if contract.get("containers") == [PACKAGE])
+    names = [[name.strip() for name in layer.split("|")] for layer in layers]
+    required = [[name for name in level if not name.startswith("(")] for level in names]
+    return [level for level in required if level]
 
 
-def table(known: Mapping[str, Path], module_graph: Mapping[str, set[str]], room_graph: Mapping[str, set[str]]) -> str:
+def table(known: Mapping[str, Path], module_graph: Mapping[str, set[str]], graph: Mapping[str, set[str]]) -> str:
     """Return the numbers as a Markdown table."""
-    made = [one for module, path in known.items() for one in functions(module, path)]
-    longest = max(made, key=lambda one: one.lines)
-    widest = sorted(made, key=lambda one: -one.arguments)
-    over = [one for one in widest if one.arguments > 12]
-    rooms = sorted({room(module) for module in known if "." in module})
+    defined = [function for module, path in known.items() for function in functions(module, path)]
+    longest = max(defined, key=lambda function: function.lines)
+    widest = sorted(defined, key=lambda function: -function.arguments)
+    over = [function for function in widest if function.arguments > 12]
+    names = {subpackage(module) for module in known if "." in module}
     rows = {
-        "rooms at the top": f"{len(rooms)}",
-        "floors": f"{len(floors())}",
-        "import cycles between modules (annotations counted)": f"{len(cycles(module_graph))}",
-        "import cycles between rooms": f"{len(cycles(room_graph))}",
-        "code lines (comments, docstrings, blanks aside)": f"{sum(map(code_lines, known.values())):,}",
+        "top-level subpackages and modules": f"{len(names)}",
+        "levels": f"{len(levels())}",
+        "import cycles between modules (including annotations)": f"{len(cycles(module_graph))}",
+        "import cycles between subpackages": f"{len(cycles(graph))}",
+        "code lines (without comments, docstrings and blank lines)": f"{sum(map(code_lines, known.values())):,}",
         "longest function": f"{longest.lines} lines, `{longest.name.removeprefix(PACKAGE + '.')}`",
         "longest argument list": f"{widest[0].arguments}, `{widest[0].name.removeprefix(PACKAGE + '.')}`",
         "functions with more than 12 arguments": ", ".join(
-            f"`{one.name.removeprefix(PACKAGE + '.')}` ({one.arguments})" for one in over
+            f"`{function.name.removeprefix(PACKAGE + '.')}` ({function.arguments})" for function in over
         )
         or "none",
     }
     return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())])
 
 
-def picture(room_graph: Mapping[str, set[str]], sizes: Mapping[str, int]) -> str:
-    """Return an SVG of the rooms by floor; a line leads from a room down to each that it imports."""
+def diagram(graph: Mapping[str, set[str]], sizes: Mapping[str, int]) -> str:
+    """Return an SVG of the subpackages by level, with a line from each down to those that it imports."""
     tall, wide, high = 84, 132, 40
-    rows = floors()
-    width = max(len(floor) for floor in rows) * (wide + 24) + 24
+    rows = levels()
+    width = max(len(level) for level in rows) * (wide + 24) + 24
     places = {
         name: (
-            (width - len(floor) * (wide + 24)) / 2 + 12 + column * (wide + 24) + wide / 2,
+            (width - len(level) * (wide + 24)) / 2 + 12 + column * (wide + 24) + wide / 2,
             24 + row * tall + high / 2,
         )
-        for row, floor in enumerate(rows)
-        for column, name in enumerate(floor)
+        for row, level in enumerate(rows)
+        for column, name in enumerate(level)
     }
     style = (
         "text{font:13px system-ui,sans-serif;text-anchor:middle;fill:#1b1f24}.n{font-size:10px;fill:#57606a}"
@@ -164,9 +166,9 @@ def picture(room_graph: Mapping[str, set[str]], sizes: Mapping[str, int]) -> str
         "@media(prefers-color-scheme:dark){text{fill:#e6edf3}.n{fill:#9198a1}rect{fill:#161b22;stroke:#9198a1}}"
     )
     lines, boxes = [], []
-    for name, others in sorted(room_graph.items()):
+    for name, others in sorted(graph.items()):
         for other in sorted(others):
-            if name in places and other in places and other not in rows[-1]:  # everyone stands on the lowest floor
+            if name in places and other in places and other not in rows[-1]:  # all import that level
                 (x, y), (u, v) = places[name], places[other]
                 y, v = y + high / 2, v - high / 2
                 lines.append(
@@ -181,25 +183,26 @@ def picture(room_graph: Mapping[str, set[str]], sizes: Mapping[str, int]) -> str
     height = 48 + len(rows) * tall - (tall - high)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" '
-        f'aria-label="Rooms of the package by floor"><style>{style}</style>{"".join(lines)}{"".join(boxes)}</svg>\n'
+        f'aria-label="Subpackages by level"><style>{style}</style>{"".join(lines)}{"".join(boxes)}</svg>\n'
     )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--docs", action="store_true", help="write into docs/architecture.md and its picture")
+    parser.add_argument("--docs", action="store_true", help="write the table and the diagram to docs/architecture.md")
     known = modules()
-    graph = {module: imported(path, known) - {module} for module, path in known.items()}
-    rooms: dict[str, set[str]] = {}
+    module_graph = {module: imported(path, known) - {module} for module, path in known.items()}
+    graph: dict[str, set[str]] = {}
     sizes: dict[str, int] = {}
-    for module, others in graph.items():
-        rooms.setdefault(room(module), set()).update({room(other) for other in others} - {room(module), "__init__"})
-        sizes[room(module)] = sizes.get(room(module), 0) + code_lines(known[module])
-    rooms.pop("__init__", None)
-    text = table(known, graph, rooms)
+    for module, others in module_graph.items():
+        name = subpackage(module)
+        graph.setdefault(name, set()).update({subpackage(other) for other in others} - {name, "__init__"})
+        sizes[name] = sizes.get(name, 0) + code_lines(known[module])
+    graph.pop("__init__", None)
+    text = table(known, module_graph, graph)
     print(text)
     if parser.parse_args().docs:
-        PICTURE.write_text(picture(rooms, sizes), encoding="utf8")
+        DIAGRAM.write_text(diagram(graph, sizes), encoding="utf8")
         page = PAGE.read_text(encoding="utf8")
         start, end = "<!-- structure -->\n", "<!-- /structure -->"
         head, rest = page.split(start)

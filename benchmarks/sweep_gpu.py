@@ -64,7 +64,7 @@ class Ours:
 
     def __call__(self, inputs: list[str]) -> Any:
         from midlayer_encoders.store import EmbeddingStore, text_key
-        from midlayer_encoders.sweeping.stored_layer import Embedder
+        from midlayer_encoders.sweeping.embedder import Embedder
 
         self.runs += 1
         width = self.encoder.get_embedding_dimension()
@@ -119,7 +119,7 @@ class Bench:
         }
         for budget in self.given.budgets:
             sized = Ours(self.whole, self.root / str(budget), token_budget=budget)
-            runs[f"the same, token_budget={budget}"] = lambda s=sized: s(self.inputs)
+            runs[f"the same, `token_budget={budget}`"] = lambda s=sized: s(self.inputs)
         best = dict.fromkeys(runs, float("inf"))
         for _ in range(self.given.rounds):
             for name, run in runs.items():
@@ -162,7 +162,7 @@ class Bench:
         events = sorted(found.key_averages(), key=lambda event: -getattr(event, of))
         busy = sum(getattr(event, of) for event in events) / 1e6
         waiting = sum(getattr(event, of) for event in events if "Memcpy" in event.key) / 1e6
-        lines = [f"Copies between host and device: {waiting:.2f} s, beside the passes.", ""]
+        lines = [f"Copies between host and device: {waiting:.2f} s, overlapping with the passes.", ""]
         lines += [f"{len(some)} texts in {seconds:.2f} s, of which the device was busy {busy:.2f} s.", ""]
         lines += ["| kernel | calls | ms | share |", "|---|---|---|---|"]
         for event in events[:18]:
@@ -221,13 +221,13 @@ class Bench:
         again = timed(lambda: sweep(self.whole, folders, out=self.root / "swept0"))
         rows = {
             "sentence-transformers, last layer, one pass": min(plain),
-            "the sweep, first run (workers start, kernels are compiled)": seconds[0],
+            "the sweep, first run (starts workers, compiles kernels)": seconds[0],
             "the sweep": min(seconds),
             "the sweep without baselines": bare,
-            "the same sweep again, from what is stored": again,
+            "the same sweep again, from stored results": again,
         }
         lines = [
-            f"{len(folders)} tasks, {len(inputs):,} distinct texts. From the first to the last of a stage: {spans}.",
+            f"{len(folders)} tasks, {len(inputs):,} distinct texts. Time from start to end of each stage: {spans}.",
             "",
         ]
         lines += ["| | seconds | ratio |", "|---|---|---|"]
@@ -240,7 +240,7 @@ class Bench:
         price, saved = first - again, (plain - again) / len(self.inputs)
         even = f"{price / saved:,.0f} texts" if saved > 0 else "never"
         return [
-            "| eager, s | compiled, the first run, s | the second, s | second / eager | pays from |",
+            "| eager, s | compiled, first run, s | second run, s | second / eager | faster in total from |",
             "|---|---|---|---|---|",
             f"| {plain:.2f} | {first:.2f} | {again:.2f} | **{again / plain:.3f}** | {even} |",
         ]
@@ -335,18 +335,17 @@ def in_process(part: str, count: int, folder: Path, device: str) -> Any:
 def million(folder: Path, given: argparse.Namespace) -> list[str]:
     write_model(folder / "small", blocks=4, width=256, dtype="float32")
     lines = [
-        "4 blocks, 256 wide, texts of about 13 tokens. Read: one layer in the order asked, checksums compared; beside the",
-        "same bytes read from the front of the files, as fast as the disk gives them. Both after the files were dropped",
-        "from the system's cache.",
+        '4 blocks of width 256, texts of about 13 tokens. "Read" is one layer in the requested order, with verified checksums;',
+        '"disk" is the same number of bytes read sequentially. Both follow after the files are dropped from the cache.',
         "",
-        "| texts | ms for 1000 | memory before, MB | peak, MB | open, s | layer, MB | read cold, s | disk, s | disk / read | read warm, s | shards |",
+        "| texts | ms per 1000 | memory before, MB | peak, MB | open, s | layer, MB | read cold, s | disk, s | disk / read | read warm, s | shards |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     scored = [
         "",
-        "The same texts as pairs in one file, swept to the end: read, embedded at all 5 layers, scored, confirmed by mteb.",
+        "The same texts as pairs in one file, in a complete sweep: read, embedded at all 5 layers, scored, confirmed by mteb.",
         "",
-        "| texts | seconds | ms for 1000 | memory before, MB | peak, MB | from the first to the last of a stage, s |",
+        "| texts | seconds | ms per 1000 | memory before, MB | peak, MB | time from start to end of each stage, s |",
         "|---|---|---|---|---|---|",
     ]
     for count in given.growth:
@@ -365,11 +364,11 @@ def million(folder: Path, given: argparse.Namespace) -> list[str]:
 
 
 TITLES = {
-    "embedding": "All layers, of one last-layer pass by sentence-transformers",
-    "profile": "Where the device's time goes",
-    "encode": "`encode` of one layer, of plain sentence-transformers over the same cut model",
-    "whole": "A whole sweep of real tasks: embedding, scoring, confirmation by mteb",
-    "compile": "`compile=True`",
+    "embedding": "All layers, relative to one pass of sentence-transformers to the last layer",
+    "profile": "Device time",
+    "encode": "`encode` of one layer, relative to plain sentence-transformers over the same cut model",
+    "whole": "A complete sweep of real tasks: embedding, scoring, confirmation by mteb",
+    "compile": "`SweepSettings(compile=True)`",
     "million": "Many short texts",
 }
 
@@ -400,7 +399,7 @@ def main() -> None:
     name = torch.cuda.get_device_name() if given.device == "cuda" else f"{os.cpu_count()} CPU cores"
     lines = ["# All layers on a GPU", "", f"`python benchmarks/sweep_gpu.py {' '.join(sys.argv[1:])}`, {name},"]
     lines += [
-        f"torch {torch.__version__}: {given.blocks} blocks, {given.width} wide, {given.dtype}, {given.texts:,} texts of 8 to 100 words."
+        f"torch {torch.__version__}: {given.blocks} blocks of width {given.width}, {given.dtype}, {given.texts:,} texts of 8 to 100 words."
     ]
     with tempfile.TemporaryDirectory(dir=Path.cwd()) as name:
         bench = Bench(Path(name), given) if set(given.parts) - {"million"} else None

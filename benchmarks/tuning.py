@@ -1,14 +1,14 @@
-"""Cut first, then train: two models cut at several depths and tuned alike, scored on test sets before and after.
+"""Cut first, then tune: two models cut at several depths and tuned the same way, scored before and after.
 
     python -m benchmarks.tuning whole built-in runs/smollm2                 # the GGUF file once, as a folder
     python -m benchmarks.tuning run TASKS --model runs/smollm2 --task STSBenchmark --out runs/tuning.csv [--device cuda]
     python -m benchmarks.tuning speed TASKS --model runs/smollm2 --out runs/speed.csv [--device cuda]
     python -m benchmarks.tuning table runs/*.csv                            # benchmarks/results/tuning.{md,csv}
 
-TASKS holds Banking77Classification (train, test) and STSBenchmark, of which the validation pairs are trained on, and the
-test pairs scored. Banking77 is scored as mteb does: logistic regressions of 8 examples a class, ten draws; STSBenchmark by
-Spearman's correlation of cosines. Of the deepest tuned encoder the earlier layers are scored too: what cutting after
-tuning gives. Seeds take turns, so that a run that is stopped has whole ones.
+TASKS contains Banking77Classification (train, test) and STSBenchmark, whose validation pairs are used for training and
+whose test pairs are scored. Banking77 is scored as mteb does: logistic regressions on 8 examples per class, ten draws; STSBenchmark by
+Spearman's correlation of cosines. The earlier layers of the deepest tuned encoder are scored too, as the result of cutting
+after tuning. Seeds run one after another, so a stopped run has complete ones.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ import torch
 from scipy.stats import spearmanr
 
 from midlayer_encoders import LayerEncoder, tune
-from midlayer_encoders.scoring.classification import Experiment, classification_scores
+from midlayer_encoders.scoring.classification import ClassifierData, Classifiers
+from midlayer_encoders.tuning import TuneSettings
 
 RESULTS = Path(__file__).parent / "results"
 TRAIN = {"Banking77Classification": "train.jsonl", "STSBenchmark": "validation.jsonl"}
@@ -61,12 +62,12 @@ class Test:
         labels = torch.tensor([row["label"] for row in train + test])
         asked = torch.arange(len(train), len(self.texts))
         self.experiments = [
-            Experiment(rows := torch.from_numpy(np.concatenate(one)), labels[rows], asked, labels[asked])
+            ClassifierData(rows := torch.from_numpy(np.concatenate(one)), labels[rows], asked, labels[asked])
             for one in drawn
         ]
         used = torch.unique(torch.cat([torch.cat([one.train, one.test]) for one in self.experiments]))
         self.experiments = [
-            Experiment(torch.searchsorted(used, one.train), one.train_labels, torch.searchsorted(used, one.test), one.test_labels)
+            ClassifierData(torch.searchsorted(used, one.train), one.train_labels, torch.searchsorted(used, one.test), one.test_labels)
             for one in self.experiments
         ]  # fmt: skip
         self.texts = [self.texts[place] for place in used.tolist()]
@@ -76,7 +77,7 @@ class Test:
         if self.task == "STSBenchmark":
             near = torch.nn.functional.cosine_similarity(*vectors.chunk(2)).cpu()
             return 100 * float(spearmanr(near, self.wanted).statistic)
-        return 100 * float(classification_scores(vectors[None].clone(), self.experiments))
+        return 100 * float(Classifiers(tuple(self.experiments)).scores(vectors[None].clone()))
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -125,8 +126,11 @@ def run(given: argparse.Namespace) -> None:
             with tempfile.TemporaryDirectory() as folder:
                 made = tune(
                     given.model, layer, given.tasks / given.task / TRAIN[given.task], out=Path(folder) / "run", tasks=(),
-                    max_steps=given.steps, batch_size=given.batch, held_out=0, checkpoints=0, seed=seed, device=device,
-                    max_length=MAX_LENGTH, lora=given.lora or False, learning_rate=given.rate,
+                    settings=TuneSettings(
+                        max_steps=given.steps, batch_size=given.batch, held_out=0, checkpoints=0, seed=seed,
+                        lora=given.lora or False, learning_rate=given.rate,
+                    ),
+                    device=device, max_length=MAX_LENGTH,
                 )  # fmt: skip
                 seconds = made.trained.seconds
                 score = test.score(encoded(made.encoder, test.texts))
@@ -160,12 +164,12 @@ def table(given: argparse.Namespace) -> None:
     read_rows = [row for path in given.files for row in csv.DictReader(path.open(encoding="utf8"))]
     rows = [row for row in read_rows if row["model"] != "model"]  # files that were put together have several heads
     lines = [
-        "# Cut first, then train",
+        "# Cut first, then tune",
         "",
-        "Each model cut at several depths, every weight tuned for the same steps on the same pairs: `python -m benchmarks.tuning`,",
-        "whose head says what is trained on and how it is scored. Score x 100 on test sets, mean over seeds, ± the standard deviation",
-        "where there are two or more. *against whole*: less the whole model tuned alike, over the seeds that both have. *cut after*:",
-        "the whole model tuned, and cut at this layer only then.",
+        "Scores of models that were cut at several depths and then tuned, all with the same steps on the same pairs. `python -m",
+        "benchmarks.tuning`, whose docstring describes the training data and the scoring. Score x 100 on test sets, mean over seeds,",
+        "± the standard deviation for two or more. *vs. whole*: the difference from the whole model tuned the same way, over the seeds",
+        "that both have. *cut after*: the whole model is tuned first and then cut at this layer.",
     ]
     if given.note:
         lines += ["", given.note]
@@ -193,7 +197,7 @@ def _table(rows: list[dict[str, str]], speeds: dict[int, str]) -> Iterator[str]:
         found[row["when"], int(row["layer"])][row["seed"]] = float(row["score"])
     parameters = {int(row["layer"]): int(row["parameters"]) for row in rows if row["when"] == "before"}
     last = max(parameters)
-    yield "| layer | parameters | of the whole | texts a second | before | after | seeds | gain | against whole | cut after |"
+    yield "| layer | parameters | share | texts per second | before | after | seeds | gain | vs. whole | cut after |"
     yield "|---|---|---|---|---|---|---|---|---|---|"
     for layer, count in sorted(parameters.items()):
         after, best = found["after", layer], found["after", last]

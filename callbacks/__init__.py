@@ -1,4 +1,4 @@
-"""Callbacks for Lightning and Hugging Face trainers: every metric of every layer while a model learns."""
+"""Callbacks for Lightning and Hugging Face trainers that log every metric of every layer during training."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from midlayer_encoders.callbacks.lightning import LastLayerDecline, LayerMetricsCallback
-    from midlayer_encoders.callbacks.trainer import LastLayerDeclineTrainerCallback, LayerMetricsTrainerCallback
+    from .lightning import LastLayerDecline, LayerMetricsCallback
+    from .trainer import LastLayerDeclineTrainerCallback, LayerMetricsTrainerCallback
 
 __all__ = [
     "LastLayerDecline",
@@ -16,16 +16,11 @@ __all__ = [
     "LayerMetricsTrainerCallback",
 ]
 
-_HOMES = {
-    "LastLayerDecline": "lightning",
-    "LastLayerDeclineTrainerCallback": "trainer",
-    "LayerMetricsCallback": "lightning",
-    "LayerMetricsTrainerCallback": "trainer",
-}
-
-if not TYPE_CHECKING:  # only the trainer that is used is imported
+if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
-        if name not in _HOMES:
+        """Import only the trainer library that is used."""
+        if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+        module = "trainer" if name.endswith("TrainerCallback") else "lightning"
+        return getattr(import_module(f"{__name__}.{module}"), name)

@@ -1,118 +1,288 @@
-"""What the callbacks of every trainer share: when to measure, the history, and what happens when it fails."""
+"""The part of a callback that does not depend on the trainer: when to measure, the history, figures and failures."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from threading import Thread
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+import torch
 from torch import nn
 
-from midlayer_encoders.callbacks._cadence import make_cadence
-from midlayer_encoders.callbacks._history import History
-from midlayer_encoders.callbacks._measurement import Values, make_measurement
-from midlayer_encoders.callbacks._settings import Settings, takes_settings
 from midlayer_encoders.errors import MidlayerError, OptionError
+
+from ._measurement import LABEL_ACCURACY, InputBatch, Measurement, MetricValues, make_measurement
+from ._settings import CallbackSettings, accepts_settings, is_due
 
 if TYPE_CHECKING:
     import polars as pl
     from matplotlib.figure import Figure
 
-__all__ = ["Recorder"]
-
 _log = logging.getLogger("midlayer_encoders")
+
+_DATASET = "probe"  # name of the callback's inputs in the frame
+_METADATA_KEY = "midlayer_encoders"
+
+LogFunctions: TypeAlias = "Mapping[str, Callable[[Any, str, Figure, int], None]]"
+"""Functions that log a figure, by the class of the logger."""
+
+MetricIdentities = dict[str, dict[str, Any]]
+"""By metric, the settings that determine its values: strings, numbers and lists of them."""
+
+
+# --- identities of metrics --------------------------------------------------------------------------------------------
+
+
+def metric_identities(measurement: Measurement) -> MetricIdentities:
+    """Return the settings that each metric depends on, so that a resumed run can tell which values it may continue.
+
+    Settings that do not affect a metric are left out; for example, ``pooling`` does not affect token metrics.
+    """
+    settings = measurement.settings
+    rows = _row_contents(measurement.batches)
+    count = measurement.count
+    inputs, *views = [_digest(rows[start : start + count]) for start in range(0, len(rows), count)]
+    location = {"module": measurement.module, "blocks": measurement.anatomy.blocks}
+    vectors = {"norm": settings.norm, "pooling": settings.pooling}
+    identities: MetricIdentities = {}
+    for name, metric in settings.make_metrics(measurement.layers).items():
+        if metric.kind == "views":
+            identities[name] = {**location, **vectors, "views": views[: int(getattr(metric, "views", 0))]}
+        else:
+            identities[name] = {**location, **(vectors if metric.kind == "pooled" else {}), "inputs": inputs}
+        if metric.needs_previous:
+            identities[name]["layers"] = list(measurement.layers)
+    if measurement.labels is not None:
+        labels = _digest([repr(measurement.labels.tolist()).encode()])
+        identities[LABEL_ACCURACY] = {**location, **vectors, "inputs": inputs, "labels": labels, "seed": settings.seed}
+    return identities
+
+
+def _digest(rows: Sequence[bytes]) -> str:
+    digest = hashlib.sha256()
+    for row in rows:
+        digest.update(hashlib.sha256(row).digest())
+    return digest.hexdigest()[:16]
+
+
+def _row_contents(batches: Sequence[InputBatch]) -> list[bytes]:
+    """Return the content of each input, then of each view, in order and without padding."""
+    rows: dict[int, bytes] = {}
+    for batch in batches:
+        for row, position in enumerate(batch.positions):
+            inputs = {name: tensor[row] for name, tensor in sorted(batch.inputs.items())}
+            mask = inputs.get("attention_mask")
+            rows[position] = b""
+            for name, value in inputs.items():
+                if mask is not None and value.shape[:1] == mask.shape:
+                    value = value[mask.bool()]
+                raw = value.reshape(-1).contiguous().view(torch.uint8)  # NumPy has no bfloat16
+                rows[position] += f"{name} {value.dtype} {tuple(value.shape)} ".encode() + raw.numpy().tobytes()
+    return [rows[position] for position in sorted(rows)]
+
+
+# --- history ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class MeasurementHistory:
+    """The values of every layer by step and metric.
+
+    Attributes:
+        measurement: the measurement at each step.
+        identities: the settings that each metric depends on.
+        steps: the values by step.
+        at_end: steps that were measured only because the run ended there.
+        partial: steps of the previous run that lack a metric or a layer of this run.
+    """
+
+    measurement: Measurement
+    identities: MetricIdentities = field(init=False)
+    steps: dict[int, MetricValues] = field(default_factory=dict)
+    at_end: set[int] = field(default_factory=set)
+    partial: set[int] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.identities = metric_identities(self.measurement)
+
+    def frame(self) -> pl.DataFrame:
+        """Return the tidy frame, ordered by step; revisions are named like Pythia's, ``step512``."""
+        from midlayer_encoders.frame import NamedSubject, tidy_frame, tidy_rows
+
+        rows = []
+        for step in sorted(self.steps):
+            model = NamedSubject(self.measurement.model, f"step{step}", self.measurement.anatomy.num_layers)
+            for name, values in self.steps[step].items():
+                rows += tidy_rows(values, model, kind="metric", dataset=_DATASET, name=name)
+        return tidy_frame(rows)
+
+    def is_due(self, step: int) -> bool:
+        """Return True if a measurement is due after ``step`` steps."""
+        return is_due(self.measurement.settings.every_n_steps, step)
+
+    def add(self, step: int, values: MetricValues) -> None:
+        """Add the values of ``step`` to those that the previous run measured there."""
+        self.steps[step] = {**self.steps.get(step, {}), **values}
+        self.partial.discard(step)
+        if not self.is_due(step):
+            self.at_end.add(step)
+
+    def state(self) -> dict[str, Any]:
+        """Return the history as plain numbers and strings, for a checkpoint."""
+        metadata = {"layers": list(self.measurement.layers), "identities": self.identities}
+        return {"steps": dict(self.steps), **metadata, "at_end": sorted(self.at_end)}
+
+    def resume(self, state: dict[str, Any]) -> list[str]:
+        """Load the history of the previous run and describe the values that were dropped because settings changed.
+
+        A measurement at the end of the previous run is dropped if none is due there.
+
+        Args:
+            state: from :meth:`state` or :func:`read_state`.
+        """
+        previous_steps: dict[int, MetricValues] = state["steps"]
+        previous_layers = set(state.get("layers", []))
+        previous_identities = state.get("identities", {})
+        current_layers = set(self.measurement.layers)
+        current_metrics = set(self.identities)
+        names = dict.fromkeys(name for values in previous_steps.values() for name in values)
+        differences = {name: _difference(previous_identities.get(name), self.identities.get(name)) for name in names}
+        unchanged = [name for name, difference in differences.items() if difference is None]
+        self.identities = {**{name: previous_identities[name] for name in unchanged}, **self.identities}
+        self.steps, self.at_end, self.partial = {}, set(), set()
+        for step, values in previous_steps.items():
+            resumed = {
+                name: {layer: value for layer, value in by_layer.items() if layer in current_layers}
+                for name, by_layer in values.items()
+                if name in unchanged
+            }
+            if not resumed or (step in state.get("at_end", ()) and not self.is_due(step)):
+                continue
+            self.steps[step] = resumed
+            if not current_metrics <= set(resumed) or not current_layers <= previous_layers:
+                self.partial.add(step)
+        dropped = [f"{name} (other {difference})" for name, difference in differences.items() if difference is not None]
+        if unchanged and (layers := sorted(previous_layers - current_layers)):
+            dropped.append(f"layers {', '.join(map(str, layers))} (no longer measured)")
+        return dropped
+
+    def write(self, path: Path) -> None:
+        """Write the frame atomically: if the run is killed, the previous file remains."""
+        from midlayer_encoders.report.results import write_frame
+
+        metadata = {key: value for key, value in self.state().items() if key != "steps"}
+        write_frame(self.frame(), path, metadata={_METADATA_KEY: json.dumps(metadata)})
+
+
+def _difference(previous: dict[str, Any] | None, current: dict[str, Any] | None) -> str | None:
+    """Return the names of the settings that differ; ``None`` if none does or the metric is no longer measured."""
+    if previous is None:
+        return "settings, which were not saved"
+    if current is None or previous == current:
+        return None
+    keys = sorted(previous.keys() | current.keys())
+    return " and ".join(key for key in keys if previous.get(key) != current.get(key))
+
+
+def read_state(path: Path) -> dict[str, Any]:
+    """Return the state of the history that :meth:`MeasurementHistory.write` wrote."""
+    import polars as pl
+
+    frame = pl.read_parquet(path).select("revision", "name", "layer", "value")
+    steps: dict[int, MetricValues] = {}
+    for revision, name, layer, value in frame.iter_rows():
+        steps.setdefault(int(revision.removeprefix("step")), {}).setdefault(name, {})[layer] = value
+    metadata = json.loads(pl.read_parquet_metadata(path).get(_METADATA_KEY, "{}"))
+    return {"layers": frame["layer"].unique().to_list(), **metadata, "steps": steps}
+
+
+# --- recorder ---------------------------------------------------------------------------------------------------------
 
 
 class Recorder:
-    """Measures every layer of a model in training at chosen steps, and keeps the values.
+    """Measures every layer of a model in training at scheduled steps and stores the values.
 
-    The run is bit for bit the same with and without it, where torch repeats a run so (docs/callbacks.md): fixed inputs,
-    no gradients, modes, buffers and random generators restored, compiled modules run as written.
+    The run is bitwise identical with and without the callback, provided that torch repeats a run exactly
+    (docs/callbacks.md): the inputs are fixed, there are no gradients, modes, buffers and random generators are
+    restored, and compiled modules run eagerly.
 
-    The arguments are the fields of :class:`~midlayer_encoders.callbacks._settings.Settings`.
+    The arguments are the fields of :class:`~midlayer_encoders.callbacks._settings.CallbackSettings`.
     """
 
     _drawing: Thread | None = None
 
-    @takes_settings(Settings)
-    def __init__(self, settings: Settings) -> None:
+    @accepts_settings(CallbackSettings)
+    def __init__(self, settings: CallbackSettings) -> None:
         super().__init__()
         self.settings = settings
-        self.cadence = make_cadence(settings.every_n_steps)
         self._dirpath = None if settings.dirpath is None else Path(settings.dirpath)
         self._begin()
 
     @property
     def name(self) -> str:
-        """Prefix of what is logged."""
+        """Prefix of the logged values."""
         return self.settings.name
 
     @property
     def history(self) -> list[dict[str, Any]]:
-        """What was measured so far, as rows of the tidy frame."""
+        """All values measured so far, as rows of the tidy frame."""
         return [] if self._history is None else self.frame.to_dicts()
 
     @property
     def frame(self) -> pl.DataFrame:
-        """What was measured so far: the tidy frame, its ``revision`` naming the step."""
+        """All values measured so far, as a tidy frame whose ``revision`` names the step."""
         if self._history is None:
             raise OptionError("There is no frame before the run began: train first.")
         return self._history.frame()
 
-    # --- before the run -----------------------------------------------------------------------------------------------
-
     def _begin(self) -> None:
-        """Forget the run before: a callback may serve several."""
-        self._history: History | None = None
+        """Discard the state of the previous run: one callback may serve several runs."""
+        self._history: MeasurementHistory | None = None
         self._restored: dict[str, Any] | None = None
         self._warned = False
         if self._drawing is not None:
-            self._drawing.join()  # or it could write over what this run draws
+            self._drawing.join()  # otherwise it could overwrite this run's figures
             self._drawing = None
 
-    def _refuse_shards(self, strategy: str) -> None:
+    def _reject_sharding(self, strategy: str) -> None:
         raise MidlayerError(
             f"{type(self).__name__} needs the whole model in each process, but {strategy} shards its weights. "
             "Train with DDP, or measure its checkpoints afterwards: midlayer progression."
         )
 
     def _prepare(self, root: nn.Module, tokenizer: Any = None) -> None:
-        """Find the transformer and make the inputs, once for each run."""
+        """Find the transformer and prepare the inputs, once per run."""
         if self._history is not None:
             return
-        self._history = History(make_measurement(self.settings, root, tokenizer))
+        self._history = MeasurementHistory(make_measurement(self.settings, root, tokenizer))
         if self._restored is not None:
-            self._resume(self._restored)
+            self._resume(self._history, self._restored)
 
-    def _resume(self, state: dict[str, Any]) -> bool:
-        """Take over the history of the run before; return whether some was measured in another way and is left out."""
-        if self._history is None:
-            return False
-        others = self._history.resume(state, due=self.cadence.due)
-        if others:
-            _log.warning(
-                "%s: the history of the run before is resumed without what was measured in another way: %s.",
-                self.name,
-                "; ".join(others),
-            )
-        return bool(others)
+    def _resume(self, history: MeasurementHistory, state: dict[str, Any]) -> bool:
+        """Load the history of the previous run; return True if some values were dropped because settings changed."""
+        if dropped := "; ".join(history.resume(state)):
+            omits = "the resumed history omits values that were measured with other settings"
+            _log.warning("%s: %s: %s.", self.name, omits, dropped)
+        return bool(dropped)
 
-    # --- during the run -----------------------------------------------------------------------------------------------
-
-    def _wants(self, step: int) -> bool:
-        """Return whether to measure after ``step`` steps: it is due, and was not measured before."""
-        return self.cadence.due(step) and not self._has(step)
+    def _is_due(self, step: int) -> bool:
+        """Return True if a measurement is due after ``step`` steps and has not been made."""
+        return is_due(self.settings.every_n_steps, step) and not self._has(step)
 
     def _has(self, step: int) -> bool:
-        return self._history is not None and self._history.has(step)
+        """Return True if ``step`` has every metric and layer of this run."""
+        return self._history is not None and step in self._history.steps and step not in self._history.partial
 
-    def _measure(self, root: nn.Module, step: int, autocast: AbstractContextManager[object]) -> Values | None:
-        """Measure the model as it is now and keep the values; return ``None`` where that failed."""
+    def _measure(self, root: nn.Module, step: int, autocast: AbstractContextManager[object]) -> MetricValues | None:
+        """Measure the model and store the values; return ``None`` if that failed."""
         if self._history is None:
             return None
         try:
@@ -120,34 +290,28 @@ class Recorder:
         except Exception as error:
             self._failed(error, step)
             return None
-        self._history.add(step, values, due=self.cadence.due(step))
+        self._history.add(step, values)
         return values
 
     def _after_measurement(self, run: Any, step: int) -> None:
-        """Act on the values, through Lightning's trainer or the Hugging Face trainer's control: nothing here."""
+        """React to the values through Lightning's trainer or the Hugging Face trainer's control."""
 
     def _failed(self, error: Exception, step: int) -> None:
         if self.settings.strict:
             raise error
         if not self._warned:
-            _log.exception(
-                "%s failed at step %d; the run goes on, and later failures are not logged. "
-                "Pass strict=True to stop instead.",
-                type(self).__name__,
-                step,
-            )
+            advice = "training continues, and later failures are not logged. Pass strict=True to stop instead."
+            _log.exception("%s failed at step %d; %s", type(self).__name__, step, advice)
         self._warned = True
 
-    def _log_values(self, values: Values) -> dict[str, float]:
-        """Return values by the names under which they are logged: ``midlayer/curvature/layer_07``."""
+    def _log_values(self, values: MetricValues) -> dict[str, float]:
+        """Return the values under the names used in logs: ``midlayer/curvature/layer_07``."""
         return {
             f"{self.name}/{name}/layer_{layer:02d}": value
             for name, by_layer in values.items()
             for layer, value in by_layer.items()
             if not math.isnan(value)
         }
-
-    # --- files --------------------------------------------------------------------------------------------------------
 
     def _write(self, folder: Path) -> None:
         if self._history is not None and self._history.steps:
@@ -156,25 +320,32 @@ class Recorder:
             except Exception as error:
                 self._failed(error, max(self._history.steps))
 
-    def _draw(self, folder: Path, show: Sequence[Callable[[str, Figure], None]]) -> None:
-        """Draw the history; the run does not wait for it, unless a logger does or an error must stop the run.
+    def _draw(self, folder: Path, loggers: Sequence[Any], log_functions: LogFunctions, step: int) -> None:
+        """Draw the history in a thread, or immediately if a logger accepts figures or an error must stop the run.
 
         Args:
-            folder: of the files.
-            show: what hands a figure and its name to a logger that takes one.
+            folder: folder of the figures.
+            loggers: the run's loggers.
+            log_functions: logs a figure, by the class name of the loggers that accept figures.
+            step: step under which the figures are logged.
         """
         if not self.settings.figures or self._history is None or not self._history.steps:
             return
-        draw = partial(self._draw_frame, self._history.frame(), folder, show, max(self._history.steps))
-        if show or self.settings.strict:
+        log_figure = [
+            partial(log_functions[type(logger).__name__], logger)
+            for logger in loggers
+            if type(logger).__name__ in log_functions
+        ]
+        draw = partial(self._draw_frame, self._history.frame(), folder, log_figure, step)
+        if log_figure or self.settings.strict:
             draw()
             return
-        # Drawing takes matplotlib a second or more. No daemon: the interpreter waits for the files before it ends.
+        # Drawing takes a second or more. The thread is not a daemon, so the interpreter waits for the files.
         self._drawing = Thread(target=draw, name=f"{self.name} figures", daemon=False)
         self._drawing.start()
 
     def _draw_frame(
-        self, frame: pl.DataFrame, folder: Path, show: Sequence[Callable[[str, Figure], None]], step: int
+        self, frame: pl.DataFrame, folder: Path, log_figure: Sequence[Callable[[str, Figure, int], None]], step: int
     ) -> None:
         try:
             from midlayer_encoders.report import plot_steps_curves, plot_steps_heat, write_figure
@@ -182,7 +353,7 @@ class Recorder:
             for name, plot in (("heat", plot_steps_heat), ("curves", plot_steps_curves)):
                 figure = plot(frame)
                 write_figure(figure, folder / f"{name}.png", dpi=110)
-                for logger in show:
-                    logger(f"{self.name}/{name}", figure)
+                for log in log_figure:
+                    log(f"{self.name}/{name}", figure, step)
         except Exception as error:
             self._failed(error, step)

@@ -1,61 +1,80 @@
-"""``Settings``: the one list of arguments that the callbacks of every trainer take."""
+"""The options that all callbacks share, and the schedule of their measurements."""
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, Literal, ParamSpec, TypeAlias, TypeVar
 
 from midlayer_encoders._types import NORMS, POOLINGS, Layer, Norm, Pooling
-from midlayer_encoders.callbacks._cadence import EveryNSteps, make_cadence
-from midlayer_encoders.errors import (
-    OptionError,
-    check_choice,
-    check_count,
-    check_flag,
-    check_path,
-    check_seed,
-    check_text,
-)
+from midlayer_encoders.errors import OptionError, short_repr
 from midlayer_encoders.measuring import make_for_views
 from midlayer_encoders.metrics import LayerMetric
+from midlayer_encoders.validation import check_choice, check_count, check_flag, check_path, check_seed, check_text
 
-__all__ = ["Settings", "takes_settings"]
+EveryNSteps: TypeAlias = int | Sequence[int] | Literal["log2"]
+"""A number of steps, a list of steps, or ``"log2"``: steps 1, 2, 4, 8 …, the spacing of Pythia's checkpoints."""
 
 _P = ParamSpec("_P")
 _Self = TypeVar("_Self")
 
 
+def is_due(every_n_steps: EveryNSteps, step: int) -> bool:
+    """Return True if a measurement is due after ``step`` optimizer steps; step ``0`` is due unless steps are listed.
+
+    Example:
+        >>> [step for step in range(20) if is_due("log2", step)]
+        [0, 1, 2, 4, 8, 16]
+        >>> [step for step in range(20) if is_due(8, step)]
+        [0, 8, 16]
+    """
+    if every_n_steps == "log2":
+        return step & (step - 1) == 0  # 0 or a power of two
+    if isinstance(every_n_steps, int):
+        return step % every_n_steps == 0
+    return step in every_n_steps
+
+
+def _check_cadence(every_n_steps: Any) -> None:
+    is_list = isinstance(every_n_steps, Sequence) and not isinstance(every_n_steps, str)
+    steps = every_n_steps if is_list else [every_n_steps]
+    are_steps = all(isinstance(step, int) and not isinstance(step, bool) and step >= 1 - is_list for step in steps)
+    if every_n_steps != "log2" and not (steps and are_steps):
+        raise OptionError(
+            "`every_n_steps` must be a number of steps of 1 or more, a list of steps of 0 or more, or 'log2', but got "
+            f"{short_repr(every_n_steps)}."
+        )
+
+
 @dataclass(frozen=True, eq=False)
-class Settings:
-    """What a callback measures, when, and where it writes; checked when it is made.
+class CallbackSettings:
+    """Options of a callback: what it measures, at which steps, and where it writes.
 
     Attributes:
-        texts_or_dataloader: the inputs: texts, or batches of a model's inputs (dicts of tensors). Of a dataloader the
-            first ``max_inputs`` are read, once.
-        tokenizer: of the texts.
-        metrics: ``"paper"``, ``"all"``, one name or several.
-        layers: ``"all"`` or some.
-        every_n_steps: optimizer steps between two measurements, a list of steps, or ``"log2"``: 0, 1, 2, 4, 8 …
-        module: path of the transformer in what is trained; ``"auto"`` takes the one there is.
-        blocks: path of the list of blocks within it, where it cannot be found by rule.
-        norm: of the pooled vectors; ``"none"`` is the paper's.
+        texts_or_dataloader: the inputs: texts, or a dataloader of model inputs (dicts of tensors), from which the
+            callback reads the first ``max_inputs`` inputs once.
+        tokenizer: tokenizer of the texts.
+        metrics: ``"paper"``, ``"all"``, a metric name or a list of names.
+        layers: layers to measure, or ``"all"``.
+        every_n_steps: number of optimizer steps between measurements, a list of steps, or ``"log2"``.
+        module: path of the transformer inside the trained module; ``"auto"`` finds the only Hugging Face model.
+        blocks: path of the block list inside the transformer, if it is not detected automatically.
+        norm: norm applied to the pooled vectors; the paper uses ``"none"``.
         pooling: how token states become one vector.
-        views: number of views of each text for LiDAR (InfoNCE and DiME take the first two), or the views themselves:
-            V lists of texts, or V dataloaders. Made once.
+        views: number of views of each text for LiDAR (InfoNCE and DiME use the first two), or the views themselves:
+            V lists of texts or V dataloaders. They are created once.
         labels: class of each input; adds ``label_accuracy``, the cross-validated accuracy of a ridge classifier.
-        seed: of the views and of the labels' folds.
-        max_length: tokens after which a text is truncated.
-        max_inputs: inputs read from a dataloader.
-        token_budget: tokens in a batch of texts.
-        figures: whether to draw heat maps and curves at the end: in a thread of their own, which the run does not wait
-            for, but the interpreter does before it ends; at once where ``strict``, or where a logger takes them.
-        dirpath: folder of ``history.parquet`` and the figures; by default beside the run's logs.
-        name: prefix of what is logged, and of the files' folder; another for a second callback in one run.
-        strict: whether an error in a measurement stops the run; else it is logged once and the run goes on.
+        seed: seed of the views and of the cross-validation folds.
+        max_length: number of tokens after which texts are truncated.
+        max_inputs: number of inputs to read from a dataloader.
+        token_budget: number of tokens in a batch of texts.
+        figures: draw heat maps and curves when training ends. A background thread draws them, unless ``strict`` is
+            set or a logger accepts figures; the interpreter waits for that thread before it exits.
+        dirpath: folder for ``history.parquet`` and the figures; the default is next to the run's logs.
+        name: prefix of the logged values and name of the folder; choose another name for a second callback in a run.
+        strict: stop the run if a measurement fails. Otherwise the first failure is logged and training continues.
     """
 
     texts_or_dataloader: Sequence[str] | Iterable[Any]
@@ -84,38 +103,35 @@ class Settings:
             raise OptionError("`texts_or_dataloader` must be a list of texts, but got one text: write `[text]`.")
         check_choice("norm", self.norm, NORMS)
         check_choice("pooling", self.pooling, POOLINGS)
-        for count in ("max_length", "max_inputs", "token_budget"):
-            check_count(count, getattr(self, count))
+        for option in ("max_length", "max_inputs", "token_budget"):
+            check_count(option, getattr(self, option))
         if not isinstance(self.views, Sequence) or isinstance(self.views, str):
-            check_count("views", self.views, least=0)
+            check_count("views", self.views, minimum=0)
+        for option in ("figures", "strict"):
+            check_flag(option, getattr(self, option))
+        for option in ("module", "name"):
+            check_text(option, getattr(self, option))
         check_seed(self.seed)
-        check_flag("figures", self.figures)
-        check_flag("strict", self.strict)
         check_path("dirpath", self.dirpath)
-        for word in ("module", "name"):
-            check_text(word, getattr(self, word))
-        make_cadence(self.every_n_steps)
-        self.make_metrics([0])  # a wrong name is refused now
+        _check_cadence(self.every_n_steps)
+        self.make_metrics([0])  # raises for an unknown metric
 
     def make_metrics(self, layers: Sequence[int]) -> dict[str, LayerMetric]:
-        """Return the metrics by name, with nothing in them; none where labels alone are wanted."""
-        views = self.views if isinstance(self.views, int) else len(self.views)
-        return make_for_views(self.metrics, layers, views) if self.metrics else {}
+        """Return new metrics by name; empty if the callback only reads labels."""
+        num_views = self.views if isinstance(self.views, int) else len(self.views)
+        return make_for_views(self.metrics, layers, num_views) if self.metrics else {}
 
 
-def takes_settings(
-    made: Callable[_P, Settings],
-) -> Callable[[Callable[[_Self, Settings], None]], Callable[Concatenate[_Self, _P], None]]:
-    """Return a decorator by which a constructor takes the fields of the settings as its own arguments."""
+def accepts_settings(
+    make_settings: Callable[_P, CallbackSettings],
+) -> Callable[[Callable[[_Self, CallbackSettings], None]], Callable[Concatenate[_Self, _P], None]]:
+    """Return a decorator for ``__init__`` methods that makes the fields of the settings the constructor's arguments."""
 
-    def decorate(init: Callable[[_Self, Settings], None]) -> Callable[Concatenate[_Self, _P], None]:
-        @functools.wraps(init)
-        def taking(self: _Self, /, *args: _P.args, **keywords: _P.kwargs) -> None:
-            init(self, made(*args, **keywords))
+    def decorate(init: Callable[[_Self, CallbackSettings], None]) -> Callable[Concatenate[_Self, _P], None]:
+        def wrapper(self: _Self, /, *args: _P.args, **kwargs: _P.kwargs) -> None:
+            init(self, make_settings(*args, **kwargs))
 
-        own = next(iter(inspect.signature(init).parameters.values()))
-        fields = inspect.signature(made)
-        taking.__signature__ = fields.replace(parameters=[own, *fields.parameters.values()])  # type: ignore[attr-defined]
-        return taking
+        wrapper.__signature__ = inspect.signature(CallbackSettings.__init__)  # type: ignore[attr-defined]
+        return wrapper
 
     return decorate

@@ -1,10 +1,9 @@
-"""The same callbacks for Hugging Face's ``Trainer`` and sentence-transformers' ``SentenceTransformerTrainer``."""
+"""Callbacks for Hugging Face's ``Trainer`` and sentence-transformers' ``SentenceTransformerTrainer``."""
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,98 +11,85 @@ import torch
 from torch import nn
 from transformers import TrainerCallback
 
-from midlayer_encoders.callbacks._history import read_state
-from midlayer_encoders.callbacks._recorder import Recorder
-from midlayer_encoders.callbacks._watch import Watch
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.files import read_kept, write_file
+from midlayer_encoders.files import read_artifact, write_file
+
+from ._decline import DeclineRecorder
+from ._recorder import Recorder, read_state
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["LastLayerDeclineTrainerCallback", "LayerMetricsTrainerCallback"]
-
 
 class LayerMetricsTrainerCallback(Recorder, TrainerCallback):  # type: ignore[misc]
-    """Logs every metric of every layer while a Hugging Face Trainer trains, at the exact step.
+    """Logs every metric of every layer during training with a Hugging Face Trainer, under the exact step.
 
-    A ``TrainerCallback`` does not know its trainer: call :meth:`attach` for values and figures to reach the trainer's
-    own loggers (TensorBoard, W&B, MLflow). Without it they are in ``state.log_history``, in ``history.parquet`` in the
-    output folder, and in its figures. A resumed run goes on with the history up to the checkpoint. The tokenizer is
-    the trainer's where none is given. With ``load_best_model_at_end`` the last step is measured before the best weights
-    are loaded, and those under their own step.
+    A ``TrainerCallback`` has no reference to its trainer: call :meth:`attach` to send values and figures to the
+    trainer's loggers (TensorBoard, W&B, MLflow). Without it they are only in ``state.log_history`` and in the output
+    folder (``history.parquet`` and the figures). A resumed run continues the history from the checkpoint. The default
+    tokenizer is the trainer's. With ``load_best_model_at_end`` the callback measures the last step before the trainer
+    loads the best weights, and then the best weights under their own step.
 
-    The options are those of :class:`~midlayer_encoders.callbacks._settings.Settings`::
+    The options are those of :class:`~midlayer_encoders.callbacks._settings.CallbackSettings`::
 
         callback = LayerMetricsTrainerCallback(texts, every_n_steps=100)
         callback.attach(Trainer(model, args, train_dataset=dataset))
     """
 
     _trainer: Any = None
-    _ended = False  # whether the end of this run was seen already
+    _ended = False
 
     def attach(self, trainer: Any) -> None:
-        """Log through ``trainer`` from now on; adds this callback to it where it is not there yet."""
+        """Log through ``trainer`` from now on, and add this callback to it if necessary."""
         self._trainer = trainer
         callbacks = trainer.callback_handler.callbacks
         if self not in callbacks:
             trainer.add_callback(self)
-        if not any(isinstance(each, _EndsFirst) and each.callback is self for each in callbacks):
-            first = next((place for place, each in enumerate(callbacks) if _is_integration(each)), 0)
+        if not any(isinstance(callback, _EndsFirst) and callback.recorder is self for callback in callbacks):
+            first = next((index for index, callback in enumerate(callbacks) if _is_integration(callback)), 0)
             callbacks.insert(first, _EndsFirst(self))
 
-    # --- the trainer's events -----------------------------------------------------------------------------------------
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """Refuse what cannot work, take over the history of a resumed run, and measure before the first step."""
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Validate the run, load the history of a resumed run, and measure before the first step."""
         for option, strategy in (("fsdp", "FSDP"), ("deepspeed", "DeepSpeed")):
             if getattr(args, option, None):
-                self._refuse_shards(strategy)
+                self._reject_sharding(strategy)
         if args.output_dir is None and self._dirpath is None:
             raise OptionError("`dirpath` must be given where the trainer has no `output_dir`.")
         self._begin()
         self._ended = False
-        self._prepare(given["model"], given.get("processing_class"))
+        self._prepare(kwargs["model"], kwargs.get("processing_class"))
         self._resume_from(self._folder(args) / "history.parquet", state.global_step)
-        if self._wants(state.global_step):
-            self._visit(args, state, control, given["model"])
+        if self._is_due(state.global_step):
+            self._visit(args, state, control, kwargs["model"])
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """Measure when a step is due, and the last where other weights are loaded after it."""
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Measure if a measurement is due, or if the trainer loads other weights after this step."""
         last = args.load_best_model_at_end and state.global_step >= state.max_steps
-        if self._wants(state.global_step) or (last and not self._has(state.global_step)):
-            self._visit(args, state, control, given["model"])
+        if self._is_due(state.global_step) or (last and not self._has(state.global_step)):
+            self._visit(args, state, control, kwargs["model"])
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """Measure the trained model, and draw."""
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Measure the trained model and draw the figures."""
         if not self._ended:
-            self._end(args, state, control, given["model"])
-
-    # --- ours ---------------------------------------------------------------------------------------------------------
+            self._end(args, state, control, kwargs["model"])
 
     def _end(self, args: Any, state: Any, control: Any, model: nn.Module) -> None:
         self._ended = True
-        trained = _at_loaded_step(args, state)
-        if not self._has(trained.global_step):
-            self._visit(args, trained, control, model)
+        loaded_state = _state_of_loaded_weights(args, state)
+        if not self._has(loaded_state.global_step):
+            self._visit(args, loaded_state, control, model)
         if state.is_world_process_zero:
-            self._draw(
-                self._folder(args),
-                [
-                    partial(_SHOWS[kind], logger, step=state.global_step)
-                    for logger in self._integrations()
-                    if (kind := type(logger).__name__) in _SHOWS
-                ],
-            )
+            self._draw(self._folder(args), self._integrations(), _FIGURE_LOGGERS, state.global_step)
 
     def _resume_from(self, path: Path, step: int) -> None:
-        """Take over the steps until the checkpoint from the file of the run before; a new run begins a new file."""
-        state = read_kept(path, read_state) if step else None
-        if state is None:
+        """Load the steps up to the checkpoint from the previous run's file; a new run starts a new file."""
+        state = read_artifact(path, read_state) if step else None
+        if state is None or self._history is None:
             return
-        state["steps"] = {seen: values for seen, values in state["steps"].items() if seen <= step}
-        if self._resume(state):
-            # The file is written anew.
+        state["steps"] = {earlier: values for earlier, values in state["steps"].items() if earlier <= step}
+        if self._resume(self._history, state):
+            # The next measurement overwrites the file.
             write_file(path.with_name(f"history-before-step{step}.parquet"), path.read_bytes())
 
     def _visit(self, args: Any, state: Any, control: Any, model: nn.Module) -> None:
@@ -119,7 +105,7 @@ class LayerMetricsTrainerCallback(Recorder, TrainerCallback):  # type: ignore[mi
             logger.on_log(self._trainer.args, state, self._trainer.control, logs=values, model=self._trainer.model)
 
     def _integrations(self) -> list[Any]:
-        """Return the trainer's loggers; its own printer would bury the losses under hundreds of values."""
+        """Return the trainer's loggers, except for its printer, which hundreds of values would flood."""
         callbacks = [] if self._trainer is None else self._trainer.callback_handler.callbacks
         return [callback for callback in callbacks if _is_integration(callback)]
 
@@ -128,68 +114,73 @@ class LayerMetricsTrainerCallback(Recorder, TrainerCallback):  # type: ignore[mi
 
 
 class _EndsFirst(TrainerCallback):  # type: ignore[misc]
-    """Ends a callback before the trainer's loggers end: what is logged later is lost, or begins a new run (MLflow)."""
+    """Ends a callback before the trainer's loggers end; later values would be lost or start a new run (MLflow)."""
 
-    def __init__(self, callback: LayerMetricsTrainerCallback) -> None:
-        self.callback = callback
+    def __init__(self, recorder: LayerMetricsTrainerCallback) -> None:
+        self.recorder = recorder
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        self.callback._end(args, state, control, given["model"])
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.recorder._end(args, state, control, kwargs["model"])
 
 
-class LastLayerDeclineTrainerCallback(Watch, LayerMetricsTrainerCallback):
-    """Warns, stops or saves when the last layer declines while an earlier one improves, in a Hugging Face Trainer.
+class LastLayerDeclineTrainerCallback(DeclineRecorder, LayerMetricsTrainerCallback):
+    """Warns, stops or saves if the last layer declines while an earlier layer improves, in a Hugging Face Trainer.
 
-    The options are those of :class:`~midlayer_encoders.callbacks._watch.Watch`.
+    The options are those of :class:`~midlayer_encoders.callbacks._decline.DeclineRecorder`.
     """
 
     def _after_measurement(self, control: Any, step: int) -> None:
-        if not self._judge(step):
+        if not self._warn_of_events(step):
             return
         control.should_training_stop |= self.on_decline == "stop"
         control.should_save |= self.on_decline == "checkpoint"
 
 
-def _at_loaded_step(args: Any, state: Any) -> Any:
-    """Return ``state`` as of the step of the weights that the trainer ends with: the best, where it loads them.
+def _state_of_loaded_weights(args: Any, state: Any) -> Any:
+    """Return ``state`` at the step of the final weights: the best weights if the trainer loads them.
 
-    ``state.best_global_step`` may be a later step, which was evaluated and not saved.
+    ``state.best_global_step`` may be a later step that was evaluated but not saved.
     """
     best = state.best_model_checkpoint
     if not args.load_best_model_at_end or best is None or not Path(best).is_dir():
         return state
-    then, step = copy(state), Path(best).name.removeprefix("checkpoint-")
-    then.global_step = int(step) if step.isdigit() else state.best_global_step
-    then.epoch = state.epoch * then.global_step / state.global_step
-    return then
+    step = Path(best).name.removeprefix("checkpoint-")
+    loaded_state = copy(state)
+    loaded_state.global_step = int(step) if step.isdigit() else state.best_global_step
+    loaded_state.epoch = state.epoch * loaded_state.global_step / state.global_step
+    return loaded_state
 
 
 def _is_integration(callback: Any) -> bool:
     return type(callback).__module__.startswith("transformers.integrations")
 
 
-def _to_tensorboard(logger: Any, name: str, figure: Figure, *, step: int) -> None:
+def _log_to_tensorboard(logger: Any, name: str, figure: Figure, step: int) -> None:
     logger.tb_writer.add_figure(name, figure, global_step=step)
 
 
-def _to_wandb(_: Any, name: str, figure: Figure, *, step: int) -> None:
+def _log_to_wandb(_: Any, name: str, figure: Figure, step: int) -> None:
     import wandb
 
-    wandb.log({name: wandb.Image(figure), "train/global_step": step})  # as the integration logs its values
+    wandb.log({name: wandb.Image(figure), "train/global_step": step})  # the same axis as the integration's values
 
 
-def _to_mlflow(_: Any, name: str, figure: Figure, *, step: int) -> None:  # noqa: ARG001
+def _log_to_mlflow(_: Any, name: str, figure: Figure, step: int) -> None:  # noqa: ARG001
     import mlflow
 
     mlflow.log_figure(figure, f"{name}.png")
 
 
-_SHOWS = {"TensorBoardCallback": _to_tensorboard, "WandbCallback": _to_wandb, "MLflowCallback": _to_mlflow}
-"""How a figure is handed to each integration that takes one."""
+_FIGURE_LOGGERS = {
+    "TensorBoardCallback": _log_to_tensorboard,
+    "WandbCallback": _log_to_wandb,
+    "MLflowCallback": _log_to_mlflow,
+}
+"""Functions that log a figure, by the class of the integration."""
 
 
 def _autocast(args: Any, model: nn.Module) -> AbstractContextManager[object]:
-    """Return what the trainer's own forward passes run under; it wraps the outer forward alone."""
+    """Return the autocast context of the trainer, which wraps only the outermost forward."""
     if not (args.bf16 or args.fp16):
         return nullcontext()
     device = next(model.parameters()).device.type

@@ -67,6 +67,7 @@ _SHORT = "AbsTask|Array|Axes|DataLoader|Figure|SubFigure|Image|Path|PretrainedCo
 # Parts of signatures that nobody imports: base classes, protocols, the encoder's keywords once more.
 _INNER = (
     r".*\._.*|.*(RowMetric|SampleMetric|PairMetric|EncoderKeywords|LayerSource|RecipeSource|TokenSource|LayerReader"
-    r"|BatchOptions|Anatomy|Notes|Trained|Result|History|MultimodalEncoder|half_width)"
+    r"|BatchOptions|Anatomy|Notes|TrainingRecord|Result|History|DescribedEncoder|SavableEncoder|EmbeddingEncoder"
+    r"|half_width|AnisotropyForm|InfoNCEForm|TwoNNForm|Distance)"
 )
 nitpick_ignore_regex = [("py:.*", rf"({_OTHERS})\..*"), ("py:class", _SHORT), ("py:.*", _INNER)]

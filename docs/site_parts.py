@@ -53,7 +53,7 @@ def _write(writer: Any, node: nodes.Element, display: str) -> None:
 
 PUBLIC = (
     "", ".callbacks", ".metrics", ".tasks", ".selection", ".sweeping", ".recipes", ".export", ".store", ".tuning",
-    ".frame", ".report", ".media", ".analysis.probing", ".analysis.correlation",
+    ".frame", ".report", ".media", ".probing", ".comparing",
 )  # fmt: skip
 """Modules whose every public name must be in the reference, under this module or another."""
 

@@ -1,4 +1,4 @@
-"""Search with a cut encoder and faiss: ``python examples/faiss_search.py [MODEL [QUESTION]]``."""
+"""Search with a cut encoder and faiss: ``python examples/faiss_search.py [MODEL [QUERY]]``."""
 
 import sys
 
@@ -9,13 +9,13 @@ from midlayer_encoders import LayerEncoder
 from midlayer_encoders.tasks.docstrings import entries
 
 model = sys.argv[1] if len(sys.argv) > 1 else str(get_model_path())
-question = sys.argv[2] if len(sys.argv) > 2 else "solve a system of linear equations"
-encoder = LayerEncoder(model, layer=-1, normalize=True, max_length=64)  # of length 1: the inner product is the cosine
+query = sys.argv[2] if len(sys.argv) > 2 else "solve a system of linear equations"
+encoder = LayerEncoder(model, layer=-1, normalize=True, max_length=64)  # unit length: the inner product is the cosine
 
 texts = [f"{entry.name}: {entry.summary}" for entry in entries()[::4]]
 index = faiss.IndexFlatIP(encoder.get_embedding_dimension())
 index.add(encoder.encode(texts))
 
-scores, places = index.search(encoder.encode([question]), 3)
+scores, places = index.search(encoder.encode([query]), 3)
 for score, place in zip(scores[0], places[0], strict=True):
     print(f"{score:.2f}  {texts[place]}")

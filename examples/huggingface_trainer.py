@@ -1,4 +1,4 @@
-"""Every layer of a model while transformers' Trainer trains it: ``python examples/huggingface_trainer.py [STEPS]``."""
+"""Measure every layer while transformers' Trainer runs: ``python examples/huggingface_trainer.py [STEPS]``."""
 
 import sys
 
@@ -43,7 +43,7 @@ trainer = Trainer(
     train_dataset=rows,
     data_collator=DataCollatorForLanguageModeling(tokenizer, mlm=False),
 )
-watch = LastLayerDeclineTrainerCallback(texts[:32], tokenizer)  # warns; on_decline="stop" stops the run
+watch = LastLayerDeclineTrainerCallback(texts[:32], tokenizer)  # warns; with on_decline="stop", it stops the run
 watch.attach(trainer)
 trainer.train()
 

@@ -1,4 +1,4 @@
-"""Every layer of a language model while Lightning trains it: ``python examples/lightning_training.py [STEPS]``."""
+"""Measure every layer while Lightning trains a model: ``python examples/lightning_training.py [STEPS]``."""
 
 import sys
 
@@ -38,7 +38,7 @@ class LanguageModel(L.LightningModule):
         return torch.optim.AdamW(self.parameters(), lr=1e-3)
 
 
-def batch_of(rows):
+def collate(rows):
     return tokenizer(
         rows, padding=True, truncation=True, max_length=64, return_tensors="pt", return_token_type_ids=False
     )
@@ -54,5 +54,5 @@ trainer = L.Trainer(
     enable_progress_bar=False,
     enable_model_summary=False,
 )
-trainer.fit(LanguageModel(), torch.utils.data.DataLoader(texts[32:], batch_size=8, shuffle=True, collate_fn=batch_of))
+trainer.fit(LanguageModel(), torch.utils.data.DataLoader(texts[32:], batch_size=8, shuffle=True, collate_fn=collate))
 print(watch.frame.filter(name="half_match").pivot("revision", index="layer", values="value"))

@@ -1,6 +1,6 @@
-"""A cut encoder that sentence-transformers trains: ``python examples/sentence_transformers_training.py [MODEL]``.
+"""Train a cut encoder with sentence-transformers: ``python examples/sentence_transformers_training.py [MODEL]``.
 
-``midlayer tune`` does this with held-out pairs, checkpoints and a report; here are its bones.
+``midlayer tune`` does the same with held-out pairs, checkpoints and a report.
 """
 
 import sys
@@ -15,14 +15,13 @@ from midlayer_encoders.callbacks import LayerMetricsTrainerCallback
 from midlayer_encoders.tasks.docstrings import entries
 
 model = sys.argv[1] if len(sys.argv) > 1 else str(get_model_path())
-found = entries()
+functions = entries()
 pairs = Dataset.from_dict(
-    {"anchor": [one.summary for one in found[32:]], "positive": [one.description for one in found[32:]]}
+    {"anchor": [entry.summary for entry in functions[32:]], "positive": [entry.description for entry in functions[32:]]}
 )
 
-encoder = LayerEncoder(
-    model, layer=2, dtype="float32", max_length=48
-)  # the blocks after it are neither loaded nor trained
+# The blocks after layer 2 are neither loaded nor trained.
+encoder = LayerEncoder(model, layer=2, dtype="float32", max_length=48)
 trainer = SentenceTransformerTrainer(
     encoder,
     SentenceTransformerTrainingArguments(
@@ -37,7 +36,7 @@ trainer = SentenceTransformerTrainer(
     train_dataset=pairs,
     loss=MultipleNegativesRankingLoss(encoder),
 )
-watch = LayerMetricsTrainerCallback([one.summary for one in found[:32]], metrics=["effective_rank"])
+watch = LayerMetricsTrainerCallback([entry.summary for entry in functions[:32]], metrics=["effective_rank"])
 watch.attach(trainer)
 trainer.train()
 

@@ -7,21 +7,19 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from midlayer_encoders._types import EncoderSpec
-    from midlayer_encoders.analysis.comparing.run import compare
-    from midlayer_encoders.analysis.probing import probe
-    from midlayer_encoders.analysis.progression import progression
-    from midlayer_encoders.encoder.choosing import select_layer
+    from midlayer_encoders.boards import Board, board
+    from midlayer_encoders.comparing import compare, progression
     from midlayer_encoders.encoder.options import EncoderOptions
-    from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
+    from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder, measure, select_layer
     from midlayer_encoders.errors import MidlayerError
-    from midlayer_encoders.measuring import measure
-    from midlayer_encoders.media.texts import read_texts
+    from midlayer_encoders.media.text_lists import read_texts
+    from midlayer_encoders.probing import probe
     from midlayer_encoders.recipes import Recipe
     from midlayer_encoders.selection import Selection
-    from midlayer_encoders.sweeping import Board, SweepResult, embed, sweep
-    from midlayer_encoders.sweeping.board import board
+    from midlayer_encoders.sweeping import SweepResult, sweep
     from midlayer_encoders.tasks import paper_tasks
     from midlayer_encoders.tuning import TuneResult, tune
+    from midlayer_encoders.vectors import embed
 
 __all__ = [
     "Board",
@@ -51,7 +49,7 @@ __version__ = "0.2.0"
 if not TYPE_CHECKING:
     # torch, transformers and sentence-transformers take seconds to import: each name is fetched when it is asked for.
     _HOMES = {
-        "Board": "sweeping.board",
+        "Board": "boards",
         "EncoderOptions": "encoder.options",
         "EncoderSpec": "_types",
         "LayerEncoder": "encoder.sentence_transformers_encoder",
@@ -60,15 +58,15 @@ if not TYPE_CHECKING:
         "Selection": "selection",
         "SweepResult": "sweeping",
         "TuneResult": "tuning",
-        "board": "sweeping.board",
-        "compare": "analysis.comparing.run",
-        "embed": "sweeping",
-        "measure": "measuring",
+        "board": "boards",
+        "compare": "comparing",
+        "embed": "vectors",
+        "measure": "encoder.sentence_transformers_encoder",
         "paper_tasks": "tasks",
-        "probe": "analysis.probing",
-        "progression": "analysis.progression",
-        "read_texts": "media.texts",
-        "select_layer": "encoder.choosing",
+        "probe": "probing",
+        "progression": "comparing",
+        "read_texts": "media.text_lists",
+        "select_layer": "encoder.sentence_transformers_encoder",
         "sweep": "sweeping",
         "tune": "tuning",
     }

@@ -1,46 +1,41 @@
-"""The words that the rooms share: layers, norms, poolings, and what identifies a vector. Hardly any logic."""
+"""Types shared by the whole package: layers, norms, poolings, progress, and the spec that identifies an encoder."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Literal, TypeAlias
-
-__all__ = [
-    "MAX_PIXELS",
-    "NORMS",
-    "POOLINGS",
-    "READ_SITES",
-    "EncoderSpec",
-    "Layer",
-    "Medium",
-    "Norm",
-    "Pooling",
-    "Progress",
-    "ReadSite",
-    "Stage",
-]
+from typing import Any, Literal, TypeAlias
 
 Layer: TypeAlias = int | float
 """``0`` = embeddings, ``k`` = after block ``k``, ``-1`` = the last, a float in ``(0, 1]`` = fraction of depth."""
 
+LayerArgument: TypeAlias = Layer | Sequence[Layer] | Mapping[str, Layer]
+"""A layer, several layers to combine, or one layer for each tower of a joint model."""
+
+Combine: TypeAlias = Literal["mean", "concat"]
+"""How several layers become one vector."""
+
 Norm: TypeAlias = Literal["final", "none"]
-"""``"final"``: the model's own final norm is applied to the layer's states; ``"none"``: the raw residual stream."""
+"""``"final"`` applies the model's final norm to the layer's states; ``"none"`` takes the raw residual stream."""
 
 Pooling: TypeAlias = Literal["mean", "last", "cls", "max", "weightedmean"]
 
 Medium: TypeAlias = Literal["text", "image", "audio"]
 
 ReadSite: TypeAlias = Literal["block", "attention", "mlp"]
-"""What of a layer is read: the residual stream after its block, or what the block's attention or MLP adds to it."""
+"""The part of a layer to read: the residual stream after its block, or the output of its attention or MLP."""
+
+MIN_MEASURED_TOKENS = 4
+"""Shortest text that every metric can measure: curvature needs two angles, and each half needs two tokens."""
 
 MAX_PIXELS = 50_000_000
-"""Pixels of the largest image that is read unless told otherwise: 7000 x 7000, 150 MB when decoded."""
+"""Default limit of an image's size in pixels: 7000 x 7000, 150 MB when decoded."""
 
 Progress: TypeAlias = Callable[[str, int, int], None]
-"""Called with a stage (``"embedding"``), how many of its steps are done so far, and how many there are."""
+"""Called with a stage (``"embedding"``), the number of its steps done so far, and their total."""
 
 NORMS: tuple[Norm, ...] = ("final", "none")
 READ_SITES: tuple[ReadSite, ...] = ("block", "attention", "mlp")
@@ -52,9 +47,9 @@ class Stage:
     """Counts the steps of one stage of a long task and reports them to a progress callback.
 
     Attributes:
-        progress: what is called; ``None`` for nothing.
-        name: of the stage.
-        total: number of steps known so far.
+        progress: the callback, or ``None``.
+        name: name of the stage.
+        total: number of steps.
         done: number of steps done.
 
     Example:
@@ -71,12 +66,12 @@ class Stage:
     done: int = 0
 
     def step(self, count: int = 1) -> None:
-        """Add steps that were done."""
+        """Count steps as done."""
         self.done += count
         self._report()
 
     def expect(self, more: int) -> None:
-        """Add steps that are still to be done."""
+        """Add steps to the total."""
         self.total += more
         self._report()
 
@@ -85,34 +80,47 @@ class Stage:
             self.progress(self.name, self.done, self.total)
 
 
+_NAMES_ON_DISK = {"weights_digest": "weights", "tower_layers": "layers", "prompting": "asked"}
+
+
+def content_digest(content: str | bytes, size: int = 6) -> str:
+    """Return a digest of ``size`` bytes as hexadecimal digits.
+
+    Example:
+        >>> content_digest("a text", 4)
+        '6dc57015'
+    """
+    data = content.encode() if isinstance(content, str) else content
+    return hashlib.blake2b(data, digest_size=size).hexdigest()
+
+
 @dataclass(frozen=True, kw_only=True)
 class EncoderSpec:
-    """Everything that changes a vector or a score: two encoders with equal specs give equal vectors for a text.
+    """Everything that changes a vector or a score: encoders with equal specs return equal vectors.
 
     Attributes:
         model: name on the hub, or ``local/`` and the name of the folder.
-        revision: branch, tag or commit asked for; ``None`` for a folder or the default branch.
-        layer: number of blocks that a text passes through, ``0`` to ``num_layers``; of a joint model, an image.
+        revision: requested branch, tag or commit; ``None`` for a folder or the default branch.
+        layer: number of blocks that a text passes through, ``0`` to ``num_layers``; for a joint model, an image.
         num_layers: number of blocks of the uncut model.
         norm: whether the final norm is applied to the layer's states.
-        pooling: how token states become one vector; ``"head"`` where a joint model's own heads do it.
+        pooling: how token states become one vector; ``"head"`` for the heads of a joint model.
         max_length: number of tokens after which a text is truncated.
-        dtype: of the weights.
-        prompts: name and text of each prompt, and which is used by default.
+        dtype: dtype of the weights.
+        prompts: name and text of each prompt, and the default prompt.
         bidirectional: whether a causal model's mask is off.
         adapters: adapters merged into the weights, in order.
         chat_template: whether texts are wrapped in the tokenizer's chat template.
-        gguf_file: file of quantised weights inside ``model``.
+        gguf_file: file of quantized weights in ``model``.
         truncate_dim: number of leading dimensions kept, ``None`` for all.
-        modules: settings of the modules that texts pass through, such as the pooling's, as JSON.
-        weights: digest of the weights as they are now, so that a trained encoder is another one.
-        tower: which tower of a joint model it is, ``None`` for a model of one or an encoder with both.
-        layers: name and layer of each tower of a joint model.
-        similarity: how two vectors are compared, as in sentence-transformers' ``similarity_fn_name``.
-        asked: what stands around a text and which tokens count, as JSON; empty for the text itself.
-        mixture: where several layers are combined, each and its share, 1 where they lie side by side; ``layer`` is the
-            deepest of them.
-        site: what of the layer is read.
+        modules: settings of the sentence-transformers modules, as JSON.
+        weights_digest: digest of the current weights, which training changes.
+        tower: tower of a joint model, ``None`` for other models or for an encoder with both towers.
+        tower_layers: name and layer of each tower of a joint model.
+        similarity: similarity function, as in sentence-transformers' ``similarity_fn_name``.
+        prompting: template and pooled tokens, as JSON; empty for the plain text.
+        mixture: each combined layer and its share, 1 if concatenated; ``layer`` is the deepest one.
+        site: part of the layer that is read.
     """
 
     model: str
@@ -130,20 +138,33 @@ class EncoderSpec:
     gguf_file: str | None
     truncate_dim: int | None
     modules: str
-    weights: str
+    weights_digest: str
     tower: str | None = None
-    layers: tuple[tuple[str, int], ...] = ()
+    tower_layers: tuple[tuple[str, int], ...] = ()
     similarity: str = "cosine"
-    asked: str = ""
+    prompting: str = ""
     mixture: tuple[tuple[int, float], ...] = ()
     site: ReadSite = "block"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields by the names that files on disk have for them."""
+        return {_NAMES_ON_DISK.get(name, name): value for name, value in asdict(self).items()}
+
+    def __getattr__(self, name: str) -> Any:
+        for new, old in _NAMES_ON_DISK.items():
+            if name == old:
+                message = f"`EncoderSpec.{old}` is `{new}` now; the old name is removed in 0.4."
+                warnings.warn(message, DeprecationWarning, stacklevel=2)
+                return getattr(self, new)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     @property
     def digest(self) -> str:
         """Twelve hexadecimal digits that differ whenever any field does."""
-        named = asdict(self)
+        values = self.to_dict()
+        # A default of a later release is left out, so that results of earlier releases keep their names.
         for name, default in (("similarity", "cosine"), ("asked", ""), ("mixture", ()), ("site", "block")):
-            if named[name] == default:
-                del named[name]  # as before there was such a field: results under the old names stay readable
-        fields = json.dumps(named, sort_keys=True)
-        return hashlib.blake2b(fields.encode(), digest_size=6).hexdigest()
+            if values[name] == default:
+                del values[name]
+        text = json.dumps(values, sort_keys=True)
+        return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()

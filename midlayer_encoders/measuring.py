@@ -1,104 +1,42 @@
-"""Metrics of every layer over a list of texts: one forward pass for the texts and one for each view of them."""
+"""Metrics of every layer over a list of inputs, from one forward pass for the inputs and one for each view."""
 
 from __future__ import annotations
 
 import logging
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from midlayer_encoders._types import Layer, Norm, Pooling, Progress, ReadSite, Stage
-from midlayer_encoders.errors import OptionError, check_count, check_list, check_progress, check_seed, check_text, shown
+from midlayer_encoders._types import Layer, Norm, Progress, ReadSite, Stage
+from midlayer_encoders.errors import OptionError, short_repr
 from midlayer_encoders.frame import at_site, tidy_frame, tidy_rows
 from midlayer_encoders.media import medium_of
 from midlayer_encoders.metrics import LayerMetric, LiDAR, TooFewTextsError, make_metrics
-from midlayer_encoders.reading.batches import batches_of
+from midlayer_encoders.reading.batches import LayerSource, TokenBudget, batches_of, check_budget, tokens_that_fit
 from midlayer_encoders.reading.reader import TokenReceive, layer_reader
-from midlayer_encoders.reading.source import LayerSource
-from midlayer_encoders.views.media import augment_media
-from midlayer_encoders.views.texts import augment
+from midlayer_encoders.validation import check_count, check_list, check_progress, check_seed, check_text
+from midlayer_encoders.views.media_views import augment_media
+from midlayer_encoders.views.text_views import augment
 
 if TYPE_CHECKING:
     import polars as pl
-
-__all__ = [
-    "agreed",
-    "compute_metrics",
-    "make_for_views",
-    "measure",
-    "measure_layers",
-    "num_passes",
-    "num_views",
-    "token_receiver",
-    "update_metrics",
-    "update_views",
-]
 
 _log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
 
-def measure(
-    encoder: LayerSource,
-    texts: Sequence[Any],
-    *,
-    metrics: str | Sequence[str] = "paper",
-    layers: Sequence[Layer] | str = "all",
-    norm: Norm | None = None,
-    pooling: Pooling | None = None,
-    site: ReadSite = "block",
-    views: int | Sequence[Sequence[Any]] = 16,
-    seed: int = 0,
-    dataset: str = "texts",
-    token_budget: int = 4096,
-    progress: Progress | None = None,
-) -> pl.DataFrame:
-    """Return the tidy frame of the metrics of every layer, read as the encoder reads it.
-
-    Token metrics read the raw states; the others one vector for each text, made with the encoder's own norm, pooling
-    and default prompt. The paper's metrics read raw states throughout: ``LayerEncoder(model, -1, norm="none")``.
-    Invariance metrics share their views: LiDAR's sixteen passes serve InfoNCE and DiME.
-
-    Args:
-        encoder: with the whole model, ``LayerEncoder(model, layer=-1)``, or cut after the last layer of interest.
-        texts: what to pass through it: texts, or for a model of images or audio what it takes (``docs/media.md``).
-        metrics: ``"paper"``, ``"all"``, one name or several.
-        layers: ``"all"`` or some.
-        norm: the encoder's; another is an error.
-        pooling: likewise.
-        site: ``"block"``, or ``"attention"`` or ``"mlp"``: what these add in each block, from layer 1 up. The frame's
-            revision names it, as ``"default:mlp"``.
-        views: number of views of each text for LiDAR (InfoNCE and DiME take the first two), or the views themselves,
-            V lists of N texts.
-        seed: of the views.
-        dataset: what the frame calls the texts.
-        token_budget: tokens in a batch.
-        progress: called after each batch, with the stage ``"measuring"``.
-    """
-    if not hasattr(encoder, "anatomy"):
+def agreed(argument: str, value: _T | None, setting: _T) -> _T:
+    """Return the encoder's setting, or raise an :class:`OptionError` if the argument differs from it."""
+    if value is not None and not (type(value) is type(setting) and value == setting):
         raise OptionError(
-            f"`encoder` must be a LayerEncoder, but got {shown(encoder)}. Write LayerEncoder(model, layer=-1)."
+            f"`{argument}` must be the encoder's, {setting!r}, but got {short_repr(value)}. "
+            f"Leave it out, or create the encoder with {argument}={short_repr(value)}."
         )
-    agreed("norm", norm, encoder.norm)
-    agreed("pooling", pooling, encoder.pooling)
-    return measure_layers(
-        encoder, texts, metrics=metrics, layers=layers, norm=encoder.norm, site=site, views=views, seed=seed,
-        dataset=dataset, token_budget=token_budget, progress=progress,
-    )  # fmt: skip
-
-
-def agreed(argument: str, value: _T | None, own: _T) -> _T:
-    """Return the encoder's own setting, or raise where another was asked for beside it."""
-    if value is not None and not (type(value) is type(own) and value == own):
-        raise OptionError(
-            f"`{argument}` must be the encoder's, {own!r}, but got {shown(value)}. "
-            f"Leave it out, or make the encoder with {argument}={shown(value)}."
-        )
-    return own
+    return setting
 
 
 def measure_layers(
@@ -112,70 +50,67 @@ def measure_layers(
     views: int | Sequence[Sequence[Any]] = 16,
     seed: int = 0,
     dataset: str = "texts",
-    token_budget: int = 4096,
+    token_budget: TokenBudget = "auto",
     progress: Progress | None = None,
 ) -> pl.DataFrame:
-    """Return the tidy frame of :func:`measure`, with the norm of the vectors named instead of taken from the encoder.
+    """Return the tidy frame of :func:`~midlayer_encoders.measure`, with the norm of the vectors as an argument.
 
-    Sweeps and selection read raw states here, as the paper's metrics do, while they score normed ones.
+    Sweeps and selection measure raw states, like the paper, while they score states with the final norm.
     """
-    texts, seed = check_list("texts", texts), check_seed(seed)
-    views = _checked_views(views, len(texts))
-    check_count("token_budget", token_budget, "tokens")
+    texts = check_list("texts", texts)
+    seed = check_seed(seed)
+    views = _check_views(views, len(texts))
+    budget = check_budget(token_budget)
     check_text("dataset", dataset)
     check_progress(progress)
     prompt = source.default_prompt if medium_of(texts[0], source.media) == "text" else ""
     reader = layer_reader(source, layers=layers, norm=norm, prompt=prompt, site=site)
-    made = make_for_views(metrics, reader.layers, views if isinstance(views, int) else len(views))
-    for (
-        metric
-    ) in made.values():  # this process has all texts: nothing is gathered from others that measure too, or wait
-        metric.distributed_available_fn = _alone
-    wanted = num_views(made)
-    passes: Iterable[Sequence[Any]]
-    passes = _passes(source, texts, wanted, seed) if isinstance(views, int) else (texts, *views[:wanted])
-    stage = Stage(progress, "measuring", len(texts) * (1 + wanted))
-    if isinstance(texts[0], str) and wanted:
-        # Batches of all views at once hold less padding than batches of each. The texts' own do not change with them.
-        own, *others = passes
-        passes = (own, [text for view in others for text in view])
-    before = 0
-    for passed in passes:
-        batches = batches_of(source, passed, token_budget=token_budget, prompt=prompt)
-        places = [sorted(batch) for batch in batches]  # the texts first, then each view
-        tokens = token_receiver(made, texts=len(texts)) if not before else None
-        for positions, vectors in reader.embed(passed, places, tokens=tokens):
-            update_views(made, reader.layers, vectors, [before + position for position in positions], len(texts))
+    layer_metrics = make_for_views(metrics, reader.layers, views if isinstance(views, int) else len(views))
+    for metric in layer_metrics.values():  # this process has all texts and gathers nothing from others
+        metric.distributed_available_fn = _not_distributed
+    view_count = num_views(layer_metrics)
+    view_passes = _augment(source, texts, view_count, seed) if isinstance(views, int) else views[:view_count]
+    stage = Stage(progress, "measuring", len(texts) * (1 + view_count))
+    if isinstance(texts[0], str) and view_count:
+        # Batches over all views need less padding than batches per view. The batches of the texts stay the same.
+        view_passes = [[text for view in view_passes for text in view]]
+    tokens_per_batch = tokens_that_fit(source) if budget == "auto" else budget
+    offset = 0
+    for inputs in (texts, *view_passes):
+        batches = batches_of(source, inputs, token_budget=tokens_per_batch, prompt=prompt)
+        sorted_batches = [sorted(batch) for batch in batches]  # texts first, then each view
+        tokens = token_receiver(layer_metrics, len(texts)) if not offset else None
+        for positions, vectors in reader.embed(inputs, sorted_batches, tokens=tokens):
+            places = [offset + position for position in positions]
+            update_views(layer_metrics, reader.layers, vectors, places, len(texts))
             stage.step(len(positions))
-        before += len(passed)
-    named = metrics not in ("all", "paper")
-    found, of = compute_metrics(made, named=named), at_site(source.spec, site)
-    return tidy_frame(
-        row
-        for name, values in found.items()
-        for row in tidy_rows(values, of, kind="metric", dataset=dataset, name=name)
-    )
+        offset += len(inputs)
+    values = compute_metrics(layer_metrics, named=metrics not in ("all", "paper"))
+    rows = []
+    for name, by_layer in values.items():
+        rows += tidy_rows(by_layer, at_site(source.spec, site), kind="metric", dataset=dataset, name=name)
+    return tidy_frame(rows)
 
 
-def _alone() -> bool:
+def _not_distributed() -> bool:
     return False
 
 
-def _checked_views(views: Any, count: int) -> int | list[list[Any]]:
-    """Return the number of views, or the views themselves, each of as many texts as there are."""
+def _check_views(views: Any, count: int) -> int | list[list[Any]]:
+    """Return the number of views, or the views themselves, each with one entry per text."""
     if not isinstance(views, list | tuple):
         return check_count("views", views)
-    made = [check_list("views", view) for view in views]
-    if any(len(view) != count for view in made):
+    lists = [check_list("views", view) for view in views]
+    if any(len(view) != count for view in lists):
         raise OptionError(
             f"`views` must be a number, or lists of {count} texts, one for each text, but got lists of "
-            f"{', '.join(str(len(view)) for view in made)}."
+            f"{', '.join(str(len(view)) for view in lists)}."
         )
-    return made
+    return lists
 
 
 def num_passes(metrics: str | Sequence[str], *, views: int = 16) -> int:
-    """Return how many forward passes over the texts these metrics take, with so many views for LiDAR.
+    """Return the number of forward passes over the texts that metrics need, with this many views for LiDAR.
 
     Example:
         >>> num_passes("paper"), num_passes(["infonce"]), num_passes("curvature")
@@ -185,75 +120,44 @@ def num_passes(metrics: str | Sequence[str], *, views: int = 16) -> int:
 
 
 def make_for_views(metrics: str | Sequence[str], layers: Sequence[int], views: int) -> dict[str, LayerMetric]:
-    """Return the metrics, where LiDAR takes so many views of each text."""
-    made = make_metrics(metrics, layers)
-    for name, metric in made.items():
+    """Return the metrics by name, with LiDAR for this many views of each text."""
+    layer_metrics = make_metrics(metrics, layers)
+    for name, metric in layer_metrics.items():
         if isinstance(metric, LiDAR):
-            made[name] = LiDAR(layers, views=views, exponential=metric.exponential)
-    return made
+            layer_metrics[name] = LiDAR(layers, views=views, exponential=metric.options["exponential"])
+    return layer_metrics
 
 
 def num_views(metrics: Mapping[str, LayerMetric]) -> int:
-    """Return how many views of each text these metrics want, ``0`` where none does."""
+    """Return the number of views of each text that metrics need, ``0`` if none does."""
     return max((int(getattr(metric, "views", 0)) for metric in metrics.values() if metric.kind == "views"), default=0)
 
 
-def _passes(source: LayerSource, texts: Sequence[Any], views: int, seed: int) -> Iterator[Sequence[Any]]:
-    """Yield the texts, images or waveforms, then each view of them."""
-    yield texts
-    if not views:
-        return
+def _augment(source: LayerSource, texts: Sequence[Any], views: int, seed: int) -> Sequence[Sequence[Any]]:
+    """Return views of the texts, images or waveforms."""
     medium = medium_of(texts[0], source.media)
+    if not views:
+        return []
     if medium == "text":
-        yield from augment(texts, views=views, seed=seed)
-    else:
-        yield from augment_media(texts, medium, views=views, seed=seed, max_pixels=source.max_pixels)
+        return augment(texts, views=views, seed=seed)
+    return augment_media(texts, medium, views=views, seed=seed, max_pixels=source.max_pixels)
 
 
-def token_receiver(
-    metrics: Mapping[str, LayerMetric], view: int = -1, *, texts: int | None = None
-) -> TokenReceive | None:
-    """Return what updates the token metrics with the raw states of a pass; ``None`` where none wants them.
+def token_receiver(metrics: Mapping[str, LayerMetric], num_texts: int) -> TokenReceive | None:
+    """Return a function that updates the token metrics with the raw states of a pass; ``None`` without such metrics.
 
     Args:
-        metrics: by name; updated in place.
-        view: number of the view; nothing reads the token states of one.
-        texts: number of texts, where a batch holds views too: positions from there on, which come last, are of those.
+        metrics: metrics by name; updated in place.
+        num_texts: number of texts; a batch may hold views too, whose positions come after those of the texts.
     """
-    of_tokens = [metric for metric in metrics.values() if metric.kind == "tokens"] if view < 0 else []
+    token_metrics = [metric for metric in metrics.values() if metric.kind == "tokens"]
 
-    def tokens(layer: int, states: Tensor, mask: Tensor, positions: list[int]) -> None:
-        index = torch.tensor([position for position in positions if texts is None or position < texts])
-        for metric in of_tokens if len(index) else ():
+    def update(layer: int, states: Tensor, mask: Tensor, positions: list[int]) -> None:
+        index = torch.tensor([position for position in positions if position < num_texts])
+        for metric in token_metrics if len(index) else ():
             metric.update(layer, states[: len(index)], mask[: len(index)], index=index)
 
-    return tokens if of_tokens else None
-
-
-def update_metrics(
-    metrics: Mapping[str, LayerMetric],
-    layers: Sequence[int],
-    vectors: Tensor | Sequence[Tensor],
-    positions: Sequence[int] | Tensor,
-    *,
-    view: int | Tensor = -1,
-) -> None:
-    """Update the metrics that want one vector for each text.
-
-    Args:
-        metrics: by name; updated in place.
-        layers: of the vectors.
-        vectors: ``(B, D)`` for each layer.
-        positions: of the B texts in the whole list.
-        view: number of the view from ``0``, of all or of each; ``-1`` for the texts themselves.
-    """
-    index = torch.as_tensor(positions)
-    of_views = isinstance(view, Tensor) or view >= 0
-    extra = {"index": index, "view": view} if of_views else {"index": index}
-    wanting = [metric for metric in metrics.values() if metric.kind == ("views" if of_views else "pooled")]
-    for layer, rows in zip(layers, vectors, strict=True):
-        for metric in wanting:
-            metric.update(layer, rows, **extra)
+    return update if token_metrics else None
 
 
 def update_views(
@@ -261,47 +165,51 @@ def update_views(
     layers: Sequence[int],
     vectors: Tensor | Sequence[Tensor],
     positions: Sequence[int],
-    texts: int,
+    num_texts: int,
 ) -> None:
-    """Update the metrics with a batch that may hold texts and views of them.
+    """Update the metrics that read one vector for each text with a batch that may hold texts and views of them.
 
     Args:
-        metrics: by name; updated in place.
-        layers: of the vectors.
+        metrics: metrics by name; updated in place.
+        layers: layers of the vectors.
         vectors: ``(B, D)`` for each layer.
-        positions: ascending, of the batch in the list of all texts, followed by the first view of each, and so on.
-        texts: number of texts.
+        positions: ascending positions in the list of all texts, followed by the first view of each, and so on.
+        num_texts: number of texts.
     """
-    own = bisect_left(positions, texts)
-    if own:
-        # Each layer's in its own memory, since the metrics keep them; likewise below.
-        some = vectors if own == len(positions) else [rows[:own].clone() for rows in vectors]
-        update_metrics(metrics, layers, some, positions[:own])
-    if own < len(positions):
-        some = [rows[own:].clone() for rows in vectors] if own else vectors
-        places = torch.tensor(positions[own:])
-        update_metrics(metrics, layers, some, places % texts, view=places // texts - 1)
+    split = bisect_left(positions, num_texts)
+    texts = torch.tensor(positions[:split])
+    views = torch.tensor(positions[split:])
+    is_mixed = 0 < split < len(positions)
+    for layer, rows in zip(layers, vectors, strict=True):
+        for kind, part, options in (
+            ("pooled", rows[:split], {"index": texts}),
+            ("views", rows[split:], {"index": views % num_texts, "view": views // num_texts - 1}),
+        ):
+            part = part.clone() if is_mixed else part  # metrics keep the vectors: clones free the rest of the batch
+            for metric in metrics.values() if len(part) else ():
+                if metric.kind == kind:
+                    metric.update(layer, part, **options)
 
 
 def compute_metrics(metrics: Mapping[str, LayerMetric], *, named: bool = True) -> dict[str, dict[int, float]]:
-    """Return the values of each metric by layer; NaN where a layer can have none, as the first of a comparison.
+    """Return the values of each metric by layer; NaN for a layer without a value, as the first of a comparison.
 
     Args:
-        metrics: by name.
-        named: whether each metric was asked for by its name. Of a group, those that need more texts are left out, with
-            a warning in the log.
+        metrics: metrics by name.
+        named: whether each metric was requested by name. Metrics of a group that need more texts are left out, with a
+            warning in the log.
     """
-    found: dict[str, dict[int, float]] = {}
-    lacking: dict[str, TooFewTextsError] = {}
+    values: dict[str, dict[int, float]] = {}
+    errors: dict[str, TooFewTextsError] = {}
     for metric in metrics.values():
-        metric.settle()  # before the first value is waited for
+        metric.settle()  # start every computation before waiting for the first value
     for name, metric in metrics.items():
         try:
-            found[name] = dict(zip(metric.layers, metric.compute().tolist(), strict=True))
+            values[name] = dict(zip(metric.layers, metric.compute().tolist(), strict=True))
         except TooFewTextsError as error:
-            lacking[name] = error
-    if lacking and (named or not found):
-        raise next(iter(lacking.values()))
-    for name, reason in lacking.items():
+            errors[name] = error
+    if errors and (named or not values):
+        raise next(iter(errors.values()))
+    for name, reason in errors.items():
         _log.warning("%s is left out. %s", name, reason)
-    return found
+    return values

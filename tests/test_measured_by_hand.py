@@ -16,7 +16,7 @@ import midlayer_encoders.metrics as of
 from midlayer_encoders import LayerEncoder, measure
 from midlayer_encoders.measuring import measure_layers
 from midlayer_encoders.metrics import METRICS
-from midlayer_encoders.views.texts import augment
+from midlayer_encoders.views.text_views import augment
 from tests.progress import counted
 
 Folder = Callable[[str], str]

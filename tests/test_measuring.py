@@ -11,8 +11,9 @@ from typer.testing import CliRunner
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.cli import app
+from midlayer_encoders.encoder.sentence_transformers_encoder import measure
 from midlayer_encoders.errors import LayerIndexError, OptionError
-from midlayer_encoders.measuring import measure, num_passes
+from midlayer_encoders.measuring import num_passes
 from midlayer_encoders.media import InputError
 from midlayer_encoders.metrics import (
     METRICS,
@@ -23,7 +24,7 @@ from midlayer_encoders.metrics import (
     lidar,
     prompt_entropy,
 )
-from midlayer_encoders.views.texts import augment
+from midlayer_encoders.views.text_views import augment
 from tests.families import DEPTH
 
 Folder = Callable[[str], str]
@@ -85,23 +86,31 @@ def test_wrong_input(tiny_folder: Folder) -> None:
     whole = LayerEncoder(tiny_folder("Llama"), -1, device="cpu")
     with pytest.raises(OptionError, match="at least one text"):
         measure(whole, [])
-    with pytest.raises(OptionError, match="must be a LayerEncoder, but got 'gpt2'"):
-        measure("gpt2", TEXTS)  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="must be a folder, a hub name or a LayerEncoder, but got 3"):
+        measure(3, TEXTS)  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="Did you mean 'curvature'"):
         measure(whole, TEXTS, metrics="curvatur")
     with pytest.raises(LayerIndexError, match=r"in \[0, 4\]"):
         measure(whole, TEXTS, layers=[9])
 
 
+def test_a_name_is_measured_on_raw_states(tiny_folder: Folder) -> None:
+    raw = LayerEncoder(tiny_folder("Llama"), -1, device="cpu", norm="none")
+    by_name = measure(tiny_folder("Llama"), TEXTS, metrics="dataset_entropy", device="cpu")
+    assert by_name.equals(measure(raw, TEXTS, metrics="dataset_entropy"))
+    normed = measure(tiny_folder("Llama"), TEXTS, metrics="dataset_entropy", device="cpu", norm="final")
+    assert not normed.equals(by_name)
+
+
 def test_an_encoder_without_blocks_has_no_layers_to_read(tiny_folder: Folder) -> None:
-    with pytest.raises(OptionError, match=r"was cut at layer 0\. Make it with layer=-1"):
+    with pytest.raises(OptionError, match=r"was cut at layer 0\. Create it with layer=-1"):
         measure(LayerEncoder(tiny_folder("Llama"), 0, device="cpu"), TEXTS, metrics="curvature")
 
 
 def test_a_conflict_with_the_encoders_own_settings_is_an_error(tiny_folder: Folder) -> None:
     whole = LayerEncoder(tiny_folder("Llama"), -1, pooling="last", device="cpu")
     for given in ({"norm": "none"}, {"pooling": "mean"}):
-        with pytest.raises(OptionError, match=r"must be the encoder's, .* make the encoder with"):
+        with pytest.raises(OptionError, match=r"must be the encoder's, .* create the encoder with"):
             measure(whole, TEXTS, metrics="dataset_entropy", **given)  # type: ignore[arg-type]
     same = measure(whole, TEXTS, metrics="dataset_entropy", norm="final", pooling="last")
     assert same.equals(measure(whole, TEXTS, metrics="dataset_entropy"))

@@ -17,13 +17,14 @@ from typer.testing import CliRunner
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.cli import app
-from midlayer_encoders.measuring import measure
+from midlayer_encoders.encoder.sentence_transformers_encoder import measure
 from midlayer_encoders.metrics import METRICS, curvature, dataset_entropy, infonce, prompt_entropy
 from midlayer_encoders.reading.batches import batches_of
 from midlayer_encoders.store import EmbeddingStore
-from midlayer_encoders.sweeping import sweep
-from midlayer_encoders.sweeping.stored_layer import Embedder, Prompts, StoredLayer
-from midlayer_encoders.views.media import augment_media
+from midlayer_encoders.sweeping import SweepSettings, sweep
+from midlayer_encoders.sweeping.embedder import Embedder
+from midlayer_encoders.sweeping.mteb_jobs import Prompts, StoredLayer
+from midlayer_encoders.views.media_views import augment_media
 from tests.families import DEPTH
 from tests.made_media import IMAGES, WAVEFORMS, image, waveform
 from tests.others_warnings import MTEB
@@ -95,7 +96,7 @@ def test_the_command_measures_a_folder_of_images_or_waveforms(
     assert "bad.png cannot be read" in str(CliRunner().invoke(app, command).exception)
     with caplog.at_level(logging.WARNING):
         assert CliRunner().invoke(app, [*command, "--skip-bad"]).exit_code == 0
-    assert re.search(r"Left out: .*bad\.png cannot be read", caplog.text)
+    assert re.search(r"Skipped: .*bad\.png cannot be read", caplog.text)
     assert CliRunner().invoke(app, ["metrics", tiny_folder("ViT"), *options]).exit_code == 2
 
 
@@ -135,8 +136,8 @@ def test_a_sweep_over_images_scores_as_mteb_scores_each_layer(tiny_folder: Folde
     import mteb
 
     result = sweep(
-        tiny_folder("ViT"), image_task(), layers=[0, 2, 4], metrics=["curvature", "infonce"], metric_texts=8,
-        out=tmp_path, workers=1, device="cpu",
+        tiny_folder("ViT"), image_task(), layers=[0, 2, 4], metrics=["curvature", "infonce"], out=tmp_path,
+        device="cpu", settings=SweepSettings(metric_texts=8, workers=1),
     )  # fmt: skip
     assert not result.failures
     scores = result.frame.filter(pl.col("kind") == "score").sort("layer")
@@ -155,7 +156,7 @@ def test_a_stored_layer_reads_audio_by_its_samples(tiny_folder: Folder, tmp_path
     store = EmbeddingStore(tmp_path, key="e", layers=[2], dim=32)
     embedder = Embedder(encoder, store)
     stored = StoredLayer(
-        store, 2, name="a/b", revision="c", prompts=Prompts(), modalities=encoder.media, ensure=embedder
+        store, 2, name="a/b", revision="c", prompts=Prompts(encoder), modalities=encoder.media, ensure=embedder
     )  # fmt: skip
     items = [{"array": samples, "sampling_rate": rate} for samples, rate in WAVEFORMS]
     batches: Any = [{"audio": items[:4], "id": range(4)}, {"audio": items[4:], "id": range(2)}]

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from midlayer_encoders import LayerEncoder, compare, measure, progression, sweep
+from midlayer_encoders import LayerEncoder, measure, progression
 from midlayer_encoders.errors import MidlayerError, OptionError
+from tests.grouped import compare, sweep
 
 TEXTS = [f"text number {number}" for number in range(12)]
 
@@ -55,7 +56,7 @@ def test_measure_takes_arrays_of_numpy(encoder: LayerEncoder) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"views": 4}, "`views` must be left out without `metrics`, which it is about, but got 4"),
+        ({"views": 4}, "`views` must be left out without `metrics`, but got 4"),
         ({"metric_texts": 4}, "`metric_texts` must be left out without `metrics`"),
         ({"metrics": "curvatur"}, "^`metrics` must be one of"),
         ({"workers": 0}, "`workers` must be a positive number of processes, but got 0"),

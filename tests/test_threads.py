@@ -11,10 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors import safe_open
 
-from midlayer_encoders import LayerEncoder, measure, select_layer, sweep
+from midlayer_encoders import LayerEncoder, measure, select_layer
 from midlayer_encoders.reading.batches import count_tokens
 from tests.families import tiny
+from tests.grouped import sweep
 from tests.others_warnings import MTEB
 from tests.tasks.rows import ROWS, SENTENCES, write
 from tests.tiny_folders import tokenizer
@@ -61,8 +63,14 @@ def swept(encoder: LayerEncoder, folder: Path) -> Any:
         encoder, task, layers=[1, -1], out=folder / "out", workers=1, baselines=False, token_budget=256
     )  # fmt: skip
     assert not result.failures
-    stored = sorted(path.read_bytes() for path in folder.rglob("*.safetensors"))  # their names are of the moment
-    return result.frame.rows(), stored
+    return result.frame.rows(), sorted(map(_content, folder.rglob("*.safetensors")))  # file names differ between runs
+
+
+def _content(path: Path) -> list[Any]:
+    """Return the metadata and tensors of a shard; safetensors writes the metadata in any order."""
+    with safe_open(path, framework="numpy") as file:
+        names = file.keys()
+        return [sorted(file.metadata().items()), *((name, file.get_tensor(name).tobytes()) for name in names)]
 
 
 CALLS: dict[str, tuple[Callable[[LayerEncoder, Path], Any], int]] = {  # and how often, to fill the time of a sweep

@@ -16,6 +16,7 @@ import polars as pl
 from benchmarks.pretraining.tasks import Evaluation, read_tasks
 from midlayer_encoders import LayerEncoder, sweep
 from midlayer_encoders.recipes import PLAIN
+from midlayer_encoders.sweeping import SweepSettings
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -39,7 +40,9 @@ def main() -> None:
     batched = pl.DataFrame(rows, schema=["dataset", "layer", "batched"], orient="row")
     with tempfile.TemporaryDirectory() as out:
         paths = sorted((given.folder / "tasks").iterdir())
-        result = sweep(encoder, paths, layers=given.layers or "all", out=Path(out), scoring="mteb")
+        result = sweep(
+            encoder, paths, layers=given.layers or "all", out=Path(out), settings=SweepSettings(scoring="mteb")
+        )
         label = pl.col("dataset").str.replace(r"-[0-9a-f]{8}$", "")
         swept = result.frame.select(label, "layer", pl.col("value").alias("mteb"))
     both = swept.join(batched, on=["dataset", "layer"]).sort("dataset", "layer")

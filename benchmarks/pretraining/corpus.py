@@ -19,12 +19,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from midlayer_encoders.paper.reference import data_folder
+from benchmarks.pretraining.pairs import labeled_groups
+from benchmarks.pretraining.vocabulary import BOS, SPECIAL, VOCAB
+from midlayer_encoders.paper.setting import data_folder
 
 DATA = data_folder() or Path(__file__).parents[3] / "shared" / "data"
-VOCAB = 8192
-SPECIAL = ("[PAD]", "[EOS]", "[MASK]", "[BOS]")
-PAD, EOS, MASK, BOS = range(4)
 STRETCH = 25_600  # tokens; every hundredth stretch is held out, so that no author is only trained on or only held out
 
 
@@ -158,7 +157,7 @@ def read_texts(path: Path, characters: int | None = None) -> list[str]:
 
 
 def main(words: list[str] | None = None) -> None:
-    from midlayer_encoders.views.texts import augment
+    from midlayer_encoders.views.text_views import augment
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
@@ -195,7 +194,6 @@ def main(words: list[str] | None = None) -> None:
 
 def _copy_tasks(out: Path, rows: int) -> None:
     """Write the tasks, shortened, and the pairs to fine-tune on."""
-    from benchmarks.pretraining.pairs import labeled_groups
     from benchmarks.real_tasks import shortened
 
     for task in shortened(out / "tasks", rows):

@@ -9,6 +9,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from benchmarks.panels import Axis, Dots, Level, Line, Panel, Part, Rule, amount_axis, draw, layer_axis, value_axis
 from benchmarks.pretraining.entropy_map import headline
 from benchmarks.pretraining.findings import (
     EVENTS,
@@ -23,9 +24,6 @@ from benchmarks.pretraining.findings import (
 )
 from benchmarks.pretraining.record import TOKENS, TUNED, Run, known, read_run, seeds
 from midlayer_encoders.frame.steps import History
-from midlayer_encoders.report.axes import Axis, amount_axis, layer_axis
-from midlayer_encoders.report.charts import Chart, Dots, Level, Line, Panel, Part, Rule, value_axis
-from midlayer_encoders.report.matplotlib_figures import draw
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -82,7 +80,7 @@ def formation() -> Figure:
             one, found = read(run), event(read(run))
             lines.append(_over_tokens(one, one.values[:, one.layers.index(found.layer)], f"seed {number}", number))
         panels.append(Panel(words, _tokens_axis(runs), value_axis(lines), tuple(lines)))
-    return draw(Chart(tuple(panels), columns=2, size=(4.2, 2.4)))
+    return draw(panels, columns=2, size=(4.2, 2.4))
 
 
 def beside(*names: str) -> Figure:
@@ -106,7 +104,7 @@ def beside(*names: str) -> Figure:
         Panel("first token's share, highest layer", across, Axis("", 0, 1), shares),
         Panel("prompt entropy of raw states at the end, nats", layer_axis(LAST), value_axis(by_layer), by_layer),
     )
-    return draw(Chart(panels, columns=3, size=(3.7, 2.9)))
+    return draw(panels, columns=3, size=(3.7, 2.9))
 
 
 def objectives() -> Figure:
@@ -124,7 +122,7 @@ def objectives() -> Figure:
                 for number, step in enumerate(STAGES)
             )
             panels.append(Panel(words[run.name] + note, layer_axis(LAST), up, lines, ordered=len(STAGES)))
-    return draw(Chart(tuple(panels), columns=len(runs), size=(3.5, 2.5)))
+    return draw(panels, columns=len(runs), size=(3.5, 2.5))
 
 
 def first_token() -> Figure:
@@ -156,7 +154,7 @@ def first_token() -> Figure:
     }
     up = value_axis([line for lines in curves.values() for line in lines])
     panels = tuple(Panel(name, layer_axis(LAST), up, tuple(lines)) for name, lines in curves.items())
-    return draw(Chart(panels, columns=5, size=(2.5, 2.3)))
+    return draw(panels, columns=5, size=(2.5, 2.3))
 
 
 def scores() -> Figure:
@@ -177,7 +175,7 @@ def scores() -> Figure:
         Panel(f"{name}: mean of six tasks", layer_axis(LAST), up, tuple(parts), ordered=len(STAGES))
         for name, parts in drawn.items()
     )
-    return draw(Chart(panels, columns=2, size=(4.2, 2.7)))
+    return draw(panels, columns=2, size=(4.2, 2.7))
 
 
 def overtaking() -> Figure:
@@ -193,7 +191,7 @@ def overtaking() -> Figure:
         parts: tuple[Part, ...] = (Level(0.0, ""), *lines) if other == "first" else tuple(lines)
         across = amount_axis("tokens seen", x)
         panels.append(Panel(f"best middle layer, points over {words}", across, value_axis(lines), parts))
-    return draw(Chart(tuple(panels), columns=2, size=(4.2, 2.5)))
+    return draw(panels, columns=2, size=(4.2, 2.5))
 
 
 def layers_move() -> Figure:
@@ -209,7 +207,7 @@ def layers_move() -> Figure:
         Panel("settled from, M tokens", layer_axis(LAST), value_axis(settling), tuple(settling)),
         Panel("way from 1M tokens on, % of the range", layer_axis(LAST), value_axis(moving), tuple(moving)),
     )
-    return draw(Chart(panels, columns=2, size=(4.4, 2.8)))
+    return draw(panels, columns=2, size=(4.4, 2.8))
 
 
 def rules() -> Figure:
@@ -224,7 +222,7 @@ def rules() -> Figure:
     panel = Panel(
         "points below the best layer", amount_axis("tokens seen", lines[0].x), value_axis(lines), tuple(lines)
     )
-    return draw(Chart((panel,), size=(6.4, 3.0)))
+    return draw([panel], size=(6.4, 3.0))
 
 
 def losses() -> Figure:
@@ -235,7 +233,7 @@ def losses() -> Figure:
         held = {int(step) * TOKENS: loss for step, loss in run.told["held_out"].items() if int(step)}
         parts.append(Dots(tuple(held), tuple(held.values()), "ring", style=number))
     panel = Panel("loss, nats a token (points: held out)", _tokens_axis(seeds()), value_axis(parts), tuple(parts))
-    return draw(Chart((panel,), size=(6.4, 3.2)))
+    return draw([panel], size=(6.4, 3.2))
 
 
 def _loss(run: Run, style: int = 0) -> Line:
@@ -272,7 +270,7 @@ def long_run() -> Figure:
         over("depth of the valley, nats", depths),
         over("long: best middle layer, points", won, None, Level(0.0, "")),
     )
-    return draw(Chart(panels, columns=3, size=(3.6, 2.5)))
+    return draw(panels, columns=3, size=(3.6, 2.5))
 
 
 def _seam(run: Run, steps: int = 100) -> list[Panel]:
@@ -306,4 +304,4 @@ def finetuning() -> Figure:
         )
         lines = (_over_layers(every[0].values[0], "before", 4), *after)
         panels.append(Panel(title, layer_axis(LAST), value_axis(lines), lines))
-    return draw(Chart(tuple(panels), columns=3, size=(3.5, 2.5)))
+    return draw(panels, columns=3, size=(3.5, 2.5))

@@ -82,7 +82,7 @@ EVENTS: dict[str, Callable[[Run], History]] = {
         run.metric("largest_state"), event_layer(run.metric("first_token_share"))
     ),
     "heads that attend to it (sink rate)": lambda run: run.metric("attention_sink_rate"),
-    "what it takes from the entropy, nats": lowering,
+    "drop in entropy, nats": lowering,
 }
 
 

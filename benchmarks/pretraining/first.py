@@ -12,14 +12,12 @@ from typing import Any
 
 import polars as pl
 
+from benchmarks.panels import Axis, Dots, Line, Panel, Part, draw, layer_axis, value_axis
 from benchmarks.pretraining.findings import THIRDS, valley
 from benchmarks.pretraining.tables import table
 from midlayer_encoders.frame import FRAME_SCHEMA, histories, settled, step_of
 from midlayer_encoders.frame.steps import step_word
 from midlayer_encoders.report import plot_steps_heat
-from midlayer_encoders.report.axes import Axis, layer_axis
-from midlayer_encoders.report.charts import Chart, Dots, Line, Panel, Part, value_axis
-from midlayer_encoders.report.matplotlib_figures import draw
 
 RESULTS = Path(__file__).parent / "results" / "first"
 FIGURES = Path(__file__).parents[2] / "docs" / "figures" / "training_first"
@@ -65,7 +63,18 @@ def run_table() -> str:
             f"{held[-1]:.3f}" if held else "",
         ])  # fmt: skip
     return table(
-        ["run", "in blocks", "steps", "training", "measurements", "tasks", "first loss", "last loss", "held out"], rows
+        [
+            "run",
+            "block parameters",
+            "steps",
+            "training",
+            "measurements",
+            "tasks",
+            "initial loss",
+            "final loss",
+            "held-out loss",
+        ],
+        rows,
     )
 
 
@@ -143,7 +152,7 @@ def by_objective(values: dict[str, dict[int, list[float]]], title: str, *, marks
                 parts.append(Dots((best,), (one[best],), "ring", style=every.index(step)))
         across = layer_axis(len(one) - 1)
         panels.append(Panel(f"{objective}: {title}", across, up, tuple(parts), ordered=len(every)))
-    return draw(Chart(tuple(panels), columns=len(panels), size=(3.5, 2.8)))
+    return draw(panels, columns=len(panels), size=(3.5, 2.8))
 
 
 def settling() -> Any:
@@ -161,7 +170,7 @@ def settling() -> Any:
         )
         ticks = ((3, "0"), (4, "16"), (6, "64"), (8, "256"), (10, "1024"))
         panels.append(Panel(f"{name}: settled from step", layer_axis(12), Axis("", 2.7, 10.3, ticks), lines))
-    return draw(Chart(tuple(panels), size=(3.5, 2.6)))
+    return draw(panels, size=(3.5, 2.6))
 
 
 def tuning() -> Any:
@@ -177,7 +186,7 @@ def tuning() -> Any:
         after = (curve(steps[max(steps)], tuned, place) for place, (tuned, steps) in enumerate(curves.items()))
         lines = (curve(first[min(first)], "before", 4), *after)
         panels.append(Panel(name, layer_axis(12), value_axis(lines), lines))
-    return draw(Chart(tuple(panels), columns=len(panels), size=(3.1, 2.6)))
+    return draw(panels, columns=len(panels), size=(3.1, 2.6))
 
 
 def losses() -> Any:
@@ -191,7 +200,7 @@ def losses() -> Any:
         parts.append(Dots(tuple(held), tuple(held.values()), style=place))
     across = Axis("step", 1, 1200, tuple((step, str(step)) for step in (1, 4, 16, 64, 256, 1024)), log=True)
     panel = Panel("loss, nats a token (points: held out)", across, value_axis(parts), tuple(parts))
-    return draw(Chart((panel,), size=(6.4, 3.3)))
+    return draw([panel], size=(6.4, 3.3))
 
 
 def figures() -> dict[str, Any]:

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.pretraining.attention import give_sink
-from benchmarks.pretraining.corpus import BOS, EOS, MASK, PAD, VOCAB
 from benchmarks.pretraining.scan import use_matrix_products
 from benchmarks.pretraining.variants import Variant
+from benchmarks.pretraining.vocabulary import BOS, EOS, MASK, PAD, VOCAB
 
 MASKED = 0.3  # of the tokens; all of them are replaced by the mask
 IGNORED = -100  # the target that cross entropy skips

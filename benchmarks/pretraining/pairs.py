@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from benchmarks.pretraining.corpus import BOS, PAD
 from benchmarks.pretraining.tasks import padded
+from benchmarks.pretraining.vocabulary import BOS, PAD
 
 __all__ = ["CROP", "Crops", "Pairs", "adjacent_sentences", "labeled_groups", "without"]
 

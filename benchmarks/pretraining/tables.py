@@ -92,15 +92,15 @@ def _layers(found: Sequence[int]) -> str:
 def _differs(run: Run) -> str:
     words = {
         "blocks": {"gpt_neox": "GPTNeoX blocks", "mamba2": "Mamba2 blocks"},
-        "objective": {"masked": "masked, both sides seen"},
+        "objective": {"masked": "masked objective, bidirectional"},
         "bos": {0.0: "no [BOS]", 0.5: "[BOS] before half of the sequences"},
         "peak": {5e-4: "peak rate 5e-4"},
         "decay": {0.0: "no weight decay"},
         "more": {True: "94M tokens of other text, a longer schedule"},
         "sink": {
-            "one": "a one in the softmax's denominator",
-            "key": "a learned key with no value",
-            "hidden": "no later token sees the first",
+            "one": "1 added to the softmax denominator",
+            "key": "a learned key without a value",
+            "hidden": "first token hidden from later ones",
         },
     }
     return ", ".join(words[name][value] for name, value in VARIANTS[run.name].changed().items() if name in words)
@@ -122,7 +122,7 @@ def runs() -> str:
             name, differs, f"{told['block_parameters'] / 1e6:.1f}M", f"{told['tokens'] / 1e6:.0f}M", _spread(ends, 3),
             _spread([run.held_out for run in some], 3),
         ])  # fmt: skip
-    return table(["run", "differs in", "in blocks", "tokens", "last loss", "held out"], rows)
+    return table(["run", "difference", "block parameters", "tokens", "final loss", "held-out loss"], rows)
 
 
 def formation() -> str:
@@ -135,7 +135,7 @@ def formation() -> str:
         rows.append([
             words, _layers([one.layer for one in found]), _spread([one.final for one in found], digits), *map(_millions, times)
         ])  # fmt: skip
-    return table(["what", "at layer", "at the end", "a tenth of it at", "half at", "nine tenths at"], rows)
+    return table(["quantity", "layer", "final value", "10 % at", "50 % at", "90 % at"], rows)
 
 
 def _highest(every: Sequence[History], digits: int = 2) -> str:
@@ -168,11 +168,11 @@ def variants() -> str:
         "run",
         "first token's share",
         "sink rate",
-        "of all heads",
+        "sink rate, all heads",
         "largest state",
-        "it takes, nats",
+        "drop in entropy, nats",
         "valley, nats",
-        "valley without it",
+        "valley without first token",
     ]
     return table(head, rows)
 
@@ -181,11 +181,11 @@ def kinds() -> str:
     """Return the valley in each way of reading it."""
     ways: dict[str, tuple[str, str]] = {
         "raw": (RAW, "probe"),
-        "raw, left out": (RAW, "probe-later"),
+        "raw, no first token": (RAW, "probe-later"),
         "normed": (RAW, "probe-normed"),
-        "normed, left out": (RAW, "probe-normed-later"),
-        "the paper's": ("prompt_entropy", "probe"),
-        "the paper's, left out": ("prompt_entropy", "probe-later"),
+        "normed, no first token": (RAW, "probe-normed-later"),
+        "paper's metric": ("prompt_entropy", "probe"),
+        "paper's metric, no first token": ("prompt_entropy", "probe-later"),
     }
     rows = [[name, *(_valley(some, *which) for which in ways.values())] for name, _, some in _groups()]
     return table(["run", *ways], rows)
@@ -195,7 +195,7 @@ def needed(shares: Sequence[float] = (0.01, 0.5, 0.7, 0.9, 0.95, 0.98, 0.99, 0.9
     """Return both entropies of made-up tokens, whose first one is as long as each share asks."""
     states = torch.randn(16, tokens, 512, generator=torch.Generator().manual_seed(0))
     others = states[:, 1:].square().sum(dim=(1, 2))
-    rows: list[list[str]] = [["raw"], ["the paper's"]]
+    rows: list[list[str]] = [["raw"], ["paper's metric"]]
     for share in shares:
         length = (share / (1 - share) * others).sqrt()
         made = states.clone()
@@ -220,7 +220,15 @@ def stages() -> str:
             _spread([max(one.best, one.last) for one in words], 1),
         ])  # fmt: skip
     return table(
-        ["tokens", "embeddings", "best middle layer", "last", "over embeddings", "over last", "best of `one-word`"],
+        [
+            "tokens",
+            "embeddings",
+            "best middle layer",
+            "last",
+            "gain over embeddings",
+            "gain over last",
+            "best with `one-word`",
+        ],
         rows,
     )
 
@@ -249,7 +257,7 @@ def middle() -> str:
         "embeddings",
         "best middle layer",
         "last",
-        "over last",
+        "gain over last",
         "ahead of embeddings from",
         "ahead of last from",
     ]

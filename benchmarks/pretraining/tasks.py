@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.pretraining.corpus import PAD
 from benchmarks.pretraining.models import evaluating
+from benchmarks.pretraining.vocabulary import PAD
 from midlayer_encoders.recipes import PLAIN, RECIPES, Recipe
 from midlayer_encoders.tasks import isolated_random, task_sources
 
@@ -51,7 +51,7 @@ def read_tasks(folder: Path) -> list[Task]:
             task = source.make()
             (asked,) = record(task, _texts)
         name = source.name.rpartition("-")[0]
-        made.append(Task(name, str(task.metadata.main_score), list(asked.keys), asked.question.scores))
+        made.append(Task(name, str(task.metadata.main_score), list(asked.keys), asked.scorer.scores))
     return made
 
 

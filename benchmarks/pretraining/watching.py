@@ -20,10 +20,10 @@ from midlayer_encoders.measuring import compute_metrics, make_for_views, token_r
 from midlayer_encoders.metrics import METRICS, LayerMetric, PromptEntropy, attention_sink_rates
 from midlayer_encoders.models.anatomy import find_anatomy
 from midlayer_encoders.reading.batches import plan_batches
-from midlayer_encoders.reading.norm import final_norm
+from midlayer_encoders.reading.capture import final_norm
 from midlayer_encoders.reading.pooling import pool
 from midlayer_encoders.reading.reader import LayerReader
-from midlayer_encoders.recipes.recipe import PLAIN
+from midlayer_encoders.recipes import PLAIN
 
 BATCH_TOKENS = 65_536  # of a measurement
 # It takes five times as long as all others together, and says what the prompt entropy says.
@@ -166,7 +166,7 @@ class Aside(_AtSteps):
             for kind, (norm, skip) in KINDS.items():
                 some, real = both[norm][:, skip:], mask[:, skip:]
                 vectors.setdefault(kind, []).append(pool(some, real))
-                if (receive := token_receiver(self._made[kind], texts=self.count)) is not None:
+                if (receive := token_receiver(self._made[kind], self.count)) is not None:
                     receive(layer, some, real, positions)
 
         reader = LayerReader(backbone, dict, anatomy, layers)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import polars as pl
 
+from benchmarks.panels import Dots, Level, Line, Panel, Word, draw, layer_axis, value_axis
 from midlayer_encoders.frame import Curve, summary
-from midlayer_encoders.report.axes import layer_axis
-from midlayer_encoders.report.charts import Chart, Dots, Level, Line, Panel, Word, value_axis
-from midlayer_encoders.report.matplotlib_figures import draw
-from midlayer_encoders.report.recipes import plot_recipes
+from midlayer_encoders.report.score_charts import plot_recipes
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 HERE = Path(__file__).parent
 SHOWN = ("plain", "plain+last", "one-word", "one-word+mean", "one-word+filter", "summarize", "echo")
@@ -26,7 +28,7 @@ def averages(name: str, recipes: tuple[str, ...]) -> dict[str, Curve]:
     return {recipe: curve for recipe, curve in found.items() if curve is not None}
 
 
-def gain() -> Chart:
+def gain() -> Figure:
     """Return the README's picture: the last layer, a better one, a better question, and a model made for embeddings."""
     plain, asked = averages("smollm2", ("plain", "one-word")).values()
     made = averages("minilm", ("plain",))["plain"].last
@@ -40,7 +42,7 @@ def gain() -> Chart:
     dots = [Dots((layer,), (value,), style=style) for layer, value, style in places]
     told = (("best layer", -2.4, 3.0), ("last layer", -2.9, -3.2), ("best layer", -2.9, 3.2))  # where there is room
     words = [
-        Word(layer + right, value + up, f"{word} {value:.1f}", bold=True)
+        Word(layer + right, value + up, f"{word} {value:.1f}")
         for (layer, value, _), (word, right, up) in zip(places, told, strict=True)
     ]
     level = Level(made, f"{made:.1f}", f"all-MiniLM-L6-v2, made for embeddings: {made:.1f}")
@@ -51,7 +53,7 @@ def gain() -> Chart:
         value_axis(parts),
         parts,
     )
-    return Chart((panel,), size=(7.2, 3.4))
+    return draw([panel], size=(7.2, 3.4))
 
 
 def main() -> None:
@@ -61,7 +63,7 @@ def main() -> None:
         for name in SHOWN
     }
     plot_recipes(found).savefig(FIGURES / "recipes_smollm2.png", dpi=110)
-    draw(gain()).savefig(FIGURES / "gain.png", dpi=110)
+    gain().savefig(FIGURES / "gain.png", dpi=110)
 
 
 if __name__ == "__main__":

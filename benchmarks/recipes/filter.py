@@ -18,11 +18,10 @@ import torch
 
 from benchmarks.recipes.run import arguments, questions
 from midlayer_encoders import LayerEncoder
-from midlayer_encoders.recipes import recipe_of
-from midlayer_encoders.recipes.vectors import middle_directions
+from midlayer_encoders.recipes import middle_directions, recipe_of
 from midlayer_encoders.scoring import layer_scores
 from midlayer_encoders.selection.rules import DEPTH
-from midlayer_encoders.sweeping.stored_layer import Vectors
+from midlayer_encoders.sweeping.embedder import Vectors
 from midlayer_encoders.tasks import task_sources
 
 HELD_OUT = {
@@ -63,7 +62,7 @@ def main() -> None:
         for store, recorded in asked.values():
             each = [
                 layer_scores(
-                    one.question, one.keys, layers, partial(filtered, store, matrix),
+                    one.scorer, one.keys, layers, partial(filtered, store, matrix),
                     device=torch.device(encoder.device),
                 )
                 for one in recorded

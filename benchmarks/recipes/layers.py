@@ -18,7 +18,7 @@ from midlayer_encoders import LayerEncoder
 from midlayer_encoders.recipes import recipe_of
 from midlayer_encoders.scoring import layer_scores
 from midlayer_encoders.selection.rules import DEPTH
-from midlayer_encoders.sweeping.stored_layer import Vectors
+from midlayer_encoders.sweeping.embedder import Vectors
 from midlayer_encoders.tasks import task_label, task_sources
 
 
@@ -48,7 +48,7 @@ def main() -> None:
         store, asked = questions(recipe_of("recipe", name), sources, encoder, given.out, {})
         read = partial(mean_of, store, list(sets.values()))
         found = [
-            layer_scores(one.question, one.keys, range(len(sets)), read, device=encoder.device) for one in asked
+            layer_scores(one.scorer, one.keys, range(len(sets)), read, device=encoder.device) for one in asked
         ]  # fmt: skip
         for number, words in enumerate(sets):
             scores = [100 * each[number] for each in found]

@@ -14,7 +14,6 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,21 +24,18 @@ from scipy.stats import spearmanr
 from sklearn.metrics import average_precision_score
 
 from midlayer_encoders import LayerEncoder, sweep
+from midlayer_encoders._types import Stage
 from midlayer_encoders.reading.batches import count_tokens
 from midlayer_encoders.recipes import PLAIN, Recipe, recipe_of
-from midlayer_encoders.scoring.classification import Classifiers, predictions
-from midlayer_encoders.scoring.clustering import Clusterings, v_measure
-from midlayer_encoders.scoring.k_means import mini_batch_k_means
-from midlayer_encoders.scoring.pairs import LabelledPairs
+from midlayer_encoders.scoring.classification import Classifiers
+from midlayer_encoders.scoring.clustering import Clusterings
 from midlayer_encoders.scoring.recording import Recorded, record
-from midlayer_encoders.scoring.retrieval import Ranking
-from midlayer_encoders.scoring.similarity import MEASURES, pair_similarities
-from midlayer_encoders.scoring.sts import StsPairs
+from midlayer_encoders.scoring.retrieval import MEASURES, LabeledPairs, Ranking, StsPairs, pair_similarities
 from midlayer_encoders.selection.rules import DEPTH
 from midlayer_encoders.sweeping import RecipesResult
-from midlayer_encoders.sweeping.mapped_store import mapped_store
-from midlayer_encoders.sweeping.one_sweep import sample_of_lines
-from midlayer_encoders.sweeping.stored_layer import Embedder, Prompts, StoredLayer, Vectors, open_store
+from midlayer_encoders.sweeping.embedder import Embedder, Vectors, mapped_store, open_store
+from midlayer_encoders.sweeping.layer_sweep import single_line_texts
+from midlayer_encoders.sweeping.mteb_jobs import Prompts, StoredLayer
 from midlayer_encoders.tasks import TaskSource, isolated_random, task_label, task_sources, task_texts
 
 RECIPES = (
@@ -56,38 +52,30 @@ Samples = dict[tuple[str, int], np.ndarray]
 def resampler(question: Any, vectors: torch.Tensor) -> Resampled:
     """Return a function that scores one layer, vectors ``(N, D)``, on examples drawn anew, of any type of task."""
     one = vectors[None]
-    if isinstance(question, StsPairs | LabelledPairs):
-        of_pairs = partial(pair_similarities, one, question.first, question.second, similarity=question.similarity)
     if isinstance(question, StsPairs):
-        near, wanted = of_pairs(measure="cosine")[0].cpu().numpy(), question.wanted.cpu().numpy()
+        near, wanted = (
+            pair_similarities(one, question.first, question.second, measure="cosine")[0].cpu().numpy(),
+            question.targets.cpu().numpy(),
+        )
         return lambda draw: float(
             spearmanr(near[rows := draw.integers(0, len(near), len(near))], wanted[rows]).statistic
         )
-    if isinstance(question, LabelledPairs):
-        labels = question.labels.cpu().numpy()
-        every = [of_pairs(measure=measure)[0].cpu().numpy() for measure in MEASURES]
+    if isinstance(question, LabeledPairs):
+        labels = question.targets.cpu().numpy()
+        ends = question.first, question.second
+        every = [pair_similarities(one, *ends, measure=measure)[0].cpu().numpy() for measure in MEASURES]
         near = max(every, key=lambda values: average_precision_score(labels, values))  # as max_ap on all pairs
         return lambda draw: float(
             average_precision_score(labels[rows := draw.integers(0, len(near), len(near))], near[rows])
         )
     if isinstance(question, Classifiers):
-        right = [
-            (predictions(one, [each], strength=question.strength, max_iterations=question.max_iterations,
-                         tolerance=question.tolerance)[0, 0].cpu() == each.test_labels).double()
-            for each in question.experiments
-        ]  # fmt: skip
+        right = [(question.predictions(one, [data])[0, 0].cpu() == data.test_labels).double() for data in question.data]
         return _mean_of(torch.stack(right).mean(dim=0))
     if isinstance(question, Ranking):
         each = [float(_one_query(question, place).scores(one)[0]) for place in range(len(question.queries))]
         return _mean_of(torch.tensor(each, dtype=torch.float64))
     if isinstance(question, Clusterings):
-        found = []
-        for draws in question.draws:
-            labels = mini_batch_k_means(
-                one, draws.rows, clusters=draws.clusters, batch_size=question.batch_size, seed=question.seed
-            )
-            found.append(v_measure(draws.labels.to(labels.device).expand_as(labels), labels).flatten().cpu())
-        return _mean_of(torch.cat(found))  # over draws: a cluster is no property of one example
+        return _mean_of(question.draw_scores(one)[0].cpu())  # over draws: a cluster is no property of one example
     raise TypeError(type(question))
 
 
@@ -99,7 +87,7 @@ def _mean_of(values: torch.Tensor) -> Resampled:
 def _one_query(question: Ranking, place: int) -> Ranking:
     return replace(
         question, queries=question.queries[place : place + 1], relevance=question.relevance[place : place + 1],
-        unseen=question.unseen[place : place + 1], same=question.same[place : place + 1],
+        outside=question.outside[place : place + 1], same=question.same[place : place + 1],
         candidates=None if question.candidates is None else question.candidates[place : place + 1],
     )  # fmt: skip
 
@@ -115,8 +103,12 @@ def questions(
     asked = encoder.with_recipe(recipe)
     kept = open_store(folder / "embeddings", asked.spec, range(encoder.layer + 1), asked, "float32")
     embedder = Embedder(asked, kept)
-    store = mapped_store(embedder, recipe, sample_of_lines(sources)) if recipe.changes_vectors else kept
-    prompts = Prompts(tuple((key, text or "") for key, text in asked.prompts.items()), asked.default_prompt_name)
+    store = (
+        mapped_store(embedder, recipe, single_line_texts(sources, Stage(None, "reading")))
+        if recipe.changes_vectors
+        else kept
+    )
+    prompts = Prompts(asked)
     if kept.key in known:  # what is done to vectors changes nothing in what is asked
         return store, known[kept.key]
     found = known[kept.key] = []
@@ -138,7 +130,7 @@ def intervals(
         rows = []
         for recorded in asked:
             vectors = torch.from_numpy(store.read(layer, recorded.keys)).to(encoder.device)
-            score = resampler(recorded.question, vectors)
+            score = resampler(recorded.scorer, vectors)
             draw = np.random.default_rng(0)  # the same examples for all
             rows.append([score(draw) for _ in range(SAMPLES)])
         samples[name, layer] = 100 * np.array(rows)

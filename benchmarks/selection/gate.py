@@ -24,7 +24,7 @@ from benchmarks.selection.run import write_part
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.frame import Curves
 from midlayer_encoders.measuring import measure_layers
-from midlayer_encoders.selection.rules import DEPTH, made_for_texts
+from midlayer_encoders.selection.rules import DEPTH, is_embedding_model
 
 HERE = Path(__file__).parent
 RESULT = HERE / "results" / "gate.csv"
@@ -113,7 +113,7 @@ class Looked:
     @property
     def opens(self) -> bool:
         curve = dict(enumerate(self.values))
-        return made_for_texts(Curves(self.model, "", len(curve) - 1, {"half_match": curve}, {}, {}))
+        return is_embedding_model(Curves(self.model, "", len(curve) - 1, {"half_match": curve}, {}, {}))
 
     @property
     def opened(self) -> bool:
@@ -130,7 +130,7 @@ def table() -> list[str]:
         for (model, kind, _, _), part in frame.group_by(keys, maintain_order=True)
     ]
     lines = [
-        "| model | | first layer | last layer | last above the first | last above those up to depth 0.8 | gate before | gate now |",
+        "| model | | first layer | last layer | last above the first | last above those up to depth 0.8 | passes in 0.1 | passes now |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for model, kind in dict.fromkeys((one.model, one.kind) for one in looked):
@@ -149,7 +149,7 @@ def table() -> list[str]:
     cut = [Looked(o.model, o.kind, o.values[: n + 1]) for o in looked if o.kind == "untrained" for n in (3, 4, 5)]
     gain = max(one.last - one.others for one in cut)
     lines.append(
-        f"| the untrained ones, cut after 3, 4 and 5 blocks | untrained | | | | at most {gain:+.2f} | "
+        f"| untrained models, cut after 3, 4 and 5 blocks | untrained | | | | at most {gain:+.2f} | "
         f"{sum(one.opened for one in cut)} of {len(cut)} | {sum(one.opens for one in cut)} of {len(cut)} |"
     )
     return lines

@@ -23,16 +23,14 @@ from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.frame import FRAME_SCHEMA
 from midlayer_encoders.measuring import measure_layers
-from midlayer_encoders.media.texts import wikitext_paragraphs
-from midlayer_encoders.metrics.half_match import half_match, half_means
-from midlayer_encoders.metrics.intrinsic_dimension import intrinsic_dimension
+from midlayer_encoders.media.text_lists import wikitext_paragraphs
+from midlayer_encoders.metrics.sample_metrics import half_match, half_means, intrinsic_dimension
 from midlayer_encoders.models.hub import built_in_model
-from midlayer_encoders.paper.reference import data_folder
+from midlayer_encoders.paper.setting import data_folder
 from midlayer_encoders.reading.batches import batches_of, count_tokens
 from midlayer_encoders.reading.reader import layer_reader
 from midlayer_encoders.selection import choose, curves
-from midlayer_encoders.selection.one_recipe import surely_better
-from midlayer_encoders.selection.ridge import ridge_correct
+from midlayer_encoders.selection.ridge import gain_interval, ridge_correct
 from midlayer_encoders.selection.rules import DEPTH, best_layer
 
 DATA = data_folder() or Path(__file__).parents[3] / "shared" / "data"
@@ -194,7 +192,8 @@ def labels(cache: Path, *, draws: int = 10) -> None:
                     except OptionError:  # nearly every class has one text
                         continue
                     few = best_layer(dict(enumerate(right.double().mean(dim=1).tolist())))
-                    auto = few if surely_better(right, few, without[model]) else without[model]
+                    is_better = gain_interval(right[few], right[without[model]])[0] > 0
+                    auto = few if is_better else without[model]
                     for rule, layer in (("few-labels", few), ("auto", auto)):
                         costs = (*_costs(scores[task], layer), *_costs(scores["average"], layer))
                         rows.append((model, task, count, draw, rule, layer, *costs))

@@ -2,7 +2,7 @@
 
     python -m benchmarks.selection.recipes causal=runs/recipes/smollm2.csv tuned=runs/recipes/minilm.csv
 
-Each argument is a kind of model (as in ``midlayer_encoders/selection/defaults.py``) and the frame of ``sweep(model, tasks,
+Each argument is a kind of model (as in ``midlayer_encoders/selection/select.py``) and the frame of ``sweep(model, tasks,
 recipes=…)`` on one model of that kind. A default is a recipe and a depth; its regret is the best score of any recipe and layer, averaged
 over the tasks, minus its own. What is fitted is fitted on the other models, or on the other tasks of the same model.
 """
@@ -20,7 +20,7 @@ import polars as pl
 from benchmarks.selection.run import write_part
 from midlayer_encoders.frame import ByLayer, curves_by_dataset, mean_curve, number_of_layers
 from midlayer_encoders.recipes import recipe_of
-from midlayer_encoders.selection.defaults import ModelKind, default_depth, default_recipe
+from midlayer_encoders.selection.select import ModelKind, default_depth, default_recipe
 
 DEPTHS = [place / 20 for place in range(10, 21)]
 
@@ -99,9 +99,9 @@ def table(models: Sequence[Swept]) -> list[str]:
         lines.append(f"| {title} | " + " | ".join(cells) + " |")
 
     cells = [f"{score:.1f} ({recipe} at {layer})" for score, recipe, layer in best.values()]
-    lines.append("| the best of all | " + " | ".join(cells) + " |")
-    row("**by the kind of the model**", [by_kind(one) for one in models])
-    row("the model as it comes", [("plain", 1.0)] * len(models))
+    lines.append("| best recipe and layer | " + " | ".join(cells) + " |")
+    row("**default by kind of model**", [by_kind(one) for one in models])
+    row("plain, last layer", [("plain", 1.0)] * len(models))
     row("plain, depth 0.8", [("plain", 0.8)] * len(models))
     for recipe in ("one-word", "one-word+center", "summarize", "echo"):
         if all(recipe in one.tasks for one in models):

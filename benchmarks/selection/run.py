@@ -23,7 +23,7 @@ import polars as pl
 from benchmarks import pages
 from midlayer_encoders.errors import MidlayerError
 from midlayer_encoders.frame import FRAME_SCHEMA, ByLayer, Curves
-from midlayer_encoders.paper.reference import data_folder, reference_metrics, reference_scores
+from midlayer_encoders.paper.setting import data_folder, reference_metrics, reference_scores
 from midlayer_encoders.selection import RULES, CannotChooseError, choose, curves, select
 from midlayer_encoders.selection.rules import best_layer
 
@@ -154,7 +154,7 @@ def layers(models: list[Model]) -> dict[str, list[int | None]]:
 def table(models: list[Model], found: dict[str, list[int | None]]) -> list[str]:
     """Return the lines of a table: a rule a row, over the models on which it answers."""
     lines = [
-        "| rule | answers | mean regret | worst regret | gain over last | worst against last |",
+        "| rule | models | mean regret | worst regret | gain over last | worst gain over last |",
         "|---|---|---|---|---|---|",
     ]
     for rule, choices in found.items():
@@ -191,7 +191,7 @@ def by_model(models: list[Model], found: dict[str, list[int | None]]) -> list[st
 def one_task(models: list[Model]) -> list[str]:
     """Return what labels of one task are worth: its best layer, smoothed, scored on the task and on all others."""
     lines = [
-        "| model | tasks | regret on the average of the others | gain over last there | worst against last |",
+        "| model | tasks | regret on the average of the others | gain over last there | worst gain over last |",
         "|---|---|---|---|---|",
     ]
     for one in models:

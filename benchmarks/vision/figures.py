@@ -9,7 +9,7 @@ import polars as pl
 
 from midlayer_encoders.frame import FRAME_SCHEMA
 from midlayer_encoders.report import plot_metrics, plot_steps_curves
-from midlayer_encoders.report.probes import plot_probes
+from midlayer_encoders.report.layer_charts import plot_probes
 
 RESULTS = Path(__file__).parent / "results"
 FIGURES = Path(__file__).parents[2] / "docs" / "figures" / "vision"

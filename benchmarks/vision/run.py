@@ -19,11 +19,11 @@ from torch import Tensor
 from benchmarks.vision.images import ImageBatches, augmented, normalised, read_zip
 from benchmarks.vision.model import PatchTransformer
 from benchmarks.vision.objectives import OBJECTIVES, Objective
-from midlayer_encoders.analysis.probing import LiveTokens, ProbeResult, ProbeTraining, Split, probe_tokens, wilson
-from midlayer_encoders.analysis.probing.tokens import read_tokens, read_vectors
 from midlayer_encoders.callbacks import LayerMetricsCallback
-from midlayer_encoders.measuring import make_for_views, num_views, token_receiver, update_metrics
+from midlayer_encoders.measuring import make_for_views, num_views, token_receiver, update_views
 from midlayer_encoders.models.anatomy import find_anatomy
+from midlayer_encoders.probing import LiveTokens, ProbeResult, ProbeSettings, Split, probe_tokens, wilson
+from midlayer_encoders.probing.tokens import read_tokens, read_vectors
 from midlayer_encoders.reading.reader import LayerReader
 
 try:
@@ -69,8 +69,10 @@ def measure(trunk: PatchTransformer, images: Tensor, *, causal: bool, views: int
         seen = normalised(images) if view < 0 else augmented(images, generator=generator)
         inputs = LayerReader(reader.model, lambda p, s=seen: {"pixel_values": s[torch.tensor(p)], "causal": causal},
                              reader.anatomy, reader.layers, "none")  # fmt: skip
-        for positions, vectors in inputs.embed(range(len(images)), batches, tokens=token_receiver(made, view)):
-            update_metrics(made, reader.layers, vectors, positions, view=view)
+        tokens = token_receiver(made, len(images)) if view < 0 else None
+        for positions, vectors in inputs.embed(range(len(images)), batches, tokens=tokens):
+            places = [(view + 1) * len(images) + position for position in positions]
+            update_views(made, reader.layers, vectors, places, len(images))
     return {name: metric.compute().tolist() for name, metric in made.items()}
 
 
@@ -97,7 +99,7 @@ def probe_trunk(
             labels.cpu(),
             split,
             kind=kind,  # type: ignore[arg-type]
-            training=ProbeTraining(epochs=epochs, batch_size=512),
+            settings=ProbeSettings(epochs=epochs, batch_size=512),
             device=device,
         )
         count = right.shape[1]

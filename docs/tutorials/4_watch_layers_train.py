@@ -1,10 +1,11 @@
 # %% [markdown]
 # # 4. Watch the layers while a model trains
 #
-# What happens inside a model while it learns? A callback reads every layer at some steps of the run, and leaves the run itself exactly as it would have
-# been without it. We train a very small language model from scratch, with Lightning, on the documentation that is installed, and watch.
+# In this tutorial you train a very small language model from scratch with Lightning and measure every layer during
+# the run with a callback, which leaves the run itself unchanged. The training texts are the documentation of
+# installed packages.
 #
-# First the texts, and a tokenizer that is trained on them.
+# First, load the texts and train a tokenizer on them.
 
 # %%
 import torch
@@ -24,7 +25,7 @@ ids = torch.tensor(tokenizer("[EOS]".join(texts[64:]))["input_ids"])
 print(f"{len(texts):,} texts, {len(ids):,} tokens")
 
 # %% [markdown]
-# A model of four blocks, and a Lightning module of the ordinary kind: nothing in it knows of layers.
+# The model has four blocks. The Lightning module is an ordinary one, without any code for layers.
 
 # %%
 import lightning as L
@@ -58,8 +59,8 @@ rows = ids[: len(ids) // 64 * 64].view(-1, 64)
 batches = torch.utils.data.DataLoader(rows, batch_size=8, shuffle=True)
 
 # %% [markdown]
-# The callback gets 64 texts that the model is not trained on. By default it measures before the first step and then at steps 1, 2, 4, 8 …: most of
-# what happens to layers happens early.
+# The callback receives 64 held-out texts. By default it measures before the first step and then at steps 1, 2, 4, 8
+# …, because layers change most at the beginning.
 
 # %%
 import logging
@@ -83,8 +84,8 @@ trainer.fit(LanguageModel(), batches)
 print(f"loss after {trainer.global_step} steps: {trainer.callback_metrics['loss']:.2f}")
 
 # %% [markdown]
-# `watch.frame` is the same tidy frame that sweeps return; `revision` names the step. Here is `half_match`, how well the two halves of a text find each other
-# among the others (chance is about 0.07 for 64 texts):
+# `watch.frame` is the same tidy frame that sweeps return; `revision` names the step. This table shows `half_match`,
+# how often the two halves of a text match among all texts (chance is about 0.07 for 64 texts):
 
 # %%
 table = watch.frame.filter(name="half_match").pivot("revision", index="layer", values="value").sort("layer")
@@ -94,11 +95,12 @@ for row in table.iter_rows(named=True):
     print(f"{row['layer']:>5}  " + "  ".join(f"{row[step]:7.2f}" for step in steps))
 
 # %% [markdown]
-# A surprise to begin with: before the first step the halves find each other best of all, and the deeper the layer the better. Attention that has learned nothing
-# looks at all earlier tokens alike, so each token carries a mean of what came before it, and the second half of a text holds the first. That is no understanding, and training
-# takes it away first; to build something in its place takes longer than this run. A metric is only as good as what you compare it with.
+# Before the first step, the halves match best, and the deeper the layer, the better. Untrained attention weights all
+# earlier tokens equally, so each token contains a mean of the tokens before it, and the second half of a text
+# contains the first. Training removes this effect first; learning useful features takes longer than this run. A
+# metric needs a baseline: here, the untrained model.
 #
-# The same history as curves, one color for each step:
+# The same history as curves, one color per step:
 
 # %%
 from midlayer_encoders.report import plot_steps_curves
@@ -109,6 +111,7 @@ figure.savefig("training.png", dpi=72, bbox_inches="tight")
 # %% [markdown]
 # ![Three metrics of each layer over a training run](figures/training.png)
 #
-# A run of 128 steps on a toy shows the tool, not the truth about language models: [the training record](../training.md) has real runs. Where to go from
-# here: with TensorBoard, W&B or MLflow as Lightning's logger every value is logged at its step; `LastLayerDecline` warns when the last layer
-# gets worse while earlier ones improve; Hugging Face's `Trainer` has a callback of its own ([Callbacks](../callbacks.md)).
+# A toy run of 128 steps demonstrates the callback; [the training record](../training.md) has real runs. Next steps:
+# with TensorBoard, W&B or MLflow as Lightning's logger, every value is logged at its step; `LastLayerDecline` warns
+# if the last layer declines while earlier ones improve; and there is a callback for Hugging Face's `Trainer`
+# ([Callbacks](../callbacks.md)).

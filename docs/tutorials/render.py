@@ -1,7 +1,7 @@
-"""Runs the tutorials and writes each as a page with what it printed: `make tutorials`, or `render.py 3` for one.
+"""Run the tutorials and write each one, with its output, as a page: `make tutorials`, or `render.py 3` for one.
 
-A tutorial is a script in jupytext's percent format (`# %%` begins a cell, `# %% [markdown]` one of prose), so that Jupyter and
-editors open it as a notebook and Python runs it as it is. The page beside it is made here, and not written by hand.
+A tutorial is a script in jupytext's percent format: `# %%` begins a code cell, `# %% [markdown]` a prose cell. Jupyter and
+editors open it as a notebook, and Python runs it as a script. This module generates the page next to it.
 """
 
 from __future__ import annotations
@@ -65,9 +65,7 @@ def page(script: Path, printed: list[str]) -> str:
     for cell, out in zip(cells(script), printed, strict=True):
         parts += [cell.text] if cell.prose else [f"```python\n{cell.text}\n```"]
         parts += [f"```text\n{out}\n```"] if out else []
-    note = (
-        f"*This page is [{script.name}]({script.name}), run by `make tutorials`; every number below it printed itself.*"
-    )
+    note = f"*`make tutorials` runs [{script.name}]({script.name}) and writes this page with its output.*"
     title, _, rest = "\n\n".join(parts).partition("\n")
     return f"{title}\n\n{note}\n{rest}\n"
 

@@ -1,91 +1,59 @@
-"""``midlayer …``: the package from a shell. Words only; what is done lives in the other rooms."""
+"""The command line, ``midlayer``: it parses arguments and prints results; the other packages do the work."""
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 
-from midlayer_encoders.cli import board as _board
-from midlayer_encoders.cli import cache as _cache
-from midlayer_encoders.cli import compare as _compare
-from midlayer_encoders.cli import demo_vision as _demo_vision
-from midlayer_encoders.cli import embed as _embed
-from midlayer_encoders.cli import export as _export
-from midlayer_encoders.cli import metrics as _metrics
-from midlayer_encoders.cli import probe as _probe
-from midlayer_encoders.cli import progression as _progression
-from midlayer_encoders.cli import reproduce as _reproduce
-from midlayer_encoders.cli import select as _select
-from midlayer_encoders.cli import sweep as _sweep
-from midlayer_encoders.cli import tune as _tune
+from rich.console import Console
+from rich.text import Text
+
 from midlayer_encoders.cli._app import app
-from midlayer_encoders.cli._help import arrange, command_names
-from midlayer_encoders.errors import MidlayerError, without_tokens
+from midlayer_encoders.errors import MidlayerError, redact_tokens
 
 __all__ = ["app", "main"]
 
 _INTERRUPTED = 130
+_RESUMABLE = {"embed", "sweep", "demo", "progression", "reproduce", "tune"}
 
-# Each registers itself when it is imported.
-_COMMANDS = (
-    _export,
-    _embed,
-    _metrics,
-    _sweep,
-    _board,
-    _cache,
-    _progression,
-    _probe,
-    _demo_vision,
-    _compare,
-    _select,
-    _reproduce,
-    _tune,
-)
-arrange(app)
+# Each module registers its commands, in the order of the help.
+for _module in ("demo", "select", "sweep", "export", "layers", "tune", "probe", "compare", "reproduce", "runs"):
+    importlib.import_module(f"{__name__}.{_module}")
 
 
 def main() -> None:
-    """Run the command line; what goes wrong is one line, not a traceback.
+    """Run the command line; an error is one line, not a traceback.
 
-    The exit code is 2 for words that cannot be meant, 130 for Ctrl-C, and 1 for whatever else fails.
+    The exit code is 2 for invalid arguments, 130 for Ctrl-C, and 1 for any other failure.
     """
     try:
         app()
     except MidlayerError as error:
-        wrong_words = isinstance(error, ValueError)
-        _say(str(error), see=_help_line() if wrong_words else "")
-        sys.exit(2 if wrong_words else 1)
+        invalid = isinstance(error, ValueError)
+        names = [word for word in sys.argv[1:2] if word in command_names()]
+        _print_error(str(error), see=" ".join(["midlayer", *names, "--help"]) if invalid else "")
+        sys.exit(2 if invalid else 1)
     except OSError as error:
-        _say(f"{error.filename}: {error.strerror}." if error.filename is not None else str(error))
+        _print_error(f"{error.filename}: {error.strerror}." if error.filename is not None else str(error))
         sys.exit(1)
-    except KeyboardInterrupt:  # before typer runs, or while it ends
-        _stopped()
-        sys.exit(_INTERRUPTED)
-    except SystemExit as ended:
-        if ended.code == _INTERRUPTED:  # typer's, for KeyboardInterrupt
-            _stopped()
-        raise
+    except (KeyboardInterrupt, SystemExit) as ended:  # typer turns most interrupts into an exit code
+        code = getattr(ended, "code", _INTERRUPTED)
+        if code == _INTERRUPTED:
+            effect = "continues from there" if set(sys.argv[1:2]) & _RESUMABLE else "starts from the beginning"
+            _print_error(f"Stopped. The same command {effect}.", head="")
+        sys.exit(code)
 
 
-def _stopped() -> None:
-    resumes = {"embed", "sweep", "demo", "progression", "reproduce", "tune"} & set(sys.argv[1:2])
-    again = "goes on where it stopped" if resumes else "begins anew"
-    _say(f"Stopped. The same command, run again, {again}.", head="")
+def command_names() -> list[str]:
+    """Return the names of the commands in the order of the help."""
+    return [str(item.name or getattr(item.callback, "__name__", "")) for item in app.registered_commands]
 
 
-def _help_line() -> str:
-    """Return the command that shows how the one that was called is used."""
-    return " ".join(["midlayer", *(word for word in sys.argv[1:2] if word in command_names(app)), "--help"])
-
-
-def _say(words: str, head: str = "Error: ", see: str = "") -> None:
-    """Print a line about what went wrong, and the command to try; under ``--json`` both as one object."""
-    from rich.console import Console
-    from rich.text import Text
-
-    readable = words.encode("utf8", "backslashreplace").decode()  # the name of a file may be no text
-    readable = without_tokens(" ".join(readable.split()))
+def _print_error(message: str, head: str = "Error: ", see: str = "") -> None:
+    """Print an error and the command to try, under ``--json`` both as one object."""
+    readable = message.encode("utf8", "backslashreplace").decode()  # a file name may not be valid text
+    readable = redact_tokens(" ".join(readable.split()))
     if "--json" in sys.argv[1:]:
         print(json.dumps({"error": readable, "see": see or None}), file=sys.stderr)  # noqa: T201
         return

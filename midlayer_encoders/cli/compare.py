@@ -1,94 +1,126 @@
-"""``midlayer compare``: what sets other models apart from a base, layer by layer."""
+"""``midlayer compare`` and ``progression``: how models, or the checkpoints of one, differ layer by layer."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
-import typer
+from typer import Argument, Exit, Option
 
-from midlayer_encoders.cli._app import (
-    FieldName,
-    LayersText,
-    Limit,
-    MetricNames,
-    Seed,
-    TextsFile,
-    Views,
-    app,
-    console,
-    first_of,
-    parse_layers,
-    parse_names,
-    print_by_layer,
-    print_report,
-    quieten,
-    read_own,
-    results_folder,
-)
-from midlayer_encoders.cli._options import model_options
-from midlayer_encoders.cli._progress import long_running, print_result, shown
+from midlayer_encoders.cli import _arguments, _output
+from midlayer_encoders.cli._app import command
+from midlayer_encoders.cli._progress import show_progress
 from midlayer_encoders.encoder.options import EncoderOptions
 
-if TYPE_CHECKING:
-    from midlayer_encoders.analysis.comparing.run import CompareResult
 
-_MODEL = "Folder, name on the hub, name@revision, or built-in"
-
-
-@app.command()
-@long_running
-@model_options(without=["revision"], norm="none")  # each model has its own: name@revision
+# Each model has a revision of its own: name@revision.
+@command("Look inside", without=["revision"], norm="none")
 def compare(
     *,
-    base: Annotated[str, typer.Argument(help=f"{_MODEL}.")],
-    tuned: Annotated[list[str], typer.Argument(help=f"One or more to compare with it. {_MODEL}.")],
-    texts: TextsFile,
-    out: Annotated[
-        Path | None,
-        typer.Option(help="Folder for frames, figures and page.", show_default="midlayer-results/compare-BASE-TUNED"),
-    ] = None,
-    names: MetricNames = "paper",
-    layers: LayersText = "all",
-    field: FieldName = None,
-    limit: Limit = None,
-    views: Views = 16,
-    resamples: Annotated[int, typer.Option(help="Random halves of the texts, for the intervals.")] = 50,
-    seed: Seed = 0,
+    base: Annotated[str, Argument(help="Folder, hub name, name@revision, or built-in.")],
+    tuned: Annotated[list[str], Argument(help="One or more models to compare with it.")],
+    texts: _arguments.TextsFile,
+    out: _arguments.Out = None,
+    metrics: _arguments.MetricNames = "paper",
+    layers: _arguments.LayersWords = "all",
+    field: _arguments.FieldName = None,
+    limit: _arguments.Limit = None,
+    views: _arguments.Views = 16,
+    resamples: Annotated[int, Option(help="Random halves of the texts, for the intervals.")] = 50,
+    seed: _arguments.Seed = 0,
     options: EncoderOptions,
 ) -> None:
-    """Compare models with a base: metrics side by side, differences with intervals, CKA between their layers."""
-    quieten()
-    from midlayer_encoders.analysis.comparing.per_text import comparable
-    from midlayer_encoders.analysis.comparing.run import compare as run
+    """Compare models with a base: metrics side by side, differences with intervals, CKA between their layers.
 
-    out = out or results_folder("compare", base, *tuned)
-    wanted = comparable(parse_names(names))
-    lines = first_of(read_own(texts, field=field), limit)
-    with shown() as progress:
-        result = run(
-            base, *tuned, texts=lines, metrics=wanted, layers=parse_layers(layers), views=views, seed=seed,
-            resamples=resamples, dataset=texts.stem, out=out, **options.changed() | {"norm": options.norm},
+    Examples:
+        midlayer compare BASE TUNED --texts texts.txt --out runs/compare
+        midlayer compare MODEL@step1000 MODEL --texts t.txt --out runs/compare
+    """
+    from midlayer_encoders.comparing import IntervalSettings
+    from midlayer_encoders.comparing import compare as compare_models
+    from midlayer_encoders.comparing.compare import comparable
+
+    out = out or _arguments.results_folder("compare", base, *tuned)
+    with show_progress() as progress:
+        result = compare_models(
+            base,
+            *tuned,
+            metrics=comparable(_arguments.parse_metrics(metrics)),
+            texts=_arguments.read_texts(texts, field=field)[:limit],
+            layers=_arguments.parse_layers(layers),
+            views=views,
+            seed=seed,
+            intervals=IntervalSettings(resamples=resamples),
+            dataset=texts.stem,
+            out=out,
             progress=progress,
-        )  # fmt: skip
-    print_result(
-        folder=out, report=out / "report.html", words=[*result.words(), *result.notes],
-        differences=result.differences.to_dicts(),
-    )  # fmt: skip
-    _print_differences(result)
-    for note in (*result.words(), *result.notes):
-        console().print(note, highlight=False, markup=False)
-    print_report(out / "report.html")
+            **options.changed() | {"norm": options.norm},
+        )
+    report = out / "report.html"
+    findings = [*result.words(), *result.notes]
+    _output.print_result(folder=out, report=report, words=findings, differences=result.differences.to_dicts())
+    for (base_name, model), rows in result.differences.group_by("base", "model", maintain_order=True):
+        cells = {(row["layer"], row["name"]): _cell(row) for row in rows.iter_rows(named=True)}
+        _output.print_by_layer(cells, title=f"{model} minus {base_name} (dim: the interval contains zero)")
+    for finding in findings:
+        _output.print_text(finding)
+    _output.print_report(report)
 
 
-def _print_differences(result: CompareResult) -> None:
-    """Print each model minus the base by layer; those whose interval holds zero are dim."""
-    for (base, model), rows in result.differences.group_by("base", "model", maintain_order=True):
-        cells = {(row["layer"], row["name"]): _word(row) for row in rows.iter_rows(named=True)}
-        print_by_layer(cells, title=f"{model} minus {base} (dim: the interval holds zero)")
-
-
-def _word(row: Mapping[str, float]) -> str:
+def _cell(row: Mapping[str, float]) -> str:
     text = f"{row['difference']:+.3g}" if row["difference"] else "0"
     return text if row["low"] > 0 or row["high"] < 0 else f"[dim]{text}[/]"
+
+
+@command("Look inside", without=["revision"], norm="none")  # --revisions names them
+def progression(
+    *,
+    model: Annotated[str, Argument(help="Hub name, or a folder of checkpoint-500, step500, …")],
+    texts: _arguments.TextsFile,
+    out: _arguments.Out = None,
+    revisions: Annotated[str | None, Option(help="step1,step512 …: revisions, or subfolders (all).")] = None,
+    metrics: _arguments.MetricNames = "paper",
+    layers: _arguments.LayersWords = "all",
+    field: _arguments.FieldName = None,
+    limit: _arguments.Limit = None,
+    views: _arguments.Views = 16,
+    seed: _arguments.Seed = 0,
+    options: EncoderOptions,
+) -> None:
+    """Measure every layer at every step of a model's training, and show which layers settle first.
+
+    An interrupted run continues in the same folder.
+
+    Examples:
+        midlayer progression checkpoints/ --texts texts.txt --out runs/steps
+        midlayer progression MODEL --revisions step1,step512 --texts t.txt --out r
+    """
+    from midlayer_encoders.comparing import progression as measure_progression
+
+    out = out or _arguments.results_folder("progression", model)
+    with show_progress() as progress:
+        result = measure_progression(
+            model,
+            [name.strip() for name in revisions.split(",")] if revisions else None,
+            metrics=_arguments.parse_metrics(metrics),
+            texts=_arguments.read_texts(texts, field=field)[:limit],
+            layers=_arguments.parse_layers(layers),
+            views=views,
+            seed=seed,
+            dataset=texts.stem,
+            out=out,
+            progress=progress,
+            **options.changed() | {"norm": options.norm},
+        )
+    report = out / "report.html"
+    settled = result.settled()
+    values: dict[str, Any] = {"words": result.words(), "failures": result.failures, "settled": settled.to_dicts()}
+    _output.print_result(folder=out, report=report, **values)
+    steps = settled.select("layer", "name", "step").iter_rows()
+    cells = {(layer, name): "" if step is None else str(step) for layer, name, step in steps}
+    _output.print_by_layer(cells, title="settled within 10 % of the metric's range from step")
+    _output.print_text(" ".join(result.words()))
+    _output.print_failures(result.failures)
+    _output.print_report(report)
+    if result.failures:
+        raise Exit(1)

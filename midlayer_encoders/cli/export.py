@@ -1,169 +1,131 @@
-"""``midlayer export``: a model cut at a layer, as a folder."""
+"""``midlayer export``: write a cut model to a folder."""
 
 from __future__ import annotations
 
 import tempfile
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
-import typer
+from typer import Option
 
-from midlayer_encoders.cli._app import (
-    LayerText,
-    Model,
-    app,
-    console,
-    parse_layer,
-    quieten,
-)
-from midlayer_encoders.cli._options import model_options
-from midlayer_encoders.cli._progress import long_running, print_result
-from midlayer_encoders.encoder.options import NO_SITE, EncoderOptions
-from midlayer_encoders.errors import OptionError, check_choice
+from midlayer_encoders._types import LayerArgument
+from midlayer_encoders.cli import _arguments, _output
+from midlayer_encoders.cli._app import command
+from midlayer_encoders.encoder.options import EncoderOptions
+from midlayer_encoders.errors import OptionError
 
 if TYPE_CHECKING:
     import polars as pl
 
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
-    from midlayer_encoders.export import Exported, Target
+    from midlayer_encoders.export import Target
 
 
-@app.command()
-@long_running
-@model_options(device="cpu")
+@command("Use it", device="cpu")
 def export(
     *,
-    model: Model,
-    layer: LayerText,
-    out: Annotated[Path | None, typer.Option(help="Folder to write; it must be new or empty.")] = None,
+    model: _arguments.Model,
+    layer: _arguments.LayerWords,
+    out: Annotated[Path | None, Option(help="Folder to write; it must be new or empty.")] = None,
     target: Annotated[
-        str,
-        typer.Option("--for", help="sentence-transformers, vllm, tei, onnx, openvino or gguf; see docs/export.md."),
+        str, Option("--for", help="sentence-transformers, vllm, tei, onnx, openvino or gguf; see docs/export.md.")
     ] = "sentence-transformers",
-    push: Annotated[str | None, typer.Option(help="Upload it to the hub, as OWNER/NAME.")] = None,
-    scores: Annotated[Path | None, typer.Option(help="With --push: the --out of a sweep, for the card.")] = None,
-    license_: Annotated[
-        str | None, typer.Option("--license", help="With --push: by default the one of the model.")
-    ] = None,
-    private: Annotated[bool, typer.Option("--private", help="With --push: others do not see it.")] = False,
-    int8: Annotated[
-        bool, typer.Option("--int8", help="With --for onnx: a graph of 8-bit integers, too. With gguf: Q8_0, not F16.")
-    ] = False,
-    optimize: Annotated[
-        bool, typer.Option("--optimize", help="With --for onnx: a graph that onnxruntime has optimized, too.")
-    ] = False,
-    center: Annotated[
-        Path | None, typer.Option(help="A text a line: their mean vector is subtracted from every vector.")
-    ] = None,
-    site: Annotated[str | None, typer.Option(hidden=True)] = None,
-    overwrite: Annotated[bool, typer.Option(help="Write into a folder that is not empty.")] = False,
+    push: Annotated[str | None, Option(help="Upload it to the hub as OWNER/NAME.")] = None,
+    scores: Annotated[Path | None, Option(help="With --push: the --out of a sweep, for the model card.")] = None,
+    license_: Annotated[str | None, Option("--license", help="With --push: by default the model's license.")] = None,
+    private: Annotated[bool | None, Option("--private", help="With --push: make the repository private.")] = None,
+    int8: Annotated[bool, Option("--int8", help="onnx: also write an 8-bit graph. gguf: Q8_0, not F16.")] = False,
+    optimize: Annotated[bool, Option("--optimize", help="onnx: also write a graph optimized by onnxruntime.")] = False,
+    center: Annotated[Path | None, Option(help="File with a text per line, whose mean vector is subtracted.")] = None,
+    overwrite: Annotated[bool, Option(help="Write into a folder that is not empty.")] = False,
     options: EncoderOptions,
 ) -> None:
-    """Write a model cut at a layer to a folder that any SentenceTransformer loads, or for an engine, or to the hub."""
-    if site not in (None, "block"):  # as `sweep` reads it: say why not, instead of that there is no such flag
-        raise OptionError(NO_SITE)
-    quieten()
-    from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
-    from midlayer_encoders.export import (
-        PUSHED,
-        TARGETS,
-        check_out,
-        check_repository,
-        export_for,
-        push_to_hub,
-        serving_line,
-    )
-    from midlayer_encoders.media.texts import read_texts
+    """Write a model cut at a layer to a folder for SentenceTransformer or another engine, or to the hub.
 
-    check_choice("--for", target, TARGETS)
-    if push is not None and target not in PUSHED:
-        raise OptionError(f"`--push` must be left out with --for {target}: the hub's card is about a plain folder.")
+    Examples:
+        midlayer export MODEL --layer 17 --out encoder
+        midlayer export MODEL --layer 0.7 --for onnx --out encoder-onnx
+    """
+    from midlayer_encoders import export as exporting
+    from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
+    from midlayer_encoders.media.text_lists import read_texts
+
+    flags = {"overwrite": overwrite, "int8": int8, "optimize": optimize}
+    exporting.check_arguments(cast("Target", target), out, **flags)
     if push is None and out is None:
         raise OptionError("`--out` must name a folder to write, unless --push names a repository.")
     if push is None and (scores is not None or license_ is not None or private):
         raise OptionError("`--scores`, `--license` and `--private` must be left out without --push.")
-    if out is not None:
-        check_out(out, overwrite, "--out", "--overwrite")
-    for flag, given, about in (("--int8", int8, ("onnx", "gguf")), ("--optimize", optimize, ("onnx",))):
-        if given and target not in about:
-            raise OptionError(f"`{flag}` must be left out without --for {' or '.join(about)}, which it is about.")
-    if push is not None:  # a token that is not taken costs a second, not the export
-        check_repository(push, argument="--push", private=private, overwrite=overwrite)
+    if push is not None and target not in exporting.PUSHED:
+        raise OptionError(f"`--push` must be left out with --for {target}: model cards describe plain folders.")
+    if push is not None:  # an invalid token costs a second, not the export
+        exporting.check_repository(push, private=private, overwrite=overwrite)
     if center is not None:
         options = replace(options, center=tuple(read_texts(center)))
-    encoder = LayerEncoder(model, _layers(layer), **options.changed())
-    found = None if scores is None else _scores(scores, encoder)
+    encoder = LayerEncoder(model, _parse_layer_argument(layer), **options.changed())
+    frame = None if scores is None else _read_scores(scores, encoder)
+    parameters = sum(parameter.numel() for parameter in encoder.parameters())
+    place = out or push
+    address = None
     with tempfile.TemporaryDirectory() as scratch:
-        home = out if out is not None else Path(scratch) / "encoder"
-        made = export_for(encoder, cast("Target", target), home, overwrite=overwrite, int8=int8, optimize=optimize)
-        parameters = sum(parameter.numel() for parameter in encoder.parameters())
-        towers = ", ".join(f"{name} {number}" for name, number in encoder.layers.items())
-        several = ", ".join(str(number) for number, _ in encoder.mixture)
-        which = towers or f"{several or encoder.layer} of {encoder.num_layers}"
-        place = out if out is not None else push
-        address = None
+        exported = exporting.export_for(encoder, cast("Target", target), out or Path(scratch) / "encoder", **flags)
         if push is not None:
-            address = push_to_hub(
-                encoder, push, exported=made, scores=found, license=license_, private=private or None,
-                overwrite=overwrite,
-            )  # fmt: skip
-            console().print(f"Uploaded: {address}", highlight=False, soft_wrap=True)
-    print_result(
-        folder=out, repository=push, address=address, target=target, layer=towers or several or encoder.layer,
-        num_layers=encoder.num_layers, parameters=parameters, engine=made.engine, error=made.error,
-        int8_cosine=made.int8_cosine,
-    )  # fmt: skip
-    console().print(f"Layer {which}, {parameters / 1e6:.1f}M parameters, is in {place}.{_compared(made)}")
+            address = exporting.push_to_hub(
+                encoder, push, exported=exported, scores=frame, license=license_, private=private, overwrite=overwrite
+            )
+            _output.print_text(f"Uploaded: {address}", wrap=False)
+    layer_numbers = ", ".join(f"{tower} {number}" for tower, number in encoder.tower_layers.items())
+    layer_numbers = layer_numbers or ", ".join(str(number) for number, _ in encoder.mixture)
+    shape = {"layer": layer_numbers or encoder.layer, "num_layers": encoder.num_layers, "parameters": parameters}
+    values = {**asdict(exported), "folder": out, "repository": push, "address": address, **shape}
+    _output.print_result(**values)
+    position = layer_numbers if encoder.tower_layers else f"{layer_numbers or encoder.layer} of {encoder.num_layers}"
+    _output.print_text(f"Layer {position}, {parameters / 1e6:.1f}M parameters, is in {place}.")
+    if exported.engine is not None:
+        measure = "one minus cosine" if target == "gguf" else "relative error"
+        int8_text = "" if exported.int8_cosine is None else f"; 8-bit: cosine {exported.int8_cosine:.4f}"
+        comparison = f"({measure} {exported.error:.1e}{int8_text})"
+        _output.print_text(f"{exported.engine} gives the encoder's vectors on sample inputs {comparison}.")
     if target in ("vllm", "tei"):
-        console().print("Serve it with:")
-        console().print(f"  {serving_line(encoder, target, str(place))}", highlight=False, soft_wrap=True)
-    if target != "sentence-transformers":
-        return
-    console().print("Load it with:")
-    trusted = ", trust_remote_code=True" if options.trust_remote_code else ""
-    console().print(f'  SentenceTransformer("{place}"{trusted})', highlight=False)
+        _output.print_text("Serve it with:")
+        _output.print_text(f"  {exporting.serving_line(encoder, target, str(place))}", wrap=False)
+    if target == "sentence-transformers":
+        _output.print_text("Load it with:")
+        trust = ", trust_remote_code=True" if options.trust_remote_code else ""
+        _output.print_text(f'  SentenceTransformer("{place}"{trust})')
 
 
-def _scores(folder: Path, encoder: LayerEncoder) -> pl.DataFrame:
-    """Return the frame of a sweep, or raise where its texts were put to the model in another way."""
-    from midlayer_encoders.sweeping.result import RecipesResult, SweepResult
+def _read_scores(folder: Path, encoder: LayerEncoder) -> pl.DataFrame:
+    """Return the frame of a sweep, or raise if the sweep embedded texts with other options."""
+    from midlayer_encoders.sweeping import RecipesResult, SweepResult
 
-    result, own = SweepResult.load(folder), _of_texts(encoder.options.recreating())
+    result = SweepResult.load(folder)
+    encoder_options = _comparable(encoder.options.recreating())
     parts = list(result.parts.values()) if isinstance(result, RecipesResult) else [result]
-    swept = [_of_texts({**one.notes.options, **one.notes.vectors, "site": one.notes.site}) for one in parts]
-    for part, options in zip(parts, swept, strict=True):
-        if options == own:
-            return part.frame
+    swept = [_comparable({**part.notes.options, **part.notes.vectors, "site": part.notes.site}) for part in parts]
+    if encoder_options in swept:
+        return parts[swept.index(encoder_options)].frame
     raise OptionError(
-        f"`--scores` must be a sweep with the options of this encoder ({own}), but {folder} was swept with "
+        f"`--scores` must be a sweep with the options of this encoder ({encoder_options}), but {folder} was swept with "
         f"{' and '.join(map(str, swept))}."
     )
 
 
-def _of_texts(options: dict[str, Any]) -> dict[str, Any]:
-    """Return options in a form that can be compared: of texts whose mean is subtracted, that there are some."""
+def _comparable(options: dict[str, Any]) -> dict[str, Any]:
+    """Return options in a comparable form: whether vectors are centered, not the texts."""
     return {"site": "block", **options, "center": bool(options.get("center"))}
 
 
-def _compared(made: Exported) -> str:
-    """Return in words how the engine's vectors compare with the encoder's."""
-    if made.engine is None:
-        return ""
-    how = "one minus cosine" if made.target == "gguf" else "relative error"
-    eight = "" if made.int8_cosine is None else f"; 8-bit: cosine {made.int8_cosine:.4f}"
-    return f" {made.engine} gives the encoder's vectors on sample inputs ({how} {made.error:.1e}{eight})."
-
-
-def _layers(text: str) -> int | float | list[int | float] | dict[str, int | float]:
-    """Return a layer, several, or one for each tower of a joint model.
+def _parse_layer_argument(words: str) -> LayerArgument:
+    """Return a layer, several layers, or one layer for each tower of a joint model.
 
     Example:
-        >>> _layers("17"), _layers("8,12,-1"), _layers("text=6,image=0.5")
+        >>> _parse_layer_argument("17"), _parse_layer_argument("8,12,-1"), _parse_layer_argument("text=6,image=0.5")
         (17, [8, 12, -1], {'text': 6, 'image': 0.5})
     """
-    if "=" not in text:
-        found = [parse_layer(part.strip()) for part in text.split(",")]
-        return found if len(found) > 1 else found[0]
-    pairs = (part.partition("=") for part in text.split(","))
-    return {name.strip(): parse_layer(number.strip()) for name, _, number in pairs}
+    if "=" not in words:
+        layers = [_arguments.parse_layer(word.strip()) for word in words.split(",")]
+        return layers if len(layers) > 1 else layers[0]
+    pairs = (word.partition("=") for word in words.split(","))
+    return {tower.strip(): _arguments.parse_layer(number.strip()) for tower, _, number in pairs}

@@ -1,48 +1,33 @@
-"""``midlayer sweep``, ``report`` and ``demo``: every layer of a model scored on tasks, and its page."""
+"""``midlayer sweep`` and ``report``: score every layer of a model on tasks, and write the page."""
 
 from __future__ import annotations
 
-import inspect
 import re
 import shlex
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import typer
+from rich.filesize import decimal
+from rich.table import Table
+from rich.text import Text
+from typer import Exit, Option
 
-from midlayer_encoders.cli._app import (
-    LayersText,
-    Model,
-    RecipeNames,
-    SiteName,
-    app,
-    asked_recipes,
-    console,
-    parse_layers,
-    parse_names,
-    print_report,
-    print_table,
-    quieten,
-    whole_model,
-)
-from midlayer_encoders.cli._options import model_options
-from midlayer_encoders.cli._progress import (
-    first_process,
-    json_result,
-    long_running,
-    print_result,
-    shown,
-    silence,
-    waiting,
-)
+from midlayer_encoders.cli import _arguments, _output, _progress
+from midlayer_encoders.cli._app import command
 from midlayer_encoders.encoder.options import EncoderOptions
 
 if TYPE_CHECKING:
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
-    from midlayer_encoders.sweeping import RecipesResult, SweepResult
+    from midlayer_encoders.sweeping import Preview, RecipesResult, SweepResult, TaskPreview
 
-# Those of the paper's metrics that compare no views of a text.
-_ONE_PASS = "prompt_entropy,dataset_entropy,effective_rank,curvature"
+ONE_PASS_METRICS = ("prompt_entropy", "dataset_entropy", "effective_rank", "curvature")
+"""The paper's metrics that compare no views of a text."""
+
+_MIN_SECONDS = 45.0  # below it, starting takes most of the time
+_NOT_TIMED = "; imports, starting workers, TF-IDF and BM25 come on top"
+
 STAGES = {
     "reading": "tasks read",
     "planning": "tasks planned",
@@ -54,208 +39,178 @@ STAGES = {
 }
 
 
-@app.command()
-@long_running
-@model_options()
+@command("Find the layer")
 def sweep(
     *,
-    model: Model,
-    tasks: Annotated[
-        str, typer.Option(help="Names of mteb tasks or benchmarks, paper, builtin, or paths, with commas.")
-    ],
-    layers: LayersText = "all",
-    recipes: RecipeNames = None,
-    site: SiteName = "block",
-    names: Annotated[
-        str, typer.Option("--metrics", help="none, paper, all, or names with commas; the default takes one pass.")
-    ] = _ONE_PASS,
-    out: Annotated[Path | None, typer.Option(help="Folder for frame, results and page.")] = None,
-    store: Annotated[Path | None, typer.Option(help="Folder of embeddings, which sweeps may share.")] = None,
-    half: Annotated[bool, typer.Option(help="Keep the embeddings in float16: half the room.")] = False,
-    scoring: Annotated[
-        str, typer.Option(help="together: all layers at once, the best and the last confirmed by mteb; or mteb alone.")
-    ] = "together",
-    workers: Annotated[
-        int | None, typer.Option(help="Processes that score layers by mteb; all cores by default.")
-    ] = None,
-    devices: Annotated[int, typer.Option(help="Processes on each machine that share the sweep.")] = 1,
-    num_nodes: Annotated[int, typer.Option(help="Machines that share it (torchrun or SLURM start them).")] = 1,
-    compiled: Annotated[bool, typer.Option("--compile", help="Compile the blocks: pays for many texts only.")] = False,
-    dry_run: Annotated[
-        bool,
-        typer.Option("--dry-run", help="Say what each task is taken for and how long it all takes, and write nothing."),
-    ] = False,
+    model: _arguments.Model,
+    tasks: Annotated[str, Option(help="mteb tasks or benchmarks, paper, builtin, or paths, separated by commas.")],
+    layers: _arguments.LayersWords = "all",
+    recipes: _arguments.RecipeNames = None,
+    site: _arguments.Site = "block",
+    metrics: Annotated[str, Option(help="none, paper, all, or names.")] = ",".join(ONE_PASS_METRICS),
+    out: Annotated[Path | None, Option(help="Folder for frame, results and page.")] = None,
+    store: Annotated[Path | None, Option(help="Folder of embeddings, which sweeps can share.")] = None,
+    store_dtype: Annotated[Literal["float32", "float16"], Option(help="float16 halves the disk space.")] = "float32",
+    half: Annotated[bool, Option("--half", help="The same as --store-dtype float16.")] = False,
+    scoring: Annotated[Literal["together", "mteb"], Option(help="mteb scores each layer by itself.")] = "together",
+    workers: Annotated[int | None, Option(help="Processes for scoring with mteb; by default one per core.")] = None,
+    devices: Annotated[int, Option(help="Processes per machine that share the sweep.")] = 1,
+    num_nodes: Annotated[int, Option(help="Machines that share the sweep, started by torchrun or SLURM.")] = 1,
+    compiled: Annotated[bool, Option("--compile", help="Compile the blocks; worth it for many texts.")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="Print how tasks are read and the estimated time.")] = False,
     options: EncoderOptions,
 ) -> None:
-    """Score every layer of a model on mteb tasks from one forward pass over each text."""
-    quieten()
-    from midlayer_encoders._types import READ_SITES
-    from midlayer_encoders.errors import check_choice
+    """Score every layer of a model on tasks, from one forward pass over each text.
+
+    Examples:
+        midlayer sweep MODEL --tasks ./reviews.jsonl --out runs/reviews
+        midlayer sweep built-in --tasks builtin --recipes plain,one-word
+    """
     from midlayer_encoders.files import folder_lock
     from midlayer_encoders.models.hub import check_model
     from midlayer_encoders.tasks import task_sources
 
-    check_choice("--site", site, READ_SITES)
-    check_choice("--scoring", scoring, ("together", "mteb"))  # a wrong word is refused before the model is loaded
-    if not dry_run:  # which says what it can without the model
-        check_model(model, options.revision, gguf_file=options.gguf_file)  # before mteb and torch are waited for
-    first = _first(devices, num_nodes)
-    if not first:
-        silence()
+    if not dry_run:  # a dry run reports what it can without the model
+        check_model(model, options.revision, gguf_file=options.gguf_file)  # before mteb and torch are imported
+    is_first = devices * num_nodes <= 1 or _progress.is_first_process()
+    if not is_first:
+        _progress.silence()
+    from midlayer_encoders.sweeping import SweepSettings
+
+    settings = SweepSettings(
+        scoring=scoring,
+        workers=workers,
+        store_dtype="float16" if half else store_dtype,
+        compile=compiled,
+        devices=devices,
+        num_nodes=num_nodes,
+    )
+    task_names = tasks.split(",")
+    metric_names = _arguments.parse_metrics(metrics)
+    recipe_list, options = _arguments.parse_recipes(recipes, options)
+    arguments: dict[str, Any] = {"recipes": recipe_list, "metrics": metric_names, "settings": settings}
+    arguments |= {"layers": _arguments.parse_layers(layers), "site": site}
     if dry_run:
-        asked, options = asked_recipes(recipes, options)
-        _preview(
-            model, tasks.split(","), layers=parse_layers(layers), site=site, metrics=parse_names(names),
-            store_dtype="float16" if half else "float32", recipes=asked, **options.changed(),
-        )  # fmt: skip
+        _print_preview(model, task_names, **arguments, **options.changed())
         return
-    with waiting("tasks", "Reading the tasks"):
-        task_sources(tasks.split(","))  # likewise
-    asked, options = asked_recipes(recipes, options)
-    if first and out is not None and out.is_dir():
-        with folder_lock(out):  # likewise a folder that another sweep writes to
+    with _progress.show_waiting("tasks", "Reading the tasks"):
+        task_sources(task_names)  # refuses unknown tasks before the model is loaded
+    if is_first and out is not None and out.is_dir():
+        with folder_lock(out):  # refuses a folder that another sweep is writing
             pass
-    if first:
-        _print_price(parse_names(names))
-    encoder = whole_model(model, options)
-    run_sweep(
-        encoder, tasks.split(","), layers=parse_layers(layers), site=site, metrics=parse_names(names), out=out,
-        store=store, store_dtype="float16" if half else "float32", scoring=scoring, workers=workers, devices=devices,
-        num_nodes=num_nodes, compile=compiled, recipes=asked,
-    )  # fmt: skip
+    if is_first:
+        _print_cost(metric_names)
+    run_sweep(_arguments.load_model(model, options), task_names, is_first=is_first, out=out, store=store, **arguments)
 
 
-def _preview(model: str, tasks: list[str], **options: Any) -> None:
-    """Print what a sweep would do; exit with 1 where it would refuse something."""
-    from midlayer_encoders.cli._dry_run import print_preview
-    from midlayer_encoders.sweeping import preview
-
-    with shown({"looking": "tasks looked at", "timing": "batches and tasks timed"}) as progress:
-        found = preview(model, tasks, progress=progress, **options)
-    print_preview(found)
-    if found.error is not None or any(task.error is not None for task in found.tasks):
-        raise typer.Exit(1)
-
-
-def _first(devices: int, num_nodes: int) -> bool:
-    """Return whether this process prints what several that share a sweep found."""
-    return devices * num_nodes <= 1 or first_process()
-
-
-def _print_price(metrics: str | list[str]) -> None:
-    """Print what metrics that compare views cost, before it is paid; a wrong name is refused."""
+def _print_cost(metrics: str | list[str]) -> None:
+    """Print the cost of metrics that compare views."""
     from midlayer_encoders.measuring import num_passes
-    from midlayer_encoders.sweeping.run import sweep
+    from midlayer_encoders.sweeping import SweepSettings
 
-    if not metrics:
-        return
-    defaults = inspect.signature(sweep).parameters
-    passes, texts = num_passes(metrics, views=defaults["views"].default), defaults["metric_texts"].default
+    passes = num_passes(metrics, views=SweepSettings.views) if metrics else 0
+    texts = SweepSettings.metric_texts
     if passes > 1:
-        console().print(
-            f"The metrics read {texts} texts {passes} times, once and as {passes - 1} views: as much as embedding "
-            f"{texts * passes:,} texts. Without --metrics they are read once.", highlight=False,
-        )  # fmt: skip
+        _output.print_text(f"The metrics read {texts} texts {passes} times, once and as {passes - 1} views.")
 
 
-def run_sweep(encoder: LayerEncoder, tasks: list[str], **options: Any) -> None:
-    """Run a sweep with its bars, print the table and where the page lies; exit with 1 where a task failed."""
+def run_sweep(encoder: LayerEncoder, tasks: list[str], *, is_first: bool = True, **arguments: Any) -> None:
+    """Run a sweep with progress, and print its table and report; exit with 1 if a task failed."""
     from midlayer_encoders import sweeping
+    from midlayer_encoders.sweeping.sweep_result import export_lines
 
-    with shown(STAGES) as progress:
-        result = sweeping.sweep(encoder, tasks, progress=progress, **options)
-    if not _first(options.get("devices", 1), options.get("num_nodes", 1)):
+    with _progress.show_progress(STAGES) as progress:
+        result = sweeping.sweep(encoder, tasks, progress=progress, **arguments)
+    if not is_first:
         return
-    made = options.get("site", "block") == "block" and _chosen(result)
-    page = None if result.frame.is_empty() else result.to_html()  # where every task failed there is nothing to report
-    print_result(
-        **_found(result), folder=result.folder, report=page, failures=result.failures,
-        export=made_lines(result) if made else None,
-    )  # fmt: skip
     _print_scores(result)
-    for task, error in result.failures.items():
-        console().print(f"{task} failed, {error}", style="bold red", highlight=False, markup=False)
-    if page is not None:
-        print_report(page)
+    _output.print_failures(result.failures)
+    page = None
+    if not result.frame.is_empty():  # empty if every task failed
+        page = result.to_html()
+        _output.print_report(page)
+    site = arguments.get("site", "block")
+    export = None
     if set(result.frame["kind"]) == {"metric"} and not result.failures:
         line = shlex.join(["midlayer", "select", result.notes.model, "--texts", tasks[0]])
-        words = f"Nothing was scored: there are no labels. A layer chosen without them: {line}"
-        console().print(words, soft_wrap=True, highlight=False, markup=False)
-    elif (site := options.get("site", "block")) != "block":
-        console().print(f"The {site} of a layer is read here only: no encoder of it can be exported.")
-    elif made:
-        print_made(result)
+        advice = f"Nothing was scored: there are no labels. To choose a layer without labels: {line}"
+        _output.print_text(advice, wrap=False)
+    elif site != "block":
+        _output.print_text(f"The {site} of a layer cannot be exported as an encoder.")
+    elif _has_best(result):
+        export = _output.print_encoder_lines(export_lines(result.notes, result.best()))
+    values = _result_values(result)
+    _output.print_result(**values, folder=result.folder, report=page, failures=result.failures, export=export)
     if result.failures:
-        raise typer.Exit(1)
+        raise Exit(1)
 
 
-def _chosen(result: SweepResult) -> bool:
-    """Return whether some layer was scored on every task, so that one is the best."""
+def _has_best(result: SweepResult) -> bool:
+    """Return True if a layer was scored on every task."""
     return bool(result.frame.filter(kind="score").height) and result.summary().average is not None
 
 
-def _found(result: SweepResult) -> dict[str, Any]:
+def _result_values(result: SweepResult) -> dict[str, Any]:
     """Return the best layer of a sweep, on average and for each task, in points."""
     from midlayer_encoders.sweeping import RecipesResult
 
-    if not _chosen(result):
+    if not _has_best(result):
         return {"model": result.notes.model, "best_layer": None}
     recipe = {"recipe": result.recipe} if isinstance(result, RecipesResult) else {}
-    found = (result.winner if isinstance(result, RecipesResult) else result).summary()
-    curves = {curve.name: curve for curve in (*found.tasks, found.average) if curve is not None}
+    summary = (result.winner if isinstance(result, RecipesResult) else result).summary()
     points = {
-        name: {"best_layer": one.best_layer, "best": one.best, "last": one.last, "layers": one.points}
-        for name, one in curves.items()
+        curve.name: {"best_layer": curve.best_layer, "best": curve.best, "last": curve.last, "layers": curve.points}
+        for curve in (*summary.tasks, summary.average)
+        if curve is not None
     }
     average = points.pop("average")
     baselines = {
-        name: {task: 100 * score for task, score in known.items()} for name, known in result.notes.baselines.items()
+        name: {task: 100 * score for task, score in scores.items()} for name, scores in result.notes.baselines.items()
     }
-    about = {"model": found.model, "revision": found.revision, "num_layers": found.num_layers, **recipe}
-    return {**about, **average, "tasks": points, "baselines": baselines}
+    model = {"model": summary.model, "revision": summary.revision, "num_layers": summary.num_layers}
+    return {**model, **recipe, **average, "tasks": points, "baselines": baselines}
 
 
 def _print_scores(result: SweepResult) -> None:
-    """Print a row for each layer, a column for each task, and what the best layer gains over the last."""
-    import polars as pl
-
+    """Print a row for each layer, a column for each task, and the gain of the best layer over the last."""
     from midlayer_encoders.frame import average_baseline
-    from midlayer_encoders.report.words import confirmed_words
+    from midlayer_encoders.report.sweep_page import confirmed_words
     from midlayer_encoders.sweeping import RecipesResult
-    from midlayer_encoders.sweeping.result import task_labels
+    from midlayer_encoders.sweeping.sweep_result import task_labels
 
-    if result.frame.filter(pl.col("kind") == "score").is_empty():
+    if result.frame.filter(kind="score").is_empty():
         return
-    title, baselines, missing = result.notes.title, result.notes.baselines, result.notes.missing
+    notes = result.notes
+    title = notes.title
     if isinstance(result, RecipesResult):
         _print_recipes(result)
         title += f" under {result.recipe}"
         result = result.winner
-    scores = result.frame.filter(pl.col("kind") == "score")
-    found = result.summary()
-    named = task_labels([curve.name for curve in found.tasks])
-    labels = (re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", named[curve.name]) for curve in found.tasks)
-    curves = [*found.tasks, *([found.average] if found.average else [])]
-    layers = sorted(scores["layer"].unique().to_list())
+    summary = result.summary()
+    average = summary.average
+    labels = task_labels([curve.name for curve in summary.tasks])
+    headings = [re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", labels[curve.name]) for curve in summary.tasks]
+    curves = [*summary.tasks, *([average] if average else [])]
+    layers = sorted(result.frame.filter(kind="score")["layer"].unique().to_list())
     rows = [[str(layer), *(_points(curve.points.get(layer)) for curve in curves)] for layer in layers]
-    for name, known in baselines.items():
-        shown = [known.get(curve.name) for curve in found.tasks]  # BM25 ranks, and does nothing else
-        points = [_points(None if value is None else 100 * value) for value in shown]
-        rows.append([name, *points, *([_points(average_baseline(found, known))] if found.average else [])])
-    best = None if found.average is None else layers.index(found.average.best_layer)
-    columns = ["layer", *labels, *(["mean"] if found.average else [])]
-    print_table(columns, rows, title=title, bold=best, sections=[len(layers)])
-    for words in missing:
-        console().print(words, highlight=False, markup=False)
-    if found.average is not None:
-        average = found.average
-        last = "the last layer" if average.last_layer == found.num_layers else f"layer {average.last_layer}"
-        console().print(
-            f"Best layer: {average.best_layer} of {found.num_layers}, {average.best:.1f} points, "
+    for name, scores in notes.baselines.items():
+        task_scores = [scores.get(curve.name) for curve in summary.tasks]  # BM25 has scores for ranking tasks only
+        points = [None if score is None else 100 * score for score in task_scores]
+        points += [average_baseline(summary, scores)] if average else []
+        rows.append([name, *map(_points, points)])
+    best = None if average is None else layers.index(average.best_layer)
+    columns = ["layer", *headings, *(["mean"] if average else [])]
+    _output.print_table(columns, rows, title=title, bold=best, sections=[len(layers)])
+    for sentence in notes.missing:
+        _output.print_text(sentence)
+    if average is not None:
+        last = "the last layer" if average.last_layer == summary.num_layers else f"layer {average.last_layer}"
+        _output.print_text(
+            f"Best layer: {average.best_layer} of {summary.num_layers}, {average.best:.1f} points, "
             f"{average.gain:+.1f} over {last}."
         )
-    for line in confirmed_words(result.frame):
-        console().print(line, highlight=False, markup=False)
+    for sentence in confirmed_words(result.frame):
+        _output.print_text(sentence)
 
 
 def _points(value: float | None) -> str:
@@ -263,56 +218,86 @@ def _points(value: float | None) -> str:
 
 
 def _print_recipes(result: RecipesResult) -> None:
-    """Print each recipe at its best layer, and what the best one gains."""
-    from midlayer_encoders.report.recipes import recipe_rows, recipe_words
+    """Print each recipe at its best layer, and the gain of the best recipe."""
+    from midlayer_encoders.report.score_charts import recipe_rows, recipe_words
     from midlayer_encoders.tasks import task_label
 
-    found = result.summaries()
-    head, *rows = recipe_rows(found, result.notes.baselines)
-    best = next(number for number, row in enumerate(rows) if row[0] == result.recipe)
-    print_table([task_label(word) for word in head], rows, title="Recipes at their best layers", bold=best)
-    console().print(recipe_words(found), highlight=False, markup=False)
+    summaries = result.summaries()
+    head, *rows = recipe_rows(summaries, result.notes.baselines)
+    best = [row[0] for row in rows].index(result.recipe)
+    _output.print_table([task_label(word) for word in head], rows, title="Recipes at their best layers", bold=best)
+    _output.print_text(recipe_words(summaries))
 
 
-def made_lines(result: SweepResult) -> dict[str, str]:
-    """Return the command and the Python line that make the encoder of the best layer."""
-    from midlayer_encoders.sweeping.result import export_lines
+def _print_preview(model: str, tasks: list[str], **arguments: Any) -> None:
+    """Print what a sweep would do, a block for each task and one for the model; exit with 1 if it would fail."""
+    from midlayer_encoders import sweeping
 
-    lines = export_lines(result.notes, result.best())
-    return {"shell": lines["shell"], "python": lines["Python"]}
-
-
-def print_made(result: SweepResult) -> None:
-    """Print the command and the Python line that make the encoder of the best layer."""
-    lines = made_lines(result)
-    console().print("Export it:", lines["shell"], soft_wrap=True, highlight=False, markup=False)
-    console().print("In Python:", lines["python"], soft_wrap=True, highlight=False, markup=False)
-
-
-@app.command()
-@json_result
-def report(folder: Annotated[Path, typer.Argument(help="The --out of a sweep.")]) -> None:
-    """Write the page of a sweep again from its frame."""
-    from midlayer_encoders.sweeping.result import SweepResult
-
-    page = SweepResult.load(folder).to_html()
-    print_result(folder=folder, report=page)
-    print_report(page)
+    with _progress.show_progress({"looking": "tasks read", "timing": "batches and tasks timed"}) as progress:
+        preview = sweeping.preview(model, tasks, progress=progress, **arguments)
+    _output.print_result(**asdict(preview))
+    for task in preview.tasks:
+        kind = f"{task.data.type} ({task.data.why})" if task.data is not None else "cannot be used"
+        _print_block(f"{task.name}: {kind}", _task_lines(task, preview.max_tokens))
+    size = f"{preview.layers} layers of {preview.dim} dimensions on {preview.device}"
+    lines = {
+        "error": preview.error or "",
+        "texts": f"{preview.texts:,} to embed, each once" if preview.texts else "",
+        "time": _time_text(preview) if preview.seconds else "",
+        "store": f"{decimal(preview.store_bytes)} of vectors on disk" if preview.store_bytes else "",
+        "baselines": " ".join(preview.missing),
+    }
+    _print_block(f"{preview.model}: {size if preview.layers else 'not measured'}", lines)
+    if preview.error is not None or any(task.error is not None for task in preview.tasks):
+        raise Exit(1)
 
 
-@app.command()
-@long_running
-def demo(out: Annotated[Path, typer.Option(help="Folder for what it finds.")] = Path("midlayer-results/demo")) -> None:
-    """Score all 31 layers of the built-in model (SmolLM2-135M) under two recipes on the built-in tasks, offline."""
-    from midlayer_encoders.models.hub import BUILT_IN, check_model
-    from midlayer_encoders.tasks.docstrings import versions
+def _print_block(title: str, lines: Mapping[str, str]) -> None:
+    """Print a title, and a row for each line that is not empty."""
+    table = Table.grid(padding=(0, 2, 0, 0))
+    for name, text in lines.items():
+        if text:
+            table.add_row(Text(f"  {name}"), Text(text, style="bold red" if name in ("leaks", "error") else ""))
+    _output.print_text(title, style="bold")
+    _output.console().print(table)
 
-    check_model(BUILT_IN)  # what is missing is said before anything is read
-    quieten()
-    sources = ", ".join(f"{name} {version}" for name, version in versions().items())
-    console().print(
-        f"Scores belong to these versions, whose docstrings the tasks are made of: {sources}.", highlight=False
-    )
-    encoder = whole_model(BUILT_IN, EncoderOptions(device="cpu"))
-    # Metrics of one pass: those of views would read as many texts again as a recipe does.
-    run_sweep(encoder, ["builtin"], recipes=["plain", "one-word"], metrics=parse_names(_ONE_PASS), out=out)
+
+def _task_lines(task: TaskPreview, max_tokens: int | None) -> dict[str, str]:
+    lines = {"error": task.error or ""}
+    if task.data is not None:
+        lines |= {
+            "rows": ", ".join(f"{name} {count:,}" for name, count in task.data.rows.items()),
+            "repeated": ", ".join(f"{count:,} in {name}" for name, count in task.data.duplicates.items()),
+            "leaks": ", ".join(f"{count:,} {problem}" for problem, count in task.data.leaks.items()),
+            **_balance_line(task.data.balance),
+            "note": task.data.note,
+        }
+    if task.tokens:
+        lines["tokens"] = "median {median:,}, 95 % up to {95 %:,}, longest {longest:,}".format(**task.tokens)
+        if max_tokens is not None:
+            share = f"{task.truncated:.1%} of the texts are" if task.truncated else "none is"
+            lines["tokens"] += f"; {share} truncated at {max_tokens:,}"
+    texts = f"{task.texts:,} distinct texts" if task.texts else ""
+    return lines | {"to embed": texts, "scored": task.scoring}
+
+
+def _balance_line(balance: Mapping[str, float]) -> dict[str, str]:
+    if "labels" in balance:
+        rarest = f"the rarest in {balance['rarest, share of rows']:.1%} of the rows"
+        commonest = f"the commonest in {balance['commonest, share of rows']:.1%}"
+        return {"labels": f"{balance['labels']:,.0f}, {rarest}, {commonest}"}
+    if "lowest score" in balance:
+        return {"scores": f"{balance['lowest score']:g} to {balance['highest score']:g}"}
+    if not balance:
+        return {}
+    fewest, most, mean = balance.values()
+    return {"relevant": f"{fewest:.0f} to {most:.0f} documents per query, {mean:.1f} on average"}
+
+
+def _time_text(preview: Preview) -> str:
+    seconds = preview.seconds
+    parts = ", ".join(f"{name} {_progress.duration(seconds[name])}" for name in ("embedding", "scoring", "other"))
+    whole = "under a minute" if seconds["whole"] < _MIN_SECONDS else f"about {_progress.duration(seconds['whole'])}"
+    batches = f"{preview.timed} batch{'' if preview.timed == 1 else 'es'}"
+    untimed = f"; without scoring {', '.join(preview.not_timed)}" if preview.not_timed else ""
+    return f"{whole}, an estimate from {batches} of these texts: {parts}{untimed}{_NOT_TIMED}"

@@ -1,1 +1,1 @@
-"""``LayerEncoder``: a SentenceTransformer over a model that ends at the layer you name."""
+"""``LayerEncoder``: a SentenceTransformer over a model that is cut at a layer."""

@@ -1,11 +1,12 @@
-"""The batches of ``encode``: tokenized without a detour, and on a GPU ahead, while the device is at work on another.
+"""Prepare the batches of ``encode`` quickly and, on a GPU, ahead of time.
 
-``SentenceTransformer.encode`` prepares a batch, passes it and waits for it, one after the other, and asks this encoder
-to prepare each. Whoever knows the order in which it asks can have the next ones ready.
+``SentenceTransformer.encode`` prepares each batch only after the previous one has run. Its order is known, so another
+thread can prepare the next batches.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -13,64 +14,57 @@ from typing import Any, TypeAlias
 
 from sentence_transformers import SentenceTransformer
 
-from midlayer_encoders.encoder.compat import encoding_order
+from midlayer_encoders.encoder.sentence_transformers_internals import encoding_order
 from midlayer_encoders.reading.ahead import ahead
-from midlayer_encoders.reading.texts import TextInputs
-
-__all__ = ["prepared", "preparing"]
+from midlayer_encoders.reading.batches import TextInputs
 
 Prepare: TypeAlias = Callable[[list[Any]], dict[str, Any]]
 Batches: TypeAlias = Generator[tuple[list[Any], Callable[[], dict[str, Any]]], None, None]
 
-_running: ContextVar[_Ahead | None] = ContextVar("_running", default=None)  # of this thread's `encode`
+_running: ContextVar[_Ahead | None] = ContextVar("_running", default=None)  # the `encode` of this thread
 
 
 class _Ahead:
-    """What is prepared of one call's inputs."""
+    """The batches of one call of ``encode``."""
 
     def __init__(self, encoder: SentenceTransformer, inputs: Sequence[Any], beside: bool) -> None:
-        self.encoder, self.inputs, self.beside = encoder, inputs, beside
+        self.encoder = encoder
+        self.inputs = inputs
+        self.beside = beside
         self.prepare: Prepare | None = None
-        self.made: Batches | None = None
-        self.how: Any = None
+        self.batches: Batches | None = None
+        self.arguments: Any = None
 
-    def take(self, batch: list[Any], how: Any, prompt: str | None, prepare: Prepare) -> dict[str, Any]:
-        """Return the features of a batch: made ahead, unless this is not the batch, or the way, that was expected."""
-        if self.prepare is None:  # the first batch tells how large they are
-            self.prepare, self.how = TextInputs(self.encoder.tokenizer, prepare, prompt or ""), how
-            self.made = self._begin(len(batch)) if self.beside else None
-        if self.how != how:
+    def take(self, batch: list[Any], arguments: Any, prompt: str | None, prepare: Prepare) -> dict[str, Any]:
+        """Return the features of a batch, prepared ahead unless the batch or the arguments are unexpected."""
+        if self.prepare is None or self.batches is None:  # the first batch, which has the batch size
+            self.prepare = TextInputs(self.encoder.tokenizer, prepare, prompt or "")
+            self.batches = self._start(self.prepare, len(batch))
+            self.arguments = arguments
+        if self.arguments != arguments:
             return prepare(batch)
-        if self.made is None:
-            return self.prepare(batch)
-        expected, result = next(self.made, ([], dict))
-        if len(expected) == len(batch) and all(one is other for one, other in zip(expected, batch, strict=True)):
+        expected, result = next(self.batches, ([object()], dict))
+        if len(expected) == len(batch) and all(map(operator.is_, expected, batch)):
             return result()
-        self.close()
+        self.batches.close()
         return self.prepare(batch)
 
-    def _begin(self, size: int) -> Batches | None:
-        order = encoding_order(self.encoder, self.inputs) if len(self.inputs) > 2 * size else None
-        if order is None or self.prepare is None:
-            return None
+    def _start(self, prepare: Prepare, size: int) -> Batches:
+        """Prepare batches in another thread, or none if their order is unknown."""
+        is_worthwhile = self.beside and len(self.inputs) > 2 * size
+        order = (encoding_order(self.encoder, self.inputs) if is_worthwhile else None) or []
         starts = range(0, len(order), size)
-        return ahead(self.prepare, [[self.inputs[n] for n in order[start : start + size]] for start in starts])
-
-    def close(self) -> None:
-        """End the thread that prepares."""
-        if self.made is not None:
-            self.made.close()
-        self.made = None
+        return ahead(prepare, [[self.inputs[n] for n in order[start : start + size]] for start in starts])
 
 
 @contextmanager
 def preparing(encoder: SentenceTransformer, inputs: Sequence[Any], *, beside: bool) -> Iterator[None]:
-    """Have the batches of the ``encode`` inside this block made quickly, and ahead.
+    """Prepare the batches of ``encode`` inside this block quickly and ahead of time.
 
     Args:
-        encoder: whose ``encode`` it is.
-        inputs: that it is called with.
-        beside: whether batches are made in another thread, before they are asked for.
+        encoder: the encoder.
+        inputs: the inputs of ``encode``.
+        beside: whether another thread prepares batches ahead of time.
     """
     running = _Ahead(encoder, inputs, beside)
     token = _running.set(running)
@@ -78,22 +72,23 @@ def preparing(encoder: SentenceTransformer, inputs: Sequence[Any], *, beside: bo
         yield
     finally:
         _running.reset(token)
-        running.close()
+        if running.batches is not None:
+            running.batches.close()
 
 
 def prepared(
-    encoder: SentenceTransformer, batch: Sequence[Any], prompt: str | None, how: Any, prepare: Prepare
+    encoder: SentenceTransformer, batch: Sequence[Any], prompt: str | None, arguments: Any, prepare: Prepare
 ) -> dict[str, Any]:
-    """Return what ``prepare`` makes of a batch, sooner where this thread is inside :func:`preparing`.
+    """Return the features of a batch, faster inside :func:`preparing`.
 
     Args:
-        encoder: that is asked for it.
+        encoder: the encoder.
         batch: its inputs.
-        prompt: that ``prepare`` puts before each text.
-        how: the other arguments, which must be the same from batch to batch.
-        prepare: makes the features.
+        prompt: the prompt that ``prepare`` puts before each text.
+        arguments: the other arguments; batches with different ones are not prepared ahead.
+        prepare: computes the features.
     """
     running = _running.get()
     if running is None or running.encoder is not encoder:
         return prepare(list(batch))
-    return running.take(list(batch), (prompt, how), prompt, prepare)
+    return running.take(list(batch), (prompt, arguments), prompt, prepare)

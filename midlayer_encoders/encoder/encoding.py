@@ -1,10 +1,10 @@
-"""From inputs to embeddings: what an encoder checks before a pass, makes of its inputs, and checks after it."""
+"""Compute embeddings: check and prepare inputs, run the modules, and check the vectors."""
 
 from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -14,73 +14,71 @@ from torch import Tensor
 from tqdm import tqdm
 
 from midlayer_encoders._types import Layer, ReadSite
+from midlayer_encoders.encoder import inputs as prepare
 from midlayer_encoders.encoder.batches_ahead import prepared, preparing
-from midlayer_encoders.encoder.identity import IdentifiedEncoder
-from midlayer_encoders.encoder.inputs import (
-    both_media,
-    is_conversation,
-    is_pair,
-    named_medium,
-    read_inputs,
-    with_padded_column,
-)
-from midlayer_encoders.encoder.memory_module import MemoryModule
+from midlayer_encoders.encoder.first_module import MemoryModule, check_length
 from midlayer_encoders.encoder.options import check_device, device_name
-from midlayer_encoders.encoder.transformer_module import checked_length
-from midlayer_encoders.errors import NotFiniteError, OptionError, check_choice, check_count, check_text, shown
+from midlayer_encoders.encoder.saving import SavableEncoder
+from midlayer_encoders.errors import NotFiniteError, OptionError, short_repr
 from midlayer_encoders.media import InputError, medium_of
 from midlayer_encoders.models.padding import suffers_from_padding, wants_padding
 from midlayer_encoders.reading.batches import TokenBudget, batches_of, check_budget, tokens_that_fit
+from midlayer_encoders.reading.locks import turn
+from midlayer_encoders.reading.pooling import real_tokens
 from midlayer_encoders.reading.reader import layer_reader
-from midlayer_encoders.reading.turns import turn
-
-__all__ = ["InputsEncoder"]
+from midlayer_encoders.validation import check_choice, check_count, check_text
 
 logger = logging.getLogger(__name__)
 
+# Features of a batch that only sentence-transformers uses.
+_NOT_MODEL_INPUTS = {"modality", "task", "prompt_length", "token_embeddings", "sentence_embedding"}
 
-class InputsEncoder(IdentifiedEncoder):
-    """What a ``LayerEncoder`` does with its inputs: features, the pass, and embeddings at one layer or at many."""
+
+class EmbeddingEncoder(SavableEncoder):
+    """A ``LayerEncoder``'s methods that compute embeddings, at one layer or at many."""
 
     @property
     def max_seq_length(self) -> int | None:
-        """Number of tokens after which a text is truncated; ``None`` where a model takes no text."""
+        """Number of tokens after which a text is truncated; ``None`` for a model without texts."""
         return super().max_seq_length
 
     @max_seq_length.setter
     def max_seq_length(self, value: int) -> None:
-        if isinstance(self[0], MemoryModule) or self.tokenizer is None:  # it would change the spec, and no vector
-            raise OptionError(
-                f"`max_seq_length` must be left alone for {self.name}, whose inputs no tokenizer of ours truncates, "
-                f"but got {shown(value)}."
-            )
-        cast(Any, self[0]).max_seq_length = checked_length("max_seq_length", value, self.transformer, self.name)
+        if isinstance(self[0], MemoryModule) or self.tokenizer is None:  # it would change the spec but no vector
+            raise OptionError(f"`max_seq_length` must be left alone for {self.name}, which is not tokenized here.")
+        cast(Any, self[0]).max_seq_length = check_length("max_seq_length", value, self.transformer, self.name)
 
     def encode(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        """Return embeddings as ``SentenceTransformer.encode`` does, or raise where one is not finite.
+        """Return embeddings as ``SentenceTransformer.encode`` does, or raise if one is not finite.
 
-        A joint model takes ``{"text": …, "image": …}`` too: the sum of both vectors, as mteb's own CLIP.
+        A joint model also accepts ``{"text": …, "image": …}`` and returns the sum of both vectors, like mteb's CLIP.
 
         Raises:
-            InputError: for an image or waveform that cannot be read, or a medium that the model does not take.
-            NotFiniteError: naming the layer and the first text whose states hold NaN or infinity.
+            InputError: for an image or waveform that cannot be read, or a medium that the model does not support.
+            NotFiniteError: naming the layer and the first text whose vector has NaN or infinity.
         """
         single = self.is_singular_input(inputs)
-        if not single and not isinstance(inputs, list):  # as the base class does, for one that can be read only once
+        if not single and not isinstance(inputs, list):  # iterables, like the base class
             inputs = inputs.tolist() if isinstance(inputs, np.ndarray) else list(inputs)
-        if self.layers and any(both_media(item) for item in ([inputs] if single else inputs[:1])):
-            return self._encode_both(inputs, single, *args, **kwargs)
-        args, kwargs = _checked_call(self, inputs, args, kwargs)
         items = [inputs] if single else inputs
+        if self.tower_layers and items and isinstance(items[0], Mapping) and {"text", "image"} <= set(items[0]):
+            return self._encode_text_with_image(inputs, single, *args, **kwargs)
+        call = inspect.signature(SentenceTransformer.encode).bind(self, inputs, *args, **kwargs)
+        for name, unit in (("batch_size", "inputs"), ("truncate_dim", "dimensions")):
+            if name in call.arguments and (call.arguments[name] is not None or name == "batch_size"):
+                call.arguments[name] = check_count(name, call.arguments[name], unit)
+        devices = call.arguments.get("device")
+        for device in devices if isinstance(devices, list | tuple) else [devices]:
+            check_device(None if device is None else device_name("device", device))
         try:
-            media, name = self.media, self.name
-            for item in items if not self._is_tokenizers(items) else ():
-                named_medium(item, media, model=name)
+            media = self.media
+            for item in items if not self._is_for_tokenizer(items) else ():
+                prepare.split_medium(item, media, model=self.name)
             with preparing(self, items, beside=self.device.type == "cuda"):
-                embeddings = super().encode(inputs, *args, **kwargs)
-        except InputError as reason:  # batches are in another order: find where the caller has it
-            place = next((n for n, item in enumerate(inputs) if item is reason.item), None) if not single else None
-            raise InputError(f"Input {place}: {reason}" if place is not None else str(reason)) from reason
+                embeddings = super().encode(*call.args[1:], **call.kwargs)
+        except InputError as reason:  # `encode` reorders inputs: find the caller's position
+            position = next((n for n, item in enumerate(inputs) if item is reason.item), None) if not single else None
+            raise InputError(f"Input {position}: {reason}" if position is not None else str(reason)) from reason
         self._check_finite(items, embeddings, single)
         return embeddings
 
@@ -98,39 +96,60 @@ class InputsEncoder(IdentifiedEncoder):
     ) -> Any:
         """Return the embeddings at many layers from one pass over the inputs, shape ``(L + 1, N, D)`` for all layers.
 
-        Row ``k`` is what ``LayerEncoder(model, k).encode(inputs)`` gives, to rounding: norm, pooling, recipe and
-        ``truncate_dim`` are this encoder's. For more than memory holds see :func:`~midlayer_encoders.embed`.
+        Row ``k`` equals ``LayerEncoder(model, k).encode(inputs)`` up to rounding, with this encoder's norm, pooling,
+        recipe and ``truncate_dim``. See :func:`~midlayer_encoders.embed` for vectors that do not fit in memory.
 
         Args:
-            inputs: a list of texts, images or waveforms; of a single one the result is ``(L + 1, D)``.
-            layers: ``"all"`` up to the encoder's own, or some; they are returned in ascending order.
-            prompt_name: which of the encoder's prompts is put before each text; the default one by default.
-            prompt: the prompt itself.
-            site: ``"block"``, or ``"attention"`` or ``"mlp"``: what these add in each block, from layer 1 up.
-            token_budget: tokens in a batch; ``"auto"`` for as many as the device runs best with.
-            show_progress_bar: count the inputs on the error output.
-            convert_to_tensor: return a tensor on the encoder's device instead of an array of NumPy.
+            inputs: a list of texts, images or waveforms; for a single one the result is ``(L + 1, D)``.
+            layers: ``"all"`` up to the encoder's layer, or a list; they are returned in ascending order.
+            prompt_name: name of the prompt before each text; the default prompt by default.
+            prompt: text of the prompt.
+            site: ``"block"``, or ``"attention"`` or ``"mlp"`` for what these add in each block, from layer 1.
+            token_budget: tokens in a batch; ``"auto"`` chooses a number for the device.
+            show_progress_bar: show the progress on standard error.
+            convert_to_tensor: return a tensor on the encoder's device instead of a NumPy array.
 
         Raises:
             OptionError: for an encoder with modules after its pooling, or a joint model without ``tower``.
-            NotFiniteError: naming the layer and the input whose states hold NaN or infinity.
+            NotFiniteError: naming the layer and the input whose states have NaN or infinity.
         """
         budget = check_budget(token_budget)
         single = self.is_singular_input(inputs)
         items = [inputs] if single else list(inputs)
-        put = self.prompt_text(prompt_name, prompt, items)
-        reader = layer_reader(self, layers=layers, prompt=put, site=site)
+        prompt = self.prompt_text(prompt_name, prompt, items)
+        reader = layer_reader(self, layers=layers, prompt=prompt, site=site)
         tokens = tokens_that_fit(self) if budget == "auto" else budget
-        batches = batches_of(self, items, token_budget=tokens, prompt=put)
+        batches = batches_of(self, items, token_budget=tokens, prompt=prompt)
         with tqdm(total=len(items), desc="Inputs", disable=not show_progress_bar) as bar:
-            found = reader.vectors(items, batches, done=bar.update)
+            vectors = reader.vectors(items, batches, done=bar.update)
         if not items:
-            found = found.new_empty(len(reader.layers), 0, self.get_embedding_dimension() or 0)
-        found = found[:, 0] if single else found
-        return found.to(self.device) if convert_to_tensor else found.numpy()
+            vectors = vectors.new_empty(len(reader.layers), 0, self.get_embedding_dimension() or 0)
+        vectors = vectors[:, 0] if single else vectors
+        return vectors.to(self.device) if convert_to_tensor else vectors.numpy()
+
+    def _encode_text_with_image(self, inputs: Any, single: bool, *args: Any, **kwargs: Any) -> Any:
+        """Return the sum of the vectors of each text and its image, normalized afterwards if requested."""
+        normalize = kwargs.pop("normalize_embeddings", False)
+        if single:
+            return self._encode_text_with_image([inputs], False, *args, normalize_embeddings=normalize, **kwargs)[0]
+        parts = [self.encode([item[medium] for item in inputs], *args, **kwargs) for medium in ("text", "image")]
+        rows = [text + image for text, image in zip(*parts, strict=True)]
+        if normalize:
+            rows = [row / max(float((row * row).sum()) ** 0.5, 1e-12) for row in rows]
+        if isinstance(parts[0], list):
+            return rows
+        return torch.stack(rows) if isinstance(parts[0], Tensor) else np.stack(rows)
+
+    # --- inputs ------------------------------------------------------------------------------------------------------
+
+    def is_singular_input(self, inputs: Any) -> bool:  # type: ignore[override]
+        """Return whether this is a single input; a waveform as ``(array, rate)`` is one."""
+        if isinstance(inputs, tuple) and len(inputs) == 2 and isinstance(inputs[1], int | np.integer):
+            return True
+        return bool(super().is_singular_input(inputs))
 
     def prompt_text(self, prompt_name: str | None, prompt: str | None, inputs: Sequence[Any]) -> str:
-        """Return what is put before each of the inputs: a prompt, the one of a name, or the default one for texts."""
+        """Return the prompt before each input: the given one, the named one, or the default one for texts."""
         texts = bool(inputs) and medium_of(inputs[0], self.media) == "text"
         if prompt is not None:
             prompt = check_text("prompt", prompt)
@@ -138,23 +157,36 @@ class InputsEncoder(IdentifiedEncoder):
             check_choice("prompt_name", prompt_name, self.prompts)
             prompt = self.prompts[prompt_name] or ""
         if prompt and inputs and not texts:
-            raise OptionError(f"`prompt` must be left out for images and audio, but got {shown(prompt)}.")
+            raise OptionError(f"`prompt` must be left out for images and audio, but got {short_repr(prompt)}.")
         return (self.default_prompt if texts else "") if prompt is None else prompt
 
     def preprocess(self, inputs: Sequence[Any], prompt: str | None = None, **kwargs: Any) -> dict[str, Any]:
-        """Return the features of a batch; images and audio are read, and truncation is warned once."""
+        """Return the features of a batch; images and audio are read, and truncation is reported once."""
         return prepared(self, inputs, prompt, kwargs, lambda batch: self._preprocess(batch, prompt, **kwargs))
 
     def _preprocess(self, inputs: Sequence[Any], prompt: str | None, **kwargs: Any) -> dict[str, Any]:
-        if not self._is_tokenizers(inputs):
-            read = read_inputs(
-                inputs, self.media, model=self.name, rate=self.sampling_rate, max_pixels=self.max_pixels
-            )  # fmt: skip
+        if not self._is_for_tokenizer(inputs):
+            rate = self.sampling_rate
+            read = prepare.read_inputs(inputs, self.media, model=self.name, rate=rate, max_pixels=self.max_pixels)
             if not all(isinstance(item, str) for item in read):
                 return self._preprocess_media(read, inputs, prompt=prompt, **kwargs)
             inputs = read
         with turn(self.preparer):
             return self._preprocess_texts(inputs, prompt=prompt, **kwargs)
+
+    def _preprocess_media(self, read: Sequence[Any], inputs: Sequence[Any], **kwargs: Any) -> dict[str, Any]:
+        """Return the features of inputs that were read; errors refer to the original ``inputs``."""
+        model: Any = self.transformer
+        if "audio" in self.media and hasattr(model, "config"):
+            truncated = prepare.check_lengths(read, inputs, model, self.processor)
+            if truncated and not self._truncation_warned:
+                self._truncation_warned = True
+                logger.warning("Audio is longer than the window of %s and is truncated; reported once.", self.name)
+        if suffers_from_padding(model):  # the extractor's scaling needs the mask, the model does not
+            kwargs["processing_kwargs"] = {"audio": {"return_attention_mask": True}}
+        with turn(self.preparer):
+            features = super().preprocess(read, **kwargs)
+        return prepare.model_features(model, features)
 
     def _preprocess_texts(self, inputs: Sequence[Any], prompt: str | None, **kwargs: Any) -> dict[str, Any]:
         empty = bool(inputs) and not prompt and all(isinstance(text, str) and not text.strip() for text in inputs)
@@ -163,35 +195,45 @@ class InputsEncoder(IdentifiedEncoder):
             features["attention_mask"] = torch.zeros_like(features["attention_mask"])
             return features
         if not isinstance(self[0], MemoryModule):
-            self.tokenizer.padding_side = "right"  # where positions are those of the text alone, whoever changed it
+            self.tokenizer.padding_side = "right"  # which leaves positions unchanged
         features = super().preprocess(inputs, prompt=prompt, **kwargs)
         self._check_ids(features.get("input_ids"))
         if not self._truncation_warned:
             self._warn_truncation(inputs, features, prompt)
-        return with_padded_column(features) if wants_padding(self.transformer) else features
+        return prepare.with_padded_column(features) if wants_padding(self.transformer) else features
 
     def _check_ids(self, ids: Tensor | None) -> None:
-        """Raise where a token has no embedding: one that was added to the tokenizer alone."""
+        """Raise if a token has no embedding because only the tokenizer was extended."""
         if ids is None or self.tokenizer is None or not ids.numel():
             return
         path = None if self._anatomy is None else self._anatomy.embeddings
         size = getattr(self.transformer.get_submodule(path), "num_embeddings", None) if path else None
         if size is not None and len(self.tokenizer) > size and (last := int(ids.max())) >= size:
             raise OptionError(
-                f"The tokenizer of {self.name} makes the token {self.tokenizer.convert_ids_to_tokens(last)!r}, number "
-                f"{last}, but the model has embeddings for {size} tokens only. Tokens were added to the tokenizer "
-                "alone: call `model.resize_token_embeddings(len(tokenizer))` and save both again."
+                f"The tokenizer of {self.name} makes the token {self.tokenizer.convert_ids_to_tokens(last)!r}, but the "
+                "model has no embedding for it. Call `model.resize_token_embeddings(len(tokenizer))`; save both again."
             )
 
-    def _is_tokenizers(self, inputs: Sequence[Any]) -> bool:
-        """Return whether these are for the tokenizer as they are: conversations, or pairs of texts."""
-        chat = "message" in self.modalities and all(map(is_conversation, inputs))
-        return chat or ("text" in self.media and all(map(is_pair, inputs)))
+    def _is_for_tokenizer(self, inputs: Sequence[Any]) -> bool:
+        """Return whether inputs go to the tokenizer directly: conversations, or pairs of texts."""
+        chat = "message" in self.modalities and all(map(prepare.is_conversation, inputs))
+        return chat or ("text" in self.media and all(map(prepare.is_pair, inputs)))
+
+    def host_inputs(self, inputs: Sequence[Any], *, prompt: str | None = None) -> dict[str, Tensor]:
+        """Return the model's inputs for a batch, on the host."""
+        features = self.preprocess(inputs, prompt=prompt).items()
+        return {key: value for key, value in features if isinstance(value, Tensor) and key not in _NOT_MODEL_INPUTS}
+
+    def model_inputs(self, inputs: Sequence[Any], *, prompt: str | None = None) -> dict[str, Tensor]:
+        """Return the model's inputs for a batch, on its device."""
+        return prepare.to_device(self.host_inputs(inputs, prompt=prompt), self.device)
+
+    # --- the forward pass --------------------------------------------------------------------------------------------
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the modules, one thread at a time: a pass may change its model, as rotary tables that follow the length.
+        """Run the modules, one thread at a time, since a pass may change the model, such as its rotary tables.
 
-        Here and not in ``forward``, which ``compile`` traces.
+        ``forward`` takes no lock because ``compile`` traces it.
         """
         if torch.compiler.is_compiling():
             return super().__call__(*args, **kwargs)
@@ -199,51 +241,47 @@ class InputsEncoder(IdentifiedEncoder):
             return super().__call__(*args, **kwargs)
 
     def forward(self, input: dict[str, Any], **kwargs: Any) -> dict[str, Any]:  # noqa: A002  (the base class's name)
-        """Run the modules; a text without tokens embeds as zero under every pooling."""
-        apart = not self.training and suffers_from_padding(self.transformer)
-        if not self.layers and (apart or input.get("modality") in ("image", "audio")):
-            return self._forward_media(input)
-        if not self.counting.all:
-            return self._forward_counted(input)
-        features: dict[str, Any] = super().forward(input, **kwargs)
-        mask, embedding = features.get("attention_mask"), features.get("sentence_embedding")
-        if (
-            not self.training
-            and mask is not None
-            and embedding is not None
-            and mask.ndim == 2
-            and mask.shape[0] == embedding.shape[0]  # not `len`, which a tracer takes for a constant
-        ):
-            features["sentence_embedding"] = embedding.masked_fill(~mask.bool().any(dim=1, keepdim=True), 0.0)
-        return features
+        """Run the modules; the vector of a text without tokens is zero."""
+        first, *later = cast(Any, list(self))
+        unpadded = not self.training and suffers_from_padding(first.model)
+        is_media = not self.tower_layers and (unpadded or input.get("modality") in ("image", "audio"))
+        if not is_media and self.counting.all:
+            features: dict[str, Any] = super().forward(input, **kwargs)
+            return features if self.training else _without_empty(features, features.get("attention_mask"))
+        features = self._media_states(input) if is_media else first(input)
+        mask = features["attention_mask"]
+        features["attention_mask"] = counted = self.counting(mask).to(mask.dtype)
+        for module in later:
+            features = module(features)
+        features["attention_mask"] = mask
+        return _without_empty(features, counted)
 
-    def _forward_counted(self, features: dict[str, Any]) -> dict[str, Any]:
-        """Run the modules; the pooling sees the tokens that count alone."""
-        modules: list[Any] = list(self)
-        made = modules[0](features)
-        mask = made["attention_mask"]
-        made["attention_mask"] = counted = self.counting(mask).to(mask.dtype)
-        for module in modules[1:]:
-            made = module(made)
-        made["attention_mask"] = mask
-        found = made["sentence_embedding"]
-        made["sentence_embedding"] = found.masked_fill(~counted.bool().any(dim=1, keepdim=True), 0.0)
-        return made  # type: ignore[no-any-return]
+    def _media_states(self, features: dict[str, Any]) -> dict[str, Any]:
+        """Return the states of images, audio or texts that must not be padded, with their mask."""
+        first: Any = self[0]
+
+        def read(batch: dict[str, Any]) -> dict[str, Any]:
+            output = first(dict(batch))
+            mask = real_tokens(output.get("attention_mask"), output["token_embeddings"], model=first.model)
+            return {**output, "attention_mask": mask.long()}
+
+        return prepare.forward_by_length(read, features) if suffers_from_padding(first.model) else read(features)
 
     def _warn_truncation(self, inputs: Sequence[Any], features: dict[str, Any], prompt: str | None) -> None:
-        limit, mask = self.max_seq_length, features.get("attention_mask")
+        limit = self.max_seq_length
+        mask = features.get("attention_mask")
         if limit is None or mask is None or mask.ndim != 2 or int(mask.sum(dim=1).max()) < limit:
             return
         row = int(mask.sum(dim=1).argmax())
-        if isinstance(inputs[row], str) and self.tokenizer is not None:
-            length = len(self.tokenizer((prompt or "") + inputs[row], truncation=False, verbose=False)["input_ids"])
-            if length > limit:
-                self._truncation_warned = True
-                logger.warning(
-                    "A text of %d tokens is truncated to %d (%r…); others may be too, this is warned once. "
-                    "Pass `max_length` to choose the limit, or split long texts.",
-                    length, limit, inputs[row][:40],
-                )  # fmt: skip
+        if not isinstance(inputs[row], str) or self.tokenizer is None:
+            return
+        length = len(self.tokenizer((prompt or "") + inputs[row], truncation=False, verbose=False)["input_ids"])
+        if length > limit:
+            self._truncation_warned = True
+            logger.warning(
+                f"A text of {length} tokens is truncated to {limit} ({inputs[row][:40]!r}…); reported once. "
+                "Pass `max_length` to choose the limit, or split long texts."
+            )
 
     def _check_finite(self, inputs: Sequence[Any], embeddings: Any, single: bool) -> None:
         rows = [embeddings] if single else embeddings
@@ -257,20 +295,10 @@ class InputsEncoder(IdentifiedEncoder):
                 )
 
 
-_ENCODE = inspect.signature(SentenceTransformer.encode)
-
-
-def _checked_call(
-    encoder: InputsEncoder, inputs: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return what ``encode`` was given after its inputs, by position or by name, once it is checked."""
-    call = _ENCODE.bind(encoder, inputs, *args, **kwargs)
-    given = call.arguments
-    if "batch_size" in given:
-        given["batch_size"] = check_count("batch_size", given["batch_size"], "inputs")
-    if given.get("truncate_dim") is not None:
-        given["truncate_dim"] = check_count("truncate_dim", given["truncate_dim"], "dimensions")
-    devices = given.get("device")
-    for device in devices if isinstance(devices, list | tuple) else [devices]:
-        check_device(None if device is None else device_name("device", device))
-    return call.args[2:], call.kwargs
+def _without_empty(features: dict[str, Any], mask: Tensor | None) -> dict[str, Any]:
+    """Return the features with zeros as the vectors of inputs without tokens."""
+    vectors = features.get("sentence_embedding")
+    # Not `len`, which a tracer makes a constant.
+    if mask is None or vectors is None or mask.ndim != 2 or mask.shape[0] != vectors.shape[0]:
+        return features
+    return {**features, "sentence_embedding": vectors.masked_fill(~mask.bool().any(dim=1, keepdim=True), 0.0)}

@@ -1,122 +1,92 @@
-"""What images and audio need on their way through an encoder: reading, a fixed order of patches, masks, lengths."""
+"""Read and prepare inputs: their medium, their files, masks, and batches without padding."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from midlayer_encoders._types import Medium
-from midlayer_encoders.errors import OptionError, check_text, half_character
+from midlayer_encoders.errors import CutError, OptionError
 from midlayer_encoders.media import InputError, check_taken, medium_of, read_audio, read_image
 from midlayer_encoders.models.padding import suffers_from_padding
-from midlayer_encoders.reading.pooling import real_tokens
-
-__all__ = [
-    "both_media",
-    "check_lengths",
-    "is_conversation",
-    "is_pair",
-    "least_samples",
-    "media_taken",
-    "moved",
-    "named_medium",
-    "pass_by_length",
-    "probe_input",
-    "probe_inputs",
-    "read_inputs",
-    "sampling_rate",
-    "with_fixed_order",
-    "with_padded_column",
-    "with_token_mask",
-    "without_needless_mask",
-]
-
-_log = logging.getLogger(__name__)
+from midlayer_encoders.validation import check_text, lone_surrogate
 
 _MEDIA: tuple[Medium, ...] = ("text", "image", "audio")
 
 
-def media_taken(modalities: Sequence[Any]) -> list[str]:
-    """Return the media that a module takes one at a time.
+def supported_media(modalities: Sequence[Any]) -> list[str]:
+    """Return the single media among the modalities of a module.
 
     Example:
-        >>> media_taken(["audio", ("audio", "text"), "message"])
+        >>> supported_media(["audio", ("audio", "text"), "message"])
         ['audio']
     """
     return [name for name in _MEDIA if name in modalities]
 
 
 def sampling_rate(processor: Any) -> int | None:
-    """Return the samples a second that a processor was made for, ``None`` where it prepares no audio."""
-    rate = getattr(_extractor(processor), "sampling_rate", None)
+    """Return the sampling rate that a processor expects, or ``None`` if it does not process audio."""
+    rate = getattr(_feature_extractor(processor), "sampling_rate", None)
     return int(rate) if rate is not None else None
 
 
-def _extractor(processor: Any) -> Any:
+def _feature_extractor(processor: Any) -> Any:
     return getattr(processor, "feature_extractor", processor)
 
 
-def both_media(item: Any) -> bool:
-    """Return whether an input is a text and an image at once, as mteb hands them out."""
-    return isinstance(item, Mapping) and {"text", "image"} <= set(item)
-
-
 def read_inputs(
-    items: Sequence[Any], taken: Sequence[str], *, model: str, rate: int | None, max_pixels: int
+    items: Sequence[Any], media: Sequence[str], *, model: str, rate: int | None, max_pixels: int
 ) -> list[Any]:
-    """Return the inputs of a batch in the forms that processors take: texts, RGB images, waveforms at the model's rate.
+    """Return a batch in the forms that processors expect: texts, RGB images, waveforms at the model's rate.
 
     Args:
-        items: as :func:`~midlayer_encoders.media.read_image` and :func:`~midlayer_encoders.media.read_audio` take
-            them, each perhaps under the name of its medium, as ``{"image": …}``.
-        taken: the media that the model takes.
-        model: its name, for errors.
-        rate: samples a second that it was made for.
-        max_pixels: of an image.
+        items: inputs of :func:`~midlayer_encoders.media.read_image` and :func:`~midlayer_encoders.media.read_audio`,
+            or mappings from a medium to one, such as ``{"image": …}``.
+        media: the media of the model.
+        model: its name in errors.
+        rate: its sampling rate.
+        max_pixels: the largest image size.
 
     Raises:
-        InputError: saying why an input cannot be read or taken; its ``item`` is that input.
+        InputError: if an input cannot be read; its ``item`` is that input.
     """
-    made: list[Any] = []
+    readers: dict[str, Callable[[Any], Any]]
+    readers = {"image": partial(read_image, max_pixels=max_pixels), "audio": partial(read_audio, rate=rate)}
+    inputs: list[Any] = []
     for item in items:
+        medium, content = split_medium(item, media, model=model)
         try:
-            made.append(_read(item, taken, model, rate, max_pixels))
+            inputs.append(readers[medium](content) if medium in readers else content)
         except InputError as reason:
             reason.item = item
             raise
-    return made
+    return inputs
 
 
-def _read(item: Any, taken: Sequence[str], model: str, rate: int | None, max_pixels: int) -> Any:
-    medium, given = named_medium(item, taken, model=model)
-    if medium == "image":
-        return read_image(given, max_pixels=max_pixels)
-    return given if medium == "text" else read_audio(given, rate=rate)
-
-
-def named_medium(item: Any, taken: Sequence[str], *, model: str) -> tuple[Medium, Any]:
-    """Return which medium an input is, and the input itself without its name, or raise where it cannot be taken."""
-    if type(item) is str and list(taken) == ["text"] and half_character(item) is None:
-        return "text", item  # what nearly all inputs are: asked of each of a million
-    named = next(iter(item)) if isinstance(item, Mapping) and len(item) == 1 else None
-    given = item if named not in _MEDIA else item[named]
+def split_medium(item: Any, media: Sequence[str], *, model: str) -> tuple[Medium, Any]:
+    """Return the medium and the content of an input, or raise if the model does not support it."""
+    if type(item) is str and list(media) == ["text"] and lone_surrogate(item) is None:
+        return "text", item  # the usual case, for up to millions of texts
+    name = next(iter(item)) if isinstance(item, Mapping) and len(item) == 1 else None
+    content = item[name] if name in _MEDIA else item
     try:
-        medium: Medium = medium_of(given, taken) if named not in _MEDIA else named
-        check_taken(medium, taken, given, model=model)
+        medium: Medium = name if name in _MEDIA else medium_of(content, media)
+        check_taken(medium, media, content, model=model)
         if medium == "text":
-            check_text("inputs", given)
+            check_text("inputs", content)
     except (InputError, OptionError) as reason:
         raise InputError(str(reason), item=item) from None
-    return medium, given
+    return medium, content
 
 
 def is_conversation(item: Any) -> bool:
-    """Return whether an input is a message, or several, as a chat template takes them."""
+    """Return whether an input is a message, or a list of messages, for a chat template."""
     if isinstance(item, Mapping):
         return {"role", "content"} <= set(item) and all(isinstance(item[key], str) for key in ("role", "content"))
     messages = item if isinstance(item, list) else []
@@ -124,12 +94,12 @@ def is_conversation(item: Any) -> bool:
 
 
 def is_pair(item: Any) -> bool:
-    """Return whether this is a pair of texts, which sentence-transformers hands to the tokenizer as such."""
+    """Return whether an input is a pair of texts, which sentence-transformers passes to the tokenizer."""
     return isinstance(item, tuple) and len(item) == 2 and all(isinstance(text, str) for text in item)
 
 
 def least_samples(config: Any) -> int:
-    r"""Return the samples that the convolutions before a model's blocks need to make one state.
+    r"""Return the number of samples from which the convolutions before a model's blocks make one state.
 
     .. math::
         n_{i-1} = (n_i - 1)\, s_i + k_i, \qquad n_I = 1
@@ -147,57 +117,42 @@ def least_samples(config: Any) -> int:
 
 
 def check_lengths(waveforms: Sequence[Any], items: Sequence[Any], model: nn.Module, processor: Any) -> bool:
-    """Raise where a waveform is too short for a model to make one state; return whether one is truncated."""
+    """Raise if a waveform is too short for one state; return whether one is truncated."""
     least = least_samples(model.config)
     lengths = [len(waveform["array"]) for waveform in waveforms]
-    for waveform, item, length in zip(waveforms, items, lengths, strict=True):
+    for item, length in zip(items, lengths, strict=True):
         if length < least:
-            shortest = f"{least} samples ({1000 * least / waveform['sampling_rate']:.0f} ms)"
-            raise InputError(
-                f"A waveform must have at least {shortest}, of which {type(model).__name__} makes one state, but has "
-                f"{length}.",
-                item=item,
-            )
-    longest = getattr(_extractor(processor), "n_samples", None)
+            message = f"A waveform must have at least {least} samples for {type(model).__name__}, but has {length}."
+            raise InputError(message, item=item)
+    longest = getattr(_feature_extractor(processor), "n_samples", None)
     return longest is not None and max(lengths) > longest
 
 
 # --- in the forward pass --------------------------------------------------------------------------------------------
 
 
-def with_fixed_order(model: nn.Module, features: dict[str, Any]) -> dict[str, Any]:
-    """Return features in which a masked autoencoder is told to leave its patches in their order.
+def model_features(model: nn.Module, features: dict[str, Any]) -> dict[str, Any]:
+    """Return features as a model needs them.
 
-    Even with nothing masked it shuffles them by noise that it draws from the global generator.
+    Even without a mask, a masked autoencoder shuffles its patches by noise from the global generator: it gets ascending
+    noise. A model that was trained without a mask gets none if it hides nothing.
     """
     config: Any = getattr(model, "config", None)
-    if not hasattr(config, "mask_ratio") or "pixel_values" not in features:
-        return features
-    pixels = features["pixel_values"]
-    patches = (pixels.shape[-2] // config.patch_size) * (pixels.shape[-1] // config.patch_size)
-    return {**features, "noise": torch.arange(float(patches), device=pixels.device).expand(len(pixels), patches)}
-
-
-def without_needless_mask(model: nn.Module, features: dict[str, Any]) -> dict[str, Any]:
-    """Return features without a mask that hides nothing, for models that were trained without one."""
     mask = features.get("attention_mask")
-    if mask is None or not suffers_from_padding(model) or not bool(mask.all()):
-        return features
-    return _without_mask(features)
+    if hasattr(config, "mask_ratio") and "pixel_values" in features:
+        pixels = features["pixel_values"]
+        patches = (pixels.shape[-2] // config.patch_size) * (pixels.shape[-1] // config.patch_size)
+        noise = torch.arange(float(patches), device=pixels.device).expand(len(pixels), patches)
+        features = {**features, "noise": noise}
+    return _without_mask(features) if mask is not None and suffers_from_padding(model) and mask.all() else features
 
 
 def _without_mask(features: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in features.items() if key != "attention_mask"}
 
 
-def with_token_mask(model: nn.Module, features: dict[str, Any]) -> dict[str, Any]:
-    """Return features whose mask is of the states, as pooling wants it, not of the samples or spectra."""
-    states = features["token_embeddings"]
-    return {**features, "attention_mask": real_tokens(features.get("attention_mask"), states, model=model).long()}
-
-
 def with_padded_column(features: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the features of texts with one column more, which the mask hides."""
+    """Return the features of texts with one more, masked, column."""
     size = features["input_ids"].shape
     return {
         key: torch.nn.functional.pad(value, (0, 1)) if isinstance(value, Tensor) and value.shape == size else value
@@ -205,24 +160,23 @@ def with_padded_column(features: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def moved(features: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
+def to_device(features: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
     """Return features with their tensors on a device."""
     return {key: value.to(device) if isinstance(value, Tensor) else value for key, value in features.items()}
 
 
-def pass_by_length(forward: Callable[[dict[str, Any]], dict[str, Any]], features: dict[str, Any]) -> dict[str, Any]:
-    """Return what ``forward`` makes of texts or waveforms, passed in parts of one length each, without padding."""
+def forward_by_length(forward: Callable[[dict[str, Any]], dict[str, Any]], features: dict[str, Any]) -> dict[str, Any]:
+    """Run ``forward`` on unpadded groups of equal length, and return the joined results."""
     if "attention_mask" not in features:
         return forward(features)
     size = features["attention_mask"].shape[1]
     lengths = features["attention_mask"].sum(dim=1).clamp(min=1)
-    parts: list[tuple[Tensor, dict[str, Any]]] = []
+    groups: list[tuple[Tensor, dict[str, Any]]] = []
     for length in lengths.unique().tolist():
         rows = (lengths == length).nonzero().flatten()
-        kept = _without_mask(features).items()
-        cropped = {key: _cropped(value, rows, length, size) for key, value in kept}
-        parts.append((rows, forward(cropped)))
-    return {**features, **{name: _joined(parts, name) for name in ("token_embeddings", "attention_mask")}}
+        cropped = {key: _cropped(value, rows, length, size) for key, value in _without_mask(features).items()}
+        groups.append((rows, forward(cropped)))
+    return {**features, **{name: _joined(groups, name) for name in ("token_embeddings", "attention_mask")}}
 
 
 def _cropped(value: Any, rows: Tensor, length: int, size: int) -> Any:
@@ -231,42 +185,50 @@ def _cropped(value: Any, rows: Tensor, length: int, size: int) -> Any:
     return value[rows, :length] if value.ndim > 1 and value.shape[1] == size else value[rows]
 
 
-def _joined(parts: Sequence[tuple[Tensor, dict[str, Any]]], name: str) -> Tensor:
-    """Return the rows of all parts in their places, those that are shorter with zeros after them."""
-    values = [(rows, made[name]) for rows, made in parts]
-    longest, first = max(value.shape[1] for _, value in values), values[0][1]
-    whole: Tensor = first.new_zeros((sum(len(rows) for rows, _ in values), longest, *first.shape[2:]))
-    for rows, value in values:
-        whole[rows, : value.shape[1]] = value
-    return whole
+def _joined(groups: Sequence[tuple[Tensor, dict[str, Any]]], name: str) -> Tensor:
+    """Return the rows of all groups in their original order, padded with zeros."""
+    order = torch.cat([rows for rows, _ in groups]).argsort().tolist()
+    results = [result for _, group in groups for result in group[name]]
+    return pad_sequence([results[row] for row in order], batch_first=True)
 
 
-def probe_inputs(taken: Sequence[str], rate: int | None, tokenizer: Any = None) -> tuple[Any, Any]:
-    """Return a small input of a medium that the model takes and a longer one, ``None`` for images, which have a size.
-
-    100 and 150 ms of audio; texts of which the tokenizer makes tokens.
-    """
-    if "text" in taken:
+def probe_inputs(media: Sequence[str], rate: int | None, tokenizer: Any = None) -> tuple[Any, Any]:
+    """Return a short and a longer input of a medium; the longer is ``None`` for images, whose size is fixed."""
+    if "text" in media:
         return _probe_texts(tokenizer)
-    if "image" in taken:
+    if "image" in media:
         from PIL import Image
 
         return Image.fromarray(np.arange(3 * 64, dtype=np.uint8).reshape(8, 8, 3)), None
     rate = rate or 16000
-    waves = [np.sin(np.arange(samples, dtype=np.float32) / 20) for samples in (rate // 10, 3 * rate // 20)]
-    return {"array": waves[0], "sampling_rate": rate}, {"array": waves[1], "sampling_rate": rate}
+    short, longer = (np.sin(np.arange(samples, dtype=np.float32) / 20) for samples in (rate // 10, 3 * rate // 20))
+    return {"array": short, "sampling_rate": rate}, {"array": longer, "sampling_rate": rate}
 
 
 def _probe_texts(tokenizer: Any) -> tuple[str, str]:
     texts = "a b c", "d e f g h i"
-    known = getattr(tokenizer, "get_vocab", None)
-    if known is None or all(tokenizer(text, verbose=False)["input_ids"] for text in texts):
+    vocabulary = getattr(tokenizer, "get_vocab", None)
+    if vocabulary is None or all(tokenizer(text, verbose=False)["input_ids"] for text in texts):
         return texts
-    # An alphabet of its own, as those of genes and molecules.
-    words = [word for word in sorted(known(), key=len) if tokenizer(word, add_special_tokens=False)["input_ids"]]
+    # A special alphabet, such as those of genes and molecules.
+    words = [word for word in sorted(vocabulary(), key=len) if tokenizer(word, add_special_tokens=False)["input_ids"]]
     return (words[0] * 3, "".join(words[:3]) * 2) if words else texts
 
 
-def probe_input(taken: Sequence[str], rate: int | None, tokenizer: Any = None) -> Any:
-    """Return the first of :func:`probe_inputs`."""
-    return probe_inputs(taken, rate, tokenizer)[0]
+def probe_features(first: Any) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """Return the features of a short input alone, and in a padded batch with a longer one, on the module's device.
+
+    The second is ``None`` for images, which are never padded.
+    """
+    model = first.model
+    media = supported_media(first.modalities)
+    if not media:
+        raise CutError(
+            f"{type(model).__name__} takes neither text nor images nor audio by itself: it cannot be an encoder."
+        )
+    short, longer = probe_inputs(media, sampling_rate(first.processor), getattr(first, "tokenizer", None))
+
+    def features(inputs: list[Any]) -> dict[str, Any]:
+        return to_device(model_features(model, first.preprocess(inputs)), next(model.parameters()).device)
+
+    return features([short]), features([short, longer]) if longer is not None else None

@@ -1,31 +1,28 @@
-"""What makes a plain folder readable by older releases: sentence-transformers from 3.0 on, transformers from 4.41 on.
+"""Make a plain folder readable by older releases: sentence-transformers from 3.0 and transformers from 4.41.
 
-Newer releases read the older keys as well as their own, so there is one folder for all of them. What older ones have no
-key for (``norm="none"``, several layers, images and audio) stays as the installed release wrote it.
+Newer releases also read the older keys. Features without older keys (``norm="none"``, several layers, images and audio)
+remain as the installed release wrote them.
 """
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import load_file
 
-__all__ = ["ASKED_FOR", "POOLING_KEYS", "make_readable_by_older", "read_json", "write_json"]
+from midlayer_encoders.files import read_json, write_json
 
-ASKED_FOR = ("model.safetensors.index.json", "model.safetensors", "modules.json", "config.json")
-"""What loaders ask for in a folder: without the last of these nobody loads it. The index is among them since vLLM reads
-the shards that one of a model before names, instead of the weights beside it."""
+LOADER_FILES = ("model.safetensors.index.json", "model.safetensors", "modules.json", "config.json")
+"""Files that loaders require, which are written last. vLLM would read the shards that a previous index lists."""
 
-# The first module of an encoder of text that hands on what its model returns: the one that older releases know.
-_PLAIN = {
+# The config of the only first module that older releases support: a text model and its last hidden state.
+_TEXT_MODULE = {
     "transformer_task": "feature-extraction",
     "modality_config": {"text": {"method": "forward", "method_output_name": "last_hidden_state"}},
     "module_output_name": "token_embeddings",
 }
-POOLING_KEYS = {
+_POOLING_KEYS = {
     "cls": "pooling_mode_cls_token",
     "mean": "pooling_mode_mean_tokens",
     "max": "pooling_mode_max_tokens",
@@ -33,38 +30,36 @@ POOLING_KEYS = {
     "weightedmean": "pooling_mode_weightedmean_tokens",
     "lasttoken": "pooling_mode_lasttoken",
 }
-"""The key that was set to true for a pooling, before there was one key with its name."""
-_KNOWN = ("Transformer", "Pooling", "Dense", "Normalize")
-_DENSE = ("in_features", "out_features", "bias", "activation_function")
-# How transformers 4 called what 5 has in `rope_parameters`, where that was not `rope_theta`.
-_BASES = {
+"""The key that older releases set to true for each pooling."""
+_DENSE_KEYS = ("in_features", "out_features", "bias", "activation_function")
+# Names in transformers 4 of the entries of `rope_parameters`, unless they are `rope_theta`.
+_ROPE_NAMES = {
     "gpt_neox": {"": "rotary_emb_base"},
     "modernbert": {"full_attention": "global_rope_theta", "sliding_attention": "local_rope_theta"},
     "gemma3_text": {"full_attention": "rope_theta", "sliding_attention": "rope_local_base_freq"},
 }
-# Whose weights or blocks older releases of transformers take for others, without a word.
-_OTHERS = ("clip_text_model", "gemma3", "gemma3_text", "idefics2", "imagegpt", "moshi")
-_ABSOLUTE = ("camembert", "roberta", "xlm-roberta")  # the one kind that is left; vLLM 0.32 asks for its name
-_SHARES = {"gpt_neox": "rotary_pct"}
+# Model types that older releases of transformers silently load differently.
+_LOADED_DIFFERENTLY = ("clip_text_model", "gemma3", "gemma3_text", "idefics2", "imagegpt", "moshi")
+_ABSOLUTE_POSITIONS = ("camembert", "roberta", "xlm-roberta")  # vLLM 0.32 requires the name of the position embeddings
+_ROTARY_SHARES = {"gpt_neox": "rotary_pct"}
 
 
 def make_readable_by_older(folder: Path, max_length: int | None, *, always: bool = False) -> bool:
-    """Rewrite the JSON of a folder of sentence-transformers with the keys of older releases, and return whether it was.
+    """Add the keys of older releases to the JSON files of a folder, and return whether that was possible.
 
     Args:
-        folder: as the installed release wrote it. One that older releases have no keys for is left as it is.
+        folder: folder that the installed release wrote.
         max_length: number of tokens after which a text is truncated.
-        always: even where older releases of transformers would make other vectors; for engines that read the older
-            keys with models of their own.
+        always: rewrite even if older releases of transformers would compute other vectors, for engines that read the
+            older keys with different models.
     """
     modules = read_json(folder / "modules.json")
     names = [entry["type"].rpartition(".")[2] for entry in modules]
     first = folder / "sentence_bert_config.json"
-    if not first.is_file() or read_json(first) != _PLAIN or names[:2] != ["Transformer", "Pooling"]:
+    is_text_model = first.is_file() and read_json(first) == _TEXT_MODULE and names[:2] == ["Transformer", "Pooling"]
+    if not is_text_model or not set(names[2:]) <= {"Transformer", "Dense", "Normalize"}:
         return False
-    if not set(names) <= set(_KNOWN) or names.count("Pooling") > 1:
-        return False
-    if not always and _read_otherwise(folder, max_length):
+    if not always and _is_loaded_differently(folder, max_length):
         return False
     for entry, name in zip(modules, names, strict=True):
         entry["type"] = f"sentence_transformers.models.{name}"
@@ -79,83 +74,63 @@ def make_readable_by_older(folder: Path, max_length: int | None, *, always: bool
     return True
 
 
-def _read_otherwise(folder: Path, max_length: int | None) -> bool:
-    """Return whether older releases would load a folder, and make other vectors."""
+def _is_loaded_differently(folder: Path, max_length: int | None) -> bool:
+    """Return whether older releases would compute other vectors from a folder."""
     config = read_json(folder / "config.json")
     window = config.get("sliding_window")
     return (
-        config.get("model_type") in _OTHERS
-        or config.get("is_causal") is False  # a setting that transformers 4 does not read
-        or bool(window and (max_length or window + 1) > window)  # which blocks have one, and how wide it is, differs
-        or bool(read_json(folder / "config_sentence_transformers.json").get("truncate_dim"))  # not read before 6
+        config.get("model_type") in _LOADED_DIFFERENTLY
+        or config.get("is_causal") is False  # which transformers 4 ignores
+        or bool(window and (max_length or window + 1) > window)  # blocks and widths of the window differ
+        or bool(read_json(folder / "config_sentence_transformers.json").get("truncate_dim"))  # ignored before 6
     )
-
-
-def read_json(path: Path) -> Any:
-    """Return what a file of JSON holds."""
-    return json.loads(path.read_text(encoding="utf8"))
-
-
-def write_json(path: Path, content: Any) -> None:
-    """Write a file of JSON that people may read."""
-    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf8")
 
 
 def _rewrite_pooling(path: Path) -> None:
-    """Name the pooling in both ways: by ``pooling_mode``, and by a key for each that is true or false."""
+    """Add a boolean key for each pooling to ``pooling_mode``."""
     config = read_json(path)
     mode = config["pooling_mode"]
-    write_json(
-        path,
-        {
-            "word_embedding_dimension": config["embedding_dimension"],
-            "pooling_mode": mode,
-            **{key: name == mode for name, key in POOLING_KEYS.items()},
-            "include_prompt": config["include_prompt"],
-        },
-    )
+    legacy = {key: name == mode for name, key in _POOLING_KEYS.items()}
+    current = {"word_embedding_dimension": config["embedding_dimension"], "pooling_mode": mode}
+    write_json(path, {**current, **legacy, "include_prompt": config["include_prompt"]})
 
 
 def _rewrite_dense(folder: Path) -> None:
-    """Leave out the keys that are new, and write the weights once more in the one format that 3.0 reads."""
+    """Remove new keys, and also write the weights in the only format that 3.0 reads."""
     config = read_json(folder / "config.json")
-    write_json(folder / "config.json", {name: config[name] for name in _DENSE})
+    write_json(folder / "config.json", {name: config[name] for name in _DENSE_KEYS})
     torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
 
 
 def _rewrite_tokenizer(folder: Path) -> None:
-    """Name a class that transformers 4 has, which reads ``tokenizer.json`` as it is, and write merges as it reads them.
-
-    Before tokenizers 0.20 a merge was one string, its two parts separated by a space.
-    """
+    """Name a tokenizer class of transformers 4, and write merges as strings for tokenizers before 0.20."""
     settings, file = folder / "tokenizer_config.json", folder / "tokenizer.json"
     config = read_json(settings)
     if config.get("tokenizer_class") == "TokenizersBackend":
         write_json(settings, {**config, "tokenizer_class": "PreTrainedTokenizerFast"})
-    made = read_json(file) if file.is_file() else {}
-    merges = made.get("model", {}).get("merges") or []
+    tokenizer = read_json(file) if file.is_file() else {}
+    merges = tokenizer.get("model", {}).get("merges") or []
     if merges and all(isinstance(pair, list) and not any(" " in part for part in pair) for pair in merges):
-        made["model"]["merges"] = [" ".join(pair) for pair in merges]
-        write_json(file, made)
+        tokenizer["model"]["merges"] = [" ".join(pair) for pair in merges]
+        write_json(file, tokenizer)
 
 
 def _rewrite_model(path: Path) -> None:
-    """Repeat under their older names the data type, and the rotary positions, for which others would be taken."""
+    """Repeat the dtype and the rotary settings under their older names."""
     config = read_json(path)
-    kind = config.get("model_type")
+    model_type = config.get("model_type")
     if config.get("dtype") is not None:
         config.setdefault("torch_dtype", config["dtype"])
-    if kind in _ABSOLUTE:
+    if model_type in _ABSOLUTE_POSITIONS:
         config.setdefault("position_embedding_type", "absolute")
     rope = config.get("rope_parameters") or {}
-    names = _BASES.get(kind, {"": "rope_theta"})
-    for place, name in names.items():
-        found = rope.get(place) if place else rope
-        if isinstance(found, dict) and "rope_theta" in found:
-            config.setdefault(name, found["rope_theta"])
+    for attention, name in _ROPE_NAMES.get(model_type, {"": "rope_theta"}).items():
+        settings = rope.get(attention) if attention else rope
+        if isinstance(settings, dict) and "rope_theta" in settings:
+            config.setdefault(name, settings["rope_theta"])
     main = rope.get("full_attention", rope)
     if "partial_rotary_factor" in main:
-        config.setdefault(_SHARES.get(kind, "partial_rotary_factor"), main["partial_rotary_factor"])
+        config.setdefault(_ROTARY_SHARES.get(model_type, "partial_rotary_factor"), main["partial_rotary_factor"])
     scaling = {name: value for name, value in main.items() if name not in ("rope_theta", "partial_rotary_factor")}
     if scaling.get("rope_type", "default") != "default":
         config.setdefault("rope_scaling", {**scaling, "type": scaling["rope_type"]})

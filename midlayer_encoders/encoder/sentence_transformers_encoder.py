@@ -1,7 +1,7 @@
-"""``LayerEncoder``: a SentenceTransformer over a model that ends at the layer you name.
+"""``LayerEncoder``: a SentenceTransformer over a model that ends at the layer you name; ``measure``, ``select_layer``.
 
-The name of this file holds ``sentence_transformers`` because BERTopic and KeyBERT recognize a SentenceTransformer by
-that string in ``str(type(model))``, and silently embed with another model otherwise.
+The name of this file contains ``sentence_transformers`` because BERTopic and KeyBERT recognize a SentenceTransformer by
+that string in ``str(type(model))``, and otherwise silently embed with another model.
 """
 
 from __future__ import annotations
@@ -9,69 +9,58 @@ from __future__ import annotations
 import copy
 import inspect
 import os
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Unpack, cast
+from collections.abc import Mapping, Sequence
+from typing import Any, Unpack
 
-from torch import Tensor, nn
+import polars as pl
+from torch import nn
 
-from midlayer_encoders._types import Layer, Medium, Pooling
-from midlayer_encoders.encoder.asking import after_pooling, asked_copy, prompts_of
-from midlayer_encoders.encoder.build import Built, build_from_files, build_from_module, probes
-from midlayer_encoders.encoder.causal_mask import turn_mask_off
-from midlayer_encoders.encoder.checks import check_padding
-from midlayer_encoders.encoder.encoding import InputsEncoder
-from midlayer_encoders.encoder.memory_module import MemoryModule
-from midlayer_encoders.encoder.options import (
-    EncoderKeywords,
-    EncoderOptions,
-    make_options,
-    with_options,
-)
-from midlayer_encoders.encoder.spec import CardData
-from midlayer_encoders.errors import OptionError, check_text
-from midlayer_encoders.measuring import agreed
-from midlayer_encoders.models import compat
-from midlayer_encoders.models.cut import Cut, JointCut
-from midlayer_encoders.models.hub import place_of
-from midlayer_encoders.models.output_embeddings import output_embeddings
-from midlayer_encoders.models.padding import wants_padding
-from midlayer_encoders.reading.turns import turn
+from midlayer_encoders._types import Layer, LayerArgument, Progress, ReadSite
+from midlayer_encoders.encoder.encoding import EmbeddingEncoder
+from midlayer_encoders.encoder.first_module import MemoryModule
+from midlayer_encoders.encoder.options import EncoderKeywords, make_options, normalize_layer, option_fields
+from midlayer_encoders.encoder.prompting import apply_template, pooling_module, resolve_prompts
+from midlayer_encoders.errors import OptionError, short_repr
+from midlayer_encoders.measuring import agreed, measure_layers
+from midlayer_encoders.models import transformers_internals as internals
+from midlayer_encoders.reading.batches import TokenBudget
+from midlayer_encoders.reading.locks import turn
 from midlayer_encoders.recipes import Recipe, recipe_of
-from midlayer_encoders.recipes.counting import Counting
 from midlayer_encoders.selection import Selection, select
 from midlayer_encoders.selection.rules import check_rule
-
-__all__ = ["LayerEncoder"]
+from midlayer_encoders.validation import check_text
 
 _AUTO = "auto"
+_WITHOUT_VECTOR_MAPS = {"recipe": None, "center": None, "whiten": False, "embed_filter": False, "normalize": False}
 
 
-class LayerEncoder(InputsEncoder):
-    """A ``SentenceTransformer`` whose model ends after ``layer`` blocks; the weights after them are never read.
+class LayerEncoder(EmbeddingEncoder):
+    """A ``SentenceTransformer`` whose model ends after ``layer`` blocks; later weights are never loaded.
 
     Args:
-        model: folder or name on the hub of a transformers model of text, images or audio, or ``"built-in"``
-            (SmolLM2-135M) or ``"built-in-minilm"`` (all-MiniLM-L6-v2), where the packages of their weights are
+        model: folder or name on the hub of a transformers model for text, images or audio, or ``"built-in"``
+            (SmolLM2-135M) or ``"built-in-minilm"`` (all-MiniLM-L6-v2), if the packages with their weights are
             installed. For a module in memory see :meth:`from_module`.
         layer: an int in ``[0, num_layers]`` (``0`` = embeddings), a negative int from the end (``-1`` = the last), or
-            a float in ``(0, 1]``, the fraction of the depth. Of a joint model such as CLIP, one for both towers or one
-            for each: ``{"text": 6, "image": 9}``. Several, ``[8, 12, 16]``: all are read in one pass, and the vector is
-            the mean of theirs, or what ``combine`` and ``weights`` say. Or the name of a rule that chooses a layer from
-            ``texts``, as ``"auto"``; with ``recipe="auto"`` it chooses how texts are asked, too.
-        texts: where ``layer`` is a rule, what it reads; ``selection`` then says what was chosen, and why.
-        labels: where ``layer`` is a rule, the class of each text, ``None`` for those without.
+            a float in ``(0, 1]``, the fraction of the depth. For a joint model such as CLIP, one for both towers or one
+            for each: ``{"text": 6, "image": 9}``. A list, ``[8, 12, 16]``, combines layers from one pass by their mean,
+            or as ``combine`` and ``layer_weights`` specify. A rule's name, such as ``"auto"``, selects a layer from
+            ``texts``; with ``recipe="auto"`` it also selects the recipe.
+        texts: texts for the rule; ``selection`` then holds the result and its reason.
+        labels: class of each text for the rule, ``None`` for unlabeled texts.
         options: as in :class:`~midlayer_encoders.EncoderOptions`: ``norm``, ``pooling``, ``revision``, ``dtype``, ….
 
-    A text without tokens embeds as the zero vector. An empty one is such a text where the tokenizer adds no special
-    tokens; where it does, they are what is embedded. ``save_pretrained`` writes a folder that any
-    ``SentenceTransformer`` loads, without this package; where a family does not allow that, the error says why.
-    ``docs/media.md`` covers images and audio.
+    The vector of a text without tokens is zero. Special tokens that the tokenizer adds to an empty text count.
+    ``save_pretrained`` writes a folder that any ``SentenceTransformer`` loads without this package; if a family does
+    not allow that, the error names the reason. ``docs/media.md`` covers images and audio.
     """
+
+    selection: Selection | None = None
 
     def __init__(
         self,
         model: str,
-        layer: Layer | Sequence[Layer] | Mapping[str, Layer] | str | None = None,
+        layer: LayerArgument | str | None = None,
         *,
         texts: Sequence[str] | None = None,
         labels: Sequence[int | str | None] | None = None,
@@ -79,196 +68,222 @@ class LayerEncoder(InputsEncoder):
     ) -> None:
         if isinstance(model, nn.Module):
             raise OptionError(
-                f"`model` must be a folder or a name on the hub, but got a {type(model).__name__}. For a module in "
-                "memory write LayerEncoder.from_module(module, layer, processor=…)."
+                "`model` must be a folder or hub name. A module: LayerEncoder.from_module(module, layer, processor=…)."
             )
         model = check_text("model", os.fspath(model) if isinstance(model, os.PathLike) else model)
         recipe = options.get("recipe")
-        if choose := isinstance(recipe, str) and recipe == _AUTO:
-            options = {**options, "recipe": None}
-        given = make_options(options)
+        select_recipe = isinstance(recipe, str) and recipe == _AUTO
+        encoder_options = make_options({**options, "recipe": None} if select_recipe else options)
         if layer is None and isinstance(recipe, Recipe):
             layer = recipe.layer
         if layer is None:
             raise OptionError("`layer` must be a number, or several, unless a Recipe names one, but got None.")
-        layer, selection = _chosen_layer(model, layer, texts, labels, given, recipes="all" if choose else None)
-        if choose and selection is not None:
-            given = make_options({**given.changed(), **{k: v for k, v in selection.keywords.items() if k != "layer"}})
-        self._assemble(build_from_files(model, layer, given), given, selection)
-
-    @classmethod
-    def from_module(
-        cls,
-        module: nn.Module,
-        layer: Layer | Sequence[Layer],
-        *,
-        processor: Callable[..., Any],
-        medium: Medium = "image",
-        blocks: str | None = None,
-        final: Sequence[str] | None = None,
-        **options: Unpack[EncoderKeywords],
-    ) -> LayerEncoder:
-        """Return the encoder of a module in memory, of transformers or any other; the module itself is left alone.
-
-        Args:
-            module: a model.
-            layer: a number, or several, as in :class:`LayerEncoder`.
-            processor: one of transformers', or a function that turns a list of inputs into what the module takes.
-            medium: what its inputs are.
-            blocks: path of its list of blocks, where it cannot be found by rule.
-            final: paths of what follows its last block, likewise.
-            options: those of :class:`~midlayer_encoders.EncoderOptions` that apply without files: ``norm``,
-                ``pooling``, ``device``, ``prompts``, ``truncate_dim``, ….
-        """
-        given = make_options(options)
-        module = getattr(module, "_orig_mod", module)  # what `torch.compile` wraps, and traces anew after a cut
-        built = build_from_module(
-            module, layer, given, processor=processor, medium=medium, blocks=blocks, final=final
-        )  # fmt: skip
-        encoder = cls.__new__(cls)
-        encoder._assemble(built, given, None)
-        return encoder
-
-    def _assemble(self, built: Built, options: EncoderOptions, selection: Selection | None) -> None:
-        """Become the encoder of what was built, and check that it reads the layer."""
-        prompts, default_prompt_name = prompts_of(options, built.saved_prompts)
-        super().__init__(
-            modules=built.modules(options.pooling),
-            device=options.device,
-            prompts=prompts,
-            default_prompt_name=default_prompt_name,
-            truncate_dim=options.truncate_dim,
-            trust_remote_code=options.trust_remote_code,
-            model_card_data=CardData(local_files_only=True),
-        )
-        cut = built.cut
-        main = cut.towers["image"] if isinstance(cut, JointCut) else cut
-        self.source, self.name, self.options, self.selection = built.source, built.name, options, selection
-        self.layer, self.num_layers = main.layer, main.anatomy.num_layers
-        self.layers = {tower: one.layer for tower, one in cut.towers.items()} if isinstance(cut, JointCut) else {}
-        self.mixture = () if built.mix is None else tuple(zip(built.mix.layers, built.mix.shares, strict=True))
-        self.norm = options.norm
-        # A joint model's own heads pool: no pooling of states that others could ask for.
-        self.pooling: Pooling = cast(Any, "head") if isinstance(cut, JointCut) else options.pooling or "mean"
-        self.saved_prompts = built.saved_prompts
-        self.max_pixels = options.max_pixels
-        self.counting = Counting(built.placed, options.skip_first, options.template_tokens is not False)
-        options.check_for_media(self.media, self.name)
-        self._check_width(options.truncate_dim)
-        self._gguf_file = built.gguf_file
-        self._truncation_warned = False
-        self._anatomy = built.anatomy
-        if isinstance(cut, Cut) and options.bidirectional:
-            turn_mask_off(self[0], cut, self.name)
-            if not isinstance(self[0], MemoryModule) and not wants_padding(self.transformer):
-                check_padding(self[0], *probes(self[0]))
-        self.eval()
-        self._follow_pooling(options)
+        requested = normalize_layer(layer)
+        if select_recipe and requested != _AUTO:
+            raise OptionError(f"`layer` must be 'auto' with recipe='auto', which selects both, but got {requested!r}.")
+        if not isinstance(requested, str) and (texts is not None or labels is not None):
+            raise OptionError(f"`texts` and `labels` must be None unless `layer` names a rule, but it is {requested}.")
+        selection = None
+        if isinstance(requested, str):
+            check_rule(requested, argument="layer")
+            # The recipe's fields are among the options; modules after the pooling depend on the layer.
+            complete = LayerEncoder(model, -1, **{**encoder_options.changed(), **_WITHOUT_VECTOR_MAPS})
+            selection = select(complete, texts, labels, rule=requested, recipes="all" if select_recipe else None)
+            keywords = dict(selection.keywords)
+            requested = keywords.pop("layer")
+            encoder_options = make_options({**encoder_options.changed(), **keywords})
+        self._build_from_files(model, requested, encoder_options)
+        self.selection = selection
 
     def with_recipe(self, recipe: Recipe | str) -> LayerEncoder:
-        """Return an encoder that shares this one's model, and asks it by a recipe.
+        """Return an encoder that shares this one's model and uses a recipe.
 
-        What a recipe does to pooled vectors (``center``, ``whiten``, ``embed_filter``) is made for one layer, and left
-        out here: pass the recipe to :class:`LayerEncoder` for it.
+        The parts of a recipe that map pooled vectors (``center``, ``whiten``, ``embed_filter``) depend on the layer and
+        are omitted here: pass the recipe to :class:`LayerEncoder` to apply them.
 
         Args:
-            recipe: or its name. This encoder must have no template of its own.
+            recipe: recipe or its name. This encoder must have no template.
         """
-        found = recipe_of("recipe", recipe)
         if self.options.template is not None or self.after_pooling or isinstance(self[0], MemoryModule):
             raise OptionError(
-                f"`recipe` must be given to an encoder of files without a template, and without modules after its "
-                f"pooling, but {self.name} has one. Make it with layer=-1 alone."
+                f"`recipe` must be for an encoder of files with layer=-1 and no other options, but got {self.name}."
             )
-        options = make_options({**self.options.changed(), "recipe": found.before_vectors()})
-        made = asked_copy(self, options)
-        made.options, made.pooling = options, options.pooling or "mean"
-        options.check_for_media(made.media, made.name)
-        return made
-
-    def _check_width(self, truncate_dim: int | None) -> None:
-        with self.truncate_embeddings(None):
-            width = self.get_embedding_dimension()
-        if truncate_dim is not None and width is not None and truncate_dim > width:
-            raise OptionError(
-                f"`truncate_dim` must be at most {width}, the dimensions of {self.name}, but got {truncate_dim}."
-            )
+        before_vectors = recipe_of("recipe", recipe).before_vectors()
+        options = make_options({**self.options.changed(), "recipe": before_vectors})
+        options.check_for_media(self.media, self.name)
+        encoder = copy.copy(self)
+        first: Any = copy.copy(self[0])
+        first._modules = dict(first._modules)
+        if first.processor is not first.tokenizer:
+            first.processor = copy.copy(first.processor)
+        encoder.options = options
+        encoder.pooling = options.pooling or "mean"
+        encoder.counting = apply_template(first, options, self.name)
+        encoder._modules = {"0": first, "1": pooling_module(first, options.pooling)}
+        prompts, encoder.default_prompt_name = resolve_prompts(options, self.saved_prompts)
+        encoder.prompts = {"query": "", "document": "", **(prompts or {})}
+        encoder.model_card_data = copy.copy(self.model_card_data)
+        encoder.model_card_data.register_model(encoder)
+        return encoder
 
     def check_own(self, options: Mapping[str, Any]) -> None:
-        """Raise where options that are given beside this encoder are not its own: it was made already."""
-        given = make_options(options)
-        number = ":" in (given.device or "")  # "cuda" is any of them
-        own = {"pooling": self.pooling, "device": str(self.device) if number else self.device.type}
+        """Raise if options that accompany this encoder differ from the encoder's."""
+        requested = make_options(options)
+        has_index = ":" in (requested.device or "")  # "cuda" means any CUDA device
+        current = {"pooling": self.pooling, "device": str(self.device) if has_index else self.device.type}
         for name in options:
-            agreed(name, getattr(given, name), own.get(name, getattr(self.options, name)))
-
-    def _follow_pooling(self, options: EncoderOptions) -> None:
-        """Add what the options do to pooled vectors."""
-        if not (options.center or options.whiten or options.embed_filter or options.normalize):
-            return
-        kept, self.truncate_dim = self.truncate_dim, None
-        width = cast(int, self.get_embedding_dimension())
-
-        def vectors(texts: Sequence[str]) -> Tensor:
-            return cast(Tensor, self.encode(list(texts), convert_to_tensor=True, show_progress_bar=False))
-
-        for module in after_pooling(options, width, vectors=vectors, embeddings=self.output_embeddings):
-            self.append(module.to(device=self.device, dtype=self.dtype))
-        self.truncate_dim = kept
-
-    def output_embeddings(self) -> Tensor:
-        """Return the embeddings by which the language model chooses its next token, shape ``(T, D)``."""
-        folder, _ = place_of(self.source)
-        return output_embeddings(self.transformer, folder, self.options.revision, gguf_file=self._gguf_file)
+            agreed(name, getattr(requested, name), current.get(name, getattr(self.options, name)))
 
     # --- process pools and copies -----------------------------------------------------------------------------------
 
     def start_multi_process_pool(self, *args: Any, **kwargs: Any) -> Any:
-        """Start workers as ``SentenceTransformer`` does; not while another thread has hooks on the model."""
+        """Start workers as ``SentenceTransformer`` does, while no other thread has hooks on the model."""
         with turn(self.transformer):
             return super().start_multi_process_pool(*args, **kwargs)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a worker process needs, without the hooks that transformers puts back at its next pass."""
+        """Return the state for a worker process, without the hooks that transformers restores at its next pass."""
         with turn(self.transformer):
-            compat.drop_recording_hooks(self)
+            internals.drop_recording_hooks(self)
             return self.__dict__.copy()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         if hasattr(self.transformer, "config"):
-            compat.register_recordable_outputs(self.transformer)
+            internals.register_recordable_outputs(self.transformer)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LayerEncoder:
-        """Return a copy that shares nothing, without the hooks that another thread may have on the model."""
-        made = memo[id(self)] = type(self).__new__(type(self))
+        """Return a deep copy without the hooks that another thread may have on the model."""
+        copied = memo[id(self)] = type(self).__new__(type(self))
         with turn(self.transformer):
-            made.__setstate__(copy.deepcopy(self.__getstate__(), memo))
-        return made
+            copied.__setstate__(copy.deepcopy(self.__getstate__(), memo))
+        return copied
 
 
-LayerEncoder.__init__.__signature__ = with_options(inspect.signature(LayerEncoder.__init__))  # type: ignore[attr-defined]
+# For `help` and editors, the signature names the options.
+_parameters = list(inspect.signature(LayerEncoder.__init__).parameters.values())[:-1]
+for _name, _option in option_fields().items():
+    _parameters.append(_parameters[-1].replace(name=_name, default=_option.default, annotation=_option.type))
+LayerEncoder.__init__.__signature__ = inspect.Signature(_parameters)  # type: ignore[attr-defined]
 
 
-def _chosen_layer(
-    model: str,
-    layer: Layer | Sequence[Layer] | Mapping[str, Layer] | str,
-    texts: Sequence[str] | None,
-    labels: Sequence[int | str | None] | None,
-    options: EncoderOptions,
+def measure(
+    model: str | LayerEncoder,
+    texts: Sequence[Any],
     *,
-    recipes: str | None,
-) -> tuple[Layer | Sequence[Layer] | Mapping[str, Layer], Selection | None]:
-    """Return the layer itself, or the one that a rule chooses from all layers of the whole model."""
-    if recipes is not None and layer != _AUTO:
-        raise OptionError(f"`layer` must be {_AUTO!r} with recipe={_AUTO!r}, which chooses both, but got {layer!r}.")
-    if not isinstance(layer, str):
-        if texts is not None or labels is not None:
-            raise OptionError(f"`texts` and `labels` must be None unless `layer` is a rule's name, but it is {layer}.")
-        return layer, None
-    check_rule(layer, argument="layer")
-    # The fields of a recipe are among the options; what follows the pooling is made for one layer.
-    bare = {"recipe": None, "center": None, "whiten": False, "embed_filter": False, "normalize": False}
-    whole = LayerEncoder(model, -1, **{**options.changed(), **bare})
-    selection = select(whole, texts, labels, rule=layer, recipes=recipes)
-    return selection.layer, selection
+    metrics: str | Sequence[str] = "paper",
+    layers: Sequence[Layer] | str = "all",
+    site: ReadSite = "block",
+    views: int | Sequence[Sequence[Any]] = 16,
+    seed: int = 0,
+    dataset: str = "texts",
+    token_budget: TokenBudget = "auto",
+    progress: Progress | None = None,
+    **options: Unpack[EncoderKeywords],
+) -> pl.DataFrame:
+    """Return the tidy frame of the metrics of every layer.
+
+    Token metrics read the raw states; the others read one vector per text, with the encoder's norm, pooling and default
+    prompt. Invariance metrics share their views: the sixteen passes of LiDAR serve InfoNCE and DiME.
+
+    Args:
+        model: folder or hub name, read with ``norm="none"`` like the paper; or an encoder of the whole model, or of one
+            cut after the last layer of interest.
+        texts: inputs: texts, or for a model of images or audio what it takes (``docs/media.md``).
+        metrics: ``"paper"``, ``"all"``, one name or several.
+        layers: ``"all"`` or a list of layers.
+        site: ``"block"``, or ``"attention"`` or ``"mlp"`` for their outputs in each block, from layer 1 up. The frame's
+            revision names it, as in ``"default:mlp"``.
+        views: number of views of each text for LiDAR (InfoNCE and DiME take the first two), or the views themselves,
+            V lists of N texts.
+        seed: seed of the views.
+        dataset: name of the texts in the frame.
+        token_budget: tokens in a batch; ``"auto"`` finds the fastest size for the device.
+        progress: called after each batch, with the stage ``"measuring"``.
+        options: keywords of :class:`~midlayer_encoders.EncoderOptions`; with an encoder they must equal its options.
+    """
+    if isinstance(model, str | os.PathLike):
+        options.setdefault("norm", "none")
+        encoder = LayerEncoder(os.fspath(model), -1, **options)
+    elif isinstance(model, LayerEncoder):
+        encoder = model
+        encoder.check_own(options)
+    else:
+        raise OptionError(f"`model` must be a folder, a hub name or a LayerEncoder, but got {short_repr(model)}.")
+    return measure_layers(
+        encoder,
+        texts,
+        metrics=metrics,
+        layers=layers,
+        norm=encoder.norm,
+        site=site,
+        views=views,
+        seed=seed,
+        dataset=dataset,
+        token_budget=token_budget,
+        progress=progress,
+    )
+
+
+def select_layer(
+    model: str | LayerEncoder | pl.DataFrame,
+    texts: Sequence[str] | None = None,
+    labels: Sequence[int | str | None] | None = None,
+    *,
+    rule: str = "auto",
+    recipes: str | Recipe | Sequence[str | Recipe] | None = None,
+    all_rules: bool = False,
+    mixture: bool = False,
+    max_texts: int = 500,
+    seed: int = 0,
+    **options: Unpack[EncoderKeywords],
+) -> Selection:
+    """Return the layer of a model to use, the reason, and the choice of every other rule.
+
+    Args:
+        model: folder or hub name, an encoder of the whole model, or a tidy frame of one model from a sweep or from
+            :func:`~midlayer_encoders.measure`.
+        texts: a few hundred of your texts.
+        labels: the class of each text, ``None`` for unlabeled texts.
+        rule: ``"auto"``, ``"last"``, ``"fixed-depth"``, ``"half-match"``, ``"few-labels"``, ``"valley-midpoint"``,
+            ``"min-dime"``, ``"min-infonce"``, ``"min-dataset-entropy"``, ``"min-prompt-entropy"``, or several of the
+            last four ranked together, as in ``"min-dime+dataset-entropy"``.
+        recipes: as in :func:`~midlayer_encoders.sweep`, names, :class:`~midlayer_encoders.Recipe` objects or ``"all"``:
+            also choose the recipe. The result is then a ``RecipeSelection``, whose ``recipe`` and ``layer`` follow the
+            labels if these make one clearly better, and otherwise the model's kind (``docs/selection.md``).
+        all_rules: measure what every rule needs, in three passes over the texts instead of one.
+        mixture: also learn a weighted mean of several layers from the labels; ``LayerEncoder(model,
+            **selection.keywords)`` uses it if it is clearly better than the best single layer.
+        max_texts: maximum number of texts to read.
+        seed: seed of augmented views, folds and resamples.
+        options: keywords of :class:`~midlayer_encoders.EncoderOptions`, if ``model`` is a name.
+
+    Example:
+        >>> import polars as pl
+        >>> from midlayer_encoders.frame import FRAME_SCHEMA
+        >>> sts = [0.1, 0.3, 0.6, 0.5, 0.2]
+        >>> rows = [("m", "main", k, k / 4, "score", "STS", "spearman", v) for k, v in enumerate(sts)]
+        >>> selection = select_layer(pl.DataFrame(rows, schema=list(FRAME_SCHEMA), orient="row"))
+        >>> selection.layer, selection.reason
+        (2, 'few-labels: the score on STS is highest there, 60.0')
+    """
+    source: Any = model
+    if isinstance(model, str | os.PathLike):
+        source = LayerEncoder(os.fspath(model), -1, **options)
+    elif not isinstance(model, LayerEncoder | pl.DataFrame):
+        raise OptionError(
+            f"`model` must be a folder, a hub name, a LayerEncoder or a frame of results, but got {short_repr(model)}."
+        )
+    elif options:
+        raise OptionError(f"`{next(iter(options))}` must be left out with an encoder or a frame.")
+    return select(
+        source,
+        texts,
+        labels,
+        rule=rule,
+        recipes=recipes,
+        all_rules=all_rules,
+        mixture=mixture,
+        max_texts=max_texts,
+        seed=seed,
+    )

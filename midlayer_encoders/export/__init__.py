@@ -1,10 +1,11 @@
-"""An encoder written for the engine that is to run it: one file for each target, each compared after it is written."""
+"""Export an encoder for other engines, and compare its vectors after writing."""
 
 from __future__ import annotations
 
-from midlayer_encoders.export.hub import PUSHED, HubError, check_repository, push_to_hub
-from midlayer_encoders.export.run import TARGETS, Exported, Target, check_out, export_for
+from midlayer_encoders.export._comparison import Exported
 from midlayer_encoders.export.serving import serving_line
+from midlayer_encoders.export.targets import TARGETS, Target, check_arguments, export_for
+from midlayer_encoders.export.upload import PUSHED, HubError, check_repository, push_to_hub
 
 __all__ = [
     "PUSHED",
@@ -12,7 +13,7 @@ __all__ = [
     "Exported",
     "HubError",
     "Target",
-    "check_out",
+    "check_arguments",
     "check_repository",
     "export_for",
     "push_to_hub",

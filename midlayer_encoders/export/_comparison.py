@@ -1,42 +1,24 @@
-"""What every target shares: packages that may be missing, sample inputs, how far two engines' vectors are apart."""
+"""Code shared by the export targets: optional packages, sample inputs, comparison of vectors, the folder's card."""
 
 from __future__ import annotations
 
-import errno
 import importlib
 import importlib.metadata
-import json
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from midlayer_encoders.encoder.inputs import probe_inputs
+from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import MidlayerError
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
-
-__all__ = [
-    "Exported",
-    "cosine",
-    "needed",
-    "relative_error",
-    "sample_inputs",
-    "seeing_a_full_disk",
-    "versions",
-    "write_card",
-]
+from midlayer_encoders.files import write_json
 
 CARD = "midlayer.json"
-_LITTLE = 2**16  # bytes that a disk which ended a file has left
-_NUMPY_FULL = "Not enough free space"  # `tofile` asks for room first, and writes nothing
+ENGINE_POOLINGS = ("mean", "cls", "last")
+"""Poolings of llama.cpp, vLLM and text-embeddings-inference."""
 _TEXTS = (
     "How do I reset the PIN of my card?",
     "Stock markets fell sharply today, and most of what was left of the gains of this year was lost within hours.",
@@ -47,16 +29,16 @@ _TEXTS = (
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written, and how it compares with the encoder.
+    """An exported folder and its comparison with the encoder.
 
     Attributes:
         target: the engine.
-        folder: where it is.
-        engine: name and version of what ran it; ``None`` where that is not installed.
-        error: largest distance of a vector from the encoder's, relative to its length, over sample inputs; for
-            ``"gguf"`` one minus the smallest cosine.
-        int8_cosine: smallest cosine of the graph of 8-bit integers with the encoder, where there is one.
-        files: that were written, from the folder on; others may lie beside them.
+        folder: output folder.
+        engine: name and version of the engine that embedded the samples, or ``None`` if it is not installed.
+        error: largest relative error of the engine's vectors over sample inputs; for ``"gguf"``, one minus the
+            smallest cosine.
+        int8_cosine: smallest cosine between the 8-bit graph and the encoder, if one was written.
+        files: written files, relative to the folder.
     """
 
     target: str
@@ -67,13 +49,14 @@ class Exported:
     files: tuple[str, ...] = ()
 
 
-def needed(extra: str, *packages: str) -> list[Any]:
-    """Return packages that a target needs, or raise with the line that installs them."""
+def require_packages(extra: str, *packages: str) -> None:
+    """Raise an error with the install command if a package is missing."""
     try:
-        return [importlib.import_module(name) for name in packages]
+        for name in packages:
+            importlib.import_module(name)
     except ImportError as reason:
         raise MidlayerError(
-            f"The target {extra!r} needs {' and '.join(packages)}, and {reason.name or reason} is not installed: "
+            f"The target {extra!r} needs {' and '.join(packages)}, but {reason.name or reason} is not installed: "
             f"pip install 'midlayer-encoders[{extra}]'."
         ) from reason
 
@@ -83,71 +66,77 @@ def versions(*packages: str) -> dict[str, str]:
     return {name: importlib.metadata.version(name) for name in packages}
 
 
-@contextmanager
-def seeing_a_full_disk(folder: Path) -> Iterator[None]:
-    """Raise an :class:`OSError` where an engine could not write on a full disk, which its own error does not say."""
-    try:
-        yield
-    except Exception as reason:
-        little = shutil.disk_usage(folder).free <= _LITTLE or str(reason).startswith(_NUMPY_FULL)
-        if getattr(reason, "errno", None) is not None or not little:
-            raise
-        raise OSError(errno.ENOSPC, f"no room for what is written ({reason})", str(folder)) from reason
+def common_obstacle(encoder: LayerEncoder) -> str | None:
+    """Return why neither llama.cpp, vLLM nor text-embeddings-inference can run an encoder, or None."""
+    first: Any = encoder[0]
+    if encoder.media != ["text"]:
+        return "it embeds only texts"
+    if encoder.mixture:
+        return "it returns the vector of one layer: pass one"
+    if any(isinstance(entry["method_output_name"], list) for entry in first.modality_config.values()):
+        return "it always applies the final norm: pass norm='final'"
+    if encoder.layer == 0:
+        return "it runs no model without blocks: pass layer 1 or higher"
+    if encoder.pooling not in ENGINE_POOLINGS:
+        return f"it has no pooling {encoder.pooling!r}: pass {', '.join(map(repr, ENGINE_POOLINGS))}"
+    if encoder.truncate_dim is not None:
+        return "it returns all dimensions: leave out `truncate_dim`, and truncate the vectors yourself"
+    return None
 
 
 def sample_inputs(encoder: LayerEncoder, medium: str) -> list[Any]:
-    """Return inputs to compare by: short ones and longer ones."""
+    """Return short and long inputs to compare vectors on."""
     tokenizer = encoder.tokenizer if medium == "text" else None
-    made = [one for one in probe_inputs([medium], None, tokenizer) if one is not None]
+    inputs: list[Any] = [sample for sample in probe_inputs([medium], None, tokenizer) if sample is not None]
     if medium == "text":
-        return [*made, *_TEXTS]
-    return [*made, *(one.rotate(90 * turns) for one in made for turns in (1, 2))]
+        return [*inputs, *_TEXTS]
+    return [*inputs, *(image.rotate(angle) for image in inputs for angle in (90, 180))]
 
 
-def relative_error(ours: NDArray[Any], theirs: NDArray[Any]) -> float:
-    r"""Return the largest :math:`\|x - y\| / \|x\|` of rows; infinity where they differ in shape or are not finite.
+def relative_error(expected: NDArray[Any], vectors: NDArray[Any]) -> float:
+    r"""Return the largest :math:`\|x - y\| / \|x\|` over rows, or infinity if shapes differ or a value is not finite.
 
     Example:
         >>> round(relative_error(np.array([[3.0, 4.0], [0.0, 0.0]]), np.array([[3.0, 4.5], [0.0, 0.0]])), 6)
         0.1
     """
-    if ours.shape != theirs.shape or not np.isfinite(theirs).all():
+    if expected.shape != vectors.shape or not np.isfinite(vectors).all():
         return float("inf")
-    distance = np.linalg.norm(ours.astype(np.float64) - theirs, axis=1)
-    length = np.linalg.norm(ours.astype(np.float64), axis=1)
+    distance = np.linalg.norm(expected.astype(np.float64) - vectors, axis=1)
+    length = np.linalg.norm(expected.astype(np.float64), axis=1)
     return float(np.divide(distance, length, out=np.where(distance > 0, np.inf, 0.0), where=length > 0).max())
 
 
-def cosine(ours: NDArray[Any], theirs: NDArray[Any]) -> float:
-    """Return the smallest cosine of rows, ``-1`` where they differ in shape or are not finite.
+def cosine(expected: NDArray[Any], vectors: NDArray[Any]) -> float:
+    """Return the smallest cosine over rows, or ``-1`` if shapes differ or a value is not finite.
 
     Example:
         >>> cosine(np.array([[1.0, 0.0], [1.0, 1.0]]), np.array([[2.0, 0.0], [3.0, 3.0]])) > 0.999
         True
     """
-    if ours.shape != theirs.shape or not np.isfinite(theirs).all():
+    if expected.shape != vectors.shape or not np.isfinite(vectors).all():
         return -1.0
-    a, b = ours.astype(np.float64), theirs.astype(np.float64)
+    a = expected.astype(np.float64)
+    b = vectors.astype(np.float64)
     lengths = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
     return float(np.divide((a * b).sum(axis=1), lengths, out=np.zeros(len(a)), where=lengths > 0).min())
 
 
-def write_card(folder: Path, encoder: LayerEncoder, target: str, **more: Any) -> None:
-    """Write what a folder holds, as JSON."""
+def write_card(folder: Path, encoder: LayerEncoder, target: str, **extra: Any) -> None:
+    """Write ``midlayer.json``, which describes the folder."""
     spec = encoder.spec
     card = {
         "target": target,
         "model": spec.model,
         "revision": spec.revision,
-        "layer": encoder.layers or [layer for layer, _ in encoder.mixture] or spec.layer,
+        "layer": encoder.tower_layers or [layer for layer, _ in encoder.mixture] or spec.layer,
         "num_layers": spec.num_layers,
         "norm": spec.norm,
         "pooling": spec.pooling,
-        "weights": spec.weights,
+        "weights": spec.weights_digest,
         "max_length": spec.max_length,
         "prompt": encoder.default_prompt,
         "prompts": {name: text for name, text in encoder.prompts.items() if text},
-        **more,
+        **extra,
     }
-    text = json.dumps(card, indent=2, ensure_ascii=False)
-    (folder / CARD).write_text(text + "\n", encoding="utf8")
+    write_json(folder / CARD, card)

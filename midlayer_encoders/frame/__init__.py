@@ -1,4 +1,4 @@
-"""The tidy frame of results, and what is read off it: its schema, rows, curves over layers, means, training steps."""
+"""The tidy frame of results: schema, rows, curves by layer, summaries, training steps and Pareto fronts."""
 
 from __future__ import annotations
 

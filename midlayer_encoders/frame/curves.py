@@ -1,4 +1,4 @@
-"""Curves over layers from a tidy frame: of each dataset, their mean, and all those of one model."""
+"""Curves by layer from a tidy frame: per dataset, their mean, and all curves of one model."""
 
 from __future__ import annotations
 
@@ -12,12 +12,10 @@ import polars as pl
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.frame.schema import block_counts, check_frame, check_one_model
 
-__all__ = ["ByLayer", "Curves", "check_blocks", "curves", "curves_by_dataset", "mean_curve"]
-
 ByLayer: TypeAlias = Mapping[int, float]
-"""Value by layer, in the order of the layers."""
+"""Value by layer, in ascending order."""
 
-_LEAST_BLOCKS = 3
+_MIN_BLOCKS = 3
 
 
 @dataclass(frozen=True)
@@ -25,12 +23,12 @@ class Curves:
     """The curves of one model at one revision.
 
     Attributes:
-        model: its name.
+        model: name of the model.
         revision: of the model.
-        num_layers: its number of blocks.
-        metrics: by name, the mean over all texts that it was measured on.
-        tasks: score of each task by its name.
-        score: mean score over the tasks, of the layers that were scored on every one; empty without scores.
+        num_layers: number of blocks.
+        metrics: mean over all datasets, by metric.
+        tasks: scores by task.
+        score: mean score of the layers that were scored on every task; empty without scores.
     """
 
     model: str
@@ -45,13 +43,13 @@ def curves(frame: pl.DataFrame) -> Curves:
     """Return the curves of a frame that holds one model at one revision.
 
     Raises:
-        OptionError: for a frame of several models, of one model cut at different depths, or of fewer than three blocks.
+        OptionError: if the frame holds several models, one model at several depths, or fewer than three blocks.
 
     Example:
         >>> from midlayer_encoders.frame import FRAME_SCHEMA
         >>> rows = [("m", "main", k, k / 3, "metric", "texts", "dime", v) for k, v in enumerate([0.3, 0.2, 0.1, 0.4])]
-        >>> found = curves(pl.DataFrame(rows, schema=list(FRAME_SCHEMA), orient="row"))
-        >>> found.num_layers, found.metrics["dime"][2]
+        >>> dime = curves(pl.DataFrame(rows, schema=list(FRAME_SCHEMA), orient="row"))
+        >>> dime.num_layers, dime.metrics["dime"][2]
         (3, 0.1)
     """
     frame = check_frame(frame)
@@ -67,12 +65,12 @@ def curves(frame: pl.DataFrame) -> Curves:
 
 
 def curves_by_dataset(rows: pl.DataFrame) -> dict[str, ByLayer]:
-    """Return the finite values of each dataset by layer, in the order of the rows; a dataset without any has none.
+    """Return the finite values of each dataset by layer; a dataset without finite values is left out.
 
     Args:
-        rows: of a tidy frame: one metric of one model, or its scores, one for each task.
+        rows: of a tidy frame: one metric of one model, or one score of each of its tasks.
     """
-    found: dict[str, ByLayer] = {}
+    by_dataset: dict[str, ByLayer] = {}
     for (dataset,), part in rows.group_by("dataset", maintain_order=True):
         names = part["name"].unique(maintain_order=True).to_list()
         if len(names) > 1:
@@ -82,12 +80,12 @@ def curves_by_dataset(rows: pl.DataFrame) -> dict[str, ByLayer]:
             )
         finite = part.filter(pl.col("value").is_finite()).sort("layer")
         if not finite.is_empty():
-            found[str(dataset)] = dict(finite.select("layer", "value").iter_rows())
-    return found
+            by_dataset[str(dataset)] = dict(finite.select("layer", "value").iter_rows())
+    return by_dataset
 
 
 def mean_curve(curves: Sequence[ByLayer]) -> ByLayer:
-    """Return the mean of curves over the layers that all of them have; empty where there are none.
+    """Return the mean of curves at the layers that all of them have.
 
     Example:
         >>> mean_curve([{0: 0.5, 1: 0.25, 2: 1.0}, {0: 0.25, 2: 0.5}])
@@ -98,22 +96,22 @@ def mean_curve(curves: Sequence[ByLayer]) -> ByLayer:
 
 
 def _num_layers(frame: pl.DataFrame, model: str) -> int:
-    found = block_counts(frame)
-    if len(found) > 1:
+    counts = block_counts(frame)
+    if len(counts) > 1:
         raise OptionError(
-            f"`frame` must hold one model at one depth, but {model} has {' and '.join(map(str, found))} blocks in it: "
-            "frames of different encoders are mixed. Filter it first."
+            f"`frame` must hold one model at one depth, but {model} has {' and '.join(map(str, counts))} blocks in it: "
+            "it mixes different encoders. Filter it first."
         )
-    if not found:
-        raise OptionError(f"`frame` must have layers above 0 to choose between, but {model} has layer 0 alone.")
-    check_blocks(found[0], model)
-    return found[0]
+    if not counts:
+        raise OptionError(f"`frame` must have layers above 0 to select from, but {model} has only layer 0.")
+    check_blocks(counts[0], model)
+    return counts[0]
 
 
 def check_blocks(num_layers: int, model: str) -> None:
-    """Raise an :class:`OptionError` for a model with too few blocks to choose between."""
-    if num_layers < _LEAST_BLOCKS:
+    """Raise an :class:`OptionError` if a model has too few blocks to select a layer."""
+    if num_layers < _MIN_BLOCKS:
         raise OptionError(
-            f"`model` must have {_LEAST_BLOCKS} blocks or more to choose between its layers, but {model} has "
+            f"`model` must have {_MIN_BLOCKS} blocks or more to select a layer, but {model} has "
             f"{num_layers}: compare its layers on your task instead."
         )

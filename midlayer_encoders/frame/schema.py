@@ -1,4 +1,4 @@
-"""The tidy frame that everything here reads, and the curves in it."""
+"""The schema of the tidy frame, its rows, its validation, and the series of metrics in it."""
 
 from __future__ import annotations
 
@@ -12,24 +12,7 @@ from typing import Any, Literal, Protocol
 import polars as pl
 
 from midlayer_encoders.errors import OptionError, did_you_mean
-from midlayer_encoders.files import check_ordinary, read_whole
-
-__all__ = [
-    "FRAME_SCHEMA",
-    "KINDS",
-    "NamedSubject",
-    "Series",
-    "Subject",
-    "at_site",
-    "block_counts",
-    "check_frame",
-    "check_one_model",
-    "metric_series",
-    "number_of_layers",
-    "read_frame",
-    "tidy_frame",
-    "tidy_rows",
-]
+from midlayer_encoders.files import check_regular_file, read_text_file
 
 FRAME_SCHEMA = pl.Schema(
     {
@@ -46,21 +29,21 @@ FRAME_SCHEMA = pl.Schema(
 """The columns of results and their types; ``depth`` is ``layer / num_layers``, a score's ``value`` a fraction."""
 
 KINDS = ("score", "metric", "confirmed")
-"""A ``confirmed`` row is mteb's own score of a layer whose ``score`` was computed with those of all layers together."""
+"""A ``confirmed`` row is mteb's score of a layer whose ``score`` row comes from scoring all layers together."""
 
 _IDENTITY = ["model", "revision", "layer", "kind", "dataset", "name"]
 
 
 class Subject(Protocol):
-    """Whose layers a row is of; an ``EncoderSpec`` is one."""
+    """The model that a row describes; an ``EncoderSpec`` is a subject."""
 
     @property
     def model(self) -> str:
-        """Its name."""
+        """Name of the model."""
 
     @property
     def revision(self) -> str | None:
-        """Branch, tag, commit or training step; ``None`` for the default."""
+        """Branch, tag, commit or training step; None for the default."""
 
     @property
     def num_layers(self) -> int:
@@ -69,40 +52,42 @@ class Subject(Protocol):
 
 @dataclass(frozen=True)
 class NamedSubject:
-    """A subject by its name, where no model is in memory."""
+    """A subject without a model in memory."""
 
     model: str
     revision: str | None
     num_layers: int
 
 
-def at_site(of: Subject, site: str) -> Subject:
-    """Return whose rows these are where a site inside the blocks is read: its revision names it.
+def at_site(subject: Subject, site: str) -> Subject:
+    """Return the subject of rows read at a site inside the blocks; its revision names the site.
 
     Example:
-        >>> of = NamedSubject("m", None, 12)
-        >>> at_site(of, "mlp").revision, at_site(of, "block") is of
+        >>> subject = NamedSubject("m", None, 12)
+        >>> at_site(subject, "mlp").revision, at_site(subject, "block") is subject
         ('default:mlp', True)
     """
-    return of if site == "block" else NamedSubject(of.model, f"{of.revision or 'default'}:{site}", of.num_layers)
+    if site == "block":
+        return subject
+    return NamedSubject(subject.model, f"{subject.revision or 'default'}:{site}", subject.num_layers)
 
 
 def tidy_rows(
     values: Mapping[int, float],
-    of: Subject,
+    subject: Subject,
     *,
     kind: Literal["score", "metric", "confirmed"],
     dataset: str,
     name: str,
     extra: Mapping[str, Any] | None = None,
 ) -> list[dict[str, Any]]:
-    """Return the rows of one curve; a layer without a value (NaN) has none.
+    """Return the rows of one curve, without layers whose value is NaN.
 
     Args:
         values: by layer.
-        of: the model.
+        subject: the model.
         kind: of the values.
-        dataset: what they were measured on.
+        dataset: on which they were measured.
         name: of the score or metric.
         extra: cells of further columns, the same in every row.
 
@@ -111,29 +96,29 @@ def tidy_rows(
         >>> tidy_frame(rows).select("revision", "layer", "depth", "value").rows()
         [('default', 0, 0.0, 0.5), ('default', 6, 0.5, 0.75)]
     """
-    same = {"model": of.model, "revision": of.revision or "default", "kind": kind, "dataset": dataset, "name": name}
-    same |= extra or {}
+    shared = {"model": subject.model, "revision": subject.revision or "default"}
+    shared |= {"kind": kind, "dataset": dataset, "name": name, **(extra or {})}
     return [
-        {**same, "layer": layer, "depth": layer / max(of.num_layers, 1), "value": value}
+        {**shared, "layer": layer, "depth": layer / max(subject.num_layers, 1), "value": value}
         for layer, value in values.items()
         if not math.isnan(value)
     ]
 
 
 def tidy_frame(rows: Iterable[Mapping[str, Any]], *, extra: Mapping[str, Any] | None = None) -> pl.DataFrame:
-    """Return rows as a frame with the columns of :data:`FRAME_SCHEMA`, and of ``extra`` (name and type) after them."""
+    """Return rows as a frame with the columns of :data:`FRAME_SCHEMA`, then those of ``extra`` (name and type)."""
     return pl.DataFrame(list(rows), schema={**FRAME_SCHEMA, **(extra or {})})
 
 
 @dataclass(frozen=True)
 class Series:
-    """One metric of one model on one set of texts, by layer.
+    """One metric of one model on one dataset, by layer.
 
     Attributes:
-        label: what tells it from the other series beside it, empty where it is alone.
-        layers: in order.
+        label: distinguishes it from other series of the metric; empty if there are none.
+        layers: in ascending order.
         depths: ``layer / num_layers`` of each layer.
-        values: of each layer; NaN or infinity where the metric was not finite.
+        values: of each layer; may be NaN or infinite.
     """
 
     label: str
@@ -143,7 +128,7 @@ class Series:
 
 
 def check_frame(frame: pl.DataFrame) -> pl.DataFrame:
-    """Return the eight columns of a frame of results, in order and of their types, or raise what is wrong with it.
+    """Return the eight columns of a valid frame of results, in order and cast to their types.
 
     Example:
         >>> check_frame(pl.DataFrame({"model": ["m"], "layer": [1], "values": [0.5]}))
@@ -160,14 +145,16 @@ dataset, name, value, but lacks revision, depth, kind, dataset, name, value. Did
             f"`frame` must have the columns {', '.join(FRAME_SCHEMA)}, but lacks {', '.join(missing)}.{hint}"
         )
     for column, dtype in FRAME_SCHEMA.items():
-        held = frame.schema[column]
-        alike = held.is_numeric() if dtype.is_float() else held.is_integer() if dtype.is_integer() else held == dtype
-        if not (alike or held == pl.Null or isinstance(held, pl.Categorical | pl.Enum)):
-            raise OptionError(f"`frame`'s column {column!r} must be {dtype}, but got {held}; cast it first.")
+        actual = frame.schema[column]
+        compatible = (
+            actual.is_numeric() if dtype.is_float() else actual.is_integer() if dtype.is_integer() else actual == dtype
+        )
+        if not (compatible or actual == pl.Null or isinstance(actual, pl.Categorical | pl.Enum)):
+            raise OptionError(f"`frame`'s column {column!r} must be {dtype}, but got {actual}; cast it first.")
     recipes = frame["recipe"].unique(maintain_order=True).to_list() if "recipe" in frame.columns else []
     if len(recipes) > 1:
         raise OptionError(
-            f"`frame` must be of one recipe here, but has {', '.join(map(str, recipes))}. Filter it first: "
+            f"`frame` must hold one recipe here, but has {', '.join(map(str, recipes))}. Filter it first: "
             f"frame.filter(recipe={recipes[0]!r})."
         )
     checked = frame.select(list(FRAME_SCHEMA)).cast(FRAME_SCHEMA)
@@ -179,10 +166,10 @@ def _check_rows(frame: pl.DataFrame) -> None:
     empty = {column: count for column, count in frame.null_count().row(0, named=True).items() if count}
     if empty:
         cells = ", ".join(f"{count} in {column!r}" for column, count in empty.items())
-        raise OptionError(f"`frame` must have no empty cells, but got {cells}; a value that could not be had is NaN.")
-    unknown = frame["kind"].unique().sort().to_list()
-    if not set(unknown) <= set(KINDS):
-        raise OptionError(f"`frame`'s column 'kind' must hold {' or '.join(map(repr, KINDS))}, but got {unknown}.")
+        raise OptionError(f"`frame` must have no empty cells, but got {cells}; use NaN for missing values.")
+    kinds = frame["kind"].unique().sort().to_list()
+    if not set(kinds) <= set(KINDS):
+        raise OptionError(f"`frame`'s column 'kind' must hold {' or '.join(map(repr, KINDS))}, but got {kinds}.")
     outside = frame.filter(~pl.col("depth").is_between(0, 1) | (pl.col("layer") < 0))
     if len(outside):
         row = outside.row(0, named=True)
@@ -190,9 +177,9 @@ def _check_rows(frame: pl.DataFrame) -> None:
             "`frame` must have layers from 0 up and depths (layer / num_layers) in [0, 1], "
             f"but got layer {row['layer']} at depth {row['depth']:g}."
         )
-    twice = frame.filter(frame.select(_IDENTITY).is_duplicated())
-    if len(twice):
-        row = twice.row(0, named=True)
+    repeated = frame.filter(frame.select(_IDENTITY).is_duplicated())
+    if len(repeated):
+        row = repeated.row(0, named=True)
         raise OptionError(
             f"`frame` must have one value for each {', '.join(_IDENTITY)}, but got several of {row['name']!r} on "
             f"{row['dataset']!r} at layer {row['layer']}; drop the repeated rows."
@@ -200,11 +187,11 @@ def _check_rows(frame: pl.DataFrame) -> None:
 
 
 def read_frame(path: Path) -> pl.DataFrame:
-    """Return the frame of results in a parquet or CSV file, or raise an :class:`OptionError` that names the file."""
-    check_ordinary(path, OptionError)
+    """Return the valid frame of results in a parquet or CSV file; errors name the file."""
+    check_regular_file(path, OptionError)
     try:
         if path.suffix.lower() == ".csv":
-            frame = pl.read_csv(io.BytesIO(read_whole(path, OptionError).encode()))
+            frame = pl.read_csv(io.BytesIO(read_text_file(path, OptionError).encode()))
         else:
             frame = pl.read_parquet(path, glob=False)
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError) as reason:
@@ -215,7 +202,7 @@ def read_frame(path: Path) -> pl.DataFrame:
 
 
 def check_one_model(frame: pl.DataFrame) -> tuple[str, str]:
-    """Return the model and the revision of a frame, or raise where there is not exactly one."""
+    """Return the model and revision of a frame that must hold exactly one."""
     models = frame.select("model", "revision").unique(maintain_order=True).rows()
     if not models:
         raise OptionError("`frame` must have at least one row, but got none: nothing was measured.")
@@ -231,7 +218,7 @@ def check_one_model(frame: pl.DataFrame) -> tuple[str, str]:
 def number_of_layers(frame: pl.DataFrame) -> int:
     """Return the number of blocks of the deepest model in a frame, from its layers and depths.
 
-    Where only layer 0 was measured the depth says nothing, and the answer is 0.
+    A frame with only layer 0 does not determine it; the result is then 0.
 
     Example:
         >>> number_of_layers(pl.DataFrame({"layer": [0, 6], "depth": [0.0, 0.25]}))
@@ -241,23 +228,23 @@ def number_of_layers(frame: pl.DataFrame) -> int:
 
 
 def block_counts(frame: pl.DataFrame) -> list[int]:
-    """Return the numbers of blocks that the layers and depths of a frame speak of, ascending; layer 0 speaks of none.
+    """Return the numbers of blocks that the layers and depths of a frame imply, ascending.
 
     Example:
         >>> block_counts(pl.DataFrame({"layer": [0, 6, 6], "depth": [0.0, 0.25, 0.5]}))
         [12, 24]
     """
-    deep = frame.filter(pl.col("depth") > 0).select("layer", "depth").unique()
-    return sorted({round(layer / depth) for layer, depth in deep.iter_rows()})
+    layers = frame.filter(pl.col("depth") > 0).select("layer", "depth").unique()
+    return sorted({round(layer / depth) for layer, depth in layers.iter_rows()})
 
 
 def metric_series(frame: pl.DataFrame) -> dict[str, list[Series]]:
-    """Return for each metric, in the frame's order, its series: one for each model, revision and set of texts."""
+    """Return the series of each metric: one for each model, revision and dataset."""
     metrics = frame.filter(pl.col("kind") == "metric")
     keys = [column for column in ("model", "revision", "dataset") if metrics[column].n_unique() > 1]
-    found: dict[str, list[Series]] = {name: [] for name in metrics["name"].unique(maintain_order=True)}
+    series: dict[str, list[Series]] = {name: [] for name in metrics["name"].unique(maintain_order=True)}
     for (name, *_), unsorted in metrics.group_by("name", "model", "revision", "dataset", maintain_order=True):
         rows = unsorted.sort("layer")
         label = ", ".join(rows[key][0] for key in keys)
-        found[str(name)].append(Series(label, tuple(rows["layer"]), tuple(rows["depth"]), tuple(rows["value"])))
-    return found
+        series[str(name)].append(Series(label, tuple(rows["layer"]), tuple(rows["depth"]), tuple(rows["value"])))
+    return series

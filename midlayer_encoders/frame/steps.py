@@ -1,4 +1,4 @@
-"""A training history: the tidy frame with a step in ``revision``, as arrays; what changes, and what has settled."""
+"""Training histories: frames whose revisions name steps, as arrays; changes between steps, and settled layers."""
 
 from __future__ import annotations
 
@@ -11,10 +11,8 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from midlayer_encoders.errors import OptionError, shown
+from midlayer_encoders.errors import OptionError, short_repr
 from midlayer_encoders.frame.schema import check_frame
-
-__all__ = ["History", "histories", "layer_changes", "settled", "step_of", "step_word", "thinned"]
 
 Values: TypeAlias = NDArray[np.float64]
 
@@ -23,15 +21,15 @@ _STEP = re.compile(r"(?:^|[^a-z])(?:step|checkpoint)[-_=]?(\d+)(?!\d)", flags=re
 
 @dataclass(frozen=True)
 class History:
-    """One metric (or score) of one model on one set of texts, by step and layer.
+    """One metric or score of one model on one dataset, by step and layer.
 
     Attributes:
         name: of the metric.
-        dataset: what the texts are called.
-        title: the name, with the texts where the frame has several.
+        dataset: on which it was measured.
+        title: the name, followed by the dataset if the frame has several.
         steps: S of them, ascending.
         layers: L of them, ascending.
-        values: shape ``(S, L)``; NaN where nothing was measured or the value was not finite.
+        values: shape ``(S, L)``; NaN if missing or not finite.
     """
 
     name: str
@@ -43,18 +41,18 @@ class History:
 
     @property
     def span(self) -> float:
-        """The metric's range over all steps and layers; 0 where there is no finite value, or only one."""
+        """The metric's range over all steps and layers; 0 without two finite values."""
         finite = self.values[np.isfinite(self.values)]
         return float(finite.max() - finite.min()) if finite.size else 0.0
 
     def of_layer(self, layer: int) -> list[tuple[int, float]]:
-        """Return the steps at which a layer has a finite value, and that value."""
+        """Return the steps at which a layer has a finite value, with the values."""
         values = self.values[:, self.layers.index(layer)].tolist()
         return [(step, value) for step, value in zip(self.steps, values, strict=True) if np.isfinite(value)]
 
 
 def step_of(revision: str) -> int:
-    """Return the training step that a revision's or a checkpoint's name holds.
+    """Return the training step in the name of a revision or checkpoint.
 
     Example:
         >>> step_of("step512"), step_of("checkpoint-500"), step_of("stage1-step1000-tokens5B")
@@ -65,16 +63,16 @@ def step_of(revision: str) -> int:
         midlayer_encoders.errors.OptionError: `revision` must name a training step, as 'step512' or 'checkpoint-512', \
 but got 'main'.
     """
-    found = _STEP.search(revision)
-    if found is None or len(found[1]) > 18:  # more is no number of steps, and no integer of a frame
+    match = _STEP.search(revision)
+    if match is None or len(match[1]) > 18:  # longer numbers do not fit into a column of integers
         raise OptionError(
-            f"`revision` must name a training step, as 'step512' or 'checkpoint-512', but got {shown(revision)}."
+            f"`revision` must name a training step, as 'step512' or 'checkpoint-512', but got {short_repr(revision)}."
         )
-    return int(found[1])
+    return int(match[1])
 
 
 def step_word(step: int) -> str:
-    """Return a step as an axis shows it.
+    """Return the label of a step on an axis.
 
     Example:
         >>> step_word(512), step_word(16_000), step_word(2_000_000)
@@ -87,18 +85,18 @@ def step_word(step: int) -> str:
 
 
 def thinned(count: int, most: int) -> list[int]:
-    """Return at most ``most`` places of ``count``, evenly spaced, the last one among them.
+    """Return at most ``most`` evenly spaced places of ``count``, including the last.
 
     Example:
         >>> thinned(5, 3), thinned(2, 8)
         ([0, 2, 4], [0, 1])
     """
-    every = max(1, -(-(count - 1) // max(most - 1, 1)))
-    return [place for place in range(count) if (count - 1 - place) % every == 0]
+    stride = max(1, -(-(count - 1) // max(most - 1, 1)))
+    return [place for place in range(count) if (count - 1 - place) % stride == 0]
 
 
 def histories(frame: pl.DataFrame) -> list[History]:
-    """Return the history of each metric and score of one model, in the frame's order; all have the same steps.
+    """Return the history of each metric and score of one model; all have the same steps.
 
     Args:
         frame: tidy, of one model, whose revisions name steps.
@@ -110,42 +108,38 @@ def histories(frame: pl.DataFrame) -> list[History]:
         >>> history.steps, history.values.tolist()
         ((1, 2), [[1.0, 2.0], [2.0, 3.0]])
     """
-    frame = check_frame(frame).filter(pl.col("kind") != "confirmed")  # the same scores again, of a few layers
+    frame = check_frame(frame).filter(pl.col("kind") != "confirmed")  # repeated scores of a few layers
     if frame.is_empty():
         raise OptionError("`frame` must have at least one row, but got none: nothing was measured.")
     models = frame["model"].unique(maintain_order=True).to_list()
     if len(models) > 1:
         raise OptionError(f"`frame` must hold one model here, but got {', '.join(models[:4])}; filter it first.")
-    of = {revision: step_of(revision) for revision in frame["revision"].unique(maintain_order=True)}
-    steps = sorted(set(of.values()))
-    if len(steps) < len(of):
+    step_by_revision = {revision: step_of(revision) for revision in frame["revision"].unique(maintain_order=True)}
+    steps = sorted(set(step_by_revision.values()))
+    if len(steps) < len(step_by_revision):
         raise OptionError(
-            f"`frame` must have one revision for each step, but got {', '.join(of)}; rename or drop some."
+            f"`frame` must have one revision for each step, but got {', '.join(step_by_revision)}; rename or drop some."
         )
     several = frame["dataset"].n_unique() > 1
-    return [
-        _history(str(name), str(dataset), rows, of, tuple(steps), several=several)
-        for (_, dataset, name), rows in frame.group_by("kind", "dataset", "name", maintain_order=True)
-    ]
-
-
-def _history(
-    name: str, dataset: str, rows: pl.DataFrame, of: dict[str, int], steps: tuple[int, ...], *, several: bool
-) -> History:
-    layers = tuple(sorted(rows["layer"].unique().to_list()))
-    values = np.full((len(steps), len(layers)), np.nan)
-    for revision, layer, value in rows.select("revision", "layer", "value").iter_rows():
-        values[steps.index(of[revision]), layers.index(layer)] = value if np.isfinite(value) else np.nan
-    return History(name, dataset, f"{name} ({dataset})" if several else name, steps, layers, values)
+    measured = []
+    for (_, dataset, name), rows in frame.group_by("kind", "dataset", "name", maintain_order=True):
+        layers = tuple(rows["layer"].unique().sort())
+        values = np.full((len(steps), len(layers)), np.nan)
+        for revision, layer, value in rows.select("revision", "layer", "value").iter_rows():
+            if np.isfinite(value):
+                values[steps.index(step_by_revision[revision]), layers.index(layer)] = value
+        title = f"{name} ({dataset})" if several else str(name)
+        measured.append(History(str(name), str(dataset), title, tuple(steps), layers, values))
+    return measured
 
 
 def layer_changes(frame: pl.DataFrame) -> pl.DataFrame:
-    r"""Return how much each layer changes between a step and the one before it that was measured.
+    r"""Return how much each layer changes between successive measured steps.
 
     .. math::
         \frac{|m_{s}(k) - m_{s'}(k)|}{\max_{s,k} m_s(k) - \min_{s,k} m_s(k)}
 
-    for layer k at steps s' < s; a step at which the layer has no finite value is passed over.
+    for layer k at steps s' < s; steps without a finite value of the layer are skipped.
 
     Args:
         frame: tidy, of one model, whose revisions name steps.
@@ -161,33 +155,30 @@ def layer_changes(frame: pl.DataFrame) -> pl.DataFrame:
         >>> layer_changes(pl.DataFrame(rows, schema=FRAME_SCHEMA, orient="row")).select("layer", "relative").rows()
         [(0, 0.0), (1, 0.5)]
     """
-    rows = [
-        (one.dataset, one.name, layer, *steps, change, change / one.span if one.span else 0.0)
-        for one in histories(frame)
-        for layer in one.layers
-        for *steps, change in _moves(one.of_layer(layer))
-    ]
-    names = {"dataset": pl.String, "name": pl.String, "layer": pl.Int64, "previous": pl.Int64, "step": pl.Int64}
-    return pl.DataFrame(rows, schema=names | {"change": pl.Float64, "relative": pl.Float64}, orient="row")
-
-
-def _moves(known: list[tuple[int, float]]) -> list[tuple[int, int, float]]:
-    return [(previous, step, abs(after - before)) for (previous, before), (step, after) in pairwise(known)]
+    rows = []
+    for history in histories(frame):
+        for layer in history.layers:
+            for (previous, before), (step, after) in pairwise(history.of_layer(layer)):
+                change = abs(after - before)
+                share = change / history.span if history.span else 0.0
+                rows.append((history.dataset, history.name, layer, previous, step, change, share))
+    schema = {"dataset": pl.String, "name": pl.String, "layer": pl.Int64, "previous": pl.Int64, "step": pl.Int64}
+    return pl.DataFrame(rows, schema=schema | {"change": pl.Float64, "relative": pl.Float64}, orient="row")
 
 
 def settled(frame: pl.DataFrame, *, within: float = 0.1) -> pl.DataFrame:
-    """Return the first step from which on each layer stays near its final value.
+    """Return the step from which each layer stays near its final value.
 
-    Near is within a share of the metric's range over all steps and layers, as in :func:`layer_changes`: a share of the
-    value itself would mean nothing for a metric that passes through zero. The final value is that of the last step at
-    which the layer has one; steps without a finite value are passed over.
+    Near means within a share of the metric's range over all steps and layers, as in :func:`layer_changes`; a share of
+    the value would be meaningless for metrics that cross zero. The final value is the last finite one; steps without a
+    finite value are skipped.
 
     Args:
         frame: tidy, of one model, whose revisions name steps.
         within: the share, in ``(0, 1)``.
 
     Returns:
-        A frame ``dataset, name, layer, step, final``. A layer that settles at the last step only moved until the end.
+        A frame ``dataset, name, layer, step, final``. A layer whose step is the last one has not settled.
 
     Example:
         >>> from midlayer_encoders.frame import FRAME_SCHEMA
@@ -197,14 +188,15 @@ def settled(frame: pl.DataFrame, *, within: float = 0.1) -> pl.DataFrame:
         [(0, 1), (1, 2)]
     """
     if not 0 < within < 1:
-        raise OptionError(f"`within` must be a share in (0, 1) of the metric's range, as 0.1, but got {within}.")
+        raise OptionError(f"`within` must be a share in (0, 1) of the metric's range, such as 0.1, but got {within}.")
     rows = []
-    for one in histories(frame):
-        for layer in one.layers:
-            known = one.of_layer(layer)
-            if known:
-                final = known[-1][1]
-                far = [place for place, (_, value) in enumerate(known) if abs(value - final) > within * one.span]
-                rows.append((one.dataset, one.name, layer, known[far[-1] + 1 if far else 0][0], final))
-    names = {"dataset": pl.String, "name": pl.String, "layer": pl.Int64, "step": pl.Int64, "final": pl.Float64}
-    return pl.DataFrame(rows, schema=names, orient="row")
+    for history in histories(frame):
+        for layer in history.layers:
+            values = history.of_layer(layer)
+            if values:
+                final = values[-1][1]
+                far = [place for place, (_, value) in enumerate(values) if abs(value - final) > within * history.span]
+                first_near = far[-1] + 1 if far else 0
+                rows.append((history.dataset, history.name, layer, values[first_near][0], final))
+    schema = {"dataset": pl.String, "name": pl.String, "layer": pl.Int64, "step": pl.Int64, "final": pl.Float64}
+    return pl.DataFrame(rows, schema=schema, orient="row")

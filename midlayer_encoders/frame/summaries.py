@@ -1,4 +1,4 @@
-"""Which layer is best, on average and for each task, and by how much: pure functions of the frame."""
+"""Summaries of scores: the best layer on average and for each task, and its gain."""
 
 from __future__ import annotations
 
@@ -12,20 +12,18 @@ import polars as pl
 from midlayer_encoders.frame.curves import curves_by_dataset, mean_curve
 from midlayer_encoders.frame.schema import check_frame, check_one_model, number_of_layers
 
-__all__ = ["Baselines", "Curve", "Summary", "average_baseline", "spans", "summary"]
-
 Baselines: TypeAlias = Mapping[str, Mapping[str, float]]
-"""By its name, the score of each baseline on tasks, as fractions."""
+"""Score of each baseline on each task, a fraction."""
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Scores by layer, in points (the fraction that mteb gives, times 100).
+    """Scores by layer, in points (mteb's fraction times 100).
 
     Attributes:
         name: of the task, or ``average``.
-        measure: of the score, such as ``cosine_spearman``.
-        points: by layer, in order, at least one.
+        measure: name of the score, such as ``cosine_spearman``.
+        points: by layer, in ascending order; at least one.
     """
 
     name: str
@@ -34,7 +32,7 @@ class Curve:
 
     @property
     def best_layer(self) -> int:
-        """The layer with the highest score; of equal ones the lowest, since it costs least."""
+        """The layer with the highest score; ties go to the lowest, which is the cheapest."""
         return max(self.points, key=lambda layer: (self.points[layer], -layer))
 
     @property
@@ -54,22 +52,22 @@ class Curve:
 
     @property
     def gain(self) -> float:
-        """By how many points the best layer is above the last, never negative."""
+        """Points of the best layer above the last; never negative."""
         return self.best - self.last
 
 
 @dataclass(frozen=True)
 class Summary:
-    """What the scores of one model say.
+    """The scores of one model.
 
     Attributes:
-        model: its name.
+        model: name of the model.
         revision: of the model.
-        num_layers: its number of blocks.
-        tasks: one curve each, in the frame's order.
-        average: over all tasks, of the layers that were scored on every one; ``None`` where there is no such layer.
-        incomplete: layers that were scored on some tasks only and are left out of the average.
-        remarks: a sentence for each thing that is missing.
+        num_layers: number of blocks.
+        tasks: one curve each, in the order of the frame.
+        average: over all tasks, of the layers that were scored on each of them; None if there is no such layer.
+        incomplete: layers that were scored on only some tasks and are left out of the average.
+        remarks: sentences about missing scores.
     """
 
     model: str
@@ -95,29 +93,25 @@ def summary(frame: pl.DataFrame) -> Summary:
     model, revision = check_one_model(frame)
     scores = frame.filter(pl.col("kind") == "score")
     measures = dict(scores.select("dataset", "name").unique(maintain_order=True).iter_rows())
-    points = {task: {layer: 100 * one for layer, one in by.items()} for task, by in curves_by_dataset(scores).items()}
-    tasks = tuple(Curve(task, measures[task], by) for task, by in points.items())
+    points = {
+        task: {layer: 100 * score for layer, score in by_layer.items()}
+        for task, by_layer in curves_by_dataset(scores).items()
+    }
+    tasks = tuple(Curve(task, measures[task], by_layer) for task, by_layer in points.items())
     mean = mean_curve(list(points.values()))
     average = Curve("average", "mean of the tasks' main scores", mean) if mean else None
     incomplete = tuple(sorted(set().union(*points.values()) - set(mean)))
     unscored = [task for task in measures if task not in points]
     num_layers = number_of_layers(frame)
-    return Summary(
-        model=model,
-        revision=revision,
-        num_layers=num_layers,
-        tasks=tasks,
-        average=average,
-        incomplete=incomplete,
-        remarks=tuple(_remarks(unscored, average, incomplete, num_layers)),
-    )
+    remarks = tuple(_remarks(unscored, average, incomplete, num_layers))
+    return Summary(model, revision, num_layers, tasks, average, incomplete, remarks)
 
 
-def average_baseline(found: Summary, baselines: Mapping[str, float]) -> float | None:
-    """Return the baseline's average in points, or ``None`` unless it was scored on every task."""
-    if not found.tasks or not all(task.name in baselines for task in found.tasks):
+def average_baseline(scores: Summary, baseline: Mapping[str, float]) -> float | None:
+    """Return the average of a baseline in points, or None if it was not scored on every task."""
+    if not scores.tasks or not all(task.name in baseline for task in scores.tasks):
         return None
-    return 100 * math.fsum(baselines[task.name] for task in found.tasks) / len(found.tasks)
+    return 100 * math.fsum(baseline[task.name] for task in scores.tasks) / len(scores.tasks)
 
 
 def _remarks(unscored: list[str], average: Curve | None, incomplete: tuple[int, ...], num_layers: int) -> list[str]:
@@ -127,15 +121,15 @@ def _remarks(unscored: list[str], average: Curve | None, incomplete: tuple[int, 
     if incomplete and average is None:
         remarks.append("No layer was scored on every task, so there is no average.")
     elif incomplete:
-        which = f"Layer {incomplete[0]} was" if len(incomplete) == 1 else f"Layers {spans(incomplete)} were"
-        remarks.append(f"{which} scored on some tasks only and left out of the average.")
+        subject = f"Layer {incomplete[0]} was" if len(incomplete) == 1 else f"Layers {spans(incomplete)} were"
+        remarks.append(f"{subject} scored on some tasks only and left out of the average.")
     if average is not None and len(average.points) > 1 and average.last_layer < num_layers:
         remarks.append(f"The last layer of the average is {average.last_layer}; the model's own last is {num_layers}.")
     return remarks
 
 
 def spans(layers: tuple[int, ...]) -> str:
-    """Return layers in few words.
+    """Return layers as text, with ranges shortened.
 
     Example:
         >>> spans((0, 1, 2, 5, 8, 9))
@@ -147,5 +141,5 @@ def spans(layers: tuple[int, ...]) -> str:
             runs[-1].append(layer)
         else:
             runs.append([layer])
-    words = (f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)
-    return ", ".join(words)
+    texts = (f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)
+    return ", ".join(texts)

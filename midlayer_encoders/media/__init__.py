@@ -1,14 +1,21 @@
-"""Images and audio as people have them, read into one form each: an RGB image, one channel of audio and its rate."""
+"""Reading of images as RGB, of audio as one channel with its rate, and of lists of texts."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from midlayer_encoders.errors import old_names
-from midlayer_encoders.media._arrays import InputError
-from midlayer_encoders.media.audio import Waveform, audio_lengths, read_audio
-from midlayer_encoders.media.images import is_pil, read_image
-from midlayer_encoders.media.kinds import check_taken, media_files, medium_of
+from midlayer_encoders.errors import deprecated_names
+from midlayer_encoders.media.inputs import (
+    InputError,
+    Waveform,
+    audio_lengths,
+    check_taken,
+    is_pil,
+    media_files,
+    medium_of,
+    read_audio,
+    read_image,
+)
 
 __all__ = [
     "InputError",
@@ -22,5 +29,5 @@ __all__ = [
     "read_image",
 ]
 
-if not TYPE_CHECKING:  # else every misspelled name would pass
-    __getattr__ = old_names(__name__, {"read_sound": "read_audio", "Sound": "Waveform"})
+if not TYPE_CHECKING:  # otherwise type checkers would accept any name
+    __getattr__ = deprecated_names(__name__, {"read_sound": "read_audio", "Sound": "Waveform"})

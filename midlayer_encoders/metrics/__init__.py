@@ -1,35 +1,59 @@
-"""Metrics of a model's layers: a pure function each, and a torchmetrics class that is updated layer by layer."""
+"""Metrics of a model's layers: each is a pure function and a torchmetrics class that is updated layer by layer."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from midlayer_encoders.errors import OptionError, check_choice, shown, warn_deprecated
-from midlayer_encoders.metrics._base.layer_metric import Kind, LayerMetric, TooFewTextsError
-from midlayer_encoders.metrics.alpha_req import AlphaReQ, alpha_req
-from midlayer_encoders.metrics.anisotropy import Anisotropy, anisotropy
-from midlayer_encoders.metrics.attention_sink_rate import (
+from midlayer_encoders.errors import OptionError, deprecated_names, short_repr, warn_deprecated
+from midlayer_encoders.metrics._layer_metric import Kind, LayerMetric, TooFewTextsError
+from midlayer_encoders.metrics.row_metrics import (
+    AlphaReQ,
+    Anisotropy,
+    DatasetEntropy,
+    EffectiveRank,
+    LogdetEntropy,
+    MatrixEntropy,
+    Normalization,
+    alpha_req,
+    anisotropy,
+    dataset_entropy,
+    effective_rank,
+    logdet_entropy,
+    matrix_entropy,
+)
+from midlayer_encoders.metrics.sample_metrics import (
+    CKA,
+    DiME,
+    HalfMatch,
+    InfoNCE,
+    IntrinsicDimension,
+    LiDAR,
+    NeighborOverlap,
+    cka,
+    dime,
+    half_match,
+    infonce,
+    intrinsic_dimension,
+    lidar,
+    neighbor_overlap,
+)
+from midlayer_encoders.metrics.token_metrics import (
     AttentionSinkRate,
+    BlockInfluence,
+    Curvature,
+    FirstTokenShare,
+    PromptEffectiveRank,
+    PromptEntropy,
     attention_sink_rate,
     attention_sink_rates,
+    block_influence,
+    curvature,
+    first_token_share,
+    prompt_effective_rank,
+    prompt_entropy,
 )
-from midlayer_encoders.metrics.block_influence import BlockInfluence, block_influence
-from midlayer_encoders.metrics.cka import CKA, cka
-from midlayer_encoders.metrics.curvature import Curvature, curvature
-from midlayer_encoders.metrics.dataset_entropy import DatasetEntropy, dataset_entropy
-from midlayer_encoders.metrics.dime import DiME, dime
-from midlayer_encoders.metrics.effective_rank import EffectiveRank, effective_rank
-from midlayer_encoders.metrics.first_token_share import FirstTokenShare, first_token_share
-from midlayer_encoders.metrics.half_match import HalfMatch, half_match
-from midlayer_encoders.metrics.infonce import InfoNCE, infonce
-from midlayer_encoders.metrics.intrinsic_dimension import IntrinsicDimension, intrinsic_dimension
-from midlayer_encoders.metrics.lidar import LiDAR, lidar
-from midlayer_encoders.metrics.logdet_entropy import LogdetEntropy, logdet_entropy
-from midlayer_encoders.metrics.matrix_entropy import MatrixEntropy, Normalization, matrix_entropy
-from midlayer_encoders.metrics.neighbor_overlap import NeighborOverlap, neighbor_overlap
-from midlayer_encoders.metrics.prompt_effective_rank import PromptEffectiveRank, prompt_effective_rank
-from midlayer_encoders.metrics.prompt_entropy import PromptEntropy, prompt_entropy
+from midlayer_encoders.validation import check_choice
 
 __all__ = [
     "ALIASES",
@@ -102,7 +126,7 @@ METRICS: dict[str, type[LayerMetric]] = {
     "neighbor_overlap": NeighborOverlap,
     "half_match": HalfMatch,
 }
-"""Every metric by the one name that its file, function, command-line option and log key share."""
+"""All metrics by the name that the function, command-line option and log key share."""
 
 PAPER_METRICS = ("prompt_entropy", "dataset_entropy", "effective_rank", "curvature", "infonce", "lidar", "dime")
 """The seven metrics of "Layer by Layer" (Skean et al., 2025)."""
@@ -112,7 +136,7 @@ ALIASES: dict[str, tuple[str, Mapping[str, Any]]] = {
     "rankme": ("effective_rank", {"epsilon": 1e-7}),
     "exp_lidar": ("lidar", {"exponential": True}),
 }
-"""Names of other papers for a metric with options: RankMe (Garrido et al., 2023), exp-LiDAR (Thilak et al., 2024)."""
+"""Other papers' names of a metric with options: RankMe (Garrido et al., 2023), exp-LiDAR (Thilak et al., 2024)."""
 
 _RENAMED = {
     "sink_rate": "first_token_share",
@@ -124,7 +148,7 @@ _RENAMED = {
 
 
 def current_name(name: str) -> str:
-    """Return what a metric is called now: the name itself, or with a ``DeprecationWarning`` its new one.
+    """Return the current name of a metric, with a ``DeprecationWarning`` if the name is old.
 
     Example:
         >>> current_name("curvature")
@@ -136,12 +160,8 @@ def current_name(name: str) -> str:
     return _RENAMED[name]
 
 
-if not TYPE_CHECKING:  # else every misspelled name would pass
-
-    def __getattr__(name: str) -> Any:
-        if name not in _RENAMED:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return globals()[current_name(name)]
+if not TYPE_CHECKING:  # type checkers would accept every misspelled name
+    __getattr__ = deprecated_names(__name__, _RENAMED)
 
 
 def make_metrics(
@@ -151,7 +171,7 @@ def make_metrics(
 
     Args:
         metrics: ``"all"``, ``"paper"`` (the paper's seven), one name of :data:`METRICS` or :data:`ALIASES`, or several.
-        layers: layer numbers that updates will be called with.
+        layers: layer numbers that ``update`` will be called with.
 
     Example:
         >>> list(make_metrics(["curvature", "lidar"], layers=[0, 1, 2]))
@@ -161,13 +181,11 @@ def make_metrics(
     single = [*groups, *METRICS, *ALIASES]
     names = [metrics] if isinstance(metrics, str) else metrics
     if not isinstance(names, list | tuple) or not names:
-        got = "none" if isinstance(names, list | tuple) else f"{shown(metrics)}. Write a list of names"
+        got = "none" if isinstance(names, list | tuple) else f"{short_repr(metrics)}. Write a list of names"
         raise OptionError(f"`metrics` must be 'all', 'paper', or some of {', '.join(single[2:])}, but got {got}.")
-    wanted = [current_name(name) if isinstance(name, str) else name for name in names]
-    for name in wanted:
+    current_names = [current_name(name) if isinstance(name, str) else name for name in names]
+    for name in current_names:
         check_choice("metrics", name, single if isinstance(metrics, str) else single[len(groups) :])
-    made: dict[str, LayerMetric] = {}
-    for name in groups.get(wanted[0], wanted):
-        metric, options = ALIASES.get(name, (name, {}))
-        made[name] = METRICS[metric](layers, **options)
-    return made
+    aliases: dict[str, tuple[str, Mapping[str, Any]]] = {name: (name, {}) for name in METRICS} | ALIASES
+    by_alias = {name: aliases[name] for name in groups.get(current_names[0], current_names)}
+    return {name: METRICS[metric](layers, **options) for name, (metric, options) in by_alias.items()}

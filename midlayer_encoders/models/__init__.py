@@ -1,1 +1,1 @@
-"""Models of transformers: where their parts are, where their files lie, how they are read and cut."""
+"""Load transformers models from a folder or the hub, locate their parts, and cut them at a layer."""

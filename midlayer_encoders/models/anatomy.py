@@ -1,7 +1,7 @@
-"""Where a model keeps its embeddings, its blocks and its final norm.
+"""Locate the embeddings, blocks and final norm of a model and the named points of a block, and resolve layer numbers.
 
-Layers are counted once, here: ``0`` is what the first block receives, ``k`` what block ``k`` hands on, ``L`` the last.
-Everything is found by rule from the module tree; the few families that break a rule stand in one table each.
+Layer ``0`` is the input of the first block, ``k`` the output of block ``k``, and ``L`` the last. Rules on the module
+tree find every part; tables list the few families that break a rule.
 """
 
 from __future__ import annotations
@@ -10,31 +10,29 @@ import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from torch import Tensor, nn
 
 from midlayer_encoders._types import Layer
-from midlayer_encoders.errors import AnatomyError, LayerIndexError, check_list, shown
-from midlayer_encoders.models import compat
-from midlayer_encoders.models.towers import find_towers
-
-__all__ = ["Anatomy", "deepest_layer", "find_anatomy", "resolve_layer", "resolve_layers", "text_stack"]
+from midlayer_encoders.errors import AnatomyError, LayerIndexError, short_repr
+from midlayer_encoders.models import transformers_internals as internals
+from midlayer_encoders.validation import check_list
 
 
 @dataclass(frozen=True)
 class Anatomy:
-    """Paths of the parts of a model, as :meth:`torch.nn.Module.get_submodule` takes them.
+    """Paths of the parts of a model, for :meth:`torch.nn.Module.get_submodule`.
 
     Attributes:
         blocks: path of the list of blocks.
-        num_layers: number of times that a text passes through a block.
-        final: modules that turn the last block's output into the model's output, in order; empty where there are none.
-        embeddings: path of the input embeddings, ``None`` where the model names none.
+        num_layers: number of passes through a block.
+        final: modules that turn the last block's output into the model's output, in order; may be empty.
+        embeddings: path of the input embeddings, or ``None``.
         num_blocks: number of distinct blocks. Fewer than ``num_layers`` where blocks are shared (ALBERT): layer ``k``
             is then the state after the ``k``-th pass through a block.
-        axes: order in which the axes of a block's states are those of batch, tokens and width.
-        past_hooks: whether the model calls its blocks' ``forward`` itself, which no hook sees.
+        axes: positions of batch, tokens and width among the axes of a block's states.
+        past_hooks: whether the model calls ``block.forward`` directly, which bypasses hooks.
     """
 
     blocks: str
@@ -51,19 +49,23 @@ class Anatomy:
         return self.num_blocks < self.num_layers
 
     def below(self, path: str) -> Anatomy:
-        """Return the same anatomy as seen from a module that holds the model at ``path``."""
+        """Return the anatomy relative to a module that holds the model at ``path``."""
         final = tuple(f"{path}.{name}" for name in self.final)
         embeddings = None if self.embeddings is None else f"{path}.{self.embeddings}"
         return replace(self, blocks=f"{path}.{self.blocks}", final=final, embeddings=embeddings)
 
     def tokens(self, states: Tensor) -> Tensor:
-        """Return the states of a block as ``(B, T, D)``; those that have other axes, such as a grid, as they are."""
+        """Return the states of a block as ``(B, T, D)``; states with other axes, such as a grid, are unchanged."""
         return states if self.axes == (0, 1, 2) or states.ndim != len(self.axes) else states.permute(self.axes)
 
     def block(self, model: nn.Module, layer: int) -> nn.Module:
         """Return the block whose output is ``layer``, from ``1`` to ``num_layers``."""
         position = (layer - 1) * self.num_blocks // self.num_layers
         return model.get_submodule(self.blocks)[position]  # type: ignore[index, no-any-return]
+
+    def distinct_blocks(self, model: nn.Module) -> list[nn.Module]:
+        """Return the blocks in order, each once."""
+        return list(dict.fromkeys(self.block(model, layer) for layer in range(1, self.num_layers + 1)))
 
 
 def resolve_layer(layer: Layer, num_layers: int, *, name: str = "this model") -> int:
@@ -73,52 +75,43 @@ def resolve_layer(layer: Layer, num_layers: int, *, name: str = "this model") ->
         layer: an int in ``[0, num_layers]``, a negative int from the end (``-1`` is the last layer), or a float in
             ``(0, 1]``, the fraction of the depth, rounded half up.
         num_layers: number of blocks.
-        name: the model's, for the error.
+        name: name of the model in errors.
 
     Example:
         >>> [resolve_layer(layer, 24) for layer in (0, 17, -1, 0.7)]
         [0, 17, 24, 17]
     """
-    if hasattr(layer, "item") and getattr(layer, "ndim", 1) == 0:  # a number of NumPy or torch
+    if hasattr(layer, "item") and getattr(layer, "ndim", 1) == 0:  # a NumPy or torch scalar
         layer = layer.item()
-    if isinstance(layer, bool) or not isinstance(layer, int | float):
-        raise LayerIndexError(
-            f"`layer` must be an int in [0, {num_layers}] or a fraction of the depth in (0, 1], but got {shown(layer)}."
-        )
-    if isinstance(layer, float):
-        if not 0 < layer <= 1:
-            raise LayerIndexError(
-                f"`layer` as a float must be a fraction of the depth in (0, 1], but got {layer}. "
-                "Use an int to count blocks."
-            )
+    if isinstance(layer, float) and 0 < layer <= 1:
         return math.floor(layer * num_layers + 0.5)
-    if not -num_layers <= layer <= num_layers:
-        raise LayerIndexError(
-            f"`layer` must be in [0, {num_layers}] for {name} ({num_layers} blocks; 0 = embeddings), "
-            f"or negative down to {-num_layers} to count from the end, but got {shown(layer)}."
-        )
-    return layer if layer >= 0 else num_layers + 1 + layer
+    if isinstance(layer, int) and not isinstance(layer, bool) and -num_layers <= layer <= num_layers:
+        return layer if layer >= 0 else num_layers + 1 + layer
+    raise LayerIndexError(
+        f"`layer` must be in [0, {num_layers}] for {name} ({num_layers} blocks; 0 = embeddings), negative to count "
+        f"from the end, or a float, the fraction of the depth in (0, 1], but got {short_repr(layer)}."
+    )
 
 
 def deepest_layer(layer: Layer | Sequence[Layer], num_layers: int, *, name: str = "this model") -> int:
-    """Return a layer as a number, the deepest of several, or raise where one is named twice.
+    """Return the number of a layer, or of the deepest of several; raise if a layer is repeated.
 
     Example:
         >>> deepest_layer(0.5, 24), deepest_layer([2, -1, 8], 24)
         (12, 24)
     """
-    several: Sequence[Layer] = layer if isinstance(layer, list | tuple) else [layer]  # type: ignore[list-item]
-    found = [resolve_layer(one, num_layers, name=name) for one in several]
-    if twice := [one for place, one in enumerate(found) if one in found[:place]]:
+    layers: Sequence[Layer] = layer if isinstance(layer, list | tuple) else [layer]  # type: ignore[list-item]
+    numbers = [resolve_layer(layer, num_layers, name=name) for layer in layers]
+    if repeated := [number for number in numbers if numbers.count(number) > 1]:
         raise LayerIndexError(
-            f"`layer` must name each layer once, but {shown(list(several))} names layer {twice[0]} of {name} twice. "
-            "Pass `weights` to have one count more."
+            f"`layer` must name each layer once, but {short_repr(list(layers))} names layer {repeated[0]} of {name} "
+            "twice. Pass `weights` to weight the layers."
         )
-    return max(found)
+    return max(numbers)
 
 
 def resolve_layers(layers: Sequence[Layer] | str, num_layers: int, *, name: str = "this model") -> list[int]:
-    """Return layers as ascending numbers without repeats; ``"all"`` is every one from ``0`` to ``num_layers``.
+    """Return layers as ascending numbers without repeats; ``"all"`` means ``0`` to ``num_layers``.
 
     Example:
         >>> resolve_layers("all", 3), resolve_layers([-1, 0.5, 0], 24)
@@ -126,21 +119,21 @@ def resolve_layers(layers: Sequence[Layer] | str, num_layers: int, *, name: str 
     """
     if isinstance(layers, str):
         if layers != "all":
-            raise LayerIndexError(f"`layers` must be 'all' or a list of layers, but got {shown(layers)}.")
+            raise LayerIndexError(f"`layers` must be 'all' or a list of layers, but got {short_repr(layers)}.")
         return list(range(num_layers + 1))
-    layers = check_list("layers", layers, "layers", least=0)
+    layers = check_list("layers", layers, "layers", minimum=0)
     if not layers:
-        raise LayerIndexError("`layers` must name at least one layer, but got an empty list. Pass 'all' for every one.")
+        raise LayerIndexError("`layers` must name at least one layer, but got an empty list. Pass 'all' for all.")
     return sorted({resolve_layer(layer, num_layers, name=name) for layer in layers})
 
 
 def find_anatomy(model: nn.Module, *, blocks: str | None = None, final: tuple[str, ...] | None = None) -> Anatomy:
-    """Return where ``model`` keeps its parts.
+    """Return the paths of the parts of ``model``.
 
     Args:
-        model: a Hugging Face model, a module that holds one, or any module when told ``blocks``.
-        blocks: path of the list of blocks, where the rule cannot find it.
-        final: paths of what follows the last block, where the rule cannot find it.
+        model: a Hugging Face model, a module that holds one, or any module if ``blocks`` is given.
+        blocks: path of the list of blocks, if the rules do not find it.
+        final: paths of the modules after the last block, if the rules do not find them.
 
     Example:
         >>> class Stack(nn.Module):
@@ -151,109 +144,132 @@ def find_anatomy(model: nn.Module, *, blocks: str | None = None, final: tuple[st
         >>> find_anatomy(Stack(), blocks="steps").num_layers
         3
     """
-    if reason := _NO_LAYERS.get(getattr(getattr(model, "config", None), "model_type", "")):
+    if reason := _UNSUPPORTED.get(getattr(getattr(model, "config", None), "model_type", "")):
         raise AnatomyError(f"The layers of {type(model).__name__} cannot be read: {reason}.")
-    path = _block_list(model) if blocks is None else _named_list(model, blocks)
+    path = _block_list(model) if blocks is None else _check_list_path(model, blocks)
     num_blocks = len(model.get_submodule(path))  # type: ignore[arg-type]
     owner, config = _owner(model, path)
     passes = getattr(config, "num_hidden_layers", num_blocks) if path.endswith(_SHARED) else num_blocks
-    kind = getattr(config, "model_type", "")
-    if final is None:
-        prefix = f"{owner}." if owner else ""
-        rule = _FINAL.get(kind)
-        found = _final_norm(model, path) if rule is None else rule(config)
-        final = found if found is None or rule is None else tuple(prefix + name for name in found)
-    axes = _AXES.get(kind, (0, 1, 2))
-    return Anatomy(path, passes, final or (), _embeddings(model), num_blocks, axes, kind in _PAST_HOOKS)
+    model_type = getattr(config, "model_type", "")
+    if final is None and model_type in _FINAL:
+        final = tuple(f"{owner}.{name}".lstrip(".") for name in _FINAL[model_type](config))
+    elif final is None:
+        final = _final_norm(model, path)
+    axes = _AXES.get(model_type, (0, 1, 2))
+    return Anatomy(path, passes, final, _embeddings(model), num_blocks, axes, model_type in _PAST_HOOKS)
+
+
+# --- joint models such as CLIP: a text and an image tower whose heads project into one space --------------------------
+
+
+class Tower(NamedTuple):
+    """A tower in transformers: the model's attribute, the config's attribute, and the projecting method."""
+
+    model: str
+    config: str
+    method: str
+
+
+TOWERS: dict[str, Tower] = {
+    "text": Tower("text_model", "text_config", "get_text_features"),
+    "image": Tower("vision_model", "vision_config", "get_image_features"),
+}
+"""The towers of a joint model by medium."""
+
+
+def find_towers(model: nn.Module) -> dict[str, str]:
+    """Return the path of each tower of a joint model; empty for other models.
+
+    A joint model has both towers and a method that projects the states of each. A language model that also reads images
+    has one stack of blocks and is not joint.
+    """
+    towers = {
+        name: tower.model
+        for name, tower in TOWERS.items()
+        if isinstance(getattr(model, tower.model, None), nn.Module) and hasattr(model, tower.method)
+    }
+    return towers if len(towers) == len(TOWERS) else {}
 
 
 # --- the list of blocks ---------------------------------------------------------------------------------------------
 
-_SHARED = "albert_layer_groups"  # ALBERT passes through its groups several times
-_NO_LAYERS = {"reformer": "each of its blocks hands on two streams of states, which only meet after the last one"}
-# Where a block's states are not (batch, tokens, width), the places of these among their axes.
+_SHARED = "albert_layer_groups"  # ALBERT runs its groups several times
+_UNSUPPORTED = {"reformer": "each block returns two streams of states, which are joined after the last one only"}
+# The axes of batch, tokens and width among those of a block's states, where they are in another order.
 _AXES = {"squeezebert": (0, 2, 1), "xlnet": (1, 0, 2)}
 _PAST_HOOKS = {"squeezebert"}  # calls `block.forward(…)`
 
 
 def _block_list(model: nn.Module) -> str:
-    """Return the path of the block list: the largest list of modules whose class is kept whole on a device.
+    """Return the path of the block list: the largest list with a class that is never split across devices.
 
-    That class is the block in nearly every family, and a list that holds one of them is a stack, whatever other kinds
-    of block stand between (Jamba, Zamba, NemotronH). Where transformers names none, the list of like modules with the
-    most parameters is the one.
+    That class is the block in nearly every family. Lists may mix several kinds of block (Jamba, Zamba, NemotronH).
+    Where transformers names no such class, it is the list of identical modules with the most parameters.
     """
-    whole = compat.unsplit_classes(model)
+    block_classes = internals.unsplit_classes(model)
+
+    def has_block(modules: Any) -> bool:
+        return any(type(module).__name__ in block_classes for module in modules)
+
     lists: list[tuple[str, Any]] = [
         (path, module)
         for path, module in model.named_modules()
         if isinstance(module, nn.ModuleList | nn.Sequential)
-        and (len({type(child) for child in module}) == 1 or _named_in(module, whole))
+        and (len({type(child) for child in module}) == 1 or has_block(module))
     ]
-    outer = [(p, m) for p, m in lists if not any(p.startswith(f"{other}.") for other, _ in lists)]
+    outer = [(p, m) for p, m in lists if not any(p.startswith(f"{parent}.") for parent, _ in lists)]
     if shared := [path for path, _ in outer if path.endswith(_SHARED)]:
         return shared[0]
     if not outer:
         return _empty_list(model)
-    named = [(path, module) for path, module in outer if _named_in(module, whole)]
-    if len(named) > 1 and (text := text_stack(model)):  # a language model that also reads images or audio
-        named = [(path, module) for path, module in named if path.startswith(f"{text}.")] or named
-    if len(named) > 1:
+    stacks = [(path, module) for path, module in outer if has_block(module)]
+    if len(stacks) > 1 and (text := text_stack(model)):  # a language model that also reads images or audio
+        stacks = [(path, module) for path, module in stacks if path.startswith(f"{text}.")] or stacks
+    if len(stacks) > 1:
+        names = ", ".join(f"{path!r} ({len(module)} x {type(module[0]).__name__})" for path, module in stacks)
         raise AnatomyError(
-            f"{type(model).__name__} has more than one list of blocks: "
-            + ", ".join(f"{path!r} ({len(module)} x {type(module[0]).__name__})" for path, module in named)
-            + ". Pass the tower you mean, or its path as `blocks`."
+            f"{type(model).__name__} has more than one list of blocks: {names}. Pass a tower, or its path as `blocks`."
         )
-    if not named and not hasattr(model, "config"):
-        raise AnatomyError(
-            f"{type(model).__name__} is a plain module, and which of {', '.join(repr(path) for path, _ in outer)} are "
-            "its blocks cannot be told. Pass the path as `blocks`."
-        )
-    counts = [getattr(getattr(model, "config", None), name, None) for name in compat.COUNTS]
-    counted = [found for found in outer if len(found[1]) in counts]  # not the convolutions before the blocks
-    return max(named or counted or outer, key=lambda found: sum(p.numel() for p in found[1].parameters()))[0]
-
-
-def _named_in(blocks: Any, names: set[str]) -> bool:
-    return any(type(block).__name__ in names for block in blocks)
+    config = getattr(model, "config", None)
+    if not stacks and config is None:
+        names = ", ".join(repr(path) for path, _ in outer)
+        raise AnatomyError(f"{type(model).__name__} is a plain module with the lists {names}. Pass one as `blocks`.")
+    counts = [getattr(config, name, None) for name in internals.COUNTS]
+    counted = [(path, module) for path, module in outer if len(module) in counts]  # not convolutions before the blocks
+    return max(stacks or counted or outer, key=lambda stack: sum(p.numel() for p in stack[1].parameters()))[0]
 
 
 def text_stack(model: nn.Module) -> str | None:
     """Return the path of the language model inside one that also reads images or audio, or ``None``."""
-    config: Any = getattr(model, "config", None)
-    inner = compat.text_config(config)
+    inner = internals.text_config(getattr(model, "config", None))
     if inner is None or find_towers(model):
         return None
     for path, module in model.named_modules():
-        if path and compat.is_pretrained(module) and module.config is inner:
+        if path and internals.is_pretrained(module) and module.config is inner:
             return str(path)
     return None
 
 
 def _empty_list(model: nn.Module) -> str:
     """Return the path of the block list of a model that was cut before its first block."""
-    empty: list[str] = [
-        path for path, module in model.named_modules() if isinstance(module, nn.ModuleList) and not len(module)
-    ]
+    empty = [path for path, module in model.named_modules() if isinstance(module, nn.ModuleList) and not len(module)]
     if len(empty) == 1 and getattr(getattr(model, "config", None), "num_hidden_layers", None) == 0:
-        return empty[0]
+        return str(empty[0])
     raise AnatomyError(
         f"{type(model).__name__} has no list of like blocks, so it has no layers to choose from. "
         "Pass the path of its blocks (an `nn.ModuleList` or `nn.Sequential`) as `blocks`."
     )
 
 
-def _named_list(model: nn.Module, path: str) -> str:
-    try:
-        blocks = model.get_submodule(path)
-    except AttributeError:
-        lists = [name for name, module in model.named_modules() if isinstance(module, nn.ModuleList | nn.Sequential)]
+def _check_list_path(model: nn.Module, path: str) -> str:
+    modules = dict(model.named_modules())
+    lists = [name for name, module in modules.items() if isinstance(module, nn.ModuleList | nn.Sequential)]
+    if path not in lists:
+        problem = f"{path!r} is a {type(modules[path])}" if path in modules else f"it has no {path!r}"
         raise AnatomyError(
-            f"`blocks` must be the path of a list in {type(model).__name__}, but it has no {path!r}. "
-            f"Its lists are: {', '.join(map(repr, lists)) or 'none'}."
-        ) from None
-    if not isinstance(blocks, nn.ModuleList | nn.Sequential):
-        raise AnatomyError(f"`blocks` must be an `nn.ModuleList` or `nn.Sequential`, but {path!r} is a {type(blocks)}.")
+            f"`blocks` must be the path of an `nn.ModuleList` or `nn.Sequential` in {type(model).__name__}, but "
+            f"{problem}. Its lists are: {', '.join(map(repr, lists)) or 'none'}."
+        )
     return path
 
 
@@ -265,36 +281,36 @@ def _ancestors(path: str) -> Iterator[str]:
 
 
 def _owner(model: nn.Module, path: str) -> tuple[str, Any]:
-    """Return the path and config of the Hugging Face model nearest above the blocks that has a model type."""
-    found: tuple[str, Any] = ("", None)
-    for above in _ancestors(path):
-        module = model.get_submodule(above)
-        if compat.is_pretrained(module):
-            found = (above, module.config)
-    return found
+    """Return the path and config of the outermost Hugging Face model above the blocks."""
+    owner: tuple[str, Any] = ("", None)
+    for parent in _ancestors(path):
+        module = model.get_submodule(parent)
+        if internals.is_pretrained(module):
+            owner = (parent, module.config)
+    return owner
 
 
 def _embeddings(model: nn.Module) -> str | None:
-    """Return the path of the input embeddings, as the model itself names them."""
+    """Return the path of the input embeddings."""
     try:
-        wanted = model.get_input_embeddings()  # type: ignore[operator]
+        embeddings = model.get_input_embeddings()  # type: ignore[operator]
     except (AttributeError, NotImplementedError, TypeError):
         names = ("embeddings", "feature_projection")  # the latter in audio models
-        wanted = next((module for name, module in model.named_modules() if name.endswith(names)), None)
-    return next((name for name, module in model.named_modules() if module is wanted), None)
+        embeddings = next((module for name, module in model.named_modules() if name.endswith(names)), None)
+    return next((name for name, module in model.named_modules() if module is embeddings), None)
 
 
-# --- what follows the last block ------------------------------------------------------------------------------------
+# --- the modules after the last block -------------------------------------------------------------------------------
 
 
 def _opt_final(config: Any) -> tuple[str, ...]:
-    normed = bool(config.do_layer_norm_before) and not compat.opt_lacks_final_norm(config)
+    normed = bool(config.do_layer_norm_before) and not internals.opt_lacks_final_norm(config)
     projected = bool(config.word_embed_proj_dim != config.hidden_size)
     return ("decoder.final_layer_norm",) * normed + ("decoder.project_out",) * projected
 
 
 def _speech_final(config: Any) -> tuple[str, ...]:
-    # The same norm stands before the blocks of the one kind and after those of the other.
+    # Without `do_stable_layer_norm`, the same norm precedes the blocks.
     return ("encoder.layer_norm",) if config.do_stable_layer_norm else ()
 
 
@@ -308,19 +324,97 @@ _FINAL: dict[str, Callable[[Any], tuple[str, ...]]] = {
 }
 
 
-def _final_norm(model: nn.Module, blocks: str) -> tuple[str, ...] | None:
+def _final_norm(model: nn.Module, blocks: str) -> tuple[str, ...]:
     """Return the norm beside the block list, or beside the nearest module above it that has one: the last of several.
 
-    A name can mislead: when a model is loaded, what follows its last block is found by what it does.
+    This is a guess from names; verification of a loaded model finds the modules by what they do.
     """
-    for above in _ancestors(blocks):
+    for parent in _ancestors(blocks):
         norms = [
             name
-            for name, child in model.get_submodule(above).named_children()
+            for name, child in model.get_submodule(parent).named_children()
             if re.search(r"Norm(\dP)?$", type(child).__name__)
             and not name.startswith("pre_")
             and not list(child.children())
         ]
         if norms:
-            return (f"{above}.{norms[-1]}".lstrip("."),)
+            return (f"{parent}.{norms[-1]}".lstrip("."),)
+    return ()
+
+
+# --- named points inside a block: the residual stream, and the inputs and outputs of attention and MLP ----------------
+
+SITES = (
+    "residual_in", "attention_in", "attention", "attention_sum", "residual_mid",
+    "mlp_in", "mlp", "mlp_sum", "residual_out",
+)  # fmt: skip
+"""The named points inside a block, in the order of the forward pass."""
+
+_LINEAR = ("Linear", "Conv1D", "NonDynamicallyQuantizableLinear")
+_ATTENTION = re.compile(r"Attention|Attn|Mixer")
+_OUTPUT_PROJECTION = re.compile(r"(^|\.)(o|o_proj|out_proj|c_proj|dense|out_lin|Wo|proj)$")
+_FUSED = {"WavLMAttention"}  # passes its projections' weights to one function and never calls them
+_SPARSE = re.compile(r"Moe|MoE|Sparse")
+
+# The residual stream between attention and MLP: the input of the norm before the MLP or, in post-norm blocks, the
+# output of the norm after attention. The first match wins.
+_MIDDLE: tuple[tuple[str, Literal["input", "output"]], ...] = (
+    (r"pre_feedforward_layernorm|ln_2|mlp_norm|layer_norm2|layernorm_after|(rms_)?norm2|layer\.1\.layer_norm", "input"),
+    (r"attention\.(output\.)?LayerNorm|sa_layer_norm", "output"),
+    (r"post_attention_layernorm|final_layer_norm", "input"),
+)
+
+
+class Site(NamedTuple):
+    """A point inside a block: the input or output of one of its modules (``""`` is the block itself)."""
+
+    module: str
+    side: Literal["input", "output"]
+
+
+def block_sites(block: nn.Module, config: Any = None) -> dict[str, Site]:
+    """Return the named points that a block has.
+
+    Args:
+        block: one of the blocks.
+        config: config of the model, which says whether attention and MLP run in parallel.
+
+    Returns:
+        ``residual_in``, ``attention_in`` (the input of attention: the normalized stream, or the stream itself in
+        post-norm blocks), ``attention`` (what attention adds to the stream, before any scale or norm), ``residual_mid``
+        (the stream between attention and MLP, unless they run in parallel or one is missing), ``mlp_in``, ``mlp`` and
+        ``residual_out``; in post-norm blocks also ``attention_sum`` and ``mlp_sum``, the stream before those norms. A
+        state-space mixer counts as attention.
+    """
+    names = dict(block.named_modules())
+    sites = {"residual_in": Site("", "input"), "residual_out": Site("", "output")}
+    heads = [name for name, module in names.items() if name and _ATTENTION.search(type(module).__name__)]
+    inside = tuple(f"{name}." for name in heads)
+    linear = [name for name, module in names.items() if type(module).__name__ in _LINEAR]
+    if attention := [name for name in linear if name.startswith(inside) and _OUTPUT_PROJECTION.search(name)]:
+        readers = [name for name in linear if name.startswith(inside) and name not in attention]
+        reader, writer = (readers[0], attention[-1]) if type(names[heads[0]]).__name__ not in _FUSED else heads[:1] * 2
+        sites |= {"attention_in": Site(reader, "input"), "attention": Site(writer, "output")}
+    sparse = [name for name, module in names.items() if name and _SPARSE.search(type(module).__name__)]
+    if mlp := sparse[:1] or [name for name in linear if not name.startswith(inside)]:
+        sites |= {"mlp_in": Site(mlp[0], "input"), "mlp": Site(mlp[-1], "output")}
+    if (middle := _middle(list(names), config)) is not None and "attention" in sites and "mlp" in sites:
+        sites["residual_mid"] = middle
+        if middle.side == "output":
+            norms = [name for name, module in names.items() if name and type(module).__name__.endswith("Norm")]
+            outer = [name for name in norms if not name.startswith(inside) and name != middle.module]
+            sites |= {"attention_sum": Site(middle.module, "input"), "mlp_sum": Site(outer[-1], "input")}
+    return {name: sites[name] for name in SITES if name in sites}
+
+
+def _middle(names: list[str], config: Any) -> Site | None:
+    if getattr(config, "use_parallel_residual", False):
+        return None
+    if getattr(config, "model_type", None) == "opt" and not config.do_layer_norm_before:
+        return Site("self_attn_layer_norm", "output")
+    if getattr(config, "do_stable_layer_norm", True) is False:
+        return Site("layer_norm", "output")
+    for pattern, side in _MIDDLE:
+        if norms := [name for name in names if re.search(rf"(^|\.)({pattern})$", name)]:
+            return Site(norms[0], side)
     return None

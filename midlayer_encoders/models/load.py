@@ -1,7 +1,7 @@
-"""A model read from disk or the hub with the blocks up to a layer; the weights after it are never read.
+"""Load a model with only the blocks up to a layer; the weights after it are never read.
 
-The cut is planned on the meta device, from the config alone. The kept blocks must be the same modules, of the same
-shapes and settings, as in the whole model; a family in which they are not is refused.
+The cut is planned on the meta device from the config alone. The blocks of the cut model must have the same modules,
+shapes and settings as in the complete model; other families are refused.
 """
 
 from __future__ import annotations
@@ -9,9 +9,8 @@ from __future__ import annotations
 import copy
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,20 +19,23 @@ from torch import nn
 
 from midlayer_encoders._types import Layer, Norm
 from midlayer_encoders.errors import CutError, LayerIndexError, MidlayerError, ModelNotFoundError, OptionError
-from midlayer_encoders.models import compat
-from midlayer_encoders.models.adapters import merge_adapters
-from midlayer_encoders.models.anatomy import Anatomy, deepest_layer, find_anatomy, resolve_layer, text_stack
-from midlayer_encoders.models.cut import Cut, JointCut, cut_config, cut_model, plan_cut, plan_cuts
-from midlayer_encoders.models.hub import load_config, local_only, weight_names
-from midlayer_encoders.models.towers import TOWERS, check_tower, find_towers, tower_layers
+from midlayer_encoders.models import anatomy as anatomies
+from midlayer_encoders.models import transformers_internals as internals
+from midlayer_encoders.models.anatomy import Anatomy, find_anatomy
+from midlayer_encoders.models.cut import Cut, JointCut, cut_config, cut_model, plan_cuts
+from midlayer_encoders.models.hub import load_config, local_only, weight_files
+from midlayer_encoders.validation import check_choice
 
-__all__ = ["NoPlanError", "has_automatic_class", "load_cut"]
-
-# What makes no state of a layer, so files may lack it: those of a masked language model have no pooler. A joint model's
-# vectors pass through its poolers and heads.
+# Weights that do not affect the states of a layer, so files may lack them: a masked language model has no pooler. The
+# vectors of a joint model do depend on its poolers and heads.
 _UNREAD = re.compile(r"(^|\.)(pooler|head|contact_head|mask_token|masked_spec_embed|post_layernorm)(\.|$)")
 _UNREAD_JOINT = re.compile(r"(^|\.)logit_(scale|bias)$")
-_NAMED = 10  # missing weights that an error names
+_MAX_NAMED = 10  # missing weights that an error names
+_ROOT = "base_model.model."  # PEFT's prefix for the names of a model's modules
+
+
+class NoPlanError(Exception):
+    """No further plan to read a layer is left."""
 
 
 def load_cut(
@@ -51,246 +53,245 @@ def load_cut(
     plan: int = 0,
     spare: bool = False,
 ) -> tuple[nn.Module, Cut | JointCut]:
-    """Return the model cut at ``layer``, in eval mode, and how its states are read.
+    """Return the model cut at ``layer``, in eval mode, and the cut.
 
     Args:
         model: folder or name on the hub.
-        layer: see :func:`~midlayer_encoders.models.anatomy.resolve_layer`; the deepest of several; of a joint model one
-            for both towers, or one for each by name: ``{"text": 6, "image": 9}``.
+        layer: see :func:`~midlayer_encoders.models.anatomy.resolve_layer`; of several, the deepest counts. For a joint
+            model, one layer for both towers, or one for each by name: ``{"text": 6, "image": 9}``.
         norm: ``"final"`` or ``"none"``.
-        tower: ``"text"`` or ``"image"`` reads that tower of a joint model alone.
+        tower: ``"text"`` or ``"image"`` loads only that tower of a joint model.
         revision: branch, tag or commit on the hub.
         dtype: of the weights; ``None`` keeps that of the files.
-        adapters: PEFT adapters merged in order before the cut. The whole model is read for them.
-        gguf_file: name of a GGUF file in ``model`` to read the weights from.
-        trust_remote_code: whether the model's own code on the hub may run.
-        device_map: ``"auto"`` spreads a model that is too large for one device, by accelerate.
-        plan: which of the ways to have the layer, see :func:`~midlayer_encoders.models.cut.plan_cuts`.
-        spare: whether to leave the model as it is read, with at least one block and none added or silenced, so that its
-            blocks can be watched; :func:`~midlayer_encoders.models.cut.cut_model` then finishes the cut.
+        adapters: PEFT adapters to merge, in order, before the cut; this loads the complete model.
+        gguf_file: name of a GGUF file in ``model`` that holds the weights.
+        trust_remote_code: whether to run the model's code from the hub.
+        device_map: ``"auto"`` spreads a model across devices with accelerate.
+        plan: which of the plans of :func:`~midlayer_encoders.models.cut.plan_cuts` to use.
+        spare: leave the model as loaded, with at least one block and none added or silenced, so that its blocks can be
+            observed; :func:`~midlayer_encoders.models.cut.cut_model` then completes the cut.
 
     Raises:
-        NoPlanError: when there is no such way.
+        NoPlanError: if there is no such plan.
 
     Returns:
-        The model, and a :class:`~midlayer_encoders.models.cut.Cut`, or a
-        :class:`~midlayer_encoders.models.cut.JointCut` where a joint model keeps both towers.
+        The model and a :class:`~midlayer_encoders.models.cut.Cut`, or a
+        :class:`~midlayer_encoders.models.cut.JointCut` if a joint model keeps both towers.
     """
-    _check_gguf(model, gguf_file)
     local = local_only(model, revision, filename=gguf_file or "config.json")
-    extra: dict[str, Any] = {"trust_remote_code": trust_remote_code}
+    options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     if gguf_file is not None:
-        extra["gguf_file"] = gguf_file
-    config = _caching_nothing(load_config(model, revision, local=local, **extra))
-    source = {"revision": revision, "local_files_only": local, "device_map": device_map, **extra}
-    source["dtype"] = dtype if dtype is not None else "auto"
-    with compat.LOADING:
-        whole = _empty(config, trust_remote_code)
-        towers = find_towers(whole)
+        _check_gguf_packages()
+        options["gguf_file"] = gguf_file
+    config = _without_caching(load_config(model, revision, local=local, **options))
+    options |= {"revision": revision, "local_files_only": local, "device_map": device_map}
+    options["dtype"] = dtype if dtype is not None else "auto"
+    loader = _Loader(model, layer, norm, adapters, options, plan, spare)
+    with internals.LOADING:
+        complete = _empty(config, trust_remote_code)
+        towers = anatomies.find_towers(complete)
         if tower is None and towers:
-            if plan:
-                raise NoPlanError
-            return _load_joint(model, whole, layer, norm, towers, adapters, source)
+            return loader.load_joint(complete, towers)
         if tower is not None:
-            check_tower(tower, towers, model)
-        encoder = compat.encoder_part(config) if tower is None else None
-        part = towers[tower] if tower is not None else None if encoder is not None else text_stack(whole)
+            check_choice("tower", tower, anatomies.TOWERS)
+            if tower not in towers:
+                raise OptionError(f"`tower` must be None for {model}, which is not a joint model, but got {tower!r}.")
+        encoder = internals.encoder_part(config) if tower is None else None
+        part = towers[tower] if tower is not None else None if encoder is not None else anatomies.text_stack(complete)
         if part is not None:
-            whole = _tower(whole, part)
+            complete = _empty_part(complete, part)
         path = encoder.path if encoder is not None else part
         try:
-            loaded, cut = _load_single(model, whole, layer, norm, path, adapters, source, plan=plan, spare=spare)
+            loaded, cut = loader.load_single(complete, path)
         except ModelNotFoundError:
             if part is None or adapters:
                 raise
-            # transformers converts some names and weights for the whole model only: it is read whole.
-            loaded, cut = _load_part(model, type(whole), layer, norm, part, source, plan=plan, spare=spare)
+            # transformers converts some names and weights for the complete model only.
+            loaded, cut = loader.load_part_of_complete(type(complete), part)
         return loaded, replace(cut, language=tower is None and part is not None)
 
 
-class NoPlanError(Exception):
-    """No way is left in which a layer could be had."""
+def _without_caching(config: Any) -> Any:
+    """Turn off the key-value cache in a config and those inside it, and return it.
 
-
-def _caching_nothing(config: Any) -> Any:
-    """Have a config, and those inside it, keep no keys and values of a pass, and return it.
-
-    No vector is made of them; and a hybrid that is cut before its first attention block cannot ask its cache how long
-    the text is.
+    A hybrid that is cut before its first attention block cannot get the text's length from its cache.
     """
-    for one in (config, *vars(config).values()):
-        if getattr(one, "use_cache", None) is True:
-            one.use_cache = False
+    for part in (config, *vars(config).values()):
+        if getattr(part, "use_cache", None) is True:
+            part.use_cache = False
     return config
 
 
-def _load_single(
-    model: str,
-    whole: Any,
-    layer: Layer | Sequence[Layer] | Mapping[str, Layer],
-    norm: Norm,
-    part: str | None,
-    adapters: Sequence[str],
-    source: dict[str, Any],
-    *,
-    plan: int = 0,
-    spare: bool = False,
-) -> tuple[nn.Module, Cut]:
-    """Read a model of one tower, or a part of the model whose files these are, cut at a layer."""
-    if isinstance(layer, Mapping):
-        raise LayerIndexError(f"`layer` must be one number for {model}, which has one tower, but got {dict(layer)}.")
-    cut = _planned(whole, model, layer, norm, plan)
-    anatomy = cut.anatomy
-    names = weight_names(model, source["revision"], local=source["local_files_only"]) if part else []
-    prefix = _prefix_in_files(names, whole, part or "")
-    if renamed := _shared_embeddings(names, whole, prefix):
-        source = {**source, "key_mapping": renamed}
-    # The files hold the other tower, or the decoder, too.
-    dropped = [rf"^(?!{re.escape(prefix)}\.)"] if prefix else []
-    config = whole.config
-    if getattr(config, "model_type", "") == compat.TIMM:
-        dropped.append(r"^timm_model\.head\.")  # the classifier of a model that is read without one
-    keep = min(max(cut.keep, int(spare)), anatomy.num_layers)
-    if cut.keep != keep:  # the depth of the folder that an export writes
-        config_of_export = cut_config(config, anatomy.num_layers, cut.keep)
-        _check(whole, config_of_export, [(anatomy, cut.keep)], source["trust_remote_code"])
-    kept = anatomy.num_layers if adapters else keep
-    if kept < anatomy.num_layers:
-        config = cut_config(config, anatomy.num_layers, kept)
-    dropped += _dropped(anatomy, kept)
-    try:
-        read = _read(type(whole), model, config, source, final=anatomy.final, dropped=dropped, prefix=prefix)
-    except MidlayerError:  # is it the depth that the model cannot have?
-        _check(whole, config, [(anatomy, kept)], source["trust_remote_code"])
-        raise
-    if kept < anatomy.num_layers:
-        _compare(whole, read, [(anatomy, kept)])
-    loaded = merge_adapters(read, adapters) if adapters else read
-    # What is left of the cut after the load: blocks that adapters needed, one to add, one to silence.
-    if adapters:
-        cut_model(loaded, replace(cut, anatomy=_after(anatomy, loaded), keep=keep, silent=False))
-    if not spare:
-        cut_model(loaded, replace(cut, anatomy=_after(anatomy, loaded)))
-    return loaded.eval(), cut
+@dataclass(frozen=True)
+class _Loader:
+    """The arguments of :func:`load_cut`; ``options`` are those of ``from_pretrained``."""
+
+    model: str
+    layer: Layer | Sequence[Layer] | Mapping[str, Layer]
+    norm: Norm
+    adapters: Sequence[str]
+    options: Mapping[str, Any]
+    plan: int
+    spare: bool
+
+    def load_single(self, complete: Any, path: str | None) -> tuple[nn.Module, Cut]:
+        """Load a model with one tower, or the part at ``path`` of a larger model, cut at a layer."""
+        cut = self._planned_cut(complete)
+        anatomy = cut.anatomy
+        options = dict(self.options)
+        names = list(weight_files(self.model, options["revision"], local=options["local_files_only"]) if path else ())
+        prefix = _prefix_in_files(names, complete, path or "")
+        if renamed := _shared_embeddings(names, complete, prefix):
+            options["key_mapping"] = renamed
+        # The files also hold the other tower, or the decoder.
+        ignored = [rf"^(?!{re.escape(prefix)}\.)"] if prefix else []
+        config = complete.config
+        if getattr(config, "model_type", "") == internals.TIMM:
+            ignored.append(r"^timm_model\.head\.")
+        keep = min(max(cut.keep, int(self.spare)), anatomy.num_layers)
+        loaded_blocks = anatomy.num_layers if self.adapters else keep
+        for depth in {cut.keep, loaded_blocks} - {anatomy.num_layers}:  # an export writes a folder of the first depth
+            depth_config = cut_config(config, anatomy.num_layers, depth)
+            _check(complete, depth_config, [(anatomy, depth)], options["trust_remote_code"])
+        if loaded_blocks < anatomy.num_layers:
+            config = cut_config(config, anatomy.num_layers, loaded_blocks)
+        ignored += _dropped(anatomy, loaded_blocks)
+        loaded = _read(type(complete), self.model, config, options, final=anatomy.final, ignored=ignored, prefix=prefix)
+        if self.adapters:
+            loaded = _merge_adapters(loaded, self.adapters)
+            cut_model(loaded, replace(cut, anatomy=_current_anatomy(anatomy, loaded), keep=keep, silent=False))
+        return self._finished(loaded, cut), cut
+
+    def load_part_of_complete(self, part_class: Any, path: str) -> tuple[nn.Module, Cut]:
+        """Load the complete model and keep its language model, or a tower, cut at a layer."""
+        config = load_config(self.model, self.options["revision"], local=self.options["local_files_only"])
+        complete = _empty(_without_caching(config))
+        part = _read(type(complete), self.model, config, self.options).get_submodule(path)
+        loaded = part if isinstance(part, part_class) else part.base_model
+        if not isinstance(loaded, part_class):
+            raise CutError(f"The part {path!r} of {type(complete).__name__} is not a {part_class.__name__}.")
+        cut = self._planned_cut(loaded)
+        anatomy = cut.anatomy
+        keep = min(max(cut.keep, 1), anatomy.num_layers)
+        _check(loaded, cut_config(loaded.config, anatomy.num_layers, keep), [(anatomy, keep)], False)
+        cut_model(loaded, replace(cut, keep=keep, silent=False))
+        return self._finished(loaded, cut), cut
+
+    def load_joint(self, complete: Any, towers: Mapping[str, str]) -> tuple[nn.Module, JointCut]:
+        """Load a joint model with both towers cut; the modules that pool and project their states stay."""
+        if self.plan:
+            raise NoPlanError
+        if self.norm != "final" or self.adapters:
+            raise OptionError(
+                f"`norm` must be 'final' and `adapters` empty for {self.model}, a joint model, but got {self.norm!r} "
+                f"and {list(self.adapters)}. Pass `tower` to load one of {', '.join(towers)}."
+            )
+        cuts: dict[str, Cut] = {}
+        config = copy.deepcopy(complete.config)
+        for name, layer in _tower_layers(self.layer, towers, self.model).items():
+            path = towers[name]
+            anatomy = find_anatomy(complete.get_submodule(path)).below(path)
+            resolved = anatomies.resolve_layer(layer, anatomy.num_layers, name=f"the {name} tower of {self.model}")
+            cuts[name] = plan_cuts(anatomy, resolved, self.norm)[0]
+            attribute = anatomies.TOWERS[name].config
+            tower_config = cut_config(getattr(config, attribute), anatomy.num_layers, cuts[name].keep)
+            setattr(config, attribute, tower_config)
+        depths = [(cut.anatomy, cut.keep) for cut in cuts.values()]
+        _check(complete, config, depths, self.options["trust_remote_code"])
+        ignored = [pattern for anatomy, keep in depths for pattern in _dropped(anatomy, keep)]
+        loaded = _read(type(complete), self.model, config, self.options, ignored=ignored, unread=_UNREAD_JOINT)
+        return loaded.eval(), JointCut(cuts)
+
+    def _planned_cut(self, complete: Any) -> Cut:
+        """Return the cut of the requested plan, or raise if there is none."""
+        if isinstance(self.layer, Mapping):
+            raise LayerIndexError(
+                f"`layer` must be one number for {self.model}, which has one tower, but got {dict(self.layer)}."
+            )
+        anatomy = find_anatomy(complete)
+        resolved = anatomies.deepest_layer(self.layer, anatomy.num_layers, name=self.model)
+        cuts = plan_cuts(anatomy, resolved, self.norm, config=complete.config)
+        if self.plan >= len(cuts):
+            raise NoPlanError
+        return cuts[self.plan]
+
+    def _finished(self, loaded: nn.Module, cut: Cut) -> nn.Module:
+        """Complete the cut: drop, add or silence a block, unless the model is loaded with a spare one."""
+        if not self.spare:
+            cut_model(loaded, replace(cut, anatomy=_current_anatomy(cut.anatomy, loaded)))
+        return loaded.eval()
 
 
-def _planned(whole: Any, model: str, layer: Layer | Sequence[Layer], norm: Norm, plan: int) -> Cut:
-    """Return the ``plan``-th way to have a layer, or raise where there is none."""
-    anatomy = find_anatomy(whole)
-    resolved = deepest_layer(layer, anatomy.num_layers, name=model)
-    cuts = plan_cuts(anatomy, resolved, norm, config=whole.config)
-    if plan >= len(cuts):
-        raise NoPlanError
-    return cuts[plan]
+def _tower_layers(
+    layer: Layer | Sequence[Layer] | Mapping[str, Layer], towers: Mapping[str, str], model: str
+) -> dict[str, Layer]:
+    """Return the requested layer of each tower; one number is for both.
 
-
-def _load_part(
-    model: str, kind: Any, layer: Layer | Sequence[Layer] | Mapping[str, Layer], norm: Norm, part: str,
-    source: dict[str, Any], *, plan: int, spare: bool,
-) -> tuple[nn.Module, Cut]:  # fmt: skip
-    """Read a whole model and keep its language model, or a tower, cut at a layer."""
-    config = _caching_nothing(load_config(model, source["revision"], local=source["local_files_only"]))
-    composite = _empty(config)
-    read = _read(type(composite), model, config, source).get_submodule(part)
-    loaded = read if isinstance(read, kind) else read.base_model
-    if not isinstance(loaded, kind) or isinstance(layer, Mapping):
-        raise CutError(
-            f"The part {part!r} of {type(composite).__name__} is not a {kind.__name__}, which would read it."
+    Example:
+        >>> towers = {"text": "text_model", "image": "vision_model"}
+        >>> _tower_layers(-1, towers, "a model"), _tower_layers({"image": 9, "text": 6}, towers, "a model")
+        ({'text': -1, 'image': -1}, {'text': 6, 'image': 9})
+    """
+    if isinstance(layer, Sequence):
+        raise OptionError(
+            f"`layer` must be one layer, or one for each tower, for {model}, a joint model, but got {list(layer)}. "
+            "Pass `tower` to combine layers of one tower."
         )
-    cut = _planned(loaded, model, layer, norm, plan)
-    anatomy = cut.anatomy
-    keep = min(max(cut.keep, 1), anatomy.num_layers)
-    _check(loaded, cut_config(loaded.config, anatomy.num_layers, keep), [(anatomy, keep)], False)
-    cut_model(loaded, replace(cut, keep=keep, silent=False))
-    if not spare:
-        cut_model(loaded, replace(cut, anatomy=_after(anatomy, loaded)))
-    return loaded.eval(), cut
+    if not isinstance(layer, Mapping):
+        return dict.fromkeys(towers, layer)
+    for name in layer:
+        check_choice("layer", name, towers)
+    if missing := [name for name in towers if name not in layer]:
+        raise LayerIndexError(
+            f"`layer` must name a layer for each tower of {model} ({', '.join(towers)}), but {dict(layer)} has none "
+            f"for {missing[0]!r}. Add it, or pass `tower` and one number for one tower."
+        )
+    return {name: layer[name] for name in towers}
 
 
 def _prefix_in_files(names: Sequence[str], part: Any, path: str) -> str | None:
-    """Return what precedes the names of a part's weights in the files of the whole model: most of them fit it.
+    """Return the prefix of a part's weights in the files of the complete model: the one that most of them fit.
 
-    Another part may have weights of the same names, as a decoder has those of an encoder: a prefix that ends as the
-    part's path does, or holds its own name, comes first.
+    A decoder may have weights of the same names as an encoder, so prefixes that end like the part's path, or contain
+    its name, take precedence.
     """
     if not names:
         return None
-    wanted = set(part.state_dict())
-    found: Counter[str] = Counter()
+    counts = _prefix_counts(names, set(part.state_dict()).__contains__)
+    part_name = path.rpartition(".")[2]
+
+    def rank(prefix: str) -> tuple[bool, bool, int]:
+        return f".{prefix}".endswith(f".{path}"), part_name in prefix.split("."), counts[prefix]
+
+    return max(counts, key=rank, default=None)
+
+
+def _prefix_counts(names: Iterable[str], fits: Callable[[str], bool]) -> Counter[str]:
+    """Count the prefixes of dotted names after which the rest of the name fits."""
+    counts: Counter[str] = Counter()
     for name in names:
         steps = name.split(".")
-        found.update(".".join(steps[:n]) for n in range(len(steps)) if ".".join(steps[n:]) in wanted)
-    own = path.rpartition(".")[2]
-    return max(
-        found,
-        key=lambda prefix: (f".{prefix}".endswith(f".{path}"), own in prefix.split("."), found[prefix]),
-        default=None,
-    )
+        counts.update(".".join(steps[:n]) for n in range(len(steps)) if fits(".".join(steps[n:])))
+    return counts
 
 
 def _shared_embeddings(names: Sequence[str], part: Any, prefix: str | None) -> dict[str, str]:
-    """Return what renames the embeddings that encoder and decoder share, and the files hold once, for the encoder."""
-    own = f"{prefix}.embed_tokens.weight"
+    """Return a key mapping that gives an encoder the embeddings that it shares with its decoder."""
+    key = f"{prefix}.embed_tokens.weight"
     shared = [name for name in names if re.search(r"(^|\.)shared\.weight$", name)]
-    if not prefix or own in names or not shared or "embed_tokens.weight" not in part.state_dict():
+    if not prefix or key in names or not shared or "embed_tokens.weight" not in part.state_dict():
         return {}
-    return {f"^{re.escape(shared[0])}$": own}
-
-
-def _load_joint(
-    model: str,
-    whole: Any,
-    layer: Layer | Sequence[Layer] | Mapping[str, Layer],
-    norm: Norm,
-    towers: Mapping[str, str],
-    adapters: Sequence[str],
-    source: dict[str, Any],
-) -> tuple[nn.Module, JointCut]:
-    """Read a joint model with both towers cut; what pools and projects their states stays as it is."""
-    if norm != "final" or adapters:
-        raise OptionError(
-            f"`norm` must be 'final' and `adapters` empty for {model}, whose two towers meet after their heads, "
-            f"but got {norm!r} and {list(adapters)}. Pass `tower` to read one of {', '.join(towers)} by itself."
-        )
-    cuts: dict[str, Cut] = {}
-    small = copy.deepcopy(whole.config)
-    for name, wanted in tower_layers(layer, towers, model).items():
-        path = towers[name]
-        inner = find_anatomy(whole.get_submodule(path)).below(path)
-        resolved = resolve_layer(wanted, inner.num_layers, name=f"the {name} tower of {model}")
-        cuts[name] = plan_cut(inner, resolved, norm)
-        attribute = TOWERS[name].config
-        setattr(small, attribute, cut_config(getattr(small, attribute), inner.num_layers, cuts[name].keep))
-    kept = [(cut.anatomy, cut.keep) for cut in cuts.values()]
-    _check(whole, small, kept, source["trust_remote_code"])
-    dropped = [pattern for anatomy, keep in kept for pattern in _dropped(anatomy, keep)]
-    return _read(type(whole), model, small, source, dropped=dropped, unread=_UNREAD_JOINT).eval(), JointCut(cuts)
-
-
-def _tower(whole: Any, path: str) -> Any:
-    """Return one tower of a joint model without weights, in the class that loads it by itself."""
-    part = whole.get_submodule(path)
-    if has_automatic_class(part.config):
-        return _empty(part.config)
-    with compat.without_weights():
-        return type(part)(part.config)
+    return {f"^{re.escape(shared[0])}$": key}
 
 
 def has_automatic_class(config: Any) -> bool:
-    """Return whether transformers finds the model of a config by itself; SigLIP's tower of text has no entry."""
+    """Return whether ``AutoModel`` supports a config; SigLIP's text tower, for one, has no entry."""
     from transformers import MODEL_MAPPING
 
     return type(config) in MODEL_MAPPING or not type(config).__module__.startswith("transformers.")
 
 
-def _check_gguf(model: str, gguf_file: str | None) -> None:
-    if gguf_file is None:
-        return
-    if Path(model).is_dir() and not (Path(model) / gguf_file).is_file():
-        found = sorted(path.name for path in Path(model).glob("*.gguf"))
-        raise ModelNotFoundError(
-            f"`gguf_file` must be a file in {model!r}, but there is no {gguf_file!r}. It has: {found or 'none'}."
-        )
+def _check_gguf_packages() -> None:
     try:
         import accelerate  # noqa: F401
         import gguf  # noqa: F401
@@ -298,129 +299,126 @@ def _check_gguf(model: str, gguf_file: str | None) -> None:
         raise MidlayerError("`gguf_file` needs gguf and accelerate: pip install 'midlayer-encoders[demo]'.") from reason
 
 
+# --- models without weights, to compare with ------------------------------------------------------------------------
+
+
 def _empty(config: Any, trust_remote_code: bool = False) -> Any:
-    """Return the model of ``config`` on the meta device: its modules without weights."""
+    """Return the model of ``config`` on the meta device, without weights."""
     import transformers
 
-    encoder = compat.encoder_part(config)
-    with compat.without_weights():
+    encoder = internals.encoder_part(config)
+    with internals.without_weights():
         if encoder is not None:
             try:
                 return encoder.kind(copy.deepcopy(encoder.config))
             except (TypeError, AttributeError, ValueError) as reason:
-                raise CutError(f"The encoder of {type(config).__name__} cannot be made by itself: {reason}") from reason
+                raise CutError(f"The encoder of {type(config).__name__} does not work on its own: {reason}") from reason
         if getattr(config, "is_encoder_decoder", False):
             raise CutError(
-                f"{type(config).__name__} is of an encoder and a decoder, and its encoder is not a model by itself, so "
-                "its layers cannot be read. Pass a model of an encoder alone."
+                f"{type(config).__name__} has an encoder and a decoder, and its encoder is not a model on its own, so "
+                "its layers cannot be read. Pass an encoder-only model."
             )
         return transformers.AutoModel.from_config(copy.deepcopy(config), trust_remote_code=trust_remote_code)
 
 
-def _check(whole: Any, config: Any, kept: Sequence[tuple[Anatomy, int]], trust_remote_code: bool) -> None:
-    """Raise unless the model of the cut ``config`` is the whole model without the blocks that are not kept."""
+def _empty_part(complete: Any, path: str) -> Any:
+    """Return one tower of a joint model without weights, in the class that loads it on its own."""
+    part = complete.get_submodule(path)
+    if has_automatic_class(part.config):
+        return _empty(part.config)
+    with internals.without_weights():
+        return type(part)(part.config)
+
+
+def _check(complete: Any, config: Any, depths: Sequence[tuple[Anatomy, int]], trust_remote_code: bool) -> None:
+    """Raise unless the model of the cut ``config`` is the complete model without the dropped blocks."""
+    name = type(complete).__name__
+    depth_text = " and ".join(f"{keep} of its {anatomy.num_layers}" for anatomy, keep in depths) + " blocks"
     try:
-        small = _empty_like(whole, config, trust_remote_code)
+        if type(complete).__module__.startswith("transformers."):
+            with internals.without_weights():
+                cut = type(complete)(copy.deepcopy(config))
+        else:
+            cut = _empty(config, trust_remote_code)
     except MidlayerError:
         raise
-    except Exception as reason:  # a config that fewer blocks make invalid fails in its own way
-        raise CutError(f"{type(whole).__name__} cannot be made with {_told(kept)} blocks: {reason}") from reason
-    _compare(whole, small, kept)
-
-
-def _compare(whole: Any, small: Any, kept: Sequence[tuple[Anatomy, int]]) -> None:
-    """Raise unless a cut model is the whole model without the blocks that are not kept."""
-    name = type(whole).__name__
-    told = _told(kept)
-    dropped = [pattern for anatomy, keep in kept for pattern in _dropped(anatomy, keep)]
-    added = [pattern for anatomy, keep in kept for pattern in _added(anatomy, keep)]
-    wanted, made = _shapes(whole, dropped), _shapes(small, added)
-    if {key for key in {*wanted, *made} if wanted.get(key) != made.get(key) and not _UNREAD.search(key)}:
+    except Exception as reason:  # invalid configs fail in their own ways
+        raise CutError(f"{name} cannot be made with {depth_text}: {reason}") from reason
+    added = [(anatomy, block) for anatomy, keep in depths for block in range(anatomy.num_blocks, keep)]
+    expected = _shapes(complete, [pattern for anatomy, keep in depths for pattern in _dropped(anatomy, keep)])
+    actual = _shapes(cut, [_block_pattern(anatomy, block) for anatomy, block in added])  # without blocks never read
+    if any(expected.get(key) != actual.get(key) and not _UNREAD.search(key) for key in {*expected, *actual}):
         raise CutError(
-            f"{name} with {told} blocks is not {name} without the others: other parameters come or go with its depth. "
-            "A layer of it cannot be had by cutting."
+            f"{name} with {depth_text} is not {name} without the others: other parameters come or go with its depth. "
+            "Its layers cannot be read by cutting."
         )
-    for anatomy, keep in kept:
-        _check_blocks(whole, small, anatomy, keep)
+    for anatomy, keep in depths:
+        _check_blocks(complete, cut, anatomy, keep)
 
 
-def _shapes(model: nn.Module, left_out: Sequence[str]) -> dict[str, torch.Size]:
-    """Return the shape of every weight of a model, but those whose names fit a pattern."""
-    pattern = re.compile("|".join(left_out) or r"(?!)")
+def _shapes(model: nn.Module, ignored: Sequence[str]) -> dict[str, torch.Size]:
+    """Return the shape of every weight of a model whose name matches no ignored pattern."""
+    pattern = re.compile("|".join(ignored) or r"(?!)")
     return {name: value.shape for name, value in model.state_dict().items() if not pattern.match(name)}
 
 
-def _told(kept: Sequence[tuple[Anatomy, int]]) -> str:
-    return " and ".join(f"{keep} of its {anatomy.num_layers}" for anatomy, keep in kept)
-
-
-def _check_blocks(whole: Any, small: Any, anatomy: Anatomy, keep: int) -> None:
-    name = type(whole).__name__
-    if anatomy.shared and anatomy.num_blocks > 1 and keep != anatomy.num_layers:
-        raise CutError(
-            f"{name} shares {anatomy.num_blocks} groups over its layers by depth: a cut would reshuffle them."
-        )
-    for layer in range(1, min(keep, anatomy.num_blocks) + 1 if not anatomy.shared else 1):
+def _check_blocks(complete: Any, cut: Any, anatomy: Anatomy, keep: int) -> None:
+    name = type(complete).__name__
+    if anatomy.shared:
+        if anatomy.num_blocks > 1 and keep != anatomy.num_layers:
+            raise CutError(f"{name} shares {anatomy.num_blocks} groups over its layers: a cut would reshuffle them.")
+        return
+    for layer in range(1, min(keep, anatomy.num_blocks) + 1):
         path = f"{anatomy.blocks}.{layer - 1}"
-        if (changed := _difference(whole.get_submodule(path), small.get_submodule(path))) is not None:
+        if (difference := _difference(complete.get_submodule(path), cut.get_submodule(path))) is not None:
             raise CutError(
-                f"Block {layer} of {name} is set otherwise in a cut model: {changed}. "
-                "A layer of it cannot be had by cutting."
+                f"Block {layer} of {name} is set otherwise in a cut model: {difference}. Its layers cannot be read by "
+                "cutting."
             )
 
 
-def _empty_like(whole: Any, config: Any, trust_remote_code: bool) -> Any:
-    """Return a model of ``whole``'s class, and another config, on the meta device."""
-    if type(whole).__module__.startswith("transformers."):
-        with compat.without_weights():
-            return type(whole)(copy.deepcopy(config))
-    return _empty(config, trust_remote_code)
-
-
-def _difference(left: nn.Module, right: nn.Module) -> str | None:
-    """Return the first setting in which two blocks differ, in words; dropout aside, which acts in training only."""
-    ours, theirs = dict(left.named_modules()), dict(right.named_modules())
-    for path in [*ours, *(path for path in theirs if path not in ours)]:
-        kinds = [type(parts[path]).__name__ if path in parts else "none" for parts in (ours, theirs)]
-        if kinds[0] != kinds[1] and "drop" not in path:
-            return f"`{path}` is {kinds[1]} instead of {kinds[0]}"
-    for path, a in ours.items():
-        for name, value in vars(a).items():
-            if name.startswith("_") or name == "training" or "drop" in name or not _plain(value):
+def _difference(complete_block: nn.Module, cut_block: nn.Module) -> str | None:
+    """Describe the first setting in which two blocks differ; dropout, which acts in training only, is ignored."""
+    expected = dict(complete_block.named_modules())
+    actual = dict(cut_block.named_modules())
+    for path in [path for path in expected | actual if "drop" not in path]:
+        before, after = expected.get(path), actual.get(path)
+        if type(before).__name__ != type(after).__name__:
+            return f"`{path}` is {type(after).__name__} instead of {type(before).__name__}"
+        for name, value in vars(before).items():
+            if name.startswith("_") or name == "training" or "drop" in name or not _is_plain(value):
                 continue
-            if "drop" not in path and not _alike(vars(theirs[path]).get(name), value):
-                return f"`{path}.{name}` is {vars(theirs[path]).get(name)!r} instead of {value!r}".replace("`.", "`")
+            other = vars(after).get(name)
+            if not _agree(other, value):
+                return f"`{path}.{name}` is {other!r} instead of {value!r}".replace("`.", "`")
     return None
 
 
-def _alike(cut: Any, whole: Any) -> bool:
-    """Return whether a setting is the same in a cut model, or a list for each block that was cut to match."""
-    if isinstance(cut, list | tuple) and isinstance(whole, list | tuple) and len(whole) > 2:
-        shared = min(len(cut), len(whole))
-        return list(cut[:shared]) == list(whole[:shared])
-    return bool(cut == whole)
+def _agree(cut: Any, complete: Any) -> bool:
+    """Return whether a setting is the same in a cut model, or a per-block list that was cut to match."""
+    if isinstance(cut, list | tuple) and isinstance(complete, list | tuple) and len(complete) > 2:
+        shared = min(len(cut), len(complete))
+        return list(cut[:shared]) == list(complete[:shared])
+    return bool(cut == complete)
 
 
-def _plain(value: Any) -> bool:
-    """Return whether a value is a number, a word, nothing, or some of these in a row."""
+def _is_plain(value: Any) -> bool:
+    """Return whether a value is a number, a string, ``None``, or a sequence of them."""
     if isinstance(value, list | tuple):
-        return all(_plain(item) for item in value)
+        return all(map(_is_plain, value))
     return isinstance(value, int | float | str | bool | None)
 
 
+def _block_pattern(anatomy: Anatomy, block: int) -> str:
+    return rf"^{re.escape(anatomy.blocks)}\.{block}\."
+
+
 def _dropped(anatomy: Anatomy, keep: int) -> list[str]:
-    """Return patterns of the parameter names that the cut leaves out, and of no others."""
-    if anatomy.shared:
-        return []
-    return [rf"^{re.escape(anatomy.blocks)}\.{index}\." for index in range(keep, anatomy.num_blocks)]
+    """Return patterns that match exactly the parameter names of the dropped blocks."""
+    return [] if anatomy.shared else [_block_pattern(anatomy, block) for block in range(keep, anatomy.num_blocks)]
 
 
-def _added(anatomy: Anatomy, keep: int) -> list[str]:
-    """Return patterns of the parameter names that a cut has beyond the whole model's: a block that is never read."""
-    return [rf"^{re.escape(anatomy.blocks)}\.{index}\." for index in range(anatomy.num_blocks, keep)]
-
-
-def _after(anatomy: Anatomy, model: nn.Module) -> Anatomy:
+def _current_anatomy(anatomy: Anatomy, model: nn.Module) -> Anatomy:
     """Return the anatomy of a model that was loaded with fewer blocks."""
     if anatomy.shared:
         return replace(anatomy, num_layers=model.config.num_hidden_layers, num_blocks=1)  # type: ignore[union-attr, arg-type]
@@ -429,49 +427,102 @@ def _after(anatomy: Anatomy, model: nn.Module) -> Anatomy:
 
 
 def _read(
-    kind: Any,
+    model_class: Any,
     model: str,
     config: Any,
-    source: dict[str, Any],
+    options: Mapping[str, Any],
     *,
     final: Sequence[str] = (),
-    dropped: Sequence[str] = (),
+    ignored: Sequence[str] = (),
     prefix: str | None = None,
     unread: re.Pattern[str] = _UNREAD,
 ) -> Any:
-    """Read the weights of ``config``'s model; those of the dropped blocks are expected in the files and passed over.
+    """Load the weights of ``config``'s model; ignored weights may be in the files.
 
     Raises:
-        ModelNotFoundError: when the files cannot be read, or lack a weight that the states pass through, which would
-            be left to chance.
+        ModelNotFoundError: if the files cannot be read, or lack a weight that affects the states.
     """
-    if source["dtype"] not in ("auto", None) and not source["dtype"].is_floating_point:
-        raise OptionError(f"`dtype` must be a floating point type, but got {source['dtype']}.")
-    options = {key: value for key, value in source.items() if value is not None}
+    if options["dtype"] not in ("auto", None) and not options["dtype"].is_floating_point:
+        raise OptionError(f"`dtype` must be a floating point type, but got {options['dtype']}.")
+    options = {key: value for key, value in options.items() if value is not None}
     # Checkpoints of a language model hold the same blocks below a prefix.
-    loose = [pattern.replace("^", r"(^|\.)", 1) for pattern in dropped if "(?!" not in pattern]
+    anywhere = [pattern.replace("^", r"(^|\.)", 1) for pattern in ignored if "(?!" not in pattern]
+    options |= {"config": config, "ignore_mismatched_sizes": True}
     try:
-        loaded, told = compat.read_weights(
-            kind, model, unexpected=[*loose, *dropped], prefix=prefix, config=config, ignore_mismatched_sizes=True,
-            **options,
-        )  # fmt: skip
+        loaded, report = internals.read_weights(
+            model_class, model, unexpected=[*anywhere, *ignored], prefix=prefix, **options
+        )
     except (OSError, SafetensorError) as reason:
         raise ModelNotFoundError(f"The weights of {model!r} cannot be read: {reason}") from reason
-    except (
-        ArithmeticError,
-        LookupError,
-        AttributeError,
-        ValueError,
-        TypeError,
-    ) as reason:  # a depth it is not made for
-        raise CutError(f"{kind.__name__} cannot be read with this number of blocks: {reason!r}") from reason
-    after = tuple(f"{path}." for path in final)  # a norm that another family applies to its pooled token only
-    lacking = {*told["missing_keys"], *(key for key, *_ in told["mismatched_keys"])}
-    missing = sorted(key for key in lacking if key.startswith(after) or not unread.search(key))
+    except (ArithmeticError, LookupError, AttributeError, ValueError, TypeError) as reason:
+        raise CutError(f"{model_class.__name__} cannot be loaded with this number of blocks: {reason!r}") from reason
+    final_prefixes = tuple(f"{path}." for path in final)  # some families name a pooled token's norm alike
+    lacking = {*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])}
+    missing = sorted(key for key in lacking if key.startswith(final_prefixes) or not unread.search(key))
     if missing:
-        more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
+        more = f" and {len(missing) - _MAX_NAMED} more" if len(missing) > _MAX_NAMED else ""
         raise ModelNotFoundError(
-            f"The files of {model!r} must hold every weight of {kind.__name__}, but lack {len(missing)}: "
-            f"{', '.join(missing[:_NAMED])}{more}. They may be of another model, or damaged."
+            f"The files of {model!r} must hold every weight of {model_class.__name__}, but lack {len(missing)}: "
+            f"{', '.join(missing[:_MAX_NAMED])}{more}. They may belong to another model, or be damaged."
         )
     return loaded
+
+
+# --- adapters -------------------------------------------------------------------------------------------------------
+
+
+def _merge_adapters(model: nn.Module, adapters: Sequence[str]) -> nn.Module:
+    """Return ``model`` with PEFT adapters merged into its weights, in order.
+
+    An adapter for a model with a head names modules below a prefix (``model.layers…``) that the model without a head
+    lacks; a temporary wrapper holds the model at that prefix. Adapter weights of a head or another tower are ignored.
+
+    Raises:
+        OptionError: if an adapter adds inputs instead of changing weights.
+        ModelNotFoundError: if a weight of an adapter has no place in the model, or the adapter lacks one. PEFT itself
+            would ignore the former and initialize the latter at random.
+    """
+    try:
+        import peft
+    except ImportError as reason:
+        raise MidlayerError("`adapters` need the peft package: pip install 'midlayer-encoders[adapters]'.") from reason
+    name = type(model).__name__
+    modules = tuple(f"{path}." for path, _ in model.named_modules() if "." in path)
+    for adapter in adapters:
+        local_only(adapter, filename="adapter_config.json")
+        config = peft.PeftConfig.from_pretrained(adapter)
+        if config.is_prompt_learning:
+            raise OptionError(
+                f"`adapters` must change weights, but {adapter!r} is a {config.peft_type.value} adapter, which adds "
+                "tokens to each input. Remove it."
+            )
+        keys = [key.removeprefix(_ROOT) for key in peft.load_peft_weights(adapter, device="cpu")]
+        counts = _prefix_counts(keys, lambda rest: rest.startswith(modules))
+        prefix = max(counts, key=counts.__getitem__, default="")
+        try:
+            wrapped = peft.PeftModel(_wrapped_at(model, prefix), config)
+            report = wrapped.load_adapter(adapter, "default")
+        except (ValueError, RuntimeError, KeyError) as reason:
+            cause = " ".join(str(reason).split())[:400]
+            raise ModelNotFoundError(f"The adapter {adapter!r} does not fit {name}: {cause}") from reason
+        model_keys = f"{_ROOT}{prefix}." if prefix else _ROOT
+        unexpected = [key for key in report.unexpected_keys if key.startswith(model_keys)]
+        if unexpected or report.missing_keys:
+            problem = f"{len(unexpected)} of its weights have no place there" if unexpected else "it lacks weights"
+            key = (unexpected or report.missing_keys)[0]
+            raise ModelNotFoundError(
+                f"The adapter {adapter!r} is not of {name}: {problem}, such as {key!r}. It was made for another model."
+            )
+        wrapped.merge_and_unload()
+    return model
+
+
+def _wrapped_at(model: nn.Module, prefix: str) -> nn.Module:
+    """Return a module that holds ``model`` at a path."""
+    config = getattr(model, "config", None)
+    for name in reversed(prefix.split(".") if prefix else []):
+        parent = nn.Module()
+        parent.add_module(name, model)
+        parent.config = config  # type: ignore[assignment]
+        model = parent
+    return model

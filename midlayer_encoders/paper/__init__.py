@@ -1,1 +1,1 @@
-"""The paper's experiments: what each claims, how it is run here, and what came out."""
+"""Reproduce the experiments of the paper."""

@@ -1,38 +1,21 @@
-"""What the paper's figures over depth are run on, and what the numbers say of its claims: scores, metrics, training."""
+"""The paper's figures over depth: scores, metrics, correlations, training and layer selection."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import polars as pl
 
-from midlayer_encoders.analysis.correlation import correlate
+from midlayer_encoders.comparing.correlation import correlate
 from midlayer_encoders.frame import curves, tidy_frame, tidy_rows
-from midlayer_encoders.paper.reference import reference_metrics
-from midlayer_encoders.paper.setting import REFERENCE, MissingInputError, Setting
-from midlayer_encoders.report.experiments import score_panels
+from midlayer_encoders.paper.setting import REFERENCE, MissingInputError, Setting, reference_scores
+from midlayer_encoders.report.labels import number, signed
+from midlayer_encoders.report.paper_page import score_curves
 from midlayer_encoders.report.results import kept_frame
-from midlayer_encoders.report.ticks import number, signed
+from midlayer_encoders.report.training_page import steps_words
 from midlayer_encoders.selection import CannotChooseError, choose
-
-__all__ = [
-    "Rows",
-    "chosen_layers",
-    "chosen_table",
-    "chosen_words",
-    "correlation_table",
-    "correlation_words",
-    "correlations",
-    "metrics_beside",
-    "score_words",
-    "scores_by_depth",
-    "training",
-    "training_words",
-    "tuned_beside_base",
-    "tuned_words",
-    "valley_words",
-]
 
 Rows: TypeAlias = tuple[tuple[str, ...], ...]
 """Rows of a table, the headings first."""
@@ -43,17 +26,17 @@ Rows: TypeAlias = tuple[tuple[str, ...], ...]
 
 def scores_by_depth(setting: Setting) -> pl.DataFrame:
     """Return scores on the tasks by depth, and the paper's own of three models."""
-    paper = setting.reference_scores(["Pythia-410m", "mamba-370m", "LLM2Vec-mntp-unsup-simcse-8B"])
-    ours = [frame.filter(pl.col("kind") == "score") for frame in setting.sweeps()]
-    if not ours and paper.is_empty():
+    paper = setting.of_reference(reference_scores, ["Pythia-410m", "mamba-370m", "LLM2Vec-mntp-unsup-simcse-8B"])
+    measured = [frame.filter(kind="score") for frame in setting.sweeps()]
+    if not measured and paper.is_empty():
         raise MissingInputError("It needs a model: pass --model, or --swept FILE.")
-    return pl.concat([*ours, paper])
+    return pl.concat([*measured, paper])
 
 
 def score_words(frame: pl.DataFrame) -> list[str]:
     """Return where the mean score is best, and by how much."""
     words = []
-    for line in score_panels(frame)[0].lines:
+    for line in score_curves(frame):
         best = max(range(len(line.y)), key=lambda place: line.y[place])
         words.append(
             f"{line.label}: best {number(line.y[best])} at {line.x[best]:.0f} % of the depth, "
@@ -65,14 +48,10 @@ def score_words(frame: pl.DataFrame) -> list[str]:
 # --- Figures 2, 10, 12: metrics by depth ----------------------------------------------------------------------------
 
 
-def metrics_beside(reference: Sequence[str]) -> Callable[[Setting], pl.DataFrame]:
-    """Return what measures the models, and puts the paper's own numbers of some beside them."""
-
-    def run(setting: Setting) -> pl.DataFrame:
-        ours = [setting.metrics(model) for model in setting.wanted_models()]
-        return pl.concat([*ours, setting.reference_metrics(reference)])
-
-    return run
+def metrics_beside(setting: Setting, reference: Sequence[str]) -> pl.DataFrame:
+    """Return the metrics of the models, beside the paper's own numbers of the models in ``reference``."""
+    measured = [setting.metrics(model) for model in setting.required_models()]
+    return pl.concat([*measured, setting.reference_metrics(reference)])
 
 
 def valley_words(frame: pl.DataFrame) -> list[str]:
@@ -81,10 +60,10 @@ def valley_words(frame: pl.DataFrame) -> list[str]:
     rows = frame.filter(pl.col("name").str.starts_with("prompt_entropy")).sort("layer")
     for (model, name), part in rows.group_by("model", "name", maintain_order=True):
         low = part.sort("value")[0]
-        of = "of the largest" if str(name).endswith(REFERENCE) else "nats"
+        unit = "of the largest" if str(name).endswith(REFERENCE) else "nats"
         words.append(
             f"{model}: prompt entropy {part['value'][0]:.2f} at the first layer, lowest {low['value'][0]:.2f} at "
-            f"{100 * low['depth'][0]:.0f} % of the depth, {part['value'][-1]:.2f} at the last ({of})."
+            f"{100 * low['depth'][0]:.0f} % of the depth, {part['value'][-1]:.2f} at the last ({unit})."
         )
     return words
 
@@ -95,40 +74,35 @@ def valley_words(frame: pl.DataFrame) -> list[str]:
 _RESAMPLES = 100  # for the intervals of each task and metric: more would take longer than the rest together
 
 
-def correlations(reference: Sequence[str]) -> Callable[[Setting], pl.DataFrame]:
-    """Return what correlates metrics with scores, of the models and of some of the paper's."""
+def correlations(setting: Setting, reference: Sequence[str]) -> pl.DataFrame:
+    """Return the correlations of metrics with scores, of the models and of the paper's models in ``reference``.
 
-    def run(setting: Setting) -> pl.DataFrame:
-        names = [*(f"sweep{place}" for place in range(len(setting.sweeps()))), "-".join(reference)]
-        frames = setting.with_reference(reference)
-        return pl.concat(_correlated(setting, frame, name) for frame, name in zip(frames, names, strict=False))
-
-    return run
-
-
-def _correlated(setting: Setting, frame: pl.DataFrame, name: str) -> pl.DataFrame:
-    """Return the correlations of a frame, kept in the folder: three figures show them."""
-    path = setting.out / "correlations" / f"{name}-{setting.digest}.parquet"
-    return kept_frame(path, lambda: correlate(frame, resamples=_RESAMPLES, seed=setting.seed))
+    They are saved in the folder, because three figures show them.
+    """
+    names = [*(f"sweep{place}" for place in range(len(setting.sweeps()))), "-".join(reference)]
+    folder = setting.out / "correlations"
+    return pl.concat(
+        kept_frame(
+            folder / f"{name}-{setting.digest}.parquet",
+            partial(correlate, frame, resamples=_RESAMPLES, seed=setting.seed),
+        )
+        for frame, name in zip(setting.with_reference(reference), names, strict=False)
+    )
 
 
 def correlation_words(frame: pl.DataFrame) -> list[str]:
     """Return each model's distance correlations, highest first, and which are undefined and why."""
     words = []
-    average = frame.filter(pl.col("task") == "average")
-    for (model,), part in average.group_by("model", maintain_order=True):
-        found = part.filter(pl.col("statistic") == "dcor", pl.col("value").is_not_null()).sort("value", descending=True)
-        said = ", ".join(
-            f"{name.replace('_', ' ')} {value:.2f}" for name, value in found.select("metric", "value").rows()
-        )
-        words.append(f"{model}, distance correlation with the mean score: {said or 'none is defined'}.")
-        lacking = part.filter(pl.col("value").is_null()).group_by("note", maintain_order=True)
-        for (note,), rows in lacking:
+    for (model,), part in frame.filter(task="average").group_by("model", maintain_order=True):
+        defined = part.filter(pl.col("value").is_not_null(), statistic="dcor").sort("value", descending=True)
+        values = ", ".join(f"{name.replace('_', ' ')} {value:.2f}" for name, value in defined["metric", "value"].rows())
+        words.append(f"{model}, distance correlation with the mean score: {values or 'none is defined'}.")
+        for (note,), rows in part.filter(pl.col("value").is_null()).group_by("note", maintain_order=True):
             words.append(f"{model}: {', '.join(rows['metric'].unique(maintain_order=True))} {note}.")
     return words
 
 
-def correlation_table(frame: pl.DataFrame, statistics: Sequence[str] = ("spearman", "kendall", "dcor")) -> Rows:
+def correlation_table(frame: pl.DataFrame, statistics: Sequence[str]) -> Rows:
     """Return a row for each model and metric: the correlations and their intervals."""
     average = frame.filter(pl.col("task") == "average", pl.col("statistic") != "signed_dcor")
     rows: list[tuple[str, ...]] = [("model", "metric", *statistics)]
@@ -147,36 +121,30 @@ def _interval(value: float | None, low: float | None, high: float | None) -> str
 # --- Figures 4 and 11: training -------------------------------------------------------------------------------------
 
 
-def training(names: Sequence[str]) -> Callable[[Setting], pl.DataFrame]:
-    """Return what measures some metrics at every checkpoint, or takes the paper's own of Pythia-410M."""
+def training(setting: Setting, names: Sequence[str]) -> pl.DataFrame:
+    """Return metrics at every checkpoint of the first model, or else the paper's own of Pythia-410M."""
+    if setting.revisions:
+        from midlayer_encoders.comparing import progression
 
-    def run(setting: Setting) -> pl.DataFrame:
-        if setting.revisions:
-            from midlayer_encoders.analysis.progression import progression
-
-            model = setting.wanted_models()[0]
-            found = progression(
-                model, setting.revisions, texts=setting.some_texts(4), metrics=list(names), views=4, seed=setting.seed,
-                **{**setting.options.changed(), "max_length": setting.max_length, "revision": None},
-            )  # fmt: skip
-            return found.frame
-        folder = setting.reference_folder("checkpoints (--revisions step1,step512,… of the first model)")
-        known = reference_metrics(folder).filter(
-            pl.col("model") == "Pythia-410m",
-            pl.col("dataset") == "wikitext",
-            pl.col("name").is_in(names),
-            pl.col("name") != "curvature",  # NaN in most layers of the tables
+        options = {**setting.options.changed(), "max_length": setting.max_length, "revision": None}
+        texts = setting.required_texts(4)
+        model = setting.required_models()[0]
+        result = progression(
+            model, setting.revisions, texts=texts, metrics=list(names), views=4, seed=setting.seed, **options
         )
-        last = pl.col("revision").replace("main", "step143000")
-        return known.with_columns(last, pl.col("model") + REFERENCE, pl.col("name") + REFERENCE)
-
-    return run
+        return result.frame
+    if setting.reference is None:
+        raise MissingInputError(
+            "It needs checkpoints (--revisions step1,step512,… of the first model), or the paper's tables: pass "
+            "--reference DIR."
+        )
+    published = setting.reference_metrics(["Pythia-410m"], revision=None)
+    last = pl.col("revision").replace("main", "step143000")
+    return published.filter(pl.col("name").is_in([name + REFERENCE for name in names])).with_columns(last)
 
 
 def training_words(frame: pl.DataFrame) -> list[str]:
     """Return which layers change most, and which settle first."""
-    from midlayer_encoders.report.steps_page import steps_words
-
     return [f"{frame['model'][0]}: {sentence}" for sentence in steps_words(frame)]
 
 
@@ -185,24 +153,23 @@ def training_words(frame: pl.DataFrame) -> list[str]:
 
 def tuned_beside_base(setting: Setting) -> pl.DataFrame:
     """Return the metrics of the first model and of the others, on the same texts."""
-    from midlayer_encoders.analysis.comparing.run import compare
+    from midlayer_encoders.comparing import IntervalSettings, compare
 
-    base, *tuned = (setting.load(model) for model in setting.wanted_models(2))
-    return compare(base, *tuned, texts=setting.some_texts(4), views=4, seed=setting.seed, resamples=20).frame
+    base, *tuned = (setting.load(model) for model in setting.required_models(2))
+    intervals = IntervalSettings(resamples=20)
+    texts = setting.required_texts(4)
+    return compare(base, *tuned, texts=texts, views=4, seed=setting.seed, intervals=intervals).frame
 
 
 def tuned_words(frame: pl.DataFrame) -> list[str]:
     """Return how entropy and invariance of the others differ from the first model's."""
-    models = frame["model"].unique(maintain_order=True).to_list()
-    means = {
-        (str(model), str(name)): value
-        for model, name, value in frame.group_by("model", "name").agg(pl.col("value").mean()).iter_rows()
-    }
+    means = frame.group_by("model", "name", maintain_order=True).agg(pl.col("value").mean())
+    base, *tuned_models = means.pivot("name", index="model", values="value").iter_rows(named=True)
     return [
-        f"{tuned} against {models[0]}, mean over layers: prompt entropy "
-        f"{signed(means[tuned, 'prompt_entropy'] - means[models[0], 'prompt_entropy'], 2)} nats, InfoNCE "
-        f"{signed(means[tuned, 'infonce'] - means[models[0], 'infonce'], 2)} (lower is more invariant)."
-        for tuned in models[1:]
+        f"{tuned['model']} against {base['model']}, mean over layers: prompt entropy "
+        f"{signed(tuned['prompt_entropy'] - base['prompt_entropy'], 2)} nats, InfoNCE "
+        f"{signed(tuned['infonce'] - base['infonce'], 2)} (lower is more invariant)."
+        for tuned in tuned_models
     ]
 
 
@@ -228,15 +195,15 @@ def _chosen(frame: pl.DataFrame) -> pl.DataFrame:
     best = max(whole, key=lambda k: whole[k])
     rows: list[dict[str, Any]] = []
     for (task,), part in scores.group_by("dataset", maintain_order=True):
-        own = measured.filter(pl.col("dataset") == task)
-        found = curves(pl.concat([part, measured if own.is_empty() else own]))
+        task_metrics = measured.filter(pl.col("dataset") == task)
+        task_curves = curves(pl.concat([part, measured if task_metrics.is_empty() else task_metrics]))
         for rule in ("best", *_RULES):
             try:
-                layer = best if rule == "best" else choose(found, rule)[0]
+                layer = best if rule == "best" else choose(task_curves, rule)[0]
             except CannotChooseError:
                 continue
-            near = min(found.score, key=lambda k: (abs(k - layer), k))
-            rows += tidy_rows({near: found.score[near]}, found, kind="score", dataset=str(task), name=rule)
+            near = min(task_curves.score, key=lambda k: (abs(k - layer), k))
+            rows += tidy_rows({near: task_curves.score[near]}, task_curves, kind="score", dataset=str(task), name=rule)
     chosen = tidy_frame(rows)
     common = chosen.filter(pl.len().over("dataset") == chosen["name"].n_unique())
     return chosen if common.is_empty() else common
@@ -245,13 +212,9 @@ def _chosen(frame: pl.DataFrame) -> pl.DataFrame:
 def chosen_table(frame: pl.DataFrame) -> Rows:
     """Return the mean score of each rule, a column for each model."""
     models = frame["model"].unique(maintain_order=True).to_list()
-    means = {
-        (model, rule): f"{100 * value:.1f} ({count} tasks)"
-        for model, rule, value, count in frame.group_by("model", "name")
-        .agg(pl.col("value").mean(), pl.len())
-        .iter_rows()
-    }
-    rows = [(rule, *(means.get((model, rule), "–") for model in models)) for rule in ("best", *_RULES)]
+    means = frame.group_by("model", "name").agg(pl.col("value").mean(), pl.len())
+    cells = {(model, rule): f"{100 * value:.1f} ({count} tasks)" for model, rule, value, count in means.iter_rows()}
+    rows = [(rule, *(cells.get((model, rule), "–") for model in models)) for rule in ("best", *_RULES)]
     return (("rule", *models), *rows)
 
 
@@ -260,7 +223,7 @@ def chosen_words(frame: pl.DataFrame) -> list[str]:
     words = []
     for (model,), part in frame.group_by("model", maintain_order=True):
         means = dict(part.group_by("name").agg(100 * pl.col("value").mean()).iter_rows())
-        rule = max((one for one in _RULES if one in means and one != "last"), key=lambda one: means[one])
+        rule = max((name for name in _RULES if name in means and name != "last"), key=lambda name: means[name])
         words.append(
             f"{model}: the best layer {means['best']:.1f}, the last {means['last']:.1f}; of the rules without labels "
             f"{rule} is best with {means[rule]:.1f}."

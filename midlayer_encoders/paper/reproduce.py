@@ -1,4 +1,4 @@
-"""The paper's experiments by name: run one or all, keep each frame, go on past what fails, and write one page."""
+"""Run the paper's experiments, save their frames and figures, and write a report."""
 
 from __future__ import annotations
 
@@ -6,38 +6,144 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import polars as pl
 
-from midlayer_encoders.errors import DiskFullError, MidlayerError, OptionError, check_choice, error_words
-from midlayer_encoders.files import check_links, folder_lock, read_kept, write_file
-from midlayer_encoders.paper.experiments import EXPERIMENTS
+from midlayer_encoders.errors import DiskFullError, MidlayerError, OptionError, error_summary
+from midlayer_encoders.files import check_links, folder_lock, read_artifact, write_file
+from midlayer_encoders.paper import depth_figures as depth
+from midlayer_encoders.paper import token_experiments as tokens
 from midlayer_encoders.paper.setting import MissingInputError, Setting
-from midlayer_encoders.report import write_figure
-from midlayer_encoders.report.experiments_page import Finding, experiments_html
-from midlayer_encoders.report.page import write_page
+from midlayer_encoders.paper.theorems import STATEMENTS, check_theorems, order_entropies
+from midlayer_encoders.report import paper_page as page
+from midlayer_encoders.report import plot_metrics, plot_steps_curves, write_figure
+from midlayer_encoders.report.layer_charts import plot_correlations
+from midlayer_encoders.report.pages import write_page
+from midlayer_encoders.report.paper_page import Finding, experiments_html
 from midlayer_encoders.report.results import write_frame
 from midlayer_encoders.report.versions import versions
+from midlayer_encoders.validation import check_choice
 
-__all__ = ["Outcome", "Status", "reproduce", "resolve_experiments", "write_experiments"]
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
-_SETTING = "setting"  # of a kept frame's metadata: the digest of what it was measured with
+
+@dataclass(frozen=True)
+class PaperExperiment:
+    """One figure, table or theorem of the paper.
+
+    Attributes:
+        title: title of the figure.
+        claim: claim of the paper.
+        run: computes the frame.
+        words: returns sentences that compare the frame with the claim.
+        draw: returns the figure.
+        table: returns table rows, headings first.
+    """
+
+    title: str
+    claim: str
+    run: Callable[[Setting], pl.DataFrame]
+    words: Callable[[pl.DataFrame], list[str]]
+    draw: Callable[[pl.DataFrame], Figure]
+    table: Callable[[pl.DataFrame], depth.Rows] | None = None
+
+
+_VALLEY = "autoregressive models compress prompts at mid-depth, BERT hardly, Mamba evenly."
+_GO_WITH = "metrics go with scores over layers: distance correlation, Spearman and Kendall are high."
+_LEARN = "middle layers change most, early ones settle first."
+_PYTHIA_SIZES = tuple(f"Pythia-{size}" for size in ("14m", "70m", "160m", "410m", "1b", "1.4b", "2.8b"))
+_ALL_METRICS = ("prompt_entropy", "dataset_entropy", "curvature", "infonce", "lidar", "dime")
+
+
+def _depth_experiment(title: str, claim: str, *reference: str) -> PaperExperiment:
+    """Return an experiment on metrics by depth, beside the paper's models in ``reference``."""
+    run = partial(depth.metrics_beside, reference=reference)
+    return PaperExperiment(title, claim, run, depth.valley_words, plot_metrics)
+
+
+def _correlation_experiment(
+    title: str, *reference: str, statistics: Sequence[str] = ("spearman", "kendall", "dcor")
+) -> PaperExperiment:
+    """Return an experiment on correlations of metrics with scores, also of the paper's models in ``reference``."""
+    run = partial(depth.correlations, reference=reference)
+    draw = partial(plot_correlations, statistics=statistics)
+    table = partial(depth.correlation_table, statistics=statistics)
+    return PaperExperiment(title, _GO_WITH, run, depth.correlation_words, draw, table)
+
+
+def _training_experiment(title: str, *names: str) -> PaperExperiment:
+    """Return an experiment on metrics by training step."""
+    return PaperExperiment(title, _LEARN, partial(depth.training, names=names), depth.training_words, plot_steps_curves)
+
+
+EXPERIMENTS: dict[str, PaperExperiment] = {
+    "fig1": PaperExperiment(
+        "Scores by depth", "an intermediate layer beats the last by 2 to 16 points, at mid-depth.",
+        depth.scores_by_depth, depth.score_words, page.plot_score_curves,
+    ),
+    "fig2": _depth_experiment(
+        "Metrics by depth of three architectures", _VALLEY, "Pythia-410m", "mamba-370m", "bert-base"
+    ),
+    "fig3": _correlation_experiment("Metrics against scores", "Pythia-410m", statistics=["dcor"]),
+    "fig4": _training_experiment("Metrics while a model learns", "prompt_entropy", "curvature", "lidar"),
+    "fig5": PaperExperiment(
+        "Entropy along the sequence", "tuning on chains of thought keeps prompt entropy higher, with less variance.",
+        tokens.along_solutions, tokens.along_words, page.plot_along,
+    ),
+    "fig6": PaperExperiment(
+        "Extreme prompts",
+        "repetition lowers entropy at mid-depth, random tokens raise it in early layers, length raises it in nats.",
+        tokens.changed_prompts, tokens.prompt_words, page.plot_prompts,
+    ),
+    "fig7": PaperExperiment(
+        "Orders of the entropy on power laws", "the larger the order, the more small eigenvalues contribute.",
+        lambda _: order_entropies(), tokens.order_words, page.plot_orders,
+    ),
+    "fig8": _correlation_experiment("Metrics against scores, three measures", "Pythia-410m"),
+    "fig9": _correlation_experiment("Metrics against scores of BERT", "bert-base", "bert-large"),
+    "fig10": _depth_experiment("All metrics by depth, Pythia and Mamba", _VALLEY, "Pythia-410m", "mamba-370m"),
+    "fig11": _training_experiment("All metrics while a model learns", *_ALL_METRICS),
+    "fig12": _depth_experiment("Metrics by depth and size", "larger models have a deeper valley.", *_PYTHIA_SIZES),
+    "fig13": PaperExperiment(
+        "Fine-tuning", "tuning for embeddings raises invariance; unsupervised raises, supervised lowers entropy.",
+        depth.tuned_beside_base, depth.tuned_words, plot_metrics,
+    ),
+    "fig15": PaperExperiment(
+        "Inside the blocks", "the residual stream has the valley, what stands before each sum has not.",
+        tokens.inside_blocks, tokens.inside_words, page.plot_subblocks,
+    ),
+    "table2": PaperExperiment(
+        "A layer without labels", "metrics choose a layer that beats the last.",
+        depth.chosen_layers, depth.chosen_words, page.plot_rules, depth.chosen_table,
+    ),
+    "theorems": PaperExperiment(
+        "Theorems 1 to 3", "EffRank <= exp S1; prompt entropy bounds the growth of dataset entropy; InfoNCE bounds H.",
+        lambda setting: check_theorems(seed=setting.seed), tokens.theorem_words,
+        partial(page.plot_theorems, statements=STATEMENTS), tokens.theorem_table,
+    ),
+}  # fmt: skip
+"""By the name that ``midlayer reproduce`` takes."""
+
+
+_SETTING = "setting"  # metadata key of the digest of the setting
 
 Status: TypeAlias = Literal["done", "kept", "left out", "failed"]
-"""Measured now, measured before, without something it needs, or stopped by an error."""
+"""Measured now, measured by an earlier run, missing an input, or stopped by an error."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one experiment went.
+    """The outcome of one experiment.
 
     Attributes:
-        name: of the experiment.
+        name: name of the experiment.
         status: see :data:`Status`.
-        words: what came out, or why nothing did.
-        seconds: that it took.
+        words: sentences about the results, or the reason why there are none.
+        seconds: duration.
     """
 
     name: str
@@ -47,7 +153,7 @@ class Outcome:
 
 
 def resolve_experiments(name: str) -> list[str]:
-    """Return the names of experiments that a word stands for: one, several with commas, or ``"all"``.
+    """Return the experiments in a comma-separated list, or all for ``"all"``.
 
     Example:
         >>> resolve_experiments("fig6,fig7")
@@ -60,23 +166,23 @@ def resolve_experiments(name: str) -> list[str]:
     names = name.split(",")
     if "fig14" in names:
         raise OptionError("`figure` must not be fig14: it is `midlayer probe` that shows it, see docs/vision.md.")
-    for one in names:
-        check_choice("figure", one, ["all", *EXPERIMENTS])
+    for experiment in names:
+        check_choice("figure", experiment, ["all", *EXPERIMENTS])
     return names
 
 
 def reproduce(
     names: Sequence[str], setting: Setting, *, report: Callable[[Outcome], None] = lambda _: None
 ) -> list[Outcome]:
-    """Run experiments, write frame and figure of each into the setting's folder, and return how each went.
+    """Run experiments, write their frames and figures into the output folder, and return the outcomes.
 
-    An experiment whose frame was made with the same setting is kept. One that lacks something is left out, and one that
-    fails does not stop the others.
+    Experiments with a saved frame of the same setting do not run again. A missing input or an error does not stop the
+    other experiments.
 
     Args:
-        names: of :data:`~midlayer_encoders.paper.experiments.EXPERIMENTS`.
-        setting: what to run on.
-        report: called with each outcome as it is known.
+        names: keys of :data:`~midlayer_encoders.paper.reproduce.EXPERIMENTS`.
+        setting: models, texts and options.
+        report: called with each outcome.
     """
     for name in names:
         check_choice("names", name, EXPERIMENTS)
@@ -93,35 +199,35 @@ def reproduce(
 def _outcome(name: str, setting: Setting) -> Outcome:
     start = time.perf_counter()
     try:
-        kept = _kept(name, setting)
-        frame = _measured(name, setting) if kept is None else kept
+        saved = _saved_frame(name, setting)
+        frame = _measure(name, setting) if saved is None else saved
         words = tuple(EXPERIMENTS[name].words(frame))
-        return Outcome(name, "done" if kept is None else "kept", words, time.perf_counter() - start)
-    except DiskFullError:  # the next one would fail for it too
+        return Outcome(name, "done" if saved is None else "kept", words, time.perf_counter() - start)
+    except DiskFullError:  # the next experiment would fail too
         raise
     except MissingInputError as error:
         return Outcome(name, "left out", (str(error),))
-    except Exception as error:  # whatever it is, the other experiments go on and the page says so
-        text = str(error) if isinstance(error, MidlayerError) else error_words(error)
+    except Exception as error:  # the other experiments still run
+        text = str(error) if isinstance(error, MidlayerError) else error_summary(error)
         return Outcome(name, "failed", (text,), time.perf_counter() - start)
 
 
-def _kept(name: str, setting: Setting) -> pl.DataFrame | None:
-    """Return the frame that an earlier run with the same setting left, or nothing."""
+def _saved_frame(name: str, setting: Setting) -> pl.DataFrame | None:
+    """Return the frame of an earlier run with the same setting, if any."""
     digest = setting.digest
 
     def read(path: Path) -> tuple[pl.DataFrame, bool]:
         return pl.read_parquet(path), pl.read_parquet_metadata(path).get(_SETTING) == digest
 
-    frame, same = read_kept(setting.out / f"{name}.parquet", read) or (None, False)
+    frame, same = read_artifact(setting.out / f"{name}.parquet", read) or (None, False)
     return frame if same else None
 
 
-def _measured(name: str, setting: Setting) -> pl.DataFrame:
+def _measure(name: str, setting: Setting) -> pl.DataFrame:
     """Run an experiment and write figure, table and frame.
 
-    The frame goes first and comes last, and says in its metadata which setting it belongs to: a killed run leaves none
-    beside the figure of another.
+    The old frame is deleted first, and the new one, with the digest of the setting, is written last: an interrupted
+    run never leaves a frame next to the figure of another.
     """
     digest = setting.digest
     frame = EXPERIMENTS[name].run(setting)
@@ -135,16 +241,30 @@ def _measured(name: str, setting: Setting) -> pl.DataFrame:
 
 
 def write_experiments(outcomes: Sequence[Outcome], setting: Setting) -> Path:
-    """Write the page, and return where it lies: ``report.html`` in the setting's folder.
+    """Write ``report.html`` into the output folder and return its path.
 
-    What was run before in that folder, with the same setting, stays on the page.
+    The page includes earlier experiments of the same setting.
     """
-    asked = {one.name for one in outcomes}
-    before = [_outcome(name, setting) for name in EXPERIMENTS if name not in asked and _kept(name, setting) is not None]
-    outcomes = sorted([*outcomes, *before], key=lambda one: list(EXPERIMENTS).index(one.name))
-    findings = [_finding(one, setting) for one in outcomes if one.status in ("done", "kept")]
-    notes = [f"{one.name} was {one.status}: {' '.join(one.words)}" for one in outcomes if one.status == "left out"]
-    notes += [f"{one.name} failed: {' '.join(one.words)}" for one in outcomes if one.status == "failed"]
+    by_name = {outcome.name: outcome for outcome in outcomes}
+    for name in EXPERIMENTS:
+        if name not in by_name and _saved_frame(name, setting) is not None:
+            by_name[name] = _outcome(name, setting)
+    outcomes = [by_name[name] for name in EXPERIMENTS if name in by_name]
+    findings = []
+    for outcome in outcomes:
+        if outcome.status in ("done", "kept"):
+            experiment = EXPERIMENTS[outcome.name]
+            frame = pl.read_parquet(setting.out / f"{outcome.name}.parquet")
+            table = experiment.table(frame) if experiment.table is not None else ()
+            texts = (outcome.name, experiment.title, experiment.claim, outcome.words)
+            findings.append(Finding(*texts, experiment.draw(frame), table))
+    verbs = {"left out": "was left out", "failed": "failed"}
+    notes = [
+        f"{outcome.name} {verb}: {' '.join(outcome.words)}"
+        for status, verb in verbs.items()
+        for outcome in outcomes
+        if outcome.status == status
+    ]
     how = {
         "Models": ", ".join(setting.models) or "none",
         "Texts": f"{len(setting.texts)} given; prompts take the first {setting.limit}, metrics {4 * setting.limit}",
@@ -153,16 +273,9 @@ def write_experiments(outcomes: Sequence[Outcome], setting: Setting) -> Path:
         "Tasks": setting.tasks,
         "The paper's tables": "present" if setting.reference else "absent",
         "Seed": str(setting.seed),
-        **{f"Seconds, {one.name}": f"{one.seconds:.1f}" for one in outcomes if one.status == "done"},
+        **{f"Seconds, {outcome.name}": f"{outcome.seconds:.1f}" for outcome in outcomes if outcome.status == "done"},
         **versions(),
     }
     title = "The paper's experiments" + (f" on {', '.join(setting.models)}" if setting.models else "")
-    write_file(setting.out / "outcomes.json", json.dumps([asdict(one) for one in outcomes], indent=2).encode())
+    write_file(setting.out / "outcomes.json", json.dumps([asdict(outcome) for outcome in outcomes], indent=2).encode())
     return write_page(experiments_html(findings, title=title, how=how, notes=notes), setting.out / "report.html")
-
-
-def _finding(outcome: Outcome, setting: Setting) -> Finding:
-    one = EXPERIMENTS[outcome.name]
-    frame = pl.read_parquet(setting.out / f"{outcome.name}.parquet")
-    table = one.table(frame) if one.table is not None else ()
-    return Finding(outcome.name, one.title, one.claim, outcome.words, tuple(one.panels(frame)), table)

@@ -1,9 +1,11 @@
-"""What the paper's experiments are run on: models, texts, tables, and how much of them."""
+"""Models, texts and options of the paper's experiments, and the per-layer tables in its public repository."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import lzma
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,20 +14,142 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from midlayer_encoders._types import Layer
-from midlayer_encoders.analysis.checkpoints import files_fingerprint
+from midlayer_encoders.comparing.checkpoints import files_fingerprint
 from midlayer_encoders.encoder.options import EncoderOptions
-from midlayer_encoders.errors import MidlayerError
-from midlayer_encoders.files import read_kept
-from midlayer_encoders.frame import tidy_frame
+from midlayer_encoders.errors import MidlayerError, OptionError
+from midlayer_encoders.files import read_artifact
+from midlayer_encoders.frame import FRAME_SCHEMA, check_frame, tidy_frame
 from midlayer_encoders.measuring import measure_layers
-from midlayer_encoders.paper.reference import reference_metrics, reference_scores
 from midlayer_encoders.report.results import kept_frame
 from midlayer_encoders.tasks.docstrings import versions
 
 if TYPE_CHECKING:
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 
-__all__ = ["MissingInputError", "Setting"]
+
+_ENGLISH = ("default", "en", "en-ext", "en-en")
+
+_METRICS = {
+    "entropy_sentence": "prompt_entropy",
+    "entropy_dataset": "dataset_entropy",
+    "curvature": "curvature",
+    "infonce": "infonce",
+    "lidar": "lidar",
+    "dime": "dime",
+}
+"""Our names of the metrics in the tables."""
+
+_TASKS = {
+    "amazon_counterfactual": "AmazonCounterfactualClassification",
+    "amazon_massive_intent": "MassiveIntentClassification",
+    "amazon_massive_scenario": "MassiveScenarioClassification",
+    "amazon_reviews_multi": "AmazonReviewsClassification",
+    "arxiv-clustering-s2s": "ArxivClusteringS2S",
+    "askubuntudupquestions-reranking": "AskUbuntuDupQuestions",
+    "banking77": "Banking77Classification",
+    "biorxiv-clustering-s2s": "BiorxivClusteringS2S",
+    "biosses-sts": "BIOSSES",
+    "emotion": "EmotionClassification",
+    "medrxiv-clustering-s2s": "MedrxivClusteringS2S",
+    "mind_small": "MindSmallReranking",
+    "mtop_domain": "MTOPDomainClassification",
+    "mtop_intent": "MTOPIntentClassification",
+    "reddit-clustering": "RedditClustering",
+    "scidocs-reranking": "SciDocsRR",
+    "sickr-sts": "SICK-R",
+    "stackexchange-clustering": "StackExchangeClustering",
+    "stackoverflowdupquestions-reranking": "StackOverflowDupQuestions",
+    "sts12-sts": "STS12",
+    "sts13-sts": "STS13",
+    "sts14-sts": "STS14",
+    "sts15-sts": "STS15",
+    "sts16-sts": "STS16",
+    "sts17-crosslingual-sts": "STS17",
+    "stsbenchmark-sts": "STSBenchmark",
+    "toxic_conversations_50k": "ToxicConversationsClassification",
+    "tweet_sentiment_extraction": "TweetSentimentExtractionClassification",
+    "twentynewsgroups-clustering": "TwentyNewsgroupsClustering",
+}
+"""The mteb tasks of the datasets in the tables."""
+
+
+def data_folder() -> Path | None:
+    """Return the folder of corpora and tasks in the variable ``MIDLAYER_DATA``, or ``None`` if it is not set.
+
+    The paper's tables are in the sibling folder ``reference``. A folder that does not exist is an error.
+    """
+    variable = os.environ.get("MIDLAYER_DATA")
+    if not variable:
+        return None
+    folder = Path(variable).expanduser()
+    if not folder.is_dir():
+        raise OptionError(f"`MIDLAYER_DATA` must name a folder, but there is no {folder}. Correct it, or unset it.")
+    return folder
+
+
+def reference_scores(folder: Path | str) -> pl.DataFrame:
+    """Return the tidy frame of the scores in the reference tables, of every model and revision.
+
+    A model is called by family and size, as ``Pythia-410m``. Scores are of the test split, averaged over the English
+    subsets of a task, for layers that have scores for all tasks of the model.
+
+    Args:
+        folder: folder of ``mteb_layer_scores.csv.xz``.
+    """
+    table = _read(folder, "mteb_layer_scores").filter(pl.col("subset").is_in(_ENGLISH), split="test")
+    model = ["family", "size", "revision"]
+    subsets = table.drop_nulls("main_score").group_by([*model, "num_layers", "layer", "task"], maintain_order=True)
+    num_tasks = pl.col("task").n_unique()
+    scores = subsets.agg(value=pl.col("main_score").mean())
+    scores = scores.filter(num_tasks.over([*model, "layer"]) == num_tasks.over(model))
+    return _tidy(scores.with_columns(dataset=pl.col("task"), name=pl.lit("main_score")), kind="score")
+
+
+def reference_metrics(folder: Path | str) -> pl.DataFrame:
+    """Return the tidy frame of the metrics in the reference tables: of test splits, or train where there is no test.
+
+    Where the texts are a task's, ``dataset`` is the task's name, so that :func:`correlate` pairs them. A value that the
+    reference code could not compute (most of its curvature) is left out. Entropies, LiDAR and DiME are shares of their
+    largest value (``maxEntropy``). Mamba's layers are put right: transformers
+    keeps no entry for its embeddings, so the tables' index 0 is layer 1.
+
+    Args:
+        folder: where ``layer_metrics.csv.xz`` lies. ``docs/replication.md`` says which of its values to doubt.
+    """
+    table = _read(folder, "layer_metrics").with_columns(pl.col("value").cast(pl.Float64, strict=False))
+    form = pl.when(pl.col("metric").is_in(["infonce", "curvature"])).then(pl.lit("raw")).otherwise(pl.lit("maxEntropy"))
+    rows = table.filter(pl.col("normalization") == form, pl.col("value").is_finite())
+    tested = (pl.col("split") == "test").any().over("family", "size", "revision", "dataset", "metric")
+    rows = rows.filter((pl.col("split") == "test") | ~tested)
+    mamba, last = pl.col("family") == "mamba", pl.col("layer") == pl.col("num_layers")
+    rows = rows.filter(~(mamba & (pl.col("layer") == pl.col("num_layers") - 1))).with_columns(
+        layer=pl.when(mamba & ~last).then(pl.col("layer") + 1).otherwise(pl.col("layer")),
+        name=pl.col("metric").replace_strict(_METRICS),
+        dataset=pl.col("dataset").str.strip_prefix("mteb/").replace(_TASKS),
+    )
+    return _tidy(rows, kind="metric")
+
+
+def _read(folder: Path | str, name: str) -> pl.DataFrame:
+    path = Path(folder).expanduser() / f"{name}.csv.xz"
+    if not path.is_file():
+        raise OptionError(f"`folder` must hold the reference tables, but there is no {path.name} in {folder}.")
+    try:
+        return pl.read_csv(lzma.decompress(path.read_bytes()), infer_schema_length=None)
+    except (lzma.LZMAError, EOFError, OSError, pl.exceptions.PolarsError) as reason:
+        raise OptionError(
+            f"{path} must be a table of the paper's, but cannot be read: {reason}. Fetch it again."
+        ) from reason
+
+
+def _tidy(table: pl.DataFrame, *, kind: str) -> pl.DataFrame:
+    tidy = table.with_columns(
+        model=pl.col("family") + "-" + pl.col("size"),
+        depth=pl.col("layer") / pl.col("num_layers"),
+        kind=pl.lit(kind),
+    )
+    return check_frame(tidy.select(list(FRAME_SCHEMA)).sort("model", "revision", "dataset", "name", "layer"))
+
 
 REFERENCE = " (reference)"
 """What is added to the names of the paper's own models and numbers, so that they do not pass for measured ones."""
@@ -36,12 +160,12 @@ TENTHS: tuple[Layer, ...] = (0, *(tenth / 10 for tenth in range(1, 11)))
 
 
 class MissingInputError(MidlayerError):
-    """An experiment that lacks something to run on; the message says what, and how to give it."""
+    """An experiment lacks an input; the message says which, and how to pass it."""
 
 
 @dataclass
 class Setting:
-    """What experiments are run on. One model is in memory at a time.
+    """Inputs and options of the experiments; one model is in memory at a time.
 
     Attributes:
         models: names or folders.
@@ -85,8 +209,8 @@ class Setting:
         """Twelve hexadecimal digits that differ whenever what is measured does, the files of models and tasks too."""
         frames = [frame.hash_rows().sort().to_list() for frame in self.swept]
         parts: list[Any] = [self.models, self.texts, self.solutions, str(self.reference), self.revisions, self.tasks]
-        parts += [frames]
-        parts += [self.layers, self.limit, self.max_length, self.seed, self.pass_per_prefix, self.options.recreating()]
+        parts += [frames, self.layers, self.limit]
+        parts += [self.max_length, self.seed, self.pass_per_prefix, self.options.recreating()]
         parts += [versions() if "builtin" in self.tasks.split(",") else {}]  # those tasks are made of their docstrings
         text = json.dumps([*parts, [files_fingerprint(place) for place in self._places()]])
         return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
@@ -99,86 +223,83 @@ class Setting:
         return [*self.models, *self.options.adapters, *self.tasks.split(","), *reference, *checkpoints]
 
     def encoder(self, model: str) -> LayerEncoder:
-        """Return the encoder of a model, which stays loaded until another is asked for."""
+        """Return the encoder of a model, loaded until another one is requested."""
         key = (model, files_fingerprint(model))  # weights that changed on the disk are read again
         if key not in self._loaded:
             self._loaded.clear()
             self._loaded[key] = self.load(model)
         return self._loaded[key]
 
-    def wanted_models(self, least: int = 1) -> tuple[str, ...]:
-        """Return the models, or raise where there are too few."""
+    def required_models(self, least: int = 1) -> tuple[str, ...]:
+        """Return the models, or raise an error if there are too few."""
         if len(self.models) < least:
             words = "a model: pass --model" if least == 1 else f"{least} models: pass --model {least} times"
             raise MissingInputError(f"It needs {words}.")
         return self.models
 
-    def some_texts(self, times: int = 1) -> tuple[str, ...]:
+    def required_texts(self, times: int = 1) -> tuple[str, ...]:
         """Return ``limit`` texts, or so many times as many, or raise where there are none."""
         if not self.texts:
             raise MissingInputError("It needs texts: pass --texts FILE (the paper's are WikiText's paragraphs).")
         return self.texts[: times * self.limit]
 
-    def reference_folder(self, what: str) -> Path:
-        """Return the folder of the paper's tables, or raise what else would do."""
-        if self.reference is None:
-            raise MissingInputError(f"It needs {what}, or the paper's tables: pass --reference DIR.")
-        return self.reference
+    def for_each_model(self, function: Callable[[LayerEncoder], pl.DataFrame]) -> pl.DataFrame:
+        """Return the frames of a function of each model's encoder."""
+        return pl.concat(function(self.encoder(model)) for model in self.required_models())
 
     def sweep(self, model: str) -> pl.DataFrame:
         """Return scores on the tasks, and metrics on their texts, of every layer; kept in the folder."""
-        from midlayer_encoders.sweeping import sweep
-        from midlayer_encoders.sweeping.result import read_notes
+        from midlayer_encoders.sweeping import SweepSettings, sweep
+        from midlayer_encoders.sweeping.sweep_result import read_notes
 
         folder = self.out / "sweeps" / f"{self.models.index(model)}-{self.digest}"
-        notes = read_kept(folder / "sweep.json", read_notes)
-        frame = read_kept(folder / "frame.parquet", pl.read_parquet)
+        notes = read_artifact(folder / "sweep.json", read_notes)
+        frame = read_artifact(folder / "frame.parquet", pl.read_parquet)
         if notes is not None and frame is not None and not notes.failures:
             return frame
-        result = sweep(
-            self.encoder(model), self.tasks.split(","), layers=self.layers, metrics="paper", views=4,
-            metric_texts=4 * self.limit, out=folder, workers=self.workers,
-            scoring="mteb",  # the paper's numbers are mteb's, so that what stands beside them is mteb's own too
-        )  # fmt: skip
+        # The paper's numbers are mteb's, so mteb scores every layer.
+        settings = SweepSettings(scoring="mteb", workers=self.workers, metric_texts=4 * self.limit, views=4)
+        tasks = self.tasks.split(",")
+        result = sweep(self.encoder(model), tasks, layers=self.layers, metrics="paper", out=folder, settings=settings)
         if result.failures:
             reasons = "; ".join(f"{task}: {error}" for task, error in result.failures.items())
             raise MidlayerError(f"Some tasks failed. {reasons}")
         return result.frame
 
     def sweeps(self) -> list[pl.DataFrame]:
-        """Return the frames of sweeps: those given, or else one of each model."""
+        """Return the frames in ``swept``, or else one sweep of each model."""
         return list(self.swept) or [self.sweep(model) for model in self.models]
 
     def metrics(self, model: str) -> pl.DataFrame:
         """Return the paper's metrics of every layer on the texts; kept in the folder."""
         path = self.out / "metrics" / f"{self.models.index(model)}-{self.digest}.parquet"
         options: dict[str, Any] = {"metrics": "paper", "views": 4, "seed": self.seed, "dataset": "texts"}
-        return kept_frame(path, lambda: measure_layers(self.encoder(model), self.some_texts(4), **options))
+        return kept_frame(path, lambda: measure_layers(self.encoder(model), self.required_texts(4), **options))
 
     def with_reference(self, models: Sequence[str]) -> list[pl.DataFrame]:
         """Return the frames of sweeps, and one of the paper's own scores and metrics of some models, or raise."""
-        paper = pl.concat([self.reference_scores(models), self._of_reference(reference_metrics, models)])
+        paper = pl.concat(self.of_reference(read, models) for read in (reference_scores, reference_metrics))
         frames = [*self.sweeps(), *([paper] if paper["kind"].n_unique() == 2 else [])]
         if not frames:
             raise MissingInputError("It needs a model (--model) or the paper's tables (--reference DIR).")
         return frames
 
-    def reference_scores(self, models: Sequence[str]) -> pl.DataFrame:
-        """Return the paper's own scores of some models at their last revision; none where there are no tables."""
-        return self._of_reference(reference_scores, models)
-
-    def reference_metrics(self, models: Sequence[str]) -> pl.DataFrame:
+    def reference_metrics(self, models: Sequence[str], revision: str | None = "main") -> pl.DataFrame:
         """Return the paper's own metrics on WikiText, over the largest entropy, of some models.
 
         Its curvature is left out: it is NaN in most layers.
         """
-        frame = self._of_reference(reference_metrics, models)
-        kept = frame.filter(pl.col("dataset") == "wikitext", pl.col("name") != "curvature")
-        return kept.with_columns(pl.col("name") + REFERENCE)
+        frame = self.of_reference(reference_metrics, models, revision)
+        metrics = frame.filter(pl.col("dataset") == "wikitext", pl.col("name") != "curvature")
+        return metrics.with_columns(pl.col("name") + REFERENCE)
 
-    def _of_reference(self, read: Callable[[Path], pl.DataFrame], models: Sequence[str]) -> pl.DataFrame:
+    def of_reference(
+        self, read: Callable[[Path], pl.DataFrame], models: Sequence[str], revision: str | None = "main"
+    ) -> pl.DataFrame:
+        """Return the paper's own numbers of some models at one revision or all; none where there are no tables."""
         if self.reference is None:
             return tidy_frame(())
-        frame = read(self.reference).filter(pl.col("revision") == "main")
-        mine = pl.concat(frame.filter(pl.col("model") == model) for model in models)
-        return mine.with_columns(pl.col("model") + REFERENCE)
+        frame = read(self.reference)
+        if revision is not None:
+            frame = frame.filter(revision=revision)
+        return pl.concat(frame.filter(model=model) for model in models).with_columns(pl.col("model") + REFERENCE)

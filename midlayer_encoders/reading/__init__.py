@@ -1,1 +1,1 @@
-"""The one place that runs a model for its layers: one forward pass, every wanted layer handed on as it is made."""
+"""Read the states and vectors of many layers from one forward pass."""

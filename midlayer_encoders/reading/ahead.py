@@ -1,6 +1,6 @@
-"""Work of another thread that runs ahead of this one, or behind it: in order, bounded, and over when this one is.
+"""Bounded background threads that prepare items early or process results late, in order.
 
-No thread outlives its ``with`` block or its generator, whatever ends it; what has not begun by then is not done.
+No thread outlives its ``with`` block or generator; work that has not started by then is dropped.
 """
 
 from __future__ import annotations
@@ -11,85 +11,84 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
-__all__ = ["Behind", "ahead"]
-
 Item = TypeVar("Item")
-Made = TypeVar("Made")
+Result = TypeVar("Result")
 
 
 def ahead(
-    make: Callable[[Item], Made], items: Iterable[Item], *, depth: int = 2, threads: int = 1
-) -> Generator[tuple[Item, Callable[[], Made]], None, None]:
-    """Yield each item and what returns, or raises, what ``make`` makes of it: in other threads, some items ahead.
+    function: Callable[[Item], Result], items: Iterable[Item], *, depth: int = 2, threads: int = 1
+) -> Generator[tuple[Item, Callable[[], Result]], None, None]:
+    """Yield each item and a function that returns its result, computed in other threads a few items ahead.
 
     Args:
-        make: called with each item.
-        items: in the order of the results.
-        depth: items that are made before they are asked for.
-        threads: that make them.
+        function: called with each item.
+        items: items, in the order of the results.
+        depth: number of items computed in advance.
+        threads: number of threads.
 
     Example:
         >>> [result() for _, result in ahead(str.upper, "abc")]
         ['A', 'B', 'C']
     """
-    waiting: deque[tuple[Item, Future[Made]]] = deque()
+    pending: deque[tuple[Item, Future[Result]]] = deque()
     with ThreadPoolExecutor(threads, thread_name_prefix="midlayer-ahead") as pool:
         try:
             for item in items:
-                waiting.append((item, pool.submit(make, item)))
-                if len(waiting) > depth:
-                    first, future = waiting.popleft()
+                pending.append((item, pool.submit(function, item)))
+                if len(pending) > depth:
+                    first, future = pending.popleft()
                     yield first, future.result
-            while waiting:
-                first, future = waiting.popleft()
+            while pending:
+                first, future = pending.popleft()
                 yield first, future.result
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-class Behind(Generic[Made]):
-    """Calls that another thread makes in the order in which they are handed to it, while this one goes on.
+class Behind(Generic[Result]):
+    """Runs calls in order in another thread.
 
-    What a call raises is raised here, by the next :meth:`hand_on` or at the end of the ``with`` block, and no later
-    call is made after it. Where the block itself raises, calls that have not begun are not made.
+    An exception in a call is raised by the next :meth:`hand_on` or at the end of the ``with`` block, and later calls
+    are dropped. If the block itself raises, calls that have not started are dropped.
 
     Args:
-        depth: calls that may wait; :meth:`hand_on` waits while there are more.
+        depth: number of calls that may wait; :meth:`hand_on` blocks while there are more.
         done: called in this thread with the result of each call.
     """
 
-    def __init__(self, *, depth: int = 2, done: Callable[[Made], None] | None = None) -> None:
-        self.depth, self.done = depth, done
-        self._waiting: deque[Future[Made]] = deque()
+    def __init__(self, *, depth: int = 2, done: Callable[[Result], None] | None = None) -> None:
+        self.depth = depth
+        self.done = done
+        self._pending: deque[Future[Result]] = deque()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="midlayer-behind")
         self._failed = False
 
-    def __enter__(self) -> Behind[Made]:
+    def __enter__(self) -> Behind[Result]:
         return self
 
-    def hand_on(self, call: Callable[..., Made], *args: Any) -> None:
-        """Have ``call(*args)`` made, after those before it."""
-        while self._waiting and (len(self._waiting) >= self.depth or self._waiting[0].done()):
-            self._take()
-        self._waiting.append(self._pool.submit(self._unless_failed, call, *args))
+    def hand_on(self, call: Callable[..., Result], *args: Any) -> None:
+        """Schedule ``call(*args)`` after the earlier calls."""
+        while self._pending and (len(self._pending) >= self.depth or self._pending[0].done()):
+            self._finish_first()
+        self._pending.append(self._pool.submit(self._unless_failed, call, *args))
 
-    def _unless_failed(self, call: Callable[..., Made], *args: Any) -> Made:
+    def _unless_failed(self, call: Callable[..., Result], *args: Any) -> Result:
         if self._failed:
-            raise RuntimeError("an earlier call failed")  # which is raised first
+            raise RuntimeError("an earlier call failed")  # the earlier exception is raised first
         try:
             return call(*args)
         except BaseException:
             self._failed = True
             raise
 
-    def _take(self) -> None:
-        result = self._waiting.popleft().result()
+    def _finish_first(self) -> None:
+        result = self._pending.popleft().result()
         if self.done is not None:
             self.done(result)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         try:
-            while error is None and self._waiting:
-                self._take()
+            while error is None and self._pending:
+                self._finish_first()
         finally:
             self._pool.shutdown(wait=True, cancel_futures=True)

@@ -1,49 +1,117 @@
-"""Batches planned over a whole list of inputs: like lengths together, each within a budget of tokens."""
+"""Plan batches of inputs of similar length within a token budget, and tokenize them.
+
+A fast tokenizer encodes in Rust, without the GIL, and then builds Python lists and dictionaries for each text, which
+block other threads. Here the ids are taken from the Rust encodings directly.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Literal, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, Protocol, TypeAlias
 
+import numpy as np
 import torch
+from torch import Tensor, nn
 
-from midlayer_encoders.errors import check_count, check_texts
+from midlayer_encoders._types import EncoderSpec, Norm, Pooling
 from midlayer_encoders.media import audio_lengths, check_taken, medium_of
+from midlayer_encoders.models.anatomy import Anatomy
 from midlayer_encoders.models.padding import suffers_from_padding
-from midlayer_encoders.reading.source import LayerSource
-from midlayer_encoders.reading.texts import encoded
-from midlayer_encoders.reading.turns import turn
-
-__all__ = ["TokenBudget", "batches_of", "check_budget", "count_tokens", "plan_batches", "tokens_that_fit"]
+from midlayer_encoders.reading.locks import turn
+from midlayer_encoders.recipes import Counting
+from midlayer_encoders.validation import check_count, check_texts
 
 TokenBudget: TypeAlias = int | Literal["auto"]
-"""Tokens in a batch; ``"auto"`` for as many as the device runs best with."""
+"""Tokens in a batch; ``"auto"`` for the best number on the device."""
 
-_ON_CPU = 4096  # tokens: what a batch holds where memory is no faster for more of it
-_ON_GPU = 65536  # beyond which an H200 was no faster (benchmarks/results/sweep_gpu.md)
-_LEAST = 1024
-_MOST_MEDIA = 32  # images or waveforms in a batch
-_HOP = 320  # samples that most audio models make one state of
-_COUNTED = 4096  # texts tokenized at a time to count them: all at once would be held in memory
-_TRIED = 8  # of these, counted by the tokenizer itself too
+_CPU_TOKENS = 4096
+_MAX_GPU_TOKENS = 65536  # beyond this an H200 was no faster (benchmarks/results/sweep_gpu.md)
+_MIN_GPU_TOKENS = 1024
+_MAX_MEDIA = 32  # images or waveforms in a batch
+_HOP = 320  # samples per state in most audio models
+_COUNTED_TEXTS = 4096  # texts tokenized at once, to limit memory
+_VERIFIED_TEXTS = 8  # of these, also counted by the plain tokenizer
+
+
+class LayerSource(Protocol):
+    """A model whose layers can be read, and the preprocessing of its inputs; ``LayerEncoder`` implements it."""
+
+    name: str
+    norm: Norm
+    pooling: Pooling
+    layer: int
+    num_layers: int
+    max_pixels: int
+    truncate_dim: int | None
+    tokenizer: Any
+
+    @property
+    def transformer(self) -> nn.Module:
+        """The model, whole or cut after the last layer to read."""
+
+    @property
+    def anatomy(self) -> Anatomy:
+        """The structure of the model."""
+
+    @property
+    def spec(self) -> EncoderSpec:
+        """All settings that affect the vectors."""
+
+    @property
+    def media(self) -> list[str]:
+        """Supported inputs: ``"text"``, ``"image"``, ``"audio"``."""
+
+    @property
+    def sampling_rate(self) -> int | None:
+        """Audio samples per second."""
+
+    @property
+    def max_seq_length(self) -> int | None:
+        """Maximum number of tokens; longer texts are truncated."""
+
+    @property
+    def default_prompt(self) -> str:
+        """The prompt used by default."""
+
+    @property
+    def counting(self) -> Counting:
+        """Which tokens to pool."""
+
+    @property
+    def after_pooling(self) -> list[str]:
+        """Names of the modules after the pooling, which are specific to one layer."""
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the model's inputs."""
+
+    def host_inputs(self, inputs: Sequence[Any], *, prompt: str | None = None) -> dict[str, Tensor]:
+        """Return the model's inputs of a batch on the CPU."""
+
+    def model_inputs(self, inputs: Sequence[Any], *, prompt: str | None = None) -> dict[str, Tensor]:
+        """Return the model's inputs of a batch on its device."""
+
+    def eval(self) -> Any:
+        """Disable dropout."""
 
 
 def plan_batches(lengths: Sequence[int], *, token_budget: int = 4096, max_texts: int = 256) -> list[list[int]]:
-    """Return batches of positions: like lengths together, the longest first, each within the budget when padded.
+    """Return batches of positions, sorted by descending length, each within the budget after padding.
 
-    The plan depends on the whole list alone, so a run, a resumed run and one shared among processes make the same
-    batches, and so the same vectors to the last bit.
+    The plan depends only on the lengths, so resumed and distributed runs use the same batches and compute bitwise
+    equal vectors.
 
     Args:
-        lengths: tokens of each text.
-        token_budget: texts times longest text in a batch. A text longer than that gets a batch of its own.
-        max_texts: texts in a batch, at the most.
+        lengths: number of tokens of each text.
+        token_budget: maximum of texts times longest text in a batch; a longer text is a batch by itself.
+        max_texts: maximum number of texts in a batch.
 
     Example:
         >>> plan_batches([3, 9, 4, 2], token_budget=12)
         [[1], [2, 0, 3]]
     """
-    token_budget, max_texts = check_count("token_budget", token_budget), check_count("max_texts", max_texts)
+    token_budget = check_count("token_budget", token_budget)
+    max_texts = check_count("max_texts", max_texts)
     batches: list[list[int]] = []
     for position in sorted(range(len(lengths)), key=lambda index: (-lengths[index], index)):
         longest = lengths[batches[-1][0]] if batches else 0
@@ -55,43 +123,43 @@ def plan_batches(lengths: Sequence[int], *, token_budget: int = 4096, max_texts:
 
 
 def check_budget(token_budget: TokenBudget) -> TokenBudget:
-    """Return a number of tokens, or ``"auto"``, or raise."""
+    """Validate a number of tokens or ``"auto"``."""
     return "auto" if token_budget == "auto" else check_count("token_budget", token_budget, "tokens")
 
 
 def tokens_that_fit(source: LayerSource) -> int:
-    """Return how many tokens a batch should hold on a source's device: a power of two.
+    """Return the number of tokens in a batch on a source's device, a power of two.
 
-    On a GPU half of the free memory is used at the most. A token takes its states, those of the widest matrix inside a
-    block, and copies in float32; the blocks after the last layer, and what would make logits of it, never run.
+    On a GPU a batch uses at most half of the free memory: the states of a token, its widest states inside a block, and
+    copies in float32.
     """
     if source.device.type != "cuda":
-        return _ON_CPU
-    model, config = source.transformer, getattr(source.transformer, "config", None)
-    weights = [parameter for parameter in model.parameters() if parameter.ndim == 2]
-    width = int(getattr(config, "hidden_size", None) or min((min(one.shape) for one in weights), default=1024))
+        return _CPU_TOKENS
+    config = getattr(source.transformer, "config", None)
+    weights = [parameter for parameter in source.transformer.parameters() if parameter.ndim == 2]
+    width = int(getattr(config, "hidden_size", None) or min((min(weight.shape) for weight in weights), default=1024))
     inner = int(getattr(config, "intermediate_size", None) or 4 * width)
-    entry = max((one.element_size() for one in weights), default=4)
+    item_size = max((weight.element_size() for weight in weights), default=4)
     free, _ = torch.cuda.mem_get_info(source.device)
     free += torch.cuda.memory_reserved(source.device) - torch.cuda.memory_allocated(source.device)
-    fitting = free // 2 // (entry * (8 * width + 3 * inner) + 4 * 4 * width)
-    return max(_LEAST, min(_ON_GPU, 1 << max(fitting.bit_length() - 1, 0)))
+    fitting = free // 2 // (item_size * (8 * width + 3 * inner) + 4 * 4 * width)
+    return max(_MIN_GPU_TOKENS, min(_MAX_GPU_TOKENS, 1 << max(fitting.bit_length() - 1, 0)))
 
 
 def batches_of(
     source: LayerSource, inputs: Sequence[Any], *, token_budget: int = 4096, max_texts: int = 256, prompt: str = ""
 ) -> list[list[int]]:
-    """Return batches over a whole list of texts, images or waveforms, as :func:`plan_batches`.
+    """Return batches of texts, images or waveforms; see :func:`plan_batches`.
 
-    An image counts as one token, a waveform as the states that are made of it. Where padding would change the states of
-    an input, a batch holds inputs of one length.
+    An image counts as one token, a waveform as its number of states. If padding changes the states of the model, a
+    batch holds inputs of one length.
 
     Args:
-        source: reads the inputs.
-        inputs: the whole list.
-        token_budget: tokens in a batch.
-        max_texts: texts in a batch, at the most.
-        prompt: put before each text.
+        source: the model.
+        inputs: all inputs.
+        token_budget: maximum number of tokens in a batch.
+        max_texts: maximum number of texts in a batch.
+        prompt: prompt prepended to each text.
     """
     if not inputs:
         return []
@@ -100,18 +168,11 @@ def batches_of(
     if medium == "text":
         check_texts("texts", inputs)
         lengths = count_tokens(source, [prompt + text for text in inputs])
-        batches = plan_batches(lengths, token_budget=token_budget, max_texts=max_texts)
-        return _by_length(source, batches, lengths)
-    if medium == "image":
-        return plan_batches([1] * len(inputs), token_budget=token_budget, max_texts=_MOST_MEDIA)
-    lengths = audio_lengths(inputs, source.sampling_rate)
-    states = [-(-length // _HOP) for length in lengths]
-    batches = plan_batches(states, token_budget=token_budget, max_texts=_MOST_MEDIA)
-    return _by_length(source, batches, lengths)
-
-
-def _by_length(source: LayerSource, batches: list[list[int]], lengths: Sequence[int]) -> list[list[int]]:
-    """Return batches of one length each, where padding would change the states."""
+    else:
+        lengths = audio_lengths(inputs, source.sampling_rate) if medium == "audio" else [1] * len(inputs)
+        max_texts = _MAX_MEDIA
+    tokens = [-(-length // _HOP) for length in lengths] if medium == "audio" else lengths
+    batches = plan_batches(tokens, token_budget=token_budget, max_texts=max_texts)
     if not suffers_from_padding(source.transformer):
         return batches
     return [
@@ -122,16 +183,95 @@ def _by_length(source: LayerSource, batches: list[list[int]], lengths: Sequence[
 
 
 def count_tokens(source: LayerSource, texts: Sequence[str]) -> list[int]:
-    """Return the number of tokens of each text, after truncation to the longest that the source takes."""
+    """Return the number of tokens of each text after truncation."""
     counts: list[int] = []
     tokenizer: Any = source.tokenizer
-    how: dict[str, Any] = {"truncation": True, "max_length": source.max_seq_length, "verbose": False}
-    for start in range(0, len(texts), _COUNTED):
-        some = list(texts[start : start + _COUNTED])
+    options: dict[str, Any] = {"truncation": True, "max_length": source.max_seq_length, "verbose": False}
+    for start in range(0, len(texts), _COUNTED_TEXTS):
+        chunk = list(texts[start : start + _COUNTED_TEXTS])
         with turn(tokenizer):
-            tried = [len(ids) for ids in tokenizer(some[:_TRIED], **how)["input_ids"]]
-            found = encoded(tokenizer, some)  # as the call before it was set to truncate
-            if found is None or [len(one) for one in found[:_TRIED]] != tried:
-                found = tokenizer(some, **how)["input_ids"]
-        counts += map(len, found)
+            expected = [len(ids) for ids in tokenizer(chunk[:_VERIFIED_TEXTS], **options)["input_ids"]]
+            encodings = backend_encodings(tokenizer, chunk)  # with the truncation of the call above
+            if encodings is None or [len(encoding) for encoding in encodings[:_VERIFIED_TEXTS]] != expected:
+                encodings = tokenizer(chunk, **options)["input_ids"]
+        counts += map(len, encodings)
     return counts
+
+
+def backend_encodings(tokenizer: Any, texts: Sequence[str]) -> Sequence[Any] | None:
+    """Return the Rust encodings of texts, or None if the tokenizer is not a fast one.
+
+    Truncation and padding are those of the tokenizer's last call, so hold its lock (:func:`turn`) over both calls.
+    """
+    encode = getattr(getattr(tokenizer, "backend_tokenizer", None), "encode_batch_fast", None)
+    return None if encode is None else encode(list(texts))
+
+
+class TextInputs:
+    """Computes the same inputs as a plain preprocessing function, faster.
+
+    The first batch is computed both ways; if the results differ, all batches use the plain function. Blank texts,
+    other media and the first batch with a truncated text, which causes a warning, always use it.
+
+    Args:
+        tokenizer: the tokenizer.
+        plain: returns the inputs of a batch; must not change between batches.
+        prompt: prompt that ``plain`` prepends to each text.
+    """
+
+    def __init__(self, tokenizer: Any, plain: Callable[[list[Any]], dict[str, Any]], prompt: str = "") -> None:
+        self.tokenizer = tokenizer
+        self.plain = plain
+        self.prompt = prompt
+        self.trusted: bool | None = False if tokenizer is None else None
+        self._other_inputs: dict[str, Any] = {}  # the same in all batches, such as zeros for BERT's token types
+        self._has_warned = False
+
+    def __call__(self, inputs: list[Any]) -> dict[str, Any]:
+        """Return the inputs of a batch on the CPU."""
+        if self.trusted is False or not all(isinstance(text, str) and text.strip() for text in inputs):
+            return self.plain(inputs)
+        if self.trusted is None:
+            plain = self.plain(inputs)
+            self._other_inputs = {
+                name: value for name, value in plain.items() if name not in ("input_ids", "attention_mask")
+            }
+            self.trusted = _equal(plain, self._quick(inputs, plain))
+            return plain
+        features = self._quick(inputs, {})
+        return self.plain(inputs) if features is None else features
+
+    def _quick(self, texts: Sequence[str], plain: dict[str, Any]) -> dict[str, Any] | None:
+        tokenizer = self.tokenizer
+        prompted = [self.prompt + text for text in texts]
+        with turn(tokenizer):
+            tokenizer(prompted[:1], truncation=True, verbose=False)  # sets the truncation of the backend
+            encodings = backend_encodings(tokenizer, prompted)
+        if encodings is None:
+            return None
+        lengths = np.array([len(encoding) for encoding in encodings])
+        if not plain and not self._has_warned and lengths.max() >= tokenizer.model_max_length:
+            self._has_warned = True
+            return None
+        real = np.arange(lengths.max()) < lengths[:, None]
+        if tokenizer.padding_side == "left":
+            real = real[:, ::-1]
+        ids = np.full(real.shape, tokenizer.pad_token_id, dtype=np.int64)
+        ids[real] = np.concatenate([encoding.ids for encoding in encodings])
+        if not plain and ids.max() >= tokenizer.vocab_size:  # the plain function verifies added tokens
+            return None
+        features = {"input_ids": torch.from_numpy(ids), "attention_mask": torch.from_numpy(real.astype(np.int64))}
+        return features | {
+            name: torch.zeros_like(features["input_ids"]) if isinstance(value, Tensor) else value
+            for name, value in self._other_inputs.items()
+        }
+
+
+def _equal(plain: dict[str, Any], quick: dict[str, Any] | None) -> bool:
+    """Return True if all plain inputs are present with equal types and values."""
+    return quick is not None and all(
+        value.dtype == quick[name].dtype and torch.equal(value, quick[name])
+        if isinstance(value, Tensor) and isinstance(quick.get(name), Tensor)
+        else name in quick and quick[name] is value
+        for name, value in plain.items()
+    )

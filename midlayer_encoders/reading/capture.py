@@ -1,35 +1,32 @@
-"""One forward pass, every wanted layer handed on as it is made.
+"""Run a model once and pass the states of each layer to a callback.
 
-Nothing here keeps token states: a layer is read where the next block receives it, handed to the caller, and let go.
+No token states are stored: the callback receives a layer when the next block does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from midlayer_encoders._types import Norm
-from midlayer_encoders.errors import CutError, OptionError, check_choice
-from midlayer_encoders.models.anatomy import Anatomy
-from midlayer_encoders.models.sites import Site, block_sites
-from midlayer_encoders.reading.norm import final_norm
-from midlayer_encoders.reading.turns import turn
-
-__all__ = ["STREAM", "Receive", "capture", "first_tensor", "layers_watched", "seen_by_hooks", "side_by_side"]
+from midlayer_encoders.errors import CutError, OptionError
+from midlayer_encoders.models.anatomy import Anatomy, Site, block_sites
+from midlayer_encoders.reading.locks import turn
+from midlayer_encoders.validation import check_choice
 
 STREAM = "residual_out"
-"""The site of a layer itself: the residual stream after its block."""
+"""The site of the residual stream after a block."""
 
 Receive: TypeAlias = Callable[[int, str, Tensor], None]
-"""Called with the layer, the site and the states ``(B, T, D)``, from the first layer to the last."""
+"""Called with the layer, the site and the states ``(B, T, D)``, in ascending order of layers."""
 
 
-class _EnoughError(Exception):
-    """Raised inside the pass when the last wanted layer was handed on."""
+class _LastLayerReadError(Exception):
+    """Ends the pass after the last layer to read."""
 
 
 def capture(
@@ -42,195 +39,174 @@ def capture(
     norm: Norm = "none",
     sites: Sequence[str] = (STREAM,),
 ) -> None:
-    """Run ``model`` once and hand on the states of every wanted layer; the blocks after the last one do not run.
-
-    Threads that share the model wait for one another. A pass that is not this call's own, in another thread or made by
-    ``receive``, is not looked at.
+    """Run ``model`` once and pass the states of the layers to ``receive``; later blocks do not run.
 
     Args:
-        model: the uncut model, or one cut after the last wanted layer.
+        model: the uncut model, or one cut after the last layer to read.
         inputs: keyword arguments of its forward.
-        receive: called with each layer's states as they are made. What it keeps is up to it.
-        anatomy: of ``model``.
-        layers: which layers, ``0`` to ``num_layers``.
-        norm: ``"final"`` applies the final norm to the residual stream before it is handed on.
-        sites: points of each block to hand on; see :func:`~midlayer_encoders.models.sites.block_sites`.
+        receive: called with the states of each layer.
+        anatomy: structure of ``model``.
+        layers: layers to read, ``0`` to ``num_layers``.
+        norm: ``"final"`` applies the final norm to the residual stream.
+        sites: points of each block to read; see :func:`~midlayer_encoders.models.anatomy.block_sites`.
     """
-    with turn(model) as own, _hooked(model, receive, anatomy, sorted(set(layers)), norm, sites, own):
-        try:
-            model(**inputs)
-        except _EnoughError:
-            return
+    watched = layers_watched(model, receive, anatomy=anatomy, layers=layers, norm=norm, sites=sites, complete=False)
+    with suppress(_LastLayerReadError), watched:
+        model(**inputs)
 
 
 @contextmanager
 def layers_watched(
     model: nn.Module,
-    receive: Callable[[int, Tensor], None],
+    receive: Receive,
     *,
     anatomy: Anatomy,
     layers: Sequence[int],
     norm: Norm = "none",
+    sites: Sequence[str] = (STREAM,),
+    complete: bool = True,
 ) -> Iterator[None]:
-    """Hand on the states of layers in the passes of ``model`` that are made, to their end, until the block is left.
+    """Pass the states of layers to ``receive`` in all passes of ``model`` inside a ``with`` block.
 
-    Args:
-        model: the model.
-        receive: called with a layer and its states.
-        anatomy: of ``model``.
-        layers: which layers.
-        norm: ``"final"`` applies the final norm to them.
+    The block holds the model's lock. Passes of other threads, and passes started by ``receive``, are ignored. A pass
+    ends after the last layer unless it is ``complete``. The other arguments are those of :func:`capture`.
     """
-
-    def hand_on(layer: int, _: str, states: Tensor) -> None:
-        receive(layer, states)
-
-    wanted = sorted(set(layers))
-    with turn(model) as own, _hooked(model, hand_on, anatomy, wanted, norm, (STREAM,), own, whole=True):
-        yield
-
-
-@contextmanager
-def _hooked(
-    model: nn.Module,
-    receive: Receive,
-    anatomy: Anatomy,
-    layers: Sequence[int],
-    norm: Norm,
-    sites: Sequence[str],
-    own: Callable[[], bool],
-    *,
-    whole: bool = False,
-) -> Iterator[None]:
-    """Put hooks on the blocks for the pass in which ``own`` is true, and take them off whatever happens.
-
-    The pass ends after the last wanted layer, unless it is to be ``whole``.
-    """
+    layers = sorted(set(layers))
     if not layers or layers[0] < 0 or layers[-1] > anatomy.num_layers:
         raise OptionError(f"`layers` must be within [0, {anatomy.num_layers}] and not empty, but got {list(layers)}.")
     normed = final_norm(model, anatomy, norm)
-    blocks = {id(block): block for block in (anatomy.block(model, k) for k in range(1, anatomy.num_layers + 1))}
-    shape: tuple[int, ...] = ()  # batch and tokens of the stream
-    passes = 0  # blocks entered so far in this pass: shared blocks are entered several times
+    inner_sites = [name for name in sites if name != STREAM]
+    shape: tuple[int, ...] = ()  # (B, T) of the residual stream
+    entered = 0  # blocks entered in this pass; a shared block is entered several times
 
     def hand_on(layer: int, site: str, states: Tensor) -> None:
         if layer in layers and site in sites:
             states = anatomy.tokens(states)
-            states = states if site == STREAM else _token_rows(states, shape, site)
-            receive(layer, site, normed(states) if site == STREAM else states)
-        if layer == layers[-1] and site == STREAM and not whole:
-            raise _EnoughError
+            receive(layer, site, normed(states) if site == STREAM else _token_rows(states, shape, site))
+        if layer == layers[-1] and site == STREAM and not complete:
+            raise _LastLayerReadError
 
     def enter(states: Tensor) -> None:
-        nonlocal passes, shape
-        passes += 1
+        nonlocal entered, shape
+        entered += 1
         shape = tuple(anatomy.tokens(states).shape[:2])
-        hand_on(passes - 1, STREAM, states)
+        hand_on(entered - 1, STREAM, states)
 
     def leave(states: Tensor) -> None:
-        if passes == anatomy.num_layers:
-            hand_on(passes, STREAM, states)
+        if entered == anatomy.num_layers:
+            hand_on(entered, STREAM, states)
 
     def inside(name: str) -> Callable[[Tensor], None]:
-        return lambda states: hand_on(passes, name, states)
+        return lambda states: hand_on(entered, name, states)
 
-    with ExitStack() as hooks:
-        for block in blocks.values():
+    def watch(site: Site, take: Callable[[Tensor], None]) -> None:
+        def before(_: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> None:
+            # In another thread torch may call the hook without `kwargs` while it is being registered.
+            if is_current():
+                take(args[0] if args or kwargs is None else kwargs["hidden_states"])
+
+        def after(_: nn.Module, __: Any, output: Any) -> None:
+            if is_current():
+                states = first_tensor(output)
+                assert states is not None
+                take(states)
+
+        module = block.get_submodule(site.module)
+        if site.side == "input":
+            hooks.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
+        else:
+            hooks.callback(module.register_forward_hook(after).remove)
+
+    with turn(model) as is_current, ExitStack() as hooks:
+        for block in anatomy.distinct_blocks(model):
             if anatomy.past_hooks:
                 hooks.enter_context(seen_by_hooks(block))
-            hooks.callback(_watch_input(block, enter, own))
-            hooks.callback(_watch_output(block, leave, own))
-            for name, site in _inner_sites(block, model, sites).items():
-                watch = _watch_input if site.side == "input" else _watch_output
-                hooks.callback(watch(block.get_submodule(site.module), inside(name), own))
+            watch(Site("", "input"), enter)
+            watch(Site("", "output"), leave)
+            available = block_sites(block, getattr(model, "config", None)) if inner_sites else {}
+            for name in inner_sites:
+                check_choice("sites", name, available)
+                watch(available[name], inside(name))
         yield
 
 
+def final_norm(model: nn.Module, anatomy: Anatomy, norm: Norm) -> nn.Sequential:
+    """Return a module that normalizes the states ``(B, T, D)`` of a layer.
+
+    With ``norm="final"`` it applies the modules after the model's last block (usually one norm, sometimes also a
+    projection); with ``norm="none"`` it returns the states unchanged.
+    """
+    return nn.Sequential(*(model.get_submodule(path) for path in (anatomy.final if norm == "final" else ())))
+
+
 def _token_rows(states: Tensor, shape: tuple[int, ...], site: str) -> Tensor:
-    """Return the states inside a block as ``(B, T, D)``: some flatten batch and tokens; others are refused."""
+    """Return the states inside a block as ``(B, T, D)``; some models flatten batch and tokens."""
     if states.ndim == 2 and len(states) == shape[0] * shape[1]:
         states = states.reshape(*shape, -1)
     if tuple(states.shape[:2]) != shape:
         raise OptionError(
-            f"`site` {site!r} cannot be read from this model: its states there are {tuple(states.shape)}, where the "
-            f"stream has {shape[0]} inputs of {shape[1]} tokens. Read site='block'."
+            f"`site` {site!r} cannot be read from this model: its states have the shape {tuple(states.shape)}, but the "
+            f"residual stream has {shape[0]} inputs of {shape[1]} tokens. Read site='block'."
         )
     return states
 
 
-def _inner_sites(block: nn.Module, model: nn.Module, sites: Sequence[str]) -> dict[str, Site]:
-    wanted = [name for name in sites if name != STREAM]
-    if not wanted:
-        return {}
-    found = block_sites(block, getattr(model, "config", None))
-    for name in wanted:
-        check_choice("sites", name, found)
-    return {name: found[name] for name in wanted}
-
-
-def _watch_input(module: nn.Module, receive: Callable[[Tensor], None], own: Callable[[], bool]) -> Callable[[], None]:
-    """Hand on what enters a module in a pass of our own; return what takes the hook off."""
-
-    def before(_: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> None:
-        # Without `kwargs` where another thread meets the hook before torch has noted that it takes them.
-        if own():
-            receive(args[0] if args or kwargs is None else kwargs["hidden_states"])
-
-    return module.register_forward_pre_hook(before, with_kwargs=True).remove
-
-
-def _watch_output(module: nn.Module, receive: Callable[[Tensor], None], own: Callable[[], bool]) -> Callable[[], None]:
-    """Hand on what leaves a module in a pass of our own; return what takes the hook off."""
-
-    def after(_: nn.Module, __: Any, output: Any) -> None:
-        if own():
-            states = first_tensor(output)
-            assert states is not None
-            receive(states)
-
-    return module.register_forward_hook(after).remove
-
-
 def first_tensor(value: Any) -> Tensor | None:
-    """Return the states in what a block is given or returns: the first tensor of floats."""
+    """Return the first floating-point tensor in the input or output of a block."""
     if isinstance(value, Tensor):
         return value if value.is_floating_point() else None
     inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
-    return next((found for found in map(first_tensor, inner) if found is not None), None)
+    return next((tensor for tensor in map(first_tensor, inner) if tensor is not None), None)
 
 
 def side_by_side(states: Sequence[Tensor]) -> Tensor:
-    """Return the states of layers, ``(B, T, D)`` each, as ``(B, T, L D)``.
+    """Concatenate the states of layers, ``(B, T, D)`` each, to ``(B, T, L D)``.
 
     Example:
         >>> side_by_side([torch.zeros(1, 2, 3), torch.ones(1, 2, 3)]).shape
         torch.Size([1, 2, 6])
     """
-    made = [one.to(states[-1].device) for one in states]
-    if len({one.shape for one in made}) > 1:
-        raise CutError(
-            "The layers that `layer` names must be of one width to be combined, but their states are "
-            f"{', '.join(str(tuple(one.shape)) for one in made)}: a model of several stages. Name layers of one stage."
-        )
-    return torch.cat(made, dim=-1)
+    if len({layer_states.shape for layer_states in states}) > 1:
+        shapes = ", ".join(str(tuple(layer_states.shape)) for layer_states in states)
+        raise CutError(f"`layer` must list layers of one width, but their states have the shapes {shapes}.")
+    return torch.cat([layer_states.to(states[-1].device) for layer_states in states], dim=-1)
 
 
 @contextmanager
 def seen_by_hooks(block: nn.Module) -> Iterator[None]:
-    """Have a model that calls a block's ``forward``, which no hook sees, call the block itself."""
-    made, own = block.forward, vars(block).get("forward")  # accelerate gives blocks a forward of their own
-    if hasattr(made, "_past_hooks"):  # in a pass inside of another
-        yield
-        return
+    """Make hooks work in a model that calls the ``forward`` of its blocks directly."""
+    original = block.forward
 
     def forward(*args: Any, _past_hooks: bool = True, **kwargs: Any) -> Any:
-        return block(*args, _past_hooks=False, **kwargs) if _past_hooks else made(*args, **kwargs)
+        return block(*args, _past_hooks=False, **kwargs) if _past_hooks else original(*args, **kwargs)
 
     forward._past_hooks = True  # type: ignore[attr-defined]
+    nested = hasattr(original, "_past_hooks")
+    with nullcontext() if nested else _forward_replaced(block, forward):
+        yield
+
+
+@contextmanager
+def compiled_blocks(model: nn.Module, anatomy: Anatomy) -> Iterator[None]:
+    """Compile each block of a model with ``torch.compile`` inside a ``with`` block.
+
+    Blocks are compiled separately, for batches of any size, so they share compiled code and hooks between them still
+    work. Rounding differs from the uncompiled model.
+    """
+    with ExitStack() as stack:
+        for block in anatomy.distinct_blocks(model):
+            # Compile `forward`, not the module, whose hooks change with each pass.
+            stack.enter_context(_forward_replaced(block, torch.compile(block.forward, dynamic=True)))
+        yield
+
+
+@contextmanager
+def _forward_replaced(block: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    instance_forward = vars(block).get("forward")  # set by accelerate
     block.forward = forward
     try:
         yield
     finally:
         del block.forward
-        if own is not None:
-            block.forward = own
+        if instance_forward is not None:
+            block.forward = instance_forward

@@ -1,50 +1,98 @@
-"""``LayerReader``: many layers of a model from one forward pass for each batch."""
+"""``LayerReader``: read many layers of a model from one forward pass per batch.
+
+Preprocessing, copies and passes overlap: another thread prepares the next batches, and inputs and vectors are copied
+through pinned memory without waiting, the vectors of all layers in one copy with one flag for finiteness.
+"""
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from midlayer_encoders._types import READ_SITES, Layer, Norm, Pooling, ReadSite
-from midlayer_encoders.errors import LayerIndexError, OptionError, check_choice
+from midlayer_encoders.errors import LayerIndexError, NotFiniteError, OptionError
 from midlayer_encoders.models.anatomy import Anatomy, resolve_layers
-from midlayer_encoders.models.sites import block_sites
-from midlayer_encoders.reading.capture import STREAM, capture
-from midlayer_encoders.reading.flow import Passed, TokenReceive, passes
-from midlayer_encoders.reading.norm import final_norm
-from midlayer_encoders.reading.pooling import pool, real_tokens
-from midlayer_encoders.reading.prefix import shared_ids
-from midlayer_encoders.reading.source import LayerSource
-from midlayer_encoders.reading.texts import TextInputs
-from midlayer_encoders.recipes.counting import Counting
+from midlayer_encoders.models.transformers_internals import without_cache
+from midlayer_encoders.reading import causal
+from midlayer_encoders.reading.ahead import ahead
+from midlayer_encoders.reading.batches import LayerSource, TextInputs
+from midlayer_encoders.reading.capture import STREAM, capture, final_norm
+from midlayer_encoders.reading.pooling import FusedPooling, real_tokens
+from midlayer_encoders.recipes import Counting
+from midlayer_encoders.validation import check_choice
 
-__all__ = ["LayerReader", "TokenReceive", "layer_reader", "site_layers"]
+TokenReceive: TypeAlias = Callable[[int, Tensor, Tensor, list[int]], None]
+"""Called with the layer, the raw states ``(B, T, D)``, the mask ``(B, T)`` and the inputs' positions."""
+
+_THREADS = 2  # for images and audio; a tokenizer serves one thread at a time
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Passed:
+    """A batch whose pass has started; :meth:`vectors` waits for its vectors in any thread.
+
+    Attributes:
+        positions: positions of its inputs in the whole list.
+        inputs: its inputs, for error messages.
+        layers: layers of its vectors.
+    """
+
+    positions: list[int]
+    inputs: list[Any]
+    layers: Sequence[int]
+    _host: Tensor
+    _finite: Tensor
+    _copied: torch.cuda.Event | None
+
+    @property
+    def pinned(self) -> bool:
+        """True if the vectors are in pinned memory, which must be released soon."""
+        return self._copied is not None
+
+    def vectors(self) -> Tensor:
+        """Wait for the vectors and return them, ``(L, B, D)`` float32 on the CPU.
+
+        Raises:
+            NotFiniteError: if a vector contains NaN or infinity; the message names the layer and the input.
+        """
+        if self._copied is not None:
+            self._copied.synchronize()
+        if not bool(self._finite):
+            row, index = (~self._host.isfinite().all(dim=2)).nonzero()[0].tolist()
+            raise NotFiniteError(
+                f"Layer {self.layers[row]} gives NaN or infinity for {str(self.inputs[index])[:80]!r}. "
+                "Load the model with dtype='float32', or check its weights."
+            )
+        return self._host
 
 
 @dataclass(frozen=True)
 class LayerReader:
-    """Reads the vectors of many layers from one forward pass for each batch.
+    """Reads the vectors of many layers from one forward pass per batch.
 
     Attributes:
-        model: the transformer, uncut or cut after the last wanted layer, in eval mode.
-        preprocess: makes the model's inputs of a list of texts, images or waveforms, in whichever thread.
-        anatomy: of ``model``.
-        layers: which layers, in the order of the results.
+        model: the transformer, uncut or cut after the last layer to read, in eval mode.
+        preprocess: returns the model's inputs for a list of texts, images or waveforms; called from any thread.
+        anatomy: structure of ``model``.
+        layers: layers to read, in the order of the results.
         norm: ``"final"`` or ``"none"``.
         pooling: how token states become one vector.
-        truncate_dim: number of leading dimensions of a vector to keep, ``None`` for all.
-        device: where the inputs are copied to; ``None`` where ``preprocess`` makes them there.
-        unmasked: leave out the padding mask where it is seen to change nothing: causal models padded on the right.
-        counting: which tokens count in the pooling.
-        site: ``"block"``, or ``"attention"`` or ``"mlp"``: what these add to the stream in each block, before any scale
-            or norm on it. ``norm`` applies to whichever is read.
-        shared: ids of the tokens that texts begin with, which then pass once where the model allows it.
+        truncate_dim: number of leading dimensions to return, ``None`` for all.
+        device: device of the inputs; ``None`` if ``preprocess`` returns them on the right device.
+        unmasked: omit the padding mask if a trial shows that it has no effect, as in causal models padded on the right.
+        counting: which tokens to pool.
+        site: ``"block"``, or ``"attention"`` or ``"mlp"`` for their contribution to the residual stream, before any
+            scale or norm. ``norm`` applies to any site.
     """
 
     model: nn.Module
@@ -58,37 +106,25 @@ class LayerReader:
     unmasked: bool = False
     counting: Counting = Counting()
     site: ReadSite = "block"
-    shared: tuple[int, ...] = ()
 
     @property
     def sites(self) -> tuple[str]:
-        """The site by the name it has inside a block."""
+        """The name of the site inside a block."""
         return (STREAM if self.site == "block" else self.site,)
 
     def read(
         self, inputs: Mapping[str, Any], positions: list[int], *, tokens: TokenReceive | None = None
     ) -> list[Tensor]:
-        """Return the vectors of one batch, ``(B, D)`` in float32 or better for each layer, where the layer lies.
+        """Return the vectors of one batch, ``(B, D)`` in float32 or better for each layer, on the layer's device.
 
-        Modes, gradients and precision are the caller's: a callback reads a model in training through this method.
+        This method does not change mode, gradients or precision, so callbacks can read a model in training.
 
         Args:
             inputs: keyword arguments of the model's forward.
-            positions: of the batch in the whole list, handed on to ``tokens``.
-            tokens: also handed the raw states of every layer.
+            positions: positions of the batch in the whole list, passed to ``tokens``.
+            tokens: also called with the raw states of each layer.
         """
-        real = inputs.get("attention_mask")
-        normed = final_norm(self.model, self.anatomy, self.norm)
-        made: dict[int, Tensor] = {}
-
-        def receive(layer: int, _: str, states: Tensor) -> None:
-            mask = real_tokens(real, states, model=self.model)
-            if tokens is not None:
-                tokens(layer, states, mask, positions)
-            made[layer] = pool(normed(states), self.counting(mask), self.pooling)[:, : self.truncate_dim]
-
-        capture(self.model, inputs, receive, anatomy=self.anatomy, layers=self.layers, sites=self.sites)
-        return [made[layer] for layer in self.layers]
+        return _Flow(self, (), tokens, fused=False).read(inputs, inputs.get("attention_mask"), positions)
 
     def embed(
         self, inputs: Sequence[Any], batches: Sequence[Sequence[int]], *, tokens: TokenReceive | None = None
@@ -96,33 +132,35 @@ class LayerReader:
         """Yield the positions of each batch and its vectors, ``(L, B, D)`` float32 on the CPU.
 
         Args:
-            inputs: the whole list.
-            batches: positions in it, from :func:`~midlayer_encoders.reading.batches.batches_of`.
-            tokens: also handed the raw states of every layer, the mask and the positions.
+            inputs: all inputs.
+            batches: positions of each batch, from :func:`~midlayer_encoders.reading.batches.batches_of`.
+            tokens: also called with the raw states of each layer, the mask and the positions.
 
         Raises:
-            NotFiniteError: naming the layer and input whose states hold NaN or infinity.
+            NotFiniteError: if a vector contains NaN or infinity; the message names the layer and the input.
         """
-        behind = 0 if tokens is not None or self.device is None or self.device.type != "cuda" else 1
-        waiting: deque[Passed] = deque()
+        max_pending = 0 if tokens is not None or self.device is None or self.device.type != "cuda" else 1
+        pending: deque[Passed] = deque()
         with closing(self.passes(inputs, batches, tokens=tokens)) as started:
             for passed in started:
-                waiting.append(passed)
-                if len(waiting) > behind:
-                    yield _kept(waiting.popleft())
-        yield from map(_kept, waiting)
+                pending.append(passed)
+                if len(pending) > max_pending:
+                    yield _positions_and_vectors(pending.popleft())
+        yield from map(_positions_and_vectors, pending)
 
     def passes(
         self, inputs: Sequence[Any], batches: Sequence[Sequence[int]], *, tokens: TokenReceive | None = None
     ) -> Generator[Passed, None, None]:
-        """Yield each batch as soon as its pass is started: the vectors are waited for by whoever asks for them.
-
-        Args:
-            inputs: the whole list.
-            batches: positions in it.
-            tokens: as in :meth:`embed`.
-        """
-        return passes(self, inputs, batches, tokens=tokens)
+        """Yield each batch once its pass has started, without waiting for its vectors; see :meth:`embed`."""
+        flow = _Flow(self, inputs, tokens)
+        lists = [list(batch) for batch in batches]
+        if len(lists) < 2:
+            for batch in lists:
+                yield from flow.halving(batch, partial(flow.prepare, batch))
+            return
+        with closing(ahead(flow.prepare, lists, threads=_THREADS)) as prepared_batches:
+            for batch, prepared in prepared_batches:
+                yield from flow.halving(batch, prepared)
 
     def vectors(
         self,
@@ -132,28 +170,133 @@ class LayerReader:
         tokens: TokenReceive | None = None,
         done: Callable[[int], None] | None = None,
     ) -> Tensor:
-        """Return the vectors of all inputs in their order, shape ``(L, N, D)`` float32 on the CPU.
+        """Return the vectors of all inputs in order, shape ``(L, N, D)`` float32 on the CPU.
 
         Args:
-            inputs: the whole list.
-            batches: all positions in it.
-            tokens: as in :meth:`embed`.
-            done: called after each batch with the number of inputs in it.
+            inputs: all inputs.
+            batches: positions of each batch, covering all inputs.
+            tokens: see :meth:`embed`.
+            done: called after each batch with its number of inputs.
         """
-        whole: Tensor | None = None
+        all_vectors: Tensor | None = None
         for positions, vectors in self.embed(inputs, batches, tokens=tokens):
-            if whole is None:
-                whole = vectors.new_empty(len(vectors), len(inputs), vectors.shape[2])
-            whole[:, positions] = vectors
+            if all_vectors is None:
+                all_vectors = vectors.new_empty(len(vectors), len(inputs), vectors.shape[2])
+            all_vectors[:, positions] = vectors
             if done is not None:
                 done(len(positions))
-        return torch.empty(len(self.layers), 0, 0) if whole is None else whole
+        return torch.empty(len(self.layers), 0, 0) if all_vectors is None else all_vectors
 
 
-def _kept(passed: Passed) -> tuple[list[int], Tensor]:
-    """Return the positions and vectors of a batch, in memory that may be kept."""
+def _positions_and_vectors(passed: Passed) -> tuple[list[int], Tensor]:
+    """Return the positions and vectors of a batch, copied from pinned memory."""
     vectors = passed.vectors()
     return passed.positions, vectors.clone() if passed.pinned else vectors
+
+
+_Prepared: TypeAlias = tuple[dict[str, Any], bool]
+"""The model's inputs of a batch, and whether they are only ids and a mask, padded on the right."""
+
+
+class _Flow:
+    """State shared by the batches of a run: pooling, streams and the size limit."""
+
+    def __init__(
+        self, reader: LayerReader, inputs: Sequence[Any], tokens: TokenReceive | None, *, fused: bool = True
+    ) -> None:
+        self.reader = reader
+        self.inputs = inputs
+        self.tokens = tokens
+        norm = final_norm(reader.model, reader.anatomy, reader.norm)
+        self.pooled = FusedPooling(norm, reader.pooling, enabled=fused)
+        self.needless: bool | None = None if reader.unmasked else False
+        self.size_limit: int | None = None  # smallest size that ran out of memory
+
+    @torch.inference_mode()
+    def prepare(self, batch: Sequence[int]) -> _Prepared:
+        """Return the model's inputs of a batch, pinned for a GPU, and whether they are ids padded on the right."""
+        features = dict(self.reader.preprocess([self.inputs[position] for position in batch]))
+        device = self.reader.device
+        is_padded_right = self.needless is not False and causal.padded_right(features)
+        if device is not None and device.type == "cuda":
+            features = {
+                key: value.pin_memory() if isinstance(value, Tensor) and value.device.type == "cpu" else value
+                for key, value in features.items()
+            }
+        return features, is_padded_right
+
+    def halving(self, batch: list[int], prepared: Callable[[], _Prepared]) -> Iterator[Passed]:
+        """Run a batch; if memory runs out, run its halves, and halve later batches of that size."""
+        indivisible = len(batch) == 1 or self.tokens is not None  # a metric must receive each state once
+        size = 0
+        try:
+            features, is_padded_right = prepared()
+            # The number of elements of the largest tensor; for texts the number of tokens.
+            size = max((value.numel() for value in features.values() if isinstance(value, Tensor)), default=0)
+            fits = indivisible or self.size_limit is None or size < self.size_limit
+            passed = self._launch(batch, features, is_padded_right) if fits else None
+        except torch.OutOfMemoryError:
+            if indivisible:
+                raise
+            if self.size_limit is None:
+                _log.warning(
+                    "Out of memory in a batch of %d inputs: batches of this size are split in halves. "
+                    "Pass a smaller `token_budget` to avoid this.",
+                    len(batch),
+                )
+            self.size_limit = size or self.size_limit
+            passed = None
+        if passed is not None:
+            yield passed
+            return
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        for half in (batch[: len(batch) // 2], batch[len(batch) // 2 :]):
+            yield from self.halving(half, partial(self.prepare, half))
+
+    @torch.inference_mode()
+    def _launch(self, batch: list[int], features: Mapping[str, Any], is_padded_right: bool) -> Passed:
+        reader = self.reader
+        moved = {
+            key: value.to(reader.device, non_blocking=value.is_pinned()) if isinstance(value, Tensor) else value
+            for key, value in features.items()
+        }
+        real = moved.get("attention_mask")
+        if is_padded_right and self.needless is None:
+            self.needless = causal.mask_is_needless(reader.model, reader.anatomy, moved)
+        unmasked = is_padded_right and self.needless
+        if unmasked:
+            del moved["attention_mask"]
+        moved = without_cache(reader.model, moved)
+        with causal.causal_attention(moved["input_ids"].device) if unmasked else nullcontext():
+            by_layer = self.read(moved, real, batch)
+        # One tensor for all layers, copied to the CPU at once.
+        vectors = torch.stack([layer_vectors.to(by_layer[0].device) for layer_vectors in by_layer]).float()
+        # A copy that does not wait for the GPU goes to pinned memory.
+        host = vectors.to("cpu", non_blocking=vectors.is_cuda)
+        finite = vectors.isfinite().all().to("cpu", non_blocking=vectors.is_cuda)
+        copied = torch.cuda.current_stream(vectors.device).record_event() if vectors.is_cuda else None
+        inputs = [self.inputs[position] for position in batch]
+        return Passed(batch, inputs, reader.layers, host, finite, copied)
+
+    def read(self, inputs: Mapping[str, Any], real: Tensor | None, positions: list[int]) -> list[Tensor]:
+        """Return the vectors of one batch at each layer; ``real`` is its attention mask."""
+        reader = self.reader
+        masks: dict[Any, tuple[Tensor, Tensor]] = {}
+        vectors: dict[int, Tensor] = {}
+
+        def receive(layer: int, _: str, states: Tensor) -> None:
+            key = states.shape[:2], states.device
+            if key not in masks:
+                mask = real_tokens(real, states, model=reader.model)
+                masks[key] = mask, reader.counting(mask)
+            mask, counted = masks[key]
+            if self.tokens is not None:
+                self.tokens(layer, states, mask, positions)
+            vectors[layer] = self.pooled(layer, states, counted)[:, : reader.truncate_dim]
+
+        capture(reader.model, inputs, receive, anatomy=reader.anatomy, layers=reader.layers, sites=reader.sites)
+        return [vectors[layer] for layer in reader.layers]
 
 
 def layer_reader(
@@ -165,41 +308,38 @@ def layer_reader(
     prompt: str = "",
     site: ReadSite = "block",
 ) -> LayerReader:
-    """Return what reads the layers of a source's model from one pass a batch.
+    """Return a reader of the layers of a source's model.
 
     Args:
-        source: an encoder of the whole model, or of one cut after the last layer of interest.
-        layers: ``"all"`` or some.
-        norm: of the vectors; the source's own by default.
-        pooling: likewise.
-        prompt: put before each text.
-        site: what of each layer is read. Layer 0 has no attention and no MLP: there ``"all"`` begins with layer 1.
+        source: an encoder of the whole model, or of one cut after the last layer to read.
+        layers: ``"all"`` or a list of layers.
+        norm: norm of the vectors; by default that of the source.
+        pooling: pooling; by default that of the source.
+        prompt: prompt prepended to each text.
+        site: part of each block to read. Layer 0 has no attention or MLP, so ``"all"`` then starts at layer 1.
     """
     check_choice("site", site, READ_SITES)
     if source.after_pooling:
         raise OptionError(
-            f"`encoder` must be a model and its pooling to read its layers, but {source.after_pooling[0]} follows "
-            "them, which is made for its own vectors. Make it without `center`, `embed_filter` and `normalize`, and "
-            "with one layer."
+            f"`encoder` must end with its pooling to read its layers, but has the module "
+            f"{source.after_pooling[0]} after it. Create it without `center`, `embed_filter` and `normalize`, and with "
+            "one layer."
         )
     anatomy = source.anatomy
     if not anatomy.num_blocks:
         raise OptionError(
-            f"`encoder` must keep a block to read layers from, but {source.name} was cut at layer 0. "
-            "Make it with layer=-1."
+            f"`encoder` must have at least one block, but {source.name} was cut at layer 0. Create it with layer=-1."
         )
-    wanted = site_layers(layers, source.layer, site, name=source.name)  # a raw one keeps a block that is not a layer
-    _check_site(source.transformer, anatomy, wanted, site)
+    # With norm="none" the model has one block more than `source.layer`.
+    layer_numbers = site_layers(layers, source.layer, site, name=source.name)
 
-    def plain(inputs: list[Any]) -> dict[str, Any]:
-        return source.host_inputs(inputs, prompt=prompt or None)
-
+    plain = partial(source.host_inputs, prompt=prompt or None)
     source.eval()
     return LayerReader(
         source.transformer,
         TextInputs(source.tokenizer, plain, prompt),
         anatomy,
-        wanted,
+        layer_numbers,
         norm or source.norm,
         pooling or source.pooling,
         source.truncate_dim,
@@ -207,44 +347,24 @@ def layer_reader(
         unmasked=source.device.type in ("cpu", "cuda"),
         counting=source.counting,
         site=site,
-        shared=shared_ids(plain, None if prompt else source.counting.placed.front) if _may_share(source) else (),
     )
 
 
-def _may_share(source: LayerSource) -> bool:
-    """Return whether it may pay to have the tokens that texts begin with pass once.
-
-    On a GPU attention to what is in a cache needs a mask, and with one the quickest kernels do not run.
-    """
-    return source.device.type == "cpu" and "text" in source.media and source.tokenizer is not None
-
-
 def site_layers(layers: Sequence[Layer] | str, num_layers: int, site: ReadSite, *, name: str) -> list[int]:
-    """Return layers as ascending numbers; ``"all"`` leaves out the embeddings, which have no attention and no MLP.
+    """Return layers as ascending numbers; ``"all"`` omits the embeddings for attention and MLP.
 
     Example:
         >>> site_layers("all", 3, "block", name="m"), site_layers("all", 3, "mlp", name="m")
         ([0, 1, 2, 3], [1, 2, 3])
     """
-    wanted = resolve_layers(layers, num_layers, name=name)
+    numbers = resolve_layers(layers, num_layers, name=name)
     if site == "block":
-        return wanted
+        return numbers
     if isinstance(layers, str):
-        return wanted[1:]
-    if wanted[0] == 0:
+        return numbers[1:]
+    if numbers[0] == 0:
         raise LayerIndexError(
-            f"`layers` must be from 1 up with site={site!r}: layer 0 of {name} is its embeddings, which no {site} "
-            "wrote. Leave it out, or pass 'all' for every block."
+            f"`layers` must be 1 or higher with site={site!r}: layer 0 of {name} is its embeddings, which have no "
+            f"{site}. Leave it out, or pass 'all' for all blocks."
         )
-    return wanted
-
-
-def _check_site(model: nn.Module, anatomy: Anatomy, layers: Sequence[int], site: ReadSite) -> None:
-    """Raise unless every block that is read has the site."""
-    for layer in layers if site != "block" else ():
-        block = anatomy.block(model, layer)
-        if site not in block_sites(block, getattr(model, "config", None)):
-            raise OptionError(
-                f"`site` must be one that the blocks have, but block {layer} of {type(model).__name__}, a "
-                f"{type(block).__name__}, has no {site} that is known here. Read site='block', or other layers."
-            )
+    return numbers

@@ -1,13 +1,12 @@
-"""Figures and the self-contained HTML page of a frame of results; knows frames, not models."""
+"""Figures and self-contained HTML pages of results."""
 
 from __future__ import annotations
 
-from midlayer_encoders.report.matplotlib_figures import write_figure
-from midlayer_encoders.report.metrics import plot_metrics, write_metrics_figure
-from midlayer_encoders.report.recipes import plot_recipes
-from midlayer_encoders.report.scores import plot_heatmap, plot_scores
-from midlayer_encoders.report.steps import plot_steps_change, plot_steps_curves, plot_steps_heat
+from midlayer_encoders.report.drawing import write_figure
+from midlayer_encoders.report.layer_charts import plot_metrics, write_metrics_figure
+from midlayer_encoders.report.score_charts import plot_heatmap, plot_recipes, plot_scores
 from midlayer_encoders.report.sweep_page import report_html, write_report
+from midlayer_encoders.report.training_page import plot_steps_change, plot_steps_curves, plot_steps_heat
 
 __all__ = [
     "plot_heatmap",

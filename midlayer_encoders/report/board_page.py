@@ -1,21 +1,23 @@
-"""The page of a board: many runs on the tasks that they share, the best layer of each, and what it costs."""
+"""The page and the chart of a board: the scores and costs of the layers of several sweeps."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from html import escape
+from typing import TYPE_CHECKING
 
 from midlayer_encoders.frame import Baselines, average_baseline
-from midlayer_encoders.report.board import COSTS, Budget, Point, Run, board_chart, fronts_of
-from midlayer_encoders.report.page import code_lines, document, facts, large, section, soft
-from midlayer_encoders.report.page_figures import breakable, figure_html
-from midlayer_encoders.report.ticks import Cost, amount, cost_words, number
+from midlayer_encoders.frame.pareto import COSTS, Budget, Cost, Point, Run, cost_text, fronts_by_run, pareto_front
+from midlayer_encoders.report import drawing
+from midlayer_encoders.report.labels import number
+from midlayer_encoders.report.pages import render
+from midlayer_encoders.report.score_charts import draw_average_levels
+from midlayer_encoders.report.style import LIGHT, STYLES
 
-__all__ = ["board_html"]
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
-_MOST_TASKS = 6  # with a column each: more do not fit on paper
-_HEADS: Mapping[Cost, str] = {"parameters": "Parameters", "milliseconds": "ms per text", "bytes": "Bytes per vector"}
-_FRONTS: Mapping[Cost, str] = {"parameters": "parameters", "milliseconds": "time", "bytes": "bytes"}
+_MAX_TASKS = 6  # with a column each on paper
 
 
 def board_html(
@@ -28,108 +30,105 @@ def board_html(
     notes: Sequence[str] = (),
     how: Mapping[str, str] | None = None,
 ) -> str:
-    """Return one self-contained page over many runs.
+    """Return a self-contained page about several runs.
 
     Args:
-        runs: at least one; the order is that of the table.
-        best: the encoder to use: the best of all, or of those within the budget.
-        lines: that make it, by language.
-        budget: that it was chosen under, drawn as upright lines.
-        baselines: name of each, and its score on each shared task, a fraction.
-        notes: sentences below the verdict: tasks and folders that were left out.
-        how: what was compared and how it was measured.
+        runs: at least one, in the order of the table.
+        best: the recommended encoder: the best of all, or within the budget.
+        lines: code that creates it, by language.
+        budget: drawn as vertical lines.
+        baselines: score of each baseline on each shared task, a fraction.
+        notes: sentences below the verdict, such as omitted tasks and folders.
+        how: facts about the comparison.
     """
-    budget, known = budget or {}, baselines or {}
-    tasks = runs[0].summary.tasks
-    on = tasks[0].name if len(tasks) == 1 else f"average over {len(tasks)} tasks"
-    among = f"within {cost_words(budget)}" if budget else f"of {len(runs)} runs" if len(runs) > 1 else "of its layers"
-    verdict = f"{best.run} at layer {best.layer} scores {number(best.score)} on {on}: the most {among}."
-    words = (
-        "Each curve is a run, each point a layer, the disc its best one. On the Pareto front is what no other layer of "
-        "any run beats for the same cost or less. The axis of the score does not start at zero. Point at a layer, or "
-        "walk there with the arrow keys; a name in the key switches its curve."
-    ) + (" The upright lines are the budget, the orange disc is the encoder within it." if budget else "")
-    chart = board_chart(runs, known, budget, best if budget else None)
-    return document(
-        f"Board of {len(runs)} run{'' if len(runs) == 1 else 's'}",
-        large(verdict) + soft(cost_words(best.costs)),
-        [
-            section("Use this encoder", code_lines(lines)),
-            section("Score against cost", soft(words) + figure_html(chart) if chart.panels else ""),
-            section("Runs", _filters(runs) + _table(runs, known)),
-            section("What was compared", facts(how or {})),
-        ],
-        notes=notes,
-    )
-
-
-def _filters(runs: Sequence[Run]) -> str:
-    """Return the boxes that say which rows are shown; the page's script shows them, since they need it."""
-    if len(runs) < 2:
-        return ""
-    most = "".join(
-        f'<label>At most {escape(words)} <input type="text" inputmode="decimal" size="6" data-most="{cost}"></label>'
-        for cost, words in COSTS.items()
-    )
-    return (
-        '<div class="filters" role="search" aria-label="Runs" hidden>'
-        f'<label>Name, or part of it <input type="search" size="14" data-words></label>{most}'
-        '<label><input type="checkbox" data-front> On a front</label>'
-        '<button type="button" data-clear>Show all</button><span class="soft" role="status"></span></div>'
-    )
-
-
-def _table(runs: Sequence[Run], baselines: Baselines) -> str:
-    """Return the table of best layers; its columns can be sorted by a script."""
     tasks = [task.name for task in runs[0].summary.tasks]
-    shown = tasks if 1 < len(tasks) <= _MOST_TASKS else []
-    heads = [_head("Run"), _head("Layer"), _head("Score", falling=True), _head("Over its last layer", falling=True)]
-    heads += [_head(words) for words in _HEADS.values()]
-    heads += [_head("Fronts", falling=True), *(_head(name, falling=True) for name in shown)]
-    fronts = fronts_of(runs)
-    rows = "".join(_row(run, fronts[run.name], shown) for run in runs)
-    feet = "".join(_foot(name, scores, runs[0], shown) for name, scores in baselines.items())
-    caption = "Best layer of each run, in points (score × 100)"
-    return (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{caption}"><table class="sortable">'
-        f"<caption>{caption}</caption><thead><tr>{''.join(heads)}</tr></thead><tbody>{rows}</tbody>"
-        f"{f'<tfoot>{feet}</tfoot>' if feet else ''}</table></div>"
+    means = {name: average_baseline(runs[0].summary, scores) for name, scores in (baselines or {}).items()}
+    scope = f"within {cost_text(budget)}" if budget else f"of {len(runs)} runs" if len(runs) > 1 else "of its layers"
+    subject = tasks[0] if len(tasks) == 1 else f"average over {len(tasks)} tasks"
+    is_priced = any(point.costs for run in runs for point in run.points)
+    return render(
+        "board.html",
+        title=f"Board of {len(runs)} run{'' if len(runs) == 1 else 's'}",
+        notes=notes,
+        verdict=f"{best.run} at layer {best.layer} scores {number(best.score)} on {subject}: the most {scope}.",
+        costs=cost_text(best.costs),
+        lines=lines,
+        budget=budget,
+        chart=plot_board(runs, baselines, budget, best if budget else None) if is_priced else None,
+        cost_labels=COSTS,
+        runs=runs,
+        fronts=fronts_by_run(runs),
+        tasks=tasks if 1 < len(tasks) <= _MAX_TASKS else [],
+        baselines=baselines or {},
+        means={name: mean for name, mean in means.items() if mean is not None},
+        how=how or {},
     )
 
 
-def _head(words: str, *, falling: bool = False) -> str:
-    first = ' data-first="descending"' if falling else ""
-    return f'<th scope="col"{first}>{breakable(words)}</th>'
+def plot_board(
+    runs: Sequence[Run],
+    baselines: Baselines | None = None,
+    budget: Budget | None = None,
+    marked: Point | None = None,
+) -> Figure:
+    """Return the score of each layer of each run against each cost, with the best layers and the Pareto front.
+
+    Args:
+        runs: at least one, with a known cost.
+        baselines: drawn as levels.
+        budget: drawn as vertical lines.
+        marked: the layer selected within the budget.
+    """
+    costs = [cost for cost in COSTS if any(cost in point.costs for run in runs for point in run.points)]
+    figure, panels = drawing.panel_grid(len(costs), columns=1, size=(7.5, 3.2), head=True)
+    for axes, cost in zip(panels, costs, strict=True):
+        points = [point for run in runs for point in run.points if cost in point.costs]
+        limit = (budget or {}).get(cost)
+        limits = [] if limit is None else [limit]
+        drawing.amount_axis(axes, COSTS[cost], [*(point.costs[cost] for point in points), *limits])
+        front = pareto_front(points, cost)
+        _draw_front(axes, front, cost)
+        draw_average_levels(axes, runs[0].summary, baselines or {})
+        for value in limits:
+            drawing.draw_rule(axes, value, chosen=True)
+        _draw_runs(axes, runs, cost)
+        if marked is not None and cost in marked.costs:
+            drawing.draw_mark(axes, "best", marked.costs[cost], marked.score, "")
+        title = f"Score by {COSTS[cost]}"
+        label = f"{title}. " + "; ".join(point.describe().replace("\n", ", ") for point in front)
+        drawing.set_title(axes, title, label)
+    drawing.value_axis(*panels)
+    return drawing.finish(figure)
 
 
-def _row(run: Run, fronts: Sequence[Cost], tasks: Sequence[str]) -> str:
-    best, average = run.best, run.average
-    curves = {task.name: task.points for task in run.summary.tasks}
-    name, folder = f"<bdi>{breakable(run.name)}</bdi>", f"<bdi>{breakable(run.folder)}</bdi>"
-    name = f'<a href="{escape(run.page)}">{name}</a>' if run.page else name
-    cells = [
-        f'<th scope="row" data-value="{escape(run.name)}">{name}<br><small>{folder}</small></th>',
-        _cell(best.layer, f"{best.layer} of {run.summary.num_layers}"),
-        _cell(best.score, number(best.score)),
-        _cell(average.gain, f"+{number(average.gain)}" if average.gain else "0.0"),
-        *(_cell(best.costs.get(cost), amount(best.costs[cost]) if cost in best.costs else "", cost) for cost in COSTS),
-        _cell(len(fronts), ", ".join(_FRONTS[cost] for cost in fronts)),
-        *(_cell(curves[task][best.layer], number(curves[task][best.layer])) for task in tasks),
-    ]
-    data = f' data-run="{escape(run.name)}"' + (" data-on-front" if fronts else "")
-    return f"<tr{data}>{''.join(cells)}</tr>"
+def _draw_front(axes: Axes, front: Sequence[Point], cost: Cost) -> None:
+    """Draw the Pareto front as a broad staircase up to the end of the axis."""
+    x = [*(point.costs[cost] for point in front), axes.get_xlim()[1]]
+    y = [*(point.score for point in front), front[-1].score]
+    color = LIGHT["best"]
+    (stairs,) = axes.step(x, y, where="post", color=color, alpha=0.3, linewidth=4, label="Pareto front")
+    drawing.annotate(stairs, "front", curve="Pareto front")
 
 
-def _cell(value: float | None, text: str, cost: str = "") -> str:
-    if value is None:
-        return "<td>–</td>"
-    kind = f' data-cost="{cost}"' if cost else ""
-    return f'<td data-value="{value:.6g}"{kind}>{escape(text) or "–"}</td>'
-
-
-def _foot(name: str, scores: Mapping[str, float], run: Run, tasks: Sequence[str]) -> str:
-    mean = average_baseline(run.summary, scores)
-    if mean is None:
-        return ""
-    each = "<td></td>" * (2 + len(COSTS)) + "".join(f"<td>{number(100 * scores[task])}</td>" for task in tasks)
-    return f'<tr><th scope="row">{escape(name)}</th><td></td><td>{number(mean)}</td>{each}</tr>'
+def _draw_runs(axes: Axes, runs: Sequence[Run], cost: Cost) -> None:
+    """Draw a curve for each run whose layers differ in cost, and then a disc at the best layer of each."""
+    for style, run in enumerate(runs):
+        priced = [point for point in run.points if cost in point.costs]
+        x = [point.costs[cost] for point in priced]
+        y = [point.score for point in priced]
+        if len(set(x)) > 1:
+            tips = [point.describe() for point in priced]
+            drawing.draw_points(axes, x, y, label=run.name, style=style % STYLES, tips=tips)
+    for style, run in enumerate(runs):
+        best = run.best
+        if cost in best.costs:  # older sweeps timed two layers only
+            drawing.draw_points(
+                axes,
+                [best.costs[cost]],
+                [best.score],
+                "disc",
+                label=run.name,
+                style=style % STYLES,
+                tips=[best.describe()],
+                links=[run.page],
+            )

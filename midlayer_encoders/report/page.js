@@ -11,17 +11,22 @@
   const tip = make("div", { className: "tip", hidden: true });
   document.body.append(tip);
 
-  const points = all(document, "svg title").map(title => {
-    const shape = title.parentNode, point = shape.closest("a") ?? shape;
-    point.dataset.tip = title.textContent;
-    point.setAttribute("aria-label", title.textContent);
-    point.setAttribute("role", point === shape ? "img" : "link");
+  const addTip = (point, text) => {
+    point.dataset.tip = text;
+    point.setAttribute("aria-label", text);
+    point.setAttribute("role", point.tagName === "a" ? "link" : "img");
     point.setAttribute("tabindex", "-1"); // one stop for a whole figure, see below
-    title.remove(); // or the browser shows it too
-    return point;
-  });
-  // A picture with parts that can be reached is a group of them.
-  for (const point of points) point.closest("svg").setAttribute("role", "group");
+    point.closest("svg, .strip").setAttribute("role", "group"); // its parts can be reached
+  };
+  // Browsers would show the titles as well.
+  for (const title of all(document, "svg title")) {
+    addTip(title.parentNode.closest("a") ?? title.parentNode, title.textContent);
+    title.remove();
+  }
+  for (const cell of all(document, ".strip [title]")) {
+    addTip(cell, cell.title);
+    cell.removeAttribute("title");
+  }
 
   const middle = element => {
     const box = element.getBoundingClientRect();
@@ -53,7 +58,7 @@
 
   // --- arrow keys: left and right along a curve, up and down to another one, Home and End to its ends -----------------
   const curvesOf = figure =>
-    all(figure, "svg.strip, svg g.line, svg g.dots, svg g.strip")
+    all(figure, ".strip, svg g.line, svg g.dots, svg g.cells")
       .map(curve => all(curve, "[data-tip]").filter(seen))
       .filter(curve => curve.length);
 

@@ -1,4 +1,4 @@
-"""``Result``: what sweeps, comparisons, progressions and probes found, and how it is written to a folder."""
+"""``Result``: the tidy frame, figures and page of a sweep, comparison, progression or probe."""
 
 from __future__ import annotations
 
@@ -12,30 +12,28 @@ from typing import TYPE_CHECKING, ClassVar
 import polars as pl
 
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.files import read_kept, write_file
-from midlayer_encoders.report.matplotlib_figures import write_figure
-from midlayer_encoders.report.page import write_page
+from midlayer_encoders.files import read_artifact, write_file
+from midlayer_encoders.report.drawing import write_figure
+from midlayer_encoders.report.pages import write_page
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Result", "kept_frame", "write_frame"]
-
 
 @dataclass(frozen=True)
 class Result(ABC):
-    """A tidy frame, and everything that is shown of it.
+    """A tidy frame with its figures and page.
 
     Attributes:
         frame: tidy: ``model, revision, layer, depth, kind, dataset, name, value``.
-        folder: where it is written; ``None`` where it is not.
+        folder: to write to; None if there is none.
     """
 
     frame: pl.DataFrame
     folder: Path | None
 
     made_by: ClassVar[str]
-    """The function that returns it."""
+    """Name of the function that returns this class."""
 
     @abstractmethod
     def html(self) -> str:
@@ -46,37 +44,38 @@ class Result(ABC):
         """Return the figures by name."""
 
     def tables(self) -> Mapping[str, pl.DataFrame]:
-        """Return what :meth:`save` writes, by file name."""
+        """Return the tables that :meth:`save` writes, by file name."""
         return {"frame.parquet": self.frame, "frame.csv": self.frame}
 
     def to_html(self, path: Path | str | None = None) -> Path:
-        """Write the self-contained page and return where it lies; by default ``report.html`` in the folder."""
-        where = Path(path) if path is not None else self._home() / "report.html"
-        return write_page(self.html(), where)
+        """Write the self-contained page, by default to ``report.html`` in the folder, and return its path."""
+        return write_page(self.html(), Path(path) if path is not None else self._home() / "report.html")
 
     def save(self, folder: Path | str | None = None) -> Path:
-        """Write the tables, the figures and the page into a folder, by default the result's own, and return it."""
-        home = self._write_tables(folder)
+        """Write the tables, figures and page into a folder, by default that of the result, and return it."""
+        output = self._write_tables(folder)
         for name, figure in self.plots().items():
-            write_figure(figure, home / f"{name}.png")
-        self.to_html(home / "report.html")
-        return home
+            write_figure(figure, output / f"{name}.png")
+        self.to_html(output / "report.html")
+        return output
 
     def _write_tables(self, folder: Path | str | None) -> Path:
-        home = Path(folder) if folder is not None else self._home()
+        output = Path(folder) if folder is not None else self._home()
         for name, frame in self.tables().items():
-            write_frame(frame, home / name)
-        return home
+            write_frame(frame, output / name)
+        return output
 
     def _home(self) -> Path:
         if self.folder is None:
-            raise OptionError(f"`folder` must be given here, or `out` to `{self.made_by}`: there is none to write to.")
+            raise OptionError(
+                f"`folder` must be set here, or `out` in `{self.made_by}`: there is no folder to write to."
+            )
         return self.folder
 
 
 def write_frame(frame: pl.DataFrame, path: Path, *, metadata: Mapping[str, str] | None = None) -> None:
-    """Write a frame as parquet, with metadata, or CSV, as the name ends: all of it is there, or what was before."""
-    # In memory first: of a full disk polars says neither the disk nor the path.
+    """Write a frame atomically as CSV or as parquet with metadata, depending on the suffix."""
+    # Polars' errors about a full disk name neither the disk nor the path.
     content = BytesIO()
     if path.suffix == ".csv":
         frame.write_csv(content)
@@ -86,11 +85,11 @@ def write_frame(frame: pl.DataFrame, path: Path, *, metadata: Mapping[str, str] 
 
 
 def kept_frame(path: Path, make: Callable[[], pl.DataFrame]) -> pl.DataFrame:
-    """Return the frame that was kept in a parquet file, or make it and keep it.
+    """Return the frame saved in a parquet file, or make and save it.
 
-    A file that cannot be read is set aside, logged, and made again.
+    An unreadable file is set aside with a warning and made again.
     """
-    frame = read_kept(path, pl.read_parquet)
+    frame = read_artifact(path, pl.read_parquet)
     if frame is None:
         frame = make()
         write_frame(frame, path)

@@ -1,4 +1,4 @@
-"""How pictures and pages look: on a phone, on a desk, in the dark, on paper."""
+"""Colors and dashes of charts, and the CSS of pages."""
 
 from __future__ import annotations
 
@@ -6,44 +6,48 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
-__all__ = ["DASHES", "LIGHT", "MISSING", "SERIES", "STYLES", "dashes_of", "ordered_colors", "ordered_rules", "page_css"]
+_COLORS = {
+    "page": ("#ffffff", "#14171c"),
+    "card": ("#f5f6f8", "#1e232a"),
+    "ink": ("#1b1f24", "#e8eaed"),
+    "soft": ("#57606a", "#a9b1bb"),
+    "rule": ("#d5d9de", "#3a424d"),
+    "accent": ("#0065a8", "#7cc4f5"),
+    "best": ("#b54600", "#ff9a4d"),
+    "heat": ("#08519c", "#6cb6f0"),
+    "bar": ("#a8c8e4", "#33536b"),
+    "missing": ("#b9bec5", "#565d66"),
+    "code": ("#eef0f3", "#252b33"),
+    "row": ("#fff3e6", "#3a2a1a"),
+}
+LIGHT = {name: light for name, (light, _) in _COLORS.items()}
+"""Colors of the light theme by role."""
 
-LIGHT = {
-    "page": "#ffffff", "card": "#f5f6f8", "ink": "#1b1f24", "soft": "#57606a", "rule": "#d5d9de", "accent": "#0065a8",
-    "best": "#b54600", "heat": "#08519c", "code": "#eef0f3", "row": "#fff3e6",
-}  # fmt: skip
-"""Colors on white, by what they are for."""
-
-_DARK = {
-    "page": "#14171c", "card": "#1e232a", "ink": "#e8eaed", "soft": "#a9b1bb", "rule": "#3a424d", "accent": "#7cc4f5",
-    "best": "#ff9a4d", "heat": "#6cb6f0", "code": "#252b33", "row": "#3a2a1a",
-}  # fmt: skip
+_DARK = {name: dark for name, (_, dark) in _COLORS.items()}
 
 SERIES = ("#0072b2", "#d55e00", "#008060", "#b8518b", "#5a5a5a")
-"""Colors of curves on white: after Okabe and Ito, safe for the color-blind, darkened to a contrast of 3 or more."""
+"""Colors of curves in the light theme: after Okabe and Ito, darkened to a contrast of at least 3."""
 
 _SERIES_DARK = ("#62b8ee", "#ff9a4d", "#3fd0a4", "#ec9fcb", "#c8c8c8")
 
 DASHES = ("", "6 3", "2 3", "8 3 2 3")
-"""Dashes of curves once the colors are used up, as SVG writes them."""
+"""Dashes of curves that follow when the colors repeat."""
+
+LEVEL_DASHES = ("5 3", "1.5 2.5", "7 2 1.5 2")
+"""Dashes of successive levels."""
 
 STYLES = len(SERIES) * len(DASHES)
-"""How many curves can be told apart."""
-
-MISSING = "#b9bec5"
-"""The ground that shows through where a heat map has no value."""
-
-_DARK_SCREEN = "@media screen and (prefers-color-scheme: dark)"
+"""Number of distinct styles of curves."""
 
 
 def dashes_of(style: int) -> str:
-    """Return the dashes of a style number: colors change first, then dashes."""
+    """Return the dashes of a style: colors change first, then dashes."""
     return DASHES[style // len(SERIES) % len(DASHES)]
 
 
 @cache
 def ordered_colors(count: int, *, dark: bool = False) -> tuple[str, ...]:
-    """Return ``count`` colors in order, early to late; all of them show on white, or on a ``dark`` ground.
+    """Return ``count`` colors from early to late that are visible on white, or on the dark page.
 
     Example:
         >>> ordered_colors(2)
@@ -57,32 +61,29 @@ def ordered_colors(count: int, *, dark: bool = False) -> tuple[str, ...]:
     return tuple(to_hex(colormaps["viridis"](place)) for place in places)
 
 
-def ordered_rules(count: int) -> str:
-    """Return the CSS of ``count`` curves in order: the figures' colors, and brighter ones on a dark ground."""
-    light, dark = (
-        "\n".join(f".ordered-{count} .s{k} {{ --c: {color}; --dash: none; }}" for k, color in enumerate(colors))
-        for colors in (ordered_colors(count), ordered_colors(count, dark=True))
-    )
-    return f"{light}\n{_DARK_SCREEN} {{\n{dark}\n}}\n"
+def color_of(style: int, ordered: int = 0) -> str:
+    """Return the color of a style; ``ordered`` is the number of ordered colors, 0 for categories."""
+    return ordered_colors(ordered)[style] if ordered else SERIES[style % len(SERIES)]
 
 
-def _series_rules() -> str:
-    return "\n".join(
-        f".s{style} {{ --c: var(--s{style % len(SERIES)}); --dash: {dashes_of(style) or 'none'}; }}"
-        for style in range(STYLES)
-    )
-
-
-def _variables(colors: Mapping[str, str], series: Sequence[str]) -> str:
-    named = {**colors, **{f"s{style}": color for style, color in enumerate(series)}}
-    return " ".join(f"--{name}: {color};" for name, color in named.items())
+@cache
+def css_colors(ordered: int = 0) -> Mapping[str, str]:
+    """Return the CSS value for each color of a figure: a variable of the theme, or both colors of an ordered curve."""
+    named = {color: f"var(--{name})" for name, color in LIGHT.items()}
+    named |= {color: f"var(--s{style})" for style, color in enumerate(SERIES)}
+    pairs = zip(ordered_colors(ordered), ordered_colors(ordered, dark=True), strict=True)
+    return named | {light: f"light-dark({light}, {dark})" for light, dark in pairs}
 
 
 @cache
 def page_css() -> str:
-    """Return the CSS of every page: the colors of both themes, the rules of ``page.css``, and the styles of curves."""
-    themes = (
-        f":root {{ color-scheme: light dark; {_variables(LIGHT, SERIES)} }}\n"
-        f"{_DARK_SCREEN} {{\n:root {{ {_variables(_DARK, _SERIES_DARK)} }}\n}}\n"
-    )
-    return themes + Path(__file__).with_name("page.css").read_text(encoding="utf-8") + _series_rules()
+    """Return the CSS of all pages: the variables of both themes and ``page.css``."""
+    light = f":root {{ color-scheme: light dark; {_variables(LIGHT, SERIES)} }}\n"
+    dark = f":root {{ {_variables(_DARK, _SERIES_DARK)} }}\n"
+    rules = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
+    return f"{light}@media screen and (prefers-color-scheme: dark) {{\n{dark}}}\n{rules}"
+
+
+def _variables(colors: Mapping[str, str], series: Sequence[str]) -> str:
+    variables = {**colors, **{f"s{style}": color for style, color in enumerate(series)}}
+    return " ".join(f"--{name}: {color};" for name, color in variables.items())

@@ -1,39 +1,23 @@
-"""The page of one model: which layer is best, by how much, its metrics, and how all of it was measured."""
+"""The page of a sweep: the best layer, its gain, all scores and metrics, and how they were measured."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 
-from midlayer_encoders.frame import Baselines, Summary, check_frame, check_one_model, metric_series, summary
-from midlayer_encoders.report.charts import Chart
-from midlayer_encoders.report.metrics import broken_words, metrics_chart
-from midlayer_encoders.report.page import code_lines, document, facts, large, section, soft, write_page
-from midlayer_encoders.report.page_figures import figure_html, strips_html, wide_html
-from midlayer_encoders.report.recipes import recipe_rows, recipe_tile, recipe_words, recipes_map, recipes_panel
-from midlayer_encoders.report.scores import average_panel, losses_panel, tasks_chart
-from midlayer_encoders.report.tables import metric_tables, plain_table, score_tables
-from midlayer_encoders.report.ticks import Cost, cost_words
-from midlayer_encoders.report.words import baseline_words, confirmed_words, tiles, verdict
-
-__all__ = ["report_html", "write_report"]
+from midlayer_encoders.frame import Baselines, Curve, Summary, average_baseline, metric_series, summary
+from midlayer_encoders.frame.pareto import Cost, amount, cost_text
+from midlayer_encoders.report import score_charts
+from midlayer_encoders.report.labels import number
+from midlayer_encoders.report.layer_charts import gap_text, plot_metrics
+from midlayer_encoders.report.pages import Column, metric_columns, render, write_page
 
 
-def write_report(
-    frame: pl.DataFrame,
-    path: str | Path,
-    *,
-    title: str,
-    how: Mapping[str, str],
-    parameters: Mapping[int, int] | None = None,
-    seconds: Mapping[int, float] | None = None,
-    export: Mapping[str, str] | None = None,
-    notes: Sequence[str] = (),
-    baselines: Baselines | None = None,
-) -> Path:
-    """Write the page of :func:`report_html` and return where it lies; its folder is made.
+def write_report(frame: pl.DataFrame, path: str | Path, **options: Any) -> Path:
+    """Write the page of :func:`report_html` with its options, create its folder if needed, and return the path.
 
     Example:
         >>> import tempfile
@@ -45,17 +29,7 @@ def write_report(
         ...     "10.0 points more than the last layer" in page.read_text(encoding="utf-8")
         True
     """
-    text = report_html(
-        frame,
-        title=title,
-        how=how,
-        parameters=parameters,
-        seconds=seconds,
-        export=export,
-        notes=notes,
-        baselines=baselines,
-    )
-    return write_page(text, path)
+    return write_page(report_html(frame, **options), path)
 
 
 def report_html(
@@ -70,112 +44,104 @@ def report_html(
     baselines: Baselines | None = None,
     recipes: Mapping[str, Summary] | None = None,
 ) -> str:
-    """Return one self-contained page about one model: which layer is best, by how much, and how that was measured.
+    """Return a self-contained page about one model: its best layer, the gain, and how they were measured.
 
     Args:
-        frame: the results of one model at one revision, scores or metrics or both.
-        title: heading of the page.
-        how: what was measured and with what: versions, spec, seeds.
-        parameters: number of weights of the model cut at each layer.
-        seconds: that a text takes up to each layer.
-        export: the line that exports the best layer, by language, such as ``Python`` and ``Shell``.
-        notes: sentences to print below the verdict, such as tasks that failed.
-        baselines: name of each, and its score on each task, a fraction; shown even where it wins.
-        recipes: what each of several recipes scored; ``frame`` is then of the best one.
+        frame: scores, metrics or both of one model at one revision.
+        title: of the page.
+        how: facts about the measurement: versions, spec, seeds.
+        parameters: of the model cut at each layer.
+        seconds: per text, up to each layer.
+        export: code that exports the best layer, by language, such as ``Python`` and ``Shell``.
+        notes: sentences below the verdict, such as failed tasks.
+        baselines: score of each baseline on each task, a fraction.
+        recipes: scores of each recipe, if there are several; ``frame`` holds the best one.
     """
-    frame = check_frame(frame)
-    model, revision = check_one_model(frame)
-    found, metrics = summary(frame), metric_series(frame)
-    known = _of_tasks(baselines or {}, {one.name for one in found.tasks})
-    parameters, seconds = parameters or {}, seconds or {}
-    words = recipe_words(recipes) if recipes else verdict(found, metrics)
-    first = [recipe_tile(recipes)] if recipes else []
-    lead = soft(f"{model} at revision {revision}") + large(words) + tiles(found, parameters, seconds, first)
-    numbers = score_tables(found, parameters=parameters, seconds=seconds, baselines=known)
-    sections = [
-        section("Use this recipe and layer" if recipes else "Use this layer", code_lines(export or {})),
-        section("Recipes and layers", _recipes(recipes, known) if recipes else ""),
-        *_score_sections(found, known, _costs(parameters, seconds)),
-        section("Metrics by depth", _metrics(frame, found) if metrics else ""),
-        section("Confirmed by mteb", _confirmed(frame)),
-        section("The numbers", numbers + metric_tables(metrics)),
-        section("How it was measured", facts({"Model": model, "Revision": revision, **how})),
-    ]
-    return document(title, lead, sections, notes=[*baseline_words(found, known), *found.remarks, *notes])
-
-
-def _of_tasks(baselines: Baselines, tasks: set[str]) -> dict[str, dict[str, float]]:
-    """Return the scores on some tasks, of the baselines that have any."""
-    kept = {name: {task: one for task, one in of.items() if task in tasks} for name, of in baselines.items()}
-    return {name: scores for name, scores in kept.items() if scores}
-
-
-def _recipes(found: Mapping[str, Summary], baselines: Baselines) -> str:
-    words = "Each recipe by layer, in points (score × 100). All else on this page is about the best recipe."
-    table = soft("Each recipe at its best layer.") + plain_table(
-        recipe_rows(found, baselines), label="Recipes at their best layers"
-    )
-    below = "How many points each layer of each recipe is below the best of all; the best layer of each is outlined."
-    layers = [set(one.average.points) for one in found.values() if one.average]
-    crossed = " A stroke: not scored." if any(some != set().union(*layers) for some in layers) else ""
-    return (
-        soft(words)
-        + figure_html(Chart((recipes_panel(found, baselines),)))
-        + table
-        + soft(below + crossed)
-        + strips_html(recipes_map(found))
+    scores = summary(frame)
+    metrics = metric_series(frame)
+    task_names = {task.name for task in scores.tasks}
+    shared = {
+        name: {task: score for task, score in by_task.items() if task in task_names}
+        for name, by_task in (baselines or {}).items()
+    }
+    shared = {name: by_task for name, by_task in shared.items() if by_task}
+    best = scores.average.best_layer if scores.average else None
+    metrics_chart = plot_metrics(frame, chosen=best) if metrics else None
+    return render(
+        "sweep.html",
+        title=title,
+        notes=[*scores.remarks, *notes],
+        scores=scores,
+        several_layers=len(set().union(*(task.points for task in scores.tasks))) > 1,
+        parameters=parameters or {},
+        seconds=seconds or {},
+        costs=_cost_texts(parameters or {}, seconds or {}),
+        baselines=shared,
+        export=export or {},
+        how={"Model": scores.model, "Revision": scores.revision, **how},
+        recipes=recipes,
+        charts=score_charts,
+        line_names=list(zip(("dashed line", "dotted one", "one of dashes and dots"), shared, strict=False)),
+        metrics=metrics,
+        metrics_chart=metrics_chart,
+        gaps=gap_text(metrics_chart) if metrics_chart else "",
+        best=best,
+        confirmed=confirmed_words(frame),
+        score_columns=_score_columns(scores, parameters or {}, seconds or {}, shared),
+        metric_columns=metric_columns(metrics),
     )
 
 
-def _costs(parameters: Mapping[int, int], seconds: Mapping[int, float]) -> dict[int, str]:
-    """Return what each layer costs, in words."""
-    known: dict[int, dict[Cost, float]] = {layer: {"parameters": count} for layer, count in parameters.items()}
+def confirmed_words(frame: pl.DataFrame) -> list[str]:
+    """Return a line for each task that compares mteb's scores with those computed for all layers together.
+
+    Example:
+        >>> from midlayer_encoders.frame import FRAME_SCHEMA
+        >>> pair = ("score", 0.7), ("confirmed", 0.71)
+        >>> rows = [("m", "main", 1, 0.5, kind, "STS", "spearman", value) for kind, value in pair]
+        >>> confirmed_words(pl.DataFrame(rows, schema=FRAME_SCHEMA, orient="row"))
+        ['STS, confirmed by mteb: layer 1 71.0 (70.0 together).']
+    """
+    columns = ["dataset", "layer", "value"]
+    confirmed = frame.filter(kind="confirmed").select(columns)
+    together = frame.filter(kind="score").select(columns)
+    pairs = confirmed.join(together, on=["dataset", "layer"], suffix="_together")
+    lines = []
+    for (task,), rows in pairs.group_by("dataset", maintain_order=True):
+        texts = (
+            f"layer {layer} {number(100 * mteb)} ({number(100 * together)} together)"
+            for _, layer, mteb, together in rows.sort("layer").iter_rows()
+        )
+        lines.append(f"{task}, confirmed by mteb: {', '.join(texts)}.")
+    return lines
+
+
+def _score_columns(
+    scores: Summary, parameters: Mapping[int, int], seconds: Mapping[int, float], baselines: Baselines
+) -> list[Column]:
+    layers = set().union(*(task.points for task in scores.tasks))
+    costs = {
+        "Parameters, M": {layer: number(parameters[layer] / 1e6) for layer in layers & set(parameters)},
+        "Milliseconds": {layer: amount(1e3 * seconds[layer]) for layer in layers & set(seconds)},
+    }
+    columns = [Column(heading, texts) for heading, texts in costs.items() if texts]
+    if scores.average and len(scores.tasks) > 1:
+        means = [average_baseline(scores, by_task) for by_task in baselines.values()]
+        columns.append(_score_column(scores.average, "Average", means))
+    for task in scores.tasks:
+        feet = [100 * by_task[task.name] if task.name in by_task else None for by_task in baselines.values()]
+        columns.append(_score_column(task, task.name, feet))
+    return columns
+
+
+def _score_column(curve: Curve, heading: str, baselines: Sequence[float | None]) -> Column:
+    texts = {layer: number(value) for layer, value in curve.points.items()}
+    best = curve.best_layer if len(texts) > 1 else None
+    return Column(heading, texts, best, [*map(number, baselines)])
+
+
+def _cost_texts(parameters: Mapping[int, int], seconds: Mapping[int, float]) -> dict[int, str]:
+    costs: dict[int, dict[Cost, float]] = {layer: {"parameters": count} for layer, count in parameters.items()}
     for layer, time in seconds.items():
-        known.setdefault(layer, {})["milliseconds"] = 1e3 * time
-    return {layer: cost_words(costs) for layer, costs in known.items()}
-
-
-def _score_sections(found: Summary, baselines: Baselines, costs: Mapping[int, str]) -> list[str]:
-    if len(set().union(*(task.points for task in found.tasks))) < 2:
-        return []  # one layer has no depth to draw: the table says it all
-    average = wide_html(average_panel(found, baselines, costs), _average_words(found)) if found.average else ""
-    tasks = ""
-    if len(found.tasks) > 1 or not average:
-        lines = zip(("dashed line", "dotted one", "one of dashes and dots"), baselines, strict=False)
-        dashed = "".join(f"; the {line} is {name}" for line, name in lines)
-        tasks = soft(f"Each task by layer, in points, on its own scale. Disc: best layer; square: last layer{dashed}.")
-        tasks += figure_html(tasks_chart(found, baselines, costs))
-    crossed = " A stroke: not scored." if found.incomplete else ""
-    shared = " The scale is the same for all tasks." if len(found.tasks) > 1 else ""
-    heat = soft(
-        "How many points each layer is below the same task's best layer: the stronger the color, the nearer; the best "
-        f"layer is outlined.{shared}{crossed}"
-    )
-    return [
-        section("Score by depth", average + tasks),
-        section("Layers and tasks", heat + strips_html(losses_panel(found))),
-    ]
-
-
-def _average_words(found: Summary) -> str:
-    first = found.tasks[0]
-    of = f"{first.name} ({first.measure})" if len(found.tasks) == 1 else f"Average of {len(found.tasks)} tasks"
-    return (
-        f"{of} by layer, in points (score × 100). The axis does not start at zero. The best layer is picked by the "
-        "scores that it is shown with, so a gain of a fraction of a point may be luck."
-    )
-
-
-def _metrics(frame: pl.DataFrame, found: Summary) -> str:
-    best = found.average.best_layer if found.average else None
-    chart = metrics_chart(frame, chosen=best)
-    upright = f" The upright line is layer {best}, the best by score." if best is not None else ""
-    return soft(f"Each metric by layer, on its own scale.{upright}{broken_words(chart)}") + figure_html(chart)
-
-
-def _confirmed(frame: pl.DataFrame) -> str:
-    lines = confirmed_words(frame)
-    if not lines:
-        return ""
-    words = "All layers were scored together; mteb's own evaluators scored these one by one, in points."
-    return soft(words) + "".join(soft(line) for line in lines)
+        costs.setdefault(layer, {})["milliseconds"] = 1e3 * time
+    return {layer: cost_text(by_kind) for layer, by_kind in costs.items()}

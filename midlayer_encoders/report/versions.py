@@ -1,12 +1,10 @@
-"""Which versions made a report."""
+"""Versions of the packages behind a report."""
 
 from __future__ import annotations
 
 import platform
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
-
-__all__ = ["versions"]
 
 _PACKAGES = ("midlayer-encoders", "torch", "transformers", "sentence-transformers")
 

@@ -1,7 +1,7 @@
-"""All layers of a task scored together, on the device, as mteb's own evaluators score them one by one."""
+"""Scores of all layers of a task at once, equal to those of mteb's evaluators."""
 
 from __future__ import annotations
 
-from midlayer_encoders.scoring.together import Read, all_alike, layer_scores, memory_budget
+from midlayer_encoders.scoring.all_layers import Read, all_alike, layer_scores, memory_budget
 
 __all__ = ["Read", "all_alike", "layer_scores", "memory_budget"]

@@ -1,4 +1,4 @@
-"""Mini-batch k-means of many layers and draws side by side: scikit-learn's, with its own random numbers."""
+"""scikit-learn's mini-batch k-means for many layers and draws at once, with the same random numbers."""
 
 from __future__ import annotations
 
@@ -10,63 +10,68 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-__all__ = ["mini_batch_k_means"]
+_Ints: TypeAlias = npt.NDArray[np.int64]
+_Flags: TypeAlias = npt.NDArray[np.bool_]
 
-Ints: TypeAlias = npt.NDArray[np.int64]
-
-_MAX_ITERATIONS, _PATIENCE, _SMALL = 100, 10, 0.01  # defaults of scikit-learn's MiniBatchKMeans
+# Defaults of scikit-learn's MiniBatchKMeans.
+_MAX_ITERATIONS = 100
+_PATIENCE = 10
+_REASSIGNMENT_RATIO = 0.01
 
 
 def mini_batch_k_means(vectors: Tensor, drawn: Tensor, *, clusters: int, batch_size: int, seed: int) -> Tensor:
     """Return the cluster of every row of every draw, shape ``(L, R, S)``.
 
-    ``MiniBatchKMeans(clusters, batch_size=batch_size, n_init=1, random_state=seed)`` of scikit-learn, fitted to each
-    draw at each layer. Its random numbers do not depend on the vectors but for one thing, whether centers with few
-    rows are moved at a step, so those of all layers and draws are taken from a few generators.
+    This is scikit-learn's ``MiniBatchKMeans(clusters, batch_size=batch_size, n_init=1, random_state=seed)`` on each
+    draw at each layer. Its random numbers depend on the vectors only through the steps at which centers with few rows
+    are reassigned, so a few generators serve all layers and draws.
 
     Args:
         vectors: of N rows at L layers, shape ``(L, N, D)``, float32.
-        drawn: places of the S rows of each of R draws, shape ``(R, S)``.
-        clusters: number of them.
-        batch_size: rows of a step.
+        drawn: rows of each of R draws, shape ``(R, S)``.
+        clusters: number of clusters.
+        batch_size: rows per step.
         seed: scikit-learn's ``random_state``.
     """
-    # Clusters do not move with the origin, and distances between vectors of small norm lose fewer digits.
+    # Clusters do not depend on the origin, and vectors of small norm have more accurate distances.
     vectors = vectors - vectors.double().mean(dim=1, keepdim=True).to(vectors.dtype)
-    return _Run(vectors, drawn.to(vectors.device), clusters, batch_size, seed).run()
+    return _KMeans(vectors, drawn.to(vectors.device), clusters, batch_size, seed).run()
 
 
 @dataclass
 class _Stream:
-    """A generator and the problems, as ``layer * R + draw``, whose numbers come from it."""
+    """A generator and the problems that use it, numbered ``layer * R + draw``."""
 
     generator: np.random.RandomState
-    members: Ints
+    members: _Ints
 
 
-class _Run:
-    """P = L R problems; shapes ``(L, R, …)`` on the device, ``(P,)`` on the host."""
+class _KMeans:
+    """P = L R problems; tensors have the shape ``(L, R, …)``, arrays on the host ``(P,)``."""
 
     def __init__(self, vectors: Tensor, drawn: Tensor, clusters: int, batch_size: int, seed: int) -> None:
-        self.vectors, self.drawn, self.clusters = vectors, drawn, clusters
+        self.vectors = vectors
+        self.drawn = drawn
+        self.clusters = clusters
         self.shape = len(vectors), len(drawn)
-        self.count, self.size = len(vectors) * len(drawn), drawn.shape[1]
+        self.count = len(vectors) * len(drawn)
+        self.size = drawn.shape[1]
         self.batch = min(batch_size, self.size)
         least = 3 * self.batch if 3 * self.batch >= clusters else 3 * clusters
         self.init_size = min(least, self.size)
         self.generator = np.random.RandomState(seed)
 
     def run(self) -> Tensor:
-        """Return every row's cluster."""
-        self.generator.randint(0, self.size, self.init_size)  # drawn to compare several starts, of which there is one
+        """Return the cluster of each row, shape ``(L, R, S)``."""
+        self.generator.randint(0, self.size, self.init_size)  # scikit-learn draws these to compare initializations
         centers = self._steps(self._plus_plus())
         labels = self._nearest(self.vectors[:, None], centers)[0]
         return labels.gather(2, self.drawn.expand(*self.shape, self.size))
 
     def _points(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the vectors to look at for some rows of each draw, ``(L, 1 or R, M, D)``, and each row's place there.
+        """Return vectors that contain the rows of each draw, ``(L, 1 or R, M, D)``, and the position of each row.
 
-        Where the draws have few distinct rows, distances to all of them are fewer than to each row of each draw.
+        All vectors are fewer than the rows of each draw if the draws share most of their rows.
         """
         if self.vectors.shape[1] <= 2 * rows.shape[-1]:
             return self.vectors[:, None], rows.expand(*self.shape, rows.shape[-1])
@@ -75,37 +80,37 @@ class _Run:
         return self.vectors[layers, rows], places.expand(*self.shape, rows.shape[-1])
 
     def _plus_plus(self) -> Tensor:
-        """Return the first centers, ``(L, R, K, D)``: greedy k-means++."""
+        """Return the initial centers of greedy k-means++, ``(L, R, K, D)``."""
         chosen = np.arange(self.size)
         if self.init_size < self.size:
             chosen = self.generator.randint(0, self.size, self.init_size)
         rows = self.drawn[:, torch.from_numpy(chosen).to(self.drawn.device)]
         points, places = self._points(rows)
-        points = points.double()  # as scikit-learn does here, and then rounds to the vectors' own precision
+        points = points.double()  # as in scikit-learn, which rounds the distances afterwards
         norms = points.square().sum(dim=3)
         weights = self._shares(self.init_size)
         first = int(self.generator.choice(self.init_size, p=weights))
         trials = 2 + int(np.log(self.clusters))
-        found = [places[:, :, first]]
-        closest = self._distances(points, norms, places, found[0][..., None])[..., 0, :]
+        centers = [places[:, :, first]]
+        closest = self._distances(points, norms, places, centers[0][..., None])[..., 0, :]
         for _ in range(1, self.clusters):
             candidates = self._candidates(closest, self.generator.uniform(size=trials))
-            asked = places.gather(2, candidates)
-            distances = torch.minimum(closest[..., None, :], self._distances(points, norms, places, asked))
+            positions = places.gather(2, candidates)
+            distances = torch.minimum(closest[..., None, :], self._distances(points, norms, places, positions))
             best = distances.sum(dim=3).argmin(dim=2, keepdim=True)
             closest = distances.gather(2, best[..., None].expand(-1, -1, 1, distances.shape[3]))[..., 0, :]
-            found.append(asked.gather(2, best)[..., 0])
-        return self._at(points, torch.stack(found, dim=2)).to(self.vectors.dtype)
+            centers.append(positions.gather(2, best)[..., 0])
+        return self._at(points, torch.stack(centers, dim=2)).to(self.vectors.dtype)
 
     def _shares(self, count: int) -> npt.NDArray[Any]:
-        """Return equal chances, rounded as scikit-learn has them."""
+        """Return equal probabilities, rounded like scikit-learn's."""
         ones = np.ones(count, dtype=np.float32 if self.vectors.dtype == torch.float32 else np.float64)
         return np.asarray(ones / ones.sum())
 
     def _candidates(self, closest: Tensor, uniform: npt.NDArray[np.float64]) -> Tensor:
-        """Return rows drawn by their distance to the nearest center, ``(L, R, T)``."""
-        # Added one after the other in float32, as scikit-learn does, and all on the host: a sum in another order may
-        # draw another row, and then a whole draw ends elsewhere.
+        """Return rows drawn with probabilities proportional to their distance, ``(L, R, T)``."""
+        # Cumulative float32 sums on the host, as in scikit-learn: a sum in another order may draw another row and so
+        # change the clusters.
         rows = closest.flatten(0, 1).cpu().numpy()
         sums, totals = np.cumsum(rows, axis=1), rows @ np.ones(rows.shape[1], dtype=rows.dtype)
         drawn = [np.searchsorted(row, uniform * total) for row, total in zip(sums, totals, strict=True)]
@@ -116,31 +121,29 @@ class _Run:
         """Return the vectors at places ``(L, R, T)`` of points."""
         layers = torch.arange(self.shape[0], device=places.device)[:, None, None]
         draws = torch.arange(points.shape[1], device=places.device)[None, :, None]
-        found: Tensor = points[layers, draws, places]
-        return found
+        vectors: Tensor = points[layers, draws, places]
+        return vectors
 
-    def _distances(self, points: Tensor, norms: Tensor, places: Tensor, asked: Tensor) -> Tensor:
-        """Return squared distances from asked points to all rows, ``(L, R, T, I)``."""
-        of = self._at(points, asked)
-        products = _products(points, of)
-        squared = of.square().sum(dim=3)[..., None] - 2 * products + norms[..., None, :]
+    def _distances(self, points: Tensor, norms: Tensor, places: Tensor, positions: Tensor) -> Tensor:
+        """Return squared distances from the points at T positions to all rows, ``(L, R, T, I)``."""
+        candidates = self._at(points, positions)
+        products = _products(points, candidates)
+        squared = candidates.square().sum(dim=3)[..., None] - 2 * products + norms[..., None, :]
         squared = squared.clamp(min=0).to(self.vectors.dtype)
-        return squared.gather(3, places[:, :, None].expand(-1, -1, asked.shape[2], -1))
+        return squared.gather(3, places[:, :, None].expand(-1, -1, positions.shape[2], -1))
 
-    def _nearest(
-        self, points: Tensor, centers: Tensor, active: npt.NDArray[np.bool_] | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Return the nearest center of each point and its squared distance less the point's norm, ``(L, R, M)``."""
+    def _nearest(self, points: Tensor, centers: Tensor, active: _Flags | None = None) -> tuple[Tensor, Tensor]:
+        """Return each point's nearest center and its squared distance minus the point's squared norm, ``(L, R, M)``."""
         distances = centers.square().sum(dim=3)[..., None] - 2 * _products(points, centers, active)
         least = distances.min(dim=2)
         return least.indices, least.values
 
     def _steps(self, centers: Tensor) -> Tensor:
-        """Return the centers after all steps."""
+        """Return the final centers."""
         stopping = _Stopping(self.count, self.batch, self.size)
         streams = [_Stream(self.generator, np.arange(self.count))]
         counts = centers.new_zeros(centers.shape[:3])
-        held: npt.NDArray[Any] = np.zeros((self.count, self.clusters))  # the counts, on the host
+        held: npt.NDArray[Any] = np.zeros((self.count, self.clusters))  # the counts on the host
         since = np.zeros(self.count, dtype=np.int64)
         weights = self._shares(self.size)
         places = np.zeros((self.count, self.batch), dtype=np.int64)
@@ -156,22 +159,21 @@ class _Run:
             going = torch.from_numpy(stopping.active).to(centers.device).view(self.shape)
             centers = torch.where(going[..., None, None], moved, centers)
             counts = torch.where(going[..., None], counted, counts)
-            noted = torch.cat([counts, inertia[..., None]], dim=2).flatten(0, 1).cpu().numpy()
-            held = noted[:, :-1].copy()
+            on_host = torch.cat([counts, inertia[..., None]], dim=2).flatten(0, 1).cpu().numpy()
+            held = on_host[:, :-1].copy()
             streams = self._reassign(centers, counts, held, rows, streams, due & stopping.active)
-            stopping.note(noted[:, -1].astype(np.float64))
+            stopping.update(on_host[:, -1].astype(np.float64))
             if not stopping.active.any():
                 break
-            left = (_Stream(one.generator, one.members[stopping.active[one.members]]) for one in streams)
-            streams = [one for one in left if len(one.members)]
+            for stream in streams:
+                stream.members = stream.members[stopping.active[stream.members]]
+            streams = [stream for stream in streams if len(stream.members)]
         return centers
 
-    def _step(
-        self, rows: Tensor, centers: Tensor, counts: Tensor, active: npt.NDArray[np.bool_]
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the centers and counts after a batch of rows ``(L, R, B)``, and the batch's inertia before it.
+    def _step(self, rows: Tensor, centers: Tensor, counts: Tensor, active: _Flags) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the centers and counts after a batch of rows ``(L, R, B)``, and its inertia with the old centers.
 
-        What is returned for problems that are not ``active`` says nothing.
+        Results of problems that are not ``active`` are undefined.
         """
         points, places = self._points(rows)
         labels, least = self._nearest(points, centers, active)
@@ -179,7 +181,9 @@ class _Run:
         inertia = squared.gather(2, places).sum(dim=2)
         new = labels.gather(2, places) * points.shape[2] + places
         times = centers.new_zeros(*self.shape, self.clusters * points.shape[2])
-        times.scatter_add_(2, new, torch.ones_like(new, dtype=times.dtype))  # how often a point counts for a cluster
+        times.scatter_add_(
+            2, new, torch.ones_like(new, dtype=times.dtype)
+        )  # multiplicity of each point in each cluster
         times = times.view(*self.shape, self.clusters, -1)
         more = times.sum(dim=3)
         sums = _products(points.mT, times, active)
@@ -194,20 +198,20 @@ class _Run:
         held: npt.NDArray[Any],
         rows: Tensor,
         streams: list[_Stream],
-        due: npt.NDArray[np.bool_],
+        due: _Flags,
     ) -> list[_Stream]:
         """Move centers with few rows to rows of the batch, in place, and return the streams of the next step."""
-        low = (held < _SMALL * held.max(axis=1, keepdims=True)) & due[:, None]
+        low = (held < _REASSIGNMENT_RATIO * held.max(axis=1, keepdims=True)) & due[:, None]
         split: list[_Stream] = []
         for stream in streams:
-            some = low[stream.members].any(axis=1)
-            stay, move = stream.members[~some], stream.members[some]
+            moves = low[stream.members].any(axis=1)
+            stay, move = stream.members[~moves], stream.members[moves]
             if len(stay):
                 split.append(_Stream(stream.generator, stay))
             if not len(move):
                 continue
             generator = _copied(stream.generator) if len(stay) else stream.generator
-            order = generator.permutation(self.batch)  # what a choice without replacement takes the first of
+            order = generator.permutation(self.batch)  # `choice` without replacement takes its first entries
             split.append(_Stream(generator, move))
             for problem in move.tolist():
                 small = low[problem]
@@ -222,28 +226,29 @@ class _Run:
         return split
 
 
-def _products(points: Tensor, others: Tensor, active: npt.NDArray[np.bool_] | None = None) -> Tensor:
-    """Return the products of others ``(L, R, K, D)`` with points ``(L, 1 or R, M, D)``, shape ``(L, R, K, M)``.
+def _products(points: Tensor, centers: Tensor, active: _Flags | None = None) -> Tensor:
+    """Return the products of centers ``(L, R, K, D)`` with points ``(L, 1 or R, M, D)``, shape ``(L, R, K, M)``.
 
-    The points stand on the left: the other way round some CPU libraries are ten times slower. A CPU takes one product
-    after the other, and zero where a problem is not ``active``; a GPU takes all at once.
+    The points are on the left because some CPU libraries are ten times slower otherwise. A CPU computes one product at
+    a time and leaves zeros for problems that are not ``active``; a GPU computes all at once.
     """
-    layers, draws = others.shape[:2]
+    layers, draws = centers.shape[:2]
     if points.device.type != "cpu":
         if points.shape[1] > 1:
-            return (points @ others.mT).mT
-        return (points[:, 0] @ others.flatten(1, 2).mT).mT.unflatten(1, others.shape[1:3])  # type: ignore[no-untyped-call, no-any-return]
-    found = others.new_zeros(*others.shape[:3], points.shape[2])
+            return (points @ centers.mT).mT
+        return (points[:, 0] @ centers.flatten(1, 2).mT).mT.unflatten(1, centers.shape[1:3])  # type: ignore[no-untyped-call, no-any-return]
+    products = centers.new_zeros(*centers.shape[:3], points.shape[2])
     for layer in range(layers):
-        wanted = np.arange(draws) if active is None else np.flatnonzero(active[layer])
-        if not len(wanted):
+        active_draws = np.arange(draws) if active is None else np.flatnonzero(active[layer])
+        if not len(active_draws):
             continue
-        for some in [wanted] if points.shape[1] == 1 else wanted[:, None]:  # draws that share their points, or one
-            rows = others[layer, torch.from_numpy(some)].flatten(0, 1)
+        # All draws at once if they share their points, else one at a time.
+        for group in [active_draws] if points.shape[1] == 1 else active_draws[:, None]:
+            rows = centers[layer, torch.from_numpy(group)].flatten(0, 1)
             out = rows.new_empty(len(rows), points.shape[2])
-            torch.mm(points[layer, some[0] if points.shape[1] > 1 else 0], rows.mT, out=out.mT)
-            found[layer, torch.from_numpy(some)] = out.view(len(some), *found.shape[2:])
-    return found
+            torch.mm(points[layer, group[0] if points.shape[1] > 1 else 0], rows.mT, out=out.mT)
+            products[layer, torch.from_numpy(group)] = out.view(len(group), *products.shape[2:])
+    return products
 
 
 def _copied(generator: np.random.RandomState) -> np.random.RandomState:
@@ -253,18 +258,19 @@ def _copied(generator: np.random.RandomState) -> np.random.RandomState:
 
 
 class _Stopping:
-    """Which problems go on: until the smoothed inertia of the batches has not decreased for some steps."""
+    """Stops problems whose smoothed batch inertia has not decreased for some steps."""
 
     def __init__(self, count: int, batch: int, size: int) -> None:
         self.active = np.ones(count, dtype=bool)
-        self.batch, self.share = batch, min(2 * batch / (size + 1), 1)
+        self.batch = batch
+        self.share = min(2 * batch / (size + 1), 1)
         self.steps = 0
         self.smoothed: npt.NDArray[np.float64] | None = None
         self.least = np.full(count, np.inf)
         self.waited = np.zeros(count, dtype=np.int64)
 
-    def note(self, inertia: npt.NDArray[np.float64]) -> None:
-        """Take the inertia of each problem's batch; the first is that of the start, and is ignored."""
+    def update(self, inertia: npt.NDArray[np.float64]) -> None:
+        """Add the inertia of each problem's batch; the first one belongs to the initial centers and is ignored."""
         self.steps += 1
         if self.steps == 1:
             return

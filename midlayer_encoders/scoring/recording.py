@@ -1,191 +1,188 @@
-"""What mteb asks of an encoder on a task: its own evaluation is run with numbers of rows in place of vectors.
+"""Record mteb's evaluation of a task: it runs with row numbers in place of vectors.
 
-So texts, prompts, splits, subsets, training examples and draws are mteb's own, by its own code. Imports mteb, which
-takes seconds: import this module inside functions. What of mteb is private and used here is tested in
-``tests/scoring/test_recording.py``.
+So texts, prompts, splits, subsets, training examples and draws come from mteb's code. Importing mteb takes seconds:
+import this module inside functions. ``tests/scoring/test_recording.py`` tests the private parts of mteb that are used.
 """
 
 from __future__ import annotations
 
+import re
 import types
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from mteb import abstasks
 from mteb._create_dataloaders import create_dataloader
-from mteb.abstasks import (
-    AbsTaskClassification,
-    AbsTaskClustering,
-    AbsTaskPairClassification,
-    AbsTaskRetrieval,
-    AbsTaskSTS,
-)
-from mteb.abstasks import clustering as mteb_clustering
+from mteb._evaluators import SklearnEvaluator
+from mteb.abstasks import AbsTask
 from mteb.models.model_meta import ModelMeta
 from mteb.models.search_wrappers import SearchEncoderWrapper
 from mteb.types import PromptType
+from sklearn.linear_model import LogisticRegression
 from sklearn.utils.multiclass import check_classification_targets
 from torch import Tensor
 
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.scoring.classification import Classifiers, Experiment
+from midlayer_encoders.scoring.classification import ClassifierData, Classifiers
 from midlayer_encoders.scoring.clustering import Clusterings, Draws
-from midlayer_encoders.scoring.pairs import LabelledPairs
-from midlayer_encoders.scoring.retrieval import make_ranking
-from midlayer_encoders.scoring.sts import StsPairs
+from midlayer_encoders.scoring.retrieval import RANKING_SCORES, LabeledPairs, StsPairs, make_ranking
 
 if TYPE_CHECKING:
-    from mteb.abstasks import AbsTask
-    from mteb.abstasks.task_metadata import TaskMetadata
-    from torch.utils.data import DataLoader
+    from midlayer_encoders.scoring.all_layers import Scorer
 
-__all__ = ["Keys", "Question", "Recorded", "record"]
+Keys: TypeAlias = Callable[..., Sequence[str]]
+"""Maps the inputs that mteb passes to an encoder, ``task_metadata`` and ``prompt_type`` to the key of each input."""
 
-
-class Keys(Protocol):
-    """Returns the key of each input that mteb hands to an encoder; whatever embeds them may do so here."""
-
-    def __call__(
-        self, inputs: DataLoader[Any], *, task_metadata: TaskMetadata, prompt_type: PromptType | None
-    ) -> Sequence[str]:
-        """Return a key for each input."""
+_SETTINGS = {"l1_ratio", "C", "max_iter", "tol", "random_state", "verbose", "n_jobs", "penalty", "warm_start"}
 
 
-class Question(Protocol):
-    """What is asked of the vectors of some rows."""
+def scores_together(task: AbsTask) -> str | None:
+    """Return the reason why a task cannot be scored at all layers together, or ``None`` if it can.
 
-    def scores(self, vectors: Tensor) -> Tensor:
-        """Return one score for each layer from vectors ``(L, N, D)``."""
+    mteb scores tasks that change its evaluation.
+    """
+    if list(task.modalities) != ["text"]:
+        return f"its modalities are {', '.join(task.modalities)}"
+    base = next((task_type for task_type in _TYPES if isinstance(task, task_type)), None)
+    if base is None:
+        return f"its type is {task.metadata.type}"
+    _, scores, methods = _TYPES[base]
+    main_score = str(task.metadata.main_score)
+    if re.fullmatch(scores, main_score) is None:
+        return f"its main score is {main_score}"
+    for name in ("evaluate", "_evaluate_subset", "_add_main_score", *methods):
+        module = getattr(type(task), name).__module__
+        if module not in (base.__module__, AbsTask.__module__) and not module.startswith("midlayer_encoders.tasks."):
+            return f"it overrides `{name}`"
+    if isinstance(task, abstasks.AbsTaskClassification):
+        return _unsupported_classifier(task)
+    if isinstance(task, abstasks.AbsTaskRetrieval) and (task.skip_first_result or task._previous_results_model_meta):
+        return "it ranks the results of another search"
+    return None
 
-    def numbers(self, rows: int, dim: int) -> int:
-        """Return about how many numbers of four bytes a layer takes."""
+
+def _unsupported_classifier(task: abstasks.AbsTaskClassification) -> str | None:
+    """Return the reason why a task's classifier is not supported, or ``None`` if it is."""
+    if task.evaluator is not SklearnEvaluator:
+        return f"its evaluator is {task.evaluator.__name__}"
+    model: Any = task.evaluator_model
+    if type(model) is not LogisticRegression:
+        return f"its classifier is {type(model).__name__}"
+    defaults = LogisticRegression().get_params()
+    settings = model.get_params()
+    changed = {name: value for name, value in settings.items() if name not in _SETTINGS and value != defaults[name]}
+    changed |= {name: settings[name] for name in ("l1_ratio", "penalty") if settings.get(name) != defaults.get(name)}
+    return f"its classifier has other settings: {changed}" if changed else None
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """A question about one subset of one split of a task, and the keys of the N rows that it is about."""
+    """The scorer of one subset of one split of a task, and the keys of its N rows."""
 
     split: str
     subset: str
     keys: tuple[str, ...]
-    question: Question
+    scorer: Scorer
 
 
 def record(task: AbsTask, keys: Keys, *, similarity: str = "cosine") -> list[Recorded]:
-    """Return what mteb asks on each subset of each split of a task; the task must be one that is scored together.
+    """Return the scorer of each subset of each split of a task that :func:`scores_together` accepts.
 
     Args:
-        task: a fresh one, which is used up.
-        keys: of the inputs.
-        similarity: the encoder's own, as in sentence-transformers' ``similarity_fn_name``.
+        task: a new task; it cannot be used again.
+        keys: returns the keys of inputs.
+        similarity: the encoder's similarity, as in sentence-transformers' ``similarity_fn_name``.
     """
-    mixin = next(one for base, one in _RECORDING.items() if isinstance(task, base))
+    mixin = next(mixin for base, (mixin, _, _) in _TYPES.items() if isinstance(task, base))
     task.__class__ = type(type(task).__name__, (mixin, type(task)), {})
-    asked: list[Recorded] = []
+    recorded: list[Recorded] = []
     for split in task.eval_splits:
         for subset in task.hf_subsets:
-            rows = _Rows(keys, similarity)
-            # One subset after the other, with one task: its generator goes on from subset to subset, as in mteb.
+            rows = _RowEncoder(keys, similarity)
+            # One task for all subsets because its random generator continues from subset to subset in mteb.
             task.evaluate(rows, split, [subset], encode_kwargs={"batch_size": 32, "show_progress_bar": False})
-            if rows.question is None:
-                raise RuntimeError(f"mteb's evaluation of {task.metadata.name} ended without asking anything.")
-            asked.append(Recorded(split, subset, tuple(rows.places), rows.question))
-    return asked
+            if rows.scorer is None:
+                raise RuntimeError(f"mteb's evaluation of {task.metadata.name} ended without computing a score.")
+            recorded.append(Recorded(split, subset, tuple(rows.places), rows.scorer))
+    return recorded
 
 
 @dataclass
-class _Rows:
-    """An encoder for mteb whose vectors are the numbers of its inputs' rows, ``(N, 1)``; equal inputs share one."""
+class _RowEncoder:
+    """An encoder for mteb whose vectors ``(N, 1)`` are row numbers from 1; equal inputs share a row."""
 
     keys: Keys
-    own: str
+    similarity_name: str
     places: dict[str, int] = field(default_factory=dict)
-    question: Question | None = None
+    scorer: Scorer | None = None
+    columns: list[Tensor] = field(default_factory=list)
     mteb_model_meta: ModelMeta = field(
         default_factory=lambda: ModelMeta.create_empty(overwrites={"name": "local/rows", "revision": "none"})
     )
 
     def encode(
-        self,
-        inputs: DataLoader[Any],
-        *,
-        task_metadata: TaskMetadata,
-        hf_split: str,  # noqa: ARG002  (mteb names them)
-        hf_subset: str,  # noqa: ARG002
-        prompt_type: PromptType | None = None,
-        **_: Any,
+        self, inputs: Any, *, task_metadata: Any, prompt_type: PromptType | None = None, **_: Any
     ) -> npt.NDArray[np.int64]:
-        found = self.keys(inputs, task_metadata=task_metadata, prompt_type=prompt_type)
-        return np.array([[self.places.setdefault(key, len(self.places))] for key in found], dtype=np.int64)
+        keys = self.keys(inputs, task_metadata=task_metadata, prompt_type=prompt_type)
+        rows = np.array([[1 + self.places.setdefault(key, len(self.places))] for key in keys], dtype=np.int64)
+        self.columns.append(_places(rows))
+        return rows
 
-    def similarity(self, one: Any, other: Any) -> npt.NDArray[np.float32]:
-        return np.zeros((len(one), len(other)), dtype=np.float32)
+    def similarity(self, first: Any, second: Any) -> npt.NDArray[np.float32]:
+        return np.zeros((len(first), len(second)), dtype=np.float32)
 
-    def similarity_pairwise(self, one: Any, _: Any) -> npt.NDArray[np.float32]:
-        return np.zeros(len(one), dtype=np.float32)
+    def similarity_pairwise(self, first: Any, _: Any) -> npt.NDArray[np.float32]:
+        return np.zeros(len(first), dtype=np.float32)
 
 
 def _places(rows: Any) -> Tensor:
-    return torch.as_tensor(np.asarray(rows)[:, 0])
+    return torch.as_tensor(np.asarray(rows)[:, 0]) - 1
 
 
-def _codes(labels: Sequence[Any], known: Mapping[Any, int]) -> Tensor:
-    return torch.tensor([known[label] for label in labels])
+def _codes(labels: Sequence[Any], numbers: Mapping[Any, int]) -> Tensor:
+    return torch.tensor([numbers[label] for label in labels])
 
 
-class _RecordedPairs(AbsTaskPairClassification):
-    """Records both columns of pairs, and the labels."""
+class _PairsRecorder(AbsTask):
+    """Records both columns of pairs."""
 
     def _evaluate_subset(self, model: Any, *args: Any, **kwargs: Any) -> Any:
-        self._columns, self._model = _Columns(model), model
-        return super()._evaluate_subset(self._columns, *args, **kwargs)
+        self._rows = model
+        return super()._evaluate_subset(model, *args, **kwargs)  # type: ignore[safe-super]
+
+    def _record(self, scorer: type[StsPairs | LabeledPairs], targets: Tensor) -> dict[str, float]:
+        score = self.metadata.main_score
+        first, second = self._rows.columns
+        self._rows.scorer = scorer(first, second, targets, score, self._rows.similarity_name)
+        return {score: 0.0}
+
+
+class _LabeledPairsRecorder(_PairsRecorder):
+    """Records the labels of pairs."""
 
     def _compute_metrics(self, similarity_scores: Any, labels: Any) -> dict[str, float]:  # noqa: ARG002
-        first, second = self._columns.found
-        wanted = torch.as_tensor(np.asarray(labels[:], dtype=np.int64))
-        known = torch.unique(wanted).tolist()
-        if len(known) > 2 or (len(known) == 2 and 1 not in known):  # as scikit-learn, which mteb asks
-            raise OptionError(f"Labels of pairs must be 1 for those that belong together, else 0, but are {known[:9]}.")
-        main = self.metadata.main_score
-        self._model.question = LabelledPairs(first, second, wanted, main, self._model.own)
-        return {main: 0.0}
+        targets = torch.as_tensor(np.asarray(labels[:], dtype=np.int64))
+        classes = torch.unique(targets).tolist()
+        if len(classes) > 2 or (len(classes) == 2 and 1 not in classes):  # scikit-learn raises an error, too
+            raise OptionError(f"Labels of pairs must be 1 for positive pairs, else 0, but are {classes[:9]}.")
+        return self._record(LabeledPairs, targets)
 
 
-class _RecordedSts(AbsTaskSTS):
-    """Records both columns of pairs, and the wanted similarities."""
-
-    def _evaluate_subset(self, model: Any, *args: Any, **kwargs: Any) -> Any:
-        self._columns, self._model = _Columns(model), model
-        return super()._evaluate_subset(self._columns, *args, **kwargs)
+class _StsRecorder(_PairsRecorder):
+    """Records the gold similarities of pairs."""
 
     def _calculate_scores(self, scores: Any, normalized_scores: list[float]) -> Any:  # noqa: ARG002
-        first, second = self._columns.found
-        wanted = torch.tensor(normalized_scores, dtype=torch.float64)
-        main = self.metadata.main_score
-        self._model.question = StsPairs(first, second, wanted, main, self._model.own)
-        return {main: 0.0}
+        targets = torch.tensor(normalized_scores, dtype=torch.float64)
+        return self._record(StsPairs, targets)
 
 
-class _Columns:
-    """An encoder that remembers what it was asked for."""
-
-    def __init__(self, model: Any) -> None:
-        self.model, self.found = model, list[Tensor]()
-        self.mteb_model_meta = model.mteb_model_meta
-        self.similarity, self.similarity_pairwise = model.similarity, model.similarity_pairwise
-
-    def encode(self, inputs: Any, **kwargs: Any) -> Any:
-        rows = self.model.encode(inputs, **kwargs)
-        self.found.append(_places(rows))
-        return np.ones((len(rows), 1))  # whose distances are defined
-
-
-class _RecordedClassification(AbsTaskClassification):
-    """Records the examples that each experiment learns from, and those that it is asked."""
+class _ClassificationRecorder(abstasks.AbsTaskClassification):
+    """Records the training and test examples of each classifier."""
 
     def _evaluate_subset(self, model: Any, *args: Any, **kwargs: Any) -> Any:
         return self._recorded(super()._evaluate_subset, model, *args, **kwargs)
@@ -194,129 +191,128 @@ class _RecordedClassification(AbsTaskClassification):
         return self._recorded(super()._evaluate_subset_cross_validation, model, *args, **kwargs)
 
     def _recorded(self, evaluate: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
-        self._found: list[tuple[Any, Any, Any, Any]] = []
-        self._decoded: dict[int, tuple[Any, list[Any]]] = {}
+        self._experiments: list[tuple[Any, Any, Any, Any]] = []
         scores = evaluate(model, *args, **kwargs)
-        labels = [label for one in self._found for label in (*one[1], *one[3])]
+        labels = [label for experiment in self._experiments for label in (*experiment[1], *experiment[3])]
         check_classification_targets(np.asarray(labels))  # as scikit-learn's classifiers do
-        known = {label: number for number, label in enumerate(sorted(set(labels)))}
-        experiments = tuple(
-            Experiment(_places(train), _codes(learnt, known), _places(test), _codes(asked, known))
-            for train, learnt, test, asked in self._found
+        numbers = {label: number for number, label in enumerate(sorted(set(labels)))}
+        data = tuple(
+            ClassifierData(_places(train), _codes(train_labels, numbers), _places(test), _codes(test_labels, numbers))
+            for train, train_labels, test, test_labels in self._experiments
         )
         settings = self.evaluator_model.get_params()
-        main = self.metadata.main_score
-        model.question = Classifiers(
-            experiments, settings["C"], settings["max_iter"], settings["tol"],
-            None if main == "accuracy" else _Measure(self, list(known), main),
-        )  # fmt: skip
+        score = self.metadata.main_score
+        names = np.asarray(list(numbers))
+
+        def measure(true: Any, predicted: Any) -> float:
+            values: Mapping[str, Any] = self._calculate_scores(names[true], names[predicted])
+            return float("nan") if values[score] is None else float(values[score])
+
+        options = (settings["C"], settings["max_iter"], settings["tol"])
+        model.scorer = Classifiers(data, *options, None if score == "accuracy" else measure)
         return scores
 
     def _run_experiment(
         self, train_split: Any, eval_split: Any, train_embeddings: Any, test_embeddings: Any, *_: Any, **__: Any
     ) -> Any:
         column = self.label_column_name
-        if id(eval_split) not in self._decoded:  # kept with its labels, so that no other takes its place in memory
-            self._decoded[id(eval_split)] = eval_split, list(eval_split[column][:])
-        asked = self._decoded[id(eval_split)][1]
-        self._found.append((train_embeddings, list(train_split[column][:]), test_embeddings, asked))
+        train_labels = list(train_split[column][:])
+        self._experiments.append((train_embeddings, train_labels, test_embeddings, list(eval_split[column][:])))
         return {self.metadata.main_score: 0.0}, []
 
 
-@dataclass(frozen=True)
-class _Measure:
-    """A score of mteb's own of a test and its predictions, given as numbers of labels."""
-
-    task: AbsTaskClassification
-    labels: list[Any]
-    name: str
-
-    def __call__(self, wanted: Any, found: Any) -> float:
-        labels = np.asarray(self.labels)
-        scores: Mapping[str, Any] = self.task._calculate_scores(labels[wanted], labels[found])
-        return float("nan") if scores[self.name] is None else float(scores[self.name])
-
-
-class _RecordedClustering(AbsTaskClustering):
+class _ClusteringRecorder(abstasks.AbsTaskClustering):
     """Records the draws that are clustered."""
 
     def _evaluate_subset(self, model: Any, *args: Any, **kwargs: Any) -> Any:
-        def drawn(embeddings: Any, labels: Any, **how: Any) -> tuple[dict[str, dict[str, list[float]]], dict[str, Any]]:
-            model.question = _draws(embeddings, labels, **how)
+        def record_draws(
+            embeddings: Any, labels: Any, **settings: Any
+        ) -> tuple[dict[str, dict[str, list[float]]], dict[str, Any]]:
+            model.scorer = _clusterings(embeddings, labels, **settings)
             return {"v_measure": {"Level 0": [0.0]}, "ami": {"Level 0": [0.0]}}, {}
 
-        evaluate = _with(AbsTaskClustering._evaluate_subset, _evaluate_clustering_bootstrapped=drawn)
+        evaluate = _with_globals(
+            abstasks.AbsTaskClustering._evaluate_subset, _evaluate_clustering_bootstrapped=record_draws
+        )
         return evaluate(self, model, *args, **kwargs)
 
 
-def _draws(embeddings: Any, labels: Any, **how: Any) -> Clusterings:
-    """Return what mteb clusters, by its own drawing."""
-    models: list[_KMeans] = []
+def _clusterings(embeddings: Any, labels: Any, **settings: Any) -> Clusterings:
+    """Return the draws that mteb's code clusters."""
+    models: list[_KMeansRecorder] = []
 
-    def k_means(**settings: Any) -> _KMeans:
-        models.append(_KMeans(settings))
+    def k_means(**model_settings: Any) -> _KMeansRecorder:
+        models.append(_KMeansRecorder(model_settings))
         return models[-1]
 
-    def noted(truth: Any, _: Any) -> float:
+    def record_labels(truth: Any, _: Any) -> float:
         models[-1].labels.append(truth)
         return 0.0
 
-    draw = _with(
-        mteb_clustering._evaluate_clustering_bootstrapped,
-        MiniBatchKMeans=k_means, v_measure_score=noted, adjusted_mutual_info_score=lambda *_: 0.0,
-    )  # fmt: skip
-    draw(embeddings, labels, **how)
+    draw = _with_globals(
+        abstasks.clustering._evaluate_clustering_bootstrapped,
+        MiniBatchKMeans=k_means,
+        v_measure_score=record_labels,
+        adjusted_mutual_info_score=lambda *_: 0.0,
+    )
+    draw(embeddings, labels, **settings)
     first = models[0].settings
-    return Clusterings(tuple(map(_level, models)), first["batch_size"], first["random_state"])
+    return Clusterings(tuple(model.draws() for model in models), first["batch_size"], first["random_state"])
 
 
 @dataclass
-class _KMeans:
-    """Stands in for scikit-learn's, and notes what it is fitted to."""
+class _KMeansRecorder:
+    """A replacement of scikit-learn's k-means that records its inputs."""
 
     settings: dict[str, Any]
     rows: list[Any] = field(default_factory=list)
     labels: list[Any] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        wanted = {"init": "k-means++", "n_init": 1}
-        if {"n_clusters", "batch_size", "random_state", *wanted} != set(self.settings) or any(
-            self.settings[name] != value for name, value in wanted.items()
+        expected = {"init": "k-means++", "n_init": 1}
+        if {"n_clusters", "batch_size", "random_state", *expected} != set(self.settings) or any(
+            self.settings[name] != value for name, value in expected.items()
         ):
-            raise NotImplementedError(f"mteb clusters in a way that is not known here: {self.settings}")
+            raise NotImplementedError(f"mteb clusters with settings that are not supported: {self.settings}")
 
     def fit_predict(self, rows: Any) -> npt.NDArray[np.int64]:
         self.rows.append(rows)
         return np.zeros(len(rows), dtype=np.int64)
 
-
-def _level(model: _KMeans) -> Draws:
-    known = {label: number for number, label in enumerate(sorted(set(np.concatenate(model.labels).tolist())))}
-    labels = torch.stack([_codes(one.tolist(), known) for one in model.labels])
-    return Draws(torch.stack([_places(one) for one in model.rows]), labels, model.settings["n_clusters"])
-
-
-class _Asked(Exception):  # noqa: N818  (it is no error)
-    """Ends mteb's evaluation where it has asked everything."""
+    def draws(self) -> Draws:
+        names = sorted(set(np.concatenate(self.labels).tolist()))
+        numbers = {label: number for number, label in enumerate(names)}
+        labels = torch.stack([_codes(draw.tolist(), numbers) for draw in self.labels])
+        return Draws(torch.stack([_places(draw) for draw in self.rows]), labels, self.settings["n_clusters"])
 
 
-class _RecordedRetrieval(AbsTaskRetrieval):
-    """Records queries, documents, and which are relevant."""
+class _EverythingRecorded(Exception):  # noqa: N818  (not an error)
+    """Ends mteb's evaluation."""
+
+
+class _RetrievalRecorder(abstasks.AbsTaskRetrieval):
+    """Records queries, documents and relevance."""
 
     def _evaluate_subset(self, model: Any, data_split: Any, **kwargs: Any) -> Any:
-        search = _Search(model)
-        with suppress(_Asked):
+        search = _SearchRecorder(model)
+        with suppress(_EverythingRecorded):
             super()._evaluate_subset(search, data_split, **kwargs)
-        main = self.metadata.main_score
-        model.question = make_ranking(
-            search.queries, search.documents, data_split["relevant_docs"], top_ranked=search.top_ranked, score=main,
-            depth=self._top_k, ignore_identical_ids=self.ignore_identical_ids, similarity=model.own,
-        )  # fmt: skip
-        return {main: 0.0}
+        score = self.metadata.main_score
+        model.scorer = make_ranking(
+            search.queries,
+            search.documents,
+            data_split["relevant_docs"],
+            top_ranked=search.top_ranked,
+            score=score,
+            depth=self._top_k,
+            ignore_identical_ids=self.ignore_identical_ids,
+            similarity=model.similarity_name,
+        )
+        return {score: 0.0}
 
 
-class _Search(SearchEncoderWrapper):
-    """Embeds queries and documents in mteb's order, and searches nothing."""
+class _SearchRecorder(SearchEncoderWrapper):
+    """Embeds queries and documents in mteb's order, without searching."""
 
     queries: dict[str, int]
     documents: dict[str, int]
@@ -325,39 +321,47 @@ class _Search(SearchEncoderWrapper):
     def search(
         self, queries: Any, *, encode_kwargs: Any, top_ranked: Any = None, num_proc: Any = None, **kwargs: Any
     ) -> Any:
-        wanted = {name: kwargs[name] for name in ("task_metadata", "hf_split", "hf_subset")}
+        context = {name: kwargs[name] for name in ("task_metadata", "hf_split", "hf_subset")}
 
-        def embedded(rows: Any, kind: PromptType) -> dict[str, int]:
-            loader = create_dataloader(
-                rows, task_metadata=wanted["task_metadata"], prompt_type=kind, num_proc=num_proc, **encode_kwargs
-            )
-            found = self.model.encode(loader, prompt_type=kind, **wanted, **encode_kwargs)
-            return dict(zip(list(rows["id"]), np.asarray(found)[:, 0].tolist(), strict=True))
+        def embed(rows: Any, prompt_type: PromptType) -> dict[str, int]:
+            task = {"task_metadata": context["task_metadata"], "prompt_type": prompt_type}
+            loader = create_dataloader(rows, num_proc=num_proc, **task, **encode_kwargs)
+            vectors = self.model.encode(loader, prompt_type=prompt_type, **context, **encode_kwargs)
+            return dict(zip(list(rows["id"]), _places(vectors).tolist(), strict=True))
 
         corpus: Any = self.task_corpus
-        self.queries, self.documents, self.top_ranked = embedded(queries, PromptType.query), {}, top_ranked
+        self.queries = embed(queries, PromptType.query)
+        self.documents = {}
+        self.top_ranked = top_ranked
         size = len(corpus) if top_ranked is not None else self.corpus_chunk_size
         for start in range(0, len(corpus), max(size, 1)):
             part = corpus.select(range(start, min(start + size, len(corpus))))
-            self.documents |= embedded(part, PromptType.document)
-        raise _Asked
+            self.documents |= embed(part, PromptType.document)
+        raise _EverythingRecorded
 
 
-def _with(function: Any, **names: Any) -> Any:
-    """Return a function of mteb's that finds other things under some names of its module, which is left as it is."""
+def _with_globals(function: Any, **names: Any) -> Any:
+    """Return a copy of a function with other values of some globals; its module stays unchanged."""
+    namespace = {**function.__globals__, **names}
     other = types.FunctionType(
-        function.__code__, {**function.__globals__, **names}, function.__name__, function.__defaults__,
-        function.__closure__,
-    )  # fmt: skip
+        function.__code__, namespace, function.__name__, function.__defaults__, function.__closure__
+    )
     other.__kwdefaults__ = function.__kwdefaults__
     return other
 
 
-_RECORDING: dict[type[AbsTask], type[AbsTask]] = {
-    AbsTaskSTS: _RecordedSts,
-    AbsTaskPairClassification: _RecordedPairs,
-    AbsTaskClassification: _RecordedClassification,
-    AbsTaskClustering: _RecordedClustering,
-    AbsTaskRetrieval: _RecordedRetrieval,
-}
-"""What records each type of task."""
+_TYPES: dict[type[AbsTask], tuple[type, str, tuple[str, ...]]] = {
+    abstasks.AbsTaskSTS: (_StsRecorder, r"((cosine|manhattan|euclidean)_)?(spearman|pearson)", ("_calculate_scores",)),
+    abstasks.AbsTaskPairClassification: (
+        _LabeledPairsRecorder, r"(max|similarity|dot|cosine|manhattan|euclidean)_ap", ("_compute_metrics",),
+    ),
+    abstasks.AbsTaskClassification: (
+        _ClassificationRecorder, r"accuracy|(f1|precision|recall|ap)(_weighted)?",
+        ("_evaluate_subset_cross_validation", "_run_experiment", "_calculate_avg_scores", "_calculate_scores"),
+    ),
+    abstasks.AbsTaskClustering: (_ClusteringRecorder, r"v_measure", ()),
+    abstasks.AbsTaskRetrieval: (
+        _RetrievalRecorder, rf"accuracy|({'|'.join(RANKING_SCORES)})_at_\d+", ("task_specific_scores",),
+    ),
+}  # fmt: skip
+"""For each type of task the mixin that records it, the supported main scores, and methods it must not override."""

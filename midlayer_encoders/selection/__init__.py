@@ -1,12 +1,12 @@
-"""Which layer: rules that choose one, with or without labels, and say why."""
+"""Choose a layer by a rule, with or without labels, and explain the choice."""
 
 from __future__ import annotations
 
 from midlayer_encoders.frame import Curves, curves
-from midlayer_encoders.selection.answer import LabelEvidence, RecipeSelection, Selection
 from midlayer_encoders.selection.mixture import Mixture
 from midlayer_encoders.selection.rules import RULES, CannotChooseError, Choice, choose
-from midlayer_encoders.selection.run import select, selection_passes
+from midlayer_encoders.selection.select import select, selection_passes
+from midlayer_encoders.selection.selection_result import LabelEvidence, RecipeSelection, Selection
 
 __all__ = [
     "RULES",

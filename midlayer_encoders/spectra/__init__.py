@@ -6,9 +6,9 @@ from midlayer_encoders.spectra.eigen import (
     METHODS,
     Method,
     eigenvalues,
-    kernels_wanted,
+    kernels_enabled,
     spectral_entropy,
     without_kernels,
 )
 
-__all__ = ["METHODS", "Method", "eigenvalues", "kernels_wanted", "spectral_entropy", "without_kernels"]
+__all__ = ["METHODS", "Method", "eigenvalues", "kernels_enabled", "spectral_entropy", "without_kernels"]

@@ -1,19 +1,19 @@
 """Eigenvalues of many small symmetric matrices of mixed size on a GPU, as Triton kernels in float32.
 
-The way is the classical one, laid out for a chip that holds a small matrix in the registers of a few warps:
+The classical algorithm, arranged for a chip that holds a small matrix in the registers of a few warps:
 
 1. ``_begin`` copies each matrix, divided by its trace, into a padded scratch, and eliminates the row with the largest
    diagonal entry by a Householder reflection in float64.
-2. Reflections in float32 eliminate the last row of what is left, and the next one, and so on, until the matrix is
-   tridiagonal. What is left is always the leading corner, so a matrix of any size joins the stage that fits it:
-   ``_reduce_by_panels`` (matrix in memory, updates put off and made in blocks, as LAPACK's ``latrd``) brings 512 to 256
-   and 256 to 128, ``_reduce_in_registers`` 128 to 64, 64 to 32 and 32 to 1.
-3. ``_bisect`` finds each eigenvalue on its own by counting, with Sturm's sequence, how many lie below a point.
+2. Float32 reflections eliminate the last remaining row, again and again, until the matrix is tridiagonal. The rest is
+   always the leading corner, so a matrix of any size joins the stage that fits it: ``_reduce_by_panels`` (matrix in
+   memory, updates delayed and applied in blocks, like LAPACK's ``latrd``) reduces 512 to 256 and 256 to 128;
+   ``_reduce_in_registers`` reduces 128 to 64, 64 to 32 and 32 to 1.
+3. ``_bisect`` finds each eigenvalue independently by counting, with Sturm's sequence, the eigenvalues below a point.
 
-Rounding errors are relative to what is left, so what dominates goes first and exactly: the massive first token of a
-language model, or a direction that all tokens share, would otherwise drown the small eigenvalues.
+Rounding errors are relative to the remaining matrix, so the dominant row goes first, in float64: the massive first
+token of a language model, or a direction common to all tokens, would otherwise swamp the small eigenvalues.
 """
-# Triton's kernels are no Python: their parameters have no types that mypy knows.
+# Parameters of Triton kernels have no types that mypy knows.
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, misc"
 
 from __future__ import annotations
@@ -26,18 +26,17 @@ from torch import Tensor
 try:
     import triton
     import triton.language as tl
-except ImportError:  # The module can still be imported, to be read or collected by pytest; nothing in it can run.
-    triton = tl = None
+    from triton.language import constexpr
+except ImportError:  # pytest can still collect the module.
+    triton = tl = constexpr = None
 
-__all__ = ["MAX_SIZE", "eigenvalues_in_float32"]
 
 MAX_SIZE = 512
-"""Matrices with more rows than this are not for these kernels."""
+"""Largest number of rows that the kernels support."""
 
 _SCRATCH_BYTES = 128 * 2**20
-_PANEL = 16  # reflections put off together; also the least inner dimension of `tl.dot`
-# The quickest launch of each stage on an H200, by the rows it begins with. Few warps, since at every step they wait for
-# one another.
+_PANEL = 16  # reflections delayed together; also the smallest inner dimension of `tl.dot`
+# The fastest launch of each stage on an H200, by its initial rows. Few warps, because they synchronize at each step.
 _PANEL_OPTIONS = {
     512: {"ROWS": 32, "TILE": 64, "num_warps": 8},
     256: {"ROWS": 16, "TILE": 32, "num_warps": 4},
@@ -47,42 +46,31 @@ _PANEL_OPTIONS = {
 _REGISTER_WARPS = {128: 4, 64: 1, 32: 1}
 
 
-def _jit(kernel: Any) -> Any:
+def jit(kernel: Any) -> Any:
+    """Compile a kernel; without Triton, return it unchanged."""
     return kernel if triton is None else triton.jit(kernel)
 
 
-@_jit
+@jit
 def _reflection(row, cols, j):
-    """Return v, its entry j - 1, beta and the new off-diagonal's square: 1 - beta v v' turns row[:j] into one entry."""
+    """Return v, its entry j - 1, beta and the squared off-diagonal: 1 - beta v v' reduces row[:j] to one entry."""
     tail = tl.where(cols < j, row, 0.0)
     square = tl.sum(tail * tail, 0)
     head = tl.sum(tl.where(cols == j - 1, row, 0.0), 0)
     beta = 0.0 * square
     norm = beta
-    if square > 1e-30:  # 1e-15 of the trace: nothing is left to eliminate, and 1 / square would soon overflow
+    if square > 1e-30:  # below 1e-15 of the trace nothing is left to eliminate, and 1 / square would overflow
         norm = tl.sqrt(square)
         beta = 1.0 / (norm * (norm + tl.abs(head)))
     lead = head + tl.where(head < 0, -norm, norm)
     return tl.where(cols == j - 1, lead, tail), lead, beta, norm * norm
 
 
-@_jit
-def _begin(
-    source,
-    work,
-    vectors,
-    sizes,
-    left,
-    totals,
-    diagonal,
-    squares,
-    n,
-    N: tl.constexpr,
-    ROWS: tl.constexpr,
-):
+@jit
+def _begin(source, work, vectors, sizes, left, totals, diagonal, squares, n, N: constexpr, ROWS: constexpr):
     b = tl.program_id(0).to(tl.int64)
-    asked = tl.load(sizes + b)
-    size = tl.minimum(asked, n)
+    given_size = tl.load(sizes + b)
+    size = tl.minimum(given_size, n)
     source += b * n * n
     work += b * N * N
     at_v = vectors + b * 2 * N
@@ -91,11 +79,11 @@ def _begin(
     cols = tl.arange(0, N)
     entries = tl.load(source + cols * (n + 1), mask=cols < size, other=0.0).to(tl.float64)
     total = tl.sum(entries, 0)
-    # A size that cannot be gives NaN, as a NaN in the matrix does: the caller looks once, at the end.
-    total = tl.where((asked < 0) | (asked > n), float("nan"), total)
-    # `0 * total` and not `0`: a NaN stays one.
+    # An invalid size gives NaN, like a NaN in the matrix: the caller checks once, at the end.
+    total = tl.where((given_size < 0) | (given_size > n), float("nan"), total)
+    # `0 * total` and not `0`, so that NaN stays NaN.
     scale = tl.where(total > 0, 1.0 / tl.where(total > 0, total, 1.0), 0.0 * total)
-    # The row with the largest diagonal entry changes places with the last, j.
+    # Swap the row with the largest diagonal entry and the last one, j.
     j = size - 1
     largest = tl.argmax(entries, 0)
     at_cols = tl.where(cols == j, largest, tl.where(cols == largest, j, cols))
@@ -121,26 +109,26 @@ def _begin(
         w_r = tl.load(at_w + r + rows)[:, None]
         part = part.to(tl.float64) * scale - v_r * w[None, :] - w_r * v[None, :]
         tl.store(work + (r + rows)[:, None] * N + cols[None, :], part.to(tl.float32))
-    # Past the size `_bisect` reads what adds no change of sign.
+    # Beyond the size, `_bisect` reads numbers that add no change of sign.
     tl.store(diagonal + b * N + cols, tl.where(cols == j, row, 2.0).to(tl.float32))
     tl.store(squares + b * N + cols, tl.where(cols == j, square, 0.0).to(tl.float32))
     tl.store(left + b, tl.maximum(j, tl.minimum(size, 1)))
     tl.store(totals + b, total.to(tl.float32))
 
 
-@_jit
+@jit
 def _reduce_by_panels(
     work,
     panel,
     left,
     diagonal,
     squares,
-    STRIDE: tl.constexpr,
-    N: tl.constexpr,
-    LOW: tl.constexpr,
-    PANEL: tl.constexpr,
-    ROWS: tl.constexpr,
-    TILE: tl.constexpr,
+    STRIDE: constexpr,
+    N: constexpr,
+    LOW: constexpr,
+    PANEL: constexpr,
+    ROWS: constexpr,
+    TILE: constexpr,
 ):
     b = tl.program_id(0).to(tl.int64)
     top = tl.minimum(tl.load(left + b), N)
@@ -159,7 +147,7 @@ def _reduce_by_panels(
         W = tl.zeros((PANEL, N), tl.float32)
         for i in range(0, steps):
             j = top - 1 - i
-            # The row as it would be, had the updates of this panel been made.
+            # The row with the delayed updates of this panel.
             row = tl.load(matrix + j * STRIDE + cols)
             v_j = tl.load(at_v + ks * N + j, mask=ks < i, other=0.0)
             w_j = tl.load(at_w + ks * N + j, mask=ks < i, other=0.0)
@@ -170,10 +158,10 @@ def _reduce_by_panels(
             tl.store(at_v + i * N + cols, v)
             tl.debug_barrier()
             sums = tl.zeros((ROWS, N), tl.float32)
-            # Whole cache lines, since a mask that ends inside one makes every load a scalar; v is 0 from j on.
-            seen = (cols < (j + 31) // 32 * 32)[None, :]
+            # Whole cache lines: a mask that ends inside one makes every load a scalar. v is 0 from j on.
+            loaded = (cols < (j + 31) // 32 * 32)[None, :]
             for r in range(0, j, ROWS):
-                part = tl.load(matrix + (r + rows)[:, None] * STRIDE + cols[None, :], mask=seen, other=0.0)
+                part = tl.load(matrix + (r + rows)[:, None] * STRIDE + cols[None, :], mask=loaded, other=0.0)
                 sums += part * tl.load(at_v + i * N + r + rows)[:, None]
             from_v = tl.sum(V * v[None, :], 1)
             from_w = tl.sum(W * v[None, :], 1)
@@ -197,8 +185,8 @@ def _reduce_by_panels(
         tl.debug_barrier()
 
 
-@_jit
-def _reduce_in_registers(work, left, diagonal, squares, STRIDE: tl.constexpr, N: tl.constexpr, LOW: tl.constexpr):
+@jit
+def _reduce_in_registers(work, left, diagonal, squares, STRIDE: constexpr, N: constexpr, LOW: constexpr):
     b = tl.program_id(0).to(tl.int64)
     size = tl.minimum(tl.load(left + b), N)
     work += b * STRIDE * STRIDE
@@ -215,7 +203,7 @@ def _reduce_in_registers(work, left, diagonal, squares, STRIDE: tl.constexpr, N:
             v, lead, beta, square = _reflection(row, cols, j)
             tl.store(squares + j, square)
             y = tl.sum(matrix * v[:, None], 0) * beta
-            # Row j - 1, before the update and then after it: the next step begins with it.
+            # Row j - 1, before and then after the update: the next step starts with it.
             row = tl.sum(matrix * tl.where(rows == j - 1, 1.0, 0.0)[:, None], 0)
             y_lead = tl.sum(tl.where(cols == j - 1, y, 0.0), 0)
             half = 0.5 * beta * tl.sum(v * y, 0)
@@ -229,18 +217,9 @@ def _reduce_in_registers(work, left, diagonal, squares, STRIDE: tl.constexpr, N:
             tl.store(diagonal + cols, row, mask=cols < 1)
 
 
-@_jit
+@jit
 def _bisect(
-    diagonal,
-    squares,
-    sizes,
-    totals,
-    values,
-    n,
-    STRIDE: tl.constexpr,
-    COUNT: tl.constexpr,
-    ITERATIONS: tl.constexpr,
-    UNROLL: tl.constexpr,
+    diagonal, squares, sizes, totals, out, n, STRIDE: constexpr, COUNT: constexpr, STEPS: constexpr, UNROLL: constexpr
 ):
     b = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1) * COUNT
@@ -248,14 +227,14 @@ def _bisect(
     ranks = first + tl.arange(0, COUNT)
     diagonal += b * STRIDE
     squares += b * STRIDE
-    # Bits of floats order as the floats do, so halving bits halves the logarithm: every eigenvalue from 2^-34 of the
-    # trace on is found to the same relative precision. The odd ends keep the midpoints off round numbers, on which the
-    # sequence of a matrix of round numbers is 0.
+    # Bits of floats have the order of the floats, so bisecting bits bisects the logarithm: eigenvalues above 2^-34 of
+    # the trace have the same relative precision. The odd ends keep midpoints off round numbers, where the sequence of a
+    # matrix of round numbers is 0.
     FLOOR: tl.constexpr = 0x2E80A3D7
     low = tl.full((COUNT,), FLOOR, tl.int32)
     high = tl.full((COUNT,), 0x3F8147AE, tl.int32)  # 1.01
     if first < size:
-        for _ in range(ITERATIONS):
+        for _ in range(STEPS):
             middle = (low + high) >> 1
             x = middle.to(tl.float32, bitcast=True)
             before = tl.full((COUNT,), 0.0, tl.float32)
@@ -268,7 +247,7 @@ def _bisect(
                     before = last
                     last = following
                     below -= (last.to(tl.int32, bitcast=True) ^ before.to(tl.int32, bitcast=True)) >> 31
-                    if u % 2 == 1:  # Only signs count: divide by a power of two before anything underflows.
+                    if u % 2 == 1:  # only signs matter: scale by a power of two against underflow
                         larger = tl.maximum(tl.abs(last), tl.abs(before)).to(tl.int32, bitcast=True)
                         scale = (0x7F000000 - (larger & 0x7F800000)).to(tl.float32, bitcast=True)
                         last *= scale
@@ -276,22 +255,22 @@ def _bisect(
             above = below <= size - 1 - ranks
             low = tl.where(above, middle, low)
             high = tl.where(above, high, middle)
-    # Counting hides a NaN: add it again.
+    # Counting hides NaN: add it again.
     total = tl.load(totals + b)
     nan = 0.0 * total
     for i in range(0, size):
         nan += 0.0 * (tl.load(diagonal + i) + tl.load(squares + i))
-    found = tl.where(low > FLOOR, ((low + high) >> 1).to(tl.float32, bitcast=True), 0.0)
-    tl.store(values + b * n + ranks, tl.where(ranks < size, found * total + nan, 0.0 * total), mask=ranks < n)
+    eigenvalue = tl.where(low > FLOOR, ((low + high) >> 1).to(tl.float32, bitcast=True), 0.0)
+    tl.store(out + b * n + ranks, tl.where(ranks < size, eigenvalue * total + nan, 0.0 * total), mask=ranks < n)
 
 
 def eigenvalues_in_float32(matrices: Tensor, sizes: Tensor, *, register_rows: int | None = None) -> Tensor:
-    """Return the eigenvalues of the leading corners in descending order, NaN where a corner or a size cannot be.
+    """Return the eigenvalues of the leading corners in descending order; NaN for an invalid corner or size.
 
     Args:
         matrices: symmetric positive semi-definite, any float dtype, shape ``(B, n, n)`` with ``n <= MAX_SIZE``.
         sizes: rows of each corner, in ``[0, n]``, int32, shape ``(B,)``, on the same device.
-        register_rows: matrices with more rows are kept in memory; by default what is quickest, tests make it small.
+        register_rows: matrices with more rows stay in memory; by default the fastest choice.
 
     Returns:
         Shape ``(B, n)``, float32, zero beyond ``sizes``.
@@ -302,11 +281,11 @@ def eigenvalues_in_float32(matrices: Tensor, sizes: Tensor, *, register_rows: in
         return values
     N = max(32, triton.next_power_of_2(n))
     if register_rows is None:
-        # So many matrices of 128 rows are quicker in memory, since more of them fit on the chip at a time than of those
-        # that fill the registers: 0.96 microseconds each, and 1.20 otherwise, of 2048 in one launch on an H200.
+        # Many matrices of 128 rows are faster in memory because more of them fit on the chip than in registers: on an
+        # H200, 0.96 instead of 1.20 microseconds each for 2048 in one launch.
         register_rows = 64 if N == 128 and batch >= 1024 else 128
     step = max(1, _SCRATCH_BYTES // (4 * N * N))
-    with torch.cuda.device_of(matrices):  # Triton launches on the current device, whatever the tensors' own.
+    with torch.cuda.device_of(matrices):  # Triton launches on the current device, not on the tensors' device.
         for start in range(0, batch, step):
             part = slice(start, start + step)
             _launch(matrices[part].contiguous(), sizes[part], values[part], N, register_rows)
@@ -326,18 +305,7 @@ def _launch(matrices: Tensor, sizes: Tensor, values: Tensor, N: int, register_ro
     totals = scratch(batch)
     diagonal, squares = scratch(2, batch, N)
     _begin[(batch,)](
-        matrices,
-        work,
-        vectors,
-        sizes,
-        left,
-        totals,
-        diagonal,
-        squares,
-        n,
-        N=N,
-        ROWS=8,
-        num_warps=N // 64 or 1,
+        matrices, work, vectors, sizes, left, totals, diagonal, squares, n, N=N, ROWS=8, num_warps=N // 64 or 1
     )
     size = N
     while size > register_rows:
@@ -353,5 +321,5 @@ def _launch(matrices: Tensor, sizes: Tensor, values: Tensor, N: int, register_ro
         size = low
     count = 32 if batch * n < 2**17 else min(128, N)
     _bisect[(batch, triton.cdiv(n, count))](
-        diagonal, squares, sizes, totals, values, n, STRIDE=N, COUNT=count, ITERATIONS=27, UNROLL=8, num_warps=1
+        diagonal, squares, sizes, totals, values, n, STRIDE=N, COUNT=count, STEPS=27, UNROLL=8, num_warps=1
     )

@@ -1,10 +1,9 @@
-"""Embeddings of all layers on disk, written once, read one layer at a time. `docs/store.md` says why in this form."""
+"""Store the embeddings of all layers on disk, written once and read one layer at a time."""
 
 from __future__ import annotations
 
-from midlayer_encoders.errors import DiskFullError, old_names
-from midlayer_encoders.store.cache import StoreInfo, list_stores, prune
-from midlayer_encoders.store.embeddings import EmbeddingStore, StoreDtype, text_key
+from midlayer_encoders.errors import DiskFullError, deprecated_names
+from midlayer_encoders.store.embeddings import EmbeddingStore, StoreDtype, StoreInfo, list_stores, prune, text_key
 from midlayer_encoders.store.shard import StoreError, TextNotStoredError
 
 __all__ = [
@@ -19,4 +18,4 @@ __all__ = [
     "text_key",
 ]
 
-__getattr__ = old_names(__name__, {"StoreFullError": "DiskFullError"})
+__getattr__ = deprecated_names(__name__, {"StoreFullError": "DiskFullError"})

@@ -1,22 +1,22 @@
-"""The store that a sweep writes and reads: a folder of shards, and an index rebuilt from them.
+"""Store embeddings of all layers in a folder of shards, with an index built from them.
 
-A shard is whole or not there and never changes, so processes need no lock to share a store: each writes shards of its
-own and takes note of the others'.
+A shard is complete or absent and never changes, so processes share a store without locks: each writes its own shards
+and reads those of the others.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import logging
-import math
 import os
-import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 from uuid import uuid4
@@ -24,39 +24,29 @@ from uuid import uuid4
 import numpy as np
 import numpy.typing as npt
 
-from midlayer_encoders.errors import DiskFullError, LayerIndexError, NotFiniteError, OptionError, check_choice
-from midlayer_encoders.files import clear_left, lock, make_folder, set_aside, write_file
-from midlayer_encoders.store.index import Index, Places
-from midlayer_encoders.store.shard import (
-    DTYPES,
-    FORMAT,
-    KEY_BYTES,
-    DamagedError,
-    Shard,
-    StoreError,
-    TextNotStoredError,
-    map_rows,
-    read_head,
-    write_shard,
+from midlayer_encoders.errors import LayerIndexError, NotFiniteError, OptionError, did_you_mean
+from midlayer_encoders.files import (
+    explain_full_disk,
+    make_folder,
+    read_artifact,
+    remove_leftovers,
+    scratch,
+    set_aside,
+    write_file,
 )
-
-__all__ = ["EmbeddingStore", "StoreDtype", "read_label", "text_key"]
+from midlayer_encoders.store import shard as shard_files
+from midlayer_encoders.store.shard import KEY_BYTES, DamagedError, Shard, StoreError, TextNotStoredError
+from midlayer_encoders.validation import check_choice
 
 StoreDtype: TypeAlias = Literal["float16", "float32"]
 
-_TIER = 64  # this many shards of about one size become one
-_LARGE = 4 * 2**20  # bytes of a shard that is left as it is: larger ones are no faster to read (benchmarks/results)
-_MERGED = 512 * 2**20  # bytes of a merged shard, about
+_Rows: TypeAlias = npt.NDArray[np.intp]
 
-_THREADS = min(8, os.cpu_count() or 1)  # that compare checksums, and copy rows
-_NOTHING_ASKED: tuple[bytes, int, Places] = (b"", -1, {})
-
-_discarding = threading.Lock()
-_log = logging.getLogger(__name__)
+_THREADS = min(8, os.cpu_count() or 1)  # for checksums and copies
 
 
 def text_key(text: str, prompt: str = "") -> str:
-    """Return the key of a text under a prompt: 32 hexadecimal digits made of their content.
+    """Return the key of a text under a prompt: 32 hexadecimal digits that depend on their content.
 
     Example:
         >>> text_key("a text")
@@ -64,24 +54,24 @@ def text_key(text: str, prompt: str = "") -> str:
         >>> text_key("a text", prompt="query: ") == text_key("query: a text")
         False
     """
-    # The prompt's length keeps ("ab", "c") and ("a", "bc") apart; half a surrogate pair is a legal str.
+    # The prompt's length distinguishes ("ab", "c") from ("a", "bc"); a lone surrogate is a legal str.
     content = f"{len(prompt)}:{prompt}{text}".encode("utf-8", "surrogatepass")
     return hashlib.blake2b(content, digest_size=KEY_BYTES).hexdigest()
 
 
 class EmbeddingStore:
-    """The embeddings of texts at some layers of one encoder, kept in a folder.
+    """The embeddings of texts at some layers of one encoder, in a folder.
 
-    Any number of processes may read, write and merge at the same time, with an object each. An object keeps no file
-    open between calls: it need not be closed, and can be pickled.
+    Any number of processes may read and write at the same time, each with its own object. An object keeps no file open
+    between calls, so it needs no closing and can be pickled.
 
     Args:
-        root: folder of stores; this one lies in ``root / key``.
+        root: folder of stores; this one is in ``root / key``.
         key: digest of everything that changes a vector except the layer and the text.
-        layers: layers of every embedding. What was stored with more layers is used, what was stored with fewer is not.
+        layers: layers of every embedding. Texts stored with more layers are used, texts stored with fewer are not.
         dim: number D of dimensions.
-        dtype: on disk; ``"float16"`` takes half the room, at a relative error of ``2 ** -11`` above ``6e-5``.
-        description: what the key stands for, to be read by people.
+        dtype: on disk; ``"float16"`` takes half the space, with a relative error of ``2 ** -11`` above ``6e-5``.
+        description: a readable description of the key.
 
     Example:
         >>> import tempfile
@@ -107,7 +97,7 @@ class EmbeddingStore:
         dtype: StoreDtype = "float32",
         description: Mapping[str, object] | None = None,
     ) -> None:
-        check_choice("dtype", dtype, DTYPES)
+        check_choice("dtype", dtype, shard_files.DTYPES)
         if not key.replace("-", "").replace("_", "").isalnum():
             raise OptionError(f"`key` must be letters, digits, '-' and '_', since it names a folder, but got {key!r}.")
         if not layers or sorted(set(layers)) != list(layers) or layers[0] < 0:
@@ -119,71 +109,62 @@ class EmbeddingStore:
         self.layers = tuple(map(int, layers))
         self.dim = int(dim)
         self.dtype = dtype
-        self._index = Index()
-        self._ignored: set[str] = set()  # shards that lack a layer
-        self._checked: dict[str, set[int]] = defaultdict(set)  # layers of each shard whose checksum was right
-        self._asked = _NOTHING_ASKED
+        self._shards: dict[str, Shard] = {}
+        self._rows: dict[bytes, int] = {}  # rows are numbered across all shards
+        self._num_rows = 0
+        self._ignored: set[str] = set()  # shards that lack a layer or are damaged
+        self._verified: dict[str, set[int]] = defaultdict(set)  # layers of each shard whose checksum matched
         self._open(description or {})
 
     def _open(self, description: Mapping[str, object]) -> None:
         make_folder(self.folder)
-        label = self.folder / "store.json"
-        ours = {"format": FORMAT, "dim": self.dim, "dtype": self.dtype}
-        if read_label(label) is None:
-            if label.is_file():
-                set_aside(label, "it is no label of a store")
-            write_file(label, json.dumps({**ours, "description": dict(description)}, indent=2, default=str).encode())
-        found = read_label(label) or {}
-        for name, value in ours.items():
-            if found.get(name) != value:
+        path = self.folder / "store.json"
+        expected = {"format": shard_files.FORMAT, "dim": self.dim, "dtype": self.dtype}
+        if read_artifact(path, read_label) is None:
+            content = json.dumps({**expected, "description": dict(description)}, indent=2, default=str)
+            write_file(path, content.encode())
+        label = read_label(path)
+        for name, value in expected.items():
+            if label.get(name) != value:
                 raise OptionError(
-                    f"`{name}` must be {found.get(name)!r} for the store in {self.folder}, but got {value!r}: "
+                    f"`{name}` must be {label.get(name)!r} for the store in {self.folder}, but got {value!r}: "
                     "pass that, choose another `key` or `root`, or remove the folder."
                 )
-        with suppress(OSError):  # on a disk that is read-only, no matter
-            os.utime(label, follow_symlinks=False)  # the time of last use
-        clear_left(self.folder)
+        with suppress(OSError):  # a read-only disk
+            os.utime(path, follow_symlinks=False)  # the time of last use
+        remove_leftovers(self.folder)
         self.refresh()
 
     def __len__(self) -> int:
-        return len(self._index)
+        return len(self._rows)
 
     def __contains__(self, key: str) -> bool:
-        return _key_bytes(key) in self._index
+        return _key_bytes(key) in self._rows
 
     def __repr__(self) -> str:
         return f"EmbeddingStore({str(self.folder)!r}, {len(self)} texts x {len(self.layers)} layers x {self.dim})"
 
     def refresh(self) -> None:
-        """Take note of what other processes have written, merged and removed since."""
+        """Read which shards other processes have written or removed."""
         while True:
-            names = self._listed()
+            names = {path.name for path in self.folder.glob("*.safetensors")} - self._ignored
+            if self._shards.keys() - names:  # an earlier shard may hold some of the texts that were removed
+                self._shards = {}
+                self._rows = {}
+                self._num_rows = 0
             try:
-                for name in sorted(names - self._index.shards.keys() - self._ignored):
-                    self._take_in(name)
+                for name in sorted(names - self._shards.keys()):
+                    self._add(name)
+                return
             except FileNotFoundError:
-                continue  # merged by another process since it was listed
-            self._index.forget(self._index.shards.keys() - names)
-            return
+                continue  # removed since it was listed
 
-    def _listed(self) -> set[str]:
-        """Return the names of the shards, listed twice alike: one listing may miss what moves while it is made."""
-        names: set[str] | None = None
-        while names != (names := {path.name for path in self.folder.glob("*.safetensors")}):
-            pass
-        return names
-
-    def _take_in(self, name: str) -> None:
+    def _add(self, name: str) -> None:
         path = self.folder / name
         try:
-            shard, keys = read_head(path)
-        except DamagedError as damage:
-            self._discard(name, damage)
-            return
-        except OSError:
-            if not path.is_symlink():
-                raise
-            self._discard(name, DamagedError("it is a link that leads nowhere"))
+            shard, keys = shard_files.read_head(path)
+        except DamagedError as error:
+            self._discard(path, error)
             return
         if (shard.store, shard.dim, shard.dtype) != (self.key, self.dim, self.dtype):
             raise StoreError(
@@ -191,112 +172,113 @@ class EmbeddingStore:
                 f"{shard.dtype} vectors of {shard.dim} dimensions of {shard.store!r}: move it away."
             )
         if set(self.layers) <= set(shard.layers):
-            self._index.add(name, shard, keys)
+            self._add_rows(shard, keys)
         else:
             self._ignored.add(name)
+
+    def _add_rows(self, shard: Shard, keys: Sequence[bytes]) -> None:
+        """Index a shard; a text that is also in an earlier shard is read from this one."""
+        self._shards[shard.path.name] = shard
+        self._rows.update(zip(keys, range(self._num_rows, self._num_rows + shard.count), strict=True))
+        self._num_rows += shard.count
+
+    def _find(self, keys: Sequence[bytes]) -> _Rows:
+        """Return the row number of each key, -1 for a key that is not stored."""
+        return np.fromiter((self._rows.get(key, -1) for key in keys), np.intp, len(keys))
+
+    def _places(self, rows: _Rows) -> list[tuple[Shard, _Rows, _Rows]]:
+        """Return each shard of the rows, their positions in ``rows`` and their ascending rows in the shard."""
+        shards = list(self._shards.values())
+        first_rows = np.cumsum([0, *(shard.count for shard in shards)])
+        order = np.argsort(rows, kind="stable")
+        ascending = rows[order]
+        numbers = np.searchsorted(first_rows, ascending, side="right") - 1
+        bounds = [*np.flatnonzero(np.diff(numbers, prepend=-1)), len(order)]
+        return [
+            (shards[numbers[start]], order[start:end], ascending[start:end] - first_rows[numbers[start]])
+            for start, end in pairwise(bounds)
+        ]
 
     def missing(self, keys: Sequence[str]) -> list[int]:
         """Return the indices of the keys that are not stored, each key once.
 
-        Whatever is not listed can be read at every layer: the checksums of the shards that hold it are compared, once
-        for each shard and object.
+        All other keys can be read at every layer: the checksums of their shards are verified, once per shard and
+        object.
         """
-        wanted = _joined(keys)
+        requested = [_key_bytes(key) for key in keys]
         while True:
             self.refresh()
-            numbers = self._index.find(wanted)
-            unchecked = [
-                (name, layer)
-                for name in self._index.places(numbers[numbers >= 0])
-                for layer in set(self.layers) - self._checked[name]
-            ]
-            try:
-                _in_threads(lambda one: self._map(*one), unchecked)
+            rows = self._find(requested)
+            with suppress(FileNotFoundError):
+                _run_in_threads(lambda place: self._verify(place[0], self.layers), self._places(rows[rows >= 0]))
                 break
-            except FileNotFoundError:
-                continue
-        lacking = np.flatnonzero(numbers < 0).tolist()
-        first = {wanted[KEY_BYTES * index : KEY_BYTES * (index + 1)]: index for index in reversed(lacking)}
-        return sorted(first.values())
+        absent = np.flatnonzero(rows < 0).tolist()
+        return sorted({requested[position]: position for position in reversed(absent)}.values())
 
     def read(self, layer: int, keys: Sequence[str]) -> npt.NDArray[np.float32]:
-        """Return the embeddings of texts at a layer, in the order asked, shape ``(N, D)``."""
+        """Return the embeddings of texts at a layer, in the order of ``keys``, shape ``(N, D)``."""
         if layer not in self.layers:
             raise LayerIndexError(
                 f"`layer` must be one of the stored layers {', '.join(map(str, self.layers))}, but got {layer}: open "
-                f"the store in {self.folder} with `layers` that include it, and write what is then missing."
+                f"the store in {self.folder} with `layers` that include it, and write the texts that are then missing."
             )
-        wanted = _joined(keys)
+        requested = [_key_bytes(key) for key in keys]
         embeddings = np.empty((len(keys), self.dim), dtype=np.float32)
 
-        def read(one: tuple[str, tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]]) -> None:
-            name, (places, rows) = one
-            mapped = self._map(name, layer)
-            whole = rows[-1] - rows[0] == len(rows) - 1 and (np.diff(rows) == 1).all()
-            embeddings[places] = mapped[rows[0] : rows[-1] + 1] if whole else mapped[rows]
+        def read(place: tuple[Shard, _Rows, _Rows]) -> None:
+            shard, positions, shard_rows = place
+            self._verify(shard, [layer])
+            with self._discarding(shard):
+                embeddings[positions] = shard.read(layer, shard_rows)
 
         while True:
+            rows = self._find(requested)
+            if (rows < 0).any():
+                self.refresh()
+                rows = self._find(requested)
+            absent = np.flatnonzero(rows < 0)
+            if len(absent):
+                raise TextNotStoredError(
+                    f"`keys` must be stored in {self.folder}, but {len(absent)} of {len(rows)} are not, the first "
+                    f"`keys[{absent[0]}]` ({keys[absent[0]]}): embed and write those that `missing(keys)` lists."
+                )
             try:
-                _in_threads(read, self._places(wanted).items())
+                _run_in_threads(read, self._places(rows))
                 return embeddings
             except FileNotFoundError:
                 self.refresh()
 
-    def _places(self, wanted: bytes) -> Places:
-        """Return where the rows of keys are, all of which must be stored: of the keys asked for last, from memory."""
-        kept, version, places = self._asked
-        if version == self._index.version and kept == wanted:
-            return places
-        numbers = self._index.find(wanted)
-        if (numbers < 0).any():
-            self.refresh()
-            numbers = self._index.find(wanted)
-        lacking = np.flatnonzero(numbers < 0)
-        if len(lacking):
-            key = wanted[KEY_BYTES * lacking[0] : KEY_BYTES * (lacking[0] + 1)].hex()
-            raise TextNotStoredError(
-                f"`keys` must be stored in {self.folder}, but {len(lacking)} of {len(numbers)} are not, the first "
-                f"`keys[{lacking[0]}]` ({key}): embed and write those that `missing(keys)` lists."
-            )
-        places = self._index.places(numbers)
-        self._asked = (wanted, self._index.version, places)
-        return places
+    def _verify(self, shard: Shard, layers: Iterable[int]) -> None:
+        """Verify the checksums of a shard's layers, once per object."""
+        verified = self._verified[shard.path.name]
+        if unverified := set(layers) - verified:
+            with self._discarding(shard):
+                shard.verify(unverified)
+            verified |= unverified
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Return what another process needs: not what was asked for last."""
-        return {**vars(self), "_asked": _NOTHING_ASKED}
-
-    def _map(self, name: str, layer: int, *, again: bool = False) -> npt.NDArray[Any]:
-        """Return a shard's rows at a layer, mapped; their checksum is compared the first time, or ``again``.
-
-        Raises:
-            FileNotFoundError: another process has merged the shard, or it was damaged and is now set aside.
-        """
-        path = self.folder / name
+    @contextmanager
+    def _discarding(self, shard: Shard) -> Iterator[None]:
+        """Set a damaged shard aside, and raise the error of a shard that was removed."""
         try:
-            rows = map_rows(path, self._index.shards[name], layer, check=again or layer not in self._checked[name])
-        except DamagedError as damage:
-            self._discard(name, damage)
-            raise FileNotFoundError(path) from damage
-        self._checked[name].add(layer)
-        return rows
+            yield
+        except DamagedError as error:
+            self._discard(shard.path, error)
+            raise FileNotFoundError(shard.path) from error
 
-    def _discard(self, name: str, damage: DamagedError) -> None:
-        """Set a damaged shard aside: its texts will be embedded again."""
-        with _discarding:
-            self._ignored.add(name)
-            self._index.forget({name} & self._index.shards.keys())
-        set_aside(self.folder / name, f"{damage}")
+    def _discard(self, path: Path, error: DamagedError) -> None:
+        """Set a damaged shard aside, so that its texts are embedded again."""
+        self._ignored.add(path.name)
+        set_aside(path, str(error))
 
     def write(self, keys: Sequence[str], embeddings: npt.NDArray[Any], *, finite: bool = False) -> None:
-        """Store the embeddings of texts at all layers: all of the texts or, if the process is killed, none.
+        """Store the embeddings of texts at all layers: all of them, or none if the process is killed.
 
-        Texts that are stored already are left as they are.
+        Texts that are already stored stay unchanged.
 
         Args:
             keys: N keys.
-            embeddings: shape ``(L, N, D)``, finite, and still so in the store's dtype.
-            finite: whether they are known to be finite as they are, so that what is not rounded is not looked at.
+            embeddings: shape ``(L, N, D)``, finite in the store's dtype.
+            finite: the caller has verified that they are finite, so only rounded values are checked.
         """
         embeddings = np.asarray(embeddings)
         expected = (len(self.layers), len(keys), self.dim)
@@ -304,123 +286,179 @@ class EmbeddingStore:
             raise OptionError(
                 f"`embeddings` must have the shape {expected} (layers, keys, dimensions), but got {embeddings.shape}."
             )
-        new = {key: row for row, key in enumerate(map(_key_bytes, keys)) if key not in self._index}
+        new = {key: row for row, key in enumerate([_key_bytes(key) for key in keys]) if key not in self._rows}
         if not new:
             return
         rows = embeddings if len(new) == len(keys) else embeddings[:, list(new.values())]
         if not finite or rows.dtype != self.dtype:
             rows = self._rounded(rows)
-        self._write_shard(list(new), ([of_layer] for of_layer in rows))
-        if self._groups(_TIER):
-            try:
-                self.merge(least=_TIER)
-            except DiskFullError as error:  # what was to be written is written
-                _log.warning("Small shards were not merged. %s", error)
-
-    def _rounded(self, embeddings: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        with np.errstate(over="ignore"):  # looked for below
-            rounded = embeddings.astype(self.dtype, copy=False)
-        if not np.isfinite(rounded).all():
-            place, row, _ = np.argwhere(~np.isfinite(rounded))[0]
-            if np.isfinite(embeddings[place, row]).all():
-                what = f"too large for {self.dtype}: use `dtype='float32'`"
-            else:
-                what = "NaN or infinite: look at that text, and at the dtype that the model runs in"
-            raise NotFiniteError(f"`embeddings` must be finite, but row {row} at layer {self.layers[place]} is {what}.")
-        return rounded
-
-    def _write_shard(self, keys: Sequence[bytes], rows: Iterable[Iterable[npt.NDArray[Any]]]) -> None:
-        # Shards are taken in by name: of a text stored twice, as a killed merge leaves it, the later one counts.
+        rows = np.ascontiguousarray(rows)
+        # Shards are added in the order of their names: if a text is stored twice, the later one counts.
         name = f"{time.time_ns():020d}-{uuid4().hex[:8]}.safetensors"
-        shard = Shard(self.key, self.layers, len(keys), self.dim, self.dtype, ())
         if not self.folder.exists():
             raise StoreError(f"The store in {self.folder} was removed while it was in use: run again.")
-        shard = write_shard(self.folder / name, shard, keys, rows)
-        self._index.add(name, shard, keys)
-        self._checked[name].update(self.layers)
+        self._add_rows(shard_files.write_shard(self.folder / name, self.key, self.layers, list(new), rows), list(new))
+        self._verified[name].update(self.layers)
 
-    def merge(self, *, least: int = 2) -> None:
-        """Make one shard of small shards of about one size, where there are ``least`` or more.
-
-        :meth:`write` does so when there are many. Nothing is lost if the process is killed, or the disk gets full.
-        """
-        with lock(self.folder / "merge.lock") as held:
-            if not held:
-                return  # another process is at it
-            self.refresh()
-            for names in self._groups(least):
-                try:
-                    self._merge(names)
-                except FileNotFoundError:
-                    continue  # damaged, or merged on a disk without locks: what is left is as good
-            self.refresh()
-
-    def _groups(self, least: int) -> list[list[str]]:
-        """Return the names of the shards to make one of."""
-        groups: dict[tuple[int, int], list[str]] = defaultdict(list)
-        total: dict[int, int] = defaultdict(int)
-        for name, shard in self._index.shards.items():
-            if shard.layers == self.layers and shard.size < _LARGE:
-                tier = int(math.log(shard.size, _TIER))
-                groups[tier, total[tier] // _MERGED].append(name)
-                total[tier] += shard.size
-        return [names for names in groups.values() if len(names) >= least]
-
-    def _merge(self, names: Sequence[str]) -> None:
-        # A text that is in another shard too, with these layers or more, is left out if the index points there.
-        keys = self._index.keys_in(names)
-        sources = self._index.places(self._index.find(b"".join(keys)))
-
-        def blocks(layer: int) -> Iterator[npt.NDArray[Any]]:
-            for name, (_, rows) in sources.items():
-                yield self._map(name, layer, again=True)[rows]
-
-        if keys:
-            in_order = [keys[place] for places, _ in sources.values() for place in places]
-            self._write_shard(in_order, map(blocks, self.layers))
-        for name in names:
-            with suppress(OSError):  # Windows keeps a file that is being read; a later merge removes it
-                (self.folder / name).unlink(missing_ok=True)
+    def _rounded(self, embeddings: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        with np.errstate(over="ignore"):  # checked below
+            rounded = embeddings.astype(self.dtype, copy=False)
+        if not np.isfinite(rounded).all():
+            position, row, _ = np.argwhere(~np.isfinite(rounded))[0]
+            if np.isfinite(embeddings[position, row]).all():
+                problem = f"too large for {self.dtype}: use `dtype='float32'`"
+            else:
+                problem = "NaN or infinite: check that text, and the dtype of the model"
+            raise NotFiniteError(
+                f"`embeddings` must be finite, but row {row} at layer {self.layers[position]} is {problem}."
+            )
+        return rounded
 
 
-def read_label(path: Path) -> dict[str, Any] | None:
-    """Return what a store's ``store.json`` says, or None where there is none that can be read."""
-    if not path.is_file():  # a FIFO would never end
-        return None
-    try:
-        label = json.loads(path.read_bytes())
-    except (FileNotFoundError, ValueError, RecursionError):
-        return None
-    return label if isinstance(label, dict) and {"format", "dim", "dtype"} <= label.keys() else None
+def read_label(path: Path) -> dict[str, Any]:
+    """Return the content of a ``store.json``, or raise a ``ValueError`` if it does not describe a store."""
+    label = json.loads(path.read_bytes())
+    if not isinstance(label, dict) or not {"format", "dim", "dtype"} <= label.keys():
+        raise ValueError("it does not describe a store")
+    return label
 
 
-def _in_threads(call: Callable[[Any], object], items: Iterable[Any]) -> None:
-    """Call with each item, in several threads where that helps; the first error is raised when all have ended."""
-    several = list(items)
-    if len(several) < 2 or _THREADS < 2:
-        for item in several:
-            call(item)
-        return
-    with ThreadPoolExecutor(min(_THREADS, len(several)), thread_name_prefix="midlayer-store") as pool:
-        for future in [pool.submit(call, item) for item in several]:
+def _run_in_threads(function: Callable[[Any], object], items: Iterable[Any]) -> None:
+    """Call a function with each item, in several threads, and raise the first error after all have finished."""
+    with ThreadPoolExecutor(_THREADS, thread_name_prefix="midlayer-store") as pool:
+        for future in [pool.submit(function, item) for item in items]:
             future.result()
-
-
-def _joined(keys: Sequence[str]) -> bytes:
-    """Return the bytes of keys, one after another."""
-    with suppress(ValueError, TypeError):
-        if set(map(len, keys)) <= {2 * KEY_BYTES}:  # digits of one key must not be taken for another's
-            written = bytes.fromhex("".join(keys))
-            if len(written) == KEY_BYTES * len(keys):
-                return written
-    return b"".join(map(_key_bytes, keys))  # which names the wrong one
 
 
 def _key_bytes(key: str) -> bytes:
     try:
-        written = bytes.fromhex(key)
+        content = bytes.fromhex(key)
     except (ValueError, TypeError):
-        written = b""
-    if len(written) != KEY_BYTES:
+        content = b""
+    if len(content) != KEY_BYTES or len(key) != 2 * KEY_BYTES:
         raise OptionError(f"A key must be {2 * KEY_BYTES} hexadecimal digits, but got {key!r}: use `text_key(text)`.")
-    return written
+    return content
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreInfo:
+    """A summary of a store.
+
+    Attributes:
+        folder: path of the store.
+        key: its name in ``root``.
+        description: readable description of the key.
+        texts: number of stored texts.
+        layers: layers stored for at least one text.
+        dim: number of dimensions.
+        dtype: on disk.
+        bytes: on disk.
+        last_used: when it was last opened or written to.
+    """
+
+    folder: Path
+    key: str
+    description: Mapping[str, object]
+    texts: int
+    layers: tuple[int, ...]
+    dim: int
+    dtype: str
+    bytes: int
+    last_used: datetime
+
+
+def list_stores(root: Path | str) -> list[StoreInfo]:
+    """Return the stores in a folder, the most recently used first.
+
+    Example:
+        >>> list_stores("nowhere")
+        []
+    """
+    stores = []
+    for path in Path(root).expanduser().glob("[!.]*/store.json"):  # hidden folders are being removed
+        with suppress(FileNotFoundError, ValueError, RecursionError):
+            if path.is_file():  # reading a FIFO would never end
+                stores.append(_info(path.parent, read_label(path)))
+    return sorted(stores, key=lambda info: info.last_used, reverse=True)
+
+
+def _info(folder: Path, label: Mapping[str, object]) -> StoreInfo:
+    texts: set[bytes] = set()
+    layers: set[int] = set()
+    size = 0
+    last_used = 0.0
+    for path in folder.iterdir():
+        # It may have been removed by another process, or be a dangling link; the store sets aside a damaged shard.
+        with suppress(OSError, DamagedError):
+            status = path.stat()
+            size += status.st_size
+            last_used = max(last_used, status.st_mtime)
+            if path.suffix == ".safetensors":
+                shard, keys = shard_files.read_head(path)
+                layers.update(shard.layers)
+                texts.update(keys)
+    description = label.get("description")
+    return StoreInfo(
+        folder=folder,
+        key=folder.name,
+        description=description if isinstance(description, dict) else {},
+        texts=len(texts),
+        layers=tuple(sorted(layers)),
+        dim=int(str(label.get("dim", 0))),
+        dtype=str(label.get("dtype", "")),
+        bytes=size,
+        last_used=datetime.fromtimestamp(last_used, tz=UTC),
+    )
+
+
+def prune(
+    root: Path | str,
+    *,
+    keys: Collection[str] | None = None,
+    unused_for: timedelta | None = None,
+    keep_bytes: int | None = None,
+    dry_run: bool = False,
+) -> list[StoreInfo]:
+    """Remove the stores that meet any of the conditions, and return them.
+
+    A store that is a symbolic link is never removed.
+
+    Args:
+        root: folder of stores.
+        keys: stores to remove.
+        unused_for: remove stores that were not opened or written to for this long.
+        keep_bytes: remove the least recently used stores until the others take at most this many bytes.
+        dry_run: return the stores without removing them.
+
+    Example:
+        >>> prune("nowhere", unused_for=timedelta(days=30))
+        []
+    """
+    if keys is None and unused_for is None and keep_bytes is None:
+        raise OptionError("`prune` must get at least one of `keys`, `unused_for` and `keep_bytes`, but got none.")
+    stores = list_stores(root)
+    existing = [info.key for info in stores]
+    for key in keys or ():
+        if key not in existing:
+            raise OptionError(f"`keys` must be stores in {root}, but got {key!r}.{did_you_mean(key, existing)}")
+        if (linked := Path(root).expanduser() / key).is_symlink():
+            raise OptionError(
+                f"`keys` must be stores in {root} itself, but {key!r} is a link to {linked.resolve()}: remove it "
+                "there, or remove the link."
+            )
+    before = datetime.now(tz=UTC) - unused_for if unused_for is not None else None
+    removed: list[StoreInfo] = []
+    kept_bytes = 0
+    for info in stores:
+        if info.folder.is_symlink():
+            continue
+        stale = before is not None and info.last_used < before
+        if info.key in (keys or ()) or stale or (keep_bytes is not None and kept_bytes + info.bytes > keep_bytes):
+            removed.append(info)
+        else:
+            kept_bytes += info.bytes
+    for info in [] if dry_run else removed:
+        # Hidden from other processes in one step, then removed file by file.
+        with explain_full_disk(info.folder), scratch(info.folder.parent) as temporary:
+            info.folder.rename(temporary)
+    return removed

@@ -1,70 +1,60 @@
-"""One shard: a safetensors file that is whole or not there, is never changed, and knows when it is damaged.
+"""Read and write one shard: an immutable safetensors file with checksums.
 
-The file: a head, the keys of the texts ``(N, 16)``, then the rows ``(N, D)`` of each layer. The head carries a CRC-32
-of each layer's rows and one of everything else. Any safetensors reader can open it.
+A shard holds the keys of its texts ``(N, 16)`` and the rows ``(N, D)`` of each layer. Its metadata carry a CRC-32 of
+each layer's rows and one of the keys and the other metadata.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import stat
 import zlib
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
 
 from midlayer_encoders.errors import MidlayerError
-from midlayer_encoders.files import beside
-
-__all__ = [
-    "DTYPES",
-    "FORMAT",
-    "KEY_BYTES",
-    "DamagedError",
-    "Shard",
-    "StoreError",
-    "TextNotStoredError",
-    "map_rows",
-    "read_head",
-    "write_shard",
-]
+from midlayer_encoders.files import write_file
 
 FORMAT = "midlayer embeddings 1"
-DTYPES = {"float16": "F16", "float32": "F32"}  # numpy's names and those of safetensors
+DTYPES = {"float16": "F16", "float32": "F32"}  # in NumPy and in safetensors
 KEY_BYTES = 16
 
 
 class StoreError(MidlayerError):
-    """A store that cannot be used as it is."""
+    """A store cannot be used."""
 
 
 class TextNotStoredError(StoreError, LookupError):
-    """A text that was never stored, or whose shard was found damaged and set aside."""
+    """A text was never stored, or its shard was damaged and set aside."""
 
 
 class DamagedError(StoreError):
-    """A shard whose bytes are not those that were written. It does not leave the store."""
+    """The content of a shard differs from what was written. Only the store handles this error."""
 
 
 @dataclass(frozen=True)
 class Shard:
-    """What the head of a shard says.
+    """A shard: its file and metadata.
 
     Attributes:
-        store: key of the store that it belongs to.
-        layers: layers of its rows, in the order of the file.
+        path: the file.
+        store: key of its store.
+        layers: layers of its rows.
         count: number N of texts.
         dim: number D of dimensions.
-        dtype: of the rows, by numpy's name.
+        dtype: NumPy's name of the rows' dtype.
         checksums: CRC-32 of each layer's rows.
     """
 
+    path: Path
     store: str
     layers: tuple[int, ...]
     count: int
@@ -72,105 +62,85 @@ class Shard:
     dtype: str
     checksums: tuple[int, ...]
 
-    @cached_property
-    def layer_bytes(self) -> int:
-        """Bytes of one layer's rows."""
-        return self.count * self.dim * np.dtype(self.dtype).itemsize
-
-    @cached_property
-    def rows_start(self) -> int:
-        """Where in the file the first layer's rows begin."""
-        return len(self.head(b"")) + self.count * KEY_BYTES
-
-    @property
-    def size(self) -> int:
-        """Bytes of the whole file."""
-        return self.rows_start + len(self.layers) * self.layer_bytes
-
-    def head(self, keys: bytes) -> bytes:
-        """Return the length and text of the safetensors head. It takes as many bytes whatever the checksums are."""
-        named = {"format": FORMAT, "store": self.store, "layers": json.dumps(self.layers)}
-        named["checksums"] = " ".join(f"{checksum:08x}" for checksum in self.checksums)
-        said = json.dumps([named, self.count, self.dim, self.dtype]).encode()
-        named["checksum"] = f"{zlib.crc32(keys, zlib.crc32(said)):08x}"  # of all but the rows
-        end = self.count * KEY_BYTES
-        table: dict[str, object] = {
-            "__metadata__": named,
-            "keys": {"dtype": "U8", "shape": [self.count, KEY_BYTES], "data_offsets": [0, end]},
+    def metadata(self, keys: bytes) -> dict[str, str]:
+        """Return the file's metadata, with a checksum of the keys and of all other fields."""
+        fields = {
+            "format": FORMAT,
+            "store": self.store,
+            "layers": json.dumps(self.layers),
+            "checksums": " ".join(f"{checksum:08x}" for checksum in self.checksums),
         }
-        for layer in self.layers:
-            offsets = [end, end := end + self.layer_bytes]
-            shape = [self.count, self.dim]
-            table[f"layer.{layer}"] = {"dtype": DTYPES[self.dtype], "shape": shape, "data_offsets": offsets}
-        text = json.dumps(table).encode()
-        text += b" " * (-len(text) % 8)
-        return len(text).to_bytes(8, "little") + text
+        head = json.dumps([fields, self.count, self.dim, self.dtype]).encode()
+        return {**fields, "checksum": f"{zlib.crc32(keys, zlib.crc32(head)):08x}"}
+
+    @contextmanager
+    def _open_layers(self, layers: Iterable[int]) -> Iterator[dict[int, Any]]:
+        """Yield the rows of layers, to be sliced; nothing is read before."""
+        try:
+            with safe_open(self.path, framework="numpy") as file:
+                slices = {layer: file.get_slice(f"layer.{layer}") for layer in layers}
+                if any(rows.get_shape() != [self.count, self.dim] for rows in slices.values()):
+                    raise DamagedError("its shape has changed")
+                yield slices
+        except SafetensorError as error:
+            raise DamagedError(f"it is not a complete safetensors file: {error}") from error
+
+    def verify(self, layers: Iterable[int]) -> None:
+        """Verify the checksums of the rows of layers."""
+        with self._open_layers(layers) as slices:
+            for layer, rows in slices.items():
+                if zlib.crc32(rows[:].data) != self.checksums[self.layers.index(layer)]:
+                    raise DamagedError(f"the rows of layer {layer} do not match their checksum")
+
+    def read(self, layer: int, rows: npt.NDArray[np.intp]) -> npt.NDArray[Any]:
+        """Return some rows of a layer, given in ascending order."""
+        first, last = int(rows[0]), int(rows[-1])
+        with self._open_layers([layer]) as slices:
+            block: npt.NDArray[Any] = slices[layer][first : last + 1]
+        return block if np.array_equal(rows, np.arange(first, last + 1)) else block[rows - first]
 
 
 def read_head(path: Path) -> tuple[Shard, list[bytes]]:
-    """Return a shard and its keys, once their checksum and the file's length are right."""
-    if not stat.S_ISREG(path.stat().st_mode):  # a FIFO would never end
-        raise DamagedError("it is no ordinary file")
-    with path.open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        length = int.from_bytes(file.read(8), "little")
-        if length > size:
-            raise DamagedError("its head is cut off")
-        written = file.read(length)
-        try:
-            shard = _shard_of(json.loads(written))
-            whole = shard.size
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-            raise DamagedError("its head cannot be read") from error
-        if size != whole:
-            raise DamagedError(f"it has {size} bytes instead of {whole}")
-        keys = file.read(shard.count * KEY_BYTES)
-    if shard.head(keys)[8:] != written:
-        raise DamagedError("its head or keys do not match their checksum")
+    """Return a shard and its keys after verifying their checksum and the file's length."""
+    if path.is_symlink() and not path.exists():
+        raise DamagedError("it is a dangling link")
+    if not stat.S_ISREG(path.stat().st_mode):  # reading a FIFO would never end
+        raise DamagedError("it is not a regular file")
+    try:
+        with safe_open(path, framework="numpy") as file:
+            metadata = file.metadata()
+            layers = tuple(json.loads(metadata["layers"]))
+            first = file.get_slice(f"layer.{layers[0]}")
+            count, dim = first.get_shape()
+            shard = Shard(
+                path=path,
+                store=metadata["store"],
+                layers=layers,
+                count=count,
+                dim=dim,
+                dtype=next(name for name, code in DTYPES.items() if code == first.get_dtype()),
+                checksums=tuple(int(checksum, 16) for checksum in metadata["checksums"].split()),
+            )
+            keys = file.get_tensor("keys").tobytes()
+            complete = set(file.keys()) == {"keys", *(f"layer.{layer}" for layer in layers)}
+    except SafetensorError as error:
+        raise DamagedError(f"it is not a complete safetensors file: {error}") from error
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, StopIteration) as error:
+        raise DamagedError("its metadata cannot be read") from error
+    if not complete or metadata != shard.metadata(keys):
+        raise DamagedError("its metadata or keys do not match their checksum")
     return shard, [keys[start : start + KEY_BYTES] for start in range(0, len(keys), KEY_BYTES)]
 
 
-def _shard_of(table: dict[str, Any]) -> Shard:
-    named = table["__metadata__"]
-    layers = tuple(json.loads(named["layers"]))
-    first = table[f"layer.{layers[0]}"]
-    return Shard(
-        store=named["store"],
-        layers=layers,
-        count=first["shape"][0],
-        dim=first["shape"][1],
-        dtype={theirs: ours for ours, theirs in DTYPES.items()}[first["dtype"]],
-        checksums=tuple(int(checksum, 16) for checksum in named["checksums"].split()),
-    )
-
-
-def map_rows(path: Path, shard: Shard, layer: int, *, check: bool) -> npt.NDArray[Any]:
-    """Return the rows of a layer, shape ``(N, D)``, mapped into memory; ``check`` compares their checksum."""
-    place = shard.layers.index(layer)
-    start = shard.rows_start + place * shard.layer_bytes
-    with path.open("rb") as file:
-        if os.fstat(file.fileno()).st_size != shard.size:  # to touch mapped bytes that are not there ends the process
-            raise DamagedError("its length has changed")
-        if check and hasattr(os, "posix_fadvise"):  # all of it will be read: faster at once than page by page
-            os.posix_fadvise(file.fileno(), start, shard.layer_bytes, os.POSIX_FADV_WILLNEED)
-        rows = np.memmap(file, dtype=shard.dtype, mode="r", offset=start, shape=(shard.count, shard.dim))
-    if check and zlib.crc32(rows.data) != shard.checksums[place]:
-        raise DamagedError(f"the rows of layer {layer} do not match their checksum")
-    return rows
-
-
-def write_shard(path: Path, shard: Shard, keys: Sequence[bytes], rows: Iterable[Iterable[npt.NDArray[Any]]]) -> Shard:
-    """Write a shard from the blocks of rows of each layer, and return it with their checksums."""
-    checksums, joined = [], b"".join(keys)
-    with beside(path) as aside, aside.open("xb") as file:
-        file.write(replace(shard, checksums=(0,) * len(shard.layers)).head(b"") + joined)
-        for blocks in rows:
-            checksum = 0
-            for block in map(np.ascontiguousarray, blocks):
-                checksum = zlib.crc32(block.data, checksum)
-                file.write(block.data)
-            checksums.append(checksum)
-        shard = replace(shard, checksums=tuple(checksums))
-        file.seek(0)
-        file.write(shard.head(joined))
+def write_shard(
+    path: Path, store: str, layers: tuple[int, ...], keys: Sequence[bytes], embeddings: npt.NDArray[Any]
+) -> Shard:
+    """Write the embeddings ``(L, N, D)`` of texts and return their shard."""
+    _, count, dim = embeddings.shape
+    checksums = tuple(zlib.crc32(rows.data) for rows in embeddings)
+    shard = Shard(path, store, layers, count, dim, embeddings.dtype.name, checksums)
+    joined = b"".join(keys)
+    tensors = {f"layer.{layer}": rows for layer, rows in zip(layers, embeddings, strict=True)}
+    tensors["keys"] = np.frombuffer(joined, dtype=np.uint8).reshape(-1, KEY_BYTES)
+    write_file(path, save(tensors, shard.metadata(joined)))
     return shard

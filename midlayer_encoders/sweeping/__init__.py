@@ -1,27 +1,31 @@
-"""Every layer of a model on MTEB from one forward pass over each text, and metrics beside the scores."""
+"""Score and measure every layer of a model on MTEB tasks from one forward pass over each text."""
 
 from __future__ import annotations
 
 import importlib
+import warnings
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from midlayer_encoders.sweeping.board import Board
+    from midlayer_encoders.sweeping.layer_sweep import SweepSettings, sweep
     from midlayer_encoders.sweeping.previews import Preview, TaskPreview, preview
-    from midlayer_encoders.sweeping.result import RecipesResult, SweepResult
-    from midlayer_encoders.sweeping.run import sweep
-    from midlayer_encoders.sweeping.vectors import embed
+    from midlayer_encoders.sweeping.sweep_result import RecipesResult, SweepResult
 
-__all__ = ["Board", "Preview", "RecipesResult", "SweepResult", "TaskPreview", "embed", "preview", "sweep"]
+__all__ = ["Preview", "RecipesResult", "SweepResult", "SweepSettings", "TaskPreview", "preview", "sweep"]
 
 if not TYPE_CHECKING:
-    # Results are read in a moment; what makes them imports torch and transformers, which takes seconds.
-    _HOMES = {
-        "Board": "board", "Preview": "previews", "RecipesResult": "result", "SweepResult": "result",
-        "TaskPreview": "previews", "embed": "vectors", "preview": "previews", "sweep": "run",
-    }  # fmt: skip
+    # Loading a result is fast; running a sweep imports torch and transformers, which takes seconds.
+    _MODULES = {
+        **dict.fromkeys(("Preview", "TaskPreview", "preview"), "sweeping.previews"),
+        **dict.fromkeys(("RecipesResult", "SweepResult"), "sweeping.sweep_result"),
+        **dict.fromkeys(("SweepSettings", "sweep"), "sweeping.layer_sweep"),
+    }
+    _MOVED = {"Board": "boards", "embed": "vectors"}
 
     def __getattr__(name: str) -> object:
-        if name not in _HOMES:
+        if name not in _MODULES | _MOVED:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+        if name in _MOVED:
+            message = f"`{__name__}.{name}` is deprecated: use `midlayer_encoders.{name}`."
+            warnings.warn(message, DeprecationWarning, stacklevel=2)
+        return getattr(importlib.import_module(f"midlayer_encoders.{(_MODULES | _MOVED)[name]}"), name)

@@ -1,14 +1,22 @@
-"""What encoders are scored on: the paper's 32 mteb tasks, any other of mteb's, your own files, and five built-in ones.
+"""Tasks to score encoders on: the paper's 32 mteb tasks, all other mteb tasks, your own files, and five built-in tasks.
 
-Importing this room is quick; mteb, which takes seconds, is imported by the functions that need it.
+Importing this package is fast: functions that need mteb import it, which takes seconds.
 """
 
-from midlayer_encoders._random import isolated_random
-from midlayer_encoders.tasks.bm25 import BM25_PACKAGES, Bm25Search, has_bm25
-from midlayer_encoders.tasks.builtin import BUILTIN_TASKS, STS_GRADES
-from midlayer_encoders.tasks.data import TASK_TYPES, TaskType, task_label
+from midlayer_encoders._isolation import isolated_random
+from midlayer_encoders.tasks.baselines import (
+    BM25_PACKAGES,
+    Bm25Search,
+    TextEncoder,
+    TfidfEncoder,
+    encoder_score,
+    has_bm25,
+    source_texts,
+    task_texts,
+    tfidf_scores,
+)
+from midlayer_encoders.tasks.docstrings import BUILTIN_TASKS, STS_GRADES
 from midlayer_encoders.tasks.overview import TaskOverview, task_overview
-from midlayer_encoders.tasks.reading import SUFFIXES, ColumnsError, TaskFileError
 from midlayer_encoders.tasks.sources import (
     PAPER_TASKS,
     TaskSource,
@@ -19,14 +27,8 @@ from midlayer_encoders.tasks.sources import (
     resolve_tasks,
     task_sources,
 )
-from midlayer_encoders.tasks.tfidf import (
-    TextEncoder,
-    TfidfEncoder,
-    encoder_score,
-    source_texts,
-    task_texts,
-    tfidf_scores,
-)
+from midlayer_encoders.tasks.table_files import SUFFIXES, ColumnsError, TaskFileError
+from midlayer_encoders.tasks.task_data import TASK_TYPES, TaskType, task_label
 
 __all__ = [
     "BM25_PACKAGES",

@@ -1,79 +1,31 @@
-"""Which tasks are meant by a name, a path or an object, and how each is built anew in any process."""
+"""Resolve names, paths and objects to tasks that every process can create anew."""
 
 from __future__ import annotations
 
 import copy
+import json
 import logging
 import os
 import random
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, TypeAlias
 
-from midlayer_encoders._random import isolated_random
-from midlayer_encoders.errors import OptionError, did_you_mean, shown
-from midlayer_encoders.files import at_home, exists
-from midlayer_encoders.tasks.builtin import BUILTIN_TASKS, builtin_data
-from midlayer_encoders.tasks.data import TaskData
-from midlayer_encoders.tasks.files import files_data
-from midlayer_encoders.tasks.reading import SUFFIXES, TaskFileError, is_text, read_table
+from midlayer_encoders._isolation import isolated_random
+from midlayer_encoders.errors import OptionError, did_you_mean, short_repr
+from midlayer_encoders.files import exists, expand_home
+from midlayer_encoders.tasks.docstrings import BUILTIN_TASKS, builtin_data
+from midlayer_encoders.tasks.file_tasks import files_data
+from midlayer_encoders.tasks.table_files import SUFFIXES, TaskFileError, is_text, read_table
+from midlayer_encoders.tasks.task_data import TaskData
 
 if TYPE_CHECKING:
     from mteb.abstasks import AbsTask
 
-__all__ = [
-    "PAPER_TASKS",
-    "FilesSource",
-    "TaskSource",
-    "TextsSource",
-    "builtin_tasks",
-    "own_texts",
-    "paper_tasks",
-    "resolve_tasks",
-    "task_sources",
-]
-
-PAPER_TASKS: tuple[str, ...] = (
-    # Classification
-    "AmazonCounterfactualClassification",
-    "AmazonReviewsClassification",
-    "Banking77Classification",
-    "EmotionClassification",
-    "MTOPDomainClassification",
-    "MTOPIntentClassification",
-    "MassiveIntentClassification",
-    "MassiveScenarioClassification",
-    "ToxicConversationsClassification",
-    "TweetSentimentExtractionClassification",
-    # Clustering
-    "ArxivClusteringS2S",
-    "BiorxivClusteringS2S",
-    "MedrxivClusteringS2S",
-    "RedditClustering",
-    "StackExchangeClustering",
-    "TwentyNewsgroupsClustering",
-    # PairClassification
-    "SprintDuplicateQuestions",
-    "TwitterSemEval2015",
-    "TwitterURLCorpus",
-    # Reranking
-    "AskUbuntuDupQuestions",
-    "MindSmallReranking",
-    "SciDocsRR",
-    "StackOverflowDupQuestions",
-    # STS
-    "BIOSSES",
-    "SICK-R",
-    "STS12",
-    "STS13",
-    "STS14",
-    "STS15",
-    "STS16",
-    "STS17",
-    "STSBenchmark",
-)
+_PAPER_FILE = Path(__file__).with_name("paper_tasks.json")
+PAPER_TASKS: tuple[str, ...] = tuple(name for names in json.loads(_PAPER_FILE.read_bytes()).values() for name in names)
 """The 32 tasks of Table 1 of "Layer by Layer" (arXiv:2502.02013), all of them in ``MTEB(eng, v1)``."""
 
 _log = logging.getLogger(__name__)
@@ -82,20 +34,9 @@ _TEXT_COLUMNS = ("text", "sentences", "sentence1", "sentence2", "query", "positi
 _PAPER_BENCHMARK = "MTEB(eng, v1)"
 
 
-class TaskSource(Hashable, Protocol):
-    """Where a task comes from: can be pickled, and builds the same task, fresh, in any process."""
-
-    @property
-    def name(self) -> str:
-        """Name of the task, as in mteb's results."""
-
-    def make(self) -> AbsTask:
-        """Return a fresh task. mteb's clustering tasks give another score when they are evaluated twice."""
-
-
 @dataclass(frozen=True)
 class MtebSource:
-    """A task of mteb's own, with the subsets and splits that a benchmark keeps of it."""
+    """An mteb task with the subsets and splits that a benchmark uses."""
 
     name: str
     hf_subsets: tuple[str, ...]
@@ -103,15 +44,15 @@ class MtebSource:
 
     @classmethod
     def of(cls, task: AbsTask) -> MtebSource:
-        """Return the source of a task that mteb made."""
+        """Return the source of an mteb task."""
         return cls(task.metadata.name, tuple(task.hf_subsets), tuple(task.eval_splits))
 
     def make(self) -> AbsTask:
-        """Return a fresh task."""
+        """Return a new task."""
         with isolated_random():
             import mteb
 
-            from midlayer_encoders.tasks.compat import with_listed_labels
+            from midlayer_encoders.tasks.mteb_internals import with_listed_labels
 
             return with_listed_labels(
                 mteb.get_task(self.name, hf_subsets=self.hf_subsets, eval_splits=self.eval_splits)
@@ -119,47 +60,34 @@ class MtebSource:
 
 
 @dataclass(frozen=True)
-class BuiltinSource:
-    """A built-in task, by its label."""
+class LocalSource:
+    """A built-in task by its label, or a task from files by their path, and its name with the digest of its rows."""
 
-    label: str
-
-    @property
-    def name(self) -> str:
-        """Name of the task: label and digest."""
-        return builtin_data(self.label).name
-
-    def make(self) -> AbsTask:
-        """Return a fresh task."""
-        return _made(builtin_data(self.label))
-
-
-@dataclass(frozen=True)
-class FilesSource:
-    """A task from files, and the name that it had, with its digest, when it was resolved."""
-
-    path: Path
+    origin: str | Path
     name: str
 
     def make(self) -> AbsTask:
-        """Return a fresh task, unless the files are no longer those that were resolved."""
-        data = _files_data(self.path, _stamps(self.path))
+        """Return a new task; raise an error if the files have changed."""
+        data = builtin_data(self.origin) if isinstance(self.origin, str) else _files_data(self.origin)
         if data.name != self.name:
-            raise TaskFileError(f"{self.path} must not change while it is used, but its rows did. Start again.")
-        return _made(data)
+            raise TaskFileError(f"{self.origin} must not change while it is used, but its rows did. Start again.")
+        with isolated_random():  # importing mteb seeds the global generators
+            from midlayer_encoders.tasks.local_tasks import local_task
+
+            return local_task(data)
 
 
 @dataclass(frozen=True)
 class TextsSource:
-    """Texts without labels, the name that they had, with its digest, when they were resolved, and what showed it."""
+    """Texts without labels, their name with a digest, and the reason for their type."""
 
     path: Path
     name: str
     why: str
 
     def make(self) -> AbsTask:
-        """Raise: nothing can be scored on them."""
-        path = shown(str(self.path), 200)
+        """Raise an error, because texts without labels cannot be scored."""
+        path = short_repr(str(self.path), 200)
         raise TaskFileError(
             f"{path} holds texts without labels, on which nothing can be scored. `midlayer select MODEL --texts {path}`"
             f" chooses a layer without labels, `midlayer metrics MODEL --texts {path}` measures every layer."
@@ -172,7 +100,7 @@ class TextsSource:
 
 @dataclass(frozen=True, eq=False)
 class ObjectSource:
-    """A task object that the caller made, perhaps with data of its own."""
+    """A task object from the caller."""
 
     task: AbsTask
 
@@ -182,117 +110,121 @@ class ObjectSource:
         return self.task.metadata.name
 
     def make(self) -> AbsTask:
-        """Return a copy that shares the data and starts from the task's seed."""
+        """Return a copy that shares the data and restarts the task's random generators."""
         import numpy as np
 
-        from midlayer_encoders.tasks.compat import with_listed_labels
+        from midlayer_encoders.tasks.mteb_internals import with_listed_labels
 
         task = copy.copy(self.task)
         task.rng_state, task.np_rng = random.Random(task.seed), np.random.default_rng(task.seed)
         return with_listed_labels(task)
 
 
-def _made(data: TaskData) -> AbsTask:
-    """Return a fresh task over these rows; the global random generators are left as they were."""
-    with isolated_random():  # the import of mteb seeds them as well
-        from midlayer_encoders.tasks.shapes import local_task
+TaskSource: TypeAlias = MtebSource | LocalSource | TextsSource | ObjectSource
+"""A picklable description of a task that creates the same task in any process.
 
-        return local_task(data)
+``make`` returns a new task, because mteb's clustering tasks give another score when they are evaluated again.
+"""
 
 
 def builtin_tasks() -> list[AbsTask]:
-    """Return the five built-in tasks, fresh objects over one shared pool of about 950 short texts."""
+    """Return the five built-in tasks as new objects; they share about 950 short texts."""
     return resolve_tasks("builtin")
 
 
 def paper_tasks() -> list[AbsTask]:
-    """Return the 32 tasks of the paper's Table 1, English subset and test split as ``MTEB(eng, v1)`` has them."""
+    """Return the 32 tasks of the paper's Table 1, with the English subset and test split of ``MTEB(eng, v1)``."""
     return resolve_tasks("paper")
 
 
 def resolve_tasks(names: str | Path | AbsTask | Sequence[str | Path | AbsTask]) -> list[AbsTask]:
-    """Return the tasks that ``names`` mean, as fresh objects; the global random generators are left as they were.
+    """Return the tasks for ``names`` as new objects, without changing the global random generators.
 
     Args:
         names: one or several of: ``"paper"``; ``"builtin"``, or the label of a built-in task; the name of an mteb task
-            or benchmark; a path to your own data; a task object. A folder whose name is also mteb's is meant when it
-            is written as a path (``./STS12``).
+            or benchmark; a path to your own data; a task object. Write a folder with the name of an mteb task as a
+            path (``./STS12``).
 
     Raises:
-        OptionError: for a name that is none of these.
-        TaskFileError: for data that cannot be a task.
+        OptionError: for an unknown name.
+        TaskFileError: for data that is not a valid task.
     """
     return [source.make() for source in task_sources(names)]
 
 
 def task_sources(names: str | Path | AbsTask | Sequence[str | Path | AbsTask]) -> list[TaskSource]:
-    """Return what builds each task that ``names`` mean, each once, for use in other processes.
+    """Return the distinct sources of the tasks for ``names``, for use in other processes.
 
     Args:
         names: as in :func:`resolve_tasks`.
     """
     several = names if isinstance(names, Sequence) and not isinstance(names, str) else [names]
-    found: dict[str, TaskSource] = {}
+    sources: dict[str, TaskSource] = {}
     for source in (source for name in several for source in _sources(name)):
-        if found.setdefault(source.name, source) != source:
+        if sources.setdefault(source.name, source) != source:
             raise OptionError(
                 f"`tasks` must have different names, because results are found by them, but two different ones are "
                 f"called {source.name!r}."
             )
-    if not found:
+    if not sources:
         raise OptionError("`tasks` must name at least one task, but is empty.")
-    return list(found.values())
+    return list(sources.values())
 
 
 def _sources(name: str | Path | AbsTask) -> Sequence[TaskSource]:
     if isinstance(name, str) and not name.strip():
         raise OptionError("`tasks` must be names or paths, but one of them is empty. Remove a comma too many.")
     if isinstance(name, Path) or (isinstance(name, str) and _is_path(name)):
-        path = at_home(name).absolute()
+        path = expand_home(name).absolute()
         if not exists(path):
-            raise OptionError(f"`tasks` must be names or paths that exist, but there is no {shown(str(path), 200)}.")
-        data = _files_data(path, _stamps(path))
+            raise OptionError(
+                f"`tasks` must be names or paths that exist, but there is no {short_repr(str(path), 200)}."
+            )
+        data = _files_data(path)
         if data.note:
             _log.warning("%s: %s", path, data.note)
-        return [TextsSource(path, data.name, data.why) if data.type == "Unlabeled" else FilesSource(path, data.name)]
+        return [TextsSource(path, data.name, data.why) if data.type == "Unlabeled" else LocalSource(path, data.name)]
     if isinstance(name, str):
-        if name == "builtin":
-            return [BuiltinSource(label) for label in BUILTIN_TASKS]
-        return [BuiltinSource(name)] if name in BUILTIN_TASKS else _mteb_sources(name)
+        labels = BUILTIN_TASKS if name == "builtin" else [label for label in BUILTIN_TASKS if label == name]
+        return [LocalSource(label, builtin_data(label).name) for label in labels] or _mteb_sources(name)
     if not hasattr(name, "metadata"):
-        raise OptionError(f"`tasks` must be names, paths or mteb's task objects, but got {shown(name)}.")
+        raise OptionError(f"`tasks` must be names, paths or mteb's task objects, but got {short_repr(name)}.")
     return [ObjectSource(name)]
 
 
 def own_texts(path: Path, *, column: str | None = None) -> list[str]:
-    """Return the texts of your own data, labeled or not, in the order in which they stand there.
+    """Return the texts of your own data, with or without labels, in order.
 
-    Texts without labels are all of the rows; of a task each distinct text is returned once.
+    Without labels, all rows are returned; for a task, each distinct text is returned once.
 
     Args:
-        path: a file or folder as :func:`task_sources` takes it.
-        column: of a file that is no task: the one that holds texts.
+        path: a file or folder, as in :func:`task_sources`.
+        column: the text column of a file that is not a task.
 
     Raises:
-        TaskFileError: for data that cannot be a task, or texts.
+        TaskFileError: for data that is neither a valid task nor texts.
     """
     path = path.absolute()
     if column is not None:
         return list(read_table(path).cells(column, ("a string that is not empty", is_text)))
-    data = _files_data(path, _stamps(path))
+    data = _files_data(path)
     if data.type == "Unlabeled":
         return list(data.splits["test"]["text"])
-    found: dict[str, None] = {}
+    texts: dict[str, None] = {}
     for rows in data.splits.values():
         for name in _TEXT_COLUMNS:
             for cell in rows.get(name, ()):
-                found |= dict.fromkeys([cell] if isinstance(cell, str) else cell)
-    return [text for text in found if text.strip()]
+                texts |= dict.fromkeys([cell] if isinstance(cell, str) else cell)
+    return [text for text in texts if text.strip()]
+
+
+def _files_data(path: Path) -> TaskData:
+    """Return the data of files, cached until a file changes: a sweep creates each task for every layer."""
+    return _cached_data(path, _stamps(path))
 
 
 @lru_cache(maxsize=8)
-def _files_data(path: Path, stamps: tuple[tuple[str, int, int, int], ...]) -> TaskData:  # noqa: ARG001
-    """The files' data, read again only when a file changed: a sweep makes each task once for every layer."""
+def _cached_data(path: Path, stamps: tuple[tuple[str, int, int, int], ...]) -> TaskData:  # noqa: ARG001
     return files_data(path)
 
 
@@ -300,14 +232,14 @@ def _stamps(path: Path) -> tuple[tuple[str, int, int, int], ...]:
     try:
         folders = [folder for folder in (path, path / "qrels") if folder.is_dir()]
         files = [file for folder in folders for file in sorted(folder.iterdir())] or [path]
-        stats = [(str(file), file.stat()) for file in files if file.exists()]  # a link may lead nowhere
+        stats = [(str(file), file.stat()) for file in files if file.exists()]  # a link may be broken
     except OSError as reason:
         raise TaskFileError(f"{path} cannot be read: {reason.strerror}.") from reason
     return tuple((name, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size) for name, stat in stats)
 
 
 def _is_path(name: str) -> bool:
-    """Whether a word is written as a path: with a separator, a suffix of ours, or a leading dot or tilde."""
+    """Return True if a name looks like a path: it has a separator, a known suffix, or a leading dot or tilde."""
     separators = {os.sep, os.altsep or os.sep}
     return any(s in name for s in separators) or name.startswith(("~", ".")) or name.endswith(SUFFIXES)
 
@@ -316,11 +248,11 @@ def _mteb_sources(name: str) -> Sequence[TaskSource]:
     with isolated_random():
         import mteb
 
-        from midlayer_encoders.tasks.compat import task_names
+        from midlayer_encoders.tasks.mteb_internals import task_names
 
         tasks = task_names()
         benchmark_name = _PAPER_BENCHMARK if name == "paper" else name
-        benchmarks = {word: b for b in mteb.get_benchmarks() for word in (b.name, *(b.aliases or ()))}
+        benchmarks = {alias: b for b in mteb.get_benchmarks() for alias in (b.name, *(b.aliases or ()))}
         if name in tasks:
             return [MtebSource.of(mteb.get_task(name))]
         if benchmark_name in benchmarks:
@@ -328,8 +260,8 @@ def _mteb_sources(name: str) -> Sequence[TaskSource]:
             return [source for source in members if name != "paper" or source.name in PAPER_TASKS]
     if exists(Path(name)):
         return _sources(Path(name))
-    known = ("paper", "builtin", *BUILTIN_TASKS, *benchmarks, *sorted(tasks))
+    choices = ("paper", "builtin", *BUILTIN_TASKS, *benchmarks, *sorted(tasks))
     raise OptionError(
         f"`tasks` must be 'paper', 'builtin', the name of an mteb task or benchmark, or a path to your own data, "
-        f"but got {shown(name)}.{did_you_mean(name, known)}"
+        f"but got {short_repr(name)}.{did_you_mean(name, choices)}"
     )

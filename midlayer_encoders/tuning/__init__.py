@@ -1,8 +1,8 @@
-"""A cut encoder tuned on pairs, scored and measured at every layer before and after."""
+"""Tune a cut encoder on pairs, and score every layer before and after."""
 
 from __future__ import annotations
 
-from midlayer_encoders.tuning.result import TuneResult
-from midlayer_encoders.tuning.run import tune
+from midlayer_encoders.tuning.training import TuneSettings
+from midlayer_encoders.tuning.tune import TuneResult, tune
 
-__all__ = ["TuneResult", "tune"]
+__all__ = ["TuneResult", "TuneSettings", "tune"]

@@ -11,7 +11,7 @@ import torch
 from benchmarks import callback_equality
 from benchmarks.callback_equality import Run, difference, parsed, table
 from benchmarks.callback_overhead import losses_in_words
-from midlayer_encoders.callbacks import _undisturbed
+from midlayer_encoders.callbacks import _measurement
 from tests.callbacks.training import ADVICE
 
 pytestmark = ADVICE
@@ -26,15 +26,15 @@ def given(tmp_path: Path, *more: str) -> Any:
 def test_a_callback_that_leaves_a_trace_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options = given(tmp_path)
     plain = callback_equality.train(options, compiled=False, watched=False)
-    assert difference(plain, callback_equality.train(options, compiled=False, watched=True)) == "equal to the bit"
+    assert difference(plain, callback_equality.train(options, compiled=False, watched=True)) == "bitwise equal"
     assert (tmp_path / "history.parquet").exists()
-    isolated = _undisturbed.isolated_random
+    isolated = _measurement.isolated_random
 
     def drawing() -> Any:
         torch.rand(())
         return isolated()
 
-    monkeypatch.setattr(_undisturbed, "isolated_random", drawing)
+    monkeypatch.setattr(_measurement, "isolated_random", drawing)
     found = difference(plain, callback_equality.train(options, compiled=False, watched=True))
     assert found.startswith("loss ")
     assert found.endswith("from step 1 on")  # the first measurement is before it
@@ -53,7 +53,7 @@ def test_the_table_has_a_row_for_each_case(tmp_path: Path) -> None:
         {
             "compiled": compiled,
             "algorithms": algorithms,
-            "again": "equal to the bit",
+            "again": "bitwise equal",
             "with": f"{compiled} {algorithms}",
         }
         for algorithms in callback_equality.ALGORITHMS
@@ -61,11 +61,11 @@ def test_the_table_has_a_row_for_each_case(tmp_path: Path) -> None:
     ]
     lines = table(given(tmp_path), rows).splitlines()[-4:]
     assert [line.split("|")[1].strip() for line in lines] == ["eager", "eager", "compiled", "compiled"]
-    assert lines[1] == "| eager | deterministic | equal to the bit | False deterministic |"
+    assert lines[1] == "| eager | deterministic | bitwise equal | False deterministic |"
 
 
 def test_what_torch_does_not_promise_is_no_error_of_the_overhead_benchmark() -> None:
-    assert losses_in_words(0.5, 0.5, promised=True) == "The last losses of both runs are equal to the bit."
+    assert losses_in_words(0.5, 0.5, promised=True) == "The last losses of both runs are bitwise equal."
     assert "differ by 2.5e-01" in losses_in_words(0.5, 0.25, promised=False)
     with pytest.raises(RuntimeError, match=r"differ: 0\.5 and 0\.25"):
         losses_in_words(0.5, 0.25, promised=True)

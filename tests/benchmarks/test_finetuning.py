@@ -9,12 +9,13 @@ import polars as pl
 import pytest
 import torch
 
-from benchmarks.pretraining.corpus import BOS, PAD, encode, read_tokenizer, train_tokenizer, write_tokens
+from benchmarks.pretraining.corpus import encode, read_tokenizer, train_tokenizer, write_tokens
 from benchmarks.pretraining.finetuning import TEMPERATURE, add_dropout, arguments, contrastive_loss, main, size_of
 from benchmarks.pretraining.finetuning import supervised_pairs as pairs_of
 from benchmarks.pretraining.models import Size, language_model
 from benchmarks.pretraining.pairs import CROP, Crops, Pairs, adjacent_sentences, labeled_groups, without
 from benchmarks.pretraining.variants import VARIANTS
+from benchmarks.pretraining.vocabulary import BOS, PAD
 from tests.callbacks.training import ADVICE
 
 pytestmark = ADVICE

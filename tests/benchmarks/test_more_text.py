@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from benchmarks.pretraining import more_text
-from benchmarks.pretraining.corpus import SPECIAL, encode, parts, read_tokens, train_tokenizer, write_tokens
+from benchmarks.pretraining.corpus import encode, parts, read_tokens, train_tokenizer, write_tokens
 from benchmarks.pretraining.more_text import PACKAGES, SOURCES, Package, Tally, listed, main, prose
 from benchmarks.pretraining.prose import (
     Seen,
@@ -30,6 +30,7 @@ from benchmarks.pretraining.prose import (
 )
 from benchmarks.pretraining.run import read_parts
 from benchmarks.pretraining.variants import VARIANTS
+from benchmarks.pretraining.vocabulary import SPECIAL
 
 LOCK = "The lock is held while the file is open, so that no other process can write to it at the same time as we do."
 NIGHT = (

@@ -12,10 +12,6 @@ import torch
 from scipy.stats import spearmanr
 
 from benchmarks.pretraining.corpus import (
-    BOS,
-    MASK,
-    SPECIAL,
-    VOCAB,
     Windows,
     encode,
     paragraphs,
@@ -27,6 +23,7 @@ from benchmarks.pretraining.models import IGNORED, Size, language_model, sees_ah
 from benchmarks.pretraining.module import rate
 from benchmarks.pretraining.tasks import Evaluation, read_tasks
 from benchmarks.pretraining.variants import VARIANTS, Variant
+from benchmarks.pretraining.vocabulary import BOS, MASK, SPECIAL, VOCAB
 from benchmarks.pretraining.watching import looks, stages
 
 SMALL = Size(blocks=2, width=64, vocab=320, length=32)

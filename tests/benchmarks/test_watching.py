@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 
 from benchmarks.pretraining import watching
-from benchmarks.pretraining.corpus import PAD, read_tokenizer, train_tokenizer
+from benchmarks.pretraining.corpus import read_tokenizer, train_tokenizer
 from benchmarks.pretraining.models import LanguageModel, Size, language_model
 from benchmarks.pretraining.module import Pretraining, pl
 from benchmarks.pretraining.tasks import padded
 from benchmarks.pretraining.variants import VARIANTS, Variant
+from benchmarks.pretraining.vocabulary import PAD
 from benchmarks.pretraining.watching import MEASURED, Aside
 from midlayer_encoders.measuring import make_for_views
 from tests.callbacks.training import ADVICE

@@ -209,8 +209,7 @@ def test_another_transformer_of_the_same_module_begins_anew(tmp_path: Path) -> N
         fit(Two(), tmp_path, [after], max_steps=2, logger=False, ckpt=str(tmp_path / "a.ckpt"))
     assert set(after.frame["revision"]) == {"step1", "step2"}
     assert warned == [
-        "midlayer: the history of the run before is resumed without what was measured in another way: "
-        "curvature (other module)."
+        "midlayer: the resumed history omits values that were measured with other settings: curvature (other module)."
     ]
 
 

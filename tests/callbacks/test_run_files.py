@@ -17,7 +17,7 @@ from PIL import Image
 from midlayer_encoders.callbacks import LayerMetricsCallback, LayerMetricsTrainerCallback
 from midlayer_encoders.frame import FRAME_SCHEMA
 from midlayer_encoders.metrics import curvature
-from midlayer_encoders.report.steps import plot_steps_curves, plot_steps_heat
+from midlayer_encoders.report.training_page import plot_steps_curves, plot_steps_heat
 from tests.callbacks.oracles import TEXTS, TrainerWeights, Weights
 from tests.callbacks.test_trainer import trainer
 from tests.callbacks.test_values import states_by_hand

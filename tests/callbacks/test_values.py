@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from midlayer_encoders.callbacks import LayerMetricsCallback, LayerMetricsTrainerCallback, _measurement
 from midlayer_encoders.metrics import curvature, dataset_entropy, infonce, prompt_entropy
 from midlayer_encoders.selection.ridge import label_folds
-from midlayer_encoders.spectra import kernels_wanted
+from midlayer_encoders.spectra import kernels_enabled
 from tests.callbacks.oracles import TEXTS, VIEWS, TrainerWeights, Weights, assert_frames_match, encoder_of, measured
 from tests.callbacks.test_trainer import trainer
 from tests.callbacks.training import ADVICE, TOKENIZER, Boring, fit, neox
@@ -224,11 +224,11 @@ def test_values_are_of_the_precision_that_the_run_itself_computes_in(library: st
 def test_a_small_measurement_leaves_out_the_kernels_of_a_gpu(
     few: int, wanted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_measurement, "_FEW", few)
+    monkeypatch.setattr(_measurement, "_MAX_CPU_SPECTRA", few)
     model, seen = Boring(neox()), set()
     callback = LayerMetricsCallback(TEXTS, TOKENIZER, metrics="curvature", every_n_steps=[0], figures=False)
     measure = _measurement.compute_metrics
-    monkeypatch.setattr(_measurement, "compute_metrics", lambda given: seen.add(kernels_wanted()) or measure(given))
+    monkeypatch.setattr(_measurement, "compute_metrics", lambda given: seen.add(kernels_enabled()) or measure(given))
     fit(model, tmp_path, [callback], max_steps=1)
     assert seen == {wanted}
-    assert kernels_wanted()
+    assert kernels_enabled()

@@ -1,4 +1,4 @@
-"""Commands run in this process, and what they print read back."""
+"""Run commands in this process and parse their output."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def run(*words: str) -> str:
 
 def tables(output: str) -> list[list[list[str]]]:
     """Return the cells of each table in what was printed, its heading first."""
-    found: list[list[list[str]]] = []
+    result: list[list[list[str]]] = []
     for line in output.splitlines():
         if line.startswith("┏"):
-            found.append([])
+            result.append([])
         elif line.startswith(("┃", "│")):
-            found[-1].append([cell.strip() for cell in line.strip("┃│").replace("┃", "│").split("│")])
-    return found
+            result[-1].append([cell.strip() for cell in line.strip("┃│").replace("┃", "│").split("│")])
+    return result
 
 
 def words_of(options: Mapping[str, Any]) -> list[str]:
@@ -51,13 +51,13 @@ def check_every_option(
     which differs. ``each=False`` leaves that out where it takes too long; it was seen to hold for what is given here.
     """
     expected, few = call(**options), call(**plain)
-    for some, frames in ((options, expected), (plain, few)):
-        given = command(words_of(some))
+    for subset, frames in ((options, expected), (plain, few)):
+        outputs = command(words_of(subset))
         for name, frame in frames.items():
-            assert given[name].equals(frame), (name, given[name], frame)
-    for every, frames in ((options, expected), (plain, few)) if each else ():
-        for left_out in every:
-            if every is plain and left_out in options:
+            assert outputs[name].equals(frame), (name, outputs[name], frame)
+    for used_options, frames in ((options, expected), (plain, few)) if each else ():
+        for left_out in used_options:
+            if used_options is plain and left_out in options:
                 continue
-            fewer = call(**{name: value for name, value in every.items() if name != left_out})
+            fewer = call(**{name: value for name, value in used_options.items() if name != left_out})
             assert not all(fewer[name].equals(frame) for name, frame in frames.items()), f"{left_out} changes nothing"

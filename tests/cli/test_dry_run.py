@@ -10,13 +10,13 @@ import pytest
 from typer.testing import CliRunner
 
 from midlayer_encoders.cli import app
-from midlayer_encoders.cli._app import read_own
+from midlayer_encoders.cli._arguments import read_texts
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.tasks import TaskFileError
 from tests.cli.calls import run, tables
 from tests.others_warnings import MTEB
 from tests.tasks.rows import ROWS, SENTENCES, write
-from tests.tasks.test_retrieval import beir
+from tests.tasks.test_beir import beir
 
 Folder = Callable[[str], str]
 pytestmark = MTEB
@@ -32,20 +32,20 @@ def test_it_fits_80_columns_and_json_is_the_same(
     words = ["sweep", tiny_folder("Llama"), "--tasks", "./search,./classes", "--dry-run", "--device", "cpu"]
     result = CliRunner().invoke(app, words, catch_exceptions=False, env={"COLUMNS": "80"})
     assert result.exit_code == 0
-    said = result.stdout
-    assert max(map(len, said.splitlines())) <= 80
+    output = result.stdout
+    assert max(map(len, output.splitlines())) <= 80
     for line in (
         "search: Retrieval (corpus, queries and qrels)", "  rows      queries 12, documents 48, relevant pairs 24",
         "  leaks     20 test texts that are also in train", "  labels    4, the rarest in ", "  scored    all layers together",
     ):  # fmt: skip
-        assert line in said
-    assert "under a minute, an estimate from " in said
-    assert "; imports, starting workers, TF-IDF and BM25 come on top" in " ".join(said.split())
+        assert line in output
+    assert "under a minute, an estimate from " in output
+    assert "; imports, starting workers, TF-IDF and BM25 come on top" in " ".join(output.split())
     assert not (tmp_path / "midlayer-results").exists()
     result = CliRunner().invoke(app, [*words, "--json"], catch_exceptions=False)
-    found = json.loads(result.stdout)
-    assert [task["data"]["type"] for task in found["tasks"]] == ["Retrieval", "Classification"]
-    assert found["store_bytes"] > 0
+    values = json.loads(result.stdout)
+    assert [task["data"]["type"] for task in values["tasks"]] == ["Retrieval", "Classification"]
+    assert values["store_bytes"] > 0
 
 
 def test_without_a_model_the_tasks_are_still_reported(tmp_path: Path) -> None:
@@ -59,25 +59,25 @@ def test_without_a_model_the_tasks_are_still_reported(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_your_own_data_are_texts_too(tiny_folder: Folder, tmp_path: Path) -> None:
     folder = write(tmp_path / "mine/test.csv", [{"text": text} for text in SENTENCES]).parent
-    assert read_own(folder, field=None) == SENTENCES
-    said = run("metrics", tiny_folder("Llama"), "--texts", str(folder), "--metrics", "curvature", "--device", "cpu",
+    assert read_texts(folder, field=None) == SENTENCES
+    output = run("metrics", tiny_folder("Llama"), "--texts", str(folder), "--metrics", "curvature", "--device", "cpu",
                "--out", str(tmp_path / "out"))  # fmt: skip
-    assert tables(said)[0][0] == ["layer", "curvature"]
-    said = run("sweep", tiny_folder("Llama"), "--tasks", str(folder), "--metrics", "curvature", "--device", "cpu",
+    assert tables(output)[0][0] == ["layer", "curvature"]
+    output = run("sweep", tiny_folder("Llama"), "--tasks", str(folder), "--metrics", "curvature", "--device", "cpu",
                "--out", str(tmp_path / "sweep"))  # fmt: skip
-    assert f"midlayer select {tiny_folder('Llama')} --texts {folder}" in said
-    said = run("select", tiny_folder("Llama"), "--texts", str(folder), "--rule", "fixed-depth", "--device", "cpu")
-    assert "Export it:" in said
+    assert f"midlayer select {tiny_folder('Llama')} --texts {folder}" in output
+    output = run("select", tiny_folder("Llama"), "--texts", str(folder), "--rule", "fixed-depth", "--device", "cpu")
+    assert "Export it:" in output
 
 
 def test_a_column_of_another_name_is_named_by_field(tmp_path: Path) -> None:
     rows = [{"question": text, "answer": "x"} for text in SENTENCES]
     for suffix in (".jsonl", ".csv", ".parquet"):
-        assert read_own(write(tmp_path / f"mine{suffix}", rows), field="question") == SENTENCES
+        assert read_texts(write(tmp_path / f"mine{suffix}", rows), field="question") == SENTENCES
     with pytest.raises(OptionError, match=r"`field` must name the text in mine.jsonl\. It has: question, answer"):
-        read_own(tmp_path / "mine.jsonl", field=None)
+        read_texts(tmp_path / "mine.jsonl", field=None)
     with pytest.raises(TaskFileError, match="must have the columns of a task, but has question, answer"):
-        read_own(tmp_path / "mine.csv", field=None)
+        read_texts(tmp_path / "mine.csv", field=None)
     lines = tmp_path / "lines.txt"
     lines.write_text("one\n\ntwo\n")
-    assert read_own(lines, field=None) == ["one", "two"]
+    assert read_texts(lines, field=None) == ["one", "two"]

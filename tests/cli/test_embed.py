@@ -1,4 +1,4 @@
-"""``midlayer embed`` against the Python call that it stands for, and what it refuses."""
+"""``midlayer embed`` equals the Python call, and refuses invalid arguments."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def texts(tmp_path: Path) -> Path:
 def test_layers_recipe_site_and_limit_are_the_encoders(tiny_folder: Folder, texts: Path, tmp_path: Path) -> None:
     model, out = tiny_folder("Llama"), tmp_path / "v.npy"
     flags = ["--layers", "1,0.5,-1", "--site", "mlp", "--recipe", "one-word", "--norm", "none", "--limit", "4"]
-    said = run("embed", model, "--texts", str(texts), "--out", str(out), "--device", "cpu", "--quiet", *flags)
-    assert "Vectors of 4 texts are in" in said
+    output = run("embed", model, "--texts", str(texts), "--out", str(out), "--device", "cpu", "--quiet", *flags)
+    assert "Vectors of 4 texts are in" in output
     encoder = LayerEncoder(model, -1, device="cpu", recipe="one-word", norm="none")
     np.testing.assert_allclose(np.load(out), encoder.encode_layers(TEXTS[:4], [1, 2, 4], site="mlp"), atol=1e-5)
     about = json.loads((tmp_path / "v.npy.json").read_bytes())
@@ -57,22 +57,22 @@ def test_a_folder_of_images_and_states_of_tokens(tiny_folder: Folder, texts: Pat
     ("flags", "message"),
     [
         (["--out", "v.txt"], "must end in .npy"),
-        (["--out", "nowhere/v.npy"], "must be in a folder that is there"),
-        (["--out", "v.npy", "--limit", "0"], "`--limit` must be"),
-        (["--out", "v.npy", "--site", "head"], "`--site` must be one of"),
+        (["--out", "nowhere/v.npy"], "must be in an existing folder"),
+        (["--out", "v.npy", "--limit", "0"], "Invalid value for '--limit'"),
+        (["--out", "v.npy", "--site", "head"], "Invalid value for '--site'"),
         (["--out", "v.npy", "--token-budget", "0"], "`token_budget` must be"),
         (["--out", "v.npy", "--layers", "7"], r"in \[0, 4\]"),
         (["--out", "v.npy", "--from", "nowhere"], "`from_sweep` must be the folder of a sweep"),
         (["--out", "v.npy", "--skip-bad"], "`--skip-bad` must be left out for texts"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(
+def test_invalid_arguments_are_refused(
     flags: list[str], message: str, tiny_folder: Folder, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     result = CliRunner().invoke(app, ["embed", tiny_folder("Llama"), "--texts", str(texts), "--device", "cpu", *flags])
     assert result.exit_code
-    assert re.search(message, str(result.exception)), result.exception
+    assert re.search(message, f"{result.exception} {result.output}"), result.output
     assert [path.name for path in tmp_path.iterdir()] == ["texts.txt"]
 
 

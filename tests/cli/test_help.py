@@ -1,4 +1,4 @@
-"""What ``midlayer`` says of itself: help, examples, completion, the version, and where a wrong call leads."""
+"""Help, examples, shell completion, the version, and errors of the command line."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ import typer
 from typer.testing import CliRunner
 
 from midlayer_encoders import __version__
-from midlayer_encoders.cli import app, main
-from midlayer_encoders.cli._help import EXAMPLES, command_names
+from midlayer_encoders.cli import app, command_names, main
 
-_LINES = {name: lines for group in EXAMPLES.values() for name, lines in group.items()}
+PANELS = ["Try it", "Find the layer", "Use it", "Look inside", "Keep house"]
+EPILOGS = dict(zip(command_names(), (command.epilog or "" for command in app.registered_commands), strict=True))
 
 
 def shown(*words: str) -> Any:
@@ -26,20 +26,21 @@ def shown(*words: str) -> Any:
 
 
 def test_without_arguments_the_help_is_shown_by_what_people_do() -> None:
-    bare, asked = shown(), shown("--help")
+    bare, requested = shown(), shown("--help")
     assert bare.exit_code == 2  # as click has it: nothing was asked for
-    assert asked.exit_code == 0
-    assert bare.output.strip() == asked.output.strip()
-    headings = [line.split("─ ")[1].split(" ─")[0] for line in asked.output.splitlines() if line.startswith("╭")]
-    assert headings == ["Options", *EXAMPLES]
+    assert requested.exit_code == 0
+    assert bare.output.strip() == requested.output.strip()
+    headings = [line.split("─ ")[1].split(" ─")[0] for line in requested.output.splitlines() if line.startswith("╭")]
+    assert headings == ["Options", *PANELS]
 
 
-@pytest.mark.parametrize("name", command_names(app))
+@pytest.mark.parametrize("name", command_names())
 def test_every_command_has_two_examples_that_it_would_take(name: str) -> None:
     text = shown(name, "--help").output
-    assert len(_LINES[name]) == 2
+    head, *lines = EPILOGS[name].split("\n\n")
+    assert (head, len(lines)) == ("Examples:", 2)
     command = typer.main.get_command(app).commands[name]  # type: ignore[attr-defined]
-    for line in _LINES[name]:
+    for line in lines:
         assert line in text  # on one line of 80 columns, to be copied
         program, called, *words = shlex.split(line)
         assert (program, called) == ("midlayer", name)
@@ -50,8 +51,8 @@ def test_completion_can_be_installed_and_completes(monkeypatch: pytest.MonkeyPat
     assert "--install-completion" in shown("--help").output
     monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")
     completing = {"_MIDLAYER_COMPLETE": "complete_bash", "COMP_WORDS": "midlayer swe", "COMP_CWORD": "1"}
-    found = CliRunner().invoke(app, [], prog_name="midlayer", env=completing)
-    assert found.output.split() == ["sweep"]
+    result = CliRunner().invoke(app, [], prog_name="midlayer", env=completing)
+    assert result.output.split() == ["sweep"]
 
 
 def test_the_version_is_printed_at_once() -> None:
@@ -71,9 +72,9 @@ def test_with_verbose_it_is_what_an_issue_report_needs(monkeypatch: pytest.Monke
     monkeypatch.setenv("MTEB_CACHE", str(tmp_path))
     monkeypatch.setenv("HF_TOKEN", "hf_thisisasecrettoken")
     monkeypatch.setenv("HUGGING_FACE_HUB_TOKEN", "another secret")
-    said = shown("--version", "--verbose")
-    assert said.exit_code == 0, said.output
-    assert "secret" not in said.output
+    output = shown("--version", "--verbose")
+    assert output.exit_code == 0, output.output
+    assert "secret" not in output.output
     for words in (
         "transformers 5.",
         "sentence-transformers ",
@@ -83,13 +84,13 @@ def test_with_verbose_it_is_what_an_issue_report_needs(monkeypatch: pytest.Monke
         f"mteb: {tmp_path}, 1.2 kB",
         "HF_TOKEN: set",
     ):
-        assert words in said.output, words
+        assert words in output.output, words
     alone = shown("--verbose", "demo")
     assert alone.exit_code == 2
     assert "it goes with --version" in " ".join(alone.output.split())
 
 
-def test_what_cannot_be_meant_ends_with_the_command_to_try(
+def test_invalid_arguments_end_with_the_command_to_try(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["midlayer", "cache", "nowhere", "--dry-run"]
@@ -97,9 +98,9 @@ def test_what_cannot_be_meant_ends_with_the_command_to_try(
         monkeypatch.setattr(sys, "argv", [*words, *more])
         with pytest.raises(SystemExit) as ended:
             main()
-        said = capsys.readouterr().err.splitlines()
+        output = capsys.readouterr().err.splitlines()
         assert ended.value.code == 2
-        assert (json.loads(said[0])["see"] if more else said[-1]) == tried
+        assert (json.loads(output[0])["see"] if more else output[-1]) == tried
 
 
 def test_a_reader_that_ends_early_is_no_error() -> None:

@@ -1,4 +1,4 @@
-"""Ctrl-C in the middle of a sweep, in a process of its own."""
+"""Ctrl-C during a sweep in a separate process."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ def test_an_interrupted_sweep_ends_with_130_and_goes_on(tiny_folder: Callable[[s
     command = [sys.executable, "-m", "midlayer_encoders.cli", *words, "--device", "cpu", "--metrics", "none"]
     running = subprocess.Popen([*command, "--json"], stderr=subprocess.PIPE, text=True, env=dict(os.environ))
     assert running.stderr is not None
-    said: list[str] = []
+    output: list[str] = []
     for line in running.stderr:  # until it embeds
-        said.append(line)
+        output.append(line)
         if '"embedding"' in line:
             running.send_signal(signal.SIGINT)
             break
-    said.append(running.stderr.read())
+    output.append(running.stderr.read())
     running.stderr.close()
-    assert running.wait(60) == 130, said
-    assert "run again, goes on where it stopped" in said[-1]
-    assert "Traceback" not in said[-1]
+    assert running.wait(60) == 130, output
+    assert "The same command continues from there" in output[-1]
+    assert "Traceback" not in output[-1]
     done = subprocess.run([*command, "--quiet"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert SweepResult.load(tmp_path / "out").best() >= 0

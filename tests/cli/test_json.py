@@ -1,4 +1,4 @@
-"""Results for machines: one JSON object on the output. Results for people: tables that fit 80 columns."""
+"""``--json`` prints one JSON object; tables fit 80 columns."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from typer.testing import CliRunner
 
 from midlayer_encoders import LayerEncoder, sweeping
 from midlayer_encoders.cli import app, main
-from midlayer_encoders.cli._app import print_table
-from midlayer_encoders.cli._progress import _plain
+from midlayer_encoders.cli._output import print_table, to_json
 from midlayer_encoders.sweeping import SweepResult
 from tests.others_warnings import MTEB
 from tests.tasks.rows import ROWS
@@ -64,17 +63,17 @@ def test_a_sweep_its_page_its_store_and_its_export(tiny_folder: Folder, tmp_path
 def test_a_selection_an_export_and_vectors(tiny_folder: Folder, texts: Path, tmp_path: Path) -> None:
     model = tiny_folder("Llama")
     chosen = found("select", model, "--texts", texts, "--device", "cpu")
-    assert chosen["layer"] == next(one["layer"] for one in chosen["choices"] if one["rule"] == chosen["rule"])
+    assert chosen["layer"] == next(choice["layer"] for choice in chosen["choices"] if choice["rule"] == chosen["rule"])
     assert f"layer={chosen['layer']})" in chosen["export"]["python"]
-    made = found("export", model, "--layer", 2, "--out", tmp_path / "cut")
-    assert (made["layer"], made["num_layers"], made["folder"]) == (2, 4, str(tmp_path / "cut"))
-    assert made["parameters"] == sum(one.numel() for one in LayerEncoder(model, 2, device="cpu").parameters())
+    result = found("export", model, "--layer", 2, "--out", tmp_path / "cut")
+    assert (result["layer"], result["num_layers"], result["folder"]) == (2, 4, str(tmp_path / "cut"))
+    assert result["parameters"] == sum(choice.numel() for choice in LayerEncoder(model, 2, device="cpu").parameters())
     written = found("embed", model, "--texts", texts, "--out", tmp_path / "v.npy", "--device", "cpu")
     assert (written["inputs"], np.load(written["path"]).shape[:2]) == (len(TEXTS), (5, len(TEXTS)))
 
 
 def test_numbers_that_json_does_not_have() -> None:
-    assert _plain({"a": [math.nan, math.inf, 1], "b": Path("x")}) == {"a": [None, None, 1], "b": "x"}
+    assert to_json({"a": [math.nan, math.inf, 1], "b": Path("x")}) == {"a": [None, None, 1], "b": "x"}
 
 
 def test_a_long_table_fits_80_columns_in_parts(
@@ -108,16 +107,20 @@ def test_a_token_is_in_no_error_and_no_file(
     monkeypatch.setattr("huggingface_hub.get_hf_file_metadata", refuse)
     with pytest.raises(SystemExit) as ended:
         main()
-    said = capsys.readouterr()
+    output = capsys.readouterr()
     assert ended.value.code == 1
-    assert "hf download someone/thing" in said.err
-    assert "Bearer hf_…" in said.err
-    assert secret not in said.err + said.out
+    assert "hf download someone/thing" in output.err
+    assert "Bearer hf_…" in output.err
+    assert secret not in output.err + output.out
     task = tmp_path / "near.jsonl"
     task.write_text("\n".join(map(json.dumps, ROWS["STS"])))
-    monkeypatch.setattr(sweeping.jobs, "_cached", refuse)
+    monkeypatch.setattr(sweeping.mteb_jobs, "_cached", refuse)
     result = sweeping.sweep(
-        tiny_folder("Llama"), str(task), out=tmp_path / "out", scoring="mteb", workers=1, device="cpu"
+        tiny_folder("Llama"),
+        str(task),
+        out=tmp_path / "out",
+        settings=sweeping.SweepSettings(scoring="mteb", workers=1),
+        device="cpu",
     )
     (failure,) = result.failures.values()
     assert "Bearer hf_…" in failure

@@ -1,4 +1,4 @@
-"""Every option of the commands reaches the function that it is for: the files are those of the Python call."""
+"""Every option of the commands reaches its function: the files equal those of the Python call."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.cli import app
+from midlayer_encoders.encoder.sentence_transformers_encoder import measure
 from midlayer_encoders.errors import MidlayerError
-from midlayer_encoders.measuring import measure
 from midlayer_encoders.selection import select
 from tests.cli.calls import check_every_option, run, tables, words_of
 from tests.families import tiny
@@ -51,8 +51,8 @@ def layers_of(word: str) -> list[int | float] | str:
 
 def split(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the options of the encoder, and the others."""
-    mine = {name: value for name, value in options.items() if name in ENCODER}
-    return mine, {name: value for name, value in options.items() if name not in ENCODER}
+    own_options = {name: value for name, value in options.items() if name in ENCODER}
+    return own_options, {name: value for name, value in options.items() if name not in ENCODER}
 
 
 @pytest.mark.slow
@@ -61,22 +61,22 @@ def test_every_option_of_metrics_reaches_the_measurement(tiny_folder: Folder, te
 
     def command(words: list[str]) -> dict[str, pl.DataFrame]:
         out = tmp_path / "out"
-        said = run("metrics", folder, "--texts", str(texts), "--out", str(out), "--device", "cpu", *words)
+        output = run("metrics", folder, "--texts", str(texts), "--out", str(out), "--device", "cpu", *words)
         frame = pl.read_parquet(out / "metrics.parquet")
         assert frame.equals(pl.read_csv(out / "metrics.csv").cast(frame.schema))  # type: ignore[arg-type]
-        check_printed(said, frame)
+        check_printed(output, frame)
         return {"frame": frame}
 
     def call(
-        field: str = "body", limit: int | None = None, metrics: str = "all", layers: str = "all", **options: Any
+        field: str = "body", limit: int | None = None, metrics: str = "paper", layers: str = "all", **options: Any
     ) -> dict[str, pl.DataFrame]:
-        mine, others = split({"norm": "none", "pooling": "mean", "seed": 0} | options)
+        own_options, other_options = split({"norm": "none", "pooling": "mean", "seed": 0} | options)
         names = metrics if metrics in ("all", "paper") else metrics.split(",")
-        encoder = LayerEncoder(folder, -1, device="cpu", **mine)
+        encoder = LayerEncoder(folder, -1, device="cpu", **own_options)
         lines = read(texts, field, limit)
         return {
             "frame": measure(
-                encoder, lines, metrics=names, layers=layers_of(layers), views=16, dataset="some.lines", **others
+                encoder, lines, metrics=names, layers=layers_of(layers), views=16, dataset="some.lines", **other_options
             )
         }
 
@@ -89,28 +89,26 @@ def check_printed(said: str, frame: pl.DataFrame) -> None:
     """Assert that what was printed is the frame, six metrics at a time."""
     values = {(layer, name): value for layer, name, value in frame.select("layer", "name", "value").iter_rows()}
     names, layers = list(dict.fromkeys(frame["name"])), sorted(set(frame["layer"]))
-    shown = tables(said)
-    assert [name for head, *_ in shown for name in head[1:]] == [name.replace("_", " ") for name in names]
-    for start, (_, *rows) in enumerate(shown):
+    printed = tables(said)
+    assert [name for head, *_ in printed for name in head[1:]] == [name.replace("_", " ") for name in names]
+    for start, (_, *rows) in enumerate(printed):
         assert [int(row[0]) for row in rows] == layers
         for row in rows:
-            some = names[6 * start : 6 * start + 6]
-            expected = [f"{values[int(row[0]), name]:.4g}" if (int(row[0]), name) in values else "" for name in some]
+            subset = names[6 * start : 6 * start + 6]
+            expected = [f"{values[int(row[0]), name]:.4g}" if (int(row[0]), name) in values else "" for name in subset]
             assert row[1:] == expected
 
 
-def test_wikitext_drops_headings_and_short_paragraphs_whatever_the_longest_text(
-    tiny_folder: Folder, tmp_path: Path
-) -> None:
+def test_wikitext_drops_headings_and_short_paragraphs_for_any_max_length(tiny_folder: Folder, tmp_path: Path) -> None:
     long = [f"paragraph {number} of more than thirty characters, each a token" for number in range(4)]
     path = tmp_path / "wiki.txt"
     path.write_text("\n".join([" = A title of more than thirty characters in all = ", "short", *long, " = = B = = "]))
     words = ["metrics", tiny_folder("Llama"), "--texts", str(path), "--metrics", "prompt_entropy", "--device", "cpu"]
-    for extra, kept in ([], long), (["--limit", "2"], long[:2]), (["--max-length", "16"], long):
+    for extra, saved in ([], long), (["--limit", "2"], long[:2]), (["--max-length", "16"], long):
         run(*words, "--wikitext", "--out", str(tmp_path / "out"), *extra)
         longest = 16 if "--max-length" in extra else None
         encoder = LayerEncoder(tiny_folder("Llama"), -1, device="cpu", max_length=longest)
-        expected = measure(encoder, kept, metrics=["prompt_entropy"], dataset="wiki")
+        expected = measure(encoder, saved, metrics=["prompt_entropy"], dataset="wiki")
         assert pl.read_parquet(tmp_path / "out" / "metrics.parquet").equals(expected)
 
 
@@ -120,18 +118,18 @@ def files(folder: Path) -> dict[str, bytes]:
 
 def test_every_option_of_export_is_in_the_folder(tiny_folder: Folder, tmp_path: Path) -> None:
     """The folder that the command writes is, byte for byte, the one that Python writes."""
-    given = {"norm": "none", "pooling": "last", "dtype": "float64", "max_length": 7, "bidirectional": True}
+    arguments = {"norm": "none", "pooling": "last", "dtype": "float64", "max_length": 7, "bidirectional": True}
     folder, layer = tiny_folder("Llama"), "0.5"
     written: list[dict[str, bytes]] = []
-    for number, left_out in enumerate([None, *given, "all"]):
-        options = {name: value for name, value in given.items() if left_out not in (name, "all")}
+    for number, left_out in enumerate([None, *arguments, "all"]):
+        options = {name: value for name, value in arguments.items() if left_out not in (name, "all")}
         LayerEncoder(folder, 0.5, device="cpu", **options).save_pretrained(str(tmp_path / "a" / "same"))
         written.append(files(tmp_path / "a" / "same"))
         if left_out in (None, "all"):
             out = tmp_path / str(number) / "same"
-            said = run("export", folder, "--layer", layer, "--out", str(out), *words_of(options))
+            output = run("export", folder, "--layer", layer, "--out", str(out), *words_of(options))
             assert files(out) == written[-1]
-            assert "Layer 2 of 4, " in said
+            assert "Layer 2 of 4, " in output
     assert all(other != written[0] for other in written[1:])
 
 
@@ -159,9 +157,9 @@ def test_every_adapter_that_is_given_is_merged_in_order(tiny_folder: Folder, tmp
         merged = adapted.merge_and_unload()
         weights.append(merged.layers[0].self_attn.q_proj.weight.detach().clone())
     run("export", tiny_folder("Llama"), "--layer", "1", "--out", str(tmp_path / "out"), *words)
-    found = load_file(tmp_path / "out" / "model.safetensors")["layers.0.self_attn.q_proj.weight"]
-    torch.testing.assert_close(found, weights[2])
-    assert all((found - fewer).abs().max() > 1e-2 for fewer in weights[:2])
+    result = load_file(tmp_path / "out" / "model.safetensors")["layers.0.self_attn.q_proj.weight"]
+    torch.testing.assert_close(result, weights[2])
+    assert all((result - fewer).abs().max() > 1e-2 for fewer in weights[:2])
 
 
 REFUSED = {
@@ -219,30 +217,30 @@ def test_every_option_of_select_reaches_the_choice(each: bool, tiny_folder: Fold
 
     def command(words: list[str]) -> dict[str, pl.DataFrame]:
         common = ["select", folder, "--texts", str(tmp_path / "lines.jsonl"), "--device", "cpu"]
-        said = run(*common, "--out", str(tmp_path / "out"), *words)
-        found, shell = pl.read_csv(tmp_path / "out" / "selection.csv"), " ".join(words)
-        chosen = found.filter(pl.col("chosen")).row(0, named=True)
-        ((_, *shown),) = tables(said)
-        assert [row[:2] for row in shown] == [
-            [rule, "" if layer is None else str(layer)] for rule, layer in found.select("rule", "layer").iter_rows()
+        output = run(*common, "--out", str(tmp_path / "out"), *words)
+        result, shell = pl.read_csv(tmp_path / "out" / "selection.csv"), " ".join(words)
+        chosen = result.filter(pl.col("chosen")).row(0, named=True)
+        ((_, *printed),) = tables(output)
+        assert [row[:2] for row in printed] == [
+            [rule, "" if layer is None else str(layer)] for rule, layer in result.select("rule", "layer").iter_rows()
         ]
-        assert f"Layer {chosen['layer']} of 4 of local/" in said
-        assert f"by {chosen['rule']}" in said
-        kept = [
+        assert f"Layer {chosen['layer']} of 4 of local/" in output
+        assert f"by {chosen['rule']}" in output
+        saved = [
             word for word in ("--norm none", "--pooling max", "--dtype float64", "--max-length 21") if word in shell
         ]
-        line = ["midlayer export", folder, "--layer", str(chosen["layer"]), *kept, f"--out layer-{chosen['layer']}"]
-        assert f"Export it: {' '.join(line)}\n" in said
-        assert f"In Python: LayerEncoder({folder!r}, layer={chosen['layer']}" in said
-        return {"choices": found, "frame": pl.read_parquet(tmp_path / "out" / "frame.parquet")}
+        line = ["midlayer export", folder, "--layer", str(chosen["layer"]), *saved, f"--out layer-{chosen['layer']}"]
+        assert f"Export it: {' '.join(line)}\n" in output
+        assert f"In Python: LayerEncoder({folder!r}, layer={chosen['layer']}" in output
+        return {"choices": result, "frame": pl.read_parquet(tmp_path / "out" / "frame.parquet")}
 
     def call(field: str = "body", labels: str | None = None, **options: Any) -> dict[str, pl.DataFrame]:
-        mine, others = split(options)
-        encoder = LayerEncoder(folder, -1, device="cpu", **mine)
-        known = marks if labels is not None else None
-        found = select(encoder, [row[field] for row in rows], known, **others)
-        found.to_frame().write_csv(tmp_path / "expected.csv")
-        return {"choices": pl.read_csv(tmp_path / "expected.csv"), "frame": found.frame}
+        own_options, other_options = split(options)
+        encoder = LayerEncoder(folder, -1, device="cpu", **own_options)
+        values = marks if labels is not None else None
+        result = select(encoder, [row[field] for row in rows], values, **other_options)
+        result.to_frame().write_csv(tmp_path / "expected.csv")
+        return {"choices": pl.read_csv(tmp_path / "expected.csv"), "frame": result.frame}
 
     options = {
         "field": "title",

@@ -1,4 +1,4 @@
-"""How a command shows where it stands: lines, JSON, bars, or nothing; always on the error output."""
+"""Progress of a command: lines, JSON, bars, or nothing; always on standard error."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from typer.testing import CliRunner
 
 from midlayer_encoders import sweeping
 from midlayer_encoders.cli import _progress, app
-from midlayer_encoders.cli._progress import first_process, long_running, shown, silence, waiting
+from midlayer_encoders.cli._app import with_flags
+from midlayer_encoders.cli._progress import is_first_process, show_progress, show_waiting, silence
 from midlayer_encoders.cli.sweep import STAGES
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> Any:
-    def ask(kind: str | None) -> None:
-        monkeypatch.setattr(_progress, "_asked", kind)
+def set_mode(monkeypatch: pytest.MonkeyPatch) -> Any:
+    def set_to(kind: str | None) -> None:
+        monkeypatch.setattr(_progress, "_mode", kind)
 
-    return ask
+    return set_to
 
 
-def said(capsys: pytest.CaptureFixture[str]) -> list[str]:
+def error_lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
     out, err = capsys.readouterr()
     assert out == ""
     return err.splitlines()
@@ -37,7 +38,7 @@ def test_without_a_terminal_a_line_is_written_when_a_stage_begins_and_ends(
 ) -> None:
     now = 0.0
     monkeypatch.setattr(_progress.time, "monotonic", lambda: now)
-    with shown({"embedding": "texts embedded"}) as progress:
+    with show_progress({"embedding": "texts embedded"}) as progress:
         progress("embedding", 0, 0)  # nothing to do yet
         progress("embedding", 0, 400)
         now = 2.0
@@ -46,7 +47,7 @@ def test_without_a_terminal_a_line_is_written_when_a_stage_begins_and_ends(
         progress("scoring", 0, 31)
         now = 70.0
         progress("scoring", 31, 31)
-    assert said(capsys) == [
+    assert error_lines(capsys) == [
         "texts embedded: 0 of 400",
         "texts embedded: 100 of 400, 4 s, 25 a second, 12 s left",
         "scoring: 0 of 31",
@@ -54,84 +55,83 @@ def test_without_a_terminal_a_line_is_written_when_a_stage_begins_and_ends(
     ]
 
 
-def test_stages_that_take_turns_say_only_what_is_new(
+def test_alternating_stages_print_only_changes(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_progress.time, "monotonic", lambda: 0.0)
-    with shown() as progress:
+    with show_progress() as progress:
         for _ in range(3):
             progress("planning", 0, 5)
             progress("scoring", 0, 31)
         progress("planning", 1, 5)
         progress("scoring", 0, 31)
-    assert said(capsys) == ["planning: 0 of 5", "scoring: 0 of 31", "planning: 1 of 5"]
+    assert error_lines(capsys) == ["planning: 0 of 5", "scoring: 0 of 31", "planning: 1 of 5"]
 
 
-def test_a_stage_that_reports_nothing_is_heard_of_all_the_same(
+def test_a_stage_without_reports_still_writes_lines(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_progress._Lines, "beat", 0.05)
+    monkeypatch.setitem(_progress._SECONDS_BETWEEN_LINES, "lines", 0.05)
     before = threading.active_count()
-    with waiting("loading", "Loading a model"):
+    with show_waiting("loading", "Loading a model"):
         time.sleep(0.4)
-    assert len(said(capsys)) >= 4
+    assert len(error_lines(capsys)) >= 4
     assert threading.active_count() == before
 
 
 def test_the_thread_ends_with_an_error_too(capsys: pytest.CaptureFixture[str]) -> None:
     before = threading.active_count()
-    with pytest.raises(ValueError, match="no"), waiting("loading", "Loading a model"):
+    with pytest.raises(ValueError, match="no"), show_waiting("loading", "Loading a model"):
         raise ValueError("no")
     assert threading.active_count() == before
-    assert said(capsys) == ["Loading a model …"]
+    assert error_lines(capsys) == ["Loading a model …"]
 
 
-def test_json_says_for_machines_where_each_stage_stands(asked: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    asked("json")
-    with shown() as progress:
+def test_json_lines_report_the_state_of_each_stage(set_mode: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    set_mode("json")
+    with show_progress() as progress:
         progress("embedding", 0, 4)
         progress("embedding", 4, 4)
-    first, last = map(json.loads, said(capsys))
+    first, last = map(json.loads, error_lines(capsys))
     assert (first["stage"], first["done"], first["total"]) == ("embedding", 0, 4)
     assert (last["done"], last["total"], last["seconds_left"]) == (4, 4, 0)
 
 
-def test_quiet_says_nothing(asked: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    asked("quiet")
-    with waiting("loading", "Loading"), shown() as progress:
+def test_quiet_prints_nothing(set_mode: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    set_mode("quiet")
+    with show_waiting("loading", "Loading"), show_progress() as progress:
         progress("embedding", 1, 4)
-    assert said(capsys) == []
+    assert error_lines(capsys) == []
 
 
-def test_bars_show_the_rate(asked: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bars_show_the_rate(set_mode: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")  # a terminal to rich
     monkeypatch.setenv("COLUMNS", "120")
-    asked("bars")
-    with shown({"embedding": "texts embedded"}) as progress:
+    set_mode("bars")
+    with show_progress({"embedding": "texts embedded"}) as progress:
         for done in range(0, 401, 100):
             progress("embedding", done, 400)
             time.sleep(0.02)
-    text = "\n".join(said(capsys))
+    text = "\n".join(error_lines(capsys))
     assert "texts embedded" in text
     assert "400/400" in text
     assert "/s" in text
 
 
 def test_a_long_command_takes_one_of_two_flags() -> None:
-    seen: list[Any] = []
-    own = typer.Typer()
+    calls: list[Any] = []
+    application = typer.Typer()
 
-    @own.command()
-    @long_running
     def work(steps: int = 3) -> None:
-        seen.append((steps, _progress._asked))
+        calls.append((steps, _progress._mode))
 
+    application.command()(with_flags(work))
     run = CliRunner().invoke
-    assert run(own, []).exit_code == run(own, ["--quiet", "--steps", "2"]).exit_code == 0
-    assert run(own, ["--json"]).exit_code == 0
-    assert seen == [(3, None), (2, "quiet"), (3, "json")]
-    assert _progress._asked is None
-    assert run(own, ["--json", "--quiet"]).exit_code == 2
+    assert run(application, []).exit_code == run(application, ["--quiet", "--steps", "2"]).exit_code == 0
+    assert run(application, ["--json"]).exit_code == 0
+    assert calls == [(3, None), (2, "quiet"), (3, "json")]
+    assert _progress._mode is None
+    assert run(application, ["--json", "--quiet"]).exit_code == 2
 
 
 def test_every_command_that_takes_long_has_the_flags() -> None:
@@ -154,14 +154,16 @@ def test_what_a_command_prints_is_not_mixed_with_its_progress(tiny_folder: Any, 
     values = json.loads(machine.stdout)["values"]  # one object, and nothing for people
     assert [value["layer"] for value in values] == [0, 1, 2, 3, 4]
     assert f"{values[4]['value']:.4g}" in lines.stdout
-    told = [json.loads(line) for line in machine.stderr.splitlines() if line.startswith("{")]
-    assert [one["stage"] for one in told[:1]] == ["loading"]  # the same in every release; titles are for people
-    assert ("measuring", "8 texts, 1 passes") in [(one["stage"], one["title"]) for one in told]
+    reports = [json.loads(line) for line in machine.stderr.splitlines() if line.startswith("{")]
+    assert [report["stage"] for report in reports[:1]] == [
+        "loading"
+    ]  # the same in every release; titles are for people
+    assert ("measuring", "8 texts, 1 passes") in [(report["stage"], report["title"]) for report in reports]
 
 
 @pytest.mark.filterwarnings("ignore")  # of mteb and datasets
 def test_reading_the_tasks_and_planning_are_stages_of_a_sweep(
-    tiny_folder: Any, tmp_path: Path, asked: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tiny_folder: Any, tmp_path: Path, set_mode: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = [{"sentence1": f"one {n}", "sentence2": f"two {n * n}", "score": n % 5} for n in range(8)]
     (tmp_path / "near.jsonl").write_text("\n".join(map(json.dumps, rows)))
@@ -172,13 +174,13 @@ def test_reading_the_tasks_and_planning_are_stages_of_a_sweep(
     begun = [line for line in lines if line.startswith(("Reading", "tasks planned: 0", "texts embedded: 0"))]
     assert [line.split()[0] for line in dict.fromkeys(begun)] == ["Reading", "tasks", "texts"]
     reports = [json.loads(line) for line in machine if line.startswith("{")]
-    planned = [(one["done"], one["total"]) for one in reports if one["stage"] == "planning"]
+    planned = [(report["done"], report["total"]) for report in reports if report["stage"] == "planning"]
     assert (planned[0], planned[-1]) == ((0, 1), (1, 1))
     monkeypatch.setenv("FORCE_COLOR", "1")  # a terminal to rich
     monkeypatch.setenv("COLUMNS", "120")
-    asked("bars")
-    with shown(STAGES) as progress:
-        sweeping.sweep(model, tasks, out=tmp_path / "json", device="cpu", workers=1, progress=progress)
+    set_mode("bars")
+    with show_progress(STAGES) as progress:
+        sweeping.sweep(model, tasks, out=tmp_path / "json", device="cpu", progress=progress)
     assert "tasks planned" in capsys.readouterr().err
 
 
@@ -201,14 +203,14 @@ def test_one_of_several_processes_is_the_first(
         monkeypatch.delenv(name, raising=False)
     for name, value in given.items():
         monkeypatch.setenv(name, value)
-    assert first_process() is first
+    assert is_first_process() is first
 
 
 def test_only_the_first_of_several_processes_shows_progress(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(_progress, "_asked", None)
+    monkeypatch.setattr(_progress, "_mode", None)
     silence()
-    with waiting("loading", "Loading"):
+    with show_waiting("loading", "Loading"):
         pass
-    assert said(capsys) == []
+    assert error_lines(capsys) == []

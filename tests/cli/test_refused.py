@@ -23,8 +23,8 @@ WITHOUT_EFFECT = {
     "probe --data . --kind knn --epochs 30": "`--epochs` must be left out with `--kind knn`, which trains nothing",
     "probe --data . --kind knn --learning-rate 1": "`--learning-rate` must be left out with `--kind knn`",
     "metrics --texts lines.txt --skip-bad": "`--skip-bad` must be left out for texts",
-    "metrics --images . --field text": "`--field` must be left out for images: it is about texts",
-    "metrics --audio . --wikitext": "`--wikitext` must be left out for audio: it is about texts",
+    "metrics --images . --field text": "`--field` must be left out for images: it applies to texts",
+    "metrics --audio . --wikitext": "`--wikitext` must be left out for audio: it applies to texts",
 }
 
 
@@ -37,21 +37,25 @@ def test_a_flag_without_effect_is_refused_before_the_model_is_loaded(words: str,
 
 
 @pytest.mark.parametrize("words", ["compare a b", "progression a"])
-def test_a_revision_is_no_flag_where_models_are_named_with_theirs(words: str, tmp_path: Path) -> None:
-    given = [*words.split(), "--texts", "lines.txt", "--out", str(tmp_path), "--revision", "step7"]
-    result = CliRunner().invoke(app, given)
+def test_commands_whose_models_name_a_revision_have_no_revision_flag(words: str, tmp_path: Path) -> None:
+    arguments = [*words.split(), "--texts", "lines.txt", "--out", str(tmp_path), "--revision", "step7"]
+    result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 2
     assert "--revision" in result.output
 
 
 def test_a_revision_is_refused_in_python_too() -> None:
-    with pytest.raises(OptionError, match=r"`revision` must be left out, since each model .* 'step7'. Write `name@rev"):
+    with pytest.raises(
+        OptionError, match=r"`revision` must be left out, because each model .* 'step7'. Write `name@rev"
+    ):
         compare("a", "b", texts=TEXTS * 3, revision="step7")
-    with pytest.raises(OptionError, match="`revision` must be left out, since `revisions` names them, but got 'step7'"):
+    with pytest.raises(
+        OptionError, match="`revision` must be left out, because `revisions` names them, but got 'step7'"
+    ):
         progression("a", ["step1", "step2"], texts=TEXTS, revision="step7")
 
 
-def test_the_old_flag_for_audio_still_works_and_says_so(tiny_folder: Folder, tmp_path: Path) -> None:
+def test_the_deprecated_flag_for_audio_works_with_a_warning(tiny_folder: Folder, tmp_path: Path) -> None:
     (tmp_path / "none").mkdir()
     words = ["metrics", "no/such-model", "--out", str(tmp_path / "out"), "--sounds", str(tmp_path / "none")]
     result = CliRunner().invoke(app, words)
@@ -65,22 +69,16 @@ def test_the_old_flag_for_audio_still_works_and_says_so(tiny_folder: Folder, tmp
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("metrics no/model --texts lines.txt --limit 0", "`--limit` must be a positive number of inputs, but got 0"),
-        ("compare a b --texts lines.txt --limit -1", "`--limit` must be a positive number of inputs, but got -1"),
-        ("progression a --texts lines.txt --limit -1", "`--limit` must be a positive number of inputs, but got -1"),
-        ("select no/model --texts lines.txt --max-texts 0", "`--max-texts` must be a whole number, 1 or more"),
-        ("select no/model --texts lines.txt --seed -1", "`seed` must be a whole number from 0"),
-        ("cache . --unused-days -1", "`--unused-days` must be a finite number, from 0"),
         ("cache . --keep-gb nan", "`--keep-gb` must be a finite number, 0 or more, but got nan"),
-        ("cache . --dry-run", "`--dry-run` must be left out where nothing is to be removed"),
+        ("cache . --dry-run", "`--dry-run` must be left out if nothing is to be removed"),
         ("sweep . --tasks ,", "`tasks` must be names or paths, but one of them is empty"),
         ("export no/model --layer 1 --device gpu", "`device` must be one of cpu"),
         ("export no/model --layer 1 --device cuda:99", "`device` must be one of cpu"),
         ("reproduce fig1 --swept broken.parquet", "broken.parquet must be a frame of results, but cannot be read"),
-        ("report swept", "swept holds no frame.parquet and sweep.json that can be read"),
+        ("report swept", "swept has no readable frame.parquet and sweep.json"),
     ],
 )
-def test_a_value_that_cannot_be_meant_is_refused_before_the_model_is_loaded(
+def test_an_invalid_value_is_refused_before_the_model_is_loaded(
     words: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -94,3 +92,21 @@ def test_a_value_that_cannot_be_meant_is_refused_before_the_model_is_loaded(
     with pytest.raises((OptionError, DeviceError)) as error:
         run(*command, *out)
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "flag"),
+    [
+        ("metrics no/model --texts lines.txt --limit 0", "--limit"),
+        ("compare a b --texts lines.txt --limit -1", "--limit"),
+        ("progression a --texts lines.txt --limit -1", "--limit"),
+        ("select no/model --texts lines.txt --max-texts 0", "--max-texts"),
+        ("select no/model --texts lines.txt --seed -1", "--seed"),
+        ("cache . --unused-days -1", "--unused-days"),
+        ("sweep no/model --tasks builtin --scoring all", "--scoring"),
+    ],
+)
+def test_a_value_out_of_range_is_refused_by_the_parser(words: str, flag: str) -> None:
+    result = CliRunner().invoke(app, words.split(), env={"COLUMNS": "200"})
+    assert result.exit_code == 2
+    assert f"Invalid value for '{flag}'" in result.output

@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.cli import app
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.media.texts import read_texts
-from tests.selection.test_run import KINDS, TEXTS
+from midlayer_encoders.media.text_lists import read_texts
+from tests.selection.test_select import KINDS, TEXTS
 
 
 @pytest.fixture
@@ -34,26 +34,28 @@ def run(*words: str) -> str:
 def test_table_frame_and_figure(tiny_folder: Callable[[str], str], files: tuple[Path, Path], tmp_path: Path) -> None:
     texts, labels = files
     out = tmp_path / "out"
-    said = run(
+    output = run(
         tiny_folder("Llama"), "--texts", str(texts), "--labels", str(labels), "--device", "cpu", "--out", str(out)
     )
     table = pl.read_csv(out / "selection.csv")
     chosen = table.filter(pl.col("chosen")).row(0, named=True)
     assert chosen["rule"] == "auto"
-    assert f"--layer {chosen['layer']} --out layer-{chosen['layer']}" in said
-    assert "On 15 labeled texts" in said
+    assert f"--layer {chosen['layer']} --out layer-{chosen['layer']}" in output
+    assert "On 15 labeled texts" in output
     assert set(pl.read_parquet(out / "frame.parquet")["kind"]) == {"metric", "score"}
     assert (out / "selection.png").stat().st_size > 10_000
 
 
-def test_wrong_rule_and_labels_are_said_before_the_model_is_loaded(files: tuple[Path, Path], tmp_path: Path) -> None:
+def test_an_invalid_rule_and_labels_are_refused_before_the_model_is_loaded(
+    files: tuple[Path, Path], tmp_path: Path
+) -> None:
     texts, labels = files
     with pytest.raises(OptionError, match="Did you mean 'auto'"):
         run("no/model", "--texts", str(texts), "--rule", "atuo")
     labels.write_text("a\nb\n", encoding="utf8")
-    with pytest.raises(OptionError, match=r"a line for each of the 20 texts not blank, but .* has 2"):
+    with pytest.raises(OptionError, match=r"a line for each of the 20 nonblank texts, but .* has 2"):
         run("no/model", "--texts", str(texts), "--labels", str(labels))
-    with pytest.raises(OptionError, match="`--labels` must be a file"):
+    with pytest.raises(OptionError, match="There is no file"):
         run("no/model", "--texts", str(texts), "--labels", str(tmp_path / "none"))
 
 
@@ -63,18 +65,18 @@ def test_recipes_end_in_the_lines_that_make_the_encoder(
     texts, labels = files
     folder, out = tiny_folder("Llama"), tmp_path / "out"
     common = (folder, "--texts", str(texts), "--device", "cpu")
-    said = run(*common, "--recipes", "plain,one-word+center", "--out", str(out))
+    output = run(*common, "--recipes", "plain,one-word+center", "--out", str(out))
     table = pl.read_csv(out / "selection.csv")
     assert table.filter("chosen")["recipe"].to_list() == ["one-word+center"], "of a causal model without labels"
     layer = table.filter("chosen")["layer"].item()
     center = out / "center.txt"
     assert center.read_text(encoding="utf8").splitlines() == TEXTS
-    line = next(line for line in said.splitlines() if line.startswith("In Python: "))
+    line = next(line for line in output.splitlines() if line.startswith("In Python: "))
     expected = f"LayerEncoder({folder!r}, layer={layer}, recipe='one-word+center', center=read_texts({str(center)!r}))"
     assert line == f'In Python: {expected}.save_pretrained("layer-{layer}")'
-    assert f"--recipe one-word+center --center {shlex.quote(str(center))} --out layer-{layer}" in said
-    made = eval(expected, {"LayerEncoder": LayerEncoder, "read_texts": read_texts})
-    assert made.layer == layer
+    assert f"--recipe one-word+center --center {shlex.quote(str(center))} --out layer-{layer}" in output
+    result = eval(expected, {"LayerEncoder": LayerEncoder, "read_texts": read_texts})
+    assert result.layer == layer
     scored = run(*common, "--labels", str(labels), "--recipes", "plain", "--template", 'a "{text}" is:"')
     assert "15 labeled texts" in scored
     assert "yours" in scored

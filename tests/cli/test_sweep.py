@@ -22,8 +22,8 @@ from midlayer_encoders import LayerEncoder, sweep, sweeping
 from midlayer_encoders.cli import app
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.store import EmbeddingStore, list_stores, text_key
-from midlayer_encoders.sweeping import RecipesResult, SweepResult
-from midlayer_encoders.sweeping.result import Notes
+from midlayer_encoders.sweeping import RecipesResult, SweepResult, SweepSettings
+from midlayer_encoders.sweeping.sweep_result import Notes
 from tests.cli.calls import check_every_option, run, tables
 from tests.report.made_frames import rows_frame
 from tests.tiny_folders import TEXTS
@@ -41,14 +41,14 @@ def _quiet_mteb() -> Iterator[None]:
 @pytest.fixture
 def tasks(tmp_path: Path) -> dict[str, str]:
     """Return two files of pairs by name."""
-    found = {}
+    result = {}
     for name, texts in (("near", TEXTS), ("far", [text[::-1] for text in reversed(TEXTS)])):
         rows = [
             {"sentence1": a, "sentence2": b, "score": n * n % 5} for n, (a, b) in enumerate(itertools.pairwise(texts))
         ]
         (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
-        found[name] = str(tmp_path / f"{name}.jsonl")
-    return found
+        result[name] = str(tmp_path / f"{name}.jsonl")
+    return result
 
 
 def check_table(said: str, result: SweepResult) -> None:
@@ -62,8 +62,8 @@ def check_table(said: str, result: SweepResult) -> None:
     means = {layer: sum(points[layer, name] for name in names) / len(names) for layer in layers}
     for row, layer in zip(rows, layers, strict=False):
         assert row == [str(layer), *(f"{points[layer, name]:.1f}" for name in names), f"{means[layer]:.1f}"]
-    kept = [100 * result.notes.baselines["TF-IDF"][name] for name in names]
-    assert rows[len(layers) :] == [["TF-IDF", *(f"{value:.1f}" for value in kept), f"{sum(kept) / len(kept):.1f}"]]
+    saved = [100 * result.notes.baselines["TF-IDF"][name] for name in names]
+    assert rows[len(layers) :] == [["TF-IDF", *(f"{value:.1f}" for value in saved), f"{sum(saved) / len(saved):.1f}"]]
     best = max(layers, key=lambda layer: (means[layer], -layer))
     last = "the last layer" if layers[-1] == 4 else f"layer {layers[-1]}"
     gain = means[best] - means[layers[-1]]
@@ -75,28 +75,28 @@ def test_every_option_of_sweep_reaches_it(tiny_folder: Folder, tasks: dict[str, 
 
     def command(words: list[str]) -> dict[str, pl.DataFrame]:
         out = tmp_path / f"out {next(numbers)}"
-        said = run("sweep", folder, "--out", str(out), "--device", "cpu", "--workers", "1", *words)
+        output = run("sweep", folder, "--out", str(out), "--device", "cpu", "--workers", "1", *words)
         result = SweepResult.load(out)
-        check_table(said, result)
-        assert f"The report: {out / 'report.html'}" in said
-        assert f"Export it: midlayer export {shlex.quote(folder)} --layer {result.best()} " in said
-        assert f"In Python: LayerEncoder({folder!r}, layer={result.best()}" in said
+        check_table(output, result)
+        assert f"The report: {out / 'report.html'}" in output
+        assert f"Export it: midlayer export {shlex.quote(folder)} --layer {result.best()} " in output
+        assert f"In Python: LayerEncoder({folder!r}, layer={result.best()}" in output
         return frames(result, Path(words[words.index("--store") + 1]) if "--store" in words else out / "embeddings")
 
     def call(tasks: str, metrics: str = "paper", layers: str = "all", half: bool = False, **options: Any) -> Any:
         out = tmp_path / f"out {next(numbers)}"
         names = [] if metrics == "none" else metrics if metrics == "paper" else metrics.split(",")
-        wanted = layers if layers == "all" else [float(k) if "." in k else int(k) for k in layers.split(",")]
+        expected = layers if layers == "all" else [float(k) if "." in k else int(k) for k in layers.split(",")]
         store = tmp_path / f"store {next(numbers)}" if "store" in options else out / "embeddings"
         options |= {"store": store, "store_dtype": "float16" if half else "float32"}
         result = sweep(
-            folder, tasks.split(","), metrics=names, layers=wanted, out=out, workers=1, device="cpu", **options
+            folder, tasks.split(","), metrics=names, layers=expected, out=out, workers=1, device="cpu", **options
         )
         return frames(result, store)
 
     def frames(result: SweepResult, store: Path) -> dict[str, pl.DataFrame]:
-        (kept,) = list_stores(store)
-        held = {"dtype": [kept.dtype], "layers": [str(kept.layers)], "texts": [kept.texts]}
+        (saved,) = list_stores(store)
+        held = {"dtype": [saved.dtype], "layers": [str(saved.layers)], "texts": [saved.texts]}
         return {"frame": result.frame, "store": pl.DataFrame(held)}
 
     options = {"tasks": f"{tasks['near']},{tasks['far']}", "layers": "0,0.5,3", "metrics": "curvature,anisotropy"}
@@ -112,25 +112,29 @@ def test_processes_reach_the_sweep_and_the_demo_is_of_the_built_in_model(
     from midlayer_encoders import sweeping
     from midlayer_encoders.models import hub
 
-    told: list[dict[str, Any]] = []
+    reports: list[dict[str, Any]] = []
     result = SweepResult(rows_frame([]), tmp_path, Notes("", "m", {}))
     monkeypatch.setattr(
         sweeping,
         "sweep",
-        lambda model, tasks, **options: told.append({"model": model, "tasks": tasks, **options}) or result,
+        lambda model, tasks, **options: reports.append({"model": model, "tasks": tasks, **options}) or result,
     )
     run("sweep", tiny_folder("Llama"), "--tasks", tasks["near"], "--workers", "3", "--devices", "2", "--num-nodes", "4")
     run("sweep", tiny_folder("Llama"), "--tasks", tasks["near"])
-    names = ("workers", "devices", "num_nodes", "metrics", "layers", "store_dtype", "out", "store")
-    assert [told[0][name] for name in names[:3]] == [3, 2, 4]
+    settings = reports[0]["settings"]
+    assert (settings.workers, settings.devices, settings.num_nodes) == (3, 2, 4)
     one_pass = ["prompt_entropy", "dataset_entropy", "effective_rank", "curvature"]
-    assert [told[1][name] for name in names] == [None, 1, 1, one_pass, "all", "float32", None, None]
+    assert reports[1]["settings"] == SweepSettings()
+    assert [reports[1][name] for name in ("metrics", "layers", "out", "store")] == [one_pass, "all", None, None]
+    run("sweep", tiny_folder("Llama"), "--tasks", tasks["near"], "--half")
+    run("sweep", tiny_folder("Llama"), "--tasks", tasks["near"], "--store-dtype", "float16")
+    assert reports.pop()["settings"] == reports.pop()["settings"] == SweepSettings(store_dtype="float16")
     monkeypatch.setattr(hub, "built_in_model", lambda _: (tiny_folder("Llama"), None))
     run("demo", "--out", str(tmp_path / "demo"))
-    assert isinstance(told[2]["model"], LayerEncoder)
-    assert told[2]["model"].source == "built-in"
-    assert (told[2]["model"].layer, told[2]["tasks"], told[2]["out"]) == (4, ["builtin"], tmp_path / "demo")
-    assert (told[2]["recipes"], told[2]["metrics"]) == (["plain", "one-word"], one_pass)
+    assert isinstance(reports[2]["model"], LayerEncoder)
+    assert reports[2]["model"].source == "built-in"
+    assert (reports[2]["model"].layer, reports[2]["tasks"], reports[2]["out"]) == (4, ["builtin"], tmp_path / "demo")
+    assert (reports[2]["recipes"], reports[2]["metrics"]) == (["plain", "one-word"], one_pass)
 
 
 def made(folder: Path, scores: dict[str, list[float | None]], **notes: Any) -> SweepResult:
@@ -159,8 +163,8 @@ def test_a_table_with_gaps_ties_and_failures(
     """A layer without a task has an empty cell and no mean; of equal means the lowest layer is best."""
     scores: dict[str, list[float | None]] = {"A": [0.1, 0.5, 0.4, 0.9, 0.2], "B": [0.3, 0.3, 0.4, None, 0.5]}
     result = made(tmp_path, scores, failures={"C": "layer 1: no data"})
-    said = printed(result, tmp_path, tiny_folder("Llama"), tasks, monkeypatch)
-    ((_, *rows),) = tables(said)
+    output = printed(result, tmp_path, tiny_folder("Llama"), tasks, monkeypatch)
+    ((_, *rows),) = tables(output)
     assert rows == [
         ["0", "10.0", "30.0", "20.0"],
         ["1", "50.0", "30.0", "40.0"],
@@ -168,14 +172,14 @@ def test_a_table_with_gaps_ties_and_failures(
         ["3", "90.0", "", ""],
         ["4", "20.0", "50.0", "35.0"],
     ]
-    assert "Best layer: 1 of 4, 40.0 points, +5.0 over the last layer." in said
-    assert "C failed, layer 1: no data" in said
+    assert "Best layer: 1 of 4, 40.0 points, +5.0 over the last layer." in output
+    assert "C failed, layer 1: no data" in output
     page = (tmp_path / "report.html").read_text()
     assert "C failed: layer 1: no data" in page
     assert "Layer 1 of 4 scores 40.0 on average over 2 tasks, 5.0 points more than the last layer (35.0)." in page
 
 
-def test_two_tasks_of_one_name_keep_their_digests(
+def test_two_tasks_with_the_same_name_keep_their_digests(
     tiny_folder: Folder, tasks: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     result = made(tmp_path, {"mine-0123abcd": [0.1] * 5, "mine-4567cdef": [0.2] * 5}, failures={})
@@ -191,11 +195,13 @@ def test_recipes_stand_beside_baselines_and_the_lines_that_make_the_winner_come_
         "one-word": {"A": [None, 0.3, 0.4, 0.6, 0.5]},
     }
     parts = {
-        name: made(tmp_path / name, of, options={"recipe": name}, baselines={"MiniLM": {"A": 0.7}} if n == 0 else {})
-        for n, (name, of) in enumerate(scores.items())
+        name: made(
+            tmp_path / name, subject, options={"recipe": name}, baselines={"MiniLM": {"A": 0.7}} if n == 0 else {}
+        )
+        for n, (name, subject) in enumerate(scores.items())
     }
-    said = printed(RecipesResult.of(parts, tmp_path), tmp_path, tiny_folder("Llama"), tasks, monkeypatch)
-    (_, *recipes), (_, *layers) = tables(said)
+    output = printed(RecipesResult.of(parts, tmp_path), tmp_path, tiny_folder("Llama"), tasks, monkeypatch)
+    (_, *recipes), (_, *layers) = tables(output)
     assert recipes == [
         ["plain", "1", "50.0", "0.0", "50.0"],
         ["one-word", "3", "60.0", "+10.0", "60.0"],
@@ -208,8 +214,8 @@ def test_recipes_stand_beside_baselines_and_the_lines_that_make_the_winner_come_
         ["4", "50.0", "50.0"],
         ["MiniLM", "70.0", "70.0"],
     ]
-    assert "Every layer of m under one-word" in " ".join(said.split())
-    assert said.rstrip().splitlines()[-2:] == [
+    assert "Every layer of m under one-word" in " ".join(output.split())
+    assert output.rstrip().splitlines()[-2:] == [
         "Export it: midlayer export m --layer 3 --recipe one-word --out layer-3",
         "In Python: LayerEncoder('m', layer=3, recipe='one-word').save_pretrained(\"layer-3\")",
     ]
@@ -269,7 +275,7 @@ def test_the_cache_lists_and_removes_what_was_asked_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("words", "said"), [([], None), (["--metrics", "paper"], "17 times, once and as 16 views")])
-def test_metrics_that_compare_views_name_their_price_first(
+def test_metrics_that_compare_views_print_their_cost_first(
     words: list[str],
     said: str | None,
     tiny_folder: Folder,
@@ -277,10 +283,10 @@ def test_metrics_that_compare_views_name_their_price_first(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    seen: dict[str, Any] = {}
+    calls: dict[str, Any] = {}
 
     def stop(*_: object, **given: Any) -> None:
-        seen.update(given)
+        calls.update(given)
         raise OptionError("enough")
 
     monkeypatch.setattr(sweeping, "sweep", stop)
@@ -297,6 +303,6 @@ def test_metrics_that_compare_views_name_their_price_first(
     ]
     output = " ".join(CliRunner().invoke(app, command).output.split())
     assert (said is None and "views" not in output) or (said is not None and said in output)
-    assert seen["metrics"] == (
+    assert calls["metrics"] == (
         "paper" if words else ["prompt_entropy", "dataset_entropy", "effective_rank", "curvature"]
     )

@@ -158,7 +158,7 @@ CLAIMS = [
     Claim(PAGE, "it gave the same {} losses as the record's base, and at its nine steps the same {} values", _repeated),
     Claim(
         PAGE,
-        "After {}M tokens the first token has {} of the squared norm, and the valley is {} nats deep, {} without it",
+        "After {}M tokens, the first token has {} of the squared norm, and the valley is {} nats deep, {} without it",
         lambda: [
             read_run("long").told["tokens"] / 1e6,
             _highest("first_token_share")[9216],
@@ -173,35 +173,35 @@ CLAIMS = [
     ),
     Claim(
         PAGE,
-        "at {}, {} and {}M tokens the first token has {}, {} and {} of the squared norm at its strongest layer, the sink rate of all heads is {}, {} and {}, and the valley is {}, {} and {} nats deep. The largest state turns back: {} at {}M tokens, {} at the end",
+        "at {}, {} and {}M tokens, the first token has {}, {} and {} of the squared norm at its strongest layer, the sink rate of all heads is {}, {} and {}, and the valley is {}, {} and {} nats deep. The largest state peaks: {} at {}M tokens, {} at the end",
         _goes_on,
     ),
     Claim(
         PAGE,
-        "from {}M tokens on: without it there is no valley at 67M tokens, one of {} nats at 134M and of {} at the end",
+        "from {}M tokens on: without it, there is no valley at 67M tokens, one of {} nats at 134M and of {} at the end",
         _without,
     ),
     Claim(
         PAGE,
-        "it has half the valley of the same seed's base and twice its sink, on other text and at a learning rate that has hardly fallen. Measured are novels, while {} % of what it reads",
+        "it has half the valley of the same seed's base and twice its sink, but it read other text and its learning rate had hardly decayed. Measurements use novels, but {} % of its training text",
         _beside_the_base,
     ),
     Claim(
         PAGE,
-        "The paper's entropy still shows {} nats",
+        "The paper's metric still shows {} nats",
         lambda: [valley(read_run("long").metric("prompt_entropy").values[-1]).depth],
     ),
     Claim(
         PAGE,
-        "at every stage, by {} points at most and {} at the end; ahead of the last by {} at 34M, {} at 67M and {} at the end",
+        "at every stage, by {} points at most and {} at the end; it beats the last layer by {} at 34M, {} at 67M and {} at the end",
         _ahead,
     ),
     Claim(PAGE, "The best layer is {} at first and {} from {}M tokens on", _best),
-    Claim(PAGE, "before the pause is {} nats, of the 64 after it {}; within an epoch such means differ by {}", _seam),
+    Claim(PAGE, "before the pause is {} nats, of the 64 after it {}; within an epoch, such means differ by {}", _seam),
     Claim(
         PAGE,
-        "has the same {} losses, to the four decimals kept, up to where the first was paused, and others after it, by {} nats at most. It ends with a share of {} and a valley of {} nats as well",
+        "has the same {} losses up to the pause of the first, to the four recorded decimals, and differs by {} nats at most afterward. It also ends with a share of {} and a valley of {} nats",
         _once_more,
     ),
-    Claim(PAGE, "by {} to {} nats, are at {}, {}, {} and {}M tokens, where a new epoch begins", _steps_down),
+    Claim(PAGE, "by {} to {} nats, at {}, {}, {} and {}M tokens, where a new epoch begins", _steps_down),
 ]

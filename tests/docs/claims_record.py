@@ -134,7 +134,7 @@ def _ssm() -> list[float]:
 
 def _state_first() -> list[float]:
     """Return when the largest state has half of its final size, which in every seed is before all others do."""
-    halves = [[one.half for one in _event(what)] for what in ("largest", "first", "heads", "what")]
+    halves = [[one.half for one in _event(what)] for what in ("largest", "first", "heads", "drop")]
     assert all(state == min(state, *others) for state, *others in zip(*halves, strict=True))
     return [half / 1e6 for half in ends(halves[0])]
 
@@ -181,12 +181,12 @@ CLAIMS = [
     ),
     Claim(
         PAGE,
-        "it takes {} nats from the entropy, against {} to {} in the base (three seeds)",
+        "lowers the entropy by {} nats, compared with {} to {} in the base (three seeds)",
         lambda: [takes(read_run("no-bos")), *ends([takes(run) for run in seeds()])],
     ),
     Claim(
         PAGE,
-        "The base's are {}, {} and {} nats deep; without the first token {}, {} and {} are left, at layer {} or {}",
+        "The base's valleys are {}, {} and {} nats deep; without the first token, {}, {} and {} remain, at layer {} or {}",
         lambda: [
             *(depth(run, texts=texts) for texts in ("probe", "probe-later") for run in seeds()),
             *ends([valley(run.metric(RAW, "probe-later").values[-1]).layer for run in seeds()]),
@@ -194,12 +194,12 @@ CLAIMS = [
     ),
     Claim(
         PAGE,
-        "is there without `[BOS]` ({}) and under the masked objective ({}) too",
+        "also appears without `[BOS]` ({}) and with the masked objective ({})",
         lambda: [depth(read_run(name), texts="probe-later") for name in ("no-bos", "masked")],
     ),
     Claim(
         PAGE,
-        "which takes {} nats, and no valley to speak of ({})",
+        "which lowers the entropy by {} nats, but almost no valley ({})",
         lambda: [takes(read_run("low-rate")), depth(read_run("low-rate"))],
     ),
     Claim(
@@ -209,29 +209,29 @@ CLAIMS = [
     ),
     Claim(
         PAGE,
-        "by {} to {} points on the six tasks, and so do the embeddings, by {} to {}; without `[BOS]` by {} and {}",
+        "by {} to {} points on the six tasks, and the embeddings beat it by {} to {}; without `[BOS]` by {} and {}",
         lambda: [
             *(end for gap in (over_last, _first_over_last) for end in ends(list(map(gap, every_run())))),
             *(gap(read_run("no-bos")) for gap in (over_last, _first_over_last)),
         ],
     ),
     Claim(PAGE, "# the base: {} s", lambda: [read_run("base").told["seconds"]]),
-    Claim(PAGE, "the largest state is half grown first ({} to {}M)", _state_first),
+    Claim(PAGE, "the largest state is the first to reach half of its final value ({} to {}M)", _state_first),
     Claim(
         PAGE,
-        "without weight decay the share ({}M) before the state ({}M)",
+        "without weight decay, the share ({}M) precedes the state ({}M)",
         lambda: [event(read(read_run("no-decay"))).half / 1e6 for read in list(EVENTS.values())[:2]],
     ),
-    Claim(PAGE, "heads and state are half grown together ({} to {}M)", lambda: ends(_halves("gpt-neox"))),
-    Claim(PAGE, "the strongest block's heads ({}M) before the state ({}M)", lambda: _halves("long")[::-1]),
+    Claim(PAGE, "heads and state reach half together ({} to {}M)", lambda: ends(_halves("gpt-neox"))),
+    Claim(PAGE, "the strongest block's heads ({}M) precede the state ({}M)", lambda: _halves("long")[::-1]),
     Claim(
         PAGE,
-        "leaves one of {} to {} nats at 8M tokens, at layer 1, before any first token is long. It fills up to {} to {} by {} to {}M",
+        "leaves a valley of {} to {} nats at 8M tokens, at layer 1, before any first token is dominant. It shrinks to {} to {} by {} to {}M",
         _early_valley,
     ),
     Claim(
         PAGE,
-        "At layer 7 the seeds have {}, {} and {}",
+        "At layer 7, the seeds have {}, {} and {}",
         lambda: [at_layer(run, "first_token_share", 7) for run in seeds()],
     ),
     Claim(
@@ -244,7 +244,7 @@ CLAIMS = [
     ),
     Claim(
         PAGE,
-        "From {}M tokens on the largest state of every layer from 2 to 12 is the first token's, in one dimension of 512: {} in seed 0, {} in seed 1, {} in seed 2",
+        "From {}M tokens on, the largest state of every layer from 2 to 12 is the first token's, in one dimension of 512: {} in seed 0, {} in seed 1, {} in seed 2",
         lambda: [362 * TOKENS / 1e6, *(dimension(run, since=362) for run in seeds())],
     ),
     Claim(
@@ -258,7 +258,7 @@ CLAIMS = [
     ),
     Claim(
         PAGE,
-        "more heads ({} in one block, {} of all; the base {} to {} of all)",
+        "more heads ({} in one block, {} of all; base: {} to {} of all)",
         lambda: [
             highest(read_run("gpt-neox"), "attention_sink_rate"),
             float(mean_rate(read_run("gpt-neox"))[-1]),
@@ -267,7 +267,7 @@ CLAIMS = [
     ),
     Claim(
         PAGE,
-        "a long first token ({}) but hardly a sink ({} of all heads), and no valley: the largest value of any state is {} (the base has {} to {})",
+        "a dominant first token ({}) but hardly a sink ({} of all heads), and no valley: the largest value of any state is {} (base: {} to {})",
         lambda: [
             highest(run := read_run("low-rate"), "first_token_share"),
             float(mean_rate(run)[-1]),
@@ -295,7 +295,7 @@ CLAIMS = [
     ),
     Claim(
         PAGE,
-        "Of it {} nats are left once the final norm has rescaled the tokens, and {} when tokens are centered",
+        "After the final norm rescales the tokens, {} nats remain, and {} if tokens are centered",
         lambda: [depth(read_run("masked"), texts="probe-normed"), depth(read_run("masked"), "prompt_entropy")],
     ),
     Claim(
@@ -330,18 +330,16 @@ CLAIMS = [
             *ends([-_asked_blocks(run)[-1] for run in seeds()]),
         ],
     ),
-    Claim(
-        PAGE, "beat the last layer as well, by {} to {} points", lambda: ends(list(map(_first_over_last, every_run())))
-    ),
+    Claim(PAGE, "also beat the last layer, by {} to {} points", lambda: ends(list(map(_first_over_last, every_run())))),
     Claim(PAGE, "no block beats the embeddings", _nothing_beats_the_embeddings),
     Claim(
         PAGE,
-        "seed 1 has its smallest share ({}) and the smallest valley ({}), overtakes first and leads by most",
+        "seed 1 has the smallest share ({}) and the smallest valley ({}), but overtakes first and has the largest lead",
         _the_second_seed,
     ),
     Claim(
         PAGE,
-        "a little smaller than the base's {} to {}. The low rate, which has no valley, has the largest ({}), the masked model, which has the deepest at 131M tokens, the smallest ({}): over the {} runs depth and advantage correlate at {}",
+        "slightly smaller than the base's {} to {}. The low rate, which has no valley, has the largest gain ({}), and the masked model, which has the deepest valley at 131M tokens, the smallest ({}): over the {} runs, depth and gain correlate at {}",
         _depth_and_advantage,
     ),
     Claim(
@@ -351,7 +349,7 @@ CLAIMS = [
     ),
     Claim(
         REPLICATION,
-        "in the own base {} of {} metrics settle first in the early layers, {} in the last, and {} move most in the middle, {} in the last layers",
+        "in the base model of [training.md](training.md), {} of {} metrics settle first in the early layers, {} in the last; {} move most in the middle, {} in the last layers",
         lambda: _counted()[:5],
     ),
     Claim(PAGE, "**The middle moves most** in {} of the {},", lambda: [_counted()[3], _counted()[1]]),
@@ -360,7 +358,7 @@ CLAIMS = [
     Claim(PAGE, "layers 1 to 4 move most there ({}, {} and {} %)", lambda: _ways(RAW, since=128)),
     Claim(
         PAGE,
-        "lose {} to {} points at the end ({} to {} over the seeds); the package's `auto`, which takes a depth of 0.8 where nothing says otherwise, {}, the last layer {}",
+        "lose {} to {} points at the end ({} to {} over the seeds); `auto`, here a relative depth of 0.8, loses {}, the last layer {}",
         lambda: [
             *ends([_lost(rule) for rule in PAPER_RULES]),
             *ends([list(one[rule].values())[-1][1] for one in _regrets() for rule in PAPER_RULES]),
@@ -368,10 +366,10 @@ CLAIMS = [
             _lost("last"),
         ],
     ),
-    Claim(PAGE, "Reading raw states it would cost {}", lambda: [_lost("valley-midpoint (raw)")]),
+    Claim(PAGE, "On raw states, it would lose {}", lambda: [_lost("valley-midpoint (raw)")]),
     Claim(
         REPLICATION,
-        "a valley of {} to {} nats at layers {} and {} (three seeds; {} after 604M tokens, most of it the first token's), and a masked one of {} at layer {}, Mamba2 none",
+        "a valley of {} to {} nats at layers {} and {} (three seeds; {} after 604M tokens, most of it due to the first token), a masked model one of {} at layer {}, and Mamba2 none",
         lambda: [
             *ends([depth(run) for run in seeds()]),
             *ends([valley(run.metric(RAW).values[-1]).layer for run in seeds()]),
@@ -382,13 +380,13 @@ CLAIMS = [
     ),
     Claim(
         REPLICATION,
-        "they are {} to {}, {} and none, at layer 1",
+        "these valleys are {} to {}, {} and none, at layer 1",
         lambda: [
             *ends([depth(run, "prompt_entropy") for run in seeds()]),
             depth(read_run("masked"), "prompt_entropy"),
         ],
     ),
-    Claim(REPLICATION, "in the {} [own runs]", lambda: [_lowest_blocks()]),
+    Claim(REPLICATION, "in the {} [training runs]", lambda: [_lowest_blocks()]),
 ]
 
 

@@ -70,8 +70,8 @@ CLAIMS = [
     # --- docs/selection.md -------------------------------------------------------------------------------------------
     Claim(
         SELECTION,
-        "that scores {} on average: {} more than the model as it comes, {} more than the plain text at 0.8 of the depth, "
-        "{} more than its best layer, and {} below the best of {} recipes at all {} layers",
+        "this scores {} on average: {} more than the last layer with plain text, {} more than plain text at a relative "
+        "depth of 0.8, {} more than the best layer with plain text, and {} below the best of {} recipes at all {} layers",
         lambda: [*_asked(), _below_the_best("smollm2", recipe("one-word"), 28), len(recipes("smollm2")), 31],
     ),
     Claim(
@@ -99,12 +99,13 @@ CLAIMS = [
     ),
     Claim(
         SELECTION,
-        "which are not in those tables, {} and {}; depth 0.8 alone would lose {} points on MiniLM",
+        "which are not in those tables, `auto` is {} and {} points below the best layer; depth 0.8 "
+        "alone would lose {} points on MiniLM",
         lambda: [regret("fixed-depth", SMOLLM2), regret("last", MINILM), regret("fixed-depth", MINILM)],
     ),
     Claim(
         SELECTION,
-        "[docs/training_first.md](training_first.md) {} to {}: {} of them are best at layer 0",
+        "[docs/training_first.md](training_first.md), it is {} to {} below: {} of them are best at layer 0",
         lambda: [
             min(
                 _of_trained := [
@@ -143,8 +144,8 @@ CLAIMS = [
     Claim(BENCHMARK, "| min-prompt-entropy | 7 of 7 | {} |", lambda: [mean_regret("min-prompt-entropy")]),
     Claim(
         BENCHMARK,
-        "at the last layer, by far ({} to {} on six corpora); on SmolLM2 at layer 29 of 30 on {} of the six (on Emotion at "
-        "layer {})",
+        "half match is by far the highest at the last layer of MiniLM ({} to {} on six corpora); on SmolLM2 it is highest at "
+        "layer 29 of 30 on {} of the six (on Emotion at layer {})",
         lambda: [
             min(ends := [curve[6] for curve in _half_match(MINILM).values()]),
             max(ends),
@@ -152,17 +153,17 @@ CLAIMS = [
             best(_half_match(SMOLLM2)["EmotionClassification"])[1],
         ],
     ),
-    Claim(BENCHMARK, "{} of {} draws of `auto` are more than 0.5 below", lambda: _worse("auto")),
-    Claim(BENCHMARK, "by 0.97), {} of {} of `few-labels`", lambda: _worse("few-labels")),
+    Claim(BENCHMARK, "{} of {} draws of `auto` are more than 0.5 points below", lambda: _worse("auto")),
+    Claim(BENCHMARK, "by 0.97), and {} of {} of `few-labels`", lambda: _worse("few-labels")),
     Claim(BENCHMARK, "untrained models ({} of {} below)", lambda: [gates().filter(kind="untrained")["was"].sum(), 150]),
     # --- docs/recipes.md ---------------------------------------------------------------------------------------------
-    Claim(RECIPES, "| the plain text, mean of its tokens | {} | {} | {} at {} |", lambda: _row("plain")),
+    Claim(RECIPES, "| plain text, mean of its tokens | {} | {} | {} at {} |", lambda: _row("plain")),
     Claim(RECIPES, "| `one-word` | {} | {} | {} at {} |", lambda: _row("one-word")),
     Claim(RECIPES, "| `one-word+filter` | {} | {} | {} at {} |", lambda: _row("one-word+filter")),
     Claim(RECIPES, "| `echo` | {} | {} | {} at {} |", lambda: _row("echo")),
     Claim(
         RECIPES,
-        "Choosing the layer is worth {} points over the last one, asking {}, both {}",
+        "Over the last layer with plain text: best layer {} points, prompt {}, both {}",
         lambda: [
             best(recipe("plain"))[0] - last(recipe("plain")),
             last(recipe("one-word")) - last(recipe("plain")),
@@ -179,17 +180,17 @@ CLAIMS = [
     ),
     Claim(
         RECIPES,
-        "gain over the best plain layer is {} points",
+        "The prompt gains {} points over the best plain layer",
         lambda: [best(recipe("one-word"))[0] - best(recipe("plain"))[0]],
     ),
     Claim(
         RECIPES,
-        "all-MiniLM-L6-v2 has {} with the plain text and {} under `one-word`",
+        "all-MiniLM-L6-v2 scores {} with plain text and {} with `one-word`",
         lambda: [last(recipe("plain", "minilm")), last(recipe("one-word", "minilm"))],
     ),
     Claim(
         RECIPES,
-        "depth 0.8 alone {}, the best single layer {}; under `one-word`",
+        "depth 0.8 alone {}, the best single layer {}; with `one-word`",
         lambda: [recipe("plain")[24], best(recipe("plain"))[0]],
     ),
     # --- docs/replication.md -----------------------------------------------------------------------------------------
@@ -216,7 +217,7 @@ CLAIMS = [
     ),
     Claim(
         "docs/replication.md",
-        "on MiniLM it is {} points worse than the last layer, which min-InfoNCE finds",
+        "on MiniLM, it is {} points worse than the last layer, which min-InfoNCE selects",
         lambda: [regret("fixed-depth", MINILM) + regret("min-infonce", MINILM)],
     ),
     # --- docs/metrics.md ---------------------------------------------------------------------------------------------

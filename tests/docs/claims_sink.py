@@ -69,7 +69,7 @@ def _few_heads() -> list[float]:
 CLAIMS = [
     Claim(
         PAGE,
-        "{} of all heads turn to the first token (the base {} to {}), and it takes {} nats. Where no later token can see it at all, it still takes {}, and the valley is {} nats deep ({} without it)",
+        "{} of all heads attend to the first token (base: {} to {}), and it lowers the entropy by {} nats. If it is hidden from all later tokens, it still lowers the entropy by {}, and the valley is {} nats deep ({} without it)",
         lambda: [
             _rate("own-key"),
             *ends([float(mean_rate(run)[-1]) for run in seeds()]),
@@ -81,17 +81,17 @@ CLAIMS = [
     ),
     Claim(
         PAGE,
-        "`one-added` and `no-decay` below end with it in {} too, `half-bos` and `first-hidden` in {}, `own-key` in {}",
+        "`one-added` and `no-decay` below also end in {}, `half-bos` and `first-hidden` in {}, `own-key` in {}",
         _one_dimension,
     ),
     Claim(
         PAGE,
-        "a first token of {} of the squared norm, below the base's {} to {}, which takes {} nats, and hardly a sink ({} of all heads)",
+        "the first token has {} of the squared norm, below the base's {} to {}, lowers the entropy by {} nats, and is hardly a sink ({} of all heads)",
         lambda: [share(run := read_run("half-bos")), *ends(list(map(share, seeds()))), takes(run), _rate("half-bos")],
     ),
     Claim(
         PAGE,
-        "the first token has {}, {} of all heads attend to it, it takes {} nats, and the valley is {} nats deep. The largest state is larger ({})",
+        "the first token has {} of the squared norm, {} of all heads attend to it, it lowers the entropy by {} nats, and the valley is {} nats deep. The largest state is larger ({})",
         lambda: [
             share(run := read_run("no-decay")),
             _rate("no-decay"),
@@ -102,7 +102,7 @@ CLAIMS = [
     ),
     Claim(
         PAGE,
-        "{} of the heads of its strongest block ({} to {} in the base), {} of all heads, give the first token more than 0.3, and it takes {} nats",
+        "{} of the heads of its strongest block ({} to {} in the base), {} of all heads, give the first token more than 0.3, and it lowers the entropy by {} nats",
         lambda: [
             highest(run := read_run("one-added"), "attention_sink_rate"),
             *ends([highest(run, "attention_sink_rate") for run in seeds()]),
@@ -112,7 +112,7 @@ CLAIMS = [
     ),
     Claim(
         PAGE,
-        "{} of the heads of its strongest block, {} of all, attend to the first token. Its share is within the base's ({} of the squared norm), its largest state is smaller ({}), it takes {} nats, and the valley is {} deep",
+        "{} of the heads of its strongest block, {} of all, attend to the first token. Its share is within the base's range ({} of the squared norm), its largest state is smaller ({}), it lowers the entropy by {} nats, and the valley is {} nats deep",
         lambda: [
             highest(run := read_run("own-key"), "attention_sink_rate"),
             _rate("own-key"),
@@ -124,7 +124,7 @@ CLAIMS = [
     ),
     Claim(
         PAGE,
-        "the largest state of every block, {} at most, is its own. It is long from layer {} on, where it has {} of the squared norm (the base's seeds {} to {} there), and takes {} nats (the base {} to {})",
+        "it has the largest state of every block, {} at most. It is dominant from layer {} on, where it has {} of the squared norm (the base's seeds: {} to {}), and lowers the entropy by {} nats (base: {} to {})",
         _hidden,
     ),
     Claim(
@@ -134,12 +134,12 @@ CLAIMS = [
     ),
     Claim(
         PAGE,
-        "(a learned key: {} points) or none (no `[BOS]`: {}; a first token that none sees: {})",
+        "(a learned key: {} points) or none (no `[BOS]`: {}; a hidden first token: {})",
         lambda: [over_last(read_run(name)) for name in ("own-key", "no-bos", "first-hidden")],
     ),
     Claim(
         PAGE,
-        "{} points or none in the four runs at the base's learning rate in which at most {} of all heads attend to the first token (`no-bos`, `half-bos`, `own-key`, `first-hidden`), where the base has {} to {}. But `no-decay`, with a sink, has {}, and the low rate, with hardly one, {}",
+        "{} points or none in the four runs at the base's learning rate in which at most {} of all heads attend to the first token (`no-bos`, `half-bos`, `own-key`, `first-hidden`); the base has {} to {}. But `no-decay`, with a sink, has {}, and the low rate, with hardly one, {}",
         _few_heads,
     ),
 ]

@@ -70,10 +70,10 @@ TRAINED = [
             gaps[-1],
         ],
     ),
-    Claim(FIRST, "(`first_token_share`) never passes {} at any layer", lambda: [_ceiling(_largest_share())]),
+    Claim(FIRST, "(`first_token_share`) never exceeds {} at any layer", lambda: [_ceiling(_largest_share())]),
     Claim(
         FIRST,
-        "as the paper says; within a text it does so at layers {} to {}, by less than {} nats at layers {} to {}, and lowers",
+        "as in the paper. Within a text, it raises entropy at layers {} to {} and by less than {} nats at layers {} to {}, and lowers",
         lambda: _entropy_between("simcse"),
     ),
     Claim(
@@ -234,7 +234,7 @@ IMAGES = [
     ),
     Claim(
         VISION,
-        "dataset entropy {} at layer {} and {} at the last, InfoNCE least at layer {} ({} against {} at the last)",
+        "dataset entropy {} at layer {} and {} at the last, InfoNCE lowest at layer {} ({} against {} at the last)",
         lambda: [
             *best(curve := _image("dataset_entropy", "supervised")),
             last(curve),
@@ -252,7 +252,7 @@ IMAGES = [
     Claim(VISION, "all but layer 0 ({}) and the last ({}) do by {};", _masked_settles),
     Claim(
         REPLICATION,
-        "best at layer {}, {} points ({} to {}) over the last, masked and distilled ones likewise",
+        "best at layer {}, {} points ({} to {}) over the last, as are the masked and distilled models",
         lambda: _gains("autoregressive"),
     ),
 ]

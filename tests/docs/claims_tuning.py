@@ -157,12 +157,12 @@ def _fig13() -> list[float]:
 CLAIMS = [
     Claim(
         REPLICATION,
-        "(the paper's, last layer: {} to {} and {} nats); dataset entropy of the last layer {} to {} and {}; InfoNCE of the last layer {} to {} and {}, lower at {} of 12 blocks after SimCSE, at {} after supervised tuning; the last layer gains {} and {} points",
+        "(the paper's metric, last layer: {} to {} and {} nats); dataset entropy of the last layer {} to {} and {}; InfoNCE of the last layer {} to {} and {}, lower at {} of 12 blocks after SimCSE, at {} after supervised tuning; the last layer gains {} and {} points",
         _fig13,
     ),
     Claim(
         PAGE,
-        "the last layer scores {} (SimCSE) and {} points more (labeled pairs); the best of layers 1 to 11, which led by {}, leads by {} and {}, and the valley is {} and {} nats deep",
+        "the last layer gains {} (SimCSE) and {} points (labeled pairs); the lead of the best of layers 1 to 11 changes from {} to {} and {}, and the valley is {} and {} nats deep",
         _in_short,
     ),
     Claim(
@@ -175,16 +175,16 @@ CLAIMS = [
         "in raw states (by {} to {} nats after SimCSE, {} to {} after supervised tuning) and in the paper's metric",
         _entropy,
     ),
-    Claim(PAGE, "the first token it falls at layers {} to {} after SimCSE, by {} at most", _falling),
+    Claim(PAGE, "the first token, it falls at layers {} to {} after SimCSE, by {} at most", _falling),
     Claim(PAGE, "stays at layer 3, {} nats deep before, {} and {} after", _valleys),
     Claim(PAGE, "the first token's share there ({}; {} and {})", _shares),
     Claim(
-        PAGE, "is left without the first token, {} and {} nats instead of {}, because the last layer rises most", _left
+        PAGE, "remains without the first token, {} and {} nats instead of {}, because the last layer rises most", _left
     ),
-    Claim(PAGE, "({} of all to {}; in the last three blocks {} to {}) and less after supervised tuning ({})", _heads),
+    Claim(PAGE, "({} of all to {}; in the last three blocks {} to {}) and fewer after supervised tuning ({})", _heads),
     Claim(
         PAGE,
-        "({} to {} and {}), after supervised tuning at every block, after SimCSE only at some: at layers {} to {} it falls, by {} at most",
+        "({} to {} and {}). It rises at every block after supervised tuning; after SimCSE, it falls at layers {} to {}, by {} at most",
         _dataset_entropy,
     ),
     Claim(
@@ -194,7 +194,7 @@ CLAIMS = [
     ),
     Claim(
         PAGE,
-        "The last layer scores {} and {}, from {}. On the four tasks that lend no pairs it has {} and {}, from {}; on one of them, TwitterURLCorpus, it falls ({} to {} and {}). The best of layers 1 to 11 led the last by {} points; afterward it leads by {} and {}, at layer 11, and the embeddings by {} and {}, from {}",
+        "The last layer scores {} and {}, from {}. On the four tasks that contribute no pairs, it scores {} and {}, from {}; on one of them, TwitterURLCorpus, it falls ({} to {} and {}). The best of layers 1 to 11 led the last by {} points; afterward it leads by {} and {}, at layer 11, and the embeddings by {} and {}, from {}",
         _tasks,
     ),
 ]

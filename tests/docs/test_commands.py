@@ -15,7 +15,7 @@ NOT_RUN = {
     r"make (demo|demo-vision|test|test-\w+|check|bench|docs|dist)\b": "takes minutes, or needs what a fresh machine has",
     r"(python3? -m )?pip install\b|git clone\b|uv\b|cd\b": "would change the machine",
     r"python -m benchmarks\.": "a benchmark: it needs data that is not in the repository, or a GPU",
-    r"midlayer export .*--push\b": "needs the hub; tests/export/test_hub.py pushes to a stand-in",
+    r"midlayer export .*--push\b": "needs the hub; tests/export/test_upload.py pushes to a stand-in",
     r"midlayer export .*--for (onnx|openvino)\b": "needs an engine; tests/export runs it under make test-engines",
     r"midlayer sweep .*--devices\b": "starts processes; tests/sweeping/test_processes.py does",
     r"(torchrun|srun|sbatch)\b": "starts processes; tests/sweeping/test_processes.py does",

@@ -55,7 +55,7 @@ states, mask = torch.randn(4, 9, 16), torch.ones(4, 9, dtype=torch.bool)
 """What a reader has before the first block of a page."""
 
 BEFORE = {
-    ("docs/board.md", "board("): "sweep(model, './mine', metrics=[], out='runs/one', workers=1)",
+    ("docs/board.md", "board("): "sweep(model, './mine', metrics=[], out='runs/one')",
     ("docs/selection.md", "found.confidence"): """
 from types import SimpleNamespace
 from midlayer_encoders import measure

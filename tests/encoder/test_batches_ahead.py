@@ -13,7 +13,7 @@ from sentence_transformers import SentenceTransformer
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.encoder import batches_ahead
 from midlayer_encoders.encoder.batches_ahead import preparing
-from midlayer_encoders.reading.texts import TextInputs
+from midlayer_encoders.reading.batches import TextInputs
 
 Folder = Callable[[str], str]
 TEXTS = ["a text" + " longer" * (number % 5) + f" {number}" for number in range(23)]

@@ -39,7 +39,7 @@ def test_a_length_that_is_none_is_refused_where_it_is_set(value: Any, tiny_folde
 def test_a_length_without_effect_is_refused(tiny_folder: Folder) -> None:
     in_memory = LayerEncoder.from_module(tiny("Llama"), 1, processor=tokenizer(), medium="text", device="cpu")
     for encoder in (LayerEncoder(tiny_folder("ViT"), 1, device="cpu"), in_memory):
-        with pytest.raises(OptionError, match=r"`max_seq_length` must be left alone for .*, but got 5"):
+        with pytest.raises(OptionError, match="`max_seq_length` must be left alone for"):
             encoder.max_seq_length = 5
 
 
@@ -96,7 +96,7 @@ def test_a_wrong_argument_of_encode_is_refused_by_name_and_by_position(tiny_fold
 
 @pytest.mark.parametrize("model", [5, None, ["a"], torch.nn.Linear(2, 2)])
 def test_a_layer_of_what_is_no_model_is_refused(model: Any) -> None:
-    with pytest.raises(OptionError, match="`model` must be a folder, a name on the hub, a LayerEncoder or a frame"):
+    with pytest.raises(OptionError, match="`model` must be a folder, a hub name, a LayerEncoder or a frame"):
         select_layer(model, TEXTS)
 
 

@@ -13,12 +13,11 @@ import torch
 from sentence_transformers import SentenceTransformer
 
 from midlayer_encoders import LayerEncoder
-from midlayer_encoders.encoder.choosing import select_layer
+from midlayer_encoders.encoder.sentence_transformers_encoder import measure, select_layer
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.measuring import measure
 from midlayer_encoders.metrics import dataset_entropy
 from midlayer_encoders.selection import RecipeSelection
-from tests.selection.test_run import KINDS, TEXTS
+from tests.selection.test_select import KINDS, TEXTS
 
 Folder = Callable[[str], str]
 
@@ -55,7 +54,7 @@ def test_recipe_and_layer_are_chosen_together(tiny_folder: Folder, tmp_path: Pat
     np.testing.assert_array_equal(SentenceTransformer(str(tmp_path), device="cpu").encode(TEXTS), by_hand.encode(TEXTS))
     assert LayerEncoder(tiny_folder("BERT"), "auto", recipe="auto", device="cpu").options.recipe is None
     for layer in (2, "last"):
-        with pytest.raises(OptionError, match="`layer` must be 'auto' with recipe='auto', which chooses both"):
+        with pytest.raises(OptionError, match="`layer` must be 'auto' with recipe='auto', which selects both"):
             LayerEncoder(folder, layer, recipe="auto", device="cpu")
 
 
@@ -69,7 +68,7 @@ def test_the_mean_of_texts_is_taken_out_and_saved(tiny_folder: Folder, tmp_path:
     centered.save_pretrained(str(tmp_path))
     loaded = SentenceTransformer(str(tmp_path), device="cpu", truncate_dim=8)
     np.testing.assert_array_equal(loaded.encode(TEXTS), centered.encode(TEXTS))
-    with pytest.raises(OptionError, match="Make it without `center`"):
+    with pytest.raises(OptionError, match="Create it without `center`"):
         measure(centered, TEXTS, metrics="curvature")
 
 
@@ -77,7 +76,7 @@ def test_wrong_input_is_refused(tiny_folder: Folder) -> None:
     folder = tiny_folder("Llama")
     with pytest.raises(OptionError, match=r"`layer` must be one of .* Did you mean 'auto'"):
         LayerEncoder(folder, "atuo", device="cpu")
-    with pytest.raises(OptionError, match="must be None unless `layer` is a rule's name, but it is 2"):
+    with pytest.raises(OptionError, match="must be None unless `layer` names a rule, but it is 2"):
         LayerEncoder(folder, 2, texts=TEXTS, device="cpu")
     with pytest.raises(OptionError, match="`center` must hold 16 texts or more, but got 3"):
         LayerEncoder(folder, 2, center=TEXTS[:3], device="cpu")

@@ -60,7 +60,7 @@ def test_what_cannot_be_read_is_refused(
         encoder.encode_layers(TEXTS, [9])
     with pytest.raises(OptionError, match="`prompt_name` must be one of"):
         encoder.encode_layers(TEXTS, prompt_name="qeury")
-    with pytest.raises(OptionError, match="but Normalize follows"):
+    with pytest.raises(OptionError, match="has the module Normalize after it"):
         LayerEncoder(tiny_folder("Llama"), -1, device="cpu", normalize=True).encode_layers(TEXTS)
     with pytest.raises(OptionError, match="tower"):
         LayerEncoder(save_joint("CLIP", tmp_path_factory.mktemp("joint")), -1, device="cpu").encode_layers(TEXTS)

@@ -25,7 +25,7 @@ def llama(tiny_folder: Folder) -> LayerEncoder:
 
 
 def test_half_a_surrogate_pair_is_named_with_its_place_and_the_cure(llama: LayerEncoder) -> None:
-    words = r"holds half a character, \\ud83d: an emoji was cut in two. .* text\.encode\('utf8', 'ignore'\)\.decode\(\)"
+    words = r"contains the unpaired surrogate \\ud83d, which is half of an emoji. .* text\.encode\('utf8', 'ignore'\)\.decode\(\)"
     with pytest.raises(InputError, match="Input 1: .*" + words):
         llama.encode(["a text", HALF])
     with pytest.raises(InputError, match=words):

@@ -150,7 +150,7 @@ def test_forms_channels_and_rates_of_a_waveform_give_one_vector(tiny_folder: Fol
         ("Wav2Vec2", IMAGES[0], "must each be a waveform for local/.*, but got an image"),
         ("Llama", IMAGES[0], "must each be a text for local/.*, but got an image"),
         ("Wav2Vec2", (np.zeros(0, dtype=np.float32), RATE), "Input 0: .*at least one sample"),
-        ("Wav2Vec2", (np.ones(5, dtype=np.float32), RATE), r"Input 0: .*at least 20 samples \(1 ms\).*but has 5"),
+        ("Wav2Vec2", (np.ones(5, dtype=np.float32), RATE), r"Input 0: .*at least 20 samples for .*, but has 5"),
         ("Wav2Vec2", (np.ones(500, dtype=np.float32), 0), "rate of the waveform must be a positive"),
         ("Wav2Vec2", np.ones(500, dtype=np.float32), r"must come with its rate"),
     ],
@@ -174,7 +174,7 @@ def test_a_waveform_longer_than_the_window_is_truncated_and_warned_once(
 ) -> None:
     encoder = LayerEncoder(tiny_folder("Whisper"), 2, device="cpu")
     long = (np.tile(WAVEFORMS[0][0], 12), RATE)
-    with caplog.at_level(logging.WARNING, logger="midlayer_encoders.encoder.multimodal"):
+    with caplog.at_level(logging.WARNING, logger="midlayer_encoders.encoder.encoding"):
         vectors = encoder.encode([long, (long[0][:RATE], RATE)])
         encoder.encode([long])
     assert sum("is truncated" in record.message for record in caplog.records) == 1
@@ -256,9 +256,9 @@ def test_a_plain_module_is_read_at_any_layer_when_told_its_blocks(tmp_path: Path
             np.testing.assert_allclose(encoder.encode(IMAGES), states.mean(1).detach().numpy(), atol=1e-5)
     assert len(module.trunk["blocks"]) == 3  # type: ignore[arg-type]  # the caller's module is left alone
     assert encoder.spec.model == "module/Trunk"
-    with pytest.raises(CutError, match="Trunk was given as a module in memory"):
+    with pytest.raises(CutError, match="Trunk is a module in memory"):
         encoder.save_pretrained(str(tmp_path))
-    with pytest.raises(OptionError, match="`processor` must be given"):
+    with pytest.raises(OptionError, match="`processor` must be a transformers processor"):
         LayerEncoder.from_module(module, 1, processor=None, blocks="trunk.blocks", device="cpu")  # type: ignore[arg-type]
 
 

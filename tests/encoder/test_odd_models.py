@@ -14,7 +14,7 @@ from sentence_transformers import SentenceTransformer
 from tokenizers import Tokenizer, models
 
 from midlayer_encoders import LayerEncoder
-from midlayer_encoders.encoder import multimodal
+from midlayer_encoders.encoder import saving
 from midlayer_encoders.errors import NotFiniteError, OptionError
 from tests.tiny_folders import TEXTS, tokenizer
 
@@ -118,7 +118,7 @@ def test_a_folder_is_looked_at_again_though_nothing_was_embedded_before(
             loaded.append(path)
             super().__init__(path, **options)
 
-    monkeypatch.setattr(multimodal, "SentenceTransformer", Watched)
+    monkeypatch.setattr(saving, "SentenceTransformer", Watched)
     encoder = LayerEncoder(tiny_folder("Llama"), 2, device="cpu")
     assert not any(module.training for module in encoder.modules())
     encoder.save_pretrained(str(tmp_path / "out"))
@@ -126,7 +126,7 @@ def test_a_folder_is_looked_at_again_though_nothing_was_embedded_before(
 
 
 def test_a_way_to_spread_a_model_that_there_is_not(tiny_folder: Folder) -> None:
-    with pytest.raises(OptionError, match="`device_map` must be 'auto'"):
+    with pytest.raises(OptionError, match="`device_map` must be one of 'auto'"):
         LayerEncoder(tiny_folder("Llama"), 2, device_map="banana")
 
 

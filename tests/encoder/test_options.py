@@ -8,20 +8,29 @@ import pytest
 import torch
 
 from midlayer_encoders import LayerEncoder
-from midlayer_encoders.encoder.options import EncoderKeywords, EncoderOptions, make_options, python_line, shell_line
-from midlayer_encoders.errors import DeviceError, OptionError
+from midlayer_encoders.encoder.options import (
+    EncoderKeywords,
+    EncoderOptions,
+    make_options,
+    normalize_layer,
+    option_help,
+    python_line,
+    shell_line,
+)
+from midlayer_encoders.errors import DeviceError, LayerIndexError, OptionError
+from midlayer_encoders.recipes import RECIPES
 
-NAMES = [one.name for one in dataclasses.fields(EncoderOptions)]
+NAMES = [option.name for option in dataclasses.fields(EncoderOptions)]
 
 
 def test_the_keywords_of_the_constructor_are_the_options() -> None:
-    assert list(EncoderKeywords.__annotations__) == NAMES
-    shown = inspect.signature(LayerEncoder).parameters
-    assert [name for name in shown if name in NAMES] == NAMES
-    for one in dataclasses.fields(EncoderOptions):
-        assert shown[one.name].default == one.default
-        assert f"        {one.name}: " in (EncoderOptions.__doc__ or ""), f"{one.name} is not described"
-        assert one.metadata["help"]
+    assert list(EncoderKeywords.__annotations__) == NAMES == list(option_help())
+    parameters = inspect.signature(LayerEncoder).parameters
+    assert [name for name in parameters if name in NAMES] == NAMES
+    for option in dataclasses.fields(EncoderOptions):
+        assert parameters[option.name].default == option.default
+        assert option_help()[option.name].endswith(".")
+    assert ", ".join(RECIPES) in option_help()["recipe"]
 
 
 def test_the_constructor_is_short_and_is_found_by_the_name_of_its_module() -> None:
@@ -59,8 +68,23 @@ def test_a_dtype_is_kept_by_its_name() -> None:
 
 def test_the_old_spelling_of_center_works_with_a_warning() -> None:
     texts = [f"text {number}" for number in range(16)]
-    with pytest.warns(DeprecationWarning, match="`centre` is spelled `center` now"):
+    with pytest.warns(DeprecationWarning, match="`centre` is now `center`"):
         assert make_options({"centre": texts}).center == tuple(texts)
+
+
+def test_the_old_name_of_layer_weights_works_with_a_warning() -> None:
+    with pytest.warns(DeprecationWarning, match="`weights` is now `layer_weights`"):
+        assert make_options({"weights": [1, 2]}).layer_weights == (1.0, 2.0)
+
+
+def test_the_layer_argument_has_four_normal_forms() -> None:
+    arguments = (3, -1, 0.5, [2], (2, 4), range(3), torch.tensor([1, 2]), {"text": 1, "image": 2}, "auto")
+    normal = [3, -1, 0.5, 2, [2, 4], [0, 1, 2], [1, 2], {"text": 1, "image": 2}, "auto"]
+    assert [normalize_layer(argument) for argument in arguments] == normal
+    with pytest.raises(LayerIndexError, match="at least one layer"):
+        normalize_layer([])
+    with pytest.raises(OptionError, match="`layer` must be a list of layers"):
+        normalize_layer({1, 2})
 
 
 def test_a_module_in_memory_refuses_options_of_files_and_files_refuse_a_module() -> None:
@@ -91,7 +115,7 @@ WRONG = {
     "chat_template=None": "`chat_template` must be True or False, but got None",
     "prompts={'a': 1}": r"`prompts\['a'\]` must be a string, but got 1 \(int\)",
     "prompts=['a']": r"`prompts` must be a dict of names and texts, but got \['a'\]",
-    "prompts={'a': 'cut \\ud83d'}": r"half a character, \\ud83d: an emoji was cut in two",
+    "prompts={'a': 'cut \\ud83d'}": r"unpaired surrogate \\ud83d, which is half of an emoji",
     "default_prompt_name='a', prompts={}": r"`default_prompt_name` must be None with prompts=\{\}",
     "revision=3": "`revision` must be a string, but got 3",
     "device='gpu'": "`device` must be one of cpu.* on this machine, but got 'gpu'",
@@ -130,10 +154,10 @@ def test_numbers_of_numpy_and_devices_of_torch_are_taken() -> None:
 @pytest.mark.parametrize(
     ("family", "options", "message"),
     [
-        ("ViT", {"max_length": 8}, "`max_length` must be left out for .*, which takes image and no text, but got 8"),
-        ("ViT", {"prompts": {"q": "q: "}}, "`prompts` must be left out for .*, which takes image and no text"),
-        ("Wav2Vec2", {"max_length": 8}, "which takes audio and no text"),
-        ("Llama", {"max_pixels": 9}, "`max_pixels` must be left out for .*, which takes text and no image, but got 9"),
+        ("ViT", {"max_length": 8}, "`max_length` must be left out for .*, which takes no text, but got 8"),
+        ("ViT", {"prompts": {"q": "q: "}}, "`prompts` must be left out for .*, which takes no text"),
+        ("Wav2Vec2", {"max_length": 8}, "which takes no text"),
+        ("Llama", {"max_pixels": 9}, "`max_pixels` must be left out for .*, which takes no image, but got 9"),
         ("Llama", {"truncate_dim": 33}, "`truncate_dim` must be at most 32, the dimensions of .*, but got 33"),
     ],
 )

@@ -15,7 +15,7 @@ from sentence_transformers.sentence_transformer.modules import Pooling, Transfor
 
 from midlayer_encoders import LayerEncoder, embed
 from midlayer_encoders.encoder.options import shell_line
-from midlayer_encoders.encoder.saved_prompts import saved_prompts
+from midlayer_encoders.encoder.prompting import load_saved_prompts
 from midlayer_encoders.errors import ModelNotFoundError, OptionError
 from tests.tiny_folders import TEXTS, save_tiny
 
@@ -155,9 +155,9 @@ def test_prompts_that_are_not_pooled_are_not_used_and_it_is_warned(
     write(tmp_path / "model", prompts=PROMPTS, default_prompt_name="STS")
     (tmp_path / "model" / "1_Pooling").mkdir()
     (tmp_path / "model" / "1_Pooling" / "config.json").write_text(json.dumps({"include_prompt": False}))
-    with caplog.at_level(logging.WARNING, logger="midlayer_encoders.encoder.saved_prompts"):
+    with caplog.at_level(logging.WARNING, logger="midlayer_encoders.encoder.prompting"):
         assert last(home).prompts == {"query": "", "document": ""}
-        assert "its own pooling leaves out their tokens" in caplog.text
+        assert "its pooling excludes them" in caplog.text
         caplog.clear()
         assert last(home, prompts=PROMPTS).prompts == PROMPTS
         assert not caplog.records
@@ -166,7 +166,7 @@ def test_prompts_that_are_not_pooled_are_not_used_and_it_is_warned(
 @pytest.mark.parametrize(
     ("config", "match"),
     [
-        ({"prompts": ["a"]}, "whose `prompts` are names and texts"),
+        ({"prompts": ["a"]}, "must hold valid prompts"),
         ({"prompts": {"a": 1}}, "a prompt is no string"),
         (
             {"prompts": {"a": "b: "}, "default_prompt_name": "c"},
@@ -177,7 +177,7 @@ def test_prompts_that_are_not_pooled_are_not_used_and_it_is_warned(
 def test_what_cannot_be_read_is_named(config: dict[str, Any], match: str, tmp_path: Path) -> None:
     write(tmp_path, **config)
     with pytest.raises(ModelNotFoundError, match=match):
-        saved_prompts(str(tmp_path))
+        load_saved_prompts(str(tmp_path))
 
 
 def test_a_model_of_images_has_none(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def test_an_error_before_the_folder_is_whole_leaves_the_old_one(tiny_folder: Fol
     other = LayerEncoder(tiny_folder("Llama"), 3, device="cpu")
     # Which no folder holds.
     other[1].register_forward_hook(lambda _, __, made: {**made, "sentence_embedding": made["sentence_embedding"] + 1})
-    with pytest.raises(CutError, match=r"would give other vectors.*nothing was written"):
+    with pytest.raises(CutError, match="would give other vectors"):
         other.save_pretrained(str(out))
     np.testing.assert_array_equal(vectors(out), before)
     assert list(tmp_path.iterdir()) == [out]

@@ -63,7 +63,7 @@ def test_the_vector_is_the_combination_of_the_layers_alone(
     options: Any = {"norm": norm, "pooling": pooling}
     first, second, last = each_alone(tiny_folder(family), (1, 2, 4), **options)
     tolerance = {"rtol": 1e-5, "atol": 1e-6 * float(np.abs(last).max())}
-    mean = LayerEncoder(tiny_folder(family), [4, 1, 2], weights=[2, 1, 1], device="cpu", **options)
+    mean = LayerEncoder(tiny_folder(family), [4, 1, 2], layer_weights=[2, 1, 1], device="cpu", **options)
     inputs = INPUTS[mean.media[0]]
     np.testing.assert_allclose(mean.encode(inputs), (first + second + 2 * last) / 4, **tolerance)
     beside = LayerEncoder(tiny_folder(family), [-1, 0.25, 2], combine="concat", device="cpu", **options)
@@ -116,7 +116,7 @@ def test_options_apply_to_the_combined_vector(tiny_folder: Folder) -> None:
 def test_a_module_in_memory_combines_layers_too() -> None:
     model, options = tiny("Llama"), {"processor": tokenizer(), "medium": "text", "device": "cpu"}
     alone = [LayerEncoder.from_module(model, layer, **options).encode(MIXED) for layer in (1, 3)]  # type: ignore[arg-type]
-    mean = LayerEncoder.from_module(model, [3, 1], weights=[3, 1], **options)  # type: ignore[arg-type]
+    mean = LayerEncoder.from_module(model, [3, 1], layer_weights=[3, 1], **options)  # type: ignore[arg-type]
     np.testing.assert_allclose(mean.encode(MIXED), (alone[0] + 3 * alone[1]) / 4, rtol=1e-5, atol=1e-6)
 
 
@@ -132,7 +132,7 @@ class Stages(nn.Module):
 
 
 def test_layers_of_other_widths_are_refused() -> None:
-    with pytest.raises(CutError, match=r"of one width .* \(1, 3, 4\), \(1, 3, 8\)"):
+    with pytest.raises(CutError, match=r"of one width.* \(1, 3, 4\), \(1, 3, 8\)"):
         LayerEncoder.from_module(
             Stages(), [1, 2], processor=lambda items: torch.ones(len(items), 3, 4), blocks="steps", device="cpu"
         )
@@ -145,25 +145,25 @@ def test_specs_of_one_layer_have_the_digests_they_had() -> None:
     spec = EncoderSpec(
         model="m", revision=None, layer=2, num_layers=4, norm="final", pooling="mean", max_length=64, dtype="float32",
         prompts=(), bidirectional=False, adapters=(), chat_template=False, gguf_file=None, truncate_dim=None,
-        modules="[]", weights="w",
+        modules="[]", weights_digest="w",
     )  # fmt: skip
     assert spec.digest == "024df1ad40b0"
 
 
 def test_results_are_filed_under_the_layers(tiny_folder: Folder) -> None:
     names = {}
-    for options in ({}, {"weights": [1, 3]}, {"combine": "concat"}):
+    for options in ({}, {"layer_weights": [1, 3]}, {"combine": "concat"}):
         data = LayerEncoder(tiny_folder("Llama"), [1, 3], device="cpu", **options).model_card_data
         names[str(data.base_model_revision)] = str(data.model_name)
     assert len(names) == 3
     assert set(names.values()) == {f"local/{Path(tiny_folder('Llama')).name}-layer-1-3"}
     assert all(revision.startswith("default-layer-1-3-of-4-norm-final-mean-") for revision in names)
     alike = [LayerEncoder(tiny_folder("Llama"), *given, device="cpu").spec for given in (([1, 3],), ([-2, 1],))]
-    weighted = LayerEncoder(tiny_folder("Llama"), [3, 1], weights=[2, 2], device="cpu").spec
+    weighted = LayerEncoder(tiny_folder("Llama"), [3, 1], layer_weights=[2, 2], device="cpu").spec
     assert alike[0] == alike[1] == weighted
 
 
-@pytest.mark.parametrize("options", [{"weights": (1.0, 0.1, 2.5)}, {"combine": "concat", "pooling": "last"}])
+@pytest.mark.parametrize("options", [{"layer_weights": (1.0, 0.1, 2.5)}, {"combine": "concat", "pooling": "last"}])
 def test_printed_lines_recreate_it(options: dict[str, Any], tiny_folder: Folder, tmp_path: Path) -> None:
     encoder = LayerEncoder(tiny_folder("Llama"), [3, 0, 1], norm="none", device="cpu", **options)
     made = eval(python_line(encoder.source, [3, 0, 1], encoder.options), {"LayerEncoder": LayerEncoder})
@@ -189,15 +189,20 @@ def test_printed_lines_recreate_it(options: dict[str, Any], tiny_folder: Folder,
         ([1, 2, -3], {}, LayerIndexError, "names layer 2 of .* twice"),
         ([1, 9], {}, LayerIndexError, r"must be in \[0, 4\]"),
         ({1, 2}, {}, OptionError, "must be a list of layers"),
-        ([1, 2], {"weights": [1]}, OptionError, "one for each of the 2 layers"),
-        ([1, 2], {"weights": [1, -1]}, OptionError, r"`weights\[1\]` must be a finite number, 0 or more"),
-        ([1, 2], {"weights": [1, float("nan")]}, OptionError, r"`weights\[1\]` must be a finite number"),
-        ([1, 2], {"weights": [0, 0]}, OptionError, "must have a positive one"),
-        ([1, 2], {"weights": "12"}, OptionError, "must be a list of weights"),
-        ([1, 2], {"weights": [1, 2], "combine": "concat"}, OptionError, "`weights` must be left out with combine"),
+        ([1, 2], {"layer_weights": [1]}, OptionError, "one for each of the 2 layers"),
+        ([1, 2], {"layer_weights": [1, -1]}, OptionError, r"`layer_weights\[1\]` must be a finite number, 0 or more"),
+        ([1, 2], {"layer_weights": [1, float("nan")]}, OptionError, r"`layer_weights\[1\]` must be a finite number"),
+        ([1, 2], {"layer_weights": [0, 0]}, OptionError, "must include a positive weight"),
+        ([1, 2], {"layer_weights": "12"}, OptionError, "must be a list of weights"),
+        (
+            [1, 2],
+            {"layer_weights": [1, 2], "combine": "concat"},
+            OptionError,
+            "`layer_weights` must be left out with combine",
+        ),
         ([1, 2], {"combine": "sum"}, OptionError, "`combine` must be one of 'mean', 'concat'"),
-        (2, {"weights": [1]}, OptionError, "`weights` must be left out unless `layer` is a list"),
-        ([2], {"combine": "concat"}, OptionError, "`combine` must be left out unless"),
+        (2, {"layer_weights": [1]}, OptionError, "`layer_weights` must be left out unless `layer` is a list"),
+        ([2], {"combine": "concat"}, OptionError, "`combine` and `layer_weights` must be left out unless"),
     ],
 )
 def test_bad_layers_and_weights_are_refused(
@@ -221,20 +226,20 @@ def test_its_layers_are_not_read_again(tiny_folder: Folder, tmp_path: Path) -> N
         lambda: measure(encoder, TEXTS),
         lambda: select_layer(encoder, [f"{text} {number}" for number in range(3) for text in TEXTS]),
     ):
-        with pytest.raises(OptionError, match=r"CombinedLayers follows them.*with one layer"):
+        with pytest.raises(OptionError, match=r"has the module CombinedLayers after it.*with one layer"):
             read()
-    with pytest.raises(OptionError, match="`weights` must be left out unless `layer` is a list"):
-        sweep(tiny_folder("Llama"), weights=[1, 2], out=tmp_path)
+    with pytest.raises(OptionError, match="`layer_weights` must be left out unless `layer` is a list"):
+        sweep(tiny_folder("Llama"), layer_weights=[1, 2], out=tmp_path)
     assert CliRunner().invoke(app, ["select", "m", "--texts", "t", "--weights", "1,2"]).exit_code == 2
 
 
 @pytest.mark.parametrize(
     ("family", "options", "match"),
     [
-        ("Llama", {}, "final norm is applied to the states of each layer.*norm='none' may be exported"),
-        ("Llama", {"norm": "none", "pooling": "max"}, "largest mean is not the mean of the largest"),
-        ("BERT", {"combine": "concat", "pooling": "cls"}, "takes the place of that pooling"),
-        ("OPT-350m", {"norm": "none"}, "of several widths"),
+        ("Llama", {}, "cannot apply the final norm to each layer .norm='none' may be exported"),
+        ("Llama", {"norm": "none", "pooling": "max"}, "averages layers before pooling='max'"),
+        ("BERT", {"combine": "concat", "pooling": "cls"}, "cannot concatenate layers with pooling='cls'"),
+        ("OPT-350m", {"norm": "none"}, "have several widths"),
     ],
 )
 def test_what_a_plain_folder_cannot_hold_is_refused(
@@ -249,7 +254,7 @@ def test_what_a_plain_folder_cannot_hold_is_refused(
 
 
 def test_an_exported_mean_of_an_encoder_without_a_final_norm(tiny_folder: Folder, tmp_path: Path) -> None:
-    encoder = LayerEncoder(tiny_folder("BERT"), [0, 2, 3], weights=[1, 2, 3], device="cpu")
+    encoder = LayerEncoder(tiny_folder("BERT"), [0, 2, 3], layer_weights=[1, 2, 3], device="cpu")
     encoder.save_pretrained(str(tmp_path / "out"))
     plain = SentenceTransformer(str(tmp_path / "out"), device="cpu")
     assert [type(module).__name__ for module in plain] == ["Transformer", "WeightedLayerPooling", "Pooling"]
@@ -271,5 +276,5 @@ def test_an_encoder_in_training_is_saved_as_it_is(tiny_folder: Folder, tmp_path:
 
 
 def test_options_are_plain_numbers() -> None:
-    assert EncoderOptions(weights=torch.tensor([1, 2])).weights == (1.0, 2.0)  # type: ignore[arg-type]
-    assert EncoderOptions(weights=np.array([0.5, 2])).weights == (0.5, 2.0)  # type: ignore[arg-type]
+    assert EncoderOptions(layer_weights=torch.tensor([1, 2])).layer_weights == (1.0, 2.0)  # type: ignore[arg-type]
+    assert EncoderOptions(layer_weights=np.array([0.5, 2])).layer_weights == (0.5, 2.0)  # type: ignore[arg-type]

@@ -11,15 +11,15 @@ def main() -> None:
     import transformers
     from sentence_transformers import SentenceTransformer
 
-    given = json.load(sys.stdin)
-    found = {}
-    for folder in given["folders"]:
+    arguments = json.load(sys.stdin)
+    result = {}
+    for folder in arguments["folders"]:
         try:
-            found[folder] = SentenceTransformer(folder, device="cpu").encode(given["texts"]).tolist()
+            result[folder] = SentenceTransformer(folder, device="cpu").encode(arguments["texts"]).tolist()
         except Exception as reason:
-            found[folder] = f"{type(reason).__name__}: {reason}"
+            result[folder] = f"{type(reason).__name__}: {reason}"
     versions = [sentence_transformers.__version__, transformers.__version__]
-    sys.stdout.write("\n" + json.dumps({"versions": versions, "found": found}) + "\n")
+    sys.stdout.write("\n" + json.dumps({"versions": versions, "found": result}) + "\n")
 
 
 if __name__ == "__main__":

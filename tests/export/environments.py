@@ -1,4 +1,4 @@
-"""Environments of their own for other releases, made with pip, that share the torch of this one."""
+"""Create environments with other releases, which share the torch of this one."""
 
 from __future__ import annotations
 
@@ -32,23 +32,23 @@ def environment(name: str, *wanted: str, without: tuple[str, ...] = (), python: 
         python: that it is made of; another than this one does not share torch.
     """
     home = _home() / name
-    done, own = home / "done.json", home / "bin" / "python"
-    asked = [*wanted, *(f"-{one}" for one in without), importlib.metadata.version("torch")]
-    if done.is_file() and json.loads(done.read_text()) == asked:
-        return str(own)
+    done, executable = home / "done.json", home / "bin" / "python"
+    requested = [*wanted, *(f"-{item}" for item in without), importlib.metadata.version("torch")]
+    if done.is_file() and json.loads(done.read_text()) == requested:
+        return str(executable)
     subprocess.run([python, "-m", "venv", "--clear", home], check=True)
     if python == sys.executable:
         _share_torch(home)
     pip = [home / "bin" / "pip", "--quiet", "--disable-pip-version-check"]
-    made = subprocess.run(
+    result = subprocess.run(
         [*pip, "install", *wanted], capture_output=True, text=True, timeout=60 * _MINUTES, check=False
     )
-    if made.returncode:
-        pytest.skip(f"pip cannot install {' '.join(wanted)} here: {made.stderr.strip()[-300:]}")
+    if result.returncode:
+        pytest.skip(f"pip cannot install {' '.join(wanted)} here: {result.stderr.strip()[-300:]}")
     if without:
         subprocess.run([*pip, "uninstall", "--yes", *without], check=True, capture_output=True)
-    done.write_text(json.dumps(asked))
-    return str(own)
+    done.write_text(json.dumps(requested))
+    return str(executable)
 
 
 def _share_torch(home: Path) -> None:

@@ -1,4 +1,4 @@
-"""A GGUF file is cut bit for bit, and what llama.cpp would read otherwise is refused."""
+"""A cut GGUF file keeps every bit, and files that llama.cpp would run differently are refused."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def test_the_weights_are_the_same_bits_and_the_metadata_is_of_fewer_blocks(
     source = save_gguf(tmp_path / "whole.gguf", arch, alignment=64 if layer == 3 else None)
     cut_gguf(source, tmp_path / "cut.gguf", layer, pooling=pooling)
     whole, cut = gguf.GGUFReader(source), gguf.GGUFReader(tmp_path / "cut.gguf")
-    kept = [one for one in whole.tensors if not one.name.startswith("blk.") or int(one.name.split(".")[1]) < layer]
-    assert [one.name for one in cut.tensors] == [one.name for one in kept]
-    for one, other in zip(kept, cut.tensors, strict=True):
-        assert (one.tensor_type, one.shape.tolist()) == (other.tensor_type, other.shape.tolist())
-        np.testing.assert_array_equal(one.data, other.data)
+    saved = [item for item in whole.tensors if not item.name.startswith("blk.") or int(item.name.split(".")[1]) < layer]
+    assert [item.name for item in cut.tensors] == [item.name for item in saved]
+    for item, other in zip(saved, cut.tensors, strict=True):
+        assert (item.tensor_type, item.shape.tolist()) == (other.tensor_type, other.shape.tolist())
+        np.testing.assert_array_equal(item.data, other.data)
     changed = {f"{arch}.block_count": layer, f"{arch}.pooling_type": number}
     changed[f"{arch}.attention.head_count_kv"] = list(range(1, layer + 1))
     assert fields(cut) == fields(whole) | changed
@@ -46,13 +46,13 @@ def test_the_weights_are_the_same_bits_and_the_metadata_is_of_fewer_blocks(
 @pytest.mark.parametrize(
     ("arch", "options", "why"),
     [
-        ("mamba", {}, "has the architecture 'mamba'.*can be cut are llama, qwen2"),
-        ("gemma2", {"depth": 46}, "tells the 27B model of gemma2"),
-        ("gemma3", {"depth": 62}, "tells the 27B model of gemma3"),
+        ("mamba", {}, "has the architecture 'mamba'.*Supported architectures are llama, qwen2"),
+        ("gemma2", {"depth": 46}, "recognizes the 27B model of gemma2"),
+        ("gemma3", {"depth": 62}, "recognizes the 27B model of gemma3"),
         ("llama", {"parts": 2}, "llama-gguf-split --merge"),
     ],
 )
-def test_a_file_that_would_run_otherwise_is_refused(
+def test_a_file_that_would_run_differently_is_refused(
     tmp_path: Path, arch: str, options: dict[str, Any], why: str
 ) -> None:
     source = save_gguf(tmp_path / "whole.gguf", arch, **options)
@@ -65,30 +65,30 @@ def test_a_file_that_would_run_otherwise_is_refused(
     ("layer", "options", "why"),
     [
         (2, {"norm": "none"}, "always applies the final norm"),
-        (0, {}, "reads no model without blocks"),
+        (0, {}, "no model without blocks"),
         ([1, 2], {"norm": "none"}, "final norm"),
         ([1, 2], {}, "the vector of one layer"),
         (2, {"pooling": "max"}, "no pooling 'max'"),
         (2, {"pooling": "weightedmean"}, "no pooling 'weightedmean'"),
-        (2, {"recipe": "one-word"}, "a template stands in the tokenizer"),
-        (2, {"skip_first": 1}, "pools every token"),
-        (2, {"center": tuple(f"text {n}" for n in range(16))}, "nothing after the pooling"),
-        (2, {"truncate_dim": 8}, "every dimension"),
+        (2, {"recipe": "one-word"}, "the tokenizer contains a template"),
+        (2, {"skip_first": 1}, "pools all tokens"),
+        (2, {"center": tuple(f"text {n}" for n in range(16))}, "no modules after the pooling"),
+        (2, {"truncate_dim": 8}, "all dimensions"),
         (2, {"bidirectional": True}, "without `bidirectional`"),
     ],
 )
-def test_what_llama_cpp_has_no_word_for_is_refused(
+def test_features_that_llama_cpp_lacks_are_refused(
     tiny_folder: Folder, tmp_path: Path, layer: Any, options: dict[str, Any], why: str
 ) -> None:
     encoder = LayerEncoder(tiny_folder("Llama"), layer, device="cpu", **options)
     encoder.source, encoder._gguf_file = str(tmp_path), save_gguf(tmp_path / "weights.gguf", "llama").name
     with pytest.raises(CutError, match=why):
         export_for(encoder, "gguf", tmp_path / "out")
-    assert [one.name for one in tmp_path.iterdir()] == ["weights.gguf"]
+    assert [path.name for path in tmp_path.iterdir()] == ["weights.gguf"]
 
 
 def test_weights_of_a_file_are_not_quantized_again(tiny_folder: Folder, tmp_path: Path) -> None:
     encoder = LayerEncoder(tiny_folder("Llama"), 2, device="cpu")
     encoder.source, encoder._gguf_file = str(tmp_path), save_gguf(tmp_path / "weights.gguf", "llama").name
-    with pytest.raises(OptionError, match="`int8` must be left out for an encoder of a GGUF file"):
+    with pytest.raises(OptionError, match="`int8` must be left out for an encoder read from a GGUF file"):
         export_for(encoder, "gguf", tmp_path / "out", int8=True)

@@ -1,4 +1,4 @@
-"""Weights written as GGUF are read by transformers' own reader as they were, and other models are refused."""
+"""transformers reads exported GGUF weights unchanged, and unsupported models are refused."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def test_another_reader_finds_the_layer(
     tmp_path: Path, int8: bool, most: float, caplog: pytest.LogCaptureFixture
 ) -> None:
     encoder = LayerEncoder(save_bpe(tmp_path / "model"), 2, device="cpu")
-    made = export_for(encoder, "gguf", tmp_path / "out", int8=int8)
-    assert (made.engine, made.error) == (None, None)
+    result = export_for(encoder, "gguf", tmp_path / "out", int8=int8)
+    assert (result.engine, result.error) == (None, None)
     assert "The file was not run: llama.cpp is not installed (pip install 'midlayer-encoders[gguf]')" in caplog.text
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -43,8 +43,11 @@ def test_another_reader_finds_the_layer(
     assert relative_error(encoder.encode(TEXTS), read.encode(TEXTS)) < most
     cut = export_for(read, "gguf", tmp_path / "again")
     kinds = [
-        {one.name: (one.tensor_type, one.data.tobytes()) for one in reading.GGUFReader(folder / "model.gguf").tensors}
-        for folder in (made.folder, cut.folder)
+        {
+            item.name: (item.tensor_type, item.data.tobytes())
+            for item in reading.GGUFReader(folder / "model.gguf").tensors
+        }
+        for folder in (result.folder, cut.folder)
     ]
     assert kinds[0] == kinds[1]
     expected = reading.GGMLQuantizationType.Q8_0 if int8 else reading.GGMLQuantizationType.F16
@@ -53,7 +56,7 @@ def test_another_reader_finds_the_layer(
 
 
 def test_a_file_is_parsed_once_while_an_encoder_is_made_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = export_for(LayerEncoder(save_bpe(tmp_path / "model"), 2, device="cpu"), "gguf", tmp_path / "out")
+    result = export_for(LayerEncoder(save_bpe(tmp_path / "model"), 2, device="cpu"), "gguf", tmp_path / "out")
     read: list[str] = []
 
     class Counted(reading.GGUFReader):  # type: ignore[name-defined,misc]
@@ -64,7 +67,7 @@ def test_a_file_is_parsed_once_while_an_encoder_is_made_of_it(tmp_path: Path, mo
     monkeypatch.setattr(reading, "GGUFReader", Counted)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        LayerEncoder(str(made.folder), 2, gguf_file="model.gguf", device="cpu")
+        LayerEncoder(str(result.folder), 2, gguf_file="model.gguf", device="cpu")
     assert len(read) == 1
     assert reading.GGUFReader is Counted
 
@@ -77,11 +80,11 @@ def test_the_tokenizer_is_described(tmp_path: Path, split: str, around: str, sta
         LayerEncoder(save_bpe(tmp_path / "model", tokenizer=tokenizer), 1, device="cpu"), "gguf", tmp_path / "out"
     )
     fields = reading.GGUFReader(tmp_path / "out" / "model.gguf").fields
-    said = {name.removeprefix("tokenizer.ggml."): field.contents() for name, field in fields.items()}
-    assert (said["pre"], said["add_bos_token"], said["add_eos_token"]) == (split, starts, ends)
-    assert (said["bos_token_id"], said["eos_token_id"], said["padding_token_id"]) == (0, 1, 1)
-    assert said["tokens"] == [*tokenizer.convert_ids_to_tokens(range(300)), *(f"[PAD{n}]" for n in range(300, 304))]
-    assert said["token_type"] == [3, 3, *[1] * 298, *[5] * 4]  # control, normal, unused
+    output = {name.removeprefix("tokenizer.ggml."): field.contents() for name, field in fields.items()}
+    assert (output["pre"], output["add_bos_token"], output["add_eos_token"]) == (split, starts, ends)
+    assert (output["bos_token_id"], output["eos_token_id"], output["padding_token_id"]) == (0, 1, 1)
+    assert output["tokens"] == [*tokenizer.convert_ids_to_tokens(range(300)), *(f"[PAD{n}]" for n in range(300, 304))]
+    assert output["token_type"] == [3, 3, *[1] * 298, *[5] * 4]  # control, normal, unused
 
 
 _YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 64}
@@ -94,24 +97,24 @@ _YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0, "original_max_po
         ("Llama", {"hidden_act": "gelu"}, "activation is 'gelu'"),
         ("Mistral", {"sliding_window": 8}, "sliding window"),
         ("Qwen2", {"use_sliding_window": True, "max_window_layers": 0, "sliding_window": 8}, "sliding window"),
-        ("GPTNeoX", {}, "type 'gpt_neox'.*it can be for llama, mistral, qwen2, qwen3.*convert_hf_to_gguf"),
+        ("GPTNeoX", {}, "type 'gpt_neox'.*supported types are llama, mistral, qwen2, qwen3.*convert_hf_to_gguf"),
     ],
 )
-def test_a_model_that_llama_cpp_runs_otherwise_is_refused(
+def test_a_model_that_llama_cpp_runs_differently_is_refused(
     tmp_path: Path, name: str, options: dict[str, Any], why: str
 ) -> None:
     encoder = LayerEncoder(save_bpe(tmp_path / "model", name, **options), 1, device="cpu")
     with pytest.raises(CutError, match=why):
         export_for(encoder, "gguf", tmp_path / "out")
-    assert [one.name for one in tmp_path.iterdir()] == ["model"]
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
 def _sentencepiece() -> Any:
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast
 
-    made = bpe_tokenizer().backend_tokenizer
-    bytes_too = Tokenizer(models.BPE(vocab=made.get_vocab(), merges=[], byte_fallback=True))
+    result = bpe_tokenizer().backend_tokenizer
+    bytes_too = Tokenizer(models.BPE(vocab=result.get_vocab(), merges=[], byte_fallback=True))
     return PreTrainedTokenizerFast(tokenizer_object=bytes_too, eos_token="</s>", pad_token="</s>")
 
 
@@ -119,26 +122,24 @@ def _sentencepiece() -> Any:
     ("make", "why"),
     [
         (lambda: bpe_tokenizer("spaces"), "it splits texts by .*String"),
-        (lambda: bpe_tokenizer(around="<s> <s> $A"), "puts more around a text"),
+        (lambda: bpe_tokenizer(around="<s> <s> $A"), "adds more than one BOS"),
         (_sentencepiece, "whose scores tokenizer.json does not hold"),
     ],
 )
-def test_a_tokenizer_that_llama_cpp_reads_otherwise_is_refused(
+def test_a_tokenizer_that_llama_cpp_reads_differently_is_refused(
     tmp_path: Path, make: Callable[[], Any], why: str
 ) -> None:
     encoder = LayerEncoder(save_bpe(tmp_path / "model", tokenizer=make()), 1, device="cpu")
-    with pytest.raises(
-        CutError, match=f"tokenizer cannot be written into a GGUF file here: .*{why}.*convert_hf_to_gguf"
-    ):
+    with pytest.raises(CutError, match=f"tokenizer cannot be exported as GGUF: .*{why}.*convert_hf_to_gguf"):
         export_for(encoder, "gguf", tmp_path / "out")
-    assert [one.name for one in tmp_path.iterdir()] == ["model"]
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-def test_weights_that_sixteen_bits_do_not_hold_are_named(tmp_path: Path) -> None:
+def test_weights_that_overflow_float16_are_named(tmp_path: Path) -> None:
     encoder = LayerEncoder(save_bpe(tmp_path / "model"), 1, device="cpu")
     with torch.no_grad():
         encoder.transformer.layers[0].mlp.up_proj.weight[0, 0] = 1e6
-    with pytest.raises(CutError, match=r"blk\.0\.ffn_up\.weight holds values that float16 does not: pass int8=True"):
+    with pytest.raises(CutError, match=r"blk\.0\.ffn_up\.weight overflows float16: pass int8=True"):
         export_for(encoder, "gguf", tmp_path / "out")
     export_for(encoder, "gguf", tmp_path / "out", int8=True)
 
@@ -148,4 +149,4 @@ def test_a_full_disk_leaves_nothing(small_disk: Path, tmp_path: Path) -> None:
     (small_disk / "filler").write_bytes(bytes(2**20 - 100_000))
     with pytest.raises(DiskFullError, match="is full"):
         export_for(encoder, "gguf", small_disk / "out")
-    assert [one.name for one in small_disk.iterdir()] == ["filler"]
+    assert [path.name for path in small_disk.iterdir()] == ["filler"]

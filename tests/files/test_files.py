@@ -1,4 +1,4 @@
-"""Files are whole or not there, are never written through a link, and one that cannot be read is made again."""
+"""Files are complete or absent, never written through a link, and rebuilt if they cannot be read."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ import pytest
 from midlayer_encoders.errors import DiskFullError, FolderError, OptionError
 from midlayer_encoders.files import (
     check_links,
-    clear_left,
+    explain_full_disk,
     folder_lock,
     make_folder,
-    read_kept,
+    read_artifact,
+    remove_leftovers,
     scratch,
     write_file,
     write_file_once,
@@ -31,7 +32,7 @@ FRAME = pl.DataFrame({"layer": range(2000), "value": [n**0.5 for n in range(2000
 
 
 @pytest.mark.parametrize("leads", [True, False])
-def test_a_link_is_replaced_and_what_it_leads_to_is_left_alone(leads: bool, tmp_path: Path) -> None:
+def test_a_link_is_replaced_and_its_target_is_unchanged(leads: bool, tmp_path: Path) -> None:
     target, place = tmp_path / "mine.txt", tmp_path / "out" / "frame.csv"
     place.parent.mkdir()
     if leads:
@@ -79,7 +80,7 @@ def test_an_error_of_the_disk_is_not_taken_for_a_damaged_file(tmp_path: Path) ->
         raise OSError(5, "Input/output error")
 
     with pytest.raises(OSError, match="Input/output"):
-        read_kept(path, fails)
+        read_artifact(path, fails)
     assert path.read_bytes() == b"whole"
 
 
@@ -94,18 +95,20 @@ def test_a_full_disk_names_itself_and_the_file_and_goes_on_when_there_is_room(sm
     with pytest.raises(DiskFullError, match=f"The disk of {small_disk} is full"):
         write_folder(small_disk / "cut", lambda aside: (aside.mkdir(), (aside / "weights").write_bytes(bytes(9999))))
     assert pl.read_parquet(path).equals(FRAME)
-    assert sorted(one.name for one in small_disk.rglob("*")) == ["filler", "frame.parquet", "out"]
+    assert sorted(item.name for item in small_disk.rglob("*")) == ["filler", "frame.parquet", "out"]
     filler.unlink()
     write_frame(longer, path)
     assert pl.read_parquet(path).equals(longer)
 
 
-def test_a_folder_that_is_a_file_or_leads_nowhere_is_named(tmp_path: Path) -> None:
+def test_a_folder_that_is_a_file_or_a_dangling_link_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     (tmp_path / "lost").symlink_to("nowhere")
     with pytest.raises(FolderError, match=rf"{tmp_path}/file/out must be a folder, but {tmp_path}/file is a file"):
         make_folder(tmp_path / "file" / "out")
-    with pytest.raises(FolderError, match=f"but {tmp_path}/lost is a link to nowhere, which is no folder: remove it"):
+    with pytest.raises(
+        FolderError, match=f"but {tmp_path}/lost is a link to nowhere, which is not a folder: remove it"
+    ):
         make_folder(tmp_path / "lost" / "out")
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to("real")
@@ -124,7 +127,7 @@ def test_links_inside_a_folder_may_not_lead_out_of_it(tmp_path: Path) -> None:
     (home / "embeddings").symlink_to(elsewhere)
     for out in (home, tmp_path / "linked"):
         for name in ("mteb", "embeddings"):
-            with pytest.raises(OptionError, match=f"must not lead elsewhere.* is a link to {elsewhere}: remove it"):
+            with pytest.raises(OptionError, match=f"must not contain links.* is a link to {elsewhere}: remove the"):
                 check_links(out, [out / name])
 
 
@@ -132,14 +135,14 @@ def test_what_is_left_beside_a_file_is_removed_after_an_hour(tmp_path: Path) -> 
     with scratch(tmp_path) as aside:
         (aside / "folder").mkdir(parents=True)
     assert not aside.exists()
-    old, young, mine = (tmp_path / name for name in (f".{'a' * 32}.tmp", f".{'b' * 32}.tmp", ".mine.tmp"))
-    for path in (old, young, mine):
+    old, young, own_options = (tmp_path / name for name in (f".{'a' * 32}.tmp", f".{'b' * 32}.tmp", ".mine.tmp"))
+    for path in (old, young, own_options):
         path.write_text("half")
-    for path in (old, mine):
+    for path in (old, own_options):
         os.utime(path, (time.time() - 3700,) * 2)
-    clear_left.cache_clear()  # as another process has it
+    remove_leftovers.cache_clear()  # as another process has it
     write_file(tmp_path / "frame.csv", b"")
-    assert [path.exists() for path in (old, young, mine)] == [False, True, True]
+    assert [path.exists() for path in (old, young, own_options)] == [False, True, True]
 
 
 HOLDER = """
@@ -162,7 +165,7 @@ def test_one_run_writes_to_a_folder_and_its_lock_dies_with_it(tmp_path: Path) ->
             folder_lock(tmp_path),
         ):
             pass
-        assert "name another folder" in str(error.value)
+        assert "use another folder" in str(error.value)
         process.send_signal(signal.SIGKILL)
     with folder_lock(tmp_path), pytest.raises(FolderError, match=f"process {os.getpid()} "), folder_lock(tmp_path):
         pass  # not in another thread of this process either
@@ -213,3 +216,8 @@ def test_a_folder_takes_its_place_in_one_step_or_file_by_file(tmp_path: Path) ->
     write_folder(tmp_path / "cut", make, last=["config.json"])
     assert (tmp_path / "cut" / "config.json").read_text() == "new"
     assert not list(tmp_path.rglob("*.tmp"))
+
+
+def test_the_error_that_numpy_raises_without_a_number_is_a_full_disk(tmp_path: Path) -> None:
+    with pytest.raises(DiskFullError, match="is full"), explain_full_disk(tmp_path / "file"):
+        raise OSError("Not enough free space to write 30081024 bytes after offset 1770208")  # as `tofile` says it

@@ -13,11 +13,12 @@ import polars as pl
 import pytest
 
 from midlayer_encoders import LayerEncoder, SweepResult
-from midlayer_encoders.analysis.probing.examples import read_examples
-from midlayer_encoders.errors import MidlayerError, half_character
+from midlayer_encoders.errors import MidlayerError
 from midlayer_encoders.media import media_files, read_audio, read_image
-from midlayer_encoders.media.texts import read_texts
+from midlayer_encoders.media.text_lists import read_texts
+from midlayer_encoders.probing.examples import read_examples
 from midlayer_encoders.tasks import task_sources
+from midlayer_encoders.validation import lone_surrogate
 from tests.fuzz.files import damaged, picture, table, waveform, write
 from tests.fuzz.running import Case, check_cases
 from tests.fuzz.values import text
@@ -49,7 +50,7 @@ def _check(read: Read, place: Path) -> None:
         found = read()
     except MidlayerError as error:
         words = str(error)
-        if half_character(words) is not None or not any(name in words for name in names):
+        if lone_surrogate(words) is not None or not any(name in words for name in names):
             raise AssertionError(f"no file is named: {words}") from error
         raise
     finally:

@@ -10,10 +10,11 @@ from typing import Any
 import polars as pl
 import pytest
 
-from midlayer_encoders import LayerEncoder, compare, measure, probe, select_layer, sweep
+from midlayer_encoders import LayerEncoder, measure, select_layer
 from midlayer_encoders.encoder.options import EncoderOptions, make_options, option_fields
 from tests.fuzz.running import Case, check_cases
 from tests.fuzz.values import number, one_of, several, strange, text
+from tests.grouped import compare, probe, sweep
 
 Folder = Callable[[str], str]
 
@@ -24,7 +25,7 @@ ARGUMENTS: dict[str, tuple[str, ...]] = {
     "measure": ("texts", "metrics", "layers", "norm", "pooling", "views", "seed", "dataset", "token_budget", "progress"),
     "select": ("texts", "labels", "rule", "all_rules", "max_texts", "seed"),
     "probe": (
-        "inputs", "labels", "kind", "layers", "test_inputs", "test_labels", "norm", "epochs", "patience", "batch_size",
+        "inputs", "labels", "kind", "layers", "test_inputs", "test_labels", "epochs", "patience", "batch_size",
         "learning_rate", "weight_decay", "heads", "neighbors", "keep_gb", "seed", "dataset", "progress",
     ),
     "compare": ("texts", "metrics", "layers", "views", "seed", "resamples", "confidence", "dataset", "out", "progress"),

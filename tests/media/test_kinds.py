@@ -53,7 +53,7 @@ def test_a_folder_is_read_in_order_and_bad_files_are_refused_or_skipped_by_name(
         media_files(tmp_path, "image")
     with caplog.at_level(logging.WARNING):
         assert media_files(tmp_path, "image", bad="skip") == expected
-    assert re.search(r"Left out: .*aa\.png cannot be read", caplog.text)
+    assert re.search(r"Skipped: .*aa\.png cannot be read", caplog.text)
     wavfile.write(tmp_path / "a.wav", 8000, waveform(0)[0])
     assert media_files(tmp_path, "audio") == [tmp_path / "a.wav"]
 
@@ -72,7 +72,7 @@ def test_wrong_folders_and_options(tmp_path: Path) -> None:
     [
         ("media", "read_sound", "read_audio"),
         ("media", "Sound", "Waveform"),
-        ("views.media", "sound_view", "audio_view"),
+        ("views.media_views", "sound_view", "audio_view"),
     ],
 )
 def test_names_of_the_last_release_still_work_with_a_warning(module: str, old: str, new: str) -> None:

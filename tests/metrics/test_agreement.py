@@ -12,7 +12,7 @@ from torch import Tensor
 
 from midlayer_encoders import metrics
 from midlayer_encoders.metrics import METRICS
-from midlayer_encoders.metrics.half_match import LEAST_TOKENS, half_means
+from midlayer_encoders.metrics.sample_metrics import LEAST_TOKENS, half_means
 from tests.metrics.feeding import Corpus, corpus, feed, make
 from tests.metrics.test_layer_metric import FIRST_IS_NAN, ROWS
 

@@ -60,10 +60,10 @@ def test_states_are_kept_for_the_batch_in_flight_only() -> None:
     texts, metric = corpus(), BlockInfluence([0, 1, 2])
     for layer in range(3):
         metric.update(layer, texts.states[layer], texts.mask)
-        assert (metric._before is not None) == (layer < 2)
+        assert (metric._previous is not None) == (layer < 2)
     metric.update(0, texts.states[0], texts.mask)
     metric.reset()
-    assert metric._before is None
+    assert metric._previous is None
 
 
 def test_layers_out_of_order_are_refused() -> None:

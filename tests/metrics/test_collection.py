@@ -9,7 +9,7 @@ from torch import Tensor
 from torchmetrics import MetricCollection
 
 from midlayer_encoders.metrics import METRICS, LayerMetric
-from midlayer_encoders.metrics._base.token_metric import WaitingTokenMetric
+from midlayer_encoders.metrics.token_metrics import WaitingTokenMetric
 from tests.metrics.feeding import Corpus, corpus, feed, make
 from tests.metrics.test_layer_metric import COMPARING, SAMPLES
 

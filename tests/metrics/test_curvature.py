@@ -80,15 +80,15 @@ def test_scale_rotation_and_shift_do_not_matter(tokens: int, d: int, seed: int, 
     torch.testing.assert_close(curvature(path.flip(0)), curvature(path), rtol=1e-9, atol=1e-9)
 
 
-def test_turns_that_wait_for_the_next_layers_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_locks_that_wait_for_the_next_layers_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = corpus()
     expected = value("curvature", texts)
     monkeypatch.setattr(Curvature, "_waits", lambda *_: True)
     for together in (1, 2000, 2**23):  # settled at once, in the middle, and only at the end
-        monkeypatch.setattr(Curvature, "_together", together)
+        monkeypatch.setattr(Curvature, "_max_waiting_bytes", together)
         torch.testing.assert_close(value("curvature", texts), expected)
 
 
 def test_step_must_be_positive() -> None:
-    with pytest.raises(OptionError, match="`step` must be 1 or more, but got 0"):
+    with pytest.raises(OptionError, match="`step` must be a whole number, 1 or more, but got 0"):
         Curvature([0], step=0)

@@ -79,7 +79,7 @@ def test_the_global_generator_is_left_alone() -> None:
 def test_wrong_input_is_refused() -> None:
     with pytest.raises(OptionError, match="N of 2 or more"):
         dime(torch.ones(1, 3), torch.ones(1, 3))
-    with pytest.raises(OptionError, match="`permutations` must be 1 or more"):
+    with pytest.raises(OptionError, match="`permutations` must be a whole number, 1 or more"):
         DiME([0], permutations=0)
     with pytest.raises(OptionError, match="`alpha` must be greater than 0"):
         DiME([0], alpha=-1.0)

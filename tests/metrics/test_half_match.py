@@ -8,7 +8,7 @@ from torch import Tensor
 
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.metrics import HalfMatch, TooFewTextsError, half_match
-from midlayer_encoders.metrics.half_match import half_means
+from midlayer_encoders.metrics.sample_metrics import half_means
 from tests.metrics.feeding import corpus, value
 from tests.metrics.oracles import cosine, random_rotation, random_rows
 

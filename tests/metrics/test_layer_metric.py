@@ -195,10 +195,12 @@ def test_forward_adds_the_batch_and_returns_its_value(name: str) -> None:
 @pytest.mark.parametrize("name", COMPARING)
 def test_forward_is_refused_where_one_update_has_no_value(name: str) -> None:
     metric = make(name, range(3))
-    with pytest.raises(MidlayerError, match=r"no value for one update: it compares (two layers|the views) of a batch"):
+    with pytest.raises(
+        MidlayerError, match=r"no value for one update because it compares (two layers|the views) of a batch"
+    ):
         metric(0, torch.ones(2, 2))
     assert metric.update_count == 0
-    assert "``forward`` is refused" in "".join(str(base.__doc__) for base in type(metric).__mro__)
+    assert "``forward`` raises" in "".join(str(base.__doc__) for base in type(metric).__mro__)
 
 
 def test_a_batch_that_forward_cannot_measure_is_not_added() -> None:

@@ -85,6 +85,6 @@ def test_one_view_or_one_text_is_refused(shape: tuple[int, ...]) -> None:
 def test_wrong_options_are_refused() -> None:
     with pytest.raises(OptionError, match="`delta` must be greater than 0"):
         LiDAR([0], delta=0.0)
-    with pytest.raises(OptionError, match="`views` must be 2 or more"):
+    with pytest.raises(OptionError, match="`views` must be a whole number, 2 or more"):
         LiDAR([0], views=1)
     assert LiDAR([0]).views == 16

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from midlayer_encoders import metrics
-from midlayer_encoders.analysis.comparing.per_text import comparable
+from midlayer_encoders.comparing.compare import comparable
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.measuring import make_for_views, num_passes
 from midlayer_encoders.metrics import (
@@ -60,10 +60,10 @@ def test_make_metrics_expects_a_name(names: list[str], match: str) -> None:
 
 
 @pytest.mark.parametrize("name", [*METRICS, "attention_sink_rate"])
-def test_name_of_metric_function_and_file_are_one(name: str) -> None:
-    one = METRICS.get(name, metrics.AttentionSinkRate)
-    assert one.__name__.lower() == name.replace("_", "")
-    assert one.__module__ == getattr(metrics, name).__module__ == f"midlayer_encoders.metrics.{name}"
+def test_a_metric_and_its_function_share_a_name_and_a_module(name: str) -> None:
+    metric = METRICS.get(name, metrics.AttentionSinkRate)
+    assert metric.__name__.lower() == name.replace("_", "")
+    assert metric.__module__ == getattr(metrics, name).__module__
 
 
 @pytest.mark.parametrize("old", RENAMED)

@@ -68,7 +68,7 @@ def test_texts_at_the_same_distance_are_taken_in_order() -> None:
 def test_wrong_input_is_refused() -> None:
     with pytest.raises(OptionError, match="N of 11 or more"):
         neighbor_overlap(torch.ones(10, 3), torch.ones(10, 3))
-    with pytest.raises(OptionError, match="`k` must be 1 or more"):
+    with pytest.raises(OptionError, match="`k` must be a whole number, 1 or more"):
         NeighborOverlap([0], k=0)
     with pytest.raises(OptionError, match="Did you mean 'cosine'"):
         NeighborOverlap([0], distance="cosin")  # type: ignore[arg-type]

@@ -104,5 +104,5 @@ def test_matrices_that_wait_for_the_next_layers_give_the_same(width: int, monkey
     expected = value("prompt_entropy", texts)
     monkeypatch.setattr(PromptEntropy, "_waits", lambda *_: True)
     for together in (1, 10_000, 2**27):  # settled at once, in the middle, and only at the end
-        monkeypatch.setattr(PromptEntropy, "_together", together)
+        monkeypatch.setattr(PromptEntropy, "_max_waiting_bytes", together)
         torch.testing.assert_close(value("prompt_entropy", texts), expected)

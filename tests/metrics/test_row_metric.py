@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from midlayer_encoders.metrics._base.row_metric import RowMetric, own
+from midlayer_encoders.metrics._layer_metric import owned
+from midlayer_encoders.metrics.row_metrics import RowMetric
 from tests.metrics.feeding import make
 from tests.metrics.test_layer_metric import ROWS
 
@@ -46,6 +47,6 @@ def test_what_is_kept_is_bounded_by_the_width() -> None:
 
 def test_a_view_into_token_states_does_not_keep_them_alive() -> None:
     states = torch.randn(4, 100, 8)
-    assert own(states[:, 0]).untyped_storage().nbytes() == 4 * 8 * 4
+    assert owned(states[:, 0]).untyped_storage().nbytes() == 4 * 8 * 4
     pooled = states.mean(dim=1)
-    assert own(pooled).data_ptr() == pooled.data_ptr(), "what owns its memory is not copied"
+    assert owned(pooled).data_ptr() == pooled.data_ptr(), "what owns its memory is not copied"

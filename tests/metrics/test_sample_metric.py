@@ -7,7 +7,7 @@ import torch
 
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.metrics import TooFewTextsError
-from midlayer_encoders.metrics._base.sample_metric import SampleMetric, hashed
+from midlayer_encoders.metrics.sample_metrics import SampleMetric, hashed
 from tests.metrics.feeding import corpus, feed, make, value
 from tests.metrics.test_layer_metric import SAMPLES
 
@@ -88,7 +88,7 @@ def test_views_past_the_second_are_ignored(name: str) -> None:
 def test_negative_view_and_small_cap_are_refused() -> None:
     with pytest.raises(OptionError, match="`view` must be 0 or more"):
         make("dime", [0]).update(0, torch.ones(2, 2), view=-1, index=torch.arange(2))
-    with pytest.raises(OptionError, match="`max_samples` must be 2 or more"):
+    with pytest.raises(OptionError, match="`max_samples` must be a whole number, 2 or more"):
         make("cka", [0], max_samples=1)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from midlayer_encoders.metrics._base.token_metric import WaitingTokenMetric
+from midlayer_encoders.metrics.token_metrics import WaitingTokenMetric
 from tests.metrics.feeding import corpus, feed, make
 
 NAMES = ["prompt_entropy", "curvature"]
@@ -16,7 +16,7 @@ BATCHES = torch.arange(13).split(4)
 
 
 def texts_that_wait(metric: WaitingTokenMetric) -> int:
-    return sum(len(one.rows) for one in (*metric._states, *metric._waiting))
+    return sum(len(rows) for rows, _ in (*metric._states, *metric._waiting))
 
 
 @pytest.fixture(params=["states", "ingredients"])
@@ -24,7 +24,7 @@ def waiting(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     """Return metrics of three layers in which all texts wait, the last batch smaller than the others."""
     monkeypatch.setattr(WaitingTokenMetric, "_waits", lambda *_: True)
     if request.param == "ingredients":
-        monkeypatch.setattr(WaitingTokenMetric, "_states_together", 0)
+        monkeypatch.setattr(WaitingTokenMetric, "_max_state_bytes", 0)
 
     def fed(name: str) -> WaitingTokenMetric:
         metric = feed(make(name, range(3)), corpus(), BATCHES)
@@ -115,7 +115,7 @@ def test_states_are_taken_together_once_they_are_many(
 ) -> None:
     expected = waiting(name).compute()
     bytes_of_batch = corpus().states[0][BATCHES[0]].nbytes
-    monkeypatch.setattr(WaitingTokenMetric, "_states_together", 4 * bytes_of_batch)
+    monkeypatch.setattr(WaitingTokenMetric, "_max_state_bytes", 4 * bytes_of_batch)
     metric = feed(make(name, range(3)), corpus(), BATCHES)
     assert isinstance(metric, WaitingTokenMetric)
     assert 1 <= len(metric._waiting) <= 3

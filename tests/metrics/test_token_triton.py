@@ -9,11 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from midlayer_encoders.metrics import _token_triton as kernels
 from midlayer_encoders.metrics import curvature, prompt_entropy
-from midlayer_encoders.metrics._base import token_triton as kernels
-from midlayer_encoders.metrics._base.gram import prepared
-from midlayer_encoders.metrics._base.kernels import kernels_run
-from midlayer_encoders.metrics.curvature import _turns
+from midlayer_encoders.metrics._layer_metric import kernels_can_read, prepared
+from midlayer_encoders.metrics.token_metrics import _turns
 from tests.metrics.oracles import random_rows
 
 HERE = torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1"
@@ -75,7 +74,7 @@ def test_order_of_a_mask_that_is_a_view(tokens: int) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("step", [1, 2])
-def test_turns(dtype: torch.dtype, step: int) -> None:
+def test_locks(dtype: torch.dtype, step: int) -> None:
     states, mask = batch(12, 300, dtype)
     states[0, 4] = states[0, 3]
     found, expected = kernels.turns(states, mask, step), _turns(states.double(), mask, step)
@@ -94,8 +93,8 @@ def test_a_line_is_straight_to_the_last_digits() -> None:
 
 def test_functions_use_the_kernels_and_agree_with_float64() -> None:
     states, mask = batch(9, 20, torch.float32)
-    assert kernels_run(states)
-    assert not kernels_run(states.double())
+    assert kernels_can_read(states)
+    assert not kernels_can_read(states.double())
     real = mask.sum(dim=-1) > 2
     for function in (curvature, prompt_entropy):
         found, expected = function(states, mask), function(states.double(), mask)

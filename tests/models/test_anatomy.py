@@ -5,8 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from midlayer_encoders.errors import AnatomyError, LayerIndexError
-from midlayer_encoders.models.anatomy import Anatomy, find_anatomy, resolve_layer
-from midlayer_encoders.models.sites import SITES, block_sites
+from midlayer_encoders.models.anatomy import SITES, Anatomy, block_sites, find_anatomy, resolve_layer
 from tests.families import DEPTH, FAMILIES, WIDTH, inputs, tiny
 
 
@@ -144,7 +143,7 @@ def test_a_plain_module_is_understood_when_told_where_its_blocks_are() -> None:
 
 
 def test_a_plain_module_is_refused_with_the_cure() -> None:
-    with pytest.raises(AnatomyError, match=r"'stages', 'other'.*Pass the path as `blocks`"):
+    with pytest.raises(AnatomyError, match=r"'stages', 'other'.*Pass one as `blocks`"):
         find_anatomy(Plain())
     with pytest.raises(AnatomyError, match=r"has no 'stage'. Its lists are: 'stages', 'other'"):
         find_anatomy(Plain(), blocks="stage")

@@ -51,8 +51,8 @@ def hub_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     [
         ("org/norev", "`revision` must be a branch, tag or commit of 'org/norev' on the hub, but it has no 'step7'"),
         ("org/norepo", "is neither. Check the spelling"),
-        ("org/nofile", "has no config.json: it is not a transformers model"),
-        ("org/gated", r"ask for access at http://127.0.0.1:\d+/org/gated, then run `hf auth login`"),
+        ("org/nofile", "has no config.json on the hub: it is not a transformers model"),
+        ("org/gated", r"request access at http://127.0.0.1:\d+/org/gated, then run `hf auth login`"),
     ],
 )
 def test_what_the_hub_refuses_is_said_with_the_cure(model: str, text: str) -> None:

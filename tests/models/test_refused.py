@@ -51,7 +51,7 @@ def test_an_operation_after_the_final_norm_is_noticed(
 
     folder = tiny_folder("Llama")
     monkeypatch.setattr(modeling_llama.LlamaModel, "forward", forward)
-    with pytest.raises(CutError, match=f"gives other states for layer {layer} with norm='final'.*norm='none' may have"):
+    with pytest.raises(CutError, match=f"gives other states for layer {layer} with norm='final'.*Try norm='none'"):
         LayerEncoder(folder, layer, device="cpu")
     LayerEncoder(folder, layer, norm="none", device="cpu")  # the advice works
 
@@ -138,7 +138,7 @@ def test_an_operation_between_blocks_is_noticed(
     if norm == "final":  # which reads no hidden states
         LayerEncoder(folder, layer, norm=norm, device="cpu")
         return
-    with pytest.raises(CutError, match=f"gives other states for layer {layer} with norm='none'.*norm='final' may have"):
+    with pytest.raises(CutError, match=f"gives other states for layer {layer} with norm='none'.*Try norm='final'"):
         LayerEncoder(folder, layer, norm=norm, device="cpu")
     LayerEncoder(folder, layer, norm="final", device="cpu")
 
@@ -177,7 +177,7 @@ def by_another_epsilon(block: Any) -> None:
         (in_a_part, r"`self_attn\.scaling` is 0\.7"),
         (by_a_row_of_numbers, r"`self_attn\.window` is \(4, 4\) instead of \(8, 8\)"),
         (by_another_activation, "`mlp.act_fn` is Tanh instead of SiLUActivation"),
-        (by_one_module_more, "`extra` is Identity instead of none"),
+        (by_one_module_more, "`extra` is Identity instead of NoneType"),
         (by_another_epsilon, "`input_layernorm.variance_epsilon` is 0.1 instead of"),
     ],
 )

@@ -14,17 +14,14 @@ from matplotlib.figure import Figure
 from polars.testing import assert_frame_equal
 
 from midlayer_encoders import LayerEncoder
-from midlayer_encoders.analysis.correlation import correlate
+from midlayer_encoders.comparing.correlation import correlate
 from midlayer_encoders.encoder.options import EncoderOptions
 from midlayer_encoders.frame import FRAME_SCHEMA
 from midlayer_encoders.measuring import measure_layers
-from midlayer_encoders.paper.experiments import EXPERIMENTS
-from midlayer_encoders.paper.extreme_prompts import extreme_prompts
-from midlayer_encoders.paper.prefix_entropy import entropy_along
-from midlayer_encoders.paper.reproduce import reproduce, write_experiments
+from midlayer_encoders.paper.reproduce import EXPERIMENTS, reproduce, write_experiments
 from midlayer_encoders.paper.setting import Setting
-from midlayer_encoders.paper.subblocks import subblocks
-from tests.selection.made import frame
+from midlayer_encoders.paper.token_experiments import entropy_along, extreme_prompts, subblocks
+from tests.selection.frames import frame
 from tests.sweeping.test_sweep import sentence
 from tests.thinned import thinned
 from tests.tiny_folders import save_tiny
@@ -76,14 +73,14 @@ def test_metrics_by_depth_are_of_four_times_as_many_texts(setting: Setting) -> N
 def test_solutions_are_read_to_twice_the_length(setting: Setting) -> None:
     found = ran("fig5", setting)
     by_hand = [
-        entropy_along(load(one), SOLUTIONS[:6], every=4, max_length=24, dataset="solutions") for one in setting.models
+        entropy_along(load(one), SOLUTIONS[:6], stride=4, max_length=24, dataset="solutions") for one in setting.models
     ]
     assert_frame_equal(found, pl.concat(by_hand), rel_tol=1e-4)
     assert found["position"].max() == 24, "twice 16, but the model's own 24 at the most"
 
 
 def test_prompts_and_blocks_are_of_a_few_texts(setting: Setting) -> None:
-    prompts = [extreme_prompts(load(one), TEXTS[:3], lengths=[8, 16], max_length=16, seed=5) for one in setting.models]
+    prompts = [extreme_prompts(load(one), TEXTS[:3], max_length=16, seed=5) for one in setting.models]
     assert_frame_equal(ran("fig6", setting), pl.concat(prompts), rel_tol=1e-4)
     inside = [subblocks(load(one), TEXTS[:3], max_length=16) for one in setting.models]
     assert_frame_equal(ran("fig15", setting), pl.concat(inside), rel_tol=1e-4)
@@ -132,7 +129,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     quick = replace(
         EXPERIMENTS["fig7"], run=run, words=lambda held: [f"run {held['value'][0]:g}"],
-        panels=EXPERIMENTS["fig2"].panels,
+        draw=EXPERIMENTS["fig2"].draw,
     )  # fmt: skip
     monkeypatch.setitem(EXPERIMENTS, "fig7", quick)
     return runs

@@ -8,13 +8,12 @@ from typing import Any
 import polars as pl
 import pytest
 
-from midlayer_encoders.analysis.correlation import CORRELATION_SCHEMA
+from midlayer_encoders.comparing.correlation import CORRELATION_SCHEMA
 from midlayer_encoders.frame import FRAME_SCHEMA
-from midlayer_encoders.paper.experiments import EXPERIMENTS
-from midlayer_encoders.paper.renyi_orders import order_entropies
+from midlayer_encoders.paper.reproduce import EXPERIMENTS
 from midlayer_encoders.paper.setting import Setting
-from midlayer_encoders.paper.theorems import STATEMENTS
-from tests.selection.made import frame
+from midlayer_encoders.paper.theorems import STATEMENTS, order_entropies
+from tests.selection.frames import frame
 
 
 def extra(rows: list[tuple[Any, ...]], **columns: pl.DataType) -> pl.DataFrame:
@@ -36,9 +35,9 @@ def test_scores_by_depth() -> None:
     setting = Setting((), lambda _: pytest.fail("no model is needed"), Path(), swept=(partial,))
     found = EXPERIMENTS["fig1"].run(setting)
     assert set(found["kind"]) == {"score"}
-    (panel,) = EXPERIMENTS["fig1"].panels(found)  # type: ignore[misc]
-    assert panel.lines[0].x == (0, 25, 50, 100), "layer 3 lacks a task"
-    assert panel.lines[0].y == pytest.approx((20, 30, 55, 40))
+    line = EXPERIMENTS["fig1"].draw(found).axes[0].lines[0]
+    assert line.get_xdata().tolist() == [0, 25, 50, 100], "layer 3 lacks a task"
+    assert line.get_ydata().tolist() == pytest.approx([20, 30, 55, 40])
     assert words("fig1", found) == ["m (2 tasks): best 55.0 at 50 % of the depth, +15.0 over the last layer."]
 
 

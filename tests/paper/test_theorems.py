@@ -1,12 +1,20 @@
 from __future__ import annotations
 
+import math
+
 import polars as pl
 import pytest
 import torch
 
-from midlayer_encoders.errors import OptionError
 from midlayer_encoders.frame import FRAME_SCHEMA
-from midlayer_encoders.paper.theorems import STATEMENTS, Check, _effective_rank, check_theorems, theorem_verdicts
+from midlayer_encoders.paper.theorems import (
+    STATEMENTS,
+    Check,
+    _effective_rank,
+    check_theorems,
+    order_entropies,
+    theorem_verdicts,
+)
 
 
 @pytest.fixture(scope="module")
@@ -26,11 +34,11 @@ def test_which_statements_hold(frame: pl.DataFrame) -> None:
 
 
 def test_a_relation_is_checked_both_ways() -> None:
-    assert Check("s", "c", 1.0, 1.0).holds
-    assert not Check("s", "c", 1.1, 1.0).holds
-    assert Check("s", "c", 1.1, 1.0, slack=0.2).holds
-    assert Check("s", "c", 1.2, 1.0, "=").holds
-    assert not Check("s", "c", 0.7, 1.0, "=").holds
+    assert Check("1, as printed", "c", 1.0, 1.0).holds
+    assert not Check("1, as printed", "c", 1.1, 1.0).holds
+    assert Check("1, as printed", "c", 1.1, 1.0, slack=0.2).holds
+    assert Check("2.2, corrected", "c", 1.2, 1.0).holds
+    assert not Check("2.2, corrected", "c", 0.7, 1.0).holds
 
 
 def test_draws_are_seeded() -> None:
@@ -39,6 +47,36 @@ def test_draws_are_seeded() -> None:
     assert one != other
 
 
-def test_wrong_input() -> None:
-    with pytest.raises(OptionError, match="`draws` must be 100 or more and `width` 16 or more, but got 9 and 256"):
-        check_theorems(draws=9)
+def test_theorems_follow_seed_and_width() -> None:
+    frame, same, other = (check_theorems(draws=100, width=16, seed=seed) for seed in (3, 3, 4))
+    assert frame.equals(same)
+    assert not frame.equals(other)
+    printed = frame.filter(statement="2.1, as printed", name="right")
+    assert printed.select("dataset", "value").rows() == [
+        (f"{count} prompts of 16 tokens", count / 16**2) for count in (2, 4, 8, 16)
+    ]
+
+
+def plain_renyi_entropy(values: list[float], alpha: float) -> float:
+    shares = [value / sum(values) for value in values]
+    if alpha == 1:
+        return -sum(share * math.log(share) for share in shares)
+    return math.log(sum(share**alpha for share in shares)) / (1 - alpha)
+
+
+@pytest.mark.parametrize("alpha", [0.5, 1.0, 2.0, 8.0])
+@pytest.mark.parametrize("beta", [0.0, 1.0, 2.5])
+def test_entropies_of_power_laws_follow_the_formula(alpha: float, beta: float) -> None:
+    values = [i**-beta for i in range(1, 17)]
+    entropies = dict(order_entropies([alpha], [beta], size=16).select("name", "value").iter_rows())
+    whole, head = plain_renyi_entropy(values, alpha), plain_renyi_entropy(values[:8], alpha)
+    assert entropies["matrix_entropy"] == pytest.approx(whole / math.log(16))
+    assert entropies["tail_share"] == pytest.approx((whole - head) / whole)
+
+
+def test_small_eigenvalues_count_less_the_higher_the_order() -> None:
+    entropies = order_entropies(exponents=[0.5, 1.0, 2.0])
+    for name in ("matrix_entropy", "tail_share"):
+        for _, part in entropies.filter(name=name).group_by("beta"):
+            values = part.sort("alpha").filter(pl.col("alpha") >= 0.5)["value"].to_list()
+            assert values == sorted(values, reverse=True)

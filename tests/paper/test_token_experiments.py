@@ -1,26 +1,44 @@
-"""Every option of the experiments on tokens, against hidden states that the model gives by itself."""
+"""The experiments on tokens, against hidden states that the model returns for one text at a time."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
 
+import polars as pl
 import pytest
 import torch
 from polars.testing import assert_frame_equal
 from torch import Tensor
 
 from midlayer_encoders import LayerEncoder
-from midlayer_encoders.metrics import prompt_entropy
-from midlayer_encoders.paper.extreme_prompts import extreme_prompts, replaced, shortened
-from midlayer_encoders.paper.prefix_entropy import entropy_along
-from midlayer_encoders.paper.subblocks import subblocks
-from midlayer_encoders.paper.theorems import check_theorems
+from midlayer_encoders.errors import OptionError
+from midlayer_encoders.frame import FRAME_SCHEMA
+from midlayer_encoders.metrics import prompt_effective_rank, prompt_entropy
+from midlayer_encoders.models.anatomy import block_sites, find_anatomy
+from midlayer_encoders.paper import token_experiments
+from midlayer_encoders.paper.token_experiments import (
+    PROBABILITIES,
+    REPLACEMENTS,
+    entropy_along,
+    extreme_prompts,
+    replaced,
+    shortened,
+    subblocks,
+)
 from tests.families import DEPTH
 from tests.tiny_folders import TEXTS
 
 Folder = Callable[[str], str]
 LONG = [text for text in TEXTS if text != "short"]
+PRE_NORM = ["residual_in", "attention_in", "attention", "residual_mid", "mlp_in", "mlp", "residual_out"]
+SITES = {
+    "Llama": PRE_NORM,
+    "GPT2": PRE_NORM,
+    "GPTNeoX": [site for site in PRE_NORM if site != "residual_mid"],  # attention and MLP are parallel
+    "BERT": [*PRE_NORM[:3], "attention_sum", *PRE_NORM[3:6], "mlp_sum", "residual_out"],
+    "Mamba": ["residual_in", "attention_in", "attention", "residual_out"],
+}
 
 
 @pytest.fixture(scope="module")
@@ -28,77 +46,200 @@ def llama(tiny_folder: Folder) -> LayerEncoder:
     return LayerEncoder(tiny_folder("Llama"), -1, device="cpu")
 
 
-def states(encoder: LayerEncoder, ids: Sequence[int], layer: int) -> Tensor:
+@pytest.fixture(scope="module")
+def bert(tiny_folder: Folder) -> LayerEncoder:
+    return LayerEncoder(tiny_folder("BERT"), -1, device="cpu")
+
+
+def hidden_states(encoder: LayerEncoder, ids: Sequence[int], layer: int) -> Tensor:
     """Return the hidden states of one text by itself, shape ``(1, T, D)``."""
     with torch.no_grad():
         outputs = encoder[0].model(input_ids=torch.tensor([ids]), output_hidden_states=True)
     return outputs.hidden_states[layer]
 
 
-def test_every_option_along_a_text(llama: LayerEncoder) -> None:
-    options = {"alpha": 2.0, "normalization": "logN"}
-    found = entropy_along(llama, LONG, layers=[0, 2], every=6, max_length=20, dataset="mine", **options)  # type: ignore[arg-type]
-    assert set(found["dataset"]) == {"mine"}
-    assert found["position"].unique().sort().to_list() == [6, 12, 18]
-    for layer, depth, position, value, spread in found.select(
-        "layer", "depth", "position", "value", "deviation"
-    ).iter_rows():
-        ids = [llama.tokenizer(text)["input_ids"][:position] for text in LONG]
-        alone = torch.cat([prompt_entropy(states(llama, one, layer), **options) for one in ids]).double()  # type: ignore[arg-type]
+# --- along a text -----------------------------------------------------------------------------------------------------
+
+
+def test_one_pass_equals_a_pass_for_each_prefix(llama: LayerEncoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    many = entropy_along(llama, LONG, stride=3, dataset="solutions", pass_per_prefix=True)
+    monkeypatch.setattr(token_experiments, "_TOKEN_BUDGET", 64)
+    single = entropy_along(llama, LONG, stride=3, dataset="solutions")
+    assert single.columns == [*FRAME_SCHEMA, "position", "deviation", "texts"]
+    assert set(single["dataset"]) == {"solutions"}
+    assert_frame_equal(single, many, rel_tol=1e-3, abs_tol=1e-4)
+
+
+def test_the_frame_holds_means_over_the_texts_that_are_long_enough(llama: LayerEncoder) -> None:
+    frame = entropy_along(llama, LONG, stride=5).filter(layer=2)
+    assert set(frame["depth"]) == {2 / DEPTH}
+    for position, texts, value, deviation in frame.select("position", "texts", "value", "deviation").iter_rows():
+        ids = [llama.tokenizer(text[:position])["input_ids"] for text in LONG if len(text) >= position]
+        assert texts == len(ids)
+        alone = torch.cat([prompt_entropy(hidden_states(llama, text_ids, 2)) for text_ids in ids]).double()
         expected = (float(alone.mean()), float(alone.std(correction=0)))
-        assert (value, spread) == pytest.approx(expected, rel=1e-3, abs=1e-4)
-        assert depth == layer / DEPTH
+        assert (value, deviation) == pytest.approx(expected, rel=1e-3, abs=1e-4)
+    assert frame["position"].max() == 5 * (max(map(len, LONG)) // 5)  # a token is a character
 
 
-def test_the_encoder_s_own_length_counts_where_it_is_shorter(tiny_folder: Folder) -> None:
+def test_a_bidirectional_model_is_refused_with_the_cure(bert: LayerEncoder) -> None:
+    with pytest.raises(OptionError, match=r"causal model.*Pass `pass_per_prefix=True`"):
+        entropy_along(bert, LONG)
+    frame = entropy_along(bert, LONG, stride=10, pass_per_prefix=True)
+    assert frame.filter(layer=DEPTH)["value"].is_finite().all()
+
+
+def test_the_length_of_the_encoder_and_of_the_experiment_both_limit_texts(
+    tiny_folder: Folder, llama: LayerEncoder
+) -> None:
     short = LayerEncoder(tiny_folder("Llama"), -1, device="cpu", max_length=9)
-    assert entropy_along(short, LONG, layers=[1])["position"].max() == 9
-    assert subblocks(short, LONG, sites="mlp").equals(subblocks(short, [text[:9] for text in LONG], sites="mlp"))
+    assert entropy_along(short, LONG)["position"].max() == 9
+    assert entropy_along(llama, LONG, stride=6, max_length=20)["position"].unique().sort().to_list() == [6, 12, 18]
+    assert subblocks(short, LONG).equals(subblocks(short, [text[:9] for text in LONG]))
 
 
-def test_every_option_of_extreme_prompts(tiny_folder: Folder) -> None:
+def test_short_texts_and_models_are_refused(llama: LayerEncoder, tiny_folder: Folder) -> None:
+    for experiment in (entropy_along, extreme_prompts, subblocks):
+        with pytest.raises(OptionError, match=r"3 tokens or more each, but 'ab' has 2\. Leave it out"):
+            experiment(llama, [LONG[0], "ab"])
+        with pytest.raises(OptionError, match="`texts` must hold 2 texts or more, but got 1"):
+            experiment(llama, LONG[:1])
+        with pytest.raises(OptionError, match="3 blocks or more"):
+            experiment(LayerEncoder(tiny_folder("Llama"), 2, device="cpu"), LONG)
+
+
+# --- extreme prompts --------------------------------------------------------------------------------------------------
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.mark.parametrize("kind", REPLACEMENTS)
+def test_tokens_are_replaced_with_their_probability_and_special_ones_stay(kind: str) -> None:
+    ids = [1, *range(10, 1010), 2]
+    replace_tokens = partial(replaced, ids, kind=kind, vocabulary=range(5000, 6000), fixed=(1, 2))
+    assert replace_tokens(0.0, generator=generator()) == ids
+    for probability in (0.25, 1.0):
+        new_ids = replace_tokens(probability, generator=generator())
+        assert (new_ids[0], new_ids[-1], len(new_ids)) == (1, 2, len(ids))
+        changed = [new for old, new in zip(ids, new_ids, strict=True) if old != new]
+        assert len(changed) == pytest.approx(1000 * probability, abs=45)
+        if kind == "randomness":
+            assert all(5000 <= token < 6000 for token in changed)
+        else:
+            assert set(changed) <= set(ids[1:-1])
+            assert (len(set(changed)) == 1) == (kind == "repetition")
+
+
+def test_a_higher_probability_replaces_the_same_tokens_and_more() -> None:
+    ids = list(range(10, 210))
+    replace_tokens = partial(replaced, ids, kind="randomness", vocabulary=range(5000, 6000))
+    few, more = (replace_tokens(probability, generator=generator(3)) for probability in (0.3, 0.6))
+    assert all(new == later for old, new, later in zip(ids, few, more, strict=True) if old != new)
+
+
+def test_prefixes_keep_the_special_tokens_at_the_end() -> None:
+    assert shortened([5, 6, 7, 8], 3) == [5, 6, 7]
+    assert shortened([1, 5, 6, 7, 2], 3, fixed=(1, 2)) == [1, 5, 2]
+
+
+def test_extreme_prompts_are_means_over_single_prompts(tiny_folder: Folder) -> None:
     """The draws of each amount are the same, and special tokens are neither replaced nor drawn."""
     encoder = LayerEncoder(tiny_folder("Llama"), -1, device="cpu")
     texts = [f"[BOS]{text}" for text in LONG]
     encoder.tokenizer.add_special_tokens({"bos_token": "[BOS]"})
-    found = extreme_prompts(
-        encoder, texts, kinds=["randomness", "resampling", "length"], probabilities=[0.5, 0.9], lengths=[18, 5],
-        layers=[2], max_length=18, seed=4, dataset="mine", token_budget=40,
-    )  # fmt: skip
-    assert (set(found["layer"]), set(found["dataset"])) == ({2}, {"mine"})
+    frame = extreme_prompts(encoder, texts, max_length=18, seed=4)
+    assert frame.columns == [*FRAME_SCHEMA, "condition", "amount"]
+    amounts = {
+        condition: part["amount"].unique().sort().to_list() for (condition,), part in frame.group_by("condition")
+    }
+    assert amounts == {**{kind: list(PROBABILITIES) for kind in REPLACEMENTS}, "length": [8, 16]}
+    assert len(frame) == (3 * len(PROBABILITIES) + 2) * (DEPTH + 1)
     ids = [encoder.tokenizer(text)["input_ids"][:18] for text in texts]
     special = tuple(encoder.tokenizer.all_special_ids)
-    assert any(one in special for one in ids[0])
-    vocabulary = [one for one in range(99) if one not in special]
-    for condition, amount, value in found.select("condition", "amount", "value").iter_rows():
+    assert any(token in special for token in ids[0])
+    vocabulary = [token for token in range(99) if token not in special]
+    for condition, amount, value in frame.filter(layer=2).select("condition", "amount", "value").iter_rows():
         if condition == "length":
-            changed = [shortened(one, int(amount), fixed=special) for one in ids]
+            changed = [shortened(text_ids, int(amount), fixed=special) for text_ids in ids]
         else:
-            draw = torch.Generator().manual_seed(4)
-            change = partial(replaced, kind=condition, vocabulary=vocabulary, fixed=special, generator=draw)
-            changed = [change(one, amount) for one in ids]
-        of = "raw" if condition == "length" else "maxEntropy"
-        alone = [prompt_entropy(states(encoder, one, 2), normalization=of) for one in changed]  # type: ignore[arg-type]
+            change = partial(replaced, kind=condition, vocabulary=vocabulary, fixed=special, generator=generator(4))
+            changed = [change(text_ids, amount) for text_ids in ids]
+        normalization = "raw" if condition == "length" else "maxEntropy"
+        states = [hidden_states(encoder, text_ids, 2) for text_ids in changed]
+        alone = [prompt_entropy(text_states, normalization=normalization) for text_states in states]  # type: ignore[arg-type]
         assert value == pytest.approx(float(torch.cat(alone).mean()), rel=1e-3), (condition, amount)
-    amounts = found.filter(condition="length")["amount"].to_list()
-    assert amounts == [5, 18]
 
 
-def test_every_option_inside_the_blocks(llama: LayerEncoder) -> None:
-    options = {"sites": ["mlp", "attention"], "metrics": "curvature", "dataset": "mine"}
-    found = subblocks(llama, LONG, max_length=10, **options)  # type: ignore[arg-type]
-    columns = found.select("site", "name", "dataset").unique(maintain_order=True).rows()
-    assert columns == [("mlp", "curvature", "mine"), ("attention", "curvature", "mine")]
-    assert found["layer"].to_list() == [1, 2, 3, 4] * 2
-    cut = subblocks(llama, [text[:10] for text in LONG], **options)  # type: ignore[arg-type]
-    assert_frame_equal(found, cut, rel_tol=1e-5)
+def test_one_repeated_token_has_no_entropy_in_the_embeddings(llama: LayerEncoder) -> None:
+    repeated = extreme_prompts(llama, LONG, max_length=16).filter(layer=0, condition="repetition", amount=1.0)
+    assert repeated["value"].item() == 0
 
 
-def test_theorems_follow_seed_and_width() -> None:
-    one, same, other = (check_theorems(draws=100, width=16, seed=seed) for seed in (3, 3, 4))
-    assert one.equals(same)
-    assert not one.equals(other)
-    printed = one.filter(statement="2.1, as printed", name="right")
-    assert printed.select("dataset", "value").rows() == [
-        (f"{count} prompts of 16 tokens", count / 16**2) for count in (2, 4, 8, 16)
-    ]
+def test_draws_are_seeded_and_independent_of_batches(llama: LayerEncoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    frame = extreme_prompts(llama, LONG, max_length=16)
+    other = extreme_prompts(llama, LONG, max_length=16, seed=1)
+    monkeypatch.setattr(token_experiments, "_TOKEN_BUDGET", 60)
+    assert_frame_equal(extreme_prompts(llama, LONG, max_length=16), frame, rel_tol=1e-4, abs_tol=1e-5)
+    drawn = pl.col("condition") == "randomness"
+    assert frame.filter(drawn, layer=2, amount=0.5)["value"][0] != other.filter(drawn, layer=2, amount=0.5)["value"][0]
+
+
+def test_special_tokens_of_bert_stay(bert: LayerEncoder) -> None:
+    frame = extreme_prompts(bert, LONG, max_length=16)
+    assert set(frame["condition"]) == {*REPLACEMENTS, "length"}
+    assert frame["value"].is_finite().all()
+
+
+def test_prompts_of_growing_length_need_long_texts(llama: LayerEncoder) -> None:
+    with pytest.raises(OptionError, match="`texts` must hold 2 texts or more of 64 tokens, but got 0"):
+        extreme_prompts(llama, LONG, max_length=64)
+
+
+# --- inside the blocks ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SITES)
+def test_every_site_of_every_block_is_measured_in_one_pass(
+    name: str, tiny_folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoder = LayerEncoder(tiny_folder(name), -1, device="cpu")
+    monkeypatch.setattr(token_experiments, "_TOKEN_BUDGET", 80)
+    frame = subblocks(encoder, TEXTS)
+    assert frame.columns == [*FRAME_SCHEMA, "site"]
+    assert frame["site"].unique(maintain_order=True).to_list() == SITES[name]
+    assert len(frame) == 2 * DEPTH * len(SITES[name])
+    before = frame.filter(pl.col("layer") > 1, site="residual_in")["value"].to_torch()
+    after = frame.filter(pl.col("layer") < DEPTH, site="residual_out")["value"].to_torch()
+    torch.testing.assert_close(before, after)
+    for site in SITES[name]:
+        for metric, value in metrics_of_site(encoder, layer=2, site=site).items():
+            row = frame.filter(site=site, layer=2, name=metric)
+            assert row["value"].item() == pytest.approx(value, rel=2e-3, abs=1e-4)
+
+
+def metrics_of_site(encoder: LayerEncoder, *, layer: int, site: str) -> dict[str, float]:
+    """Return the metrics of one site of one block, read by a hook for one text at a time."""
+    model = encoder[0].model
+    block = find_anatomy(model).block(model, layer)
+    place = block_sites(block, model.config)[site]
+    states: list[Tensor] = []
+    module = block.get_submodule(place.module)
+    if place.side == "input":
+        hook = module.register_forward_pre_hook(
+            lambda _m, args, kwargs: states.append((args or (kwargs["hidden_states"],))[0]), with_kwargs=True
+        )
+    else:
+        hook = module.register_forward_hook(
+            lambda _m, _a, out: states.append(out[0] if isinstance(out, tuple) else out)
+        )
+    with torch.no_grad():
+        for text in TEXTS:
+            model(**encoder.tokenizer(text, return_tensors="pt", return_token_type_ids=False))
+    hook.remove()
+    functions = {"prompt_entropy": prompt_entropy, "prompt_effective_rank": prompt_effective_rank}
+    return {
+        name: float(torch.stack([function(text_states).squeeze() for text_states in states]).double().mean())
+        for name, function in functions.items()
+    }

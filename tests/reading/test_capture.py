@@ -11,8 +11,7 @@ from torch import Tensor
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders._types import NORMS, Norm
 from midlayer_encoders.errors import NotFiniteError, OptionError
-from midlayer_encoders.models.anatomy import find_anatomy
-from midlayer_encoders.models.sites import block_sites
+from midlayer_encoders.models.anatomy import block_sites, find_anatomy
 from midlayer_encoders.reading.batches import plan_batches
 from midlayer_encoders.reading.capture import STREAM, capture, seen_by_hooks
 from midlayer_encoders.reading.reader import LayerReader

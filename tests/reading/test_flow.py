@@ -15,10 +15,9 @@ from transformers import PreTrainedTokenizerFast
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.models.anatomy import find_anatomy
-from midlayer_encoders.reading.batches import batches_of, count_tokens
+from midlayer_encoders.reading.batches import TextInputs, batches_of, count_tokens
 from midlayer_encoders.reading.causal import causal_attention, mask_is_needless, padded_right
 from midlayer_encoders.reading.reader import layer_reader
-from midlayer_encoders.reading.texts import TextInputs
 from tests.families import inputs, tiny
 from tests.tiny_folders import TEXTS
 

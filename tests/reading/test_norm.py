@@ -7,7 +7,7 @@ import torch
 import transformers as tf
 
 from midlayer_encoders.models.anatomy import find_anatomy
-from midlayer_encoders.reading.norm import final_norm
+from midlayer_encoders.reading.capture import final_norm
 
 
 @pytest.mark.parametrize("width", [32, 16])

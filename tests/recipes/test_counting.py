@@ -7,8 +7,7 @@ import itertools
 import pytest
 import torch
 
-from midlayer_encoders.recipes import Placed
-from midlayer_encoders.recipes.counting import Counting
+from midlayer_encoders.recipes import Counting, TokenLayout
 
 
 def read_aloud(length: int, counting: Counting) -> list[int]:
@@ -23,8 +22,8 @@ def read_aloud(length: int, counting: Counting) -> list[int]:
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("placed", [Placed(), Placed(1, 0, 2), Placed(2, 3, 1, 2)])
-def test_tokens_count_as_a_loop_finds(placed: Placed, side: str) -> None:
+@pytest.mark.parametrize("placed", [TokenLayout(), TokenLayout(1, 0, 2), TokenLayout(2, 3, 1, 2)])
+def test_tokens_count_as_a_loop_finds(placed: TokenLayout, side: str) -> None:
     for skip, template_tokens in itertools.product((0, 1, 3), (True, False)):
         counting = Counting(placed, skip, template_tokens)
         lengths = [placed.added + placed.copies * own for own in (0, 1, 4)] + ([0] if template_tokens else [])

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from transformers import AutoTokenizer, LlamaTokenizerFast, PreTrainedTokenizerFast
 
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.recipes import Frame, Placed, Recipe, check_template, frames_of, with_frame
+from midlayer_encoders.recipes import Recipe, TemplateParts, TokenLayout, add_template, check_template, split_template
 from tests.tiny_folders import tokenizer as characters
 
 CORPUS = ['this sentence : "a cat sat" means in one word:"', "Query: the cat {text} }{ sat on the mat", "a the"] * 9
@@ -80,7 +80,7 @@ TOKENIZERS = {
 @pytest.mark.parametrize("name", TOKENIZERS)
 def test_special_tokens_stay_at_the_ends_and_the_template_around_the_text(name: str, tmp_path: Path) -> None:
     plain = TOKENIZERS[name]()
-    framed, placed = with_frame(plain, frames_of(ASK)["text"], model="m")
+    framed, placed = add_template(plain, split_template(ASK)["text"], model="m")
     bare = plain("a cat sat", add_special_tokens=False)["input_ids"]
     whole = plain("a cat sat")["input_ids"]
     at = whole.index(bare[0]) if bare[0] not in (2, 3) else 0
@@ -105,14 +105,14 @@ def test_special_tokens_stay_at_the_ends_and_the_template_around_the_text(name: 
 def test_text_in_a_byte_level_template_has_the_tokens_that_it_has_in_one_string() -> None:
     plain = byte_level()
     for template in ("Query: {text}", ASK, "{text} means in one word:"):
-        framed, _ = with_frame(plain, frames_of(template)["text"], model="m")
+        framed, _ = add_template(plain, split_template(template)["text"], model="m")
         for text in ("the cat", "sat on the mat", "{text} }{"):
             assert framed(text)["input_ids"] == plain(template.replace("{text}", text, 1))["input_ids"]
 
 
 def test_text_that_stands_twice_is_truncated_so_that_both_copies_fit() -> None:
-    framed, placed = with_frame(characters(), Frame("ab", "cd", "e"), model="m")
-    assert placed == Placed(front=2, between=2, back=1, copies=2)
+    framed, placed = add_template(characters(), TemplateParts("ab", "cd", "e"), model="m")
+    assert placed == TokenLayout(front=2, between=2, back=1, copies=2)
     found = framed("x" * 500, truncation=True)["input_ids"]
     own, x = (64 - 5) // 2, characters()("x")["input_ids"][0]
     assert len(found) == 5 + 2 * own <= 64
@@ -125,18 +125,18 @@ def test_text_that_stands_twice_is_truncated_so_that_both_copies_fit() -> None:
         ("no place", r"`template` must hold \{text\} once, or twice to repeat the text, but got 'no place'"),
         ("{text}{text}{text}", r"must hold \{text\} once, or twice"),
         (7, r"`template` must be a string, but got 7"),
-        ({"query": "{text}", "passage": "{text}"}, r"must be for 'text', 'query', 'document', but has 'passage'"),
+        ({"query": "{text}", "passage": "{text}"}, r"must be one of 'text', 'query', 'document', but got 'passage'"),
         ({"query": "q {text}", "document": "d"}, r"`template\['document'\]` must hold \{text\}"),
         ({"query": "q {text}?", "document": "d {text}"}, r"must end alike for queries, documents and other texts"),
         ({"query": "q {text}:", "document": "d {text}:"}, r"Give a template for 'text' too"),
-        ("half \ud83d {text}", r"holds half a character"),
-        ({}, r"must be for one of 'text', 'query', 'document', but is empty"),
+        ("half \ud83d {text}", r"contains the unpaired surrogate"),
+        ({}, r"must be one of 'text', 'query', 'document', but got None"),
     ],
 )
 def test_a_template_that_is_none_is_refused(template: Any, message: str) -> None:
     with pytest.raises(OptionError, match=message):
         check_template("template", template)
-    with pytest.raises(OptionError, match="`name` must hold a word"):
+    with pytest.raises(OptionError, match="`name` must not be blank"):
         Recipe(name=" ", template="{text}")
 
 
@@ -151,17 +151,15 @@ def test_a_recipe_keeps_its_templates_whatever_becomes_of_the_mapping_and_has_a_
 
 
 def test_what_the_tokenizer_cannot_hold_is_refused() -> None:
-    with pytest.raises(
-        OptionError, match=r"with it 70 tokens are not the text's, and m is to take 64. Write a shorter"
-    ):
-        with_frame(characters(), Frame("x" * 70), model="m")
-    with pytest.raises(OptionError, match=r"with it 63 tokens .* pass a larger `max_length`"):
-        with_frame(characters(), Frame("x" * 60, "y", "zz"), model="m")
-    with pytest.raises(OptionError, match="'雪' leaves unknown tokens only"):
-        with_frame(characters(), Frame("", None, "雪"), model="m")
+    with pytest.raises(OptionError, match=r"adds 70 tokens, and m takes 64. Write a shorter"):
+        add_template(characters(), TemplateParts("x" * 70), model="m")
+    with pytest.raises(OptionError, match=r"adds 63 tokens, .* pass a larger `max_length`"):
+        add_template(characters(), TemplateParts("x" * 60, "y", "zz"), model="m")
+    with pytest.raises(OptionError, match="'雪' gives unknown tokens only"):
+        add_template(characters(), TemplateParts("", None, "雪"), model="m")
     silent = wordpiece()
     silent.backend_tokenizer.normalizer = normalizers.Replace(":", "")
-    with pytest.raises(OptionError, match=r"the tokenizer of m knows, but '::' leaves no token"):
-        with_frame(silent, Frame("a", None, "::"), model="m")
-    with pytest.raises(OptionError, match="not one of the `tokenizers` library"):
-        with_frame(object(), Frame("a"), model="m")
+    with pytest.raises(OptionError, match=r"the tokenizer of m knows, but '::' gives no token"):
+        add_template(silent, TemplateParts("a", None, "::"), model="m")
+    with pytest.raises(OptionError, match="only fast tokenizers of the `tokenizers` library"):
+        add_template(object(), TemplateParts("a"), model="m")

@@ -8,7 +8,7 @@ import torch
 from sklearn.covariance import LedoitWolf
 
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.recipes.vectors import middle_directions, vector_map
+from midlayer_encoders.recipes import middle_directions, vector_map
 
 
 def drawn(rows: int, width: int) -> torch.Tensor:
@@ -52,5 +52,5 @@ def test_a_filter_keeps_the_middle_singular_directions() -> None:
 
 
 def test_a_mean_of_too_few_texts_is_refused() -> None:
-    with pytest.raises(OptionError, match="`center` must be at least 16 texts, a few hundred better, but got 15"):
+    with pytest.raises(OptionError, match="`center` must hold 16 texts or more, but got 15"):
         vector_map(drawn(15, 4), width=4)

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from midlayer_encoders.frame import summary
-from midlayer_encoders.report.board import Run
+from midlayer_encoders.frame.pareto import Run
 from midlayer_encoders.sweeping import SweepResult
-from midlayer_encoders.sweeping.result import Notes
+from midlayer_encoders.sweeping.sweep_result import Notes
 from tests.report.made_frames import rows_frame
 
 Scores = dict[str, Sequence[float]]

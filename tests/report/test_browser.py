@@ -13,11 +13,8 @@ from typing import Any
 import polars as pl
 import pytest
 
-from midlayer_encoders.report import report_html
-from midlayer_encoders.report.axes import Axis, named_axis
-from midlayer_encoders.report.charts import Dots, Line, Panel
-from midlayer_encoders.report.experiments import curves_panel
-from midlayer_encoders.report.experiments_page import Finding, experiments_html
+from midlayer_encoders.report import drawing, report_html
+from midlayer_encoders.report.paper_page import Finding, LabeledCurve, experiments_html, plot_curves
 from tests.report.made_frames import full_frame, metrics_frame, scores_frame
 
 pytestmark = pytest.mark.browser
@@ -115,18 +112,18 @@ def test_pages_fit_a_phone_and_a_desk_in_both_themes(tmp_path: Path, dark: bool)
 
 def test_pictures_of_a_row_are_level_and_long_names_of_rows_stay_legible(tmp_path: Path) -> None:
     """Titles and keys of different length beside each other; a picture too wide for a phone scrolls in its own box."""
-    panels = tuple(
-        curves_panel(
-            "a title that goes on " * words,
-            "layer",
-            [Line((0, 1), (0.0, float(k)), f"amount {10**k}") for k in range(curves)],
-            ordered=True,
-        )
+    panels = {
+        "a title that goes on " * words: [
+            LabeledCurve(f"amount {10**k}", (0, 1), (0.0, float(k))) for k in range(curves)
+        ]
         for words, curves in ((1, 9), (4, 2), (2, 4))
-    )
-    names = named_axis([f"a statement whose name is as long as a formula in words, number {k}" for k in range(5)])
-    rows = Panel("statements", Axis("", 0, 1), names, (Dots((0.5,), (0,)),))
-    findings = [Finding("a", "Curves", "x", (), panels), Finding("b", "Rows", "x", (), (rows,))]
+    }
+    figure, (axes,) = drawing.panel_grid(1)
+    drawing.row_axis(axes, [f"a statement whose name is as long as a formula in words, number {k}" for k in range(5)])
+    drawing.draw_points(axes, (0.5,), (0,), "disc")
+    drawing.set_title(axes, "statements")
+    curves = plot_curves(panels, "layer", ordered=True)
+    findings = [Finding("a", "Curves", "x", (), curves), Finding("b", "Rows", "x", (), drawing.finish(figure))]
     seen, _ = looked_at({"page": experiments_html(findings, title="T", how={})}, tmp_path, dark=False)
     for name, page in seen.items():
         assert page["content"] <= int(name.split()[-1])

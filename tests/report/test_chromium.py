@@ -12,7 +12,7 @@ import pytest
 
 from midlayer_encoders import board
 from midlayer_encoders.report import report_html
-from midlayer_encoders.report.page import write_page
+from midlayer_encoders.report.pages import write_page
 from midlayer_encoders.sweeping import RecipesResult
 from tests.report.made_frames import TASKS, full_frame
 from tests.report.made_runs import made_sweep
@@ -200,7 +200,7 @@ def test_a_point_says_its_layer_score_parameters_and_time(chromium: Any, folder:
         assert point.get_attribute("aria-label") == text
         page.mouse.move(2, 2)
         assert not tip.is_visible()
-        page.locator(".heat rect").first.hover(force=True)
+        page.locator(".heat i").first.hover(force=True)
         assert "layer 0:" in tip.inner_text()
     with Opened(chromium, folder / "board.html", viewport=PHONE, has_touch=True) as page:
         point = page.locator(".narrow g.line circle:visible").first  # of layer 0, which no disc covers

@@ -12,8 +12,8 @@ from PIL import Image
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.frame import summary
 from midlayer_encoders.report import plot_heatmap, plot_metrics, plot_scores, write_metrics_figure
-from midlayer_encoders.report.charts import Level
-from midlayer_encoders.report.scores import average_panel, tasks_chart
+from midlayer_encoders.report.score_charts import plot_summary
+from tests.report.drawn_artists import artists, details
 from tests.report.made_frames import METRICS, metrics_frame, rows_frame, scores_frame
 
 
@@ -79,7 +79,7 @@ def test_unusual_scores_are_drawn(frame: pl.DataFrame, title: str, tmp_path: Pat
 def test_the_heat_map_holds_points_below_each_best() -> None:
     frame = scores_frame(4, tasks=2).filter(~((pl.col("layer") == 1) & (pl.col("dataset") == "LibraryClassification")))
     figure, found = plot_heatmap(frame), summary(frame)
-    values = figure.axes[0].images[0].get_array()
+    values = figure.axes[0].collections[0].get_array()
     assert values is not None
     assert values.shape == (3, 5)
     assert bool(values.mask[:2, 1].all())
@@ -94,25 +94,23 @@ def test_the_heat_map_holds_points_below_each_best() -> None:
 
 def test_colors_end_where_nine_in_ten_losses_are_within() -> None:
     rows = [("m", "r", k, k / 10, "score", "A", "f1", 0.6 - k / 100) for k in range(11)]
-    assert plot_heatmap(rows_frame(rows)).axes[0].images[0].get_clim() == (0, pytest.approx(9))
+    assert plot_heatmap(rows_frame(rows)).axes[0].collections[0].get_clim() == (0, pytest.approx(9))
     close = [("m", "r", k, k / 10, "score", "A", "f1", 0.6 - k / 10_000) for k in range(11)]
-    assert plot_heatmap(rows_frame(close)).axes[0].images[0].get_clim() == (0, 1)  # less than a point is noise
+    assert plot_heatmap(rows_frame(close)).axes[0].collections[0].get_clim() == (0, 1)  # less than a point is noise
 
 
 def test_a_baseline_is_a_level_in_points_in_the_panel_of_its_task() -> None:
     found = summary(scores_frame(6, tasks=2))
-    first, second = tasks_chart(
-        found, {"TF-IDF": {"SubmoduleClustering": 0.7}, "MiniLM": {"SubmoduleClustering": 0.8}}
-    ).panels
-    assert not [part for part in first.parts if isinstance(part, Level)]
-    assert [part for part in second.parts if isinstance(part, Level)] == [
-        Level(70.0, "TF-IDF 70.0", "TF-IDF"),
-        Level(80.0, "MiniLM 80.0", "MiniLM", style=1),
-    ]
-    assert second.caption[-2:] == ("TF-IDF 70.0", "MiniLM 80.0")
+    baselines = {"TF-IDF": {"SubmoduleClustering": 0.7}, "MiniLM": {"SubmoduleClustering": 0.8}}
+    _, first, second = plot_summary(found, baselines).axes
+    assert not artists(first, "level")
+    levels = [(level.get_ydata()[0], level.get_label(), details(level)["tips"]) for level in artists(second, "level")]
+    assert levels == [(70.0, "TF-IDF", ["TF-IDF 70.0"]), (80.0, "MiniLM", ["MiniLM 80.0"])]
+    caption = second.get_title(loc="left").replace("\N{NO-BREAK SPACE}", " ").replace("\n", " ")
+    assert caption.endswith("TF-IDF 70.0 · MiniLM 80.0")
     known = {"SubmoduleClustering": 0.7, "LibraryClassification": 0.5}
-    both = average_panel(found, {"TF-IDF": known, "MiniLM": {"SubmoduleClustering": 0.8}})
-    assert [part.text for part in both.parts if isinstance(part, Level)] == ["TF-IDF 60.0"]
+    both = plot_summary(found, {"TF-IDF": known, "MiniLM": {"SubmoduleClustering": 0.8}}).axes[0]
+    assert [details(level)["tips"] for level in artists(both, "level")] == [["TF-IDF 60.0"]]
 
 
 def test_the_figure_of_the_metrics_is_a_picture(tmp_path: Path) -> None:

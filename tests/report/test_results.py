@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.files import beside
+from midlayer_encoders.files import atomic_write
 from midlayer_encoders.report.results import Result, kept_frame, write_frame
 
 if TYPE_CHECKING:
@@ -44,9 +44,9 @@ def test_a_result_writes_its_tables_its_figures_and_its_page_and_nothing_else(tm
 
 def test_a_result_without_a_folder_says_how_to_give_it_one(tmp_path: Path) -> None:
     alone = PlainResult(FRAME, None)
-    with pytest.raises(OptionError, match="`folder` must be given here, or `out` to `measure`"):
+    with pytest.raises(OptionError, match="`folder` must be set here, or `out` in `measure`"):
         alone.save()
-    with pytest.raises(OptionError, match="there is none to write to"):
+    with pytest.raises(OptionError, match="there is no folder"):
         alone.to_html()
     assert alone.to_html(tmp_path / "page.html") == tmp_path / "page.html"
     assert alone.save(tmp_path) == tmp_path
@@ -57,7 +57,7 @@ def test_a_write_that_fails_leaves_the_file_of_before_and_nothing_beside_it(tmp_
     write_frame(FRAME, path)
 
     def half() -> None:
-        with beside(path) as aside:
+        with atomic_write(path) as aside:
             aside.write_text("half of it")
             raise RuntimeError("killed")
 

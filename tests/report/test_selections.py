@@ -2,24 +2,24 @@ from __future__ import annotations
 
 import polars as pl
 
-from midlayer_encoders.report.charts import Dots, Mark, Rule, Word
-from midlayer_encoders.report.selections import plot_selection, selection_chart
+from midlayer_encoders.report.layer_charts import plot_selection
+from tests.report.drawn_artists import artists, points, titles
 from tests.report.made_frames import metrics_frame, rows_frame, scores_frame
 
 
-def test_the_choice_is_pointed_out_among_the_rules_and_in_every_panel() -> None:
+def test_the_choice_is_marked_among_the_rules_and_in_every_panel() -> None:
     frame = pl.concat([metrics_frame(6, names=["lidar", "dime"]), scores_frame(6, tasks=1)])
     choices = {"last": 6, "min-dime": 4, "fixed-depth": 3}
-    chart = selection_chart(frame, layer=4, rule="min-dime", choices=choices, num_layers=6)
-    top, *panels = chart.panels
-    assert top.title == "layer 4, by min-dime"
-    assert [text for _, text in top.y.ticks] == list(choices)
-    assert [(part.x, part.y) for part in top.parts if isinstance(part, Mark)] == [(4, 1)]
-    assert [(part.x, part.y) for part in top.parts if isinstance(part, Dots)] == [((6,), (0,)), ((3,), (2,))]
-    assert [(part.text, part.bold) for part in top.parts if isinstance(part, Word)] == [("6", False), ("4", True), ("3", False)]  # fmt: skip
-    assert [panel.title for panel in panels] == ["accuracy: LibraryClassification", "lidar", "dime"]
-    assert all([part.x for part in panel.parts if isinstance(part, Rule)] == [4] for panel in chart.panels)
-    assert list(panels[1].lines[0].y) == frame.filter(name="lidar")["value"].to_list()
+    figure = plot_selection(frame, layer=4, rule="min-dime", choices=choices, num_layers=6)
+    top, *panels = figure.axes
+    assert titles(figure) == ["layer 4, by min-dime", "accuracy: LibraryClassification", "lidar", "dime"]
+    assert [text.get_text() for text in top.get_yticklabels()] == list(choices)
+    assert [points(mark) for mark in artists(top, "mark")] == [[(4, 1)]]
+    assert [points(dot) for dot in artists(top, "dots")] == [[(6, 0)], [(3, 2)]]
+    texts = [(text.get_text(), text.get_weight()) for text in top.texts]
+    assert texts == [("6", "normal"), ("4", "bold"), ("3", "normal")]
+    assert all(list(artists(axes, "rule")[0].get_xdata()) == [4, 4] for axes in figure.axes)
+    assert list(artists(panels[1], "line")[0].get_ydata()) == frame.filter(name="lidar")["value"].to_list()
 
 
 def test_without_texts_there_are_the_choices_alone() -> None:

@@ -27,7 +27,7 @@ from sentence_transformers.util import SimilarityFunction
 from midlayer_encoders.scoring import layer_scores
 from midlayer_encoders.scoring.recording import record
 from midlayer_encoders.tasks import isolated_random
-from midlayer_encoders.tasks.compat import with_listed_labels
+from midlayer_encoders.tasks.mteb_internals import with_listed_labels
 
 LAYERS, DIM = (0, 1, 2), 24
 _WORDS = ["river", "engine", "poem", "market", "sleep", "turn", "grow", "break", "sing", "wait", "stone", "cloud"]
@@ -94,7 +94,7 @@ def together(task: AbsTask, similarity: str = "cosine", *, dtype: Any = np.float
         asked = record(with_listed_labels(type(task)()), keys, similarity=similarity)
     read = lambda layer, texts: vectors(texts, layer).astype(dtype)  # noqa: E731
     how = {"device": torch.device("cpu"), **how}
-    found = [(one, layer_scores(one.question, one.keys, LAYERS, read, **how)) for one in asked]
+    found = [(one, layer_scores(one.scorer, one.keys, LAYERS, read, **how)) for one in asked]
     results = []
     for layer in LAYERS:
         scores: dict[str, dict[str, Any]] = {}

@@ -11,7 +11,7 @@ from sklearn.cluster import MiniBatchKMeans
 from sklearn.metrics import v_measure_score
 from torch import Tensor
 
-from midlayer_encoders.scoring.clustering import Draws, clustering_scores, v_measure
+from midlayer_encoders.scoring.clustering import Clusterings, Draws, v_measure
 from midlayer_encoders.scoring.k_means import mini_batch_k_means
 
 
@@ -65,7 +65,7 @@ def test_another_seed_starts_elsewhere() -> None:
 
 def test_vectors_that_are_all_alike_make_one_cluster() -> None:
     vectors, labels = torch.ones(2, 30, 4), torch.arange(30)[None] % 3
-    scores = clustering_scores(vectors, [Draws(torch.arange(30)[None], labels, 3)], batch_size=16, seed=0)
+    scores = Clusterings((Draws(torch.arange(30)[None], labels, 3),), batch_size=16, seed=0).scores(vectors)
     assert scores.tolist() == [0, 0]
 
 

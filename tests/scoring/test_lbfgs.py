@@ -10,7 +10,7 @@ import torch
 from scipy.optimize import minimize
 from torch import Tensor
 
-from midlayer_encoders.scoring.lbfgs import lbfgs
+from midlayer_encoders.scoring.classification import Minimization
 
 K = 12
 CURVED = torch.linspace(1, 300, 6, dtype=torch.float64)  # how bent each problem's valley is
@@ -36,7 +36,7 @@ def of_scipy(problem: int, start: Tensor, **options: Any) -> Any:
 @pytest.mark.parametrize("iterations", [1, 2, 7, 25, 60])
 def test_after_as_many_iterations_it_is_where_scipy_is(iterations: int) -> None:
     start = torch.randn(len(CURVED), K, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    found = lbfgs(valley, start, max_iterations=iterations, gradient_tolerance=1e-9)
+    found = Minimization(valley, start, max_iterations=iterations, gradient_tolerance=1e-9).run()
     assert found.isfinite().all()
     for problem, point in enumerate(start):
         expected = of_scipy(problem, point, maxiter=iterations, gtol=1e-9, ftol=64 * np.finfo(float).eps)
@@ -55,7 +55,7 @@ def test_each_stops_by_its_own_gradient_and_the_last_ones_are_not_cut_short() ->
         evaluated.append(len(places))
         return valley(places, points)
 
-    found = lbfgs(counted, start, max_iterations=500, gradient_tolerance=1e-5)
+    found = Minimization(counted, start, max_iterations=500, gradient_tolerance=1e-5).run()
     _, gradients = valley(torch.arange(len(CURVED)), found)
     assert gradients.abs().amax() <= 1e-5
     torch.testing.assert_close(found, torch.ones_like(found), rtol=0, atol=1e-4)
@@ -69,4 +69,4 @@ def test_a_function_without_a_minimum_below_stays_where_it_is() -> None:
         return torch.full((len(places),), torch.nan), torch.ones_like(points)
 
     start = torch.zeros(2, 3, dtype=torch.float64)
-    assert lbfgs(flat, start, max_iterations=5, gradient_tolerance=1e-5).equal(start)
+    assert Minimization(flat, start, max_iterations=5, gradient_tolerance=1e-5).run().equal(start)

@@ -10,8 +10,7 @@ import torch
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
-from midlayer_encoders.scoring.classification import Classifiers, Experiment, classification_scores
-from midlayer_encoders.scoring.logistic import logistic_regressions
+from midlayer_encoders.scoring.classification import ClassifierData, Classifiers, logistic_regressions
 
 
 def examples(count: int, size: int, dim: int, classes: int, *, scale: float = 1.0) -> tuple[Tensor, Tensor]:
@@ -68,9 +67,9 @@ def test_experiments_of_other_sizes_and_classes_are_each_scored_as_alone() -> No
     three = half[labels[half] != 3]
     test = torch.arange(30, 60)
     experiments = [
-        Experiment(chosen, labels[chosen], test, labels[test]) for chosen in (half, three, half.flip(0), half[:20])
+        ClassifierData(chosen, labels[chosen], test, labels[test]) for chosen in (half, three, half.flip(0), half[:20])
     ]
-    found = classification_scores(vectors, experiments)
+    found = Classifiers(tuple(experiments)).scores(vectors)
     expected = []
     for layer in vectors:
         right = []

@@ -10,8 +10,8 @@ import pytest
 import torch
 from mteb.abstasks import AbsTask
 
-from midlayer_encoders.scoring import together as scoring_together
-from midlayer_encoders.scoring.support import scores_together
+from midlayer_encoders.scoring import all_layers
+from midlayer_encoders.scoring.recording import scores_together
 from tests.others_warnings import MTEB
 from tests.scoring.made import by_mteb, classification, clustering, pairs, retrieval, sts, together
 from tests.thinned import thinned
@@ -89,7 +89,7 @@ def test_a_small_budget_scores_layer_by_layer_and_alike(monkeypatch: pytest.Monk
         whole = together(task, done=counts.append)
         assert together(task, budget=1, done=counts.append) == pytest.approx(whole, abs=1e-9)
     assert set(counts) == {1, 3}
-    monkeypatch.setattr(scoring_together, "memory_budget", lambda _: 1)
+    monkeypatch.setattr(all_layers, "memory_budget", lambda _: 1)
     counts.clear()
     together(sts(), done=counts.append)
     assert counts == [1, 1, 1]
@@ -121,7 +121,7 @@ def test_layers_whose_vectors_are_alike_or_not_finite_have_no_score(monkeypatch:
 
 
 def test_where_memory_runs_out_fewer_layers_are_scored_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from midlayer_encoders.scoring.sts import StsPairs
+    from midlayer_encoders.scoring.retrieval import StsPairs
 
     whole, plain, counts = together(sts()), StsPairs.scores, list[int]()
 
@@ -158,7 +158,7 @@ def test_where_a_grade_is_missing_there_is_no_score(main_score: str) -> None:
 @pytest.mark.parametrize(
     ("task", "reason"),
     [
-        (pairs(labels=(0, 2)), "must be 1 for those that belong together, else 0, but are \\[0, 2\\]"),
+        (pairs(labels=(0, 2)), "must be 1 for positive pairs, else 0, but are \\[0, 2\\]"),
         (classification(names=[0.5, 1.25, 2.5, 3.5, 4.5]), "Unknown label type: continuous"),
     ],
 )

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from midlayer_encoders import LayerEncoder
-from midlayer_encoders.encoder.choosing import select_layer
+from midlayer_encoders.encoder.sentence_transformers_encoder import select_layer
 from midlayer_encoders.measuring import measure_layers
 from midlayer_encoders.selection import LabelEvidence, Selection, select
 from midlayer_encoders.selection.ridge import ridge_correct
@@ -182,10 +182,10 @@ def test_auto_takes_the_labels_layer_where_97_of_100_draws_prefer_it(tiny_folder
     assert np.quantile(ahead, 0.025) > 0, "sure of it"
     found = select(whole, TEXTS, ORDER)
     assert found.layer == best == 0
-    assert f"surely more than at layer {without}, the choice without labels" in found.reason
+    assert f"significantly more than at layer {without}, the choice without labels" in found.reason
     unsure = select(encoder(folder), TEXTS, ORDER)
     assert unsure.layer == without
-    assert "few-labels would take layer 4, but 80 labels do not make that sure" in unsure.reason
+    assert "few-labels would choose layer 4, but 80 labels are not enough" in unsure.reason
 
 
 def test_only_some_texts_are_looked_at_and_each_keeps_its_label(tiny_folder: Folder) -> None:

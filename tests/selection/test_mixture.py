@@ -13,20 +13,21 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 from midlayer_encoders import LayerEncoder, select_layer
-from midlayer_encoders.analysis.probing import probe
 from midlayer_encoders.cli import app
-from midlayer_encoders.cli._app import print_lines
+from midlayer_encoders.cli._output import print_encoder_lines
+from midlayer_encoders.cli.select import encoder_lines
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.selection import mixture
 from midlayer_encoders.selection.mixture import (
-    _left_out_error,
+    _leave_one_out_error,
     held_out_mixture,
-    mixed,
+    mix_layers,
     mixture_correct,
     mixture_on_test,
     mixture_weights,
 )
-from midlayer_encoders.selection.ridge import class_numbers, ridge_correct, ridge_predicted
+from midlayer_encoders.selection.ridge import class_numbers, ridge_correct, ridge_predict
+from tests.grouped import probe
 
 Folder = Callable[[str], str]
 
@@ -61,35 +62,35 @@ def test_the_error_is_that_of_leaving_each_row_out() -> None:
         ridge = penalty * scale * torch.diag(torch.tensor([1.0] * 5 + [0.0]).double())
         solved = torch.linalg.solve(x[kept].mT @ x[kept] + ridge, x[kept].mT @ targets[kept])
         errors.append((targets[left_out] - x[left_out] @ solved).square().sum())
-    made = _left_out_error(rows, targets, torch.tensor(penalty).double())
+    made = _leave_one_out_error(rows, targets, torch.tensor(penalty).double())
     torch.testing.assert_close(made, torch.stack(errors).mean())
 
 
-def test_layers_that_each_know_a_half_are_mixed_and_surely_better() -> None:
+def test_layers_that_each_know_a_half_are_mixed_and_significantly_better() -> None:
     vectors, classes = halves()
     weights = mixture_weights(vectors, classes)
     assert float(weights.sum()) == pytest.approx(1)
     assert weights.topk(2).indices.sort().values.tolist() == [1, 2]
     right = ridge_correct(vectors, classes).double()
-    found = held_out_mixture(vectors, classes, right, [0, 1, 2, 3])
+    found = held_out_mixture(vectors, classes, right)
     assert found.better
     assert set(found.layers) >= {1, 2}
     assert found.accuracy > found.single_accuracy + 0.2
     assert found.accuracy == pytest.approx(float(mixture_correct(vectors, classes).double().mean()))
-    assert f"surely better than layer {found.single} alone" in found.verdict()
+    assert f"significantly better than layer {found.single} alone" in found.verdict()
 
 
 def test_one_layer_that_knows_all_is_not_beaten() -> None:
     vectors, classes = seeded(4, 80, 8), torch.arange(80) % 2
     vectors[2, :, 0] += 9.0 * classes
-    found = held_out_mixture(vectors, classes, ridge_correct(vectors, classes).double(), [0, 1, 2, 3])
+    found = held_out_mixture(vectors, classes, ridge_correct(vectors, classes).double())
     assert found.single == 2
     assert not found.better
     assert "layer 2 alone" in found.verdict()
     worse = replace(found, layers=(1, 2), weights=(0.5, 0.5), low=-9.0, high=-1.0)
     assert not worse.better
-    assert "surely worse than layer 2" in worse.verdict()
-    assert "not surely better than" in replace(worse, high=1.0).verdict()
+    assert "significantly worse than layer 2" in worse.verdict()
+    assert "not significantly better than" in replace(worse, high=1.0).verdict()
 
 
 def test_labels_of_the_examples_in_question_are_not_seen() -> None:
@@ -131,20 +132,22 @@ def test_the_size_of_a_layer_does_not_matter() -> None:
 # --- where it is reported --------------------------------------------------------------------------------------------
 
 
-def test_select_hands_on_a_mixture_that_is_surely_better(tiny_folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_select_hands_on_a_mixture_that_is_significantly_better(
+    tiny_folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     encoder = LayerEncoder(tiny_folder("Llama"), -1, device="cpu")
     found = select_layer(encoder, TEXTS, LABELS, mixture=True)
     assert found.mixture is not None
     assert found.mixture.verdict() in str(found)
     sure = found.mixture.better
     assert found.keywords == (
-        {"layer": list(found.mixture.layers), "weights": list(found.mixture.weights)}
+        {"layer": list(found.mixture.layers), "layer_weights": list(found.mixture.weights)}
         if sure
         else {"layer": found.layer}
     )
     assert select_layer(encoder, TEXTS, LABELS).mixture is None
     monkeypatch.setattr(type(found.mixture), "better", property(lambda _: not sure))
-    assert ("weights" in found.keywords) is not sure
+    assert ("layer_weights" in found.keywords) is not sure
     made = LayerEncoder(tiny_folder("Llama"), device="cpu", **found.keywords)
     assert made.encode(TEXTS[:2]).shape == (2, 32)
 
@@ -153,16 +156,16 @@ def test_probe_reports_what_an_encoder_of_the_mixture_gives(tiny_folder: Folder)
     encoder = LayerEncoder(tiny_folder("Llama"), -1, device="cpu")
     train, test = slice(0, 36), slice(36, 48)
     given = {"test_inputs": TEXTS[test], "test_labels": LABELS[test], "mixture": True}
-    found = probe(encoder, TEXTS[train], LABELS[train], kind="knn", **given)  # type: ignore[arg-type]
-    again = probe(encoder, TEXTS[train], LABELS[train], kind="attentive", epochs=1, **given)  # type: ignore[arg-type]
+    found = probe(encoder, TEXTS[train], LABELS[train], kind="knn", **given)
+    again = probe(encoder, TEXTS[train], LABELS[train], kind="attentive", epochs=1, **given)
     learned = found.mixture
     assert learned is not None
     assert again.mixture == learned  # of the vectors, whatever the probe reads
     layers = list(learned.layers) if len(learned.layers) > 1 else learned.layers[0]
-    options = {"weights": learned.weights} if len(learned.layers) > 1 else {}
+    options = {"layer_weights": learned.weights} if len(learned.layers) > 1 else {}
     vectors = LayerEncoder(tiny_folder("Llama"), layers, device="cpu", **options).encode(TEXTS, convert_to_tensor=True)
     classes, _ = class_numbers(LABELS)
-    named = ridge_predicted(vectors[None, train], classes[train], vectors[None, test])[0]
+    named = ridge_predict(vectors[None, train], classes[train], vectors[None, test])[0]
     assert float((named == classes[test]).double().mean()) == pytest.approx(learned.accuracy)
     assert learned.verdict() in found.html()
     assert found.tables()["mixture.csv"]["layer"].to_list() == list(learned.layers)
@@ -170,16 +173,16 @@ def test_probe_reports_what_an_encoder_of_the_mixture_gives(tiny_folder: Folder)
 
 def test_a_mixture_of_vectors_is_that_of_the_encoder(tiny_folder: Folder) -> None:
     alone = [LayerEncoder(tiny_folder("Llama"), layer, device="cpu").encode(TEXTS[:4]) for layer in (1, 3)]
-    both = LayerEncoder(tiny_folder("Llama"), [1, 3], weights=[0.2, 0.8], device="cpu").encode(TEXTS[:4])
+    both = LayerEncoder(tiny_folder("Llama"), [1, 3], layer_weights=[0.2, 0.8], device="cpu").encode(TEXTS[:4])
     vectors = torch.stack([torch.tensor(one) for one in alone])
-    torch.testing.assert_close(mixed(vectors, torch.tensor([0.2, 0.8])), torch.tensor(both), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(mix_layers(vectors, torch.tensor([0.2, 0.8])), torch.tensor(both), rtol=1e-5, atol=1e-6)
 
 
 def test_without_labels_no_weights_are_learned(tiny_folder: Folder, tmp_path: Path) -> None:
     encoder = LayerEncoder(tiny_folder("Llama"), -1, device="cpu")
     with pytest.raises(OptionError, match="`mixture` must be False without labels"):
         select_layer(encoder, TEXTS, mixture=True)
-    with pytest.raises(OptionError, match="with rule='last', which looks at no labels"):
+    with pytest.raises(OptionError, match="with rule='last', which ignores labels"):
         select_layer(encoder, TEXTS, LABELS, rule="last", mixture=True)
     (tmp_path / "texts.txt").write_text("\n".join(TEXTS))
     words = ["select", tiny_folder("Llama"), "--texts", str(tmp_path / "texts.txt"), "--mixture"]
@@ -206,7 +209,8 @@ def test_the_command_is_printed_where_a_folder_can_hold_the_mixture(
     norm: str, tiny_folder: Folder, capsys: pytest.CaptureFixture[str]
 ) -> None:
     encoder = LayerEncoder(tiny_folder("Llama"), -1, norm=norm, device="cpu")  # type: ignore[arg-type]
-    print_lines(encoder, layer=[1, 3], weights=[0.25, 0.75])
+    keywords = {"layer": [1, 3], "layer_weights": [0.25, 0.75]}
+    print_encoder_lines(encoder_lines(encoder, keywords, Path("texts.txt")))
     printed = capsys.readouterr().out
     assert ("--layer 1,3 " in printed and "--weights 0.25,0.75 --out layer-1-3" in printed) is (norm == "none")
     assert ("cannot be exported" in printed) is (norm == "final")

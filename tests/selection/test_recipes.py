@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from typing import get_args
 
 import numpy as np
 import polars as pl
@@ -14,11 +15,17 @@ from midlayer_encoders import LayerEncoder, Recipe, select_layer
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.recipes import recipes_of
 from midlayer_encoders.selection import RecipeSelection, Selection, select
-from midlayer_encoders.selection.defaults import DEFAULTS, MODEL_KINDS, default_depth, default_recipe, model_kind
-from midlayer_encoders.selection.one_recipe import LABELS
 from midlayer_encoders.selection.ridge import class_numbers, ridge_correct
-from tests.selection.made import frame
-from tests.selection.test_run import KINDS, TEXTS
+from midlayer_encoders.selection.select import (
+    DEFAULTS,
+    LABELS,
+    ModelKind,
+    default_depth,
+    default_recipe,
+    model_kind,
+)
+from tests.selection.frames import frame
+from tests.selection.test_select import KINDS, TEXTS
 
 Folder = Callable[[str], str]
 YOURS = Recipe(name="yours", template='a "{text}" is:', pooling="last")
@@ -64,7 +71,7 @@ def test_its_keywords_make_the_encoder(whole: LayerEncoder, recipes: list[str | 
     assert isinstance(found, RecipeSelection)
     encoder = LayerEncoder(whole.source, device="cpu", **found.keywords)
     assert encoder.layer == found.layer
-    assert found.confidence.startswith("No label was looked at")
+    assert found.confidence.startswith("Without labels")
     recipe = next(one for one in recipes_of("recipes", recipes) if one.name == found.recipe)
     center = {"center": TEXTS} if recipe.center else {}
     by_hand = LayerEncoder(whole.source, found.layer, recipe=recipe, device="cpu", **center)  # type: ignore[arg-type]
@@ -77,13 +84,13 @@ def test_labels_change_the_recipe_where_they_are_sure(whole: LayerEncoder) -> No
     sure = select(whole, texts, [text[-1] for text in texts], recipes=["plain", end])
     assert isinstance(sure, RecipeSelection)
     assert sure.recipe == "end", "a mean of forty letters hardly knows the last"
-    assert "surely more than that of plain" in sure.reason
+    assert "significantly more than that of plain" in sure.reason
     table = sure.to_frame()
     assert dict(table.select("recipe", "chosen").iter_rows()) == {"plain": False, "end": True}
     assert table.filter(recipe="end")["score"].item() > table.filter(recipe="plain")["score"].item() + 0.2
     assert sure.labels is not None
     assert 0 < sure.labels.low <= sure.labels.gain
-    assert "surely better than the plain text at the last layer" in sure.confidence
+    assert "significantly better than the plain text at the last layer" in sure.confidence
     guessed = select(whole, texts, letters.choices("ab", k=60), recipes=["plain", end])
     assert isinstance(guessed, RecipeSelection)
     assert guessed.recipe == "plain", "labels that say nothing leave the default"
@@ -98,11 +105,11 @@ def test_without_labels_the_kind_of_the_model_decides(tiny_folder: Folder) -> No
     assert model_kind(image, tuned=False) == "media"
     found = select(image, recipes="plain")
     assert found.keywords == {"layer": 3}
-    with pytest.raises(OptionError, match=r"must be left out for .*, which takes image"):
+    with pytest.raises(OptionError, match=r"must be left out for .*, which takes no text"):
         select(image, recipes="all")
 
 
-@pytest.mark.parametrize("kind", MODEL_KINDS)
+@pytest.mark.parametrize("kind", get_args(ModelKind))
 def test_every_kind_has_a_default_and_plain_is_always_among_them(kind: str) -> None:
     known = DEFAULTS[kind]  # type: ignore[index]
     assert "plain" in known

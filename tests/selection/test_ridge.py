@@ -110,7 +110,7 @@ def test_resampled_means_are_the_bootstrap_of_a_mean() -> None:
             torch.zeros(20, dtype=torch.int64),
             "2 classes or more with at least 2 texts each, but 20 labels have 1 such class:",
         ),
-        (torch.tensor([0] * 19 + [1]), "but 20 labels have 1 such class: label texts of another"),
+        (torch.tensor([0] * 19 + [1]), "but 20 labels have 1 such class: label more"),
         (torch.arange(8) % 2, "at least 10 for 5 folds, but there are 8"),
         (torch.rand(20), "one integer for each text"),
     ],

@@ -9,8 +9,8 @@ from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.measuring import measure_layers
 from midlayer_encoders.selection import RULES, CannotChooseError, choose, curves
-from midlayer_encoders.selection.rules import best_layer, made_for_texts, metrics_of
-from tests.selection.made import VALLEY, frame
+from midlayer_encoders.selection.rules import best_layer, is_embedding_model, metrics_of
+from tests.selection.frames import VALLEY, frame
 
 FALLING = [0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1]
 WORDS = ("cats and dogs", "stock markets", "rain in Spain", "card pins", "old books")
@@ -88,7 +88,7 @@ def test_untrained_models_do_not_seem_made_for_comparing_texts(tiny_folder: Call
     texts = [
         f"{opening} {word}, number {n}" for n, opening in enumerate(("about", "on", "of", "more on")) for word in WORDS
     ]
-    assert not made_for_texts(curves(measure_layers(whole, texts, metrics="half_match")))
+    assert not is_embedding_model(curves(measure_layers(whole, texts, metrics="half_match")))
 
 
 def test_auto_takes_scores_where_there_are_some() -> None:
@@ -135,9 +135,9 @@ def test_mixed_and_shallow_frames_are_refused() -> None:
     with pytest.raises(OptionError, match="one model at one revision"):
         curves(pl.concat([frame({"dime": VALLEY}), frame({"dime": VALLEY}, model="other")]))
     cut = frame({"infonce": VALLEY[:5]}, num_layers=4)
-    with pytest.raises(OptionError, match="m has 4 and 8 blocks in it: frames of different encoders are mixed"):
+    with pytest.raises(OptionError, match="m has 4 and 8 blocks in it: it mixes different encoders"):
         curves(pl.concat([frame({"dime": VALLEY}), cut]))
-    with pytest.raises(OptionError, match="3 blocks or more to choose between its layers, but m has 2"):
+    with pytest.raises(OptionError, match="3 blocks or more to select a layer, but m has 2"):
         curves(frame({"dime": [1, 2, 3]}, num_layers=2))
-    with pytest.raises(OptionError, match="layer 0 alone"):
+    with pytest.raises(OptionError, match="only layer 0"):
         curves(frame({"dime": [1]}))

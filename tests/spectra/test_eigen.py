@@ -316,10 +316,10 @@ def test_kernels_take_any_dtype_and_strides(dtype: torch.dtype) -> None:
 def test_kernels_are_left_out_where_they_are_not_wanted() -> None:
     matrices = torch.ones(1, 6, 6) + 1e-4 * gram(1, 6).float()
     with spectra.without_kernels():
-        assert not spectra.kernels_wanted()
+        assert not spectra.kernels_enabled()
         assert torch.equal(eigenvalues(matrices), eigenvalues(matrices, method="exact"))
         assert not torch.equal(eigenvalues(matrices, method="fast"), eigenvalues(matrices)), "asked for by name"
-    assert spectra.kernels_wanted()
+    assert spectra.kernels_enabled()
 
 
 @pytest.mark.triton
@@ -370,7 +370,7 @@ def test_kernels_leave_large_matrices_to_the_exact_method(monkeypatch: pytest.Mo
 def test_threads_stay_and_take_one_core_each_and_the_process_keeps_its_number() -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(2)
-    spectra._start_anew()  # tests before this one had their own number of threads
+    spectra._threads.cache_clear()  # tests before this one had their own number of threads
     try:
         matrices = gram(160, 32)
         expected = np.stack([eigenvalues_read_aloud(each, 32) for each in matrices])
@@ -385,7 +385,7 @@ def test_threads_stay_and_take_one_core_each_and_the_process_keeps_its_number() 
         assert {int(pool.submit(number).result()) for _ in range(8)} == {1}
         with ThreadPoolExecutor(1) as other:
             assert (torch.get_num_threads(), other.submit(torch.get_num_threads).result()) == (2, 2)
-        spectra._start_anew()  # as in a process that was forked, which has none of these threads
+        spectra._threads.cache_clear()  # as in a process that was forked, which has none of these threads
         assert spectra._threads(2) is not pool
         np.testing.assert_allclose(eigenvalues(matrices, method="exact"), expected, atol=1e-10)
     finally:

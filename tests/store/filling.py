@@ -54,25 +54,21 @@ CHILD = """
 import os, signal, sys
 sys.path.insert(0, {root_of_tests!r})
 from pathlib import Path
-from midlayer_encoders.files import kept as files
-from midlayer_encoders.store import embeddings, shard
+from midlayer_encoders import files
 from tests.store.filling import fill, opened
 
 def die(*_, **__):
     os.kill(os.getpid(), signal.SIGKILL)
 
 store = opened(Path({root!r}))
-embeddings._TIER = {tier}
 print("ready", flush=True)
 {body}
 """
 
 
 @contextmanager
-def child(root: Path, body: str, *, tier: int = 64) -> Iterator[subprocess.Popen[str]]:
-    code = CHILD.format(
-        root_of_tests=str(Path(__file__).parents[2]), root=str(root), tier=tier, body=textwrap.dedent(body)
-    )
+def child(root: Path, body: str) -> Iterator[subprocess.Popen[str]]:
+    code = CHILD.format(root_of_tests=str(Path(__file__).parents[2]), root=str(root), body=textwrap.dedent(body))
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
@@ -82,6 +78,6 @@ def child(root: Path, body: str, *, tier: int = 64) -> Iterator[subprocess.Popen
             process.kill()
 
 
-def run_child(root: Path, body: str, *, tier: int = 64) -> int:
-    with child(root, body, tier=tier) as process:
+def run_child(root: Path, body: str) -> int:
+    with child(root, body) as process:
         return process.wait(timeout=20)

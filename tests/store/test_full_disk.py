@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from midlayer_encoders.errors import DiskFullError, MidlayerError
-from midlayer_encoders.store import embeddings
 from tests.store.filling import check, fill, keys_of, opened
 
 
@@ -30,14 +29,3 @@ def test_a_full_disk_is_told_and_leaves_the_store_readable(small_disk: Path) -> 
     filler.unlink()
     fill(store, range(written, written + 20))
     check(opened(small_disk, dim=500), range(written + 20))
-
-
-def test_a_merge_without_room_leaves_the_batch_written(
-    small_disk: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(embeddings, "_TIER", 16)
-    store = opened(small_disk, dim=500)
-    (small_disk / "filler").write_bytes(bytes(200_000))
-    fill(store, range(68))  # 17 shards of 33 kB
-    assert "were not merged" in caplog.text
-    check(store, range(68))

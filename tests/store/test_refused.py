@@ -76,7 +76,7 @@ def test_what_is_not_finite_is_refused(tmp_path: Path) -> None:
     with pytest.raises(NotFiniteError, match="row 1 at layer 2 is too large for float16: use `dtype='float32'`"):
         store.write(keys_of([0, 1]), rows)
     rows[3, 0, 0] = np.nan
-    with pytest.raises(NotFiniteError, match="row 0 at layer 5 is NaN or infinite: look at that text"):
+    with pytest.raises(NotFiniteError, match="row 0 at layer 5 is NaN or infinite: check that text"):
         opened(tmp_path, key="k32").write(keys_of([0]), rows[:, :1])
     assert store.missing(keys_of([0, 1])) == [0, 1]
 

@@ -1,4 +1,4 @@
-"""Several objects and processes read, write and merge one store."""
+"""Several objects and processes read and write one store."""
 
 from __future__ import annotations
 
@@ -11,13 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from midlayer_encoders.files import lock
-from midlayer_encoders.store import shard
-from tests.store.filling import LAYERS, check, child, fill, keys_of, opened, run_child, shards_of, vectors
+from tests.store.filling import LAYERS, check, child, fill, keys_of, opened, vectors
 
 
 @pytest.mark.parametrize(("first", "second"), [((0, 400), (400, 800)), ((0, 500), (300, 800))])
-def test_two_processes_write_and_merge_while_a_third_reads(
+def test_two_processes_write_while_a_third_reads(
     tmp_path: Path, first: tuple[int, int], second: tuple[int, int]
 ) -> None:
     draw = random.Random(0)
@@ -25,8 +23,9 @@ def test_two_processes_write_and_merge_while_a_third_reads(
     store = opened(tmp_path)
     keys = keys_of(range(800))
     with ExitStack() as stack:
-        parts = [f"fill(store, range{part}, batch=5)" for part in (first, second)]
-        writers = [stack.enter_context(child(tmp_path, part, tier=6)) for part in parts]
+        write = "import time\nfor start in range({}, {}, 5):\n    fill(store, range(start, start + 5))\n    time.sleep(0.02)"
+        parts = [write.format(*part) for part in (first, second)]
+        writers = [stack.enter_context(child(tmp_path, part)) for part in parts]
         while any(writer.poll() is None for writer in writers):
             reader = store if draw.random() < 0.5 else opened(tmp_path)
             missing = set(reader.missing(keys))
@@ -39,48 +38,6 @@ def test_two_processes_write_and_merge_while_a_third_reads(
     assert store.missing(keys_of(range(800))) == []
     check(store, range(800))
     check(opened(tmp_path), range(800))
-    assert len(shards_of(store)) < 50  # of 160 batches
-
-
-def test_a_reader_follows_a_merge(tmp_path: Path) -> None:
-    store, reader = opened(tmp_path), opened(tmp_path)
-    fill(store, range(40))
-    reader.refresh()
-    check(reader, [3, 39])
-    store.merge()
-    assert len(shards_of(store)) == 1
-    assert len(store) == len(opened(tmp_path)) == 40
-    check(reader, range(40))
-    check(store, range(39, -1, -1))
-
-
-def test_a_text_left_out_of_a_merge_is_read_where_it_is_left(tmp_path: Path) -> None:
-    one, other = opened(tmp_path), opened(tmp_path)
-    fill(one, range(60), batch=60)  # too large to be merged with those of `other`
-    fill(other, range(58, 70))
-    one.refresh()  # reads 58 and 59 from the shard of `other`
-    other.refresh()  # reads them from that of `one`, and leaves them there
-    other.merge()
-    assert sorted(shard.read_head(path)[0].count for path in shards_of(one)) == [10, 60]
-    check(one, range(70))
-    assert one.missing(keys_of(range(70))) == []
-    check(opened(tmp_path), range(70))
-
-
-def test_many_small_batches_become_few_shards(tmp_path: Path) -> None:
-    store = opened(tmp_path)
-    fill(store, range(300), batch=1)
-    assert len(shards_of(store)) == 300 // 64 + 300 % 64
-    check(store, range(300))
-
-
-def test_only_one_process_merges(tmp_path: Path) -> None:
-    store = opened(tmp_path)
-    fill(store, range(8))
-    with lock(store.folder / "merge.lock") as held:
-        assert held
-        assert run_child(tmp_path, "store.merge()") == 0
-    assert len(shards_of(store)) == 2
 
 
 def test_more_layers_serve_those_who_ask_for_fewer(tmp_path: Path) -> None:
@@ -89,8 +46,6 @@ def test_more_layers_serve_those_who_ask_for_fewer(tmp_path: Path) -> None:
     assert many.missing(keys_of(range(8))) == list(range(8))
     fill(many, range(4, 12))
     assert few.missing(keys_of(range(12))) == []
-    few.merge()
-    many.merge()
     for store in (few, opened(tmp_path, layers=[1, 5])):
         check(store, range(12))
     for store in (many, opened(tmp_path)):

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 
+import midlayer_encoders
 from midlayer_encoders import LayerEncoder
-from midlayer_encoders.sweeping import SweepResult
+from midlayer_encoders.sweeping import SweepResult, SweepSettings
 from midlayer_encoders.tasks import isolated_random, task_sources
 from tests.tasks.rows import ROWS, write
+
+
+def sweep(model: Any, tasks: Any = (), **keywords: Any) -> SweepResult:
+    """Run a sweep whose settings are passed as keywords."""
+    names = {field.name for field in fields(SweepSettings)}
+    settings = SweepSettings(**{name: keywords.pop(name) for name in names & keywords.keys()})
+    return midlayer_encoders.sweep(model, tasks, settings=settings, **keywords)
+
 
 QUICK: dict[str, Any] = {"workers": 1, "baselines": False, "device": "cpu"}
 """Options of a sweep in this process, without what a test does not look at."""

@@ -15,11 +15,11 @@ import pytest
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders._types import Stage
 from midlayer_encoders.models.hub import package_folder
-from midlayer_encoders.sweeping import RecipesResult, SweepResult, baselines, sweep, together
+from midlayer_encoders.sweeping import RecipesResult, SweepResult, baselines, task_scoring
 from midlayer_encoders.tasks import isolated_random, task_sources, task_texts, tfidf_scores
 from tests.cli.calls import run, tables
 from tests.others_warnings import MTEB
-from tests.sweeping.scoring import near, ranks
+from tests.sweeping.scoring import near, ranks, sweep
 from tests.tasks.rows import write
 
 Folder = Callable[[str], str]
@@ -83,9 +83,9 @@ def test_what_minilm_scored_is_kept(
     assert list(without.notes.baselines) == ["TF-IDF"]  # the model is smaller, so one more pass would cost more
     monkeypatch.setattr(baselines, "MINILM_PARAMETERS", 0)
     scored: list[str] = []
-    score = together.Together._baseline
+    score = task_scoring.TaskScorer._baseline
     monkeypatch.setattr(
-        together.Together, "_baseline", lambda self, one, job: scored.append(one.name) or score(self, one, job)
+        task_scoring.TaskScorer, "_baseline", lambda self, one, job: scored.append(one.name) or score(self, one, job)
     )
     first = sweep(tiny_folder("Llama"), task, out=out, **HOW)
     assert scored == [NAME]  # TF-IDF was kept
@@ -104,7 +104,7 @@ def test_minilm_is_not_compared_with_itself_and_not_with_a_smaller_model(minilm:
     own = LayerEncoder(minilm, -1, device="cpu")
     assert sum(parameter.numel() for parameter in own.parameters()) == baselines.MINILM_PARAMETERS
     assert names(own) == ["TF-IDF"]
-    own.transformer.get_parameter(baselines._LAST_WEIGHT).data[0, 0] += 1  # trained further: another model
+    own.transformer.get_parameter(baselines._MINILM_LAST_WEIGHT).data[0, 0] += 1  # trained further: another model
     assert names(own) == ["TF-IDF", NAME]
     assert names(LayerEncoder(tiny_folder("BERT"), -1, device="cpu")) == ["TF-IDF"]
     assert names(LayerEncoder(tiny_folder("ViT"), -1, device="cpu")) == []
@@ -132,16 +132,6 @@ def test_every_recipe_is_compared_with_the_baselines_of_the_first(tiny_folder: F
     assert [line.get_ydata()[0] for line in levels] == [pytest.approx(100 * score, abs=0.01)]
 
 
-def test_a_sweep_that_was_kept_when_tf_idf_was_the_only_baseline_is_read(tmp_path: Path, tiny_folder: Folder) -> None:
-    task = near(tmp_path)
-    result = sweep(tiny_folder("Llama"), task, out=tmp_path / "out", **HOW)
-    path = tmp_path / "out/sweep.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"baselines": {"near": 0.5}}))
-    loaded = SweepResult.load(tmp_path / "out")
-    assert loaded.notes.baselines == {"TF-IDF": {"near": 0.5}}
-    assert loaded.frame.equals(result.frame)
-
-
 def test_a_baseline_that_tells_no_texts_apart_has_no_score(tiny_folder: Folder, tmp_path: Path) -> None:
     rows = [{"sentence1": f"left{n} stone", "sentence2": f"right{n} cloud", "score": n % 5} for n in range(12)]
     apart, task = write(tmp_path / "apart.jsonl", rows), near(tmp_path)  # no two texts of a pair share a word
@@ -149,7 +139,7 @@ def test_a_baseline_that_tells_no_texts_apart_has_no_score(tiny_folder: Folder, 
     result = sweep(model, [apart, task], out=out, **HOW)
     name, known = (task_sources(one)[0].name for one in (apart, task))
     assert list(result.notes.baselines["TF-IDF"]) == [known]
-    assert "No score of TF-IDF on apart: it tells no two texts apart there." in result.notes.remarks
+    assert "No score of TF-IDF on apart: it does not distinguish any two texts there." in result.notes.remarks
     assert {name, known} == set(result.frame.filter(kind="score")["dataset"])  # the layers have scores
     page = result.html()
     assert "TF-IDF" in page

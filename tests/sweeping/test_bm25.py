@@ -9,12 +9,12 @@ from typing import Any
 import mteb
 import pytest
 
-from midlayer_encoders.sweeping import SweepResult, baselines, sweep
+from midlayer_encoders.sweeping import SweepResult, baselines
 from midlayer_encoders.tasks import Bm25Search, has_bm25, isolated_random, resolve_tasks, task_sources
 from tests.others_warnings import MTEB
-from tests.sweeping.scoring import near, ranks
+from tests.sweeping.scoring import near, ranks, sweep
 from tests.tasks.rows import write
-from tests.tasks.test_retrieval import beir
+from tests.tasks.test_beir import beir
 
 Folder = Callable[[str], str]
 installed = pytest.mark.skipif(not has_bm25(), reason="bm25s is not installed: pip install bm25s PyStemmer")
@@ -74,5 +74,5 @@ def test_where_it_is_not_installed_the_page_says_what_to_install(
     monkeypatch.setattr(baselines, "has_bm25", lambda: False)
     result = sweep(tiny_folder("Llama"), ranks(tmp_path), out=tmp_path / "out", **HOW)
     assert list(result.notes.baselines) == ["TF-IDF"]
-    assert "BM25 is not compared with, because it is not installed: pip install bm25s PyStemmer" in result.html()
-    assert baselines.lacks_bm25(resolve_tasks(near(tmp_path))) == []  # which it would not rank
+    assert "BM25 is not a baseline because it is not installed: pip install bm25s PyStemmer" in result.html()
+    assert baselines.missing_baselines(resolve_tasks(near(tmp_path))) == []  # which it would not rank

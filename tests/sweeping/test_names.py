@@ -10,10 +10,10 @@ import pytest
 from PIL import Image
 
 from midlayer_encoders.sweeping import SweepResult
-from midlayer_encoders.sweeping.items import item_key
-from midlayer_encoders.sweeping.jobs import Score
-from midlayer_encoders.sweeping.notes import _undefined
-from midlayer_encoders.sweeping.result import Notes
+from midlayer_encoders.sweeping.embedder import item_key
+from midlayer_encoders.sweeping.mteb_jobs import Score
+from midlayer_encoders.sweeping.notes import _undefined_scores
+from midlayer_encoders.sweeping.sweep_result import Notes
 from tests.report.made_frames import rows_frame
 
 
@@ -76,6 +76,6 @@ def test_tasks_without_a_score_at_the_same_layers_share_a_remark() -> None:
     missing = [
         Score(task, layer, "f1") for task, layers in (("A", (0,)), ("B", (0,)), ("C", (1, 2))) for layer in layers
     ]
-    one, other = _undefined([*missing, Score("A", 1, "f1", 0.5)])
-    assert one.startswith("No score at layer 0 of A, B: vectors are all alike there")
+    one, other = _undefined_scores([*missing, Score("A", 1, "f1", 0.5)])
+    assert one.startswith("No score at layer 0 of A, B: all vectors are the same or not finite there")
     assert other.startswith("No score at layer 1, 2 of C: ")

@@ -15,10 +15,10 @@ from sentence_transformers import SentenceTransformer
 from transformers import AutoConfig
 
 from midlayer_encoders import LayerEncoder
-from midlayer_encoders.sweeping import SweepResult, sweep
+from midlayer_encoders.sweeping import SweepResult
 from midlayer_encoders.tasks import resolve_tasks, tfidf_scores
 from tests.others_warnings import MTEB
-from tests.sweeping.scoring import QUICK, near, ranks, scores
+from tests.sweeping.scoring import QUICK, near, ranks, scores, sweep
 
 Folder = Callable[[str], str]
 pytestmark = MTEB
@@ -112,7 +112,7 @@ def test_the_folder_holds_what_the_sweep_returned(tiny_folder: Folder, tmp_path:
     how = result.notes.how
     assert how["longest text"] == "20 tokens"
     assert how["tasks"] == "near, ranks"
-    assert how["weights"] == LayerEncoder(model, -1, norm="none", device="cpu").spec.weights
+    assert how["weights"] == LayerEncoder(model, -1, norm="none", device="cpu").spec.weights_digest
 
 
 def test_the_export_of_the_page_makes_the_encoder_that_was_scored(

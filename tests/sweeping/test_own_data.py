@@ -13,13 +13,13 @@ import pytest
 import pytrec_eval
 
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.sweeping import SweepResult, sweep
+from midlayer_encoders.sweeping import SweepResult
 from tests.families import DEPTH
 from tests.others_warnings import MTEB
-from tests.sweeping.scoring import QUICK, near, scores
+from tests.sweeping.scoring import QUICK, near, scores, sweep
 from tests.sweeping.test_prompts import PROMPTS, cosine, layer_2
 from tests.tasks.rows import ROWS, SENTENCES, write
-from tests.tasks.test_retrieval import CORPUS, QRELS, QUERIES, beir
+from tests.tasks.test_beir import CORPUS, QRELS, QUERIES, beir
 
 Folder = Callable[[str], str]
 pytestmark = MTEB
@@ -70,7 +70,7 @@ def test_what_is_left_to_mteb_is_scored_at_every_layer(task_type: str, tiny_fold
     assert set(found) == {1, 3}
     assert all(0 < value <= 1 for value in found.values())
     (way,) = result.notes.scoring.values()
-    assert way.startswith("by mteb, because it ")
+    assert way.startswith("by mteb, because it")
 
 
 def test_texts_without_labels_feed_the_metrics_alone(tiny_folder: Folder, tmp_path: Path) -> None:
@@ -80,14 +80,16 @@ def test_texts_without_labels_feed_the_metrics_alone(tiny_folder: Folder, tmp_pa
     assert set(result.frame["kind"]) == {"metric"}
     assert set(result.frame["dataset"]) == {"20 texts of the tasks"}
     assert sorted(result.frame["layer"].unique()) == list(range(DEPTH + 1))
-    assert "texts: texts without labels, which the metrics read" in result.to_html().read_text()
+    assert "texts: texts without labels, which are used for metrics" in result.to_html().read_text()
     assert SweepResult.load(tmp_path / "out").notes == result.notes
     task = near(tmp_path)
     both = sweep(tiny_folder("Llama"), [task, texts], out=tmp_path / "both", **how | {"layers": [1]})
     assert len(scores(both, task)) == 1
     every = {row[side] for row in ROWS["STS"] for side in ("sentence1", "sentence2")} | set(SENTENCES[:20])
     assert set(both.frame.filter(pl.col("kind") == "metric")["dataset"]) == {f"{len(every)} texts of the tasks"}
-    with pytest.raises(OptionError, match=r"`metrics` must name some for texts-\w+: texts without labels"):
+    with pytest.raises(
+        OptionError, match=r"`metrics` must name at least one metric for texts-\w+: texts without labels"
+    ):
         sweep(tiny_folder("Llama"), texts, out=tmp_path / "none", **QUICK)
     with pytest.raises(OptionError, match="`recipes` must be left out for texts without labels"):
         sweep(tiny_folder("Llama"), texts, out=tmp_path / "none", recipes=["plain"], **how)

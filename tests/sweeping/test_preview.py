@@ -13,12 +13,12 @@ import pytest
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import LayerIndexError
 from midlayer_encoders.store import list_stores
-from midlayer_encoders.sweeping import preview, sweep
+from midlayer_encoders.sweeping import preview
 from tests.families import DEPTH
 from tests.others_warnings import MTEB
-from tests.sweeping.scoring import QUICK
+from tests.sweeping.scoring import QUICK, sweep
 from tests.tasks.rows import ROWS, SENTENCES, write
-from tests.tasks.test_retrieval import beir
+from tests.tasks.test_beir import beir
 
 Folder = Callable[[str], str]
 pytestmark = MTEB
@@ -50,7 +50,7 @@ def test_it_says_how_many_texts_a_sweep_embeds_and_what_the_store_takes(
     mine, classes, pairs, texts = found.tasks
     assert mine.scoring == classes.scoring == "all layers together"
     assert pairs.scoring.startswith("by mteb, because")
-    assert (texts.scoring, texts.texts) == ("not at all: it has no labels", 0)
+    assert (texts.scoring, texts.texts) == ("none: it has no labels", 0)
     assert found.not_timed == ["pairs"]
     assert found.seconds["whole"] == pytest.approx(
         sum(found.seconds[name] for name in ("embedding", "scoring", "other"))
@@ -100,13 +100,13 @@ def test_what_a_sweep_would_refuse_is_said_and_the_rest_is_looked_at(tiny_folder
         preview(tiny_folder("Llama"), bad, layers=[99], device="cpu")
     images = preview(tiny_folder("ViT"), good, device="cpu")
     assert images.error is not None
-    assert "takes image: only texts are counted here" in images.error
+    assert "takes image: a preview needs a text model" in images.error
 
 
 def test_tasks_of_one_name_are_timed_each(tiny_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
     monkeypatch.setattr(
-        "midlayer_encoders.sweeping.timing.layer_scores", lambda _, keys, *__, **___: asked.append(len(keys))
+        "midlayer_encoders.sweeping.previews.layer_scores", lambda _, keys, *__, **___: asked.append(len(keys))
     )
     rows = ROWS["STS"]
     tasks = [write(tmp_path / "one/mine.jsonl", rows[:20]), write(tmp_path / "two/mine.jsonl", rows[20:45])]

@@ -16,9 +16,9 @@ import torch
 import torch.distributed as dist
 
 from midlayer_encoders.errors import DiskFullError, OptionError
-from midlayer_encoders.sweeping import sweep
-from midlayer_encoders.sweeping.group import Group, OtherProcessError, ProcessLostError, launch
+from midlayer_encoders.sweeping.processes import Group, OtherProcessError, ProcessLostError, launch
 from tests.others_warnings import MTEB
+from tests.sweeping.scoring import sweep
 from tests.sweeping.test_sweep import sentence, write_rows
 
 Folder = Callable[[str], str]
@@ -109,7 +109,7 @@ _SCRIPT = """
 import os, signal, sys, warnings
 warnings.simplefilter("ignore")
 from midlayer_encoders.store import EmbeddingStore
-from midlayer_encoders.sweeping import sweep
+from tests.sweeping.scoring import sweep
 
 if __name__ == "__main__":
     how, model, out, *tasks = sys.argv[1:]

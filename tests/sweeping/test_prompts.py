@@ -12,9 +12,8 @@ from sentence_transformers import SentenceTransformer
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.store import EmbeddingStore, list_stores, text_key
-from midlayer_encoders.sweeping import sweep
 from tests.others_warnings import MTEB
-from tests.sweeping.scoring import QUICK, near, ranks, scores
+from tests.sweeping.scoring import QUICK, near, ranks, scores, sweep
 from tests.tasks.rows import ROWS, SENTENCES
 
 Folder = Callable[[str], str]

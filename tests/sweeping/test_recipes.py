@@ -14,12 +14,12 @@ from sentence_transformers import SentenceTransformer
 from midlayer_encoders import LayerEncoder, Recipe
 from midlayer_encoders.encoder.options import EncoderOptions
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.media.texts import read_texts
+from midlayer_encoders.media.text_lists import read_texts
 from midlayer_encoders.recipes import recipe_of
-from midlayer_encoders.sweeping import RecipesResult, SweepResult, sweep
+from midlayer_encoders.sweeping import RecipesResult, SweepResult
 from tests.families import DEPTH
 from tests.others_warnings import MTEB
-from tests.sweeping.scoring import QUICK, mteb_score, near, ranks
+from tests.sweeping.scoring import QUICK, mteb_score, near, ranks, sweep
 from tests.tasks.rows import ROWS, write
 
 Folder = Callable[[str], str]
@@ -94,7 +94,7 @@ def test_too_few_texts_to_center_on_are_refused_before_a_recipe_is_scored(tiny_f
     rows = [{"sentence1": a, "sentence2": b, "score": n} for n, (a, b) in enumerate(["ab", "cd", "ef"])]
     task = write(tmp_path / "few.jsonl", rows)
     with pytest.raises(
-        OptionError, match=r"must not hold 'plain\+center' .* at least 16 of their texts, and they have 6"
+        OptionError, match=r"must not include 'plain\+center' .* at least 16 single-line texts, and the tasks have 6"
     ):
         sweep(tiny_folder("Llama"), task, recipes=["plain", "plain+center"], out=tmp_path / "out", **QUICK)
     assert not (tmp_path / "out").exists()
@@ -103,7 +103,7 @@ def test_too_few_texts_to_center_on_are_refused_before_a_recipe_is_scored(tiny_f
 def test_a_centered_winner_is_exported_by_its_line(
     tiny_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from midlayer_encoders.sweeping.result import export_lines
+    from midlayer_encoders.sweeping.sweep_result import export_lines
 
     task = write(tmp_path / "near.jsonl", ROWS["STS"] * 6)
     monkeypatch.chdir(tmp_path)
@@ -161,7 +161,7 @@ def test_a_frame_of_several_recipes_is_to_be_filtered(swept: tuple[RecipesResult
 
     frame = swept[0].frame
     with pytest.raises(
-        OptionError, match=r"must be of one recipe here, but has plain, yours, .* frame.filter\(recipe='plain'\)"
+        OptionError, match=r"must hold one recipe here, but has plain, yours, .* frame.filter\(recipe='plain'\)"
     ):
         summary(frame)
     assert summary(frame.filter(recipe="yours")) == swept[0].summaries()["yours"]

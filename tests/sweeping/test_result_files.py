@@ -16,9 +16,9 @@ import pytest
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import DiskFullError, FolderError, MidlayerError, OptionError
-from midlayer_encoders.sweeping import SweepResult, jobs, sweep
+from midlayer_encoders.sweeping import SweepResult, mteb_jobs
 from tests.others_warnings import MTEB
-from tests.sweeping.scoring import QUICK, near
+from tests.sweeping.scoring import QUICK, near, sweep
 from tests.tasks.rows import ROWS, write
 
 Folder = Callable[[str], str]
@@ -61,7 +61,7 @@ def test_torn_files_are_set_aside_by_name_and_made_again(
             path.write_text(content)
         for path in out.glob("embeddings/*/*.safetensors"):
             path.unlink()
-        with pytest.raises(OptionError, match="that can be read"):
+        with pytest.raises(OptionError, match="has no readable"):
             SweepResult.load(out)
         again = sweep(encoder, task, out=out, **HERE)
         assert not again.failures
@@ -82,7 +82,7 @@ def test_mteb_s_files_are_the_ones_that_mteb_writes(encoder: LayerEncoder, tmp_p
     import mteb
     from mteb.cache import ResultCache
 
-    from midlayer_encoders.sweeping.result_files import ResultFiles
+    from midlayer_encoders.sweeping.mteb_jobs import ResultFiles
     from midlayer_encoders.tasks import task_sources
 
     found = {}
@@ -124,7 +124,8 @@ def test_links_in_out_are_not_written_through(encoder: LayerEncoder, tmp_path: P
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "embeddings").symlink_to(tmp_path / "big")
     with pytest.raises(
-        OptionError, match=r"embeddings is a link to .*big: remove it, or name that place itself \(`store`"
+        OptionError,
+        match=r"embeddings is a link to .*big: remove the link, or pass its target as `out` \(or as `store`",
     ):
         sweep(encoder, task, out=tmp_path / "other", **HERE)
     assert not list((tmp_path / "big").iterdir())
@@ -136,14 +137,14 @@ def test_a_second_sweep_into_one_folder_is_refused_at_once(
 ) -> None:
     task, out = near(tmp_path), tmp_path / "out"
     inside, go_on = threading.Event(), threading.Event()
-    scored = jobs.run_job
+    scored = mteb_jobs.run_job
 
     def waits(*given: Any) -> Any:
         inside.set()
         assert go_on.wait(60)
         return scored(*given)
 
-    monkeypatch.setattr("midlayer_encoders.sweeping.jobs.run_job", waits)
+    monkeypatch.setattr("midlayer_encoders.sweeping.mteb_jobs.run_job", waits)
     found: list[SweepResult] = []
     thread = threading.Thread(target=lambda: found.append(sweep(encoder, task, out=out, **HERE)))
     thread.start()
@@ -157,18 +158,18 @@ def test_a_second_sweep_into_one_folder_is_refused_at_once(
     assert sweep(encoder, task, out=out, **HERE).frame.equals(found[0].frame)
 
 
-def _ends(job: jobs.Job) -> jobs.Score:
+def _ends(job: mteb_jobs.Job) -> mteb_jobs.Score:
     os.kill(os.getpid(), signal.SIGKILL)
     raise AssertionError(job)
 
 
 @pytest.mark.slow
 def test_a_killed_worker_is_an_error_that_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jobs, "_in_worker", _ends)
+    monkeypatch.setattr(mteb_jobs, "_run_in_worker", _ends)
     with pytest.raises(MidlayerError, match=r"A worker process was killed .* run again, with fewer `workers`"):
-        list(jobs.Workers(2, 2).run([1, 2]))  # type: ignore[list-item]
-    monkeypatch.setattr(jobs, "_in_worker", abs)
-    assert sorted(jobs.Workers(2, 2).run([-1, 2])) == [1, 2]  # type: ignore[list-item, type-var]
+        list(mteb_jobs.Workers(2, 2).run([1, 2]))  # type: ignore[list-item]
+    monkeypatch.setattr(mteb_jobs, "_run_in_worker", abs)
+    assert sorted(mteb_jobs.Workers(2, 2).run([-1, 2])) == [1, 2]  # type: ignore[list-item, type-var]
     joblib.externals.loky.get_reusable_executor().shutdown(wait=True)
 
 
@@ -224,7 +225,7 @@ def test_a_folder_in_the_place_of_a_file_is_named_and_moved_away_by_hand(
 
 @pytest.mark.slow
 def test_joblib_works_as_before_after_workers_ran() -> None:
-    assert list(jobs.Workers(2, 2).run([])) == []
-    begun = jobs.Workers(2, 2)._pool().submit(abs, -1)
+    assert list(mteb_jobs.Workers(2, 2).run([])) == []
+    begun = mteb_jobs.Workers(2, 2)._pool().submit(abs, -1)
     assert begun.result() == 1
     assert joblib.Parallel(n_jobs=2)(joblib.delayed(abs)(number) for number in (-1, 2)) == [1, 2]

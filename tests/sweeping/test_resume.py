@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from midlayer_encoders import LayerEncoder
-from midlayer_encoders.sweeping import jobs, sweep
+from midlayer_encoders.sweeping import mteb_jobs
 from tests.others_warnings import MTEB
-from tests.sweeping.scoring import QUICK, mteb_score, near, scores
+from tests.sweeping.scoring import QUICK, mteb_score, near, scores, sweep
 from tests.tasks.rows import ROWS, SENTENCES, write
 
 Folder = Callable[[str], str]
@@ -125,10 +125,10 @@ def test_unchanged_it_passes_no_text_and_new_layers_or_rows_pass_only_what_they_
 
 
 def test_what_no_worker_has_begun_when_a_sweep_is_stopped_is_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
-    begun: list[Future[jobs.Score]] = [Future() for _ in range(3)]
-    begun[0].set_result(jobs.Score("task", 0))
-    monkeypatch.setattr(jobs.Workers, "begin", lambda *_: begun)
-    scores = jobs.Workers(2, 3).run([None] * 3)  # type: ignore[list-item]
+    begun: list[Future[mteb_jobs.Score]] = [Future() for _ in range(3)]
+    begun[0].set_result(mteb_jobs.Score("task", 0))
+    monkeypatch.setattr(mteb_jobs.Workers, "begin", lambda *_: begun)
+    scores = mteb_jobs.Workers(2, 3).run([None] * 3)  # type: ignore[list-item]
     assert next(scores).task == "task"
     scores.close()  # type: ignore[attr-defined]  # as an error or Ctrl-C does
     assert [one.cancelled() for one in begun] == [False, True, True]

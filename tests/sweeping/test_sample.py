@@ -15,9 +15,8 @@ import pytest
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.measuring import measure_layers
 from midlayer_encoders.store import text_key
-from midlayer_encoders.sweeping import sweep
 from tests.others_warnings import MTEB
-from tests.sweeping.scoring import QUICK
+from tests.sweeping.scoring import QUICK, sweep
 from tests.tasks.rows import SENTENCES, write
 
 Folder = Callable[[str], str]

@@ -11,10 +11,9 @@ import torch
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.sweeping import sweep
 from tests.families import DEPTH
 from tests.others_warnings import MTEB
-from tests.sweeping.scoring import QUICK, mteb_score, near, ranks, scores
+from tests.sweeping.scoring import QUICK, mteb_score, near, ranks, scores, sweep
 
 Folder = Callable[[str], str]
 pytestmark = MTEB

@@ -17,10 +17,11 @@ import pytest
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.sweeping import SweepResult, sweep
+from midlayer_encoders.sweeping import SweepResult
 from midlayer_encoders.tasks import isolated_random, task_sources
 from tests.families import DEPTH
 from tests.others_warnings import MTEB
+from tests.sweeping.scoring import sweep
 
 Folder = Callable[[str], str]
 pytestmark = MTEB
@@ -196,7 +197,7 @@ def test_a_damaged_store_is_filled_again(
 _SWEEP = """
 import sys, warnings
 warnings.simplefilter("ignore")
-from midlayer_encoders.sweeping import sweep
+from tests.sweeping.scoring import sweep
 sweep(sys.argv[1], sys.argv[4:], out=sys.argv[2], store=sys.argv[3], workers=1, baselines=False, token_budget=60, device="cpu")
 """
 

@@ -16,11 +16,11 @@ import torch
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.sweeping import SweepResult, jobs, one_sweep, sweep, together
+from midlayer_encoders.sweeping import SweepResult, mteb_jobs, task_scoring
 from midlayer_encoders.tasks import task_sources, tfidf_scores
 from tests.families import DEPTH
 from tests.others_warnings import MTEB
-from tests.sweeping.scoring import QUICK, near, ranks, scores
+from tests.sweeping.scoring import QUICK, near, ranks, scores, sweep
 
 Folder = Callable[[str], str]
 pytestmark = MTEB
@@ -48,7 +48,7 @@ def test_mteb_confirms_the_best_the_second_best_and_the_last_and_writes_files_of
     assert scores(by_mteb, task) == pytest.approx(found, abs=1e-4)
     assert not confirmed(by_mteb)
     assert "confirmed by mteb" not in by_mteb.html()
-    assert by_mteb.notes.how["scoring"] == "near by mteb, because it was asked to"
+    assert by_mteb.notes.how["scoring"] == "near by mteb, because it was requested"
 
 
 @pytest.mark.slow
@@ -77,7 +77,7 @@ def test_what_was_scored_one_way_is_not_taken_for_the_other(
     def fails(*_: Any, **__: Any) -> None:
         raise AssertionError("scored again")
 
-    monkeypatch.setattr(together, "layer_scores", fails)
+    monkeypatch.setattr(task_scoring, "layer_scores", fails)
     assert sweep(encoder, task, **how).frame.equals(again.frame)
 
 
@@ -89,14 +89,14 @@ def test_a_task_that_cannot_be_scored_together_is_scored_by_mteb_and_says_why(
     unusual.__class__ = type("Unusual", (type(unusual),), {"evaluate": lambda self, *a, **k: super(type(self), self).evaluate(*a, **k)})  # fmt: skip
     result = sweep(tiny_folder("Llama"), unusual, layers=[1, 2], out=tmp_path / "out", **QUICK)
     (way,) = result.notes.scoring.values()
-    assert way == "by mteb, because it has a way of its own to evaluate (`evaluate`)"
+    assert way == "by mteb, because it overrides `evaluate`"
     assert not confirmed(result)
     assert len(scores(result, path)) == 2
 
     def fails(*_: Any, **__: Any) -> None:
         raise ZeroDivisionError("in the middle")
 
-    monkeypatch.setattr(together, "layer_scores", fails)
+    monkeypatch.setattr(task_scoring, "layer_scores", fails)
     reports: dict[str, tuple[int, int]] = {}
     broken = sweep(
         tiny_folder("Llama"), path, layers=[1, 2], out=tmp_path / "other",
@@ -111,18 +111,18 @@ def test_where_mteb_finds_another_score_the_page_says_so(
     tiny_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = near(tmp_path)
-    plain = together.layer_scores
+    plain = task_scoring.layer_scores
     monkeypatch.setattr(
-        together, "layer_scores", lambda *a, **k: {layer: value + 0.02 for layer, value in plain(*a, **k).items()}
+        task_scoring, "layer_scores", lambda *a, **k: {layer: value + 0.02 for layer, value in plain(*a, **k).items()}
     )
     result = sweep(tiny_folder("Llama"), task, layers=[2], out=tmp_path / "out", **QUICK)
     (remark,) = result.notes.remarks
     assert remark.startswith("mteb scores near at layer 2 ")
     assert "sweep with scoring='mteb'" in remark
-    monkeypatch.setattr(together, "layer_scores", lambda *a, **k: dict.fromkeys(plain(*a, **k), float("nan")))
+    monkeypatch.setattr(task_scoring, "layer_scores", lambda *a, **k: dict.fromkeys(plain(*a, **k), float("nan")))
     undefined = sweep(tiny_folder("Llama"), task, layers=[2], out=tmp_path / "nan", **QUICK)
     (remark,) = undefined.notes.remarks
-    assert remark.startswith("No score at layer 2 of near: vectors are all alike there, or not finite, or the task's")
+    assert remark.startswith("No score at layer 2 of near: all vectors are the same or not finite there, or the task's")
     assert undefined.frame.filter(kind="score").is_empty()
     with pytest.raises(OptionError, match=r"no score to choose a layer by\. No score at layer 2 of near"):
         undefined.best()
@@ -151,7 +151,7 @@ def test_tfidf_is_scored_beside_the_layers_as_mteb_would_and_kept(
     found = sweep(tiny_folder("Llama"), task, **how).notes.baselines
     (source,) = task_sources(task)
     assert found["TF-IDF"] == pytest.approx({source.name: tfidf_scores(source.make())}, abs=1e-4)
-    monkeypatch.setattr(together.Together, "_baseline", None)  # the next run has nothing to score
+    monkeypatch.setattr(task_scoring.TaskScorer, "_baseline", None)  # the next run has nothing to score
     assert sweep(tiny_folder("Llama"), task, **how).notes.baselines == found
 
 
@@ -181,10 +181,10 @@ def test_layers_are_confirmed_while_the_next_task_is_embedded_where_the_cores_ar
     (tmp_path / "tasks").mkdir()
     tasks = [near(tmp_path / "tasks"), ranks(tmp_path / "tasks")]
     after = sweep(tiny_folder("Llama"), tasks, out=tmp_path / "after", **QUICK)
-    monkeypatch.setattr(one_sweep, "_cores_free", lambda _: True)
-    monkeypatch.setattr(jobs.Workers, "run", lambda *_: iter(()))  # only what is begun beside is confirmed
+    monkeypatch.setattr(task_scoring.TaskScorer, "_cores_free", lambda _: True)
+    monkeypatch.setattr(mteb_jobs.Workers, "run", lambda *_: iter(()))  # only what is begun beside is confirmed
     if not processes:
-        monkeypatch.setattr(jobs.Workers, "_pool", lambda _: AtOnce())
+        monkeypatch.setattr(mteb_jobs.Workers, "_pool", lambda _: AtOnce())
         monkeypatch.setattr(torch, "set_num_threads", lambda _: None)  # a worker's own
     seen: list[tuple[str, int, int]] = []
     beside = sweep(

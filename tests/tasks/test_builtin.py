@@ -12,15 +12,14 @@ from midlayer_encoders.errors import MidlayerError
 from midlayer_encoders.tasks import (
     BUILTIN_TASKS,
     STS_GRADES,
-    builtin,
     builtin_tasks,
+    docstrings,
     task_label,
     task_sources,
     task_texts,
     tfidf_scores,
 )
-from midlayer_encoders.tasks.builtin import builtin_data
-from midlayer_encoders.tasks.docstrings import SHELVES, _root, entries, versions
+from midlayer_encoders.tasks.docstrings import SHELVES, _root, builtin_data, entries, versions
 from tests.tasks.made import made_name
 
 MARKUP = re.compile(r":\w+:`|`|\*\*|::|^\.\. |>>>|\[\d+\]_|</?\w+>|\]\(")
@@ -50,7 +49,7 @@ def test_builtin_means_all_five_and_a_label_means_one() -> None:
 
 @pytest.mark.slow
 def test_rows_are_the_same_in_any_process_even_without_docstrings() -> None:
-    labels = "from midlayer_encoders.tasks.builtin import BUILTIN_TASKS, builtin_data"
+    labels = "from midlayer_encoders.tasks.docstrings import BUILTIN_TASKS, builtin_data"
     code = f"{labels}; print(*(builtin_data(label).name for label in BUILTIN_TASKS))"
     environment = os.environ | {"PYTHONHASHSEED": "7"}
     run = subprocess.run(
@@ -120,11 +119,11 @@ def test_tfidf_is_neither_at_chance_nor_saturated() -> None:
 
 
 def test_missing_sources_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(builtin, "entries", tuple)
+    monkeypatch.setattr(docstrings, "entries", tuple)
     with pytest.raises(
         MidlayerError, match=r"need 10 in numpy \(core\), but found 0\. Install numpy with its \.py files"
     ):
-        builtin._pool.__wrapped__()
+        docstrings._pool.__wrapped__()
     with pytest.raises(MidlayerError, match="docstrings of no_such_library, which is not installed"):
         _root("no_such_library")
 

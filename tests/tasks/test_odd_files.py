@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from midlayer_encoders.errors import MidlayerError, OptionError
-from midlayer_encoders.media.texts import read_texts
+from midlayer_encoders.media.text_lists import read_texts
 from midlayer_encoders.tasks import TaskFileError, resolve_tasks, task_sources
-from midlayer_encoders.tasks.files import files_data
-from midlayer_encoders.tasks.reading import read_table
+from midlayer_encoders.tasks.file_tasks import files_data
+from midlayer_encoders.tasks.table_files import read_table
 from tests.fuzz.running import in_time
 from tests.tasks.rows import ROWS, write
 
@@ -52,18 +52,18 @@ def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path: Path) -> None:
 
 
 REFUSED = {
-    "half an emoji": (".jsonl", ROW + b'{"text": "cut \\ud83d", "label": 1}', r"line 2: .* half a character, \\ud83d"),
+    "half an emoji": (".jsonl", ROW + b'{"text": "cut \\ud83d", "label": 1}', r"line 2: .* unpaired surrogate \\ud83d"),
     "5,000 digits": (
         ".jsonl",
         ROW + b'{"text": "a", "label": ' + b"1" * 5000 + b"}",
         "line 2: .* a number has thousands of digits: put it in quotes",
     ),
     "deep nesting": (".jsonl", ROW + b'{"text": ' + b"[" * 99_999, "line 2: .* nested too deeply. Flatten it"),
-    "a field twice": (".jsonl", ROW + b'{"text": "a", "text": "b"}', "line 2: .* two fields 'text'"),
+    "a field twice": (".jsonl", ROW + b'{"text": "a", "text": "b"}', "line 2: .* the field 'text' appears twice"),
     "a column twice": (".csv", b"text,label,text\na,1,b\n", "line 1: has two columns named 'text'. Rename or remove"),
     "a quote that never ends": (".csv", b'text,label\na,1\n"b,0\nc,1\n', "line 3: cannot be read as CSV"),
     "UTF-16": (".jsonl", ROW.decode().encode("utf-16"), r"line 1: .* is UTF-16. Convert it: iconv -f utf-16"),
-    "UTF-16 without a mark": (".csv", "text,label\n".encode("utf-16-le"), "line 1: .* may be UTF-16, or no text"),
+    "UTF-16 without a mark": (".csv", "text,label\n".encode("utf-16-le"), "line 1: .* may be UTF-16, or not text"),
     "Latin-1": (".csv", b"text,label\na,1\ncaf\xe9,0\n", "line 3: .* byte 0xe9 .* Latin-1 .* iconv -f windows-1252"),
     "Latin-1 in JSON": (".jsonl", ROW + b'{"text": "caf\xe9"}\n', "line 2: must be UTF-8, but the byte 0xe9"),
     "gzip": (".csv", gzip.compress(b"text,label\na,1\n"), r"compressed \(gzip\). Decompress it first: gunzip"),
@@ -92,8 +92,8 @@ def test_a_gzip_bomb_is_not_unpacked(tmp_path: Path) -> None:
 
 
 def test_nothing_waits_for_a_fifo(tmp_path: Path) -> None:
-    from midlayer_encoders.analysis.probing.examples import read_examples
     from midlayer_encoders.media import read_image
+    from midlayer_encoders.probing.examples import read_examples
 
     for name in ("test.jsonl", "a.csv", "a.parquet", "a.txt", "a.png"):
         os.mkfifo(tmp_path / name)
@@ -107,7 +107,7 @@ def test_nothing_waits_for_a_fifo(tmp_path: Path) -> None:
     ]
     reads += [lambda: read_examples(tmp_path / "a.csv", ["text"])]
     for read in reads:
-        with pytest.raises(MidlayerError, match="must be an ordinary file, but is a FIFO"), in_time(2):
+        with pytest.raises(MidlayerError, match="must be a regular file, but is a FIFO"), in_time(2):
             read()
 
 

@@ -20,7 +20,7 @@ from midlayer_encoders.tasks import (
     task_sources,
     task_texts,
 )
-from midlayer_encoders.tasks.files import files_data
+from midlayer_encoders.tasks.file_tasks import files_data
 from tests.others_warnings import MTEB
 from tests.tasks.rows import ROWS, SENTENCES, write
 
@@ -72,9 +72,9 @@ def test_translations_are_found_by_the_nearest_sentence(tmp_path: Path) -> None:
 
 
 def test_a_column_beside_is_not_lost(tmp_path: Path) -> None:
-    with pytest.raises(TaskFileError, match=r"STS needs sentence1, sentence2, score \(missing: score\)"):
+    with pytest.raises(TaskFileError, match="STS needs sentence1, sentence2, score"):
         files_data(write(tmp_path / "pairs.jsonl", [{**row, "grade": 1} for row in ROWS["BitextMining"]]))
-    with pytest.raises(TaskFileError, match="Without labels, text must stand alone"):
+    with pytest.raises(TaskFileError, match=r"Texts without labels, .* must stand alone"):
         files_data(write(tmp_path / "texts.jsonl", [{"text": "a text", "topic": 1}]))
 
 
@@ -115,5 +115,5 @@ def test_what_is_wrong_with_several_labels_and_with_translations_is_named(tmp_pa
     with pytest.raises(TaskFileError, match="must have two sentences or more, but has one: every search would find it"):
         files_data(write(tmp_path / "one.jsonl", ROWS["BitextMining"][:1]))
     numbered = [{"id": n, **row} for n, row in enumerate(ROWS["BitextMining"])]
-    with pytest.raises(TaskFileError, match="Of translations, sentence1 and sentence2 must stand alone"):
+    with pytest.raises(TaskFileError, match="sentence1 and sentence2 of translations, must stand alone"):
         files_data(write(tmp_path / "numbered.jsonl", numbered))

@@ -11,7 +11,7 @@ from midlayer_encoders.tasks import TaskOverview, TextsSource, task_overview, ta
 from tests.others_warnings import MTEB
 from tests.scoring.made import pairs
 from tests.tasks.rows import ROWS, SENTENCES, write
-from tests.tasks.test_retrieval import CORPUS, QUERIES, beir
+from tests.tasks.test_beir import CORPUS, QUERIES, beir
 
 pytestmark = MTEB
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from midlayer_encoders.tasks import builtin
-from midlayer_encoders.tasks.data import TaskData
+from midlayer_encoders.tasks import docstrings
 from midlayer_encoders.tasks.docstrings import SHELVES, Entry
-from midlayer_encoders.tasks.files import files_data
+from midlayer_encoders.tasks.file_tasks import files_data
+from midlayer_encoders.tasks.task_data import TaskData
 
 FILES = {"a.py": 12, "b.py": 5, "c.py": 3}
 """Objects in each file of each made-up shelf: as many as the built-in tasks take of one."""
@@ -41,12 +41,12 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> None:
         for number in range(count)
     ]
     made = tuple(Entry(*place, text_of("summary", *place), text_of("description", *place)) for place in places)
-    monkeypatch.setattr(builtin, "entries", lambda: made)
-    monkeypatch.setattr(builtin, "_pool", builtin._pool.__wrapped__)
+    monkeypatch.setattr(docstrings, "entries", lambda: made)
+    monkeypatch.setattr(docstrings, "_pool", docstrings._pool.__wrapped__)
 
 
 def rows_of(label: str) -> Mapping[str, Columns]:
-    return builtin.builtin_data.__wrapped__(label).splits
+    return docstrings.builtin_data.__wrapped__(label).splits
 
 
 @pytest.mark.usefixtures("made_up")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from midlayer_encoders.tuning import TuneResult, tune
+from midlayer_encoders.tuning import TuneResult
+from tests.grouped import tune
 from tests.tiny_folders import TEXTS
 
 PAIRS = [

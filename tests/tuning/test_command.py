@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from sentence_transformers import SentenceTransformer
 
-from midlayer_encoders.tasks.reading import TaskFileError
+from midlayer_encoders.tasks.table_files import TaskFileError
 from tests.cli.calls import run
 from tests.tuning.rows import PAIRS
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.tuning.losses import LabelRankingLoss, make_loss
+from midlayer_encoders.tuning.training import LabelRankingLoss, TuneSettings, make_loss
 
 Folder = Callable[[str], str]
 
@@ -68,7 +68,7 @@ def test_a_batch_of_one_label_pulls_nothing_apart() -> None:
 )
 def test_each_kind_has_its_loss(kind: Any, options: dict[str, Any], name: str, tiny_folder: Folder) -> None:
     encoder = LayerEncoder(tiny_folder("BERT"), 2, device="cpu")
-    loss: Any = make_loss(encoder, kind, **options)
+    loss: Any = make_loss(encoder, kind, TuneSettings(**options))
     assert type(loss).__name__ == name
     if name == "MatryoshkaLoss":
         assert sorted(loss.matryoshka_dims) == [8, encoder.get_embedding_dimension()]
@@ -87,7 +87,7 @@ def test_each_kind_has_its_loss(kind: Any, options: dict[str, Any], name: str, t
 def test_what_a_loss_cannot_do_is_refused(kind: Any, options: Any, words: str, tiny_folder: Folder) -> None:
     encoder = LayerEncoder(tiny_folder("Llama"), 2, device="cpu")
     with pytest.raises(OptionError, match=words):
-        make_loss(encoder, kind, **options)
+        make_loss(encoder, kind, TuneSettings(**options))
 
 
 def test_the_earlier_layers_of_the_adaptive_loss_are_those_of_a_cut(tiny_folder: Folder) -> None:
@@ -99,7 +99,7 @@ def test_the_earlier_layers_of_the_adaptive_loss_are_those_of_a_cut(tiny_folder:
             seen.append(encoder(next(iter(features)))["sentence_embedding"])
             return seen[-1].sum()
 
-    loss: Any = make_loss(encoder, "pairs", adaptive=True)
+    loss: Any = make_loss(encoder, "pairs", TuneSettings(adaptive=True))
     loss.loss, loss.n_layers_per_step = Keeps(), -1
     loss([encoder.preprocess(["a text", "another"])], torch.zeros(2))
     for layer, found in zip((2, 0, 1, 2), seen, strict=True):
@@ -110,7 +110,9 @@ def test_the_earlier_layers_of_the_adaptive_loss_are_those_of_a_cut(tiny_folder:
 
 def test_leading_dimensions_of_earlier_layers_are_trained_together(tiny_folder: Folder) -> None:
     encoder = LayerEncoder(tiny_folder("BERT"), 2, device="cpu")
-    loss = make_loss(encoder, "pairs", matryoshka=[8], adaptive=True)
+    loss = make_loss(encoder, "pairs", TuneSettings(matryoshka=[8], adaptive=True))
     features = [encoder.preprocess(["a text", "another"]), encoder.preprocess(["one text", "others"])]
     with torch.no_grad():
-        assert loss(features, torch.zeros(2)) > make_loss(encoder, "pairs")(features, torch.zeros(2)) > 0
+        assert (
+            loss(features, torch.zeros(2)) > make_loss(encoder, "pairs", TuneSettings())(features, torch.zeros(2)) > 0
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,6 @@ import numpy as np
 import pytest
 
 from midlayer_encoders import LayerEncoder
-from midlayer_encoders.tuning import run
 from tests.tiny_folders import TEXTS
 from tests.tuning.rows import tuned
 
@@ -51,7 +51,7 @@ def test_the_run_ends_where_it_would_have(
         if stopped == "before it is saved":
             patch.setattr(LayerEncoder, "save_pretrained", stop)
         elif stopped == "after it is saved":
-            patch.setattr(run, "write_frame", stop)
+            patch.setattr(sys.modules["midlayer_encoders.tuning.tune"], "write_frame", stop)
         elif stopped == "at its end":
             patch.setattr(shutil, "rmtree", killed)
         with pytest.raises(KeyboardInterrupt):

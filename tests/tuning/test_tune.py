@@ -168,7 +168,7 @@ def test_it_stops_early_where_nothing_is_learned_and_leaves_the_generators_alone
 def test_what_cannot_be_meant_is_refused(
     options: dict[str, Any], error: type[Exception], words: str, tiny_folder: Folder, tmp_path: Path
 ) -> None:
-    from midlayer_encoders.tuning import tune
+    from tests.grouped import tune
 
     scored = {"tasks": str(sts(tmp_path / "mine.jsonl")), "progress": lambda *_: pytest.fail("not refused at once")}
     with pytest.raises(error, match=words):

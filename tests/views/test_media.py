@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.views.media import audio_view, augment_media, image_view
+from midlayer_encoders.views.media_views import audio_view, augment_media, image_view
 from tests.made_media import IMAGES, RATE, WAVEFORMS, image
 
 
@@ -68,7 +68,7 @@ def test_a_silent_or_tiny_waveform_has_views() -> None:
 
 
 def test_wrong_options() -> None:
-    with pytest.raises(OptionError, match="`views` must be at least 1"):
+    with pytest.raises(OptionError, match="`views` must be a whole number, 1 or more"):
         augment_media(IMAGES, "image", views=0)
     with pytest.raises(OptionError, match="Did you mean 'image'"):
         augment_media(IMAGES, "images")  # type: ignore[arg-type]

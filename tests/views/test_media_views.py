@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from midlayer_encoders.media import InputError
-from midlayer_encoders.views.media import audio_view, augment_media, image_view
+from midlayer_encoders.views.media_views import audio_view, augment_media, image_view
 from tests.made_media import IMAGES, RATE, WAVEFORMS
 
 SQUARE, COUNT = 10, 30

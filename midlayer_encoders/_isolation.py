@@ -1,0 +1,67 @@
+"""Isolation from other libraries: from their log lines, and from their use of the global random generators."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_lock = threading.RLock()  # all threads of a process share the generators
+
+
+def _reset_lock() -> None:
+    """Replace the lock in a forked child, where the thread that held it does not exist."""
+    global _lock
+    _lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_reset_lock)
+
+
+@contextmanager
+def isolated_random() -> Iterator[None]:
+    """Restore the global generators of ``random``, NumPy and torch when the block ends.
+
+    Only one thread at a time runs such a block.
+
+    Example:
+        >>> import random
+        >>> random.seed(0)
+        >>> with isolated_random():
+        ...     random.seed(42)
+        >>> round(random.random(), 4)
+        0.8444
+    """
+    import random
+
+    import numpy as np
+    import torch  # mteb seeds torch only if torch is already imported
+
+    with _lock:
+        states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+        cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+        try:
+            yield
+        finally:
+            random.setstate(states[0])
+            np.random.set_state(states[1])
+            torch.set_rng_state(states[2])
+            if cuda:
+                torch.cuda.set_rng_state_all(cuda)
+
+
+@contextmanager
+def quiet_loggers(*names: str, level: int = logging.ERROR) -> Iterator[None]:
+    """Raise the level of loggers, and restore it afterwards."""
+    loggers = [logging.getLogger(name) for name in names]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(level)
+    try:
+        yield
+    finally:
+        for logger, previous in zip(loggers, levels, strict=True):
+            logger.setLevel(previous)

@@ -1,1 +1,0 @@
-"""Models side by side: metrics, differences with intervals, CKA between layers."""

@@ -1,0 +1,160 @@
+"""Arguments that several commands share: their types, how their words are parsed, and the inputs they name."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from typer import Argument, BadParameter, Context, Option, echo
+
+from midlayer_encoders._types import ReadSite
+from midlayer_encoders.cli._progress import show_waiting
+from midlayer_encoders.errors import OptionError
+from midlayer_encoders.recipes import Recipe, recipes_of
+
+if TYPE_CHECKING:
+    from midlayer_encoders.encoder.options import EncoderOptions
+    from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
+
+_TEXTS = Option("--texts", help="One text per line, or your data (JSONL, CSV, parquet, a folder); see --field.")
+
+Model = Annotated[str, Argument(help="Folder or hub name, built-in (SmolLM2-135M) or built-in-minilm (MiniLM).")]
+LayerWords = Annotated[str, Option("--layer", help="17, -1 (the last), 0.7 (of the depth), or several: 8,12,16.")]
+LayersWords = Annotated[str, Option("--layers", help="all, or layers separated by commas: 0,6,0.5,-1.")]
+MetricNames = Annotated[str, Option("--metrics", help="paper, all, or names separated by commas.")]
+TextsFile = Annotated[Path, _TEXTS]
+OptionalTexts = Annotated[Path | None, _TEXTS]
+OptionalImages = Annotated[Path | None, Option("--images", help="Folder of images, for an image model.")]
+OptionalAudio = Annotated[Path | None, Option("--audio", help="Folder of audio files, for an audio model.")]
+FieldName = Annotated[str | None, Option("--field", help="Column, or field of each JSON line, that holds the text.")]
+Limit = Annotated[int | None, Option("--limit", min=1, help="Use only the first LIMIT inputs.")]
+Out = Annotated[Path | None, Option("--out", help="Folder; by default midlayer-results/COMMAND-MODEL.")]
+RecipeNames = Annotated[str | None, Option("--recipes", help="plain,one-word …, or all; --template adds your own.")]
+Site = Annotated[ReadSite, Option("--site", help="block, or the output of attention or mlp in each block.")]
+SkipBad = Annotated[bool, Option("--skip-bad", help="Skip files that cannot be read, and list them.")]
+Views = Annotated[int, Option("--views", help="Augmented views of each text, for LiDAR.")]
+Seed = Annotated[int, Option("--seed", min=0, help="Random seed.")]
+
+
+def parse_layer(word: str) -> int | float:
+    """Return a layer from a word: ``"17"`` is layer 17, ``"0.7"`` a fraction of the depth.
+
+    Example:
+        >>> parse_layer("17"), parse_layer("-1"), parse_layer("0.7")
+        (17, -1, 0.7)
+    """
+    try:
+        return float(word) if "." in word else int(word)
+    except ValueError:
+        raise BadParameter(f"must be 17, -1 or 0.7, but got {word!r}") from None
+
+
+def parse_layers(words: str) -> str | list[int | float]:
+    """Return layers from words separated by commas.
+
+    Example:
+        >>> parse_layers("all"), parse_layers("0,6,0.5,-1")
+        ('all', [0, 6, 0.5, -1])
+    """
+    return "all" if words == "all" else [parse_layer(word.strip()) for word in words.split(",")]
+
+
+def parse_metrics(words: str) -> str | list[str]:
+    """Return ``"all"``, ``"paper"``, or the names of metrics."""
+    if words == "none":
+        return []
+    return words if words in ("all", "paper") else words.split(",")
+
+
+def parse_recipes(words: str | None, options: EncoderOptions) -> tuple[list[Recipe] | None, EncoderOptions]:
+    """Return the recipes that ``--recipes`` names, and the options without a template, which becomes a recipe."""
+    if words is None:
+        return None, options
+    recipes = recipes_of("--recipes", words if words == "all" else words.split(","))
+    if options.recipe is not None:
+        raise OptionError("`--recipe` must be left out with `--recipes`: name it there.")
+    if options.template is not None:
+        recipes.append(Recipe(name="yours", template=options.template, pooling=options.pooling or "last"))
+        options = replace(options, template=None, pooling=None)
+    return recipes, options
+
+
+def refuse_flags(context: Context, reason: str, *names: str) -> None:
+    """Raise an :class:`OptionError` if one of these parameters was given as a flag, which would have no effect.
+
+    Args:
+        context: context of the command.
+        reason: end of the sentence, such as ``"for texts"``.
+        names: names of the parameters.
+    """
+    flags = {parameter.name: parameter.opts[0] for parameter in context.command.params}
+    for name in filter(flags.__contains__, names):
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise OptionError(f"`{flags[name]}` must be left out {reason}.")
+
+
+def read_inputs(
+    context: Context, paths: dict[str, Path | None], *, field: str | None, skip_bad: bool
+) -> tuple[str, Path, list[Any]]:
+    """Return the kind and path of the only source that was named, and its texts or the paths of its files."""
+    from midlayer_encoders.media import media_files
+
+    sources = [(kind, path) for kind, path in paths.items() if path is not None]
+    if len(sources) != 1:
+        raise BadParameter(f"name one of --texts, --images, --audio, but got {len(sources)}")
+    kind, path = sources[0]
+    if kind == "texts":
+        refuse_flags(context, "for texts: it applies to files of images and audio", "skip_bad")
+        return kind, path, read_texts(path, field=field)
+    if kind == "sounds":
+        echo("--sounds is deprecated and removed in 0.3: write --audio.", err=True)
+        kind = "audio"
+    refuse_flags(context, f"for {kind}: it applies to texts", "field", "wikitext")
+    bad = "skip" if skip_bad else "refuse"
+    return kind, path, list(media_files(path, "image" if kind == "images" else "audio", bad=bad))
+
+
+def read_texts(path: Path, *, field: str | None) -> list[str]:
+    """Return the texts of a file of lines, or of data in any format that a sweep accepts.
+
+    Args:
+        path: one text per line; or JSONL, CSV, TSV, parquet or a folder of them.
+        field: the column that holds the text, if the columns are not those of a task.
+    """
+    from midlayer_encoders.files import expand_home
+    from midlayer_encoders.media import text_lists
+    from midlayer_encoders.tasks import SUFFIXES, ColumnsError, own_texts
+
+    path = expand_home(path)
+    is_json_lines = path.suffix.lower() in (".jsonl", ".ndjson")
+    if not path.is_dir() and (path.suffix.lower() not in SUFFIXES or (field and is_json_lines)):
+        return text_lists.read_texts(path, field=field)
+    try:
+        return own_texts(path, column=field)
+    except ColumnsError:
+        if is_json_lines:
+            return text_lists.read_texts(path)  # its error names the fields to choose from
+        raise
+
+
+def results_folder(command: str, *models: str) -> Path:
+    """Return the folder that a command writes to without ``--out``.
+
+    Example:
+        >>> results_folder("compare", "EleutherAI/pythia-410m@step16000", "EleutherAI/pythia-410m").as_posix()
+        'midlayer-results/compare-EleutherAI_pythia-410m_step16000-EleutherAI_pythia-410m'
+    """
+    names = [Path(model).resolve().name if Path(model).is_dir() else model for model in models]
+    folder = "-".join([command, *(re.sub(r"[^\w.-]+", "_", name) for name in names)])
+    return Path("midlayer-results") / folder[:200]  # most file systems limit a name to 255 bytes
+
+
+def load_model(model: str, options: EncoderOptions) -> LayerEncoder:
+    """Return the encoder of a whole model."""
+    from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
+
+    with show_waiting("loading", f"Loading {model}"):
+        return LayerEncoder(model, -1, **options.changed())

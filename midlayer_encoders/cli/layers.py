@@ -1,0 +1,126 @@
+"""``midlayer embed`` and ``metrics``: vectors and metrics of every layer on texts, images or audio."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from typer import Context, Option
+
+from midlayer_encoders.cli import _arguments, _output
+from midlayer_encoders.cli._app import command
+from midlayer_encoders.cli._progress import show_progress
+from midlayer_encoders.encoder.options import EncoderOptions
+
+_METRIC_FILES = ["metrics.parquet", "metrics.csv", "metrics.png"]
+
+
+@command("Use it")
+def embed(
+    *,
+    context: Context,
+    model: _arguments.Model,
+    out: Annotated[Path, Option(help="vectors.npy, .safetensors or .parquet; with --tokens a new folder.")],
+    texts: _arguments.OptionalTexts = None,
+    images: _arguments.OptionalImages = None,
+    audio: _arguments.OptionalAudio = None,
+    skip_bad: _arguments.SkipBad = False,
+    layers: _arguments.LayersWords = "all",
+    site: _arguments.Site = "block",
+    tokens: Annotated[bool, Option(help="Write the states of every token, in shards, not vectors.")] = False,
+    from_sweep: Annotated[Path | None, Option("--from", help="Sweep whose vectors to read, not run the model.")] = None,
+    field: _arguments.FieldName = None,
+    limit: _arguments.Limit = None,
+    token_budget: Annotated[str, Option(help="Tokens in a batch; auto finds the fastest size.")] = "auto",
+    options: EncoderOptions,
+) -> None:
+    """Write the vectors of texts, images or audio at many layers to a file, from one pass of the model.
+
+    Examples:
+        midlayer embed MODEL --texts texts.txt --out vectors.parquet
+        midlayer embed MODEL --texts texts.txt --layers 0,0.5,-1 --out v.npy
+    """
+    from midlayer_encoders import vectors
+
+    vectors.check_out(out, tokens=tokens)  # before anything is loaded
+    paths = {"texts": texts, "images": images, "audio": audio}
+    kind, _, inputs = _arguments.read_inputs(context, paths, field=field, skip_bad=skip_bad)
+    inputs = inputs[:limit]
+    encoder = _arguments.load_model(model, options)
+    unit = "waveforms" if kind == "audio" else kind
+    with show_progress({"embedding": f"Embedding {unit}", "writing": "Writing vectors"}) as progress:
+        written = vectors.embed(
+            encoder,
+            inputs,
+            out,
+            layers=_arguments.parse_layers(layers),
+            site=site,
+            tokens=tokens,
+            from_sweep=from_sweep,
+            token_budget=int(token_budget) if token_budget.lstrip("-").isdigit() else token_budget,  # type: ignore[arg-type]
+            progress=progress,
+        )
+    _output.print_result(path=written, inputs=len(inputs), kind=kind)
+    _output.print_text(f"{'States' if tokens else 'Vectors'} of {len(inputs):,} {unit} are in {written}.", wrap=False)
+
+
+@command("Look inside", norm="none")
+def metrics(
+    *,
+    context: Context,
+    model: _arguments.Model,
+    out: _arguments.Out = None,
+    texts: _arguments.OptionalTexts = None,
+    images: _arguments.OptionalImages = None,
+    audio: _arguments.OptionalAudio = None,
+    sounds: Annotated[Path | None, Option(hidden=True)] = None,
+    skip_bad: _arguments.SkipBad = False,
+    metric_names: _arguments.MetricNames = "paper",
+    layers: _arguments.LayersWords = "all",
+    site: _arguments.Site = "block",
+    field: _arguments.FieldName = None,
+    wikitext: Annotated[bool, Option(help="Drop headings and paragraphs under 30 tokens.")] = False,
+    limit: _arguments.Limit = None,
+    seed: _arguments.Seed = 0,
+    options: EncoderOptions,
+) -> None:
+    """Measure every layer of a model on your texts, images or audio.
+
+    Examples:
+        midlayer metrics MODEL --texts texts.txt --out runs/metrics
+        midlayer metrics MODEL --images photos/ --metrics all --out runs/m
+    """
+    from midlayer_encoders import measure
+    from midlayer_encoders.measuring import num_passes
+    from midlayer_encoders.media.text_lists import wikitext_paragraphs
+    from midlayer_encoders.report import write_metrics_figure
+    from midlayer_encoders.report.results import write_frame
+
+    out = out or _arguments.results_folder("metrics", model)
+    names = _arguments.parse_metrics(metric_names)
+    passes = num_passes(names)  # refuses an unknown name before the model is loaded
+    paths = {"texts": texts, "images": images, "audio": audio, "sounds": sounds}
+    kind, path, inputs = _arguments.read_inputs(context, paths, field=field, skip_bad=skip_bad)
+    encoder = _arguments.load_model(model, options)
+    if wikitext:  # counts the tokens of the whole paragraph, whatever --max-length is
+        inputs = wikitext_paragraphs(inputs, lambda line: len(encoder.tokenizer(line, verbose=False)["input_ids"]))
+    inputs = inputs[:limit]
+    unit = "waveforms" if kind == "audio" else kind
+    with show_progress({"measuring": f"{len(inputs)} {unit}, {passes} passes"}) as progress:
+        frame = measure(
+            encoder,
+            inputs,
+            metrics=names,
+            layers=_arguments.parse_layers(layers),
+            site=site,
+            seed=seed,
+            dataset=path.stem,
+            progress=progress,
+        )
+    for name in ("metrics.parquet", "metrics.csv"):
+        write_frame(frame, out / name)
+    write_metrics_figure(frame, out / "metrics.png")
+    values = frame.select("layer", "name", "value")
+    _output.print_result(folder=out, files=_METRIC_FILES, values=values.to_dicts())
+    _output.print_by_layer({(layer, name): f"{value:.4g}" for layer, name, value in values.iter_rows()})
+    _output.print_text(f"Written to {out}: {', '.join(_METRIC_FILES)}", wrap=False)

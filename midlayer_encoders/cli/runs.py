@@ -1,0 +1,130 @@
+"""``midlayer report``, ``board`` and ``cache``: the pages and the stored embeddings of finished sweeps."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict
+from datetime import timedelta
+from pathlib import Path
+from typing import Annotated, Any
+
+from rich.markup import escape
+from typer import Argument, Option
+
+from midlayer_encoders.cli import _output
+from midlayer_encoders.cli._app import command
+from midlayer_encoders.errors import OptionError
+from midlayer_encoders.validation import check_number
+
+_UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9}
+
+
+@command("Find the layer", quiet=False)
+def report(folder: Annotated[Path, Argument(help="The --out of a sweep.")]) -> None:
+    """Write the page of a sweep again from its results.
+
+    Examples:
+        midlayer report runs/reviews
+        midlayer report runs/reviews --json
+    """
+    from midlayer_encoders.sweeping import SweepResult
+
+    page = SweepResult.load(folder).to_html()
+    _output.print_result(folder=folder, report=page)
+    _output.print_report(page)
+
+
+@command("Find the layer", name="board", quiet=False)
+def board_command(
+    *,
+    runs: Annotated[list[str], Argument(help="Folders of sweeps (their --out), or folders that hold several.")],
+    out: Annotated[Path, Option(help="Page to write.")] = Path("midlayer-results/board.html"),
+    max_params: Annotated[str | None, Option(help="Maximum number of parameters: 100M, 1.5B, 22000000.")] = None,
+    max_ms: Annotated[float | None, Option(help="Maximum milliseconds per text.")] = None,
+    max_bytes: Annotated[float | None, Option(help="Maximum bytes per vector.")] = None,
+) -> None:
+    """Compare many sweeps on one page, score against cost, and print the best encoder within a budget.
+
+    Examples:
+        midlayer board runs/one runs/two
+        midlayer board runs --max-params 100M --max-ms 5
+    """
+    from midlayer_encoders.boards import board
+    from midlayer_encoders.frame.pareto import COSTS, amount, cost_text
+
+    max_parameters = None if max_params is None else parse_amount(max_params)
+    result = board(runs, max_parameters=max_parameters, max_milliseconds=max_ms, max_bytes=max_bytes)
+    page = result.to_html(out)
+    tasks = f"{len(result.tasks)} shared tasks" if len(result.tasks) > 1 else result.tasks[0]
+    rows = []
+    for run in result.runs:
+        costs = (amount(run.best.costs[cost]) if cost in run.best.costs else "–" for cost in COSTS)
+        layer = f"{run.best.layer} of {run.summary.num_layers}"
+        rows.append([escape(run.name), layer, f"{run.best.score:.1f}", *costs])
+    columns = ["run", "layer", "score", "parameters", "ms per text", "bytes"]
+    _output.print_table(columns, rows, title=f"Best layer of each run on {tasks}", left=("run",))
+    for remark in result.remarks:
+        _output.print_text(remark)
+    _output.print_report(page)
+    choice: dict[str, Any] | None = None
+    try:
+        point = result.chosen()
+        lines = result.lines(point)
+        choice = {"run": point.run, "layer": point.layer, "score": point.score, "costs": dict(point.costs)}
+        choice["lines"] = lines
+    finally:  # --json lists the runs even if none is within the budget
+        _output.print_result(page=page, **result.to_dict(), chosen=choice)
+    summary = f"Use {point.run} at layer {point.layer}: {point.score:.1f} points, {cost_text(point.costs)}."
+    _output.print_text(summary, wrap=False)
+    _output.print_encoder_lines(lines)
+
+
+def parse_amount(text: str) -> float:
+    """Return a number from a word with an optional unit.
+
+    Example:
+        >>> parse_amount("100M"), parse_amount("1.5B"), parse_amount("22_000_000")
+        (100000000.0, 1500000000.0, 22000000.0)
+    """
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?([kmbg]?)", text.strip().replace("_", "").lower())
+    if match is None:
+        raise OptionError(f"`--max-params` must be a number such as 100M, 1.5B or 22000000, but got {text!r}.")
+    return float(match[1]) * _UNITS[match[2]]
+
+
+@command("Keep house", quiet=False)
+def cache(
+    root: Annotated[Path, Argument(help="Folder of embeddings: a sweep's --store, or embeddings in its --out.")],
+    remove: Annotated[list[str] | None, Option(help="Key of a store to remove; repeatable.")] = None,
+    unused_days: Annotated[int | None, Option(min=0, max=100_000, help="Remove stores unused this many days.")] = None,
+    keep_gb: Annotated[float | None, Option(help="Remove the least recently used until this many GB remain.")] = None,
+    dry_run: Annotated[bool, Option(help="Print what would be removed, and remove nothing.")] = False,
+) -> None:
+    """List stored embeddings and remove those you do not need.
+
+    Examples:
+        midlayer cache runs/reviews/embeddings
+        midlayer cache STORE --unused-days 30 --dry-run
+    """
+    from midlayer_encoders.store import list_stores, prune
+
+    unused_for = None if unused_days is None else timedelta(days=unused_days)
+    keep_bytes = None if keep_gb is None else int(check_number("--keep-gb", keep_gb) * 1e9)
+    removed = []
+    if remove or unused_for is not None or keep_bytes is not None:
+        removed = prune(root, keys=remove or None, unused_for=unused_for, keep_bytes=keep_bytes, dry_run=dry_run)
+        _output.print_text(f"{'Would remove' if dry_run else 'Removed'} {len(removed)} stores.")
+    elif dry_run:
+        raise OptionError("`--dry-run` must be left out if nothing is to be removed.")
+    stores = list_stores(root)
+    keys = [store.key for store in removed]
+    _output.print_result(stores=[asdict(store) for store in stores], removed=keys, dry_run=dry_run)
+    if not stores:
+        _output.print_text(f"There is no store of embeddings in {root}.", wrap=False)
+        return
+    columns = ["key", "model", "texts", "layers", "MB", "last used"]
+    rows = []
+    for store in stores:
+        cells = (store.key, str(store.description.get("model", "")), str(store.texts), str(len(store.layers)))
+        rows.append([*cells, f"{store.bytes / 1e6:.1f}", f"{store.last_used:%Y-%m-%d %H:%M}"])
+    _output.print_table(columns, rows, left=columns)

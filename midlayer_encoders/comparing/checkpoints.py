@@ -1,0 +1,200 @@
+"""Find the checkpoints of a model: revisions on the hub, or sub-folders of a folder, ordered by step."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from midlayer_encoders.errors import ModelNotFoundError, OptionError, did_you_mean
+from midlayer_encoders.files import exists, expand_home
+from midlayer_encoders.frame.steps import step_of
+from midlayer_encoders.models.hub import load_config, local_only
+from midlayer_encoders.validation import check_text, check_texts
+
+_LIGHTNING = (
+    "Lightning's .ckpt holds a LightningModule's whole training state, not a model folder. Write a folder for each "
+    "step: `MyModule.load_from_checkpoint(path).model.save_pretrained('step500')`, and the tokenizer into it."
+)
+_TOKENIZER_FILES = ("tokenizer*", "vocab.*", "spiece.model")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A model at one training step.
+
+    Attributes:
+        name: of the revision or the sub-folder.
+        step: the training step in that name.
+        source: folder, or name on the hub.
+        revision: on the hub; ``None`` for a folder.
+    """
+
+    name: str
+    step: int
+    source: str
+    revision: str | None
+
+    @property
+    def fingerprint(self) -> str:
+        """The revision on the hub, or a hash of names, sizes and times of a folder's files."""
+        return files_fingerprint(self.source) if self.revision is None else self.revision
+
+
+def files_fingerprint(path: Path | str) -> str:
+    """Return a hash of names, sizes and times of a file or of the files in a folder; empty if there are none.
+
+    Example:
+        >>> files_fingerprint("EleutherAI/pythia-410m")
+        ''
+    """
+    resolved = expand_home(path)
+    if not exists(resolved):
+        return ""
+    files = sorted(file for file in resolved.iterdir() if file.is_file()) if resolved.is_dir() else [resolved]
+    # The change time too, because a copy can preserve the modification time of weights of the same size.
+    stats = [(file.name, file.stat()) for file in files]
+    identity = [(name, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns) for name, stat in stats]
+    return hashlib.blake2b(repr(identity).encode(), digest_size=8).hexdigest()
+
+
+def find_checkpoints(
+    model: str, revisions: Sequence[str] | None = None, *, trust_remote_code: bool = False
+) -> list[Checkpoint]:
+    """Return the checkpoints of a model ordered by step, or raise if they cannot be compared.
+
+    Args:
+        model: name on the hub, or a folder with sub-folders such as ``checkpoint-500`` or ``step500``.
+        revisions: on the hub, branches or tags that name steps; in a folder, names or steps of sub-folders (``None``
+            for all of them); or paths of folders anywhere.
+        trust_remote_code: whether the model's code on the hub may run, to read its config.
+
+    Raises:
+        OptionError: fewer than two checkpoints, equal steps, a missing checkpoint, different numbers of blocks.
+        ModelNotFoundError: a revision that the hub does not have, or a hub that cannot be reached.
+    """
+    if isinstance(revisions, str):
+        raise OptionError(f"`revisions` must be a list of revisions, but got a string. Write [{revisions!r}].")
+    check_text("model", model)
+    revisions = None if revisions is None else check_texts("revisions", revisions, minimum=0)
+    for name in (model, *(revisions or ())):
+        if name.endswith(".ckpt"):
+            raise OptionError(f"`{'model' if name == model else 'revisions'}` must not be {name!r}. {_LIGHTNING}")
+    if is_folder(model):
+        checkpoints = _checkpoints_in_folder(expand_home(model), revisions)
+    elif revisions:
+        checkpoints = [
+            _checkpoint_at(name) if _is_path(name) else Checkpoint(name, step_of(name), model, name)
+            for name in revisions
+        ]
+    else:
+        raise OptionError(
+            f"`revisions` must be given for a model on the hub, as ['step1000', 'step2000'], but got none; "
+            f"{model!r} is not a local folder."
+        )
+    checkpoints.sort(key=lambda checkpoint: checkpoint.step)
+    _check_checkpoints(checkpoints, trust_remote_code)
+    return checkpoints
+
+
+def is_folder(name: str) -> bool:
+    """Return True if a name is the path of a folder."""
+    return exists(expand_home(name)) and expand_home(name).is_dir()
+
+
+def _checkpoints_in_folder(folder: Path, revisions: Sequence[str] | None) -> list[Checkpoint]:
+    paths = [path for path in folder.iterdir() if _is_checkpoint(path)]
+    paths.sort(key=lambda path: step_of(path.name))
+    checkpoints = {path.name: _checkpoint_at(path) for path in paths}
+    if revisions is None:
+        if not checkpoints:
+            raise OptionError(f"`model` must be a folder with checkpoints in it. {_folder_contents(folder)}")
+        return list(checkpoints.values())
+    return [_checkpoint_in_folder(name, checkpoints, folder) for name in revisions]
+
+
+def _checkpoint_in_folder(name: str, checkpoints: dict[str, Checkpoint], folder: Path) -> Checkpoint:
+    """Return the checkpoint with a name, a step or a path."""
+    if name in checkpoints:
+        return checkpoints[name]
+    if _is_path(name):
+        return _checkpoint_at(name)
+    step = int(name) if name.isdecimal() and len(name) < 19 else step_of(name)
+    matches = [checkpoint for checkpoint in checkpoints.values() if checkpoint.step == step]
+    if len(matches) != 1:
+        names = ", ".join(checkpoints) or "none"
+        raise OptionError(
+            f"`revisions` must name checkpoints in {folder}, but {name!r} is {'two' if matches else 'none'} of them. "
+            f"There are: {names}.{did_you_mean(name, checkpoints)}"
+            + ("" if checkpoints else f" {_folder_contents(folder)}")
+        )
+    return matches[0]
+
+
+def _is_path(name: str) -> bool:
+    return "/" in name and is_folder(name)
+
+
+def _checkpoint_at(name: Path | str) -> Checkpoint:
+    path = expand_home(name)
+    return Checkpoint(path.name, step_of(path.name), str(path), None)
+
+
+def _is_checkpoint(path: Path) -> bool:
+    try:
+        step_of(path.name)
+    except OptionError:
+        return False
+    return (path / "config.json").is_file()
+
+
+def _folder_contents(folder: Path) -> str:
+    """Return what a folder without checkpoints contains, and the cure."""
+    names = sorted(path.name + "/" * path.is_dir() for path in folder.iterdir())
+    contents = f"It holds {', '.join(names[:8])}{', …' if len(names) > 8 else ''}." if names else "It is empty."
+    if any(name.endswith(".ckpt") for name in names):
+        return f"{contents} {_LIGHTNING}"
+    if "config.json" in names:
+        return f"{contents} This is a single model: pass the folder that contains its checkpoints."
+    return f"{contents} Checkpoints are sub-folders such as checkpoint-500 or step500, with a config.json in each."
+
+
+def _check_checkpoints(checkpoints: Sequence[Checkpoint], trust_remote_code: bool) -> None:
+    """Raise before weights are loaded if checkpoints, in the order of their steps, cannot be compared."""
+    for previous, checkpoint in pairwise(checkpoints):
+        if previous.step == checkpoint.step:
+            raise OptionError(
+                f"`revisions` must be of different steps, but {previous.name!r} and {checkpoint.name!r} are both of "
+                f"step {checkpoint.step}; drop one."
+            )
+    if len(checkpoints) < 2:
+        raise OptionError(
+            f"`revisions` must be two or more, but got {checkpoints[0].name!r} alone. "
+            "For one model use `midlayer metrics`."
+        )
+    for checkpoint in checkpoints:  # transformers would create an empty tokenizer, which drops every text
+        folder = Path(checkpoint.source)
+        if checkpoint.revision is None and not any(any(folder.glob(name)) for name in _TOKENIZER_FILES):
+            raise OptionError(
+                f"`revisions` must have their tokenizer with them, but {checkpoint.source} has none. Write it there "
+                "with `tokenizer.save_pretrained(folder)`; a Trainer does so with `processing_class=tokenizer`."
+            )
+    depths = {checkpoint.name: _depth(checkpoint, trust_remote_code) for checkpoint in checkpoints}
+    if len(set(depths.values()) - {None}) > 1:
+        listing = ", ".join(f"{name} has {depth}" for name, depth in list(depths.items())[:6])
+        raise OptionError(f"`revisions` must be one model, with as many blocks at every step, but {listing}.")
+
+
+def _depth(checkpoint: Checkpoint, trust_remote_code: bool) -> int | None:
+    """Return the number of blocks in a config; ``None`` for a folder without one, which loading rejects later."""
+    local = local_only(checkpoint.source, checkpoint.revision)
+    try:
+        config = load_config(checkpoint.source, checkpoint.revision, local=local, trust_remote_code=trust_remote_code)
+    except ModelNotFoundError:
+        if checkpoint.revision is None:
+            return None
+        raise
+    depth = getattr(config, "num_hidden_layers", None)
+    return depth if isinstance(depth, int) else None

@@ -1,0 +1,509 @@
+"""Compare the layers of models: metrics side by side, differences with intervals, CKA between layers."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import gcd, sqrt
+from pathlib import Path
+from statistics import NormalDist
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack, cast
+
+import polars as pl
+import torch
+from torch import Tensor
+
+from midlayer_encoders import metrics as metric_functions
+from midlayer_encoders import validation
+from midlayer_encoders._deprecated import take_deprecated
+from midlayer_encoders._types import EncoderSpec, Layer, Progress, Stage
+from midlayer_encoders.comparing.checkpoints import is_folder
+from midlayer_encoders.encoder.options import EncoderKeywords, EncoderOptions, make_options
+from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
+from midlayer_encoders.errors import OptionError, short_repr
+from midlayer_encoders.files import expand_home
+from midlayer_encoders.frame import NamedSubject, tidy_frame, tidy_rows
+from midlayer_encoders.measuring import agreed, num_passes
+from midlayer_encoders.metrics import METRICS, PAPER_METRICS, TooFewTextsError, current_name
+from midlayer_encoders.metrics.sample_metrics import cka_matrix
+from midlayer_encoders.reading.batches import batches_of
+from midlayer_encoders.reading.reader import layer_reader
+from midlayer_encoders.report import comparison_page, plot_metrics
+from midlayer_encoders.report.results import Result
+from midlayer_encoders.report.versions import versions
+from midlayer_encoders.views.text_views import augment
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_MIN_TEXTS = 10  # half of the texts must still be informative
+_MAX_TEXTS = 2000  # the vectors of all layers and views are in memory
+_NOT_COMPARABLE = ("matrix_entropy", "cka", "block_influence", "neighbor_overlap", "half_match")
+_TWO_TOKEN_METRICS = ("prompt_entropy", "prompt_effective_rank")  # like their classes, they leave out shorter texts
+
+COMPARABLE = tuple(name for name in METRICS if name not in _NOT_COMPARABLE)
+"""Metrics that are defined for one layer and any subset of the texts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class IntervalSettings:
+    """Settings of the intervals of :func:`~midlayer_encoders.compare`.
+
+    Attributes:
+        resamples: number of random halves of the texts, at least 2.
+        confidence: of the intervals, in ``(0, 1)``.
+    """
+
+    resamples: int = 50
+    confidence: float = 0.95
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "resamples", validation.check_count("resamples", self.resamples, minimum=2))
+        confidence = validation.check_number("confidence", self.confidence, maximum=1.0)
+        if not 0 < confidence < 1:
+            raise OptionError(f"`confidence` must be in (0, 1), as 0.95, but got {self.confidence}.")
+        object.__setattr__(self, "confidence", confidence)
+
+
+@dataclass(frozen=True)
+class CompareResult(Result):
+    """A base model and one or more others, layer by layer.
+
+    Attributes:
+        frame: tidy, the metrics of every model.
+        folder: output folder; ``None`` if nothing was written.
+        differences: ``base, model, base_layer, layer, depth, dataset, name, difference, low, high``: the other model
+            minus the base, and the ends of its interval over texts.
+        similarity: ``base, model, base_layer, layer, cka``: unbiased linear CKA of every layer with every other.
+        how: settings of the comparison.
+        notes: caveats, such as different tokenizers.
+    """
+
+    differences: pl.DataFrame
+    similarity: pl.DataFrame
+    how: Mapping[str, str]
+    notes: Sequence[str] = field(default_factory=tuple)
+
+    made_by: ClassVar[str] = "compare"
+
+    def words(self) -> list[str]:
+        """Return a one- or two-sentence summary for each model."""
+        return comparison_page.comparisons_words(self.differences, self.similarity)
+
+    def plots(self) -> dict[str, Figure]:
+        """Return the figures by name: ``metrics``, ``differences`` and ``cka``."""
+        return {
+            "metrics": plot_metrics(self.frame),
+            "differences": comparison_page.plot_differences(self.differences),
+            "cka": comparison_page.plot_similarity(self.similarity),
+        }
+
+    def html(self) -> str:
+        """Return the self-contained page."""
+        return comparison_page.comparisons_html(
+            self.frame, self.differences, self.similarity, how=self.how, notes=self.notes
+        )
+
+    def tables(self) -> dict[str, pl.DataFrame]:
+        """Return the three frames by file name, each as parquet and CSV."""
+        frames = {"frame": self.frame, "differences": self.differences, "cka": self.similarity}
+        return {f"{name}.{suffix}": frame for name, frame in frames.items() for suffix in ("parquet", "csv")}
+
+
+def compare(
+    base: str | LayerEncoder,
+    *tuned: str | LayerEncoder,
+    texts: Sequence[str],
+    metrics: str | Sequence[str] = "paper",
+    layers: Sequence[Layer] | str = "all",
+    views: int = 16,
+    seed: int = 0,
+    intervals: IntervalSettings | None = None,
+    dataset: str = "texts",
+    out: Path | str | None = None,
+    progress: Progress | None = None,
+    **options: Unpack[EncoderKeywords],
+) -> CompareResult:
+    """Return how other models differ from a base model, layer by layer, as in the paper's Figure 13.
+
+    Every model reads the same texts and the same views of them, through its own tokenizer; models given by name are in
+    memory one at a time. The intervals are over texts: all models are measured again on the same random halves of them,
+    see :func:`~midlayer_encoders.comparing.compare.half_width`. Models of different depth are compared at the
+    depths that both have (layer 6 of 12 with layer 12 of 24).
+
+    Args:
+        base: folder, name on the hub, ``name@revision``, or a ``LayerEncoder`` of the whole model.
+        tuned: one or more models to compare with it.
+        texts: 10 to 2000 texts; a few hundred are good.
+        metrics: ``"paper"``, ``"all"`` that can be compared, one name or several.
+        layers: ``"all"`` or a list.
+        views: number of views of each text for LiDAR.
+        seed: for views and halves.
+        intervals: number of random halves, and confidence.
+        dataset: name of the texts in the frame.
+        out: folder for frames, figures and page; ``None`` writes nothing.
+        progress: called after each batch and each half; the stages name the model.
+        options: as in :class:`~midlayer_encoders.EncoderOptions`, for models given by name; ``norm`` is ``"none"`` by
+            default, as in the paper, and applies to encoders too. Other options must match those of the encoders.
+
+    Raises:
+        OptionError: no other model, the same model twice, too few texts or too many.
+    """
+    old_keywords = {"resamples": "intervals.resamples", "confidence": "intervals.confidence"}
+    replaced = take_deprecated(cast(dict[str, Any], options), old_keywords)
+    intervals = replace(intervals or IntervalSettings(), **replaced.get("intervals", {}))
+    encoder_options = make_options(options, norm="none")
+    names = comparable(metrics)
+    models = (base, *tuned)
+    _check_models(models, encoder_options.revision)
+    for model in models:
+        if isinstance(model, LayerEncoder):
+            model.check_own({name: value for name, value in options.items() if name != "norm"})
+    texts = validation.check_texts("texts", texts, minimum=0)
+    if not _MIN_TEXTS <= len(texts) <= _MAX_TEXTS:
+        raise OptionError(
+            f"`texts` must be a list of {_MIN_TEXTS} to {_MAX_TEXTS} texts, because half of them must be informative "
+            f"and the vectors of all layers are in memory, but got {len(texts)}."
+        )
+    seed = validation.check_seed(seed)
+    validation.check_text("dataset", dataset)
+    validation.check_path("out", out)
+    validation.check_progress(progress)
+    num_views = num_passes(names, views=views) - 1
+    text_views = augment(texts, views=num_views, seed=seed) if num_views else []
+    halves = random_halves(len(texts), intervals.resamples, seed=seed)
+    inputs = _Inputs(texts, text_views, names, layers, encoder_options, halves, progress)
+    measured = _measure_all(models, inputs)
+    first, *others = measured
+    result = CompareResult(
+        pl.concat([_metric_rows(model, dataset) for model in measured]),
+        Path(out) if out is not None else None,
+        pl.concat([_difference_frame(first, other, intervals.confidence, dataset) for other in others]),
+        pl.concat([_similarity_frame(first, other) for other in others]),
+        {
+            "texts": f"{len(texts)} ({dataset})",
+            "views": f"{len(inputs.views)}, seed {seed}",
+            "intervals": f"{100 * intervals.confidence:g} %, over texts: all models measured on the same "
+            f"{intervals.resamples} random halves of {len(texts) // 2} texts, drawn without replacement, seed {seed}; "
+            "token metrics average the values of the texts, the others are recomputed from the texts' vectors",
+            "CKA": "linear, unbiased, of one vector per text",
+            "norm": encoder_options.norm,
+            "pooling": ", ".join(dict.fromkeys(model.spec.pooling for model in measured)),
+            **versions(),
+        },
+        [note for other in others for note in _pair_notes(first, other)],
+    )
+    if result.folder is not None:
+        result.save()
+    return result
+
+
+def _measure_all(models: Sequence[str | LayerEncoder], inputs: _Inputs) -> list[_MeasuredModel]:
+    """Measure each model; models given by name are loaded one at a time."""
+    measured: list[_MeasuredModel] = []
+    for model in models:
+        if isinstance(model, LayerEncoder):
+            measured.append(_measure_model(model, inputs, measured))
+        else:
+            name, revision = _name_and_revision(model)
+            gc.collect()  # an encoder and its model card refer to each other, so the previous one is still in memory
+            keywords = {**inputs.options.changed(), "revision": revision}
+            # A variable would keep the encoder in memory while the next one loads.
+            measured.append(_measure_model(LayerEncoder(name, -1, **keywords), inputs, measured))
+    return measured
+
+
+def _check_models(models: Sequence[str | LayerEncoder], revision: str | None) -> None:
+    if revision is not None:
+        raise OptionError(
+            f"`revision` must be left out, because each model has its own, but got {revision!r}. Write `name@revision`."
+        )
+    if len(models) < 2:
+        raise OptionError("`tuned` must be one or more models to compare with `base`, but got none.")
+    keys: set[object] = set()
+    for model in models:
+        if not isinstance(model, str | LayerEncoder):
+            raise OptionError(
+                f"`base` and `tuned` must be names, folders or LayerEncoders, but got {short_repr(model)}."
+            )
+        key: object = id(model)
+        if isinstance(model, str):
+            key = str(expand_home(model).resolve()) if is_folder(model) else model
+        if key in keys:
+            raise OptionError(f"`tuned` must differ from `base` and from each other, but {model!s} is there twice.")
+        keys.add(key)
+
+
+def _name_and_revision(model: str) -> tuple[str, str | None]:
+    """Return a model's name and revision from ``name@revision``.
+
+    Example:
+        >>> _name_and_revision("EleutherAI/pythia-410m@step512"), _name_and_revision("bert-base-uncased")
+        (('EleutherAI/pythia-410m', 'step512'), ('bert-base-uncased', None))
+    """
+    if is_folder(model) or "@" not in model:
+        return model, None
+    name, _, revision = model.rpartition("@")
+    return name, revision
+
+
+def random_halves(count: int, resamples: int, *, seed: int = 0) -> Tensor:
+    """Return positions of random halves of ``count`` texts, without replacement, shape ``(R, count // 2)``.
+
+    A bootstrap with replacement would repeat texts, and a repeated text is its own nearest neighbor and a false
+    negative: it moves InfoNCE by 12 and DiME by 29 of their standard errors, effective rank by 3
+    (benchmarks/results/halves.md).
+
+    Example:
+        >>> random_halves(6, 2).shape, len(set(random_halves(6, 2)[0].tolist()))
+        (torch.Size([2, 3]), 3)
+    """
+    generator = torch.Generator().manual_seed(seed)
+    return torch.stack([torch.randperm(count, generator=generator)[: count // 2] for _ in range(resamples)])
+
+
+def half_width(values: Tensor, count: int, *, confidence: float = 0.95) -> Tensor:
+    r"""Return half the width of the interval of a statistic, from its values on random halves of the texts.
+
+    .. math::
+        z \sqrt{\frac{m}{n - m}} \operatorname{sd}_r \theta_r, \qquad m = \lfloor n / 2 \rfloor
+
+    This is the standard error by half-sampling (McCarthy, 1969; Shao & Wu, 1989): a half differs from the whole as much
+    as the whole differs from the population. For a mean it equals the usual standard error.
+
+    Args:
+        values: on R halves, shape ``(R, *)``.
+        count: number n of texts.
+        confidence: of the interval, in ``(0, 1)``; z is its normal quantile.
+
+    Returns:
+        Shape ``(*)``.
+
+    Example:
+        >>> half_width(torch.tensor([1.0, 2.0, 3.0]), 10)
+        tensor(1.9600)
+    """
+    half = count // 2
+    scale = NormalDist().inv_cdf((1 + confidence) / 2) * sqrt(half / (count - half))
+    return values.std(dim=0) * scale
+
+
+@dataclass(frozen=True)
+class _Inputs:
+    """The inputs and options with which every model is measured."""
+
+    texts: Sequence[str]
+    views: Sequence[Sequence[str]]
+    metrics: tuple[str, ...]
+    layers: Sequence[Layer] | str
+    options: EncoderOptions
+    halves: Tensor
+    progress: Progress | None
+
+
+@dataclass(frozen=True)
+class _MeasuredModel:
+    """A model's metrics over all texts (``values``) and over their halves (``half_values``)."""
+
+    label: str
+    spec: EncoderSpec
+    vocabulary_hash: int
+    measurements: _TextMeasurements
+    values: dict[str, Tensor]
+    half_values: dict[str, Tensor]
+
+
+def _measure_model(encoder: LayerEncoder, inputs: _Inputs, previous: Sequence[_MeasuredModel]) -> _MeasuredModel:
+    """Return the metrics of a model over all texts and over their halves, and its vectors."""
+    spec = encoder.spec
+    agreed("pooling", inputs.options.pooling, encoder.pooling)
+    for model in previous:
+        if replace(spec, model="", revision=None) == replace(model.spec, model="", revision=None):
+            raise OptionError(
+                f"`tuned` must differ from `base` and from each other, but {spec.model} has the same weights and "
+                f"settings as {model.label}."
+            )
+    label = _unique_label(encoder, [model.label for model in previous])
+    stage = Stage(inputs.progress, f"texts of {label}", len(inputs.texts) * (1 + len(inputs.views)))
+    measurements = _measure_texts(encoder, inputs, stage.step)
+    values = {name: measurements.value(name) for name in inputs.metrics}
+    stage = Stage(inputs.progress, f"halves of {label}", len(inputs.halves) * len(inputs.metrics))
+    half_values: dict[str, list[Tensor]] = {name: [] for name in inputs.metrics}
+    for name, values_on_halves in half_values.items():
+        for half in inputs.halves:
+            values_on_halves.append(measurements.value(name, half))
+            stage.step()
+    # A slice without clone would keep the memory of all views.
+    measurements = replace(measurements, text_values={}, views=measurements.views[:, :0].clone())
+    vocabulary_hash = hash(frozenset(encoder.tokenizer.get_vocab().items()))
+    stacked = {name: torch.stack(by_half) for name, by_half in half_values.items()}
+    return _MeasuredModel(label, spec, vocabulary_hash, measurements, values, stacked)
+
+
+def _unique_label(encoder: LayerEncoder, labels: Sequence[str]) -> str:
+    """Return a label that is not in ``labels``: the model's name, with its revision or parent folder if needed."""
+    spec = encoder.spec
+    name = f"{spec.model}@{spec.revision}" if spec.revision else spec.model
+    if name in labels and Path(encoder.source).expanduser().is_dir():
+        name = f"local/{Path(encoder.source).expanduser().resolve().parent.name}/{name.removeprefix('local/')}"
+    number = 2
+    label = name
+    while label in labels:
+        label = f"{name} ({number})"
+        number += 1
+    return label
+
+
+def _metric_rows(model: _MeasuredModel, dataset: str) -> pl.DataFrame:
+    """Return the tidy frame of a model's metrics."""
+    spec = model.spec
+    name = spec.model if spec.revision else model.label  # the frame has a column for the revision
+    subject = NamedSubject(name, spec.revision, model.measurements.num_layers)
+    rows = []
+    for metric, values in model.values.items():
+        by_layer = dict(zip(model.measurements.layers, values.tolist(), strict=True))
+        rows += tidy_rows(by_layer, subject, kind="metric", dataset=dataset, name=metric)
+    return tidy_frame(rows)
+
+
+def _paired_layers(base: _TextMeasurements, other: _TextMeasurements) -> list[tuple[int, int]]:
+    """Return the measured layers of two models at the relative depths that both have."""
+    steps = gcd(base.num_layers, other.num_layers)
+    pairs = [(step * base.num_layers // steps, step * other.num_layers // steps) for step in range(steps + 1)]
+    return [(base_layer, layer) for base_layer, layer in pairs if base_layer in base.layers and layer in other.layers]
+
+
+def _difference_frame(base: _MeasuredModel, other: _MeasuredModel, confidence: float, dataset: str) -> pl.DataFrame:
+    """Return the other model's metrics minus the base's at equal relative depths, each with its interval."""
+    count = base.measurements.vectors.shape[1]
+    rows = []
+    for name, base_values in base.values.items():
+        for base_layer, layer in _paired_layers(base.measurements, other.measurements):
+            base_row = base.measurements.layers.index(base_layer)
+            row = other.measurements.layers.index(layer)
+            change = float(other.values[name][row] - base_values[base_row])
+            half_changes = other.half_values[name][:, row] - base.half_values[name][:, base_row]
+            margin = float(half_width(half_changes, count, confidence=confidence))
+            depth = base_layer / base.measurements.num_layers
+            values = (change, change - margin, change + margin)
+            rows.append((base.label, other.label, base_layer, layer, depth, dataset, name, *values))
+    return pl.DataFrame(rows, schema=comparison_page.DIFFERENCES, orient="row")
+
+
+def _similarity_frame(base: _MeasuredModel, other: _MeasuredModel) -> pl.DataFrame:
+    """Return the unbiased linear CKA of every layer of the base with every layer of another model."""
+    similarity = cka_matrix(base.measurements.vectors, other.measurements.vectors, unbiased=True).tolist()
+    rows = [
+        (base.label, other.label, base_layer, layer, value)
+        for base_layer, values in zip(base.measurements.layers, similarity, strict=True)
+        for layer, value in zip(other.measurements.layers, values, strict=True)
+    ]
+    return pl.DataFrame(rows, schema=comparison_page.SIMILARITY, orient="row")
+
+
+def _pair_notes(base: _MeasuredModel, other: _MeasuredModel) -> list[str]:
+    """Return caveats about comparing two models."""
+    base_depth = base.measurements.num_layers
+    depth = other.measurements.num_layers
+    notes = []
+    if base_depth != depth:
+        shared = len(_paired_layers(base.measurements, other.measurements))
+        notes.append(
+            f"{other.label} has {depth} blocks and {base.label} {base_depth}: differences are taken at the {shared} "
+            "depths that both have, curves are over relative depth."
+        )
+    if base.vocabulary_hash != other.vocabulary_hash:
+        notes.append(
+            f"{other.label} and {base.label} have different tokenizers, so token metrics differ for that reason too."
+        )
+    return notes
+
+
+@dataclass(frozen=True)
+class _TextMeasurements:
+    """One model's layers on N texts.
+
+    Attributes:
+        layers: the L layers.
+        num_layers: number of blocks of the model.
+        text_values: for each token metric the value for each layer and text, ``(L, N)`` float64; NaN for texts that
+            are too short.
+        vectors: one for each layer and text, ``(L, N, D)`` float32.
+        views: one for each layer, view and text, ``(L, V, N, D)`` float32.
+    """
+
+    layers: tuple[int, ...]
+    num_layers: int
+    text_values: dict[str, Tensor]
+    vectors: Tensor
+    views: Tensor
+
+    def value(self, metric: str, texts: Tensor | None = None) -> Tensor:
+        """Return a metric of every layer over all texts, or those at some positions, shape ``(L,)`` float64."""
+        positions = texts if texts is not None else torch.arange(self.vectors.shape[1])
+        kind = METRICS[metric].kind
+        if kind == "tokens":
+            return self.text_values[metric][:, positions].nanmean(dim=1)
+        function = getattr(metric_functions, metric)
+        if kind == "pooled":
+            return torch.stack([function(vectors[positions].double()) for vectors in self.vectors])
+        views = self.views[:, :, positions].double()
+        if metric == "lidar":
+            return torch.stack([function(layer_views) for layer_views in views])
+        return torch.stack([function(first, second) for first, second in views[:, :2]])
+
+
+def comparable(metrics: str | Sequence[str]) -> tuple[str, ...]:
+    """Return the names of the requested metrics, or raise if models cannot be compared by one of them.
+
+    Example:
+        >>> comparable("paper")
+        ('prompt_entropy', 'dataset_entropy', 'effective_rank', 'curvature', 'infonce', 'lidar', 'dime')
+    """
+    groups = {"all": COMPARABLE, "paper": PAPER_METRICS}
+    if isinstance(metrics, str):
+        metrics = current_name(metrics)
+        validation.check_choice("metrics", metrics, [*groups, *COMPARABLE])
+        return groups.get(metrics, (metrics,))
+    if not isinstance(metrics, list | tuple) or not metrics:
+        got = "none" if isinstance(metrics, list | tuple) else f"{short_repr(metrics)}. Write a list of names"
+        raise OptionError(f"`metrics` must be 'all', 'paper', or some of {', '.join(COMPARABLE)}, but got {got}.")
+    names = [current_name(name) if isinstance(name, str) else name for name in metrics]
+    for name in names:
+        validation.check_choice("metrics", name, COMPARABLE)
+    return tuple(dict.fromkeys(names))
+
+
+def _measure_texts(encoder: LayerEncoder, inputs: _Inputs, done: Callable[[int], None]) -> _TextMeasurements:
+    """Return the measurements of a model from one pass over the texts, and one over each view of them.
+
+    The encoder's pooling and default prompt apply; ``done`` is called after each batch with the number of its texts.
+    """
+    prompt = encoder.default_prompt
+    reader = layer_reader(encoder, layers=inputs.layers, norm=inputs.options.norm, prompt=prompt)
+    rows = {layer: row for row, layer in enumerate(reader.layers)}
+    token_metrics = [name for name in inputs.metrics if METRICS[name].kind == "tokens"]
+    shape = (len(rows), len(inputs.texts))
+    text_values = {name: torch.full(shape, torch.nan, dtype=torch.float64) for name in token_metrics}
+
+    def measure_tokens(layer: int, states: Tensor, mask: Tensor, positions: list[int]) -> None:
+        for name in token_metrics:
+            values = getattr(metric_functions, name)(states, mask).double().cpu()
+            if name in _TWO_TOKEN_METRICS:
+                values = torch.where(mask.sum(dim=1).cpu() >= 2, values, torch.nan)
+            text_values[name][rows[layer], positions] = values
+
+    vectors = []
+    for view, view_texts in enumerate((inputs.texts, *inputs.views)):
+        receive = measure_tokens if token_metrics and view == 0 else None
+        batches = batches_of(encoder, view_texts, prompt=prompt)
+        vectors.append(reader.vectors(view_texts, batches, tokens=receive, done=done))
+    for name in token_metrics:
+        if bool(text_values[name].isnan().all(dim=1).any()):
+            raise TooFewTextsError(
+                f"Texts long enough for {name} must be at least 1, but there are 0: give longer texts."
+            )
+    empty = vectors[0].new_empty(len(rows), 0, *vectors[0].shape[1:])
+    stacked_views = torch.stack(vectors[1:], dim=1) if len(vectors) > 1 else empty
+    return _TextMeasurements(tuple(reader.layers), encoder.num_layers, text_values, vectors[0], stacked_views)

@@ -1,0 +1,309 @@
+"""The first module of an encoder, which prepares inputs and returns the states of one layer or of several.
+
+It is sentence-transformers' module around a cut model, or :class:`MemoryModule` for a model in memory. The states of
+several layers are concatenated, pooled (every pooling acts on each dimension separately) and then combined.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any, NoReturn
+
+import torch
+from sentence_transformers.sentence_transformer.modules import InputModule, Module, Transformer
+from torch import Tensor, nn
+
+from midlayer_encoders._types import Combine, Medium, Norm
+from midlayer_encoders.encoder.inputs import probe_features
+from midlayer_encoders.encoder.options import EncoderOptions
+from midlayer_encoders.encoder.sentence_transformers_internals import tokenizer_alone, transformer_around
+from midlayer_encoders.encoder.spec import processor_name
+from midlayer_encoders.errors import CutError, MidlayerError, ModelNotFoundError, OptionError, short_repr
+from midlayer_encoders.models import transformers_internals as internals
+from midlayer_encoders.models.anatomy import Anatomy, find_anatomy
+from midlayer_encoders.models.cut import Cut, JointCut
+from midlayer_encoders.models.padding import suffers_from_padding
+from midlayer_encoders.reading.capture import capture, layers_watched, side_by_side
+from midlayer_encoders.validation import check_count
+
+# The medium of a model by the first argument of its forward pass; its processor may support others, too.
+_MEDIA = {"pixel_values": "image", "input_values": "audio", "input_features": "audio"}
+# Text towers that need texts padded to the maximum length: SigLIP pools the last position, and AIMv2's attention is
+# causal only on padded batches (transformers 5.17 to 5.22).
+_PADDED_ALWAYS = {"siglip", "siglip2", "aimv2", "aimv2_text_model"}
+# The arguments of a processor in memory.
+_CALLS: dict[str, dict[str, Any]] = {
+    "text": {"padding": True, "truncation": True},
+    "audio": {"padding": True, "return_attention_mask": True},
+}
+
+
+# --- a model from files ----------------------------------------------------------------------------------------------
+
+
+def transformer_module(
+    model: str, loaded: Any, cut: Cut | JointCut, source: Mapping[str, Any], options: EncoderOptions
+) -> Transformer:
+    """Return the module that prepares inputs and returns the layer's states, or a joint model's projections."""
+    config = loaded.config
+    try:
+        processor_options = _processor_options(model, loaded, source, options.max_length)
+        if isinstance(cut, JointCut):
+            processor_options.pop("model_input_names", None)  # its processor decides about the mask
+        language = isinstance(cut, Cut) and cut.language
+        with tokenizer_alone(model, processor_options) if language else nullcontext(model) as folder:
+            module = transformer_around(loaded, folder, processor_options)
+    except (MidlayerError, ImportError):
+        raise
+    except Exception as reason:  # transformers passes on the errors of its parsers
+        raise ModelNotFoundError(
+            f"`model` must hold a tokenizer or processor that transformers can read, but {model!r} does not "
+            f"({type(reason).__name__}: {reason}). Save the files again with `save_pretrained`, or download them again."
+        ) from reason
+    if getattr(loaded, "hf_quantizer", None) is not None:  # loaded GGUF weights are plain
+        loaded.hf_quantizer = None
+        vars(config).pop("quantization_config", None)
+    if config.model_type == internals.TIMM and not hasattr(config, "num_features"):
+        config.num_features = loaded.timm_model.num_features  # only timm's files have it
+    if hasattr(config, "mask_ratio"):
+        config.mask_ratio = 0.0  # a masked autoencoder reads every patch
+    if isinstance(cut, Cut):
+        _read_states(module, cut, model, options.chat_template)
+    if config.model_type in _PADDED_ALWAYS:
+        length = getattr(config, "text_config", config).max_position_embeddings
+        module.processing_kwargs = {"text": {"padding": "max_length", "max_length": length, "truncation": True}}
+    module.input_formatter.supported_modalities = list(module.modality_config)
+    if "audio" in module.modality_config and not suffers_from_padding(loaded):
+        # Some extractors return no mask by default.
+        module.processing_kwargs = {"audio": {"return_attention_mask": True}}
+    if module.tokenizer is not None:
+        _make_padding_safe(module.tokenizer, model)
+        limits = (module.tokenizer.model_max_length, most_tokens(loaded))
+        module.tokenizer.model_max_length = min(filter(None, limits))
+    return module  # type: ignore[no-any-return]
+
+
+def _processor_options(model: str, loaded: Any, source: Mapping[str, Any], max_length: int | None) -> dict[str, Any]:
+    config = loaded.config
+    options = {key: value for key, value in source.items() if value is not None}
+    medium = _MEDIA.get(str(loaded.main_input_name))
+    if medium == "audio":
+        # Many audio models have no tokenizer, and transformers requires one unless the config names a processor class.
+        from transformers import AutoFeatureExtractor
+
+        config.processor_class = type(AutoFeatureExtractor.from_pretrained(model, **options)).__name__
+        options["config"] = config
+    elif medium is None and getattr(config, "model_type", "") != "imagegpt":
+        if not hasattr(config, "type_vocab_size"):  # GPT-2 would embed the token types
+            options["model_input_names"] = ["input_ids", "attention_mask"]
+        if max_length is not None:
+            options["model_max_length"] = check_length("max_length", max_length, loaded, model)
+    return options
+
+
+def _read_states(module: Any, cut: Cut, model: str, chat_template: bool) -> None:
+    """Make the module return the layer's states for the medium of its model."""
+    entry = {"method": "forward", "method_output_name": cut.output if isinstance(cut.output, str) else list(cut.output)}
+    modalities = [key for key in module.modality_config if chat_template or key != "message"]
+    if chat_template and "message" not in modalities:
+        raise OptionError(f"`chat_template` must be False for {model}: its tokenizer has no chat template.")
+    medium = _MEDIA.get(str(module.model.main_input_name), "text")
+    if medium in modalities and not chat_template:
+        modalities = [medium]
+    module.modality_config = {key: {**module.modality_config[key], **entry} for key in modalities}
+    module.module_output_name = "token_embeddings"
+
+
+def _make_padding_safe(tokenizer: Any, model: str) -> None:
+    """Pad on the right, which leaves positions unchanged, with an existing token; it is masked."""
+    tokenizer.padding_side = "right"
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token or tokenizer.bos_token
+    if tokenizer.pad_token is None:
+        raise OptionError(f"The tokenizer of {model} has no pad token. Set `tokenizer.pad_token`, and save it again.")
+
+
+def most_tokens(model: nn.Module) -> int | None:
+    """Return the number of positions of a model, or ``None`` if it is unlimited.
+
+    RoBERTa-style models (XLM-R, MPNet, Longformer, …) count positions from ``padding_idx + 1``, so the table has more
+    rows than positions.
+    """
+    config: Any = getattr(model, "config", None)
+    rows = getattr(getattr(config, "text_config", config), "max_position_embeddings", None)
+    if not isinstance(rows, int) or rows <= 0:
+        return None
+    for name, table in model.named_modules():
+        padding: Any = getattr(table, "padding_idx", None)
+        if name.rpartition(".")[2] == "position_embeddings" and padding is not None and len(table.weight) == rows:
+            return rows - int(padding) - 1
+    return rows
+
+
+def check_length(argument: str, length: object, model: nn.Module, name: str) -> int:
+    """Return a number of tokens, or raise if the model has fewer positions."""
+    number = check_count(argument, length, "tokens")
+    most = most_tokens(model)
+    if most is not None and most < number:
+        raise OptionError(f"`{argument}` must be at most {most}, the positions that {name} has, but got {number}.")
+    return number
+
+
+# --- a model in memory ------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def _probed_width(module: Any) -> int:
+    """Return the width of the states of a probe."""
+    return int(module.forward(probe_features(module)[0])["token_embeddings"].shape[-1])
+
+
+class MemoryModule(InputModule):
+    """Prepares inputs with a processor, and reads the layer's states with a hook on its block.
+
+    Args:
+        model: cut after the layer, or after the first block for layer 0.
+        processor: a transformers processor, or a function from a list of inputs to a tensor (the model's first
+            argument) or to a mapping of tensors (keyword arguments).
+        cut: the cut of the model.
+        medium: the medium of the inputs.
+    """
+
+    config_keys: list[str] = ["blocks", "final", "layer", "norm", "medium", "prepared_by"]  # noqa: RUF012  (as in the base class)
+    get_embedding_dimension = _probed_width
+
+    def __init__(self, model: nn.Module, processor: Callable[..., Any], cut: Cut, medium: Medium) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.model = model
+        self.processor = processor
+        self.medium = medium
+        self.blocks = cut.anatomy.blocks
+        self.final = list(cut.anatomy.final)
+        self.layer = cut.layer
+        self.norm = cut.norm
+        self.prepared_by = processor_name(processor)
+        self.anatomy = find_anatomy(model, blocks=cut.anatomy.blocks, final=cut.anatomy.final)
+        self.tokenizer = processor if medium == "text" and hasattr(processor, "pad_token") else None
+        self._arguments = list(inspect.signature(model.forward).parameters)
+        self.layers = [cut.layer]
+
+    @property
+    def modalities(self) -> list[Any]:
+        """The medium of the inputs."""
+        return [self.medium]
+
+    def preprocess(self, inputs: Sequence[Any], prompt: str | None = None, **_: Any) -> dict[str, Any]:
+        """Return the processed batch."""
+        batch = [(prompt or "") + text for text in inputs] if self.medium == "text" else list(inputs)
+        options: dict[str, Any] = {}
+        if hasattr(self.processor, "save_pretrained"):  # else a plain function
+            options = {"return_tensors": "pt", **_CALLS.get(self.medium, {})}
+            if hasattr(self.processor, "padding_side"):
+                options["padding_side"] = "right"  # which leaves positions unchanged
+            if self.medium == "audio":
+                options["sampling_rate"] = batch[0]["sampling_rate"]
+                batch = [waveform["array"] for waveform in batch]
+        processed = self.processor(batch, **options)
+        features = dict(processed) if isinstance(processed, Mapping) else {self._arguments[0]: processed}
+        if not any(isinstance(value, Tensor) for value in features.values()):
+            raise OptionError(
+                f"`processor` must return a tensor, or a mapping of tensors by the names of the module's arguments, "
+                f"but returned {short_repr(processed)}."
+            )
+        return {**features, "modality": self.medium}
+
+    def forward(self, features: dict[str, Any], **_: Any) -> dict[str, Any]:
+        """Return the features with the layer's states as ``token_embeddings``."""
+        states: dict[int, Tensor] = {}
+
+        def receive(layer: int, _: str, layer_states: Tensor) -> None:
+            states[layer] = layer_states
+
+        arguments = {key: value for key, value in features.items() if key in self._arguments}
+        inputs = internals.without_cache(self.model, arguments)
+        capture(self.model, inputs, receive, anatomy=self.anatomy, layers=self.layers, norm=self.norm)
+        return {**features, "token_embeddings": side_by_side([states[layer] for layer in self.layers])}
+
+    def save(self, output_path: str, *_: Any, **__: Any) -> NoReturn:
+        """Raise: plain folders hold only modules of sentence-transformers."""
+        raise CutError(
+            f"{type(self.model).__name__} is a module in memory, which is not saved to {output_path}. If it is a "
+            "transformers model, save it with its `save_pretrained`, and pass that folder to `LayerEncoder`."
+        )
+
+
+# --- several layers ---------------------------------------------------------------------------------------------------
+
+
+class LayersTransformer(Transformer):
+    """sentence-transformers' module around a cut model, with the concatenated states of several layers.
+
+    Attributes:
+        anatomy: anatomy of the cut model.
+        layers: layers in the order of their states.
+        norm: norm of the states of each layer.
+    """
+
+    anatomy: Anatomy
+    layers: list[int]
+    norm: Norm
+    get_embedding_dimension = _probed_width
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # it adds and removes hooks
+    def forward(self, features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        """Return the features with the states of all layers as ``token_embeddings``."""
+        states: dict[int, Tensor] = {}
+        deepest = max(self.layers)
+        earlier = [layer for layer in self.layers if layer != deepest]
+
+        def receive(layer: int, _: str, layer_states: Tensor) -> None:
+            states[layer] = layer_states
+
+        with layers_watched(self.model, receive, anatomy=self.anatomy, layers=earlier, norm=self.norm):
+            output: dict[str, Any] = super().forward(features, **kwargs)
+        states[deepest] = output["token_embeddings"]
+        length = states[deepest].shape[1]
+        output["token_embeddings"] = side_by_side([states[layer][:, :length] for layer in self.layers])
+        return output
+
+
+class CombinedLayers(Module):
+    """Combines the concatenated pooled vectors of several layers.
+
+    Args:
+        layers: the layers.
+        weights: weight of each in the mean.
+        combine: ``"mean"``, or ``"concat"``, which leaves them unchanged.
+
+    Attributes:
+        embedding_dimension: dimensions of the result.
+    """
+
+    config_keys: list[str] = ["layers", "weights", "combine", "embedding_dimension"]  # noqa: RUF012  (as in the base class)
+
+    def __init__(self, layers: Sequence[int], weights: Sequence[float], combine: Combine) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.layers = list(layers)
+        self.weights = list(weights)
+        self.combine = combine
+        self.embedding_dimension = 0
+
+    def forward(self, features: dict[str, Any], **_: Any) -> dict[str, Any]:
+        """Return the features with the combined vector."""
+        if self.combine == "mean":
+            vectors: Tensor = features["sentence_embedding"]
+            parts = vectors.reshape(*vectors.shape[:-1], len(self.layers), -1)
+            parts = parts.float() if vectors.dtype in (torch.float16, torch.bfloat16) else parts
+            shares = torch.tensor(self.weights, dtype=parts.dtype, device=parts.device)
+            features["sentence_embedding"] = torch.einsum("bld,l->bd", parts, shares).to(vectors.dtype)
+        return features
+
+    def get_embedding_dimension(self) -> int:
+        """Return the number of dimensions of a vector."""
+        return self.embedding_dimension
+
+    def save(self, output_path: str, *_: Any, **__: Any) -> NoReturn:
+        """Raise: the encoder replaces this module in a plain folder."""
+        raise CutError(f"A plain folder cannot hold {type(self).__name__}, so it is not saved to {output_path}.")

@@ -1,0 +1,99 @@
+"""The private parts of sentence-transformers that this package relies on.
+
+``tests/encoder/test_sentence_transformers_internals.py`` fails when a release renames one of them.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Transformer
+from torch import nn
+
+from midlayer_encoders.files import read_json, write_json
+
+
+def transformer_around(loaded: nn.Module, model: str, processor_options: dict[str, Any]) -> Any:
+    """Return sentence-transformers' module around a loaded model, with its processor.
+
+    The constructor of ``Transformer`` only loads complete models, so a subclass overrides its loading methods.
+
+    Args:
+        loaded: the model.
+        model: folder or name on the hub of the processor.
+        processor_options: of ``AutoProcessor.from_pretrained``.
+    """
+
+    class Loaded(Transformer):
+        def _load_config(self, *_: Any, **__: Any) -> tuple[Any, bool]:
+            return loaded.config, False
+
+        def _load_model(self, *_: Any, **__: Any) -> Any:
+            return loaded
+
+    module = Loaded(model, processor_kwargs=processor_options)
+    module.__class__ = Transformer
+    return module
+
+
+@contextmanager
+def tokenizer_alone(model: str, options: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a folder with only the tokenizer of a model whose processor requires an image with each text."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model, **options)
+    with TemporaryDirectory() as folder:
+        tokenizer.save_pretrained(folder)
+        path = Path(folder, "tokenizer_config.json")
+        config = read_json(path)
+        config.pop("processor_class", None)
+        write_json(path, config)
+        yield folder
+
+
+def encoding_order(encoder: SentenceTransformer, inputs: Sequence[Any]) -> list[int] | None:
+    """Return the order in which ``encode`` processes its inputs, longest first, or ``None`` if it is unknown."""
+    length: Any = getattr(encoder, "_input_length", None) or getattr(encoder, "_text_length", None)
+    return None if length is None else np.argsort([-length(item) for item in inputs]).tolist()
+
+
+class PlainOnDisk(SentenceTransformer):
+    """A SentenceTransformer that is saved as a plain one with another model card."""
+
+    _branch: str | None = None  # the target of `push_to_hub` while it runs
+
+    def model_card_text(self, repository: str | None = None, branch: str | None = None) -> str:
+        """Return the README of a folder or of a repository on the hub."""
+        raise NotImplementedError
+
+    def push_to_hub(self, *args: Any, **kwargs: Any) -> Any:
+        """Upload the folder as ``SentenceTransformer`` does, with a card that shows how to load it."""
+        call = inspect.signature(SentenceTransformer.push_to_hub).bind(self, *args, **kwargs)
+        self._branch = call.arguments.get("revision")
+        if call.arguments.get("commit_message") is None:
+            call.arguments["commit_message"] = "Add new SentenceTransformer model"
+        try:
+            return super().push_to_hub(*call.args[1:], **call.kwargs)
+        finally:
+            self._branch = None
+
+    def _create_model_card(self, path: str, model_name: str | None = None, *_: Any, **__: Any) -> None:
+        """Write the encoder's card; the generated one names the subclass and guesses the base model."""
+        text = self.model_card_text(model_name, self._branch)
+        Path(path, "README.md").write_text(text, encoding="utf8")
+
+    def _push_to_hub_usage_tip(self, repo_id: str) -> str:
+        """Return the text of a pull request, which shows how to load a ``SentenceTransformer``."""
+        return str(super()._push_to_hub_usage_tip(repo_id)).replace(type(self).__name__, SentenceTransformer.__name__)
+
+    @classmethod
+    def _load_with_module_classes(cls, *args: Any, **kwargs: Any) -> Any:
+        """Load a checkpoint as a plain ``SentenceTransformer``, when the trainer loads its best one."""
+        return SentenceTransformer._load_with_module_classes(*args, **kwargs)

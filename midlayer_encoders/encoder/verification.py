@@ -1,0 +1,398 @@
+"""Verify that a new encoder pools the states of the requested layer, and turn off a causal mask."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from midlayer_encoders.errors import CutError, OptionError
+from midlayer_encoders.models import transformers_internals as internals
+from midlayer_encoders.models.anatomy import Anatomy, find_anatomy
+from midlayer_encoders.models.cut import Cut, at_depth, change_depth, cut_model
+from midlayer_encoders.models.padding import mark_padding, mark_wants_padding, suffers_from_padding
+from midlayer_encoders.reading.capture import final_norm, first_tensor, seen_by_hooks
+
+Features: TypeAlias = Mapping[str, Any]
+
+_VERIFIED_BLOCKS = 2  # of a stack of identical blocks: one and the next
+_POSITION_NAMES = ("layer_idx", "layer_id", "layer_number", "layer_index", "idx", "block_idx")  # of a block's position
+_CONVOLVED = {"deberta-v2"}  # its first layer ends after a convolution outside the blocks
+# Errors that models raise when they run with fewer blocks than they were written for.
+_RUN_ERRORS = (ArithmeticError, LookupError, AttributeError, ValueError, TypeError, UnboundLocalError, RuntimeError)
+_ORIGINAL_ATTENTION = 'Set "attention_type": "original_full" in its config.json.'
+_CURES = {
+    "big_bird": _ORIGINAL_ATTENTION,
+    "bigbird_pegasus": _ORIGINAL_ATTENTION,
+    "rwkv": 'Set "rescale_every": 0 in its config.json.',
+}
+_LAST_STATES = "Its last states are those of a plain SentenceTransformer."
+
+
+@torch.no_grad()
+def check_states(module: nn.Module, cut: Cut, alone: Features, padded: Features | None) -> Anatomy:
+    """Complete the cut, and return the anatomy of the cut model; raise unless the pooled states are the layer's.
+
+    Args:
+        module: module that returns the states; its model may have one block more than the cut keeps, for layer 0.
+        cut: the cut of the model.
+        alone: the features of one short input.
+        padded: those of the same input and a longer one in one batch, or ``None`` if inputs are never padded.
+    """
+    model: Any = module.model
+    with _truncated_stack(module, cut) as truncated:
+        final = _verify_layer(module, truncated, alone, padded, layer=cut.layer)
+    internals.drop_recording_hooks(model)  # the first pass installed them on the truncated stack
+    anatomy = find_anatomy(model, blocks=cut.anatomy.blocks, final=final)
+    cut_model(model, replace(cut, anatomy=anatomy))
+    if cut.unnormed:
+        anatomy = replace(anatomy, final=tuple(path.replace(".norm", ".fc_norm") for path in final))
+    return anatomy if anatomy.shared else replace(anatomy, num_layers=cut.keep, num_blocks=cut.keep)
+
+
+@contextlib.contextmanager
+def temporarily(target: Any, **attributes: Any) -> Iterator[None]:
+    """Set attributes of an object inside a ``with`` block."""
+    before = {name: getattr(target, name) for name in attributes}
+    try:
+        for name, value in attributes.items():
+            setattr(target, name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(target, name, value)
+
+
+@contextlib.contextmanager
+def _truncated_stack(module: Any, cut: Cut) -> Iterator[Cut]:
+    """Truncate a stack of identical blocks while it is verified, and yield the cut of the truncated model.
+
+    A pass through all of them would take longer than loading the model. Mixed stacks are verified whole.
+    """
+    config = module.model.config
+    blocks = module.model.get_submodule(cut.anatomy.blocks)
+    dropped = len(blocks) - _VERIFIED_BLOCKS
+    if cut.anatomy.shared or dropped <= 0 or len({_block_signature(block) for block in blocks}) > 1:
+        yield cut
+        return
+    output = cut.output
+    entries = module.modality_config
+    if not isinstance(output, str):
+        output = (output[0], output[1] - dropped)
+        entries = {key: {**entry, "method_output_name": list(output)} for key, entry in entries.items()}
+    with (
+        temporarily(blocks, _modules=dict(blocks._modules)),
+        temporarily(config, __dict__=dict(vars(config))),
+        temporarily(module, modality_config=entries),
+    ):
+        change_depth(config, len(blocks), _VERIFIED_BLOCKS)
+        del blocks[_VERIFIED_BLOCKS:]
+        yield replace(cut, layer=cut.layer - dropped, keep=cut.keep - dropped, output=output)
+
+
+def _settings(model: nn.Module) -> dict[str, Any]:
+    """Return the bools, numbers and strings among the attributes of each module, by path."""
+    return {
+        f"{path}.{name}".lstrip("."): value
+        for path, module in model.named_modules()
+        for name, value in vars(module).items()
+        if isinstance(value, bool | int | float | str) and not name.startswith("_")
+    }
+
+
+def _block_signature(block: nn.Module) -> tuple[Any, ...]:
+    """Return the modules, shapes and settings of a block, without its position."""
+    settings = [item for item in _settings(block).items() if item[0].rpartition(".")[2] not in _POSITION_NAMES]
+    modules = [(path, type(module)) for path, module in block.named_modules()]
+    return (*modules, *settings, *((name, value.shape) for name, value in block.named_parameters()))
+
+
+def _verify_layer(module: Any, cut: Cut, alone: Features, padded: Features | None, *, layer: int) -> tuple[str, ...]:
+    """Return the modules after the last block; raise unless the module returns the states of the layer."""
+    model: Any = module.model
+    name = type(model).__name__
+    with _unchanged(model):
+        record = _record_reference(module, alone, cut)
+    _check_between_blocks(record, model, cut)
+    anatomy = _observed_anatomy(model, cut, record)
+    expected = _expected_states(record, cut, model, anatomy)
+    if expected is not None and "input_ids" in alone and len(expected) == len(alone["input_ids"]):
+        expected = expected[:, : alone["input_ids"].shape[1]]  # some models pad to whole windows internally
+    cut_model(model, replace(cut, anatomy=anatomy))
+    internals.drop_recording_hooks(model)
+    batch = alone if padded is None or suffers_from_padding(model) else padded
+    try:
+        states = module(dict(batch))["token_embeddings"][:1]
+    except _RUN_ERRORS as reason:
+        raise CutError(f"{name} does not run with {cut.keep} blocks: {reason}") from reason
+    complete = "input_ids" not in batch or states.shape[1] == batch["input_ids"].shape[1]
+    if complete and expected is not None and close(expected, states[:, : expected.shape[1]]):
+        return anatomy.final
+    unpadded = module(dict(alone))["token_embeddings"]
+    if not complete or (expected is not None and not close(expected, unpadded)):
+        raise CutError(
+            f"{name} gives other states for layer {layer} with norm={cut.norm!r} than its block does, so an unknown "
+            f"module changes them. Try norm={'none' if cut.norm == 'final' else 'final'!r}. {_LAST_STATES}"
+        )
+    if expected is not None or not close(unpadded, states[:, : unpadded.shape[1]]):
+        mark_padding(model)
+    return anatomy.final
+
+
+@torch.no_grad()
+def check_padding(module: nn.Module, alone: Features, padded: Features | None) -> None:
+    """Record whether an input has other states in a padded batch than alone."""
+    states = module(dict(alone))["token_embeddings"]
+    if padded is not None and not close(states, module(dict(padded))["token_embeddings"][:1, : states.shape[1]]):
+        mark_padding(module.model)  # type: ignore[arg-type]
+
+
+def close(expected: Tensor, states: Tensor, dtype: torch.dtype | None = None) -> bool:
+    """Return whether two tensors are equal up to rounding in a dtype, their own by default."""
+    if expected.shape != states.shape:
+        return False
+    tolerance = max(1e-3, 10 * torch.finfo(dtype or states.dtype).eps)
+    # `encode` reports states that are not finite.
+    largest = float(expected.nan_to_num(posinf=0, neginf=0).abs().max())
+    return torch.allclose(expected, states, rtol=tolerance, atol=tolerance * largest, equal_nan=True)
+
+
+# --- one recorded pass -----------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Record:
+    """The states of one pass: inputs and outputs of each block, and of the modules after the last block."""
+
+    inputs: list[Tensor] = field(default_factory=list)
+    outputs: list[Tensor] = field(default_factory=list)
+    later: list[tuple[str, Tensor, Tensor]] = field(default_factory=list)
+    model_output: Tensor | None = None
+
+
+def _record_reference(module: nn.Module, features: Features, cut: Cut) -> _Record:
+    """Record a pass through the blocks as loaded, before one is added, silenced or dropped.
+
+    The config counts the blocks of the complete model, so that a block that reads its depth there shows.
+    """
+    error: Exception | None = None
+    for depth in (at_depth(module.model, cut), contextlib.nullcontext()):  # type: ignore[arg-type]
+        try:
+            with depth:
+                return _record_pass(module, features, cut.anatomy)
+        except CutError:
+            raise
+        except _RUN_ERRORS as reason:
+            error = reason
+    name = type(module.model).__name__
+    raise CutError(f"{name} does not run on what its processor makes of a short input: {error}") from error
+
+
+def _record_pass(module: nn.Module, features: Features, anatomy: Anatomy) -> _Record:
+    model: Any = module.model
+    record = _Record()
+
+    def after_block(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        before, after = first_tensor(args), first_tensor(output)
+        record.inputs.append(before if before is not None else kwargs["hidden_states"])
+        record.outputs += [] if after is None else [after]
+
+    def after_part(path: str, _: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        before, after = first_tensor(args), first_tensor(output)
+        if record.outputs and before is not None and after is not None:
+            record.later.append((path, before, after))
+
+    forward = model.forward
+
+    @functools.wraps(forward)
+    def recorded_forward(*args: Any, **kwargs: Any) -> Any:
+        output = forward(*args, **kwargs)
+        has_states = hasattr(output, "last_hidden_state")
+        record.model_output = output.last_hidden_state if has_states else first_tensor(output)
+        return output
+
+    with contextlib.ExitStack() as stack:
+        for block in model.get_submodule(anatomy.blocks):
+            if anatomy.past_hooks:
+                stack.enter_context(seen_by_hooks(block))
+            stack.callback(block.register_forward_hook(after_block, with_kwargs=True).remove)
+        for path, part in model.named_modules():
+            if path and not path.startswith(f"{anatomy.blocks}.") and path != anatomy.blocks:
+                stack.callback(part.register_forward_hook(functools.partial(after_part, path)).remove)
+        stack.callback(delattr, model, "forward")  # sentence-transformers calls `forward`, which bypasses hooks
+        model.forward = recorded_forward
+        try:
+            module(dict(features))
+        except IndexError:
+            if record.model_output is None:  # else there are fewer hidden states than after the cut
+                raise
+    if not record.outputs:
+        raise CutError(
+            f"{type(model).__name__} does not call its blocks ({anatomy.blocks!r}), or bypasses their hooks."
+        )
+    record.inputs = list(map(anatomy.tokens, record.inputs))
+    record.outputs = list(map(anatomy.tokens, record.outputs))
+    return record
+
+
+def _check_between_blocks(record: _Record, model: Any, cut: Cut) -> None:
+    """Raise if blocks change the shape of the states, or receive other states than the previous block returned."""
+    name = type(model).__name__
+    if len({states.shape for states in (*record.inputs, *record.outputs)}) > 1:
+        raise CutError(
+            f"The blocks of {name} ({cut.anatomy.blocks!r}) change the shape of their states: a model of several "
+            f"stages has no single stack of layers. {_LAST_STATES}"
+        )
+    if model.config.model_type in _CONVOLVED or len(record.outputs) != len(record.inputs):
+        return
+    for layer, (before, after) in enumerate(zip(record.outputs, record.inputs[1:], strict=False), 1):
+        if not close(before, after):
+            raise CutError(
+                f"{name} changes its states between blocks {layer} and {layer + 1}, so its layers are ambiguous. "
+                f"{_LAST_STATES}"
+            )
+
+
+def _observed_anatomy(model: Any, cut: Cut, record: _Record) -> Anatomy:
+    """Return the anatomy of the model with the modules after the last block that its output passed through."""
+    anatomy = find_anatomy(model, blocks=cut.anatomy.blocks, final=cut.anatomy.final)
+    if record.model_output is None:
+        return anatomy
+    states = record.outputs[-1]
+    final: list[str] = []
+    for path, before, after in record.later:
+        if _is_output(states, record.model_output):
+            break
+        if before.shape == states.shape and torch.equal(before, states) and after.shape[:-1] == states.shape[:-1]:
+            states = after
+            final.append(path)
+    return replace(anatomy, final=tuple(final)) if _is_output(states, record.model_output) else anatomy
+
+
+def _is_output(states: Tensor, output: Tensor) -> bool:
+    """Return whether states are the model's output; some models pad to whole windows internally."""
+    states = states[:, : output.shape[1]]
+    return states.shape == output.shape and torch.equal(states, output)
+
+
+def _expected_states(record: _Record, cut: Cut, model: Any, anatomy: Anatomy) -> Tensor | None:
+    """Return the layer's states from the recorded pass: the input of the next block, if there is one."""
+    if cut.layer < len(record.inputs):
+        states = record.inputs[cut.layer]
+    elif len(record.outputs) >= cut.layer > 0:
+        states = record.outputs[cut.layer - 1]
+        config: Any = model.config
+        if cut.layer == 1 and config.model_type in _CONVOLVED and getattr(config, "conv_kernel_size", None):
+            return None
+    else:
+        raise CutError(f"{type(model).__name__} does not call all of its blocks ({cut.anatomy.blocks!r}) in order.")
+    normed: Tensor = final_norm(model, anatomy, cut.norm)(states)
+    return normed
+
+
+@contextlib.contextmanager
+def _unchanged(model: Any) -> Iterator[None]:
+    """Raise if a pass changes the model itself."""
+    before = _fingerprint(model)
+    yield
+    if changed := [name for name, value in _fingerprint(model).items() if before.get(name, value) != value]:
+        raise CutError(
+            f"A forward pass changes {type(model).__name__} itself (`{changed[0]}`), so its vectors would depend on "
+            f"earlier inputs. {_CURES.get(model.config.model_type, 'It cannot be an encoder.')}"
+        )
+
+
+def _fingerprint(model: nn.Module) -> dict[str, Any]:
+    """Return the numbers and strings among the settings of each module, and the version of each weight."""
+    # Flags may record that a first pass ran.
+    settings = {name: value for name, value in _settings(model).items() if not isinstance(value, bool)}
+    return settings | {name: value._version for name, value in model.named_parameters()}
+
+
+# --- bidirectional attention ------------------------------------------------------------------------------------------
+
+
+def turn_mask_off(module: nn.Module, cut: Cut, name: str) -> None:
+    """Turn off the causal mask, and raise if a block remains causal."""
+    model: Any = module.model
+    if not isinstance(getattr(model.get_input_embeddings(), "weight", None), Tensor):  # patches or waveforms
+        raise OptionError(f"`bidirectional` must be False for {name}, which reads no tokens: it has no causal mask.")
+    if cut.layer > 0 and not _causal_blocks(module, cut):
+        raise OptionError(f"`bidirectional` must be False for {name}: it has no causal mask to turn off.")
+    model.config.is_causal = False
+    for part in model.modules():
+        if getattr(part, "is_causal", None) is True:
+            part.is_causal = False
+    ids = _token_ids(module, [[5, 6, 7]])
+    try:
+        with torch.no_grad():
+            module({"input_ids": ids, "attention_mask": torch.ones_like(ids)})
+    except AttributeError:  # MPT requires a mask then, which only padded batches have
+        mark_wants_padding(model)
+    if cut.layer > 0 and (causal := _causal_blocks(module, cut)):
+        which = f"those of blocks {', '.join(map(str, causal))}" if len(causal) < cut.layer else "its tokens"
+        raise OptionError(
+            f"`bidirectional` must be False for {name}: {which} see only those before them, whatever its config says "
+            "(a state-space model, or attention with another mask)."
+        )
+
+
+def _token_ids(module: Any, ids: list[list[int]]) -> Tensor:
+    """Return token ids on the module's device, within its vocabulary."""
+    table = module.model.get_input_embeddings()
+    size = getattr(table, "num_embeddings", None) or len(table.weight)
+    return torch.tensor(ids, device=next(module.parameters()).device).remainder(size)
+
+
+def _causal_blocks(module: nn.Module, cut: Cut) -> list[int]:
+    """Return the blocks, from 1, in which a token of a padded batch sees less ahead than back."""
+    model: Any = module.model
+    ids = _token_ids(module, [[5, 6, 7, 8, 0, 0, 0, 0, 0, 0, 0, 0], [5, 6, 7, 9, 5, 6, 7, 8, 5, 6, 7, 8]])
+    mask = torch.ones_like(ids)
+    mask[0, 4:] = 0
+    passes: list[tuple[Tensor, Tensor]] = []
+    inputs: list[Tensor] = []
+
+    def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        states = first_tensor(args)
+        states = states if states is not None else kwargs["hidden_states"]
+        leaf = states.detach().requires_grad_(True)
+        inputs.append(leaf)
+        new_args = tuple(leaf if value is states else value for value in args)
+        return new_args, {name: leaf if value is states else value for name, value in kwargs.items()}
+
+    def after(_: nn.Module, __: Any, output: Any) -> None:
+        states = first_tensor(output)
+        if states is not None:
+            passes.append((inputs[-1], states))
+
+    with contextlib.ExitStack() as stack:
+        for block in itertools.islice(model.get_submodule(cut.anatomy.blocks), cut.layer):
+            if cut.anatomy.past_hooks:
+                stack.enter_context(seen_by_hooks(block))
+            stack.callback(block.register_forward_pre_hook(before, with_kwargs=True).remove)
+            stack.callback(block.register_forward_hook(after).remove)
+        with torch.enable_grad():
+            module({"input_ids": ids, "attention_mask": mask})
+    last = ids.shape[1] - 1
+    return [
+        number
+        for number, states in enumerate(passes, 1)
+        # In the padded row, and as far ahead as back in the other: layers with a window keep it on both sides.
+        if not _depends(cut.anatomy, *states, 0, 0, 1)
+        or (_depends(cut.anatomy, *states, 1, last, 0) and not _depends(cut.anatomy, *states, 1, 0, last))
+    ]
+
+
+def _depends(anatomy: Anatomy, inputs: Tensor, outputs: Tensor, row: int, target: int, source: int) -> bool:
+    """Return whether a block's output at token ``target`` depends on its input at token ``source``."""
+    states = anatomy.tokens(outputs)[row, target]
+    weights = torch.linspace(-1, 1, len(states), device=outputs.device, dtype=outputs.dtype).cos()
+    (slope,) = torch.autograd.grad((states * weights).sum(), inputs, allow_unused=True, retain_graph=True)
+    return slope is not None and bool(anatomy.tokens(slope)[row, source].abs().max() > 0)

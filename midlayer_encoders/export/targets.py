@@ -1,0 +1,76 @@
+"""``export_for``: export an encoder for any target."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Literal, TypeAlias, get_args
+
+from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
+from midlayer_encoders.errors import OptionError
+from midlayer_encoders.export._comparison import Exported
+from midlayer_encoders.export.gguf import export_gguf
+from midlayer_encoders.export.graphs import export_onnx, export_openvino
+from midlayer_encoders.export.serving import export_served
+from midlayer_encoders.validation import check_choice, check_flag, check_path
+
+Target: TypeAlias = Literal["sentence-transformers", "vllm", "tei", "onnx", "openvino", "gguf"]
+TARGETS: tuple[Target, ...] = get_args(Target)
+"""Export targets."""
+
+
+def export_for(
+    encoder: LayerEncoder,
+    target: Target,
+    folder: str | os.PathLike[str],
+    *,
+    overwrite: bool = False,
+    int8: bool = False,
+    optimize: bool = False,
+) -> Exported:
+    """Export an encoder for an engine, and compare the engine's vectors with the encoder's.
+
+    The folder is written to a temporary path and renamed after the comparison, so an error leaves nothing behind.
+
+    Args:
+        encoder: the encoder.
+        target: ``"sentence-transformers"`` (as ``save_pretrained``), ``"vllm"`` or ``"tei"`` (a folder that vLLM or
+            text-embeddings-inference loads), ``"onnx"`` or ``"openvino"`` (a graph from tokens or pixels to vectors),
+            or ``"gguf"`` (for llama.cpp: the encoder's GGUF file after a cut, or the weights of a Llama-type model).
+        folder: output folder, new or empty.
+        overwrite: write into a folder that is not empty.
+        int8: with ``"onnx"``, also write a graph with 8-bit weights; with ``"gguf"``, write weights in 8 bits (Q8_0)
+            instead of 16.
+        optimize: with ``"onnx"``, also write the graph after onnxruntime's optimizations.
+
+    Raises:
+        CutError: if the engine cannot run this encoder or computes other vectors.
+        MidlayerError: if a package is missing; the message contains the install command.
+    """
+    check_path("folder", folder)
+    path = Path(folder)
+    check_arguments(target, path, overwrite=overwrite, int8=int8, optimize=optimize)
+    if target == "onnx":
+        return export_onnx(encoder, path, int8=int8, optimize=optimize)
+    if target == "gguf":
+        return export_gguf(encoder, path, int8=int8)
+    if target == "openvino":
+        return export_openvino(encoder, path)
+    if target in ("vllm", "tei"):
+        return export_served(encoder, path, target)
+    return Exported(target, path, files=encoder.save_files(str(path)))
+
+
+def check_arguments(target: str, folder: Path | None, *, overwrite: bool, int8: bool, optimize: bool) -> None:
+    """Raise an :class:`OptionError` if :func:`export_for` would reject these arguments."""
+    check_choice("target", target, TARGETS)
+    check_flag("overwrite", overwrite)
+    if check_flag("int8", int8) and target not in ("onnx", "gguf"):
+        raise OptionError(f"`int8` must be left out with target={target!r}: it applies to 'onnx' and 'gguf'.")
+    if check_flag("optimize", optimize) and target != "onnx":
+        raise OptionError(f"`optimize` must be left out with target={target!r}: it applies to 'onnx'.")
+    if folder is not None and (folder.is_file() or (folder.is_dir() and any(folder.iterdir()) and not overwrite)):
+        raise OptionError(
+            f"`folder` must be a new or empty folder, but {folder} is not. Choose another, or pass overwrite=True "
+            "(--overwrite)."
+        )

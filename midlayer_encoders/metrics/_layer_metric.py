@@ -1,0 +1,454 @@
+"""The base class of all metrics, updated with one layer at a time, and their common inputs, precision and products."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from copy import copy
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+from torchmetrics import Metric
+from torchmetrics.utilities.distributed import gather_all_tensors
+
+from midlayer_encoders.errors import LayerIndexError, MidlayerError, NotFiniteError, OptionError
+from midlayer_encoders.spectra.eigen import kernels_enabled, kernels_run_on
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure, SubFigure
+
+
+_STACK_SIZE = 2**24  # numbers of several layers that are stacked: 128 MB in float64
+_MAX_TEMPORARIES = 2**24  # temporary numbers at once, 64 MB in float32: a large batch is never copied whole
+
+Kind: TypeAlias = Literal["tokens", "pooled", "views", "attentions"]
+"""The input of ``update``: token states and their mask, one vector per text, one per text and view, or attentions."""
+
+
+class TooFewTextsError(MidlayerError, ValueError):
+    """There are fewer texts, tokens or distinct vectors than a metric needs."""
+
+
+class LayerMetric(Metric):
+    """One number per layer, from states that arrive layer by layer.
+
+    Call ``update`` once per layer and batch, in any order of batches; ``compute`` returns shape ``(len(layers),)`` in
+    float64, in the order of ``layers``. torchmetrics' sync merges states across processes: sums up to rounding, samples
+    bit for bit. ``update`` waits for a GPU only to find eigenvalues; ``compute`` checks that values are finite.
+
+    A subclass declares its options by naming its function: ``class Curvature(LayerMetric, function=curvature)`` takes
+    every argument of ``curvature`` that has a default, except the mask.
+
+    Args:
+        layers: layer numbers that ``update`` will be called with, each once.
+        options: options of the metric's function, and torchmetrics' own, such as ``process_group``.
+
+    Attributes:
+        kind: the input of ``update``: ``"tokens"``, ``"pooled"``, ``"views"`` or ``"attentions"``.
+        needs_previous: True if each layer is compared with the one listed before it, so that the first value is NaN.
+        options: values of the function's options.
+    """
+
+    kind: ClassVar[Kind]
+    needs_previous: bool = False
+    is_differentiable = False
+    higher_is_better = None
+    full_state_update = False
+    _compares: ClassVar[str] = ""
+    """Parts of a text that the metric compares and that arrive in separate updates; empty if one update has a value."""
+    _option_defaults: ClassVar[dict[str, Any]] = {}
+    _check: ClassVar[Callable[..., None] | None] = None
+    _number: ClassVar[Callable[..., Any]]
+
+    def __init_subclass__(
+        cls,
+        *,
+        function: Callable[..., Tensor] | None = None,
+        check: Callable[..., None] | None = None,
+        number: Callable[..., Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Declare the options of a subclass.
+
+        Args:
+            function: the pure function whose options the constructor takes.
+            check: raises an error for invalid options; called with those options that are its parameters.
+            number: computes the numbers of several layers from what the base class accumulates and the options.
+            kwargs: passed on.
+        """
+        super().__init_subclass__(**kwargs)
+        if function is None:
+            return
+        cls._check = None if check is None else staticmethod(check)
+        if number is not None:
+            cls._number = staticmethod(number)
+        parameters = inspect.signature(function).parameters
+        cls._option_defaults = {
+            name: parameter.default
+            for name, parameter in parameters.items()
+            if parameter.default is not parameter.empty and name != "mask"
+        }
+        named = dict(inspect.signature(cls.__init__).parameters)
+        rest = named.popitem()[1]
+        del named["self"]
+        for name in cls._option_defaults:
+            named[name] = parameters[name].replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        cls.__signature__ = inspect.Signature([*named.values(), rest])  # type: ignore[attr-defined]
+
+    def __init__(self, layers: Sequence[int], **options: Any) -> None:
+        values = {name: options.pop(name, default) for name, default in self._option_defaults.items()}
+        super().__init__(**options)
+        self.options = values
+        if self._check is not None:
+            self._check(**{name: values[name] for name in inspect.signature(self._check).parameters})
+        self.layers = tuple(layers)
+        if not self.layers or len(set(self.layers)) != len(self.layers):
+            raise OptionError(f"`layers` must be one or more different layer numbers, but got {list(layers)}.")
+        # After one update, a MetricCollection treats metrics with close states as one and updates only the first. Equal
+        # states of different metrics can mean different things, and NaN keeps them unequal.
+        self.add_state("not_shared", torch.tensor(torch.nan), dist_reduce_fx="sum")
+
+    def settle(self) -> None:
+        """Queue the remaining work of ``compute`` without waiting for the device."""
+
+    def compute(self) -> Tensor:
+        """Return one value per layer, shape ``(len(layers),)``, float64; the first is NaN if ``needs_previous``."""
+        return self._all_finite(self.layers, self._values(self.layers))
+
+    @abstractmethod
+    def _values(self, layers: Sequence[int]) -> Tensor:
+        """Return the numbers of these layers, shape ``(len(layers),)``, float64."""
+
+    def _has_value(self, layer: int) -> bool:
+        return not self.needs_previous or layer != self.layers[0]
+
+    def forward(self, layer: int, *args: Any, **kwargs: Any) -> Tensor:
+        """Add one layer of a batch as ``update`` does, and return that layer's value on this batch.
+
+        Like torchmetrics' ``forward``, but for one layer: a scalar in float64, from this process only unless
+        ``dist_sync_on_step``. Metrics that compare layers or views raise a :class:`MidlayerError`.
+        """
+        if self._compares:
+            raise MidlayerError(
+                f"{type(self).__name__} has no value for one update because it compares {self._compares} of a batch. "
+                "Call `update` for each of them, then `compute` once."
+            )
+        batch = self._empty_copy()
+        batch.update(layer, *args, **kwargs)
+        batch.sync(should_sync=self.dist_sync_on_step)
+        value = batch._all_finite([layer], batch._values([layer]))[0]
+        self.update(layer, *args, **kwargs)
+        self._forward_cache = value  # type: ignore[assignment]  # Lightning logs it
+        return value
+
+    def _empty_copy(self) -> LayerMetric:
+        """Return a metric with the same options and no texts."""
+        other = copy(self)
+        for name, default in self._defaults.items():
+            if isinstance(default, list):  # `reset` would clear the shared list
+                setattr(other, name, [])
+        other.reset()
+        return other
+
+    def plot(
+        self, val: Tensor | Sequence[Tensor] | None = None, ax: Axes | None = None
+    ) -> tuple[Figure | SubFigure, Axes]:
+        """Plot the values over the layers and return the figure and its axes.
+
+        Args:
+            val: results of ``compute``, one line each; ``None`` to compute them now.
+            ax: axes to draw in; ``None`` for a new figure.
+        """
+        import matplotlib.pyplot as plt
+
+        axes = plt.subplots()[1] if ax is None else ax
+        val = self.compute() if val is None else val
+        for values in [val] if isinstance(val, Tensor) else val:
+            axes.plot(self.layers, values.tolist(), marker="o")
+        axes.set(xlabel="layer", ylabel=type(self).__name__)
+        return axes.figure, axes
+
+    def _position(self, layer: int) -> int:
+        if layer not in self.layers:
+            raise LayerIndexError(f"`layer` must be one of the metric's layers {list(self.layers)}, but got {layer}.")
+        return self.layers.index(layer)
+
+    def _all_finite(self, layers: Sequence[int], values: Tensor) -> Tensor:
+        # One check for all layers because each check waits for the GPU.
+        for layer, value in zip(layers, values.tolist(), strict=True):
+            if self._has_value(layer) and not math.isfinite(value):
+                raise self._not_finite(layer, value)
+        return values
+
+    def _not_finite(self, layer: int, value: float) -> NotFiniteError:
+        return NotFiniteError(
+            f"{type(self).__name__} of layer {layer} is {value} because its states hold NaN or infinity. "
+            "Check the model's output at that layer; float16 overflows where bfloat16 and float32 do not."
+        )
+
+    def _wrap_compute(self, compute: Callable[..., Any]) -> Callable[..., Any]:
+        # torchmetrics squeezes a result of one element to a scalar, but the result must have one axis.
+        wrapped = super()._wrap_compute(compute)
+        return functools.wraps(compute)(lambda *args, **kwargs: wrapped(*args, **kwargs).reshape(-1))
+
+    def _sync_dist(
+        self, dist_sync_fn: Callable[..., Any] = gather_all_tensors, process_group: Any | None = None
+    ) -> None:
+        # torchmetrics would gather the empty lists of a process without texts with the wrong shape and type.
+        self._agree_on_lists(process_group or self.process_group)
+        super()._sync_dist(dist_sync_fn, process_group)
+
+    def _agree_on_lists(self, group: Any | None) -> None:
+        """Give each list state one tensor with the dtype and shape of the other processes' tensors."""
+        names = [name for name, default in self._defaults.items() if isinstance(default, list)]
+        if not names or not is_distributed():
+            return
+        local = {name: torch.cat(getattr(self, name)) for name in names if getattr(self, name)}
+        all_types: list[Any] = [None] * dist.get_world_size(group)
+        dist.all_gather_object(all_types, {n: (t.dtype, t.shape[1:]) for n, t in local.items()}, group=group)
+        for name in names:
+            types = [process_types[name] for process_types in all_types if name in process_types]
+            if types:
+                dtype = functools.reduce(torch.promote_types, [state_dtype for state_dtype, _ in types])
+                empty = torch.empty((0, *types[0][1]), dtype=dtype, device=self.device)
+                setattr(self, name, [local.get(name, empty).to(self.device, dtype)])
+
+
+def joined(state: Tensor | list[Tensor]) -> Tensor:
+    """Return a list state, which may be empty, as one tensor; after a sync it already is a tensor."""
+    if isinstance(state, Tensor):
+        return state
+    return torch.cat(state) if state else torch.empty(0)
+
+
+def in_stacks(layers: Sequence[Tensor], number: Callable[[Tensor], Tensor], *, temporaries: int = 0) -> list[Tensor]:
+    """Return the number of each layer, computed for as many similar layers at once as fit into memory.
+
+    Args:
+        layers: one tensor per layer.
+        number: returns the numbers ``(L,)`` of stacked layers, ``(L, *)``.
+        temporaries: temporary numbers that one layer needs, if more than its own size.
+
+    Example:
+        >>> in_stacks([torch.ones(2), torch.ones(3), torch.ones(3)], lambda stack: stack.sum(dim=1))
+        [tensor(2.), tensor(3.), tensor(3.)]
+    """
+    groups: dict[Any, list[int]] = {}
+    for position, tensor in enumerate(layers):
+        groups.setdefault((tensor.shape, tensor.dtype, tensor.device), []).append(position)
+    numbers: dict[int, Tensor] = {}
+    for positions in groups.values():
+        size = max(1, _STACK_SIZE // max(1, temporaries, layers[positions[0]].numel()))
+        for start in range(0, len(positions), size):
+            chunk = positions[start : start + size]
+            numbers.update(zip(chunk, number(torch.stack([layers[position] for position in chunk])), strict=True))
+    return [numbers[position] for position in range(len(layers))]
+
+
+def one_device(values: Sequence[Tensor]) -> Tensor:
+    """Return scalars from several devices as one float64 tensor."""
+    return torch.stack([value.to(values[0].device, torch.float64) for value in values])
+
+
+def is_distributed() -> bool:
+    """Return True if there is more than one process."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+def check_at_least(least: int, count: int, subject: str) -> None:
+    """Raise a :class:`TooFewTextsError` if ``count`` is below ``least``."""
+    if count < least:
+        raise TooFewTextsError(
+            f"{subject} must be at least {least}, but there are {count}: pass more, or longer, texts."
+        )
+
+
+def check_positive(argument: str, value: float) -> None:
+    """Raise an :class:`OptionError` unless a number is greater than 0."""
+    if not value > 0:
+        raise OptionError(f"`{argument}` must be greater than 0, but got {value}.")
+
+
+def check_embeddings(embeddings: Tensor, index: Tensor | None) -> None:
+    """Raise an :class:`OptionError` unless there is one row, and one index, per text."""
+    if embeddings.ndim != 2 or not embeddings.is_floating_point():
+        raise OptionError(
+            f"`embeddings` must be (B, D) of floats, but got {tuple(embeddings.shape)} of {embeddings.dtype}."
+        )
+    if index is not None and (index.shape != embeddings.shape[:1] or index.is_floating_point()):
+        raise OptionError(
+            f"`index` must be {len(embeddings)} integers, the position of each text in the whole list, "
+            f"but got {tuple(index.shape)} of {index.dtype}."
+        )
+
+
+def owned(embeddings: Tensor) -> Tensor:
+    """Return vectors that own their memory: a copy if they are a view into larger states."""
+    rows = embeddings.detach()
+    return rows.clone() if rows.untyped_storage().nbytes() > rows.nbytes else rows
+
+
+def check_tokens(states: Tensor, mask: Tensor) -> None:
+    """Raise an :class:`OptionError` unless the mask fits the states."""
+    if states.ndim != 3 or mask.shape != states.shape[:2] or mask.dtype != torch.bool:
+        raise OptionError(
+            "`states` must be (B, T, D) and `mask` (B, T) of bool, "
+            f"but got {tuple(states.shape)} and {tuple(mask.shape)} of {mask.dtype}."
+        )
+
+
+def chunks(states: Tensor, mask: Tensor, temporaries: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield a batch in chunks that need a bounded number of temporary numbers; by default a text needs T x D."""
+    per_text = states.shape[1] * states.shape[2] if temporaries is None else temporaries
+    texts = max(1, _MAX_TEMPORARIES // max(1, per_text))
+    yield from zip(torch.split(states, texts), torch.split(mask, texts), strict=True)
+
+
+def all_real(states: Tensor) -> Tensor:
+    """Return the mask of states without padding, shape ``(*, T)``."""
+    return torch.ones(states.shape[:-1], dtype=torch.bool, device=states.device)
+
+
+# --- precision and Gram matrices ------------------------------------------------------------------------------------
+
+
+def single_or_better(states: Tensor) -> Tensor:
+    """Return states in float32, or unchanged if they are float64: enough for reading one token at a time."""
+    return states.to(result_dtype(states))
+
+
+def precise(states: Tensor) -> Tensor:
+    """Return states in float64 on a CPU, where it costs little more, and in float32 or better elsewhere."""
+    double = states.device.type == "cpu" or states.dtype == torch.float64
+    return states.to(torch.float64 if double else torch.float32)
+
+
+def result_dtype(states: Tensor) -> torch.dtype:
+    """Return float64 for float64 states and float32 for all others."""
+    return torch.float64 if states.dtype == torch.float64 else torch.float32
+
+
+@contextmanager
+def full_precision(device: torch.device) -> Iterator[None]:
+    """Disable autocast and TF32 for the products inside."""
+    before = torch.get_float32_matmul_precision()
+    with torch.autocast(device.type, enabled=False):
+        try:
+            torch.set_float32_matmul_precision("highest")
+            yield
+        finally:
+            torch.set_float32_matmul_precision(before)
+
+
+def lengths(rows: Tensor) -> Tensor:
+    """Return the Euclidean length of each row of ``(*, N, D)``, shape ``(*, N)``."""
+    result: Tensor = torch.linalg.vector_norm(rows, dim=-1)
+    return result
+
+
+def unit_rows(rows: Tensor) -> Tensor:
+    """Scale each row of ``(*, N, D)`` to length one; a zero row stays zero, NaN stays NaN."""
+    length = lengths(rows).unsqueeze(-1)
+    return rows / torch.where(length == 0, 1.0, length)
+
+
+def kernels_can_read(states: Tensor) -> bool:
+    """Return True if the Triton kernels can read these states: on an NVIDIA GPU with TF32, or in the interpreter."""
+    readable = states.ndim == 3 and states.stride(-1) == 1 and states.dtype != torch.float64 and states.numel() > 0
+    return readable and kernels_enabled() and torch.version.hip is None and kernels_run_on(states, (8, 0))
+
+
+def prepared(states: Tensor, mask: Tensor | None, *, center: bool, unit: bool) -> Tensor:
+    """Return rows in working precision with padding set to zero, optionally centered and scaled to unit length.
+
+    A row that differs from the mean only by rounding becomes zero: scaled up, repeated rows would be noise.
+
+    Args:
+        states: shape ``(*, N, D)``.
+        mask: real rows, shape ``(*, N)``; ``None`` for all.
+        center: subtract the mean of the real rows.
+        unit: scale rows to length one, after centering.
+
+    Returns:
+        Shape ``(*, N, D)``.
+    """
+    rows, mean = _centered(states, mask, center)
+    if not center and not unit:
+        return rows
+    return rows * _scale(lengths(rows), lengths(mean), mask, unit).unsqueeze(-1)
+
+
+def token_gram(states: Tensor, mask: Tensor, *, center: bool, unit: bool) -> tuple[Tensor, Tensor | None]:
+    """Return the :func:`smaller_gram` of each text's :func:`prepared` tokens, and the size of its valid corner.
+
+    Args:
+        states: shape ``(*, T, D)``.
+        mask: real tokens, shape ``(*, T)``; they are moved to the front.
+        center: subtract the mean of the text's tokens.
+        unit: scale tokens to length one, after centering.
+
+    Returns:
+        Matrices of shape ``(*, n, n)`` with ``n = min(T, D)``, and the sizes of their leading corners, shape ``(*)``,
+        or ``None`` if the whole matrix is valid.
+    """
+    if states.shape[-2] > states.shape[-1]:
+        return smaller_gram(prepared(states, mask, center=center, unit=unit)), None
+    if kernels_can_read(states):
+        from midlayer_encoders.metrics._token_triton import prepared_gram
+
+        return prepared_gram(states, mask, center=center, unit=unit)
+    states, mask = tokens_first(states, mask)
+    rows, mean = _centered(states, mask, center)
+    gram = smaller_gram(rows)
+    if center or unit:
+        # The squared lengths are on the diagonal, and scaling T x T numbers is faster than T x D.
+        scale = _scale(gram.diagonal(dim1=-2, dim2=-1).sqrt(), lengths(mean), mask, unit)
+        gram = gram.mul_(scale.unsqueeze(-1)).mul_(scale.unsqueeze(-2))
+    return gram, mask.sum(dim=-1)
+
+
+def _centered(states: Tensor, mask: Tensor | None, center: bool) -> tuple[Tensor, Tensor]:
+    """Return rows in working precision, zero or minus the mean where padded, and the mean, ``(*, 1, D)``."""
+    rows = states if mask is None else torch.where(mask.unsqueeze(-1), states, 0.0)
+    if not center:
+        return precise(rows), precise(torch.zeros_like(rows[..., :1, :]))
+    count = rows.shape[-2] if mask is None else mask.sum(dim=-1).clamp(min=1)[..., None, None]
+    mean = rows.sum(dim=-2, keepdim=True, dtype=precise(rows[..., :0, :]).dtype) / count
+    return rows - mean, mean
+
+
+def _scale(length: Tensor, mean_length: Tensor, mask: Tensor | None, unit: bool) -> Tensor:
+    """Return the factor of each row, shape ``(*, N)``: 0 for padding and for rows that are only rounding."""
+    real = torch.ones_like(length, dtype=torch.bool) if mask is None else mask
+    longest = torch.where(real, length, 0.0).amax(dim=-1, keepdim=True)
+    tiny = torch.where(mean_length == 0, 0.0, 32 * torch.finfo(length.dtype).eps * (mean_length + longest))
+    nonzero = real & ~(length <= tiny)  # True for NaN
+    return torch.where(nonzero, 1.0 / length if unit else 1.0, 0.0)
+
+
+def products(first: Tensor, second: Tensor) -> Tensor:
+    """Return the products of all rows of ``(*, N, D)`` and ``(*, M, D)``, shape ``(*, N, M)``."""
+    with full_precision(first.device):
+        return first @ second.mT
+
+
+def smaller_gram(rows: Tensor) -> Tensor:
+    """Return ``rows rows'`` or ``rows' rows`` of ``(*, N, D)``, whichever is smaller: ``(*, min(N, D), min(N, D))``."""
+    rows = rows if rows.shape[-2] <= rows.shape[-1] else rows.mT
+    return products(rows, rows)
+
+
+def tokens_first(states: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Return states ``(*, T, D)`` and their mask with the real tokens of each text first, in their order."""
+    # Checking for this common case is cheap on a CPU; on a GPU it would wait for the device.
+    if mask.device.type == "cpu" and not (mask[..., 1:] & ~mask[..., :-1]).any():
+        return states, mask
+    order = torch.argsort(~mask, dim=-1, stable=True)
+    return states.take_along_dim(order.unsqueeze(-1), dim=-2), mask.take_along_dim(order, dim=-1)

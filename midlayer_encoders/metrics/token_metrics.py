@@ -1,0 +1,592 @@
+"""Metrics of the token states of each text: a mean over texts, accumulated as sums."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from midlayer_encoders.errors import OptionError
+from midlayer_encoders.metrics import _layer_metric as base
+from midlayer_encoders.metrics._layer_metric import Kind, LayerMetric, all_real, lengths, result_dtype, single_or_better
+from midlayer_encoders.metrics.row_metrics import Normalization, check_entropy_options, normalized_entropy, rank_of_gram
+from midlayer_encoders.spectra import Method, spectral_entropy
+from midlayer_encoders.validation import check_count
+
+_Texts: TypeAlias = tuple[list[int], tuple[Tensor, ...]]
+"""Texts whose numbers are not computed yet: the layer of each, and tensors with one row per text."""
+
+
+class MeanOverTexts(LayerMetric):
+    """Mean over texts of a number of each text's token states.
+
+    Stores three sums per layer, whatever the number of texts. A text that is too short to have the number is excluded
+    from the mean and counted in ``skipped``.
+
+    Attributes:
+        count: texts in the mean, shape ``(len(layers),)``.
+        skipped: texts excluded, shape ``(len(layers),)``.
+    """
+
+    kind: ClassVar[Kind] = "tokens"
+    total: Tensor
+    count: Tensor
+    skipped: Tensor
+
+    def __init__(self, layers: Sequence[int], **options: Any) -> None:
+        super().__init__(layers, **options)
+        for name, dtype in (("total", torch.float64), ("count", torch.int64), ("skipped", torch.int64)):
+            self.add_state(name, torch.zeros(len(self.layers), dtype=dtype), dist_reduce_fx="sum")
+
+    def _add(self, rows: int | list[int], values: Tensor, defined: Tensor) -> None:
+        """Add the number of each text that has one, both ``(B,)``, to the sums of its layer."""
+        device = self.total.device
+        position = torch.tensor(rows).expand(len(values)).to(device, non_blocking=True)
+        values, defined = values.to(device), defined.to(device)
+        # Not in place: sums created in inference mode may be settled outside it.
+        self.total = self.total.index_add(0, position, torch.where(defined, values, 0.0).double())
+        self.count = self.count.index_add(0, position, defined.long())
+        self.skipped = self.skipped.index_add(0, position, (~defined).long())
+
+    def _values(self, layers: Sequence[int]) -> Tensor:
+        rows = [self._position(layer) for layer in layers]
+        count = self.count[rows]
+        for layer, texts in zip(layers, count.tolist(), strict=True):
+            if self._has_value(layer):
+                base.check_at_least(1, texts, f"Texts long enough for {type(self).__name__} at layer {layer}")
+        return self.total[rows] / count
+
+
+class TokenMetric(MeanOverTexts):
+    """A :class:`MeanOverTexts` of a number that depends on one layer only.
+
+    A subclass passes ``number``, which returns each text's number and whether it is defined, both ``(B,)``.
+    """
+
+    def _temporaries(self, states: Tensor) -> int:
+        """Return how many temporary numbers one text needs: as many as its states, unless they are not copied."""
+        return states.shape[1] * states.shape[2]
+
+    def update(self, layer: int, states: Tensor, mask: Tensor, *, index: Tensor | None = None) -> None:  # noqa: ARG002
+        """Add one layer's token states of a batch.
+
+        Args:
+            layer: one of ``layers``.
+            states: shape ``(B, T, D)``.
+            mask: which tokens are real, shape ``(B, T)``, bool; padding may be on either side.
+            index: ignored; other metrics of token states need it.
+        """
+        base.check_tokens(states, mask)
+        row = self._position(layer)
+        for chunk, chunk_mask in base.chunks(states, mask, self._temporaries(states)):
+            self._add_texts(row, chunk, chunk_mask)
+
+    def _add_texts(self, row: int, states: Tensor, mask: Tensor) -> None:
+        """Add texts of a layer to its sums."""
+        self._add(row, *self._number(states, mask, **self.options))
+
+
+class WaitingTokenMetric(TokenMetric):
+    """A :class:`TokenMetric` that computes several layers at once on a GPU.
+
+    The small matrices or few angles of one layer do not fill a GPU, and each launch costs the same. So the ingredients
+    of the texts' numbers wait for those of the next layers (benchmarks/results/metrics_h200.md). The states themselves
+    wait only if a batch is so small that copying them costs less than the launches
+    (benchmarks/results/callbacks_cuda.md). :meth:`settle`, which ``compute`` and ``sync`` call, completes the sums.
+    """
+
+    _max_waiting_bytes: ClassVar[int]
+    """Bytes of ingredients that may wait."""
+    _max_state_bytes: ClassVar[int] = 2**26
+    """Bytes of states that may wait."""
+
+    def __init__(self, layers: Sequence[int], **options: Any) -> None:
+        super().__init__(layers, **options)
+        self._layout: tuple[torch.device, torch.dtype, torch.Size] | None = None
+        self._states: list[_Texts] = []
+        self._waiting: list[_Texts] = []
+
+    @abstractmethod
+    def _ingredients(self, states: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
+        """Return the inputs of :meth:`_settled`, tensors with one row per text that are not views of the states."""
+
+    @abstractmethod
+    def _settled(self, ingredients: tuple[Tensor, ...], width: int) -> tuple[Tensor, Tensor]:
+        """Return each text's number and whether it is defined, both ``(B,)``, for states of this width."""
+
+    def _waits(self, states: Tensor) -> bool:
+        return states.is_cuda
+
+    def _add_texts(self, row: int, states: Tensor, mask: Tensor) -> None:
+        if not self._waits(states):
+            self._add(row, *self._settled(self._ingredients(states, mask), states.shape[-1]))
+            return
+        layout = states.device, states.dtype, states.shape[1:]
+        if layout != self._layout:
+            self.settle()
+        self._layout = layout
+        rows = [row] * len(states)
+        if 4 * states.nbytes > self._max_state_bytes:
+            self._wait(rows, states, mask)
+            return
+        self._states.append((rows, (states.clone(), mask)))  # a block may add to its input in place
+        if _nbytes(self._states) >= self._max_state_bytes:
+            self._wait_with_states()
+
+    def _wait_with_states(self) -> None:
+        """Turn all waiting states into ingredients."""
+        if self._states:
+            rows, (states, mask) = _take(self._states)
+            self._wait(rows, states, mask)
+
+    def _wait(self, rows: list[int], states: Tensor, mask: Tensor) -> None:
+        """Turn states into ingredients, which wait in turn."""
+        self._waiting.append((rows, self._ingredients(states, mask)))
+        if _nbytes(self._waiting) >= self._max_waiting_bytes:
+            self._add_waiting()
+
+    def settle(self) -> None:
+        """Add all waiting texts to the sums."""
+        self._wait_with_states()
+        self._add_waiting()
+
+    def _add_waiting(self) -> None:
+        if not self._waiting or self._layout is None:
+            return
+        rows, ingredients = _take(self._waiting)
+        self._add(rows, *self._settled(ingredients, self._layout[-1][-1]))
+
+    def sync(self, *args: Any, **kwargs: Any) -> None:
+        """Settle, then merge the sums with the other processes; ``compute`` calls this first."""
+        self.settle()
+        super().sync(*args, **kwargs)
+
+    @property
+    def metric_state(self) -> dict[str, list[Tensor] | Tensor]:
+        """The sums, including waiting texts."""
+        self.settle()
+        return super().metric_state
+
+    def reset(self) -> None:
+        """Remove all texts."""
+        super().reset()
+        self._states = []
+        self._waiting = []
+
+
+def _nbytes(waiting: list[_Texts]) -> int:
+    return sum(tensor.nbytes for _, tensors in waiting for tensor in tensors)
+
+
+def _take(waiting: list[_Texts]) -> _Texts:
+    """Remove all texts from a list and return them together."""
+    rows = [row for batch_rows, _ in waiting for row in batch_rows]
+    tensors = [batch_tensors for _, batch_tensors in waiting]
+    waiting.clear()
+    return rows, tensors[0] if len(tensors) == 1 else tuple(map(torch.cat, zip(*tensors, strict=True)))
+
+
+def prompt_entropy(
+    states: Tensor,
+    mask: Tensor | None = None,
+    *,
+    alpha: float = 1.0,
+    normalization: Normalization = "raw",
+    center: bool = True,
+    unit: bool = True,
+    method: Method = "auto",
+) -> Tensor:
+    r"""Return the matrix entropy of each text's tokens, in nats, after centering them and scaling them to unit length.
+
+    .. math::
+        S_\alpha(\hat Z), \qquad \hat z_t = \frac{z_t - \bar z}{\lVert z_t - \bar z \rVert}
+
+    with :math:`S_\alpha` of :func:`matrix_entropy`. Centering and scaling follow Wei et al. (2024), as in the paper.
+
+    Args:
+        states: token states, shape ``(*, T, D)``.
+        mask: which tokens are real, shape ``(*, T)``, bool; ``None`` for all. Padding may be anywhere.
+        alpha: order, ``> 0``.
+        normalization: see :func:`matrix_entropy`; N is the number of real tokens.
+        center: subtract the mean of the text's tokens.
+        unit: scale each token to unit length.
+        method: eigenvalue method, see :mod:`midlayer_encoders.spectra`.
+
+    Returns:
+        Shape ``(*)``, between ``0`` and ``log(min(T - 1, D))`` if raw and centered. ``0`` for fewer than two tokens
+        and for equal tokens. NaN if the states hold NaN or infinity.
+
+    Example:
+        >>> import torch
+        >>> prompt_entropy(torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [0.0, -1.0]]))
+        tensor(0.6931)
+    """
+    check_entropy_options(alpha, normalization)
+    mask = all_real(states) if mask is None else mask
+    gram, sizes, count = _grams(states, mask, center, unit, alpha)
+    entropy = spectral_entropy(gram, sizes, alpha=alpha, method=method, check=False)
+    return normalized_entropy(entropy, count, states.shape[-1], normalization).to(result_dtype(states))
+
+
+def _grams(states: Tensor, mask: Tensor, center: bool, unit: bool, alpha: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Return each text's Gram or moment matrix, the size of its valid corner, and the number of tokens."""
+    # At a low order, the rounding of small eigenvalues matters.
+    gram, sizes = base.token_gram(states.double() if alpha < 1 else states, mask, center=center, unit=unit)
+    if sizes is not None:
+        return gram, sizes, sizes
+    count = mask.sum(dim=-1)
+    return gram, torch.full_like(count, gram.shape[-1]), count
+
+
+class PromptEntropy(WaitingTokenMetric, function=prompt_entropy, check=check_entropy_options):
+    """Mean over texts of :func:`prompt_entropy`, per layer.
+
+    Texts of fewer than two tokens are excluded and counted in ``skipped``. Options are those of the function.
+    """
+
+    _max_waiting_bytes: ClassVar[int] = 2**27  # the scratch memory of the spectra's kernels
+
+    def _temporaries(self, states: Tensor) -> int:
+        tokens, width = states.shape[1:]
+        in_place = self.options["alpha"] >= 1 and tokens <= width and base.kernels_can_read(states)
+        return tokens * (tokens if in_place else width)
+
+    def _ingredients(self, states: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
+        return _grams(states, mask, **{name: self.options[name] for name in ("center", "unit", "alpha")})
+
+    def _settled(self, ingredients: tuple[Tensor, ...], width: int) -> tuple[Tensor, Tensor]:
+        gram, sizes, count = ingredients
+        options = {name: self.options[name] for name in ("alpha", "method")}
+        entropy = spectral_entropy(gram, sizes, check=False, **options)
+        return normalized_entropy(entropy, count, width, self.options["normalization"]), count >= 2
+
+
+def prompt_effective_rank(
+    states: Tensor,
+    mask: Tensor | None = None,
+    *,
+    center: bool = False,
+    unit: bool = False,
+    method: Method = "exact",
+) -> Tensor:
+    r"""Return the effective rank of each text's tokens.
+
+    .. math::
+        \operatorname{EffRank}(Z), \qquad Z = \text{the token states of one text}
+
+    as in :func:`effective_rank`.
+
+    Args:
+        states: token states, shape ``(*, T, D)``.
+        mask: which tokens are real, shape ``(*, T)``, bool; ``None`` for all.
+        center: subtract the mean of the text's tokens.
+        unit: scale tokens to unit length, after centering.
+        method: eigenvalue method, see :mod:`midlayer_encoders.spectra`.
+
+    Returns:
+        Shape ``(*)``, between ``1`` and ``min(T, D)``; ``0`` if all tokens are zero, NaN if they hold NaN or infinity.
+
+    Example:
+        >>> import torch
+        >>> prompt_effective_rank(torch.eye(3)[None].repeat(2, 1, 1))
+        tensor([3., 3.])
+    """
+    mask = all_real(states) if mask is None else mask
+    return _ranks(states, mask, center, unit, method)[0].to(result_dtype(states))
+
+
+def _ranks(states: Tensor, mask: Tensor, center: bool, unit: bool, method: Method) -> tuple[Tensor, Tensor]:
+    # float64 on every device, as in `effective_rank`.
+    rank = rank_of_gram(*base.token_gram(states.double(), mask, center=center, unit=unit), method)
+    return rank, mask.sum(dim=-1) >= 2
+
+
+class PromptEffectiveRank(TokenMetric, function=prompt_effective_rank, number=_ranks):
+    """Mean over texts of :func:`prompt_effective_rank`, per layer.
+
+    Texts of fewer than two tokens are excluded and counted in ``skipped``. Options are those of the function.
+    """
+
+
+def curvature(states: Tensor, mask: Tensor | None = None, *, step: int = 1) -> Tensor:
+    r"""Return the mean angle between successive differences of each text's tokens, in radians.
+
+    .. math::
+        \frac{1}{T-2} \sum_{k=1}^{T-2} \angle(v_{k+1}, v_k), \qquad v_k = z_{k+1} - z_k
+
+    and for a step s, :math:`v_k = z_{k+s} - z_k` and the angle between :math:`v_{k+s}` and :math:`v_k`, over
+    :math:`k = 1 \ldots T - 2s`. Pairs in which a difference is zero are skipped.
+
+    Args:
+        states: token states, shape ``(*, T, D)``.
+        mask: which tokens are real, shape ``(*, T)``, bool; ``None`` for all. Other tokens are left out of the path.
+        step: number of tokens that a difference spans, 1 or more.
+
+    Returns:
+        Shape ``(*)``, between ``0`` (a line) and ``pi`` (back and forth). NaN if a text has fewer than
+        ``2 * step + 1`` tokens or no nonzero difference, or its states hold NaN or infinity.
+
+    Example:
+        >>> curvature(torch.tensor([[0.0, 0.0], [1.0, 0.0], [1.0, 1.0], [2.0, 1.0]]))
+        tensor(1.5708)
+    """
+    _check_step(step)
+    total, count = _angles(*_turns(states, all_real(states) if mask is None else mask, step))
+    return (total / count).to(result_dtype(states))
+
+
+def _angles(apart: Tensor, along: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the sum of each text's angles and their number, both ``(*)``."""
+    # Kahan's formula has full precision near 0 and pi, where the arc cosine loses half the digits.
+    angles = 2 * torch.atan2(apart.double().sqrt(), along.double().sqrt())
+    counts = apart != -1
+    return torch.where(counts, angles, 0.0).sum(dim=-1), counts.sum(dim=-1)
+
+
+def _turns(states: Tensor, mask: Tensor, step: int) -> tuple[Tensor, Tensor]:
+    """Return, for unit differences u and w that follow each other, the squared lengths of w - u and w + u, or -1."""
+    if base.kernels_can_read(states):
+        from midlayer_encoders.metrics._token_triton import turns
+
+        return turns(states, mask, step)
+    path, mask = base.tokens_first(states, mask)
+    path = single_or_better(path)
+    moves = path[..., step:, :] - path[..., :-step, :]
+    length = lengths(moves)
+    moves = moves / length.unsqueeze(-1)
+    before, after = moves[..., :-step, :], moves[..., step:, :]
+    exists = torch.arange(before.shape[-2], device=mask.device) + 2 * step < mask.sum(dim=-1, keepdim=True)
+    exists = exists & (length[..., :-step] != 0) & (length[..., step:] != 0)
+    apart, along = lengths(after - before).square(), lengths(after + before).square()
+    return torch.where(exists, apart, -1.0), torch.where(exists, along, -1.0)
+
+
+def _check_step(step: int) -> None:
+    check_count("step", step)
+
+
+class Curvature(WaitingTokenMetric, function=curvature, check=_check_step):
+    """Mean over texts of :func:`curvature`, per layer.
+
+    Texts without an angle (fewer than ``2 * step + 1`` tokens, or all tokens equal) are excluded and counted in
+    ``skipped``. Options are those of the function.
+    """
+
+    _max_waiting_bytes: ClassVar[int] = 2**23  # more layers at once would save no time, and angles are in float64
+
+    def _temporaries(self, states: Tensor) -> int:
+        return states.shape[1] * (1 if base.kernels_can_read(states) else states.shape[2])
+
+    def _ingredients(self, states: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
+        return _turns(states, mask, self.options["step"])
+
+    def _settled(self, ingredients: tuple[Tensor, ...], _: int) -> tuple[Tensor, Tensor]:
+        total, count = _angles(*ingredients)
+        return total / count, count > 0
+
+
+def first_token_share(states: Tensor, mask: Tensor | None = None) -> Tensor:
+    r"""Return the first token's share of the squared norm of each text's tokens.
+
+    .. math::
+        \frac{\lVert z_1 \rVert^2}{\sum_t \lVert z_t \rVert^2}
+
+    Args:
+        states: token states, shape ``(*, T, D)``.
+        mask: which tokens are real, shape ``(*, T)``, bool; ``None`` for all. The first real token is the first token.
+
+    Returns:
+        Shape ``(*)``, between ``0`` and ``1``; ``1 / T`` if all tokens are equally long. NaN if there is no token, all
+        are zero, or the states hold NaN or infinity.
+
+    Example:
+        >>> first_token_share(torch.tensor([[3.0, 0.0], [0.0, 1.0]]))
+        tensor(0.9000)
+    """
+    share, _ = _first_token_shares(states, all_real(states) if mask is None else mask)
+    return share.to(result_dtype(states))
+
+
+def _first_token_shares(states: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Return each text's share and whether it is defined, both ``(*)``."""
+    # Squares in float64, so that a massive token does not overflow.
+    energy = torch.where(mask, lengths(single_or_better(states)).double(), 0.0).square()
+    first = mask.int().argmax(dim=-1, keepdim=True)
+    total = energy.sum(dim=-1)
+    share = torch.where(total.isinf(), torch.nan, energy.gather(-1, first).squeeze(-1) / total)
+    return share, total != 0
+
+
+class FirstTokenShare(TokenMetric, function=first_token_share, number=_first_token_shares):
+    """Mean over texts of :func:`first_token_share`, per layer.
+
+    Texts without a token, or with only zeros, are excluded and counted in ``skipped``.
+    """
+
+
+def block_influence(before: Tensor, after: Tensor, *, mask: Tensor | None = None) -> Tensor:
+    r"""Return one minus the mean cosine between each token before and after a block (ShortGPT, Men et al., 2024).
+
+    .. math::
+        1 - \frac{1}{T} \sum_t \cos(z_t^{\text{before}}, z_t^{\text{after}})
+
+    Args:
+        before: token states before the block, shape ``(*, T, D)``.
+        after: token states after the block, shape ``(*, T, D)``.
+        mask: which tokens are real, shape ``(*, T)``, bool; ``None`` for all.
+
+    Returns:
+        Shape ``(*)``, between ``0`` (direction unchanged) and ``2``. Tokens that are zero on either side are skipped;
+        NaN if none is left or the states hold NaN or infinity.
+
+    Example:
+        >>> block_influence(torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([[2.0, 0.0], [1.0, 0.0]]))
+        tensor(0.5000)
+    """
+    total, count = _rotations(before, after, all_real(after) if mask is None else mask)
+    return (total / count).to(result_dtype(after))
+
+
+def _rotations(before: Tensor, after: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the sum of one minus cosine over each text's tokens, and their number, both ``(*)``."""
+    before, after = single_or_better(before), single_or_better(after)
+    scale = lengths(before).double() * lengths(after).double()
+    counts = mask & (scale != 0)
+    cosine = (before * after).sum(dim=-1).double() / scale
+    return torch.where(counts, 1.0 - cosine, 0.0).sum(dim=-1), counts.sum(dim=-1)
+
+
+class BlockInfluence(MeanOverTexts):
+    """Mean over texts of :func:`block_influence` between each layer and the one listed before it.
+
+    Within a batch, update the layers in the order of ``layers``; the previous layer's states are stored for that batch
+    only. The first layer's value is always NaN. With all layers listed, the value at layer k is the influence of
+    block k. ``forward`` raises.
+    """
+
+    needs_previous = True
+    _compares = "two layers"
+
+    _previous: tuple[int, Tensor] | None = None
+
+    def update(self, layer: int, states: Tensor, mask: Tensor, *, index: Tensor | None = None) -> None:  # noqa: ARG002
+        """Add one layer's token states ``(B, T, D)`` of a batch, after those of the previous layer."""
+        base.check_tokens(states, mask)
+        row = self._position(layer)
+        previous = self._previous
+        self._previous = (row, states.detach()) if row + 1 < len(self.layers) else None
+        if row == 0:
+            return
+        if previous is None or previous[0] != row - 1 or previous[1].shape != states.shape:
+            self._previous = None
+            raise OptionError(
+                f"`layer` {layer} must follow layer {self.layers[row - 1]} of the same batch: "
+                f"update the layers in the order {list(self.layers)}, batch by batch."
+            )
+        for (before, real), (after, _) in zip(base.chunks(previous[1], mask), base.chunks(states, mask), strict=True):
+            total, count = _rotations(before, after, real)
+            self._add(row, total / count, count > 0)
+
+    def reset(self) -> None:
+        """Remove all texts and the current batch."""
+        super().reset()
+        self._previous = None
+
+
+def attention_sink_rate(attentions: Tensor, mask: Tensor | None = None, *, epsilon: float = 0.3) -> Tensor:
+    r"""Return the share of heads whose mean attention to the first token is above a threshold.
+
+    .. math::
+        \frac{1}{H} \sum_h \mathbb{1}\Bigl[\frac{1}{T} \sum_t A_{h,t,1} > \epsilon\Bigr]
+
+    (Gu et al., 2025, "When Attention Sink Emerges in Language Models"; by layer in arXiv 2510.06477.) It reads
+    attention weights; :func:`first_token_share` reads states.
+
+    Args:
+        attentions: weights of one layer, a row per query, shape ``(*, H, T, T)``.
+        mask: which tokens are real, shape ``(*, T)``, bool; ``None`` for all. Only real queries count, and the first
+            real token is the first token.
+        epsilon: threshold, in ``[0, 1)``.
+
+    Returns:
+        Shape ``(*)``, between ``0`` and ``1``. NaN if there is no token or the weights hold NaN or infinity.
+
+    Example:
+        >>> sink, even = torch.tensor([[1.0, 0.0], [0.9, 0.1]]), torch.full((2, 2), 0.5)
+        >>> attention_sink_rate(torch.stack([sink, even]), epsilon=0.6)
+        tensor(0.5000)
+    """
+    _check_epsilon(epsilon)
+    mask = attentions.new_ones(_mask_shape(attentions), dtype=torch.bool) if mask is None else mask
+    _check_attentions(attentions, mask)
+    first = mask.int().argmax(dim=-1)[..., None, None, None]
+    to_first = attentions.take_along_dim(first, dim=-1).squeeze(-1)  # (*, H, T)
+    total = torch.where(mask.unsqueeze(-2), to_first, 0.0).sum(dim=-1, dtype=torch.float64)
+    score = total / mask.sum(dim=-1).unsqueeze(-1)
+    rate = (score > epsilon).double().mean(dim=-1)
+    return torch.where(torch.isfinite(score).all(dim=-1), rate, torch.nan).to(result_dtype(attentions))
+
+
+def attention_sink_rates(model: nn.Module, inputs: Mapping[str, Tensor], *, epsilon: float = 0.3) -> dict[int, float]:
+    """Return the mean :func:`attention_sink_rate` of a batch at every layer of a transformers model.
+
+    Args:
+        model: loaded with ``attn_implementation="eager"``, the only implementation that returns attention weights; in
+            eval mode, because dropout changes them.
+        inputs: tokenized batch, on the model's device.
+        epsilon: as in :func:`attention_sink_rate`.
+
+    Returns:
+        By layer, from 1: the attention inside block k belongs to layer k, the output of that block.
+    """
+    if model.training:
+        raise OptionError("`model` must be in eval mode, but is in training mode: call `model.eval()` first.")
+    with torch.no_grad():
+        attentions = model(**inputs, output_attentions=True).attentions
+    if not attentions or any(weights is None for weights in attentions):
+        raise OptionError(
+            "`model` must return the attention weights of every block, but returns none: "
+            'load it with `attn_implementation="eager"`.'
+        )
+    mask = inputs.get("attention_mask", torch.ones(_mask_shape(attentions[0]), device=attentions[0].device)).bool()
+    metric = AttentionSinkRate(range(1, len(attentions) + 1), epsilon=epsilon).to(mask.device)
+    for layer, weights in zip(metric.layers, attentions, strict=True):
+        metric.update(layer, weights, mask)
+    return dict(zip(metric.layers, metric.compute().tolist(), strict=True))
+
+
+def _mask_shape(attentions: Tensor) -> torch.Size:
+    return attentions.shape[:-3] + attentions.shape[-1:]
+
+
+def _check_epsilon(epsilon: float) -> None:
+    if not 0 <= epsilon < 1:
+        raise OptionError(f"`epsilon` must be in [0, 1), but got {epsilon}.")
+
+
+def _check_attentions(attentions: Tensor, mask: Tensor) -> None:
+    square = attentions.ndim >= 3 and attentions.shape[-1] == attentions.shape[-2]
+    if not square or mask.shape != _mask_shape(attentions) or mask.dtype != torch.bool:
+        raise OptionError(
+            "`attentions` must be (*, H, T, T) and `mask` (*, T) of bool, "
+            f"but got {tuple(attentions.shape)} and {tuple(mask.shape)} of {mask.dtype}."
+        )
+
+
+class AttentionSinkRate(MeanOverTexts, function=attention_sink_rate, check=_check_epsilon):
+    """Mean over texts of :func:`attention_sink_rate`, per layer.
+
+    ``update`` takes attention weights, which the readers of this package do not provide, so ``"all"`` does not include
+    this metric: see :func:`attention_sink_rates`. Texts without a token are excluded and counted in ``skipped``.
+    Options are those of the function.
+    """
+
+    kind: ClassVar[Kind] = "attentions"
+
+    def update(self, layer: int, attentions: Tensor, mask: Tensor, *, index: Tensor | None = None) -> None:  # noqa: ARG002
+        """Add one layer's attention weights of a batch, ``(B, H, T, T)``, and the mask ``(B, T)``."""
+        row = self._position(layer)
+        self._add(row, attention_sink_rate(attentions, mask, **self.options), mask.any(dim=-1))

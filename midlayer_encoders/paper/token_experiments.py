@@ -1,0 +1,441 @@
+"""Prompt entropy along a text (Figure 5), of extreme prompts (Figure 6), and inside the blocks (Figure 15).
+
+Texts are token ids, so that changed prompts have a known number of tokens and share the model's batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from midlayer_encoders.errors import OptionError
+from midlayer_encoders.frame import check_blocks, tidy_frame, tidy_rows
+from midlayer_encoders.metrics import Normalization, make_metrics, prompt_entropy
+from midlayer_encoders.models.anatomy import block_sites
+from midlayer_encoders.paper.depth_figures import Rows
+from midlayer_encoders.paper.setting import MissingInputError, Setting
+from midlayer_encoders.paper.theorems import STATEMENTS, theorem_verdicts
+from midlayer_encoders.reading.batches import plan_batches
+from midlayer_encoders.reading.capture import capture
+from midlayer_encoders.reading.causal import looks_ahead
+from midlayer_encoders.reading.locks import turn
+from midlayer_encoders.reading.reader import LayerReader, layer_reader
+
+if TYPE_CHECKING:
+    from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
+
+
+REPLACEMENTS = ("repetition", "resampling", "randomness")
+"""Tokens become one token of the prompt, other tokens of the prompt, or any of the vocabulary."""
+
+PROBABILITIES = (0.0, 0.1, 0.25, 0.5, 0.75, 1.0)
+LENGTHS = (8, 16, 32, 64, 128)
+
+_MIN_TOKENS = 3
+_TOKEN_BUDGET = 4096
+_SITE_METRICS = ("prompt_effective_rank", "prompt_entropy")
+
+
+# --- texts and frames -------------------------------------------------------------------------------------------------
+
+
+def _token_ids(encoder: LayerEncoder, texts: Sequence[str], max_length: int) -> list[list[int]]:
+    """Return the token ids of each text, truncated; raise an error if the model or a text is too short."""
+    check_blocks(encoder.layer, encoder.spec.model)
+    if len(texts) < 2:
+        raise OptionError(f"`texts` must hold 2 texts or more, but got {len(texts)}.")
+    longest = min(max_length, encoder.max_seq_length or max_length)
+    with turn(encoder.tokenizer):
+        encodings = encoder.tokenizer(list(texts), truncation=True, max_length=longest, verbose=False)
+    for text, ids in zip(texts, encodings["input_ids"], strict=True):
+        if len(ids) < _MIN_TOKENS:
+            raise OptionError(
+                f"`texts` must have {_MIN_TOKENS} tokens or more each, but {text[:40]!r} has {len(ids)}. Leave it out."
+            )
+    return [list(ids) for ids in encodings["input_ids"]]
+
+
+def _ids_reader(encoder: LayerEncoder) -> LayerReader:
+    """Return a reader of raw layers that takes lists of token ids and pads them on the right."""
+    pad = encoder.tokenizer.pad_token_id or 0
+
+    def padded(batch: list[Any]) -> dict[str, Tensor]:
+        lengths = torch.tensor([len(ids) for ids in batch], device=encoder.device)
+        ids = pad_sequence([torch.tensor(ids) for ids in batch], batch_first=True, padding_value=pad)
+        inputs = {"input_ids": ids.to(encoder.device)}
+        if int(lengths.min()) < ids.shape[1]:  # attention without a mask is faster
+            inputs["attention_mask"] = (torch.arange(ids.shape[1], device=lengths.device) < lengths[:, None]).long()
+        return inputs
+
+    return replace(layer_reader(encoder, norm="none"), preprocess=padded)
+
+
+def _batches(ids: Sequence[Sequence[int]]) -> list[list[int]]:
+    return plan_batches([len(text_ids) for text_ids in ids], token_budget=_TOKEN_BUDGET)
+
+
+def _text_values(
+    reader: LayerReader, ids: Sequence[Sequence[int]], function: Callable[[Tensor, Tensor], Tensor], size: int = 1
+) -> Tensor:
+    """Return the values of each layer and text, shape ``(L, N, size)`` float64, from one pass.
+
+    ``function`` maps states ``(B, T, D)`` and their mask ``(B, T)`` to ``size`` values or fewer for each text.
+    """
+    values = torch.full((len(reader.layers), len(ids), size), torch.nan, dtype=torch.float64)
+
+    def receive(layer: int, states: Tensor, mask: Tensor, positions: list[int]) -> None:
+        text_values = function(states, mask)
+        values[reader.layers.index(layer), positions, : text_values.shape[1]] = text_values.double().cpu()
+
+    for _ in reader.embed(ids, _batches(ids), tokens=receive):
+        pass
+    return values
+
+
+def _frame(
+    encoder: LayerEncoder, rows: Iterable[Mapping[str, Any]], dataset: str = "texts", **extra: Any
+) -> pl.DataFrame:
+    """Return the tidy frame of rows with ``layer``, ``value``, any ``name`` and the columns in ``extra``."""
+    tidy = []
+    for row in rows:
+        cells = {column: row[column] for column in extra}
+        name = row.get("name", "prompt_entropy")
+        values = {row["layer"]: row["value"]}
+        tidy += tidy_rows(values, encoder.spec, kind="metric", dataset=dataset, name=name, extra=cells)
+    return tidy_frame(tidy, extra=extra)
+
+
+# --- Figure 5: along the text -----------------------------------------------------------------------------------------
+
+
+def entropy_along(
+    encoder: LayerEncoder,
+    texts: Sequence[str],
+    *,
+    stride: int = 1,
+    max_length: int = 128,
+    pass_per_prefix: bool = False,
+    dataset: str = "texts",
+) -> pl.DataFrame:
+    """Return the tidy frame of prompt entropy along texts: mean and deviation over texts at each position.
+
+    A causal model gives the tokens of a prefix the states that they have in the whole text, so one pass serves all
+    prefixes.
+
+    Args:
+        encoder: with the whole model.
+        texts: such as worked solutions; two or more, of three tokens or more each.
+        stride: number of tokens between the measured prefixes.
+        max_length: tokens after which a text is truncated.
+        pass_per_prefix: pass every prefix through the model by itself, which a bidirectional model needs.
+        dataset: name of the texts in the frame.
+
+    Returns:
+        The tidy columns, and ``position`` (tokens so far), ``deviation`` (standard deviation over texts) and ``texts``
+        (how many are that long).
+    """
+    ids = _token_ids(encoder, texts, max_length)
+    reader = _ids_reader(encoder)
+    num_prefixes = max(map(len, ids)) // stride
+    if pass_per_prefix:
+        places = [(text, place) for text, text_ids in enumerate(ids) for place in range(len(text_ids) // stride)]
+        prefixes = [ids[text][: stride * (place + 1)] for text, place in places]
+        values = torch.full((len(reader.layers), len(ids), num_prefixes), torch.nan, dtype=torch.float64)
+        text_index, place_index = torch.tensor(places).T
+        values[:, text_index, place_index] = _text_values(reader, prefixes, _entropies)[..., 0]
+    elif looks_ahead(reader.model, reader.anatomy, reader.preprocess([ids[0]])):
+        raise OptionError(
+            f"`encoder` must hold a causal model for all prefixes to come from one pass, but the first token of "
+            f"{encoder.spec.model} sees the last. Pass `pass_per_prefix=True` (--pass-per-prefix): a pass for each."
+        )
+    else:
+        values = _text_values(reader, ids, partial(_prefix_entropies, stride=stride), num_prefixes)
+    rows = [
+        {
+            "layer": layer,
+            "value": float(reached.mean()),
+            "position": stride * (place + 1),
+            "deviation": float(reached.std(correction=0)),
+            "texts": len(reached),
+        }
+        for layer, layer_values in zip(reader.layers, values, strict=True)
+        for place, column in enumerate(layer_values.T)
+        if len(reached := column[column.isfinite()])
+    ]
+    return _frame(encoder, rows, dataset, position=pl.Int64(), deviation=pl.Float64(), texts=pl.Int64())
+
+
+def _entropies(states: Tensor, mask: Tensor, normalization: Normalization = "raw") -> Tensor:
+    return prompt_entropy(states, mask, normalization=normalization)[:, None]
+
+
+def _prefix_entropies(states: Tensor, mask: Tensor, stride: int) -> Tensor:
+    """Return the prompt entropy of every ``stride``-th prefix of each text, NaN where the text is shorter."""
+    lengths = torch.arange(stride, mask.shape[1] + 1, stride, device=mask.device)
+    inside = torch.arange(mask.shape[1], device=mask.device) < lengths[:, None]
+    entropies = [prompt_entropy(text.expand(len(lengths), -1, -1), inside) for text in states]
+    return torch.stack(entropies).masked_fill(mask.sum(dim=1)[:, None] < lengths, torch.nan)
+
+
+# --- Figure 6: extreme prompts ----------------------------------------------------------------------------------------
+
+
+def replaced(
+    ids: Sequence[int],
+    probability: float,
+    *,
+    kind: str,
+    vocabulary: Sequence[int],
+    fixed: Sequence[int] = (),
+    generator: torch.Generator,
+) -> list[int]:
+    """Return token ids of which each is replaced with a probability; their number stays.
+
+    Args:
+        ids: of one text.
+        probability: of each token to be replaced.
+        kind: ``"repetition"`` by one token drawn from the text (as the paper's examples show), ``"resampling"`` by a
+            token drawn from the text anew at each place, ``"randomness"`` by one drawn from the vocabulary.
+        vocabulary: ids to draw from.
+        fixed: ids that stay and are not drawn: special tokens.
+        generator: of the draws.
+
+    Example:
+        >>> generator = torch.Generator().manual_seed(0)
+        >>> replaced([5, 6, 7, 8], 1.0, kind="repetition", vocabulary=(), generator=generator)
+        [6, 6, 6, 6]
+    """
+    draws = torch.rand(len(ids), generator=generator, dtype=torch.float64)
+    pool = vocabulary if kind == "randomness" else [token for token in ids if token not in fixed]
+    if not pool:
+        return list(ids)
+    picks = torch.randint(len(pool), (len(ids),), generator=generator).tolist()
+    if kind == "repetition":
+        picks = [picks[0]] * len(ids)
+    return [
+        pool[pick] if token not in fixed and draw < probability else token
+        for token, draw, pick in zip(ids, draws.tolist(), picks, strict=True)
+    ]
+
+
+def shortened(ids: Sequence[int], length: int, *, fixed: Sequence[int] = ()) -> list[int]:
+    """Return the first ``length`` token ids of a text; special tokens at its end stay at its end.
+
+    Example:
+        >>> shortened([1, 5, 6, 7, 8, 2], 4, fixed=(1, 2))
+        [1, 5, 6, 2]
+    """
+    tail = next((index for index, token in enumerate(reversed(ids)) if token not in fixed), 0)
+    return [*ids[: length - tail], *ids[len(ids) - tail :]]
+
+
+def extreme_prompts(
+    encoder: LayerEncoder, texts: Sequence[str], *, max_length: int = 128, seed: int = 0
+) -> pl.DataFrame:
+    """Return the tidy frame of prompt entropy at every layer for repeated, random and growing prompts.
+
+    The same draws decide at every probability which tokens are replaced and by what, so that curves differ by the
+    probability alone. Replaced prompts are measured as a share of the largest entropy (``normalization="maxEntropy"``),
+    prompts of growing length in nats, as in the paper; these are prefixes of the texts that have the largest length.
+
+    Args:
+        encoder: with the whole model.
+        texts: two or more, of three tokens or more each.
+        max_length: tokens after which a text is truncated.
+        seed: of the draws.
+
+    Returns:
+        The tidy columns, and ``condition`` (one of :data:`REPLACEMENTS` or ``"length"``) and ``amount`` (probability or
+        number of tokens).
+    """
+    ids = _token_ids(encoder, texts, max_length)
+    fixed = tuple(encoder.tokenizer.all_special_ids)
+    model: Any = encoder[0].model
+    size = min(len(encoder.tokenizer), len(model.get_input_embeddings().weight))
+    vocabulary = [token for token in range(size) if token not in fixed]
+    prompts: dict[tuple[str, float], list[list[int]]] = {}
+    for kind in REPLACEMENTS:
+        for probability in PROBABILITIES:
+            generator = torch.Generator().manual_seed(seed)
+            change = partial(replaced, kind=kind, vocabulary=vocabulary, fixed=fixed, generator=generator)
+            prompts[kind, probability] = [change(text_ids, probability) for text_ids in ids]
+    lengths = [length for length in LENGTHS if length <= max_length]
+    long = [text_ids for text_ids in ids if len(text_ids) >= max(lengths)]
+    if len(long) < 2:
+        raise OptionError(
+            f"`texts` must hold 2 texts or more of {max(lengths)} tokens, but got {len(long)}. Pass longer texts, or a "
+            f"smaller `max_length` (the longest text has {max(map(len, ids))} tokens)."
+        )
+    prefixes: dict[tuple[str, float], list[list[int]]] = {
+        ("length", length): [shortened(text_ids, length, fixed=fixed) for text_ids in long] for length in lengths
+    }
+    rows = [*_mean_entropies(encoder, prompts, "maxEntropy"), *_mean_entropies(encoder, prefixes, "raw")]
+    return _frame(encoder, rows, condition=pl.String(), amount=pl.Float64())
+
+
+def _mean_entropies(
+    encoder: LayerEncoder, prompts: Mapping[tuple[str, float], list[list[int]]], normalization: Normalization
+) -> Iterator[dict[str, Any]]:
+    """Yield the mean entropy of each condition and layer; the prompts of all conditions share batches."""
+    reader = _ids_reader(encoder)
+    function = partial(_entropies, normalization=normalization)
+    values = _text_values(reader, [text_ids for texts in prompts.values() for text_ids in texts], function)[..., 0]
+    parts = torch.split(values, [len(texts) for texts in prompts.values()], dim=1)
+    for (condition, amount), part in zip(prompts, parts, strict=True):
+        for layer, value in zip(reader.layers, part.mean(dim=1).tolist(), strict=True):
+            yield {"layer": layer, "value": value, "condition": condition, "amount": float(amount)}
+
+
+# --- Figure 15: inside the blocks -------------------------------------------------------------------------------------
+
+
+def subblocks(encoder: LayerEncoder, texts: Sequence[str], *, max_length: int = 128) -> pl.DataFrame:
+    """Return the tidy frame of effective rank and prompt entropy at the sites inside each block, from one pass.
+
+    Args:
+        encoder: with the whole model.
+        texts: two or more, of three tokens or more each.
+        max_length: tokens after which a text is truncated.
+
+    Returns:
+        The tidy columns, and ``site``; see :func:`~midlayer_encoders.models.anatomy.block_sites`. The layer of a site
+        is that of the block's output, ``1`` to ``num_layers``.
+    """
+    ids = _token_ids(encoder, texts, max_length)
+    reader = _ids_reader(encoder)
+    layers = list(range(1, reader.anatomy.num_layers + 1))
+    sites = list(block_sites(reader.anatomy.block(reader.model, 1), getattr(reader.model, "config", None)))
+    metrics = {site: make_metrics(_SITE_METRICS, layers) for site in sites}
+    for batch in _batches(ids):
+        inputs = dict(reader.preprocess([ids[position] for position in batch]))
+        real = inputs.get("attention_mask", torch.ones_like(inputs["input_ids"])).bool()
+
+        def receive(layer: int, site: str, states: Tensor, real: Tensor = real) -> None:
+            for metric in metrics[site].values():
+                metric.update(layer, states, real.to(states.device))
+
+        with torch.inference_mode():
+            capture(reader.model, inputs, receive, anatomy=reader.anatomy, layers=layers, sites=sites)
+    rows = [
+        {"layer": layer, "name": name, "value": value, "site": site}
+        for site, site_metrics in metrics.items()
+        for name, metric in site_metrics.items()
+        for layer, value in zip(layers, metric.compute().tolist(), strict=True)
+    ]
+    return _frame(encoder, rows, site=pl.String())
+
+
+# --- Figure 5: along the sequence -----------------------------------------------------------------------------------
+
+
+def along_solutions(setting: Setting) -> pl.DataFrame:
+    """Return prompt entropy along worked solutions."""
+    texts = setting.solutions[: 2 * setting.limit]
+    if not texts:
+        raise MissingInputError("It needs worked solutions: pass --solutions FILE (the paper's are GSM8K's).")
+    options: dict[str, Any] = {"max_length": 2 * setting.max_length, "pass_per_prefix": setting.pass_per_prefix}
+    along = partial(entropy_along, texts=texts, stride=4, dataset="solutions", **options)
+    return setting.for_each_model(along)
+
+
+def along_words(frame: pl.DataFrame) -> list[str]:
+    """Return the entropy at the end of the solutions, and its spread over them."""
+    words = []
+    for (model,), part in frame.group_by("model", maintain_order=True):
+        reached = part.filter(pl.col("texts") >= part["texts"].max() / 2)  # type: ignore[operator]
+        end = reached.filter(pl.col("position") == reached["position"].max())
+        words.append(
+            f"{model}, after {end['position'][0]} tokens: {end['value'].to_numpy().mean():.2f} nats over all layers, "
+            f"with a deviation over texts of {end['deviation'].to_numpy().mean():.2f}."
+        )
+    if frame["model"].n_unique() == 1:
+        words.append("The claim compares a base model with one tuned on chains of thought: pass --model twice.")
+    return words
+
+
+# --- Figure 6: extreme prompts --------------------------------------------------------------------------------------
+
+
+def changed_prompts(setting: Setting) -> pl.DataFrame:
+    """Return prompt entropy of repeated, random and growing prompts."""
+    texts = setting.required_texts()
+    return setting.for_each_model(
+        partial(extreme_prompts, texts=texts, max_length=setting.max_length, seed=setting.seed)
+    )
+
+
+def prompt_words(frame: pl.DataFrame) -> list[str]:
+    """Return how the entropy of each third of the layers changes from the least amount to the most."""
+    words = []
+    third = pl.min_horizontal(pl.col("depth") * 3, 2.999).floor()
+    for (model, condition), part in frame.group_by("model", "condition", maintain_order=True):
+        means = part.group_by("amount", third.alias("third")).agg(pl.col("value").mean()).sort("third")
+        amounts = means["amount"].to_list()
+        ends = min(amounts), max(amounts)
+        low, high = (means.filter(amount=end)["value"].to_list() for end in ends)
+        change = ", ".join(
+            f"{before:.2f} to {after:.2f} in the {where} third"
+            for before, after, where in zip(low, high, ("first", "middle", "last"), strict=True)
+        )
+        words.append(f"{model}, {condition} from {ends[0]:g} to {ends[1]:g}: {change} of the layers.")
+    return words
+
+
+# --- Figure 7: orders -----------------------------------------------------------------------------------------------
+
+
+def order_words(frame: pl.DataFrame) -> list[str]:
+    """Return what the smaller eigenvalues contribute at each order."""
+    tail = frame.filter(pl.col("name") == "tail_share", pl.col("beta") == 1.0).sort("alpha")
+    shares = ", ".join(f"{100 * value:.1f} % (α = {alpha:g})" for alpha, value in tail.select("alpha", "value").rows())
+    return [
+        f"On λ = 1/i the smaller half of the eigenvalues carries {shares} of the entropy: the higher the order, the "
+        "less small eigenvalues count, the contrary of what the paper's text says of its figure."
+    ]
+
+
+# --- Figure 15: inside the blocks -----------------------------------------------------------------------------------
+
+
+def inside_blocks(setting: Setting) -> pl.DataFrame:
+    """Return token metrics at every point inside the blocks."""
+    return setting.for_each_model(partial(subblocks, texts=setting.required_texts(), max_length=setting.max_length))
+
+
+def inside_words(frame: pl.DataFrame) -> list[str]:
+    """Return the entropy at each point inside the blocks, over the middle of the depth."""
+    words = []
+    rows = frame.filter(pl.col("name") == "prompt_entropy", pl.col("site") != "residual_in")
+    for (model,), part in rows.group_by("model", maintain_order=True):
+        middle = part.filter(pl.col("depth").is_between(0.3, 0.8)).group_by("site", maintain_order=True)
+        said = ", ".join(
+            f"{str(site).replace('_', ' ')} {value:.2f}" for site, value in middle.agg(pl.col("value").mean()).rows()
+        )
+        words.append(f"{model}, mean prompt entropy between 30 and 80 % of the depth: {said} nats.")
+    return words
+
+
+# --- theorems -------------------------------------------------------------------------------------------------------
+
+
+def theorem_words(frame: pl.DataFrame) -> list[str]:
+    """Return in how many draws each statement holds."""
+    return [
+        f"Theorem {statement} ({STATEMENTS[statement]}) holds in {holds} of {draws} draws."
+        for statement, draws, holds in theorem_verdicts(frame).select("statement", "draws", "holds").iter_rows()
+    ]
+
+
+def theorem_table(frame: pl.DataFrame) -> Rows:
+    """Return a row for each statement."""
+    rows = [("theorem", "statement", "draws", "holds", "left / right, lowest", "highest")]
+    for statement, draws, holds, low, high in theorem_verdicts(frame).iter_rows():
+        rows.append((statement, STATEMENTS[statement], str(draws), str(holds), f"{low:.4g}", f"{high:.4g}"))
+    return tuple(rows)

@@ -1,0 +1,27 @@
+"""Train a small classifier on every frozen layer and score how well each layer separates labeled examples."""
+
+from __future__ import annotations
+
+from midlayer_encoders.errors import deprecated_names
+from midlayer_encoders.probing.classifiers import AttentiveProbes, LinearProbes, nearest_classes
+from midlayer_encoders.probing.probe import ProbeSettings, probe, probe_tokens
+from midlayer_encoders.probing.probe_result import ProbeResult
+from midlayer_encoders.probing.splits import Split, split_examples, wilson
+from midlayer_encoders.probing.tokens import CachedTokens, LiveTokens
+
+__all__ = [
+    "AttentiveProbes",
+    "CachedTokens",
+    "LinearProbes",
+    "LiveTokens",
+    "ProbeResult",
+    "ProbeSettings",
+    "Split",
+    "nearest_classes",
+    "probe",
+    "probe_tokens",
+    "split_examples",
+    "wilson",
+]
+
+__getattr__ = deprecated_names(__name__, {"KeptTokens": "CachedTokens", "ProbeTraining": "ProbeSettings"})

@@ -1,0 +1,369 @@
+"""Probe every layer of a frozen encoder."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from midlayer_encoders._deprecated import take_deprecated
+from midlayer_encoders._types import Layer, Progress, ReadSite
+from midlayer_encoders.errors import NotFiniteError, OptionError, short_repr
+from midlayer_encoders.frame import at_site
+from midlayer_encoders.measuring import agreed
+from midlayer_encoders.probing.classifiers import PROBE_KINDS, AttentiveProbes, LinearProbes, ProbeKind, nearest_classes
+from midlayer_encoders.probing.probe_result import ProbeResult
+from midlayer_encoders.probing.splits import Split, split_examples
+from midlayer_encoders.probing.tokens import CachedTokens, LiveTokens, TokenSource, read_tokens, read_vectors
+from midlayer_encoders.reading.batches import batches_of
+from midlayer_encoders.reading.reader import layer_reader
+from midlayer_encoders.selection.mixture import mixture_on_test
+from midlayer_encoders.selection.ridge import class_numbers, equal_steps, label_list
+from midlayer_encoders.validation import (
+    check_choice,
+    check_count,
+    check_effect,
+    check_flag,
+    check_list,
+    check_number,
+    check_progress,
+    check_seed,
+    check_text,
+)
+
+if TYPE_CHECKING:
+    from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
+
+
+UNUSED_SETTINGS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "attentive": ("pools the tokens by itself", ("neighbors",)),
+    "linear": ("reads one vector of each example", ("heads", "neighbors", "keep_gb")),
+    "knn": (
+        "trains nothing",
+        ("heads", "keep_gb", "epochs", "patience", "batch_size", "learning_rate", "weight_decay"),
+    ),
+}
+"""For each kind of probe, the :class:`ProbeSettings` without effect and the reason."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeSettings:
+    """Settings of :func:`~midlayer_encoders.probe`.
+
+    Attributes:
+        epochs: maximum number of epochs.
+        patience: a layer is finished after this many epochs without a better accuracy or loss on the validation
+            examples; training ends when all layers are.
+        batch_size: examples per step.
+        learning_rate: of AdamW at the first step; it decays to zero along a cosine.
+        weight_decay: of AdamW.
+        heads: attention heads of ``"attentive"``; ``None`` for one per 64 dimensions.
+        neighbors: of ``"knn"``.
+        keep_gb: memory for cached tokens, in half precision; if they need more, every epoch runs the model again.
+        mixture: also learn a weighted mean of layers from the training examples, by their pooled vectors, and score it
+            against the best single layer, both with a ridge classifier; see ``ProbeResult.mixture``.
+        seed: for split, weights and order.
+    """
+
+    epochs: int = 30
+    patience: int = 5
+    batch_size: int = 256
+    learning_rate: float = 1e-3
+    weight_decay: float = 0.1
+    heads: int | None = None
+    neighbors: int = 20
+    keep_gb: float = 4.0
+    mixture: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        units = {"epochs": "epochs", "patience": "epochs", "batch_size": "examples", "neighbors": "neighbors"}
+        checked: dict[str, object] = {
+            **{name: check_count(name, getattr(self, name), unit) for name, unit in units.items()},
+            "learning_rate": check_number("learning_rate", self.learning_rate),
+            "weight_decay": check_number("weight_decay", self.weight_decay),
+            "heads": None if self.heads is None else check_count("heads", self.heads),
+            "keep_gb": check_number("keep_gb", self.keep_gb),
+            "mixture": check_flag("mixture", self.mixture),
+            "seed": check_seed(self.seed),
+        }
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
+
+
+class FittedProbes(NamedTuple):
+    """Probes of every layer, each with the weights of its best epoch.
+
+    Attributes:
+        head: the probes, :class:`~midlayer_encoders.probing.AttentiveProbes` or ``LinearProbes``.
+        best_accuracy: validation accuracy of each layer at its best epoch, shape ``(L,)``.
+        best_epoch: best epoch of each layer, from ``1``, shape ``(L,)``.
+    """
+
+    head: nn.Module
+    best_accuracy: Tensor
+    best_epoch: Tensor
+
+
+def train_probes(
+    head: nn.Module,
+    source: TokenSource,
+    labels: Tensor,
+    split: Split,
+    *,
+    settings: ProbeSettings | None = None,
+    progress: Progress | None = None,
+) -> FittedProbes:
+    """Train the probes of all layers in place and return them, each with the weights of its best epoch.
+
+    The loss is the sum of the layers' losses, so no layer's gradient depends on another layer, and AdamW updates every
+    weight independently: each probe becomes what it would have become alone.
+
+    Args:
+        head: probes of as many layers as ``source`` has; trained on its device.
+        source: tokens of every layer.
+        labels: classes from ``0`` of all examples, shape ``(N,)``.
+        split: which examples train and choose the epoch.
+        settings: of the training.
+        progress: called after each epoch, with the stage ``"training"``.
+    """
+    settings = settings or ProbeSettings()
+    generator = torch.Generator().manual_seed(settings.seed)
+    optimizer = torch.optim.AdamW(
+        head.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay, betas=(0.9, 0.95)
+    )
+    steps = settings.epochs * math.ceil(len(split.train) / settings.batch_size)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=steps)
+    num_layers = next(head.parameters()).shape[0]
+    best_accuracy = torch.full((num_layers,), -1.0, dtype=torch.float64)
+    best_loss = torch.full((num_layers,), math.inf, dtype=torch.float64)
+    lowest_loss = best_loss.clone()
+    best_epoch = torch.zeros(num_layers, dtype=torch.int64)
+    last_improvement = best_epoch.clone()
+    best_weights = {name: weights.clone() for name, weights in head.state_dict().items()}
+    for epoch in range(1, settings.epochs + 1):
+        head.train()
+        order = split.train[torch.randperm(len(split.train), generator=generator)]
+        for index in torch.split(order, settings.batch_size):
+            optimizer.zero_grad()
+            _, losses = _forward(head, source, labels, index)
+            losses.mean(dim=1).sum().backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            schedule.step()
+        accuracy, loss = evaluate(head, source, labels, split.validation, settings.batch_size).double().mean(dim=2)
+        if not bool(loss.isfinite().all()):
+            raise NotFiniteError(
+                f"The probe of layer number {int((~loss.isfinite()).nonzero()[0])} of the requested layers has the "
+                f"loss {float(loss[~loss.isfinite()][0])}. Try a smaller `learning_rate`, or check the model's states."
+            )
+        active = epoch - last_improvement <= settings.patience
+        higher = accuracy > best_accuracy
+        better = active & (higher | ((accuracy == best_accuracy) & (loss < best_loss)))
+        # A small data set has few steps per epoch: its loss may fall long before its accuracy rises.
+        improved = active & (higher | (loss < lowest_loss))
+        last_improvement[improved] = epoch
+        lowest_loss[improved] = torch.minimum(loss, lowest_loss)[improved]
+        for name, weights in head.state_dict().items():
+            best_weights[name][better] = weights[better]
+        best_accuracy[better] = accuracy[better]
+        best_loss[better] = loss[better]
+        best_epoch[better] = epoch
+        if progress is not None:
+            progress("training", epoch, settings.epochs)
+        if not bool((epoch - last_improvement < settings.patience).any()):
+            break
+    head.load_state_dict(best_weights)
+    return FittedProbes(head.eval(), best_accuracy, best_epoch)
+
+
+def _forward(head: nn.Module, source: TokenSource, labels: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+    """Return whether each layer is correct about each example, and its loss, both of shape ``(L, B)``."""
+    states, mask = source.batch(index)
+    device = next(head.parameters()).device
+    logits = head(states.to(device), mask.to(device))
+    targets = labels[index].to(device)
+    losses = nn.functional.cross_entropy(logits.flatten(0, 1), targets.repeat(len(logits)), reduction="none")
+    return logits.argmax(dim=-1) == targets, losses.view(logits.shape[:2])
+
+
+@torch.no_grad()
+def evaluate(head: nn.Module, source: TokenSource, labels: Tensor, index: Tensor, batch_size: int) -> Tensor:
+    """Return whether each layer is correct about the examples at ``index``, and its loss, ``(2, L, M)``, on the CPU."""
+    head.eval()
+    parts = [torch.stack(_forward(head, source, labels, part)) for part in torch.split(index, batch_size)]
+    return torch.cat(parts, dim=2).cpu()
+
+
+MIXTURE_EXAMPLES = 2000
+"""Maximum number of training examples that a mixture is learned from; more are sampled at equal steps."""
+
+_DEPRECATED = {
+    **{field.name: f"settings.{field.name}" for field in fields(ProbeSettings)},
+    "neighbours": "settings.neighbors",
+    "norm": "encoder.norm",
+}
+
+
+def probe(
+    encoder: LayerEncoder,
+    inputs: Sequence[Any],
+    labels: Sequence[Hashable],
+    *,
+    kind: ProbeKind = "attentive",
+    layers: Sequence[Layer] | str = "all",
+    test_inputs: Sequence[Any] = (),
+    test_labels: Sequence[Hashable] = (),
+    site: ReadSite = "block",
+    settings: ProbeSettings | None = None,
+    dataset: str = "examples",
+    progress: Progress | None = None,
+    **deprecated: Any,
+) -> ProbeResult:
+    """Return the accuracy by layer of probes on a frozen model's tokens, all layers from one forward pass.
+
+    ``"attentive"`` trains attentive pooling and a linear classifier on each layer's tokens, as in El-Nouby et al.
+    (2024), ``"linear"`` a linear classifier on their mean, and ``"knn"`` takes a vote of the nearest training examples.
+    The probes of all layers train together, and each becomes what it would have become alone.
+
+    Args:
+        encoder: with the whole model, ``LayerEncoder(model, layer=-1)``.
+        inputs: texts, images or audio, as the encoder takes them.
+        labels: the class of each input, at least two classes.
+        kind: of the probe.
+        layers: ``"all"`` or a list.
+        test_inputs: examples to test on; without them, a fifth of each class is held out.
+        test_labels: their classes.
+        site: ``"block"``, or ``"attention"`` or ``"mlp"``: the update that these add in each block, from layer 1 up.
+            The result's revision names it, as ``"default:mlp"``.
+        settings: of the training, see :class:`~midlayer_encoders.probing.ProbeSettings`.
+        dataset: name of the examples in the result.
+        progress: called with the stages ``"reading"`` and ``"training"``.
+        deprecated: the fields of ``settings`` as keywords, which 0.2 accepted.
+    """
+    check_choice("kind", kind, PROBE_KINDS)
+    replaced = take_deprecated(deprecated, _DEPRECATED, function="probe")
+    settings = replace(settings or ProbeSettings(), **replaced.get("settings", {}))
+    reason, unused = UNUSED_SETTINGS[kind]
+    check_effect(
+        ProbeSettings, f"with kind={kind!r}, which {reason}", **{name: getattr(settings, name) for name in unused}
+    )
+    check_text("dataset", dataset)
+    check_progress(progress)
+    if not hasattr(encoder, "anatomy"):
+        raise OptionError(f"`encoder` must be a LayerEncoder, but got {short_repr(encoder)}.")
+    agreed("norm", replaced.get("encoder", {}).get("norm"), encoder.norm)
+    inputs = check_list("inputs", inputs, "examples")
+    labels = label_list("labels", labels)
+    test_inputs = check_list("test_inputs", test_inputs, "examples", minimum=0)
+    test_labels = label_list("test_labels", test_labels)
+    for name, rows, row_labels in (("labels", inputs, labels), ("test_labels", test_inputs, test_labels)):
+        if len(rows) != len(row_labels):
+            raise OptionError(
+                f"`{name}` must have one class for each of {len(rows)} examples, but got {len(row_labels)}."
+            )
+    unknown = sorted(set(map(str, test_labels)) - set(map(str, labels)))
+    if unknown:
+        raise OptionError(f"`test_labels` must be among `labels`, but {unknown[0]!r} is not.")
+    examples = [*inputs, *test_inputs]
+    classes, names = class_numbers([*labels, *test_labels])
+    split = split_examples(classes, names=names, num_test=len(test_labels), seed=settings.seed)
+    reader = layer_reader(encoder, layers=layers, prompt=encoder.default_prompt, site=site)
+    live = LiveTokens(reader, examples)
+    batches = batches_of(encoder, examples, prompt=encoder.default_prompt)
+    source: TokenSource
+    if kind == "attentive":
+        source = read_tokens(live, batches, keep_gb=settings.keep_gb, progress=progress)
+    else:
+        source = read_vectors(live, batches, progress=progress)
+    right, validation, best_epochs = probe_tokens(
+        source, classes, split, kind=kind, settings=settings, progress=progress, device=encoder.device
+    )
+    mixture = None
+    if settings.mixture:
+        vectors = source if isinstance(source, CachedTokens) and kind != "attentive" else read_vectors(live, batches)
+        train = torch.cat([split.train, split.validation]).sort().values
+        train = train[equal_steps(len(train), MIXTURE_EXAMPLES)]
+        mixture = mixture_on_test(
+            vectors.states[:, :, 0], classes, train, split.test, reader.layers, seed=settings.seed
+        )
+    spec = at_site(encoder.spec, site)
+    return ProbeResult(
+        model=spec.model,
+        revision=spec.revision or "default",
+        num_layers=spec.num_layers,
+        layers=tuple(reader.layers),
+        kind=kind,
+        dataset=dataset,
+        classes=names,
+        right=right,
+        validation=validation,
+        epochs=best_epochs,
+        chance=float(classes[split.test].bincount().max()) / len(split.test),
+        num_train=len(split.train),
+        mixture=mixture,
+    )
+
+
+def probe_tokens(
+    source: TokenSource,
+    labels: Tensor,
+    split: Split,
+    *,
+    kind: ProbeKind = "attentive",
+    settings: ProbeSettings | None = None,
+    progress: Progress | None = None,
+    device: torch.device | str = "cpu",
+    **deprecated: Any,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return which test examples each layer has right ``(L, M)``, validation accuracy ``(L,)`` and epochs ``(L,)``.
+
+    Use it to probe a model that no encoder holds.
+
+    Args:
+        source: tokens of every layer.
+        labels: classes from ``0`` of all examples, shape ``(N,)``.
+        split: which examples train, choose the epoch and test.
+        kind: of the probe; ``"knn"`` needs :class:`CachedTokens` with one token per example.
+        settings: of the training.
+        progress: called after each epoch, with the stage ``"training"``.
+        device: to train on.
+        deprecated: the keywords ``training``, ``heads`` and ``neighbors`` of 0.2.
+    """
+    settings = take_deprecated(deprecated, {"training": "settings"}).get("settings", settings)
+    old_keywords = {"heads": "settings.heads", "neighbors": "settings.neighbors"}
+    replaced = take_deprecated(deprecated, old_keywords, function="probe_tokens")
+    settings = replace(settings or ProbeSettings(), **replaced.get("settings", {}))
+    if kind == "knn":
+        return _probe_neighbors(source, labels, split, settings.neighbors)
+    num_layers, width = source.shape
+    num_classes = int(labels.max()) + 1
+    head: AttentiveProbes | LinearProbes
+    if kind == "attentive":
+        head = AttentiveProbes(num_layers, width, num_classes, heads=settings.heads, seed=settings.seed)
+    else:
+        head = LinearProbes(num_layers, width, num_classes, seed=settings.seed)
+    fitted = train_probes(head.to(device), source, labels, split, settings=settings, progress=progress)
+    right = evaluate(head, source, labels, split.test, settings.batch_size)[0].bool()
+    return right, fitted.best_accuracy, fitted.best_epoch
+
+
+def _probe_neighbors(
+    source: TokenSource, labels: Tensor, split: Split, neighbors: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    if not isinstance(source, CachedTokens) or source.states.shape[2] != 1:
+        raise OptionError("`source` must be CachedTokens with one token per example for kind='knn'.")
+    vectors = source.states[:, :, 0]
+    train = split.train.to(vectors.device)
+    classes = labels.to(vectors.device)
+
+    def is_right(index: Tensor) -> Tensor:
+        index = index.to(vectors.device)
+        predicted = nearest_classes(vectors[:, train], classes[train], vectors[:, index], neighbors=neighbors)
+        return (predicted == classes[index]).cpu()
+
+    validation = is_right(split.validation).double().mean(dim=1)
+    return is_right(split.test), validation, torch.zeros(len(vectors), dtype=torch.int64)

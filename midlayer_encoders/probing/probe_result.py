@@ -1,0 +1,145 @@
+"""The result of probing: accuracy by layer with intervals, as a frame, a table, a figure and a page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+import polars as pl
+from torch import Tensor
+
+from midlayer_encoders.frame import tidy_frame, tidy_rows
+from midlayer_encoders.probing.classifiers import ProbeKind
+from midlayer_encoders.probing.splits import wilson
+from midlayer_encoders.report import report_html
+from midlayer_encoders.report.layer_charts import plot_probes
+from midlayer_encoders.report.results import Result
+from midlayer_encoders.selection.mixture import Mixture
+from midlayer_encoders.selection.ridge import gain_interval
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeResult(Result):
+    """Accuracy of a probe on each layer for examples that it was not trained on.
+
+    Attributes:
+        frame: tidy, one score per layer; its dataset names the probe.
+        folder: default folder of :meth:`save`.
+        model: name of the model.
+        revision: of the model.
+        num_layers: number of blocks of the model.
+        layers: the probed layers.
+        kind: of the probe.
+        dataset: name of the examples.
+        classes: names of the classes.
+        right: whether each layer is right about each test example, shape ``(L, M)``.
+        validation: accuracy of each layer on the examples that chose the epoch, shape ``(L,)``.
+        epochs: best epoch of each layer, ``0`` if nothing is trained, shape ``(L,)``.
+        chance: accuracy of always predicting the most common class of the test examples.
+        num_train: number of training examples.
+        mixture: a weighted mean of layers learned from labels, and its score; ``None`` unless requested.
+    """
+
+    frame: pl.DataFrame = field(init=False, repr=False)
+    folder: Path | None = None
+    model: str
+    revision: str
+    num_layers: int
+    layers: Sequence[int]
+    kind: ProbeKind
+    dataset: str
+    classes: Sequence[str]
+    right: Tensor
+    validation: Tensor
+    epochs: Tensor
+    chance: float
+    num_train: int
+    mixture: Mixture | None = None
+
+    made_by: ClassVar[str] = "probe"
+
+    def __post_init__(self) -> None:
+        values = dict(zip(self.layers, self.accuracy.tolist(), strict=True))
+        dataset = f"{self.dataset} ({self.kind} probe)"
+        rows = tidy_rows(values, self, kind="score", dataset=dataset, name="accuracy")
+        object.__setattr__(self, "frame", tidy_frame(rows))
+
+    @property
+    def accuracy(self) -> Tensor:
+        """Accuracy on the test examples, shape ``(L,)``."""
+        return self.right.double().mean(dim=1)
+
+    @property
+    def best_layer(self) -> int:
+        """The layer with the highest accuracy on the validation examples; the lowest of equal ones."""
+        return self.layers[int(self.validation.argmax())]
+
+    def gain(self, *, seed: int = 0) -> tuple[float, float, float]:
+        """Return the gain of the best layer over the last on the test examples, and its 95 % interval.
+
+        The layer was chosen on other examples, so the gain is unbiased. The interval resamples the test examples, the
+        same for both layers.
+        """
+        best = self.layers.index(self.best_layer)
+        low, high = gain_interval(self.right[best], self.right[-1], seed=seed)
+        return float(self.accuracy[best] - self.accuracy[-1]), low, high
+
+    def verdict(self) -> str:
+        """Return a sentence that names the layer chosen by validation and its gain over the last layer."""
+        gain, low, high = (100 * value for value in self.gain())
+        return (
+            f"By validation, layer {self.best_layer} of {self.num_layers} is the choice for the {self.kind} probe: "
+            f"{gain:+.1f} points from the last layer probed on the test examples "
+            f"(95 % interval {low:+.1f} to {high:+.1f})."
+        )
+
+    @property
+    def table(self) -> pl.DataFrame:
+        """Accuracy of each layer with its interval (Wilson, 95 %), the validation accuracy and the best epoch."""
+        count = self.right.shape[1]
+        bounds = [wilson(int(num_right), count) for num_right in self.right.sum(dim=1).tolist()]
+        return pl.DataFrame(
+            {
+                "layer": list(self.layers),
+                "accuracy": self.accuracy.tolist(),
+                "low": [low for low, _ in bounds],
+                "high": [high for _, high in bounds],
+                "validation": self.validation.tolist(),
+                "epoch": self.epochs.tolist(),
+            }
+        )
+
+    def tables(self) -> dict[str, pl.DataFrame]:
+        """Return frame and table by file name, and the mixture's weights if there is one."""
+        tables = {"probe.parquet": self.frame, "probe.csv": self.table}
+        if self.mixture is not None:
+            weights = {"layer": list(self.mixture.layers), "weight": list(self.mixture.weights)}
+            tables["mixture.csv"] = pl.DataFrame(weights)
+        return tables
+
+    def plot(self) -> Figure:
+        """Return the figure of accuracy by layer with intervals, and the chance level."""
+        label = f"{self.model}, {self.kind} probe"
+        return plot_probes({label: self.table}, num_layers=self.num_layers, chance=self.chance, title=self.dataset)
+
+    def plots(self) -> dict[str, Figure]:
+        """Return the figures by name: ``probe``."""
+        return {"probe": self.plot()}
+
+    def html(self) -> str:
+        """Return the self-contained page."""
+        return report_html(
+            self.frame,
+            title=f"Probes of every layer: {self.dataset}",
+            how={
+                "Probe": f"{self.kind}, all layers trained together on the same batches, each at its best epoch",
+                "Examples": f"{self.num_train} to train, {self.right.shape[1]} to test, {len(self.classes)} classes",
+            },
+            notes=[self.verdict(), *([self.mixture.verdict()] if self.mixture is not None else [])],
+            baselines={"Guessing": {self.frame["dataset"][0]: self.chance}},
+        )

@@ -1,0 +1,514 @@
+"""Recipes: templates around texts, the tokens to pool, transformations of vectors, and the named recipes.
+
+A template is stored as token ids in the tokenizer's post-processor: a folder with such a tokenizer applies it wherever
+it is loaded; special tokens keep their places, and truncation shortens the text, not the template.
+The module imports torch only inside functions because the command line reads the names of recipes.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from midlayer_encoders._types import NORMS, POOLINGS, Layer, Norm, Pooling
+from midlayer_encoders.errors import OptionError, did_you_mean, short_repr
+from midlayer_encoders.validation import check_choice, check_count, check_flag, check_text
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Template: TypeAlias = str | Mapping[str, str]
+"""``'Before {text} after'``, or one for each of ``"query"``, ``"document"`` and ``"text"`` (whatever is neither)."""
+
+_PLACEHOLDER = "{text}"
+TEXT_KINDS = ("text", "query", "document")
+
+
+# --- templates --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TemplateParts:
+    """The parts of a template before the text, between its two copies (``None`` for one copy) and after it."""
+
+    before: str = ""
+    between: str | None = None
+    after: str = ""
+
+
+@dataclass(frozen=True)
+class TokenLayout:
+    """Positions of a text's tokens in a template.
+
+    Attributes:
+        front: number of tokens before the first copy, including special tokens.
+        between: number of tokens between two copies.
+        back: number of tokens after the last copy, including special tokens.
+        copies: number of copies of the text.
+    """
+
+    front: int = 0
+    between: int = 0
+    back: int = 0
+    copies: int = 1
+
+    @property
+    def added(self) -> int:
+        """Number of tokens that do not belong to the text."""
+        return self.front + self.between + self.back
+
+
+def check_template(argument: str, template: Any) -> str | dict[str, str]:
+    """Return a valid template, or raise an :class:`OptionError`.
+
+    Example:
+        >>> check_template("template", 'The essence of "{text}" is:"')
+        'The essence of "{text}" is:"'
+    """
+    split_template(template, argument)
+    return dict(template) if isinstance(template, Mapping) else str(template)
+
+
+def split_template(template: Template | None, argument: str = "template") -> dict[str, TemplateParts]:
+    """Return the parts of the template for each kind of text; they must end alike, because one tokenizer adds them.
+
+    Example:
+        >>> split_template('"{text}" in one word:')["query"]
+        TemplateParts(before='"', between=None, after='" in one word:')
+    """
+    if not isinstance(template, Mapping):
+        return dict.fromkeys(TEXT_KINDS, TemplateParts() if template is None else _split(argument, template))
+    for kind in template or [None]:
+        check_choice(f"kind of text in {argument}", kind, TEXT_KINDS)
+    templates = {kind: _split(f"{argument}[{kind!r}]", text) for kind, text in template.items()}
+    parts = {kind: templates.get(kind, templates.get("text", TemplateParts())) for kind in TEXT_KINDS}
+    if len({(part.between, part.after) for part in parts.values()}) > 1:
+        missing = [kind for kind in TEXT_KINDS if kind not in template]
+        cure = f" Give a template for {missing[0]!r} too: without one it is the text alone." if missing else ""
+        raise OptionError(
+            "`template` must end alike for queries, documents and other texts: the tokenizer adds the part after a "
+            "text and cannot distinguish them; only the part before a text may differ." + cure
+        )
+    return parts
+
+
+def _split(argument: str, template: Any) -> TemplateParts:
+    parts = check_text(argument, template).split(_PLACEHOLDER)
+    if len(parts) not in (2, 3):
+        raise OptionError(
+            f"`{argument}` must hold {_PLACEHOLDER} once, or twice to repeat the text, but got {short_repr(template)}."
+        )
+    return TemplateParts(parts[0], parts[1] if len(parts) > 2 else None, parts[-1])
+
+
+def add_template(tokenizer: Any, parts: TemplateParts, *, model: str) -> tuple[Any, TokenLayout]:
+    """Return a copy of a tokenizer that adds a template to every text, and the positions of the text's tokens.
+
+    Args:
+        tokenizer: a fast tokenizer.
+        parts: the template.
+        model: name of the model, for errors.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        raise OptionError(
+            f"`template` must be None for {model}: only fast tokenizers of the `tokenizers` library can hold one."
+        )
+    from tokenizers import normalizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    opening, closing = _special_ids(tokenizer)
+    space_in_text = _space_belongs_to_text(tokenizer, parts)
+    end = -1 if space_in_text else None
+    before = _ids(tokenizer, parts.before[:end], model)
+    between = _following_ids(tokenizer, (parts.between or "")[:end], model)
+    after = _following_ids(tokenizer, parts.after, model)
+    pieces = {"OPENING": opening, "BEFORE": before, "BETWEEN": between, "AFTER": after, "CLOSING": closing}
+    pieces = {name: ids for name, ids in pieces.items() if ids}
+    copies = ["$A"] if parts.between is None else ["$A", "BETWEEN", "$A"]
+
+    def sequence(texts: list[str]) -> str:
+        names = ["OPENING", "BEFORE", *texts, "AFTER", "CLOSING"]
+        return " ".join(name for name in names if name.startswith("$") or name in pieces)
+
+    backend = copy.deepcopy(backend)
+    backend.post_processor = processors.TemplateProcessing(
+        single=sequence(copies),
+        pair=sequence(["$A", "$B"]),
+        special_tokens=[
+            {"id": name, "ids": ids, "tokens": [str(token) for token in tokenizer.convert_ids_to_tokens(ids)]}
+            for name, ids in pieces.items()
+        ],
+    )
+    if space_in_text:
+        existing = [backend.normalizer] if backend.normalizer is not None else []
+        backend.normalizer = normalizers.Sequence([normalizers.Prepend(" "), *existing])
+    layout = TokenLayout(len(opening) + len(before), len(between), len(after) + len(closing), copies.count("$A"))
+    max_length = int(tokenizer.model_max_length)
+    room = (max_length - layout.added) // layout.copies
+    if room < 1:
+        raise OptionError(
+            f"`template` must leave room for a text, but adds {layout.added} tokens, and {model} takes {max_length}. "
+            "Write a shorter template, or pass a larger `max_length`."
+        )
+    # The class of the model's tokenizer might rebuild its post-processor when it is loaded.
+    with_template = PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        model_max_length=room + layout.added,  # truncation leaves the template whole
+        padding_side=tokenizer.padding_side,
+        truncation_side=tokenizer.truncation_side,
+        model_input_names=list(tokenizer.model_input_names),
+        **tokenizer.special_tokens_map,
+    )
+    _verify(tokenizer, with_template, layout, " " if space_in_text else "", model)
+    return with_template, layout
+
+
+def _special_ids(tokenizer: Any) -> tuple[list[int], list[int]]:
+    """Return the ids that a tokenizer adds before and after a text."""
+    bare = tokenizer("a", add_special_tokens=False)["input_ids"]
+    whole = tokenizer("a")["input_ids"]
+    starts = [start for start in range(len(whole) - len(bare) + 1) if whole[start : start + len(bare)] == bare]
+    start = starts[-1] if starts else 0
+    return whole[:start], whole[start + len(bare) :]
+
+
+def _space_belongs_to_text(tokenizer: Any, parts: TemplateParts) -> bool:
+    """Return True if the space before the text is tokenized with the text, as in one string."""
+    ends = {part[-1:] for part in (parts.before, parts.between) if part}
+    settings = json.loads(tokenizer.backend_tokenizer.to_str())
+    return ends == {" "} and "ByteLevel" in json.dumps([settings["pre_tokenizer"], settings["normalizer"]])
+
+
+def _ids(tokenizer: Any, words: str, model: str) -> list[int]:
+    ids: list[int] = tokenizer(words, add_special_tokens=False)["input_ids"] if words else []
+    unknown = tokenizer.unk_token_id
+    if words.strip() and (not ids or (unknown is not None and set(ids) == {unknown})):
+        raise OptionError(
+            f"`template` must be in words that the tokenizer of {model} knows, but {words!r} gives "
+            f"{'unknown tokens only' if ids else 'no token'}. Try other words."
+        )
+    return ids
+
+
+def _following_ids(tokenizer: Any, words: str, model: str) -> list[int]:
+    """Return the ids of words after a text, in context if these do not depend on the text."""
+    isolated = _ids(tokenizer, words, model)
+    in_context: list[list[int]] = []
+    for text in ("a", "the"):
+        text_ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        whole = tokenizer(text + words, add_special_tokens=False)["input_ids"]
+        in_context.append(whole[len(text_ids) :] if whole[: len(text_ids)] == text_ids else isolated)
+    return in_context[0] if in_context[0] == in_context[1] and in_context[0] else isolated
+
+
+def _verify(plain: Any, with_template: Any, layout: TokenLayout, lead: str, model: str) -> None:
+    """Raise an :class:`OptionError` unless a text's tokens are at the positions of the layout."""
+    text = "A text of words"
+    text_ids = plain(lead + text, add_special_tokens=False)["input_ids"]
+    whole = with_template(text)["input_ids"]
+    length = (len(whole) - layout.added) // layout.copies
+    last_copy = whole[len(whole) - layout.back - length : len(whole) - layout.back]
+    if len(whole) != layout.added + layout.copies * length or last_copy != text_ids:
+        raise OptionError(
+            f"`template` must be None for {model}, whose tokenizer changes texts inside it. Add it to texts yourself."
+        )
+
+
+# --- pooled tokens ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Counting:
+    """Selects the tokens to pool: leaves out the first ones, or those of the template.
+
+    Attributes:
+        placed: positions of the text's tokens.
+        skip_first: number of real tokens at the start to leave out, unless there are no others.
+        template_tokens: whether to pool template and special tokens. Without them the last copy of the text is pooled,
+            and an empty text has no tokens.
+
+    Example:
+        >>> import torch
+        >>> mask = torch.tensor([[1, 1, 1, 1, 0], [1, 0, 0, 0, 0]]).bool()
+        >>> Counting(skip_first=1)(mask).int().tolist()
+        [[0, 1, 1, 1, 0], [1, 0, 0, 0, 0]]
+        >>> Counting(TokenLayout(front=1, back=1), template_tokens=False)(mask).int().tolist()
+        [[0, 1, 1, 0, 0], [0, 0, 0, 0, 0]]
+    """
+
+    placed: TokenLayout = TokenLayout()
+    skip_first: int = 0
+    template_tokens: bool = True
+
+    @property
+    def all(self) -> bool:
+        """Whether every real token is pooled."""
+        return not self.skip_first and (self.template_tokens or not self.placed.added)
+
+    def __call__(self, mask: Tensor) -> Tensor:
+        """Return the mask of the pooled tokens, bool, shape ``(B, T)``; padding may be on either side."""
+        mask = mask.bool()
+        if self.all:
+            return mask
+        length = mask.sum(dim=1, keepdim=True)
+        position = mask.cumsum(dim=1) - 1  # among the real tokens
+        pooled = mask & (position >= self.skip_first)
+        if self.template_tokens:
+            return pooled | (mask & (position == length - 1))
+        text_length = ((length - self.placed.added) // self.placed.copies).clamp(min=0)
+        end = length - self.placed.back
+        return pooled & (position >= end - text_length) & (position < end)
+
+
+# --- transformations of pooled vectors --------------------------------------------------------------------------------
+
+LEFT_OUT = (0.02, 0.25)
+"""Fractions of the largest and of the smallest singular directions of the output embeddings that are left out."""
+
+
+def middle_directions(embeddings: Tensor, left_out: tuple[float, float] = LEFT_OUT) -> Tensor:
+    r"""Return the projection onto the middle right singular vectors of output embeddings, shape ``(D, D)``.
+
+    .. math::
+        W = U \operatorname{diag}(s) V^\top, \qquad P = V_{a:b} V_{a:b}^\top
+
+    The largest directions separate frequent from rare tokens; the smallest carry little (EmbedFilter, arXiv
+    2606.07502).
+
+    Args:
+        embeddings: one row for each token, shape ``(T, D)``.
+        left_out: fractions of the largest and of the smallest directions to leave out.
+    """
+    import torch
+
+    rows = embeddings.double()
+    values, vectors = torch.linalg.eigh(rows.mT @ rows)  # ascending
+    largest = math.ceil(left_out[0] * len(values))
+    smallest = int(left_out[1] * len(values))
+    middle = vectors[:, smallest : len(values) - largest]
+    projection: Tensor = middle @ middle.mT
+    return projection
+
+
+def vector_map(
+    vectors: Tensor | None, *, width: int, whiten: bool = False, projection: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    r"""Return the matrix and the offset that filter, center and whiten a vector, in that order.
+
+    .. math::
+        y = S\,(P x - P \bar x), \qquad S = \bigl((1 - \lambda)\,\Sigma + \lambda \tfrac{\operatorname{tr} \Sigma}{D}
+        I\bigr)^{-1/2} \text{ or } I
+
+    with Ledoit and Wolf's :math:`\lambda`.
+
+    Args:
+        vectors: vectors of sample texts, shape ``(N, D)``; ``None`` for no centering.
+        width: number of dimensions D.
+        whiten: whether to scale directions.
+        projection: a filter, shape ``(D, D)``.
+
+    Returns:
+        Shapes ``(D, D)`` and ``(D,)``, float64.
+    """
+    import torch
+
+    matrix = torch.eye(width, dtype=torch.float64) if projection is None else projection.double().cpu()
+    if vectors is None:
+        return matrix, torch.zeros(width, dtype=torch.float64)
+    if len(vectors) < SMALLEST_SAMPLE:
+        raise OptionError(f"`center` must hold {SMALLEST_SAMPLE} texts or more, but got {len(vectors)}.")
+    sample = vectors.double().cpu()
+    if whiten:
+        matrix = _whitening(sample @ matrix.mT) @ matrix
+    return matrix, -(matrix @ sample.mean(dim=0))
+
+
+def _whitening(vectors: Tensor) -> Tensor:
+    """Return the inverse square root of the shrunk covariance, scaled to keep the mean length of vectors."""
+    import torch
+    from sklearn.covariance import ledoit_wolf
+
+    covariance, _ = ledoit_wolf(vectors.numpy())
+    values, directions = torch.linalg.eigh(torch.from_numpy(covariance))
+    scales = values.clamp(min=values.max() * 1e-9).rsqrt() * values.mean().sqrt()
+    matrix: Tensor = (directions * scales) @ directions.mT
+    return matrix
+
+
+# --- recipes ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """How a text becomes a vector, before and after the model.
+
+    Attributes:
+        name: name in frames, on pages and in commands.
+        template: text with ``{text}`` once, or twice to repeat the text.
+        layer: layer or layers of an encoder that names none; a sweep or a selection reads all layers.
+        norm: ``None`` leaves the encoder's.
+        pooling: ``None`` leaves the encoder's; a template that ends in a question needs ``"last"``.
+        skip_first: number of tokens at the start that are not pooled: causal models have massive activations there.
+        template_tokens: whether to pool the tokens of the template, too. Otherwise the text is pooled, and of a
+            repeated text the second copy.
+        center: subtract the mean vector of sample texts.
+        whiten: then scale every direction by its spread over these texts, shrunk toward equal scales.
+        embed_filter: keep only the middle singular directions of the model's output embeddings.
+        normalize: scale every vector to length 1.
+        source: where the recipe comes from.
+    """
+
+    name: str
+    template: Template | None = field(default=None, hash=False)  # a mapping has no hash
+    layer: Layer | Sequence[Layer] | None = None
+    norm: Norm | None = None
+    pooling: Pooling | None = None
+    skip_first: int = 0
+    template_tokens: bool = True
+    center: bool = False
+    whiten: bool = False
+    embed_filter: bool = False
+    normalize: bool = False
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        if not check_text("name", self.name).strip():
+            raise OptionError("`name` must not be blank: it appears in frames, on pages and in commands.")
+        if self.template is not None:
+            # A copy, because a mapping may change later.
+            object.__setattr__(self, "template", check_template("template", self.template))
+        if isinstance(self.layer, Sequence):
+            object.__setattr__(self, "layer", tuple(self.layer))  # a list has no hash
+        check_choice("norm", self.norm or "final", NORMS)
+        check_choice("pooling", self.pooling or "mean", POOLINGS)
+        check_count("skip_first", self.skip_first, minimum=0)
+        for name in ("template_tokens", "center", "whiten", "embed_filter", "normalize"):
+            check_flag(name, getattr(self, name))
+        if self.whiten and not self.center:
+            raise OptionError("`whiten` must be False without `center`, because it scales directions around the mean.")
+
+    @property
+    def changes_vectors(self) -> bool:
+        """Whether the recipe transforms pooled vectors."""
+        return self.center or self.embed_filter or self.normalize
+
+    def before_vectors(self) -> Recipe:
+        """Return this recipe without its layer and its transformations of pooled vectors."""
+        parts = [part for part in self.name.split("+") if part not in ("center", "whiten", "filter", "normalize")]
+        return replace(
+            self, name="+".join(parts), layer=None, center=False, whiten=False, embed_filter=False, normalize=False
+        )
+
+    def changed(self) -> dict[str, Any]:
+        """Return the fields that differ from their defaults, by name."""
+        return {
+            item.name: getattr(self, item.name)
+            for item in fields(self)
+            if item.name not in ("name", "source") and getattr(self, item.name) != item.default
+        }
+
+
+PLAIN = "plain"
+SMALLEST_SAMPLE = 16
+"""Minimum number of texts to center on."""
+
+_NAMED = (
+    Recipe(name=PLAIN, source="the text itself, with the encoder's own pooling"),
+    Recipe(
+        name="one-word",
+        template='This sentence : "{text}" means in one word:"',
+        pooling="last",
+        source="PromptEOL: Jiang et al., 'Scaling Sentence Embeddings with Large Language Models', 2023",
+    ),
+    Recipe(
+        name="summarize",
+        template='Summarize the sentence "{text}" in one word:"',
+        pooling="last",
+        source="after MetaEOL: Lei et al., 'Meta-Task Prompting Elicits Embeddings from LLMs', 2024",
+    ),
+    Recipe(
+        name="echo",
+        template='Rewrite the sentence "{text}". The rewritten sentence: "{text}"',
+        pooling="mean",
+        template_tokens=False,
+        source="Springer et al., 'Repetition Improves Language Model Embeddings', 2024",
+    ),
+    Recipe(
+        name="instruction",
+        template={
+            "text": "Instruct: Retrieve semantically similar text.\nQuery: {text}",
+            "query": "Instruct: Given a search query, retrieve relevant passages that answer the query.\nQuery: {text}",
+            "document": "{text}",
+        },
+        pooling="last",
+        source="Wang et al., 'Improving Text Embeddings with Large Language Models', 2024; for models tuned that way",
+    ),
+)
+RECIPES: Mapping[str, Recipe] = {recipe.name: recipe for recipe in _NAMED}
+"""The named recipes.
+
+Token prepending (Fu et al., 2024) is not included: it changes states between blocks, which no plain folder can do.
+"""
+
+
+_SUFFIXES: Mapping[str, Mapping[str, Any]] = {
+    "center": {"center": True},
+    "whiten": {"center": True, "whiten": True},
+    "filter": {"embed_filter": True},
+    "normalize": {"normalize": True},
+    "skip-first": {"skip_first": 1},
+    "mean": {"pooling": "mean"},
+    "last": {"pooling": "last"},
+}
+"""Suffixes of a recipe's name, after a plus sign."""
+
+
+def recipe_of(argument: str, value: Any) -> Recipe:
+    """Return a recipe from its name, with optional suffixes such as ``+center``, or return a :class:`Recipe`.
+
+    Example:
+        >>> recipe_of("recipe", "one-word").pooling
+        'last'
+        >>> recipe_of("recipe", "plain+skip-first+filter").changed()
+        {'skip_first': 1, 'embed_filter': True}
+    """
+    if isinstance(value, Recipe):
+        return value
+    name, *suffixes = value.split("+") if isinstance(value, str) else ("",)
+    unknown = next((suffix for suffix in suffixes if suffix not in _SUFFIXES), None)
+    if name not in RECIPES or unknown is not None:
+        near = did_you_mean(name, RECIPES) if unknown is None else did_you_mean(unknown, _SUFFIXES)
+        raise OptionError(
+            f"`{argument}` must be a Recipe or one of {', '.join(map(repr, RECIPES))}, with optional "
+            f"{', '.join('+' + suffix for suffix in _SUFFIXES)}, but got {value!r}.{near}"
+        )
+    changes: dict[str, Any] = {}
+    for suffix in suffixes:
+        changes |= _SUFFIXES[suffix]
+    return replace(RECIPES[name], **changes, name=value) if suffixes else RECIPES[name]
+
+
+def has_name(recipe: Recipe) -> bool:
+    """Return True if the recipe's name alone defines it."""
+    try:
+        return recipe_of("recipe", recipe.name) == recipe
+    except OptionError:
+        return False
+
+
+def recipes_of(argument: str, values: Any) -> list[Recipe]:
+    """Return several recipes from names, :class:`Recipe` objects or ``"all"``; their names must differ."""
+    if values == "all":
+        return list(_NAMED)
+    recipes = [recipe_of(argument, value) for value in (values if isinstance(values, list | tuple) else [values])]
+    if not recipes:
+        raise OptionError(f"`{argument}` must name a recipe, but got none. Write {argument}=['plain', 'one-word'].")
+    names = [recipe.name for recipe in recipes]
+    if repeated := {name for name in names if names.count(name) > 1}:
+        raise OptionError(f"`{argument}` must be recipes of different names, but got {min(repeated)!r} twice.")
+    return recipes

@@ -1,0 +1,408 @@
+"""Draw on matplotlib axes; global state stays untouched and figures are returned, not shown."""
+
+from __future__ import annotations
+
+import json
+import math
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from midlayer_encoders.files import write_file
+from midlayer_encoders.frame.pareto import amount
+from midlayer_encoders.frame.steps import thinned
+from midlayer_encoders.report.labels import significant
+from midlayer_encoders.report.style import LEVEL_DASHES, LIGHT, SERIES, color_of, dashes_of
+
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+    from matplotlib.collections import QuadMesh
+    from matplotlib.figure import Figure
+
+_HEAD_HEIGHT = 3.2  # inches
+_MAX_MARKERS = 99  # points of a curve; the markers of a longer one would overlap
+_CAPTION_WIDTH = 44
+_LAYER_STEPS = (1, 2, 4, 5, 6, 8, 10, 12, 16, 20, 25, 40, 50, 100, 200)
+_LOG_RATIO = 5  # between the extremes of an axis of amounts, from which it is logarithmic
+_KINDS: dict[str, dict[str, Any]] = {
+    "line": {"linewidth": 1.6, "marker": "o", "markersize": 2.5},
+    "disc": {"linestyle": "", "marker": "o", "markersize": 7, "markeredgecolor": LIGHT["page"], "zorder": 3},
+    "ring": {"linestyle": "", "marker": "o", "markersize": 6, "markerfacecolor": "none", "zorder": 3},
+    "dot": {"linestyle": "", "marker": "o", "markersize": 2, "alpha": 0.35, "zorder": 3},
+    "tick": {"linestyle": "", "marker": "|", "markersize": 11, "zorder": 3},
+}
+
+
+def panel_grid(
+    count: int, *, columns: int = 0, size: tuple[float, float] = (3.2, 2.2), head: bool = False, stack: int = 1
+) -> tuple[Figure, list[Axes]]:
+    """Return a new figure and its axes, row by row.
+
+    Args:
+        count: number of axes.
+        columns: axes per row; 0 for automatic.
+        size: width and height of one of them, in inches.
+        head: whether the first spans a row.
+        stack: number of successive axes stacked in one place.
+    """
+    from matplotlib.figure import Figure
+
+    num_places = (count - head) // stack
+    columns = columns or max(min(num_places, 3 if num_places <= 9 else 4), 1)
+    heights = [_HEAD_HEIGHT] * head + [size[1] * stack] * math.ceil(num_places / columns)
+    figure = Figure(figsize=(max(columns * size[0], 7.5 if head else 5.0), sum(heights) + 0.3), layout="constrained")
+    grid = figure.add_gridspec(len(heights), columns, height_ratios=heights)
+    if head:
+        figure.add_subplot(grid[0, :])
+    for place in range(num_places):
+        cell = grid[head + place // columns, place % columns]
+        # A color bar beside several panels needs them in one grid.
+        levels = cell.subgridspec(stack, 1) if stack > 1 else [cell]
+        for level in range(stack):
+            figure.add_subplot(levels[level])
+    for axes in figure.axes:
+        axes.tick_params(labelsize=8, colors=LIGHT["soft"])
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.spines[["left", "bottom"]].set_color(LIGHT["soft"])
+        axes.grid(axis="y", color=LIGHT["rule"], linewidth=0.6)
+        axes.set_axisbelow(True)
+    return figure, figure.axes
+
+
+def set_title(axes: Axes, title: str, label: str = "", caption: Sequence[str] = (), *, large: bool = False) -> None:
+    """Set a title with a caption of short texts below it; ``label`` is for screen readers, by default the title."""
+    # `textwrap` does not break at no-break spaces.
+    parts = (part.replace(" ", "\N{NO-BREAK SPACE}") if len(part) < 32 else part for part in caption)
+    lines = textwrap.wrap(" · ".join(parts), _CAPTION_WIDTH)
+    axes.set_title("\n".join([title, *lines]), loc="left", fontsize=11 if large else 9 if lines else 10)
+    axes.set_label(label or title)
+
+
+def finish(figure: Figure, *, y_label: str = "") -> Figure:
+    """Add a legend above all axes, fit vertical axes without limits to their curves, and return the figure."""
+    from matplotlib.text import Text
+
+    pairs = [pair for axes in figure.axes for pair in zip(*axes.get_legend_handles_labels(), strict=True)]
+    handles = {label: handle for handle, label in reversed(pairs)}  # the first of each label
+    labels = list(dict.fromkeys(label for _, label in pairs))
+    if labels:
+        width, height = figure.get_size_inches()
+        columns = max(1, min(len(labels), int(width / (0.6 + 0.07 * max(map(len, labels))))))
+        figure.set_size_inches(width, height + 0.25 * math.ceil(len(labels) / columns))
+        place: dict[str, Any] = {"loc": "outside upper left", "ncols": columns, "alignment": "left"}
+        figure.legend([handles[label] for label in labels], labels, frameon=False, fontsize=8, **place)
+    if y_label:
+        figure.supylabel(y_label, fontsize=10, color=LIGHT["soft"])
+    for axes in figure.axes:
+        if axes.get_autoscaley_on():
+            value_axis(axes)
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.label.set(fontsize=8, color=LIGHT["soft"])
+    for text in figure.findobj(Text):
+        text.set_parse_math(False)
+    return figure
+
+
+def write_figure(figure: Figure, path: Path, *, dpi: int = 150) -> Path:
+    """Write a figure in the format that the file name's suffix selects, and return the path."""
+    content = BytesIO()
+    figure.savefig(content, dpi=dpi, format=path.suffix.removeprefix(".") or "png")
+    write_file(path, content.getvalue())
+    return path
+
+
+def annotate(artist: Artist, kind: str, tips: Sequence[str] = (), **details: object) -> None:
+    """Store tooltips and other details for pages in an artist's gid, which matplotlib writes into an SVG.
+
+    Args:
+        artist: that was drawn.
+        kind: its CSS class.
+        tips: tooltip of each of its points or cells.
+        details: ``curve``, the label by which a legend switches it; ``dashes`` and ``ordered``, as in its legend; and
+            ``links``, the URL that each dot opens.
+    """
+    artist.set_gid(json.dumps({"class": kind, "tips": list(tips), **details}))
+
+
+def draw_points(
+    axes: Axes,
+    x: Sequence[float],
+    y: Sequence[float],
+    kind: Literal["line", "disc", "ring", "dot", "tick"] = "line",
+    *,
+    label: str = "",
+    style: int = 0,
+    tips: Sequence[str] = (),
+    links: Sequence[str] = (),
+    band: tuple[Sequence[float], Sequence[float]] | None = None,
+    spans: Sequence[tuple[float, float]] = (),
+    ordered: int = 0,
+) -> None:
+    """Draw a curve, with a gap where a value is not finite, or separate dots.
+
+    Args:
+        axes: to draw on.
+        x: position of each point.
+        y: value of each point.
+        kind: ``line``, ``disc``, ``ring``, ``dot`` (small and faint) or ``tick`` (a vertical stroke).
+        label: in the legend; empty for none.
+        style: index of the color and dashes.
+        tips: tooltip of each point.
+        links: URL that each dot opens; empty for none.
+        band: lower and upper ends of the interval at each position, shaded.
+        spans: left and right end of the interval of each dot, drawn as a line.
+        ordered: number of colors if styles are steps of one quantity; 0 if they are categories.
+    """
+    color = color_of(style, ordered)
+    dashes = "" if ordered else dashes_of(style)
+    options = dict(_KINDS[kind])
+    if kind == "line":
+        options["linestyle"] = _line_style(dashes)
+    if len(x) > _MAX_MARKERS:
+        options["marker"] = ""
+    if band is not None:
+        annotate(axes.fill_between(x, *band, color=color, alpha=0.18, linewidth=0), "band", curve=label)
+    if spans:
+        low, high = zip(*spans, strict=True)
+        annotate(axes.hlines(y, low, high, color=color, linewidth=1.4), "dots", curve=label)
+    finite = np.isfinite(np.asarray(y, dtype=float))
+    (line,) = axes.plot(x, np.where(finite, y, math.nan), color=color, label=label, **options)
+    finite_tips = [tip for tip, is_finite in zip(tips, finite, strict=False) if is_finite]
+    details = {"curve": label, "dashes": dashes, "ordered": ordered, "links": links}
+    annotate(line, "line" if kind == "line" else "dots", finite_tips, **details)
+
+
+def draw_mark(axes: Axes, kind: Literal["best", "last"], x: float, y: float, text: str, *, large: bool = False) -> None:
+    """Mark the best or the last layer of a curve; large marks show their text."""
+    best = kind == "best"
+    fill = LIGHT["best" if best else "page"]
+    edge = LIGHT["best" if best else "ink"]
+    size = (8 if large else 5) - (not best)
+    (mark,) = axes.plot(x, y, "o" if best else "s", color=fill, markeredgecolor=edge, markersize=size, zorder=4)
+    annotate(mark, "mark", [text])
+    if large and text:
+        write(axes, text, (x, y), (0, 9) if best else (14, -4), bold=best)
+
+
+def draw_level(axes: Axes, value: float, text: str, label: str = "", style: int = 0) -> None:
+    """Draw a horizontal line, such as a baseline; ``style`` selects its dashes, ``text`` is its tooltip."""
+    dashes = LEVEL_DASHES[style % len(LEVEL_DASHES)]
+    line = axes.axhline(value, color=LIGHT["ink"], linewidth=1.2, linestyle=_line_style(dashes), label=label)
+    annotate(line, "level", [text], curve=label, dashes=dashes)
+
+
+def draw_rule(axes: Axes, x: float, *, chosen: bool = False) -> None:
+    """Draw a vertical line at a reference value, or at the chosen layer."""
+    color = LIGHT["best" if chosen else "soft"]
+    line = axes.axvline(x, color=color, linewidth=1.2, linestyle=(0, (2, 3)) if chosen else "-")
+    annotate(line, "rule")
+
+
+def write(
+    axes: Axes,
+    text: str,
+    at: tuple[float, float],
+    offset: tuple[int, int] = (7, 0),
+    *,
+    bold: bool = False,
+    va: str = "baseline",
+) -> None:
+    """Write a text beside a position, or centered on it without an offset."""
+    artist = axes.annotate(
+        text,
+        at,
+        xytext=offset,
+        textcoords="offset points",
+        ha="left" if offset[0] else "center",
+        va=va,
+        color=LIGHT["best" if bold else "ink"],
+        weight="bold" if bold else "normal",
+        fontsize=8 if va == "center" else 9,
+        annotation_clip=False,
+        bbox={"facecolor": LIGHT["page"], "edgecolor": "none", "pad": 1} if offset == (0, 0) else None,
+    )
+    annotate(artist, "mark")
+
+
+def draw_cells(
+    axes: Axes,
+    values: Sequence[Sequence[float]],
+    low: float,
+    high: float,
+    *,
+    tips: Sequence[str] = (),
+    peaks: Sequence[int] = (),
+    falling: bool = False,
+) -> QuadMesh:
+    """Draw a heat map; the cell in column k of row r is centered on ``(k, r)``.
+
+    Args:
+        axes: to draw on.
+        values: R rows of C columns; a value that is not finite is gray.
+        low: value of the first color.
+        high: value of the last color.
+        tips: tooltip of each cell, row by row.
+        peaks: column of the ringed cell of each row; empty for none.
+        falling: whether low values are dark.
+    """
+    from matplotlib.colors import LinearSegmentedColormap, to_rgb
+
+    # Opacity rather than lightness carries the value, so that the map works on light and dark pages.
+    color = to_rgb(LIGHT["heat"])
+    ends = [(*color, 0.06), (*color, 1.0)]
+    colors = LinearSegmentedColormap.from_list("heat", ends[::-1] if falling else ends, N=64)
+    axes.grid(visible=False)
+    mesh = axes.pcolormesh(
+        np.arange(len(values[0]) + 1) - 0.5,
+        np.arange(len(values) + 1) - 0.5,
+        np.ma.masked_invalid(values),
+        cmap=colors.with_extremes(bad=LIGHT["missing"]),
+        vmin=low,
+        vmax=high,
+    )
+    annotate(mesh, "cells", tips)
+    axes.set(xlim=(-0.5, len(values[0]) - 0.5), ylim=(-0.5, len(values) - 0.5))
+    for row, column in enumerate(peaks):
+        axes.plot(column, row, "o", markersize=5, markerfacecolor="none", markeredgecolor=SERIES[1])
+    axes.spines[["left", "bottom"]].set_visible(False)
+    axes.tick_params(axis="y", length=0)
+    return mesh
+
+
+def draw_scale(mesh: QuadMesh, beside: Sequence[Axes], label: str = "", *, capped: bool = False) -> None:
+    """Draw the color bar of a heat map beside axes; ``capped`` if higher values have the color of the end."""
+    options: dict[str, Any] = {"extend": "max", "extendfrac": 0.05} if capped else {}
+    bar = mesh.figure.colorbar(mesh, ax=list(beside), pad=0.02, aspect=20, label=label, **options)
+    bar.ax.tick_params(labelsize=7, colors=LIGHT["soft"])
+    bar.outline.set_visible(False)
+
+
+def layer_axis(axes: Axes, num_layers: int, label: str = "layer", *, room: float = 0.0, relative: bool = False) -> None:
+    """Make the horizontal axis one of layers, or of relative depth for models of different depth.
+
+    Args:
+        axes: to change.
+        num_layers: the last layer.
+        label: of the axis.
+        room: added at both ends.
+        relative: whether positions are depths.
+    """
+    last = 1 if relative else max(num_layers, 1)
+    margin = room + 0.03 * (last + 2 * room)  # for the dots at the ends
+    axes.set_xlim(-margin, last + margin)
+    if relative:
+        axes.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0 %", "25 %", "50 %", "75 %", "100 %"])
+    else:
+        axes.set_xticks(layer_ticks(last, 7))
+    axes.set_xlabel("depth (layer / number of layers)" if relative else label)
+
+
+def row_axis(axes: Axes, names: Sequence[str]) -> None:
+    """Make the vertical axis one of named rows, the first at the top; a figure names them at the left only."""
+    place = axes.get_subplotspec()
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.tick_params(axis="y", length=0, labelleft=place is None or place.is_first_col())
+    axes.spines["left"].set_visible(False)
+    axes.grid(visible=False)
+    axes.grid(axis="x", color=LIGHT["rule"], linewidth=0.6)
+
+
+def place_ticks(names: Sequence[object], max_ticks: int = 6) -> tuple[list[int], list[str]]:
+    """Return the places and texts of ticks for names at 0, 1, …: evenly spaced ones, including the last.
+
+    Consecutive layers from 0 are labeled at round numbers instead.
+
+    Example:
+        >>> place_ticks([0, 4, 8, 12], max_ticks=2)
+        ([0, 3], ['0', '12'])
+        >>> place_ticks(range(31), max_ticks=9)[1]
+        ['0', '5', '10', '15', '20', '25', '30']
+    """
+    consecutive = list(names) == list(range(len(names)))
+    places = layer_ticks(len(names) - 1, max_ticks) if consecutive else thinned(len(names), max_ticks)
+    return places, [str(names[place]) for place in places]
+
+
+def amount_axis(axes: Axes, label: str, amounts: Sequence[float], write: Callable[[float], str] = amount) -> None:
+    """Make the horizontal axis one of positive amounts, logarithmic if they differ by a factor of five or more."""
+    from matplotlib.ticker import LogLocator
+
+    axes.set_xlabel(label)
+    low, high = min(amounts), max(amounts)
+    if high < _LOG_RATIO * low:
+        axes.set_xlim(padded(amounts, 0.11))
+        return
+    axes.set_xscale("log")
+    ratio = high / low
+    multiples = (1, 2, 5) if ratio < 100 else (1, 3) if ratio < 1000 else (1,)
+    axes.xaxis.set_major_locator(LogLocator(subs=multiples, numticks=9))
+    axes.xaxis.set_major_formatter(lambda value, _: write(value))
+    axes.minorticks_off()
+    axes.set_xlim(low / 1.2, high * 1.2)
+
+
+def value_axis(*panels: Axes, pad: float = 0.08) -> None:
+    """Give axes one vertical range that holds everything drawn on them with a margin."""
+    ends = [end for axes in panels for end in axes.dataLim.intervaly if math.isfinite(end)]
+    for axes in panels:
+        axes.set_ylim(padded(ends or [0.0], pad))
+
+
+def padded(values: Sequence[float], pad: float = 0.08) -> tuple[float, float]:
+    """Return a range that holds the values with a margin, never of width 0.
+
+    Example:
+        >>> padded([10.0, 20.0], pad=0.1), padded([5.0])
+        ((9.0, 21.0), (4.75, 5.25))
+    """
+    low, high = min(values), max(values)
+    # Rounding noise of a constant must not become a curve.
+    if high - low <= 1e-9 * max(abs(low), abs(high)):
+        margin = 0.05 * abs(high) or 1.0
+        return low - margin, high + margin
+    return low - pad * (high - low), high + pad * (high - low)
+
+
+def layer_ticks(num_layers: int, max_ticks: int) -> list[int]:
+    """Return evenly spaced layers from 0 to ``num_layers``, including the last if possible.
+
+    Example:
+        >>> layer_ticks(30, 7), layer_ticks(24, 4), layer_ticks(2, 8)
+        ([0, 5, 10, 15, 20, 25, 30], [0, 8, 16, 24], [0, 1, 2])
+    """
+    fitting = [step for step in _LAYER_STEPS if num_layers // step + 1 <= max_ticks] or [max(num_layers, 1)]
+    # A slightly coarser step that ends at the last layer is better than the finest one.
+    step = next((step for step in fitting if num_layers % step == 0 and step <= 2 * fitting[0]), fitting[0])
+    return list(range(0, num_layers + 1, step))
+
+
+def point_tips(
+    name: str,
+    x: Sequence[float],
+    y: Sequence[float],
+    write: Callable[[float], str] = significant,
+    *,
+    x_label: str = "layer",
+    costs: Mapping[int, str] | None = None,
+) -> list[str]:
+    r"""Return the tooltip of each point of a curve: its value, formatted by ``write``, and its costs.
+
+    Example:
+        >>> point_tips("lidar", [0, 1], [31.0, 2 / 3], costs={1: "2.0 M parameters"})
+        ['lidar, layer 0: 31', 'lidar, layer 1: 0.6667\n2.0 M parameters']
+    """
+    suffixes = {position: f"\n{text}" for position, text in (costs or {}).items()}
+    return [
+        f"{name}, {x_label} {position:g}: {write(value)}{suffixes.get(int(position), '')}"
+        for position, value in zip(x, y, strict=True)
+    ]
+
+
+def _line_style(dashes: str) -> Any:
+    return (0, tuple(map(float, dashes.split()))) if dashes else "-"

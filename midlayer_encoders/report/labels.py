@@ -1,0 +1,56 @@
+"""Numbers as text."""
+
+from __future__ import annotations
+
+import math
+
+
+def number(value: float | None, digits: int = 1) -> str:
+    """Return a number with a fixed number of digits; a dash for None.
+
+    Example:
+        >>> number(61.24), number(-0.5), number(None), number(float("nan"))
+        ('61.2', '−0.5', '–', 'NaN')
+    """
+    if value is None:
+        return "–"
+    if not math.isfinite(value):
+        return "NaN" if math.isnan(value) else _minus(f"{value}").replace("inf", "∞")
+    return _minus(f"{value:.{digits}f}")
+
+
+def significant(value: float, digits: int = 4, *, sign: bool = False, zeros: bool = False) -> str:
+    """Return a number with a number of significant digits; ``zeros`` keeps trailing zeros.
+
+    Example:
+        >>> significant(-2 / 3), significant(0.5, 3, sign=True), significant(1.5, zeros=True), significant(1e5)
+        ('−0.6667', '+0.5', '1.500', '1e+05')
+    """
+    if not math.isfinite(value):
+        return number(value)
+    return _minus(f"{value:{'+' if sign else ''}{'#' if zeros and value else ''}.{digits}g}").removesuffix(".")
+
+
+def duration(seconds: float) -> str:
+    """Return a duration in seconds or milliseconds.
+
+    Example:
+        >>> duration(0.01234), duration(3.0)
+        ('12.3 ms', '3 s')
+    """
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
+
+
+def signed(value: float, digits: int = 1) -> str:
+    """Return a difference with its sign.
+
+    Example:
+        >>> signed(4.26), signed(-0.31), signed(0.0)
+        ('+4.3', '−0.3', '0.0')
+    """
+    text = _minus(f"{value:+.{digits}f}")
+    return text[1:] if float(f"{value:.{digits}f}") == 0 else text
+
+
+def _minus(text: str) -> str:
+    return text.replace("-", "−")

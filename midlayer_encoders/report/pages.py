@@ -1,0 +1,140 @@
+"""Self-contained HTML pages from jinja2 templates."""
+
+from __future__ import annotations
+
+import re
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from hashlib import sha256
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+from numpy.ma import MaskedArray
+
+from midlayer_encoders.files import write_file
+from midlayer_encoders.frame import Series
+from midlayer_encoders.frame.pareto import amount
+from midlayer_encoders.report import inline_svg, style
+from midlayer_encoders.report.labels import duration, number, signed, significant
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+def write_page(text: str, path: str | Path) -> Path:
+    """Write a page, create its folder if needed, and return the path."""
+    # File names can hold lone surrogates, which UTF-8 cannot encode.
+    write_file(Path(path), text.encode("utf-8", "xmlcharrefreplace"))
+    return Path(path)
+
+
+def render(template: str, **context: Any) -> str:
+    """Return a template of this package as text."""
+    return _environment().get_template(template).render(context)
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("midlayer_encoders", "report/templates"),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
+    )
+    script = Path(__file__).with_name("page.js").read_text(encoding="utf-8")
+    environment.globals |= {
+        "css": Markup(style.page_css()),
+        "script": Markup(script),
+        "script_digest": b64encode(sha256(script.encode()).digest()).decode(),
+        "figure": figure_html,
+        "svg": lambda *args, **options: Markup(inline_svg.panel_svg(*args, **options)),
+        "svgs": inline_svg,
+    }
+    environment.filters |= {
+        "amount": amount,
+        "breakable": breakable,
+        "duration": duration,
+        "number": number,
+        "signed": signed,
+    }
+    return environment
+
+
+def breakable(name: str) -> Markup:
+    """Return a name as HTML with optional line breaks between its words.
+
+    Example:
+        >>> print(breakable("TwitterURLCorpus"), breakable("a_b"))
+        Twitter<wbr>URLCorpus a_<wbr>b
+    """
+    return Markup("<wbr>".join(escape(part) for part in re.split(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[_/-])", name) if part))
+
+
+def _panel(axes: Axes) -> dict[str, Any]:
+    """Return an axes and the texts that a page shows as HTML; ``scale`` is that of a heat map's colors."""
+    title, *lines = axes.get_title(loc="left").split("\n")
+    limits = [artist.get_clim() for artist in axes.collections if isinstance(artist.get_array(), MaskedArray)]
+    return {
+        "axes": axes,
+        "title": title,
+        "caption": " ".join(lines).replace("\N{NO-BREAK SPACE}", " ").split(" · "),
+        "x_label": axes.get_xlabel(),
+        "scale": [significant(limit) for limit in limits[0]] if limits else None,
+        "is_named": axes.yaxis_inverted(),
+    }
+
+
+def figure_html(figure: Figure, *, words: bool = False, head: bool = False, stack: int = 1) -> Markup:
+    """Return the HTML of a figure, which is changed.
+
+    Args:
+        figure: whose only panel is as wide as the page if it shows curves.
+        words: whether the marks of a panel that is as wide as the page have texts.
+        head: whether the first of several panels is as wide as the page.
+        stack: number of successive panels stacked in one place.
+    """
+    bars = [axes for axes in figure.axes if axes.get_label() == "<colorbar>"]
+    panels = [_panel(axes) for axes in figure.axes if axes.axison and axes not in bars]
+    wide = head or (len(panels) == 1 and not panels[0]["is_named"] and panels[0]["scale"] is None)
+    scale_label = bars[0].get_ylabel() if bars else ""
+    context = {"words": words, "wide": wide, "stack_size": stack, "scale_label": scale_label}
+    return Markup(render("figure.html", panels=panels, **context))
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table by layer.
+
+    Attributes:
+        heading: first line of its head.
+        texts: cell of each layer.
+        best: layer whose cell is highlighted.
+        feet: cells below the layers.
+        note: second line of its head.
+    """
+
+    heading: str
+    texts: Mapping[int, str]
+    best: int | None = None
+    feet: Sequence[str] = ()
+    note: str = ""
+
+
+def metric_columns(metrics: Mapping[str, Sequence[Series]]) -> list[Column]:
+    """Return the columns of a table of metrics by layer, with four significant digits."""
+    return [
+        Column(
+            name,
+            {layer: significant(value, zeros=True) for layer, value in zip(series.layers, series.values, strict=True)},
+            note=series.label,
+        )
+        for name, many in metrics.items()
+        for series in many
+    ]

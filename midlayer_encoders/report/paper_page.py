@@ -1,0 +1,258 @@
+"""The page and the charts of the paper's experiments."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from midlayer_encoders.errors import OptionError
+from midlayer_encoders.frame import check_frame
+from midlayer_encoders.report import drawing
+from midlayer_encoders.report.layer_charts import model_label
+from midlayer_encoders.report.pages import render
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The result of one experiment.
+
+    Attributes:
+        name: such as ``fig6``.
+        title: of its section.
+        claim: of the paper.
+        words: sentences about the result.
+        figure: to show; None for none.
+        table: rows to print, headings first; empty for none.
+    """
+
+    name: str
+    title: str
+    claim: str
+    words: tuple[str, ...]
+    figure: Figure | None = None
+    table: tuple[tuple[str, ...], ...] = ()
+
+
+def experiments_html(
+    findings: Sequence[Finding], *, title: str, how: Mapping[str, str], notes: Sequence[str] = ()
+) -> str:
+    """Return a self-contained page of experiments.
+
+    Args:
+        findings: one for each experiment.
+        title: of the page.
+        how: facts about the measurement: models, texts, seeds, versions.
+        notes: sentences below the heading, such as omitted experiments.
+
+    Example:
+        >>> finding = Finding("fig7", "Orders", "a claim", ("It holds.",))
+        >>> text = experiments_html([finding], title="All", how={"seed": "0"})
+        >>> "<h2>fig7: Orders</h2>" in text and "It holds." in text
+        True
+    """
+    return render("paper.html", title=title, notes=notes, findings=findings, how=how)
+
+
+@dataclass(frozen=True)
+class LabeledCurve:
+    """A curve to draw; ``band`` holds the lower and upper ends of an interval at each position."""
+
+    label: str
+    x: Sequence[float]
+    y: Sequence[float]
+    band: tuple[Sequence[float], Sequence[float]] | None = None
+
+
+def plot_curves(panels: Mapping[str, Sequence[LabeledCurve]], x_label: str, *, ordered: bool = False) -> Figure:
+    """Return a panel for each title; curves with the same label have the same style.
+
+    Args:
+        panels: the curves by title of the panel.
+        x_label: of the horizontal axis.
+        ordered: whether the curves are steps of one quantity.
+
+    Example:
+        >>> curves = [LabeledCurve("p = 0", (0, 1), (1.0, 2.0)), LabeledCurve("p = 1", (0, 1), (1.0, 1.5))]
+        >>> figure = plot_curves({"entropy": curves}, "layer")
+        >>> [line.get_ydata().tolist() for line in figure.axes[0].lines]
+        [[1.0, 2.0], [1.0, 1.5]]
+    """
+    if not any(panels.values()):
+        raise OptionError("`panels` must hold curves to draw, but got none.")
+    labels = list(dict.fromkeys(curve.label for curves in panels.values() for curve in curves))
+    figure, grid = drawing.panel_grid(len(panels), columns=2 if len(panels) in (2, 4) else 0, size=(4.2, 2.8))
+    for axes, (title, curves) in zip(grid, panels.items(), strict=True):
+        for curve in curves:
+            drawing.draw_points(
+                axes,
+                curve.x,
+                curve.y,
+                label=curve.label if len(labels) > 1 else "",
+                style=labels.index(curve.label),
+                tips=drawing.point_tips(curve.label or title, curve.x, curve.y, x_label=x_label),
+                band=curve.band,
+                ordered=ordered * len(labels),
+            )
+        drawing.layer_axis(axes, math.ceil(max(max(curve.x) for curve in curves)), x_label)
+        drawing.set_title(axes, title, f"{title} by {x_label}")
+    return drawing.finish(figure)
+
+
+def score_curves(frame: pl.DataFrame) -> list[LabeledCurve]:
+    """Return the mean score over tasks by depth in percent, in points, for each model.
+
+    Layers that were not scored on every task of the model are left out.
+    """
+    scores = check_frame(frame).filter(pl.col("kind") == "score")
+    if scores.is_empty():
+        raise OptionError("`frame` must have rows of kind 'score' to draw scores by depth, but got none.")
+    curves = []
+    for (model, revision), part in scores.group_by("model", "revision", maintain_order=True):
+        num_tasks = part["dataset"].n_unique()
+        mean = part.group_by("layer", "depth").agg(pl.col("value").mean(), pl.len()).filter(pl.col("len") == num_tasks)
+        mean = mean.sort("layer")
+        label = f"{model_label(scores, model, revision)} ({num_tasks} tasks)"
+        curves.append(LabeledCurve(label, (100 * mean["depth"]).to_list(), (100 * mean["value"]).to_list()))
+    return curves
+
+
+def plot_score_curves(frame: pl.DataFrame) -> Figure:
+    """Return the curves of :func:`score_curves` (Figure 1)."""
+    return plot_curves({"mean score, points": score_curves(frame)}, "depth, % of the layers")
+
+
+def plot_along(frame: pl.DataFrame, *, depths: Sequence[float] = (0.25, 0.5, 0.75, 1.0)) -> Figure:
+    """Return prompt entropy along the text at several depths, a curve with its deviation for each model (Figure 5).
+
+    Positions that fewer than half of the texts reach are left out.
+    """
+    panels = {}
+    for depth in depths:
+        drawn_layers = set()
+        curves = []
+        for (model, revision), part in frame.group_by("model", "revision", maintain_order=True):
+            reached = part.filter(pl.col("texts") >= pl.col("texts").max() / 2)
+            layers = reached["layer"].unique().sort().to_list()
+            layer = min(layers, key=lambda layer: (abs(layer - depth * max(layers)), layer))
+            drawn_layers.add(layer)
+            rows = reached.filter(pl.col("layer") == layer).sort("position")
+            band = (rows["value"] - rows["deviation"]).to_list(), (rows["value"] + rows["deviation"]).to_list()
+            label = model_label(frame, model, revision)
+            curves.append(LabeledCurve(label, rows["position"].to_list(), rows["value"].to_list(), band))
+        names = " and ".join(map(str, sorted(drawn_layers)))
+        panels[f"layer{'s'[: len(drawn_layers) - 1]} {names}, {100 * depth:g} % of the depth"] = curves
+    return plot_curves(panels, "tokens so far")
+
+
+_CONDITIONS = {
+    "repetition": "repetition: tokens become one token of the text",
+    "resampling": "resampling: tokens become others of the text",
+    "randomness": "randomness: tokens become any of the vocabulary",
+    "length": "length: the first n tokens, nats",
+}
+
+
+def plot_prompts(frame: pl.DataFrame) -> Figure:
+    """Return prompt entropy by layer, a panel for each condition and a curve for each amount (Figure 6)."""
+    several = frame["model"].n_unique() > 1
+    panels = {}
+    for (model, condition), part in frame.group_by("model", "condition", maintain_order=True):
+        pattern = "{:g} tokens" if condition == "length" else "p = {:g}"
+        title = _CONDITIONS.get(str(condition), str(condition)) + (f" ({model})" if several else "")
+        panels[title] = _curves(part.sort("amount", "layer"), "amount", "layer", pattern)
+    return plot_curves(panels, "layer", ordered=True)
+
+
+def plot_orders(frame: pl.DataFrame) -> Figure:
+    """Return the entropy of power-law spectra, and the share of the smaller half, by exponent (Figure 7)."""
+    titles = {"matrix_entropy": "entropy / log n", "tail_share": "share of the smaller half of the eigenvalues"}
+    panels = {
+        titles[str(name)]: _curves(part.sort("alpha", "beta"), "alpha", "beta", "α = {:g}")
+        for (name,), part in frame.group_by("name", maintain_order=True)
+    }
+    return plot_curves(panels, "exponent β of the spectrum", ordered=True)
+
+
+def plot_subblocks(frame: pl.DataFrame) -> Figure:
+    """Return each token metric by layer, a curve for each point inside the blocks (Figure 15).
+
+    ``residual_in`` is left out because it equals ``residual_out`` of the previous layer.
+    """
+    several = frame["model"].n_unique() > 1
+    sites = frame.filter(pl.col("site") != "residual_in").with_columns(pl.col("site").str.replace_all("_", " "))
+    panels = {
+        f"{name} ({model})" if several else str(name): _curves(part.sort("layer"), "site", "layer")
+        for (model, name), part in sites.group_by("model", "name", maintain_order=True)
+    }
+    return plot_curves(panels, "layer")
+
+
+def plot_rules(frame: pl.DataFrame) -> Figure:
+    """Return the mean score over tasks of the layers that each rule selects, a panel for each model (Table 2).
+
+    Args:
+        frame: a row for each model, task (``dataset``) and rule (``name``).
+    """
+    rules = frame["name"].unique(maintain_order=True).to_list()
+    figure, panels = _row_grid(frame["model"].n_unique(), rules)
+    for axes, ((model,), rows) in zip(panels, frame.group_by("model", maintain_order=True), strict=True):
+        means = dict(rows.group_by("name").agg(100 * pl.col("value").mean()).iter_rows())
+        scored = [rule for rule in rules if rule in means]
+        x = [means[rule] for rule in scored]
+        spans = [(min(means["last"], value), max(means["last"], value)) for value in x]
+        tips = [f"{rule}: {means[rule]:.1f}" for rule in scored]
+        y = [rules.index(rule) for rule in scored]
+        drawing.draw_points(axes, x, y, "disc", tips=tips, spans=spans)
+        drawing.draw_rule(axes, means["last"])
+        axes.set_xlim(drawing.padded(x, 0.12))
+        axes.set_xlabel("mean score, points; the line is the last layer")
+        drawing.set_title(axes, str(model))
+    return drawing.finish(figure)
+
+
+def plot_theorems(frame: pl.DataFrame, statements: Mapping[str, str]) -> Figure:
+    """Return the ratio of both sides of each draw of each statement on a logarithmic axis.
+
+    Args:
+        frame: returned by :func:`~midlayer_encoders.paper.theorems.check_theorems`.
+        statements: text of each, in drawing order.
+    """
+    sides = frame.pivot("name", index=["statement", "draw", "holds"], values="value")
+    sides = sides.with_columns(ratio=pl.col("left") / pl.col("right"))
+    # Ratios that are not positive have no place on the axis, but count in the text.
+    drawable = sides.filter(pl.col("ratio") > 0, pl.col("ratio").is_finite())
+    low, high = min(drawable["ratio"]), max(drawable["ratio"])
+    figure, (axes,) = _row_grid(1, [f"{name}:\n{text}" for name, text in statements.items()])
+    drawing.draw_rule(axes, 1)
+    for row, statement in enumerate(statements):
+        rows = sides.filter(pl.col("statement") == statement)
+        for style, holds in enumerate((True, False)):
+            ratios = drawable.filter(statement=statement, holds=holds)["ratio"].to_list()
+            drawing.draw_points(axes, ratios, [row] * len(ratios), "tick", style=style)
+        drawing.write(axes, f"holds in {rows['holds'].sum()} of {len(rows)}", (1.2 * high, row), va="center")
+    drawing.amount_axis(axes, "left side / right side of each draw", [low, high], "{:g}".format)
+    drawing.set_title(axes, "left over right side of each statement")
+    return drawing.finish(figure)
+
+
+def _curves(rows: pl.DataFrame, by: str, x: str, pattern: str = "{}") -> list[LabeledCurve]:
+    """Return a curve for each value of a column, labeled by ``pattern``."""
+    groups = rows.group_by(by, maintain_order=True)
+    return [LabeledCurve(pattern.format(key), part[x].to_list(), part["value"].to_list()) for (key,), part in groups]
+
+
+def _row_grid(count: int, names: Sequence[str]) -> tuple[Figure, list[Axes]]:
+    """Return a new figure and its axes, all with the same named rows."""
+    size = (3.5 + 0.06 * max(map(len, names)), 0.3 * len(names) + 0.8)
+    figure, panels = drawing.panel_grid(count, columns=min(count, 2), size=size)
+    for axes in panels:
+        drawing.row_axis(axes, names)
+    return figure, panels

@@ -1,0 +1,234 @@
+"""The page and the charts of a training run: metrics by layer and step, and the steps at which layers settle."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import polars as pl
+
+from midlayer_encoders.frame import check_frame, number_of_layers, spans
+from midlayer_encoders.frame.steps import History, histories, layer_changes, settled, step_of, step_word, thinned
+from midlayer_encoders.report import drawing
+from midlayer_encoders.report.labels import number, significant
+from midlayer_encoders.report.layer_charts import gap_text
+from midlayer_encoders.report.pages import Column, render
+from midlayer_encoders.report.style import LIGHT
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_WITHIN = 0.1
+_MAX_STEPS = 32  # drawn on a page, which has to open on a phone
+
+
+def steps_html(
+    frame: pl.DataFrame, *, title: str, how: Mapping[str, str], notes: Sequence[str] = (), within: float = _WITHIN
+) -> str:
+    """Return a self-contained page about the training of one model.
+
+    Args:
+        frame: tidy, of one model, whose revisions name steps.
+        title: of the page.
+        how: facts about the measurement: versions, spec, seeds.
+        notes: sentences below the verdict, such as failed revisions.
+        within: the share of a metric's range within which a layer counts as settled.
+    """
+    measured = histories(frame)
+    model, steps = str(frame["model"][0]), measured[0].steps
+    places = thinned(len(steps), _MAX_STEPS)
+    drawn_steps = {steps[place] for place in places}
+    drawn = frame.filter(pl.col("revision").map_elements(step_of, pl.Int64).is_in(drawn_steps))
+    curves = plot_steps_curves(drawn)
+    return render(
+        "training.html",
+        title=title,
+        notes=notes,
+        model=model,
+        steps=steps,
+        verdict=" ".join(steps_words(frame, within=within)),
+        num_drawn=len(places),
+        curves_chart=curves,
+        gaps=gap_text(curves, "Not measured, or not finite, somewhere"),
+        heat_chart=plot_steps_heat(drawn),
+        change_chart=plot_steps_change(frame, within=within),
+        percent=f"{100 * within:g}",
+        tables=_tables(frame, measured),
+        how={"Model": model, "Steps": ", ".join(map(str, steps)), **how},
+    )
+
+
+def steps_words(frame: pl.DataFrame, *, within: float = _WITHIN) -> list[str]:
+    """Return sentences about the first, middle and last third of the layers.
+
+    Example:
+        >>> from midlayer_encoders.frame import FRAME_SCHEMA
+        >>> values = {1: [5.0, 1.0, 3.0], 2: [5.0, 3.0, 3.0]}
+        >>> cells = [(step, k, value) for step, row in values.items() for k, value in enumerate(row)]
+        >>> rows = [("m", f"step{step}", k, k / 2, "metric", "t", "dime", value) for step, k, value in cells]
+        >>> steps_words(pl.DataFrame(rows, schema=FRAME_SCHEMA, orient="row"))[0]
+        "Between successive steps a layer moves by 0.0 % of the metric's range in the first third of the depth, 50.0 % \
+in the middle and 0.0 % in the last."
+    """
+    frame = check_frame(frame)
+    depth = max(number_of_layers(frame), 1)
+    third = pl.min_horizontal(pl.col("layer") * 3 / depth, 2.999).floor().alias("third")
+    changes = layer_changes(frame).group_by(third).agg(100 * pl.col("relative").mean()).sort("third")
+    by_third = dict(changes.iter_rows())
+    if len(by_third) < 3:
+        return []
+    first, middle, last = (number(by_third[float(place)]) for place in range(3))
+    ends = settled(frame, within=within).group_by(third).agg(pl.col("step").quantile(0.5, "higher")).sort("third")
+    steps = [step_word(int(step)) for step in ends["step"]]
+    return [
+        f"Between successive steps a layer moves by {first} % of the metric's range in the first third of the depth, "
+        f"{middle} % in the middle and {last} % in the last.",
+        f"Half of the curves of each third stay within {100 * within:g} % of where they end from steps "
+        f"{steps[0]}, {steps[1]} and {steps[2]} on, in the same order.",
+    ]
+
+
+def plot_steps_heat(frame: pl.DataFrame) -> Figure:
+    """Return a heat map for each metric: layers upward, steps to the right, equally spaced.
+
+    Args:
+        frame: tidy, of one model, whose revisions name steps. Values that are not finite are gray.
+
+    Example:
+        >>> from midlayer_encoders.frame import FRAME_SCHEMA
+        >>> rows = [("m", f"step{s}", k, k / 1, "metric", "t", "lidar", s + k) for s in (1, 2) for k in (0, 1)]
+        >>> figure = plot_steps_heat(pl.DataFrame(rows, schema=FRAME_SCHEMA, orient="row"))
+        >>> figure.axes[0].get_title(loc="left"), figure.axes[0].collections[0].get_array().tolist()
+        ('lidar', [[1.0, 2.0], [2.0, 3.0]])
+    """
+    measured = histories(frame)
+    figure, panels = drawing.panel_grid(len(measured))
+    for axes, history in zip(panels, measured, strict=True):
+        finite = history.values[np.isfinite(history.values)]
+        low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
+        values = history.values.T.tolist()
+        tips = [
+            f"{history.title}, step {step}, layer {layer}: {significant(value)}"
+            for layer, row in zip(history.layers, values, strict=True)
+            for step, value in zip(history.steps, row, strict=True)
+        ]
+        drawing.draw_scale(drawing.draw_cells(axes, values, low, high, tips=tips), [axes])
+        axes.set_xticks(*drawing.place_ticks([step_word(step) for step in history.steps], 5))
+        axes.set_yticks(*drawing.place_ticks(history.layers))
+        axes.set(xlabel="step", ylabel="layer")
+        drawing.set_title(axes, history.title, f"{history.title} by layer and step")
+    return drawing.finish(figure)
+
+
+def plot_steps_curves(frame: pl.DataFrame) -> Figure:
+    """Return a figure with a panel for each metric by layer and a curve for each step: dark is early, bright is late.
+
+    Colors are equally spaced over the steps, whatever their distances. The legend names at most ten steps.
+
+    Args:
+        frame: tidy, of one model, whose revisions name steps. Values that are not finite break a curve.
+
+    Example:
+        >>> from midlayer_encoders.frame import FRAME_SCHEMA
+        >>> rows = [("m", f"step{s}", k, k / 1, "metric", "t", "lidar", s + k) for s in (1, 2) for k in (0, 1)]
+        >>> figure = plot_steps_curves(pl.DataFrame(rows, schema=FRAME_SCHEMA, orient="row"))
+        >>> [line.get_ydata().tolist() for line in figure.axes[0].lines]
+        [[1.0, 2.0], [2.0, 3.0]]
+    """
+    measured = histories(frame)
+    steps = measured[0].steps
+    labels = {place: f"step {step_word(steps[place])}" for place in thinned(len(steps), 10)}
+    figure, panels = drawing.panel_grid(len(measured))
+    for axes, history in zip(panels, measured, strict=True):
+        for style, (step, values) in enumerate(zip(steps, history.values.tolist(), strict=True)):
+            tips = drawing.point_tips(f"step {step}", history.layers, values)
+            label = labels.get(style, "")
+            drawing.draw_points(axes, history.layers, values, label=label, style=style, tips=tips, ordered=len(steps))
+        drawing.layer_axis(axes, history.layers[-1])
+        drawing.set_title(axes, history.title, f"{history.title} by layer, a curve for each step")
+    return drawing.finish(figure)
+
+
+def plot_steps_change(frame: pl.DataFrame, *, within: float = 0.1) -> Figure:
+    """Return a figure with two panels for each metric: how much each layer changes, and when it settles.
+
+    The upper panel shows the mean of :func:`layer_changes` over successive steps, in percent of the metric's range, the
+    lower panel the step of :func:`settled`.
+
+    Args:
+        frame: tidy, of one model, whose revisions name steps, two or more.
+        within: the share of the metric's range within which a layer counts as settled.
+
+    Example:
+        >>> from midlayer_encoders.frame import FRAME_SCHEMA
+        >>> values = {1: (5.0, 1.0), 2: (5.0, 3.0)}
+        >>> rows = [("m", f"step{s}", k, k / 1, "metric", "t", "dime", v[k]) for s, v in values.items() for k in (0, 1)]
+        >>> figure = plot_steps_change(pl.DataFrame(rows, schema=FRAME_SCHEMA, orient="row"))
+        >>> figure.axes[0].lines[0].get_ydata().tolist()
+        [0.0, 50.0]
+    """
+    ends = settled(frame, within=within)
+    measured = histories(frame)
+    figure, panels = drawing.panel_grid(2 * len(measured), size=(3.2, 1.9), stack=2)
+    for history, change_axes, settled_axes in zip(measured, panels[::2], panels[1::2], strict=True):
+        history_ends = ends.filter(pl.col("name") == history.name, pl.col("dataset") == history.dataset)
+        _draw_changes(change_axes, history, mean_changes(frame, history), history_ends)
+        _draw_settled(settled_axes, history, history_ends, within)
+    return drawing.finish(figure)
+
+
+def mean_changes(frame: pl.DataFrame, history: History) -> dict[int, float]:
+    """Return the mean change of each layer between successive steps, in percent of the metric's range."""
+    rows = frame.filter(pl.col("name") == history.name, pl.col("dataset") == history.dataset)
+    mean = layer_changes(rows).group_by("layer").agg(100 * pl.col("relative").mean()).sort("layer")
+    return dict(mean.iter_rows())
+
+
+def _draw_changes(axes: Axes, history: History, changes: Mapping[int, float], ends: pl.DataFrame) -> None:
+    tips = [f"layer {layer}: {value:.3g} %" for layer, value in changes.items()]
+    drawing.draw_points(axes, list(changes), list(changes.values()), tips=tips)
+    drawing.layer_axis(axes, history.layers[-1], room=0.6)  # as wide as the bars below it
+    axes.set_ylim(0, 1.1 * max(changes.values(), default=0.0) or 1.0)
+    axes.set_ylabel("change, % of range")
+    label = f"{history.title}: mean change of each layer"
+    drawing.set_title(axes, history.title, label, [_first_and_last(ends)])
+
+
+def _draw_settled(axes: Axes, history: History, ends: pl.DataFrame, within: float) -> None:
+    heights = [history.steps.index(step) + 0.6 for step in ends["step"]]
+    bars = axes.bar(ends["layer"].to_list(), heights, bottom=-0.6, color=LIGHT["bar"], width=0.8)
+    for bar, layer, step in zip(bars, ends["layer"], ends["step"], strict=True):
+        drawing.annotate(bar, "bars", [f"layer {layer}: step {step}"])
+    drawing.layer_axis(axes, history.layers[-1], room=0.6)
+    axes.set_ylim(-0.6, len(history.steps) - 0.4)
+    axes.set_yticks(*drawing.place_ticks([step_word(step) for step in history.steps], 4))
+    axes.set_ylabel("step")
+    title = f"settled within {100 * within:g} % from step"
+    drawing.set_title(axes, title, f"{history.title}: the step from which each layer is settled")
+
+
+def _first_and_last(ends: pl.DataFrame) -> str:
+    if ends.is_empty():
+        return "nothing was finite"
+    texts = []
+    for order, step in (("first", min(ends["step"])), ("last", max(ends["step"]))):
+        layers = tuple(ends.filter(pl.col("step") == step)["layer"].sort())
+        noun = "layers" if len(layers) > 1 else "layer"
+        texts.append(f"{order} settled: {noun} {spans(layers)} at step {step_word(step)}")
+    return "; ".join(texts)
+
+
+def _tables(frame: pl.DataFrame, measured: Sequence[History]) -> dict[str, list[Column]]:
+    tables: dict[str, list[Column]] = {}
+    for history in measured:
+        final = dict(zip(history.layers, history.values[-1].tolist(), strict=True))
+        captions = {
+            f"Metrics by layer at step {history.steps[-1]}": final,
+            "Mean change between successive steps, % of the metric's range": mean_changes(frame, history),
+        }
+        for caption, values in captions.items():
+            texts = {layer: significant(value, zeros=True) for layer, value in values.items()}
+            tables.setdefault(caption, []).append(Column(history.title, texts))
+    return tables

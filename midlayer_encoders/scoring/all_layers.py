@@ -1,0 +1,119 @@
+"""Scores of all layers of a task, computed for as many layers at once as memory allows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+_ROUNDING = 1e-6  # relative difference between vectors of the same input in different batches
+
+_Rows = npt.NDArray[np.float32]
+Read = Callable[[int, Sequence[str]], _Rows]
+"""Returns the vectors ``(N, D)`` of keys at a layer."""
+
+
+class Scorer(Protocol):
+    """Scores the vectors of a task's rows."""
+
+    def scores(self, vectors: Tensor) -> Tensor:
+        """Return one score per layer from vectors ``(L, N, D)``."""
+
+    def size_per_layer(self, rows: int, dim: int) -> int:
+        """Return approximately how many numbers of four bytes a layer needs."""
+
+
+def memory_budget(device: torch.device) -> int:
+    """Return how many bytes scoring may use: half of the free memory of a GPU, 1 GiB on a CPU."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0]) // 2
+    return 1 << 30
+
+
+def layer_scores(
+    scorer: Scorer,
+    keys: Sequence[str],
+    layers: Sequence[int],
+    read: Read,
+    *,
+    device: torch.device,
+    budget: int | None = None,
+    done: Callable[[int], None] = lambda _: None,
+) -> dict[int, float]:
+    """Return the score of each layer; NaN if its vectors are not finite or its score is undefined.
+
+    Args:
+        scorer: computes the scores.
+        keys: keys of the scorer's N rows.
+        layers: layers to score.
+        read: returns the vectors ``(N, D)`` of keys at a layer.
+        device: device to compute on; the CPU replaces devices without float64.
+        budget: bytes that scoring may use, by default :func:`memory_budget`; at least one layer is scored at a time.
+        done: called with the number of layers that were scored.
+    """
+    if device.type not in ("cpu", "cuda"):
+        device = torch.device("cpu")
+    layer_values: dict[int, float] = {}
+    first = read(layers[0], keys)
+    layer_bytes = 4 * scorer.size_per_layer(*first.shape)
+    count = max((budget or memory_budget(device)) // max(layer_bytes, 1), 1)
+    parts = [layers[start : start + count] for start in range(0, len(layers), count)]
+    with _exact_products(), torch.inference_mode(), ThreadPoolExecutor(1) as pool:
+        following = pool.submit(lambda: first)
+        unread = iter(layers[1:])
+        for part in parts:
+            # Copied layer by layer, while the next is read: the host holds at most the first, the current and the next.
+            vectors = torch.empty((len(part), *first.shape), device=device)
+            for layer_vectors in vectors:
+                rows = following.result()
+                if (layer := next(unread, None)) is not None:
+                    following = pool.submit(read, layer, keys)
+                layer_vectors.copy_(torch.from_numpy(rows))
+            valid = vectors.isfinite().flatten(1).all(dim=1) & ~all_alike(vectors, keys)
+            scores = _scores(scorer, torch.where(valid[:, None, None], vectors, 0))
+            scores = torch.where(valid, scores, torch.nan)
+            layer_values |= dict(zip(part, scores.tolist(), strict=True))
+            done(len(part))
+    return layer_values
+
+
+def all_alike(vectors: Tensor, keys: Sequence[str]) -> Tensor:
+    """Return for each layer True if all rows have the same vector, such as the last token of a template at layer 0.
+
+    Args:
+        vectors: shape ``(L, N, D)``.
+        keys: keys of the N rows; the result is False if all are equal.
+    """
+    if len(set(keys)) < 2:
+        return torch.zeros(len(vectors), dtype=torch.bool, device=vectors.device)
+    spread = (vectors.amax(dim=1) - vectors.amin(dim=1)).amax(dim=1)
+    return spread <= _ROUNDING * vectors.abs().amax(dim=(1, 2))
+
+
+def _scores(scorer: Scorer, vectors: Tensor) -> Tensor:
+    """Return the scores of layers, computed for fewer layers at once if the GPU runs out of memory."""
+    try:
+        return scorer.scores(vectors)
+    except torch.cuda.OutOfMemoryError:
+        if len(vectors) == 1:
+            raise
+        torch.cuda.empty_cache()
+    half = len(vectors) // 2
+    return torch.cat([_scores(scorer, vectors[:half]), _scores(scorer, vectors[half:])])
+
+
+@contextmanager
+def _exact_products() -> Iterator[None]:
+    """Disable TensorFloat-32, whose rounding would reorder close similarities."""
+    previous = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(previous)

@@ -1,0 +1,508 @@
+"""Select a layer of an encoder from texts and labels, or from a frame of results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol, TypeAlias
+
+import polars as pl
+import torch
+from torch import Tensor
+
+from midlayer_encoders._types import Progress, Stage
+from midlayer_encoders.errors import OptionError
+from midlayer_encoders.frame import Curves, check_blocks, curves, tidy_frame, tidy_rows
+from midlayer_encoders.measuring import measure_layers, num_passes
+from midlayer_encoders.media import medium_of
+from midlayer_encoders.metrics.sample_metrics import LEAST_TOKENS
+from midlayer_encoders.reading.batches import LayerSource, batches_of, count_tokens
+from midlayer_encoders.reading.causal import looks_ahead
+from midlayer_encoders.reading.reader import layer_reader
+from midlayer_encoders.recipes import (
+    PLAIN,
+    RECIPES,
+    SMALLEST_SAMPLE,
+    Recipe,
+    has_name,
+    middle_directions,
+    recipes_of,
+    vector_map,
+)
+from midlayer_encoders.scoring import all_alike
+from midlayer_encoders.selection import ridge
+from midlayer_encoders.selection.mixture import Mixture, held_out_mixture
+from midlayer_encoders.selection.rules import (
+    DEPTH,
+    RULES,
+    CannotChooseError,
+    best_layer,
+    choose,
+    is_embedding_model,
+    metrics_of,
+)
+from midlayer_encoders.selection.selection_result import (
+    LabelEvidence,
+    RecipeSelection,
+    Selection,
+    gain_in_points,
+    make_selection,
+)
+from midlayer_encoders.validation import check_count, check_effect, check_flag, check_list, check_progress, check_seed
+
+LABELS = "your labels"
+"""Name of the labels in the frame; the score is cross-validated accuracy."""
+
+MIN_TEXTS = 16
+"""Fewer texts than this are not measured."""
+
+_ONE_PASS_METRICS = ("half_match", "prompt_entropy", "dataset_entropy")
+_LABELS_TIMES_REPEATS = 300  # with few labels, the accuracy depends on the folds
+
+ModelKind: TypeAlias = Literal["tuned", "causal", "bidirectional", "media"]
+"""An embedding model, a causal or bidirectional text model, or a model of images or audio."""
+
+DEFAULTS: Mapping[ModelKind, Mapping[str, float]] = {
+    "tuned": {PLAIN: 1.0},
+    "causal": {"one-word": 0.95, "summarize": 0.95, "echo": 0.95, PLAIN: DEPTH},
+    "bidirectional": {PLAIN: DEPTH},
+    "media": {PLAIN: DEPTH},
+}
+"""Recipes in order of preference and their depths, for every kind; see benchmarks/selection/README.md."""
+
+KIND_NAMES: Mapping[ModelKind, str] = {
+    "tuned": "an embedding model",
+    "causal": "a causal language model that was not tuned for embeddings",
+    "bidirectional": "a bidirectional model",
+    "media": "a model of images or audio",
+}
+
+_TEMPLATE_RECIPE = "one-word"  # its depth applies to other templates with last-token pooling
+_SAMPLE_TEXT = "A few words to see."
+
+
+def select(
+    source: RecipeSource | pl.DataFrame,
+    texts: Sequence[str] | None = None,
+    labels: Sequence[int | str | None] | None = None,
+    *,
+    rule: str = "auto",
+    recipes: str | Recipe | Sequence[str | Recipe] | None = None,
+    all_rules: bool = False,
+    mixture: bool = False,
+    max_texts: int = 500,
+    seed: int = 0,
+    token_budget: int = 4096,
+    progress: Progress | None = None,
+) -> Selection:
+    """Return the layer that a rule chooses, with the choices of all other rules.
+
+    One forward pass over the texts serves the rules without labels, and one over the labeled texts ``few-labels``. The
+    rules on DiME and InfoNCE need two more, over augmented views, and are measured only on request.
+
+    Args:
+        source: the encoder of a whole model, ``LayerEncoder(model, -1)``, or a tidy frame of one model: metrics, scores
+            or both.
+        texts: a few hundred typical texts; without them, only rules without metrics apply.
+        labels: the class of each text, ``None`` for unlabeled ones; a handful per class is enough.
+        rule: a name in ``RULES``, or ``min-`` and metrics joined by ``+``.
+        recipes: as in :func:`~midlayer_encoders.sweep`: also choose a recipe. With labels, every layer of each recipe
+            is scored, in one pass each; without them, recipe and layer are the defaults for the kind of model.
+        all_rules: measure the metrics of every rule, in three passes instead of one.
+        mixture: also learn a weighted mean of layers from the labels; ``Selection.keywords`` holds it if it is
+            significantly better than the best single layer.
+        max_texts: maximum number of texts to measure, at equal steps through the list.
+        seed: for augmented views, folds and resamples.
+        token_budget: tokens in a batch.
+        progress: called after each batch, with the stages ``"measuring"`` and ``"labels"``.
+
+    Raises:
+        CannotChooseError: if the rule lacks its input.
+    """
+    requested = metrics_of(rule)  # rejects an unknown rule first
+    seed = check_seed(seed)
+    max_texts = check_count("max_texts", max_texts)
+    token_budget = check_count("token_budget", token_budget)
+    all_rules = check_flag("all_rules", all_rules)
+    mixture = check_flag("mixture", mixture)
+    check_progress(progress)
+    if mixture and labels is None:
+        raise OptionError(
+            "`mixture` must be False without labels: its weights are learned from them. Pass `labels`, or a list of "
+            "layers to LayerEncoder for their mean."
+        )
+    if mixture and rule not in ("auto", "few-labels"):
+        raise OptionError(f"`mixture` must be False with rule={rule!r}, which ignores labels. Pass rule='auto'.")
+    options: dict[str, Any] = {"all_rules": all_rules, "mixture": mixture}
+    if isinstance(source, pl.DataFrame):
+        options |= {"max_texts": max_texts, "token_budget": token_budget, "recipes": recipes}
+        check_effect(select, "with a frame, of which nothing is measured", **options)
+        if texts is not None or labels is not None:
+            raise OptionError("`texts` and `labels` must be None with a frame: give the model to measure them on.")
+        return select_in_frame(source, rule)
+    check_blocks(source.num_layers, source.spec.model)
+    if source.spec.tower_layers:
+        raise OptionError(
+            f"`model` must have one stack of layers to choose from, but {source.spec.model} has two towers. "
+            "Pass `tower` to choose for one of them."
+        )
+    if source.layer != source.num_layers:
+        raise OptionError(
+            f"`model` must be an encoder of the whole model to choose between its layers, but got one cut at layer "
+            f"{source.layer} of {source.num_layers}. Make it with layer=-1."
+        )
+    texts = None if texts is None else check_list("texts", texts, minimum=0)
+    labeled, classes = _labeled_texts(texts, labels, max_texts)
+    inputs = SelectionInputs(texts, labeled, classes, max_texts, seed, token_budget, progress)
+    if recipes is not None:
+        reason = "with `recipes`, of which one is chosen by labels, or by the model's kind"
+        check_effect(select, reason, rule=rule, **options)
+        return select_recipe(source, inputs, recipes_of("recipes", recipes))
+    metrics, unmeasured = measure_metrics(source, inputs, requested, all_rules=all_rules)
+    accuracy = None
+    learned = None
+    if classes is not None:
+        vectors = label_vectors(source, inputs, Stage(progress, "labels", len(labeled)).step)
+        accuracy = label_accuracy(vectors, inputs)
+        if mixture:
+            learned = held_out_mixture(vectors, classes, accuracy, repeats=inputs.repeats, seed=seed)
+    return select_from_scores(source, inputs, metrics, accuracy, rule=rule, unmeasured=unmeasured, mixture=learned)
+
+
+def selection_passes(rule: str, *, labeled: bool = False, all_rules: bool = False) -> int:
+    """Return the number of forward passes over the texts that a selection takes, one of them over labeled texts only.
+
+    Example:
+        >>> selection_passes("auto"), selection_passes("min-dime"), selection_passes("auto", labeled=True)
+        (1, 3, 2)
+    """
+    return num_passes(metric_names(metrics_of(rule), all_rules)) + labeled
+
+
+def _labeled_texts(
+    texts: Sequence[str] | None, labels: Sequence[int | str | None] | None, max_texts: int
+) -> tuple[list[str], Tensor | None]:
+    """Return the labeled texts, at equal steps if there are more than ``max_texts``, and their classes."""
+    if labels is None:
+        return [], None
+    labels = ridge.label_list("labels", labels)
+    num_texts = len(texts or ())
+    if texts is None or num_texts != len(labels):
+        raise OptionError(
+            f"`labels` must be one for each text, None for those without, but got {len(labels)} labels and "
+            f"{num_texts} texts."
+        )
+    pairs = [(text, str(label)) for text, label in zip(texts, labels, strict=True) if label is not None]
+    pairs = [pairs[position] for position in ridge.equal_steps(len(pairs), max_texts)]
+    classes, _ = ridge.class_numbers([label for _, label in pairs])
+    ridge.check_labels(classes)
+    return [text for text, _ in pairs], classes
+
+
+def model_kind(source: LayerSource, *, tuned: bool) -> ModelKind:
+    """Return the kind of a model; causal attention is detected by running the model.
+
+    Args:
+        source: the encoder of the whole model.
+        tuned: whether half match indicates an embedding model.
+    """
+    if "text" not in source.media:
+        return "media"
+    if tuned:
+        return "tuned"
+    is_bidirectional = looks_ahead(source.transformer, source.anatomy, source.model_inputs([_SAMPLE_TEXT]))
+    return "bidirectional" if is_bidirectional else "causal"
+
+
+def default_recipe(recipes: Sequence[Recipe], kind: ModelKind) -> Recipe:
+    """Return the preferred recipe for a kind of model, or the first if none is in the table.
+
+    Recipes that differ only in what they do to vectors are equal, and the first of them is returned.
+
+    Example:
+        >>> from midlayer_encoders.recipes import recipes_of
+        >>> default_recipe(recipes_of("recipes", ["plain", "one-word+center"]), "causal").name
+        'one-word+center'
+        >>> default_recipe(recipes_of("recipes", "all"), "tuned").name
+        'plain'
+    """
+    order = list(DEFAULTS[kind])
+
+    def rank(recipe: Recipe) -> int:
+        name = recipe.before_vectors().name
+        return order.index(name) if name in order else len(order)
+
+    return min(recipes, key=rank)
+
+
+def default_depth(recipe: Recipe, kind: ModelKind) -> float:
+    """Return the default depth of a recipe.
+
+    Example:
+        >>> from midlayer_encoders.recipes import RECIPES
+        >>> default_depth(RECIPES["plain"], "causal"), default_depth(RECIPES["one-word"], "tuned")
+        (0.8, 1.0)
+    """
+    depths = DEFAULTS[kind]
+    name = recipe.before_vectors().name
+    if name not in depths and recipe.template is not None and recipe.pooling == "last":
+        name = _TEMPLATE_RECIPE
+    return depths.get(name, depths[PLAIN])
+
+
+class RecipeSource(LayerSource, Protocol):
+    """An encoder that can apply other recipes."""
+
+    def with_recipe(self, recipe: Recipe | str) -> LayerSource:
+        """Return an encoder that shares the model and applies a recipe."""
+
+    def output_embeddings(self) -> Tensor:
+        """Return the output embeddings of the language model, shape ``(T, D)``."""
+
+
+def select_in_frame(frame: pl.DataFrame, rule: str) -> Selection:
+    """Return the selection from a tidy frame; with several recipes, of the one with the best score."""
+    names = frame["recipe"].unique(maintain_order=True).to_list() if "recipe" in frame.columns else []
+    if len(names) < 2:
+        return make_selection(curves(frame), frame, rule=rule)
+    parts = {}
+    scores = {}
+    for name in names:
+        rows = frame.filter(recipe=name)
+        recipe_curves = curves(rows)
+        parts[name] = make_selection(recipe_curves, rows.drop("recipe"), rule=rule)
+        if parts[name].layer not in recipe_curves.score:
+            raise CannotChooseError(
+                f"`frame` must hold scores of every recipe to choose between them, but {name!r} has none at layer "
+                f"{parts[name].layer}. Filter it first, or sweep with `tasks`."
+            )
+        scores[name] = recipe_curves.score[parts[name].layer]
+    best = max(scores, key=scores.__getitem__)
+    reason = f"the highest score of {len(names)} recipes, {100 * scores[best]:.1f}; {parts[best].reason}"
+    return _combine_recipes(parts, best, reason)
+
+
+def select_recipe(source: RecipeSource, inputs: SelectionInputs, recipes: Sequence[Recipe]) -> RecipeSelection:
+    """Return the chosen recipe and layer, with the selection of every other recipe.
+
+    Args:
+        source: the encoder of a whole model, without a template.
+        inputs: texts and labels.
+        recipes: the candidates.
+    """
+    count = len(inputs.texts or ())
+    if count < SMALLEST_SAMPLE and (centered := [recipe.name for recipe in recipes if recipe.center]):
+        raise OptionError(
+            f"`texts` must be at least {SMALLEST_SAMPLE}, a few hundred better, for {centered[0]!r}, which centers on "
+            f"them, but got {count}. Give more, or leave that recipe out."
+        )
+    plain = RECIPES[PLAIN]
+    sources = {recipe.name: source if recipe == plain else source.with_recipe(recipe) for recipe in recipes}
+    plain_metrics, unmeasured = measure_metrics(source, inputs)
+    kind = model_kind(source, tuned=not plain_metrics.is_empty() and is_embedding_model(curves(plain_metrics)))
+    stage = Stage(inputs.progress, "labels", len(inputs.labeled) * len(recipes))
+    parts: dict[str, Selection] = {}
+    accuracies: dict[str, Tensor] = {}
+    for recipe in recipes:
+        name = recipe.name
+        if inputs.classes is not None:
+            vectors = label_vectors(sources[name], inputs, stage.step)
+            accuracies[name] = label_accuracy(_transform_vectors(vectors, recipe, source), inputs)
+        metrics, reason = plain_metrics, unmeasured
+        if recipe != plain:
+            metrics, reason = tidy_frame(()), "is measured on the plain text alone"
+        depth = default_depth(recipe, kind)
+        default = round(depth * source.num_layers), f"{depth} of {source.num_layers} blocks, the default depth"
+        parts[name] = select_from_scores(
+            sources[name], inputs, metrics, accuracies.get(name), unmeasured=reason, default=default
+        )
+    chosen = default_recipe(recipes, kind)
+    reason = f"the default for {KIND_NAMES[kind]}"
+    labels = None
+    if accuracies:
+        accuracy = {name: accuracies[name][part.layer] for name, part in parts.items()}
+        best = max(recipes, key=lambda recipe: (float(accuracy[recipe.name].mean()), recipe == chosen))
+        if best == chosen:
+            reason += ", with the highest accuracy on the labels too"
+        elif ridge.gain_interval(accuracy[best.name], accuracy[chosen.name], seed=inputs.seed)[0] > 0:
+            points = 100 * float(accuracy[best.name].mean())
+            reason = f"its accuracy on the labels, {points:.1f}, is significantly more than that of {chosen.name}"
+            chosen = best
+        else:
+            count = len(inputs.labeled)
+            reason += f"; {best.name} is more accurate on the labels, but {count} labels are not enough"
+        labels = parts[chosen.name].labels
+        if labels is not None and PLAIN in accuracies and chosen.name != PLAIN:
+            gain = gain_in_points(accuracy[chosen.name], accuracies[PLAIN][-1], seed=inputs.seed)
+            labels = replace(labels, **gain, against="the plain text at the last layer")
+    center = tuple(inputs.sample) if chosen.center and inputs.texts else None
+    reason = f"{reason}; {parts[chosen.name].reason}"
+    unnamed = None if has_name(chosen) else chosen
+    return _combine_recipes(parts, chosen.name, reason, labels=labels, asked=unnamed, center=center)
+
+
+def _combine_recipes(parts: Mapping[str, Selection], name: str, reason: str, **evidence: Any) -> RecipeSelection:
+    """Return the selection of one recipe with those of all others."""
+    frames = [part.frame.with_columns(recipe=pl.lit(recipe)) for recipe, part in parts.items()]
+    shared = {key: getattr(parts[name], key) for key in ("model", "revision", "layer", "num_layers", "rule", "choices")}
+    return RecipeSelection(**shared, reason=reason, frame=pl.concat(frames), recipe=name, parts=parts, **evidence)
+
+
+def _transform_vectors(vectors: Tensor, recipe: Recipe, source: RecipeSource) -> Tensor:
+    """Return vectors ``(L, N, D)`` transformed by a recipe, fitted for each layer on these texts."""
+    if recipe.center or recipe.embed_filter:
+        if source.truncate_dim is not None:
+            raise OptionError(f"`truncate_dim` must be None with {recipe.name!r}, which maps whole vectors.")
+        projection = middle_directions(source.output_embeddings()) if recipe.embed_filter else None
+        transformed = []
+        for rows in vectors.double().cpu():
+            sample = rows if recipe.center else None
+            matrix, offset = vector_map(sample, width=rows.shape[-1], whiten=recipe.whiten, projection=projection)
+            transformed.append(rows @ matrix.mT + offset)
+        vectors = torch.stack(transformed)
+    return torch.nn.functional.normalize(vectors, dim=-1) if recipe.normalize else vectors
+
+
+@dataclass(frozen=True)
+class SelectionInputs:
+    """Validated inputs of a selection.
+
+    Attributes:
+        texts: all texts, ``None`` for none.
+        labeled: texts with a label, at most ``max_texts``.
+        classes: of the labeled texts, shape ``(N,)``; ``None`` without labels.
+        max_texts: maximum number of texts to measure.
+        seed: for views, folds and resamples.
+        token_budget: tokens in a batch.
+        progress: called after each batch.
+    """
+
+    texts: list[Any] | None
+    labeled: list[Any]
+    classes: Tensor | None
+    max_texts: int
+    seed: int
+    token_budget: int
+    progress: Progress | None
+
+    @property
+    def sample(self) -> list[Any]:
+        """The texts to measure, at equal steps if there are more than ``max_texts``."""
+        texts = self.texts or []
+        return [texts[position] for position in ridge.equal_steps(len(texts), self.max_texts)]
+
+    @property
+    def repeats(self) -> int:
+        """Number of random folds."""
+        return max(1, min(3, _LABELS_TIMES_REPEATS // len(self.labeled)))
+
+
+def metric_names(requested: Sequence[str], all_rules: bool) -> list[str]:
+    """Return the metrics to measure: those of a single pass are always included, because they are free."""
+    rule_metrics = [metric for rule in RULES for metric in metrics_of(rule)] if all_rules else []
+    return list(dict.fromkeys([*_ONE_PASS_METRICS, *requested, *rule_metrics]))
+
+
+def measure_metrics(
+    source: LayerSource, inputs: SelectionInputs, requested: Sequence[str] = (), *, all_rules: bool = False
+) -> tuple[pl.DataFrame, str]:
+    """Return the metrics of every layer on the texts, and why they were not measured, if so."""
+    if unmeasured := _too_few_texts(inputs.texts):
+        return tidy_frame(()), unmeasured
+    texts = inputs.sample
+    names = metric_names(requested, all_rules)
+    if medium_of(texts[0], source.media) == "text":
+        num_long_texts = sum(count >= LEAST_TOKENS for count in count_tokens(source, texts))
+        if num_long_texts < MIN_TEXTS:
+            names = [name for name in names if name not in ("half_match", "prompt_entropy")]
+    frame = measure_layers(
+        source, texts, metrics=names, seed=inputs.seed, token_budget=inputs.token_budget, progress=inputs.progress
+    )
+    return frame, ""
+
+
+def _too_few_texts(texts: Sequence[Any] | None) -> str:
+    count = len(texts or ())
+    if texts is None or count < MIN_TEXTS:
+        return f"needs {MIN_TEXTS} texts or more, but got {count or 'none'}"
+    distinct = len(set(texts)) if all(isinstance(text, str) for text in texts) else count
+    return f"needs {MIN_TEXTS} different texts or more, but got {distinct}" if distinct < MIN_TEXTS else ""
+
+
+def label_vectors(source: LayerSource, inputs: SelectionInputs, done: Callable[[int], None]) -> Tensor:
+    """Return the vectors of the labeled texts at every layer, as ``encode`` returns them, shape ``(L, N, D)``."""
+    prompt = source.default_prompt
+    reader = layer_reader(source, prompt=prompt)
+    batches = batches_of(source, inputs.labeled, token_budget=inputs.token_budget, prompt=prompt)
+    return reader.vectors(inputs.labeled, batches, done=done)
+
+
+def label_accuracy(vectors: Tensor, inputs: SelectionInputs) -> Tensor:
+    """Return how often each layer predicts the label of each text, over several folds, shape ``(L, N)``.
+
+    NaN if all vectors of a layer are equal but those of others are not, as for a constant last token.
+    """
+    assert inputs.classes is not None
+    draws = [
+        ridge.ridge_correct(vectors, inputs.classes, seed=inputs.seed + repeat) for repeat in range(inputs.repeats)
+    ]
+    accuracy = torch.stack(draws).double().mean(dim=0)
+    is_constant = all_alike(vectors, list(map(str, inputs.labeled)))
+    return torch.where((is_constant & ~is_constant.all())[:, None], torch.nan, accuracy)
+
+
+def select_from_scores(
+    source: LayerSource,
+    inputs: SelectionInputs,
+    metrics: pl.DataFrame,
+    accuracy: Tensor | None,
+    *,
+    rule: str = "auto",
+    unmeasured: str = "",
+    default: tuple[int, str] | None = None,
+    mixture: Mixture | None = None,
+) -> Selection:
+    """Return the selection from metrics and from the accuracy on labels.
+
+    Args:
+        source: the encoder.
+        inputs: texts and labels.
+        metrics: tidy frame, may be empty.
+        accuracy: of :func:`label_accuracy`; ``None`` without labels.
+        rule: that chooses the layer.
+        unmeasured: why no metric was measured.
+        default: layer and reason of ``auto`` without labels; by default those of the rule.
+        mixture: learned from labels, if requested.
+    """
+    spec = source.spec
+    frame = metrics
+    if accuracy is not None:
+        scores = dict(enumerate(accuracy.mean(dim=1).tolist()))
+        rows = tidy_rows(scores, spec, kind="score", dataset=LABELS, name="accuracy")
+        frame = pl.concat([metrics, tidy_frame(rows)])
+    no_curves = Curves(spec.model, spec.revision or "default", spec.num_layers, {}, {}, {})
+    model_curves = no_curves if frame.is_empty() else curves(frame)
+    auto = default
+    evidence = None
+    if accuracy is not None:
+        layer, reason = default or choose(replace(model_curves, tasks={}, score={}), "auto")
+        auto = layer, f"{reason}; all layers have the same accuracy on the labels"
+        if len(set(model_curves.score.values())) > 1:
+            labels_layer, labels_reason = choose(model_curves, "few-labels")
+            count = len(inputs.labeled)
+            auto = layer, f"{reason}; few-labels would choose layer {labels_layer}, but {count} labels are not enough"
+            if labels_layer == layer:
+                auto = layer, f"few-labels: {labels_reason}, and {reason}"
+            elif ridge.gain_interval(accuracy[labels_layer], accuracy[layer], seed=inputs.seed)[0] > 0:
+                significance = f"significantly more than at layer {layer}, the choice without labels"
+                auto = labels_layer, f"few-labels: {labels_reason}, {significance}"
+        means = [accuracy.mean(dim=1), *ridge.resampled_means(accuracy, seed=inputs.seed)]
+        by_layer = [{k: value for k, value in enumerate(values.tolist()) if value == value} for values in means]
+        best, *resampled_best = map(best_layer, by_layer)
+        bounds = torch.tensor([0.025, 0.975], dtype=torch.float64)
+        first, last = torch.quantile(torch.tensor(resampled_best).double(), bounds, interpolation="nearest").tolist()
+        gain = gain_in_points(accuracy[auto[0] if rule == "auto" else best], accuracy[-1], seed=inputs.seed)
+        evidence = LabelEvidence(accuracy.shape[1], (int(first), int(last)), **gain)
+    return make_selection(
+        model_curves, frame, rule=rule, labels=evidence, unmeasured=unmeasured, auto=auto, mixture=mixture
+    )

@@ -1,0 +1,274 @@
+"""The result of a selection: the layer, the reason, the choices of the other rules, and the confidence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+from torch import Tensor
+
+from midlayer_encoders.frame import Curves
+from midlayer_encoders.recipes import PLAIN, Recipe
+from midlayer_encoders.selection.mixture import Mixture
+from midlayer_encoders.selection.ridge import gain_interval
+from midlayer_encoders.selection.rules import RULES, CannotChooseError, Choice, choose, metrics_of
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_NEAR = 0.1  # of the depth: layers within it are about as good (benchmarks/selection/README.md)
+
+
+@dataclass(frozen=True)
+class LabelEvidence:
+    """How much a few labels support a choice, by resampling the texts.
+
+    Attributes:
+        count: number of labeled texts.
+        layers: lowest and highest layer of the central 95 % of resamples.
+        gain: points of accuracy of the chosen layer over the last, or over ``against``.
+        low: lower end of its 95 % interval; optimistic, because the layer was chosen on these texts.
+        high: upper end.
+        against: the baseline of the gain.
+    """
+
+    count: int
+    layers: tuple[int, int]
+    gain: float
+    low: float
+    high: float
+    against: str = "the last layer"
+
+    def comparison(self) -> str:
+        """Return the clause that compares the choice with the baseline."""
+        verdict = "significantly better" if self.low > 0 else "not significantly better"
+        return f"{verdict} than {self.against} ({self.gain:+.1f} points, {self.low:+.1f} to {self.high:+.1f})"
+
+
+def gain_in_points(accuracy: Tensor, baseline: Tensor, *, seed: int) -> dict[str, Any]:
+    """Return the gain of one accuracy over another, shape ``(N,)`` each, and its 95 % interval, in points."""
+    low, high = gain_interval(accuracy, baseline, seed=seed)
+    return {"gain": 100 * float(accuracy.mean() - baseline.mean()), "low": 100 * low, "high": 100 * high}
+
+
+@dataclass(frozen=True)
+class Selection:
+    """A layer, and the evidence for it.
+
+    Attributes:
+        model: name of the model.
+        revision: of the model.
+        layer: the chosen layer, ``0`` to ``num_layers``.
+        num_layers: number of blocks of the model.
+        rule: the rule that chose the layer.
+        reason: why this layer.
+        choices: the choice of every rule, or why it cannot choose.
+        frame: the tidy frame that the rules read.
+        labels: the evidence of labels; ``None`` without labels.
+        mixture: several layers and weights learned from labels; ``None`` unless requested.
+    """
+
+    model: str
+    revision: str
+    layer: int
+    num_layers: int
+    rule: str
+    reason: str
+    choices: tuple[Choice, ...]
+    frame: pl.DataFrame
+    labels: LabelEvidence | None = None
+    mixture: Mixture | None = None
+
+    @property
+    def keywords(self) -> dict[str, Any]:
+        """Keywords for ``LayerEncoder(model, **keywords)``: the layer, or a mixture if it is significantly better."""
+        if self.mixture is not None and self.mixture.better:
+            return {"layer": list(self.mixture.layers), "layer_weights": list(self.mixture.weights)}
+        return {"layer": self.layer}
+
+    @property
+    def _layers_by_rule(self) -> dict[str, int]:
+        return {choice.rule: choice.layer for choice in self.choices if choice.layer is not None}
+
+    @property
+    def spread(self) -> tuple[int, int]:
+        """The lowest and the highest layer that any rule chooses, except ``last``."""
+        layers = [self.layer, *(layer for rule, layer in self._layers_by_rule.items() if rule != "last")]
+        return min(layers), max(layers)
+
+    @property
+    def agreement(self) -> tuple[int, int]:
+        """How many of the other rules choose a layer within a tenth of the depth, and the number of other rules."""
+        others = [layer for rule, layer in self._layers_by_rule.items() if rule not in (self.rule, "auto")]
+        return sum(abs(layer - self.layer) <= _NEAR * self.num_layers for layer in others), len(others)
+
+    @property
+    def confidence(self) -> str:
+        """A sentence on how reliable the choice is."""
+        if self.labels is not None and self.rule in ("auto", "few-labels"):
+            is_last = self.layer == self.num_layers
+            first, last = self.labels.layers
+            return (
+                f"On {self.labels.count} labeled texts it is "
+                f"{'the last layer itself' if is_last else self.labels.comparison()}; "
+                f"other samples of as many texts choose layers {first} to {last}."
+            )
+        if self.frame.is_empty():
+            return "Too few texts were given to measure this model: the choice was best for other models."
+        low, high = self.spread
+        if high - low <= 2 * _NEAR * self.num_layers:
+            return f"The rules agree: all that apply choose layers {low} to {high}."
+        near, others = self.agreement
+        return (
+            f"The rules disagree, from layer {low} to layer {high}: {near} of {others} other rules are within a tenth "
+            "of the depth. A few labels would decide."
+        )
+
+    def to_frame(self) -> pl.DataFrame:
+        """Return a row for each rule: its layer, the depth, whether it is the chosen rule, and its reason."""
+        schema = {"rule": pl.String(), "layer": pl.Int64(), "reason": pl.String()}
+        choices = pl.DataFrame([vars(choice) for choice in self.choices], schema=schema)
+        return _with_model(choices, self, chosen=pl.col("rule") == self.rule)
+
+    def plot(self) -> Figure:
+        """Return a figure of the curves that the rules read, with the chosen layer and every other choice marked."""
+        from midlayer_encoders.report.layer_charts import plot_selection
+
+        choices = self._layers_by_rule
+        return plot_selection(self.frame, layer=self.layer, rule=self.rule, choices=choices, num_layers=self.num_layers)
+
+    def __str__(self) -> str:
+        title = f"Layer {self.layer} of {self.num_layers} of {self.model}, by {self.rule}: {self.reason}."
+        rows = [(choice.rule, choice.layer, choice.reason) for choice in self.choices]
+        lines = [title, self.confidence, *_table_lines(rows, self.rule)]
+        return "\n".join([*lines, *([self.mixture.verdict()] if self.mixture is not None else [])])
+
+
+def _with_model(rows: pl.DataFrame, selection: Selection, *, chosen: pl.Expr) -> pl.DataFrame:
+    """Return rows with the columns of the model, the depth, and whether a row was chosen."""
+    name, layer, *score, reason = rows.columns
+    depth = (pl.col("layer") / selection.num_layers).alias("depth")
+    model = pl.lit(selection.model).alias("model")
+    revision = pl.lit(selection.revision).alias("revision")
+    return rows.select(model, revision, name, layer, depth, *score, chosen.alias("chosen"), reason)
+
+
+def _table_lines(rows: list[tuple[str, int | None, str]], chosen: str) -> list[str]:
+    """Return a line for each row of name, layer and reason, the chosen one marked with an asterisk."""
+    width = max(len(name) for name, _, _ in rows)
+    return [
+        f"{'*' if name == chosen else ' '} {name:<{width}}  {'–' if layer is None else layer:>3}  {reason}"
+        for name, layer, reason in rows
+    ]
+
+
+@dataclass(frozen=True)
+class RecipeSelection(Selection):
+    """A recipe and a layer, and the evidence for them; the other attributes describe the chosen recipe.
+
+    Attributes:
+        frame: as in :class:`Selection`, with the column ``recipe``.
+        labels: against the plain text at the last layer, if that was among the recipes.
+        recipe: name of the chosen recipe.
+        parts: the selection of each recipe, by its name.
+        asked: the recipe itself, if its name does not identify it.
+        center: the texts that the recipe centers on, if it does.
+    """
+
+    recipe: str = field(kw_only=True)
+    parts: Mapping[str, Selection] = field(kw_only=True)
+    asked: Recipe | None = None
+    center: tuple[str, ...] | None = None
+
+    @property
+    def keywords(self) -> dict[str, Any]:
+        """Keywords for ``LayerEncoder(model, **keywords)``: the layer, the recipe, and the texts that it centers on."""
+        recipe = {} if self.recipe == PLAIN else {"recipe": self.asked or self.recipe}
+        center = {} if self.center is None else {"center": list(self.center)}
+        return {"layer": self.layer, **recipe, **center}
+
+    @property
+    def confidence(self) -> str:
+        """A sentence on how reliable the choice is."""
+        if self.labels is not None:
+            return f"On {self.labels.count} labeled texts it is {self.labels.comparison()}."
+        if self.frame.filter(kind="score").is_empty():
+            return "Without labels, this is the default for a model of its kind. A few labels would decide."
+        return self.parts[self.recipe].confidence
+
+    def to_frame(self) -> pl.DataFrame:
+        """Return a row for each recipe: its layer, the depth, the score, whether it was chosen, and the reason."""
+        scores = self.frame.filter(kind="score")
+        rows = [
+            (name, part.layer, scores.filter(recipe=name, layer=part.layer)["value"].mean(), part.reason)
+            for name, part in self.parts.items()
+        ]
+        schema = {"recipe": pl.String(), "layer": pl.Int64(), "score": pl.Float64(), "reason": pl.String()}
+        recipes = pl.DataFrame(rows, schema=schema, orient="row")
+        return _with_model(recipes, self, chosen=pl.col("recipe") == self.recipe)
+
+    def plot(self) -> Figure:
+        """Return the figure of the chosen recipe."""
+        return self.parts[self.recipe].plot()
+
+    def __str__(self) -> str:
+        title = f"The recipe {self.recipe} at layer {self.layer} of {self.num_layers} of {self.model}: {self.reason}."
+        rows: list[tuple[str, int | None, str]] = [(name, part.layer, part.reason) for name, part in self.parts.items()]
+        return "\n".join([title, self.confidence, *_table_lines(rows, self.recipe)])
+
+
+def make_selection(
+    curves: Curves,
+    frame: pl.DataFrame,
+    *,
+    rule: str = "auto",
+    labels: LabelEvidence | None = None,
+    unmeasured: str = "",
+    auto: tuple[int, str] | None = None,
+    mixture: Mixture | None = None,
+) -> Selection:
+    """Return the selection of one rule, with the choices of all others.
+
+    Args:
+        curves: of ``frame``.
+        frame: the tidy frame itself.
+        rule: that chooses the layer.
+        labels: the evidence of labels, if there are any.
+        unmeasured: why nothing was measured, for the reasons of the rules that need metrics.
+        auto: layer and reason of ``auto``, if it is based on more than the curves.
+        mixture: learned from labels, if requested.
+
+    Raises:
+        CannotChooseError: if the rule lacks its input.
+    """
+    choices = {name: _choice(curves, name, unmeasured) for name in dict.fromkeys([*RULES, rule])}
+    if auto is not None:
+        choices["auto"] = Choice("auto", *auto)
+    chosen = choices[rule]
+    if chosen.layer is None:
+        raise CannotChooseError(f"`rule` {rule!r} cannot choose a layer of {curves.model}: it {chosen.reason}.")
+    return Selection(
+        model=curves.model,
+        revision=curves.revision,
+        layer=chosen.layer,
+        num_layers=curves.num_layers,
+        rule=rule,
+        reason=chosen.reason,
+        choices=tuple(choices.values()),
+        frame=frame,
+        labels=labels,
+        mixture=mixture,
+    )
+
+
+def _choice(curves: Curves, rule: str, unmeasured: str) -> Choice:
+    try:
+        layer, reason = choose(curves, rule)
+    except CannotChooseError as error:
+        lacks_metrics = unmeasured and not set(metrics_of(rule)) <= set(curves.metrics)
+        return Choice(rule, None, unmeasured if lacks_metrics else str(error))
+    if unmeasured:
+        reason = reason.replace("half match was not measured", f"half match {unmeasured}")
+    return Choice(rule, layer, reason)

@@ -1,0 +1,264 @@
+"""Embed every layer of inputs into a store, and transform stored vectors as a recipe does."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import closing, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, TypeAlias, cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from midlayer_encoders._types import EncoderSpec, Norm, ReadSite, Stage, content_digest
+from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
+from midlayer_encoders.errors import OptionError
+from midlayer_encoders.files import read_artifact, write_file_once
+from midlayer_encoders.media import is_pil, read_audio, read_image
+from midlayer_encoders.reading.ahead import Behind
+from midlayer_encoders.reading.batches import TokenBudget, batches_of, tokens_that_fit
+from midlayer_encoders.reading.capture import compiled_blocks
+from midlayer_encoders.reading.reader import Passed, layer_reader
+from midlayer_encoders.recipes import LEFT_OUT, Recipe, middle_directions, vector_map
+from midlayer_encoders.store import EmbeddingStore, StoreDtype, text_key
+from midlayer_encoders.sweeping.processes import Group
+
+_SHORT_TEXT = 16  # tokens of a text in a batch with as many texts as possible
+_MIN_TEXTS = 256  # that any batch may hold
+_BATCH_BYTES = 128 * 2**20  # vectors of a larger batch
+
+_Array: TypeAlias = npt.NDArray[np.float32]
+
+
+def item_key(item: Any, prompt: str = "") -> str:
+    """Return the key of a text under a prompt, of an image by its pixels, or of a waveform by its samples."""
+    if isinstance(item, str):
+        return text_key(item, prompt)
+    if is_pil(item):
+        # As the model reads it: palette images with equal bytes can have different colors.
+        image = read_image(item, max_pixels=max(item.width * item.height, 1))
+        head = f"{image.mode} {image.size} "
+        content = image.tobytes()
+    else:
+        waveform = read_audio(item)
+        head = f"{waveform['sampling_rate']} "
+        content = waveform["array"].tobytes()
+    digest = hashlib.blake2b(head.encode(), digest_size=16)
+    digest.update(content)
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class Embedder:
+    """Embeds the items that are not stored: every layer from one pass, batch by batch.
+
+    Attributes:
+        encoder: encoder with the whole model.
+        store: where the vectors are written.
+        token_budget: tokens per batch, or ``"auto"`` for the fastest size on the device.
+        stage: counts the texts that this process embeds.
+        group: the processes that share the batches.
+        compile: compile the model's blocks.
+        planning: receives a report while batches are planned.
+        site: what to read of each layer.
+    """
+
+    encoder: LayerEncoder
+    store: EmbeddingStore
+    token_budget: TokenBudget = "auto"
+    stage: Stage = field(default_factory=lambda: Stage(None, "embedding"))
+    group: Group = field(default_factory=Group)
+    compile: bool = False
+    planning: Stage = field(default_factory=lambda: Stage(None, "planning"))
+    site: ReadSite = "block"
+
+    @cached_property
+    def tokens(self) -> int:
+        """Tokens per batch."""
+        return tokens_that_fit(self.encoder) if self.token_budget == "auto" else self.token_budget
+
+    def __call__(self, items: Sequence[Any], keys: Sequence[str], prompt: str) -> None:
+        """Embed the items whose keys are not stored.
+
+        Batches are planned once and the plan is saved next to the store, so that a resumed run, or one shared among
+        processes, computes the same batches and therefore the same vectors.
+        """
+        distinct: dict[str, Any] = dict(zip(keys, items, strict=True))
+        # The second round plans anew, in case shards were removed or damaged since the plan was made.
+        for make_plan in (self._saved_plan, self._plan):
+            # The processes must agree on the batches, so an item that one of them lacks is embedded again.
+            missing = set[int]().union(*self.group.share(lambda: self.store.missing(list(distinct)), inside=True))
+            if not missing:
+                return
+            self.planning.step(0)
+            batches = self.group.first(partial(make_plan, distinct, missing, prompt), inside=True)
+            self.group.share(partial(self._embed, distinct, missing, batches, prompt), inside=True)
+            self.store.refresh()
+
+    def _plan(self, items: Mapping[str, Any], missing: set[int], prompt: str) -> list[list[int]]:
+        positions = sorted(missing)
+        contents = list(items.values())
+        max_texts = max_batch_texts(self.tokens, len(self.store.layers), self.store.dim)
+        missing_items = [contents[n] for n in positions]
+        batches = batches_of(self.encoder, missing_items, token_budget=self.tokens, max_texts=max_texts, prompt=prompt)
+        return [[positions[n] for n in batch] for batch in batches]
+
+    def _saved_plan(self, items: Mapping[str, Any], missing: set[int], prompt: str) -> list[list[int]]:
+        """Return the saved batches of these items, or plan and save them."""
+        # On a GPU the automatic budget can change between runs and processes; the plan must not.
+        budget = self.token_budget if self.encoder.device.type == "cuda" else self.tokens
+        digest = content_digest("".join((*items, str(budget))), 12)
+        path = self.store.folder / "plans" / f"{digest}.json"
+        read = partial(_read_plan, count=len(items))
+        while (batches := read_artifact(path, read)) is None:
+            write_file_once(path, json.dumps(self._plan(items, missing, prompt)).encode())
+        return batches
+
+    def _embed(self, items: Mapping[str, Any], missing: set[int], batches: list[list[int]], prompt: str) -> None:
+        """Embed this process's share of the incomplete batches, and store the missing items."""
+        reader = layer_reader(self.encoder, layers=self.store.layers, prompt=prompt, site=self.site)
+        batches = self.group.part([batch for batch in batches if missing.intersection(batch)])
+        self.stage.expect(sum(map(len, batches)))
+        blocks = compiled_blocks(reader.model, reader.anatomy) if self.compile else nullcontext()
+        contents = list(items.values())
+        with blocks, Behind(done=self.stage.step) as writer, closing(reader.passes(contents, batches)) as passes:
+            for passed in passes:
+                writer.hand_on(self._write, passed, list(items), missing)
+
+    def _write(self, passed: Passed, names: Sequence[str], missing: set[int]) -> int:
+        """Store the missing items of a batch and return the batch size."""
+        rows = [row for row, position in enumerate(passed.positions) if position in missing]
+        vectors = passed.vectors()
+        if len(rows) < len(passed.positions):
+            vectors = vectors[:, rows]
+        self.store.write([names[passed.positions[row]] for row in rows], vectors.numpy(), finite=True)
+        return len(passed.positions)
+
+
+def max_batch_texts(tokens: int, num_layers: int, dim: int) -> int:
+    """Return the maximum number of texts in a batch, whose vectors of all layers must fit in memory."""
+    return max(_MIN_TEXTS, min(tokens // _SHORT_TEXT, _BATCH_BYTES // (4 * num_layers * dim)))
+
+
+def _read_plan(path: Path, *, count: int) -> list[list[int]]:
+    """Return the batches in a file, or raise if they are not indices of ``count`` items."""
+    batches: list[list[int]] = json.loads(path.read_bytes())
+    if not isinstance(batches, list) or any(index not in range(count) for batch in batches for index in batch):
+        raise ValueError(f"it must be lists of numbers below {count}")
+    return batches
+
+
+def open_store(
+    root: Path | str, spec: EncoderSpec, layers: Sequence[int], encoder: LayerEncoder, dtype: StoreDtype
+) -> EmbeddingStore:
+    """Open the store of an encoder's vectors."""
+    description = spec.to_dict()
+    del description["layer"], description["similarity"]
+    return EmbeddingStore(
+        root,
+        key=store_key(spec, dtype),
+        layers=layers,
+        dim=num_dims(encoder, spec.norm),
+        dtype=dtype,
+        description=description,
+    )
+
+
+def store_key(spec: EncoderSpec, dtype: StoreDtype = "float32") -> str:
+    """Return the key of the store of an encoder's vectors."""
+    # The similarity changes scores, not vectors.
+    return replace(spec, layer=-1, similarity="cosine").digest + ("-half" if dtype == "float16" else "")
+
+
+def num_dims(encoder: LayerEncoder, norm: Norm) -> int:
+    """Return the number of dimensions of a vector, after the final norm or projection and `truncate_dim`."""
+    model, pooling = cast(Any, encoder[0]).model, cast(Any, encoder[1])
+    final = encoder.anatomy.final if norm == "final" else ()
+    last = model.get_submodule(final[-1]) if final else None
+    width = int(getattr(last, "out_features", pooling.embedding_dimension))  # OPT-350m ends in a projection
+    return min(width, encoder.truncate_dim or width)
+
+
+@dataclass(frozen=True, eq=False)
+class MappedStore:
+    """A store whose vectors are transformed when they are read; it can be sent to another process.
+
+    Attributes:
+        store: holds the pooled vectors.
+        maps: matrix (``None`` for the identity) and offset of each layer.
+        normalize: scale the result to length 1.
+        key: identifies the store and the maps.
+    """
+
+    store: EmbeddingStore
+    maps: Mapping[int, tuple[_Array | None, _Array]]
+    normalize: bool
+    key: str
+
+    @property
+    def dim(self) -> int:
+        """Number of dimensions."""
+        return self.store.dim
+
+    def refresh(self) -> None:
+        """Read which vectors other processes have stored."""
+        self.store.refresh()
+
+    def read(self, layer: int, keys: Sequence[str]) -> _Array:
+        """Return the transformed vectors of keys, shape ``(N, D)``."""
+        vectors = self.store.read(layer, keys)
+        if layer in self.maps:
+            matrix, offset = self.maps[layer]
+            vectors = (vectors if matrix is None else vectors @ matrix.T) + offset
+        if self.normalize:
+            lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+            vectors = vectors / np.maximum(lengths, np.float32(1e-12))
+        return vectors
+
+
+Vectors: TypeAlias = EmbeddingStore | MappedStore
+"""The vectors of every layer."""
+
+
+def map_identity(recipe: Recipe, texts: Sequence[str]) -> dict[str, Any]:
+    """Return what distinguishes maps: the transformations, and a digest of the texts they are fitted on."""
+    return {
+        "center": content_digest("\0".join(texts), 8) if recipe.center else "",
+        "whiten": recipe.whiten,
+        "embed_filter": LEFT_OUT if recipe.embed_filter else None,
+        "normalize": recipe.normalize,
+    }
+
+
+def mapped_store(embedder: Embedder, recipe: Recipe, texts: Sequence[str]) -> MappedStore:
+    """Return the embedder's store with the transformations of a recipe, fitted for each layer.
+
+    Args:
+        embedder: embedder of the recipe's encoder; it embeds texts that are not stored.
+        recipe: defines the transformations.
+        texts: texts to fit the mean and the spread on.
+    """
+    encoder, store = embedder.encoder, embedder.store
+    if encoder.truncate_dim is not None and (recipe.center or recipe.embed_filter):
+        raise OptionError(
+            f"`truncate_dim` must be None with {recipe.name!r}, which maps whole vectors: truncate when you export."
+        )
+    projection = middle_directions(encoder.output_embeddings()) if recipe.embed_filter else None
+    prompt = encoder.default_prompt
+    keys = [item_key(text, prompt) for text in texts]
+    if recipe.center:
+        embedder(texts, keys, prompt)
+    maps: dict[int, tuple[_Array | None, _Array]] = {}
+    if recipe.center or projection is not None:
+        for layer in store.layers:
+            sample = torch.from_numpy(store.read(layer, keys)) if recipe.center else None
+            matrix, offset = vector_map(sample, width=store.dim, whiten=recipe.whiten, projection=projection)
+            only_offset = projection is None and not recipe.whiten
+            maps[layer] = None if only_offset else matrix.float().numpy(), offset.float().numpy()
+    identity = json.dumps([store.key, map_identity(recipe, texts)], sort_keys=True)
+    return MappedStore(store, maps, recipe.normalize, f"{store.key}-{content_digest(identity)}")

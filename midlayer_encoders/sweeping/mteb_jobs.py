@@ -1,0 +1,315 @@
+"""Score one layer on one task with mteb, from stored vectors, in this process or in workers."""
+
+from __future__ import annotations
+
+import json
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import BrokenExecutor, Future, as_completed
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import datasets
+import mteb
+import numpy as np
+import numpy.typing as npt
+import torch
+from joblib.executor import get_memmapping_executor
+from mteb.abstasks import AbsTask
+from mteb.abstasks.task_metadata import TaskMetadata
+from mteb.cache import ResultCache
+from mteb.models.abs_encoder import AbsEncoder
+from mteb.models.model_meta import ModelMeta, ScoringFunction
+from mteb.results import TaskResult
+from mteb.types import PromptType
+from sentence_transformers.util import SimilarityFunction
+
+from midlayer_encoders._isolation import quiet_loggers
+from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
+from midlayer_encoders.errors import MidlayerError, OptionError, error_summary
+from midlayer_encoders.files import explain_full_disk, make_folder, read_artifact, scratch, write_file
+from midlayer_encoders.scoring import all_alike
+from midlayer_encoders.store import TextNotStoredError
+from midlayer_encoders.sweeping.embedder import Embedder, Vectors, item_key
+from midlayer_encoders.sweeping.processes import FATAL
+from midlayer_encoders.tasks import TaskSource, isolated_random, task_sources
+from midlayer_encoders.tasks.mteb_internals import prompt_name
+
+_IDLE_SECONDS = 300  # after which an unused worker ends
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+
+# Names under which sentence-transformers looks for the prompt of a query or a document.
+_PROMPT_NAMES = {"query": ("query",), "document": ("document", "passage", "corpus")}
+
+
+class Prompts:
+    """The prompts of an encoder, chosen as sentence-transformers does inside mteb."""
+
+    def __init__(self, encoder: LayerEncoder) -> None:
+        self.named = {name: text or "" for name, text in encoder.prompts.items()}
+        self.default = encoder.default_prompt_name
+
+    def choose(self, task: TaskMetadata, prompt_type: PromptType | None) -> str:
+        """Return the prompt for a task's queries, documents or plain texts; empty if there is none."""
+        prompts = self.named
+        if not any(prompts.values()):
+            return ""
+        mteb_prompts = {name: text for name, text in prompts.items() if name != "text"}  # mteb would warn about it
+        valid, _ = AbsEncoder.validate_task_to_prompt_name(mteb_prompts, raise_for_invalid_keys=False)
+        name = prompt_name(valid, task, prompt_type) if valid else None
+        if name is not None:
+            return prompts[name]
+        for fallback in _PROMPT_NAMES.get(prompt_type.value, ()) if prompt_type is not None else ():
+            if fallback in prompts:
+                return prompts[fallback]
+        return prompts.get(self.default or "", "")
+
+
+class UndefinedScoreError(MidlayerError):
+    """A layer has the same vector for all inputs, so a score would be chance or ties."""
+
+
+@dataclass(eq=False)
+class StoredLayer:
+    """An mteb encoder of one layer that reads vectors from the store, by the content of each input.
+
+    Attributes:
+        store: holds every layer of every input.
+        layer: the layer to read.
+        name: model name for mteb's results.
+        revision: model revision for mteb's results.
+        prompts: prompts of the encoder.
+        modalities: modalities of the model.
+        similarity_name: similarity function of the encoder.
+        ensure: called first with the items, their keys and the prompt; embeds items that are not stored.
+    """
+
+    store: Vectors
+    layer: int
+    name: str
+    revision: str
+    prompts: Prompts
+    modalities: Sequence[str] = ("text",)
+    similarity_name: str = "cosine"
+    ensure: Callable[[Sequence[Any], Sequence[str], str], None] | None = None
+
+    def __post_init__(self) -> None:
+        self.similarity = SimilarityFunction.to_similarity_fn(self.similarity_name)
+        self.similarity_pairwise = SimilarityFunction.to_similarity_pairwise_fn(self.similarity_name)
+        self.mteb_model_meta = ModelMeta.create_empty(
+            overwrites={
+                "name": self.name,
+                "revision": self.revision,
+                "modalities": list(self.modalities),
+                "similarity_fn_name": ScoringFunction(self.similarity_name),
+                "framework": ["PyTorch"],
+                "embed_dim": self.store.dim,
+            }
+        )
+
+    def encode(
+        self, inputs: Iterable[Any], *, task_metadata: TaskMetadata, prompt_type: PromptType | None = None, **_: Any
+    ) -> npt.NDArray[np.float32]:
+        """Return one row per input, shape ``(N, D)``."""
+        keys = self.keys(inputs, task_metadata=task_metadata, prompt_type=prompt_type)
+        vectors = self.store.read(self.layer, keys)
+        if all_alike(torch.from_numpy(vectors)[None], keys).item():
+            raise UndefinedScoreError(f"All vectors of layer {self.layer} are the same.")
+        return vectors
+
+    def keys(self, inputs: Iterable[Any], *, task_metadata: TaskMetadata, prompt_type: PromptType | None) -> list[str]:
+        """Return the key of each input, after ``ensure`` has stored them."""
+        items: list[Any] = []
+        for batch in inputs:  # a task of images may also contain texts
+            medium = next((name for name in self.modalities if name in batch), None)
+            if medium is None:
+                accepted = ", ".join(self.modalities)
+                raise OptionError(f"The task provides {', '.join(batch)}, but the model takes {accepted}.")
+            items += batch[medium]
+        prompt = self.prompts.choose(task_metadata, prompt_type)
+        keys = [item_key(item, prompt) for item in items]
+        if self.ensure is not None:
+            self.ensure(items, keys, prompt)
+        return keys
+
+
+@dataclass(frozen=True)
+class Job:
+    """One layer on one task, and the folder of mteb's results; it can be sent to another process."""
+
+    task: TaskSource
+    encoder: StoredLayer
+    cache: Path
+
+    @property
+    def layer(self) -> int:
+        """The layer."""
+        return self.encoder.layer
+
+
+@dataclass(frozen=True)
+class Score:
+    """The outcome of a job: the main score, or an error message."""
+
+    task: str
+    layer: int
+    metric: str = ""
+    value: float = float("nan")
+    error: str | None = None
+    lacked_a_text: bool = False
+
+
+def run_job(job: Job, embedder: Embedder | None = None) -> Score:
+    """Score one layer on a new task object; only errors of the disk, the folder or other processes are raised.
+
+    If mteb's result file exists, its score is returned.
+    """
+    layer = replace(job.encoder, ensure=embedder)
+    try:
+        with isolated_random(), quiet_mteb():
+            cache = ResultFiles(job.cache)
+            task = job.task.make()
+            if (result := _cached(layer, task, cache)) is None:
+                loaded = with_data(job.task).make()
+                mteb.evaluate(layer, loaded, cache=cache, show_progress_bar=False, co2_tracker=False)
+                # mteb rounds the scores in its file: a resumed run must have the same numbers.
+                result = _cached(layer, task, cache)
+    except UndefinedScoreError:
+        return Score(job.task.name, job.layer, task.metadata.main_score)
+    except FATAL:
+        raise
+    except Exception as error:  # the failure of one task does not stop the others
+        lacked = isinstance(error, TextNotStoredError)
+        return Score(job.task.name, job.layer, error=error_summary(error), lacked_a_text=lacked)
+    return Score(job.task.name, job.layer, task.metadata.main_score, float(result.get_score()))
+
+
+def _cached(layer: StoredLayer, task: AbsTask, cache: ResultFiles) -> Any:
+    """Return the content of mteb's result file, or ``None`` if it is absent."""
+    try:
+        return mteb.evaluate(layer, task, cache=cache, overwrite_strategy="only-cache", show_progress_bar=False)[0]
+    except ValueError:
+        return None
+
+
+@lru_cache(maxsize=1)
+def with_data(source: TaskSource) -> TaskSource:
+    """Return a task with its data, loaded once per process since the layers of a task follow each other."""
+    task = source.make()
+    if not task.data_loaded:
+        task.load_data()
+    return task_sources(task)[0]
+
+
+class ResultFiles(ResultCache):
+    """mteb's result cache with atomic files; an unreadable file is set aside and its task is scored again."""
+
+    def __init__(self, cache_path: Path) -> None:
+        make_folder(cache_path)  # a full disk must end the sweep here, not task by task
+        super().__init__(cache_path)
+
+    def load_task_result(self, task_name: str, model_name: str | ModelMeta, *args: Any, **options: Any) -> Any:
+        """Return the result in a file, or ``None`` if it is absent or unreadable."""
+        load = super().load_task_result
+        path = self.get_task_result_path(task_name, model_name)
+        return read_artifact(path, lambda _: load(task_name, model_name, *args, **options))
+
+    def save_to_cache(self, task_result: TaskResult, model_name: str | ModelMeta, *args: Any, **options: Any) -> None:
+        """Let mteb write its files to a temporary folder, and move them into place."""
+        path = self.get_task_result_path(task_result.task_name, model_name, *args)
+        with scratch(self.cache_path) as temporary, explain_full_disk(path):
+            cache = ResultCache(temporary)
+            result_file = cache.get_task_result_path(task_result.task_name, model_name, *args)
+            result_file.parent.mkdir(parents=True)
+            settings = read_artifact(path.with_name("run_settings.jsonl"), _read_json_lines)
+            if settings is not None:  # mteb appends to the settings of earlier tasks
+                result_file.with_name("run_settings.jsonl").write_bytes(settings)
+            cache.save_to_cache(task_result, model_name, *args, **options)
+            # The result comes last: if it exists, the other files do too.
+            for file in sorted(result_file.parent.iterdir(), key=lambda file: file == result_file):
+                write_file(path.with_name(file.name), file.read_bytes())
+
+
+def _read_json_lines(path: Path) -> bytes:
+    content = path.read_bytes()
+    for line in content.splitlines():
+        json.loads(line)  # raises if the file is incomplete
+    return content
+
+
+class Workers:
+    """Processes that score layers with mteb and share the cores.
+
+    Args:
+        count: maximum number of processes; with one, jobs run in this process.
+        max_jobs: maximum number of jobs at a time.
+    """
+
+    def __init__(self, count: int, max_jobs: int) -> None:
+        self.count = max(min(count, max_jobs), 1)
+        self.threads = max(count // max(max_jobs, 1), 1)
+
+    def start(self) -> None:
+        """Start the processes and their imports, which take seconds."""
+        if self.count > 1:
+            pool = self._pool()
+            for _ in range(self.count):
+                pool.submit(time.sleep, 0.1)  # keeps a worker busy, so that the next call starts another one
+
+    def begin(self, jobs: Sequence[Job]) -> list[Future[Score]]:
+        """Start jobs in the background; :func:`wait_for_score` returns the score of one."""
+        pool = self._pool()
+        return [pool.submit(_run_in_worker, job) for job in jobs]
+
+    def run(self, jobs: Sequence[Job]) -> Iterator[Score]:
+        """Yield the scores of jobs as they finish."""
+        if self.count == 1 or len(jobs) <= 1:
+            yield from map(run_job, jobs)
+        else:
+            futures = self.begin(jobs)
+            try:
+                yield from map(wait_for_score, as_completed(futures))
+            finally:
+                for future in futures:
+                    future.cancel()
+
+    def _pool(self) -> Any:
+        # joblib reuses its workers from sweep to sweep and does not run the caller's script again. The pool must come
+        # from joblib, not from loky: joblib fails on a pool that it did not create.
+        environment = dict.fromkeys(_THREAD_VARIABLES, str(self.threads))
+        return get_memmapping_executor(self.count, timeout=_IDLE_SECONDS, env=environment)
+
+
+def wait_for_score(future: Future[Score]) -> Score:
+    """Return the score of a job in a worker."""
+    try:
+        return future.result()
+    except BrokenExecutor as error:
+        raise MidlayerError(
+            "A worker process was killed while it scored layers, perhaps because memory ran out. Finished scores are "
+            "saved: run again, with fewer `workers` if memory is short."
+        ) from error
+
+
+def _run_in_worker(job: Job) -> Score:
+    torch.set_num_threads(1)
+    job.encoder.store.refresh()
+    return run_job(job)
+
+
+@contextmanager
+def quiet_mteb() -> Iterator[None]:
+    """Hide the log lines, warnings and progress bars of mteb and datasets."""
+    bars_disabled = datasets.are_progress_bars_disabled()
+    datasets.disable_progress_bars()
+    try:
+        with quiet_loggers("mteb"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        if not bars_disabled:
+            datasets.enable_progress_bars()

@@ -1,0 +1,281 @@
+"""Score every layer on every task: all layers at once if possible, otherwise one by one with mteb."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from mteb.abstasks import AbsTask
+from mteb.results import TaskResult
+
+from midlayer_encoders._types import Stage
+from midlayer_encoders.errors import error_summary
+from midlayer_encoders.files import read_artifact, write_file
+from midlayer_encoders.scoring import Read, layer_scores
+from midlayer_encoders.scoring.recording import Recorded, record, scores_together
+from midlayer_encoders.sweeping.baselines import Baseline
+from midlayer_encoders.sweeping.embedder import Embedder
+from midlayer_encoders.sweeping.mteb_jobs import Job, Score, Workers, quiet_mteb, run_job, wait_for_score, with_data
+from midlayer_encoders.sweeping.notes import TOGETHER, ScoringResult
+from midlayer_encoders.sweeping.processes import FATAL, Group
+from midlayer_encoders.tasks import isolated_random, task_texts
+
+MAX_CONFIRMED = 3  # layers per task: the best, the second best and the last
+_FORMAT = 1  # of the score files; another number invalidates them
+
+
+def layers_to_confirm(scores: Sequence[Score]) -> list[int]:
+    """Return the best layer of a task, the second best and the last."""
+    valid = [score for score in scores if score.error is None and not math.isnan(score.value)]
+    best = sorted(valid, key=lambda score: -score.value)[:2]
+    return sorted({score.layer for score in (*best, *scores[-1:])})
+
+
+@dataclass(frozen=True)
+class TaskScorer:
+    """Scores the layers of tasks, shared among the processes of the embedder's group.
+
+    Attributes:
+        embedder: embeds texts that are not stored.
+        folder: where the scores of all layers at once are saved, apart from mteb's; ``None`` if mteb scores everything.
+        baselines: scored by the first process.
+        workers: processes that score layers with mteb.
+        scoring: counts layers.
+        confirming: counts layers that mteb scores once more.
+    """
+
+    embedder: Embedder
+    folder: Path | None
+    baselines: Sequence[Baseline]
+    workers: int
+    scoring: Stage
+    confirming: Stage
+
+    @property
+    def group(self) -> Group:
+        """The processes that share the work."""
+        return self.embedder.group
+
+    def _cores_free(self) -> bool:
+        """Return True if the cores are idle while texts are embedded."""
+        return self.embedder.encoder.device.type == "cuda"
+
+    def score(self, jobs_by_task: Sequence[Sequence[Job]]) -> ScoringResult:
+        """Score every layer on every task, and confirm some of the scores with mteb."""
+        planning = self.embedder.planning
+        planning.expect(len(jobs_by_task))
+        self.scoring.expect(sum(map(len, jobs_by_task)))
+        scores: list[Score] = []
+        to_confirm: list[Job] = []
+        methods: dict[str, str] = {}
+        baselines: dict[str, dict[str, float]] = {}
+        workers = Workers(self.workers, MAX_CONFIRMED * len(jobs_by_task))
+        if self.folder is not None:
+            workers.start()
+        futures: list[Future[Score]] = []
+        in_background = self._cores_free() and self.group.world == 1 and workers.count > 1
+        try:
+            for jobs in jobs_by_task:
+                planning.step(0)  # loading a task's data may take longer than everything else
+                name = jobs[0].task.name
+                task_scores, reason, baselines_of_task = self._score_at_once(jobs)
+                if reason is not None:
+                    methods[name] = f"by mteb, because {reason}"
+                    scores += self._score_with_mteb(jobs)
+                    continue
+                methods[name] = TOGETHER
+                scores += task_scores
+                baselines[name] = baselines_of_task
+                layers = layers_to_confirm(task_scores)
+                confirmed = [job for job in jobs if job.layer in layers]
+                to_confirm += confirmed
+                if in_background:  # while the device embeds the texts of the next task
+                    futures += workers.begin(confirmed)
+        except BaseException:
+            for future in futures:
+                future.cancel()
+            raise
+        return ScoringResult(scores, self._confirm(to_confirm, workers, futures), methods, baselines)
+
+    def _score_at_once(self, jobs: Sequence[Job]) -> tuple[list[Score], str | None, dict[str, float]]:
+        """Return the scores of all layers and of baselines, or the reason why mteb must score the task."""
+        if self.folder is None:
+            return [], "it was requested", {}
+        stages = self.embedder.planning, self.scoring
+        before = [stage.done for stage in stages]
+        try:
+            reason = self.group.share(lambda: scores_together(jobs[0].task.make()))[0]
+            if reason is not None:
+                return [], reason, {}
+            scores, baselines = self._score_together(jobs, self.folder)
+            return scores, None, baselines
+        except FATAL:
+            raise
+        except Exception as error:  # mteb reports what is wrong with the task, or can score it
+            for stage, done in zip(stages, before, strict=True):
+                stage.step(done - stage.done)
+            return [], error_summary(error), {}
+
+    def _score_together(self, jobs: Sequence[Job], folder: Path) -> tuple[list[Score], dict[str, float]]:
+        """Return the scores of the jobs of a task, and the score of each baseline by name."""
+        first = jobs[0]
+        saved = self.group.share(partial(_saved_scores, folder, first))
+        header = saved[self.group.rank][0]
+        values = dict(item for _, scores in saved for item in scores.items())
+        missing = [job for job in jobs if _identity(job) not in values]
+        self.scoring.step(len(jobs) - len(missing))
+        baselines = [baseline for baseline in self.baselines if baseline.applies(_task(first))]
+
+        def compute() -> dict[str, float]:
+            """Compute, save and return this process's share of the missing scores."""
+            recorded = self._record(first)  # also embeds this process's share of the texts
+            self.embedder.planning.step()
+            jobs = {job.layer: job for job in self.group.part(missing)}
+            scores = self._main_scores(first, recorded, list(jobs), first.encoder.store.read, self.scoring)
+            new = {_identity(jobs[layer]): value for layer, value in scores.items()}
+            if self.group.rank == 0:
+                new |= {each.key: self._baseline(each, first) for each in baselines if each.key not in values}
+            if new:
+                numbers = {name: None if math.isnan(value) else value for name, value in (values | new).items()}
+                content = json.dumps({"of": header, "scores": numbers}, indent=1)
+                write_file(folder / f"{header['task']}.{self.group.rank}.json", content.encode())
+            return new
+
+        if missing or any(baseline.key not in values for baseline in baselines):
+            for new in self.group.share(compute):
+                values |= new
+            self.scoring.step(len(missing) - len(self.group.part(missing)))
+        else:
+            self.embedder.planning.step()
+        scores = [Score(first.task.name, job.layer, header["main_score"], values[_identity(job)]) for job in jobs]
+        return scores, {baseline.name: values[baseline.key] for baseline in baselines}
+
+    def _record(self, job: Job) -> list[Recorded]:
+        """Record how mteb evaluates the task; every text is then in the store."""
+        with isolated_random(), quiet_mteb():
+            layer = replace(job.encoder, ensure=self.embedder)
+            return record(with_data(job.task).make(), layer.keys, similarity=layer.similarity_name)
+
+    def _baseline(self, baseline: Baseline, job: Job) -> float:
+        """Return the score of a baseline on the task."""
+        with isolated_random(), quiet_mteb():
+            task = with_data(job.task).make()
+            if baseline.searches:
+                return baseline.score(task)
+            encoder = baseline.encoder_for(task_texts(task))
+            recorded = record(task, lambda inputs, **_: [text for batch in inputs for text in batch["text"]])
+        return self._main_scores(job, recorded, [0], lambda _, texts: encoder.vectors(texts))[0]
+
+    def _main_scores(
+        self, job: Job, recorded: Sequence[Recorded], layers: Sequence[int], read: Read, stage: Stage | None = None
+    ) -> dict[int, float]:
+        """Return the main score of each layer, combined over splits and subsets as mteb does."""
+        if not layers:
+            return {}
+        device = self.embedder.encoder.device
+        scores: dict[int, dict[str, dict[str, Any]]] = {layer: {} for layer in layers}
+        for evaluation in recorded:
+            last = evaluation is recorded[-1]
+            step = stage.step if stage is not None and last else lambda _: None
+            values = layer_scores(evaluation.scorer, evaluation.keys, layers, read, device=device, done=step)
+            for layer in layers:
+                scores[layer].setdefault(evaluation.split, {})[evaluation.subset] = {"main_score": values[layer]}
+        task = _task(job)
+        return {
+            layer: float(TaskResult.from_task_results(task, by_split, evaluation_time=0).get_score())
+            for layer, by_split in scores.items()
+        }
+
+    def _score_with_mteb(self, jobs: Sequence[Job]) -> list[Score]:
+        """Score the layers one by one: the first embeds the texts, the others run in workers."""
+        first = self._run_everywhere(jobs[0])
+        self.embedder.planning.step()
+        self.scoring.step()
+        if first.error is not None:
+            return [first]
+        workers = Workers(self.workers, len(self.group.part(jobs[1:])))
+        return [first, *self._run_shared(jobs[1:], self.scoring, workers)]
+
+    def _confirm(self, jobs: Sequence[Job], workers: Workers, futures: Sequence[Future[Score]]) -> list[Score]:
+        """Score some layers of all tasks with mteb, or wait for the scores that are under way."""
+        if not jobs:
+            return []
+        self.confirming.expect(len(jobs))
+        return self._run_shared(jobs, self.confirming, workers, futures)
+
+    def _run_everywhere(self, job: Job) -> Score:
+        """Run a job in every process, since it may have to embed texts, which the processes share."""
+        scores = self.group.share(partial(run_job, job, self.embedder))
+        return next((score for score in scores if score.error is not None), scores[0])
+
+    def _run_shared(
+        self, jobs: Sequence[Job], stage: Stage, workers: Workers, futures: Sequence[Future[Score]] = ()
+    ) -> list[Score]:
+        """Run each job in one process, on stored vectors, or wait for the futures of all jobs."""
+
+        def run() -> list[Score]:
+            scores = []
+            for score in map(wait_for_score, futures) if futures else workers.run(self.group.part(jobs)):
+                stage.step()
+                scores.append(score)
+            return scores
+
+        parts = self.group.share(run)
+        stage.step(len(jobs) - len(parts[self.group.rank]))
+        scores = {(score.task, score.layer): score for part in parts for score in part}
+        for job in jobs:
+            key = job.task.name, job.layer
+            if scores[key].lacked_a_text:  # its shard was damaged or removed
+                scores[key] = self._run_everywhere(job)
+        return [scores[job.task.name, job.layer] for job in jobs]
+
+
+def _task(job: Job) -> AbsTask:
+    with isolated_random(), quiet_mteb():
+        return job.task.make()
+
+
+def _identity(job: Job) -> str:
+    """Return what identifies a layer of an encoder with everything that changes its vectors."""
+    return f"{job.encoder.name} {job.encoder.revision}"
+
+
+def _header(task: AbsTask, job: Job) -> dict[str, Any]:
+    """Return everything else that changes a score."""
+    names = {name for kind in type(task).__mro__ for name in vars(kind)} | set(vars(task))
+    attributes = {name: getattr(task, name, None) for name in sorted(names) if name[0] != "_" and name != "data_loaded"}
+    return {
+        "format": _FORMAT,
+        "task": task.metadata.name,
+        "data": task.metadata.revision,
+        "main_score": task.metadata.main_score,
+        "splits": list(task.eval_splits),
+        "subsets": list(task.hf_subsets),
+        "store": job.encoder.store.key,
+        "mteb": version("mteb"),
+        "settings": {key: value for key, value in attributes.items() if isinstance(value, bool | int | float | str)},
+    }
+
+
+def _saved_scores(folder: Path, job: Job) -> tuple[dict[str, Any], dict[str, float]]:
+    """Return what the scores of a task depend on, and the scores that any process has saved."""
+    header = _header(_task(job), job)
+    values: dict[str, float] = {}
+    for path in sorted(folder.glob(f"{header['task']}.*.json")):
+        values |= read_artifact(path, partial(_read_scores, header=header)) or {}
+    return header, values
+
+
+def _read_scores(path: Path, *, header: Mapping[str, Any]) -> dict[str, float]:
+    """Return the scores in a file, or none if they belong to something else."""
+    content = json.loads(path.read_bytes())
+    if content["of"] != header:
+        return {}
+    return {str(name): math.nan if value is None else float(value) for name, value in content["scores"].items()}

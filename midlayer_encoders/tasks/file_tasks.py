@@ -1,0 +1,456 @@
+"""Tasks from your own files: the columns determine the type, and every row is validated.
+
+A folder may also hold a retrieval task in BEIR's layout.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from midlayer_encoders.files import check_regular_file, parse_json_object, read_text_file
+from midlayer_encoders.tasks import table_files
+from midlayer_encoders.tasks.table_files import SUFFIXES, ColumnsError, Rule, Table, TaskFileError, is_score, is_text
+from midlayer_encoders.tasks.task_data import TASK_TYPES, TaskData, TaskType, as_columns
+from midlayer_encoders.validation import check_choice, lone_surrogate
+
+Tables: TypeAlias = dict[str, dict[str, list[Any]]]
+"""The columns of each split; of a retrieval task, those of ``corpus``, ``queries`` and ``qrels``."""
+
+_SPLIT_SEED = 42
+_LONGEST_LABEL = 120  # bytes: with digest and suffix it is a file name, which has at most 255
+_NEIGHBORS = 5  # of mteb's multilabel classifier
+_MOST_RELEVANT = 1_000_000  # trec_eval allocates memory for every grade and returns 0 for 1e9
+
+_QRELS = ("query-id", "corpus-id", "score")
+_QRELS_HEADER = f" Its first line must name the columns: {', '.join(_QRELS)}."
+
+# The first type whose columns are all present applies; the documentation states this order.
+_TYPE_BY_COLUMNS: tuple[tuple[TaskType, tuple[str, ...]], ...] = (
+    ("Reranking", ("query", "positive", "negative")),
+    ("Reranking", ("anchor", "positive", "negative")),
+    ("Retrieval", ("query", "positive")),
+    ("Retrieval", ("anchor", "positive")),
+    ("STS", ("sentence1", "sentence2", "score")),
+    ("PairClassification", ("sentence1", "sentence2", "labels")),
+    ("PairClassification", ("sentence1", "sentence2", "label")),
+    ("Classification", ("text", "label")),
+    ("Clustering", ("sentences", "labels")),
+    ("Clustering", ("text", "labels")),
+    ("Clustering", ("sentences", "label")),
+)
+# These have no column of their own: beside any other column, one of labels or scores under another name would be lost.
+_TYPE_BY_ALL_COLUMNS: dict[frozenset[str], TaskType] = {
+    frozenset(("sentence1", "sentence2")): "BitextMining",
+    frozenset(("text",)): "Unlabeled",
+    frozenset(("sentences",)): "Unlabeled",
+}
+_TRAINED: tuple[TaskType, ...] = ("Classification", "MultilabelClassification")
+
+
+def _is_texts(value: object) -> bool:
+    return isinstance(value, list) and bool(value) and all(map(is_text, value))
+
+
+_TEXT: Rule = ("a string that is not empty", is_text)
+_TEXTS: Rule = ("a list of strings, none of them empty (in CSV: as JSON)", _is_texts)
+_TEXT_OR_TEXTS: Rule = (
+    "a string that is not empty, or a list of such (in CSV: as JSON)",
+    lambda value: is_text(value) or _is_texts(value),
+)
+_OPTIONAL_TEXT: Rule = (
+    "a string",
+    lambda value: value is None or (isinstance(value, str) and lone_surrogate(value) is None),
+)
+_LABEL: Rule = ("a label, a string or a whole number", table_files.is_label)
+_LABELS: Rule = (
+    "a list of labels, each once, strings or whole numbers (in CSV: as JSON)",
+    lambda value: isinstance(value, list) and all(map(table_files.is_label, value)) and len(set(value)) == len(value),
+)
+_ZERO_ONE: Rule = ("0 or 1", lambda value: isinstance(value, int) and value in (0, 1))
+_SCORE: Rule = ("a finite number", is_score)
+_ID: Rule = (
+    "an id, a string that is not empty or a whole number",
+    lambda value: is_text(value) or (isinstance(value, int) and not isinstance(value, bool)),
+)
+_RELEVANCE: Rule = (
+    f"a whole number, 1 or more for what is relevant, {_MOST_RELEVANT} at most",
+    lambda value: is_score(value) and value == int(value) and abs(value) <= _MOST_RELEVANT,  # type: ignore[call-overload, arg-type]
+)
+
+_QUERY: tuple[str, Rule] = ("query anchor", _TEXT)
+_PAIR: dict[str, tuple[str, Rule]] = {"sentence1": ("sentence1", _TEXT), "sentence2": ("sentence2", _TEXT)}
+# By type, mteb's name of each column, the names accepted in a file, and the rule of its cells.
+_COLUMNS: dict[TaskType, dict[str, tuple[str, Rule]]] = {
+    "Classification": {"text": ("text sentences", _TEXT), "label": ("label labels", _LABEL)},
+    "Clustering": {"sentences": ("sentences text", _TEXT), "labels": ("labels label", _LABEL)},
+    "PairClassification": {**_PAIR, "labels": ("labels label", _ZERO_ONE)},
+    "Reranking": {"query": _QUERY, "positive": ("positive", _TEXTS), "negative": ("negative", _TEXTS)},
+    "STS": {**_PAIR, "score": ("score", _SCORE)},
+    "Retrieval": {"query": _QUERY, "positive": ("positive", _TEXT_OR_TEXTS)},
+    "MultilabelClassification": {"text": ("text sentences", _TEXT), "label": ("labels label", _LABELS)},
+    "BitextMining": _PAIR,
+    "Unlabeled": {"text": ("text sentences", _TEXT)},
+}
+
+
+def files_data(path: Path) -> TaskData:
+    """Return the task in the file or folder ``path``.
+
+    A folder holds ``test.*``, for a classification also ``train.*``, or ``corpus.*``, ``queries.*`` and
+    ``qrels/test.*``. It may also hold a ``task.json`` with ``type`` and ``name``. A single file contains all data; the
+    rows of a classification are then split into stratified halves with a fixed seed.
+
+    Raises:
+        TaskFileError: for invalid files or rows.
+    """
+    options = _options(path)
+    files = _beir_files(path, options)
+    task = _read_rows(path, options) if files is None else _read_beir(files)
+    data_name = options.get("name") or (path.stem if path.is_file() else path.resolve().name)
+    return replace(task, label=re.sub(r"[^\w.()-]+", "_", data_name).encode()[:_LONGEST_LABEL].decode(errors="ignore"))
+
+
+def _read_beir(files: Mapping[str, Path]) -> TaskData:
+    """Return the task in a folder with BEIR's layout."""
+    tables = _beir_tables(files)
+    _check_corpus(tables, files["corpus"])
+    note = ""
+    if finds_itself := _finds_itself(tables):
+        note = "Queries are documents of the corpus themselves, under the same id: that one does not count as found."
+    return TaskData(
+        type="Retrieval",
+        splits=tables,
+        description=_description("Retrieval", files, note),
+        why="corpus, queries and qrels",
+        note=note,
+        settings={"ignore_identical_ids": 1} if finds_itself else {},
+    )
+
+
+def _description(task_type: TaskType, files: Mapping[str, Path], note: str) -> str:
+    return f"{task_type} from {', '.join(file.name for file in files.values())}. {note}".strip()
+
+
+def _read_rows(path: Path, options: Mapping[str, Any]) -> TaskData:
+    """Return the task in a file or in a folder with ``test.*``."""
+    files = _split_files(path)
+    test = table_files.read_table(files["test"])
+    task_type, why = (options["type"], "task.json") if "type" in options else _type(test)
+    rows = _checked(test, task_type)
+    splits: Tables = {"test": rows}
+    note = ""
+    settings = {}
+    if task_type == "Retrieval":
+        splits = _pair_tables(rows["query"], rows["positive"])
+        _check_corpus(splits, test.path)
+    elif task_type == "Clustering":
+        # mteb draws this many rows with replacement, ten times; 2048 are still quick to cluster.
+        settings = {"max_documents_per_cluster": min(len(test.rows), 2048)}
+    elif task_type in _TRAINED and "train" in files:
+        splits["train"] = _checked(table_files.read_table(files["train"]), task_type)
+    elif task_type in _TRAINED:
+        splits = _halves(rows, files["test"])
+        evenly = "stratified by label" if task_type == "Classification" else "the labels spread evenly"
+        note = f"There is no train file: the rows were split in halves, {evenly}, with seed {_SPLIT_SEED}."
+    if task_type in (*_TRAINED, "Clustering"):
+        splits = _numbered(splits, _label_column(task_type), path=path)
+    if task_type == "MultilabelClassification" and sum(map(bool, splits["train"]["label"])) < _NEIGHBORS:
+        raise TaskFileError(
+            f"{path} must have {_NEIGHBORS} rows with a label or more to train on, as many as are compared with each "
+            f"text, but has {sum(map(bool, splits['train']['label']))}. Add rows."
+        )
+    description = _description(task_type, files, note)
+    return TaskData(type=task_type, splits=splits, description=description, why=why, note=note, settings=settings)
+
+
+def _check_corpus(tables: Tables, path: Path) -> None:
+    if len(tables["corpus"]["id"]) < 2:
+        raise TaskFileError(f"{path} must have two passages or more, but has one: every search would find it.")
+
+
+def _options(path: Path) -> dict[str, Any]:
+    """Return the content of the folder's ``task.json``."""
+    file = path / "task.json"
+    if not path.is_dir() or not file.exists():
+        return {}
+    options = parse_json_object(read_text_file(file, TaskFileError), str(file), TaskFileError)
+    if not all(isinstance(value, str) for value in options.values()):
+        raise TaskFileError(f'{file} must be an object like {{"type": "Clustering", "name": "my titles"}}.')
+    for key in options:
+        check_choice(f"key of {file}", key, ("type", "name"))
+    if "type" in options:
+        check_choice(f"type in {file}", options["type"], TASK_TYPES)
+    return options
+
+
+def _files_by_stem(folder: Path) -> dict[str, Path]:
+    """Return the tables in a folder by their names without suffix."""
+    files: dict[str, Path] = {}
+    for file in sorted(file for file in folder.iterdir() if file.suffix.lower() in SUFFIXES):
+        if file.stem in files:
+            raise TaskFileError(
+                f"{folder} must hold one file of each name, but has {files[file.stem].name} and {file.name}: remove "
+                "all but one."
+            )
+        files[file.stem] = file
+    return files
+
+
+def _split_files(path: Path) -> dict[str, Path]:
+    """Return the file of each split: ``test`` and, if there is one, ``train``."""
+    if not path.is_dir():
+        check_regular_file(path, TaskFileError)
+        return {"test": path}
+    files = _files_by_stem(path)
+    if "test" in files:
+        return {stem: files[stem] for stem in ("train", "test") if stem in files}
+    if len(files) == 1:
+        return {"test": next(iter(files.values()))}
+    raise TaskFileError(
+        f"{path} must hold a test file ({', '.join(f'test{suffix}' for suffix in SUFFIXES)}), or one file alone, "
+        f"but holds {', '.join(file.name for file in files.values()) or 'no such file'}."
+    )
+
+
+def _beir_files(path: Path, options: Mapping[str, str]) -> dict[str, Path] | None:
+    """Return the files ``corpus``, ``queries`` and ``qrels`` of a folder in BEIR's layout, else ``None``.
+
+    Two of the three files without ``test.*`` identify the layout, or one if ``task.json`` declares a retrieval task.
+    """
+    if not path.is_dir() or options.get("type", "Retrieval") != "Retrieval":
+        return None
+    files = _files_by_stem(path)
+    qrels = path / "qrels"
+    present = [name for name in ("corpus", "queries") if name in files] + (["qrels"] if qrels.is_dir() else [])
+    if "test" in files or len(present) < (1 if "type" in options else 2):
+        return None
+    for name in ("corpus", "queries", "qrels"):
+        if name not in present:
+            lacking = "qrels/" if name == "qrels" else f"{name}.*"
+            raise TaskFileError(
+                f"{path} must hold corpus.jsonl, queries.jsonl and qrels/test.tsv, as BEIR does, to be a Retrieval, "
+                f"but has no {lacking}. Add it, or put the rows in a test.jsonl of query and positive."
+            )
+    judged = _files_by_stem(qrels)
+    if "test" not in judged:
+        names = ", ".join(file.name for file in judged.values()) or "no such file"
+        cure = "Rename the one to score on to test" if judged else "Add it"
+        raise TaskFileError(f"{qrels} must hold test.tsv, which says what is relevant, but holds {names}. {cure}.")
+    return {"corpus": files["corpus"], "queries": files["queries"], "qrels": judged["test"]}
+
+
+def _beir_tables(files: Mapping[str, Path]) -> Tables:
+    """Return the tables of files in BEIR's layout, without queries that ``qrels`` does not judge."""
+    corpus, queries, qrels = (table_files.read_table(files[name]) for name in ("corpus", "queries", "qrels"))
+    documents = _ids(corpus)
+    titles = [title or "" for title in corpus.cells("title", _OPTIONAL_TEXT)]
+    texts = [text or "" for text in corpus.cells(corpus.column("text"), _OPTIONAL_TEXT)]
+    blank = [row for row, words in enumerate(zip(titles, texts, strict=True)) if not "".join(words).strip()]
+    corpus.reject(blank, lambda _: "`text` must be a string that is not empty, unless `title` is")
+    names = _ids(queries)
+    query_texts = dict(zip(names, queries.cells(queries.column("text"), _TEXT), strict=True))
+    query_ids = _ids_of(qrels, "query-id", queries.path, query_texts)
+    judged = _judged(qrels, query_ids, _ids_of(qrels, "corpus-id", corpus.path, set(documents)))
+    answered = set(judged["query-id"])
+    judged_names = [name for name in names if name in answered]
+    return {
+        "corpus": {"id": documents, "title": titles, "text": texts},
+        "queries": {"id": judged_names, "text": [query_texts[name] for name in judged_names]},
+        "qrels": judged,
+    }
+
+
+def _judged(table: Table, query_ids: Sequence[str], document_ids: Sequence[str]) -> dict[str, list[Any]]:
+    """Return the relevance judgments, of which every query needs a positive one."""
+    scores = [int(score) for score in table.cells(table.column("score", cure=_QRELS_HEADER), _RELEVANCE)]
+    judgments: dict[tuple[str, str], int] = {}
+    conflicting = [
+        row
+        for row, (query, document, score) in enumerate(zip(query_ids, document_ids, scores, strict=True))
+        if judgments.setdefault((query, document), score) != score
+    ]
+    table.reject(conflicting, lambda _: "the same query and document have another score above")
+    answered = {query for (query, _), score in judgments.items() if score > 0}
+    table.reject(
+        [row for row, query in enumerate(query_ids) if query not in answered],
+        lambda row: f"every query must have a document whose `score` is 1 or more, but {query_ids[row]!r} has none",
+    )
+    return as_columns(_QRELS, [(query, document, score) for (query, document), score in judgments.items()])
+
+
+def _ids_of(table: Table, name: str, path: Path, ids: Collection[str]) -> list[str]:
+    """Return a column of ids as strings, all of which must be in the table of another file."""
+    values = [str(value) for value in table.cells(table.column(name, cure=_QRELS_HEADER), _ID)]
+    bad = [row for row, value in enumerate(values) if value not in ids]
+    table.reject(bad, lambda row: f"`{name}` must be an id of {path.name}, but there is no {values[row]!r}")
+    return values
+
+
+def _ids(table: Table) -> list[str]:
+    """Return unique ids as strings."""
+    name = table.column("_id", "id")
+    values = [str(value) for value in table.cells(name, _ID)]
+    first: dict[str, int] = {}
+    table.reject(
+        [row for row, value in enumerate(values) if first.setdefault(value, row) != row],
+        lambda row: (
+            f"`{name}` must not repeat, but {values[row]!r} is in {table.unit} {table.numbers[first[values[row]]]} too"
+        ),
+    )
+    return values
+
+
+def _pair_tables(queries: Sequence[str], positives: Sequence[Sequence[str]]) -> Tables:
+    """Return queries and their passages as a retrieval task whose corpus is all distinct passages.
+
+    Rows with the same query become one query with all their passages.
+    """
+    positives_by_query: dict[str, set[str]] = {}
+    for query, texts in zip(queries, positives, strict=True):
+        positives_by_query.setdefault(query, set()).update(texts)
+    # mteb ranks equal similarities by id, which must not depend on which passage is relevant.
+    ids = {text: f"d{number:09}" for number, text in enumerate(sorted(set().union(*positives_by_query.values())))}
+    names = {query: f"q{number}" for number, query in enumerate(positives_by_query)}
+    judged = [(names[query], ids[text], 1) for query, texts in positives_by_query.items() for text in sorted(texts)]
+    return {
+        "corpus": {"id": list(ids.values()), "title": [""] * len(ids), "text": list(ids)},
+        "queries": {"id": list(names.values()), "text": list(names)},
+        "qrels": as_columns(_QRELS, judged),
+    }
+
+
+def _finds_itself(tables: Tables) -> bool:
+    """Return True if queries are documents with the same id, so that a search must not count the query itself.
+
+    If a query and a document with different texts share an id, the ids are arbitrary numbers. If a query's own document
+    is judged relevant, the search must find it.
+    """
+    corpus, queries = tables["corpus"], tables["queries"]
+    if any(query == document and score > 0 for query, document, score in zip(*tables["qrels"].values(), strict=True)):
+        return False
+    documents = {
+        name: {text.strip(), f"{title} {text}".strip()}
+        for name, title, text in zip(corpus["id"], corpus["title"], corpus["text"], strict=True)
+    }
+    shared = [pair for pair in zip(queries["id"], queries["text"], strict=True) if pair[0] in documents]
+    return bool(shared) and all(text.strip() in documents[name] for name, text in shared)
+
+
+def _type(table: Table) -> tuple[TaskType, str]:
+    """Return the first type whose columns are all present, and the reason."""
+    columns = set(table.columns)
+    for task_type, needed in _TYPE_BY_COLUMNS:
+        if columns.issuperset(needed):
+            why = f"columns {', '.join(needed)}"
+            if needed[0] == "text" and any(isinstance(row.get(needed[1]), list) for row in table.rows):
+                return "MultilabelClassification", f"{why}, which holds lists"
+            return task_type, why
+    if (alone := _TYPE_BY_ALL_COLUMNS.get(frozenset(columns))) is not None:
+        return alone, f"columns {', '.join(table.columns)}" if len(columns) > 1 else f"column {table.columns[0]} alone"
+    needed_columns = {task_type: ", ".join(needed) for task_type, needed in reversed(_TYPE_BY_COLUMNS)}
+    raise ColumnsError(
+        f"{table.path} must have the columns of a task, but has {', '.join(table.columns)}. "
+        f"{'; '.join(f'{task_type} needs {names}' for task_type, names in needed_columns.items())}. "
+        "Texts without labels, or sentence1 and sentence2 of translations, must stand alone."
+    )
+
+
+def _checked(table: Table, task_type: TaskType) -> dict[str, list[Any]]:
+    """Return the columns of ``task_type`` under mteb's names, after validating every row."""
+    columns = {}
+    for name, (accepted, rule) in _COLUMNS[task_type].items():
+        values = table.cells(table.column(*accepted.split(), purpose=f" to be a {task_type}"), rule)
+        if (task_type, name) == ("Retrieval", "positive"):
+            values = [[value] if isinstance(value, str) else value for value in values]
+        columns[name] = [int(v) if isinstance(v, bool) else v for v in values]
+    _check_whole(table, task_type, columns=columns)
+    return columns
+
+
+def _check_whole(table: Table, task_type: TaskType, *, columns: Mapping[str, list[Any]]) -> None:
+    """Validate what spans several rows: classes, grades, and passages that are both positive and negative."""
+    if task_type == "Reranking":
+        positives, negatives = columns["positive"], columns["negative"]
+        both = [set(right).intersection(wrong) for right, wrong in zip(positives, negatives, strict=True)]
+        table.reject(
+            [row for row, texts in enumerate(both) if texts],
+            lambda row: f"a passage must not be both positive and negative: {min(both[row])[:60]!r}",
+        )
+    if task_type == "BitextMining" and len(table.rows) < 2:
+        raise TaskFileError(f"{table.path} must have two sentences or more, but has one: every search would find it.")
+    if task_type not in ("STS", "PairClassification", "Clustering", *_TRAINED):
+        return
+    name = "score" if task_type == "STS" else _label_column(task_type)
+    kinds = Counter(label for value in columns[name] for label in _several(value))
+    if len(kinds) < 2:
+        raise TaskFileError(
+            f"{table.path} must have at least two different values in `{name}`, but all {len(table.rows)} rows have "
+            f"{next(iter(kinds), 'none')!r}."
+        )
+    if len({isinstance(kind, str) for kind in kinds}) > 1:
+        raise TaskFileError(f"{table.path} must have labels of one kind, but some are strings and some are numbers.")
+
+
+def _label_column(task_type: TaskType) -> str:
+    return "label" if task_type in _TRAINED else "labels"
+
+
+def _several(value: Any) -> list[Any]:
+    """Return the labels of a row as a list."""
+    return value if isinstance(value, list) else [value]
+
+
+def _halves(columns: Mapping[str, list[Any]], path: Path) -> Tables:
+    """Return a train half and a test half in which every label has about the same share."""
+    from sklearn.model_selection import train_test_split
+
+    counts = Counter(label for value in columns["label"] for label in _several(value))
+    # The rarest label of a row decides, so that the two rows of a rare label go to different halves.
+    kinds = [
+        min(_several(value), key=lambda label: (counts[label], str(label)), default=None) for value in columns["label"]
+    ]
+    rare = [label for label, count in counts.items() if count < 2]
+    if rare:
+        raise TaskFileError(
+            f"{path} must have every label twice or more, to be split in train and test, but has one row of "
+            f"{', '.join(map(repr, rare[:5]))}. Add rows, or give a train file and a test file."
+        )
+    numbers = range(len(columns["label"]))
+    if any(isinstance(value, list) for value in columns["label"]):
+        order = sorted(random.Random(_SPLIT_SEED).sample(numbers, len(numbers)), key=lambda number: str(kinds[number]))
+        halves = [order[::2], order[1::2]]
+    else:
+        halves = train_test_split(numbers, test_size=0.5, stratify=columns["label"], random_state=_SPLIT_SEED)
+    return {
+        split: {name: [values[number] for number in sorted(half)] for name, values in columns.items()}
+        for split, half in zip(("train", "test"), halves, strict=True)
+    }
+
+
+def _numbered(splits: Tables, column: str, *, path: Path) -> Tables:
+    """Return the splits with labels as sorted numbers, which mteb's scores of two classes need."""
+    labels_by_split = {
+        split: {label for value in rows[column] for label in _several(value)} for split, rows in splits.items()
+    }
+    labels = set().union(*labels_by_split.values())
+    unseen = labels_by_split["test"] - labels_by_split.get("train", labels_by_split["test"])
+    if unseen:
+        raise TaskFileError(
+            f"{path} must have every label of its test rows among its train rows, but these are only in test: "
+            f"{', '.join(sorted(map(repr, unseen))[:5])}."
+        )
+    numbers = {label: number for number, label in enumerate(sorted(labels))}
+
+    def numbered(value: Any) -> Any:
+        return [numbers[label] for label in value] if isinstance(value, list) else numbers[value]
+
+    return {
+        split: {name: [*map(numbered, values)] if name == column else values for name, values in rows.items()}
+        for split, rows in splits.items()
+    }

@@ -1,0 +1,174 @@
+"""Read the rows that an encoder is tuned on: pairs, scored pairs, or labeled texts, detected by their columns."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from midlayer_encoders.errors import OptionError, short_repr
+from midlayer_encoders.tasks.table_files import Rule, Table, TaskFileError, is_label, is_score, is_text, read_table
+from midlayer_encoders.validation import check_list
+
+PairKind: TypeAlias = Literal["pairs", "scored", "labels"]
+Row: TypeAlias = dict[str, Any]
+
+_TEXT_COLUMNS = ("text", "sentences")
+_ANCHOR_COLUMNS = ("anchor", "query", "sentence1")
+_POSITIVE_COLUMNS = ("positive", "sentence2")
+_LABEL_COLUMNS = ("label", "labels")
+_NEGATIVE = re.compile(r"negatives?(_?\d+)?")  # not `negative_score`, a column of mined data
+_MIN_ROWS = 2
+
+
+@dataclass(frozen=True)
+class TrainingPairs:
+    """Distinct rows of one kind.
+
+    Attributes:
+        kind: ``"pairs"`` of ``anchor``, ``positive`` and any ``negative``; ``"scored"`` pairs ``sentence1``,
+            ``sentence2``, ``score``; or ``"labels"``: ``text``, ``label``.
+        rows: with the same columns each.
+        name: of their file, for errors.
+    """
+
+    kind: PairKind
+    rows: tuple[Row, ...]
+    name: str
+
+    @property
+    def digest(self) -> str:
+        """A hash of the rows."""
+        return hashlib.blake2b(json.dumps(self.rows).encode(), digest_size=8).hexdigest()
+
+    @property
+    def texts(self) -> list[str]:
+        """The distinct texts, in order."""
+        return list(dict.fromkeys(cell for row in self.rows for cell in row.values() if isinstance(cell, str)))
+
+    def split(self, share: float, seed: int) -> tuple[TrainingPairs, TrainingPairs | None]:
+        """Return the rows to train on and a random held-out share, ``None`` if the share is 0."""
+        rows = list(self.rows)
+        random.Random(seed).shuffle(rows)
+        count = max(round(share * len(rows)), _MIN_ROWS) if share else 0
+        train = TrainingPairs(self.kind, tuple(rows[count:]), self.name)
+        held_out = TrainingPairs(self.kind, tuple(rows[:count]), self.name) if count else None
+        if any(part and len(part.loss_rows(seed)) < _MIN_ROWS for part in (train, held_out)):
+            reason = " and too few of each label" if self.kind == "labels" else ""
+            raise OptionError(
+                f"`pairs` must have {_MIN_ROWS} pairs or more to train on, and as many to hold out, but {self.name} "
+                f"has {len(rows)} rows{reason} for held_out={share:g}. Add rows, or pass held_out=0."
+            )
+        return train, held_out
+
+    def loss_rows(self, seed: int) -> list[Row]:
+        """Return the rows for the loss; texts of a label are paired with one another in a random order."""
+        if self.kind != "labels":
+            return list(self.rows)
+        numbers = {label: number for number, label in enumerate(sorted({row["label"] for row in self.rows}, key=str))}
+        by_label: dict[int, list[str]] = {}
+        for row in self.rows:
+            by_label.setdefault(numbers[row["label"]], []).append(row["text"])
+        rows: list[Row] = []
+        for label, texts in by_label.items():
+            random.Random(f"{seed} {label}").shuffle(texts)
+            ring = pairwise([*texts, texts[0]]) if len(texts) > 1 else []  # each text is an anchor once
+            rows += [{"anchor": anchor, "positive": positive, "label": label} for anchor, positive in ring]
+        return rows
+
+
+def read_pairs(pairs: Path | str | Sequence[Mapping[str, Any]]) -> TrainingPairs:
+    """Return the rows of a file (JSONL, CSV, TSV, parquet), or of a list of dicts.
+
+    Raises:
+        TaskFileError: naming the file, the invalid rows and columns, and the requirement.
+    """
+    if isinstance(pairs, Path | str):
+        table = read_table(Path(pairs))
+    else:
+        rows = check_list("pairs", pairs, "rows")
+        for row in rows:
+            if not isinstance(row, Mapping) or not all(isinstance(name, str) for name in row):
+                example = "{'anchor': …, 'positive': …}"
+                raise OptionError(f"`pairs` must hold dicts, as {example}, but got {short_repr(row)}.")
+        table = Table(Path("`pairs`"), "row", list(range(1, len(rows) + 1)), rows)
+    kind, rows = _rows(table)
+    distinct = tuple(json.loads(row) for row in dict.fromkeys(json.dumps(row) for row in rows))
+    if len(distinct) < _MIN_ROWS:
+        count = f"all {len(rows)} are alike" if len(rows) > 1 else "has one"
+        raise TaskFileError(f"{table.path} must have two rows or more that differ, but {count}.")
+    _check_rows(kind, distinct, table.path)
+    return TrainingPairs(kind, distinct, table.path.name)
+
+
+def _rows(table: Table) -> tuple[PairKind, list[Row]]:
+    """Return the kind of a table's rows, and the rows with the column names of that kind."""
+    text, anchor, positive, label, score = (
+        next((name for name in names if name in table.columns), None)
+        for names in (_TEXT_COLUMNS, _ANCHOR_COLUMNS, _POSITIVE_COLUMNS, _LABEL_COLUMNS, ("score",))
+    )
+    if anchor is None or positive is None:
+        if text is None or label is None:
+            raise TaskFileError(
+                f"{table.path} must have the columns of pairs, but has {', '.join(table.columns)}. Pairs: anchor and "
+                "positive (query and positive, or sentence1 and sentence2), with hard negatives in negative, "
+                "negative_2 and so on; scored pairs: score, or label 0 or 1, too; classes: text and label."
+            )
+        cells = zip(table.cells(text, _TEXT), table.cells(label, _LABEL), strict=True)
+        return "labels", [dict(zip(("text", "label"), row, strict=True)) for row in cells]
+    if score is not None or label is not None:
+        rule = _SCORE if score is not None else _ZERO_ONE
+        first = table.cells(anchor, _TEXT)
+        second = table.cells(positive, _TEXT)
+        scores = map(float, table.cells(score or str(label), rule))
+        names: tuple[str, ...] = ("sentence1", "sentence2", "score")
+        return "scored", [dict(zip(names, row, strict=True)) for row in zip(first, second, scores, strict=True)]
+    negatives = [name for name in table.columns if _NEGATIVE.fullmatch(name)]
+    columns = [table.cells(anchor, _TEXT), *(table.cells(name, _TEXTS) for name in (positive, *negatives))]
+    names = ("anchor", "positive", *negatives)
+    rows = [row for cells in zip(*columns, strict=True) for row in _rows_of_positives(cells)]
+    return "pairs", [dict(zip(names, row, strict=True)) for row in rows]
+
+
+def _rows_of_positives(cells: Sequence[str | list[str]]) -> list[tuple[str, ...]]:
+    """Return one row for each positive of a list, with the negatives of each column in turn."""
+    anchor, positives, *negatives = ([cell] if isinstance(cell, str) else cell for cell in cells)
+    return [
+        (*anchor, positive, *(texts[number % len(texts)] for texts in negatives))
+        for number, positive in enumerate(positives)
+    ]
+
+
+def _check_rows(kind: PairKind, rows: Sequence[Row], path: Path) -> None:
+    """Raise if valid rows are uninformative together."""
+    if kind == "pairs":
+        if all(row["anchor"] == row["positive"] for row in rows):
+            raise TaskFileError(
+                f"{path} must pair texts with others, but in all {len(rows)} rows both are the same text."
+            )
+        return
+    column = "score" if kind == "scored" else "label"
+    if len({row[column] for row in rows}) < 2:
+        raise TaskFileError(
+            f"{path} must have at least two different values in its column of {column}s, but all {len(rows)} rows have "
+            f"{rows[0][column]!r}."
+        )
+    if kind == "labels" and len({isinstance(row["label"], str) for row in rows}) > 1:
+        raise TaskFileError(f"{path} must have labels of one kind, but some are strings and some are numbers.")
+
+
+def _is_text_or_texts(value: object) -> bool:
+    return is_text(value) or (isinstance(value, list) and bool(value) and all(map(is_text, value)))
+
+
+_TEXT: Rule = ("a string that is not empty", is_text)
+_TEXTS: Rule = ("a string that is not empty, or a list of such", _is_text_or_texts)
+_LABEL: Rule = ("a label, a string or a whole number", is_label)
+_SCORE: Rule = ("a finite number", is_score)
+_ZERO_ONE: Rule = ("0 or 1", lambda value: isinstance(value, int) and value in (0, 1))

@@ -1,0 +1,164 @@
+"""Validation of arguments: each function returns the checked value or raises an :class:`OptionError`."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import operator
+import os
+from collections.abc import Callable, Iterable, Mapping, Set
+from numbers import Real
+from typing import Any
+
+from midlayer_encoders.errors import OptionError, did_you_mean, short_repr
+
+
+def check_choice(argument: str, value: object, choices: Iterable[str]) -> str:
+    """Return a string that is one of ``choices``."""
+    names = list(choices)
+    if not isinstance(value, str) or value not in names:
+        raise OptionError(
+            f"`{argument}` must be one of {', '.join(map(repr, names))}, but got {short_repr(value)}."
+            + (did_you_mean(value, names) if isinstance(value, str) else "")
+        )
+    return str(value)
+
+
+def check_count(argument: str, value: object, unit: str = "", *, minimum: int = 1) -> int:
+    """Return an integer of at least ``minimum`` as an ``int``; NumPy integers pass, bools do not.
+
+    Example:
+        >>> check_count("views", 0)
+        Traceback (most recent call last):
+        ...
+        midlayer_encoders.errors.OptionError: `views` must be a whole number, 1 or more, but got 0.
+    """
+    number = _integer(value)
+    if number is None or not minimum <= number < 2**63:
+        requirement = f"a positive number of {unit}" if unit else f"a whole number, {minimum} or more"
+        raise OptionError(f"`{argument}` must be {requirement}, but got {short_repr(value)}.")
+    return number
+
+
+def check_seed(value: object, argument: str = "seed") -> int:
+    """Return a seed that every random generator accepts: an integer from 0 to 2**32 - 1."""
+    number = _integer(value)
+    if number is None or not 0 <= number < 2**32:
+        raise OptionError(f"`{argument}` must be a whole number from 0 to 2**32 - 1, but got {short_repr(value)}.")
+    return number
+
+
+def check_number(argument: str, value: object, *, minimum: float = 0.0, maximum: float = math.inf) -> float:
+    """Return a finite number from ``minimum`` to ``maximum`` as a ``float``."""
+    is_real = isinstance(value, Real) and not isinstance(value, bool)
+    try:
+        number = float(value) if is_real else math.nan  # type: ignore[arg-type]
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number) or not minimum <= number <= maximum:
+        bounds = f"{minimum:g} or more" if maximum == math.inf else f"from {minimum:g} to {maximum:g}"
+        raise OptionError(f"`{argument}` must be a finite number, {bounds}, but got {short_repr(value)}.")
+    return number
+
+
+def check_flag(argument: str, value: object) -> bool:
+    """Return a bool; strings and numbers are rejected because ``"no"`` would count as true."""
+    if isinstance(value, bool) or type(value).__name__ in ("bool_", "bool"):  # NumPy bools, without importing NumPy
+        return bool(value)
+    raise OptionError(f"`{argument}` must be True or False, but got {short_repr(value)}.")
+
+
+def lone_surrogate(text: str) -> str | None:
+    r"""Return the first unpaired surrogate of a text as an escape sequence, or ``None`` if the text is valid.
+
+    Example:
+        >>> lone_surrogate("cut " + chr(0xD83D)) == r"\ud83d", lone_surrogate("whole " + chr(0x1F642))
+        (True, None)
+    """
+    try:
+        text.encode("utf8")
+    except UnicodeEncodeError as error:
+        return ascii(text[error.start])[1:-1]
+    return None
+
+
+def check_text(argument: str, value: object) -> str:
+    """Return a string that UTF-8 can encode."""
+    if not isinstance(value, str):
+        raise OptionError(f"`{argument}` must be a string, but got {short_repr(value)} ({type(value).__name__}).")
+    if (surrogate := lone_surrogate(value)) is not None:
+        raise OptionError(
+            f"`{argument}` must be valid text, but {short_repr(value)} contains the unpaired surrogate {surrogate}, "
+            "which is half of an emoji. Remove it: text.encode('utf8', 'ignore').decode()."
+        )
+    return value
+
+
+def check_list(argument: str, values: object, items: str = "texts", *, minimum: int = 1) -> list[Any]:
+    """Return the values of any sequence as a list; a single string is rejected.
+
+    Example:
+        >>> check_list("texts", "a text")
+        Traceback (most recent call last):
+        ...
+        midlayer_encoders.errors.OptionError: `texts` must be a list of texts, but got one: 'a text'. Write ['a text'].
+    """
+    if isinstance(values, str):
+        text = short_repr(values)
+        raise OptionError(f"`{argument}` must be a list of {items}, but got one: {text}. Write [{text}].")
+    is_scalar = getattr(values, "ndim", 1) == 0  # an array or tensor
+    if not isinstance(values, Iterable) or isinstance(values, bytes | Mapping | Set) or is_scalar:
+        raise OptionError(
+            f"`{argument}` must be a list of {items}, but got {short_repr(values)} ({type(values).__name__})."
+        )
+    result = list(values)
+    if len(result) < minimum:
+        requirement = f"{minimum} {items} or more" if minimum > 1 else f"at least one {items.removesuffix('s')}"
+        raise OptionError(f"`{argument}` must hold {requirement}, but got {len(result) or 'none'}.")
+    return result
+
+
+def check_texts(argument: str, values: object, *, minimum: int = 1) -> list[str]:
+    """Return texts as a list; the error names the first item that is not valid text."""
+    texts = check_list(argument, values, minimum=minimum)
+    return [check_text(f"{argument}[{index}]", text) for index, text in enumerate(texts)]
+
+
+def check_progress(value: object) -> None:
+    """Raise an :class:`OptionError` unless a progress callback is callable or ``None``."""
+    if value is not None and not callable(value):
+        raise OptionError(
+            f"`progress` must be a function of (stage, done, total) or None, but got {short_repr(value)}."
+        )
+
+
+def check_path(argument: str, value: object) -> None:
+    """Raise an :class:`OptionError` unless a value is a file path, a folder path or ``None``."""
+    if value is not None:
+        text = os.fspath(value) if isinstance(value, os.PathLike) else value
+        if "\0" in check_text(argument, text) or not text:
+            raise OptionError(f"`{argument}` must be a path, but got {short_repr(value)}.")
+
+
+def check_effect(function: Callable[..., Any], condition: str, **arguments: object) -> None:
+    """Raise an :class:`OptionError` if an argument that has no effect differs from the function's default.
+
+    Args:
+        function: the function that declares the defaults.
+        condition: when the arguments have no effect, for example ``"with kind='knn', which trains nothing"``.
+        arguments: the arguments by name, with the values that the function received.
+    """
+    parameters = inspect.signature(function).parameters
+    for name, value in arguments.items():
+        default = parameters[name].default
+        if value is not default and not (type(value) is type(default) and value == default):
+            raise OptionError(f"`{name}` must be left out {condition}, but got {short_repr(value)}.")
+
+
+def _integer(value: object) -> int | None:
+    if isinstance(value, bool):
+        return None
+    try:
+        return operator.index(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):  # ValueError: a tensor with several elements
+        return None

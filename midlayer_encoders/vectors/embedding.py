@@ -1,0 +1,331 @@
+"""Write the vectors or token states of many inputs at many layers to files, from one pass over each input.
+
+The vectors go to the same kind of store that a sweep fills, so an interrupted run resumes, and a file can be written
+from the store of a sweep.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import InitVar, dataclass, replace
+from pathlib import Path
+from typing import Any, Unpack
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from midlayer_encoders._types import Layer, Progress, ReadSite, Stage, content_digest
+from midlayer_encoders.encoder.options import EncoderKeywords
+from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
+from midlayer_encoders.errors import OptionError, short_repr
+from midlayer_encoders.files import expand_home, explain_full_disk, folder_lock, write_file
+from midlayer_encoders.media import check_taken, medium_of, read_image
+from midlayer_encoders.reading.batches import TokenBudget, batches_of, check_budget, count_tokens, tokens_that_fit
+from midlayer_encoders.reading.capture import final_norm
+from midlayer_encoders.reading.reader import layer_reader
+from midlayer_encoders.report.versions import versions
+from midlayer_encoders.store import EmbeddingStore, StoreDtype, StoreError, TextNotStoredError, list_stores
+from midlayer_encoders.sweeping.embedder import Embedder, item_key, num_dims, open_store, store_key
+from midlayer_encoders.sweeping.layer_sweep import load_encoder
+from midlayer_encoders.validation import check_flag, check_list, check_path, check_progress, check_texts
+from midlayer_encoders.vectors.vector_files import Tensor, check_suffix, write_safetensors, write_vectors
+
+_CHUNK = 1 << 16  # inputs per store: the index of a single store would grow with the number of inputs
+_MAX_NAMED = 3  # missing texts in an error message
+_BLOCK_BYTES = 128 * 2**20  # of vectors that are written at a time
+_SHARD_BYTES = 128 * 2**20  # of token states
+_SHARD_MEDIA = 32  # images or waveforms per shard, since their number of states is unknown
+_COUNTED = 4096  # texts tokenized at a time
+_SPEC_FIELDS = ("model", "revision", "weights", "tower", "num_layers", "site", "norm", "pooling", "asked", "max_length")
+
+
+def embed(
+    model: str | LayerEncoder,
+    inputs: Sequence[Any],
+    out: Path | str,
+    *,
+    layers: Sequence[Layer] | str = "all",
+    site: ReadSite = "block",
+    tokens: bool = False,
+    from_sweep: Path | str | None = None,
+    prompt_name: str | None = None,
+    prompt: str | None = None,
+    token_budget: TokenBudget = "auto",
+    progress: Progress | None = None,
+    **options: Unpack[EncoderKeywords],
+) -> Path:
+    """Write the vectors of inputs at many layers to a file, from one pass over each input, and return its path.
+
+    Vectors are first stored in ``<out>.part``, so that the same call resumes after an interruption. The folder is
+    removed when the file is complete; until then the disk holds the vectors twice.
+
+    Args:
+        model: a folder or name on the hub, or a ``LayerEncoder`` with the whole model.
+        inputs: texts, or images or audio for a model that takes them.
+        out: ``.npy`` of shape ``(L, N, D)`` with a ``.json`` next to it, ``.safetensors`` or ``.parquet``; with
+            ``tokens`` a new folder. Its parent folder must exist.
+        layers: ``"all"``, or some layers; they are written in ascending order.
+        site: ``"block"``, or ``"attention"`` or ``"mlp"`` to read what these add in each block, from layer 1 up.
+        tokens: write the states of every token, with the encoder's norm, instead of pooled vectors: safetensors shards
+            and an ``index.json`` that lists them.
+        from_sweep: folder of a sweep of this model; vectors are read from its store, and the model does not run.
+        prompt_name: name of the encoder's prompt for each text; its default prompt by default.
+        prompt: text of the prompt.
+        token_budget: tokens per batch; ``"auto"`` chooses the fastest size for the device.
+        progress: called with the stages ``"embedding"`` (inputs) and ``"writing"`` (vectors).
+        options: as in :class:`~midlayer_encoders.EncoderOptions` if ``model`` is a name; with an encoder they must
+            match its own.
+
+    Raises:
+        TextNotStoredError: the sweep has not stored some of the inputs.
+    """
+    tokens = check_flag("tokens", tokens)
+    budget = check_budget(token_budget)
+    check_progress(progress)
+    path = check_out(out, tokens=tokens)
+    items = check_list("inputs", inputs, "inputs")
+    if tokens and from_sweep is not None:
+        raise OptionError("`tokens` must be False with `from_sweep`: a sweep stores pooled vectors only.")
+    check_path("from_sweep", from_sweep)
+    encoder = load_encoder(model, options)
+    run = _EmbedRun(encoder, items, path, layers, site, encoder.prompt_text(prompt_name, prompt, items), progress)
+    if from_sweep is not None:
+        run.write_vectors(run.stored_by_sweep(expand_home(from_sweep)))
+        return path
+    part = path.with_name(f"{path.name}.part")
+    with folder_lock(part):
+        if tokens:
+            run.write_states(part, budget)
+        else:
+            run.write_vectors(run.embed(part, budget))
+        shutil.rmtree(part, ignore_errors=True)
+    return path
+
+
+def check_out(out: Path | str, *, tokens: bool) -> Path:
+    """Return the path to write to, or raise if it cannot be written."""
+    check_path("out", out)
+    path = expand_home(out)
+    if not path.parent.is_dir():
+        raise OptionError(f"`out` must be in an existing folder, but {path.parent} does not exist: create it first.")
+    if tokens:
+        if path.suffix in (".npy", ".safetensors", ".parquet"):
+            raise OptionError(
+                f"`out` must be a new folder with `tokens`, for safetensors shards, but got {path.name!r}: "
+                f"each text has a different number of states. Name it {path.stem!r}."
+            )
+        if path.is_file() or (path.is_dir() and any(path.iterdir())):
+            raise OptionError(f"`out` must be a new or empty folder with `tokens`, but {path} is not: use another.")
+        return path
+    check_suffix(path)
+    if path.is_dir():
+        raise OptionError(f"`out` must be a file, but {path} is a folder: use another name.")
+    return path
+
+
+class _FixedTotal(Stage):
+    """A stage with a fixed total, which ignores expected steps."""
+
+    def expect(self, more: int) -> None:  # noqa: ARG002  (the signature of the base class)
+        self._report()
+
+
+@dataclass
+class _EmbedRun:
+    """One call of :func:`embed`."""
+
+    encoder: LayerEncoder
+    inputs: list[Any]
+    out: Path
+    requested_layers: InitVar[Sequence[Layer] | str]
+    site: ReadSite
+    prompt: str
+    progress: Progress | None
+
+    def __post_init__(self, requested_layers: Sequence[Layer] | str) -> None:
+        encoder, inputs = self.encoder, self.inputs
+        # Rejects an unreadable site.
+        self.reader = layer_reader(encoder, layers=requested_layers, prompt=self.prompt, site=self.site)
+        self.layers = self.reader.layers
+        self.spec = replace(encoder.spec, site=self.site)
+        self.dim = num_dims(encoder, self.spec.norm)
+        self.medium = medium_of(inputs[0], encoder.media)
+        check_taken(self.medium, encoder.media, inputs[0], model=encoder.name)
+        if self.medium == "text":
+            check_texts("inputs", inputs)
+        # As bytes: a million strings would take more memory than the model.
+        keys = (_key(item, self.medium, encoder, self.prompt).encode() for item in inputs)
+        self._keys = np.fromiter(keys, dtype="S32", count=len(inputs))
+        self.digest = content_digest(self._keys.tobytes(), 16)
+
+    def keys(self, start: int, end: int) -> list[str]:
+        """Return the store keys of a range of inputs."""
+        return [key.decode() for key in self._keys[start:end].tolist()]
+
+    def write_vectors(self, store_of: Callable[[int], EmbeddingStore]) -> None:
+        """Write the file from the stores of the chunks."""
+        names = [str(item) if isinstance(item, str | Path) else None for item in self.inputs]
+        write_vectors(self.out, self.layers, names, self.dim, self._blocks(store_of), self.metadata())
+
+    def _blocks(self, store_of: Callable[[int], EmbeddingStore]) -> Iterator[tuple[int, list[npt.NDArray[np.float32]]]]:
+        """Yield the first input of each block, and its vectors at each layer."""
+        stage = Stage(self.progress, "writing", len(self.layers) * len(self.inputs))
+        num_rows = max(1, _BLOCK_BYTES // (4 * self.dim * len(self.layers)))
+        for first in range(0, len(self.inputs), _CHUNK):
+            store = store_of(first // _CHUNK)
+            last = min(first + _CHUNK, len(self.inputs))
+            for start in range(first, last, num_rows):
+                keys = self.keys(start, min(start + num_rows, last))
+                vectors = []
+                for layer in self.layers:
+                    vectors.append(store.read(layer, keys))
+                    stage.step(len(keys))
+                yield start, vectors
+
+    def embed(self, part: Path, budget: TokenBudget) -> Callable[[int], EmbeddingStore]:
+        """Embed every input, and return a function that opens the store of a chunk."""
+
+        def open_chunk(chunk: int) -> EmbeddingStore:
+            return open_store(part / str(chunk), self.spec, self.layers, self.encoder, "float32")
+
+        stage = _FixedTotal(self.progress, "embedding", len(self.inputs))
+        for start in range(0, len(self.inputs), _CHUNK):
+            end = min(start + _CHUNK, len(self.inputs))
+            embedder = Embedder(self.encoder, open_chunk(start // _CHUNK), budget, stage, site=self.site)
+            embedder(self.inputs[start:end], self.keys(start, end), self.prompt)
+            stage.step(end - stage.done)  # including stored and repeated inputs
+        return open_chunk
+
+    def stored_by_sweep(self, folder: Path) -> Callable[[int], EmbeddingStore]:
+        """Return a function that returns a sweep's store, which must hold every input at every layer."""
+        dtypes: tuple[StoreDtype, ...] = ("float32", "float16")
+        missing: list[int] | None = None
+        roots = folder / "embeddings", folder
+        for root, dtype in itertools.product(roots, dtypes):
+            if store_key(self.spec, dtype) in {info.key for info in list_stores(root)}:
+                store = open_store(root, self.spec, self.layers, self.encoder, dtype)
+                missing = store.missing(self.keys(0, len(self.inputs)))
+                if not missing:
+                    return lambda _, store=store: store  # type: ignore[misc]
+        if missing is None:
+            stores = [info for root in roots for info in list_stores(root)]
+            held = "; ".join(self._differences(info.description) for info in stores[:_MAX_NAMED])
+            raise StoreError(
+                f"`from_sweep` must be the folder of a sweep of {self.encoder.name} with these options, but {folder} "
+                f"holds {f'vectors with {held}' if held else 'none'}. Pass the folder of the sweep, or its store, and "
+                "the options of the sweep."
+            )
+        first = ", ".join(short_repr(self.inputs[index]) for index in missing[:_MAX_NAMED])
+        more = f" and {len(missing) - _MAX_NAMED} more" if len(missing) > _MAX_NAMED else ""
+        raise TextNotStoredError(
+            f"`inputs` must all be stored in {folder} at the layers {', '.join(map(str, self.layers))}, but "
+            f"{len(missing)} are not: {first}{more}. A sweep stores texts with the prompt of their task, at the swept "
+            "layers. Leave these inputs out, or embed without --from."
+        )
+
+    def _differences(self, description: Any) -> str:
+        """Return how the vectors of a store differ from the requested ones."""
+        expected = self.spec.to_dict()
+        differences = [
+            f"{name} {short_repr(description.get(name))} instead of {short_repr(expected[name])}"
+            for name in ("model", "weights", "norm", "pooling", "asked", "site")
+            if description.get(name) != expected[name]
+        ]
+        return ", ".join(differences) or "the same model with other options"
+
+    def write_states(self, part: Path, budget: TokenBudget) -> None:
+        """Write token states to shards, except those that exist, then ``index.json``, and move the folder into place.
+
+        A shard holds ``layer.K`` ``(T, D)`` per layer, the concatenated states of its inputs; ``offsets`` ``(n + 1)``,
+        where the states of each input begin; and ``counted`` ``(T)``, which states the pooling includes.
+        """
+        folder = part / f"{store_key(self.spec)}-{content_digest(str(self.layers), 4)}-{self.digest}"
+        tokens = tokens_that_fit(self.encoder) if budget == "auto" else budget
+        metadata = self.metadata(tokens=True)
+        stage = Stage(self.progress, "embedding", len(self.inputs))
+        shards = []
+        for number, (start, end) in enumerate(self._shards()):
+            path = folder / f"states-{number:06d}.safetensors"
+            shards.append({"file": path.name, "first": start, "inputs": end - start})
+            if not path.is_file():
+                tensors = self._read_states(self.inputs[start:end], tokens)
+                write_safetensors(path, tensors, {**metadata, "first": start, "count": end - start})
+            stage.step(end - start)
+        write_file(folder / "index.json", json.dumps({**metadata, "shards": shards}, indent=2).encode())
+        with explain_full_disk(self.out):
+            folder.replace(self.out)  # replaces an empty folder
+
+    def _shards(self) -> Iterator[tuple[int, int]]:
+        """Yield the start and end of each shard, which depend on the inputs only, so that a run can resume."""
+        if self.medium != "text":
+            for start in range(0, len(self.inputs), _SHARD_MEDIA):
+                yield start, min(start + _SHARD_MEDIA, len(self.inputs))
+            return
+        token_bytes = 4 * self.dim * len(self.layers)
+        begin = size = 0
+        for start in range(0, len(self.inputs), _COUNTED):
+            texts = [self.prompt + text for text in self.inputs[start : start + _COUNTED]]
+            for index, count in enumerate(count_tokens(self.encoder, texts), start):
+                if size and size + count * token_bytes > _SHARD_BYTES:
+                    yield begin, index
+                    begin, size = index, 0
+                size += count * token_bytes
+        yield begin, len(self.inputs)
+
+    def _read_states(self, inputs: Sequence[Any], tokens: int) -> dict[str, Tensor]:
+        """Return the tensors of a shard in blocks, one per input."""
+        reader = self.reader
+        states: dict[int, dict[int, npt.NDArray[np.float32]]] = {layer: {} for layer in reader.layers}
+        counted: dict[int, npt.NDArray[np.bool_]] = {}
+        norm = final_norm(reader.model, reader.anatomy, reader.norm)
+
+        def receive(layer: int, batch: torch.Tensor, mask: torch.Tensor, positions: list[int]) -> None:
+            rows = norm(batch)[..., : reader.truncate_dim].float().cpu().numpy()
+            real = mask.bool().cpu().numpy()
+            pooled = reader.counting(mask).bool().cpu().numpy()
+            for row, position in enumerate(positions):
+                states[layer][position] = rows[row][real[row]]
+                counted[position] = pooled[row][real[row]]
+
+        batches = batches_of(self.encoder, inputs, token_budget=tokens, prompt=self.prompt)
+        for _ in reader.embed(inputs, batches, tokens=receive):
+            pass
+        order = range(len(inputs))
+        offsets = np.cumsum([0, *(len(counted[position]) for position in order)], dtype=np.int64)
+        total = int(offsets[-1])
+        tensors: dict[str, Tensor] = {
+            "offsets": ("int64", offsets.shape, [offsets]),
+            "counted": ("bool", (total,), [counted[position] for position in order]),
+        }
+        for layer, blocks in states.items():
+            shape = total, blocks[0].shape[1]
+            tensors[f"layer.{layer}"] = ("float32", shape, [blocks[position] for position in order])
+        return tensors
+
+    def metadata(self, *, tokens: bool = False) -> dict[str, Any]:
+        """Return the description of the file."""
+        fields = self.spec.to_dict()
+        return {
+            "format": "midlayer states 1" if tokens else "midlayer vectors 1",
+            **{name: fields[name] for name in (*_SPEC_FIELDS, "truncate_dim", "dtype")},
+            **({"pooling": None} if tokens else {}),
+            "commit": getattr(getattr(self.encoder.transformer, "config", None), "_commit_hash", None),
+            "layers": list(self.layers),
+            "recipe": self.encoder.options.recipe,
+            "prompt": self.prompt,
+            "spec": store_key(self.spec),
+            "inputs": len(self.inputs),
+            "inputs_digest": self.digest,
+            "versions": versions(),
+        }
+
+
+def _key(item: Any, medium: str, encoder: LayerEncoder, prompt: str) -> str:
+    """Return the key of an input; of an image by its pixels, even if it is a file."""
+    if medium == "image":
+        return item_key(read_image(item, max_pixels=encoder.max_pixels))
+    return item_key(Path(item) if medium == "audio" and isinstance(item, str) else item, prompt)

@@ -1,0 +1,235 @@
+"""Every option of ``compare``, ``progression``, ``probe`` and ``reproduce`` reaches the analysis behind it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+from midlayer_encoders import LayerEncoder
+from midlayer_encoders.comparing import CompareResult, ProgressionResult, progression
+from midlayer_encoders.errors import OptionError
+from midlayer_encoders.paper.setting import TENTHS, Setting
+from tests.cli.calls import check_every_option, run, tables
+from tests.grouped import compare, probe
+from tests.report.made_frames import scores_frame
+from tests.tiny_folders import TEXTS, save_tiny
+
+Folder = Callable[[str], str]
+pytestmark = pytest.mark.usefixtures("quick_collector")
+ROWS = [{"body": f"{text} {number}", "title": f"{number} {text.upper()}"} for number in range(3) for text in TEXTS[:5]]
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> Path:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n".join(map(json.dumps, ROWS)))
+    return path
+
+
+@pytest.fixture(scope="module")
+def steps(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder of three checkpoints."""
+    folder = tmp_path_factory.mktemp("steps")
+    for seed, name in enumerate(("step1", "checkpoint-2", "step16")):
+        save_tiny("Llama", folder / name, seed=seed)
+    return folder
+
+
+@pytest.fixture
+def without_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out the figures, which take longer than all the rest."""
+    for result in (CompareResult, ProgressionResult):
+        monkeypatch.setattr(result, "plots", lambda self: {})
+
+
+def written(out: Path, *names: str) -> dict[str, pl.DataFrame]:
+    return {name: pl.read_parquet(out / f"{name}.parquet") for name in names}
+
+
+def given(field: str = "body", limit: int | None = None, layers: str = "all", **options: Any) -> dict[str, Any]:
+    """Return a command's words as the arguments of the Python call."""
+    expected = layers if layers == "all" else [float(k) if "." in k else int(k) for k in layers.split(",")]
+    return {
+        "texts": [row[field] for row in ROWS][:limit],
+        "layers": expected,
+        "dataset": "rows",
+        "device": "cpu",
+        **options,
+    }
+
+
+CHANGED = {"field": "title", "limit": 11, "layers": "0,0.5,-1", "norm": "final", "pooling": "last", "max_length": 7}
+CHANGED |= {"dtype": "float64", "views": 3, "seed": 3}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("without_figures")
+def test_every_option_of_compare_reaches_it(steps: Path, texts: Path, tmp_path: Path) -> None:
+    pair = [str(steps / name) for name in ("step1", "step16")]
+
+    def command(words: list[str]) -> dict[str, pl.DataFrame]:
+        out = tmp_path / "out"
+        output = run("compare", *pair, "--texts", str(texts), "--out", str(out), "--device", "cpu", *words)
+        result = written(out, "frame", "differences", "cka")
+        rows = result["differences"].select("layer", "name", "difference").iter_rows()
+        values = {(layer, name.replace("_", " ")): value for layer, name, value in rows}
+        ((head, *lines),) = tables(output)
+        printed = {(int(line[0]), name): cell for line in lines for name, cell in zip(head[1:], line[1:], strict=True)}
+        assert printed == {key: f"{value:+.3g}" if value else "0" for key, value in values.items()}
+        assert "local/step16 minus local/step1" in output
+        return result
+
+    def call(metrics: str = "paper", **options: Any) -> dict[str, pl.DataFrame]:
+        names = metrics if metrics == "paper" else metrics.split(",")
+        result = compare(*pair, metrics=names, **given(**options))
+        return {"frame": result.frame, "differences": result.differences, "cka": result.similarity}
+
+    options = CHANGED | {"metrics": "anisotropy,lidar", "resamples": 3}
+    plain = {"field": "body", "metrics": "infonce,anisotropy"}
+    check_every_option(command, call, options, plain=plain, each=False)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("without_figures")
+def test_every_option_of_progression_reaches_it(steps: Path, texts: Path, tmp_path: Path) -> None:
+    def command(words: list[str]) -> dict[str, pl.DataFrame]:
+        out = tmp_path / "out"
+        output = run("progression", str(steps), "--texts", str(texts), "--out", str(out), "--device", "cpu", *words)
+        result = written(out, "frame")
+        ends = {(row[0], row[1].replace("_", " ")): row[2] for row in settled(result["frame"]).iter_rows()}
+        ((head, *lines),) = tables(output)
+        rows = {(int(line[0]), name): cell for line in lines for name, cell in zip(head[1:], line[1:], strict=True)}
+        assert rows == {key: str(step) for key, step in ends.items()}
+        return result
+
+    def settled(frame: pl.DataFrame) -> pl.DataFrame:
+        return ProgressionResult(frame, None, {}).settled().select("layer", "name", "step")
+
+    def call(metrics: str = "paper", revisions: str | None = None, **options: Any) -> dict[str, pl.DataFrame]:
+        names = metrics if metrics == "paper" else metrics.split(",")
+        requested = revisions.split(",") if revisions else None
+        return {"frame": progression(str(steps), requested, metrics=names, **given(**options)).frame}
+
+    options = CHANGED | {"metrics": "anisotropy,lidar", "revisions": "step1,step16"}
+    check_every_option(command, call, options, plain={"field": "body", "metrics": "infonce,anisotropy"}, each=False)
+
+
+def test_every_option_of_probe_reaches_it(tiny_folder: Folder, tmp_path: Path) -> None:
+    folder = tiny_folder("Llama")
+    labels = [str(sum(map(ord, row["body"])) % 3) for row in ROWS]
+    train = [row["body"] for row in ROWS] + [row["title"] for row in ROWS]
+    both = [*labels, *labels]
+    for name, count in (("mine", len(train)), ("test", 13)):
+        lines = [{"text": text, "label": label} for text, label in zip(train[:count], both, strict=False)]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, lines)))
+
+    def command(words: list[str]) -> dict[str, pl.DataFrame]:
+        out = tmp_path / "out"
+        output = run(
+            "probe", folder, "--data", str(tmp_path / "mine.jsonl"), "--out", str(out), "--device", "cpu", *words
+        )
+        table = pl.read_csv(out / "probe.csv")
+        ((_, *rows),) = tables(output)
+        assert rows == [
+            [str(layer), f"{100 * accuracy:.1f}", f"{100 * low:.1f} to {100 * high:.1f}", f"{100 * valid:.1f}",
+             str(epoch) if epoch else ""]
+            for layer, accuracy, low, high, valid, epoch in table.iter_rows()
+        ]  # fmt: skip
+        best = table.sort("validation", "layer", descending=[True, False]).row(0, named=True)["layer"]
+        assert f"By validation, layer {best} of 4" in output
+        return written(out, "probe") | {"table": table}
+
+    def call(test: str | None = None, layers: str = "all", **options: Any) -> dict[str, pl.DataFrame]:
+        own_options = {name: options.pop(name) for name in ("dtype", "max_length", "norm") if name in options}
+        tested = {"test_inputs": train[:13], "test_labels": both[:13]} if test else {}
+        expected = given(layers=layers)["layers"]
+        encoder = LayerEncoder(folder, -1, device="cpu", **own_options)
+        defaults = {
+            "kind": "attentive",
+            "epochs": 30,
+            "batch_size": 256,
+            "learning_rate": 1e-3,
+            "seed": 0,
+        }
+        result = probe(encoder, train, both, layers=expected, dataset="mine", **tested, **(defaults | options))
+        result.table.write_csv(tmp_path / "expected.csv")
+        return {"probe": result.frame, "table": pl.read_csv(tmp_path / "expected.csv")}
+
+    options = {"test": str(tmp_path / "test.jsonl"), "layers": "1,0.5,-1", "epochs": 6, "batch_size": 5, "seed": 2}
+    options |= {"learning_rate": 0.02, "norm": "none", "max_length": 9}
+    check_every_option(command, call, options, plain={"kind": "linear", "epochs": 2, "layers": "0,2"}, each=False)
+
+
+def test_the_memory_of_a_probe_is_what_was_asked_for(tiny_folder: Folder, tmp_path: Path) -> None:
+    """Without memory for tokens every epoch reads the examples again, which the bar counts."""
+    lines = [{"text": f"{text} {number}", "label": str(number)} for number in range(3) for text in TEXTS[:5]]
+    (tmp_path / "mine.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    words = ["probe", tiny_folder("Llama"), "--data", str(tmp_path / "mine.jsonl"), "--device", "cpu", "--epochs", "2"]
+    frames = []
+    for number, extra in enumerate(([], ["--keep-gb", "0"])):
+        output = run(*words, "--layers", "1", "--out", str(tmp_path / f"{number}"), *extra)
+        assert ("examples read" in output) is (not extra)
+        frames.append(pl.read_parquet(tmp_path / f"{number}" / "probe.parquet"))
+    assert frames[0].equals(frames[1])
+
+
+# --- reproduce ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def settings(monkeypatch: pytest.MonkeyPatch) -> list[Setting]:
+    """Return what experiments were run on, without running them: the cheapest takes a minute with all options."""
+    from midlayer_encoders.paper import reproduce
+
+    result: list[Setting] = []
+    monkeypatch.setattr(reproduce, "reproduce", lambda names, setting, report: result.append(setting) or [])
+    monkeypatch.setattr(reproduce, "write_experiments", lambda outcomes, setting: setting.out / "report.html")
+    monkeypatch.delenv("MIDLAYER_DATA", raising=False)
+    return result
+
+
+def test_every_option_of_reproduce_is_in_the_setting(
+    settings: list[Setting], tiny_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long, short = " ".join(["word"] * 20), " ".join(["word"] * 19)
+    (tmp_path / "texts.txt").write_text(f" = Title = \n{long}\n{short}\n{long} more\n")
+    (tmp_path / "gsm.jsonl").write_text('{"question": "q", "answer": "first"}\n{"question": "q", "answer": "second"}\n')
+    swept = [scores_frame(4, model=name) for name in ("a", "b")]
+    swept[0].write_parquet(tmp_path / "a.parquet")
+    swept[1].write_csv(tmp_path / "b.csv")
+    folder, words = tiny_folder("Llama"), ["--model", tiny_folder("Llama"), "--model", "another"]
+    words += ["--texts", str(tmp_path / "texts.txt"), "--solutions", str(tmp_path / "gsm.jsonl"), "--limit", "3"]
+    words += ["--reference", str(tmp_path), "--revisions", "step1,step5", "--tasks", "STS12", "--layers", "0,0.5"]
+    words += ["--swept", str(tmp_path / "a.parquet"), "--swept", str(tmp_path / "b.csv"), "--max-length", "20"]
+    words += ["--pass-per-prefix", "--dtype", "float64", "--device", "cpu", "--seed", "5", "--out", str(tmp_path / "o")]
+    run("reproduce", "fig6", *words)
+    (result,) = settings
+    assert (result.models, result.out, result.reference) == ((folder, "another"), tmp_path / "o", tmp_path)
+    assert (result.texts, result.solutions) == ((long, f"{long} more"), ("first", "second"))
+    assert (result.revisions, result.tasks, result.layers) == (("step1", "step5"), "STS12", (0, 0.5))
+    assert (result.limit, result.max_length, result.seed, result.pass_per_prefix) == (3, 20, 5, True)
+    assert all(frame.equals(other) for frame, other in zip(result.swept, swept, strict=True))
+    encoder = result.load(folder)
+    assert (encoder.spec.dtype, encoder.layer, encoder.max_seq_length, encoder.source) == ("float64", 4, 40, folder)
+    run("reproduce", "fig7")
+    plain = settings[1]
+    assert (plain.models, plain.texts, plain.solutions, plain.reference, plain.swept) == ((), (), (), None, ())
+    assert (plain.layers, plain.tasks, plain.revisions) == (TENTHS, "builtin", ())
+    assert (plain.limit, plain.max_length, plain.seed, plain.pass_per_prefix) == (8, 64, 0, False)
+    monkeypatch.setenv("MIDLAYER_DATA", str(tmp_path / "data"))
+    (tmp_path / "data" / "corpora").mkdir(parents=True)
+    (tmp_path / "reference").mkdir()
+    (tmp_path / "data" / "corpora" / "wikitext2_raw_test.txt").write_text(" ".join(["other"] * 64))
+    (tmp_path / "data" / "corpora" / "gsm8k_test.jsonl").write_text('{"answer": "third"}\n')
+    run("reproduce", "fig7", "--layers", "all")
+    assert (settings[2].texts, settings[2].solutions) == ((" ".join(["other"] * 64),), ("third",))
+    assert settings[2].reference is not None
+    assert settings[2].reference.resolve() == tmp_path / "reference"
+    assert settings[2].layers == "all"
+    with pytest.raises(OptionError, match="`--max-length` must be a whole number, 8 or more, but got 7"):
+        run("reproduce", "fig7", "--max-length", "7")

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from midlayer_encoders.errors import OptionError
+from midlayer_encoders.media.text_lists import read_texts, wikitext_paragraphs
+
+
+def test_lines_and_json_fields(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one\n\n two \n")
+    assert read_texts(tmp_path / "a.txt") == ["one", " two "]
+    (tmp_path / "a.jsonl").write_text("\n".join(json.dumps({"id": n, "body": f"text {n}"}) for n in range(2)))
+    assert read_texts(tmp_path / "a.jsonl", field="body") == ["text 0", "text 1"]
+
+
+def test_blank_lines_that_move_the_rows_after_them_are_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "a.txt").write_text("one\ntwo\n\n \n")
+    assert read_texts(tmp_path / "a.txt") == ["one", "two"]
+    assert not caplog.text  # at the end they move none
+    (tmp_path / "b.txt").write_text("one\n\n \ntwo\n\n")
+    assert read_texts(tmp_path / "b.txt") == ["one", "two"]
+    assert "b.txt: 2 blank lines were left out: row n is the n-th text, not the n-th line." in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "field", "text"),
+    [
+        ("a.txt", "\n \n", None, "at least one text"),
+        ("a.jsonl", '{"body": "x"}', None, "`field` must name the text in a.jsonl. It has: body"),
+        ("a.jsonl", '{"body": "x"}', "bodi", "Did you mean 'body'"),
+        (
+            "a.jsonl",
+            '{"body": "x"}\n{oops',
+            "body",
+            "a.jsonl, line 2: must be one JSON object, but cannot be read: Expecting property",
+        ),
+        ("a.jsonl", '{"body": 3}', "body", "must hold text, but line 1"),
+    ],
+)
+def test_wrong_files_name_the_cure(name: str, content: str, field: str | None, text: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(OptionError, match=text):
+        read_texts(tmp_path / name, field=field)
+
+
+def test_a_missing_or_binary_file(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="there is none at"):
+        read_texts(tmp_path / "none.txt")
+    (tmp_path / "b.txt").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(OptionError, match="UTF-8"):
+        read_texts(tmp_path / "b.txt")
+
+
+def test_wikitext_loses_headings_and_short_paragraphs() -> None:
+    lines = [" = Robert Boulter = ", " = = Career = = ", "", " He is an actor . ", "short", "a = b c d"]
+    assert wikitext_paragraphs(lines, lambda line: len(line.split()), least=4) == ["He is an actor .", "a = b c d"]

@@ -1,0 +1,371 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
+from midlayer_encoders.errors import NotFiniteError, OptionError
+from midlayer_encoders.probing import (
+    AttentiveProbes,
+    CachedTokens,
+    LinearProbes,
+    ProbeResult,
+    ProbeSettings,
+    Split,
+    nearest_classes,
+    probe_tokens,
+    split_examples,
+    wilson,
+)
+from midlayer_encoders.probing.examples import read_examples
+from midlayer_encoders.probing.probe import train_probes
+from midlayer_encoders.tasks import TaskFileError
+from tests.families import DEPTH
+from tests.grouped import probe
+
+Folder = Callable[[str], str]
+LAYERS, COUNT, TOKENS, WIDTH, CLASSES = 3, 200, 5, 16, 4
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def synthetic(*, signal: float) -> tuple[Tensor, Tensor]:
+    """Tokens (L, N, T, D) of which one, at a random place, tells the class: its mean tells it weakly, attention well."""
+    labels = torch.arange(COUNT) % CLASSES
+    states = torch.randn(LAYERS, COUNT, TOKENS, WIDTH, generator=seeded())
+    places = torch.randint(TOKENS, (COUNT,), generator=seeded(1))
+    states[:, torch.arange(COUNT), places] += signal * torch.eye(WIDTH)[labels]
+    return states, labels
+
+
+def whole(states: Tensor) -> CachedTokens:
+    return CachedTokens(states, torch.ones(states.shape[1:3], dtype=torch.bool))
+
+
+class Published(nn.Module):
+    """AIM's attentive probe read aloud, for one layer."""
+
+    def __init__(self, probes: AttentiveProbes, layer: int) -> None:
+        super().__init__()
+        D, self.heads = probes.key.shape[1], probes.heads
+        self.norm = nn.BatchNorm1d(D, affine=False, eps=1e-6)
+        self.key, self.value = nn.Linear(D, D, bias=False), nn.Linear(D, D, bias=False)
+        self.classifier = nn.Linear(D, probes.weight.shape[1])
+        self.query = nn.Parameter(probes.query[layer].detach())
+        for module, name in ((self.key, "key"), (self.value, "value"), (self.classifier, "weight")):
+            module.weight = nn.Parameter(getattr(probes, name)[layer].detach())
+        self.classifier.bias = nn.Parameter(probes.bias[layer].detach())
+
+    def forward(self, states: Tensor) -> Tensor:
+        B, T, D = states.shape
+        normed = self.norm(states.mT).mT
+        key, value = (part(normed).view(B, T, self.heads, -1) for part in (self.key, self.value))
+        scores = torch.einsum("he,bthe->bht", self.query.view(self.heads, -1), key) / math.sqrt(D // self.heads)
+        return self.classifier(torch.einsum("bht,bthe->bhe", scores.softmax(dim=-1), value).reshape(B, D))
+
+
+def test_attentive_probes_are_the_published_one_and_their_gradients_too() -> None:
+    states, labels = synthetic(signal=3.0)
+    states = 5 * states[:, :20] + 30  # far from zero, where batch norm matters
+    probes = AttentiveProbes(LAYERS, WIDTH, CLASSES, heads=4, seed=3)
+    with torch.no_grad():
+        probes.query.add_(torch.randn(probes.query.shape, generator=seeded(2)))
+    logits = probes(states, torch.ones(20, TOKENS, dtype=torch.bool))
+    nn.functional.cross_entropy(logits.flatten(0, 1), labels[:20].repeat(LAYERS), reduction="sum").backward()
+    for layer in range(LAYERS):
+        alone = Published(probes, layer)
+        expected = alone(states[layer])
+        torch.testing.assert_close(logits[layer], expected, rtol=1e-4, atol=1e-4)
+        nn.functional.cross_entropy(expected, labels[:20], reduction="sum").backward()
+        torch.testing.assert_close(probes.query.grad[layer], alone.query.grad, rtol=1e-3, atol=1e-4)  # type: ignore[index]
+        torch.testing.assert_close(probes.key.grad[layer], alone.key.weight.grad, rtol=1e-3, atol=1e-4)  # type: ignore[index]
+
+
+@pytest.mark.parametrize("kind", [AttentiveProbes, LinearProbes])
+def test_padding_changes_nothing(kind: Any) -> None:
+    states, _ = synthetic(signal=3.0)
+    padded = torch.cat([states, 1e3 * torch.randn(LAYERS, COUNT, 2, WIDTH, generator=seeded(9))], dim=2)
+    mask = torch.arange(TOKENS + 2).expand(COUNT, -1) < TOKENS
+    for training in (True, False):
+        plain, longer = kind(LAYERS, WIDTH, CLASSES).train(training), kind(LAYERS, WIDTH, CLASSES).train(training)
+        torch.testing.assert_close(longer(padded, mask), plain(states, mask[:, :TOKENS]), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [AttentiveProbes, LinearProbes])
+def test_trained_together_is_trained_alone(kind: Any) -> None:
+    states, labels = synthetic(signal=3.0)
+    states[0] = torch.randn(
+        states[0].shape, generator=seeded(12)
+    )  # noise: alone it stops before an epoch that is better
+    split = Split(torch.arange(140), torch.arange(140, COUNT), torch.arange(0))
+    settings = ProbeSettings(epochs=10, patience=2, batch_size=32, learning_rate=1e-2, seed=1)
+    options: dict[str, Any] = {"split": split, "settings": settings}
+    together = train_probes(kind(LAYERS, WIDTH, CLASSES), whole(states), labels, **options)
+    assert together.best_epoch[0] < together.best_epoch[1:].min()
+    for layer in range(LAYERS):
+        alone = train_probes(kind(1, WIDTH, CLASSES), whole(states[layer : layer + 1]), labels, **options)
+        assert together.best_epoch[layer] == alone.best_epoch[0]
+        for name, kept in together.head.state_dict().items():
+            torch.testing.assert_close(kept[layer], alone.head.state_dict()[name][0], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("kind", "least"), [("attentive", 0.95), ("linear", 0.9), ("knn", 0.9)])
+def test_separable_tokens_reach_the_oracle_and_noise_stays_at_chance(kind: Any, least: float) -> None:
+    states, labels = synthetic(signal=12.0)
+    states[1] = torch.randn(states[1].shape, generator=seeded(7))
+    split = split_examples(labels)
+    source = whole(states if kind == "attentive" else states.mean(dim=2, keepdim=True))
+    right, validation, epochs = probe_tokens(
+        source, labels, split, kind=kind, settings=ProbeSettings(batch_size=32, learning_rate=1e-2)
+    )
+    told = right.double().mean(dim=1)
+    assert told[[0, 2]].min() >= least, told
+    assert (
+        wilson(int(right[1].sum()), right.shape[1])[0] <= 1 / CLASSES <= wilson(int(right[1].sum()), right.shape[1])[1]
+    )
+    assert validation[0] >= least
+    assert (epochs > 0).all() == (kind != "knn")
+
+
+def test_attention_finds_what_the_mean_hides() -> None:
+    labels = torch.arange(COUNT) % 2
+    states = torch.zeros(1, COUNT, TOKENS, WIDTH)
+    states[0, :, 0, 0] = 1.0  # marks the token that tells the class
+    sign = labels * 2.0 - 1
+    states[0, :, 0, 1] = sign
+    states[0, :, 1:, 1] = (torch.randn(COUNT, TOKENS - 1, generator=seeded()) * 3).sub(sign[:, None] / (TOKENS - 1))
+    split = split_examples(labels)
+    scores = {
+        kind: probe_tokens(
+            whole(states),
+            labels,
+            split,
+            kind=kind,
+            settings=ProbeSettings(epochs=25, batch_size=32, learning_rate=5e-2, patience=25),
+        )[0]  # type: ignore[arg-type]
+        for kind in ("attentive", "linear")
+    }
+    assert scores["attentive"].double().mean() > 0.95
+    assert scores["linear"].double().mean() < 0.75
+
+
+def test_neighbours_vote_as_read_aloud() -> None:
+    known, asked = torch.randn(2, 30, 8, generator=seeded()), torch.randn(2, 7, 8, generator=seeded(1))
+    labels = torch.arange(30) % 3
+    found = nearest_classes(known, labels, asked, neighbors=5)
+    for layer in range(2):
+        for row in range(7):
+            near = sorted(
+                (
+                    (float(torch.cosine_similarity(asked[layer, row], known[layer, k], dim=0)), int(labels[k]))
+                    for k in range(30)
+                ),
+                reverse=True,
+            )[:5]
+            votes = [sum(math.exp(cosine / 0.07) for cosine, label in near if label == one) for one in range(3)]
+            assert int(found[layer, row]) == votes.index(max(votes))
+    with pytest.raises(OptionError, match="`neighbors` must be at least 1"):
+        nearest_classes(known, labels, asked, neighbors=0)
+
+
+def test_the_interval_is_scipys() -> None:
+    from scipy.stats import binomtest
+
+    for right, count in ((0, 9), (9, 9), (3, 10), (480, 1000)):
+        expected = binomtest(right, count).proportion_ci(method="wilson")
+        assert wilson(right, count) == pytest.approx((expected.low, expected.high), abs=1e-6)
+    with pytest.raises(OptionError, match="between 0 and `count`"):
+        wilson(3, 2)
+
+
+def test_splits_hold_every_class_and_share_nothing() -> None:
+    labels = torch.arange(50) % 5
+    split = split_examples(labels)
+    assert sorted(torch.cat([split.train, split.validation, split.test]).tolist()) == list(range(50))
+    for part in (split.train, split.validation, split.test):
+        assert set(labels[part].tolist()) == set(range(5))
+    given = split_examples(labels, num_test=10)
+    assert given.test.tolist() == list(range(40, 50))
+    assert set(given.train.tolist()).isdisjoint(given.validation.tolist())
+
+
+def test_a_state_too_large_is_named() -> None:
+    states, labels = synthetic(signal=1.0)
+    states[1] = torch.inf
+    with pytest.raises(NotFiniteError, match="layer number 1 "):
+        probe_tokens(whole(states), labels, split_examples(labels), settings=ProbeSettings(epochs=1))
+
+
+def images(folder: Path, *, count: int = 12) -> Path:
+    """Three classes of coloured images, a folder each."""
+    from PIL import Image
+
+    for number, name in enumerate(("blue", "green", "red")):
+        (folder / name).mkdir(parents=True)
+        for one in range(count):
+            pixels = torch.randint(0, 60, (16, 16, 3), generator=seeded(100 * number + one), dtype=torch.uint8)
+            pixels[:, :, 2 - number] += 180
+            Image.fromarray(pixels.numpy()).save(folder / name / f"{one:02d}.png")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def vit(tiny_folder: Folder) -> LayerEncoder:
+    return LayerEncoder(tiny_folder("ViT"), -1, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def coloured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return images(tmp_path_factory.mktemp("coloured"))
+
+
+def test_an_image_model_from_folders_to_figure(vit: LayerEncoder, coloured: Path) -> None:
+    found = read_examples(coloured, vit.media)
+    told: list[tuple[str, int, int]] = []
+    options: dict[str, Any] = {"epochs": 6, "batch_size": 8, "learning_rate": 3e-2, "dataset": "colours"}
+    result = probe(vit, found.inputs, found.labels, progress=lambda *step: told.append(step), **options)
+    assert result.layers == tuple(range(DEPTH + 1))
+    assert result.classes == ["blue", "green", "red"]
+    assert result.accuracy.min() > 0.8, result.table
+    assert result.chance == pytest.approx(1 / 3, abs=0.1)
+    assert ("reading", 36, 36) in told
+    assert told[-1][0] == "training"
+    assert result.frame["dataset"].unique().to_list() == ["colours (attentive probe)"]
+    assert result.plot().axes[0].get_title(loc="left") == "colours"
+    low, high = result.gain()[1:]
+    assert low <= result.gain()[0] <= high
+    again = probe(vit, found.inputs, found.labels, keep_gb=0, layers=[1, -1], **options)
+    kept = result.table.filter(result.table["layer"].is_in([1, DEPTH]))["accuracy"].to_list()
+    assert again.table["accuracy"].to_list() == pytest.approx(
+        kept, abs=0.15
+    )  # kept in half precision, read again in full
+
+
+def test_a_text_model_from_a_file(tiny_folder: Folder, tmp_path: Path) -> None:
+    rows = [f'"{"a" * (3 + n % 5)} {"cat" if n % 2 else "DOG!"}",{"pet" if n % 2 else "loud"}' for n in range(40)]
+    (tmp_path / "texts.csv").write_text("text,label\n" + "\n".join(rows))
+    encoder = LayerEncoder(tiny_folder("Llama"), -1, device="cpu")
+    found = read_examples(tmp_path / "texts.csv", encoder.media)
+    result = probe(encoder, found.inputs, found.labels, layers=[0, 2], epochs=6, batch_size=8, learning_rate=3e-2)
+    assert result.layers == (0, 2)
+    assert result.accuracy.min() > 0.8, result.table
+    nearest = probe(encoder, found.inputs, found.labels, kind="knn", layers=[0], neighbors=3)
+    assert nearest.accuracy[0] > 0.8
+    assert nearest.epochs.tolist() == [0]
+
+
+def test_a_model_of_sound_whose_sounds_differ_in_length(tiny_folder: Folder) -> None:
+    steps = torch.arange(2200) / 16000
+    sounds = [
+        (torch.sin(2 * math.pi * (300.0 if n % 2 else 3000.0) * steps)[: 1500 + 100 * (n % 7)].numpy(), 16000)
+        for n in range(40)
+    ]
+    encoder = LayerEncoder(tiny_folder("Wav2Vec2"), -1, device="cpu")
+    result = probe(encoder, sounds, [n % 2 for n in range(40)], epochs=6, batch_size=8, learning_rate=3e-2)
+    assert result.classes == ["0", "1"]
+    assert result.accuracy[0] == 1.0, result.table
+
+
+def test_the_best_layer_is_chosen_on_validation_examples() -> None:
+    right = torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1], [1, 0, 0, 0]]).bool()
+    result = ProbeResult(
+        model="m", revision="default", num_layers=4, layers=(0, 2, 4), kind="linear", dataset="d", classes=["a", "b"],
+        right=right, validation=torch.tensor([0.9, 0.5, 0.9]), epochs=torch.ones(3), chance=0.5, num_train=8,
+    )  # fmt: skip
+    assert result.best_layer == 0
+    assert result.gain()[0] == pytest.approx(0.25)
+    assert "layer 0 of 4 is the choice for the linear probe: +25.0 points" in result.verdict()
+    assert result.frame["depth"].to_list() == [0.0, 0.5, 1.0]
+
+
+def test_wrong_input(vit: LayerEncoder, coloured: Path, tmp_path: Path) -> None:
+    found = read_examples(coloured, vit.media)
+    with pytest.raises(OptionError, match="Did you mean 'attentive'"):
+        probe(vit, found.inputs, found.labels, kind="atentive")  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="one class for each of 36 examples, but got 35"):
+        probe(vit, found.inputs, found.labels[1:])
+    with pytest.raises(
+        OptionError, match="2 classes or more with at least 2 texts each, but 12 labels have 1 such class"
+    ):
+        probe(vit, found.inputs[:12], found.labels[:12])
+    with pytest.raises(OptionError, match=r"at least 3 examples of each class.* but 'green' has 1"):
+        probe(vit, found.inputs[:13], found.labels[:13])
+    with pytest.raises(OptionError, match="must be among `labels`, but 'mauve' is not"):
+        probe(vit, found.inputs, found.labels, test_inputs=found.inputs[:1], test_labels=["mauve"])
+    with pytest.raises(OptionError, match="must divide the width 32"):
+        probe(vit, found.inputs, found.labels, heads=5, epochs=1)
+
+
+def test_wrong_folders_and_files(coloured: Path, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="does not exist"):
+        read_examples(tmp_path / "nowhere", ["image"])
+    (tmp_path / "one" / "only").mkdir(parents=True)
+    with pytest.raises(OptionError, match=r"at least two, but .* has 1 \(only\)"):
+        read_examples(tmp_path / "one", ["image"])
+    with pytest.raises(OptionError, match=r"must hold \.txt files"):
+        read_examples(coloured, ["text"])
+    (tmp_path / "wrong.jsonl").write_text('{"text": "a", "lable": 1}\n')
+    with pytest.raises(OptionError, match=r"lacks 'label'.*Did you mean 'lable'"):
+        read_examples(tmp_path / "wrong.jsonl", ["text"])
+    (tmp_path / "empty.jsonl").write_text('{"text": "a", "label": 1}\n{"text": "", "label": 1}\n')
+    with pytest.raises(TaskFileError, match="line 2: `text` must be a string that is not empty, but got ''"):
+        read_examples(tmp_path / "empty.jsonl", ["text"])
+
+
+def test_a_corrupt_image_is_named_and_may_be_skipped(tmp_path: Path) -> None:
+    folder = images(tmp_path / "some", count=2)
+    (folder / "red" / "broken.png").write_bytes(b"not an image")
+    with pytest.raises(ValueError, match=r"broken\.png"):
+        read_examples(folder, ["image"])
+    assert len(read_examples(folder, ["image"], bad="skip").inputs) == 6
+
+
+def test_class_folders_of_texts(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "one.txt").write_text(f" {name} text\n")
+    found = read_examples(tmp_path, ["text"])
+    assert (found.inputs, found.labels) == (["a text", "b text"], ["a", "b"])
+
+
+def test_the_command(tiny_folder: Folder, coloured: Path, tmp_path: Path) -> None:
+    from typer.testing import CliRunner
+
+    from midlayer_encoders.cli import app
+
+    command = ["probe", tiny_folder("ViT"), "--data", str(coloured), "--out", str(tmp_path), "--kind", "linear"]
+    result = CliRunner().invoke(app, [*command, "--device", "cpu", "--epochs", "3", "--batch-size", "8"])
+    assert result.exit_code == 0, (result.output, result.exception)
+    assert "By validation, layer" in result.output
+    assert {path.name for path in tmp_path.iterdir()} == {"probe.parquet", "probe.csv", "probe.png", "report.html"}
+    page = (tmp_path / "report.html").read_text()
+    assert "Guessing" in page
+    assert "By validation, layer" in page
+
+
+@pytest.mark.parametrize(
+    ("extra", "text"),
+    [(["--kind", "lineer"], "Invalid value for '--kind'"), (["--data", "nowhere"], "'nowhere' does not exist")],
+)
+def test_wrong_words_are_said_before_the_model_is_loaded(extra: list[str], text: str, tmp_path: Path) -> None:
+    from typer.testing import CliRunner
+
+    from midlayer_encoders.cli import app
+
+    command = ["probe", "no-such-model", "--data", str(tmp_path), "--out", str(tmp_path / "out"), *extra]
+    result = CliRunner().invoke(app, command, env={"COLUMNS": "200"})
+    assert text in f"{result.exception} {result.output}"
+
+
+def test_knn_needs_one_token_each() -> None:
+    states, labels = synthetic(signal=1.0)
+    with pytest.raises(OptionError, match="one token per example"):
+        probe_tokens(whole(states), labels, Split(torch.arange(9), torch.arange(9), torch.arange(9)), kind="knn")

@@ -1,0 +1,217 @@
+"""Figures draw the numbers of their frames, with legends, color scales and tooltips."""
+
+from __future__ import annotations
+
+import math
+import re
+from html import unescape
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
+
+from midlayer_encoders.report import drawing, plot_metrics, plot_steps_curves, plot_steps_heat
+from midlayer_encoders.report.comparison_page import DIFFERENCES, SIMILARITY, plot_differences, plot_similarity
+from midlayer_encoders.report.labels import number, signed
+from midlayer_encoders.report.pages import figure_html
+from midlayer_encoders.report.style import LIGHT, SERIES, ordered_colors
+from tests.report.drawn_artists import artists, details, points
+from tests.report.made_frames import metrics_frame, rows_frame
+
+FINITE = st.floats(-1e8, 1e8, allow_nan=False, allow_subnormal=False)
+STEPS = (1, 8, 64)
+
+
+def history() -> pl.DataFrame:
+    return rows_frame(
+        [
+            ("m", f"step{step}", layer, layer / 3, "metric", "t", name, math.nan if step == layer == 1 else step**0.5 * layer + 1)
+            for name in ("lidar", "dime")
+            for step in STEPS
+            for layer in range(4)
+        ]
+    )  # fmt: skip
+
+
+def similarity() -> pl.DataFrame:
+    rows = [("a", "b", j, k, 1 / (1 + abs(j - k))) for j in range(3) for k in range(4) if (j, k) != (2, 0)]
+    return pl.DataFrame(rows, schema=SIMILARITY, orient="row")
+
+
+def panel() -> Axes:
+    return drawing.panel_grid(1)[1][0]
+
+
+@given(st.lists(FINITE, min_size=1, max_size=5))
+def test_padded_range_holds_all_values(values: list[float]) -> None:
+    low, high = drawing.padded(values)
+    assert low < min(values) <= max(values) < high
+
+
+@given(st.integers(0, 200), st.integers(3, 16))
+def test_layers_are_whole_from_zero_and_not_too_many(num_layers: int, most: int) -> None:
+    ticks = drawing.layer_ticks(num_layers, most)
+    assert ticks[0] == 0
+    assert len(ticks) <= most
+    assert ticks[-1] <= num_layers
+    assert len({after - before for before, after in zip(ticks, ticks[1:], strict=False)}) <= 1
+
+
+@pytest.mark.parametrize("num_layers", [6, 12, 24, 30, 32, 48])
+def test_the_last_layer_of_common_models_has_a_tick(num_layers: int) -> None:
+    assert drawing.layer_ticks(num_layers, 7)[-1] == num_layers
+
+
+def test_numbers_are_formatted() -> None:
+    assert [number(value) for value in (0.05, -12.34, math.inf, -math.inf)] == ["0.1", "−12.3", "∞", "−∞"]
+    assert [signed(value) for value in (0.04, -0.04, 1.0)] == ["0.0", "0.0", "+1.0"]
+
+
+def test_metrics_have_a_color_for_each_dataset_and_the_chosen_layer() -> None:
+    frame = metrics_frame(6, names=["lidar", "dime"], datasets=list("abcdefg"))
+    for axes, name in zip(plot_metrics(frame, chosen=3).axes, ("lidar", "dime"), strict=True):
+        for style, (line, dataset) in enumerate(zip(artists(axes, "line"), "abcdefg", strict=True)):
+            rows = frame.filter(name=name, dataset=dataset)
+            assert points(line) == rows.select("layer", "value").rows()
+            assert to_hex(line.get_color()) == SERIES[style % len(SERIES)]
+            assert details(line)["tips"][2].startswith(f"{dataset}, layer 2: ")
+        (rule,) = artists(axes, "rule")
+        assert list(rule.get_xdata()) == [3, 3]
+
+
+def test_steps_have_ordered_colors_and_gaps_have_no_tooltips() -> None:
+    axes = plot_steps_curves(history()).axes[0]
+    lines = artists(axes, "line")
+    assert [to_hex(line.get_color()) for line in lines] == list(ordered_colors(3))
+    assert points(lines[1]) == [(layer, pytest.approx(8**0.5 * layer + 1)) for layer in range(4)]
+    assert details(lines[0])["tips"] == [f"step 1, layer {layer}: {layer + 1}" for layer in (0, 2, 3)]
+
+
+def test_heat_maps_have_the_values_and_rings_of_the_frame() -> None:
+    for figure, expected in (
+        (plot_steps_heat(history()), history().filter(name="lidar")["value"].to_numpy().reshape(3, 4).T),
+        (plot_similarity(similarity()), [[1, 0.5, np.nan], [0.5, 1, 0.5], [1 / 3, 0.5, 1], [0.25, 1 / 3, 0.5]]),
+    ):
+        axes = figure.axes[0]
+        mesh = axes.collections[0]
+        values = mesh.get_array()
+        assert values is not None
+        np.testing.assert_allclose(values.filled(math.nan), expected)
+        low, high = mesh.get_clim()
+        known = ~values.mask
+        strength = (values[known] - low) / (high - low)
+        np.testing.assert_allclose(mesh.to_rgba(values)[..., 3][known], 0.06 + 0.94 * strength, atol=0.02)
+    rings = [points(ring)[0] for ring in axes.lines]
+    assert rings == [(0, 0), (1, 1), (2, 2), (2, 3)]
+
+
+def test_dots_marks_levels_and_texts_are_drawn_where_they_are() -> None:
+    axes = panel()
+    drawing.draw_points(axes, [0, 1], [1.0, 2.0], "disc", style=1, tips=["p", "q"], spans=[(-0.2, 0.4), (0.5, 1.5)])
+    drawing.draw_points(axes, [0.5, 1.5], [3.0, 3.0], "tick", style=2)
+    drawing.draw_mark(axes, "best", 1, 3.5, "layer 1: 3.5", large=True)
+    drawing.draw_mark(axes, "last", 3, 1.0, "last: 1.0")
+    drawing.draw_level(axes, 2.5, "a level", "level")
+    drawing.write(axes, "beside", (1, 0.5), bold=True)
+    discs, ticks = artists(axes, "dots")
+    assert (points(discs), points(ticks)) == ([(0, 1), (1, 2)], [(0.5, 3), (1.5, 3)])
+    assert details(discs)["tips"] == ["p", "q"]
+    assert [[x for x, _ in segment] for segment in axes.collections[0].get_segments()] == [[-0.2, 0.4], [0.5, 1.5]]
+    best, last = artists(axes, "mark")
+    assert (points(best), to_hex(best.get_color())) == ([(1, 3.5)], LIGHT["best"])
+    assert (points(last), to_hex(last.get_color())) == ([(3, 1.0)], LIGHT["page"])
+    (level,) = artists(axes, "level")
+    assert (level.get_ydata()[0], level.get_label()) == (2.5, "level")
+    assert [text.get_text() for text in axes.texts] == ["layer 1: 3.5", "beside"]
+    drawing.value_axis(axes)
+    low, high = axes.get_ylim()
+    assert low < 1 < 3.5 < high
+
+
+def test_amounts_far_apart_have_a_logarithmic_axis() -> None:
+    near, far = panel(), panel()
+    drawing.amount_axis(near, "bytes", [1024, 1536])
+    drawing.amount_axis(far, "parameters", [22e6, 1.1e9])
+    assert (near.get_xscale(), far.get_xscale()) == ("linear", "log")
+    far.figure.draw_without_rendering()
+    low, high = far.get_xlim()
+    labels = zip(far.get_xticks(), far.get_xticklabels(), strict=True)
+    assert [label.get_text() for tick, label in labels if low <= tick <= high] == [
+        "20M", "50M", "100M", "200M", "500M", "1B",
+    ]  # fmt: skip
+
+
+def test_legends_and_scales_are_in_figures_and_on_pages() -> None:
+    figure = plot_metrics(metrics_frame(6, names=["lidar", "dime"], datasets=["a & b", "c"]))
+    texts = [text.get_text() for text in figure.legends[0].get_texts()]
+    items = re.findall(r"<bdi>(.*?)</bdi></li>", figure_html(figure))
+    assert [unescape(item) for item in items] == texts == ["a & b", "c"]
+    maps = plot_similarity(similarity())
+    assert [axes.get_ylabel() for axes in maps.axes] == ["layer", "CKA"]
+    assert figure_html(maps).count('<div class="scale"><span>CKA 0</span>') == 1
+    separate = plot_steps_heat(history())
+    assert len(separate.axes) == 4
+    assert figure_html(separate).count("(faint) to") == 2
+
+
+def test_rows_are_named_once_in_a_figure_and_in_every_panel_of_the_page() -> None:
+    figure, panels = drawing.panel_grid(2)
+    for axes in panels:
+        drawing.row_axis(axes, ["dime", "lidar"])
+        drawing.draw_points(axes, [0.5], [0], "disc")
+        drawing.set_title(axes, "p")
+    first, second = (axes.yaxis.get_tick_params()["labelleft"] for axes in drawing.finish(figure).axes)
+    assert (first, second) == (True, False)
+    assert figure_html(figure).count(">dime<") == 2
+
+
+def test_names_are_not_parsed_as_formulas() -> None:
+    figure, (axes,) = drawing.panel_grid(1)
+    drawing.draw_points(axes, (0, 1), (0.0, 1.0), label="$\\frac$")
+    drawing.set_title(axes, "$x^2")
+    drawing.finish(figure).draw_without_rendering()
+    assert axes.get_title(loc="left") == "$x^2"
+
+
+def differences(layer_of: dict[int, int]) -> pl.DataFrame:
+    rows = [
+        ("a", model, base, layer, base / 2, "t", name, base + shift, base + shift - 1, base + shift + 2)
+        for name in ("lidar", "dime")
+        for shift, model in ((0.0, "b"), (10.0, "c"))
+        for base, layer in layer_of.items()
+    ]
+    return pl.DataFrame(rows, schema=DIFFERENCES, orient="row")
+
+
+def test_differences_are_in_the_order_of_depth_whatever_the_order_of_rows() -> None:
+    figure = plot_differences(differences({2: 2, 0: 0, 1: 1}))
+    for axes in figure.axes:
+        first, second = artists(axes, "line")
+        assert (points(first), points(second)) == ([(0, 0), (1, 1), (2, 2)], [(0, 10), (1, 11), (2, 12)])
+        assert details(first)["tips"][1] == "layer 1: +1 (+0 to +3)"
+        assert [level.get_ydata()[0] for level in artists(axes, "level")] == [0]
+        low, high = axes.get_ylim()
+        assert low < -1 < 14 < high
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["b minus a", "c minus a"]
+
+
+def test_models_of_another_depth_are_compared_over_relative_depth() -> None:
+    axes = plot_differences(differences({0: 0, 1: 2, 2: 4})).axes[0]
+    line = artists(axes, "line")[0]
+    assert axes.get_xlabel() == "depth (layer / number of layers)"
+    assert list(line.get_xdata()) == [0, 0.5, 1]
+    assert details(line)["tips"][2].startswith("layer 4: ")
+
+
+def test_the_most_similar_layer_of_each_row_is_ringed() -> None:
+    table = {0: (0.9, 0.2, 0.1), 4: (0.1, 0.3, 0.8), 8: (0.2, 0.7, None)}
+    rows = [("a", "b", 3 * k, layer, v) for layer, row in table.items() for k, v in enumerate(row) if v is not None]
+    axes = plot_similarity(pl.DataFrame(rows, schema=SIMILARITY, orient="row")).axes[0]
+    assert [points(ring)[0] for ring in axes.lines] == [(0, 0), (2, 1), (1, 2)]
+    assert details(axes.collections[0])["tips"][5] == "layer 4 and layer 6 of a: 0.800"
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["0", "3", "6"]
+    assert [text.get_text() for text in axes.get_yticklabels()] == ["0", "4", "8"]

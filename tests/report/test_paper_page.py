@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import polars as pl
+import pytest
+
+from midlayer_encoders.errors import OptionError
+from midlayer_encoders.frame import FRAME_SCHEMA
+from midlayer_encoders.paper.theorems import STATEMENTS, check_theorems, order_entropies
+from midlayer_encoders.report.paper_page import (
+    Finding,
+    LabeledCurve,
+    experiments_html,
+    plot_along,
+    plot_curves,
+    plot_orders,
+    plot_prompts,
+    plot_rules,
+    plot_subblocks,
+    plot_theorems,
+    score_curves,
+)
+from midlayer_encoders.report.style import css_colors
+from tests.report.drawn_artists import artists, details, points, titles
+from tests.report.made_frames import rows_frame
+
+
+def extra_frame(rows: list[tuple[object, ...]], **extra: pl.DataType) -> pl.DataFrame:
+    return pl.DataFrame(rows, schema={**FRAME_SCHEMA, **extra}, orient="row")
+
+
+def test_scores_by_depth_average_the_layers_that_have_every_task() -> None:
+    rows = [("m", "main", k, k / 2, "score", "a", "s", v) for k, v in enumerate([0.1, 0.3, 0.2])]
+    rows += [("m", "main", k, k / 2, "score", "b", "s", v) for k, v in enumerate([0.3, 0.5])]  # not the last layer
+    (curve,) = score_curves(rows_frame(rows))
+    assert (curve.label, curve.x, curve.y) == ("m (2 tasks)", [0.0, 50.0], [pytest.approx(20), pytest.approx(40)])
+    with pytest.raises(OptionError, match="rows of kind 'score'"):
+        score_curves(rows_frame([]))
+
+
+def test_along_leaves_out_positions_that_few_texts_reach() -> None:
+    extra = {"position": pl.Int64(), "deviation": pl.Float64(), "texts": pl.Int64()}
+    rows = [
+        ("m", "main", k, k / 4, "metric", "t", "prompt_entropy", 1.0 * position, position, 0.5, count)
+        for k in range(5)
+        for position, count in ((4, 10), (8, 10), (12, 5), (16, 4))
+    ]
+    figure = plot_along(extra_frame(rows, **extra))
+    assert titles(figure)[:2] == ["layer 1, 25 % of the depth", "layer 2, 50 % of the depth"]
+    first = figure.axes[0]
+    assert points(artists(first, "line")[0]) == [(4, 4), (8, 8), (12, 12)]
+    corners = first.collections[0].get_paths()[0].vertices.tolist()
+    assert [4, 3.5] in corners
+    assert [4, 4.5] in corners
+
+
+def test_prompts_and_sites_are_curves_of_their_own() -> None:
+    extra = {"condition": pl.String(), "amount": pl.Float64()}
+    rows = [
+        ("m", "main", k, k / 2, "metric", "t", "prompt_entropy", k * amount, condition, amount)
+        for condition in ("length", "repetition")
+        for amount in (8.0, 2.0)
+        for k in range(3)
+    ]
+    first, second = plot_prompts(extra_frame(rows, **extra)).axes
+    assert [line.get_label() for line in artists(first, "line")] == ["2 tokens", "8 tokens"]
+    assert [line.get_label() for line in artists(second, "line")] == ["p = 2", "p = 8"]
+    assert {details(line)["ordered"] for axes in (first, second) for line in artists(axes, "line")} == {4}
+    sites = [
+        ("m", "main", k, k / 2, "metric", "t", "x", 1.0, site) for site in ("residual_in", "mlp_in") for k in (1, 2)
+    ]
+    (axes,) = plot_subblocks(extra_frame(sites, site=pl.String())).axes
+    assert [details(line)["tips"] for line in artists(axes, "line")] == [["mlp in, layer 1: 1", "mlp in, layer 2: 1"]]
+
+
+def test_figures_draw_what_the_panels_hold() -> None:
+    figure = plot_orders(order_entropies([1.0, 2.0], [0.0, 1.0], size=4))
+    assert [len(axes.lines) for axes in figure.axes] == [2, 2]
+    assert len(figure.legends) == 1
+    with pytest.raises(OptionError, match="`panels` must hold curves"):
+        plot_curves({}, "layer")
+    rows = [
+        ("m", "main", 1, 0.5, "score", task, rule, v) for task in "ab" for rule, v in (("best", 0.6), ("last", 0.4))
+    ]
+    assert plot_rules(rows_frame(rows)).axes[0].lines[0].get_xdata().tolist() == pytest.approx([60, 40])
+    theorems = check_theorems(draws=100, width=16)
+    texts = [text.get_text() for text in plot_theorems(theorems, STATEMENTS).axes[0].texts]
+    assert texts[:2] == ["holds in 0 of 100", "holds in 100 of 100"]
+
+
+def test_the_page_escapes_what_it_is_given_and_colors_ordered_curves() -> None:
+    curves = [LabeledCurve("p = 0 & 1", (0, 1), (0.0, 1.0)), LabeledCurve("p = 1", (0, 1), (0.0, 2.0))]
+    figure = plot_curves({"<b>": curves}, "layer", ordered=True)
+    found = Finding("fig6", "<i>", "claims <x>", ("came <y>",), figure, (("rule", "m<"), ("last", "1.0")))
+    page = experiments_html([found], title="T<", how={"seed": "<0>"}, notes=["fig5 was left out: <z>"])
+    for tag in ("<b>", "<i>", "<x>", "<y>", "<z>", "<0>", "m<<"):
+        assert tag not in page
+    assert all(color in page for color in css_colors(2).values() if color.startswith("light-dark"))
+    assert "p = 0 &amp; 1" in page
+    assert "<td>1.0</td>" in page
+
+
+def test_a_side_below_zero_is_counted_but_has_no_place_on_the_logarithmic_axis() -> None:
+    sides = {0: (2.0, 1.0, False), 1: (0.5, 1.0, True), 2: (-3.0, 1.0, True), 3: (1.0, 0.0, False)}
+    rows = [
+        {"statement": "s", "draw": draw, "holds": holds, "name": name, "value": value}
+        for draw, (left, right, holds) in sides.items()
+        for name, value in (("left", left), ("right", right))
+    ]
+    figure = plot_theorems(pl.DataFrame(rows), {"s": "left <= right"})
+    (axes,) = figure.axes
+    assert [line.get_xdata().tolist() for line in axes.lines if line.get_marker() == "|"] == [[0.5], [2.0]]
+    assert [text.get_text() for text in axes.texts] == ["holds in 2 of 4"]
+    page = experiments_html([Finding("theorems", "t", "c", ("w",), figure)], title="T", how={})
+    assert page.count("M 0 5.5 L 0 -5.5") == 2
+    assert "holds in 2 of 4" in page
+
+
+def test_rules_are_on_the_page_with_their_distance_from_the_last_layer() -> None:
+    scores = (("best", 0.6), ("last", 0.4), ("min-dime", 0.3))
+    away = {"a": -0.2, "b": -0.1, "c": 0.3}  # from the mean, which is not the median
+    rows = [("m", "main", 1, 0.5, "score", task, rule, v + by) for task, by in away.items() for rule, v in scores]
+    figure = plot_rules(rows_frame(rows))
+    spans = figure.axes[0].collections[0].get_segments()
+    assert [[x for x, _ in span] for span in spans] == [pytest.approx(ends) for ends in ([40, 60], [40, 40], [30, 40])]
+    page = experiments_html([Finding("table2", "t", "c", ("w",), figure)], title="T", how={})
+    for text in ("best: 60.0", "last: 40.0", "min-dime: 30.0", "the line is the last layer"):
+        assert text in page
+
+
+def test_a_label_has_one_style_in_all_panels_and_a_single_label_no_legend() -> None:
+    def curves(*labels: str) -> list[LabeledCurve]:
+        return [LabeledCurve(label, (0, 1), (0.0, 1.0)) for label in labels]
+
+    figure = plot_curves({"one": curves("a", "b"), "two": curves("b", "c")}, "layer")
+    first, second = ([line.get_color() for line in artists(axes, "line")] for axes in figure.axes)
+    assert first[1] == second[0]
+    assert len({*first, *second}) == 3
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a", "b", "c"]
+    assert not plot_curves({"one": curves("a"), "two": curves("a")}, "layer").legends

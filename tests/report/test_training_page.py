@@ -1,0 +1,188 @@
+from __future__ import annotations
+
+import math
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+from midlayer_encoders.errors import OptionError
+from midlayer_encoders.frame import histories, layer_changes, settled, step_of
+from midlayer_encoders.report import plot_steps_change, plot_steps_curves, plot_steps_heat
+from midlayer_encoders.report.training_page import steps_html, steps_words
+from tests.report.made_frames import rows_frame
+
+CELL = re.compile(r"<title>\w+, step \d+, layer \d+: ")
+
+# Steps by layers: layer 0 never moves, layer 1 settles at step 4, layer 2 moves until the end and has a gap at step 4.
+TABLE = {1: (1.0, 9.0, 0.0), 2: (1.1, 4.0, 3.0), 4: (1.0, 2.0, math.nan), 16: (1.0, 2.1, 10.0)}
+
+
+def frame(table: dict[int, tuple[float, ...]] = TABLE, *, name: str = "lidar", model: str = "m") -> pl.DataFrame:
+    return rows_frame(
+        [
+            (model, f"step{step}", layer, layer / 2, "metric", "texts", name, value)
+            for step, values in reversed(table.items())
+            for layer, value in enumerate(values)
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "step"),
+    [("step0", 0), ("step143000", 143_000), ("checkpoint-500", 500), ("global_step12", 12), ("epoch=1-step=7", 7)],
+)
+def test_a_name_holds_its_step(name: str, step: int) -> None:
+    assert step_of(name) == step
+
+
+@pytest.mark.parametrize("name", ["main", "", "steps", "footstep5", "512", "v1.0"])
+def test_a_name_without_a_step_is_refused(name: str) -> None:
+    with pytest.raises(OptionError, match=f"must name a training step.*{name!r}"):
+        step_of(name)
+
+
+def test_a_history_is_in_the_order_of_steps_with_gaps() -> None:
+    (one,) = histories(frame().filter(~((pl.col("revision") == "step2") & (pl.col("layer") == 0))))
+    assert one.steps == (1, 2, 4, 16)
+    expected = np.array([list(values) for values in TABLE.values()])
+    expected[1, 0] = math.nan
+    np.testing.assert_array_equal(one.values, expected)
+    assert one.span == 10.0
+
+
+def test_changes_are_between_steps_that_were_measured() -> None:
+    found = {row[:3]: row[3:] for row in layer_changes(frame()).drop("dataset", "name").iter_rows()}
+    expected = {}
+    for layer in range(3):
+        known = [(step, values[layer]) for step, values in TABLE.items() if not math.isnan(values[layer])]
+        for (before, low), (after, high) in zip(known[:-1], known[1:], strict=True):
+            expected[layer, before, after] = (pytest.approx(abs(high - low)), pytest.approx(abs(high - low) / 10))
+    assert found == expected
+    assert (2, 2, 16) in found
+
+
+@pytest.mark.parametrize(("within", "steps"), [(0.05, [1, 4, 16]), (0.25, [1, 2, 16]), (0.9, [1, 1, 2])])
+def test_a_layer_has_settled_when_it_stays_near_its_end(within: float, steps: list[int]) -> None:
+    found = settled(frame(), within=within)
+    assert found["step"].to_list() == steps
+    assert found["final"].to_list() == [1.0, 2.1, 10.0]
+
+
+def test_a_layer_that_leaves_again_has_not_settled() -> None:
+    back = {1: (0.0, 5.0), 2: (10.0, 5.0), 3: (0.0, 5.0)}
+    assert settled(frame(back))["step"].to_list() == [3, 1]
+
+
+def test_a_constant_metric_changes_by_nothing() -> None:
+    found = layer_changes(frame({1: (2.0, 2.0), 2: (2.0, 2.0)}))
+    assert found["relative"].to_list() == [0.0, 0.0]
+
+
+def test_figures_hold_the_numbers(tmp_path: Path) -> None:
+    both = pl.concat([frame(), frame({1: (1.0, 1.0, 1.0), 2: (1.0, 1.0, 1.0)}, name="dime")])
+    heat, curves, change = plot_steps_heat(both), plot_steps_curves(both), plot_steps_change(both, within=0.05)
+    shown = heat.axes[0].collections[0].get_array()
+    assert shown is not None
+    assert shown.shape == (3, 4)
+    assert shown[1].tolist() == [9.0, 4.0, 2.0, 2.1]
+    assert bool(shown.mask[2, 2])
+    assert [text.get_text() for text in heat.axes[0].get_xticklabels()] == ["1", "2", "4", "16"]
+    lines = curves.axes[0].lines
+    assert [list(line.get_ydata())[:2] for line in lines] == [list(values[:2]) for values in TABLE.values()]
+    assert len({line.get_color() for line in lines}) == 4
+    assert change.axes[0].lines[0].get_ydata()[0] == pytest.approx(100 * (0.01 + 0.01 + 0.0) / 3)
+    assert [bar.get_height() + bar.get_y() for bar in change.axes[1].patches] == [0, 2, 3]
+    for name, figure in (("heat", heat), ("curves", curves), ("change", change)):
+        figure.savefig(tmp_path / f"{name}.png", dpi=40)
+
+
+def test_changes_of_one_metric_on_two_sets_of_texts_are_each_their_own() -> None:
+    """By layer from step 1 to 2: by 4 and 0 of a range of 8 on the one, by 1 and 10 of 10 on the other."""
+    one = frame({1: (0.0, 8.0), 2: (4.0, 8.0)})
+    other = frame({1: (0.0, 0.0), 2: (1.0, 10.0)}).with_columns(dataset=pl.lit("other"))
+    drawn = plot_steps_change(pl.concat([one, other]))
+    panels = {axes.get_title(loc="left").splitlines()[0]: axes.lines for axes in drawn.axes if axes.lines}
+    found = {title: list(lines[0].get_ydata()) for title, lines in panels.items()}
+    assert found == {"lidar (texts)": pytest.approx([50, 0]), "lidar (other)": pytest.approx([10, 100])}
+
+
+def test_a_metric_that_was_never_finite_is_drawn_empty(tmp_path: Path) -> None:
+    nothing = frame({1: (math.nan, math.inf), 2: (math.nan, math.nan)})
+    assert layer_changes(nothing).is_empty()
+    assert settled(nothing).is_empty()
+    for plot in (plot_steps_heat, plot_steps_curves, plot_steps_change):
+        plot(nothing).savefig(tmp_path / "empty.png", dpi=40)
+    assert "nothing was finite" in steps_html(nothing, title="t", how={})
+
+
+def test_words_compare_thirds_of_the_depth() -> None:
+    first, second = steps_words(frame(), within=0.05)
+    moved = {layer: layer_changes(frame()).filter(pl.col("layer") == layer)["relative"].mean() for layer in range(3)}
+    shares = [f"{100 * moved[layer]:.1f} %" for layer in range(3)]  # type: ignore[operator]
+    assert all(share in first for share in shares)
+    assert "from steps 1, 4 and 16 on" in second
+
+
+class _Tags(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        self.seen.append(tag)
+        if tag not in ("meta", "wbr", "br", "rect", "path", "circle"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in ("rect", "path", "circle"):
+            assert self.open.pop() == tag
+
+
+def test_the_page_is_whole_and_shows_every_step_and_gap() -> None:
+    hostile = "<script>x</script>"
+    page = steps_html(frame(model=hostile), title=hostile, how={"seed": "0"}, notes=["step3 failed: no weights"])
+    tags = _Tags()
+    tags.feed(page)
+    assert tags.open == []
+    assert tags.seen.count("script") == 1  # the page's own
+    assert len(CELL.findall(page)) == 3 * 4
+    assert "step3 failed: no weights" in page
+    assert all(f"step {step}, layer 1: " in page for step in TABLE)
+    assert "first settled: layer 0 at step 1; last settled: layer 2 at step 16" in page
+    assert "broken there: lidar" in page
+
+
+def test_a_long_history_is_thinned_on_the_page_but_not_in_its_numbers() -> None:
+    page = steps_html(frame({step: (float(step), 1.0) for step in range(154)}), title="t", how={})
+    assert "31 of the 154 steps are drawn here" in page
+    assert len(CELL.findall(page)) == 31 * 2
+    assert "step 153, layer 0: 153" in page
+    assert "step 1, layer 0" not in page
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (frame().clear(), "at least one row"),
+        (pl.concat([frame(), frame(model="other")]), "one model here, but got m, other"),
+        (frame().with_columns(revision=pl.lit("main")).unique(["layer"]), "must name a training step"),
+        (
+            pl.concat([frame(), frame().with_columns(revision=pl.col("revision").str.replace("step", "checkpoint-"))]),
+            "one revision for each step",
+        ),
+    ],
+)
+def test_frames_that_are_no_history_are_refused(wrong: pl.DataFrame, words: str) -> None:
+    with pytest.raises(OptionError, match=words):
+        plot_steps_heat(wrong)
+
+
+@pytest.mark.parametrize("within", [0.0, 1.0, -0.1])
+def test_a_share_that_settles_nothing_is_refused(within: float) -> None:
+    with pytest.raises(OptionError, match=r"`within` must be a share in \(0, 1\)"):
+        settled(frame(), within=within)

@@ -1,0 +1,102 @@
+"""Which tasks are left to mteb, and what of mteb's private parts the recording relies on."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import mteb
+import pytest
+from mteb.abstasks import AbsTaskClassification, AbsTaskClustering, AbsTaskRetrieval
+from mteb.abstasks.clustering import _evaluate_clustering_bootstrapped
+from sklearn.linear_model import LogisticRegression
+from sklearn.neighbors import KNeighborsClassifier
+
+from midlayer_encoders.scoring.recording import _KMeansRecorder, _with_globals, scores_together
+from midlayer_encoders.tasks import builtin_tasks
+from midlayer_encoders.tasks.mteb_internals import with_listed_labels
+from tests.others_warnings import MTEB
+from tests.scoring.made import classification, pairs, retrieval, sts
+
+pytestmark = MTEB
+
+
+@pytest.mark.slow
+def test_the_built_in_tasks_and_mteb_s_plain_ones_are_scored_together() -> None:
+    assert [scores_together(task) for task in builtin_tasks()] == [None] * 5
+    for name in ("STSBenchmark", "Banking77Classification", "TwitterURLCorpus", "AskUbuntuDupQuestions", "SciFact",
+                 "ArXivHierarchicalClusteringS2S"):  # fmt: skip
+        assert scores_together(with_listed_labels(mteb.get_task(name))) is None, name
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("MindSmallReranking", "its main score is max_over_subqueries_map_at_1000"),
+        ("ArxivClusteringS2S", "its type is Clustering"),
+        ("SummEval", "its type is Summarization"),
+        ("BUCC", "its type is BitextMining"),
+        ("CIFAR10", "its modalities are image"),
+        ("MultiEURLEXMultilabelClassification", "it overrides `_evaluate_subset`"),
+    ],
+)
+def test_what_is_unusual_is_left_to_mteb(name: str, reason: str) -> None:
+    found = scores_together(mteb.get_task(name))
+    assert found is not None
+    assert reason in found
+
+
+def test_a_task_that_changes_how_it_is_evaluated_is_left_to_mteb() -> None:
+    def own(self: Any, *_: Any, **__: Any) -> Any:
+        raise AssertionError
+
+    for make, method in (
+        (sts, "_calculate_scores"), (pairs, "_compute_metrics"), (classification, "_run_experiment"),
+        (retrieval, "task_specific_scores"), (sts, "evaluate"), (retrieval, "_evaluate_subset"),
+    ):  # fmt: skip
+        task = make()
+        task.__class__ = type("Own", (type(task),), {method: own})
+        assert scores_together(task) == f"it overrides `{method}`"
+    task = classification()  # as a sweep makes it, and mteb scores it
+    task.__class__ = type("Own", (type(task),), {"_calculate_scores": own})
+    assert scores_together(with_listed_labels(task)) == "it overrides `_calculate_scores`"
+    with pytest.raises(AssertionError):
+        with_listed_labels(task)._calculate_scores(["several"], ["labels"], ["of"], "each")
+    task = retrieval()
+    task.skip_first_result = True
+    assert scores_together(task) == "it ranks the results of another search"
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (KNeighborsClassifier(), "its classifier is KNeighborsClassifier"),
+        (LogisticRegression(class_weight="balanced"), "other settings: {'class_weight': 'balanced'}"),
+        (LogisticRegression(fit_intercept=False), "other settings: {'fit_intercept': False}"),
+        (LogisticRegression(solver="newton-cg"), "other settings: {'solver': 'newton-cg'}"),
+        (LogisticRegression(C=0.5, max_iter=7, tol=0.1, random_state=3), None),
+    ],
+)
+def test_a_classifier_is_known_or_named(model: Any, reason: str | None) -> None:
+    found = scores_together(classification(evaluator_model=model))
+    assert found == reason or (reason is not None and found is not None and reason in found)
+
+
+def test_what_is_private_in_mteb_is_still_what_is_replaced() -> None:
+    for name in ("MiniBatchKMeans", "v_measure_score", "adjusted_mutual_info_score"):
+        assert name in _evaluate_clustering_bootstrapped.__globals__
+        assert name in inspect.getsource(_evaluate_clustering_bootstrapped)
+    assert "_evaluate_clustering_bootstrapped(" in inspect.getsource(AbsTaskClustering._evaluate_subset)
+    for base, method in (
+        (AbsTaskClassification, "_run_experiment"), (AbsTaskClassification, "_evaluate_subset_cross_validation"),
+        (AbsTaskRetrieval, "_evaluate_subset"),
+    ):  # fmt: skip
+        assert callable(getattr(base, method))
+    with pytest.raises(NotImplementedError, match="mteb clusters with settings that are not supported"):
+        _KMeansRecorder({"n_clusters": 3, "batch_size": 8, "random_state": 0, "init": "random", "n_init": 1})
+
+
+def test_a_function_with_other_names_leaves_its_module_alone() -> None:
+    other = _with_globals(_evaluate_clustering_bootstrapped, MiniBatchKMeans=None)
+    assert other.__globals__["MiniBatchKMeans"] is None
+    assert _evaluate_clustering_bootstrapped.__globals__["MiniBatchKMeans"] is not None

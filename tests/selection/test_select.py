@@ -1,0 +1,210 @@
+"""Selections from an encoder: what is measured, what labels add, what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import polars as pl
+import pytest
+import torch
+
+from midlayer_encoders import LayerEncoder
+from midlayer_encoders.encoder.sentence_transformers_encoder import select_layer
+from midlayer_encoders.errors import OptionError
+from midlayer_encoders.selection import RULES, CannotChooseError, Selection, select, selection_passes
+from midlayer_encoders.selection.ridge import gain_interval
+from midlayer_encoders.selection.select import LABELS
+from tests.selection.frames import VALLEY, frame
+
+WORDS = ("cats and dogs", "stock markets", "rain in Spain", "card pins", "old books")
+TEXTS = [
+    f"{opening} {word}, number {n}" for n, opening in enumerate(("about", "on", "of", "more on")) for word in WORDS
+]
+KINDS = [WORDS[(place + place // 7) % 5] for place in range(20)]
+"""Mostly what a text is about, shifted now and then: no layer is always right."""
+
+
+@pytest.fixture(scope="module")
+def whole(tiny_folder: Callable[[str], str]) -> LayerEncoder:
+    return LayerEncoder(tiny_folder("Llama"), -1, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def labeled(whole: LayerEncoder) -> Selection:
+    return select(whole, TEXTS, KINDS)
+
+
+def test_one_pass_serves_the_rules_without_labels(whole: LayerEncoder) -> None:
+    reports: list[tuple[str, int, int]] = []
+    found = select(whole, TEXTS, progress=lambda *one: reports.append(one))
+    assert reports[-1] == ("measuring", 20, 20)
+    assert len(TEXTS) * selection_passes("auto") == 20
+    assert set(found.frame["name"]) == {"half_match", "prompt_entropy", "dataset_entropy"}
+    assert [choice.rule for choice in found.choices] == list(RULES)
+    chosen = {choice.rule: choice.layer for choice in found.choices}
+    entropy = found.frame.filter(name="dataset_entropy").sort("value")
+    assert chosen["min-dataset-entropy"] == entropy["layer"][0]
+    assert chosen["last"] == found.num_layers == 4
+    assert chosen["min-dime"] is None
+    assert chosen["few-labels"] is None
+    assert found.layer == chosen["auto"]
+    assert found.labels is None
+
+
+def test_all_rules_measures_what_every_rule_needs(whole: LayerEncoder) -> None:
+    reports: list[tuple[str, int, int]] = []
+    found = select(whole, TEXTS, all_rules=True, rule="min-dime", progress=lambda *one: reports.append(one))
+    assert reports[-1] == ("measuring", 60, 60)
+    assert len(TEXTS) * selection_passes("min-dime") == 60
+    chosen = {choice.rule: choice.layer for choice in found.choices}
+    assert found.layer == chosen["min-dime"] == found.frame.filter(name="dime").sort("value")["layer"][0]
+    assert chosen["min-dime+infonce+dataset-entropy+prompt-entropy"] is not None
+
+
+def test_labels_score_every_layer_on_the_encoders_own_vectors(whole: LayerEncoder, labeled: Selection) -> None:
+    from midlayer_encoders.selection.ridge import ridge_correct
+
+    numbers = torch.tensor([sorted(WORDS).index(kind) for kind in KINDS])
+    layer = 2
+    cut = LayerEncoder(whole.source, layer, device="cpu")
+    vectors = torch.from_numpy(cut.encode(TEXTS))[None]
+    right = torch.stack([ridge_correct(vectors, numbers, seed=seed) for seed in range(3)]).double().mean()
+    scores = labeled.frame.filter(kind="score", dataset=LABELS).sort("layer")
+    assert scores["layer"].to_list() == [0, 1, 2, 3, 4]
+    assert scores["value"][layer] == pytest.approx(float(right), abs=0.04), "to rounding of a text or two"
+    assert labeled.labels is not None
+    assert labeled.labels.count == 20
+    assert labeled.labels.layers[0] <= labeled.labels.layers[1]
+    assert labeled.labels.low <= labeled.labels.gain <= labeled.labels.high
+
+
+def test_labels_of_some_texts_are_enough(whole: LayerEncoder) -> None:
+    some = [kind if place < 10 else None for place, kind in enumerate(KINDS)]
+    found = select(whole, TEXTS, some, rule="few-labels")
+    assert found.labels is not None
+    assert found.labels.count == 10
+
+
+def test_auto_follows_labels_only_where_they_are_sure() -> None:
+    better = torch.tensor([[1.0] * 30 + [0.0] * 10, [1.0] * 10 + [0.0] * 30])
+    assert gain_interval(better[0], better[1])[0] > 0
+    assert gain_interval(better[1], better[0])[0] < 0
+    assert gain_interval(better[0, 8:12], better[1, 8:12])[0] <= 0, "four texts are too few"
+
+
+def test_labels_that_tell_no_layer_from_another_leave_the_choice_as_it_was(whole: LayerEncoder) -> None:
+    easy = [text for word in WORDS[:2] for text in [word] * 10]
+    found = select(whole, easy, [text[0] for text in easy])
+    assert set(found.frame.filter(kind="score")["value"]) == {1.0}
+    assert found.layer == select(whole, easy).layer
+    assert found.reason.endswith("all layers have the same accuracy on the labels")
+
+
+def test_too_few_texts_leave_the_rules_that_look_at_nothing(whole: LayerEncoder) -> None:
+    found = select(whole, TEXTS[:6])
+    assert found.layer == 3
+    assert {choice.reason for choice in found.choices if choice.rule == "half-match"} == {
+        "needs 16 texts or more, but got 6"
+    }
+    assert "Too few texts were given" in found.confidence
+    assert len(found.plot().axes) == 1, "the choices alone"
+    with pytest.raises(CannotChooseError, match=r"'min-dime' cannot choose .* needs 16 texts or more, but got none"):
+        select(whole, rule="min-dime")
+    assert select(whole, ["ab", "c"] * 10).layer == 3, "texts of under four tokens have no halves"
+
+
+def test_more_texts_than_asked_for_are_taken_at_equal_steps(whole: LayerEncoder) -> None:
+    reports: list[tuple[str, int, int]] = []
+    few = select(whole, TEXTS, max_texts=16, progress=lambda *one: reports.append(one))
+    assert reports[-1] == ("measuring", 16, 16)
+    assert few.frame["value"].is_finite().all()
+
+
+def test_select_layer_takes_a_folder_an_encoder_or_a_frame(whole: LayerEncoder, labeled: Selection) -> None:
+    assert select_layer(whole, TEXTS, KINDS).choices == labeled.choices
+    assert select_layer(whole.source, TEXTS, KINDS, device="cpu").choices == labeled.choices
+    assert select_layer(frame({"dime": VALLEY}), rule="min-dime").layer == 2
+    with pytest.raises(OptionError, match="`device` must be left out with an encoder"):
+        select_layer(whole, device="cpu")
+
+
+def test_the_answer_reads_as_text_and_as_a_frame(labeled: Selection) -> None:
+    words = str(labeled)
+    assert words.startswith(f"Layer {labeled.layer} of 4 of local/")
+    assert f"On {20} labeled texts it " in words
+    assert all(rule in words for rule in RULES)
+    table = labeled.to_frame()
+    assert table.filter(pl.col("chosen"))["rule"].to_list() == ["auto"]
+    assert table.filter(rule="last")["depth"].to_list() == [1.0]
+    low, high = labeled.spread
+    assert low <= labeled.layer <= high
+    near, others = labeled.agreement
+    assert 0 <= near <= others == sum(choice.layer is not None for choice in labeled.choices) - 1
+    panels = labeled.plot().axes
+    assert panels[0].get_title(loc="left") == f"layer {labeled.layer}, by auto"
+    assert len(panels) == 1 + 4
+
+
+def test_agreement_and_disagreement_are_said() -> None:
+    apart = select(frame({"dime": VALLEY, "half_match": VALLEY[::-1]}))
+    assert "The rules disagree, from layer 2 to layer 8: 2 of 4 other rules" in apart.confidence
+    near = {"half_match": [0.1, 0.1, 0.1, 0.1, 0.1, 0.2, 0.3, 0.2, 0.1]}
+    assert select(frame(near)).confidence == "The rules agree: all that apply choose layers 6 to 6."
+
+
+def test_wrong_input_is_refused(whole: LayerEncoder, tiny_folder: Callable[[str], str]) -> None:
+    with pytest.raises(OptionError, match="2 classes or more"):
+        select(whole, TEXTS, ["one"] * 20)
+    with pytest.raises(OptionError, match="at least 10 for 5 folds, but there are 4"):
+        select(whole, TEXTS, KINDS[:4] + [None] * 16)
+    with pytest.raises(OptionError, match="one for each text, None for those without, but got 3 labels and 20 texts"):
+        select(whole, TEXTS, KINDS[:3])
+    with pytest.raises(OptionError, match="`texts` and `labels` must be None with a frame"):
+        select(frame({"dime": VALLEY}), TEXTS)
+    with pytest.raises(OptionError, match=r"cut at layer 2 of 4\. Make it with layer=-1"):
+        select(LayerEncoder(tiny_folder("Llama"), 2, device="cpu"), TEXTS)
+
+
+def test_one_string_is_no_list_of_texts(whole: LayerEncoder) -> None:
+    with pytest.raises(OptionError, match=r"must be a list of texts, but got one: 'texts\.txt'"):
+        select(whole, "texts.txt")
+
+
+def test_no_texts_to_look_at_is_refused(whole: LayerEncoder) -> None:
+    with pytest.raises(OptionError, match="`max_texts` must be a whole number, 1 or more, but got 0"):
+        select(whole, TEXTS, max_texts=0)
+
+
+def test_equal_texts_are_said_to_be_equal(whole: LayerEncoder) -> None:
+    found = select(whole, ["the same text"] * 20)
+    words = "needs 16 different texts or more, but got 1"
+    assert found.reason.endswith(f"half match {words}")
+    reasons = {choice.rule: choice.reason for choice in found.choices}
+    assert {reasons[rule] for rule in ("half-match", "valley-midpoint", "min-dime", "min-dataset-entropy")} == {words}
+    with pytest.raises(CannotChooseError, match=words):
+        select(whole, ["the same text"] * 20, rule="half-match")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"seed": "a"}, "`seed` must be a whole number from 0"),
+        ({"all_rules": "no"}, "`all_rules` must be True or False, but got 'no'"),
+        ({"rule": None}, "`rule` must be one of"),
+        ({"labels": "ab"}, "`labels` must be a list of labels"),
+        ({"labels": [{}] * 20}, r"`labels\[0\]` must be the name or the number of a class, but got {}"),
+        ({"token_budget": 0}, "`token_budget` must be a whole number, 1 or more"),
+    ],
+)
+def test_options_of_another_type_are_refused(whole: LayerEncoder, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        select(whole, TEXTS, **options)
+
+
+def test_what_has_no_effect_on_a_frame_is_refused(whole: LayerEncoder) -> None:
+    measured = select(whole, TEXTS).frame
+    assert select(measured).layer == select(whole, TEXTS).layer
+    for options in ({"all_rules": True}, {"max_texts": 9}, {"token_budget": 9}):
+        with pytest.raises(OptionError, match="must be left out with a frame, of which nothing is measured"):
+            select(measured, **options)  # type: ignore[arg-type]

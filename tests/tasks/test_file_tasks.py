@@ -1,0 +1,234 @@
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from midlayer_encoders.errors import OptionError
+from midlayer_encoders.tasks import TaskFileError, resolve_tasks, task_sources, tfidf_scores
+from midlayer_encoders.tasks.file_tasks import files_data
+from tests.tasks.rows import ROWS, Rows, write
+
+SUFFIXES = (".jsonl", ".csv", ".parquet")
+
+
+@pytest.mark.parametrize("task_type", ROWS)
+def test_every_format_gives_the_same_rows(tmp_path: Path, task_type: str) -> None:
+    data = [files_data(write(tmp_path / suffix / f"mine{suffix}", ROWS[task_type])) for suffix in SUFFIXES]
+    assert {each.type for each in data} == {task_type}
+    assert data[0].splits == data[1].splits == data[2].splits
+    assert len({each.name for each in data}) == 1
+
+
+@pytest.mark.parametrize(
+    ("columns", "expected"),
+    [
+        (("text", "label"), "Classification"),
+        (("text", "label", "labels"), "Classification"),
+        (("text", "labels"), "Clustering"),
+        (("sentences", "label"), "Clustering"),
+        (("sentence1", "sentence2", "label"), "PairClassification"),
+        (("sentence1", "sentence2", "labels", "score"), "STS"),
+        (("sentence1", "sentence2"), "BitextMining"),
+        (("query", "positive"), "Retrieval"),
+        (("positive", "anchor", "source"), "Retrieval"),
+        (("text",), "Unlabeled"),
+    ],
+)
+def test_type_is_the_first_whose_columns_are_there(tmp_path: Path, columns: tuple[str, ...], expected: str) -> None:
+    def value(column: str, number: int) -> Any:
+        return number % 2 if column.startswith(("label", "score")) else f"{column} {number}"
+
+    rows = [{column: value(column, number) for column in columns} for number in range(8)]
+    assert files_data(write(tmp_path / "mine.jsonl", rows)).type == expected
+
+
+def test_task_json_overrides_type_and_name(tmp_path: Path) -> None:
+    write(tmp_path / "test.jsonl", ROWS["Classification"])
+    (tmp_path / "task.json").write_text(json.dumps({"type": "Clustering", "name": "my titles"}))
+    data = files_data(tmp_path)
+    assert (data.type, data.label) == ("Clustering", "my_titles")
+    assert set(data.splits["test"]) == {"sentences", "labels"}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "must be one JSON object, but cannot be read"),
+        ("[]", r"must be one JSON object, but got '\[\]'"),
+        ('{"name": 3}', "must be an object like"),
+        ('{"typ": "STS"}', r"must be one of 'type', 'name', but got 'typ'\. Did you mean 'type'"),
+        ('{"type": "Sorting"}', "must be one of 'Classification', .* but got 'Sorting'"),
+        ('{"type": "STS"}', "must have the column sentence1 to be a STS, but has text, label"),
+    ],
+)
+def test_task_json_that_cannot_be_meant(tmp_path: Path, content: str, message: str) -> None:
+    write(tmp_path / "test.jsonl", ROWS["Classification"])
+    (tmp_path / "task.json").write_text(content)
+    with pytest.raises((TaskFileError, OptionError), match=message):
+        files_data(tmp_path)
+
+
+def test_train_and_test_files_are_the_splits(tmp_path: Path) -> None:
+    write(tmp_path / "train.csv", ROWS["Classification"][::2])
+    write(tmp_path / "test.jsonl", ROWS["Classification"][1::2])
+    write(tmp_path / "validation.jsonl", [{"anything": 1}])
+    data = files_data(tmp_path)
+    assert data.splits["train"]["text"] == [row["text"] for row in ROWS["Classification"][::2]]
+    assert data.splits["test"]["text"] == [row["text"] for row in ROWS["Classification"][1::2]]
+    assert data.note == ""
+
+
+def test_one_file_is_split_by_label_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = write(tmp_path / "mine.csv", ROWS["Classification"])
+    with caplog.at_level(logging.WARNING):
+        task_sources(path)
+    assert "split in halves, stratified by label, with seed 42" in caplog.text
+    splits = files_data(path).splits
+    assert not set(splits["train"]["text"]) & set(splits["test"]["text"])
+    assert [splits[split]["label"].count(label) for split in splits for label in range(4)] == [6] * 8
+    assert files_data(path).splits == splits
+
+
+def test_texts_of_digits_stay_texts_in_csv(tmp_path: Path) -> None:
+    rows = [{"text": str(number), "label": number % 2} for number in range(8)]
+    data = files_data(write(tmp_path / "mine.csv", rows))
+    assert sorted([*data.splits["train"]["text"], *data.splits["test"]["text"]]) == [str(n) for n in range(8)]
+
+
+def changed(task_type: str, number: int, **values: Any) -> Rows:
+    rows = [dict(row) for row in ROWS[task_type]]
+    rows[number] |= values
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([], "must have rows, but is empty"),
+        (
+            [{"text": "a", "tag": 1}],
+            r"has text, tag\. .*Classification needs text, label; ",
+        ),
+        (changed("STS", 2, sentence1=" "), "line 3: `sentence1` must be a string that is not empty, but got ' '"),
+        (changed("STS", 0, sentence2=5), "line 1: `sentence2` must be a string that is not empty, but got 5"),
+        (changed("STS", 4, score="high"), "line 5: `score` must be a finite number, but got 'high'"),
+        (changed("STS", 4, score=float("nan")), "line 5: `score` must be a finite number, but got nan"),
+        (changed("STS", 4, score=10**400), "line 5: `score` must be a finite number, but got 1000"),
+        (changed("STS", 4, score=True), "line 5: `score` must be a finite number, but got True"),
+        ([{**row, "score": 1} for row in ROWS["STS"]], "two different values in `score`, but all 48 rows have 1"),
+        (changed("PairClassification", 1, labels=2), "line 2: `labels` must be 0 or 1, but got 2"),
+        ([{**row, "labels": 1} for row in ROWS["PairClassification"]], "two different values in `labels`"),
+        (changed("Classification", 1, label=None), "line 2: `label` must be a label, a string or a whole number"),
+        (changed("Classification", 1, label=0.5), "line 2: `label` must be a label, .* but got 0.5"),
+        (changed("Classification", 1, label=7), "labels of one kind, but some are strings and some are numbers"),
+        ([{**row, "label": "x"} for row in ROWS["Classification"]], "two different values .* all 48 rows have 'x'"),
+        (changed("Classification", 1, label="rare"), "every label twice or more, .* but has one row of 'rare'"),
+        (changed("Reranking", 0, positive=[]), "line 1: `positive` must be a list of strings, none of them empty"),
+        (changed("Reranking", 0, negative="no list"), "line 1: `negative` must be a list of strings"),
+        (changed("Reranking", 3, positive=["x"], negative=["y", "x"]), "line 4: a passage must not be both .*: 'x'"),
+        ([{}, {}, *ROWS["STS"]], "lines 1, 2: `sentence1` must be a string .* but got None. Correct or remove them"),
+        ([{}] * 9 + ROWS["STS"], "lines 1, 2, 3, 4, 5 and 4 more"),
+    ],
+)
+def test_rows_that_cannot_be_used_are_named(tmp_path: Path, rows: Rows, message: str) -> None:
+    with pytest.raises(TaskFileError, match=message):
+        files_data(write(tmp_path / "mine.jsonl", rows))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("mine.jsonl", b'{"text": "a", "label": 1}\n\n{"text": "b", \n', "line 3: must be one JSON object, .* be read"),
+        ("mine.jsonl", b'{"text": "\xff\xfe", "label": 1}\n', "line 1: must be UTF-8, but the byte 0xff is not"),
+        ("mine.jsonl", b"[1, 2]\n", r"line 1: must be one JSON object, but got '\[1, 2\]'"),
+        ("mine.csv", b"", "must have rows, but is empty"),
+        ("mine.csv", b"text,label\n", "must have rows, but is empty"),
+        ("mine.csv", b"text,label\na,1\nb,2,3,4\n", "line 3: must have 2 cells, .* but has 4. Put a cell that holds"),
+        ("mine.csv", b"text,label\na,1\n,0\n", "line 3: `text` must be a string that is not empty, but got None"),
+        ("mine.csv", b"query,positive,negative\na,b,c\n", r"line 2: `positive` must be a list .* \(in CSV: as JSON\)"),
+        ("mine.csv", b"sentence1,sentence2,score\na,b,1\nc,d,two\n", "line 3: `score` .* but got 'two'"),
+        ("mine.parquet", b"PAR1", "cannot be read as parquet"),
+        ("mine.txt", b"text", "must be one of .jsonl, .ndjson, .csv, .tsv, .parquet, but its name ends in '.txt'"),
+    ],
+)
+def test_files_that_cannot_be_read(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(TaskFileError, match=message):
+        files_data(tmp_path / name)
+
+
+def test_folders_without_a_clear_test_file(tmp_path: Path) -> None:
+    with pytest.raises(TaskFileError, match=r"must hold a test file .* but holds no such file"):
+        files_data(tmp_path)
+    write(tmp_path / "a.jsonl", ROWS["STS"])
+    assert files_data(tmp_path).type == "STS"
+    write(tmp_path / "b.jsonl", ROWS["STS"])
+    with pytest.raises(TaskFileError, match=r"but holds a\.jsonl, b\.jsonl"):
+        files_data(tmp_path)
+    write(tmp_path / "a.csv", ROWS["STS"])
+    with pytest.raises(TaskFileError, match=r"one file of each name, but has a\.csv and a\.jsonl"):
+        files_data(tmp_path)
+
+
+def test_labels_that_only_the_test_rows_have(tmp_path: Path) -> None:
+    write(tmp_path / "train.jsonl", ROWS["Classification"][:24])
+    write(tmp_path / "test.jsonl", ROWS["Classification"])
+    with pytest.raises(TaskFileError, match="these are only in test: 'market', 'poem'"):
+        files_data(tmp_path)
+
+
+def test_changed_rows_are_another_task(tmp_path: Path) -> None:
+    path = write(tmp_path / "mine.jsonl", ROWS["STS"])
+    (source,) = task_sources(path)
+    before = source.make().metadata
+    write(path, changed("STS", 0, score=5.0))
+    with pytest.raises(TaskFileError, match="must not change while it is used"):
+        source.make()
+    after = resolve_tasks(path)[0].metadata
+    assert before.name != after.name
+    assert before.dataset["revision"] != after.dataset["revision"]
+    assert before.dataset["revision"].endswith(before.name.rpartition("-")[2])
+
+
+def test_mteb_s_cache_never_gives_the_scores_of_other_rows(tmp_path: Path) -> None:
+    import mteb
+    from mteb.cache import ResultCache
+
+    from midlayer_encoders.tasks import TfidfEncoder, task_texts
+
+    cache = ResultCache(tmp_path / "cache")
+    scores = []
+    for rows in (ROWS["STS"], [{**row, "score": -row["score"]} for row in ROWS["STS"]]):
+        (task,) = resolve_tasks(write(tmp_path / "mine.jsonl", rows))
+        result = mteb.evaluate(TfidfEncoder(task_texts(task)), task, cache=cache, show_progress_bar=False)
+        scores.append(result[0].get_score())
+    assert scores[0] == pytest.approx(-scores[1])
+
+
+@pytest.mark.parametrize(
+    ("name", "task_type", "expected"),
+    [
+        ("STSBenchmark", "STS", 0.688),
+        ("TrecQAReranking", "Reranking", 0.666),
+        pytest.param("TwitterURLCorpus", "PairClassification", 0.730, marks=pytest.mark.slow),
+        pytest.param("StackOverflowTitlesClustering", "Clustering", 0.451, marks=pytest.mark.slow),
+        pytest.param("Banking77Classification", "Classification", 0.638, marks=pytest.mark.slow),
+        pytest.param("EmotionClassification", "Classification", 0.249, marks=pytest.mark.slow),
+    ],
+)
+def test_real_data_evaluates(shared_data: Path, name: str, task_type: str, expected: float) -> None:
+    (task,) = resolve_tasks(shared_data / "tasks" / name)
+    assert task.metadata.type == task_type
+    assert tfidf_scores(task) == pytest.approx(expected, abs=0.02)
+
+
+@pytest.mark.parametrize("name", ["Banking77Classification", "StackOverflowTitlesClustering", "TwitterURLCorpus"])
+def test_large_real_data_loads(shared_data: Path, name: str) -> None:
+    (task,) = resolve_tasks(shared_data / "tasks" / name)
+    task.load_data()
+    assert task.dataset is not None
+    assert len(task.dataset["test"]) > 3000

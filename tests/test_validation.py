@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from midlayer_encoders.errors import OptionError, short_repr
+from midlayer_encoders.validation import (
+    check_choice,
+    check_count,
+    check_effect,
+    check_flag,
+    check_list,
+    check_number,
+    check_path,
+    check_progress,
+    check_seed,
+    check_text,
+    check_texts,
+)
+
+TAKEN: list[tuple[Callable[..., Any], Any, Any]] = [
+    (check_count, np.int64(3), 3),
+    (check_count, torch.tensor(3), 3),
+    (check_seed, np.uint8(0), 0),
+    (check_seed, 2**32 - 1, 2**32 - 1),
+    (check_number, Fraction(1, 2), 0.5),
+    (check_number, np.float32(0.5), 0.5),
+    (check_number, 3, 3.0),
+    (check_flag, np.bool_(False), False),
+    (check_texts, np.array(["a", "b"]), ["a", "b"]),
+    (check_texts, (text for text in "ab"), ["a", "b"]),
+    (check_list, range(2), [0, 1]),
+]
+REFUSED: list[tuple[Callable[..., Any], tuple[Any, ...]]] = [
+    (check_count, (True, 0, -1, 1.0, "1", None, math.nan, math.inf, 2**63, np.bool_(True), torch.zeros(2), [1])),
+    (check_seed, (-1, 2**32, "a", 0.5, None, True)),
+    (check_number, (math.nan, math.inf, -math.inf, -0.5, "1", None, True, 1j, 10**400, np.float64("nan"))),
+    (check_flag, ("no", 0, 1, None, "True")),
+    (check_text, (None, 3, b"a", "\ud83d", ["a"])),
+    (check_texts, ("one text", None, 3, b"a", {"a": 1}, {"a"}, ["a", None], [], np.array(3), torch.tensor(1))),
+    (check_path, (3, b"a", "", "\0", "\ud83d", ["a"])),
+]
+
+
+@pytest.mark.parametrize(("check", "value", "expected"), TAKEN)
+def test_numbers_of_other_libraries_are_taken_as_plain_ones(
+    check: Callable[..., Any], value: Any, expected: Any
+) -> None:
+    found = check(value) if check is check_seed else check("x", value)
+    assert found == expected
+    assert type(found) is type(expected)
+
+
+@pytest.mark.parametrize(("check", "values"), REFUSED)
+def test_what_an_argument_cannot_be_is_refused_by_its_name(check: Callable[..., Any], values: tuple[Any, ...]) -> None:
+    for value in values:
+        with pytest.raises(OptionError, match=r"^`(x|seed)(\[\d\])?` must"):
+            check(value) if check is check_seed else check("x", value)
+
+
+def test_a_choice_may_be_compared_with_anything() -> None:
+    for value in (np.zeros(3), torch.zeros(3), None, ["a"], 10**5000):
+        with pytest.raises(OptionError, match="`x` must be one of 'a', 'b', but got"):
+            check_choice("x", value, ("a", "b"))
+
+
+def test_a_progress_callback_can_be_called() -> None:
+    check_progress(None)
+    check_progress(print)
+    with pytest.raises(OptionError, match="`progress` must be a function of"):
+        check_progress("bar")
+
+
+def test_an_argument_without_effect_is_one_that_differs_from_its_default() -> None:
+    def function(*, size: int = 20, name: str | None = None) -> None: ...
+
+    check_effect(function, "here", size=20, name=None)
+    for given in ({"size": 21}, {"size": 20.0}, {"size": np.zeros(2)}, {"name": "a"}):
+        with pytest.raises(OptionError, match=r"` must be left out here, but got"):
+            check_effect(function, "here", **given)
+
+
+def test_anything_is_shown_in_few_words() -> None:
+    class Odd:
+        def __repr__(self) -> str:
+            raise RuntimeError
+
+    assert short_repr(Odd()) == "a Odd"
+    assert short_repr(np.zeros((2, 3))) == "a ndarray of shape (2, 3)"
+    assert len(short_repr("a" * 10**6)) == 60
+
+
+DEPRECATED = {
+    "an attribute": "from midlayer_encoders.metrics import SinkRate",
+    "a name for measure": "from midlayer_encoders.measuring import num_passes; num_passes(['sink_rate'])",
+    "a name for compare": "from midlayer_encoders.comparing.compare import comparable; comparable('sink_rate')",
+    "an option": "from midlayer_encoders.encoder.options import make_options; make_options({'centre': ['a'] * 16})",
+    "a module's name": "from midlayer_encoders.media import read_sound",
+}
+
+
+@pytest.mark.parametrize("what", DEPRECATED)
+def test_a_deprecated_name_is_warned_of_at_the_callers_own_line(what: str) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        exec(compile(DEPRECATED[what], "/the/caller.py", "exec"), {"__name__": "__main__"})
+    deprecations = [warning for warning in caught if "removed in 0." in str(warning.message)]
+    assert {warning.filename for warning in deprecations} == {"/the/caller.py"}
+
+
+@pytest.mark.slow
+def test_python_shows_the_warning_by_default() -> None:
+    done = subprocess.run([sys.executable, "-c", DEPRECATED["a name for measure"]], capture_output=True, text=True)
+    assert "`sink_rate` is now `first_token_share`" in done.stderr

@@ -1,0 +1,92 @@
+"""What `tuning/compat.py` takes for granted of the trainer and of PEFT: each test fails when a release changes it."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+import safetensors.torch
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+
+from midlayer_encoders import LayerEncoder
+from midlayer_encoders.errors import MidlayerError
+from midlayer_encoders.tuning.trainer_internals import WEIGHTS, add_lora, check_lora, remove_autocast, remove_lora
+from tests.tiny_folders import TEXTS
+from tests.tuning.rows import tuned
+
+Folder = Callable[[str], str]
+
+
+def test_adapters_alone_are_trained_and_merging_them_changes_no_vector(tiny_folder: Folder) -> None:
+    encoder = LayerEncoder(tiny_folder("Llama"), 2, device="cpu")
+    before, kind = encoder.encode(TEXTS), type(encoder.transformer)
+    add_lora(encoder, 4)
+    trained = {name: one for name, one in encoder.named_parameters() if one.requires_grad}
+    assert trained
+    assert all(".lora_" in name for name in trained)
+    with torch.no_grad():
+        for one in trained.values():
+            one.normal_(std=0.1)
+    changed = encoder.eval().encode(TEXTS)
+    remove_lora(encoder)
+    np.testing.assert_allclose(encoder.encode(TEXTS), changed, atol=1e-5)
+    assert np.abs(changed - before).max() > 0.01
+    assert type(encoder.transformer) is kind
+    assert not hasattr(encoder.transformer, "peft_config")
+    assert not any("lora" in name for name, _ in encoder.named_modules())
+    assert all(one.requires_grad for one in encoder.parameters())
+
+
+def test_whether_adapters_fit_is_asked_without_a_trace(tiny_folder: Folder) -> None:
+    encoder = LayerEncoder(tiny_folder("Llama"), 2, device="cpu")
+    names, before, drawn = [name for name, _ in encoder.named_modules()], encoder.encode(TEXTS), torch.get_rng_state()
+    check_lora(encoder)
+    assert [name for name, _ in encoder.named_modules()] == names
+    assert not hasattr(encoder.transformer, "peft_config")
+    assert torch.equal(torch.get_rng_state(), drawn)
+    np.testing.assert_array_equal(encoder.encode(TEXTS), before)
+
+
+@pytest.mark.parametrize(("lora", "package", "argument"), [(False, "accelerate", "tune"), (4, "peft", "lora")])
+def test_a_missing_package_is_named_at_once(
+    lora: int, package: str, argument: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == package else find(name))
+    words = rf"`{argument}` needs the {package} package: pip install 'midlayer-encoders\[tuning\]'"
+    with pytest.raises(MidlayerError, match=words):
+        tuned("no/such-model", tmp_path, lora=lora)
+
+
+def test_a_checkpoint_holds_what_is_trained_and_the_best_is_loaded(
+    tiny_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shutil.rmtree", lambda *_, **__: None)  # checkpoints stay
+    made = tuned(tiny_folder("Llama"), tmp_path, learning_rate=0.02, max_steps=8, checkpoints=8, patience=9)
+    evaluated = made.trained.losses.drop_nulls("held_out").filter(pl.col("step") > 0).sort("held_out")
+    assert made.trained.best_step == evaluated["step"][0] < made.trained.steps == 8
+    folder = tmp_path / "checkpoints" / f"checkpoint-{made.trained.best_step}"
+    best, own = safetensors.torch.load_file(folder / WEIGHTS), dict(made.encoder.named_parameters())
+    assert set(best) == set(own)
+    for name, one in best.items():
+        torch.testing.assert_close(own[name].detach(), one, rtol=0, atol=0)
+    assert not (folder / "config.json").exists()
+
+
+def test_vectors_are_those_of_float32_again_after_a_run_under_autocast(tiny_folder: Folder) -> None:
+    encoder = LayerEncoder(tiny_folder("Llama"), 2, dtype="float32", device="cpu")
+    expected = encoder.encode(TEXTS)
+    AcceleratorState._reset_state(reset_partial_state=True)  # of trainers before: a process has one
+    try:
+        Accelerator(cpu=True, mixed_precision="bf16").prepare_model(encoder)
+    finally:
+        AcceleratorState._reset_state(reset_partial_state=True)
+    assert np.abs(encoder.encode(TEXTS) - expected).max() > 1e-4  # as the trainer leaves it
+    remove_autocast(encoder)
+    np.testing.assert_array_equal(encoder.encode(TEXTS), expected)

@@ -1,0 +1,164 @@
+"""Vectors that were made before: by a run that was killed, or by a sweep."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors import safe_open
+
+from midlayer_encoders import LayerEncoder, embed
+from midlayer_encoders.errors import FolderError
+from midlayer_encoders.files import folder_lock
+from midlayer_encoders.store import StoreError, TextNotStoredError
+from midlayer_encoders.vectors import embedding
+from tests.others_warnings import MTEB
+from tests.sweeping.scoring import QUICK, sweep
+from tests.tasks.rows import ROWS, write
+
+Folder = Callable[[str], str]
+pytestmark = MTEB
+
+TEXTS = [f"text number {number} of several" for number in range(40)]
+
+
+@contextmanager
+def passed(encoder: LayerEncoder) -> Iterator[list[int]]:
+    """Collect how many inputs pass through the model at a time."""
+    seen: list[int] = []
+    hook = encoder[0].model.register_forward_pre_hook(
+        lambda _, __, kwargs: seen.append(len(kwargs["input_ids"])), with_kwargs=True
+    )
+    yield seen
+    hook.remove()
+
+
+@pytest.fixture
+def encoder(tiny_folder: Folder) -> LayerEncoder:
+    return LayerEncoder(tiny_folder("Llama"), -1, device="cpu")
+
+
+class StopError(Exception):
+    """Ends a run in the middle."""
+
+
+def stop_after(count: int) -> Callable[[str, int, int], None]:
+    def progress(stage: str, done: int, _: int) -> None:
+        if stage == "embedding" and done >= count:
+            raise StopError
+
+    return progress
+
+
+def test_a_stopped_run_goes_on_and_gives_the_same_file(encoder: LayerEncoder, tmp_path: Path) -> None:
+    how: dict[str, Any] = {"layers": [0, 3], "token_budget": 256}
+    out = tmp_path / "v.npy"
+    with passed(encoder) as seen:
+        whole = embed(encoder, TEXTS, tmp_path / "whole.npy", **how)
+    once = sum(seen)
+    with passed(encoder) as seen:
+        with pytest.raises(StopError):
+            embed(encoder, TEXTS, out, progress=stop_after(16), **how)
+        assert not out.exists()
+        first = sum(seen)
+    with passed(encoder) as seen:
+        embed(encoder, TEXTS, out, **how)
+    assert first < once
+    assert sum(seen) < once - 8  # what was stored did not pass again
+    assert out.read_bytes() == whole.read_bytes()
+    assert not (tmp_path / "v.npy.part").exists()
+
+
+def test_another_model_does_not_take_what_the_first_left(
+    encoder: LayerEncoder, tiny_folder: Folder, tmp_path: Path
+) -> None:
+    with pytest.raises(StopError):
+        embed(encoder, TEXTS, tmp_path / "v.npy", progress=stop_after(16), token_budget=256)
+    other = LayerEncoder(tiny_folder("Llama"), -1, device="cpu", norm="none")
+    found = np.load(embed(other, TEXTS, tmp_path / "v.npy", token_budget=256))
+    np.testing.assert_allclose(found, other.encode_layers(TEXTS), atol=1e-5)
+
+
+def test_states_go_on_by_shards(encoder: LayerEncoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embedding, "_SHARD_BYTES", 4 * 32 * 300)  # 300 tokens of one layer
+    how: dict[str, Any] = {"layers": [2], "tokens": True}
+    with pytest.raises(StopError):
+        embed(encoder, TEXTS, tmp_path / "states", progress=stop_after(16), **how)
+    assert not (tmp_path / "states").exists()
+    with passed(encoder) as seen:
+        folder = embed(encoder, TEXTS, tmp_path / "states", **how)
+    shards = json.loads((folder / "index.json").read_bytes())["shards"]
+    assert sum(seen) < 30
+    assert len(shards) > 3
+    assert [shard["first"] for shard in shards] == list(np.cumsum([0, *(s["inputs"] for s in shards)])[:-1])
+    assert sum(shard["inputs"] for shard in shards) == len(TEXTS)
+    states = []
+    for shard in shards:
+        with safe_open(folder / shard["file"], "np") as file:
+            states.append(file.get_tensor("layer.2"))
+    whole = embed(encoder, TEXTS, tmp_path / "again", **how)
+    assert sorted(path.name for path in whole.iterdir()) == sorted(path.name for path in folder.iterdir())
+    assert sum(map(len, states)) == sum(map(len, TEXTS))  # a token for each character
+
+
+def test_a_second_run_to_one_place_is_refused(encoder: LayerEncoder, tmp_path: Path) -> None:
+    with folder_lock(tmp_path / "v.npy.part"), pytest.raises(FolderError, match="is in use"):
+        embed(encoder, TEXTS, tmp_path / "v.npy")
+
+
+@pytest.mark.slow
+def test_a_killed_command_goes_on(tiny_folder: Folder, tmp_path: Path) -> None:
+    texts, out = tmp_path / "texts.txt", tmp_path / "v.safetensors"
+    texts.write_text("\n".join(TEXTS))
+    killed = (
+        "import os, signal, sys; from midlayer_encoders import embed\n"
+        "def progress(stage, done, total):\n"
+        "    if done >= 16: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "embed(sys.argv[1], open(sys.argv[2]).read().splitlines(), sys.argv[3], device='cpu', token_budget=256,"
+        " progress=progress)"
+    )
+    done = subprocess.run([sys.executable, "-c", killed, tiny_folder("Llama"), str(texts), str(out)], check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert not out.exists()
+    assert list((tmp_path / "v.safetensors.part").rglob("*.safetensors"))
+    encoder = LayerEncoder(tiny_folder("Llama"), -1, device="cpu")
+    with passed(encoder) as seen:
+        embed(encoder, TEXTS, out, token_budget=256)
+    assert 0 < sum(seen) < 36
+    with safe_open(out, "np") as file:
+        found = np.stack([file.get_tensor(f"layer.{layer}") for layer in range(5)])
+    np.testing.assert_allclose(found, encoder.encode_layers(TEXTS), atol=1e-5)
+    assert not (tmp_path / "v.safetensors.part").exists()
+
+
+def test_a_sweeps_vectors_without_a_pass(encoder: LayerEncoder, tmp_path: Path) -> None:
+    here = {key: value for key, value in QUICK.items() if key != "device"}
+    sweep(encoder, write(tmp_path / "sts.jsonl", ROWS["STS"]), out=tmp_path / "swept", layers=[1, 3], **here)
+    texts = sorted({row[side] for row in ROWS["STS"] for side in ("sentence1", "sentence2")})
+    for place in (tmp_path / "swept", tmp_path / "swept" / "embeddings"):
+        with passed(encoder) as seen:
+            found = np.load(embed(encoder, texts, tmp_path / "v.npy", layers=[3], from_sweep=place))
+        assert not seen
+        np.testing.assert_allclose(found, encoder.encode_layers(texts, [3]), atol=1e-5)
+    task = write(tmp_path / "sts.jsonl", ROWS["STS"])
+    sweep(encoder, task, out=tmp_path / "half", layers=[3], store_dtype="float16", **here)
+    found = np.load(embed(encoder, texts, tmp_path / "v.npy", layers=[3], from_sweep=tmp_path / "half"))
+    np.testing.assert_allclose(found, encoder.encode_layers(texts, [3]), atol=2e-3, rtol=2e-3)
+    with pytest.raises(TextNotStoredError, match="1 are not: 'a text of another kind'"):
+        embed(
+            encoder, [*texts, "a text of another kind"], tmp_path / "w.npy", layers=[3], from_sweep=tmp_path / "swept"
+        )
+    with pytest.raises(TextNotStoredError, match="at the layers 2, but"):
+        embed(encoder, texts, tmp_path / "w.npy", layers=[2], from_sweep=tmp_path / "swept")
+    other = LayerEncoder(encoder.source, -1, device="cpu", norm="none")
+    with pytest.raises(StoreError, match="norm 'final' instead of 'none'"):
+        embed(other, texts, tmp_path / "w.npy", from_sweep=tmp_path / "swept")
+    assert {path.name for path in tmp_path.iterdir()} == {"sts.jsonl", "swept", "half", "v.npy", "v.npy.json"}

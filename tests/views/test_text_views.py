@@ -1,0 +1,222 @@
+"""Views of texts: seeded, the same everywhere, and made as nlpaug makes them."""
+
+from __future__ import annotations
+
+import math
+import random
+import subprocess
+import sys
+import unicodedata
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from midlayer_encoders.errors import OptionError
+from midlayer_encoders.views import text_views
+from midlayer_encoders.views.text_views import augment
+
+WORDS = ["elephant", "mountain", "umbrella", "keyboard", "notebook", "sunlight", "hospital", "calendar"]
+TEXTS = [" ".join(WORDS[i % 8 :] + WORDS[: i % 8]) + f" number{i}" for i in range(150)]
+
+KNOWN = [
+    ["Eve ry mo 5HihK the old RalsY epePs his lXtti) sh op."],
+    ["E GeWs mo 3Hio # the old b! rer )33Rs his P&tt le stkp."],
+]
+
+
+@pytest.fixture(scope="module")
+def two_views() -> list[list[str]]:
+    return augment(TEXTS, views=2, seed=3, workers=1)
+
+
+@pytest.fixture
+def no_workers_left() -> Iterator[None]:
+    yield
+    from joblib.externals.loky import get_reusable_executor
+
+    get_reusable_executor().shutdown()
+
+
+def words_of(text: str) -> list[str]:
+    return text.split()
+
+
+def test_shape_is_views_by_texts(two_views: list[list[str]]) -> None:
+    assert [len(view) for view in two_views] == [len(TEXTS)] * 2
+    assert augment([], views=3) == [[], [], []]
+
+
+def test_known_views_are_the_same_on_every_machine() -> None:
+    assert augment(["Every morning the old baker opens his little shop."], seed=7) == KNOWN
+
+
+@pytest.mark.slow
+def test_views_do_not_depend_on_the_workers(two_views: list[list[str]], no_workers_left: None) -> None:
+    assert augment(TEXTS, views=2, seed=3, workers=2) == two_views
+    assert augment(TEXTS, views=2, seed=3, workers=3) == two_views
+
+
+@pytest.mark.slow
+def test_workers_serve_a_script_without_a_guard(tmp_path: Path, two_views: list[list[str]]) -> None:
+    script = tmp_path / "script.py"  # no `if __name__ == "__main__"`, which multiprocessing would need
+    script.write_text(
+        f"from midlayer_encoders.views.text_views import augment\nprint(augment({TEXTS!r}, views=2, seed=3, workers=2)[1][-1])\n"
+    )
+    ran = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True, timeout=60)
+    assert ran.stdout.strip() == two_views[1][-1]
+
+
+def test_a_view_is_the_texts_own(two_views: list[list[str]]) -> None:
+    backwards = augment(TEXTS[::-1], views=2, seed=3)
+    assert [view[::-1] for view in backwards] == two_views
+    alone = augment([TEXTS[40]], views=2, seed=3)
+    assert alone == [[view[40]] for view in two_views]
+
+
+def test_more_views_keep_the_first_ones(two_views: list[list[str]]) -> None:
+    assert augment(TEXTS, views=4, seed=3)[:2] == two_views
+
+
+def test_views_seeds_and_repeats_differ(two_views: list[list[str]]) -> None:
+    first, second = two_views
+    other = augment(TEXTS, views=1, seed=4)[0]
+    for one, another in [(first, second), (first, other), (first, TEXTS)]:
+        assert sum(a == b for a, b in zip(one, another, strict=True)) == 0
+    repeats = augment(["a sentence said again and again"] * 5)[0]
+    assert len(set(repeats)) == 5
+
+
+def test_global_generators_are_left_as_they_were() -> None:
+    random.seed(1)
+    np.random.seed(2)
+    python, numpy = random.getstate(), np.random.get_state(legacy=False)
+    augment(TEXTS[:20])
+    assert random.getstate() == python
+    np.testing.assert_equal(np.random.get_state(legacy=False), numpy)
+
+
+def test_global_seeds_do_not_change_the_views(two_views: list[list[str]]) -> None:
+    random.seed(123)
+    np.random.seed(123)
+    assert augment(TEXTS, views=2, seed=3) == two_views
+
+
+def test_each_step_changes_three_tenths_of_the_words() -> None:
+    text = " ".join(WORDS * 2 + WORDS[:4])  # 20 words: 6 of them
+    split, substituted, mistyped = (step for step in text_views._augmenters(10))
+    assert len(words_of(split.augment(text)[0])) == 20 + 6
+    for step in (substituted, mistyped):
+        changed = sum(a != b for a, b in zip(words_of(text), words_of(step.augment(text)[0]), strict=True))
+        assert 5 <= changed <= 6  # a drawn character may be the one that was there
+    characters = sum(
+        a != b
+        for old, new in zip(words_of(text), words_of(mistyped.augment(text)[0]), strict=True)
+        for a, b in zip(old, new, strict=True)
+    )
+    assert characters == 6 * math.ceil(0.3 * 8)  # three of the eight characters of each
+
+
+@pytest.mark.slow
+def test_the_sequence_changes_as_much_as_nlpaug_does() -> None:
+    import nlpaug.augmenter.char as nac
+    import nlpaug.augmenter.word as naw
+    import nlpaug.flow as naf
+
+    text = " ".join(WORDS * 2 + WORDS[:4])
+    reference = naf.Sequential([naw.SplitAug(), nac.RandomCharAug(), nac.KeyboardAug()])
+    random.seed(0)
+    np.random.seed(0)
+    for measure in (lambda view: sum(word in WORDS for word in words_of(view)), lambda view: len(words_of(view))):
+        ours = [measure(view) for (view,) in augment([text], views=400)]
+        theirs = [measure(reference.augment(text)[0]) for _ in range(400)]
+        assert np.mean(ours) == pytest.approx(np.mean(theirs), abs=4 * np.std(theirs) / math.sqrt(200))
+        assert np.std(ours) == pytest.approx(np.std(theirs), rel=0.25)
+
+
+def test_max_words_bounds_each_step() -> None:
+    text = " ".join(WORDS * 25)  # 200 words
+    assert len(words_of(text_views._augmenters(10)[0].augment(text)[0])) == 210
+    assert len(words_of(text_views._augmenters(None)[0].augment(text)[0])) == 260
+    bounded, free = (augment([text], views=1, max_words=most)[0][0] for most in (10, None))
+    assert sum(word in WORDS for word in words_of(bounded)) >= 200 - 3 * 10
+    assert sum(word in WORDS for word in words_of(free)) < 0.5 * 200
+    assert augment(TEXTS[:3], max_words=None) == augment(TEXTS[:3])
+
+
+@pytest.mark.parametrize("text", ["", " ", "\n\t ", "a", "é", "語", "😀", " x ", "\ud800"])
+def test_texts_of_one_character_or_none_survive(text: str) -> None:
+    assert augment([TEXTS[0], text, TEXTS[1]], views=2, workers=1)[1][1] == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["no one may do it", "日本語 の テキ", "!!!", "👩‍👩‍👧 👍", "हि न्दी", "cafe\u0301 re\u0301s, ça va", "a\u200db"],
+)
+def test_texts_without_long_words_change_in_spaces_only(text: str) -> None:
+    (view,) = augment([text], views=1)[0]
+    assert view.replace(" ", "") == text.replace(" ", "")
+
+
+@pytest.mark.parametrize(
+    "text", ["Größenordnung natürlich überprüfen", "हिन्दी भाषा में लिखा", "Вечерний поезд опоздал", "語" * 40]
+)
+def test_other_scripts_survive(text: str) -> None:
+    (view,) = augment([text], views=1)[0]
+    assert view != text
+    view.encode()
+    kept = sum(character in text for character in view.replace(" ", ""))
+    assert kept >= 0.5 * len(text.replace(" ", ""))
+    assert len(view.replace(" ", "")) == len(text.replace(" ", ""))
+
+
+def test_marks_stay_on_their_letters() -> None:
+    for word in ["हिन्दी", unicodedata.normalize("NFD", "réé"), "👩‍👩‍👧"]:
+        assert text_views._tokens(f"a {word}, b") == ["a", word, ",", "b"]
+
+
+def test_tokens_are_those_of_nlpaug() -> None:
+    from nlpaug.util.text.tokenizer import Tokenizer
+
+    for text in [*TEXTS[:5], "It's 3.5 % (approx.) – “naïve”, e.g.\nthis_one", "m² ½ ﬁ Straße 日本語。テ"]:
+        assert text_views._tokens(text) == Tokenizer.tokenizer(text)
+
+
+def test_few_texts_start_no_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    plain = text_views._augmented
+
+    def noted(chunks, *, workers, **options):
+        asked.append(workers)
+        return plain(chunks, workers=1, **options)
+
+    monkeypatch.setattr(text_views, "_augmented", noted)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: range(8), raising=False)
+    augment(TEXTS)
+    monkeypatch.setattr(text_views, "_CHARACTERS_PER_WORKER", 10_000)
+    augment(TEXTS)
+    assert asked == [0, min(2 * sum(map(len, TEXTS)) // 10_000, 8, math.ceil(150 / text_views._CHUNK))]
+    assert asked[1] > 1
+
+
+def test_progress_is_printed_to_stderr(capsys: pytest.CaptureFixture[str], two_views: list[list[str]]) -> None:
+    assert augment(TEXTS, views=2, seed=3, progress=True) == two_views
+    printed = capsys.readouterr()
+    assert "100%" in printed.err
+    assert not printed.out
+
+
+@pytest.mark.parametrize(
+    ("texts", "options", "message"),
+    [
+        ("one text", {}, r"`texts` must be a list of texts, but got one: 'one text'. Write \['one text'\]"),
+        (["a", None], {}, r"`texts\[1\]` must be a string, but got None \(NoneType\)"),
+        (["a"], {"views": 0}, "`views` must be a whole number, 1 or more, but got 0"),
+        (["a"], {"workers": -1}, "`workers` must be a whole number, 1 or more, but got -1"),
+        (["a"], {"max_words": 0}, "`max_words` must be a whole number, 1 or more, but got 0"),
+    ],
+)
+def test_wrong_arguments_are_named(texts, options: dict[str, int], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        augment(texts, **options)
