@@ -21,11 +21,13 @@ from torch import Tensor, nn
 
 from midlayer_encoders._types import POOLINGS, Pooling
 from midlayer_encoders.models import transformers_internals as internals
+from midlayer_encoders.spectra.eigen import kernels_run_on
 from midlayer_encoders.validation import check_choice
 
 _EPS_NAMES = ("variance_epsilon", "eps", "epsilon", "norm_eps")
 _ROUNDINGS = 4  # tolerance in roundings of the states' dtype
 _SUM_TOLERANCE = 1e-5  # relative, for the order of a sum in float32
+_MAX_KERNEL_WIDTH = 8192  # dimensions that fit into the registers of one program
 
 
 def pool(states: Tensor, mask: Tensor, pooling: Pooling = "mean") -> Tensor:
@@ -119,7 +121,7 @@ class NormForm(NamedTuple):
 
     def sums(self, states: Tensor, weights: Tensor) -> Tensor:
         """Return the weighted sum of each text's normalized tokens, shape ``(B, D)``, in float32 or better."""
-        sums = _normed_sums(states, weights, scale=self.module is not None, center=self.center, eps=self.eps)
+        sums = normed_sums(states, weights, scale=self.module is not None, center=self.center, eps=self.eps)
         if (gain := getattr(self.module, "weight", None)) is not None:
             sums = sums * (gain.to(sums.dtype) + self.offset)
         if (bias := getattr(self.module, "bias", None)) is not None:
@@ -127,7 +129,7 @@ class NormForm(NamedTuple):
         return sums
 
 
-def _normed_sums(states: Tensor, weights: Tensor, *, scale: bool, center: bool, eps: float) -> Tensor:
+def normed_sums(states: Tensor, weights: Tensor, *, scale: bool, center: bool, eps: float) -> Tensor:
     """Return the weighted sum of each text's tokens, optionally scaled to a root mean square of one.
 
     Args:
@@ -140,6 +142,10 @@ def _normed_sums(states: Tensor, weights: Tensor, *, scale: bool, center: bool, 
     Returns:
         Shape ``(B, D)``, float32 or better.
     """
+    if _kernel_runs(states):
+        from midlayer_encoders.reading import _pooling_triton
+
+        return _pooling_triton.normed_sums(states, weights, scale=scale, center=center, eps=eps)
     states = states.float() if states.dtype in (torch.float16, torch.bfloat16) else states
     weights = weights.to(states.dtype)
     if scale and center:
@@ -150,6 +156,12 @@ def _normed_sums(states: Tensor, weights: Tensor, *, scale: bool, center: bool, 
         squares = torch.linalg.vector_norm(states, dim=-1).square() / states.shape[-1]
         weights = torch.where(weights == 0, weights, weights / (squares + eps).sqrt())
     return torch.einsum("btd,bt->bd", states, weights)
+
+
+def _kernel_runs(states: Tensor) -> bool:
+    width = states.shape[-1]
+    fits = states.numel() and states.stride(-1) == 1 and width <= _MAX_KERNEL_WIDTH and states.dtype != torch.float64
+    return bool(fits) and kernels_run_on(states, (7, 0))
 
 
 def find_form(modules: nn.Sequential, states: Tensor) -> NormForm | None:

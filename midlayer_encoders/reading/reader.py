@@ -211,6 +211,7 @@ class _Flow:
         self.pooled = FusedPooling(norm, reader.pooling, enabled=fused)
         self.needless: bool | None = None if reader.unmasked else False
         self.size_limit: int | None = None  # smallest size that ran out of memory
+        self.outgoing: torch.cuda.Stream | None = None
 
     @torch.inference_mode()
     def prepare(self, batch: Sequence[int]) -> _Prepared:
@@ -272,12 +273,24 @@ class _Flow:
             by_layer = self.read(moved, real, batch)
         # One tensor for all layers, copied to the CPU at once.
         vectors = torch.stack([layer_vectors.to(by_layer[0].device) for layer_vectors in by_layer]).float()
-        # A copy that does not wait for the GPU goes to pinned memory.
-        host = vectors.to("cpu", non_blocking=vectors.is_cuda)
-        finite = vectors.isfinite().all().to("cpu", non_blocking=vectors.is_cuda)
-        copied = torch.cuda.current_stream(vectors.device).record_event() if vectors.is_cuda else None
         inputs = [self.inputs[position] for position in batch]
-        return Passed(batch, inputs, reader.layers, host, finite, copied)
+        return Passed(batch, inputs, reader.layers, *self._to_host(vectors))
+
+    def _to_host(self, vectors: Tensor) -> tuple[Tensor, Tensor, torch.cuda.Event | None]:
+        """Start copying the vectors and their finiteness to the CPU; return both and the event to wait for."""
+        finite = vectors.isfinite().all()
+        if not vectors.is_cuda:
+            return vectors.cpu(), finite.cpu(), None
+        # On a stream of its own, the copy overlaps with the next pass.
+        if self.outgoing is None:
+            self.outgoing = torch.cuda.Stream(vectors.device)  # type: ignore[no-untyped-call]
+        self.outgoing.wait_stream(torch.cuda.current_stream(vectors.device))
+        with torch.cuda.stream(self.outgoing):
+            # A copy that does not wait for the GPU goes to pinned memory.
+            host, flag = vectors.to("cpu", non_blocking=True), finite.to("cpu", non_blocking=True)
+        for tensor in (vectors, finite):
+            tensor.record_stream(self.outgoing)
+        return host, flag, self.outgoing.record_event()
 
     def read(self, inputs: Mapping[str, Any], real: Tensor | None, positions: list[int]) -> list[Tensor]:
         """Return the vectors of one batch at each layer; ``real`` is its attention mask."""

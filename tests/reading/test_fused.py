@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -10,10 +12,12 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.t5.modeling_t5 import T5LayerNorm
 
 from midlayer_encoders._types import POOLINGS, Pooling
+from midlayer_encoders.reading import _pooling_triton as kernels
 from midlayer_encoders.reading.pooling import FusedPooling, find_form, pool
 
 WIDTH = 40
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and not torch.cuda.is_available()
 
 
 class Scaled(nn.Module):
@@ -134,3 +138,25 @@ def test_the_form_is_found_by_what_the_norm_does() -> None:
     form = find_form(nn.Sequential(off), states)
     assert form is not None
     assert form.eps == 1e-2
+
+
+@pytest.mark.triton
+@pytest.mark.skipif(kernels.triton is None or not (torch.cuda.is_available() or INTERPRETED), reason="needs Triton")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(("scale", "center"), [(False, False), (True, False), (True, True)])
+@pytest.mark.parametrize(("tokens", "width"), [(9, 20), (300, 96), (128, 1030)])
+def test_the_triton_kernel_equals_float64(
+    tokens: int, width: int, scale: bool, center: bool, dtype: torch.dtype
+) -> None:
+    generator = torch.Generator().manual_seed(5)
+    states = (2 + torch.randn(4, tokens, width + 3, generator=generator)).to(DEVICE, dtype)[..., :width]
+    weights = torch.rand(4, tokens, generator=generator).to(DEVICE)
+    weights[1, ::3], weights[2, 5:], weights[3] = 0, 0, 0
+    states[weights == 0] = torch.nan
+    sums = kernels.normed_sums(states, weights, scale=scale, center=center, eps=1e-6)
+    x = states.double().nan_to_num()
+    x = x - x.mean(dim=-1, keepdim=True) if center else x
+    x = x / (x.square().mean(dim=-1, keepdim=True) + 1e-6).sqrt() if scale else x
+    expected = torch.einsum("btd,bt->bd", x, weights.double())
+    torch.testing.assert_close(sums.double(), expected, rtol=1e-5, atol=1e-4)
+    assert (sums[3] == 0).all()
