@@ -115,7 +115,7 @@ class MeasurementHistory:
 
     def frame(self) -> pl.DataFrame:
         """Return the tidy frame, ordered by step; revisions are named like Pythia's, ``step512``."""
-        from midlayer_encoders.frame import NamedSubject, tidy_frame, tidy_rows
+        from midlayer_encoders.frame.schema import NamedSubject, tidy_frame, tidy_rows
 
         rows = []
         for step in sorted(self.steps):

@@ -121,13 +121,13 @@ def deprecated_names(module: str, new_names: Mapping[str, str]) -> Callable[[str
 
     Args:
         module: ``__name__`` of the module.
-        new_names: the new name of each old name; release 0.3 removes the old names.
+        new_names: the new name of each old name; release 0.4 removes the old names.
     """
 
     def resolve(name: str) -> Any:
         if name not in new_names:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
-        warn_deprecated(f"`{name}` is now `{new_names[name]}`; the old name is removed in 0.3.")
+        warn_deprecated(f"`{name}` is now `{new_names[name]}`; the old name is removed in 0.4.")
         return getattr(sys.modules[module], new_names[name])
 
     return resolve

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from midlayer_encoders._types import Layer, Norm, Progress, ReadSite, Stage
 from midlayer_encoders.errors import OptionError, short_repr
-from midlayer_encoders.frame import at_site, tidy_frame, tidy_rows
+from midlayer_encoders.frame.schema import at_site, tidy_frame, tidy_rows
 from midlayer_encoders.media import medium_of
 from midlayer_encoders.metrics import LayerMetric, LiDAR, TooFewTextsError, make_metrics
 from midlayer_encoders.reading.batches import LayerSource, TokenBudget, batches_of, check_budget, tokens_that_fit

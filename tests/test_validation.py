@@ -100,11 +100,9 @@ def test_anything_is_shown_in_few_words() -> None:
 
 
 DEPRECATED = {
-    "an attribute": "from midlayer_encoders.metrics import SinkRate",
-    "a name for measure": "from midlayer_encoders.measuring import num_passes; num_passes(['sink_rate'])",
-    "a name for compare": "from midlayer_encoders.comparing.compare import comparable; comparable('sink_rate')",
-    "an option": "from midlayer_encoders.encoder.options import make_options; make_options({'centre': ['a'] * 16})",
-    "a module's name": "from midlayer_encoders.media import read_sound",
+    "an attribute": "from midlayer_encoders.store import StoreFullError",
+    "an option": "from midlayer_encoders.encoder.options import make_options; make_options({'weights': [1, 2]})",
+    "a module": "import midlayer_encoders.analysis",
 }
 
 
@@ -119,5 +117,5 @@ def test_a_deprecated_name_is_warned_of_at_the_callers_own_line(what: str) -> No
 
 @pytest.mark.slow
 def test_python_shows_the_warning_by_default() -> None:
-    done = subprocess.run([sys.executable, "-c", DEPRECATED["a name for measure"]], capture_output=True, text=True)
-    assert "`sink_rate` is now `first_token_share`" in done.stderr
+    done = subprocess.run([sys.executable, "-c", DEPRECATED["an option"]], capture_output=True, text=True)
+    assert "`weights` is now `layer_weights`" in done.stderr

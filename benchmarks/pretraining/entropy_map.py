@@ -10,7 +10,7 @@ import polars as pl
 
 from benchmarks.pretraining.findings import RAW, event
 from benchmarks.pretraining.record import TOKENS, Run, read_run
-from midlayer_encoders.frame import histories
+from midlayer_encoders.frame.steps import histories
 from midlayer_encoders.report.style import LIGHT, SERIES
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ import polars as pl
 from numpy.typing import NDArray
 
 from benchmarks.pretraining.record import TOKENS, Run
-from midlayer_encoders.frame import Curves, curves, layer_changes, settled
-from midlayer_encoders.frame.steps import History
+from midlayer_encoders.frame.curves import Curves, curves
+from midlayer_encoders.frame.steps import History, layer_changes, settled
 from midlayer_encoders.selection import RULES
 from midlayer_encoders.selection.rules import CannotChooseError, choose
 

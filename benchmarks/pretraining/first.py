@@ -15,8 +15,8 @@ import polars as pl
 from benchmarks.panels import Axis, Dots, Line, Panel, Part, draw, layer_axis, value_axis
 from benchmarks.pretraining.findings import THIRDS, valley
 from benchmarks.pretraining.tables import table
-from midlayer_encoders.frame import FRAME_SCHEMA, histories, settled, step_of
-from midlayer_encoders.frame.steps import step_word
+from midlayer_encoders.frame.schema import FRAME_SCHEMA
+from midlayer_encoders.frame.steps import histories, settled, step_of, step_word
 from midlayer_encoders.report import plot_steps_heat
 
 RESULTS = Path(__file__).parent / "results" / "first"

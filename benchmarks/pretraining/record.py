@@ -13,8 +13,7 @@ import numpy as np
 import polars as pl
 
 from benchmarks.pretraining.variants import BASE, VARIANTS
-from midlayer_encoders.frame import histories
-from midlayer_encoders.frame.steps import History
+from midlayer_encoders.frame.steps import History, histories
 from midlayer_encoders.recipes import PLAIN
 
 __all__ = ["RESULTS", "SEEDS", "TOKENS", "TUNED", "Run", "collect", "known", "read_run", "seeds"]

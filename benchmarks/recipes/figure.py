@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from benchmarks.panels import Dots, Level, Line, Panel, Word, draw, layer_axis, value_axis
-from midlayer_encoders.frame import Curve, summary
+from midlayer_encoders.frame.summaries import Curve, summary
 from midlayer_encoders.report.score_charts import plot_recipes
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ import transformers
 from benchmarks.selection.real import corpus, encoder
 from benchmarks.selection.run import write_part
 from midlayer_encoders import LayerEncoder
-from midlayer_encoders.frame import Curves
+from midlayer_encoders.frame.curves import Curves
 from midlayer_encoders.measuring import measure_layers
 from midlayer_encoders.selection.rules import DEPTH, is_embedding_model
 

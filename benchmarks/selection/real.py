@@ -21,7 +21,7 @@ from sklearn.metrics import average_precision_score
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.frame import FRAME_SCHEMA
+from midlayer_encoders.frame.schema import FRAME_SCHEMA
 from midlayer_encoders.measuring import measure_layers
 from midlayer_encoders.media.text_lists import wikitext_paragraphs
 from midlayer_encoders.metrics.sample_metrics import half_match, half_means, intrinsic_dimension

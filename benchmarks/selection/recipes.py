@@ -18,7 +18,8 @@ import numpy as np
 import polars as pl
 
 from benchmarks.selection.run import write_part
-from midlayer_encoders.frame import ByLayer, curves_by_dataset, mean_curve, number_of_layers
+from midlayer_encoders.frame.curves import ByLayer, curves_by_dataset, mean_curve
+from midlayer_encoders.frame.schema import number_of_layers
 from midlayer_encoders.recipes import recipe_of
 from midlayer_encoders.selection.select import ModelKind, default_depth, default_recipe
 

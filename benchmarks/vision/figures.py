@@ -7,7 +7,7 @@ from pathlib import Path
 
 import polars as pl
 
-from midlayer_encoders.frame import FRAME_SCHEMA
+from midlayer_encoders.frame.schema import FRAME_SCHEMA
 from midlayer_encoders.report import plot_metrics, plot_steps_curves
 from midlayer_encoders.report.layer_charts import plot_probes
 

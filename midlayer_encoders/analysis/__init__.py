@@ -9,7 +9,7 @@ from midlayer_encoders.comparing import correlation
 from midlayer_encoders.errors import warn_deprecated
 
 warn_deprecated(
-    "`midlayer_encoders.analysis` is deprecated and is removed in 0.3. "
+    "`midlayer_encoders.analysis` is deprecated and is removed in 0.4. "
     "Import from `midlayer_encoders.comparing` or `midlayer_encoders.probing`."
 )
 sys.modules[f"{__name__}.correlation"] = correlation

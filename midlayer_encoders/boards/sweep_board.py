@@ -17,8 +17,8 @@ import polars as pl
 
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.files import LOCK, expand_home
-from midlayer_encoders.frame import summary
 from midlayer_encoders.frame.pareto import COSTS, Budget, Point, Run, best_within, fronts_by_run
+from midlayer_encoders.frame.summaries import summary
 from midlayer_encoders.recipes import PLAIN
 from midlayer_encoders.report.board_page import board_html, plot_board
 from midlayer_encoders.report.pages import write_page

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from typer import Argument, BadParameter, Context, Option, echo
+from typer import Argument, BadParameter, Context, Option
 
 from midlayer_encoders._types import ReadSite
 from midlayer_encoders.cli._progress import show_waiting
@@ -109,9 +109,6 @@ def read_inputs(
     if kind == "texts":
         refuse_flags(context, "for texts: it applies to files of images and audio", "skip_bad")
         return kind, path, read_texts(path, field=field)
-    if kind == "sounds":
-        echo("--sounds is deprecated and removed in 0.3: write --audio.", err=True)
-        kind = "audio"
     refuse_flags(context, f"for {kind}: it applies to texts", "field", "wikitext")
     bad = "skip" if skip_bad else "refuse"
     return kind, path, list(media_files(path, "image" if kind == "images" else "audio", bad=bad))

@@ -73,7 +73,6 @@ def metrics(
     texts: _arguments.OptionalTexts = None,
     images: _arguments.OptionalImages = None,
     audio: _arguments.OptionalAudio = None,
-    sounds: Annotated[Path | None, Option(hidden=True)] = None,
     skip_bad: _arguments.SkipBad = False,
     metric_names: _arguments.MetricNames = "paper",
     layers: _arguments.LayersWords = "all",
@@ -99,7 +98,7 @@ def metrics(
     out = out or _arguments.results_folder("metrics", model)
     names = _arguments.parse_metrics(metric_names)
     passes = num_passes(names)  # refuses an unknown name before the model is loaded
-    paths = {"texts": texts, "images": images, "audio": audio, "sounds": sounds}
+    paths = {"texts": texts, "images": images, "audio": audio}
     kind, path, inputs = _arguments.read_inputs(context, paths, field=field, skip_bad=skip_bad)
     encoder = _arguments.load_model(model, options)
     if wikitext:  # counts the tokens of the whole paragraph, whatever --max-length is

@@ -101,7 +101,7 @@ def _print_outcome(outcome: Outcome) -> None:
 def _read_sweep(path: Path) -> pl.DataFrame:
     """Return the frame of a sweep."""
     from midlayer_encoders.files import read_artifact
-    from midlayer_encoders.frame import read_frame
+    from midlayer_encoders.frame.schema import read_frame
     from midlayer_encoders.sweeping.sweep_result import read_notes
 
     frame = read_frame(path)

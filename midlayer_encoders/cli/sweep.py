@@ -173,7 +173,7 @@ def _result_values(result: SweepResult) -> dict[str, Any]:
 
 def _print_scores(result: SweepResult) -> None:
     """Print a row for each layer, a column for each task, and the gain of the best layer over the last."""
-    from midlayer_encoders.frame import average_baseline
+    from midlayer_encoders.frame.summaries import average_baseline
     from midlayer_encoders.report.sweep_page import confirmed_words
     from midlayer_encoders.sweeping import RecipesResult
     from midlayer_encoders.sweeping.sweep_result import task_labels

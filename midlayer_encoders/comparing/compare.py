@@ -23,9 +23,9 @@ from midlayer_encoders.encoder.options import EncoderKeywords, EncoderOptions, m
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import OptionError, short_repr
 from midlayer_encoders.files import expand_home
-from midlayer_encoders.frame import NamedSubject, tidy_frame, tidy_rows
+from midlayer_encoders.frame.schema import NamedSubject, tidy_frame, tidy_rows
 from midlayer_encoders.measuring import agreed, num_passes
-from midlayer_encoders.metrics import METRICS, PAPER_METRICS, TooFewTextsError, current_name
+from midlayer_encoders.metrics import METRICS, PAPER_METRICS, TooFewTextsError
 from midlayer_encoders.metrics.sample_metrics import cka_matrix
 from midlayer_encoders.reading.batches import batches_of
 from midlayer_encoders.reading.reader import layer_reader
@@ -463,16 +463,14 @@ def comparable(metrics: str | Sequence[str]) -> tuple[str, ...]:
     """
     groups = {"all": COMPARABLE, "paper": PAPER_METRICS}
     if isinstance(metrics, str):
-        metrics = current_name(metrics)
         validation.check_choice("metrics", metrics, [*groups, *COMPARABLE])
         return groups.get(metrics, (metrics,))
     if not isinstance(metrics, list | tuple) or not metrics:
         got = "none" if isinstance(metrics, list | tuple) else f"{short_repr(metrics)}. Write a list of names"
         raise OptionError(f"`metrics` must be 'all', 'paper', or some of {', '.join(COMPARABLE)}, but got {got}.")
-    names = [current_name(name) if isinstance(name, str) else name for name in metrics]
-    for name in names:
+    for name in metrics:
         validation.check_choice("metrics", name, COMPARABLE)
-    return tuple(dict.fromkeys(names))
+    return tuple(dict.fromkeys(metrics))
 
 
 def _measure_texts(encoder: LayerEncoder, inputs: _Inputs, done: Callable[[int], None]) -> _TextMeasurements:

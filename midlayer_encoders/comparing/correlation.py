@@ -9,7 +9,8 @@ import polars as pl
 from numpy.typing import NDArray
 
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.frame import ByLayer, check_frame, curves_by_dataset, mean_curve
+from midlayer_encoders.frame.curves import ByLayer, curves_by_dataset, mean_curve
+from midlayer_encoders.frame.schema import check_frame
 
 STATISTICS = ("spearman", "kendall", "dcor", "signed_dcor")
 """Rank correlations, distance correlation (0 to 1), and the latter with Spearman's sign."""

@@ -21,7 +21,7 @@ from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.encoder.spec import base_name
 from midlayer_encoders.errors import DiskFullError, MidlayerError, OptionError, error_summary
 from midlayer_encoders.files import check_links, folder_lock
-from midlayer_encoders.frame import layer_changes, settled
+from midlayer_encoders.frame.steps import layer_changes, settled
 from midlayer_encoders.measuring import num_passes
 from midlayer_encoders.metrics import TooFewTextsError
 from midlayer_encoders.report import plot_steps_change, plot_steps_curves, plot_steps_heat

@@ -15,19 +15,11 @@ from dataclasses import Field, dataclass, field, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
 
+from midlayer_encoders import validation
 from midlayer_encoders._deprecated import take_deprecated
 from midlayer_encoders._types import MAX_PIXELS, NORMS, POOLINGS, Combine, LayerArgument, Norm, Pooling
 from midlayer_encoders.errors import DeviceError, LayerIndexError, OptionError, did_you_mean, short_repr
 from midlayer_encoders.recipes import SMALLEST_SAMPLE, TEXT_KINDS, Recipe, Template, check_template, has_name, recipe_of
-from midlayer_encoders.validation import (
-    check_choice,
-    check_count,
-    check_flag,
-    check_list,
-    check_number,
-    check_text,
-    check_texts,
-)
 
 if TYPE_CHECKING:
     import torch
@@ -36,7 +28,7 @@ NO_SITE = "`site` must be left out for an encoder: a cut model ends after a bloc
 
 _DTYPES = ("float32", "float16", "bfloat16", "float64")
 _DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")  # accelerate's strategies
-_DEPRECATED = {"centre": "center", "weights": "layer_weights"}
+_DEPRECATED = {"weights": "layer_weights"}
 
 
 class EncoderKeywords(TypedDict, total=False):
@@ -76,7 +68,7 @@ class EncoderKeywords(TypedDict, total=False):
 
 def _check_dtype(argument: str, dtype: Any) -> str:
     name = (dtype if isinstance(dtype, str) else short_repr(dtype)).removeprefix("torch.")
-    return check_choice(argument, name, _DTYPES)
+    return validation.check_choice(argument, name, _DTYPES)
 
 
 def device_name(argument: str, device: Any) -> str:
@@ -88,28 +80,28 @@ def device_name(argument: str, device: Any) -> str:
 
 
 def _check_device_map(argument: str, value: Any) -> str:
-    name = check_text(argument, value)
-    return name if re.fullmatch(r"[a-z]{2,4}(:\d+)?", name) else check_choice(argument, name, _DEVICE_MAPS)
+    name = validation.check_text(argument, value)
+    return name if re.fullmatch(r"[a-z]{2,4}(:\d+)?", name) else validation.check_choice(argument, name, _DEVICE_MAPS)
 
 
 def _check_prompts(argument: str, prompts: Any) -> dict[str, str]:
     if not isinstance(prompts, Mapping):
         raise OptionError(f"`{argument}` must be a dict of names and texts, but got {short_repr(prompts)}.")
-    pairs = ((check_text(f"name in {argument}", name), text) for name, text in prompts.items())
-    return {name: check_text(f"{argument}[{name!r}]", text) for name, text in pairs}
+    pairs = ((validation.check_text(f"name in {argument}", name), text) for name, text in prompts.items())
+    return {name: validation.check_text(f"{argument}[{name!r}]", text) for name, text in pairs}
 
 
 def _check_adapters(argument: str, adapters: Any) -> list[str]:
-    paths = check_list(argument, () if adapters is None else adapters, "adapters", minimum=0)
-    return check_texts(
+    paths = validation.check_list(argument, () if adapters is None else adapters, "adapters", minimum=0)
+    return validation.check_texts(
         argument, [os.fspath(path) if isinstance(path, os.PathLike) else path for path in paths], minimum=0
     )
 
 
 def _check_layer_weights(argument: str, weights: Any) -> list[float]:
-    values = check_list(argument, weights, "weights")
+    values = validation.check_list(argument, weights, "weights")
     scalars = [value.item() if getattr(value, "ndim", 1) == 0 else value for value in values]  # of NumPy or torch
-    numbers = [check_number(f"{argument}[{index}]", value) for index, value in enumerate(scalars)]
+    numbers = [validation.check_number(f"{argument}[{index}]", value) for index, value in enumerate(scalars)]
     if sum(numbers) <= 0:
         raise OptionError(f"`{argument}` must include a positive weight, but got {numbers}.")
     return numbers
@@ -206,36 +198,42 @@ class EncoderOptions:
         layer_weights: Weight of each layer in the mean, separated by commas: 1,2,1.
     """
 
-    norm: Norm = _option("final", partial(check_choice, choices=NORMS), in_memory=True)
-    pooling: Pooling | None = _option(None, partial(check_choice, choices=POOLINGS), in_memory=True)
-    tower: Literal["text", "image"] | None = _option(None, partial(check_choice, choices=("text", "image")))
-    revision: str | None = _option(None, check_text)
+    norm: Norm = _option("final", partial(validation.check_choice, choices=NORMS), in_memory=True)
+    pooling: Pooling | None = _option(None, partial(validation.check_choice, choices=POOLINGS), in_memory=True)
+    tower: Literal["text", "image"] | None = _option(None, partial(validation.check_choice, choices=("text", "image")))
+    revision: str | None = _option(None, validation.check_text)
     dtype: str | None = _option(None, _check_dtype)
     device: str | None = _option(None, device_name, recreates=False, in_memory=True)
     device_map: str | None = _option(None, _check_device_map, recreates=False)
-    max_length: int | None = _option(None, partial(check_count, unit="tokens"), medium="text")
+    max_length: int | None = _option(None, partial(validation.check_count, unit="tokens"), medium="text")
     prompts: Mapping[str, str] | None = _option(
         None, _check_prompts, flag="prompt", parse=_parse_prompts, repeatable=True, in_memory=True, medium="text"
     )
-    default_prompt_name: str | None = _option(None, check_text, flag="default-prompt", in_memory=True, medium="text")
-    bidirectional: bool = _option(False, check_flag, in_memory=True)
-    adapters: tuple[str, ...] = _option((), _check_adapters, flag="adapter", parse=tuple, repeatable=True)
-    chat_template: bool = _option(False, check_flag, medium="text")
-    gguf_file: str | None = _option(None, check_text)
-    truncate_dim: int | None = _option(None, partial(check_count, unit="dimensions"), in_memory=True)
-    trust_remote_code: bool = _option(False, check_flag)
-    max_pixels: int = _option(MAX_PIXELS, partial(check_count, unit="pixels"), in_memory=True, medium="image")
-    center: tuple[str, ...] | None = _option(
-        None, partial(check_texts, minimum=SMALLEST_SAMPLE), flag=None, in_memory=True
+    default_prompt_name: str | None = _option(
+        None, validation.check_text, flag="default-prompt", in_memory=True, medium="text"
     )
-    recipe: str | None = _option(None, check_text, medium="text")
+    bidirectional: bool = _option(False, validation.check_flag, in_memory=True)
+    adapters: tuple[str, ...] = _option((), _check_adapters, flag="adapter", parse=tuple, repeatable=True)
+    chat_template: bool = _option(False, validation.check_flag, medium="text")
+    gguf_file: str | None = _option(None, validation.check_text)
+    truncate_dim: int | None = _option(None, partial(validation.check_count, unit="dimensions"), in_memory=True)
+    trust_remote_code: bool = _option(False, validation.check_flag)
+    max_pixels: int = _option(
+        MAX_PIXELS, partial(validation.check_count, unit="pixels"), in_memory=True, medium="image"
+    )
+    center: tuple[str, ...] | None = _option(
+        None, partial(validation.check_texts, minimum=SMALLEST_SAMPLE), flag=None, in_memory=True
+    )
+    recipe: str | None = _option(None, validation.check_text, medium="text")
     template: Template | None = _option(None, check_template, parse=_parse_template, repeatable=True, medium="text")
-    skip_first: int = _option(0, partial(check_count, minimum=0), in_memory=True, medium="text")
-    template_tokens: bool | None = _option(None, check_flag, medium="text")
-    whiten: bool = _option(False, check_flag, in_memory=True)
-    embed_filter: bool = _option(False, check_flag, medium="text")
-    normalize: bool = _option(False, check_flag, in_memory=True)
-    combine: Combine = _option("mean", partial(check_choice, choices=get_args(Combine)), in_memory=True, several=True)
+    skip_first: int = _option(0, partial(validation.check_count, minimum=0), in_memory=True, medium="text")
+    template_tokens: bool | None = _option(None, validation.check_flag, medium="text")
+    whiten: bool = _option(False, validation.check_flag, in_memory=True)
+    embed_filter: bool = _option(False, validation.check_flag, medium="text")
+    normalize: bool = _option(False, validation.check_flag, in_memory=True)
+    combine: Combine = _option(
+        "mean", partial(validation.check_choice, choices=get_args(Combine)), in_memory=True, several=True
+    )
     layer_weights: tuple[float, ...] | None = _option(
         None, _check_layer_weights, flag="weights", parse=_parse_layer_weights, in_memory=True, several=True
     )
@@ -255,7 +253,7 @@ class EncoderOptions:
         if self.default_prompt_name is not None and self.prompts is not None:  # else it names one of the folder's
             if not self.prompts:
                 raise OptionError("`default_prompt_name` must be None with prompts={}, which has no names.")
-            check_choice("default_prompt_name", self.default_prompt_name, self.prompts)
+            validation.check_choice("default_prompt_name", self.default_prompt_name, self.prompts)
         if self.layer_weights is not None and self.combine == "concat":
             raise OptionError("`layer_weights` must be left out with combine='concat', which has no mean.")
 
@@ -365,7 +363,7 @@ def normalize_layer(layer: Any) -> Any:
         return dict(layer)
     if not isinstance(layer, list | tuple | range | set) and getattr(layer, "ndim", 0) != 1:
         return layer
-    layers = check_list("layer", layer, "layers", minimum=0)
+    layers = validation.check_list("layer", layer, "layers", minimum=0)
     if not layers:
         raise LayerIndexError("`layer` must name at least one layer, but got an empty list.")
     return layers if len(layers) > 1 else layers[0]

@@ -14,20 +14,12 @@ from sentence_transformers.sentence_transformer.modules import Dense, Normalize
 from sentence_transformers.sentence_transformer.modules import Pooling as PoolingModule
 from torch import nn
 
+from midlayer_encoders import recipes
 from midlayer_encoders._types import Pooling
 from midlayer_encoders.encoder.options import EncoderOptions
 from midlayer_encoders.errors import ModelNotFoundError, OptionError
 from midlayer_encoders.files import read_json
 from midlayer_encoders.models.hub import local_only, model_file
-from midlayer_encoders.recipes import (
-    Counting,
-    TemplateParts,
-    TokenLayout,
-    add_template,
-    middle_directions,
-    split_template,
-    vector_map,
-)
 
 logger = logging.getLogger(__name__)
 
@@ -118,7 +110,7 @@ def resolve_prompts(options: EncoderOptions, saved: SavedPrompts) -> tuple[dict[
             "`default_prompt_name` must name one of `prompts` or, without them and without a template, a prompt that "
             f"the model's folder keeps (here: {names}), but got {options.default_prompt_name!r}."
         )
-    prefixes = {kind: parts.before for kind, parts in split_template(options.template).items()}
+    prefixes = {kind: parts.before for kind, parts in recipes.split_template(options.template).items()}
     if len(set(prefixes.values())) == 1:
         return prompts, default
     if prompts is not None:
@@ -129,7 +121,7 @@ def resolve_prompts(options: EncoderOptions, saved: SavedPrompts) -> tuple[dict[
 # --- templates -------------------------------------------------------------------------------------------------------
 
 
-def apply_template(first: Any, options: EncoderOptions, name: str) -> Counting:
+def apply_template(first: Any, options: EncoderOptions, name: str) -> recipes.Counting:
     """Make the first module's tokenizer add the template to each text, and return the selection of the pooled tokens.
 
     Args:
@@ -138,19 +130,19 @@ def apply_template(first: Any, options: EncoderOptions, name: str) -> Counting:
         name: name of the model in errors.
     """
     pool_template = options.template_tokens is not False
-    layout = TokenLayout()
+    layout = recipes.TokenLayout()
     if first.tokenizer is not None and (options.template is not None or not pool_template):
-        tokenizer, layout = add_template(first.tokenizer, _tokenizer_parts(options), model=name)
+        tokenizer, layout = recipes.add_template(first.tokenizer, _tokenizer_parts(options), model=name)
         if options.template is not None and first.processor is first.tokenizer:
             first.processor = tokenizer
         elif options.template is not None:
             first.processor.tokenizer = tokenizer
-    return Counting(layout, options.skip_first, pool_template)
+    return recipes.Counting(layout, options.skip_first, pool_template)
 
 
-def _tokenizer_parts(options: EncoderOptions) -> TemplateParts:
+def _tokenizer_parts(options: EncoderOptions) -> recipes.TemplateParts:
     """Return the parts of the template that the tokenizer adds; prefixes that differ by kind of text are prompts."""
-    templates = split_template(options.template)
+    templates = recipes.split_template(options.template)
     if len({parts.before for parts in templates.values()}) == 1:
         return templates["text"]
     if options.template_tokens is False:
@@ -191,8 +183,8 @@ def modules_after_pooling(encoder: Any, options: EncoderOptions) -> list[nn.Modu
         sample = None
         if options.center is not None:
             sample = encoder.encode(list(options.center), convert_to_tensor=True, show_progress_bar=False)
-        projection = middle_directions(encoder.output_embeddings()) if options.embed_filter else None
-        matrix, offset = vector_map(sample, width=width, whiten=options.whiten, projection=projection)
+        projection = recipes.middle_directions(encoder.output_embeddings()) if options.embed_filter else None
+        matrix, offset = recipes.vector_map(sample, width=width, whiten=options.whiten, projection=projection)
         initial: dict[str, Any] = {"init_weight": matrix.float(), "init_bias": offset.float()}
         modules.append(Dense(width, width, activation_function=nn.Identity(), **initial))
     if options.normalize:

@@ -18,7 +18,7 @@ from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.encoder.spec import CardData
 from midlayer_encoders.errors import MidlayerError, OptionError, error_summary
 from midlayer_encoders.export._comparison import Exported
-from midlayer_encoders.frame import check_frame
+from midlayer_encoders.frame.schema import check_frame
 from midlayer_encoders.tasks import isolated_random, task_label
 from midlayer_encoders.validation import check_flag, check_text
 

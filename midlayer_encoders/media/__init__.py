@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from midlayer_encoders.errors import deprecated_names
 from midlayer_encoders.media.inputs import (
     InputError,
     Waveform,
@@ -28,6 +25,3 @@ __all__ = [
     "read_audio",
     "read_image",
 ]
-
-if not TYPE_CHECKING:  # otherwise type checkers would accept any name
-    __getattr__ = deprecated_names(__name__, {"read_sound": "read_audio", "Sound": "Waveform"})

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from midlayer_encoders.errors import OptionError, deprecated_names, short_repr, warn_deprecated
+from midlayer_encoders.errors import OptionError, short_repr
 from midlayer_encoders.metrics._layer_metric import Kind, LayerMetric, TooFewTextsError
 from midlayer_encoders.metrics.row_metrics import (
     AlphaReQ,
@@ -88,7 +88,6 @@ __all__ = [
     "attention_sink_rates",
     "block_influence",
     "cka",
-    "current_name",
     "curvature",
     "dataset_entropy",
     "dime",
@@ -138,31 +137,6 @@ ALIASES: dict[str, tuple[str, Mapping[str, Any]]] = {
 }
 """Other papers' names of a metric with options: RankMe (Garrido et al., 2023), exp-LiDAR (Thilak et al., 2024)."""
 
-_RENAMED = {
-    "sink_rate": "first_token_share",
-    "SinkRate": "FirstTokenShare",
-    "neighbour_overlap": "neighbor_overlap",
-    "NeighbourOverlap": "NeighborOverlap",
-}
-"""Names of 0.1, which are removed in 0.3."""
-
-
-def current_name(name: str) -> str:
-    """Return the current name of a metric, with a ``DeprecationWarning`` if the name is old.
-
-    Example:
-        >>> current_name("curvature")
-        'curvature'
-    """
-    if name not in _RENAMED:
-        return name
-    warn_deprecated(f"`{name}` is now `{_RENAMED[name]}`; the old name is removed in 0.3.")
-    return _RENAMED[name]
-
-
-if not TYPE_CHECKING:  # type checkers would accept every misspelled name
-    __getattr__ = deprecated_names(__name__, _RENAMED)
-
 
 def make_metrics(
     metrics: Literal["all", "paper"] | str | Sequence[str], layers: Sequence[int]
@@ -183,9 +157,8 @@ def make_metrics(
     if not isinstance(names, list | tuple) or not names:
         got = "none" if isinstance(names, list | tuple) else f"{short_repr(metrics)}. Write a list of names"
         raise OptionError(f"`metrics` must be 'all', 'paper', or some of {', '.join(single[2:])}, but got {got}.")
-    current_names = [current_name(name) if isinstance(name, str) else name for name in names]
-    for name in current_names:
+    for name in names:
         check_choice("metrics", name, single if isinstance(metrics, str) else single[len(groups) :])
     aliases: dict[str, tuple[str, Mapping[str, Any]]] = {name: (name, {}) for name in METRICS} | ALIASES
-    by_alias = {name: aliases[name] for name in groups.get(current_names[0], current_names)}
+    by_alias = {name: aliases[name] for name in groups.get(names[0], names)}
     return {name: METRICS[metric](layers, **options) for name, (metric, options) in by_alias.items()}

@@ -9,7 +9,8 @@ from typing import Any, TypeAlias
 import polars as pl
 
 from midlayer_encoders.comparing.correlation import correlate
-from midlayer_encoders.frame import curves, tidy_frame, tidy_rows
+from midlayer_encoders.frame.curves import curves
+from midlayer_encoders.frame.schema import tidy_frame, tidy_rows
 from midlayer_encoders.paper.setting import REFERENCE, MissingInputError, Setting, reference_scores
 from midlayer_encoders.report.labels import number, signed
 from midlayer_encoders.report.paper_page import score_curves

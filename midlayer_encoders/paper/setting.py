@@ -18,7 +18,7 @@ from midlayer_encoders.comparing.checkpoints import files_fingerprint
 from midlayer_encoders.encoder.options import EncoderOptions
 from midlayer_encoders.errors import MidlayerError, OptionError
 from midlayer_encoders.files import read_artifact
-from midlayer_encoders.frame import FRAME_SCHEMA, check_frame, tidy_frame
+from midlayer_encoders.frame.schema import FRAME_SCHEMA, check_frame, tidy_frame
 from midlayer_encoders.measuring import measure_layers
 from midlayer_encoders.report.results import kept_frame
 from midlayer_encoders.tasks.docstrings import versions

@@ -17,7 +17,7 @@ import polars as pl
 import torch
 from torch import Tensor
 
-from midlayer_encoders.frame import NamedSubject, tidy_frame, tidy_rows
+from midlayer_encoders.frame.schema import NamedSubject, tidy_frame, tidy_rows
 from midlayer_encoders.metrics import dataset_entropy, effective_rank, infonce, matrix_entropy
 from midlayer_encoders.spectra import spectral_entropy
 

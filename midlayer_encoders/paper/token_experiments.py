@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.frame import check_blocks, tidy_frame, tidy_rows
+from midlayer_encoders.frame.curves import check_blocks
+from midlayer_encoders.frame.schema import tidy_frame, tidy_rows
 from midlayer_encoders.metrics import Normalization, make_metrics, prompt_entropy
 from midlayer_encoders.models.anatomy import block_sites
 from midlayer_encoders.paper.depth_figures import Rows

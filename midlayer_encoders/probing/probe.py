@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from midlayer_encoders._deprecated import take_deprecated
 from midlayer_encoders._types import Layer, Progress, ReadSite
 from midlayer_encoders.errors import NotFiniteError, OptionError, short_repr
-from midlayer_encoders.frame import at_site
+from midlayer_encoders.frame.schema import at_site
 from midlayer_encoders.measuring import agreed
 from midlayer_encoders.probing.classifiers import PROBE_KINDS, AttentiveProbes, LinearProbes, ProbeKind, nearest_classes
 from midlayer_encoders.probing.probe_result import ProbeResult
@@ -203,7 +203,6 @@ MIXTURE_EXAMPLES = 2000
 
 _DEPRECATED = {
     **{field.name: f"settings.{field.name}" for field in fields(ProbeSettings)},
-    "neighbours": "settings.neighbors",
     "norm": "encoder.norm",
 }
 

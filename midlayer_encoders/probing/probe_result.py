@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 import polars as pl
 from torch import Tensor
 
-from midlayer_encoders.frame import tidy_frame, tidy_rows
+from midlayer_encoders.frame.schema import tidy_frame, tidy_rows
 from midlayer_encoders.probing.classifiers import ProbeKind
 from midlayer_encoders.probing.splits import wilson
 from midlayer_encoders.report import report_html

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from midlayer_encoders.frame import Baselines, average_baseline
 from midlayer_encoders.frame.pareto import COSTS, Budget, Cost, Point, Run, cost_text, fronts_by_run, pareto_front
+from midlayer_encoders.frame.summaries import Baselines, average_baseline
 from midlayer_encoders.report import drawing
 from midlayer_encoders.report.labels import number
 from midlayer_encoders.report.pages import render

@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.frame import check_frame, metric_series, number_of_layers
+from midlayer_encoders.frame.schema import check_frame, metric_series, number_of_layers
 from midlayer_encoders.report import drawing
 from midlayer_encoders.validation import check_choice
 

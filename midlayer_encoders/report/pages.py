@@ -17,8 +17,8 @@ from markupsafe import Markup
 from numpy.ma import MaskedArray
 
 from midlayer_encoders.files import write_file
-from midlayer_encoders.frame import Series
 from midlayer_encoders.frame.pareto import amount
+from midlayer_encoders.frame.schema import Series
 from midlayer_encoders.report import inline_svg, style
 from midlayer_encoders.report.labels import duration, number, signed, significant
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.frame import check_frame
+from midlayer_encoders.frame.schema import check_frame
 from midlayer_encoders.report import drawing
 from midlayer_encoders.report.layer_charts import model_label
 from midlayer_encoders.report.pages import render

@@ -11,7 +11,7 @@ import numpy as np
 import polars as pl
 
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.frame import Baselines, Curve, Summary, average_baseline, summary
+from midlayer_encoders.frame.summaries import Baselines, Curve, Summary, average_baseline, summary
 from midlayer_encoders.report import drawing
 from midlayer_encoders.report.labels import number, signed
 from midlayer_encoders.report.style import LIGHT

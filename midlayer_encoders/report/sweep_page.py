@@ -8,8 +8,9 @@ from typing import Any
 
 import polars as pl
 
-from midlayer_encoders.frame import Baselines, Curve, Summary, average_baseline, metric_series, summary
 from midlayer_encoders.frame.pareto import Cost, amount, cost_text
+from midlayer_encoders.frame.schema import metric_series
+from midlayer_encoders.frame.summaries import Baselines, Curve, Summary, average_baseline, summary
 from midlayer_encoders.report import score_charts
 from midlayer_encoders.report.labels import number
 from midlayer_encoders.report.layer_charts import gap_text, plot_metrics

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from midlayer_encoders.frame import check_frame, number_of_layers, spans
+from midlayer_encoders.frame.schema import check_frame, number_of_layers
 from midlayer_encoders.frame.steps import History, histories, layer_changes, settled, step_of, step_word, thinned
+from midlayer_encoders.frame.summaries import spans
 from midlayer_encoders.report import drawing
 from midlayer_encoders.report.labels import number, significant
 from midlayer_encoders.report.layer_charts import gap_text

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from midlayer_encoders.frame import Curve, Summary, summary
+from midlayer_encoders.frame.summaries import Curve, Summary, summary
 from midlayer_encoders.report import drawing
 from midlayer_encoders.report.labels import number, signed
 from midlayer_encoders.report.pages import render

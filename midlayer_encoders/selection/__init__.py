@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from midlayer_encoders.frame import Curves, curves
+from midlayer_encoders.frame.curves import Curves, curves
 from midlayer_encoders.selection.mixture import Mixture
 from midlayer_encoders.selection.rules import RULES, CannotChooseError, Choice, choose
 from midlayer_encoders.selection.select import select, selection_passes

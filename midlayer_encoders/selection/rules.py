@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.frame import ByLayer, Curves
+from midlayer_encoders.frame.curves import ByLayer, Curves
 from midlayer_encoders.validation import check_choice
 
 DEPTH = 0.8

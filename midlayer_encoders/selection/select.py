@@ -12,7 +12,8 @@ from torch import Tensor
 
 from midlayer_encoders._types import Progress, Stage
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.frame import Curves, check_blocks, curves, tidy_frame, tidy_rows
+from midlayer_encoders.frame.curves import Curves, check_blocks, curves
+from midlayer_encoders.frame.schema import tidy_frame, tidy_rows
 from midlayer_encoders.measuring import measure_layers, num_passes
 from midlayer_encoders.media import medium_of
 from midlayer_encoders.metrics.sample_metrics import LEAST_TOKENS
@@ -30,17 +31,8 @@ from midlayer_encoders.recipes import (
     vector_map,
 )
 from midlayer_encoders.scoring import all_alike
-from midlayer_encoders.selection import ridge
+from midlayer_encoders.selection import ridge, rules
 from midlayer_encoders.selection.mixture import Mixture, held_out_mixture
-from midlayer_encoders.selection.rules import (
-    DEPTH,
-    RULES,
-    CannotChooseError,
-    best_layer,
-    choose,
-    is_embedding_model,
-    metrics_of,
-)
 from midlayer_encoders.selection.selection_result import (
     LabelEvidence,
     RecipeSelection,
@@ -64,9 +56,9 @@ ModelKind: TypeAlias = Literal["tuned", "causal", "bidirectional", "media"]
 
 DEFAULTS: Mapping[ModelKind, Mapping[str, float]] = {
     "tuned": {PLAIN: 1.0},
-    "causal": {"one-word": 0.95, "summarize": 0.95, "echo": 0.95, PLAIN: DEPTH},
-    "bidirectional": {PLAIN: DEPTH},
-    "media": {PLAIN: DEPTH},
+    "causal": {"one-word": 0.95, "summarize": 0.95, "echo": 0.95, PLAIN: rules.DEPTH},
+    "bidirectional": {PLAIN: rules.DEPTH},
+    "media": {PLAIN: rules.DEPTH},
 }
 """Recipes in order of preference and their depths, for every kind; see benchmarks/selection/README.md."""
 
@@ -119,7 +111,7 @@ def select(
     Raises:
         CannotChooseError: if the rule lacks its input.
     """
-    requested = metrics_of(rule)  # rejects an unknown rule first
+    requested = rules.metrics_of(rule)  # rejects an unknown rule first
     seed = check_seed(seed)
     max_texts = check_count("max_texts", max_texts)
     token_budget = check_count("token_budget", token_budget)
@@ -176,7 +168,7 @@ def selection_passes(rule: str, *, labeled: bool = False, all_rules: bool = Fals
         >>> selection_passes("auto"), selection_passes("min-dime"), selection_passes("auto", labeled=True)
         (1, 3, 2)
     """
-    return num_passes(metric_names(metrics_of(rule), all_rules)) + labeled
+    return num_passes(metric_names(rules.metrics_of(rule), all_rules)) + labeled
 
 
 def _labeled_texts(
@@ -272,7 +264,7 @@ def select_in_frame(frame: pl.DataFrame, rule: str) -> Selection:
         recipe_curves = curves(rows)
         parts[name] = make_selection(recipe_curves, rows.drop("recipe"), rule=rule)
         if parts[name].layer not in recipe_curves.score:
-            raise CannotChooseError(
+            raise rules.CannotChooseError(
                 f"`frame` must hold scores of every recipe to choose between them, but {name!r} has none at layer "
                 f"{parts[name].layer}. Filter it first, or sweep with `tasks`."
             )
@@ -299,7 +291,7 @@ def select_recipe(source: RecipeSource, inputs: SelectionInputs, recipes: Sequen
     plain = RECIPES[PLAIN]
     sources = {recipe.name: source if recipe == plain else source.with_recipe(recipe) for recipe in recipes}
     plain_metrics, unmeasured = measure_metrics(source, inputs)
-    kind = model_kind(source, tuned=not plain_metrics.is_empty() and is_embedding_model(curves(plain_metrics)))
+    kind = model_kind(source, tuned=not plain_metrics.is_empty() and rules.is_embedding_model(curves(plain_metrics)))
     stage = Stage(inputs.progress, "labels", len(inputs.labeled) * len(recipes))
     parts: dict[str, Selection] = {}
     accuracies: dict[str, Tensor] = {}
@@ -399,7 +391,7 @@ class SelectionInputs:
 
 def metric_names(requested: Sequence[str], all_rules: bool) -> list[str]:
     """Return the metrics to measure: those of a single pass are always included, because they are free."""
-    rule_metrics = [metric for rule in RULES for metric in metrics_of(rule)] if all_rules else []
+    rule_metrics = [metric for rule in rules.RULES for metric in rules.metrics_of(rule)] if all_rules else []
     return list(dict.fromkeys([*_ONE_PASS_METRICS, *requested, *rule_metrics]))
 
 
@@ -485,10 +477,10 @@ def select_from_scores(
     auto = default
     evidence = None
     if accuracy is not None:
-        layer, reason = default or choose(replace(model_curves, tasks={}, score={}), "auto")
+        layer, reason = default or rules.choose(replace(model_curves, tasks={}, score={}), "auto")
         auto = layer, f"{reason}; all layers have the same accuracy on the labels"
         if len(set(model_curves.score.values())) > 1:
-            labels_layer, labels_reason = choose(model_curves, "few-labels")
+            labels_layer, labels_reason = rules.choose(model_curves, "few-labels")
             count = len(inputs.labeled)
             auto = layer, f"{reason}; few-labels would choose layer {labels_layer}, but {count} labels are not enough"
             if labels_layer == layer:
@@ -498,7 +490,7 @@ def select_from_scores(
                 auto = labels_layer, f"few-labels: {labels_reason}, {significance}"
         means = [accuracy.mean(dim=1), *ridge.resampled_means(accuracy, seed=inputs.seed)]
         by_layer = [{k: value for k, value in enumerate(values.tolist()) if value == value} for values in means]
-        best, *resampled_best = map(best_layer, by_layer)
+        best, *resampled_best = map(rules.best_layer, by_layer)
         bounds = torch.tensor([0.025, 0.975], dtype=torch.float64)
         first, last = torch.quantile(torch.tensor(resampled_best).double(), bounds, interpolation="nearest").tolist()
         gain = gain_in_points(accuracy[auto[0] if rule == "auto" else best], accuracy[-1], seed=inputs.seed)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 from torch import Tensor
 
-from midlayer_encoders.frame import Curves
+from midlayer_encoders.frame.curves import Curves
 from midlayer_encoders.recipes import PLAIN, Recipe
 from midlayer_encoders.selection.mixture import Mixture
 from midlayer_encoders.selection.ridge import gain_interval

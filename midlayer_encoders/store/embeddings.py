@@ -24,16 +24,8 @@ from uuid import uuid4
 import numpy as np
 import numpy.typing as npt
 
+from midlayer_encoders import files
 from midlayer_encoders.errors import LayerIndexError, NotFiniteError, OptionError, did_you_mean
-from midlayer_encoders.files import (
-    explain_full_disk,
-    make_folder,
-    read_artifact,
-    remove_leftovers,
-    scratch,
-    set_aside,
-    write_file,
-)
 from midlayer_encoders.store import shard as shard_files
 from midlayer_encoders.store.shard import KEY_BYTES, DamagedError, Shard, StoreError, TextNotStoredError
 from midlayer_encoders.validation import check_choice
@@ -117,12 +109,12 @@ class EmbeddingStore:
         self._open(description or {})
 
     def _open(self, description: Mapping[str, object]) -> None:
-        make_folder(self.folder)
+        files.make_folder(self.folder)
         path = self.folder / "store.json"
         expected = {"format": shard_files.FORMAT, "dim": self.dim, "dtype": self.dtype}
-        if read_artifact(path, read_label) is None:
+        if files.read_artifact(path, read_label) is None:
             content = json.dumps({**expected, "description": dict(description)}, indent=2, default=str)
-            write_file(path, content.encode())
+            files.write_file(path, content.encode())
         label = read_label(path)
         for name, value in expected.items():
             if label.get(name) != value:
@@ -132,7 +124,7 @@ class EmbeddingStore:
                 )
         with suppress(OSError):  # a read-only disk
             os.utime(path, follow_symlinks=False)  # the time of last use
-        remove_leftovers(self.folder)
+        files.remove_leftovers(self.folder)
         self.refresh()
 
     def __len__(self) -> int:
@@ -268,7 +260,7 @@ class EmbeddingStore:
     def _discard(self, path: Path, error: DamagedError) -> None:
         """Set a damaged shard aside, so that its texts are embedded again."""
         self._ignored.add(path.name)
-        set_aside(path, str(error))
+        files.set_aside(path, str(error))
 
     def write(self, keys: Sequence[str], embeddings: npt.NDArray[Any], *, finite: bool = False) -> None:
         """Store the embeddings of texts at all layers: all of them, or none if the process is killed.
@@ -459,6 +451,6 @@ def prune(
             kept_bytes += info.bytes
     for info in [] if dry_run else removed:
         # Hidden from other processes in one step, then removed file by file.
-        with explain_full_disk(info.folder), scratch(info.folder.parent) as temporary:
+        with files.explain_full_disk(info.folder), files.scratch(info.folder.parent) as temporary:
             info.folder.rename(temporary)
     return removed

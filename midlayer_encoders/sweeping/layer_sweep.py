@@ -23,7 +23,7 @@ from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.encoder.spec import result_name, result_revision
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.files import check_links, folder_lock, write_file
-from midlayer_encoders.frame import at_site, tidy_frame, tidy_rows
+from midlayer_encoders.frame.schema import at_site, tidy_frame, tidy_rows
 from midlayer_encoders.measuring import measure_layers
 from midlayer_encoders.metrics import make_metrics
 from midlayer_encoders.reading.batches import TokenBudget, check_budget

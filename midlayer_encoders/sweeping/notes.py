@@ -14,7 +14,7 @@ import torch
 from midlayer_encoders._types import EncoderSpec, Norm
 from midlayer_encoders.encoder.first_module import MemoryModule
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
-from midlayer_encoders.frame import Baselines
+from midlayer_encoders.frame.summaries import Baselines
 from midlayer_encoders.models.cut import plan_cuts
 from midlayer_encoders.models.hub import BUILT_IN, BUILT_IN_MINILM
 from midlayer_encoders.reading.capture import capture

@@ -16,7 +16,8 @@ import polars as pl
 from midlayer_encoders.encoder.options import EncoderOptions, python_line, shell_line
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.files import parse_json_object, read_artifact, read_text_file, write_file
-from midlayer_encoders.frame import Baselines, Summary, read_frame, summary
+from midlayer_encoders.frame.schema import read_frame
+from midlayer_encoders.frame.summaries import Baselines, Summary, summary
 from midlayer_encoders.report import plot_recipes, plot_scores, report_html
 from midlayer_encoders.report.results import Result
 from midlayer_encoders.report.score_charts import best_recipe

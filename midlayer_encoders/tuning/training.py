@@ -22,17 +22,9 @@ from transformers import EarlyStoppingCallback, PrinterCallback, TrainerCallback
 from midlayer_encoders._types import MIN_MEASURED_TOKENS, Stage
 from midlayer_encoders.callbacks import LayerMetricsTrainerCallback
 from midlayer_encoders.errors import NotFiniteError, OptionError
-from midlayer_encoders.frame import tidy_frame
+from midlayer_encoders.frame.schema import tidy_frame
 from midlayer_encoders.reading.batches import count_tokens
-from midlayer_encoders.tuning.trainer_internals import (
-    WEIGHTS,
-    WeightsTrainer,
-    add_lora,
-    check_lora,
-    evaluations_since_best,
-    remove_autocast,
-    remove_lora,
-)
+from midlayer_encoders.tuning import trainer_internals
 from midlayer_encoders.tuning.training_pairs import PairKind, TrainingPairs
 from midlayer_encoders.validation import check_count, check_flag, check_list, check_number, check_seed
 
@@ -225,13 +217,13 @@ def train(
     set_seed(settings.seed)  # before adapters are initialized
     encoder.requires_grad_(True)  # merged PEFT adapters leave frozen weights
     if rank:
-        add_lora(encoder, rank)
+        trainer_internals.add_lora(encoder, rank)
     last = _last_checkpoint(folder / "checkpoints")
     steps = settings.max_steps or math.ceil(math.ceil(len(rows) / settings.batch_size) * settings.epochs)
     callback = _make_callback(encoder, [*(held_out.texts if held_out else ()), *train_pairs.texts], settings, folder)
     args = _training_arguments(encoder, pairs, rows[0], settings, folder / "checkpoints", steps)
     args.eval_on_start = held_out is not None and last is None
-    trainer = WeightsTrainer(
+    trainer = trainer_internals.WeightsTrainer(
         model=encoder,
         args=args,
         train_dataset=Dataset.from_list(rows),
@@ -248,9 +240,9 @@ def train(
         trainer.restore_complete(last, callback)  # `train` would run another step
     else:
         seconds = float(trainer.train(resume_from_checkpoint=last).metrics["train_runtime"])
-    remove_autocast(encoder)
+    trainer_internals.remove_autocast(encoder)
     if rank:
-        remove_lora(encoder)
+        trainer_internals.remove_lora(encoder)
     encoder.eval()
     if not all(bool(parameter.isfinite().all()) for parameter in encoder.parameters()):
         raise NotFiniteError(
@@ -286,7 +278,7 @@ def check_training(encoder: LayerEncoder, pairs: TrainingPairs, settings: TuneSe
         )
     make_loss(encoder, pairs.kind, settings)
     if settings.lora:
-        check_lora(encoder)
+        trainer_internals.check_lora(encoder)
 
 
 def _make_callback(
@@ -358,7 +350,7 @@ def _last_checkpoint(folder: Path) -> str | None:
     for path in paths:
         try:
             json.loads((path / "trainer_state.json").read_text(encoding="utf8"))  # the trainer writes it last
-            if (path / WEIGHTS).is_file():
+            if (path / trainer_internals.WEIGHTS).is_file():
                 return str(path)
         except (OSError, ValueError):
             pass
@@ -380,7 +372,7 @@ class _ResumablePatience(EarlyStoppingCallback):  # type: ignore[misc]
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
         super().on_train_begin(args, state, control, **keywords)
-        self.early_stopping_patience_counter = evaluations_since_best(state)
+        self.early_stopping_patience_counter = trainer_internals.evaluations_since_best(state)
 
 
 class _StepProgress(TrainerCallback):  # type: ignore[misc]

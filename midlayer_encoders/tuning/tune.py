@@ -19,7 +19,7 @@ from midlayer_encoders.encoder.options import EncoderKeywords
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import OptionError, short_repr
 from midlayer_encoders.files import LOCK, expand_home, folder_lock, read_artifact, write_file
-from midlayer_encoders.frame import tidy_frame
+from midlayer_encoders.frame.schema import tidy_frame
 from midlayer_encoders.models.anatomy import resolve_layer
 from midlayer_encoders.report.results import Result, write_frame
 from midlayer_encoders.report.tuning_page import plot_tuning, tuning_html, tuning_words

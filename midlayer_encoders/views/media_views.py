@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from midlayer_encoders._types import MAX_PIXELS
-from midlayer_encoders.errors import deprecated_names
 from midlayer_encoders.media import Waveform, read_audio, read_image
 from midlayer_encoders.validation import check_choice, check_count
 
@@ -137,7 +136,3 @@ def _generator(seed: int, view: int, shape: object, content: bytes) -> np.random
     digest = hashlib.blake2b(f"{seed} {view} {shape} ".encode(), digest_size=16)
     digest.update(content)
     return np.random.default_rng(int.from_bytes(digest.digest(), "big"))
-
-
-if not TYPE_CHECKING:  # otherwise type checkers would accept any name
-    __getattr__ = deprecated_names(__name__, {"sound_view": "audio_view"})

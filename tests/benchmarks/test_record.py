@@ -30,7 +30,7 @@ from benchmarks.pretraining.findings import (
 from benchmarks.pretraining.record import TOKENS, Run
 from benchmarks.pretraining.tables import needed
 from benchmarks.pretraining.variants import VARIANTS
-from midlayer_encoders.frame import FRAME_SCHEMA
+from midlayer_encoders.frame.schema import FRAME_SCHEMA
 
 TASKS = ("a", "b", "c", "d", "e", "f")
 STEPS = (0, 4, 16, 64)

@@ -15,7 +15,7 @@ from lightning.pytorch.loggers import CSVLogger
 from PIL import Image
 
 from midlayer_encoders.callbacks import LayerMetricsCallback, LayerMetricsTrainerCallback
-from midlayer_encoders.frame import FRAME_SCHEMA
+from midlayer_encoders.frame.schema import FRAME_SCHEMA
 from midlayer_encoders.metrics import curvature
 from midlayer_encoders.report.training_page import plot_steps_curves, plot_steps_heat
 from tests.callbacks.oracles import TEXTS, TrainerWeights, Weights

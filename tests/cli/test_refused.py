@@ -55,17 +55,6 @@ def test_a_revision_is_refused_in_python_too() -> None:
         progression("a", ["step1", "step2"], texts=TEXTS, revision="step7")
 
 
-def test_the_deprecated_flag_for_audio_works_with_a_warning(tiny_folder: Folder, tmp_path: Path) -> None:
-    (tmp_path / "none").mkdir()
-    words = ["metrics", "no/such-model", "--out", str(tmp_path / "out"), "--sounds", str(tmp_path / "none")]
-    result = CliRunner().invoke(app, words)
-    assert "--sounds is deprecated and removed in 0.3: write --audio." in result.output
-    assert "audio" in str(result.exception)
-    assert "--sounds" not in CliRunner().invoke(app, ["metrics", "--help"]).output
-    both = CliRunner().invoke(app, [*words, "--audio", str(tmp_path)], env={"COLUMNS": "200"})
-    assert "name one of --texts, --images, --audio, but got 2" in both.output
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [

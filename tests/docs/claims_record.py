@@ -23,7 +23,7 @@ from benchmarks.pretraining.findings import (
     winners,
 )
 from benchmarks.pretraining.record import TOKENS, Run, read_run, seeds
-from midlayer_encoders.frame import histories
+from midlayer_encoders.frame.steps import histories
 from tests.docs.record_numbers import (
     at_layer,
     depth,

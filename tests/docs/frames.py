@@ -8,7 +8,7 @@ from typing import Any
 
 import polars as pl
 
-from midlayer_encoders.frame import step_of
+from midlayer_encoders.frame.steps import step_of
 from tests.docs.stated import ROOT
 
 Curve = dict[int, float]

@@ -66,12 +66,6 @@ def test_a_dtype_is_kept_by_its_name() -> None:
     assert EncoderOptions(dtype=torch.bfloat16) == EncoderOptions(dtype="bfloat16")  # type: ignore[arg-type]
 
 
-def test_the_old_spelling_of_center_works_with_a_warning() -> None:
-    texts = [f"text {number}" for number in range(16)]
-    with pytest.warns(DeprecationWarning, match="`centre` is now `center`"):
-        assert make_options({"centre": texts}).center == tuple(texts)
-
-
 def test_the_old_name_of_layer_weights_works_with_a_warning() -> None:
     with pytest.warns(DeprecationWarning, match="`weights` is now `layer_weights`"):
         assert make_options({"weights": [1, 2]}).layer_weights == (1.0, 2.0)

@@ -21,7 +21,7 @@ from sentence_transformers import SentenceTransformer
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.export import Exported, HubError, export_for, push_to_hub
-from midlayer_encoders.frame import NamedSubject, tidy_frame, tidy_rows
+from midlayer_encoders.frame.schema import NamedSubject, tidy_frame, tidy_rows
 from midlayer_encoders.sweeping.sweep_result import Notes, SweepResult
 from tests.cli.calls import run
 from tests.export.hub_server import TOKEN, Hub, running_hub

@@ -6,7 +6,7 @@ import polars as pl
 import pytest
 
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.frame import (
+from midlayer_encoders.frame.schema import (
     FRAME_SCHEMA,
     NamedSubject,
     check_frame,

@@ -6,7 +6,7 @@ import polars as pl
 import pytest
 
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.frame import Curve, average_baseline, spans, summary
+from midlayer_encoders.frame.summaries import Curve, average_baseline, spans, summary
 from tests.report.made_frames import metrics_frame, rows_frame, scores_frame
 
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import importlib
 import logging
 import re
 from pathlib import Path
@@ -65,20 +64,3 @@ def test_wrong_folders_and_options(tmp_path: Path) -> None:
         media_files(tmp_path, "image")
     with pytest.raises(OptionError, match="Did you mean 'skip'"):
         media_files(tmp_path, "image", bad="skipp")
-
-
-@pytest.mark.parametrize(
-    ("module", "old", "new"),
-    [
-        ("media", "read_sound", "read_audio"),
-        ("media", "Sound", "Waveform"),
-        ("views.media_views", "sound_view", "audio_view"),
-    ],
-)
-def test_names_of_the_last_release_still_work_with_a_warning(module: str, old: str, new: str) -> None:
-    home = importlib.import_module(f"midlayer_encoders.{module}")
-    with pytest.warns(DeprecationWarning, match=f"`{old}` is now `{new}`; the old name is removed in 0.3") as told:
-        assert getattr(home, old) is getattr(home, new)
-    assert told[0].filename == __file__
-    with pytest.raises(AttributeError, match=rf"module 'midlayer_encoders\.{module}' has no attribute 'no_such'"):
-        _ = home.no_such

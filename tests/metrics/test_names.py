@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from midlayer_encoders import metrics
-from midlayer_encoders.comparing.compare import comparable
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.measuring import make_for_views, num_passes
 from midlayer_encoders.metrics import (
@@ -21,13 +20,6 @@ from midlayer_encoders.metrics import (
 )
 from tests.metrics.feeding import corpus, feed
 from tests.metrics.oracles import random_rows
-
-RENAMED = {
-    "sink_rate": "first_token_share",
-    "SinkRate": "FirstTokenShare",
-    "neighbour_overlap": "neighbor_overlap",
-    "NeighbourOverlap": "NeighborOverlap",
-}
 
 
 def test_make_metrics_knows_all_paper_and_names() -> None:
@@ -64,36 +56,6 @@ def test_a_metric_and_its_function_share_a_name_and_a_module(name: str) -> None:
     metric = METRICS.get(name, metrics.AttentionSinkRate)
     assert metric.__name__.lower() == name.replace("_", "")
     assert metric.__module__ == getattr(metrics, name).__module__
-
-
-@pytest.mark.parametrize("old", RENAMED)
-def test_the_old_name_of_a_class_or_function_still_works(old: str) -> None:
-    with pytest.warns(DeprecationWarning, match=f"`{old}` is now `{RENAMED[old]}`") as caught:
-        assert getattr(metrics, old) is getattr(metrics, RENAMED[old])
-    assert [warning.filename for warning in caught] == [__file__]
-
-
-def test_old_names_can_be_imported() -> None:
-    with pytest.warns(DeprecationWarning, match="`SinkRate` is now `FirstTokenShare`"):
-        from midlayer_encoders.metrics import SinkRate  # type: ignore[attr-defined]
-    assert SinkRate is metrics.FirstTokenShare
-    with pytest.raises(ImportError, match="SinkRates"):
-        from midlayer_encoders.metrics import SinkRates  # type: ignore[attr-defined]  # noqa: F401
-
-
-@pytest.mark.parametrize("old", ["sink_rate", "neighbour_overlap"])
-@pytest.mark.parametrize("several", [False, True])
-def test_the_old_name_of_a_metric_still_works(old: str, several: bool) -> None:
-    with pytest.warns(DeprecationWarning, match=f"`{old}` is now `{RENAMED[old]}`") as caught:
-        made = make_metrics([old, "curvature"] if several else old, [0])
-    assert list(made) == [RENAMED[old], "curvature"][: 1 + several]
-    assert [warning.filename for warning in caught] == [__file__]
-
-
-@pytest.mark.parametrize("names", ["sink_rate", ["sink_rate"]])
-def test_models_are_compared_by_an_old_name(names: str | list[str]) -> None:
-    with pytest.warns(DeprecationWarning, match="`sink_rate` is now `first_token_share`"):
-        assert comparable(names) == ("first_token_share",)
 
 
 def rankme_read_aloud(rows: torch.Tensor) -> torch.Tensor:

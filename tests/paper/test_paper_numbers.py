@@ -16,7 +16,7 @@ from polars.testing import assert_frame_equal
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.comparing.correlation import correlate
 from midlayer_encoders.encoder.options import EncoderOptions
-from midlayer_encoders.frame import FRAME_SCHEMA
+from midlayer_encoders.frame.schema import FRAME_SCHEMA
 from midlayer_encoders.measuring import measure_layers
 from midlayer_encoders.paper.reproduce import EXPERIMENTS, reproduce, write_experiments
 from midlayer_encoders.paper.setting import Setting

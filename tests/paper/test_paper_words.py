@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 
 from midlayer_encoders.comparing.correlation import CORRELATION_SCHEMA
-from midlayer_encoders.frame import FRAME_SCHEMA
+from midlayer_encoders.frame.schema import FRAME_SCHEMA
 from midlayer_encoders.paper.reproduce import EXPERIMENTS
 from midlayer_encoders.paper.setting import Setting
 from midlayer_encoders.paper.theorems import STATEMENTS, order_entropies

@@ -10,7 +10,8 @@ import pytest
 
 from midlayer_encoders.comparing.correlation import correlate
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.frame import check_frame, summary
+from midlayer_encoders.frame.schema import check_frame
+from midlayer_encoders.frame.summaries import summary
 from midlayer_encoders.paper.setting import reference_metrics, reference_scores
 
 UNSUPERVISED = "LLM2Vec-mntp-unsup-simcse-8B"

@@ -13,7 +13,7 @@ from midlayer_encoders import LayerEncoder
 from midlayer_encoders.cli import app
 from midlayer_encoders.comparing.correlation import correlate
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.frame import FRAME_SCHEMA
+from midlayer_encoders.frame.schema import FRAME_SCHEMA
 from midlayer_encoders.paper.reproduce import EXPERIMENTS, reproduce, resolve_experiments, write_experiments
 from midlayer_encoders.paper.setting import Setting
 from tests.families import DEPTH

@@ -6,7 +6,7 @@ import polars as pl
 import pytest
 import torch
 
-from midlayer_encoders.frame import FRAME_SCHEMA
+from midlayer_encoders.frame.schema import FRAME_SCHEMA
 from midlayer_encoders.paper.theorems import (
     STATEMENTS,
     Check,

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.frame import FRAME_SCHEMA
+from midlayer_encoders.frame.schema import FRAME_SCHEMA
 from midlayer_encoders.metrics import prompt_effective_rank, prompt_entropy
 from midlayer_encoders.models.anatomy import block_sites, find_anatomy
 from midlayer_encoders.paper import token_experiments

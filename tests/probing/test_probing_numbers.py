@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import midlayer_encoders
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.measuring import layer_reader
 from midlayer_encoders.probing import (
@@ -260,12 +259,3 @@ def test_a_table_of_paths_is_relative_to_the_table_and_its_labels_are_words(tmp_
     found = read_examples(tmp_path / "rows.csv", ["image"])
     assert found.inputs == [str(tmp_path / "a/1.png"), str(tmp_path / "2.png")]
     assert found.labels == ["10", "9"]
-
-
-def test_the_old_spelling_of_neighbors_still_works_and_is_deprecated(tiny_folder: Folder) -> None:
-    encoder = LayerEncoder(tiny_folder("Llama"), -1, device="cpu")
-    labels = [LABELS[k % 3] for k in range(20)]
-    new = probe(encoder, TEXTS[:20], labels, kind="knn", layers=[1], neighbors=1)
-    with pytest.warns(DeprecationWarning, match=r"`neighbours` is now `settings\.neighbors`"):
-        old = midlayer_encoders.probe(encoder, TEXTS[:20], labels, kind="knn", layers=[1], neighbours=1)
-    assert old.frame.equals(new.frame)

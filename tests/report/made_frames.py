@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import polars as pl
 
-from midlayer_encoders.frame import FRAME_SCHEMA
+from midlayer_encoders.frame.schema import FRAME_SCHEMA
 
 TASKS = {
     "LibraryClassification": ("accuracy", 0.50, 0.18, 0.20),

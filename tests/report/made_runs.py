@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from midlayer_encoders.frame import summary
 from midlayer_encoders.frame.pareto import Run
+from midlayer_encoders.frame.summaries import summary
 from midlayer_encoders.sweeping import SweepResult
 from midlayer_encoders.sweeping.sweep_result import Notes
 from tests.report.made_frames import rows_frame

@@ -4,7 +4,7 @@ import polars as pl
 import pytest
 
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.frame import FRAME_SCHEMA
+from midlayer_encoders.frame.schema import FRAME_SCHEMA
 from midlayer_encoders.paper.theorems import STATEMENTS, check_theorems, order_entropies
 from midlayer_encoders.report.paper_page import (
     Finding,

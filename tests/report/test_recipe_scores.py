@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from html import unescape
 
-from midlayer_encoders.frame import Summary, summary
+from midlayer_encoders.frame.summaries import Summary, summary
 from midlayer_encoders.report import report_html
 from midlayer_encoders.report.score_charts import plot_recipe_curves, recipe_rows
 from tests.report.drawn_artists import artists

@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.frame import histories, layer_changes, settled, step_of
+from midlayer_encoders.frame.steps import histories, layer_changes, settled, step_of
 from midlayer_encoders.report import plot_steps_change, plot_steps_curves, plot_steps_heat
 from midlayer_encoders.report.training_page import steps_html, steps_words
 from tests.report.made_frames import rows_frame

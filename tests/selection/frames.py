@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import polars as pl
 
-from midlayer_encoders.frame import FRAME_SCHEMA
+from midlayer_encoders.frame.schema import FRAME_SCHEMA
 
 VALLEY = [3.0, 2.0, 1.0, 1.5, 2.0, 2.5, 2.6, 2.7, 2.8]
 """Eight blocks; lowest at layer 2."""

@@ -157,7 +157,7 @@ def test_names_with_additions_make_what_they_say() -> None:
 
 
 def test_a_frame_of_several_recipes_is_to_be_filtered(swept: tuple[RecipesResult, list[Path]]) -> None:
-    from midlayer_encoders.frame import summary
+    from midlayer_encoders.frame.summaries import summary
 
     frame = swept[0].frame
     with pytest.raises(
