@@ -27,7 +27,7 @@ def encoder(tiny_folder: Callable[[str], str]) -> LayerEncoder:
         ({"metrics": None}, "`metrics` must be 'all', 'paper', or some of .* but got None"),
         ({"metrics": "curvatur"}, "^`metrics` must be one of .* Did you mean 'curvature'"),
         ({"layers": 3}, "`layers` must be a list of layers, but got 3"),
-        ({"layers": [True]}, "`layer` must be an int"),
+        ({"layers": [True]}, r"`layer` must be in \[0, 4\] .* but got True"),
         ({"views": 0}, "`views` must be a whole number, 1 or more, but got 0"),
         ({"views": [["a"]], "metrics": ["infonce"]}, "`views` must be a number, or lists of 12 texts"),
         ({"seed": 0.5}, "`seed` must be a whole number from 0"),

@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -81,7 +82,7 @@ def load_cut(
     local = local_only(model, revision, filename=gguf_file or "config.json")
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     if gguf_file is not None:
-        _check_gguf_packages()
+        _check_gguf(model, gguf_file)
         options["gguf_file"] = gguf_file
     config = _without_caching(load_config(model, revision, local=local, **options))
     options |= {"revision": revision, "local_files_only": local, "device_map": device_map}
@@ -291,7 +292,13 @@ def has_automatic_class(config: Any) -> bool:
     return type(config) in MODEL_MAPPING or not type(config).__module__.startswith("transformers.")
 
 
-def _check_gguf_packages() -> None:
+def _check_gguf(model: str, gguf_file: str) -> None:
+    folder = Path(model)
+    if folder.is_dir() and not (folder / gguf_file).is_file():
+        names = ", ".join(sorted(file.name for file in folder.glob("*.gguf"))) or "none"
+        raise ModelNotFoundError(
+            f"`gguf_file` must be a file in {model!r}, but there is no {gguf_file!r}. It has: {names}."
+        )
     try:
         import accelerate  # noqa: F401
         import gguf  # noqa: F401

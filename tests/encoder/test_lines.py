@@ -84,7 +84,7 @@ def test_select_and_sweep_print_lines_that_keep_every_option(tiny_folder: Folder
     result = CliRunner().invoke(app, [*words, *flags, "--device", "cpu"])
     assert result.exit_code == 0, result.output
     shell = re.search(r"Export it: (midlayer export .*)", result.output)
-    python = re.search(r"In Python: (LayerEncoder\(.*\))", result.output)
+    python = re.search(r'In Python: (LayerEncoder\(.*\))\.save_pretrained\("layer-4"\)', result.output)
     assert shell
     assert python
     printed = shlex.split(shell[1])

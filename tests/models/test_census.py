@@ -101,7 +101,7 @@ def test_what_cannot_be_exact_is_refused(
     ("table", "model_type", "text"),
     [
         ("_PAST_HOOKS", "squeezebert", "bypasses their hooks"),
-        ("_AXES", "xlnet", r"return states of shape \(\d+, 1, 32\) while its output has \(1, \d+, 32\)"),
+        ("_AXES", "xlnet", "gives other states for layer 4"),
     ],
 )
 def test_families_that_break_a_rule_and_stand_in_no_table_are_refused(
