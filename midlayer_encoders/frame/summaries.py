@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeAlias
 
 import polars as pl
@@ -30,7 +31,7 @@ class Curve:
     measure: str
     points: Mapping[int, float]
 
-    @property
+    @cached_property
     def best_layer(self) -> int:
         """The layer with the highest score; ties go to the lowest, which is the cheapest."""
         return max(self.points, key=lambda layer: (self.points[layer], -layer))

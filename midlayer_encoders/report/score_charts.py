@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -109,7 +110,7 @@ class Losses:
     best: float | None = None
     apart: bool = False
 
-    @property
+    @cached_property
     def layers(self) -> list[int]:
         """All layers that were scored."""
         return sorted(set().union(*(curve.points for curve in self.curves.values())))
@@ -119,12 +120,12 @@ class Losses:
         """Places and texts of the ticks of the layers."""
         return drawing.place_ticks(self.layers, 9)
 
-    @property
+    @cached_property
     def values(self) -> list[list[float]]:
         """A row for each curve, a column for each layer; NaN where it was not scored."""
         return [[self.below(curve, layer) for layer in self.layers] for curve in self.curves.values()]
 
-    @property
+    @cached_property
     def widest(self) -> float:
         """The end of the color scale: the 90th percentile, so that one bad layer does not hide the others."""
         return max(float(np.nanquantile(self.values[self.apart :], 0.9)), 1.0)
