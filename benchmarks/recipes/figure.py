@@ -9,7 +9,7 @@ import polars as pl
 
 from benchmarks.panels import Dots, Level, Line, Panel, Word, draw, layer_axis, value_axis
 from midlayer_encoders.frame.summaries import Curve, summary
-from midlayer_encoders.report.score_charts import plot_recipes
+from midlayer_encoders.report.layer_charts import plot_recipes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

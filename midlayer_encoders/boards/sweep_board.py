@@ -163,20 +163,14 @@ class Board:
             {
                 "folder": run.folder,
                 **asdict(run.best),
-                "costs": dict(run.best.costs),
                 "lines": self.lines(run.best),
                 "gain": run.average.gain,
                 "fronts": fronts[run.name],
             }
             for run in self.runs
         ]
-        return {
-            "tasks": list(self.tasks),
-            "left_out": {task: list(names) for task, names in self.left_out.items()},
-            "remarks": list(self.remarks),
-            "budget": dict(self.budget),
-            "runs": runs,
-        }
+        shared = {name: getattr(self, name) for name in ("tasks", "left_out", "remarks", "budget")}
+        return {**shared, "runs": runs}
 
     def _baselines(self) -> dict[str, dict[str, float]]:
         """Return each baseline that has a score on every shared task, from the first run that has it."""

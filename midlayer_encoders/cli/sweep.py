@@ -219,7 +219,7 @@ def _points(value: float | None) -> str:
 
 def _print_recipes(result: RecipesResult) -> None:
     """Print each recipe at its best layer, and the gain of the best recipe."""
-    from midlayer_encoders.report.score_charts import recipe_rows, recipe_words
+    from midlayer_encoders.report.layer_charts import recipe_rows, recipe_words
     from midlayer_encoders.tasks import task_label
 
     summaries = result.summaries()

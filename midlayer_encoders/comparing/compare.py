@@ -30,8 +30,7 @@ from midlayer_encoders.metrics.sample_metrics import cka_matrix
 from midlayer_encoders.reading.batches import batches_of
 from midlayer_encoders.reading.reader import layer_reader
 from midlayer_encoders.report import comparison_page, plot_metrics
-from midlayer_encoders.report.results import Result
-from midlayer_encoders.report.versions import versions
+from midlayer_encoders.report.results import Result, versions
 from midlayer_encoders.views.text_views import augment
 
 if TYPE_CHECKING:
@@ -304,12 +303,13 @@ class _Inputs:
 
 @dataclass(frozen=True)
 class _MeasuredModel:
-    """A model's metrics over all texts (``values``) and over their halves (``half_values``)."""
+    """A model's metrics over all texts (``values``) and over their halves (``half_values``), and its vectors."""
 
     label: str
     spec: EncoderSpec
     vocabulary_hash: int
-    measurements: _TextMeasurements
+    layers: tuple[int, ...]
+    vectors: Tensor
     values: dict[str, Tensor]
     half_values: dict[str, Tensor]
 
@@ -334,11 +334,9 @@ def _measure_model(encoder: LayerEncoder, inputs: _Inputs, previous: Sequence[_M
         for half in inputs.halves:
             values_on_halves.append(measurements.value(name, half))
             stage.step()
-    # A slice without clone would keep the memory of all views.
-    measurements = replace(measurements, text_values={}, views=measurements.views[:, :0].clone())
     vocabulary_hash = hash(frozenset(encoder.tokenizer.get_vocab().items()))
     stacked = {name: torch.stack(by_half) for name, by_half in half_values.items()}
-    return _MeasuredModel(label, spec, vocabulary_hash, measurements, values, stacked)
+    return _MeasuredModel(label, spec, vocabulary_hash, measurements.layers, measurements.vectors, values, stacked)
 
 
 def _unique_label(encoder: LayerEncoder, labels: Sequence[str]) -> str:
@@ -359,33 +357,34 @@ def _metric_rows(model: _MeasuredModel, dataset: str) -> pl.DataFrame:
     """Return the tidy frame of a model's metrics."""
     spec = model.spec
     name = spec.model if spec.revision else model.label  # the frame has a column for the revision
-    subject = NamedSubject(name, spec.revision, model.measurements.num_layers)
+    subject = NamedSubject(name, spec.revision, spec.num_layers)
     rows = []
     for metric, values in model.values.items():
-        by_layer = dict(zip(model.measurements.layers, values.tolist(), strict=True))
+        by_layer = dict(zip(model.layers, values.tolist(), strict=True))
         rows += tidy_rows(by_layer, subject, kind="metric", dataset=dataset, name=metric)
     return tidy_frame(rows)
 
 
-def _paired_layers(base: _TextMeasurements, other: _TextMeasurements) -> list[tuple[int, int]]:
+def _paired_layers(base: _MeasuredModel, other: _MeasuredModel) -> list[tuple[int, int]]:
     """Return the measured layers of two models at the relative depths that both have."""
-    steps = gcd(base.num_layers, other.num_layers)
-    pairs = [(step * base.num_layers // steps, step * other.num_layers // steps) for step in range(steps + 1)]
+    depths = base.spec.num_layers, other.spec.num_layers
+    steps = gcd(*depths)
+    pairs = [(step * depths[0] // steps, step * depths[1] // steps) for step in range(steps + 1)]
     return [(base_layer, layer) for base_layer, layer in pairs if base_layer in base.layers and layer in other.layers]
 
 
 def _difference_frame(base: _MeasuredModel, other: _MeasuredModel, confidence: float, dataset: str) -> pl.DataFrame:
     """Return the other model's metrics minus the base's at equal relative depths, each with its interval."""
-    count = base.measurements.vectors.shape[1]
+    count = base.vectors.shape[1]
     rows = []
     for name, base_values in base.values.items():
-        for base_layer, layer in _paired_layers(base.measurements, other.measurements):
-            base_row = base.measurements.layers.index(base_layer)
-            row = other.measurements.layers.index(layer)
+        for base_layer, layer in _paired_layers(base, other):
+            base_row = base.layers.index(base_layer)
+            row = other.layers.index(layer)
             change = float(other.values[name][row] - base_values[base_row])
             half_changes = other.half_values[name][:, row] - base.half_values[name][:, base_row]
             margin = float(half_width(half_changes, count, confidence=confidence))
-            depth = base_layer / base.measurements.num_layers
+            depth = base_layer / base.spec.num_layers
             values = (change, change - margin, change + margin)
             rows.append((base.label, other.label, base_layer, layer, depth, dataset, name, *values))
     return pl.DataFrame(rows, schema=comparison_page.DIFFERENCES, orient="row")
@@ -393,22 +392,22 @@ def _difference_frame(base: _MeasuredModel, other: _MeasuredModel, confidence: f
 
 def _similarity_frame(base: _MeasuredModel, other: _MeasuredModel) -> pl.DataFrame:
     """Return the unbiased linear CKA of every layer of the base with every layer of another model."""
-    similarity = cka_matrix(base.measurements.vectors, other.measurements.vectors, unbiased=True).tolist()
+    similarity = cka_matrix(base.vectors, other.vectors, unbiased=True).tolist()
     rows = [
         (base.label, other.label, base_layer, layer, value)
-        for base_layer, values in zip(base.measurements.layers, similarity, strict=True)
-        for layer, value in zip(other.measurements.layers, values, strict=True)
+        for base_layer, values in zip(base.layers, similarity, strict=True)
+        for layer, value in zip(other.layers, values, strict=True)
     ]
     return pl.DataFrame(rows, schema=comparison_page.SIMILARITY, orient="row")
 
 
 def _pair_notes(base: _MeasuredModel, other: _MeasuredModel) -> list[str]:
     """Return caveats about comparing two models."""
-    base_depth = base.measurements.num_layers
-    depth = other.measurements.num_layers
+    base_depth = base.spec.num_layers
+    depth = other.spec.num_layers
     notes = []
     if base_depth != depth:
-        shared = len(_paired_layers(base.measurements, other.measurements))
+        shared = len(_paired_layers(base, other))
         notes.append(
             f"{other.label} has {depth} blocks and {base.label} {base_depth}: differences are taken at the {shared} "
             "depths that both have, curves are over relative depth."
@@ -426,7 +425,6 @@ class _TextMeasurements:
 
     Attributes:
         layers: the L layers.
-        num_layers: number of blocks of the model.
         text_values: for each token metric the value for each layer and text, ``(L, N)`` float64; NaN for texts that
             are too short.
         vectors: one for each layer and text, ``(L, N, D)`` float32.
@@ -434,7 +432,6 @@ class _TextMeasurements:
     """
 
     layers: tuple[int, ...]
-    num_layers: int
     text_values: dict[str, Tensor]
     vectors: Tensor
     views: Tensor
@@ -504,4 +501,4 @@ def _measure_texts(encoder: LayerEncoder, inputs: _Inputs, done: Callable[[int],
             )
     empty = vectors[0].new_empty(len(rows), 0, *vectors[0].shape[1:])
     stacked_views = torch.stack(vectors[1:], dim=1) if len(vectors) > 1 else empty
-    return _TextMeasurements(tuple(reader.layers), encoder.num_layers, text_values, vectors[0], stacked_views)
+    return _TextMeasurements(tuple(reader.layers), text_values, vectors[0], stacked_views)

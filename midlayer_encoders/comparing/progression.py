@@ -25,9 +25,8 @@ from midlayer_encoders.frame.steps import layer_changes, settled
 from midlayer_encoders.measuring import num_passes
 from midlayer_encoders.metrics import TooFewTextsError
 from midlayer_encoders.report import plot_steps_change, plot_steps_curves, plot_steps_heat
-from midlayer_encoders.report.results import Result, kept_frame
+from midlayer_encoders.report.results import Result, kept_frame, versions
 from midlayer_encoders.report.training_page import steps_html, steps_words
-from midlayer_encoders.report.versions import versions
 from midlayer_encoders.validation import check_path, check_progress, check_seed, check_text, check_texts
 from midlayer_encoders.views.text_views import augment
 

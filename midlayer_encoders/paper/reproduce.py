@@ -23,8 +23,7 @@ from midlayer_encoders.report import plot_metrics, plot_steps_curves, write_figu
 from midlayer_encoders.report.layer_charts import plot_correlations
 from midlayer_encoders.report.pages import write_page
 from midlayer_encoders.report.paper_page import Finding, experiments_html
-from midlayer_encoders.report.results import write_frame
-from midlayer_encoders.report.versions import versions
+from midlayer_encoders.report.results import versions, write_frame
 from midlayer_encoders.validation import check_choice
 
 if TYPE_CHECKING:

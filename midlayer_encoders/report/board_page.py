@@ -9,8 +9,8 @@ from midlayer_encoders.frame.pareto import COSTS, Budget, Cost, Point, Run, cost
 from midlayer_encoders.frame.summaries import Baselines, average_baseline
 from midlayer_encoders.report import drawing
 from midlayer_encoders.report.labels import number
+from midlayer_encoders.report.layer_charts import draw_average_levels
 from midlayer_encoders.report.pages import render
-from midlayer_encoders.report.score_charts import draw_average_levels
 from midlayer_encoders.report.style import LIGHT, STYLES
 
 if TYPE_CHECKING:

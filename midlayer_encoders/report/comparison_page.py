@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from midlayer_encoders.errors import OptionError
 from midlayer_encoders.report import drawing
 from midlayer_encoders.report.labels import number, significant
 from midlayer_encoders.report.layer_charts import gap_text, plot_metrics
-from midlayer_encoders.report.pages import Column, render
+from midlayer_encoders.report.pages import Column, metric_column, render
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -109,7 +108,6 @@ def plot_differences(differences: pl.DataFrame) -> Figure:
         >>> figure.axes[0].get_title(loc="left"), figure.axes[0].lines[1].get_ydata().tolist()
         ('lidar', [1.0, 1.0, 1.0])
     """
-    _check(differences, DIFFERENCES, "differences")
     models = differences["model"].unique(maintain_order=True).to_list()
     column = "base_layer" if same_depth(differences) else "depth"
     figure, panels = drawing.panel_grid(differences["name"].n_unique())
@@ -143,7 +141,6 @@ def plot_similarity(similarity: pl.DataFrame) -> Figure:
         >>> figure.axes[0].collections[0].get_array().tolist()
         [[1.0, 0.0], [0.0, 1.0]]
     """
-    _check(similarity, SIMILARITY, "similarity")
     count = similarity["model"].n_unique()
     figure, panels = drawing.panel_grid(count, columns=min(count, 3), size=(3.8, 3.3))
     for axes, ((model,), rows) in zip(panels, similarity.group_by("model", maintain_order=True), strict=True):
@@ -171,15 +168,6 @@ def same_depth(differences: pl.DataFrame) -> bool:
     return differences.filter(pl.col("base_layer") != pl.col("layer")).is_empty()
 
 
-def _check(frame: pl.DataFrame, schema: pl.Schema, argument: str) -> None:
-    missing = [column for column in schema if column not in frame.columns]
-    if missing or frame.is_empty():
-        raise OptionError(
-            f"`{argument}` must have rows with the columns {', '.join(schema)}, "
-            + (f"but lacks {', '.join(missing)}." if missing else "but got none.")
-        )
-
-
 def _difference_tables(differences: pl.DataFrame) -> list[tuple[str, list[Column]]]:
     """Return captions and columns: two metrics with their intervals fit on paper."""
     several = differences["model"].n_unique() > 1
@@ -187,14 +175,10 @@ def _difference_tables(differences: pl.DataFrame) -> list[tuple[str, list[Column
     for (model,), model_rows in differences.group_by("model", maintain_order=True):
         subject = model if several else "Differences"
         columns = [
-            Column(str(name), dict(zip(rows["layer"], map(_four_digits, rows[column]), strict=True)), note=note)
+            metric_column(str(name), rows["layer"], rows[column], note)
             for (name,), rows in model_rows.group_by("name", maintain_order=True)
             for note, column in {"": "difference", "from": "low", "to": "high"}.items()
         ]
         caption = f"{subject} by layer: minus {model_rows['base'][0]}, and its interval"
         tables += [(caption, columns[start : start + 6]) for start in range(0, len(columns), 6)]
     return tables
-
-
-def _four_digits(value: float) -> str:
-    return significant(value, zeros=True)

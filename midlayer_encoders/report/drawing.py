@@ -16,7 +16,7 @@ from midlayer_encoders.files import write_file
 from midlayer_encoders.frame.pareto import amount
 from midlayer_encoders.frame.steps import thinned
 from midlayer_encoders.report.labels import significant
-from midlayer_encoders.report.style import LEVEL_DASHES, LIGHT, SERIES, color_of, dashes_of
+from midlayer_encoders.report.style import DASHES, LEVEL_DASHES, LIGHT, SERIES, ordered_colors
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -158,8 +158,8 @@ def draw_points(
         spans: left and right end of the interval of each dot, drawn as a line.
         ordered: number of colors if styles are steps of one quantity; 0 if they are categories.
     """
-    color = color_of(style, ordered)
-    dashes = "" if ordered else dashes_of(style)
+    color = ordered_colors(ordered)[style] if ordered else SERIES[style % len(SERIES)]
+    dashes = "" if ordered else DASHES[style // len(SERIES) % len(DASHES)]  # colors change first
     options = dict(_KINDS[kind])
     if kind == "line":
         options["linestyle"] = _line_style(dashes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from base64 import b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
@@ -18,7 +18,6 @@ from numpy.ma import MaskedArray
 
 from midlayer_encoders.files import write_file
 from midlayer_encoders.frame.pareto import amount
-from midlayer_encoders.frame.schema import Series
 from midlayer_encoders.report import inline_svg, style
 from midlayer_encoders.report.labels import duration, number, signed, significant
 
@@ -127,14 +126,7 @@ class Column:
     note: str = ""
 
 
-def metric_columns(metrics: Mapping[str, Sequence[Series]]) -> list[Column]:
-    """Return the columns of a table of metrics by layer, with four significant digits."""
-    return [
-        Column(
-            name,
-            {layer: significant(value, zeros=True) for layer, value in zip(series.layers, series.values, strict=True)},
-            note=series.label,
-        )
-        for name, many in metrics.items()
-        for series in many
-    ]
+def metric_column(heading: str, layers: Iterable[int], values: Iterable[float], note: str = "") -> Column:
+    """Return a column of values by layer, with four significant digits."""
+    texts = {layer: significant(value, zeros=True) for layer, value in zip(layers, values, strict=True)}
+    return Column(heading, texts, note=note)

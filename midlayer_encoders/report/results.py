@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import platform
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -18,6 +20,8 @@ from midlayer_encoders.report.pages import write_page
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+_PACKAGES = ("midlayer-encoders", "torch", "transformers", "sentence-transformers")
 
 
 @dataclass(frozen=True)
@@ -94,3 +98,20 @@ def kept_frame(path: Path, make: Callable[[], pl.DataFrame]) -> pl.DataFrame:
         frame = make()
         write_frame(frame, path)
     return frame
+
+
+def versions(packages: Sequence[str] = _PACKAGES) -> dict[str, str]:
+    """Return the version of Python and of each package.
+
+    Example:
+        >>> versions(["no-such-package"])["no-such-package"]
+        'not installed as a package'
+    """
+    return {"Python": platform.python_version(), **{package: _version(package) for package in packages}}
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed as a package"

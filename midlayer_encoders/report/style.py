@@ -40,11 +40,6 @@ STYLES = len(SERIES) * len(DASHES)
 """Number of distinct styles of curves."""
 
 
-def dashes_of(style: int) -> str:
-    """Return the dashes of a style: colors change first, then dashes."""
-    return DASHES[style // len(SERIES) % len(DASHES)]
-
-
 @cache
 def ordered_colors(count: int, *, dark: bool = False) -> tuple[str, ...]:
     """Return ``count`` colors from early to late that are visible on white, or on the dark page.
@@ -59,11 +54,6 @@ def ordered_colors(count: int, *, dark: bool = False) -> tuple[str, ...]:
     low, high = (0.3, 1.0) if dark else (0.0, 0.92)
     places = [low + (high - low) * place / max(count - 1, 1) for place in range(count)]
     return tuple(to_hex(colormaps["viridis"](place)) for place in places)
-
-
-def color_of(style: int, ordered: int = 0) -> str:
-    """Return the color of a style; ``ordered`` is the number of ordered colors, 0 for categories."""
-    return ordered_colors(ordered)[style] if ordered else SERIES[style % len(SERIES)]
 
 
 @cache

@@ -11,10 +11,9 @@ import polars as pl
 from midlayer_encoders.frame.pareto import Cost, amount, cost_text
 from midlayer_encoders.frame.schema import metric_series
 from midlayer_encoders.frame.summaries import Baselines, Curve, Summary, average_baseline, summary
-from midlayer_encoders.report import score_charts
+from midlayer_encoders.report import layer_charts
 from midlayer_encoders.report.labels import number
-from midlayer_encoders.report.layer_charts import gap_text, plot_metrics
-from midlayer_encoders.report.pages import Column, metric_columns, render, write_page
+from midlayer_encoders.report.pages import Column, metric_column, render, write_page
 
 
 def write_report(frame: pl.DataFrame, path: str | Path, **options: Any) -> Path:
@@ -67,7 +66,7 @@ def report_html(
     }
     shared = {name: by_task for name, by_task in shared.items() if by_task}
     best = scores.average.best_layer if scores.average else None
-    metrics_chart = plot_metrics(frame, chosen=best) if metrics else None
+    metrics_chart = layer_charts.plot_metrics(frame, chosen=best) if metrics else None
     return render(
         "sweep.html",
         title=title,
@@ -81,15 +80,19 @@ def report_html(
         export=export or {},
         how={"Model": scores.model, "Revision": scores.revision, **how},
         recipes=recipes,
-        charts=score_charts,
+        charts=layer_charts,
         line_names=list(zip(("dashed line", "dotted one", "one of dashes and dots"), shared, strict=False)),
         metrics=metrics,
         metrics_chart=metrics_chart,
-        gaps=gap_text(metrics_chart) if metrics_chart else "",
+        gaps=layer_charts.gap_text(metrics_chart) if metrics_chart else "",
         best=best,
         confirmed=confirmed_words(frame),
         score_columns=_score_columns(scores, parameters or {}, seconds or {}, shared),
-        metric_columns=metric_columns(metrics),
+        metric_columns=[
+            metric_column(name, series.layers, series.values, series.label)
+            for name, many in metrics.items()
+            for series in many
+        ],
     )
 
 

@@ -47,13 +47,11 @@ def ridge_correct(vectors: Tensor, labels: Tensor, *, folds: int = 5, seed: int 
             f"but got {tuple(vectors.shape)} of {vectors.dtype} and {tuple(labels.shape)}."
         )
     fold = label_folds(labels, folds=folds, seed=seed)
-    rows = normalize(vectors.double(), dim=-1)
     classes = torch.unique(labels, return_inverse=True)[1]
-    targets = one_hot(classes).double()
     is_correct = torch.zeros(vectors.shape[:2], dtype=torch.bool, device=vectors.device)
     for left_out in range(folds):
         test = fold == left_out
-        is_correct[:, test] = _predict(rows[:, ~test], targets[~test], rows[:, test]) == classes[test]
+        is_correct[:, test] = ridge_predict(vectors[:, ~test], classes[~test], vectors[:, test]) == classes[test]
     return is_correct
 
 
@@ -65,9 +63,34 @@ def ridge_predict(train_rows: Tensor, classes: Tensor, test_rows: Tensor) -> Ten
         classes: of the training rows, numbers from ``0``, shape ``(N,)``.
         test_rows: shape ``(L, M, D)``.
     """
-    train_rows = normalize(train_rows.double(), dim=-1)
+    rows = normalize(train_rows.double(), dim=-1)
     test_rows = normalize(test_rows.double(), dim=-1)
-    return _predict(train_rows, one_hot(classes.to(train_rows.device)).double(), test_rows)
+    targets = one_hot(classes.to(rows.device)).double()
+    center = rows.mean(dim=1, keepdim=True)
+    level = targets.mean(dim=0)
+    rows = rows - center
+    targets = targets - level
+    # Left vectors (L, N, R), squared singular values (L, R) and right vectors (L, D, R), from the smaller Gram matrix.
+    is_wide = rows.shape[1] <= rows.shape[2]
+    squares, vectors = torch.linalg.eigh(rows @ rows.mT if is_wide else rows.mT @ rows)
+    # Infinity marks rounding errors, whose shrinkage is zero below.
+    largest = squares.amax(dim=-1, keepdim=True).clamp(min=torch.finfo(rows.dtype).tiny)
+    squares = torch.where(squares > 1e-12 * largest, squares, torch.inf)
+    other = (rows.mT if is_wide else rows) @ vectors / squares.sqrt().unsqueeze(-2)
+    left, right = (vectors, other) if is_wide else (other, vectors)
+    scale = rows.square().sum(dim=(1, 2)) / rows.shape[1]
+    penalties = torch.tensor(_PENALTIES, dtype=rows.dtype, device=rows.device)[:, None, None] * scale[:, None]
+    shrinkage = torch.where(squares.isinf(), 0.0, squares / (squares + penalties))  # (P, L, R)
+    projected = left.mT @ targets  # (L, R, C)
+    errors = []  # leave-one-out squared error of each penalty and layer
+    for factors in shrinkage:
+        residuals = targets - left @ (factors.unsqueeze(-1) * projected)
+        leverage = (left.square() * factors.unsqueeze(-2)).sum(dim=-1) + 1 / len(targets)
+        errors.append((residuals / (1 - leverage).clamp(min=1e-9).unsqueeze(-1)).square().sum(dim=(1, 2)))
+    best = torch.stack(errors).argmin(dim=0)
+    weights = shrinkage[best, torch.arange(len(rows), device=rows.device)] / squares.sqrt()  # (L, R)
+    logits: Tensor = ((test_rows - center) @ right) @ (weights.unsqueeze(-1) * projected) + level
+    return logits.argmax(dim=-1)
 
 
 def equal_steps(count: int, most: int) -> list[int]:
@@ -175,32 +198,3 @@ def check_labels(labels: Tensor, *, folds: int = 5) -> None:
             "`labels` must have 2 classes or more with at least 2 texts each, "
             f"but {len(labels)} labels have {usable} such class{'es' if usable != 1 else ''}: label more."
         )
-
-
-def _predict(rows: Tensor, targets: Tensor, test: Tensor) -> Tensor:
-    """Return the class of each test row, ``(L, M)``, after training on rows ``(L, N, D)`` with targets ``(N, C)``."""
-    center = rows.mean(dim=1, keepdim=True)
-    level = targets.mean(dim=0)
-    rows = rows - center
-    targets = targets - level
-    # Left vectors (L, N, R), squared singular values (L, R) and right vectors (L, D, R), from the smaller Gram matrix.
-    is_wide = rows.shape[1] <= rows.shape[2]
-    squares, vectors = torch.linalg.eigh(rows @ rows.mT if is_wide else rows.mT @ rows)
-    # Infinity marks rounding errors, whose shrinkage is zero below.
-    largest = squares.amax(dim=-1, keepdim=True).clamp(min=torch.finfo(rows.dtype).tiny)
-    squares = torch.where(squares > 1e-12 * largest, squares, torch.inf)
-    other = (rows.mT if is_wide else rows) @ vectors / squares.sqrt().unsqueeze(-2)
-    left, right = (vectors, other) if is_wide else (other, vectors)
-    scale = rows.square().sum(dim=(1, 2)) / rows.shape[1]
-    penalties = torch.tensor(_PENALTIES, dtype=rows.dtype, device=rows.device)[:, None, None] * scale[:, None]
-    shrinkage = torch.where(squares.isinf(), 0.0, squares / (squares + penalties))  # (P, L, R)
-    projected = left.mT @ targets  # (L, R, C)
-    errors = []  # leave-one-out squared error of each penalty and layer
-    for factors in shrinkage:
-        residuals = targets - left @ (factors.unsqueeze(-1) * projected)
-        leverage = (left.square() * factors.unsqueeze(-2)).sum(dim=-1) + 1 / len(targets)
-        errors.append((residuals / (1 - leverage).clamp(min=1e-9).unsqueeze(-1)).square().sum(dim=(1, 2)))
-    best = torch.stack(errors).argmin(dim=0)
-    weights = shrinkage[best, torch.arange(len(rows), device=rows.device)] / squares.sqrt()  # (L, R)
-    logits: Tensor = ((test - center) @ right) @ (weights.unsqueeze(-1) * projected) + level
-    return logits.argmax(dim=-1)

@@ -399,8 +399,10 @@ def measure_metrics(
     source: LayerSource, inputs: SelectionInputs, requested: Sequence[str] = (), *, all_rules: bool = False
 ) -> tuple[pl.DataFrame, str]:
     """Return the metrics of every layer on the texts, and why they were not measured, if so."""
-    if unmeasured := _too_few_texts(inputs.texts):
-        return tidy_frame(()), unmeasured
+    all_texts = inputs.texts or []
+    distinct = len(set(all_texts) if all(isinstance(text, str) for text in all_texts) else all_texts)
+    if distinct < MIN_TEXTS:
+        return tidy_frame(()), f"needs {MIN_TEXTS} different texts or more, but got {distinct or 'none'}"
     texts = inputs.sample
     names = metric_names(requested, all_rules)
     if medium_of(texts[0], source.media) == "text":
@@ -411,14 +413,6 @@ def measure_metrics(
         source, texts, metrics=names, seed=inputs.seed, token_budget=inputs.token_budget, progress=inputs.progress
     )
     return frame, ""
-
-
-def _too_few_texts(texts: Sequence[Any] | None) -> str:
-    count = len(texts or ())
-    if texts is None or count < MIN_TEXTS:
-        return f"needs {MIN_TEXTS} texts or more, but got {count or 'none'}"
-    distinct = len(set(texts)) if all(isinstance(text, str) for text in texts) else count
-    return f"needs {MIN_TEXTS} different texts or more, but got {distinct}" if distinct < MIN_TEXTS else ""
 
 
 def label_vectors(source: LayerSource, inputs: SelectionInputs, done: Callable[[int], None]) -> Tensor:

@@ -377,11 +377,7 @@ class _SingleSweep:
         }
         if self.recipe.center:
             vectors["center"] = str(self.center_file)
-        result = SweepResult(
-            pl.concat(frames),
-            self.folder,
-            replace(notes, vectors=vectors),
-        )
+        result = SweepResult(pl.concat(frames), self.folder, replace(notes, vectors=vectors))
         result.save()
         return result
 

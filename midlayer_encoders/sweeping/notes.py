@@ -18,7 +18,7 @@ from midlayer_encoders.frame.summaries import Baselines
 from midlayer_encoders.models.cut import plan_cuts
 from midlayer_encoders.models.hub import BUILT_IN, BUILT_IN_MINILM
 from midlayer_encoders.reading.capture import capture
-from midlayer_encoders.report.versions import versions
+from midlayer_encoders.report.results import versions
 from midlayer_encoders.sweeping.baselines import Baseline, missing_baselines
 from midlayer_encoders.sweeping.embedder import num_dims
 from midlayer_encoders.sweeping.mteb_jobs import Score, quiet_mteb

@@ -19,8 +19,8 @@ from midlayer_encoders.files import parse_json_object, read_artifact, read_text_
 from midlayer_encoders.frame.schema import read_frame
 from midlayer_encoders.frame.summaries import Baselines, Summary, summary
 from midlayer_encoders.report import plot_recipes, plot_scores, report_html
+from midlayer_encoders.report.layer_charts import best_recipe
 from midlayer_encoders.report.results import Result
-from midlayer_encoders.report.score_charts import best_recipe
 from midlayer_encoders.tasks import task_label
 
 if TYPE_CHECKING:

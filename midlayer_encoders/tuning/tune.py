@@ -21,9 +21,8 @@ from midlayer_encoders.errors import OptionError, short_repr
 from midlayer_encoders.files import LOCK, expand_home, folder_lock, read_artifact, write_file
 from midlayer_encoders.frame.schema import tidy_frame
 from midlayer_encoders.models.anatomy import resolve_layer
-from midlayer_encoders.report.results import Result, write_frame
-from midlayer_encoders.report.tuning_page import plot_tuning, tuning_html, tuning_words
-from midlayer_encoders.report.versions import versions
+from midlayer_encoders.report.results import Result, versions, write_frame
+from midlayer_encoders.report.training_page import plot_tuning, tuning_html, tuning_words
 from midlayer_encoders.sweeping import SweepSettings, sweep
 from midlayer_encoders.sweeping.sweep_result import task_labels
 from midlayer_encoders.tasks import task_sources

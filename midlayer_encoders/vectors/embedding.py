@@ -1,7 +1,8 @@
 """Write the vectors or token states of many inputs at many layers to files, from one pass over each input.
 
 The vectors go to the same kind of store that a sweep fills, so an interrupted run resumes, and a file can be written
-from the store of a sweep.
+from the store of a sweep. Files are written block by block, not memory-mapped: on a full disk a mapped file kills the
+process, while a write raises an error.
 """
 
 from __future__ import annotations
@@ -9,10 +10,10 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import InitVar, dataclass, replace
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, TypeAlias, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -21,18 +22,17 @@ import torch
 from midlayer_encoders._types import Layer, Progress, ReadSite, Stage, content_digest
 from midlayer_encoders.encoder.options import EncoderKeywords
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
-from midlayer_encoders.errors import OptionError, short_repr
-from midlayer_encoders.files import expand_home, explain_full_disk, folder_lock, write_file
+from midlayer_encoders.errors import OptionError, did_you_mean, short_repr
+from midlayer_encoders.files import atomic_write, expand_home, explain_full_disk, folder_lock, write_file
 from midlayer_encoders.media import check_taken, medium_of, read_image
 from midlayer_encoders.reading.batches import TokenBudget, batches_of, check_budget, count_tokens, tokens_that_fit
 from midlayer_encoders.reading.capture import final_norm
 from midlayer_encoders.reading.reader import layer_reader
-from midlayer_encoders.report.versions import versions
+from midlayer_encoders.report.results import versions
 from midlayer_encoders.store import EmbeddingStore, StoreDtype, StoreError, TextNotStoredError, list_stores
 from midlayer_encoders.sweeping.embedder import Embedder, item_key, num_dims, open_store, store_key
 from midlayer_encoders.sweeping.layer_sweep import load_encoder
 from midlayer_encoders.validation import check_flag, check_list, check_path, check_progress, check_texts
-from midlayer_encoders.vectors.vector_files import Tensor, check_suffix, write_safetensors, write_vectors
 
 _CHUNK = 1 << 16  # inputs per store: the index of a single store would grow with the number of inputs
 _MAX_NAMED = 3  # missing texts in an error message
@@ -41,6 +41,14 @@ _SHARD_BYTES = 128 * 2**20  # of token states
 _SHARD_MEDIA = 32  # images or waveforms per shard, since their number of states is unknown
 _COUNTED = 4096  # texts tokenized at a time
 _SPEC_FIELDS = ("model", "revision", "weights", "tower", "num_layers", "site", "norm", "pooling", "asked", "max_length")
+_SUFFIXES = (".npy", ".safetensors", ".parquet")
+_DTYPES = {"float32": "F32", "int64": "I64", "bool": "BOOL"}  # in NumPy and in safetensors
+
+Blocks: TypeAlias = Iterable[tuple[int, list[npt.NDArray[np.float32]]]]
+"""The first input of each block, and its vectors ``(rows, D)`` at each layer."""
+
+Tensor: TypeAlias = tuple[str, Sequence[int], Iterable[npt.NDArray[Any]]]
+"""NumPy's name of the dtype, the shape, and the blocks of a tensor."""
 
 
 def embed(
@@ -113,7 +121,7 @@ def check_out(out: Path | str, *, tokens: bool) -> Path:
     if not path.parent.is_dir():
         raise OptionError(f"`out` must be in an existing folder, but {path.parent} does not exist: create it first.")
     if tokens:
-        if path.suffix in (".npy", ".safetensors", ".parquet"):
+        if path.suffix in _SUFFIXES:
             raise OptionError(
                 f"`out` must be a new folder with `tokens`, for safetensors shards, but got {path.name!r}: "
                 f"each text has a different number of states. Name it {path.stem!r}."
@@ -121,7 +129,11 @@ def check_out(out: Path | str, *, tokens: bool) -> Path:
         if path.is_file() or (path.is_dir() and any(path.iterdir())):
             raise OptionError(f"`out` must be a new or empty folder with `tokens`, but {path} is not: use another.")
         return path
-    check_suffix(path)
+    if path.suffix not in _SUFFIXES:
+        raise OptionError(
+            f"`out` must end in {', '.join(_SUFFIXES)}, which selects the format, but got {path.name!r}."
+            f"{did_you_mean(path.suffix, _SUFFIXES)}"
+        )
     if path.is_dir():
         raise OptionError(f"`out` must be a file, but {path} is a folder: use another name.")
     return path
@@ -171,7 +183,7 @@ class _EmbedRun:
         names = [str(item) if isinstance(item, str | Path) else None for item in self.inputs]
         write_vectors(self.out, self.layers, names, self.dim, self._blocks(store_of), self.metadata())
 
-    def _blocks(self, store_of: Callable[[int], EmbeddingStore]) -> Iterator[tuple[int, list[npt.NDArray[np.float32]]]]:
+    def _blocks(self, store_of: Callable[[int], EmbeddingStore]) -> Blocks:
         """Yield the first input of each block, and its vectors at each layer."""
         stage = Stage(self.progress, "writing", len(self.layers) * len(self.inputs))
         num_rows = max(1, _BLOCK_BYTES // (4 * self.dim * len(self.layers)))
@@ -329,3 +341,80 @@ def _key(item: Any, medium: str, encoder: LayerEncoder, prompt: str) -> str:
     if medium == "image":
         return item_key(read_image(item, max_pixels=encoder.max_pixels))
     return item_key(Path(item) if medium == "audio" and isinstance(item, str) else item, prompt)
+
+
+def write_vectors(
+    out: Path, layers: Sequence[int], names: Sequence[str | None], dim: int, blocks: Blocks, metadata: Mapping[str, Any]
+) -> None:
+    """Write vectors and their metadata atomically, in the format of the suffix.
+
+    Args:
+        out: ``.npy`` holds ``(L, N, D)``, with the metadata in a ``.json`` next to it; ``.safetensors`` a tensor
+            ``layer.K`` ``(N, D)`` per layer; ``.parquet`` a row per input and a column ``layer_K`` per layer. The last
+            two hold the metadata under ``midlayer``.
+        layers: layers in the order of the file.
+        names: the text or path of each input; ``None`` if it has none.
+        dim: number D of dimensions.
+        blocks: vectors to write.
+        metadata: description of the vectors.
+    """
+    if out.suffix == ".parquet":
+        _write_parquet(out, layers, names, dim, blocks, metadata)
+        return
+    label = out.with_name(f"{out.name}.json")
+    with atomic_write(out) as temporary:
+        with temporary.open("xb") as file:
+            if out.suffix == ".npy":
+                shape = len(layers), len(names), dim
+                np.lib.format.write_array_header_2_0(file, {"descr": "<f4", "fortran_order": False, "shape": shape})
+            else:
+                tensors = {f"layer.{layer}": ("float32", (len(names), dim)) for layer in layers}
+                file.write(_safetensors_header(tensors, metadata))
+            offset = file.tell()
+            for start, vectors in blocks:
+                for number, rows in enumerate(vectors):
+                    file.seek(offset + 4 * dim * (number * len(names) + start))
+                    file.write(np.ascontiguousarray(rows).data)
+        if out.suffix == ".npy":
+            label.unlink(missing_ok=True)  # it describes the previous file
+    if out.suffix == ".npy":
+        write_file(label, json.dumps(metadata, indent=2).encode())
+
+
+def _write_parquet(
+    out: Path, layers: Sequence[int], names: Sequence[str | None], dim: int, blocks: Blocks, metadata: Mapping[str, Any]
+) -> None:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    vector = pa.list_(pa.float32(), dim)
+    fields = [pa.field("input", pa.string()), *(pa.field(f"layer_{layer}", vector) for layer in layers)]
+    schema = pa.schema(fields, metadata={"midlayer": json.dumps(metadata)})
+    with atomic_write(out) as temporary, parquet.ParquetWriter(temporary, schema, use_dictionary=False) as writer:
+        for start, vectors in blocks:
+            columns: list[Any] = [pa.array(names[start : start + len(vectors[0])], pa.string())]
+            for rows in vectors:
+                columns.append(pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), dim))
+            writer.write_table(pa.Table.from_arrays(columns, schema=schema))
+
+
+def write_safetensors(out: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> None:
+    """Write tensors block by block."""
+    with atomic_write(out) as temporary, temporary.open("xb") as file:
+        header = {name: (dtype, shape) for name, (dtype, shape, _) in tensors.items()}
+        file.write(_safetensors_header(header, metadata))
+        for _, _, blocks in tensors.values():
+            for block in blocks:
+                file.write(np.ascontiguousarray(block).data)
+
+
+def _safetensors_header(tensors: Mapping[str, tuple[str, Sequence[int]]], metadata: Mapping[str, Any]) -> bytes:
+    table: dict[str, Any] = {"__metadata__": {"midlayer": json.dumps(metadata)}}
+    end = 0
+    for name, (dtype, shape) in tensors.items():
+        start = end
+        end += int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+        table[name] = {"dtype": _DTYPES[dtype], "shape": list(shape), "data_offsets": [start, end]}
+    text = json.dumps(table).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text

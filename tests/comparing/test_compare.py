@@ -22,7 +22,7 @@ from midlayer_encoders.encoder.sentence_transformers_encoder import measure
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.metrics import TooFewTextsError, cka
 from midlayer_encoders.metrics.sample_metrics import cka_matrix
-from midlayer_encoders.report.comparison_page import DIFFERENCES, SIMILARITY, plot_differences, plot_similarity
+from midlayer_encoders.report.comparison_page import SIMILARITY, plot_differences, plot_similarity
 from tests.families import DEPTH, VOCAB, tiny
 from tests.grouped import compare
 from tests.tiny_folders import save_tiny, tokenizer
@@ -227,13 +227,6 @@ def test_texts_too_short_for_a_metric_are_said(base: str, tuned: str) -> None:
     short = list("abcdefghijkl")
     with pytest.raises(TooFewTextsError, match="long enough for curvature"):
         compare(base, tuned, metrics=["curvature"], **(OPTIONS | {"texts": short}))  # type: ignore[arg-type]
-
-
-def test_figures_refuse_other_frames() -> None:
-    with pytest.raises(OptionError, match="but lacks difference, low, high"):
-        plot_differences(pl.DataFrame(schema=DIFFERENCES).drop("difference", "low", "high"))
-    with pytest.raises(OptionError, match=r"`similarity` must have rows .*but got none"):
-        plot_similarity(pl.DataFrame(schema=SIMILARITY))
 
 
 def test_names_are_taken_once() -> None:

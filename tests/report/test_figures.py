@@ -12,7 +12,7 @@ from PIL import Image
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.frame.summaries import summary
 from midlayer_encoders.report import plot_heatmap, plot_metrics, plot_scores, write_metrics_figure
-from midlayer_encoders.report.score_charts import plot_summary
+from midlayer_encoders.report.layer_charts import plot_summary
 from tests.report.drawn_artists import artists, details
 from tests.report.made_frames import METRICS, metrics_frame, rows_frame, scores_frame
 

@@ -7,7 +7,7 @@ from html import unescape
 
 from midlayer_encoders.frame.summaries import Summary, summary
 from midlayer_encoders.report import report_html
-from midlayer_encoders.report.score_charts import plot_recipe_curves, recipe_rows
+from midlayer_encoders.report.layer_charts import plot_recipe_curves, recipe_rows
 from tests.report.drawn_artists import artists
 from tests.report.made_frames import rows_frame
 

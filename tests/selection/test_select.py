@@ -105,11 +105,13 @@ def test_too_few_texts_leave_the_rules_that_look_at_nothing(whole: LayerEncoder)
     found = select(whole, TEXTS[:6])
     assert found.layer == 3
     assert {choice.reason for choice in found.choices if choice.rule == "half-match"} == {
-        "needs 16 texts or more, but got 6"
+        "needs 16 different texts or more, but got 6"
     }
     assert "Too few texts were given" in found.confidence
     assert len(found.plot().axes) == 1, "the choices alone"
-    with pytest.raises(CannotChooseError, match=r"'min-dime' cannot choose .* needs 16 texts or more, but got none"):
+    with pytest.raises(
+        CannotChooseError, match=r"'min-dime' cannot choose .* needs 16 different texts or more, but got none"
+    ):
         select(whole, rule="min-dime")
     assert select(whole, ["ab", "c"] * 10).layer == 3, "texts of under four tokens have no halves"
 
