@@ -21,8 +21,7 @@ from midlayer_encoders.probing.splits import Split, split_examples
 from midlayer_encoders.probing.tokens import CachedTokens, LiveTokens, TokenSource, read_tokens, read_vectors
 from midlayer_encoders.reading.batches import batches_of
 from midlayer_encoders.reading.reader import layer_reader
-from midlayer_encoders.selection.mixture import mixture_on_test
-from midlayer_encoders.selection.ridge import class_numbers, equal_steps, label_list
+from midlayer_encoders.selection.ridge import class_numbers, equal_steps, label_list, mixture_on_test
 from midlayer_encoders.validation import (
     check_choice,
     check_count,

@@ -16,8 +16,7 @@ from midlayer_encoders.probing.splits import wilson
 from midlayer_encoders.report import report_html
 from midlayer_encoders.report.layer_charts import plot_probes
 from midlayer_encoders.report.results import Result
-from midlayer_encoders.selection.mixture import Mixture
-from midlayer_encoders.selection.ridge import gain_interval
+from midlayer_encoders.selection.ridge import Mixture, gain_interval
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from midlayer_encoders.frame.curves import Curves, curves
-from midlayer_encoders.selection.mixture import Mixture
+from midlayer_encoders.selection.ridge import Mixture
 from midlayer_encoders.selection.rules import RULES, CannotChooseError, Choice, choose
 from midlayer_encoders.selection.select import select, selection_passes
 from midlayer_encoders.selection.selection_result import LabelEvidence, RecipeSelection, Selection

@@ -32,7 +32,6 @@ from midlayer_encoders.recipes import (
 )
 from midlayer_encoders.scoring import all_alike
 from midlayer_encoders.selection import ridge, rules
-from midlayer_encoders.selection.mixture import Mixture, held_out_mixture
 from midlayer_encoders.selection.selection_result import (
     LabelEvidence,
     RecipeSelection,
@@ -157,7 +156,7 @@ def select(
         vectors = label_vectors(source, inputs, Stage(progress, "labels", len(labeled)).step)
         accuracy = label_accuracy(vectors, inputs)
         if mixture:
-            learned = held_out_mixture(vectors, classes, accuracy, repeats=inputs.repeats, seed=seed)
+            learned = ridge.held_out_mixture(vectors, classes, accuracy, repeats=inputs.repeats, seed=seed)
     return select_from_scores(source, inputs, metrics, accuracy, rule=rule, unmeasured=unmeasured, mixture=learned)
 
 
@@ -446,7 +445,7 @@ def select_from_scores(
     rule: str = "auto",
     unmeasured: str = "",
     default: tuple[int, str] | None = None,
-    mixture: Mixture | None = None,
+    mixture: ridge.Mixture | None = None,
 ) -> Selection:
     """Return the selection from metrics and from the accuracy on labels.
 

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from midlayer_encoders.frame.curves import Curves
 from midlayer_encoders.recipes import PLAIN, Recipe
-from midlayer_encoders.selection.mixture import Mixture
-from midlayer_encoders.selection.ridge import gain_interval
+from midlayer_encoders.selection.ridge import Mixture, gain_interval
 from midlayer_encoders.selection.rules import RULES, CannotChooseError, Choice, choose, metrics_of
 
 if TYPE_CHECKING:

@@ -17,16 +17,18 @@ from midlayer_encoders.cli import app
 from midlayer_encoders.cli._output import print_encoder_lines
 from midlayer_encoders.cli.select import encoder_lines
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.selection import mixture
-from midlayer_encoders.selection.mixture import (
+from midlayer_encoders.selection import ridge
+from midlayer_encoders.selection.ridge import (
     _leave_one_out_error,
+    class_numbers,
     held_out_mixture,
     mix_layers,
     mixture_correct,
     mixture_on_test,
     mixture_weights,
+    ridge_correct,
+    ridge_predict,
 )
-from midlayer_encoders.selection.ridge import class_numbers, ridge_correct, ridge_predict
 from tests.grouped import probe
 
 Folder = Callable[[str], str]
@@ -115,7 +117,7 @@ def test_weights_of_a_fold_are_fitted_without_it(monkeypatch: pytest.MonkeyPatch
         assert labels.tolist() == [int(classes[text]) for text in some[0, :, 7].int().tolist()]
         return torch.tensor([0.0, 0.5, 0.5, 0.0])
 
-    monkeypatch.setattr(mixture, "mixture_weights", fitted)
+    monkeypatch.setattr(ridge, "mixture_weights", fitted)
     mixture_correct(vectors, classes)
     assert [len(texts) for texts in seen] == [32] * 5
     assert [text for text in range(40) if sum(text not in texts for texts in seen) != 1] == []
