@@ -7,9 +7,8 @@ from typing import Annotated, Any
 
 from typer import Argument, Exit, Option
 
-from midlayer_encoders.cli import _arguments, _output
+from midlayer_encoders.cli import _arguments, _output, _progress
 from midlayer_encoders.cli._app import command
-from midlayer_encoders.cli._progress import show_progress
 from midlayer_encoders.encoder.options import EncoderOptions
 
 
@@ -41,7 +40,7 @@ def compare(
     from midlayer_encoders.comparing.compare import comparable
 
     out = out or _arguments.results_folder("compare", base, *tuned)
-    with show_progress() as progress:
+    with _progress.show_progress() as progress:
         result = compare_models(
             base,
             *tuned,
@@ -98,7 +97,7 @@ def progression(
     from midlayer_encoders.comparing import progression as measure_progression
 
     out = out or _arguments.results_folder("progression", model)
-    with show_progress() as progress:
+    with _progress.show_progress() as progress:
         result = measure_progression(
             model,
             [name.strip() for name in revisions.split(",")] if revisions else None,

@@ -7,9 +7,8 @@ from typing import Annotated
 
 from typer import Option
 
-from midlayer_encoders.cli import _arguments, _output
+from midlayer_encoders.cli import _arguments, _output, _progress
 from midlayer_encoders.cli._app import command
-from midlayer_encoders.cli._progress import show_progress
 from midlayer_encoders.encoder.options import EncoderOptions
 
 _DATASET = "digits 5 to 9"
@@ -65,12 +64,12 @@ def demo_vision(
         f"{len(pretraining.images)} images, then probes every layer on 5 to 9, which it has never seen. The model is "
         "small and only illustrates the method."
     )
-    with show_progress() as progress:
+    with _progress.show_progress() as progress:
         folder = train_digit_model(out / "model", pretraining, epochs=epochs, progress=progress)
     encoder = LayerEncoder(folder, -1, device="cpu")
     results = []
     for kind in ("attentive", "linear", "knn"):
-        with show_progress(probe_command.STAGES) as progress:
+        with _progress.show_progress(probe_command.STAGES) as progress:
             result = probe(
                 encoder,
                 images,
@@ -84,7 +83,7 @@ def demo_vision(
             )
         results.append(result)
         probe_command.print_probe(result)
-    with show_progress({"measuring": "images measured"}) as progress:
+    with _progress.show_progress({"measuring": "images measured"}) as progress:
         metrics = measure_layers(encoder, test_images, views=4, dataset=_DATASET, progress=progress)
     frame = pl.concat([*(result.frame for result in results), metrics])
     first = results[0]

@@ -7,9 +7,8 @@ from typing import Annotated
 
 from typer import Context, Option
 
-from midlayer_encoders.cli import _arguments, _output
+from midlayer_encoders.cli import _arguments, _output, _progress
 from midlayer_encoders.cli._app import command
-from midlayer_encoders.cli._progress import show_progress
 from midlayer_encoders.encoder.options import EncoderOptions
 
 _METRIC_FILES = ["metrics.parquet", "metrics.csv", "metrics.png"]
@@ -48,7 +47,7 @@ def embed(
     inputs = inputs[:limit]
     encoder = _arguments.load_model(model, options)
     unit = "waveforms" if kind == "audio" else kind
-    with show_progress({"embedding": f"Embedding {unit}", "writing": "Writing vectors"}) as progress:
+    with _progress.show_progress({"embedding": f"Embedding {unit}", "writing": "Writing vectors"}) as progress:
         written = vectors.embed(
             encoder,
             inputs,
@@ -105,7 +104,7 @@ def metrics(
         inputs = wikitext_paragraphs(inputs, lambda line: len(encoder.tokenizer(line, verbose=False)["input_ids"]))
     inputs = inputs[:limit]
     unit = "waveforms" if kind == "audio" else kind
-    with show_progress({"measuring": f"{len(inputs)} {unit}, {passes} passes"}) as progress:
+    with _progress.show_progress({"measuring": f"{len(inputs)} {unit}, {passes} passes"}) as progress:
         frame = measure(
             encoder,
             inputs,

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Context, Option
 
-from midlayer_encoders.cli import _arguments, _output
+from midlayer_encoders.cli import _arguments, _output, _progress
 from midlayer_encoders.cli._app import command
-from midlayer_encoders.cli._progress import show_progress
 from midlayer_encoders.encoder.options import EncoderOptions
 
 if TYPE_CHECKING:
@@ -45,7 +44,7 @@ def probe(
         midlayer probe MODEL --data train.csv --kind linear --out runs/probe
     """
     from midlayer_encoders import probing
-    from midlayer_encoders.probing.examples import Examples, check_examples_path, read_examples
+    from midlayer_encoders.probing.examples import check_examples_path, read_examples
     from midlayer_encoders.probing.probe import UNUSED_SETTINGS
 
     out = out or _arguments.results_folder("probe", model)
@@ -60,15 +59,15 @@ def probe(
             check_examples_path(path)
     encoder = _arguments.load_model(model, options)
     bad = "skip" if skip_bad else "refuse"
-    train_set = read_examples(data, encoder.media, bad=bad)
-    test_set = read_examples(test, encoder.media, bad=bad) if test is not None else Examples([], [])
-    with show_progress(STAGES) as progress:
+    inputs, labels = read_examples(data, encoder.media, bad=bad)
+    test_inputs, test_labels = read_examples(test, encoder.media, bad=bad) if test is not None else ([], [])
+    with _progress.show_progress(STAGES) as progress:
         result = probing.probe(
             encoder,
-            train_set.inputs,
-            train_set.labels,
-            test_inputs=test_set.inputs,
-            test_labels=test_set.labels,
+            inputs,
+            labels,
+            test_inputs=test_inputs,
+            test_labels=test_labels,
             kind=kind,
             layers=_arguments.parse_layers(layers),
             site=site,

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from rich.markup import escape
 from typer import Option
 
-from midlayer_encoders.cli import _arguments, _output
+from midlayer_encoders.cli import _arguments, _output, _progress
 from midlayer_encoders.cli._app import command
-from midlayer_encoders.cli._progress import show_progress
 from midlayer_encoders.encoder.options import EncoderOptions
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.files import read_lines, write_file
@@ -56,7 +55,7 @@ def select_command(
     inputs = _arguments.read_texts(texts, field=field)
     label_list = None if labels is None else _read_labels(labels, len(inputs))
     encoder = _arguments.load_model(model, options)
-    with show_progress({"measuring": "texts measured", "labels": "labeled texts read"}) as progress:
+    with _progress.show_progress({"measuring": "texts measured", "labels": "labeled texts read"}) as progress:
         selection = select(
             encoder,
             inputs,

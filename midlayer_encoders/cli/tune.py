@@ -7,9 +7,8 @@ from typing import Annotated
 
 from typer import Option
 
-from midlayer_encoders.cli import _arguments, _output
+from midlayer_encoders.cli import _arguments, _output, _progress
 from midlayer_encoders.cli._app import command
-from midlayer_encoders.cli._progress import show_progress
 from midlayer_encoders.cli.sweep import STAGES
 from midlayer_encoders.encoder.options import EncoderOptions
 from midlayer_encoders.errors import OptionError
@@ -63,7 +62,7 @@ def tune(
         adaptive=adaptive,
         seed=seed,
     )
-    with show_progress(_TITLES) as progress:
+    with _progress.show_progress(_TITLES) as progress:
         result = tuning.tune(
             model,
             _arguments.parse_layer(layer),

@@ -22,6 +22,7 @@ from midlayer_encoders.frame.schema import FRAME_SCHEMA, check_frame, tidy_frame
 from midlayer_encoders.measuring import measure_layers
 from midlayer_encoders.report.results import kept_frame
 from midlayer_encoders.tasks.docstrings import versions
+from midlayer_encoders.tasks.sources import REFERENCE_DATASETS
 
 if TYPE_CHECKING:
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
@@ -39,37 +40,7 @@ _METRICS = {
 }
 """Our names of the metrics in the tables."""
 
-_TASKS = {
-    "amazon_counterfactual": "AmazonCounterfactualClassification",
-    "amazon_massive_intent": "MassiveIntentClassification",
-    "amazon_massive_scenario": "MassiveScenarioClassification",
-    "amazon_reviews_multi": "AmazonReviewsClassification",
-    "arxiv-clustering-s2s": "ArxivClusteringS2S",
-    "askubuntudupquestions-reranking": "AskUbuntuDupQuestions",
-    "banking77": "Banking77Classification",
-    "biorxiv-clustering-s2s": "BiorxivClusteringS2S",
-    "biosses-sts": "BIOSSES",
-    "emotion": "EmotionClassification",
-    "medrxiv-clustering-s2s": "MedrxivClusteringS2S",
-    "mind_small": "MindSmallReranking",
-    "mtop_domain": "MTOPDomainClassification",
-    "mtop_intent": "MTOPIntentClassification",
-    "reddit-clustering": "RedditClustering",
-    "scidocs-reranking": "SciDocsRR",
-    "sickr-sts": "SICK-R",
-    "stackexchange-clustering": "StackExchangeClustering",
-    "stackoverflowdupquestions-reranking": "StackOverflowDupQuestions",
-    "sts12-sts": "STS12",
-    "sts13-sts": "STS13",
-    "sts14-sts": "STS14",
-    "sts15-sts": "STS15",
-    "sts16-sts": "STS16",
-    "sts17-crosslingual-sts": "STS17",
-    "stsbenchmark-sts": "STSBenchmark",
-    "toxic_conversations_50k": "ToxicConversationsClassification",
-    "tweet_sentiment_extraction": "TweetSentimentExtractionClassification",
-    "twentynewsgroups-clustering": "TwentyNewsgroupsClustering",
-}
+_TASKS = {dataset: name for name, dataset in REFERENCE_DATASETS.items() if dataset is not None}
 """The mteb tasks of the datasets in the tables."""
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from midlayer_encoders.errors import deprecated_names
 from midlayer_encoders.probing.classifiers import AttentiveProbes, LinearProbes, nearest_classes
+from midlayer_encoders.probing.examples import Split, split_examples
 from midlayer_encoders.probing.probe import ProbeSettings, probe, probe_tokens
-from midlayer_encoders.probing.probe_result import ProbeResult
-from midlayer_encoders.probing.splits import Split, split_examples, wilson
+from midlayer_encoders.probing.probe_result import ProbeResult, wilson
 from midlayer_encoders.probing.tokens import CachedTokens, LiveTokens
 
 __all__ = [

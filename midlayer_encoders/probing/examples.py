@@ -1,4 +1,4 @@
-"""Read labeled examples from a folder of class folders, or from a table."""
+"""Read labeled examples from a folder of class folders or from a table, and split them for probing."""
 
 from __future__ import annotations
 
@@ -7,27 +7,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from midlayer_encoders.errors import OptionError, did_you_mean, short_repr
 from midlayer_encoders.files import exists, expand_home, read_text_file
 from midlayer_encoders.media import media_files
-from midlayer_encoders.tasks.table_files import SUFFIXES, Table, is_label, is_text, read_table
+from midlayer_encoders.selection.ridge import label_folds
+from midlayer_encoders.tasks.table_files import LABEL, SUFFIXES, TEXT, Table, read_table
+
+_FOLDS = 5  # one tests, one chooses the epoch, the others train
 
 
 @dataclass(frozen=True)
-class Examples:
-    """Inputs of a model and their classes.
+class Split:
+    """Positions of the examples that train, choose the epoch, and test, each a tensor in ascending order."""
 
-    Attributes:
-        inputs: texts, or paths of images or audio files.
-        labels: the class of each input.
-    """
-
-    inputs: list[Any]
-    labels: list[str]
+    train: Tensor
+    validation: Tensor
+    test: Tensor
 
 
-def read_examples(path: Path | str, media: Sequence[str], *, bad: str = "refuse") -> Examples:
-    """Return the labeled examples of a folder of class folders, or of a table with the column ``label``.
+def read_examples(path: Path | str, media: Sequence[str], *, bad: str = "refuse") -> tuple[list[Any], list[str]]:
+    """Return the inputs and labels of a folder of class folders, or of a table with the column ``label``.
 
     A class folder holds images, audio files or ``.txt`` files, depending on the model. A table (JSONL, CSV or parquet)
     has a ``text`` in each row, or the ``path`` of an image or audio file, relative to the table.
@@ -48,7 +50,7 @@ def read_examples(path: Path | str, media: Sequence[str], *, bad: str = "refuse"
         )
     classes = {folder.name: _inputs_in_folder(folder, media, bad) for folder in folders}
     labels = [name for name, inputs in classes.items() for _ in inputs]
-    return Examples([example for inputs in classes.values() for example in inputs], labels)
+    return [example for inputs in classes.values() for example in inputs], labels
 
 
 def check_examples_path(path: Path | str) -> Path:
@@ -71,7 +73,7 @@ def _inputs_in_folder(folder: Path, media: Sequence[str], bad: str) -> list[Any]
     return [str(path) for path in media_files(folder, medium, bad=bad)]  # type: ignore[arg-type]
 
 
-def _examples_in_table(table: Table) -> Examples:
+def _examples_in_table(table: Table) -> tuple[list[Any], list[str]]:
     columns = table.columns
     column = "path" if "path" in columns and "text" not in columns else "text"
     for name in (column, "label"):
@@ -80,8 +82,37 @@ def _examples_in_table(table: Table) -> Examples:
                 f"`data` must have the columns label and text (or path), but {table.path.name} lacks {name!r}: it has "
                 f"{', '.join(columns)}.{did_you_mean(name, columns)}"
             )
-    inputs = table.cells(column, ("a string that is not empty", is_text))
+    inputs = table.cells(column, TEXT)
     if column == "path":
         inputs = [str(table.path.parent / path) for path in inputs]
-    labels = table.cells("label", ("a string that is not empty, or a whole number", is_label))
-    return Examples(inputs, [str(label) for label in labels])
+    labels = table.cells("label", LABEL)
+    return inputs, [str(label) for label in labels]
+
+
+def split_examples(labels: Tensor, *, names: Sequence[str] = (), num_test: int = 0, seed: int = 0) -> Split:
+    """Return which examples train, choose the epoch and test; every class is spread over the three evenly.
+
+    Args:
+        labels: classes from ``0``, shape ``(N,)``.
+        names: of the classes, for error messages.
+        num_test: number of test examples at the end; ``0`` tests on a fifth of each class.
+        seed: for the split.
+
+    Example:
+        >>> split = split_examples(torch.arange(20) % 2)
+        >>> len(split.train), len(split.validation), len(split.test)
+        (12, 4, 4)
+    """
+    positions = torch.arange(len(labels))
+    num_train = len(labels) - num_test
+    least = 2 if num_test else 3
+    for number, count in enumerate(labels[:num_train].bincount(minlength=len(names)).tolist()):
+        if count < least:
+            raise OptionError(
+                f"`labels` must have at least {least} examples of each class, to train, choose and test, but "
+                f"{names[number] if names else number!r} has {count}. Add examples, or leave the class out."
+            )
+    fold = label_folds(labels[:num_train], folds=_FOLDS, seed=seed)
+    is_held_out = fold == 1 if num_test else fold <= 1
+    test = positions[num_train:] if num_test else positions[fold == 0]
+    return Split(positions[:num_train][~is_held_out], positions[:num_train][fold == 1], test)

@@ -5,34 +5,24 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from midlayer_encoders import validation
 from midlayer_encoders._deprecated import take_deprecated
 from midlayer_encoders._types import Layer, Progress, ReadSite
 from midlayer_encoders.errors import NotFiniteError, OptionError, short_repr
 from midlayer_encoders.frame.schema import at_site
 from midlayer_encoders.measuring import agreed
 from midlayer_encoders.probing.classifiers import PROBE_KINDS, AttentiveProbes, LinearProbes, ProbeKind, nearest_classes
+from midlayer_encoders.probing.examples import Split, split_examples
 from midlayer_encoders.probing.probe_result import ProbeResult
-from midlayer_encoders.probing.splits import Split, split_examples
 from midlayer_encoders.probing.tokens import CachedTokens, LiveTokens, TokenSource, read_tokens, read_vectors
 from midlayer_encoders.reading.batches import batches_of
 from midlayer_encoders.reading.reader import layer_reader
 from midlayer_encoders.selection.ridge import class_numbers, equal_steps, label_list, mixture_on_test
-from midlayer_encoders.validation import (
-    check_choice,
-    check_count,
-    check_effect,
-    check_flag,
-    check_list,
-    check_number,
-    check_progress,
-    check_seed,
-    check_text,
-)
 
 if TYPE_CHECKING:
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
@@ -82,30 +72,16 @@ class ProbeSettings:
     def __post_init__(self) -> None:
         units = {"epochs": "epochs", "patience": "epochs", "batch_size": "examples", "neighbors": "neighbors"}
         checked: dict[str, object] = {
-            **{name: check_count(name, getattr(self, name), unit) for name, unit in units.items()},
-            "learning_rate": check_number("learning_rate", self.learning_rate),
-            "weight_decay": check_number("weight_decay", self.weight_decay),
-            "heads": None if self.heads is None else check_count("heads", self.heads),
-            "keep_gb": check_number("keep_gb", self.keep_gb),
-            "mixture": check_flag("mixture", self.mixture),
-            "seed": check_seed(self.seed),
+            **{name: validation.check_count(name, getattr(self, name), unit) for name, unit in units.items()},
+            "learning_rate": validation.check_number("learning_rate", self.learning_rate),
+            "weight_decay": validation.check_number("weight_decay", self.weight_decay),
+            "heads": None if self.heads is None else validation.check_count("heads", self.heads),
+            "keep_gb": validation.check_number("keep_gb", self.keep_gb),
+            "mixture": validation.check_flag("mixture", self.mixture),
+            "seed": validation.check_seed(self.seed),
         }
         for name, value in checked.items():
             object.__setattr__(self, name, value)
-
-
-class FittedProbes(NamedTuple):
-    """Probes of every layer, each with the weights of its best epoch.
-
-    Attributes:
-        head: the probes, :class:`~midlayer_encoders.probing.AttentiveProbes` or ``LinearProbes``.
-        best_accuracy: validation accuracy of each layer at its best epoch, shape ``(L,)``.
-        best_epoch: best epoch of each layer, from ``1``, shape ``(L,)``.
-    """
-
-    head: nn.Module
-    best_accuracy: Tensor
-    best_epoch: Tensor
 
 
 def train_probes(
@@ -116,8 +92,8 @@ def train_probes(
     *,
     settings: ProbeSettings | None = None,
     progress: Progress | None = None,
-) -> FittedProbes:
-    """Train the probes of all layers in place and return them, each with the weights of its best epoch.
+) -> tuple[Tensor, Tensor]:
+    """Train the probes of all layers in place; each ends with the weights of its best epoch.
 
     The loss is the sum of the layers' losses, so no layer's gradient depends on another layer, and AdamW updates every
     weight independently: each probe becomes what it would have become alone.
@@ -129,6 +105,9 @@ def train_probes(
         split: which examples train and choose the epoch.
         settings: of the training.
         progress: called after each epoch, with the stage ``"training"``.
+
+    Returns:
+        For each layer, the validation accuracy at its best epoch, and that epoch, from ``1``; shape ``(L,)`` each.
     """
     settings = settings or ProbeSettings()
     generator = torch.Generator().manual_seed(settings.seed)
@@ -176,7 +155,8 @@ def train_probes(
         if not bool((epoch - last_improvement < settings.patience).any()):
             break
     head.load_state_dict(best_weights)
-    return FittedProbes(head.eval(), best_accuracy, best_epoch)
+    head.eval()
+    return best_accuracy, best_epoch
 
 
 def _forward(head: nn.Module, source: TokenSource, labels: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
@@ -242,21 +222,21 @@ def probe(
         progress: called with the stages ``"reading"`` and ``"training"``.
         deprecated: the fields of ``settings`` as keywords, which 0.2 accepted.
     """
-    check_choice("kind", kind, PROBE_KINDS)
+    validation.check_choice("kind", kind, PROBE_KINDS)
     replaced = take_deprecated(deprecated, _DEPRECATED, function="probe")
     settings = replace(settings or ProbeSettings(), **replaced.get("settings", {}))
     reason, unused = UNUSED_SETTINGS[kind]
-    check_effect(
+    validation.check_effect(
         ProbeSettings, f"with kind={kind!r}, which {reason}", **{name: getattr(settings, name) for name in unused}
     )
-    check_text("dataset", dataset)
-    check_progress(progress)
+    validation.check_text("dataset", dataset)
+    validation.check_progress(progress)
     if not hasattr(encoder, "anatomy"):
         raise OptionError(f"`encoder` must be a LayerEncoder, but got {short_repr(encoder)}.")
     agreed("norm", replaced.get("encoder", {}).get("norm"), encoder.norm)
-    inputs = check_list("inputs", inputs, "examples")
+    inputs = validation.check_list("inputs", inputs, "examples")
     labels = label_list("labels", labels)
-    test_inputs = check_list("test_inputs", test_inputs, "examples", minimum=0)
+    test_inputs = validation.check_list("test_inputs", test_inputs, "examples", minimum=0)
     test_labels = label_list("test_labels", test_labels)
     for name, rows, row_labels in (("labels", inputs, labels), ("test_labels", test_inputs, test_labels)):
         if len(rows) != len(row_labels):
@@ -277,7 +257,7 @@ def probe(
         source = read_tokens(live, batches, keep_gb=settings.keep_gb, progress=progress)
     else:
         source = read_vectors(live, batches, progress=progress)
-    right, validation, best_epochs = probe_tokens(
+    right, best_accuracy, best_epochs = probe_tokens(
         source, classes, split, kind=kind, settings=settings, progress=progress, device=encoder.device
     )
     mixture = None
@@ -298,7 +278,7 @@ def probe(
         dataset=dataset,
         classes=names,
         right=right,
-        validation=validation,
+        validation=best_accuracy,
         epochs=best_epochs,
         chance=float(classes[split.test].bincount().max()) / len(split.test),
         num_train=len(split.train),
@@ -344,9 +324,9 @@ def probe_tokens(
         head = AttentiveProbes(num_layers, width, num_classes, heads=settings.heads, seed=settings.seed)
     else:
         head = LinearProbes(num_layers, width, num_classes, seed=settings.seed)
-    fitted = train_probes(head.to(device), source, labels, split, settings=settings, progress=progress)
+    best = train_probes(head.to(device), source, labels, split, settings=settings, progress=progress)
     right = evaluate(head, source, labels, split.test, settings.batch_size)[0].bool()
-    return right, fitted.best_accuracy, fitted.best_epoch
+    return right, *best
 
 
 def _probe_neighbors(
@@ -363,5 +343,5 @@ def _probe_neighbors(
         predicted = nearest_classes(vectors[:, train], classes[train], vectors[:, index], neighbors=neighbors)
         return (predicted == classes[index]).cpu()
 
-    validation = is_right(split.validation).double().mean(dim=1)
-    return is_right(split.test), validation, torch.zeros(len(vectors), dtype=torch.int64)
+    accuracy = is_right(split.validation).double().mean(dim=1)
+    return is_right(split.test), accuracy, torch.zeros(len(vectors), dtype=torch.int64)

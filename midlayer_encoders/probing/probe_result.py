@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 import polars as pl
+from scipy.stats import binomtest
 from torch import Tensor
 
+from midlayer_encoders.errors import OptionError
 from midlayer_encoders.frame.schema import tidy_frame, tidy_rows
 from midlayer_encoders.probing.classifiers import ProbeKind
-from midlayer_encoders.probing.splits import wilson
 from midlayer_encoders.report import report_html
 from midlayer_encoders.report.layer_charts import plot_probes
 from midlayer_encoders.report.results import Result
@@ -20,6 +21,21 @@ from midlayer_encoders.selection.ridge import Mixture, gain_interval
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+
+def wilson(right: int, count: int) -> tuple[float, float]:
+    """Return the 95 % Wilson interval of a proportion: ``right`` of ``count``.
+
+    Unlike the normal approximation it stays within 0 and 1, and has a width if all or none are right.
+
+    Example:
+        >>> [round(bound, 3) for bound in wilson(81, 100)], [round(bound, 3) for bound in wilson(10, 10)]
+        ([0.722, 0.875], [0.722, 1.0])
+    """
+    if not 0 <= right <= count or count < 1:
+        raise OptionError(f"`right` must be between 0 and `count`, and `count` at least 1, but got {right} of {count}.")
+    low, high = binomtest(right, count).proportion_ci(method="wilson")
+    return float(low), float(high)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 from midlayer_encoders.files import check_regular_file, parse_json_object, read_text_file
 from midlayer_encoders.tasks import table_files
-from midlayer_encoders.tasks.table_files import SUFFIXES, ColumnsError, Rule, Table, TaskFileError, is_score, is_text
+from midlayer_encoders.tasks.table_files import SUFFIXES, TEXT, ColumnsError, Rule, Table, TaskFileError, is_text
 from midlayer_encoders.tasks.task_data import TASK_TYPES, TaskData, TaskType, as_columns
 from midlayer_encoders.validation import check_choice, lone_surrogate
 
@@ -52,50 +52,37 @@ _TYPE_BY_ALL_COLUMNS: dict[frozenset[str], TaskType] = {
 }
 _TRAINED: tuple[TaskType, ...] = ("Classification", "MultilabelClassification")
 
-
-def _is_texts(value: object) -> bool:
-    return isinstance(value, list) and bool(value) and all(map(is_text, value))
-
-
-_TEXT: Rule = ("a string that is not empty", is_text)
-_TEXTS: Rule = ("a list of strings, none of them empty (in CSV: as JSON)", _is_texts)
-_TEXT_OR_TEXTS: Rule = (
-    "a string that is not empty, or a list of such (in CSV: as JSON)",
-    lambda value: is_text(value) or _is_texts(value),
-)
+_TEXTS: Rule = ("a list of strings, none of them empty (in CSV: as JSON)", table_files.is_texts)
 _OPTIONAL_TEXT: Rule = (
     "a string",
     lambda value: value is None or (isinstance(value, str) and lone_surrogate(value) is None),
 )
-_LABEL: Rule = ("a label, a string or a whole number", table_files.is_label)
 _LABELS: Rule = (
     "a list of labels, each once, strings or whole numbers (in CSV: as JSON)",
     lambda value: isinstance(value, list) and all(map(table_files.is_label, value)) and len(set(value)) == len(value),
 )
-_ZERO_ONE: Rule = ("0 or 1", lambda value: isinstance(value, int) and value in (0, 1))
-_SCORE: Rule = ("a finite number", is_score)
 _ID: Rule = (
     "an id, a string that is not empty or a whole number",
     lambda value: is_text(value) or (isinstance(value, int) and not isinstance(value, bool)),
 )
 _RELEVANCE: Rule = (
     f"a whole number, 1 or more for what is relevant, {_MOST_RELEVANT} at most",
-    lambda value: is_score(value) and value == int(value) and abs(value) <= _MOST_RELEVANT,  # type: ignore[call-overload, arg-type]
+    lambda value: table_files.is_score(value) and value == int(value) and abs(value) <= _MOST_RELEVANT,  # type: ignore[call-overload, arg-type]
 )
 
-_QUERY: tuple[str, Rule] = ("query anchor", _TEXT)
-_PAIR: dict[str, tuple[str, Rule]] = {"sentence1": ("sentence1", _TEXT), "sentence2": ("sentence2", _TEXT)}
+_QUERY: tuple[str, Rule] = ("query anchor", TEXT)
+_PAIR: dict[str, tuple[str, Rule]] = {"sentence1": ("sentence1", TEXT), "sentence2": ("sentence2", TEXT)}
 # By type, mteb's name of each column, the names accepted in a file, and the rule of its cells.
 _COLUMNS: dict[TaskType, dict[str, tuple[str, Rule]]] = {
-    "Classification": {"text": ("text sentences", _TEXT), "label": ("label labels", _LABEL)},
-    "Clustering": {"sentences": ("sentences text", _TEXT), "labels": ("labels label", _LABEL)},
-    "PairClassification": {**_PAIR, "labels": ("labels label", _ZERO_ONE)},
+    "Classification": {"text": ("text sentences", TEXT), "label": ("label labels", table_files.LABEL)},
+    "Clustering": {"sentences": ("sentences text", TEXT), "labels": ("labels label", table_files.LABEL)},
+    "PairClassification": {**_PAIR, "labels": ("labels label", table_files.ZERO_ONE)},
     "Reranking": {"query": _QUERY, "positive": ("positive", _TEXTS), "negative": ("negative", _TEXTS)},
-    "STS": {**_PAIR, "score": ("score", _SCORE)},
-    "Retrieval": {"query": _QUERY, "positive": ("positive", _TEXT_OR_TEXTS)},
-    "MultilabelClassification": {"text": ("text sentences", _TEXT), "label": ("labels label", _LABELS)},
+    "STS": {**_PAIR, "score": ("score", table_files.SCORE)},
+    "Retrieval": {"query": _QUERY, "positive": ("positive", table_files.TEXT_OR_TEXTS)},
+    "MultilabelClassification": {"text": ("text sentences", TEXT), "label": ("labels label", _LABELS)},
     "BitextMining": _PAIR,
-    "Unlabeled": {"text": ("text sentences", _TEXT)},
+    "Unlabeled": {"text": ("text sentences", TEXT)},
 }
 
 
@@ -254,7 +241,7 @@ def _beir_tables(files: Mapping[str, Path]) -> Tables:
     blank = [row for row, words in enumerate(zip(titles, texts, strict=True)) if not "".join(words).strip()]
     corpus.reject(blank, lambda _: "`text` must be a string that is not empty, unless `title` is")
     names = _ids(queries)
-    query_texts = dict(zip(names, queries.cells(queries.column("text"), _TEXT), strict=True))
+    query_texts = dict(zip(names, queries.cells(queries.column("text"), TEXT), strict=True))
     query_ids = _ids_of(qrels, "query-id", queries.path, query_texts)
     judged = _judged(qrels, query_ids, _ids_of(qrels, "corpus-id", corpus.path, set(documents)))
     answered = set(judged["query-id"])
@@ -384,17 +371,11 @@ def _check_whole(table: Table, task_type: TaskType, *, columns: Mapping[str, lis
         )
     if task_type == "BitextMining" and len(table.rows) < 2:
         raise TaskFileError(f"{table.path} must have two sentences or more, but has one: every search would find it.")
-    if task_type not in ("STS", "PairClassification", "Clustering", *_TRAINED):
-        return
-    name = "score" if task_type == "STS" else _label_column(task_type)
-    kinds = Counter(label for value in columns[name] for label in _several(value))
-    if len(kinds) < 2:
-        raise TaskFileError(
-            f"{table.path} must have at least two different values in `{name}`, but all {len(table.rows)} rows have "
-            f"{next(iter(kinds), 'none')!r}."
-        )
-    if len({isinstance(kind, str) for kind in kinds}) > 1:
-        raise TaskFileError(f"{table.path} must have labels of one kind, but some are strings and some are numbers.")
+    if task_type == "STS":
+        table.check_distinct(columns["score"], "scores")
+    elif task_type in ("PairClassification", "Clustering", *_TRAINED):
+        cells = columns[_label_column(task_type)]
+        table.check_distinct((label for cell in cells for label in _several(cell)), "labels")
 
 
 def _label_column(task_type: TaskType) -> str:

@@ -18,14 +18,19 @@ from midlayer_encoders.errors import OptionError, did_you_mean, short_repr
 from midlayer_encoders.files import exists, expand_home
 from midlayer_encoders.tasks.docstrings import BUILTIN_TASKS, builtin_data
 from midlayer_encoders.tasks.file_tasks import files_data
-from midlayer_encoders.tasks.table_files import SUFFIXES, TaskFileError, is_text, read_table
+from midlayer_encoders.tasks.table_files import SUFFIXES, TEXT, TaskFileError, read_table
 from midlayer_encoders.tasks.task_data import TaskData
 
 if TYPE_CHECKING:
     from mteb.abstasks import AbsTask
 
 _PAPER_FILE = Path(__file__).with_name("paper_tasks.json")
-PAPER_TASKS: tuple[str, ...] = tuple(name for names in json.loads(_PAPER_FILE.read_bytes()).values() for name in names)
+REFERENCE_DATASETS: dict[str, str | None] = {
+    name: dataset for tasks in json.loads(_PAPER_FILE.read_bytes()).values() for name, dataset in tasks.items()
+}
+"""For each of the paper's tasks, its dataset in the paper's tables of metrics, ``None`` if they lack it."""
+
+PAPER_TASKS: tuple[str, ...] = tuple(REFERENCE_DATASETS)
 """The 32 tasks of Table 1 of "Layer by Layer" (arXiv:2502.02013), all of them in ``MTEB(eng, v1)``."""
 
 _log = logging.getLogger(__name__)
@@ -206,7 +211,7 @@ def own_texts(path: Path, *, column: str | None = None) -> list[str]:
     """
     path = path.absolute()
     if column is not None:
-        return list(read_table(path).cells(column, ("a string that is not empty", is_text)))
+        return list(read_table(path).cells(column, TEXT))
     data = _files_data(path)
     if data.type == "Unlabeled":
         return list(data.splits["test"]["text"])

@@ -7,7 +7,7 @@ import io
 import json
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -72,6 +72,17 @@ class Table:
             cure = f"Correct or remove {'them' if len(bad) > 1 else 'it'}."
             raise TaskFileError(f"{self.path}, {unit} {places}{more}: {problem(bad[0])}. {cure}")
 
+    def check_distinct(self, values: Iterable[Any], noun: str) -> None:
+        """Raise an error unless the labels or scores of all rows differ, and are all strings or all numbers."""
+        distinct = set(values)
+        if len(distinct) < 2:
+            raise TaskFileError(
+                f"{self.path} must have at least two different {noun}, but all {len(self.rows)} rows have "
+                f"{next(iter(distinct), 'none')!r}."
+            )
+        if len({isinstance(value, str) for value in distinct}) > 1:
+            raise TaskFileError(f"{self.path} must have {noun} of one kind, but some are strings and some are numbers.")
+
 
 def read_table(path: Path) -> Table:
     """Return the rows of a nonempty file whose suffix is one of :data:`SUFFIXES`."""
@@ -93,6 +104,11 @@ def is_text(value: object) -> bool:
     return isinstance(value, str) and bool(value.strip()) and lone_surrogate(value) is None
 
 
+def is_texts(value: object) -> bool:
+    """Return True if a cell is a list of such strings."""
+    return isinstance(value, list) and bool(value) and all(map(is_text, value))
+
+
 def is_label(value: object) -> bool:
     """Return True if a cell is the name or the number of a class."""
     return isinstance(value, int) or is_text(value)
@@ -102,6 +118,16 @@ def is_score(value: object) -> bool:
     """Return True if a cell is a finite number."""
     # `isfinite` would raise for an integer that is too large for a float.
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+
+
+TEXT: Rule = ("a string that is not empty", is_text)
+TEXT_OR_TEXTS: Rule = (
+    "a string that is not empty, or a list of such (in CSV: as JSON)",
+    lambda value: is_text(value) or is_texts(value),
+)
+LABEL: Rule = ("a label, a string or a whole number", is_label)
+SCORE: Rule = ("a finite number", is_score)
+ZERO_ONE: Rule = ("0 or 1", lambda value: isinstance(value, int) and value in (0, 1))
 
 
 def _read_jsonl(path: Path) -> Table:

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from midlayer_encoders.errors import OptionError, short_repr
-from midlayer_encoders.tasks.table_files import Rule, Table, TaskFileError, is_label, is_score, is_text, read_table
+from midlayer_encoders.tasks import table_files
+from midlayer_encoders.tasks.table_files import TEXT, TEXT_OR_TEXTS, Table, TaskFileError
 from midlayer_encoders.validation import check_list
 
 PairKind: TypeAlias = Literal["pairs", "scored", "labels"]
@@ -90,7 +91,7 @@ def read_pairs(pairs: Path | str | Sequence[Mapping[str, Any]]) -> TrainingPairs
         TaskFileError: naming the file, the invalid rows and columns, and the requirement.
     """
     if isinstance(pairs, Path | str):
-        table = read_table(Path(pairs))
+        table = table_files.read_table(Path(pairs))
     else:
         rows = check_list("pairs", pairs, "rows")
         for row in rows:
@@ -103,7 +104,13 @@ def read_pairs(pairs: Path | str | Sequence[Mapping[str, Any]]) -> TrainingPairs
     if len(distinct) < _MIN_ROWS:
         count = f"all {len(rows)} are alike" if len(rows) > 1 else "has one"
         raise TaskFileError(f"{table.path} must have two rows or more that differ, but {count}.")
-    _check_rows(kind, distinct, table.path)
+    if kind == "pairs" and all(row["anchor"] == row["positive"] for row in distinct):
+        raise TaskFileError(
+            f"{table.path} must pair texts with others, but in all {len(rows)} rows both are the same text."
+        )
+    if kind != "pairs":
+        column = "score" if kind == "scored" else "label"
+        table.check_distinct((row[column] for row in distinct), f"{column}s")
     return TrainingPairs(kind, distinct, table.path.name)
 
 
@@ -120,17 +127,17 @@ def _rows(table: Table) -> tuple[PairKind, list[Row]]:
                 "positive (query and positive, or sentence1 and sentence2), with hard negatives in negative, "
                 "negative_2 and so on; scored pairs: score, or label 0 or 1, too; classes: text and label."
             )
-        cells = zip(table.cells(text, _TEXT), table.cells(label, _LABEL), strict=True)
+        cells = zip(table.cells(text, TEXT), table.cells(label, table_files.LABEL), strict=True)
         return "labels", [dict(zip(("text", "label"), row, strict=True)) for row in cells]
     if score is not None or label is not None:
-        rule = _SCORE if score is not None else _ZERO_ONE
-        first = table.cells(anchor, _TEXT)
-        second = table.cells(positive, _TEXT)
+        rule = table_files.SCORE if score is not None else table_files.ZERO_ONE
+        first = table.cells(anchor, TEXT)
+        second = table.cells(positive, TEXT)
         scores = map(float, table.cells(score or str(label), rule))
         names: tuple[str, ...] = ("sentence1", "sentence2", "score")
         return "scored", [dict(zip(names, row, strict=True)) for row in zip(first, second, scores, strict=True)]
     negatives = [name for name in table.columns if _NEGATIVE.fullmatch(name)]
-    columns = [table.cells(anchor, _TEXT), *(table.cells(name, _TEXTS) for name in (positive, *negatives))]
+    columns = [table.cells(anchor, TEXT), *(table.cells(name, TEXT_OR_TEXTS) for name in (positive, *negatives))]
     names = ("anchor", "positive", *negatives)
     rows = [row for cells in zip(*columns, strict=True) for row in _rows_of_positives(cells)]
     return "pairs", [dict(zip(names, row, strict=True)) for row in rows]
@@ -143,32 +150,3 @@ def _rows_of_positives(cells: Sequence[str | list[str]]) -> list[tuple[str, ...]
         (*anchor, positive, *(texts[number % len(texts)] for texts in negatives))
         for number, positive in enumerate(positives)
     ]
-
-
-def _check_rows(kind: PairKind, rows: Sequence[Row], path: Path) -> None:
-    """Raise if valid rows are uninformative together."""
-    if kind == "pairs":
-        if all(row["anchor"] == row["positive"] for row in rows):
-            raise TaskFileError(
-                f"{path} must pair texts with others, but in all {len(rows)} rows both are the same text."
-            )
-        return
-    column = "score" if kind == "scored" else "label"
-    if len({row[column] for row in rows}) < 2:
-        raise TaskFileError(
-            f"{path} must have at least two different values in its column of {column}s, but all {len(rows)} rows have "
-            f"{rows[0][column]!r}."
-        )
-    if kind == "labels" and len({isinstance(row["label"], str) for row in rows}) > 1:
-        raise TaskFileError(f"{path} must have labels of one kind, but some are strings and some are numbers.")
-
-
-def _is_text_or_texts(value: object) -> bool:
-    return is_text(value) or (isinstance(value, list) and bool(value) and all(map(is_text, value)))
-
-
-_TEXT: Rule = ("a string that is not empty", is_text)
-_TEXTS: Rule = ("a string that is not empty, or a list of such", _is_text_or_texts)
-_LABEL: Rule = ("a label, a string or a whole number", is_label)
-_SCORE: Rule = ("a finite number", is_score)
-_ZERO_ONE: Rule = ("0 or 1", lambda value: isinstance(value, int) and value in (0, 1))

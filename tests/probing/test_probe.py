@@ -108,13 +108,15 @@ def test_trained_together_is_trained_alone(kind: Any) -> None:
     split = Split(torch.arange(140), torch.arange(140, COUNT), torch.arange(0))
     settings = ProbeSettings(epochs=10, patience=2, batch_size=32, learning_rate=1e-2, seed=1)
     options: dict[str, Any] = {"split": split, "settings": settings}
-    together = train_probes(kind(LAYERS, WIDTH, CLASSES), whole(states), labels, **options)
-    assert together.best_epoch[0] < together.best_epoch[1:].min()
+    together = kind(LAYERS, WIDTH, CLASSES)
+    _, best_epochs = train_probes(together, whole(states), labels, **options)
+    assert best_epochs[0] < best_epochs[1:].min()
     for layer in range(LAYERS):
-        alone = train_probes(kind(1, WIDTH, CLASSES), whole(states[layer : layer + 1]), labels, **options)
-        assert together.best_epoch[layer] == alone.best_epoch[0]
-        for name, kept in together.head.state_dict().items():
-            torch.testing.assert_close(kept[layer], alone.head.state_dict()[name][0], rtol=1e-5, atol=1e-6)
+        alone = kind(1, WIDTH, CLASSES)
+        _, best_epoch = train_probes(alone, whole(states[layer : layer + 1]), labels, **options)
+        assert best_epochs[layer] == best_epoch[0]
+        for name, weights in together.state_dict().items():
+            torch.testing.assert_close(weights[layer], alone.state_dict()[name][0], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(("kind", "least"), [("attentive", 0.95), ("linear", 0.9), ("knn", 0.9)])
@@ -228,10 +230,10 @@ def coloured(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_an_image_model_from_folders_to_figure(vit: LayerEncoder, coloured: Path) -> None:
-    found = read_examples(coloured, vit.media)
+    inputs, labels = read_examples(coloured, vit.media)
     told: list[tuple[str, int, int]] = []
     options: dict[str, Any] = {"epochs": 6, "batch_size": 8, "learning_rate": 3e-2, "dataset": "colours"}
-    result = probe(vit, found.inputs, found.labels, progress=lambda *step: told.append(step), **options)
+    result = probe(vit, inputs, labels, progress=lambda *step: told.append(step), **options)
     assert result.layers == tuple(range(DEPTH + 1))
     assert result.classes == ["blue", "green", "red"]
     assert result.accuracy.min() > 0.8, result.table
@@ -242,7 +244,7 @@ def test_an_image_model_from_folders_to_figure(vit: LayerEncoder, coloured: Path
     assert result.plot().axes[0].get_title(loc="left") == "colours"
     low, high = result.gain()[1:]
     assert low <= result.gain()[0] <= high
-    again = probe(vit, found.inputs, found.labels, keep_gb=0, layers=[1, -1], **options)
+    again = probe(vit, inputs, labels, keep_gb=0, layers=[1, -1], **options)
     kept = result.table.filter(result.table["layer"].is_in([1, DEPTH]))["accuracy"].to_list()
     assert again.table["accuracy"].to_list() == pytest.approx(
         kept, abs=0.15
@@ -253,11 +255,11 @@ def test_a_text_model_from_a_file(tiny_folder: Folder, tmp_path: Path) -> None:
     rows = [f'"{"a" * (3 + n % 5)} {"cat" if n % 2 else "DOG!"}",{"pet" if n % 2 else "loud"}' for n in range(40)]
     (tmp_path / "texts.csv").write_text("text,label\n" + "\n".join(rows))
     encoder = LayerEncoder(tiny_folder("Llama"), -1, device="cpu")
-    found = read_examples(tmp_path / "texts.csv", encoder.media)
-    result = probe(encoder, found.inputs, found.labels, layers=[0, 2], epochs=6, batch_size=8, learning_rate=3e-2)
+    inputs, labels = read_examples(tmp_path / "texts.csv", encoder.media)
+    result = probe(encoder, inputs, labels, layers=[0, 2], epochs=6, batch_size=8, learning_rate=3e-2)
     assert result.layers == (0, 2)
     assert result.accuracy.min() > 0.8, result.table
-    nearest = probe(encoder, found.inputs, found.labels, kind="knn", layers=[0], neighbors=3)
+    nearest = probe(encoder, inputs, labels, kind="knn", layers=[0], neighbors=3)
     assert nearest.accuracy[0] > 0.8
     assert nearest.epochs.tolist() == [0]
 
@@ -287,21 +289,21 @@ def test_the_best_layer_is_chosen_on_validation_examples() -> None:
 
 
 def test_wrong_input(vit: LayerEncoder, coloured: Path, tmp_path: Path) -> None:
-    found = read_examples(coloured, vit.media)
+    inputs, labels = read_examples(coloured, vit.media)
     with pytest.raises(OptionError, match="Did you mean 'attentive'"):
-        probe(vit, found.inputs, found.labels, kind="atentive")  # type: ignore[arg-type]
+        probe(vit, inputs, labels, kind="atentive")  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="one class for each of 36 examples, but got 35"):
-        probe(vit, found.inputs, found.labels[1:])
+        probe(vit, inputs, labels[1:])
     with pytest.raises(
         OptionError, match="2 classes or more with at least 2 texts each, but 12 labels have 1 such class"
     ):
-        probe(vit, found.inputs[:12], found.labels[:12])
+        probe(vit, inputs[:12], labels[:12])
     with pytest.raises(OptionError, match=r"at least 3 examples of each class.* but 'green' has 1"):
-        probe(vit, found.inputs[:13], found.labels[:13])
+        probe(vit, inputs[:13], labels[:13])
     with pytest.raises(OptionError, match="must be among `labels`, but 'mauve' is not"):
-        probe(vit, found.inputs, found.labels, test_inputs=found.inputs[:1], test_labels=["mauve"])
+        probe(vit, inputs, labels, test_inputs=inputs[:1], test_labels=["mauve"])
     with pytest.raises(OptionError, match="must divide the width 32"):
-        probe(vit, found.inputs, found.labels, heads=5, epochs=1)
+        probe(vit, inputs, labels, heads=5, epochs=1)
 
 
 def test_wrong_folders_and_files(coloured: Path, tmp_path: Path) -> None:
@@ -325,15 +327,16 @@ def test_a_corrupt_image_is_named_and_may_be_skipped(tmp_path: Path) -> None:
     (folder / "red" / "broken.png").write_bytes(b"not an image")
     with pytest.raises(ValueError, match=r"broken\.png"):
         read_examples(folder, ["image"])
-    assert len(read_examples(folder, ["image"], bad="skip").inputs) == 6
+    inputs, _ = read_examples(folder, ["image"], bad="skip")
+    assert len(inputs) == 6
 
 
 def test_class_folders_of_texts(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "one.txt").write_text(f" {name} text\n")
-    found = read_examples(tmp_path, ["text"])
-    assert (found.inputs, found.labels) == (["a text", "b text"], ["a", "b"])
+    inputs, labels = read_examples(tmp_path, ["text"])
+    assert (inputs, labels) == (["a text", "b text"], ["a", "b"])
 
 
 def test_the_command(tiny_folder: Folder, coloured: Path, tmp_path: Path) -> None:

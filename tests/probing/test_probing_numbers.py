@@ -256,6 +256,6 @@ def test_intervals_of_accuracy_and_gain_are_numpys() -> None:
 
 def test_a_table_of_paths_is_relative_to_the_table_and_its_labels_are_words(tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text("path,label\na/1.png,10\n2.png,9\n")
-    found = read_examples(tmp_path / "rows.csv", ["image"])
-    assert found.inputs == [str(tmp_path / "a/1.png"), str(tmp_path / "2.png")]
-    assert found.labels == ["10", "9"]
+    inputs, labels = read_examples(tmp_path / "rows.csv", ["image"])
+    assert inputs == [str(tmp_path / "a/1.png"), str(tmp_path / "2.png")]
+    assert labels == ["10", "9"]

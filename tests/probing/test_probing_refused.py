@@ -77,9 +77,9 @@ def test_the_command_refuses_them_before_the_model_is_loaded(words: str, message
         ('{"text": 5, "label": 1}', "line 2: `text` must be a string that is not empty, but got 5"),
         (
             '{"text": "a", "label": 0.5}',
-            "line 2: `label` must be a string that is not empty, or a whole number, but got 0.5",
+            "line 2: `label` must be a label, a string or a whole number, but got 0.5",
         ),
-        ('{"text": "a", "label": []}', "line 2: `label` must be a string that is not empty, or a whole number"),
+        ('{"text": "a", "label": []}', "line 2: `label` must be a label, a string or a whole number"),
     ],
 )
 def test_rows_that_are_no_examples_are_named(row: str, message: str, tmp_path: Path) -> None:

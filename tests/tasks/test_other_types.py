@@ -84,7 +84,7 @@ def test_a_column_beside_is_not_lost(tmp_path: Path) -> None:
         ([{"text": "a", "labels": ["x", 1.5]}, {"text": "b", "labels": []}], r"line 1: `labels` must be a list of labels"),
         ([{"text": "a", "labels": ["x", "x"]}, {"text": "b", "labels": []}], r"line 1: `labels` must be a list of labels"),
         ([{"text": "a", "labels": ["x"]}, {"text": "b", "labels": "y"}], "line 2: `labels` must be a list of labels.* but got 'y'"),
-        ([{"text": f"{n}", "labels": ["x"]} for n in range(9)], "at least two different values in `label`"),
+        ([{"text": f"{n}", "labels": ["x"]} for n in range(9)], "at least two different labels"),
         ([{"text": f"{n}", "labels": [["x", "y"][n % 2]]} for n in range(8)], r"must have 5 rows with a label or more to train on.* but has 4\. Add rows"),
     ],
 )  # fmt: skip

@@ -90,10 +90,10 @@ def test_a_query_with_several_passages_is_a_row_for_each() -> None:
         (
             "a.csv",
             "sentence1,sentence2,score\na,b,1\nc,d,1\n",
-            "two different values in its column of scores, but all 2",
+            "two different scores, but all 2",
         ),
         ("a.csv", "sentence1,sentence2,label\na,b,2\n", "`label` must be 0 or 1, but got 2"),
-        ("a.csv", "text,label\na,x\nb,x\n", "two different values in its column of labels, but all 2 rows have 'x'"),
+        ("a.csv", "text,label\na,x\nb,x\n", "two different labels, but all 2 rows have 'x'"),
         ("a.jsonl", '{"text": "a", "label": 1}\n{"text": "b", "label": "x"}\n', "labels of one kind"),
         ("a.tsv", "anchor\tpositive\na\tb\tc\n", "must have 2 cells.* Put a cell that holds a tab in quotes"),
         ("a.txt", "a", "must be one of .jsonl"),
