@@ -35,13 +35,12 @@ def compare(
         midlayer compare BASE TUNED --texts texts.txt --out runs/compare
         midlayer compare MODEL@step1000 MODEL --texts t.txt --out runs/compare
     """
-    from midlayer_encoders.comparing import IntervalSettings
-    from midlayer_encoders.comparing import compare as compare_models
+    from midlayer_encoders import comparing
     from midlayer_encoders.comparing.compare import comparable
 
     out = out or _arguments.results_folder("compare", base, *tuned)
     with _progress.show_progress() as progress:
-        result = compare_models(
+        result = comparing.compare(
             base,
             *tuned,
             metrics=comparable(_arguments.parse_metrics(metrics)),
@@ -49,7 +48,7 @@ def compare(
             layers=_arguments.parse_layers(layers),
             views=views,
             seed=seed,
-            intervals=IntervalSettings(resamples=resamples),
+            intervals=comparing.IntervalSettings(resamples=resamples),
             dataset=texts.stem,
             out=out,
             progress=progress,

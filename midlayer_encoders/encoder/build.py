@@ -20,7 +20,6 @@ from midlayer_encoders.encoder import spec as names
 from midlayer_encoders.encoder.first_module import CombinedLayers, LayersTransformer, MemoryModule, transformer_module
 from midlayer_encoders.encoder.inputs import probe_features, sampling_rate, supported_media
 from midlayer_encoders.encoder.options import EncoderKeywords, EncoderOptions, make_options, normalize_layer
-from midlayer_encoders.encoder.prompting import SavedPrompts
 from midlayer_encoders.encoder.sentence_transformers_internals import PlainOnDisk
 from midlayer_encoders.encoder.verification import check_padding, check_states, turn_mask_off
 from midlayer_encoders.errors import CutError, MidlayerError, OptionError, short_repr, warn_deprecated
@@ -58,7 +57,7 @@ class BuiltEncoder(PlainOnDisk):
         folder, gguf_file = model_location(model, options.gguf_file)
         if options.gguf_file not in (None, gguf_file):
             raise OptionError(f"`gguf_file` must be left out for {model!r}, but got {options.gguf_file!r}.")
-        saved = SavedPrompts()
+        saved = prompting.SavedPrompts()
         if options.prompts is None and options.template is None:
             saved = prompting.load_saved_prompts(folder, options.revision, gguf_file=gguf_file)
         prompting.resolve_prompts(options, saved)  # raises before anything large is loaded
@@ -157,12 +156,12 @@ class BuiltEncoder(PlainOnDisk):
         combined: CombinedLayers | None,
         options: EncoderOptions,
         gguf_file: str | None = None,
-        saved_prompts: SavedPrompts | None = None,
+        saved_prompts: prompting.SavedPrompts | None = None,
     ) -> None:
         """Initialize the encoder from its first module and the module that combines several layers, and check it."""
         counting = prompting.apply_template(first, options, name)
         takes_text = "text" in supported_media(first.modalities)
-        saved = saved_prompts if saved_prompts is not None and takes_text else SavedPrompts()
+        saved = saved_prompts if saved_prompts is not None and takes_text else prompting.SavedPrompts()
         prompts, default_prompt_name = prompting.resolve_prompts(options, saved)
         towers = cut.towers if isinstance(cut, JointCut) else {}
         if towers and options.pooling is not None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Mapping, Sequence
-from typing import Any, cast
+import operator
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -15,14 +18,15 @@ from tqdm import tqdm
 
 from midlayer_encoders._types import Layer, ReadSite
 from midlayer_encoders.encoder import inputs as prepare
-from midlayer_encoders.encoder.batches_ahead import prepared, preparing
 from midlayer_encoders.encoder.first_module import MemoryModule, check_length
 from midlayer_encoders.encoder.options import check_device, device_name
 from midlayer_encoders.encoder.saving import SavableEncoder
+from midlayer_encoders.encoder.sentence_transformers_internals import encoding_order
 from midlayer_encoders.errors import NotFiniteError, OptionError, short_repr
 from midlayer_encoders.media import InputError, medium_of
 from midlayer_encoders.models.padding import suffers_from_padding, wants_padding
-from midlayer_encoders.reading.batches import TokenBudget, batches_of, check_budget, tokens_that_fit
+from midlayer_encoders.reading.ahead import ahead
+from midlayer_encoders.reading.batches import TextInputs, TokenBudget, batches_of, check_budget, tokens_that_fit
 from midlayer_encoders.reading.locks import turn
 from midlayer_encoders.reading.pooling import real_tokens
 from midlayer_encoders.reading.reader import layer_reader
@@ -32,6 +36,11 @@ logger = logging.getLogger(__name__)
 
 # Features of a batch that only sentence-transformers uses.
 _NOT_MODEL_INPUTS = {"modality", "task", "prompt_length", "token_embeddings", "sentence_embedding"}
+
+Prepare: TypeAlias = Callable[[list[Any]], dict[str, Any]]
+Batches: TypeAlias = Generator[tuple[list[Any], Callable[[], dict[str, Any]]], None, None]
+
+_running: ContextVar[_BatchesAhead | None] = ContextVar("_running", default=None)  # the `encode` of this thread
 
 
 class EmbeddingEncoder(SavableEncoder):
@@ -74,7 +83,7 @@ class EmbeddingEncoder(SavableEncoder):
             media = self.media
             for item in items if not self._is_for_tokenizer(items) else ():
                 prepare.split_medium(item, media, model=self.name)
-            with preparing(self, items, beside=self.device.type == "cuda"):
+            with preparing_ahead(self, items, beside=self.device.type == "cuda"):
                 embeddings = super().encode(*call.args[1:], **call.kwargs)
         except InputError as reason:  # `encode` reorders inputs: find the caller's position
             position = next((n for n, item in enumerate(inputs) if item is reason.item), None) if not single else None
@@ -162,7 +171,14 @@ class EmbeddingEncoder(SavableEncoder):
 
     def preprocess(self, inputs: Sequence[Any], prompt: str | None = None, **kwargs: Any) -> dict[str, Any]:
         """Return the features of a batch; images and audio are read, and truncation is reported once."""
-        return prepared(self, inputs, prompt, kwargs, lambda batch: self._preprocess(batch, prompt, **kwargs))
+
+        def prepare_batch(batch: list[Any]) -> dict[str, Any]:
+            return self._preprocess(batch, prompt, **kwargs)
+
+        running = _running.get()
+        if running is None or running.encoder is not self:
+            return prepare_batch(list(inputs))
+        return running.take(list(inputs), (prompt, kwargs), prompt, prepare_batch)
 
     def _preprocess(self, inputs: Sequence[Any], prompt: str | None, **kwargs: Any) -> dict[str, Any]:
         if not self._is_for_tokenizer(inputs):
@@ -302,3 +318,61 @@ def _without_empty(features: dict[str, Any], mask: Tensor | None) -> dict[str, A
     if mask is None or vectors is None or mask.ndim != 2 or mask.shape[0] != vectors.shape[0]:
         return features
     return {**features, "sentence_embedding": vectors.masked_fill(~mask.bool().any(dim=1, keepdim=True), 0.0)}
+
+
+# --- batches that are prepared ahead ---------------------------------------------------------------------------------
+
+
+class _BatchesAhead:
+    """The batches of one call of ``encode``."""
+
+    def __init__(self, encoder: SentenceTransformer, inputs: Sequence[Any], beside: bool) -> None:
+        self.encoder = encoder
+        self.inputs = inputs
+        self.beside = beside
+        self.prepare: Prepare | None = None
+        self.batches: Batches | None = None
+        self.arguments: Any = None
+
+    def take(self, batch: list[Any], arguments: Any, prompt: str | None, prepare: Prepare) -> dict[str, Any]:
+        """Return the features of a batch, prepared ahead unless the batch or the arguments are unexpected."""
+        if self.prepare is None or self.batches is None:  # the first batch, which has the batch size
+            self.prepare = TextInputs(self.encoder.tokenizer, prepare, prompt or "")
+            self.batches = self._start(self.prepare, len(batch))
+            self.arguments = arguments
+        if self.arguments != arguments:
+            return prepare(batch)
+        expected, result = next(self.batches, ([object()], dict))
+        if len(expected) == len(batch) and all(map(operator.is_, expected, batch)):
+            return result()
+        self.batches.close()
+        return self.prepare(batch)
+
+    def _start(self, prepare: Prepare, size: int) -> Batches:
+        """Prepare batches in another thread, or none if their order is unknown."""
+        is_worthwhile = self.beside and len(self.inputs) > 2 * size
+        order = (encoding_order(self.encoder, self.inputs) if is_worthwhile else None) or []
+        starts = range(0, len(order), size)
+        return ahead(prepare, [[self.inputs[n] for n in order[start : start + size]] for start in starts])
+
+
+@contextmanager
+def preparing_ahead(encoder: SentenceTransformer, inputs: Sequence[Any], *, beside: bool) -> Iterator[None]:
+    """Prepare the batches of ``encode`` inside this block quickly and ahead of time.
+
+    ``SentenceTransformer.encode`` prepares each batch only after the previous one has run. Its order is known, so
+    another thread can prepare the next batches.
+
+    Args:
+        encoder: the encoder.
+        inputs: the inputs of ``encode``.
+        beside: whether another thread prepares batches ahead of time.
+    """
+    running = _BatchesAhead(encoder, inputs, beside)
+    token = _running.set(running)
+    try:
+        yield
+    finally:
+        _running.reset(token)
+        if running.batches is not None:
+            running.batches.close()

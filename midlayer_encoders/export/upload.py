@@ -16,6 +16,7 @@ from huggingface_hub.utils import validate_repo_id
 
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.encoder.spec import CardData
+from midlayer_encoders.encoder.verification import temporarily
 from midlayer_encoders.errors import MidlayerError, OptionError, error_summary
 from midlayer_encoders.export._comparison import Exported
 from midlayer_encoders.frame.schema import check_frame
@@ -74,30 +75,28 @@ def push_to_hub(
     check_repository(repository, token, private=private, overwrite=overwrite)
     data = cast(CardData, encoder.model_card_data)
     source = _source_card(encoder)
-    saved = {name: getattr(data, name) for name in ("scores", "license", "terms", "language", "made_of")}
-    try:
-        data.scores = score_results(encoder, scores) if scores is not None else ()
-        data.made_of = next(iter(_name_list(source.get("base_model"))), None)
-        if not (license or data.license):
-            data.terms = _terms(source, data.made_of if encoder.name.startswith("local/") else encoder.name)
-        data.license = license or data.license or source.get("license")
-        data.language = data.language or _name_list(source.get("language"))
-        if data.license is None:
-            logger.warning("The model card of %s has no license. Pass `license` if you know it.", encoder.name)
-        with TemporaryDirectory() as scratch:
-            folder = Path(scratch) / "encoder"
-            if exported is None:
-                encoder.save_pretrained(str(folder))
-            else:
-                _link(exported, folder)
-            text = encoder.model_card_text(repository, branch)
-            (folder / _CARD).write_text(text, encoding="utf8")
-            options = {"token": token, "private": private, "revision": branch, "exist_ok": overwrite}
-            with _explained(repository):
-                return str(encoder.push_to_hub(repository, local_model_path=str(folder), **options))
-    finally:
-        for name, value in saved.items():
-            setattr(data, name, value)
+    base_model = next(iter(_name_list(source.get("base_model"))), None)
+    card: dict[str, Any] = {
+        "scores": score_results(encoder, scores) if scores is not None else (),
+        "made_of": base_model,
+        "license": license or data.license or source.get("license"),
+        "language": data.language or _name_list(source.get("language")),
+    }
+    if not (license or data.license):
+        card["terms"] = _terms(source, base_model if encoder.name.startswith("local/") else encoder.name)
+    if card["license"] is None:
+        logger.warning("The model card of %s has no license. Pass `license` if you know it.", encoder.name)
+    with temporarily(data, **card), TemporaryDirectory() as scratch:
+        folder = Path(scratch) / "encoder"
+        if exported is None:
+            encoder.save_pretrained(str(folder))
+        else:
+            _link(exported, folder)
+        text = encoder.model_card_text(repository, branch)
+        (folder / _CARD).write_text(text, encoding="utf8")
+        options = {"token": token, "private": private, "revision": branch, "exist_ok": overwrite}
+        with _explained(repository):
+            return str(encoder.push_to_hub(repository, local_model_path=str(folder), **options))
 
 
 def _link(exported: Exported, folder: Path) -> None:

@@ -22,7 +22,6 @@ from midlayer_encoders.report import paper_page as page
 from midlayer_encoders.report import plot_metrics, plot_steps_curves, write_figure
 from midlayer_encoders.report.layer_charts import plot_correlations
 from midlayer_encoders.report.pages import write_page
-from midlayer_encoders.report.paper_page import Finding, experiments_html
 from midlayer_encoders.report.results import versions, write_frame
 from midlayer_encoders.validation import check_choice
 
@@ -256,7 +255,7 @@ def write_experiments(outcomes: Sequence[Outcome], setting: Setting) -> Path:
             frame = pl.read_parquet(setting.out / f"{outcome.name}.parquet")
             table = experiment.table(frame) if experiment.table is not None else ()
             texts = (outcome.name, experiment.title, experiment.claim, outcome.words)
-            findings.append(Finding(*texts, experiment.draw(frame), table))
+            findings.append(page.Finding(*texts, experiment.draw(frame), table))
     verbs = {"left out": "was left out", "failed": "failed"}
     notes = [
         f"{outcome.name} {verb}: {' '.join(outcome.words)}"
@@ -277,4 +276,4 @@ def write_experiments(outcomes: Sequence[Outcome], setting: Setting) -> Path:
     }
     title = "The paper's experiments" + (f" on {', '.join(setting.models)}" if setting.models else "")
     write_file(setting.out / "outcomes.json", json.dumps([asdict(outcome) for outcome in outcomes], indent=2).encode())
-    return write_page(experiments_html(findings, title=title, how=how, notes=notes), setting.out / "report.html")
+    return write_page(page.experiments_html(findings, title=title, how=how, notes=notes), setting.out / "report.html")

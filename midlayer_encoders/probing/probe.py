@@ -90,7 +90,7 @@ def train_probes(
     labels: Tensor,
     split: Split,
     *,
-    settings: ProbeSettings | None = None,
+    settings: ProbeSettings,
     progress: Progress | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Train the probes of all layers in place; each ends with the weights of its best epoch.
@@ -109,7 +109,6 @@ def train_probes(
     Returns:
         For each layer, the validation accuracy at its best epoch, and that epoch, from ``1``; shape ``(L,)`` each.
     """
-    settings = settings or ProbeSettings()
     generator = torch.Generator().manual_seed(settings.seed)
     optimizer = torch.optim.AdamW(
         head.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay, betas=(0.9, 0.95)
@@ -180,10 +179,7 @@ def evaluate(head: nn.Module, source: TokenSource, labels: Tensor, index: Tensor
 MIXTURE_EXAMPLES = 2000
 """Maximum number of training examples that a mixture is learned from; more are sampled at equal steps."""
 
-_DEPRECATED = {
-    **{field.name: f"settings.{field.name}" for field in fields(ProbeSettings)},
-    "norm": "encoder.norm",
-}
+_DEPRECATED = {field.name: f"settings.{field.name}" for field in fields(ProbeSettings)} | {"norm": "encoder.norm"}
 
 
 def probe(

@@ -30,20 +30,15 @@ _MOST_RELEVANT = 1_000_000  # trec_eval allocates memory for every grade and ret
 _QRELS = ("query-id", "corpus-id", "score")
 _QRELS_HEADER = f" Its first line must name the columns: {', '.join(_QRELS)}."
 
-# The first type whose columns are all present applies; the documentation states this order.
-_TYPE_BY_COLUMNS: tuple[tuple[TaskType, tuple[str, ...]], ...] = (
-    ("Reranking", ("query", "positive", "negative")),
-    ("Reranking", ("anchor", "positive", "negative")),
-    ("Retrieval", ("query", "positive")),
-    ("Retrieval", ("anchor", "positive")),
-    ("STS", ("sentence1", "sentence2", "score")),
-    ("PairClassification", ("sentence1", "sentence2", "labels")),
-    ("PairClassification", ("sentence1", "sentence2", "label")),
-    ("Classification", ("text", "label")),
-    ("Clustering", ("sentences", "labels")),
-    ("Clustering", ("text", "labels")),
-    ("Clustering", ("sentences", "label")),
-)
+# The first type whose columns are all present, under one of their names, applies; the documentation states this order.
+_TYPE_BY_COLUMNS: dict[TaskType, tuple[str, ...]] = {
+    "Reranking": ("query anchor", "positive", "negative"),
+    "Retrieval": ("query anchor", "positive"),
+    "STS": ("sentence1", "sentence2", "score"),
+    "PairClassification": ("sentence1", "sentence2", "labels label"),
+    "Classification": ("text", "label"),
+    "Clustering": ("sentences text", "labels label"),
+}
 # These have no column of their own: beside any other column, one of labels or scores under another name would be lost.
 _TYPE_BY_ALL_COLUMNS: dict[frozenset[str], TaskType] = {
     frozenset(("sentence1", "sentence2")): "BitextMining",
@@ -331,19 +326,22 @@ def _finds_itself(tables: Tables) -> bool:
 
 def _type(table: Table) -> tuple[TaskType, str]:
     """Return the first type whose columns are all present, and the reason."""
-    columns = set(table.columns)
-    for task_type, needed in _TYPE_BY_COLUMNS:
-        if columns.issuperset(needed):
+    columns = table.columns
+    for task_type, accepted in _TYPE_BY_COLUMNS.items():
+        needed = [next((name for name in names.split() if name in columns), "") for names in accepted]
+        if all(needed):
             why = f"columns {', '.join(needed)}"
             if needed[0] == "text" and any(isinstance(row.get(needed[1]), list) for row in table.rows):
                 return "MultilabelClassification", f"{why}, which holds lists"
             return task_type, why
     if (alone := _TYPE_BY_ALL_COLUMNS.get(frozenset(columns))) is not None:
-        return alone, f"columns {', '.join(table.columns)}" if len(columns) > 1 else f"column {table.columns[0]} alone"
-    needed_columns = {task_type: ", ".join(needed) for task_type, needed in reversed(_TYPE_BY_COLUMNS)}
+        return alone, f"columns {', '.join(columns)}" if len(columns) > 1 else f"column {columns[0]} alone"
+    types = (
+        f"{task_type} needs {', '.join(names.replace(' ', ' or ') for names in accepted)}"
+        for task_type, accepted in _TYPE_BY_COLUMNS.items()
+    )
     raise ColumnsError(
-        f"{table.path} must have the columns of a task, but has {', '.join(table.columns)}. "
-        f"{'; '.join(f'{task_type} needs {names}' for task_type, names in needed_columns.items())}. "
+        f"{table.path} must have the columns of a task, but has {', '.join(columns)}. {'; '.join(types)}. "
         "Texts without labels, or sentence1 and sentence2 of translations, must stand alone."
     )
 

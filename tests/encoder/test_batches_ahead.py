@@ -11,8 +11,8 @@ import pytest
 from sentence_transformers import SentenceTransformer
 
 from midlayer_encoders import LayerEncoder
-from midlayer_encoders.encoder import batches_ahead
-from midlayer_encoders.encoder.batches_ahead import preparing
+from midlayer_encoders.encoder import encoding
+from midlayer_encoders.encoder.encoding import preparing_ahead
 from midlayer_encoders.reading.batches import TextInputs
 
 Folder = Callable[[str], str]
@@ -42,7 +42,7 @@ def test_every_batch_is_made_ahead_and_vectors_stay_the_same(
         return plain(self, inputs)
 
     monkeypatch.setattr(TextInputs, "__call__", noted)
-    with preparing(encoder, TEXTS, beside=True):
+    with preparing_ahead(encoder, TEXTS, beside=True):
         found = SentenceTransformer.encode(encoder, TEXTS, **given)
     if options.get("output_value", "") is None:
         found, expected = ([one["sentence_embedding"] for one in rows] for rows in (found, expected))
@@ -57,8 +57,8 @@ def test_an_order_that_is_not_known_or_another_changes_nothing(
     order: list[int] | None, encoder: LayerEncoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = encoder.encode(TEXTS, batch_size=4)
-    monkeypatch.setattr(batches_ahead, "encoding_order", lambda *_: order)
-    with preparing(encoder, TEXTS, beside=True):
+    monkeypatch.setattr(encoding, "encoding_order", lambda *_: order)
+    with preparing_ahead(encoder, TEXTS, beside=True):
         assert np.array_equal(SentenceTransformer.encode(encoder, TEXTS, batch_size=4), expected)
     assert not ours()
 
@@ -68,7 +68,7 @@ def test_an_error_is_raised_and_leaves_no_thread(encoder: LayerEncoder, monkeypa
         raise LookupError("an odd text")
 
     monkeypatch.setattr(LayerEncoder, "_preprocess_texts", failing)
-    with pytest.raises(LookupError, match="an odd text"), preparing(encoder, TEXTS, beside=True):
+    with pytest.raises(LookupError, match="an odd text"), preparing_ahead(encoder, TEXTS, beside=True):
         SentenceTransformer.encode(encoder, TEXTS, batch_size=4)
     assert not ours()
 
@@ -76,7 +76,7 @@ def test_an_error_is_raised_and_leaves_no_thread(encoder: LayerEncoder, monkeypa
 def test_another_encoder_inside_the_call_is_not_mixed_up_with_it(encoder: LayerEncoder, tiny_folder: Folder) -> None:
     other = LayerEncoder(tiny_folder("BERT"), 1, device="cpu")
     expected = other.encode(TEXTS[:5], batch_size=1)
-    with preparing(encoder, TEXTS, beside=True):
+    with preparing_ahead(encoder, TEXTS, beside=True):
         assert np.array_equal(other.encode(TEXTS[:5], batch_size=1), expected)
         features = encoder.preprocess(TEXTS[:2], prompt="another ")
     assert features["input_ids"].shape[0] == 2
