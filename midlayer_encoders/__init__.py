@@ -8,17 +8,18 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from midlayer_encoders._types import EncoderSpec
     from midlayer_encoders.boards import Board, board
-    from midlayer_encoders.comparing import compare, progression
+    from midlayer_encoders.comparing.compare import compare
+    from midlayer_encoders.comparing.progression import progression
     from midlayer_encoders.encoder.options import EncoderOptions
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder, measure, select_layer
     from midlayer_encoders.errors import MidlayerError
     from midlayer_encoders.media.text_lists import read_texts
-    from midlayer_encoders.probing import probe
+    from midlayer_encoders.probing.probe import probe
     from midlayer_encoders.recipes import Recipe
     from midlayer_encoders.selection import Selection
     from midlayer_encoders.sweeping import SweepResult, sweep
     from midlayer_encoders.tasks import paper_tasks
-    from midlayer_encoders.tuning import TuneResult, tune
+    from midlayer_encoders.tuning.tune import TuneResult, tune
     from midlayer_encoders.vectors import embed
 
 __all__ = [

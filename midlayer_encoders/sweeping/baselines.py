@@ -57,9 +57,6 @@ class Baseline:
             raise
 
 
-TFIDF = Baseline("TF-IDF", "tfidf 2", TfidfEncoder)  # version 2 includes the titles of passages
-
-
 def _ranks_texts(task: AbsTask) -> bool:
     return isinstance(task, AbsTaskRetrieval) and list(task.modalities) == ["text"]
 
@@ -83,7 +80,7 @@ def baselines_for(encoder: LayerEncoder, stage: Stage) -> list[Baseline]:
     """
     if "text" not in encoder.media:
         return []
-    baselines = [TFIDF]
+    baselines = [Baseline("TF-IDF", "tfidf 2", TfidfEncoder)]  # version 2 includes the titles of passages
     if has_bm25():
         key = " ".join(["bm25", *map(version, BM25_PACKAGES)])
         baselines.append(Baseline("BM25", key, lambda _: Bm25Search(), searches=True))

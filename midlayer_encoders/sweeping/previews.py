@@ -323,11 +323,7 @@ def _time_scoring(encoder: LayerEncoder, tasks: Sequence[_InspectedTask], stage:
         start = time.perf_counter()
         for evaluation in task.recorded:
             layer_scores(
-                evaluation.scorer,
-                evaluation.keys,
-                [0],
-                lambda _, keys: vectors[: len(keys)],
-                device=encoder.device,
+                evaluation.scorer, evaluation.keys, [0], lambda _, keys: vectors[: len(keys)], device=encoder.device
             )
         seconds += time.perf_counter() - start
         stage.step()
