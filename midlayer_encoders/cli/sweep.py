@@ -157,7 +157,7 @@ def _result_values(result: SweepResult) -> dict[str, Any]:
     if not _has_best(result):
         return {"model": result.notes.model, "best_layer": None}
     recipe = {"recipe": result.recipe} if isinstance(result, RecipesResult) else {}
-    summary = (result.winner if isinstance(result, RecipesResult) else result).summary()
+    summary = result.summary()
     points = {
         curve.name: {"best_layer": curve.best_layer, "best": curve.best, "last": curve.last, "layers": curve.points}
         for curve in (*summary.tasks, summary.average)
