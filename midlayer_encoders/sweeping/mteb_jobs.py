@@ -258,7 +258,7 @@ class Workers:
         if self.count > 1:
             pool = self._pool()
             for _ in range(self.count):
-                pool.submit(time.sleep, 0.1)  # keeps a worker busy, so that the next call starts another one
+                pool.submit(_import_and_wait)
 
     def begin(self, jobs: Sequence[Job]) -> list[Future[Score]]:
         """Start jobs in the background; :func:`wait_for_score` returns the score of one."""
@@ -293,6 +293,11 @@ def wait_for_score(future: Future[Score]) -> Score:
             "A worker process was killed while it scored layers, perhaps because memory ran out. Finished scores are "
             "saved: run again, with fewer `workers` if memory is short."
         ) from error
+
+
+def _import_and_wait() -> None:
+    """Keep a worker busy, so that the next call starts another one; the worker imports this module first."""
+    time.sleep(0.1)
 
 
 def _run_in_worker(job: Job) -> Score:
