@@ -115,6 +115,8 @@ _PAIRS = 10  # remembered steps and gradient changes, SciPy's default
 _EPS = float(np.finfo(float).eps)
 _VALUE_TOLERANCE = 64 * _EPS  # scikit-learn's
 _MAX_TRIALS = 50  # of a line search, scikit-learn's
+_MIN_DECREASE = 1e-3  # of a line search, relative to the initial slope, as in L-BFGS-B
+_MAX_SLOPE = 0.9
 _IDLE = 0.125  # share of finished problems at which the others are copied
 
 
@@ -186,9 +188,16 @@ class Minimization:
     def _search(self, value: _Floats, slope: _Floats) -> _Flags:
         """Advance the line searches, set the next steps, and return which searches accept their step."""
         self.trials += 1
-        accepted = np.zeros(len(value), dtype=bool)
+        valid = np.isfinite(value) & ~self.idle
         with np.errstate(all="ignore"):
-            for row in np.flatnonzero(np.isfinite(value) & ~self.idle):
+            decreased = value <= self.value + self.step * (_MIN_DECREASE * self.start_slope)
+            accepted = valid & decreased & (np.abs(slope) <= -_MAX_SLOPE * self.start_slope)
+            # Most steps are accepted by this test, which is the search's own; the others need its next step.
+            for row in np.flatnonzero(valid & ~accepted):
+                if self.searches[row] is None:
+                    search = DCSRCH(None, None, ftol=_MIN_DECREASE, gtol=_MAX_SLOPE, xtol=0.1, stpmin=0, stpmax=1e10)
+                    search._iterate(self.step[row], self.value[row], self.start_slope[row], b"START")
+                    self.searches[row] = search
                 self.step[row], _, _, task = self.searches[row]._iterate(self.step[row], value[row], slope[row], b"FG")
                 accepted[row] = task != b"FG"
         return accepted
@@ -243,10 +252,7 @@ class Minimization:
         norm = np.sqrt(self.products[:, -1, -1])
         first = (self.iterations == 0) & (norm > 0)
         step = np.where(first, 1 / np.where(first, norm, 1), 1.0)
-        for row in np.flatnonzero(selected):
-            search = DCSRCH(None, None, ftol=1e-3, gtol=0.9, xtol=0.1, stpmin=0, stpmax=1e10)  # as L-BFGS-B
-            search._iterate(step[row], self.value[row], slope[row], b"START")
-            self.searches[row] = search
+        self.searches[selected] = None
         self.step[selected] = step[selected]
         self.start_slope[selected] = slope[selected]
         self.trials[selected] = 0
