@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
+from safetensors.numpy import save_file
 
 from midlayer_encoders.errors import MidlayerError
-from midlayer_encoders.files import write_file
+from midlayer_encoders.files import atomic_write
 
 FORMAT = "midlayer embeddings 1"
 DTYPES = {"float16": "F16", "float32": "F32"}  # in NumPy and in safetensors
@@ -142,5 +142,6 @@ def write_shard(
     joined = b"".join(keys)
     tensors = {f"layer.{layer}": rows for layer, rows in zip(layers, embeddings, strict=True)}
     tensors["keys"] = np.frombuffer(joined, dtype=np.uint8).reshape(-1, KEY_BYTES)
-    write_file(path, save(tensors, shard.metadata(joined)))
+    with atomic_write(path) as temporary:
+        save_file(tensors, temporary, shard.metadata(joined))
     return shard

@@ -286,7 +286,7 @@ def test_a_process_pool_gives_what_one_process_gives(norm: Norm, tiny_folder: Fo
         ({"max_length": 65}, OptionError, "`max_length` must be at most 64"),
         ({"adapters": "folder"}, OptionError, r"Write \['folder'\]"),
         ({"revision": "step1"}, ModelNotFoundError, "`revision` must be None for a folder"),
-        ({"gguf_file": "none.gguf"}, ModelNotFoundError, "must hold a config .*none.gguf"),
+        ({"gguf_file": "none.gguf"}, ModelNotFoundError, "there is no 'none.gguf'"),
     ],
 )
 def test_wrong_options_name_the_cure(options: dict[str, object], error: type, text: str, tiny_folder: Folder) -> None:

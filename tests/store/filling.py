@@ -55,6 +55,7 @@ import os, signal, sys
 sys.path.insert(0, {root_of_tests!r})
 from pathlib import Path
 from midlayer_encoders import files
+from midlayer_encoders.store import shard
 from tests.store.filling import fill, opened
 
 def die(*_, **__):

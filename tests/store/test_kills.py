@@ -17,7 +17,7 @@ from tests.store.filling import check, child, fill, keys_of, opened, run_child
 @pytest.mark.parametrize(
     ("where", "survives"),
     [
-        ("Path.write_bytes = lambda path, content: (path.open('wb').write(content[:99]), die())", False),  # half of it
+        ("shard.save_file = lambda _, path, __: (path.write_bytes(bytes(99)), die())", False),  # half of it
         ("files.os.fsync = die", False),  # written, not flushed
         ("Path.replace = die", False),  # flushed, not in place
         ("files._sync = after(1, files._sync)", True),  # in place
