@@ -205,15 +205,16 @@ def _random_rows(states: Tensor) -> Tensor:
     return rows.to(states.device, states.dtype)[None]
 
 
-def _differ(vectors: Tensor, plain: Tensor, size: Tensor, tolerance: float) -> bool:
+def _differ(vectors: Tensor, plain: Tensor, size: Tensor, tolerance: float) -> Tensor:
     """Return whether vectors differ by more than the tolerance relative to the states; NaN counts as equal."""
-    return bool(((vectors - plain).abs() > tolerance * (size + size.amax() / 4)).any())
+    return ((vectors - plain).abs() > tolerance * (size + size.amax() / 4)).any()
 
 
 class FusedPooling:
     """Normalizes and pools the states of each layer in one step if that gives the same vectors.
 
-    The first batch of each layer is pooled both ways; later batches never wait for the device.
+    The first batch of each layer is pooled both ways, and :meth:`settle` compares the vectors; later batches never
+    wait for the device.
 
     Args:
         modules: modules after the last block.
@@ -227,6 +228,7 @@ class FusedPooling:
         self.enabled = enabled and pooling != "max"
         self.trusted: dict[int, bool] = {}  # by layer
         self._forms: dict[torch.dtype, NormForm | None] = {}
+        self._first: dict[int, tuple[Tensor, Tensor]] = {}  # of the first batch: vectors pooled separately, difference
 
     def __call__(self, layer: int, states: Tensor, mask: Tensor) -> Tensor:
         """Return the vectors of a layer, shape ``(B, D)``, in float32 or better.
@@ -241,11 +243,18 @@ class FusedPooling:
             return vectors
         normed = self.modules(states)
         plain = pool(normed, mask, self.pooling)
-        if vectors is not None:
-            tolerance = max(_ROUNDINGS * torch.finfo(normed.dtype).eps, _SUM_TOLERANCE)
-            size = pool(normed.abs(), mask, self.pooling)
-            self.trusted[layer] = not _differ(vectors.to(plain.dtype), plain, size, tolerance)
-        return vectors if vectors is not None and self.trusted[layer] else plain
+        if vectors is None:
+            return plain
+        tolerance = max(_ROUNDINGS * torch.finfo(normed.dtype).eps, _SUM_TOLERANCE)
+        size = pool(normed.abs(), mask, self.pooling)
+        self._first[layer] = plain, _differ(vectors.to(plain.dtype), plain, size, tolerance)
+        return vectors
+
+    def settle(self) -> dict[int, Tensor]:
+        """Return the separately pooled vectors of the layers whose first batch differs, which are not trusted."""
+        first, self._first = self._first, {}
+        self.trusted |= {layer: not bool(differs) for layer, (_, differs) in first.items()}
+        return {layer: plain for layer, (plain, _) in first.items() if not self.trusted[layer]}
 
     def _fused(self, states: Tensor, mask: Tensor) -> Tensor | None:
         """Return the vectors in one step, or None if the norm has no known form."""

@@ -309,6 +309,7 @@ class _Flow:
             vectors[layer] = self.pooled(layer, states, counted)[:, : reader.truncate_dim]
 
         capture(reader.model, inputs, receive, anatomy=reader.anatomy, layers=reader.layers, sites=reader.sites)
+        vectors |= {layer: plain[:, : reader.truncate_dim] for layer, plain in self.pooled.settle().items()}
         return [vectors[layer] for layer in reader.layers]
 
 

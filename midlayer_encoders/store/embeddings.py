@@ -102,7 +102,7 @@ class EmbeddingStore:
         self.dim = int(dim)
         self.dtype = dtype
         self._shards: dict[str, Shard] = {}
-        self._rows: dict[bytes, int] = {}  # rows are numbered across all shards
+        self._rows: dict[str, int] = {}  # rows are numbered across all shards
         self._num_rows = 0
         self._ignored: set[str] = set()  # shards that lack a layer or are damaged
         self._verified: dict[str, set[int]] = defaultdict(set)  # layers of each shard whose checksum matched
@@ -131,7 +131,7 @@ class EmbeddingStore:
         return len(self._rows)
 
     def __contains__(self, key: str) -> bool:
-        return _key_bytes(key) in self._rows
+        return key in self._rows
 
     def __repr__(self) -> str:
         return f"EmbeddingStore({str(self.folder)!r}, {len(self)} texts x {len(self.layers)} layers x {self.dim})"
@@ -164,17 +164,17 @@ class EmbeddingStore:
                 f"{shard.dtype} vectors of {shard.dim} dimensions of {shard.store!r}: move it away."
             )
         if set(self.layers) <= set(shard.layers):
-            self._add_rows(shard, keys)
+            self._add_rows(shard, [key.hex() for key in keys])
         else:
             self._ignored.add(name)
 
-    def _add_rows(self, shard: Shard, keys: Sequence[bytes]) -> None:
+    def _add_rows(self, shard: Shard, keys: Sequence[str]) -> None:
         """Index a shard; a text that is also in an earlier shard is read from this one."""
         self._shards[shard.path.name] = shard
         self._rows.update(zip(keys, range(self._num_rows, self._num_rows + shard.count), strict=True))
         self._num_rows += shard.count
 
-    def _find(self, keys: Sequence[bytes]) -> _Rows:
+    def _find(self, keys: Sequence[str]) -> _Rows:
         """Return the row number of each key, -1 for a key that is not stored."""
         return np.fromiter((self._rows.get(key, -1) for key in keys), np.intp, len(keys))
 
@@ -197,15 +197,14 @@ class EmbeddingStore:
         All other keys can be read at every layer: the checksums of their shards are verified, once per shard and
         object.
         """
-        requested = [_key_bytes(key) for key in keys]
         while True:
             self.refresh()
-            rows = self._find(requested)
+            rows = self._find(keys)
             with suppress(FileNotFoundError):
                 _run_in_threads(lambda place: self._verify(place[0], self.layers), self._places(rows[rows >= 0]))
                 break
         absent = np.flatnonzero(rows < 0).tolist()
-        return sorted({requested[position]: position for position in reversed(absent)}.values())
+        return sorted({_key_bytes(keys[position]): position for position in reversed(absent)}.values())
 
     def read(self, layer: int, keys: Sequence[str]) -> npt.NDArray[np.float32]:
         """Return the embeddings of texts at a layer, in the order of ``keys``, shape ``(N, D)``."""
@@ -214,7 +213,6 @@ class EmbeddingStore:
                 f"`layer` must be one of the stored layers {', '.join(map(str, self.layers))}, but got {layer}: open "
                 f"the store in {self.folder} with `layers` that include it, and write the texts that are then missing."
             )
-        requested = [_key_bytes(key) for key in keys]
         embeddings = np.empty((len(keys), self.dim), dtype=np.float32)
 
         def read(place: tuple[Shard, _Rows, _Rows]) -> None:
@@ -224,12 +222,13 @@ class EmbeddingStore:
                 embeddings[positions] = shard.read(layer, shard_rows)
 
         while True:
-            rows = self._find(requested)
+            rows = self._find(keys)
             if (rows < 0).any():
                 self.refresh()
-                rows = self._find(requested)
+                rows = self._find(keys)
             absent = np.flatnonzero(rows < 0)
             if len(absent):
+                _key_bytes(keys[absent[0]])  # raises if it is not a key at all
                 raise TextNotStoredError(
                     f"`keys` must be stored in {self.folder}, but {len(absent)} of {len(rows)} are not, the first "
                     f"`keys[{absent[0]}]` ({keys[absent[0]]}): embed and write those that `missing(keys)` lists."
@@ -278,7 +277,7 @@ class EmbeddingStore:
             raise OptionError(
                 f"`embeddings` must have the shape {expected} (layers, keys, dimensions), but got {embeddings.shape}."
             )
-        new = {key: row for row, key in enumerate([_key_bytes(key) for key in keys]) if key not in self._rows}
+        new = {key: row for row, key in enumerate(keys) if key not in self._rows}
         if not new:
             return
         rows = embeddings if len(new) == len(keys) else embeddings[:, list(new.values())]
@@ -289,7 +288,8 @@ class EmbeddingStore:
         name = f"{time.time_ns():020d}-{uuid4().hex[:8]}.safetensors"
         if not self.folder.exists():
             raise StoreError(f"The store in {self.folder} was removed while it was in use: run again.")
-        self._add_rows(shard_files.write_shard(self.folder / name, self.key, self.layers, list(new), rows), list(new))
+        new_keys = [_key_bytes(key) for key in new]
+        self._add_rows(shard_files.write_shard(self.folder / name, self.key, self.layers, new_keys, rows), list(new))
         self._verified[name].update(self.layers)
 
     def _rounded(self, embeddings: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -327,8 +327,8 @@ def _key_bytes(key: str) -> bytes:
         content = bytes.fromhex(key)
     except (ValueError, TypeError):
         content = b""
-    if len(content) != KEY_BYTES or len(key) != 2 * KEY_BYTES:
-        raise OptionError(f"A key must be {2 * KEY_BYTES} hexadecimal digits, but got {key!r}: use `text_key(text)`.")
+    if len(content) != KEY_BYTES or content.hex() != key:
+        raise OptionError(f"A key must be {2 * KEY_BYTES} lowercase hexadecimal digits, but got {key!r}: use `text_key(text)`.")
     return content
 
 

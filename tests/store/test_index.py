@@ -30,5 +30,5 @@ def test_keys_of_a_wrong_length_are_named_though_together_they_fit(tmp_path: Pat
     fill(store, range(2))
     one, other = keys_of(range(2))
     for keys in ([one + other[:2], other[2:]], [one, " " + other[1:]], [one, None]):
-        with pytest.raises(embeddings.OptionError, match="A key must be 32 hexadecimal digits"):
+        with pytest.raises(embeddings.OptionError, match="A key must be 32 lowercase hexadecimal digits"):
             store.read(store.layers[0], keys)  # type: ignore[arg-type]
