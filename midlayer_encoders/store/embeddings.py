@@ -328,7 +328,9 @@ def _key_bytes(key: str) -> bytes:
     except (ValueError, TypeError):
         content = b""
     if len(content) != KEY_BYTES or content.hex() != key:
-        raise OptionError(f"A key must be {2 * KEY_BYTES} lowercase hexadecimal digits, but got {key!r}: use `text_key(text)`.")
+        raise OptionError(
+            f"A key must be {2 * KEY_BYTES} lowercase hexadecimal digits, but got {key!r}: use `text_key(text)`."
+        )
     return content
 
 
