@@ -1,4 +1,4 @@
-"""Batches that are prepared ahead of ``encode``: the same vectors, and no thread afterwards."""
+"""``encode`` prepares batches ahead of time: the vectors are the same, and no thread is left afterwards."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ Folder = Callable[[str], str]
 TEXTS = ["a text" + " longer" * (number % 5) + f" {number}" for number in range(23)]
 
 
-def ours() -> list[str]:
-    return [one.name for one in threading.enumerate() if one.name.startswith("midlayer-")]
+def our_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("midlayer-")]
 
 
 @pytest.fixture(scope="module")
@@ -29,54 +29,56 @@ def encoder(tiny_folder: Folder) -> LayerEncoder:
 
 
 @pytest.mark.parametrize("options", [{}, {"prompt_name": "query"}, {"batch_size": 64}, {"output_value": None}])
-def test_every_batch_is_made_ahead_and_vectors_stay_the_same(
+def test_batches_are_prepared_ahead_and_vectors_stay_the_same(
     options: dict[str, Any], encoder: LayerEncoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given = {"batch_size": 4, **options}
-    expected = SentenceTransformer.encode(encoder, TEXTS, **given)
+    kwargs = {"batch_size": 4, **options}
+    expected = SentenceTransformer.encode(encoder, TEXTS, **kwargs)
     threads: list[str] = []
-    plain = TextInputs.__call__
+    original_call = TextInputs.__call__
 
-    def noted(self: TextInputs, inputs: Any) -> Any:
+    def recording_call(self: TextInputs, inputs: Any) -> Any:
         threads.append(threading.current_thread().name)
-        return plain(self, inputs)
+        return original_call(self, inputs)
 
-    monkeypatch.setattr(TextInputs, "__call__", noted)
+    monkeypatch.setattr(TextInputs, "__call__", recording_call)
     with preparing_ahead(encoder, TEXTS, beside=True):
-        found = SentenceTransformer.encode(encoder, TEXTS, **given)
+        vectors = SentenceTransformer.encode(encoder, TEXTS, **kwargs)
     if options.get("output_value", "") is None:
-        found, expected = ([one["sentence_embedding"] for one in rows] for rows in (found, expected))
-    assert all(np.array_equal(one, other) for one, other in zip(found, expected, strict=True))
-    assert len(threads) == -(-len(TEXTS) // given["batch_size"]), "each once"
-    assert all(name.startswith("midlayer-ahead") for name in threads) is (given["batch_size"] == 4)
-    assert not ours()
+        vectors, expected = ([row["sentence_embedding"] for row in rows] for rows in (vectors, expected))
+    assert all(np.array_equal(vector, reference) for vector, reference in zip(vectors, expected, strict=True))
+    assert len(threads) == -(-len(TEXTS) // kwargs["batch_size"]), "each batch is prepared once"
+    assert all(name.startswith("midlayer-ahead") for name in threads) is (kwargs["batch_size"] == 4)
+    assert not our_threads()
 
 
 @pytest.mark.parametrize("order", [None, list(range(22, -1, -1)), [0] * 23])
-def test_an_order_that_is_not_known_or_another_changes_nothing(
+def test_unknown_or_different_order_does_not_change_the_vectors(
     order: list[int] | None, encoder: LayerEncoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = encoder.encode(TEXTS, batch_size=4)
     monkeypatch.setattr(encoding, "encoding_order", lambda *_: order)
     with preparing_ahead(encoder, TEXTS, beside=True):
         assert np.array_equal(SentenceTransformer.encode(encoder, TEXTS, batch_size=4), expected)
-    assert not ours()
+    assert not our_threads()
 
 
-def test_an_error_is_raised_and_leaves_no_thread(encoder: LayerEncoder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_while_preparing_is_raised_and_leaves_no_thread(
+    encoder: LayerEncoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def failing(*_: Any, **__: Any) -> Any:
         raise LookupError("an odd text")
 
     monkeypatch.setattr(LayerEncoder, "_preprocess_texts", failing)
     with pytest.raises(LookupError, match="an odd text"), preparing_ahead(encoder, TEXTS, beside=True):
         SentenceTransformer.encode(encoder, TEXTS, batch_size=4)
-    assert not ours()
+    assert not our_threads()
 
 
-def test_another_encoder_inside_the_call_is_not_mixed_up_with_it(encoder: LayerEncoder, tiny_folder: Folder) -> None:
-    other = LayerEncoder(tiny_folder("BERT"), 1, device="cpu")
-    expected = other.encode(TEXTS[:5], batch_size=1)
+def test_another_encoder_inside_the_call_is_independent(encoder: LayerEncoder, tiny_folder: Folder) -> None:
+    other_encoder = LayerEncoder(tiny_folder("BERT"), 1, device="cpu")
+    expected = other_encoder.encode(TEXTS[:5], batch_size=1)
     with preparing_ahead(encoder, TEXTS, beside=True):
-        assert np.array_equal(other.encode(TEXTS[:5], batch_size=1), expected)
+        assert np.array_equal(other_encoder.encode(TEXTS[:5], batch_size=1), expected)
         features = encoder.preprocess(TEXTS[:2], prompt="another ")
     assert features["input_ids"].shape[0] == 2

@@ -1,4 +1,4 @@
-"""Wrong lengths, devices, batch sizes and processors are refused in our words, however they are given."""
+"""Invalid lengths, devices, batch sizes and processors raise this package's errors, however they are passed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SIZES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("value", [None, -3, 0, "x", 2.5, 10**30])
-def test_a_length_that_is_none_is_refused_where_it_is_set(value: Any, tiny_folder: Folder) -> None:
+def test_invalid_max_seq_length_is_refused_on_assignment(value: Any, tiny_folder: Folder) -> None:
     encoder = LayerEncoder(tiny_folder("BERT"), 1, device="cpu")
     before = encoder.max_seq_length
     with pytest.raises(OptionError, match="`max_seq_length` must be a positive number of tokens, but got"):
@@ -36,7 +36,7 @@ def test_a_length_that_is_none_is_refused_where_it_is_set(value: Any, tiny_folde
     assert encoder.preprocess(TEXTS)["input_ids"].shape[1] == 4
 
 
-def test_a_length_without_effect_is_refused(tiny_folder: Folder) -> None:
+def test_max_seq_length_without_effect_is_refused(tiny_folder: Folder) -> None:
     in_memory = LayerEncoder.from_module(tiny("Llama"), 1, processor=tokenizer(), medium="text", device="cpu")
     for encoder in (LayerEncoder(tiny_folder("ViT"), 1, device="cpu"), in_memory):
         with pytest.raises(OptionError, match="`max_seq_length` must be left alone for"):
@@ -44,7 +44,7 @@ def test_a_length_without_effect_is_refused(tiny_folder: Folder) -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "more", "most"),
+    ("family", "extra_config", "max_tokens"),
     [
         ("Roberta", {}, 64),
         ("XLMRoberta", {}, 64),
@@ -58,26 +58,26 @@ def test_a_length_without_effect_is_refused(tiny_folder: Folder) -> None:
         ("Bert", {}, 66),
     ],
 )
-def test_positions_that_start_after_the_padding_leave_room_for_fewer_tokens(
-    family: str, more: dict[str, Any], most: int, tmp_path: Path
+def test_position_offsets_leave_room_for_fewer_tokens(
+    family: str, extra_config: dict[str, Any], max_tokens: int, tmp_path: Path
 ) -> None:
-    model = getattr(tf, f"{family}Model")(getattr(tf, f"{family}Config")(**_SIZES, **more))
+    model = getattr(tf, f"{family}Model")(getattr(tf, f"{family}Config")(**_SIZES, **extra_config))
     model.save_pretrained(tmp_path)
-    made = tokenizer()
-    made.model_max_length = 512
-    made.save_pretrained(tmp_path)
+    fast_tokenizer = tokenizer()
+    fast_tokenizer.model_max_length = 512
+    fast_tokenizer.save_pretrained(tmp_path)
     encoder = LayerEncoder(str(tmp_path), 1, device="cpu")
-    assert encoder.max_seq_length == most
+    assert encoder.max_seq_length == max_tokens
     assert np.isfinite(encoder.encode("a" * 200)).all()
-    with pytest.raises(OptionError, match=f"`max_seq_length` must be at most {most}, the positions that"):
-        encoder.max_seq_length = most + 1
-    with pytest.raises(OptionError, match=f"`max_length` must be at most {most}, the positions that"):
-        LayerEncoder(str(tmp_path), 1, device="cpu", max_length=most + 1)
+    with pytest.raises(OptionError, match=f"`max_seq_length` must be at most {max_tokens}, the positions that"):
+        encoder.max_seq_length = max_tokens + 1
+    with pytest.raises(OptionError, match=f"`max_length` must be at most {max_tokens}, the positions that"):
+        LayerEncoder(str(tmp_path), 1, device="cpu", max_length=max_tokens + 1)
 
 
-def test_a_wrong_argument_of_encode_is_refused_by_name_and_by_position(tiny_folder: Folder) -> None:
+def test_invalid_encode_arguments_are_refused_by_name_and_by_position(tiny_folder: Folder) -> None:
     encoder = LayerEncoder(tiny_folder("Llama"), 1, device="cpu")
-    wrong: list[tuple[tuple[Any, ...], dict[str, Any], str]] = [
+    cases: list[tuple[tuple[Any, ...], dict[str, Any], str]] = [
         ((None, None, 0), {}, "`batch_size` must be a positive number of inputs, but got 0"),
         ((), {"batch_size": None}, "`batch_size` must be a positive number of inputs, but got None"),
         ((), {"truncate_dim": 0}, "`truncate_dim` must be a positive number of dimensions, but got 0"),
@@ -85,7 +85,7 @@ def test_a_wrong_argument_of_encode_is_refused_by_name_and_by_position(tiny_fold
         ((), {"device": ["cpu", "cuda:99"]}, "`device` must be one of cpu.* but got 'cuda:99'"),
         ((), {"device": 5}, "`device` must be a device such as 'cpu' or 'cuda:1', but got 5"),
     ]
-    for args, kwargs, message in wrong:
+    for args, kwargs, message in cases:
         with pytest.raises((OptionError, DeviceError), match=message):
             encoder.encode(TEXTS, *args, **kwargs)
     np.testing.assert_array_equal(
@@ -95,23 +95,23 @@ def test_a_wrong_argument_of_encode_is_refused_by_name_and_by_position(tiny_fold
 
 
 @pytest.mark.parametrize("model", [5, None, ["a"], torch.nn.Linear(2, 2)])
-def test_a_layer_of_what_is_no_model_is_refused(model: Any) -> None:
+def test_select_layer_refuses_objects_that_are_not_models(model: Any) -> None:
     with pytest.raises(OptionError, match="`model` must be a folder, a hub name, a LayerEncoder or a frame"):
         select_layer(model, TEXTS)
 
 
-@pytest.mark.parametrize("made", [None, {}, {"pixel_values": None}, "text", [1.0]])
-def test_a_processor_that_returns_no_tensor_is_refused(made: Any) -> None:
+@pytest.mark.parametrize("output", [None, {}, {"pixel_values": None}, "text", [1.0]])
+def test_processor_that_returns_no_tensor_is_refused(output: Any) -> None:
     with pytest.raises(OptionError, match="`processor` must return a tensor, or a mapping of tensors by the names"):
-        LayerEncoder.from_module(tiny("ViT"), 1, processor=lambda _: made, device="cpu")
+        LayerEncoder.from_module(tiny("ViT"), 1, processor=lambda _: output, device="cpu")
 
 
 @pytest.mark.slow
-def test_a_compiled_module_is_read_as_the_module_itself() -> None:
+def test_compiled_module_gives_the_same_encoder_as_the_module() -> None:
     model = tiny("ViT")
-    ours, theirs = (
-        LayerEncoder.from_module(one, 2, processor=processor("ViT"), device="cpu")
-        for one in (model, torch.compile(model))
+    eager, compiled = (
+        LayerEncoder.from_module(module, 2, processor=processor("ViT"), device="cpu")
+        for module in (model, torch.compile(model))
     )
-    np.testing.assert_array_equal(ours.encode(IMAGES), theirs.encode(IMAGES))
-    assert ours.spec == theirs.spec
+    np.testing.assert_array_equal(eager.encode(IMAGES), compiled.encode(IMAGES))
+    assert eager.spec == compiled.spec

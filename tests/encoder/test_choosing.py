@@ -1,4 +1,4 @@
-"""``LayerEncoder(model, "auto", texts=…)`` and ``center=``: the layer chosen, the mean taken out, both in a plain folder."""
+"""``LayerEncoder(model, "auto", texts=…)`` and ``center=``: the selected layer and the mean are saved in a plain folder."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.selection.test_select import KINDS, TEXTS
 Folder = Callable[[str], str]
 
 
-def test_a_rule_chooses_the_layer_and_is_remembered(tiny_folder: Folder, tmp_path: Path) -> None:
+def test_rule_selects_the_layer_and_the_selection_is_kept(tiny_folder: Folder, tmp_path: Path) -> None:
     folder = tiny_folder("Llama")
     encoder = LayerEncoder(folder, "min-dataset-entropy", texts=TEXTS, labels=KINDS, device="cpu")
     expected = select_layer(folder, TEXTS, KINDS, rule="min-dataset-entropy", device="cpu")
@@ -37,7 +37,7 @@ def test_a_rule_chooses_the_layer_and_is_remembered(tiny_folder: Folder, tmp_pat
     np.testing.assert_array_equal(SentenceTransformer(str(tmp_path), device="cpu").encode(TEXTS), plain.encode(TEXTS))
 
 
-def test_auto_without_texts_is_the_fixed_depth(tiny_folder: Folder) -> None:
+def test_auto_without_texts_uses_the_fixed_depth(tiny_folder: Folder) -> None:
     assert LayerEncoder(tiny_folder("Llama"), "auto", device="cpu").layer == 3
 
 
@@ -47,7 +47,7 @@ def test_recipe_and_layer_are_chosen_together(tiny_folder: Folder, tmp_path: Pat
     expected = select_layer(folder, TEXTS, recipes="all", device="cpu")
     assert isinstance(expected, RecipeSelection)
     assert encoder.selection is not None
-    assert encoder.options.recipe == expected.recipe == "one-word", "what a causal model is asked"
+    assert encoder.options.recipe == expected.recipe == "one-word", "the default recipe of a causal language model"
     by_hand = LayerEncoder(folder, expected.layer, recipe="one-word", device="cpu")
     assert encoder.spec == by_hand.spec
     encoder.save_pretrained(str(tmp_path))
@@ -58,7 +58,7 @@ def test_recipe_and_layer_are_chosen_together(tiny_folder: Folder, tmp_path: Pat
             LayerEncoder(folder, layer, recipe="auto", device="cpu")
 
 
-def test_the_mean_of_texts_is_taken_out_and_saved(tiny_folder: Folder, tmp_path: Path) -> None:
+def test_mean_of_texts_is_subtracted_and_saved(tiny_folder: Folder, tmp_path: Path) -> None:
     plain = LayerEncoder(tiny_folder("GPTNeoX"), 2, device="cpu", truncate_dim=8)
     centered = LayerEncoder(tiny_folder("GPTNeoX"), 2, device="cpu", truncate_dim=8, center=TEXTS)
     vectors = plain.encode(TEXTS)
@@ -85,19 +85,21 @@ def test_wrong_input_is_refused(tiny_folder: Folder) -> None:
 
 
 @pytest.mark.usefixtures("quick_collector")
-def test_a_rule_measures_the_vectors_that_the_options_give(tiny_folder: Folder) -> None:
-    folder = partial(LayerEncoder, tiny_folder("Llama"), device="cpu")
+def test_rule_measures_the_vectors_that_the_options_give(tiny_folder: Folder) -> None:
+    make_encoder = partial(LayerEncoder, tiny_folder("Llama"), device="cpu")
     options: dict[str, Any] = {"pooling": "last", "max_length": 12, "bidirectional": True}
     options |= {"prompts": {"ask": "find: "}, "default_prompt_name": "ask"}
 
     def by_hand(layer: int, *left_out: str) -> float:
-        given = {name: value for name, value in options.items() if name not in left_out}
-        return float(dataset_entropy(torch.from_numpy(folder(layer, norm="none", **given).encode(TEXTS)).double()))
+        kwargs = {name: value for name, value in options.items() if name not in left_out}
+        return float(
+            dataset_entropy(torch.from_numpy(make_encoder(layer, norm="none", **kwargs).encode(TEXTS)).double())
+        )
 
-    chosen = folder("min-dataset-entropy", texts=TEXTS, center=TEXTS, **options)
-    assert chosen.selection is not None
-    found = dict(chosen.selection.frame.filter(name="dataset_entropy").select("layer", "value").iter_rows())
-    assert (found[1], found[3]) == pytest.approx((by_hand(1), by_hand(3)), rel=1e-4)
-    assert chosen.layer == min(found, key=found.__getitem__)
+    encoder = make_encoder("min-dataset-entropy", texts=TEXTS, center=TEXTS, **options)
+    assert encoder.selection is not None
+    entropies = dict(encoder.selection.frame.filter(name="dataset_entropy").select("layer", "value").iter_rows())
+    assert (entropies[1], entropies[3]) == pytest.approx((by_hand(1), by_hand(3)), rel=1e-4)
+    assert encoder.layer == min(entropies, key=entropies.__getitem__)
     for left_out in (["pooling"], ["max_length"], ["bidirectional"], ["prompts", "default_prompt_name"]):
-        assert abs(by_hand(3, *left_out) - found[3]) > 0.01, f"without {left_out} it would be another curve"
+        assert abs(by_hand(3, *left_out) - entropies[3]) > 0.01, f"without {left_out} the curve would differ"

@@ -1,4 +1,4 @@
-"""Every layer from one pass, against an encoder that was cut at each of them."""
+"""Every layer from one pass, compared with an encoder cut at each layer."""
 
 from __future__ import annotations
 
@@ -27,32 +27,32 @@ Folder = Callable[[str], str]
         ("Wav2Vec2", WAVEFORMS, {}),
     ],
 )
-def test_each_row_is_the_cut_encoders(
+def test_each_row_matches_the_encoder_cut_at_that_layer(
     family: str, inputs: list[Any], options: dict[str, Any], tiny_folder: Folder
 ) -> None:
     folder = tiny_folder(family)
-    whole = LayerEncoder(folder, -1, device="cpu", **options)
-    found = whole.encode_layers(inputs)
-    assert found.shape[:2] == (whole.num_layers + 1, len(inputs))
-    for layer, vectors in enumerate(found):
+    encoder = LayerEncoder(folder, -1, device="cpu", **options)
+    layers = encoder.encode_layers(inputs)
+    assert layers.shape[:2] == (encoder.num_layers + 1, len(inputs))
+    for layer, vectors in enumerate(layers):
         cut = LayerEncoder(folder, layer, device="cpu", **options)
         np.testing.assert_allclose(vectors, cut.encode(inputs, batch_size=1), atol=2e-5, rtol=1e-4)
 
 
-def test_shapes_kinds_and_prompts(tiny_folder: Folder) -> None:
+def test_shapes_types_and_prompts(tiny_folder: Folder) -> None:
     encoder = LayerEncoder(tiny_folder("Llama"), -1, device="cpu", prompts={"q": "query: "})
-    found = encoder.encode_layers(TEXTS, [0, 0.5, -1], convert_to_tensor=True, token_budget=40)
-    assert isinstance(found, torch.Tensor)
-    np.testing.assert_allclose(found, encoder.encode_layers(TEXTS)[[0, 2, 4]], atol=1e-5)
-    assert encoder.encode_layers(TEXTS[0], [1]).shape == (1, found.shape[2])
-    assert encoder.encode_layers([]).shape == (5, 0, found.shape[2])
-    assert encoder.encode_layers(TEXTS, site="mlp").shape == (4, *found.shape[1:])
-    for how in ({"prompt_name": "q"}, {"prompt": "query: "}):
-        expected = encoder.encode(TEXTS, batch_size=1, **how)
-        np.testing.assert_allclose(encoder.encode_layers(TEXTS, [-1], **how)[0], expected, atol=1e-5)  # type: ignore[arg-type]
+    vectors = encoder.encode_layers(TEXTS, [0, 0.5, -1], convert_to_tensor=True, token_budget=40)
+    assert isinstance(vectors, torch.Tensor)
+    np.testing.assert_allclose(vectors, encoder.encode_layers(TEXTS)[[0, 2, 4]], atol=1e-5)
+    assert encoder.encode_layers(TEXTS[0], [1]).shape == (1, vectors.shape[2])
+    assert encoder.encode_layers([]).shape == (5, 0, vectors.shape[2])
+    assert encoder.encode_layers(TEXTS, site="mlp").shape == (4, *vectors.shape[1:])
+    for prompt_kwargs in ({"prompt_name": "q"}, {"prompt": "query: "}):
+        expected = encoder.encode(TEXTS, batch_size=1, **prompt_kwargs)
+        np.testing.assert_allclose(encoder.encode_layers(TEXTS, [-1], **prompt_kwargs)[0], expected, atol=1e-5)  # type: ignore[arg-type]
 
 
-def test_what_cannot_be_read_is_refused(
+def test_invalid_calls_are_refused(
     tiny_folder: Folder, tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
 ) -> None:
     encoder = LayerEncoder(tiny_folder("Llama"), -1, device="cpu")

@@ -31,23 +31,23 @@ TEXT_FAMILIES = [name for name, family in FAMILIES.items() if family.modality ==
 
 
 def pooled_by_hand(name: str, encoder: LayerEncoder, texts: list[str]) -> np.ndarray:
-    """Return each text's vector from hooks on the uncut model, one text at a time, pooled as the words say."""
+    """Return each text's vector from hooks on the uncut model, one text at a time, pooled as requested."""
     model = tiny(name)
     anatomy = find_anatomy(model)
     layer, norm, pooling = encoder.layer, encoder.norm, encoder.pooling
     rows = []
     for text in texts:
-        seen: list[torch.Tensor] = []
-        first = anatomy.block(model, 1)
+        captured: list[torch.Tensor] = []
+        first_block = anatomy.block(model, 1)
         handles = [
-            first.register_forward_pre_hook(lambda _m, a, k: seen.append(a[0] if a else k["hidden_states"]), with_kwargs=True)
+            first_block.register_forward_pre_hook(lambda _m, a, k: captured.append(a[0] if a else k["hidden_states"]), with_kwargs=True)
         ] if layer == 0 else [
-            block.register_forward_hook(lambda _m, _a, out: seen.append(out[0] if isinstance(out, tuple) else out))
+            block.register_forward_hook(lambda _m, _a, out: captured.append(out[0] if isinstance(out, tuple) else out))
             for block in {id(b): b for b in (anatomy.block(model, k) for k in range(1, DEPTH + 1))}.values()
         ]  # fmt: skip
         with torch.no_grad():
             model(input_ids=encoder.tokenizer(text, return_tensors="pt")["input_ids"])
-            states = seen[max(layer - 1, 0)]
+            states = captured[max(layer - 1, 0)]
             for path in anatomy.final if norm == "final" else ():
                 states = model.get_submodule(path)(states)
         for handle in handles:
@@ -80,7 +80,7 @@ def test_layer_forms(layer: float, expected: int, tiny_folder: Folder) -> None:
     assert LayerEncoder(tiny_folder("BERT"), layer, device="cpu").layer == expected
 
 
-def test_only_the_kept_blocks_exist(tiny_folder: Folder) -> None:
+def test_only_the_blocks_up_to_the_layer_exist(tiny_folder: Folder) -> None:
     count = lambda k: sum(p.numel() for p in LayerEncoder(tiny_folder("Llama"), k, device="cpu").parameters())  # noqa: E731
     sizes = [count(k) for k in range(DEPTH + 1)]
     assert len({later - earlier for earlier, later in zip(sizes, sizes[1:], strict=False)}) == 1
@@ -129,16 +129,16 @@ def test_exported_folders_load_where_this_package_is_not_installed(tiny_folder: 
         [sys.executable, "-c", _PLAIN, str(tmp_path / "texts.json"), *map(str, expected)], check=True, cwd=tmp_path
     )
     for folder, vectors in expected.items():
-        # Not to the bit: another process may lay its weights out otherwise, and ARM's kernels then sum otherwise.
+        # Not bitwise: another process may lay out its weights differently, and ARM kernels then sum in another order.
         np.testing.assert_allclose(np.load(folder / "plain.npy"), vectors, rtol=1e-5, atol=1e-5, err_msg=folder.name)
 
 
 def test_a_cut_folder_can_be_cut_again(tiny_folder: Folder, tmp_path: Path) -> None:
     LayerEncoder(tiny_folder("Llama"), 3, device="cpu").save_pretrained(str(tmp_path / "three"))
-    again = LayerEncoder(str(tmp_path / "three"), 2, device="cpu")
-    assert again.num_layers == 3
+    recut = LayerEncoder(str(tmp_path / "three"), 2, device="cpu")
+    assert recut.num_layers == 3
     np.testing.assert_allclose(
-        again.encode(TEXTS), LayerEncoder(tiny_folder("Llama"), 2, device="cpu").encode(TEXTS), atol=1e-6
+        recut.encode(TEXTS), LayerEncoder(tiny_folder("Llama"), 2, device="cpu").encode(TEXTS), atol=1e-6
     )
 
 
@@ -175,11 +175,11 @@ def test_adapters_are_merged_in_order_before_the_cut(tiny_folder: Folder, tmp_pa
     from peft import LoraConfig, get_peft_model
 
     merged = tiny("Llama")
-    for number in (0, 1):
-        torch.manual_seed(number)
+    for seed in (0, 1):
+        torch.manual_seed(seed)
         lora = LoraConfig(r=4, target_modules=["q_proj", "down_proj"], init_lora_weights=False)
         adapted = get_peft_model(merged, lora)
-        adapted.save_pretrained(tmp_path / str(number))
+        adapted.save_pretrained(tmp_path / str(seed))
         merged = adapted.merge_and_unload()
     merged.save_pretrained(tmp_path / "merged")  # type: ignore[operator]
     tokenizer().save_pretrained(tmp_path / "merged")
@@ -201,7 +201,7 @@ def test_half_precision_and_prompts(tiny_folder: Folder) -> None:
     assert np.corrcoef(exact.ravel(), close.ravel().astype(np.float32))[0, 1] > 0.999
 
 
-def test_a_device_map_places_the_model(tiny_folder: Folder) -> None:
+def test_device_map_places_the_model(tiny_folder: Folder) -> None:
     placed = LayerEncoder(tiny_folder("Llama"), 2, device_map="auto")
     expected = LayerEncoder(tiny_folder("Llama"), 2, device="cpu").encode(TEXTS)
     np.testing.assert_allclose(placed.encode(TEXTS), expected, atol=1e-5)
@@ -209,11 +209,11 @@ def test_a_device_map_places_the_model(tiny_folder: Folder) -> None:
         LayerEncoder(tiny_folder("Llama"), 2, device_map="auto", device="cpu")
 
 
-def test_chat_template_is_used_only_when_asked(tiny_folder: Folder, tmp_path: Path) -> None:
+def test_chat_template_is_used_only_on_request(tiny_folder: Folder, tmp_path: Path) -> None:
     folder = save_tiny("Llama", tmp_path)
-    made = tokenizer()
-    made.chat_template = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"
-    made.save_pretrained(folder)
+    chat_tokenizer = tokenizer()
+    chat_tokenizer.chat_template = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"
+    chat_tokenizer.save_pretrained(folder)
     raw = LayerEncoder(folder, 2, device="cpu")
     np.testing.assert_allclose(
         raw.encode(TEXTS), LayerEncoder(tiny_folder("Llama"), 2, device="cpu").encode(TEXTS), atol=1e-6
@@ -258,7 +258,7 @@ def test_one_epoch_lowers_the_loss_and_the_best_model_is_loaded(tiny_folder: Fol
 
 @pytest.mark.slow
 @pytest.mark.parametrize("norm", ["none", "final"])
-def test_a_process_pool_gives_what_one_process_gives(norm: Norm, tiny_folder: Folder) -> None:
+def test_process_pool_gives_the_same_vectors_as_one_process(norm: Norm, tiny_folder: Folder) -> None:
     encoder = LayerEncoder(tiny_folder("Llama"), 2, norm=norm, device="cpu")
     expected = encoder.encode(TEXTS)  # after this, transformers' hooks are on the model
     pool = encoder.start_multi_process_pool(["cpu", "cpu"])
@@ -270,11 +270,11 @@ def test_a_process_pool_gives_what_one_process_gives(norm: Norm, tiny_folder: Fo
     np.testing.assert_array_equal(encoder.encode(TEXTS), expected)
 
 
-# --- what a user gets wrong ----------------------------------------------------------------------------------------
+# --- user errors ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("options", "error", "text"),
+    ("options", "error", "message"),
     [
         ({"layer": 5}, LayerIndexError, r"in \[0, 4\].*but got 5"),
         ({"layer": 1.5}, LayerIndexError, r"fraction of the depth in \(0, 1\], but got 1.5"),
@@ -289,8 +289,10 @@ def test_a_process_pool_gives_what_one_process_gives(norm: Norm, tiny_folder: Fo
         ({"gguf_file": "none.gguf"}, ModelNotFoundError, "there is no 'none.gguf'"),
     ],
 )
-def test_wrong_options_name_the_cure(options: dict[str, object], error: type, text: str, tiny_folder: Folder) -> None:
-    with pytest.raises(error, match=text):
+def test_invalid_options_name_the_fix(
+    options: dict[str, object], error: type, message: str, tiny_folder: Folder
+) -> None:
+    with pytest.raises(error, match=message):
         LayerEncoder(tiny_folder("Llama"), **({"layer": 2, "device": "cpu"} | options))  # type: ignore[arg-type]
 
 
@@ -302,12 +304,12 @@ def test_a_wrong_layer_is_refused_before_weights_are_read(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("model", ["./nowhere", "/no/such/folder", "a/b/c"])
-def test_a_folder_that_is_not_there(model: str) -> None:
+def test_missing_folder_is_refused(model: str) -> None:
     with pytest.raises(ModelNotFoundError, match="there is no folder"):
         LayerEncoder(model, 2)
 
 
-def test_a_folder_without_a_model(tmp_path: Path) -> None:
+def test_folder_without_a_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFoundError, match="must hold a config"):
         LayerEncoder(str(tmp_path), 2)
 
@@ -337,7 +339,7 @@ def test_a_family_whose_blocks_depend_on_depth_is_refused(tmp_path: Path) -> Non
         LayerEncoder(str(tmp_path), 2)
 
 
-def test_no_pad_token_is_stood_in_for_or_refused(tmp_path: Path, tiny_folder: Folder) -> None:
+def test_missing_pad_token_is_replaced_or_refused(tmp_path: Path, tiny_folder: Folder) -> None:
     folder = save_tiny("Llama", tmp_path, pad=False)
     expected = LayerEncoder(tiny_folder("Llama"), 2, device="cpu").encode(TEXTS)
     np.testing.assert_allclose(LayerEncoder(folder, 2, device="cpu").encode(TEXTS), expected, atol=1e-6)
@@ -349,7 +351,7 @@ def test_no_pad_token_is_stood_in_for_or_refused(tmp_path: Path, tiny_folder: Fo
 
 
 @pytest.mark.parametrize("pooling", POOLINGS)
-def test_an_empty_text_is_a_zero_vector_alone_and_among_others(pooling: str, tiny_folder: Folder) -> None:
+def test_empty_text_is_a_zero_vector_alone_and_in_a_batch(pooling: str, tiny_folder: Folder) -> None:
     encoder = LayerEncoder(tiny_folder("GPT2"), 2, pooling=pooling, device="cpu")  # type: ignore[arg-type]
     np.testing.assert_array_equal(encoder.encode([""]), 0)
     assert encoder.encode("").shape == (32,)
@@ -358,7 +360,7 @@ def test_an_empty_text_is_a_zero_vector_alone_and_among_others(pooling: str, tin
     np.testing.assert_allclose(mixed[1:], encoder.encode(TEXTS), atol=1e-5)
 
 
-def test_a_long_text_is_cut_off_and_it_is_said_once(tiny_folder: Folder, caplog: pytest.LogCaptureFixture) -> None:
+def test_long_text_is_truncated_with_one_warning(tiny_folder: Folder, caplog: pytest.LogCaptureFixture) -> None:
     encoder = LayerEncoder(tiny_folder("Llama"), 2, max_length=8, device="cpu")
     with caplog.at_level(logging.WARNING, logger="midlayer_encoders.encoder.encoding"):
         assert not caplog.records

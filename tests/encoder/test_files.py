@@ -1,4 +1,4 @@
-"""Where a model comes from: a revision on the hub, a module in memory; and an encoder that moves to another process."""
+"""Where a model comes from: a revision on the hub or a module in memory; and encoders that are pickled."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ Folder = Callable[[str], str]
 
 
 @pytest.fixture
-def cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str | None, str]:
-    """Return the folders of two revisions of org/tiny, which lie in the hub's cache, which differ in all files."""
+def cached_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str | None, str]:
+    """Return the folders of two revisions of org/tiny in the hub's cache. All their files differ."""
     root = tmp_path / "hub" / "models--org--tiny"
     folders: dict[str | None, str] = {}
     for seed, (name, commit) in enumerate({"main": "a" * 40, "step1000": "b" * 40}.items()):
         folder = root / "snapshots" / commit
         save_tiny("Llama", folder, seed=seed)
-        made = tokenizer()
+        fast_tokenizer = tokenizer()
         if seed:
-            made.model_max_length = 16
-            made.save_pretrained(folder)
+            fast_tokenizer.model_max_length = 16
+            fast_tokenizer.save_pretrained(folder)
             config = json.loads((folder / "config.json").read_text())
             (folder / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 0.5}))
         (root / "refs").mkdir(exist_ok=True)
@@ -51,11 +51,11 @@ def cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str | None, 
 
 
 @pytest.mark.parametrize("revision", [None, "main", "step1000"])
-def test_config_weights_and_tokenizer_are_those_of_the_revision(
-    revision: str | None, cached: dict[str | None, str]
+def test_config_weights_and_tokenizer_come_from_the_revision(
+    revision: str | None, cached_folders: dict[str | None, str]
 ) -> None:
     encoder = LayerEncoder("org/tiny", 2, revision=revision, device="cpu")
-    expected = LayerEncoder(cached[revision], 2, device="cpu")
+    expected = LayerEncoder(cached_folders[revision], 2, device="cpu")
     np.testing.assert_array_equal(encoder.encode(TEXTS), expected.encode(TEXTS))
     assert encoder.max_seq_length == (16 if revision == "step1000" else 64)
     assert (encoder.spec.model, encoder.spec.revision) == ("org/tiny", revision)
@@ -68,7 +68,7 @@ def test_config_weights_and_tokenizer_are_those_of_the_revision(
 
 
 class Stack(nn.Module):
-    """Two lists of blocks and two norms: which are meant is the caller's to say."""
+    """Two lists of blocks and two norms: the caller says which ones to use."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -97,49 +97,49 @@ def bgr(images: list[Any]) -> torch.Tensor:
     return rgb(images).flip(1)
 
 
-def test_every_option_of_a_module_in_memory_makes_other_vectors_and_another_encoder() -> None:
+def test_options_of_a_module_in_memory_change_the_vectors_and_the_spec() -> None:
     module = Stack()
     base: dict[str, Any] = {"processor": rgb, "blocks": "second", "final": ("norm",), "device": "cpu"}
     changes: list[dict[str, Any]] = [
         {}, {"blocks": "first"}, {"final": ("other",)}, {"final": ("norm", "other")}, {"final": ("other", "norm")},
         {"final": ()}, {"norm": "none", "final": ("norm",), "layer": 1}, {"layer": 1}, {"processor": bgr}, {"pooling": "max"},
     ]  # fmt: skip
-    made = [LayerEncoder.from_module(module, **{"layer": 2} | base | change) for change in changes]
-    vectors = [encoder.encode(IMAGES) for encoder in made]
-    for position, (encoder, rows) in enumerate(zip(made, vectors, strict=True)):
-        for other, others in zip(made[:position], vectors[:position], strict=True):
-            assert np.abs(rows - others).max() > 1e-3, (position, changes[position])
-            assert encoder.spec.digest != other.spec.digest, (position, changes[position])
-    again = LayerEncoder.from_module(Stack(), 2, **base)
-    assert again.spec == made[0].spec
-    np.testing.assert_array_equal(again.encode(IMAGES), vectors[0])
+    encoders = [LayerEncoder.from_module(module, **{"layer": 2} | base | change) for change in changes]
+    vectors = [encoder.encode(IMAGES) for encoder in encoders]
+    for position, (encoder, rows) in enumerate(zip(encoders, vectors, strict=True)):
+        for earlier, earlier_rows in zip(encoders[:position], vectors[:position], strict=True):
+            assert np.abs(rows - earlier_rows).max() > 1e-3, (position, changes[position])
+            assert encoder.spec.digest != earlier.spec.digest, (position, changes[position])
+    recreated = LayerEncoder.from_module(Stack(), 2, **base)
+    assert recreated.spec == encoders[0].spec
+    np.testing.assert_array_equal(recreated.encode(IMAGES), vectors[0])
 
 
-def test_the_settings_of_a_processor_make_another_encoder_and_its_use_does_not() -> None:
-    def made(**settings: Any) -> LayerEncoder:
+def test_processor_settings_change_the_spec_and_its_use_does_not() -> None:
+    def make_encoder(**settings: Any) -> LayerEncoder:
         import transformers as tf
 
         prepare = tf.ViTImageProcessorPil(**{"size": {"height": 16, "width": 16}} | settings)
         return LayerEncoder.from_module(tiny("ViT"), 2, processor=prepare, device="cpu")
 
-    plain, dark = made(), made(image_mean=[0.1, 0.5, 0.9])
+    plain, dark = make_encoder(), make_encoder(image_mean=[0.1, 0.5, 0.9])
     assert np.abs(plain.encode(IMAGES) - dark.encode(IMAGES)).max() > 1e-3
     assert plain.spec.digest != dark.spec.digest
-    assert made().spec == plain.spec
-    short = tokenizer()
-    short.model_max_length = 8
-    texts = [
-        LayerEncoder.from_module(tiny("Llama"), 2, processor=made, medium="text", device="cpu")
-        for made in (tokenizer(), short)
+    assert make_encoder().spec == plain.spec
+    short_tokenizer = tokenizer()
+    short_tokenizer.model_max_length = 8
+    text_encoders = [
+        LayerEncoder.from_module(tiny("Llama"), 2, processor=text_tokenizer, medium="text", device="cpu")
+        for text_tokenizer in (tokenizer(), short_tokenizer)
     ]
-    before = [encoder.spec.digest for encoder in texts]
-    assert np.abs(texts[0].encode(TEXTS) - texts[1].encode(TEXTS)).max() > 1e-3
-    assert before[0] != before[1]
-    used = LayerEncoder.from_module(tiny("Llama"), 2, processor=texts[0].processor, medium="text", device="cpu")
-    assert [used.spec.digest, *(encoder.spec.digest for encoder in texts)] == [before[0], *before]
+    digests = [encoder.spec.digest for encoder in text_encoders]
+    assert np.abs(text_encoders[0].encode(TEXTS) - text_encoders[1].encode(TEXTS)).max() > 1e-3
+    assert digests[0] != digests[1]
+    used = LayerEncoder.from_module(tiny("Llama"), 2, processor=text_encoders[0].processor, medium="text", device="cpu")
+    assert [used.spec.digest, *(encoder.spec.digest for encoder in text_encoders)] == [digests[0], *digests]
 
 
-def test_prompts_stand_before_the_texts_of_a_module_in_memory() -> None:
+def test_prompts_precede_the_texts_of_a_module_in_memory() -> None:
     encoder = LayerEncoder.from_module(
         tiny("Llama"), 2, processor=tokenizer(), medium="text", prompts={"ask": "q: "}, default_prompt_name="ask",
         device="cpu",
@@ -156,7 +156,7 @@ def test_prompts_stand_before_the_texts_of_a_module_in_memory() -> None:
         {"gguf_file": "a.gguf"}, {"revision": "main"}, {"device_map": "cpu", "device": None},
     ],
 )  # fmt: skip
-def test_an_option_of_files_is_refused_for_a_module_in_memory(option: dict[str, Any]) -> None:
+def test_file_options_are_refused_for_a_module_in_memory(option: dict[str, Any]) -> None:
     with pytest.raises(OptionError, match=f"`{next(iter(option))}` must be left out for a module in memory"):
         LayerEncoder.from_module(
             tiny("Llama"), 2, processor=processor("Llama"), medium="text", **{"device": "cpu"} | option
@@ -166,7 +166,7 @@ def test_an_option_of_files_is_refused_for_a_module_in_memory(option: dict[str, 
 # --- warnings and errors ---------------------------------------------------------------------------------------------
 
 
-def test_truncation_counts_the_prompt_names_the_text_and_is_warned_once_for_each_encoder(
+def test_truncation_warning_counts_the_prompt_and_is_logged_once_per_encoder(
     tiny_folder: Folder, caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(2):
@@ -183,7 +183,7 @@ def test_truncation_counts_the_prompt_names_the_text_and_is_warned_once_for_each
         caplog.clear()
 
 
-def test_the_text_that_is_named_is_the_long_one_wherever_it_stands(
+def test_truncation_warning_names_the_long_text_at_any_position(
     tiny_folder: Folder, caplog: pytest.LogCaptureFixture
 ) -> None:
     encoder = LayerEncoder(tiny_folder("Llama"), 2, max_length=8, device="cpu")
@@ -192,7 +192,7 @@ def test_the_text_that_is_named_is_the_long_one_wherever_it_stands(
 
 
 @pytest.mark.parametrize("pooling", ["mean", "last", "cls", "max", "weightedmean"])
-def test_an_empty_text_is_zero_and_one_with_a_prompt_is_the_prompt(pooling: Any, tiny_folder: Folder) -> None:
+def test_empty_text_is_zero_and_with_a_prompt_is_the_prompt(pooling: Any, tiny_folder: Folder) -> None:
     encoder = LayerEncoder(tiny_folder("Llama"), 2, pooling=pooling, prompts={"ask": "q: "}, device="cpu")
     for texts in ([""], ["", ""], ["", "a longer text", ""], ["a", ""]):
         vectors = encoder.encode(texts)
@@ -203,7 +203,7 @@ def test_an_empty_text_is_zero_and_one_with_a_prompt_is_the_prompt(pooling: Any,
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("layer", [1, 3])
-def test_a_state_that_is_not_finite_names_its_layer_and_text(layer: int, value: float, tiny_folder: Folder) -> None:
+def test_nonfinite_state_names_its_layer_and_text(layer: int, value: float, tiny_folder: Folder) -> None:
     encoder = LayerEncoder(tiny_folder("Llama"), layer, norm="none", device="cpu")
     with torch.no_grad():
         encoder[0].model.embed_tokens.weight[tokenizer().convert_tokens_to_ids("W")] = value
@@ -213,7 +213,7 @@ def test_a_state_that_is_not_finite_names_its_layer_and_text(layer: int, value: 
     assert np.isfinite(encoder.encode([text for text in TEXTS if "W" not in text])).all()
 
 
-def test_infinity_that_is_not_nan_is_refused_too(tiny_folder: Folder) -> None:
+def test_infinity_without_nan_is_refused(tiny_folder: Folder) -> None:
     encoder = LayerEncoder(tiny_folder("Llama"), 2, pooling="cls", device="cpu")
     with torch.no_grad():
         encoder[0].model.norm.weight[3] = float("inf")
@@ -224,14 +224,14 @@ def test_infinity_that_is_not_nan_is_refused_too(tiny_folder: Folder) -> None:
 # --- other processes -------------------------------------------------------------------------------------------------
 
 
-def test_an_encoder_is_the_same_after_it_was_pickled(tiny_folder: Folder) -> None:
+def test_pickled_encoder_is_the_same(tiny_folder: Folder) -> None:
     for norm in ("none", "final"):
         encoder = LayerEncoder(
             tiny_folder("Llama"), 2, norm=norm, pooling="last", truncate_dim=7, max_length=9,  # type: ignore[arg-type]
             prompts={"ask": "q: "}, default_prompt_name="ask", device="cpu",
         )  # fmt: skip
         expected = encoder.encode(TEXTS)
-        moved = pickle.loads(pickle.dumps(encoder))
-        np.testing.assert_array_equal(moved.encode(TEXTS), expected)
-        assert moved.spec == encoder.spec
+        unpickled = pickle.loads(pickle.dumps(encoder))
+        np.testing.assert_array_equal(unpickled.encode(TEXTS), expected)
+        assert unpickled.spec == encoder.spec
         np.testing.assert_array_equal(encoder.encode(TEXTS), expected)

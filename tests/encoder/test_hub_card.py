@@ -1,6 +1,6 @@
-"""What ``push_to_hub`` uploads: a card that names the repository, and lines that load it from there.
+"""``push_to_hub`` uploads a card that names the repository and code that loads the model from it.
 
-The hub itself is the one part that a test cannot run: ``HfApi`` is stood in for where it would reach it.
+The hub is the only part that a test cannot run, so ``HfApi`` is mocked.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ Folder = Callable[[str], str]
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Return what was uploaded: the folder, and the options of the upload."""
-    seen: dict[str, Any] = {"folder": tmp_path / "uploaded"}
+    """Return the uploaded folder and the options of the upload."""
+    upload: dict[str, Any] = {"folder": tmp_path / "uploaded"}
 
     def upload_folder(self: HfApi, *, repo_id: str, folder_path: str, **options: Any) -> CommitInfo:
-        shutil.copytree(folder_path, seen["folder"])
-        seen.update(options)
+        shutil.copytree(folder_path, upload["folder"])
+        upload.update(options)
         url = f"https://huggingface.co/{repo_id}/"
         return CommitInfo(url + "commit/1", "", "", "1", pr_url=url + "discussions/1")
 
     def create_repo(self: HfApi, repo_id: str, **_: Any) -> RepoUrl:
-        named = repo_id if "/" in repo_id else f"someone/{repo_id}"  # as the hub completes it
-        return RepoUrl(f"https://huggingface.co/{named}")
+        full_name = repo_id if "/" in repo_id else f"someone/{repo_id}"  # as the hub completes it
+        return RepoUrl(f"https://huggingface.co/{full_name}")
 
     monkeypatch.setattr(HfApi, "create_repo", create_repo)
     monkeypatch.setattr(HfApi, "create_branch", lambda *_, **__: None)
     monkeypatch.setattr(HfApi, "upload_folder", upload_folder)
-    return seen
+    return upload
 
 
 @pytest.mark.parametrize("branch", [None, "layer-2"])
-def test_the_card_names_the_repository_and_its_lines_run(
+def test_card_names_the_repository_and_its_code_runs(
     branch: str | None, hub: dict[str, Any], tiny_folder: Folder
 ) -> None:
     encoder = LayerEncoder(tiny_folder("Llama"), 2, device="cpu")
@@ -53,16 +53,14 @@ def test_the_card_names_the_repository_and_its_lines_run(
     assert "\nsomeone/cut is local/" in card
     assert hub["commit_message"] == "Add new SentenceTransformer model"
     (lines,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
-    place = 'SentenceTransformer("someone/cut"' + (f', revision="{branch}")' if branch else ")")
-    assert place in lines
-    found: dict[str, Any] = {}
-    exec(lines.replace(place, f'SentenceTransformer("{hub["folder"]}", device="cpu")'), found)
-    np.testing.assert_array_equal(found["model"].encode(TEXTS), encoder.encode(TEXTS))
+    load_call = 'SentenceTransformer("someone/cut"' + (f', revision="{branch}")' if branch else ")")
+    assert load_call in lines
+    namespace: dict[str, Any] = {}
+    exec(lines.replace(load_call, f'SentenceTransformer("{hub["folder"]}", device="cpu")'), namespace)
+    np.testing.assert_array_equal(namespace["model"].encode(TEXTS), encoder.encode(TEXTS))
 
 
-def test_the_card_of_a_folder_names_no_repository_after_a_push(
-    hub: dict[str, Any], tiny_folder: Folder, tmp_path: Path
-) -> None:
+def test_saved_card_names_no_repository_after_a_push(hub: dict[str, Any], tiny_folder: Folder, tmp_path: Path) -> None:
     encoder = LayerEncoder(tiny_folder("Llama"), 2, device="cpu")
     encoder.push_to_hub("someone/cut", revision="b", replace_model_card=True)
     encoder.save_pretrained(str(tmp_path / "folder"))
@@ -71,7 +69,7 @@ def test_the_card_of_a_folder_names_no_repository_after_a_push(
     assert 'model = SentenceTransformer("sentence_transformers_model_id")' in card
 
 
-def test_a_folder_that_is_pushed_later_by_sentence_transformers_alone_names_the_repository_too(
+def test_folder_pushed_later_by_sentence_transformers_names_the_repository(
     hub: dict[str, Any], tiny_folder: Folder, tmp_path: Path
 ) -> None:
     LayerEncoder(tiny_folder("Llama"), 2, device="cpu").save_pretrained(str(tmp_path / "folder"))
@@ -80,7 +78,7 @@ def test_a_folder_that_is_pushed_later_by_sentence_transformers_alone_names_the_
     assert 'model = SentenceTransformer("someone/cut")' in (hub["folder"] / "README.md").read_text()
 
 
-def test_a_pull_request_says_how_to_load_what_it_adds(hub: dict[str, Any], tiny_folder: Folder) -> None:
+def test_pull_request_describes_how_to_load_the_model(hub: dict[str, Any], tiny_folder: Folder) -> None:
     encoder = LayerEncoder(tiny_folder("Llama"), 2, device="cpu")
     url = encoder.push_to_hub("someone/cut", create_pr=True, replace_model_card=True)
     assert url.endswith("discussions/1")
@@ -89,6 +87,6 @@ def test_a_pull_request_says_how_to_load_what_it_adds(hub: dict[str, Any], tiny_
     lines = lines.replace('"someone/cut"', repr(str(hub["folder"]))).replace(
         '    revision=f"refs/pr/{pr_number}",\n', ""
     )
-    found: dict[str, Any] = {}
-    exec(lines, found)
-    assert found["embeddings"].shape == (3, 32)
+    namespace: dict[str, Any] = {}
+    exec(lines, namespace)
+    assert namespace["embeddings"].shape == (3, 32)

@@ -1,4 +1,4 @@
-"""Joint models: a layer for each tower, the heads after them as they are; one tower alone."""
+"""Joint models: a layer for each tower with the original heads after it, or one tower alone."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ Folder = Callable[[str], str]
 
 @pytest.fixture(scope="module")
 def joint_folder(tmp_path_factory: pytest.TempPathFactory) -> Folder:
-    made = {name: save_joint(name, tmp_path_factory.mktemp(f"joint-{name}")) for name in JOINT}
-    return made.__getitem__
+    folders = {name: save_joint(name, tmp_path_factory.mktemp(f"joint-{name}")) for name in JOINT}
+    return folders.__getitem__
 
 
-def features(name: str, text: int, image: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return what the whole model's own heads make after its last blocks are taken away, one input at a time."""
+def features_by_hand(name: str, text: int, image: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the features of the full model's own heads after its last blocks are removed, one input at a time."""
     model = tiny_joint(name)
     del model.text_model.encoder.layers[text:], model.vision_model.encoder.layers[image:]  # type: ignore[union-attr]
     pixels = joint_image_processor()
-    padding = "max_length" if name in ("SigLIP", "AIMv2") else False  # what their heads, or masks, count on
+    padding = "max_length" if name in ("SigLIP", "AIMv2") else False  # required by their heads or masks
     tokens = [tokenizer()(text, padding=padding, return_tensors="pt") for text in TEXTS]
-    ids = [{key: made[key] for key in ("input_ids", "attention_mask")} for made in tokens]
+    ids = [{key: batch[key] for key in ("input_ids", "attention_mask")} for batch in tokens]
     with torch.no_grad():
-        texts = [model.get_text_features(**made).pooler_output for made in ids]  # type: ignore[operator]
+        texts = [model.get_text_features(**batch).pooler_output for batch in ids]  # type: ignore[operator]
         images = [model.get_image_features(**pixels([i], return_tensors="pt")).pooler_output for i in IMAGES]  # type: ignore[operator]
     return torch.cat(texts).numpy(), torch.cat(images).numpy()
 
@@ -47,88 +47,92 @@ def features(name: str, text: int, image: int) -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.parametrize(
     ("name", "text", "image"), [("CLIP", 4, 3), ("CLIP", 2, 1), ("CLIP", 0, 0), ("SigLIP", 2, 0), ("AIMv2", 0, 2)]
 )
-def test_each_tower_ends_at_its_layer_and_export_gives_the_same(
+def test_each_tower_ends_at_its_layer_and_export_gives_the_same_vectors(
     name: str, text: int, image: int, joint_folder: Folder, tmp_path: Path
 ) -> None:
     encoder = LayerEncoder(joint_folder(name), {"text": text, "image": image}, device="cpu")
     assert (encoder.tower_layers, encoder.layer, encoder.num_layers) == ({"text": text, "image": image}, image, 3)
-    expected = features(name, text, image)
-    got = encoder.encode(TEXTS), encoder.encode(IMAGES)
-    for ours, theirs in zip(got, expected, strict=True):
-        np.testing.assert_allclose(ours, theirs, atol=2e-5, rtol=1e-4)
+    expected = features_by_hand(name, text, image)
+    vectors = encoder.encode(TEXTS), encoder.encode(IMAGES)
+    for actual, reference in zip(vectors, expected, strict=True):
+        np.testing.assert_allclose(actual, reference, atol=2e-5, rtol=1e-4)
     encoder.save_pretrained(str(tmp_path))
     assert all(
-        kind["type"].startswith("sentence_transformers.")
-        for kind in json.loads((tmp_path / "modules.json").read_text())
+        module["type"].startswith("sentence_transformers.")
+        for module in json.loads((tmp_path / "modules.json").read_text())
     )
     plain = SentenceTransformer(str(tmp_path), device="cpu")
-    np.testing.assert_allclose(plain.encode(IMAGES), got[1], atol=1e-6)
-    np.testing.assert_allclose(plain.encode(TEXTS), got[0], atol=1e-6)
+    np.testing.assert_allclose(plain.encode(IMAGES), vectors[1], atol=1e-6)
+    np.testing.assert_allclose(plain.encode(TEXTS), vectors[0], atol=1e-6)
     assert f"Layer text-{text}-image-{image} of" in (tmp_path / "README.md").read_text()
 
 
-def test_one_number_is_meant_for_both_and_a_text_with_an_image_is_the_sum(joint_folder: Folder) -> None:
+def test_one_layer_applies_to_both_towers_and_a_pair_is_the_sum(joint_folder: Folder) -> None:
     encoder = LayerEncoder(joint_folder("CLIP"), -1, device="cpu")
     assert encoder.tower_layers == {"text": 4, "image": 3}
     assert encoder.spec.pooling == "head"
-    both = [{"text": text, "image": image} for text, image in zip(TEXTS, IMAGES, strict=True)]
-    np.testing.assert_allclose(encoder.encode(both), encoder.encode(TEXTS) + encoder.encode(IMAGES), atol=1e-5)
-    np.testing.assert_allclose(encoder.encode(both[0]), encoder.encode(both)[0], atol=1e-5)
-    unit = encoder.encode(both, normalize_embeddings=True, convert_to_tensor=True)
+    text_image_pairs = [{"text": text, "image": image} for text, image in zip(TEXTS, IMAGES, strict=True)]
+    np.testing.assert_allclose(
+        encoder.encode(text_image_pairs), encoder.encode(TEXTS) + encoder.encode(IMAGES), atol=1e-5
+    )
+    np.testing.assert_allclose(encoder.encode(text_image_pairs[0]), encoder.encode(text_image_pairs)[0], atol=1e-5)
+    unit = encoder.encode(text_image_pairs, normalize_embeddings=True, convert_to_tensor=True)
     total = torch.tensor(encoder.encode(TEXTS) + encoder.encode(IMAGES))  # summed first, then scaled
     torch.testing.assert_close(unit, torch.nn.functional.normalize(total, dim=1), atol=1e-5, rtol=1e-4)
-    other = LayerEncoder(joint_folder("CLIP"), {"text": 3, "image": 3}, device="cpu")
-    assert other.spec.digest != encoder.spec.digest
-    assert other.model_card_data.model_name.endswith("-layer-text-3-image-3")
+    other_encoder = LayerEncoder(joint_folder("CLIP"), {"text": 3, "image": 3}, device="cpu")
+    assert other_encoder.spec.digest != encoder.spec.digest
+    assert other_encoder.model_card_data.model_name.endswith("-layer-text-3-image-3")
 
 
 @pytest.mark.parametrize("name", JOINT)
-def test_a_tower_alone_is_its_states_pooled(name: str, joint_folder: Folder, tmp_path: Path) -> None:
+def test_tower_alone_pools_its_states(name: str, joint_folder: Folder, tmp_path: Path) -> None:
     encoder = LayerEncoder(joint_folder(name), 2, norm="none", tower="image", device="cpu")
     assert (encoder.media, encoder.num_layers, encoder.tower_layers) == (["image"], 3, {})
-    seen: list[torch.Tensor] = []
+    captured: list[torch.Tensor] = []
     model = tiny_joint(name)
     model.vision_model.encoder.layers[1].register_forward_hook(  # type: ignore[union-attr, index]
-        lambda _m, _a, out: seen.append(out[0] if isinstance(out, tuple) else out)
+        lambda _m, _a, out: captured.append(out[0] if isinstance(out, tuple) else out)
     )
     with torch.no_grad():
         model.vision_model(pixel_values=encoder.model_inputs(IMAGES)["pixel_values"])  # type: ignore[operator]
-    np.testing.assert_allclose(encoder.encode(IMAGES), seen[0].mean(1).numpy(), atol=2e-5, rtol=1e-4)
+    np.testing.assert_allclose(encoder.encode(IMAGES), captured[0].mean(1).numpy(), atol=2e-5, rtol=1e-4)
     encoder.save_pretrained(str(tmp_path / "image"))
     plain = SentenceTransformer(str(tmp_path / "image"), device="cpu")
     np.testing.assert_allclose(plain.encode(IMAGES), encoder.encode(IMAGES), atol=1e-6)
-    texts = LayerEncoder(joint_folder(name), 2, tower="text", device="cpu")
-    assert texts.media == ["text"]
-    np.testing.assert_allclose(texts.encode(TEXTS), np.stack([texts.encode(text) for text in TEXTS]), atol=2e-5)
+    text_encoder = LayerEncoder(joint_folder(name), 2, tower="text", device="cpu")
+    assert text_encoder.media == ["text"]
+    np.testing.assert_allclose(
+        text_encoder.encode(TEXTS), np.stack([text_encoder.encode(text) for text in TEXTS]), atol=2e-5
+    )
     if name == "CLIP":
-        texts.save_pretrained(str(tmp_path / "text"))
-        again = SentenceTransformer(str(tmp_path / "text"), device="cpu")
-        np.testing.assert_allclose(again.encode(TEXTS), texts.encode(TEXTS), atol=1e-6)
+        text_encoder.save_pretrained(str(tmp_path / "text"))
+        plain_text = SentenceTransformer(str(tmp_path / "text"), device="cpu")
+        np.testing.assert_allclose(plain_text.encode(TEXTS), text_encoder.encode(TEXTS), atol=1e-6)
     else:
         with pytest.raises(CutError, match="has no automatic class in transformers"):
-            texts.save_pretrained(str(tmp_path / "text"))
+            text_encoder.save_pretrained(str(tmp_path / "text"))
 
 
-def test_the_command_exports_both_towers_or_one(joint_folder: Folder, tmp_path: Path) -> None:
+def test_export_command_saves_both_towers_or_one(joint_folder: Folder, tmp_path: Path) -> None:
     for options, layer in (
         (["--layer", "text=2,image=1"], {"text": 2, "image": 1}),
         (["--layer", "2", "--tower", "image"], 2),
     ):
         out = tmp_path / str(len(options))
-        done = CliRunner().invoke(app, ["export", joint_folder("CLIP"), "--out", str(out), *options])
-        assert done.exit_code == 0, done.output
+        result = CliRunner().invoke(app, ["export", joint_folder("CLIP"), "--out", str(out), *options])
+        assert result.exit_code == 0, result.output
         tower = "image" if layer == 2 else None
         expected = LayerEncoder(joint_folder("CLIP"), layer, tower=tower, device="cpu").encode(IMAGES)  # type: ignore[arg-type]
         np.testing.assert_allclose(SentenceTransformer(str(out), device="cpu").encode(IMAGES), expected, atol=1e-6)
 
 
-def test_what_a_joint_model_cannot_do_is_refused(joint_folder: Folder, tiny_folder: Folder) -> None:
+def test_unsupported_calls_of_a_joint_model_are_refused(joint_folder: Folder, tiny_folder: Folder) -> None:
     folder = joint_folder("CLIP")
     encoder = LayerEncoder(folder, -1, device="cpu")
     for call in (lambda: measure(encoder, IMAGES), lambda: sweep(encoder)):
         with pytest.raises(OptionError, match=r"has two towers\. Load one: tower='image'"):
             call()
-    for options, error, text in (
+    for options, error, message in (
         ({"layer": {"text": 2}}, LayerIndexError, "has none for 'image'"),
         ({"layer": {"text": 2, "imgae": 1}}, OptionError, "Did you mean 'image'"),
         ({"layer": {"text": 5, "image": 1}}, LayerIndexError, r"\[0, 4\] for the text tower of"),
@@ -136,7 +140,7 @@ def test_what_a_joint_model_cannot_do_is_refused(joint_folder: Folder, tiny_fold
         ({"layer": 2, "norm": "none"}, OptionError, "`norm` must be 'final'"),
         ({"layer": 2, "tower": "vision"}, OptionError, "`tower` must be one of 'text', 'image'"),
     ):
-        with pytest.raises(error, match=text):
+        with pytest.raises(error, match=message):
             LayerEncoder(folder, device="cpu", **options)  # type: ignore[arg-type]
     with pytest.raises(OptionError, match=r"`tower` must be None for .*not a joint model"):
         LayerEncoder(tiny_folder("ViT"), 2, tower="image", device="cpu")

@@ -1,4 +1,4 @@
-"""The printed lines recreate the encoder: run as printed, over a grid of options, they give the same vectors."""
+"""Printed code recreates the encoder: executed as printed, over a grid of options, it gives the same vectors."""
 
 from __future__ import annotations
 
@@ -38,20 +38,20 @@ GRID: list[dict[str, Any]] = [
     [
         pytest.param(
             layer, options, id=f"{layer}-{','.join(options) or 'none'}",
-            marks=[pytest.mark.slow] if (layer == 0 or place % 2) and options and options is not GRID[-1] else [],
+            marks=[pytest.mark.slow] if (layer == 0 or position % 2) and options and options is not GRID[-1] else [],
         )
         for layer in (0, 3)
-        for place, options in enumerate(GRID)
+        for position, options in enumerate(GRID)
     ],
 )  # fmt: skip
-def test_printed_lines_recreate_the_encoder(
+def test_printed_code_recreates_the_encoder(
     layer: int, options: dict[str, Any], tiny_folder: Folder, tmp_path: Path
 ) -> None:
     encoder = LayerEncoder(tiny_folder("Llama"), layer, device="cpu", **options)
     expected = encoder.encode(TEXTS)
-    made = eval(python_line(encoder.source, layer, encoder.options), {"LayerEncoder": LayerEncoder})
-    np.testing.assert_allclose(made.encode(TEXTS, device="cpu"), expected, rtol=1e-6)
-    assert made.spec == encoder.spec
+    recreated = eval(python_line(encoder.source, layer, encoder.options), {"LayerEncoder": LayerEncoder})
+    np.testing.assert_allclose(recreated.encode(TEXTS, device="cpu"), expected, rtol=1e-6)
+    assert recreated.spec == encoder.spec
     command = shlex.split(shell_line(encoder.source, layer, encoder.options, out=str(tmp_path / "out")))
     result = CliRunner().invoke(app, command[1:])
     assert result.exit_code == 0, result.output
@@ -60,7 +60,7 @@ def test_printed_lines_recreate_the_encoder(
     )
 
 
-def test_adapters_and_chat_templates_are_in_the_lines(tiny_folder: Folder, tmp_path: Path) -> None:
+def test_adapters_and_chat_templates_are_in_the_printed_code(tiny_folder: Folder, tmp_path: Path) -> None:
     from peft import LoraConfig, get_peft_model
 
     from tests.families import tiny
@@ -68,32 +68,32 @@ def test_adapters_and_chat_templates_are_in_the_lines(tiny_folder: Folder, tmp_p
     lora = get_peft_model(tiny("Llama"), LoraConfig(target_modules=["q_proj"], init_lora_weights=False))
     lora.save_pretrained(str(tmp_path / "adapter"))
     encoder = LayerEncoder(tiny_folder("Llama"), 2, adapters=[str(tmp_path / "adapter")], device="cpu")
-    made = eval(python_line(encoder.source, 2, encoder.options), {"LayerEncoder": LayerEncoder})
-    np.testing.assert_allclose(made.encode(TEXTS), encoder.encode(TEXTS), rtol=1e-6)
-    assert np.abs(made.encode(TEXTS) - LayerEncoder(tiny_folder("Llama"), 2).encode(TEXTS)).max() > 1e-3
-    words = shlex.split(shell_line(encoder.source, 2, encoder.options, out=str(tmp_path / "out")))
-    assert CliRunner().invoke(app, words[1:]).exit_code == 0
+    recreated = eval(python_line(encoder.source, 2, encoder.options), {"LayerEncoder": LayerEncoder})
+    np.testing.assert_allclose(recreated.encode(TEXTS), encoder.encode(TEXTS), rtol=1e-6)
+    assert np.abs(recreated.encode(TEXTS) - LayerEncoder(tiny_folder("Llama"), 2).encode(TEXTS)).max() > 1e-3
+    command = shlex.split(shell_line(encoder.source, 2, encoder.options, out=str(tmp_path / "out")))
+    assert CliRunner().invoke(app, command[1:]).exit_code == 0
     loaded = SentenceTransformer(str(tmp_path / "out"), device="cpu")
     np.testing.assert_allclose(loaded.encode(TEXTS), encoder.encode(TEXTS), rtol=1e-5, atol=1e-6)
 
 
-def test_select_and_sweep_print_lines_that_keep_every_option(tiny_folder: Folder, tmp_path: Path) -> None:
+def test_select_and_sweep_print_code_with_every_option(tiny_folder: Folder, tmp_path: Path) -> None:
     flags = ["--norm", "none", "--pooling", "last", "--dtype", "float64", "--max-length", "6", "--bidirectional"]
     (tmp_path / "texts.txt").write_text("\n".join(f"number {n} of the texts" for n in range(20)))
-    words = ["select", tiny_folder("Llama"), "--texts", str(tmp_path / "texts.txt"), "--rule", "last"]
-    result = CliRunner().invoke(app, [*words, *flags, "--device", "cpu"])
+    command = ["select", tiny_folder("Llama"), "--texts", str(tmp_path / "texts.txt"), "--rule", "last"]
+    result = CliRunner().invoke(app, [*command, *flags, "--device", "cpu"])
     assert result.exit_code == 0, result.output
     shell = re.search(r"Export it: (midlayer export .*)", result.output)
     python = re.search(r'In Python: (LayerEncoder\(.*\))\.save_pretrained\("layer-4"\)', result.output)
     assert shell
     assert python
-    printed = shlex.split(shell[1])
-    assert [word for word in flags if word not in printed] == []
+    exported_command = shlex.split(shell[1])
+    assert [flag for flag in flags if flag not in exported_command] == []
     direct = LayerEncoder(
         tiny_folder("Llama"), 4, norm="none", pooling="last", dtype="float64", max_length=6, bidirectional=True
     )
-    made = eval(python[1], {"LayerEncoder": LayerEncoder})
-    np.testing.assert_allclose(made.encode(TEXTS), direct.encode(TEXTS), rtol=1e-6)
+    recreated = eval(python[1], {"LayerEncoder": LayerEncoder})
+    np.testing.assert_allclose(recreated.encode(TEXTS), direct.encode(TEXTS), rtol=1e-6)
     encoder = LayerEncoder(tiny_folder("Llama"), -1, norm="none", pooling="last", dtype="float64", device="cpu")
-    page = sweep(encoder, out=tmp_path / "sweep").notes.options
-    assert page == {"norm": "none", "pooling": "last", "dtype": "float64"}
+    options = sweep(encoder, out=tmp_path / "sweep").notes.options
+    assert options == {"norm": "none", "pooling": "last", "dtype": "float64"}

@@ -1,4 +1,4 @@
-"""Images and audio end to end, against the family's own processor and hooks: channels, rates, masks, order of patches."""
+"""Images and audio end to end, compared with the family's own processor and hooks: channels, rates, masks, patch order."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from tests.tiny_folders import processor
 Folder = Callable[[str], str]
 
 
-def means(name: str, items: list[Any]) -> np.ndarray:
-    """Return the mean state of each input after two blocks, alone, by the family's own processor and hooks."""
+def means_by_hand(name: str, items: list[Any]) -> np.ndarray:
+    """Return the mean state of each input alone after two blocks, from the family's own processor and hooks."""
     return torch.stack([states.mean(0) for states in by_hand(name, items, 2, "final")]).numpy()
 
 
 # --- images ----------------------------------------------------------------------------------------------------------
 
 
-def forms(picture: Image.Image, folder: Path) -> dict[str, Any]:
-    """Return one colored image in the forms that people have it in."""
+def image_forms(picture: Image.Image, folder: Path) -> dict[str, Any]:
+    """Return a color image in the forms users pass."""
     picture.save(folder / "a.png")
     pixels = np.asarray(picture)
     clear = np.dstack([pixels, np.full(pixels.shape[:2], 255, np.uint8)])
@@ -45,36 +45,34 @@ def forms(picture: Image.Image, folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", ["ViT", "CLIPVision", "ImageGPT"])
-def test_channels_keep_their_order_in_every_form_of_a_colored_image(
-    name: str, tiny_folder: Folder, tmp_path: Path
-) -> None:
+def test_channel_order_is_kept_in_every_form_of_a_color_image(name: str, tiny_folder: Folder, tmp_path: Path) -> None:
     picture = image(3, (20, 28))
-    given = forms(picture, tmp_path)
+    inputs = image_forms(picture, tmp_path)
     swapped = Image.fromarray(np.asarray(picture)[..., ::-1].copy())
-    turned = picture.transpose(Image.Transpose.TRANSPOSE)
-    expected, blue, aside = means(name, [picture, swapped, turned])
-    assert min(np.abs(expected - blue).max(), np.abs(expected - aside).max()) > 1e-3  # either mistake shows
-    vectors = LayerEncoder(tiny_folder(name), 2, device="cpu").encode(list(given.values()), batch_size=5)
-    for form, vector in zip(given, vectors, strict=True):
+    transposed_picture = picture.transpose(Image.Transpose.TRANSPOSE)
+    expected, blue, transposed = means_by_hand(name, [picture, swapped, transposed_picture])
+    assert min(np.abs(expected - blue).max(), np.abs(expected - transposed).max()) > 1e-3  # either mistake shows
+    vectors = LayerEncoder(tiny_folder(name), 2, device="cpu").encode(list(inputs.values()), batch_size=5)
+    for form, vector in zip(inputs, vectors, strict=True):
         np.testing.assert_allclose(vector, expected, atol=3e-5, rtol=1e-4, err_msg=form)
 
 
-def test_a_masked_autoencoder_keeps_its_patches_in_their_order(tiny_folder: Folder) -> None:
-    """A mean does not show the order: the states themselves and the last one do."""
+def test_masked_autoencoder_keeps_the_order_of_its_patches(tiny_folder: Folder) -> None:
+    """A mean does not show the order; the states themselves and the last state do."""
     encoder = LayerEncoder(tiny_folder("ViTMAE"), 2, device="cpu")
     expected = by_hand("ViTMAE", IMAGES[:3], 2, "final")
-    for got, states in zip(encoder.encode(IMAGES[:3], output_value="token_embeddings"), expected, strict=True):
+    for tokens, states in zip(encoder.encode(IMAGES[:3], output_value="token_embeddings"), expected, strict=True):
         assert states.shape == (17, 32)
-        torch.testing.assert_close(got, states, atol=3e-5, rtol=1e-4)
+        torch.testing.assert_close(tokens, states, atol=3e-5, rtol=1e-4)
     last = LayerEncoder(tiny_folder("ViTMAE"), 2, pooling="last", device="cpu").encode(IMAGES[:3])
     np.testing.assert_allclose(last, torch.stack([states[-1] for states in expected]).numpy(), atol=3e-5, rtol=1e-4)
-    # The order of the patches is that of the image: the last patch alone depends on the last corner before any block.
+    # Patches follow the order of the image: before any block, only the last patch depends on the last corner.
     pixels = np.asarray(IMAGES[0].resize((16, 16))).copy()
     changed = pixels.copy()
     changed[12:, 12:] = 255 - changed[12:, 12:]
     embedded = LayerEncoder(tiny_folder("ViTMAE"), 0, norm="none", device="cpu")
-    one, other = embedded.encode([pixels, changed], output_value="token_embeddings")
-    assert (one != other).any(dim=1).nonzero().flatten().tolist() == [16]
+    original_tokens, changed_tokens = embedded.encode([pixels, changed], output_value="token_embeddings")
+    assert (original_tokens != changed_tokens).any(dim=1).nonzero().flatten().tolist() == [16]
 
 
 # --- audio -----------------------------------------------------------------------------------------------------------
@@ -82,25 +80,23 @@ def test_a_masked_autoencoder_keeps_its_patches_in_their_order(tiny_folder: Fold
 
 @pytest.mark.parametrize("name", ["Wav2Vec2", "Wav2Vec2-stable", "Whisper"])
 @pytest.mark.parametrize("rate", [8000, 22050, 48000])
-def test_audio_at_another_rate_is_resampled_to_the_models(
-    name: str, rate: int, tiny_folder: Folder, tmp_path: Path
-) -> None:
+def test_audio_is_resampled_to_the_model_rate(name: str, rate: int, tiny_folder: Folder, tmp_path: Path) -> None:
     samples = waveform(1, rate // 5)[0]
-    common = np.gcd(rate, RATE)
-    right = resample_poly(samples, RATE // common, rate // common).astype(np.float32)
-    (expected,) = means(name, [(right, RATE)])
-    (wrong,) = means(name, [(samples, RATE)])
-    assert np.abs(expected - wrong).max() > 1e-3  # a rate that is ignored shows
+    divisor = np.gcd(rate, RATE)
+    resampled = resample_poly(samples, RATE // divisor, rate // divisor).astype(np.float32)
+    (expected,) = means_by_hand(name, [(resampled, RATE)])
+    (wrong,) = means_by_hand(name, [(samples, RATE)])
+    assert np.abs(expected - wrong).max() > 1e-3  # ignoring the rate is detected
     wavfile.write(tmp_path / "a.wav", rate, samples)
-    forms = [(samples, rate), {"array": samples, "sampling_rate": rate}, str(tmp_path / "a.wav")]
-    forms += [(torch.tensor(samples), rate), {"audio": (samples, rate)}, (np.stack([samples, samples]), rate)]
+    image_forms = [(samples, rate), {"array": samples, "sampling_rate": rate}, str(tmp_path / "a.wav")]
+    image_forms += [(torch.tensor(samples), rate), {"audio": (samples, rate)}, (np.stack([samples, samples]), rate)]
     encoder = LayerEncoder(tiny_folder(name), 2, device="cpu")
-    for vector in encoder.encode(forms):
+    for vector in encoder.encode(image_forms):
         np.testing.assert_allclose(vector, expected, atol=5e-5, rtol=1e-3)
     np.testing.assert_allclose(encoder.encode((samples, rate)), expected, atol=5e-5, rtol=1e-3)
 
 
-def test_a_model_made_for_another_rate_gets_that_rate(tmp_path: Path) -> None:
+def test_model_with_another_rate_gets_that_rate(tmp_path: Path) -> None:
     import transformers as tf
 
     tiny("Wav2Vec2").save_pretrained(tmp_path)  # type: ignore[operator]
@@ -110,29 +106,29 @@ def test_a_model_made_for_another_rate_gets_that_rate(tmp_path: Path) -> None:
     assert encoder.sampling_rate == 8000
     samples = WAVEFORMS[0][0]
     slow = resample_poly(samples, 1, 2).astype(np.float32)
-    (expected,) = means("Wav2Vec2", [(slow, RATE)])  # the numbers are what counts
+    (expected,) = means_by_hand("Wav2Vec2", [(slow, RATE)])  # only the samples matter
     np.testing.assert_allclose(encoder.encode((samples, RATE)), expected, atol=5e-5, rtol=1e-3)
 
 
 @pytest.mark.parametrize("name", ["Wav2Vec2", "Wav2Vec2-stable", "HuBERT", "WavLM", "Whisper"])
-def test_a_short_waveform_beside_a_long_one_is_what_it_is_alone(name: str, tiny_folder: Folder) -> None:
+def test_short_waveform_in_a_batch_matches_the_waveform_alone(name: str, tiny_folder: Folder) -> None:
     items = [waveform(0, 700), waveform(1, 6000), waveform(2, 700), waveform(3, 2500)]
     encoder = LayerEncoder(tiny_folder(name), 2, device="cpu")
     states = by_hand(name, items, 2, "final")
-    expected = torch.stack([one.mean(0) for one in states]).numpy()
+    expected = torch.stack([item_states.mean(0) for item_states in states]).numpy()
     for batch in (1, 2, 4):
         np.testing.assert_allclose(encoder.encode(items, batch_size=batch), expected, atol=5e-5, rtol=1e-3)
-    # With the mask ignored the short one would be mostly padding: the difference is far above the tolerance.
+    # If the mask were ignored, the short waveform would be mostly padding: the difference is far above the tolerance.
     padded = np.zeros(6000, np.float32)
     padded[:700] = items[0][0]
-    assert np.abs(means(name, [(padded, RATE)])[0] - expected[0]).max() > 5e-3
-    got = encoder.encode(items, output_value="token_embeddings")
-    for tokens, one in zip(got, states, strict=True):
-        torch.testing.assert_close(tokens[: len(one)], one, atol=5e-5, rtol=1e-3)
-    assert [len(tokens) for tokens in got] == [len(one) for one in states]
+    assert np.abs(means_by_hand(name, [(padded, RATE)])[0] - expected[0]).max() > 5e-3
+    token_states = encoder.encode(items, output_value="token_embeddings")
+    for tokens, item_states in zip(token_states, states, strict=True):
+        torch.testing.assert_close(tokens[: len(item_states)], item_states, atol=5e-5, rtol=1e-3)
+    assert [len(tokens) for tokens in token_states] == [len(item_states) for item_states in states]
 
 
-def test_the_mask_of_an_extractor_that_hands_out_none_unless_asked_is_used(tiny_folder: Folder) -> None:
+def test_attention_mask_is_requested_from_extractors_that_omit_it(tiny_folder: Folder) -> None:
     assert processor("Wav2Vec2-stable").return_attention_mask is False
     items = [waveform(0, 900), waveform(1, 4000)]
     encoder = LayerEncoder(tiny_folder("Wav2Vec2-stable"), 2, device="cpu")
@@ -142,8 +138,8 @@ def test_the_mask_of_an_extractor_that_hands_out_none_unless_asked_is_used(tiny_
     torch.testing.assert_close(inputs["input_values"][0, :900], single, atol=1e-5, rtol=1e-4)
 
 
-def test_a_model_of_audio_in_memory_uses_the_mask_too() -> None:
+def test_audio_model_in_memory_uses_the_attention_mask() -> None:
     items = [waveform(0, 700), waveform(1, 6000), waveform(2, 2500)]
     name = "Wav2Vec2-stable"
     encoder = LayerEncoder.from_module(tiny(name), 2, processor=processor(name), medium="audio", device="cpu")
-    np.testing.assert_allclose(encoder.encode(items), means(name, items), atol=5e-5, rtol=1e-3)
+    np.testing.assert_allclose(encoder.encode(items), means_by_hand(name, items), atol=5e-5, rtol=1e-3)

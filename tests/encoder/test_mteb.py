@@ -1,4 +1,4 @@
-"""A LayerEncoder inside mteb: it conforms, and no two encoders share a result file."""
+"""A LayerEncoder in mteb: it runs, and no two encoders share a result file."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def train_in_place(encoder: LayerEncoder) -> None:
 
 
 def variants(folder: str) -> list[tuple[str, Callable[[], LayerEncoder]]]:
-    """Return encoders that differ in one thing each."""
+    """Return encoders that differ in one setting each."""
 
     def make(**options: Any) -> Callable[[], LayerEncoder]:
         return lambda: LayerEncoder(folder, **({"layer": 2, "device": "cpu"} | options))
@@ -72,12 +72,12 @@ def variants(folder: str) -> list[tuple[str, Callable[[], LayerEncoder]]]:
         return encoder
 
     def compared_by(similarity: Any) -> Callable[[], LayerEncoder]:
-        def encoder() -> LayerEncoder:
-            made = make()()
-            made.similarity_fn_name = similarity
-            return made
+        def make_encoder() -> LayerEncoder:
+            encoder = make()()
+            encoder.similarity_fn_name = similarity
+            return encoder
 
-        return encoder
+        return make_encoder
 
     return [
         ("layer 2", make()),
@@ -99,16 +99,16 @@ def result_files(root: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize(
-    ("way", "count"), [("evaluate", 11), ("run", 5), pytest.param("run", 11, marks=pytest.mark.slow)]
+    ("method", "count"), [("evaluate", 11), ("run", 5), pytest.param("run", 11, marks=pytest.mark.slow)]
 )
-def test_every_encoder_has_a_result_file_of_its_own_whose_path_names_the_layer(
-    way: str, count: int, tiny_folder: Folder, tmp_path: Path
+def test_each_encoder_has_its_own_result_file_whose_path_names_the_layer(
+    method: str, count: int, tiny_folder: Folder, tmp_path: Path
 ) -> None:
     import mteb
     from mteb.cache import ResultCache
 
     def score(encoder: LayerEncoder, root: Path) -> None:
-        if way == "evaluate":
+        if method == "evaluate":
             mteb.evaluate(encoder, sts_task(), cache=ResultCache(root), show_progress_bar=False)
         else:
             with warnings.catch_warnings():
@@ -116,36 +116,34 @@ def test_every_encoder_has_a_result_file_of_its_own_whose_path_names_the_layer(
                 mteb.MTEB(tasks=[sts_task()]).run(encoder, output_folder=str(root), verbosity=0)
 
     makers = variants(tiny_folder("Llama"))[:count]
-    seen: dict[Path, str] = {}
+    names_by_path: dict[Path, str] = {}
     for name, make in makers:
         encoder = make()
         score(encoder, tmp_path / "all")
-        new = [path for path in result_files(tmp_path / "all") if path not in seen]
+        new = [path for path in result_files(tmp_path / "all") if path not in names_by_path]
         assert len(new) == 1, f"{name} shares a file with another encoder"
-        seen[new[0]] = name
+        names_by_path[new[0]] = name
         assert f"layer-{encoder.layer}" in str(new[0].relative_to(tmp_path))
-        # The score in it is this encoder's: the same as from a cache that holds nothing else.
+        # The score is this encoder's: the same as from a cache that holds nothing else.
         score(encoder, tmp_path / name)
-        alone = json.loads(result_files(tmp_path / name)[0].read_text())
-        together = json.loads(new[0].read_text())
-        assert together["scores"]["test"][0]["main_score"] == alone["scores"]["test"][0]["main_score"]
-    assert len(seen) == count
+        separate = json.loads(result_files(tmp_path / name)[0].read_text())
+        shared = json.loads(new[0].read_text())
+        assert shared["scores"]["test"][0]["main_score"] == separate["scores"]["test"][0]["main_score"]
+    assert len(names_by_path) == count
 
 
-def test_the_default_similarity_keeps_the_names_of_old_results(tiny_folder: Folder) -> None:
+def test_default_similarity_keeps_the_names_of_old_results(tiny_folder: Folder) -> None:
     assert _spec().digest == "eb5ae64af212"  # as version 0.1 made it
     assert _spec(similarity="dot").digest != _spec().digest
     encoder = LayerEncoder(tiny_folder("Llama"), 2, device="cpu")
     before = encoder.model_card_data.base_model_revision
     encoder.similarity_fn_name = "dot"
     assert encoder.model_card_data.base_model_revision != before
-    encoder.similarity_fn_name = None  # which is sentence-transformers' default again
+    encoder.similarity_fn_name = None  # back to sentence-transformers' default
     assert encoder.model_card_data.base_model_revision == before
 
 
-def test_exported_folders_named_as_their_cards_say_have_result_files_of_their_own(
-    tiny_folder: Folder, tmp_path: Path
-) -> None:
+def test_exported_folders_named_by_their_cards_have_their_own_result_files(tiny_folder: Folder, tmp_path: Path) -> None:
     import mteb
     from mteb.cache import ResultCache
 
@@ -161,7 +159,7 @@ def test_exported_folders_named_as_their_cards_say_have_result_files_of_their_ow
         assert model.model_card_data.base_model_revision == encoder.model_card_data.base_model_revision
 
 
-def test_training_in_place_makes_another_encoder(tiny_folder: Folder) -> None:
+def test_training_in_place_changes_the_revision(tiny_folder: Folder) -> None:
     encoder = LayerEncoder(tiny_folder("Llama"), 2, device="cpu")
     card = encoder.model_card_data
     before = card.base_model_revision
@@ -171,7 +169,7 @@ def test_training_in_place_makes_another_encoder(tiny_folder: Folder) -> None:
     assert card.model_name.endswith("-layer-2")
 
 
-def test_the_same_encoder_elsewhere_is_the_same(tiny_folder: Folder, tmp_path: Path) -> None:
+def test_copied_folder_gives_the_same_spec(tiny_folder: Folder, tmp_path: Path) -> None:
     import shutil
 
     folder = tiny_folder("Llama")

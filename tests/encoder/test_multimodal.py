@@ -1,4 +1,4 @@
-"""A LayerEncoder of images or audio: exact layers in every family, batches, export, and what a user gets wrong."""
+"""LayerEncoder for images and audio: exact layers in every family, batches, export, and user errors."""
 
 from __future__ import annotations
 
@@ -23,62 +23,62 @@ from tests.pooled import pooled
 from tests.tiny_folders import TEXTS, processor
 
 Folder = Callable[[str], str]
-PICTURED = [name for name, family in FAMILIES.items() if family.modality in ("image", "pixels")]
-SOUNDED = [name for name, family in FAMILIES.items() if family.modality in ("audio", "mel")]
+IMAGE_FAMILIES = [name for name, family in FAMILIES.items() if family.modality in ("image", "pixels")]
+AUDIO_FAMILIES = [name for name, family in FAMILIES.items() if family.modality in ("audio", "mel")]
 
 
 def prepared(name: str, item: Any) -> dict[str, torch.Tensor]:
-    """Return one input as the family's own processor prepares it, and no code of ours."""
-    if name in SOUNDED:
+    """Return one input prepared by the family's own processor."""
+    if name in AUDIO_FAMILIES:
         return dict(processor(name)([item[0]], sampling_rate=item[1], return_tensors="pt"))
-    made = dict(processor(name)([item], return_tensors="pt"))
-    return made | ({"noise": torch.arange(16.0)[None]} if name == "ViTMAE" else {})
+    features = dict(processor(name)([item], return_tensors="pt"))
+    return features | ({"noise": torch.arange(16.0)[None]} if name == "ViTMAE" else {})
 
 
 def by_hand(name: str, items: list[Any], layer: int, norm: Norm) -> list[torch.Tensor]:
-    """Return the states of each input, alone, from hooks on the uncut model; of Whisper those before the waveform's end."""
+    """Return the states of each input alone, from hooks on the uncut model; for Whisper, those before the waveform's end."""
     model, states = tiny(name), []
     for item in items:
-        made = expected_states(name, norm, model=model, inputs=prepared(name, item))[layer][0]
-        states.append(made[: -(-len(item[0]) // 800)] if name == "Whisper" else made)
+        item_states = expected_states(name, norm, model=model, inputs=prepared(name, item))[layer][0]
+        states.append(item_states[: -(-len(item[0]) // 800)] if name == "Whisper" else item_states)
     return states
 
 
-# Every layer of every family is compared in test_cut; here it is what stands around the model.
+# test_cut compares every layer of every family; these tests cover preprocessing and pooling.
 @pytest.mark.parametrize(("norm", "layers"), [("final", (0, 2)), ("none", (DEPTH,))])
-@pytest.mark.parametrize("name", [*PICTURED, *SOUNDED])
-def test_a_layer_is_the_mean_of_the_states_that_hooks_see(
+@pytest.mark.parametrize("name", [*IMAGE_FAMILIES, *AUDIO_FAMILIES])
+def test_layer_vector_is_the_mean_of_the_hooked_states(
     name: str, norm: Norm, layers: tuple[int, ...], tiny_folder: Folder
 ) -> None:
-    items = (IMAGES if name in PICTURED else WAVEFORMS)[:3]
+    items = (IMAGES if name in IMAGE_FAMILIES else WAVEFORMS)[:3]
     for layer in layers:
         encoder = LayerEncoder(tiny_folder(name), layer, norm=norm, device="cpu")
         assert (encoder.layer, encoder.num_layers, encoder.media) == (
-            layer, DEPTH, ["image" if name in PICTURED else "audio"],
+            layer, DEPTH, ["image" if name in IMAGE_FAMILIES else "audio"],
         )  # fmt: skip
         expected = torch.stack([states.mean(0) for states in by_hand(name, items, layer, norm)])
-        got = encoder.encode(items, batch_size=2)
-        np.testing.assert_allclose(got, expected.numpy(), atol=3e-5, rtol=1e-4, err_msg=f"layer {layer}")
+        vectors = encoder.encode(items, batch_size=2)
+        np.testing.assert_allclose(vectors, expected.numpy(), atol=3e-5, rtol=1e-4, err_msg=f"layer {layer}")
 
 
 @pytest.mark.parametrize("pooling", POOLINGS)
 @pytest.mark.parametrize("name", ["Wav2Vec2", "Wav2Vec2-stable", "Whisper"])
-def test_every_pooling_sees_real_states_only(name: str, pooling: str, tiny_folder: Folder) -> None:
-    items = (IMAGES if name in PICTURED else WAVEFORMS)[:3]
+def test_every_pooling_uses_real_states_only(name: str, pooling: str, tiny_folder: Folder) -> None:
+    items = (IMAGES if name in IMAGE_FAMILIES else WAVEFORMS)[:3]
     encoder = LayerEncoder(tiny_folder(name), 2, pooling=pooling, device="cpu")  # type: ignore[arg-type]
     expected = torch.stack([pooled(states, pooling) for states in by_hand(name, items, 2, "final")])
     np.testing.assert_allclose(encoder.encode(items), expected.numpy(), atol=3e-5, rtol=1e-4)
 
 
-def test_states_of_images_and_waveforms_come_out_whole(tiny_folder: Folder) -> None:
+def test_token_embeddings_of_images_and_waveforms_are_complete(tiny_folder: Folder) -> None:
     for name, items in (("DINOv2", IMAGES), ("HuBERT", WAVEFORMS)):
         encoder = LayerEncoder(tiny_folder(name), 2, device="cpu")
-        got = encoder.encode(items[:3], output_value="token_embeddings")
-        for states, expected in zip(got, by_hand(name, items[:3], 2, "final"), strict=True):
+        token_states = encoder.encode(items[:3], output_value="token_embeddings")
+        for states, expected in zip(token_states, by_hand(name, items[:3], 2, "final"), strict=True):
             torch.testing.assert_close(states, expected, atol=3e-5, rtol=1e-4)
 
 
-def test_masking_is_off_and_the_global_generator_is_left_alone(tiny_folder: Folder, tmp_path: Path) -> None:
+def test_masking_is_off_and_the_global_generator_is_unchanged(tiny_folder: Folder, tmp_path: Path) -> None:
     import transformers as tf
 
     model = tiny("ViTMAE")
@@ -88,18 +88,18 @@ def test_masking_is_off_and_the_global_generator_is_left_alone(tiny_folder: Fold
     assert tf.ViTMAEConfig.from_pretrained(tmp_path).mask_ratio == 0.75
     encoder = LayerEncoder(str(tmp_path), 2, pooling="last", device="cpu")
     before = torch.random.get_rng_state()
-    first = encoder.encode(IMAGES)
+    vectors = encoder.encode(IMAGES)
     assert torch.equal(torch.random.get_rng_state(), before)
-    np.testing.assert_array_equal(encoder.encode(IMAGES), first)
+    np.testing.assert_array_equal(encoder.encode(IMAGES), vectors)
     np.testing.assert_allclose(
-        first, LayerEncoder(tiny_folder("ViTMAE"), 2, pooling="last", device="cpu").encode(IMAGES)
+        vectors, LayerEncoder(tiny_folder("ViTMAE"), 2, pooling="last", device="cpu").encode(IMAGES)
     )
 
 
-# --- what is taken --------------------------------------------------------------------------------------------------
+# --- accepted inputs ------------------------------------------------------------------------------------------------
 
 
-def test_paths_arrays_tensors_and_modes_of_an_image_are_the_same_image(tiny_folder: Folder, tmp_path: Path) -> None:
+def test_paths_arrays_tensors_and_modes_of_an_image_give_one_vector(tiny_folder: Folder, tmp_path: Path) -> None:
     encoder = LayerEncoder(tiny_folder("ViT"), 2, device="cpu")
     gray = IMAGES[0].convert("L")
     gray.save(tmp_path / "a.png")
@@ -112,7 +112,7 @@ def test_paths_arrays_tensors_and_modes_of_an_image_are_the_same_image(tiny_fold
     np.testing.assert_allclose(encoder.encode(tmp_path / "a.png"), expected, atol=1e-6)
 
 
-def test_one_pixel_is_an_image_of_that_color(tiny_folder: Folder) -> None:
+def test_one_pixel_equals_an_image_of_that_color(tiny_folder: Folder) -> None:
     from PIL import Image
 
     for name in ("ViT", "CLIPVision", "ImageGPT"):
@@ -139,11 +139,11 @@ def test_forms_channels_and_rates_of_a_waveform_give_one_vector(tiny_folder: Fol
     fast = resample_poly(samples, 3, 1)
     by_rate = encoder.encode([(fast, 3 * RATE), (resample_poly(fast, 1, 3), RATE)])
     np.testing.assert_allclose(by_rate[0], by_rate[1], atol=1e-5)
-    assert np.abs(encoder.encode((fast, RATE)) - expected).max() > 1e-2  # the wrong rate is another waveform
+    assert np.abs(encoder.encode((fast, RATE)) - expected).max() > 1e-2  # the wrong rate gives a different waveform
 
 
 @pytest.mark.parametrize(
-    ("name", "item", "text"),
+    ("name", "item", "message"),
     [
         ("ViT", "no such file.png", "there is no file 'no such file.png'"),
         ("ViT", WAVEFORMS[0], "must each be an image for local/.*, but got a waveform"),
@@ -155,12 +155,12 @@ def test_forms_channels_and_rates_of_a_waveform_give_one_vector(tiny_folder: Fol
         ("Wav2Vec2", np.ones(500, dtype=np.float32), r"must come with its rate"),
     ],
 )
-def test_a_wrong_input_is_named(name: str, item: Any, text: str, tiny_folder: Folder) -> None:
-    with pytest.raises(InputError, match=text):
+def test_invalid_input_error_names_the_input(name: str, item: Any, message: str, tiny_folder: Folder) -> None:
+    with pytest.raises(InputError, match=message):
         LayerEncoder(tiny_folder(name), 1, device="cpu").encode([item])
 
 
-def test_a_huge_or_corrupt_image_is_named_with_its_place(tiny_folder: Folder, tmp_path: Path) -> None:
+def test_huge_or_corrupt_image_error_names_its_position(tiny_folder: Folder, tmp_path: Path) -> None:
     encoder = LayerEncoder(tiny_folder("ViT"), 1, device="cpu", max_pixels=1000)
     with pytest.raises(InputError, match=r"Input 1: `max_pixels` is 1000.*40 x 40 = 1600"):
         encoder.encode([IMAGES[0], IMAGES[1].resize((40, 40))])
@@ -169,14 +169,14 @@ def test_a_huge_or_corrupt_image_is_named_with_its_place(tiny_folder: Folder, tm
         encoder.encode([tmp_path / "bad.jpg"])
 
 
-def test_a_waveform_longer_than_the_window_is_truncated_and_warned_once(
+def test_waveform_longer_than_the_window_is_truncated_with_one_warning(
     tiny_folder: Folder, caplog: pytest.LogCaptureFixture
 ) -> None:
     encoder = LayerEncoder(tiny_folder("Whisper"), 2, device="cpu")
-    long = (np.tile(WAVEFORMS[0][0], 12), RATE)
+    long_waveform = (np.tile(WAVEFORMS[0][0], 12), RATE)
     with caplog.at_level(logging.WARNING, logger="midlayer_encoders.encoder.encoding"):
-        vectors = encoder.encode([long, (long[0][:RATE], RATE)])
-        encoder.encode([long])
+        vectors = encoder.encode([long_waveform, (long_waveform[0][:RATE], RATE)])
+        encoder.encode([long_waveform])
     assert sum("is truncated" in record.message for record in caplog.records) == 1
     assert "longer than the window" in caplog.text
     np.testing.assert_allclose(vectors[0], vectors[1], atol=1e-4)
@@ -188,25 +188,27 @@ def test_a_waveform_longer_than_the_window_is_truncated_and_warned_once(
 @pytest.mark.parametrize(
     ("name", "norm"),
     [
-        *((name, "final") for name in [*PICTURED, *SOUNDED] if name != "Whisper"),
+        *((name, "final") for name in [*IMAGE_FAMILIES, *AUDIO_FAMILIES] if name != "Whisper"),
         ("DINOv2", "none"),
         ("Wav2Vec2", "none"),
     ],
 )
-def test_an_exported_folder_gives_the_same_vectors(name: str, norm: Norm, tiny_folder: Folder, tmp_path: Path) -> None:
+def test_exported_folder_gives_the_same_vectors(name: str, norm: Norm, tiny_folder: Folder, tmp_path: Path) -> None:
     encoder = LayerEncoder(tiny_folder(name), 2, norm=norm, device="cpu")
     encoder.save_pretrained(str(tmp_path))
     plain = SentenceTransformer(str(tmp_path), device="cpu")
     items = (
-        IMAGES[:3] if name in PICTURED else [{"array": array, "sampling_rate": rate} for array, rate in WAVEFORMS[:3]]
+        IMAGES[:3]
+        if name in IMAGE_FAMILIES
+        else [{"array": array, "sampling_rate": rate} for array, rate in WAVEFORMS[:3]]
     )
-    # Padded waveforms are pooled with their padding there, so each passes alone.
-    got = plain.encode(items, batch_size=3 if name in PICTURED else 1)
-    np.testing.assert_allclose(got, encoder.encode(items), atol=2e-5, rtol=1e-4)
+    # A plain folder pools padded waveforms with their padding, so each is encoded alone.
+    vectors = plain.encode(items, batch_size=3 if name in IMAGE_FAMILIES else 1)
+    np.testing.assert_allclose(vectors, encoder.encode(items), atol=2e-5, rtol=1e-4)
     assert "Layer 2 of local/" in (tmp_path / "README.md").read_text()
 
 
-def test_what_a_folder_cannot_hold_is_refused_with_the_reason(tiny_folder: Folder, tmp_path: Path) -> None:
+def test_folder_that_cannot_exclude_padding_is_refused(tiny_folder: Folder, tmp_path: Path) -> None:
     with pytest.raises(CutError, match="fill a fixed window, and the pooling of a plain folder cannot leave out"):
         LayerEncoder(tiny_folder("Whisper"), 2, device="cpu").save_pretrained(str(tmp_path))
     encoder = LayerEncoder(tiny_folder("Whisper"), 2, pooling="cls", device="cpu")
@@ -220,7 +222,7 @@ def test_what_a_folder_cannot_hold_is_refused_with_the_reason(tiny_folder: Folde
 
 
 class Trunk(torch.nn.Module):
-    """A stack in the manner of AIM: patches, blocks under a path of its own, a norm, and a head that is not wanted."""
+    """A stack similar to AIM: patches, blocks under a custom path, a norm, and an unused head."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -241,7 +243,7 @@ def to_pixels(images: list[Any]) -> torch.Tensor:
     return torch.tensor(np.stack(arrays)).movedim(3, 1)
 
 
-def test_a_plain_module_is_read_at_any_layer_when_told_its_blocks(tmp_path: Path) -> None:
+def test_plain_module_gives_every_layer_of_its_blocks(tmp_path: Path) -> None:
     torch.manual_seed(0)
     module = Trunk().eval()
     expected = [module.patches(to_pixels(IMAGES)).flatten(2).transpose(1, 2)]
@@ -254,7 +256,7 @@ def test_a_plain_module_is_read_at_any_layer_when_told_its_blocks(tmp_path: Path
             )
             states = module.norm(expected[layer]) if norm == "final" else expected[layer]
             np.testing.assert_allclose(encoder.encode(IMAGES), states.mean(1).detach().numpy(), atol=1e-5)
-    assert len(module.trunk["blocks"]) == 3  # type: ignore[arg-type]  # the caller's module is left alone
+    assert len(module.trunk["blocks"]) == 3  # type: ignore[arg-type]  # the caller's module is unchanged
     assert encoder.spec.model == "module/Trunk"
     with pytest.raises(CutError, match="Trunk is a module in memory"):
         encoder.save_pretrained(str(tmp_path))
@@ -262,8 +264,8 @@ def test_a_plain_module_is_read_at_any_layer_when_told_its_blocks(tmp_path: Path
         LayerEncoder.from_module(module, 1, processor=None, blocks="trunk.blocks", device="cpu")  # type: ignore[arg-type]
 
 
-def test_a_model_in_memory_is_read_as_its_folder_is(tiny_folder: Folder) -> None:
+def test_model_in_memory_matches_its_folder(tiny_folder: Folder) -> None:
     for name, medium, items in (("ViT", "image", IMAGES), ("Wav2Vec2", "audio", WAVEFORMS), ("Llama", "text", TEXTS)):
-        made = LayerEncoder.from_module(tiny(name), 2, processor=processor(name), medium=medium, device="cpu")  # type: ignore[arg-type]
+        encoder = LayerEncoder.from_module(tiny(name), 2, processor=processor(name), medium=medium, device="cpu")  # type: ignore[arg-type]
         expected = LayerEncoder(tiny_folder(name), 2, device="cpu").encode(items)
-        np.testing.assert_allclose(made.encode(items), expected, atol=2e-5, rtol=1e-4)
+        np.testing.assert_allclose(encoder.encode(items), expected, atol=2e-5, rtol=1e-4)

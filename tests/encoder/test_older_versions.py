@@ -1,6 +1,6 @@
-"""A plain folder has the older names of everything beside the newer ones, or is left to those who read it right.
+"""A plain folder contains the older names beside the newer ones, or older releases refuse to load it.
 
-Older releases themselves load such folders in ``tests/export/test_older_releases.py``.
+``tests/export/test_older_releases.py`` loads such folders with the older releases.
 """
 
 from __future__ import annotations
@@ -25,31 +25,39 @@ from tests.tiny_folders import TEXTS, tokenizer
 Folder = Callable[[str], str]
 
 OLDER = "sentence_transformers.models."
-LIKE = tuple(f"text number {n} of {n * n}" for n in range(16))
+CENTER_TEXTS = tuple(f"text number {n} of {n * n}" for n in range(16))
 
 
-def read(folder: Path, name: str) -> Any:
+def read_json(folder: Path, name: str) -> Any:
     return json.loads((folder / name).read_text())
 
 
-def types(folder: Path) -> list[str]:
-    return [entry["type"] for entry in read(folder, "modules.json")]
+def module_types(folder: Path) -> list[str]:
+    return [entry["type"] for entry in read_json(folder, "modules.json")]
 
 
-def test_a_folder_has_the_older_names_and_the_newer_ones(tiny_folder: Folder, tmp_path: Path) -> None:
-    options: Any = {"pooling": "last", "center": LIKE, "normalize": True, "max_length": 40}
+def test_folder_has_the_older_and_the_newer_names(tiny_folder: Folder, tmp_path: Path) -> None:
+    options: Any = {"pooling": "last", "center": CENTER_TEXTS, "normalize": True, "max_length": 40}
     encoder = LayerEncoder(tiny_folder("Llama"), 2, device="cpu", **options)
     encoder.save_pretrained(str(tmp_path))
-    assert types(tmp_path) == [OLDER + name for name in ("Transformer", "Pooling", "Dense", "Normalize")]
-    assert read(tmp_path, "sentence_bert_config.json") == {"max_seq_length": 40, "do_lower_case": False}
-    pooling = read(tmp_path, "1_Pooling/config.json")
+    assert module_types(tmp_path) == [OLDER + name for name in ("Transformer", "Pooling", "Dense", "Normalize")]
+    assert read_json(tmp_path, "sentence_bert_config.json") == {"max_seq_length": 40, "do_lower_case": False}
+    pooling = read_json(tmp_path, "1_Pooling/config.json")
     assert pooling["pooling_mode"] == "lasttoken"
     assert [name for name, value in pooling.items() if value is True] == ["pooling_mode_lasttoken", "include_prompt"]
     assert pooling["word_embedding_dimension"] == 32
-    assert set(read(tmp_path, "2_Dense/config.json")) == {"in_features", "out_features", "bias", "activation_function"}
-    new, old = load_file(tmp_path / "2_Dense/model.safetensors"), torch.load(tmp_path / "2_Dense/pytorch_model.bin")
-    assert all(torch.equal(new[name], old[name]) for name in new)
-    assert read(tmp_path, "tokenizer_config.json")["tokenizer_class"] == "PreTrainedTokenizerFast"
+    assert set(read_json(tmp_path, "2_Dense/config.json")) == {
+        "in_features",
+        "out_features",
+        "bias",
+        "activation_function",
+    }
+    new_weights, old_weights = (
+        load_file(tmp_path / "2_Dense/model.safetensors"),
+        torch.load(tmp_path / "2_Dense/pytorch_model.bin"),
+    )
+    assert all(torch.equal(new_weights[name], old_weights[name]) for name in new_weights)
+    assert read_json(tmp_path, "tokenizer_config.json")["tokenizer_class"] == "PreTrainedTokenizerFast"
     loaded = SentenceTransformer(str(tmp_path), device="cpu")
     assert loaded.max_seq_length == 40
     np.testing.assert_array_equal(loaded.encode(TEXTS), encoder.encode(TEXTS))
@@ -67,11 +75,11 @@ def test_a_folder_has_the_older_names_and_the_newer_ones(tiny_folder: Folder, tm
         ("ViT", 2, {}),
     ],
 )
-def test_what_older_releases_would_read_otherwise_they_do_not_load(
+def test_older_releases_do_not_load_folders_they_would_misread(
     tiny_folder: Folder, tmp_path: Path, name: str, layer: Any, options: Any
 ) -> None:
     LayerEncoder(tiny_folder(name), layer, device="cpu", **options).save_pretrained(str(tmp_path))
-    assert not any(one.startswith(OLDER) for one in types(tmp_path))
+    assert not any(name.startswith(OLDER) for name in module_types(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -84,7 +92,7 @@ def test_what_older_releases_would_read_otherwise_they_do_not_load(
         ),
     ],
 )
-def test_rotary_positions_are_named_twice_and_read_once(tmp_path: Path, rope: Any, older: Any) -> None:
+def test_rotary_positions_are_written_under_both_names_and_read_once(tmp_path: Path, rope: Any, older: Any) -> None:
     sizes: Any = {"vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
     config = LlamaConfig(
         **sizes, intermediate_size=64, max_position_embeddings=64, pad_token_id=0, rope_parameters=rope
@@ -92,11 +100,11 @@ def test_rotary_positions_are_named_twice_and_read_once(tmp_path: Path, rope: An
     LlamaModel(config).eval().save_pretrained(tmp_path / "whole")
     tokenizer().save_pretrained(tmp_path / "whole")
     LayerEncoder(str(tmp_path / "whole"), 2, device="cpu").save_pretrained(str(tmp_path / "cut"))
-    written = read(tmp_path / "cut", "config.json")
-    assert {name: written[name] for name in older} == older
-    assert (written["torch_dtype"], written["dtype"]) == ("float32", "float32")
-    again: Any = AutoConfig.from_pretrained(tmp_path / "cut")
-    assert {name: again.rope_parameters[name] for name in rope} == rope
+    config_json = read_json(tmp_path / "cut", "config.json")
+    assert {name: config_json[name] for name in older} == older
+    assert (config_json["torch_dtype"], config_json["dtype"]) == ("float32", "float32")
+    reloaded: Any = AutoConfig.from_pretrained(tmp_path / "cut")
+    assert {name: reloaded.rope_parameters[name] for name in rope} == rope
 
 
 @pytest.mark.parametrize(
@@ -106,14 +114,14 @@ def test_rotary_positions_are_named_twice_and_read_once(tmp_path: Path, rope: An
         ("ModernBERT", {"global_rope_theta": 160000.0, "local_rope_theta": 10000.0}),
     ],
 )
-def test_families_with_names_of_their_own(tiny_folder: Folder, tmp_path: Path, name: str, older: Any) -> None:
+def test_families_with_their_own_older_names(tiny_folder: Folder, tmp_path: Path, name: str, older: Any) -> None:
     LayerEncoder(tiny_folder(name), 2, device="cpu").save_pretrained(str(tmp_path))
-    written = read(tmp_path, "config.json")
-    assert {name: written[name] for name in older} == older
+    config_json = read_json(tmp_path, "config.json")
+    assert {name: config_json[name] for name in older} == older
 
 
 @pytest.mark.parametrize(("part", "joined"), [("a", True), (" ", False)])
-def test_merges_are_strings_where_no_part_holds_a_space(tmp_path: Path, part: str, joined: bool) -> None:
+def test_merges_are_strings_unless_a_part_contains_a_space(tmp_path: Path, part: str, joined: bool) -> None:
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast
 
@@ -122,11 +130,11 @@ def test_merges_are_strings_where_no_part_holds_a_space(tmp_path: Path, part: st
     tiny("Llama").save_pretrained(tmp_path / "whole")  # type: ignore[operator]
     PreTrainedTokenizerFast(tokenizer_object=bpe, pad_token="[PAD]").save_pretrained(tmp_path / "whole")
     LayerEncoder(str(tmp_path / "whole"), 1, device="cpu").save_pretrained(str(tmp_path / "cut"))
-    (merge,) = read(tmp_path / "cut", "tokenizer.json")["model"]["merges"]
+    (merge,) = read_json(tmp_path / "cut", "tokenizer.json")["model"]["merges"]
     assert merge == ("a b" if joined else [" ", "b"])
     assert Tokenizer.from_file(str(tmp_path / "cut" / "tokenizer.json")).encode(part + "b").ids == [3]
 
 
-def test_a_folder_is_rewritten_once(tiny_folder: Folder, tmp_path: Path) -> None:
+def test_folder_is_rewritten_once(tiny_folder: Folder, tmp_path: Path) -> None:
     LayerEncoder(tiny_folder("BERT"), 2, device="cpu").save_pretrained(str(tmp_path))
     assert not make_readable_by_older(tmp_path, 64)

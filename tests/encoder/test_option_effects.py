@@ -1,4 +1,4 @@
-"""Every option of LayerEncoder: its effect, computed by other means, and whether it makes another encoder."""
+"""Every option of LayerEncoder: its effect, computed independently, and whether it changes the spec."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from midlayer_encoders.errors import OptionError
 from tests.families import tiny
 from tests.tiny_folders import TEXTS, save_tiny, tokenizer
 
-pytestmark = pytest.mark.filterwarnings("ignore:mkldnn_matmul")  # a CPU without bfloat16 says so once
+pytestmark = pytest.mark.filterwarnings("ignore:mkldnn_matmul")  # raised once on a CPU without bfloat16
 
 TEMPLATE = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"
 PROMPTS = {"prompts": {"ask": "q: ", "other": "a longer one: "}, "default_prompt_name": "ask"}
@@ -32,19 +32,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     from peft import LoraConfig, get_peft_model
 
     path = tmp_path_factory.mktemp("options")
-    made = tokenizer()
-    made.chat_template = TEMPLATE
+    chat_tokenizer = tokenizer()
+    chat_tokenizer.chat_template = TEMPLATE
     save_tiny("Llama", path / "model")
-    made.save_pretrained(path / "model")
-    for number in range(2):
+    chat_tokenizer.save_pretrained(path / "model")
+    for seed in range(2):
         with torch.random.fork_rng():
-            torch.manual_seed(number)
+            torch.manual_seed(seed)
             lora = LoraConfig(r=4, lora_alpha=12, target_modules=["q_proj", "down_proj"], init_lora_weights=False)
-            get_peft_model(tiny("Llama"), lora).save_pretrained(path / f"adapter-{number}")  # type: ignore[arg-type]
+            get_peft_model(tiny("Llama"), lora).save_pretrained(path / f"adapter-{seed}")  # type: ignore[arg-type]
     return str(path / "model")
 
 
-def make(folder: str, **options: Any) -> LayerEncoder:
+def make_encoder(folder: str, **options: Any) -> LayerEncoder:
     adapters = [str(Path(folder).parent / name) for name in options.pop("adapters", ())]
     return LayerEncoder(folder, **{"layer": 2, "device": "cpu", "adapters": adapters} | options)
 
@@ -58,22 +58,24 @@ def by_hand(
     rows = []
     for text in texts:
         ids = torch.tensor([tokenizer().convert_tokens_to_ids(list(text))[:length]])
-        seen = {} if mask else {"attention_mask": torch.zeros(1, 1, ids.shape[1], ids.shape[1], dtype=dtype)}
+        mask_kwargs = {} if mask else {"attention_mask": torch.zeros(1, 1, ids.shape[1], ids.shape[1], dtype=dtype)}
         with torch.no_grad():
-            rows.append(model(input_ids=ids, **seen).last_hidden_state[0].float().mean(0))
+            rows.append(model(input_ids=ids, **mask_kwargs).last_hidden_state[0].float().mean(0))
     return torch.stack(rows).numpy()
 
 
 def adapted(folder: str, names: Sequence[str]) -> nn.Module:
-    """Return the whole model with the products of the adapters' matrices added to its weights."""
+    """Return the full model with the products of the adapters' matrices added to its weights."""
     model = tiny("Llama")
     for name in names:
-        low = load_file(Path(folder).parent / name / "adapter_model.safetensors")
-        for key, down in low.items():
+        adapter_weights = load_file(Path(folder).parent / name / "adapter_model.safetensors")
+        for key, down in adapter_weights.items():
             if ".lora_A." in key:
                 path = key.removeprefix("base_model.model.").removesuffix(".lora_A.weight")
                 with torch.no_grad():
-                    model.get_submodule(path).weight += 3.0 * low[key.replace("lora_A", "lora_B")] @ down  # 12 / 4
+                    model.get_submodule(path).weight += (
+                        3.0 * adapter_weights[key.replace("lora_A", "lora_B")] @ down
+                    )  # 12 / 4
     return model
 
 
@@ -107,24 +109,24 @@ EFFECTS: dict[str, tuple[dict[str, Any], Callable[[str], np.ndarray]]] = {
 
 
 @pytest.mark.parametrize("name", EFFECTS)
-def test_the_effect_of_an_option_is_what_is_computed_by_hand(name: str, folder: str) -> None:
-    options, expected = EFFECTS[name]
-    wanted = expected(folder)
-    np.testing.assert_allclose(make(folder, **options).encode(TEXTS), wanted, atol=2e-5, rtol=1e-4)
-    if wanted.shape == (6, 32) and name not in ("none", "prompts without a default"):
-        assert np.abs(wanted - by_hand(TEXTS)).max() > 1e-2  # the option has one
+def test_effect_of_each_option_matches_the_computation_by_hand(name: str, folder: str) -> None:
+    options, compute_expected = EFFECTS[name]
+    expected = compute_expected(folder)
+    np.testing.assert_allclose(make_encoder(folder, **options).encode(TEXTS), expected, atol=2e-5, rtol=1e-4)
+    if expected.shape == (6, 32) and name not in ("none", "prompts without a default"):
+        assert np.abs(expected - by_hand(TEXTS)).max() > 1e-2  # the option has an effect
 
 
-@pytest.mark.parametrize(("given", "dtype"), [("bfloat16", torch.bfloat16), (torch.float16, torch.float16)])
-def test_weights_and_states_are_in_the_precision_asked_for(given: Any, dtype: torch.dtype, folder: str) -> None:
-    encoder = make(folder, dtype=given)
+@pytest.mark.parametrize(("requested", "dtype"), [("bfloat16", torch.bfloat16), (torch.float16, torch.float16)])
+def test_weights_and_states_have_the_requested_precision(requested: Any, dtype: torch.dtype, folder: str) -> None:
+    encoder = make_encoder(folder, dtype=requested)
     assert {parameter.dtype for parameter in encoder.parameters()} == {dtype}
-    close = by_hand(TEXTS, dtype=dtype)
-    np.testing.assert_allclose(encoder.encode(TEXTS, batch_size=1).astype(np.float32), close, atol=0.03)
-    np.testing.assert_allclose(make(folder, dtype="float64").encode(TEXTS), by_hand(TEXTS), atol=1e-5)
+    expected = by_hand(TEXTS, dtype=dtype)
+    np.testing.assert_allclose(encoder.encode(TEXTS, batch_size=1).astype(np.float32), expected, atol=0.03)
+    np.testing.assert_allclose(make_encoder(folder, dtype="float64").encode(TEXTS), by_hand(TEXTS), atol=1e-5)
 
 
-def test_files_in_half_precision_stay_so_unless_another_is_asked_for(tmp_path: Path) -> None:
+def test_half_precision_files_stay_so_unless_another_dtype_is_requested(tmp_path: Path) -> None:
     tiny("Llama").to(torch.bfloat16).save_pretrained(tmp_path)  # type: ignore[operator]
     tokenizer().save_pretrained(tmp_path)
     for norm in ("final", "none"):
@@ -132,17 +134,17 @@ def test_files_in_half_precision_stay_so_unless_another_is_asked_for(tmp_path: P
     assert LayerEncoder(str(tmp_path), 2, dtype="float32", device="cpu").dtype is torch.float32
 
 
-def test_a_prompt_is_the_one_asked_for(folder: str) -> None:
-    encoder = make(folder, **PROMPTS)
-    long = by_hand(["a longer one: " + text for text in TEXTS])
-    np.testing.assert_allclose(encoder.encode(TEXTS, prompt_name="other"), long, atol=2e-5, rtol=1e-4)
-    np.testing.assert_allclose(encoder.encode(TEXTS, prompt="a longer one: "), long, atol=2e-5, rtol=1e-4)
+def test_requested_prompt_is_used(folder: str) -> None:
+    encoder = make_encoder(folder, **PROMPTS)
+    expected = by_hand(["a longer one: " + text for text in TEXTS])
+    np.testing.assert_allclose(encoder.encode(TEXTS, prompt_name="other"), expected, atol=2e-5, rtol=1e-4)
+    np.testing.assert_allclose(encoder.encode(TEXTS, prompt="a longer one: "), expected, atol=2e-5, rtol=1e-4)
     np.testing.assert_allclose(encoder.encode(TEXTS, prompt=""), by_hand(TEXTS), atol=2e-5, rtol=1e-4)
 
 
 # --- identity --------------------------------------------------------------------------------------------------------
 
-OTHERS: list[dict[str, Any]] = [
+DIFFERENT: list[dict[str, Any]] = [
     {"layer": 3}, {"norm": "none"}, {"dtype": "bfloat16"}, {"dtype": torch.float64}, {"max_length": 8}, PROMPTS,
     PROMPTS | {"default_prompt_name": "other"}, PROMPTS | {"prompts": {"ask": "r: ", "other": "a longer one: "}}, {"bidirectional": True}, {"adapters": ["adapter-0"]},
     {"adapters": ["adapter-1"]}, {"chat_template": True}, {"truncate_dim": 8}, {"center": CENTER},
@@ -161,52 +163,52 @@ SAME: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
-def filed(encoder: LayerEncoder) -> tuple[str, str]:
+def result_location(encoder: LayerEncoder) -> tuple[str, str]:
     """Return the name and revision under which mteb files the encoder's results."""
     return str(encoder.model_card_data.model_name), str(encoder.model_card_data.base_model_revision)
 
 
 @pytest.mark.slow
-def test_an_option_makes_another_encoder_exactly_when_it_makes_other_vectors(folder: str) -> None:
-    base = make(folder)
-    vectors, seen = base.encode(TEXTS), [base.spec.digest]
-    revisions = [filed(base)]
-    for options in OTHERS:
-        encoder = make(folder, **options)
+def test_option_changes_the_spec_exactly_when_it_changes_the_vectors(folder: str) -> None:
+    base = make_encoder(folder)
+    vectors, digests = base.encode(TEXTS), [base.spec.digest]
+    locations = [result_location(base)]
+    for options in DIFFERENT:
+        encoder = make_encoder(folder, **options)
         assert not np.array_equal(encoder.encode(TEXTS), vectors), options
-        assert encoder.spec.digest not in seen, options
-        assert filed(encoder) not in revisions, options
-        seen.append(encoder.spec.digest)
-        revisions.append(filed(encoder))
+        assert encoder.spec.digest not in digests, options
+        assert result_location(encoder) not in locations, options
+        digests.append(encoder.spec.digest)
+        locations.append(result_location(encoder))
 
 
-def test_options_that_say_what_is_so_anyway_make_the_same_encoder(folder: str) -> None:
+def test_options_set_to_their_defaults_give_the_same_encoder(folder: str) -> None:
     check_same(folder, [*SAME[:4], {name: value for options in SAME[4:] for name, value in options.items()}])
 
 
 @pytest.mark.slow
-def test_each_option_that_says_what_is_so_anyway_makes_the_same_encoder(folder: str) -> None:
+def test_each_option_set_to_its_default_gives_the_same_encoder(folder: str) -> None:
     check_same(folder, SAME)
 
 
-def check_same(folder: str, given: Sequence[dict[str, Any]]) -> None:
-    base = make(folder)
-    vectors, revision = base.encode(TEXTS), filed(base)
-    for options in given:
-        encoder = make(folder, **options)
+def check_same(folder: str, option_sets: Sequence[dict[str, Any]]) -> None:
+    base = make_encoder(folder)
+    vectors, location = base.encode(TEXTS), result_location(base)
+    for options in option_sets:
+        encoder = make_encoder(folder, **options)
         np.testing.assert_array_equal(encoder.encode(TEXTS), vectors, err_msg=str(options))
         assert encoder.spec == base.spec, options
-        assert filed(encoder) == revision, options
+        assert result_location(encoder) == location, options
 
 
-def test_every_option_is_looked_at_here_or_where_it_belongs() -> None:
-    named = {name for options in [*OTHERS, *SAME] for name in options}
+def test_every_option_is_covered_here_or_in_its_own_file() -> None:
+    covered = {name for options in [*DIFFERENT, *SAME] for name in options}
     elsewhere = {"model", "tower", "revision", "gguf_file"}  # files: test_files, test_joint
     elsewhere |= {"texts", "labels"}  # test_choosing
-    assert named | elsewhere == set(inspect.signature(LayerEncoder).parameters)
+    assert covered | elsewhere == set(inspect.signature(LayerEncoder).parameters)
 
 
 @pytest.mark.parametrize("options", [{"processor": len}, {"blocks": "layers"}, {"final": ("norm",)}])
-def test_options_of_modules_are_refused_for_files(options: dict[str, Any], folder: str) -> None:
+def test_module_options_are_refused_for_files(options: dict[str, Any], folder: str) -> None:
     with pytest.raises(OptionError, match=f"`{next(iter(options))}` is not an option of LayerEncoder"):
-        make(folder, **options)
+        make_encoder(folder, **options)

@@ -23,7 +23,7 @@ from midlayer_encoders.recipes import RECIPES
 NAMES = [option.name for option in dataclasses.fields(EncoderOptions)]
 
 
-def test_the_keywords_of_the_constructor_are_the_options() -> None:
+def test_constructor_keywords_are_the_options() -> None:
     assert list(EncoderKeywords.__annotations__) == NAMES == list(option_help())
     parameters = inspect.signature(LayerEncoder).parameters
     assert [name for name in parameters if name in NAMES] == NAMES
@@ -33,7 +33,7 @@ def test_the_keywords_of_the_constructor_are_the_options() -> None:
     assert ", ".join(RECIPES) in option_help()["recipe"]
 
 
-def test_the_constructor_is_short_and_is_found_by_the_name_of_its_module() -> None:
+def test_constructor_is_short_and_the_class_name_contains_sentence_transformers() -> None:
     assert len(inspect.getsource(LayerEncoder.__init__).splitlines()) <= 40
     # BERTopic and KeyBERT recognize a SentenceTransformer by this string, and embed with another model otherwise.
     assert "sentence_transformers" in str(LayerEncoder)
@@ -57,21 +57,21 @@ def test_the_constructor_is_short_and_is_found_by_the_name_of_its_module() -> No
         ({"poolign": "mean"}, "`poolign` is not an option of LayerEncoder. Did you mean 'pooling'"),
     ],
 )
-def test_wrong_options_are_refused_before_anything_is_read(options: dict[str, object], message: str) -> None:
+def test_invalid_options_are_refused_before_reading_files(options: dict[str, object], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         LayerEncoder("there/is-no-such-model", 1, **options)  # type: ignore[arg-type]
 
 
-def test_a_dtype_is_kept_by_its_name() -> None:
+def test_dtype_is_stored_by_name() -> None:
     assert EncoderOptions(dtype=torch.bfloat16) == EncoderOptions(dtype="bfloat16")  # type: ignore[arg-type]
 
 
-def test_the_old_name_of_layer_weights_works_with_a_warning() -> None:
+def test_old_name_of_layer_weights_works_with_a_warning() -> None:
     with pytest.warns(DeprecationWarning, match="`weights` is now `layer_weights`"):
         assert make_options({"weights": [1, 2]}).layer_weights == (1.0, 2.0)
 
 
-def test_the_layer_argument_has_four_normal_forms() -> None:
+def test_layer_argument_has_four_normal_forms() -> None:
     arguments = (3, -1, 0.5, [2], (2, 4), range(3), torch.tensor([1, 2]), {"text": 1, "image": 2}, "auto")
     normal = [3, -1, 0.5, 2, [2, 4], [0, 1, 2], [1, 2], {"text": 1, "image": 2}, "auto"]
     assert [normalize_layer(argument) for argument in arguments] == normal
@@ -81,7 +81,7 @@ def test_the_layer_argument_has_four_normal_forms() -> None:
         normalize_layer({1, 2})
 
 
-def test_a_module_in_memory_refuses_options_of_files_and_files_refuse_a_module() -> None:
+def test_modules_refuse_file_options_and_files_refuse_module_options() -> None:
     module = torch.nn.Sequential(torch.nn.Linear(2, 2))
     for name, value in {"revision": "main", "gguf_file": "a.gguf", "chat_template": True, "adapters": ["x"]}.items():
         with pytest.raises(OptionError, match=f"`{name}` must be left out for a module in memory"):
@@ -92,7 +92,7 @@ def test_a_module_in_memory_refuses_options_of_files_and_files_refuse_a_module()
         LayerEncoder("there/is-no-such-model", 1, blocks="h")  # type: ignore[call-arg]
 
 
-def test_lines_quote_what_a_shell_would_split() -> None:
+def test_shell_lines_are_quoted() -> None:
     options = EncoderOptions(prompts={"query": "say 'it': "}, default_prompt_name="query", adapters=("a b", "c"))
     assert shell_line("my model", {"text": 1, "image": 0.5}, options, out="o") == (
         "midlayer export 'my model' --layer text=1,image=0.5 --prompt 'query=say '\"'\"'it'\"'\"': ' "
@@ -103,7 +103,7 @@ def test_lines_quote_what_a_shell_would_split() -> None:
         shell_line("m", 1, EncoderOptions(center=tuple("abcdefghijklmnop")), out="o")
 
 
-WRONG = {
+INVALID = {
     "trust_remote_code='no'": "`trust_remote_code` must be True or False, but got 'no'",
     "bidirectional=1": "`bidirectional` must be True or False, but got 1",
     "chat_template=None": "`chat_template` must be True or False, but got None",
@@ -131,18 +131,18 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("option", WRONG)
-def test_an_option_of_another_type_is_refused_before_anything_is_read(option: str) -> None:
-    with pytest.raises((OptionError, DeviceError), match=WRONG[option]):
+@pytest.mark.parametrize("option", INVALID)
+def test_option_of_the_wrong_type_is_refused_before_reading_files(option: str) -> None:
+    with pytest.raises((OptionError, DeviceError), match=INVALID[option]):
         eval(f"LayerEncoder('there/is-no-such-model', 1, {option})", {"LayerEncoder": LayerEncoder, "torch": torch})
 
 
-def test_numbers_of_numpy_and_devices_of_torch_are_taken() -> None:
+def test_numpy_numbers_and_torch_devices_are_accepted() -> None:
     import numpy as np
 
-    made = make_options({"max_length": np.int64(8), "bidirectional": np.bool_(True), "device": torch.device("cpu")})
-    assert (made.max_length, made.bidirectional, made.device) == (8, True, "cpu")
-    assert (type(made.max_length), type(made.bidirectional), type(made.device)) == (int, bool, str)
+    options = make_options({"max_length": np.int64(8), "bidirectional": np.bool_(True), "device": torch.device("cpu")})
+    assert (options.max_length, options.bidirectional, options.device) == (8, True, "cpu")
+    assert (type(options.max_length), type(options.bidirectional), type(options.device)) == (int, bool, str)
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_numbers_of_numpy_and_devices_of_torch_are_taken() -> None:
         ("Llama", {"truncate_dim": 33}, "`truncate_dim` must be at most 32, the dimensions of .*, but got 33"),
     ],
 )
-def test_an_option_without_effect_is_refused(
+def test_option_without_effect_is_refused(
     tiny_folder: Callable[[str], str], family: str, options: dict[str, object], message: str
 ) -> None:
     with pytest.raises(OptionError, match=message):

@@ -1,4 +1,4 @@
-"""Every form of a call returns what a plain SentenceTransformer over the same modules returns."""
+"""Every form of a call returns the same as a plain SentenceTransformer over the same modules."""
 
 from __future__ import annotations
 
@@ -34,29 +34,29 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
-def plain(encoder: LayerEncoder) -> SentenceTransformer:
+def make_plain(encoder: LayerEncoder) -> SentenceTransformer:
     """Return sentence-transformers' own class over the modules of an encoder."""
     return SentenceTransformer(modules=list(encoder), device="cpu", prompts=encoder.prompts)
 
 
-def assert_same(made: Any, expected: Any) -> None:
-    """Raise unless both are equal in type, dtype, shape and every value, inside of lists and dictionaries too."""
-    assert type(made) is type(expected)
+def assert_same(actual: Any, expected: Any) -> None:
+    """Raise unless both are equal in type, dtype, shape and every value, including nested lists and dictionaries."""
+    assert type(actual) is type(expected)
     if isinstance(expected, list):
-        assert len(made) == len(expected)
-        for one, other in zip(made, expected, strict=True):
-            assert_same(one, other)
+        assert len(actual) == len(expected)
+        for actual_item, expected_item in zip(actual, expected, strict=True):
+            assert_same(actual_item, expected_item)
     elif isinstance(expected, dict):
-        assert made.keys() == expected.keys()
+        assert actual.keys() == expected.keys()
         for key, value in expected.items():
-            assert_same(made[key], value)
+            assert_same(actual[key], value)
     elif isinstance(expected, np.ndarray | torch.Tensor):
-        assert (made.dtype, made.shape) == (expected.dtype, expected.shape)
-        assert bool((made == expected).all())
+        assert (actual.dtype, actual.shape) == (expected.dtype, expected.shape)
+        assert bool((actual == expected).all())
         if isinstance(expected, torch.Tensor):
-            assert made.device == expected.device
+            assert actual.device == expected.device
     else:
-        assert made == expected
+        assert actual == expected
 
 
 @pytest.fixture(scope="module")
@@ -67,17 +67,17 @@ def encoder(tiny_folder: Folder) -> LayerEncoder:
 @pytest.mark.filterwarnings("ignore:Computing .* quantization buckets")
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize(
-    "inputs", [[], TEXTS, TEXTS[0], tuple(TEXTS), (), np.array(TEXTS)], ids=lambda some: type(some)
+    "inputs", [[], TEXTS, TEXTS[0], tuple(TEXTS), (), np.array(TEXTS)], ids=lambda inputs: type(inputs)
 )
 def test_encode(inputs: Any, options: dict[str, Any], encoder: LayerEncoder) -> None:
-    expected = _outcome(plain(encoder).encode, inputs, options)
+    expected = _outcome(make_plain(encoder).encode, inputs, options)
     assert_same(_outcome(encoder.encode, inputs, options), expected)
 
 
 def _outcome(encode: Callable[..., Any], inputs: Any, options: dict[str, Any]) -> Any:
-    """Return the vectors, or the error in words.
+    """Return the vectors or the error message.
 
-    Some precisions refuse one vector alone, and sentence-transformers 6.0.0 more than four texts with no `output_value`.
+    Some precisions refuse a single vector, and sentence-transformers 6.0.0 refuses more than four texts without `output_value`.
     """
     try:
         return encode(inputs, **options)
@@ -88,42 +88,42 @@ def _outcome(encode: Callable[..., Any], inputs: Any, options: dict[str, Any]) -
 @pytest.mark.parametrize("method", ["encode_query", "encode_document"])
 @pytest.mark.parametrize("inputs", [[], TEXTS, TEXTS[0]], ids=["none", "many", "one"])
 def test_encode_by_role(inputs: Any, method: str, encoder: LayerEncoder) -> None:
-    assert_same(getattr(encoder, method)(inputs), getattr(plain(encoder), method)(inputs))
+    assert_same(getattr(encoder, method)(inputs), getattr(make_plain(encoder), method)(inputs))
 
 
-def test_pairs_of_texts(tiny_folder: Folder) -> None:
-    made = LayerEncoder(tiny_folder("BERT"), 2, device="cpu")
+def test_text_pairs(tiny_folder: Folder) -> None:
+    encoder = LayerEncoder(tiny_folder("BERT"), 2, device="cpu")
     pairs = [(TEXTS[0], TEXTS[1]), (TEXTS[2], TEXTS[3])]
-    vectors = made.encode(pairs)
-    assert_same(vectors, plain(made).encode(pairs))
-    assert abs(vectors[0] - made.encode(TEXTS[0])).max() > 1e-3  # the second text counts
+    vectors = encoder.encode(pairs)
+    assert_same(vectors, make_plain(encoder).encode(pairs))
+    assert abs(vectors[0] - encoder.encode(TEXTS[0])).max() > 1e-3  # the second text counts
 
 
-def test_a_column_of_a_dataset(encoder: LayerEncoder) -> None:
+def test_dataset_column(encoder: LayerEncoder) -> None:
     from datasets import Dataset
 
     column = Dataset.from_dict({"text": TEXTS})["text"]
-    assert_same(encoder.encode(column), plain(encoder).encode(column))
+    assert_same(encoder.encode(column), make_plain(encoder).encode(column))
 
 
-def test_an_empty_list_is_checked_like_any_other(encoder: LayerEncoder) -> None:
+def test_empty_list_is_validated_like_any_other(encoder: LayerEncoder) -> None:
     for options in ({"prompt_name": "unknown"}, {"precision": "int7"}, {"unknown": 1}):
         with pytest.raises(ValueError) as expected:
-            plain(encoder).encode([], **options)
-        with pytest.raises(ValueError) as made:
+            make_plain(encoder).encode([], **options)
+        with pytest.raises(ValueError) as actual:
             encoder.encode([], **options)
-        assert str(made.value).replace("LayerEncoder", "SentenceTransformer") == str(expected.value)
+        assert str(actual.value).replace("LayerEncoder", "SentenceTransformer") == str(expected.value)
 
 
-def others(folder: Folder, root: Any) -> Iterator[LayerEncoder]:
+def make_other_encoders(folder: Folder, root: Any) -> Iterator[LayerEncoder]:
     yield LayerEncoder(folder("ViT"), 1, device="cpu")
     yield LayerEncoder(folder("Wav2Vec2"), 1, device="cpu")
     yield LayerEncoder(save_joint("CLIP", root), 1, device="cpu")
     yield LayerEncoder.from_module(tiny("Llama"), 1, processor=tokenizer(), medium="text", device="cpu")
 
 
-def test_nothing_is_encoded_alike_by_encoders_of_every_medium(tiny_folder: Folder, tmp_path: Any) -> None:
-    for encoder in others(tiny_folder, tmp_path):
+def test_empty_list_gives_the_same_in_every_medium(tiny_folder: Folder, tmp_path: Any) -> None:
+    for encoder in make_other_encoders(tiny_folder, tmp_path):
         for options in OPTIONS:
             if "prompt_name" not in options:
-                assert_same(encoder.encode([], **options), plain(encoder).encode([], **options))
+                assert_same(encoder.encode([], **options), make_plain(encoder).encode([], **options))

@@ -25,8 +25,8 @@ TWICE = 'say "{text}" again: "{text}"'
 SAMPLE = [f"{text} {number}" for number in range(4) for text in TEXTS]
 
 
-def states(text: str, layer: int = 2) -> torch.Tensor:
-    """Return the states of a text alone after some blocks and the final norm, shape ``(T, D)``."""
+def states_by_hand(text: str, layer: int = 2) -> torch.Tensor:
+    """Return the states of a text alone after `layer` blocks and the final norm, shape ``(T, D)``."""
     model = tiny("Llama")
     del model.layers[layer:]
     ids = torch.tensor([tokenizer().convert_tokens_to_ids(list(text))])
@@ -34,43 +34,50 @@ def states(text: str, layer: int = 2) -> torch.Tensor:
         return model(input_ids=ids).last_hidden_state[0]  # type: ignore[no-any-return]
 
 
-def last(texts: Sequence[str], template: str, layer: int = 2) -> np.ndarray:
-    return torch.stack([states(template.replace("{text}", text), layer)[-1] for text in texts]).numpy()
+def last_states(texts: Sequence[str], template: str, layer: int = 2) -> np.ndarray:
+    return torch.stack([states_by_hand(template.replace("{text}", text), layer)[-1] for text in texts]).numpy()
 
 
-def means(texts: Sequence[str], template: str, own: bool, skip: int = 0) -> np.ndarray:
+def mean_states(texts: Sequence[str], template: str, text_only: bool, skip: int = 0) -> np.ndarray:
     rows = []
-    for whole in texts:
-        text = whole[: (64 - len(template.replace("{text}", ""))) // template.count("{text}")]  # what fits
-        found, end = states(template.replace("{text}", text)), template.rpartition("{text}")[2]
-        stop = len(found) - len(end) if own else len(found)
-        rows.append(found[max(stop - len(text), skip) if own else skip : stop].mean(0))
+    for full_text in texts:
+        text = full_text[: (64 - len(template.replace("{text}", ""))) // template.count("{text}")]  # what fits
+        states, end = states_by_hand(template.replace("{text}", text)), template.rpartition("{text}")[2]
+        stop = len(states) - len(end) if text_only else len(states)
+        rows.append(states[max(stop - len(text), skip) if text_only else skip : stop].mean(0))
     return torch.stack(rows).numpy()
 
 
 CASES: dict[str, tuple[dict[str, Any], Callable[[], np.ndarray]]] = {
-    "the last token after a question": ({"template": ASK, "pooling": "last"}, lambda: last(TEXTS, ASK)),
-    "the mean of all": ({"template": ASK}, lambda: means(TEXTS, ASK, own=False)),
-    "the mean of the text": ({"template": ASK, "template_tokens": False}, lambda: means(TEXTS, ASK, own=True)),
-    "the second copy": ({"template": TWICE, "template_tokens": False}, lambda: means(TEXTS, TWICE, own=True)),
-    "without the first tokens": ({"skip_first": 2}, lambda: means(TEXTS, "{text}", own=False, skip=2)),
-    "a recipe": ({"recipe": Recipe(name="r", template=ASK, pooling="last")}, lambda: last(TEXTS, ASK)),
+    "the last token after a template": ({"template": ASK, "pooling": "last"}, lambda: last_states(TEXTS, ASK)),
+    "the mean of all": ({"template": ASK}, lambda: mean_states(TEXTS, ASK, text_only=False)),
+    "the mean of the text": (
+        {"template": ASK, "template_tokens": False},
+        lambda: mean_states(TEXTS, ASK, text_only=True),
+    ),
+    "the second copy": (
+        {"template": TWICE, "template_tokens": False},
+        lambda: mean_states(TEXTS, TWICE, text_only=True),
+    ),
+    "without the first tokens": ({"skip_first": 2}, lambda: mean_states(TEXTS, "{text}", text_only=False, skip=2)),
+    "a recipe": ({"recipe": Recipe(name="r", template=ASK, pooling="last")}, lambda: last_states(TEXTS, ASK)),
     "a recipe and another pooling": (
         {"recipe": Recipe(name="r", template=ASK, pooling="last"), "pooling": "mean"},
-        lambda: means(TEXTS, ASK, own=False),
+        lambda: mean_states(TEXTS, ASK, text_only=False),
     ),
     "normalized": (
         {"template": ASK, "pooling": "last", "normalize": True},
-        lambda: (found := last(TEXTS, ASK)) / np.linalg.norm(found, axis=1, keepdims=True),
+        lambda: (vectors := last_states(TEXTS, ASK)) / np.linalg.norm(vectors, axis=1, keepdims=True),
     ),
     "centered": (
         {"template": ASK, "pooling": "last", "center": SAMPLE},
-        lambda: last(TEXTS, ASK) - last(SAMPLE, ASK).mean(axis=0),
+        lambda: last_states(TEXTS, ASK) - last_states(SAMPLE, ASK).mean(axis=0),
     ),
     "filtered": (
         {"embed_filter": True},
         lambda: (
-            means(TEXTS, "{text}", own=False) @ middle_directions(tiny("Llama").embed_tokens.weight.detach()).numpy().T
+            mean_states(TEXTS, "{text}", text_only=False)
+            @ middle_directions(tiny("Llama").embed_tokens.weight.detach()).numpy().T
         ),
     ),
 }
@@ -78,7 +85,7 @@ EXACT = {"atol": 2e-5, "rtol": 1e-4}
 
 
 @pytest.fixture(scope="module")
-def tied(tmp_path_factory: pytest.TempPathFactory) -> str:
+def tied_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Return a tiny Llama whose output embeddings are its input embeddings."""
     folder = tmp_path_factory.mktemp("tied")
     model: Any = tiny("Llama")
@@ -89,18 +96,18 @@ def tied(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_vectors_are_those_computed_by_hand_alone_in_batches_and_after_export(
-    name: str, tied: str, tmp_path: Path
+def test_vectors_match_those_computed_by_hand_in_batches_and_after_export(
+    name: str, tied_folder: str, tmp_path: Path
 ) -> None:
-    options, expected = CASES[name]
-    encoder = LayerEncoder(tied, 2, device="cpu", **options)
-    wanted = expected()
+    options, compute_expected = CASES[name]
+    encoder = LayerEncoder(tied_folder, 2, device="cpu", **options)
+    expected = compute_expected()
     for batch_size in (1, 4):
-        np.testing.assert_allclose(encoder.encode(TEXTS, batch_size=batch_size), wanted, **EXACT)
+        np.testing.assert_allclose(encoder.encode(TEXTS, batch_size=batch_size), expected, **EXACT)
     if encoder.counting.all:
         encoder.save_pretrained(str(tmp_path / "plain"))
         plain = SentenceTransformer(str(tmp_path / "plain"), device="cpu")
-        np.testing.assert_allclose(plain.encode(TEXTS, batch_size=3), wanted, **EXACT)
+        np.testing.assert_allclose(plain.encode(TEXTS, batch_size=3), expected, **EXACT)
     else:
         with pytest.raises(CutError, match="A plain folder pools every token"):
             encoder.save_pretrained(str(tmp_path / "plain"))
@@ -109,40 +116,42 @@ def test_vectors_are_those_computed_by_hand_alone_in_batches_and_after_export(
 @pytest.mark.parametrize(
     "name", [name for name, (options, _) in CASES.items() if not {"center", "normalize", "embed_filter"} & set(options)]
 )
-def test_all_layers_from_one_pass_are_those_of_encoders_cut_there(name: str, tied: str) -> None:
+def test_all_layers_from_one_pass_match_cut_encoders(name: str, tied_folder: str) -> None:
     options, _ = CASES[name]
-    whole = LayerEncoder(tied, -1, device="cpu", **options)
-    found = layer_reader(whole).vectors(TEXTS, batches_of(whole, TEXTS, token_budget=128))
+    encoder = LayerEncoder(tied_folder, -1, device="cpu", **options)
+    vectors = layer_reader(encoder).vectors(TEXTS, batches_of(encoder, TEXTS, token_budget=128))
     for layer in (1, DEPTH):
-        cut = LayerEncoder(tied, layer, device="cpu", **options)
-        np.testing.assert_allclose(found[layer], cut.encode(TEXTS), **EXACT)
+        cut = LayerEncoder(tied_folder, layer, device="cpu", **options)
+        np.testing.assert_allclose(vectors[layer], cut.encode(TEXTS), **EXACT)
 
 
-def test_queries_and_documents_are_asked_in_their_own_way(tied: str, tmp_path: Path) -> None:
+def test_queries_and_documents_have_their_own_templates(tied_folder: str, tmp_path: Path) -> None:
     template = {"query": 'ask "{text}" now:', "document": 'read "{text}" now:', "text": '"{text}" now:'}
-    encoder = LayerEncoder(tied, 2, device="cpu", template=template, pooling="last")
+    encoder = LayerEncoder(tied_folder, 2, device="cpu", template=template, pooling="last")
     encoder.save_pretrained(str(tmp_path))
-    for one in (encoder, SentenceTransformer(str(tmp_path), device="cpu")):
-        np.testing.assert_allclose(one.encode_query(TEXTS), last(TEXTS, template["query"]), **EXACT)
-        np.testing.assert_allclose(one.encode_document(TEXTS), last(TEXTS, template["document"]), **EXACT)
-        np.testing.assert_allclose(one.encode(TEXTS), last(TEXTS, template["text"]), **EXACT)
+    for model in (encoder, SentenceTransformer(str(tmp_path), device="cpu")):
+        np.testing.assert_allclose(model.encode_query(TEXTS), last_states(TEXTS, template["query"]), **EXACT)
+        np.testing.assert_allclose(model.encode_document(TEXTS), last_states(TEXTS, template["document"]), **EXACT)
+        np.testing.assert_allclose(model.encode(TEXTS), last_states(TEXTS, template["text"]), **EXACT)
 
 
-def test_an_empty_text_is_its_template_and_without_template_tokens_nothing(tied: str) -> None:
-    asked = LayerEncoder(tied, 2, device="cpu", template=ASK, pooling="last")
-    np.testing.assert_allclose(asked.encode(["", "short"]), last(["", "short"], ASK), **EXACT)
-    own = LayerEncoder(tied, 2, device="cpu", template=ASK, template_tokens=False)
-    assert not own.encode(["", "short"])[0].any()
+def test_empty_text_is_its_template_or_zero_without_template_tokens(tied_folder: str) -> None:
+    with_template = LayerEncoder(tied_folder, 2, device="cpu", template=ASK, pooling="last")
+    np.testing.assert_allclose(with_template.encode(["", "short"]), last_states(["", "short"], ASK), **EXACT)
+    text_only = LayerEncoder(tied_folder, 2, device="cpu", template=ASK, template_tokens=False)
+    assert not text_only.encode(["", "short"])[0].any()
 
 
-def test_lines_that_recreate_an_encoder_name_the_recipe_or_its_fields(tied: str) -> None:
+def test_printed_code_names_the_recipe_or_its_fields(tied_folder: str) -> None:
     from midlayer_encoders.encoder.options import python_line, shell_line
 
-    named = LayerEncoder(tied, 2, device="cpu", recipe="one-word", max_length=60).options
-    assert python_line("m", 2, named) == "LayerEncoder('m', layer=2, max_length=60, recipe='one-word')"
-    own = LayerEncoder(tied, 2, device="cpu", recipe=Recipe(name="r", template=ASK, template_tokens=False)).options
-    assert python_line("m", 2, own) == f"LayerEncoder('m', layer=2, template={ASK!r}, template_tokens=False)"
-    line = shell_line("m", 2, own, out="o")
+    named_options = LayerEncoder(tied_folder, 2, device="cpu", recipe="one-word", max_length=60).options
+    assert python_line("m", 2, named_options) == "LayerEncoder('m', layer=2, max_length=60, recipe='one-word')"
+    custom_options = LayerEncoder(
+        tied_folder, 2, device="cpu", recipe=Recipe(name="r", template=ASK, template_tokens=False)
+    ).options
+    assert python_line("m", 2, custom_options) == f"LayerEncoder('m', layer=2, template={ASK!r}, template_tokens=False)"
+    line = shell_line("m", 2, custom_options, out="o")
     assert line == f"midlayer export m --layer 2 --template '{ASK}' --no-template-tokens --out o"
 
 
@@ -169,73 +178,80 @@ def test_lines_that_recreate_an_encoder_name_the_recipe_or_its_fields(tied: str)
         ),
     ],
 )
-def test_what_cannot_be_asked_is_refused(options: dict[str, Any], message: str, tied: str) -> None:
+def test_invalid_recipes_are_refused(options: dict[str, Any], message: str, tied_folder: str) -> None:
     with pytest.raises(OptionError, match=message):
-        LayerEncoder(tied, 2, device="cpu", **options)
+        LayerEncoder(tied_folder, 2, device="cpu", **options)
 
 
-def test_a_recipe_for_another_medium_is_refused(tiny_folder: Folder) -> None:
+def test_recipe_for_another_medium_is_refused(tiny_folder: Folder) -> None:
     with pytest.raises(OptionError, match=r"`recipe` must be left out for .*, which takes no text"):
         LayerEncoder(tiny_folder("ViT"), 2, device="cpu", recipe="one-word")
 
 
-def test_output_embeddings_of_their_own_are_read_from_the_files(tmp_path: Path) -> None:
+def test_untied_output_embeddings_are_read_from_the_files(tmp_path: Path) -> None:
     import transformers as tf
 
     base: Any = tiny("Llama")
-    whole = tf.LlamaForCausalLM(base.config)
-    whole.model.load_state_dict(base.state_dict())
-    whole.save_pretrained(tmp_path)
+    causal_model = tf.LlamaForCausalLM(base.config)
+    causal_model.model.load_state_dict(base.state_dict())
+    causal_model.save_pretrained(tmp_path)
     tokenizer().save_pretrained(tmp_path)
-    found = LayerEncoder(str(tmp_path), 2, device="cpu", embed_filter=True).encode(TEXTS)
-    wanted = means(TEXTS, "{text}", own=False) @ middle_directions(whole.lm_head.weight.detach()).numpy().T
-    np.testing.assert_allclose(found, wanted, **EXACT)
+    vectors = LayerEncoder(str(tmp_path), 2, device="cpu", embed_filter=True).encode(TEXTS)
+    expected = (
+        mean_states(TEXTS, "{text}", text_only=False)
+        @ middle_directions(causal_model.lm_head.weight.detach()).numpy().T
+    )
+    np.testing.assert_allclose(vectors, expected, **EXACT)
 
 
-def test_a_model_without_output_embeddings_cannot_be_filtered(tiny_folder: Folder) -> None:
+def test_embed_filter_needs_output_embeddings(tiny_folder: Folder) -> None:
     with pytest.raises(OptionError, match=r"`embed_filter` must be False for .*: its output embeddings are not in"):
         LayerEncoder(tiny_folder("Llama"), 2, device="cpu", embed_filter=True)
 
 
-def test_encoders_that_share_a_model_each_ask_in_their_own_way(tied: str) -> None:
-    whole = LayerEncoder(tied, -1, device="cpu")
-    made = {name: whole.with_recipe(name) for name in ("plain", "one-word", "echo", "instruction")}
-    for name, encoder in made.items():
-        alone = LayerEncoder(tied, -1, device="cpu", recipe=name)
-        assert encoder.transformer is whole.transformer
-        np.testing.assert_array_equal(encoder.encode(TEXTS), alone.encode(TEXTS))
-        np.testing.assert_array_equal(encoder.encode_query(TEXTS), alone.encode_query(TEXTS))
-        assert encoder.spec == alone.spec
-        assert encoder.model_card_data.base_model_revision == alone.model_card_data.base_model_revision
-    np.testing.assert_array_equal(whole.encode(TEXTS), LayerEncoder(tied, -1, device="cpu").encode(TEXTS))
+def test_encoders_that_share_a_model_keep_their_own_recipes(tied_folder: str) -> None:
+    base_encoder = LayerEncoder(tied_folder, -1, device="cpu")
+    encoders = {name: base_encoder.with_recipe(name) for name in ("plain", "one-word", "echo", "instruction")}
+    for name, encoder in encoders.items():
+        separate = LayerEncoder(tied_folder, -1, device="cpu", recipe=name)
+        assert encoder.transformer is base_encoder.transformer
+        np.testing.assert_array_equal(encoder.encode(TEXTS), separate.encode(TEXTS))
+        np.testing.assert_array_equal(encoder.encode_query(TEXTS), separate.encode_query(TEXTS))
+        assert encoder.spec == separate.spec
+        assert encoder.model_card_data.base_model_revision == separate.model_card_data.base_model_revision
+    np.testing.assert_array_equal(base_encoder.encode(TEXTS), LayerEncoder(tied_folder, -1, device="cpu").encode(TEXTS))
     with pytest.raises(OptionError, match="`recipe` must be for an encoder of files"):
-        made["echo"].with_recipe("one-word")
+        encoders["echo"].with_recipe("one-word")
 
 
-def test_several_layers_are_asked_and_mapped_as_one(tied: str) -> None:
-    both = LayerEncoder(tied, [1, 3], device="cpu", template=ASK, pooling="last", center=SAMPLE)
-    wanted = (last(TEXTS, ASK, 1) + last(TEXTS, ASK, 3)) / 2 - (last(SAMPLE, ASK, 1) + last(SAMPLE, ASK, 3)).mean(
-        axis=0
-    ) / 2
-    np.testing.assert_allclose(both.encode(TEXTS), wanted, **EXACT)
-    wide = LayerEncoder(tied, [1, 3], device="cpu", template=ASK, pooling="last", combine="concat", normalize=True)
-    beside = np.concatenate([last(TEXTS, ASK, 1), last(TEXTS, ASK, 3)], axis=1)
-    np.testing.assert_allclose(wide.encode(TEXTS), beside / np.linalg.norm(beside, axis=1, keepdims=True), **EXACT)
+def test_template_and_center_apply_to_several_layers(tied_folder: str) -> None:
+    mean_encoder = LayerEncoder(tied_folder, [1, 3], device="cpu", template=ASK, pooling="last", center=SAMPLE)
+    expected = (last_states(TEXTS, ASK, 1) + last_states(TEXTS, ASK, 3)) / 2 - (
+        last_states(SAMPLE, ASK, 1) + last_states(SAMPLE, ASK, 3)
+    ).mean(axis=0) / 2
+    np.testing.assert_allclose(mean_encoder.encode(TEXTS), expected, **EXACT)
+    concat_encoder = LayerEncoder(
+        tied_folder, [1, 3], device="cpu", template=ASK, pooling="last", combine="concat", normalize=True
+    )
+    concatenated = np.concatenate([last_states(TEXTS, ASK, 1), last_states(TEXTS, ASK, 3)], axis=1)
+    np.testing.assert_allclose(
+        concat_encoder.encode(TEXTS), concatenated / np.linalg.norm(concatenated, axis=1, keepdims=True), **EXACT
+    )
     with pytest.raises(OptionError, match="`embed_filter` must be False with combine='concat'"):
-        LayerEncoder(tied, [1, 3], device="cpu", combine="concat", embed_filter=True)
+        LayerEncoder(tied_folder, [1, 3], device="cpu", combine="concat", embed_filter=True)
     with pytest.raises(OptionError, match="`recipe` must be for an encoder of files"):
-        both.with_recipe("one-word")
+        mean_encoder.with_recipe("one-word")
 
 
-def test_a_recipe_that_centers_wants_texts_and_one_with_a_layer_names_it(tied: str) -> None:
+def test_centering_recipe_needs_texts_and_recipe_layer_is_used(tied_folder: str) -> None:
     for recipe in ("one-word+center", Recipe(name="r", template=ASK, center=True)):
         with pytest.raises(OptionError, match="`center` must hold sample texts with the recipe"):
-            LayerEncoder(tied, 2, device="cpu", recipe=recipe)
-    encoder = LayerEncoder(tied, device="cpu", recipe=Recipe(name="r", template=ASK, pooling="last", layer=3))
-    np.testing.assert_allclose(encoder.encode(TEXTS), last(TEXTS, ASK, 3), **EXACT)
-    both = LayerEncoder(tied, device="cpu", recipe=Recipe(name="r", layer=(1, 3)))
-    assert both.mixture == LayerEncoder(tied, [1, 3], device="cpu").mixture
-    chosen = LayerEncoder(tied, "last", device="cpu", recipe="one-word+center", center=SAMPLE)
-    np.testing.assert_allclose(chosen.encode(SAMPLE).mean(axis=0), 0, atol=1e-4)
+            LayerEncoder(tied_folder, 2, device="cpu", recipe=recipe)
+    encoder = LayerEncoder(tied_folder, device="cpu", recipe=Recipe(name="r", template=ASK, pooling="last", layer=3))
+    np.testing.assert_allclose(encoder.encode(TEXTS), last_states(TEXTS, ASK, 3), **EXACT)
+    mixed = LayerEncoder(tied_folder, device="cpu", recipe=Recipe(name="r", layer=(1, 3)))
+    assert mixed.mixture == LayerEncoder(tied_folder, [1, 3], device="cpu").mixture
+    centered = LayerEncoder(tied_folder, "last", device="cpu", recipe="one-word+center", center=SAMPLE)
+    np.testing.assert_allclose(centered.encode(SAMPLE).mean(axis=0), 0, atol=1e-4)
     with pytest.raises(OptionError, match="`layer` must be a number, or several, unless a Recipe names one"):
-        LayerEncoder(tied, device="cpu", recipe="one-word")
+        LayerEncoder(tied_folder, device="cpu", recipe="one-word")

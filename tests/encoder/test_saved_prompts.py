@@ -1,4 +1,4 @@
-"""Prompts that a folder keeps are put before texts as SentenceTransformer does, unless others, or a template, are given."""
+"""Saved prompts are prepended as SentenceTransformer does, unless other prompts or a template are passed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PROMPTS = {"query": "find: ", "document": "a text: ", "STS": "alike? "}
 TEMPLATE = 'say "{text}":'
 
 
-def kept(model: str, folder: Path, default: str | None = "STS", prompts: dict[str, str] = PROMPTS) -> str:
+def save_with_prompts(model: str, folder: Path, default: str | None = "STS", prompts: dict[str, str] = PROMPTS) -> str:
     """Write a folder as sentence-transformers does, with its prompts, and return the path."""
     first = Transformer(model)
     first.tokenizer.padding_side = "right"
@@ -34,13 +34,13 @@ def kept(model: str, folder: Path, default: str | None = "STS", prompts: dict[st
     return str(folder)
 
 
-def last(folder: str, **options: Any) -> LayerEncoder:
+def load_last_layer(folder: str, **options: Any) -> LayerEncoder:
     return LayerEncoder(folder, -1, device="cpu", **options)
 
 
 @pytest.fixture(scope="module")
 def folder(tiny_folder: Folder, tmp_path_factory: pytest.TempPathFactory) -> str:
-    return kept(tiny_folder("Llama"), tmp_path_factory.mktemp("kept") / "model")
+    return save_with_prompts(tiny_folder("Llama"), tmp_path_factory.mktemp("prompts") / "model")
 
 
 @pytest.mark.parametrize(
@@ -50,116 +50,124 @@ def folder(tiny_folder: Folder, tmp_path_factory: pytest.TempPathFactory) -> str
         ("BERT", "query", {"query": "find: ", "passage": "a text: "}),  # E5's names; documents have the empty one
     ],
 )
-def test_every_prompt_gives_the_vectors_of_sentence_transformers(
+def test_saved_prompts_match_sentence_transformers(
     family: str, default: str | None, prompts: dict[str, str], tiny_folder: Folder, tmp_path: Path
 ) -> None:
-    home = kept(tiny_folder(family), tmp_path / "model", default, prompts)
-    encoder, plain = last(home), SentenceTransformer(home, device="cpu")
+    path = save_with_prompts(tiny_folder(family), tmp_path / "model", default, prompts)
+    encoder, plain = load_last_layer(path), SentenceTransformer(path, device="cpu")
     assert encoder.prompts == plain.prompts
     assert encoder.default_prompt_name == plain.default_prompt_name == default
-    calls: list[Callable[[Any], Any]] = [lambda one, name=name: one.encode(TEXTS, prompt_name=name) for name in prompts]
+    calls: list[Callable[[Any], Any]] = [
+        lambda model, name=name: model.encode(TEXTS, prompt_name=name) for name in prompts
+    ]
     calls += [
-        lambda one: one.encode(TEXTS),
-        lambda one: one.encode_query(TEXTS),
-        lambda one: one.encode_document(TEXTS),
+        lambda model: model.encode(TEXTS),
+        lambda model: model.encode_query(TEXTS),
+        lambda model: model.encode_document(TEXTS),
     ]
     for call in calls:
         np.testing.assert_allclose(call(encoder), call(plain), atol=1e-5)
     np.testing.assert_allclose(encoder.encode_layers(TEXTS)[-1], plain.encode(TEXTS), atol=1e-5)
 
 
-def test_prompts_that_are_given_take_their_place(folder: str, tiny_folder: Folder) -> None:
-    bare = last(tiny_folder("Llama"))
-    assert last(folder, prompts={"STS": "same? "}).prompts == {"query": "", "document": "", "STS": "same? "}
-    none = last(folder, prompts={})
-    np.testing.assert_allclose(none.encode(TEXTS), bare.encode(TEXTS), atol=1e-5)
-    assert shell_line("m", 1, none.options, out="o") == "midlayer export m --layer 1 --prompt query= --out o"
-    assert last(folder, prompts={"query": ""}).spec == none.spec
-    other = last(folder, default_prompt_name="document")
-    np.testing.assert_array_equal(other.encode(TEXTS), other.encode(TEXTS, prompt="a text: "))
+def test_passed_prompts_replace_the_saved_ones(folder: str, tiny_folder: Folder) -> None:
+    bare = load_last_layer(tiny_folder("Llama"))
+    assert load_last_layer(folder, prompts={"STS": "same? "}).prompts == {"query": "", "document": "", "STS": "same? "}
+    without_prompts = load_last_layer(folder, prompts={})
+    np.testing.assert_allclose(without_prompts.encode(TEXTS), bare.encode(TEXTS), atol=1e-5)
+    assert shell_line("m", 1, without_prompts.options, out="o") == "midlayer export m --layer 1 --prompt query= --out o"
+    assert load_last_layer(folder, prompts={"query": ""}).spec == without_prompts.spec
+    with_document_prompt = load_last_layer(folder, default_prompt_name="document")
+    np.testing.assert_array_equal(
+        with_document_prompt.encode(TEXTS), with_document_prompt.encode(TEXTS, prompt="a text: ")
+    )
     with pytest.raises(OptionError, match=r"folder keeps \(here: .*'query'.*\), but got 'qeury'"):
-        last(folder, default_prompt_name="qeury")
+        load_last_layer(folder, default_prompt_name="qeury")
     with pytest.raises(OptionError, match=r"`default_prompt_name` must name one of `prompts`.*here: none"):
-        last(tiny_folder("Llama"), default_prompt_name="query")
+        load_last_layer(tiny_folder("Llama"), default_prompt_name="query")
     with pytest.raises(OptionError, match=r"must be None with prompts=\{\}"):
-        last(folder, prompts={}, default_prompt_name="query")
+        load_last_layer(folder, prompts={}, default_prompt_name="query")
 
 
-def test_a_template_takes_their_place(folder: str, tiny_folder: Folder) -> None:
-    asked = last(tiny_folder("Llama"), template=TEMPLATE)
-    encoder = last(folder, template=TEMPLATE)
-    np.testing.assert_allclose(encoder.encode(TEXTS), asked.encode(TEXTS), atol=1e-5)
-    assert encoder.prompts == asked.prompts
-    own = last(folder)
-    assert not any(own.with_recipe("one-word").prompts.values())
-    assert own.with_recipe("one-word").default_prompt == ""
-    assert own.with_recipe("instruction").prompts["query"].startswith("Instruct: ")
-    assert own.with_recipe("plain").prompts == own.prompts
-    np.testing.assert_array_equal(own.with_recipe("plain").encode(TEXTS), own.encode(TEXTS))
+def test_template_replaces_the_saved_prompts(folder: str, tiny_folder: Folder) -> None:
+    with_template = load_last_layer(tiny_folder("Llama"), template=TEMPLATE)
+    encoder = load_last_layer(folder, template=TEMPLATE)
+    np.testing.assert_allclose(encoder.encode(TEXTS), with_template.encode(TEXTS), atol=1e-5)
+    assert encoder.prompts == with_template.prompts
+    with_saved_prompts = load_last_layer(folder)
+    assert not any(with_saved_prompts.with_recipe("one-word").prompts.values())
+    assert with_saved_prompts.with_recipe("one-word").default_prompt == ""
+    assert with_saved_prompts.with_recipe("instruction").prompts["query"].startswith("Instruct: ")
+    assert with_saved_prompts.with_recipe("plain").prompts == with_saved_prompts.prompts
+    np.testing.assert_array_equal(
+        with_saved_prompts.with_recipe("plain").encode(TEXTS), with_saved_prompts.encode(TEXTS)
+    )
     with pytest.raises(OptionError, match=r"without a template.*here: none\), but got 'query'"):
-        last(folder, template=TEMPLATE, default_prompt_name="query")
+        load_last_layer(folder, template=TEMPLATE, default_prompt_name="query")
 
 
 @pytest.mark.parametrize("options", [{}, {"recipe": "instruction"}])
-def test_what_is_saved_is_read_again(options: dict[str, Any], folder: str, tmp_path: Path) -> None:
+def test_saved_prompts_round_trip(options: dict[str, Any], folder: str, tmp_path: Path) -> None:
     encoder = LayerEncoder(folder, 2, device="cpu", **options)
     assert any(encoder.prompts.values())
     assert encoder.default_prompt
     encoder.save_pretrained(str(tmp_path / "out"))
     pooling = {"pooling": "last"} if "recipe" in options else {}
-    again = last(str(tmp_path / "out"), **pooling)
+    reloaded = load_last_layer(str(tmp_path / "out"), **pooling)
     plain = SentenceTransformer(str(tmp_path / "out"), device="cpu")
-    assert again.prompts == plain.prompts == encoder.prompts
-    assert again.default_prompt_name == plain.default_prompt_name == encoder.default_prompt_name
-    for other in (again, plain):
-        np.testing.assert_allclose(other.encode(TEXTS), encoder.encode(TEXTS), atol=1e-5)
-        np.testing.assert_allclose(other.encode_query(TEXTS), encoder.encode_query(TEXTS), atol=1e-5)
+    assert reloaded.prompts == plain.prompts == encoder.prompts
+    assert reloaded.default_prompt_name == plain.default_prompt_name == encoder.default_prompt_name
+    for loaded in (reloaded, plain):
+        np.testing.assert_allclose(loaded.encode(TEXTS), encoder.encode(TEXTS), atol=1e-5)
+        np.testing.assert_allclose(loaded.encode_query(TEXTS), encoder.encode_query(TEXTS), atol=1e-5)
 
 
-def test_vectors_in_a_file_are_under_the_default(folder: str, tmp_path: Path) -> None:
+def test_embed_uses_the_default_prompt(folder: str, tmp_path: Path) -> None:
     plain = SentenceTransformer(folder, device="cpu")
     for name, options in (("STS", {}), ("query", {"prompt_name": "query"})):
-        made = embed(folder, TEXTS, tmp_path / f"{name}.npy", layers=[-1], device="cpu", **options)
-        np.testing.assert_allclose(np.load(made)[0], plain.encode(TEXTS, prompt_name=name), atol=1e-5)
+        path = embed(folder, TEXTS, tmp_path / f"{name}.npy", layers=[-1], device="cpu", **options)
+        np.testing.assert_allclose(np.load(path)[0], plain.encode(TEXTS, prompt_name=name), atol=1e-5)
 
 
-def test_a_folder_without_prompts_is_the_same_encoder_as_before(tmp_path: Path) -> None:
-    home = save_tiny("Llama", tmp_path / "model")
-    before = last(home).spec
+def test_folder_without_prompts_keeps_its_spec(tmp_path: Path) -> None:
+    path = save_tiny("Llama", tmp_path / "model")
+    spec = load_last_layer(path).spec
     (tmp_path / "model" / "config_sentence_transformers.json").write_text(json.dumps({"prompts": PROMPTS}))
-    assert last(home).spec == before  # no modules.json: not a folder of sentence-transformers
-    write(tmp_path / "model", prompts={"query": "", "document": ""}, default_prompt_name=None)
-    assert last(home).spec == before
-    write(tmp_path / "model", prompts=PROMPTS, model_type="CrossEncoder")
-    assert last(home).spec == before
-    write(tmp_path / "model", prompts=PROMPTS)
-    assert last(home).spec != before
-    assert last(home, prompts={}).spec == before
+    assert load_last_layer(path).spec == spec  # no modules.json: not a folder of sentence-transformers
+    write_sentence_transformers_files(
+        tmp_path / "model", prompts={"query": "", "document": ""}, default_prompt_name=None
+    )
+    assert load_last_layer(path).spec == spec
+    write_sentence_transformers_files(tmp_path / "model", prompts=PROMPTS, model_type="CrossEncoder")
+    assert load_last_layer(path).spec == spec
+    write_sentence_transformers_files(tmp_path / "model", prompts=PROMPTS)
+    assert load_last_layer(path).spec != spec
+    assert load_last_layer(path, prompts={}).spec == spec
 
 
-def write(home: Path, **config: Any) -> None:
-    """Write what makes a folder one of sentence-transformers, and its settings."""
+def write_sentence_transformers_files(folder: Path, **config: Any) -> None:
+    """Write the files and settings of a sentence-transformers folder."""
     module = "sentence_transformers.models."
     modules = [
         {"idx": 0, "name": "0", "path": "", "type": f"{module}Transformer"},
         {"idx": 1, "name": "1", "path": "1_Pooling", "type": f"{module}Pooling"},
     ]
-    (home / "modules.json").write_text(json.dumps(modules))
-    (home / "config_sentence_transformers.json").write_text(json.dumps(config))
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(config))
 
 
-def test_prompts_that_are_not_pooled_are_not_used_and_it_is_warned(
+def test_prompts_excluded_from_pooling_are_ignored_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    home = save_tiny("Llama", tmp_path / "model")
-    write(tmp_path / "model", prompts=PROMPTS, default_prompt_name="STS")
+    path = save_tiny("Llama", tmp_path / "model")
+    write_sentence_transformers_files(tmp_path / "model", prompts=PROMPTS, default_prompt_name="STS")
     (tmp_path / "model" / "1_Pooling").mkdir()
     (tmp_path / "model" / "1_Pooling" / "config.json").write_text(json.dumps({"include_prompt": False}))
     with caplog.at_level(logging.WARNING, logger="midlayer_encoders.encoder.prompting"):
-        assert last(home).prompts == {"query": "", "document": ""}
+        assert load_last_layer(path).prompts == {"query": "", "document": ""}
         assert "its pooling excludes them" in caplog.text
         caplog.clear()
-        assert last(home, prompts=PROMPTS).prompts == PROMPTS
+        assert load_last_layer(path, prompts=PROMPTS).prompts == PROMPTS
         assert not caplog.records
 
 
@@ -174,13 +182,13 @@ def test_prompts_that_are_not_pooled_are_not_used_and_it_is_warned(
         ),
     ],
 )
-def test_what_cannot_be_read_is_named(config: dict[str, Any], match: str, tmp_path: Path) -> None:
-    write(tmp_path, **config)
+def test_invalid_saved_prompts_are_refused(config: dict[str, Any], match: str, tmp_path: Path) -> None:
+    write_sentence_transformers_files(tmp_path, **config)
     with pytest.raises(ModelNotFoundError, match=match):
         load_saved_prompts(str(tmp_path))
 
 
-def test_a_model_of_images_has_none(tmp_path: Path) -> None:
-    home = save_tiny("ViT", tmp_path / "model")
-    write(tmp_path / "model", prompts=PROMPTS, default_prompt_name="STS")
-    assert last(home).default_prompt == ""
+def test_image_model_ignores_saved_prompts(tmp_path: Path) -> None:
+    path = save_tiny("ViT", tmp_path / "model")
+    write_sentence_transformers_files(tmp_path / "model", prompts=PROMPTS, default_prompt_name="STS")
+    assert load_last_layer(path).default_prompt == ""

@@ -1,4 +1,4 @@
-"""What `encoder/sentence_transformers_internals.py` takes for granted of sentence-transformers: each test fails when a release changes it."""
+"""Assumptions of `encoder/sentence_transformers_internals.py` about sentence-transformers: each test fails when a release changes one."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class Titled(PlainOnDisk):
         return f"# our own card for {repository} at {branch}"
 
 
-def encoder(folder: str) -> Titled:
+def make_encoder(folder: str) -> Titled:
     first = transformer_around(tiny("BERT"), folder, {})
     return Titled(modules=[first, Pooling(first.get_embedding_dimension(), pooling_mode="mean")], device="cpu")
 
 
-def test_the_module_is_plain_and_holds_the_very_model_that_was_loaded(tiny_folder: Folder) -> None:
-    model: Any = tiny("BERT", seed=1)  # other weights than those of the folder
+def test_module_is_plain_and_holds_the_loaded_model(tiny_folder: Folder) -> None:
+    model: Any = tiny("BERT", seed=1)  # not the weights in the folder
     module = transformer_around(model, tiny_folder("BERT"), {"model_max_length": 7})
     assert type(module) is Transformer
     assert module.model is model
@@ -40,24 +40,24 @@ def test_the_module_is_plain_and_holds_the_very_model_that_was_loaded(tiny_folde
         torch.testing.assert_close(module(features)["token_embeddings"], expected)
 
 
-def test_its_constructor_loads_by_the_two_methods_that_are_overridden() -> None:
+def test_constructor_calls_the_two_overridden_methods() -> None:
     for name in ("_load_config", "_load_model"):
         assert callable(getattr(Transformer, name))
         assert f"self.{name}(" in inspect.getsource(Transformer.__init__)
 
 
-def test_a_folder_has_our_card_and_loads_as_a_plain_one(tiny_folder: Folder, tmp_path: Path) -> None:
-    made = encoder(tiny_folder("BERT"))
-    made.save_pretrained(str(tmp_path))
+def test_folder_has_our_card_and_loads_as_a_plain_one(tiny_folder: Folder, tmp_path: Path) -> None:
+    encoder = make_encoder(tiny_folder("BERT"))
+    encoder.save_pretrained(str(tmp_path))
     assert (tmp_path / "README.md").read_text() == "# our own card for None at None"
-    again = SentenceTransformer(str(tmp_path), device="cpu")
-    assert (made.encode(["a text"]) == again.encode(["a text"])).all()
+    plain = SentenceTransformer(str(tmp_path), device="cpu")
+    assert (encoder.encode(["a text"]) == plain.encode(["a text"])).all()
 
 
-def test_the_trainer_loads_its_best_checkpoint_as_a_plain_one(tiny_folder: Folder, tmp_path: Path) -> None:
+def test_trainer_loads_its_best_checkpoint_as_a_plain_one(tiny_folder: Folder, tmp_path: Path) -> None:
     from sentence_transformers.base import trainer
 
-    encoder(tiny_folder("BERT")).save_pretrained(str(tmp_path))
+    make_encoder(tiny_folder("BERT")).save_pretrained(str(tmp_path))
     assert "._load_with_module_classes(" in inspect.getsource(trainer)
     loaded = Titled._load_with_module_classes(str(tmp_path), {}, device="cpu")
     assert type(loaded) is SentenceTransformer

@@ -1,4 +1,4 @@
-"""Several layers in one encoder: the same combination of what an encoder of each layer gives."""
+"""Several layers in one encoder: the combination of the vectors of single-layer encoders."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ INPUTS: dict[str, list[Any]] = {
 }
 
 
-def each_alone(folder: str, layers: Sequence[int], **options: Any) -> list[np.ndarray]:
-    """Return what the encoder of each layer alone gives, one input at a time."""
+def encode_each_layer(folder: str, layers: Sequence[int], **options: Any) -> list[np.ndarray]:
+    """Return the vectors of a single-layer encoder for each layer, one input at a time."""
     encoders = [LayerEncoder(folder, layer, device="cpu", **options) for layer in layers]
     inputs = INPUTS[encoders[0].media[0]]
-    return [np.concatenate([encoder.encode([one]) for one in inputs]) for encoder in encoders]
+    return [np.concatenate([encoder.encode([item]) for item in inputs]) for encoder in encoders]
 
 
 @pytest.mark.parametrize(
@@ -57,20 +57,18 @@ def each_alone(folder: str, layers: Sequence[int], **options: Any) -> list[np.nd
         for norm, pooling in (("final", "last"), ("none", "cls"), ("final", "max"))
     ],
 )
-def test_the_vector_is_the_combination_of_the_layers_alone(
-    family: str, norm: str, pooling: str, tiny_folder: Folder
-) -> None:
+def test_vector_is_the_combination_of_the_layers(family: str, norm: str, pooling: str, tiny_folder: Folder) -> None:
     options: Any = {"norm": norm, "pooling": pooling}
-    first, second, last = each_alone(tiny_folder(family), (1, 2, 4), **options)
+    first, second, last = encode_each_layer(tiny_folder(family), (1, 2, 4), **options)
     tolerance = {"rtol": 1e-5, "atol": 1e-6 * float(np.abs(last).max())}
     mean = LayerEncoder(tiny_folder(family), [4, 1, 2], layer_weights=[2, 1, 1], device="cpu", **options)
     inputs = INPUTS[mean.media[0]]
     np.testing.assert_allclose(mean.encode(inputs), (first + second + 2 * last) / 4, **tolerance)
-    beside = LayerEncoder(tiny_folder(family), [-1, 0.25, 2], combine="concat", device="cpu", **options)
+    concat = LayerEncoder(tiny_folder(family), [-1, 0.25, 2], combine="concat", device="cpu", **options)
     expected = np.concatenate([last, first, second], axis=1)
-    np.testing.assert_allclose(beside.encode(inputs, batch_size=2), expected, **tolerance)
+    np.testing.assert_allclose(concat.encode(inputs, batch_size=2), expected, **tolerance)
     assert mean.get_embedding_dimension() == last.shape[1]
-    assert beside.get_embedding_dimension() == expected.shape[1]
+    assert concat.get_embedding_dimension() == expected.shape[1]
 
 
 def test_layers_are_read_in_one_pass_of_a_model_cut_after_the_deepest(tiny_folder: Folder) -> None:
@@ -78,22 +76,22 @@ def test_layers_are_read_in_one_pass_of_a_model_cut_after_the_deepest(tiny_folde
     blocks: Any = encoder.transformer.get_submodule("layers")
     passes: list[nn.Module] = []
     hooks = [block.register_forward_pre_hook(lambda module, _: passes.append(module)) for block in blocks]
-    plain = encoder.encode(TEXTS)
+    vectors = encoder.encode(TEXTS)
     for hook in hooks:
         hook.remove()
     assert len(blocks) == 2
     assert passes == list(blocks)
     assert (encoder.layer, encoder.num_layers, encoder.mixture) == (2, 4, ((0, 0.5), (2, 0.5)))
-    np.testing.assert_array_equal(copy.deepcopy(encoder).encode(TEXTS), plain)
-    np.testing.assert_array_equal(pickle.loads(pickle.dumps(encoder)).encode(TEXTS), plain)
+    np.testing.assert_array_equal(copy.deepcopy(encoder).encode(TEXTS), vectors)
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(encoder)).encode(TEXTS), vectors)
 
 
-def test_gradients_reach_the_first_block_and_half_precision_is_kept(tiny_folder: Folder) -> None:
+def test_gradients_reach_the_first_block_and_half_precision_stays(tiny_folder: Folder) -> None:
     encoder = LayerEncoder(tiny_folder("Llama"), [1, 3], dtype="bfloat16", device="cpu")
-    made = encoder(encoder.preprocess(TEXTS))["sentence_embedding"]
-    made.float().square().sum().backward()
+    vectors = encoder(encoder.preprocess(TEXTS))["sentence_embedding"]
+    vectors.float().square().sum().backward()
     grads = [parameter.grad for parameter in encoder.transformer.get_submodule("layers").parameters()]
-    assert made.dtype is torch.bfloat16
+    assert vectors.dtype is torch.bfloat16
     assert all(grad is not None and bool(grad.isfinite().all()) for grad in grads)
 
 
@@ -103,25 +101,25 @@ def test_options_apply_to_the_combined_vector(tiny_folder: Folder) -> None:
     short = LayerEncoder(folder, [1, 3], combine="concat", truncate_dim=40, device="cpu").encode(TEXTS)
     np.testing.assert_allclose(short, full[:, :40], rtol=1e-5, atol=1e-6)
     texts = [f"{text} {number}" for number in range(3) for text in TEXTS]
-    around = LayerEncoder(folder, [1, 3], device="cpu").encode(texts).mean(axis=0)
+    center = LayerEncoder(folder, [1, 3], device="cpu").encode(texts).mean(axis=0)
     centered = LayerEncoder(folder, [1, 3], center=texts, device="cpu").encode(TEXTS)
     np.testing.assert_allclose(
-        centered, LayerEncoder(folder, [1, 3], device="cpu").encode(TEXTS) - around, rtol=1e-4, atol=1e-5
+        centered, LayerEncoder(folder, [1, 3], device="cpu").encode(TEXTS) - center, rtol=1e-4, atol=1e-5
     )
-    both = LayerEncoder(folder, [1, 3], bidirectional=True, device="cpu").encode(TEXTS)
-    alone = [LayerEncoder(folder, layer, bidirectional=True, device="cpu").encode(TEXTS) for layer in (1, 3)]
-    np.testing.assert_allclose(both, sum(alone) / 2, rtol=1e-5, atol=1e-6)
+    bidirectional = LayerEncoder(folder, [1, 3], bidirectional=True, device="cpu").encode(TEXTS)
+    single_layers = [LayerEncoder(folder, layer, bidirectional=True, device="cpu").encode(TEXTS) for layer in (1, 3)]
+    np.testing.assert_allclose(bidirectional, sum(single_layers) / 2, rtol=1e-5, atol=1e-6)
 
 
-def test_a_module_in_memory_combines_layers_too() -> None:
+def test_module_in_memory_combines_layers() -> None:
     model, options = tiny("Llama"), {"processor": tokenizer(), "medium": "text", "device": "cpu"}
-    alone = [LayerEncoder.from_module(model, layer, **options).encode(MIXED) for layer in (1, 3)]  # type: ignore[arg-type]
+    single_layers = [LayerEncoder.from_module(model, layer, **options).encode(MIXED) for layer in (1, 3)]  # type: ignore[arg-type]
     mean = LayerEncoder.from_module(model, [3, 1], layer_weights=[3, 1], **options)  # type: ignore[arg-type]
-    np.testing.assert_allclose(mean.encode(MIXED), (alone[0] + 3 * alone[1]) / 4, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(mean.encode(MIXED), (single_layers[0] + 3 * single_layers[1]) / 4, rtol=1e-5, atol=1e-6)
 
 
 class Stages(nn.Module):
-    """Two blocks of other widths, as a model of several stages has."""
+    """Two blocks of different widths, as in a multi-stage model."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -131,17 +129,17 @@ class Stages(nn.Module):
         return self.steps[1](self.steps[0](x))
 
 
-def test_layers_of_other_widths_are_refused() -> None:
+def test_layers_of_different_widths_are_refused() -> None:
     with pytest.raises(CutError, match=r"of one width.* \(1, 3, 4\), \(1, 3, 8\)"):
         LayerEncoder.from_module(
             Stages(), [1, 2], processor=lambda items: torch.ones(len(items), 3, 4), blocks="steps", device="cpu"
         )
 
 
-# --- identity and lines ----------------------------------------------------------------------------------------------
+# --- identity and printed code ---------------------------------------------------------------------------------------
 
 
-def test_specs_of_one_layer_have_the_digests_they_had() -> None:
+def test_single_layer_specs_keep_their_digests() -> None:
     spec = EncoderSpec(
         model="m", revision=None, layer=2, num_layers=4, norm="final", pooling="mean", max_length=64, dtype="float32",
         prompts=(), bidirectional=False, adapters=(), chat_template=False, gguf_file=None, truncate_dim=None,
@@ -150,7 +148,7 @@ def test_specs_of_one_layer_have_the_digests_they_had() -> None:
     assert spec.digest == "024df1ad40b0"
 
 
-def test_results_are_filed_under_the_layers(tiny_folder: Folder) -> None:
+def test_result_names_contain_the_layers(tiny_folder: Folder) -> None:
     names = {}
     for options in ({}, {"layer_weights": [1, 3]}, {"combine": "concat"}):
         data = LayerEncoder(tiny_folder("Llama"), [1, 3], device="cpu", **options).model_card_data
@@ -158,16 +156,18 @@ def test_results_are_filed_under_the_layers(tiny_folder: Folder) -> None:
     assert len(names) == 3
     assert set(names.values()) == {f"local/{Path(tiny_folder('Llama')).name}-layer-1-3"}
     assert all(revision.startswith("default-layer-1-3-of-4-norm-final-mean-") for revision in names)
-    alike = [LayerEncoder(tiny_folder("Llama"), *given, device="cpu").spec for given in (([1, 3],), ([-2, 1],))]
+    specs = [LayerEncoder(tiny_folder("Llama"), *args, device="cpu").spec for args in (([1, 3],), ([-2, 1],))]
     weighted = LayerEncoder(tiny_folder("Llama"), [3, 1], layer_weights=[2, 2], device="cpu").spec
-    assert alike[0] == alike[1] == weighted
+    assert specs[0] == specs[1] == weighted
 
 
 @pytest.mark.parametrize("options", [{"layer_weights": (1.0, 0.1, 2.5)}, {"combine": "concat", "pooling": "last"}])
-def test_printed_lines_recreate_it(options: dict[str, Any], tiny_folder: Folder, tmp_path: Path) -> None:
+def test_printed_code_recreates_a_combined_encoder(
+    options: dict[str, Any], tiny_folder: Folder, tmp_path: Path
+) -> None:
     encoder = LayerEncoder(tiny_folder("Llama"), [3, 0, 1], norm="none", device="cpu", **options)
-    made = eval(python_line(encoder.source, [3, 0, 1], encoder.options), {"LayerEncoder": LayerEncoder})
-    assert made.spec == encoder.spec
+    recreated = eval(python_line(encoder.source, [3, 0, 1], encoder.options), {"LayerEncoder": LayerEncoder})
+    assert recreated.spec == encoder.spec
     line = shell_line(encoder.source, [3, 0, 1], encoder.options, out=str(tmp_path / "out"))
     assert " --layer 3,0,1 " in line
     result = CliRunner().invoke(app, shlex.split(line)[1:])
@@ -179,7 +179,7 @@ def test_printed_lines_recreate_it(options: dict[str, Any], tiny_folder: Folder,
     assert str(encoder.model_card_data.base_model_revision) in card
 
 
-# --- what is refused -------------------------------------------------------------------------------------------------
+# --- invalid calls ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -205,29 +205,29 @@ def test_printed_lines_recreate_it(options: dict[str, Any], tiny_folder: Folder,
         ([2], {"combine": "concat"}, OptionError, "`combine` and `layer_weights` must be left out unless"),
     ],
 )
-def test_bad_layers_and_weights_are_refused(
+def test_invalid_layers_and_weights_are_refused(
     layer: Any, options: Any, error: type[Exception], match: str, tiny_folder: Folder
 ) -> None:
     with pytest.raises(error, match=match):
         LayerEncoder(tiny_folder("Llama"), layer, device="cpu", **options)
 
 
-def test_a_joint_model_is_refused_without_a_tower(tmp_path: Path) -> None:
+def test_joint_model_needs_a_tower_to_combine_layers(tmp_path: Path) -> None:
     folder = save_joint("CLIP", tmp_path)
     with pytest.raises(OptionError, match="Pass `tower` to combine layers of one tower"):
         LayerEncoder(folder, [1, 2], device="cpu")
     assert LayerEncoder(folder, [1, 2], tower="text", device="cpu").encode(TEXTS).shape == (6, 32)
 
 
-def test_its_layers_are_not_read_again(tiny_folder: Folder, tmp_path: Path) -> None:
+def test_combined_encoder_cannot_be_measured_per_layer(tiny_folder: Folder, tmp_path: Path) -> None:
     encoder = LayerEncoder(tiny_folder("Llama"), [2, 4], device="cpu")
-    for read in (
+    for call in (
         lambda: sweep(encoder, out=tmp_path),
         lambda: measure(encoder, TEXTS),
         lambda: select_layer(encoder, [f"{text} {number}" for number in range(3) for text in TEXTS]),
     ):
         with pytest.raises(OptionError, match=r"has the module CombinedLayers after it.*with one layer"):
-            read()
+            call()
     with pytest.raises(OptionError, match="`layer_weights` must be left out unless `layer` is a list"):
         sweep(tiny_folder("Llama"), layer_weights=[1, 2], out=tmp_path)
     assert CliRunner().invoke(app, ["select", "m", "--texts", "t", "--weights", "1,2"]).exit_code == 2
@@ -242,18 +242,18 @@ def test_its_layers_are_not_read_again(tiny_folder: Folder, tmp_path: Path) -> N
         ("OPT-350m", {"norm": "none"}, "have several widths"),
     ],
 )
-def test_what_a_plain_folder_cannot_hold_is_refused(
+def test_combinations_a_plain_folder_cannot_represent_are_refused(
     family: str, options: Any, match: str, tiny_folder: Folder, tmp_path: Path
 ) -> None:
     encoder = LayerEncoder(tiny_folder(family), [1, 4], device="cpu", **options)
-    before = encoder.encode(TEXTS)
+    vectors = encoder.encode(TEXTS)
     with pytest.raises(CutError, match=match):
         encoder.save_pretrained(str(tmp_path / "out"))
     assert not (tmp_path / "out" / "modules.json").exists()
-    np.testing.assert_array_equal(encoder.encode(TEXTS), before)
+    np.testing.assert_array_equal(encoder.encode(TEXTS), vectors)
 
 
-def test_an_exported_mean_of_an_encoder_without_a_final_norm(tiny_folder: Folder, tmp_path: Path) -> None:
+def test_exported_mean_of_an_encoder_without_a_final_norm(tiny_folder: Folder, tmp_path: Path) -> None:
     encoder = LayerEncoder(tiny_folder("BERT"), [0, 2, 3], layer_weights=[1, 2, 3], device="cpu")
     encoder.save_pretrained(str(tmp_path / "out"))
     plain = SentenceTransformer(str(tmp_path / "out"), device="cpu")
@@ -264,7 +264,7 @@ def test_an_exported_mean_of_an_encoder_without_a_final_norm(tiny_folder: Folder
     assert encoder.after_pooling == ["CombinedLayers"]
 
 
-def test_an_encoder_in_training_is_saved_as_it_is(tiny_folder: Folder, tmp_path: Path) -> None:
+def test_saving_in_training_mode_keeps_the_modes(tiny_folder: Folder, tmp_path: Path) -> None:
     encoder = LayerEncoder(tiny_folder("BERT"), [1, 3], device="cpu").train()  # with dropout
     modes = [module.training for module in encoder.modules()]
     state = torch.get_rng_state()
@@ -275,6 +275,6 @@ def test_an_encoder_in_training_is_saved_as_it_is(tiny_folder: Folder, tmp_path:
     np.testing.assert_allclose(plain.encode(MIXED), encoder.eval().encode(MIXED), rtol=1e-5, atol=1e-6)
 
 
-def test_options_are_plain_numbers() -> None:
+def test_layer_weights_become_plain_floats() -> None:
     assert EncoderOptions(layer_weights=torch.tensor([1, 2])).layer_weights == (1.0, 2.0)  # type: ignore[arg-type]
     assert EncoderOptions(layer_weights=np.array([0.5, 2])).layer_weights == (0.5, 2.0)  # type: ignore[arg-type]

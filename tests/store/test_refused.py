@@ -60,7 +60,9 @@ def test_wrong_calls_are_named(tmp_path: Path) -> None:
         store.read(3, keys_of([0]))
     with pytest.raises(OptionError, match=r"`embeddings` must have the shape \(4, 2, 6\) .* but got \(4, 1, 6\)"):
         store.write(keys_of([1, 2]), vectors([1]))
-    with pytest.raises(OptionError, match="A key must be 32 lowercase hexadecimal digits, but got 'a text': use `text_key"):
+    with pytest.raises(
+        OptionError, match="A key must be 32 lowercase hexadecimal digits, but got 'a text': use `text_key"
+    ):
         store.read(0, ["a text"])
     with pytest.raises(
         TextNotStoredError, match=rf"1 of 2 are not, the first `keys\[1\]` \({keys_of([1])[0]}\): embed"
