@@ -9,12 +9,7 @@ if TYPE_CHECKING:
     from .lightning import LastLayerDecline, LayerMetricsCallback
     from .trainer import LastLayerDeclineTrainerCallback, LayerMetricsTrainerCallback
 
-__all__ = [
-    "LastLayerDecline",
-    "LastLayerDeclineTrainerCallback",
-    "LayerMetricsCallback",
-    "LayerMetricsTrainerCallback",
-]
+__all__ = ["LastLayerDecline", "LastLayerDeclineTrainerCallback", "LayerMetricsCallback", "LayerMetricsTrainerCallback"]
 
 if not TYPE_CHECKING:
 

@@ -60,7 +60,7 @@ toc_object_entries_show_parents = "hide"
 nitpicky = True
 # Other libraries' names: their pages cannot be reached while this site is built offline.
 _OTHERS = (
-    "torch|torchmetrics|lightning|transformers|sentence_transformers|numpy|np|npt|polars|pl|nn|collections|pathlib|os|abc"
+    "torch|torchmetrics|lightning|transformers|sentence_transformers|mteb|numpy|np|npt|polars|pl|nn|collections|pathlib|os|abc"
     "|datetime"
 )
 _SHORT = "AbsTask|Array|Axes|DataLoader|Figure|SubFigure|Image|Path|PretrainedConfig|Tensor"
@@ -68,6 +68,6 @@ _SHORT = "AbsTask|Array|Axes|DataLoader|Figure|SubFigure|Image|Path|PretrainedCo
 _INNER = (
     r".*\._.*|.*(RowMetric|SampleMetric|PairMetric|EncoderKeywords|LayerSource|RecipeSource|TokenSource|LayerReader"
     r"|BatchOptions|Anatomy|Notes|TrainingRecord|Result|History|DescribedEncoder|SavableEncoder|EmbeddingEncoder"
-    r"|half_width|AnisotropyForm|InfoNCEForm|TwoNNForm|Distance)"
+    r"|half_width|AnisotropyForm|InfoNCEForm|TwoNNForm|Distance|MtebSource|LocalSource|ObjectSource)"
 )
 nitpick_ignore_regex = [("py:.*", rf"({_OTHERS})\..*"), ("py:class", _SHORT), ("py:.*", _INNER)]

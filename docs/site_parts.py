@@ -6,6 +6,7 @@ import inspect
 import re
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from docutils import nodes
@@ -79,8 +80,16 @@ def _check_public_names(_: Sphinx, env: BuildEnvironment) -> None:
     known = {full.rpartition(".")[2] for full in env.domains.python_domain.objects}
     for name in PUBLIC:
         module = import_module(f"midlayer_encoders{name}")
-        for missing in set(module.__all__) - known:
+        for missing in set(_public_names(module)) - known:
             _log.warning("%s.%s is public, and in no page of docs/api", module.__name__, missing)
+
+
+def _public_names(module: ModuleType) -> list[str]:
+    """Return the names of ``__all__``, or those that a module without one defines."""
+    if hasattr(module, "__all__"):
+        return list(module.__all__)
+    source = inspect.getsource(module)
+    return re.findall(r"^(?:class |def )?([A-Za-z]\w*)\b(?:[:(]|.* = )", source, re.MULTILINE)
 
 
 # --- the page of commands ---------------------------------------------------------------------------------------------
@@ -91,22 +100,22 @@ def _fill(_: Sphinx, name: str, source: list[str]) -> None:
     if name == "docs/commands":
         source[0] = source[0].replace("<!-- commands -->", _commands())
     if name.startswith("docs/api/"):
-        source[0] = re.sub("<!-- constants of ([a-z.]+) -->", lambda found: _constants(found[1]), source[0])
+        source[0] = re.sub("<!-- constants of ([a-z.]+) -->", lambda match: _constants(match[1]), source[0])
 
 
-def _constants(room: str) -> str:
-    """Return the constants and types of a room, which autodoc documents only where they are assigned."""
+def _constants(subpackage: str) -> str:
+    """Return the constants and types of a subpackage, which autodoc documents only where they are assigned."""
     lines = []
-    home = import_module(f"midlayer_encoders.{room}")
-    files = sorted(Path(home.__path__[0]).rglob("*.py"))
-    for name in home.__all__:
-        if inspect.isclass(found := getattr(home, name)) or inspect.isroutine(found):
+    module = import_module(f"midlayer_encoders.{subpackage}")
+    for name in module.__all__:
+        value = getattr(module, name)
+        if inspect.isclass(value) or inspect.isroutine(value):
             continue
-        for file in files:
+        for file in sorted(Path(inspect.getfile(module)).parent.rglob("*.py")):
             if re.search(rf"^{name}\b.*=", file.read_text(encoding="utf8"), re.MULTILINE):
-                inner = ".".join(file.relative_to(home.__path__[0]).with_suffix("").parts).removesuffix("__init__")
-                short = len(repr(found)) < 200 and " object at " not in repr(found)
-                lines += [f".. autodata:: midlayer_encoders.{room}.{inner}".rstrip(".") + f".{name}"]
+                inner = f".{file.stem}" if file.stem != "__init__" else ""
+                short = len(repr(value)) < 200 and " object at " not in repr(value)
+                lines += [f".. autodata:: midlayer_encoders.{subpackage}{inner}.{name}"]
                 lines += [] if short else ["   :no-value:"]
                 break
     return "\n".join(["```{eval-rst}", *lines, "```"])

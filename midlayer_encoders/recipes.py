@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from midlayer_encoders._types import NORMS, POOLINGS, Layer, Norm, Pooling
-from midlayer_encoders.errors import OptionError, did_you_mean, short_repr
+from midlayer_encoders.errors import OptionError, deprecated_names, did_you_mean, short_repr
 from midlayer_encoders.validation import check_choice, check_count, check_flag, check_text
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ Template: TypeAlias = str | Mapping[str, str]
 
 _PLACEHOLDER = "{text}"
 TEXT_KINDS = ("text", "query", "document")
+"""The kinds of texts that can have different templates."""
 
 
 # --- templates --------------------------------------------------------------------------------------------------------
@@ -414,6 +415,7 @@ class Recipe:
 
 
 PLAIN = "plain"
+"""The name of the recipe that changes nothing."""
 SMALLEST_SAMPLE = 16
 """Minimum number of texts to center on."""
 
@@ -512,3 +514,8 @@ def recipes_of(argument: str, values: Any) -> list[Recipe]:
     if repeated := {name for name in names if names.count(name) > 1}:
         raise OptionError(f"`{argument}` must be recipes of different names, but got {min(repeated)!r} twice.")
     return recipes
+
+
+if not TYPE_CHECKING:  # otherwise type checkers would accept any name
+    _RENAMED = {"Frame": "TemplateParts", "Placed": "TokenLayout", "frames_of": "split_template"}
+    __getattr__ = deprecated_names(__name__, {**_RENAMED, "with_frame": "add_template", "KINDS": "TEXT_KINDS"})

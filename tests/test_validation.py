@@ -103,6 +103,7 @@ DEPRECATED = {
     "an attribute": "from midlayer_encoders.store import StoreFullError",
     "an option": "from midlayer_encoders.encoder.options import make_options; make_options({'weights': [1, 2]})",
     "a module": "import midlayer_encoders.analysis",
+    "a class": "from midlayer_encoders.recipes import Frame, with_frame",
 }
 
 

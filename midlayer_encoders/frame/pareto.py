@@ -121,8 +121,7 @@ def best_within(points: Sequence[Point], budget: Budget) -> Point:
             "with this version; they resume from their saved results."
         )
     nearest = min(
-        priced,
-        key=lambda point: (max(point.costs[cost] / limit for cost, limit in budget.items()), -point.score),
+        priced, key=lambda point: (max(point.costs[cost] / limit for cost, limit in budget.items()), -point.score)
     )
     raise OptionError(
         f"The budget must allow at least one encoder, but none is within {cost_text(budget)}: the nearest is "

@@ -375,12 +375,7 @@ class EffectiveRank(RowMetric, function=effective_rank, check=_check_epsilon, nu
 
 
 def logdet_entropy(
-    embeddings: Tensor,
-    *,
-    epsilon: float = 0.5,
-    center: bool = False,
-    unit: bool = True,
-    method: Method = "auto",
+    embeddings: Tensor, *, epsilon: float = 0.5, center: bool = False, unit: bool = True, method: Method = "auto"
 ) -> Tensor:
     r"""Return the coding rate of one vector per text, in nats per text: a log-determinant entropy.
 

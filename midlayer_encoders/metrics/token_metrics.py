@@ -265,12 +265,7 @@ class PromptEntropy(WaitingTokenMetric, function=prompt_entropy, check=check_ent
 
 
 def prompt_effective_rank(
-    states: Tensor,
-    mask: Tensor | None = None,
-    *,
-    center: bool = False,
-    unit: bool = False,
-    method: Method = "exact",
+    states: Tensor, mask: Tensor | None = None, *, center: bool = False, unit: bool = False, method: Method = "exact"
 ) -> Tensor:
     r"""Return the effective rank of each text's tokens.
 

@@ -115,9 +115,7 @@ def _read(folder: Path | str, name: str) -> pl.DataFrame:
 
 def _tidy(table: pl.DataFrame, *, kind: str) -> pl.DataFrame:
     tidy = table.with_columns(
-        model=pl.col("family") + "-" + pl.col("size"),
-        depth=pl.col("layer") / pl.col("num_layers"),
-        kind=pl.lit(kind),
+        model=pl.col("family") + "-" + pl.col("size"), depth=pl.col("layer") / pl.col("num_layers"), kind=pl.lit(kind)
     )
     return check_frame(tidy.select(list(FRAME_SCHEMA)).sort("model", "revision", "dataset", "name", "layer"))
 

@@ -66,10 +66,7 @@ def board_html(
 
 
 def plot_board(
-    runs: Sequence[Run],
-    baselines: Baselines | None = None,
-    budget: Budget | None = None,
-    marked: Point | None = None,
+    runs: Sequence[Run], baselines: Baselines | None = None, budget: Budget | None = None, marked: Point | None = None
 ) -> Figure:
     """Return the score of each layer of each run against each cost, with the best layers and the Pareto front.
 

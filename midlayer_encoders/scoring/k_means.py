@@ -192,13 +192,7 @@ class _KMeans:
         return torch.where((more > 0)[..., None], moved, centers), total, inertia
 
     def _reassign(
-        self,
-        centers: Tensor,
-        counts: Tensor,
-        held: npt.NDArray[Any],
-        rows: Tensor,
-        streams: list[_Stream],
-        due: _Flags,
+        self, centers: Tensor, counts: Tensor, held: npt.NDArray[Any], rows: Tensor, streams: list[_Stream], due: _Flags
     ) -> list[_Stream]:
         """Move centers with few rows to rows of the batch, in place, and return the streams of the next step."""
         low = (held < _REASSIGNMENT_RATIO * held.max(axis=1, keepdims=True)) & due[:, None]

@@ -93,12 +93,7 @@ def eigenvalues(
 
 
 def spectral_entropy(
-    matrices: Tensor,
-    sizes: Tensor | None = None,
-    *,
-    alpha: float = 1.0,
-    method: Method = "auto",
-    check: bool = True,
+    matrices: Tensor, sizes: Tensor | None = None, *, alpha: float = 1.0, method: Method = "auto", check: bool = True
 ) -> Tensor:
     r"""Return the Rényi entropy of each matrix's spectrum, in nats.
 
