@@ -100,7 +100,7 @@ class MeasurementHistory:
         measurement: the measurement at each step.
         identities: the settings that each metric depends on.
         steps: the values by step.
-        at_end: steps that were measured only because the run ended there.
+        at_end: steps that were measured only because a run ended there.
         partial: steps of the previous run that lack a metric or a layer of this run.
     """
 
@@ -240,7 +240,7 @@ class Recorder:
     def frame(self) -> pl.DataFrame:
         """All values measured so far, as a tidy frame whose ``revision`` names the step."""
         if self._history is None:
-            raise OptionError("There is no frame before the run began: train first.")
+            raise OptionError("There is no frame before the first run: train first.")
         return self._history.frame()
 
     def _begin(self) -> None:
@@ -275,10 +275,10 @@ class Recorder:
 
     def _is_due(self, step: int) -> bool:
         """Return True if a measurement is due after ``step`` steps and has not been made."""
-        return is_due(self.settings.every_n_steps, step) and not self._has(step)
+        return is_due(self.settings.every_n_steps, step) and not self._is_complete(step)
 
-    def _has(self, step: int) -> bool:
-        """Return True if ``step`` has every metric and layer of this run."""
+    def _is_complete(self, step: int) -> bool:
+        """Return True if every metric and layer of this run was measured at ``step``."""
         return self._history is not None and step in self._history.steps and step not in self._history.partial
 
     def _measure(self, root: nn.Module, step: int, autocast: AbstractContextManager[object]) -> MetricValues | None:
@@ -326,18 +326,18 @@ class Recorder:
         Args:
             folder: folder of the figures.
             loggers: the run's loggers.
-            log_functions: logs a figure, by the class name of the loggers that accept figures.
+            log_functions: function that logs a figure, for each class of loggers that accept figures.
             step: step under which the figures are logged.
         """
         if not self.settings.figures or self._history is None or not self._history.steps:
             return
-        log_figure = [
+        log_calls = [
             partial(log_functions[type(logger).__name__], logger)
             for logger in loggers
             if type(logger).__name__ in log_functions
         ]
-        draw = partial(self._draw_frame, self._history.frame(), folder, log_figure, step)
-        if log_figure or self.settings.strict:
+        draw = partial(self._draw_frame, self._history.frame(), folder, log_calls, step)
+        if log_calls or self.settings.strict:
             draw()
             return
         # Drawing takes a second or more. The thread is not a daemon, so the interpreter waits for the files.
@@ -345,7 +345,7 @@ class Recorder:
         self._drawing.start()
 
     def _draw_frame(
-        self, frame: pl.DataFrame, folder: Path, log_figure: Sequence[Callable[[str, Figure, int], None]], step: int
+        self, frame: pl.DataFrame, folder: Path, log_calls: Sequence[Callable[[str, Figure, int], None]], step: int
     ) -> None:
         try:
             from midlayer_encoders.report import plot_steps_curves, plot_steps_heat, write_figure
@@ -353,7 +353,7 @@ class Recorder:
             for name, plot in (("heat", plot_steps_heat), ("curves", plot_steps_curves)):
                 figure = plot(frame)
                 write_figure(figure, folder / f"{name}.png", dpi=110)
-                for log in log_figure:
+                for log in log_calls:
                     log(f"{self.name}/{name}", figure, step)
         except Exception as error:
             self._failed(error, step)

@@ -78,7 +78,7 @@ class LayerMetricsCallback(Recorder, Callback):
 
     def on_train_end(self, trainer: Any, pl_module: nn.Module) -> None:
         """Measure the trained model and draw the figures."""
-        if not self._has(trainer.global_step):
+        if not self._is_complete(trainer.global_step):
             self._visit(trainer, pl_module)
         folder = self._folder(trainer)
         if trainer.is_global_zero and not trainer.fast_dev_run:
@@ -89,7 +89,7 @@ class LayerMetricsCallback(Recorder, Callback):
         if trainer.state.fn == "validate" and not self._trained:
             self._prepare(pl_module)
             step = trainer.global_step if self._loaded_step is None else self._loaded_step
-            if not self._has(step):
+            if not self._is_complete(step):
                 self._visit(trainer, pl_module, step)
 
     def on_load_checkpoint(self, trainer: Any, _: nn.Module, checkpoint: dict[str, Any]) -> None:

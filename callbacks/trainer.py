@@ -66,7 +66,7 @@ class LayerMetricsTrainerCallback(Recorder, TrainerCallback):  # type: ignore[mi
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Measure if a measurement is due, or if the trainer loads other weights after this step."""
         last = args.load_best_model_at_end and state.global_step >= state.max_steps
-        if self._is_due(state.global_step) or (last and not self._has(state.global_step)):
+        if self._is_due(state.global_step) or (last and not self._is_complete(state.global_step)):
             self._visit(args, state, control, kwargs["model"])
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -77,7 +77,7 @@ class LayerMetricsTrainerCallback(Recorder, TrainerCallback):  # type: ignore[mi
     def _end(self, args: Any, state: Any, control: Any, model: nn.Module) -> None:
         self._ended = True
         loaded_state = _state_of_loaded_weights(args, state)
-        if not self._has(loaded_state.global_step):
+        if not self._is_complete(loaded_state.global_step):
             self._visit(args, loaded_state, control, model)
         if state.is_world_process_zero:
             self._draw(self._folder(args), self._integrations(), _FIGURE_LOGGERS, state.global_step)

@@ -13,11 +13,11 @@ def take_deprecated(
 ) -> dict[str, Any]:
     """Remove deprecated keywords from ``keywords`` and return their values under the names that replace them.
 
-    Each one raises a ``DeprecationWarning`` at the caller's line.
+    Each one issues a ``DeprecationWarning`` that points to the caller's line.
 
     Args:
         keywords: the ``**deprecated`` or ``**options`` of a function; modified in place.
-        replacements: the new name of each old keyword, ``"settings.field"`` if it is now a field of grouped settings.
+        replacements: the new name of each old keyword; ``"settings.field"`` if it is now a field of grouped settings.
         function: name of the function; if given, a keyword that remains raises a ``TypeError``. Leave it out if the
             remaining keywords are encoder options, which ``make_options`` verifies.
 
@@ -35,7 +35,7 @@ def take_deprecated(
     values: dict[str, Any] = {}
     for name, replacement in replacements.items():
         if name in keywords:
-            warn_deprecated(f"`{name}` is now `{replacement}`; the old keyword is removed in 0.4.")
+            warn_deprecated(f"`{name}` is now `{replacement}`; the old keyword will be removed in 0.4.")
             settings, _, field = replacement.rpartition(".")
             target = values.setdefault(settings, {}) if settings else values
             target[field] = keywords.pop(name)

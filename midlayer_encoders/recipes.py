@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Template: TypeAlias = str | Mapping[str, str]
-"""``'Before {text} after'``, or one for each of ``"query"``, ``"document"`` and ``"text"`` (whatever is neither)."""
+"""``'Before {text} after'``, or one for each of ``"query"``, ``"document"`` and ``"text"`` (all other texts)."""
 
 _PLACEHOLDER = "{text}"
 TEXT_KINDS = ("text", "query", "document")
@@ -75,7 +75,7 @@ def check_template(argument: str, template: Any) -> str | dict[str, str]:
 
 
 def split_template(template: Template | None, argument: str = "template") -> dict[str, TemplateParts]:
-    """Return the parts of the template for each kind of text; they must end alike, because one tokenizer adds them.
+    """Return the parts of the template for each kind of text; only the part before the text may differ.
 
     Example:
         >>> split_template('"{text}" in one word:')["query"]
@@ -89,10 +89,10 @@ def split_template(template: Template | None, argument: str = "template") -> dic
     parts = {kind: templates.get(kind, templates.get("text", TemplateParts())) for kind in TEXT_KINDS}
     if len({(part.between, part.after) for part in parts.values()}) > 1:
         missing = [kind for kind in TEXT_KINDS if kind not in template]
-        cure = f" Give a template for {missing[0]!r} too: without one it is the text alone." if missing else ""
+        hint = f" Add a template for {missing[0]!r}, which is the text alone by default." if missing else ""
         raise OptionError(
-            "`template` must end alike for queries, documents and other texts: the tokenizer adds the part after a "
-            "text and cannot distinguish them; only the part before a text may differ." + cure
+            "`template` must have the same ending for queries, documents and other texts: the tokenizer adds the part "
+            "after a text and cannot distinguish them; only the part before a text may differ." + hint
         )
     return parts
 
@@ -165,7 +165,7 @@ def add_template(tokenizer: Any, parts: TemplateParts, *, model: str) -> tuple[A
         model_input_names=list(tokenizer.model_input_names),
         **tokenizer.special_tokens_map,
     )
-    _verify(tokenizer, with_template, layout, " " if space_in_text else "", model)
+    _verify_layout(tokenizer, with_template, layout, " " if space_in_text else "", model)
     return with_template, layout
 
 
@@ -190,14 +190,14 @@ def _ids(tokenizer: Any, words: str, model: str) -> list[int]:
     unknown = tokenizer.unk_token_id
     if words.strip() and (not ids or (unknown is not None and set(ids) == {unknown})):
         raise OptionError(
-            f"`template` must be in words that the tokenizer of {model} knows, but {words!r} gives "
-            f"{'unknown tokens only' if ids else 'no token'}. Try other words."
+            f"`template` must use words that the tokenizer of {model} knows, but {words!r} becomes "
+            f"{'only unknown tokens' if ids else 'no tokens'}. Use other words."
         )
     return ids
 
 
 def _following_ids(tokenizer: Any, words: str, model: str) -> list[int]:
-    """Return the ids of words after a text, in context if these do not depend on the text."""
+    """Return the ids of words that follow a text, tokenized in context if the result does not depend on the text."""
     isolated = _ids(tokenizer, words, model)
     in_context: list[list[int]] = []
     for text in ("a", "the"):
@@ -207,10 +207,10 @@ def _following_ids(tokenizer: Any, words: str, model: str) -> list[int]:
     return in_context[0] if in_context[0] == in_context[1] and in_context[0] else isolated
 
 
-def _verify(plain: Any, with_template: Any, layout: TokenLayout, lead: str, model: str) -> None:
+def _verify_layout(plain: Any, with_template: Any, layout: TokenLayout, prefix: str, model: str) -> None:
     """Raise an :class:`OptionError` unless a text's tokens are at the positions of the layout."""
     text = "A text of words"
-    text_ids = plain(lead + text, add_special_tokens=False)["input_ids"]
+    text_ids = plain(prefix + text, add_special_tokens=False)["input_ids"]
     whole = with_template(text)["input_ids"]
     length = (len(whole) - layout.added) // layout.copies
     last_copy = whole[len(whole) - layout.back - length : len(whole) - layout.back]
@@ -305,7 +305,7 @@ def vector_map(
         y = S\,(P x - P \bar x), \qquad S = \bigl((1 - \lambda)\,\Sigma + \lambda \tfrac{\operatorname{tr} \Sigma}{D}
         I\bigr)^{-1/2} \text{ or } I
 
-    with Ledoit and Wolf's :math:`\lambda`.
+    with the Ledoit-Wolf shrinkage :math:`\lambda`.
 
     Args:
         vectors: vectors of sample texts, shape ``(N, D)``; ``None`` for no centering.
@@ -351,12 +351,12 @@ class Recipe:
     Attributes:
         name: name in frames, on pages and in commands.
         template: text with ``{text}`` once, or twice to repeat the text.
-        layer: layer or layers of an encoder that names none; a sweep or a selection reads all layers.
-        norm: ``None`` leaves the encoder's.
-        pooling: ``None`` leaves the encoder's; a template that ends in a question needs ``"last"``.
-        skip_first: number of tokens at the start that are not pooled: causal models have massive activations there.
-        template_tokens: whether to pool the tokens of the template, too. Otherwise the text is pooled, and of a
-            repeated text the second copy.
+        layer: default layer or layers of an encoder; sweeps and selections read all layers.
+        norm: ``None`` keeps the encoder's norm.
+        pooling: ``None`` keeps the encoder's pooling; a template that the model continues needs ``"last"``.
+        skip_first: number of tokens at the start to leave out of pooling: causal models have massive activations there.
+        template_tokens: whether to pool the tokens of the template, too. Otherwise only the text is pooled, and only
+            the second copy of a repeated text.
         center: subtract the mean vector of sample texts.
         whiten: then scale every direction by its spread over these texts, shrunk toward equal scales.
         embed_filter: keep only the middle singular directions of the model's output embeddings.
@@ -454,7 +454,8 @@ _NAMED = (
 RECIPES: Mapping[str, Recipe] = {recipe.name: recipe for recipe in _NAMED}
 """The named recipes.
 
-Token prepending (Fu et al., 2024) is not included: it changes states between blocks, which no plain folder can do.
+Token prepending (Fu et al., 2024) is not included: it changes states between blocks,
+which a plain sentence-transformers folder cannot do.
 """
 
 
@@ -484,10 +485,10 @@ def recipe_of(argument: str, value: Any) -> Recipe:
     name, *suffixes = value.split("+") if isinstance(value, str) else ("",)
     unknown = next((suffix for suffix in suffixes if suffix not in _SUFFIXES), None)
     if name not in RECIPES or unknown is not None:
-        near = did_you_mean(name, RECIPES) if unknown is None else did_you_mean(unknown, _SUFFIXES)
+        hint = did_you_mean(name, RECIPES) if unknown is None else did_you_mean(unknown, _SUFFIXES)
         raise OptionError(
             f"`{argument}` must be a Recipe or one of {', '.join(map(repr, RECIPES))}, with optional "
-            f"{', '.join('+' + suffix for suffix in _SUFFIXES)}, but got {value!r}.{near}"
+            f"{', '.join('+' + suffix for suffix in _SUFFIXES)}, but got {value!r}.{hint}"
         )
     changes: dict[str, Any] = {}
     for suffix in suffixes:
@@ -512,7 +513,7 @@ def recipes_of(argument: str, values: Any) -> list[Recipe]:
         raise OptionError(f"`{argument}` must name a recipe, but got none. Write {argument}=['plain', 'one-word'].")
     names = [recipe.name for recipe in recipes]
     if repeated := {name for name in names if names.count(name) > 1}:
-        raise OptionError(f"`{argument}` must be recipes of different names, but got {min(repeated)!r} twice.")
+        raise OptionError(f"`{argument}` must have different names, but got {min(repeated)!r} twice.")
     return recipes
 
 

@@ -15,19 +15,19 @@ import itertools
 
 from midlayer_encoders.tasks.docstrings import entries
 
-found = entries()[::16]
+functions = entries()[::16]
 with open("libraries.csv", "w", newline="", encoding="utf8") as file:
     rows = csv.writer(file)
     rows.writerow(["text", "label"])
-    rows.writerows((entry.summary, entry.library) for entry in found)
+    rows.writerows((function.summary, function.library) for function in functions)
 
 with open("same_function.csv", "w", newline="", encoding="utf8") as file:
     rows = csv.writer(file)
     rows.writerow(["sentence1", "sentence2", "label"])
-    rows.writerows((one.summary, one.description, 1) for one in found)
-    rows.writerows((one.summary, two.description, 0) for one, two in itertools.pairwise(found))
+    rows.writerows((function.summary, function.description, 1) for function in functions)
+    rows.writerows((first.summary, second.description, 0) for first, second in itertools.pairwise(functions))
 
-print(len(found), "functions; the first says:", found[0].summary)
+print(len(functions), "functions; the first says:", functions[0].summary)
 
 # %% [markdown]
 # Run the sweep. `built-in` is SmolLM2-135M; a name on the hub or a folder works, too.
@@ -41,7 +41,8 @@ result = sweep(encoder, ["./libraries.csv", "./same_function.csv"], out="run")
 summary = result.summary()
 for curve in [*summary.tasks, summary.average]:
     print(
-        f"{curve.name.split('-')[0]:<16} best {curve.best:.1f} at layer {curve.best_layer:>2}, last {curve.last:.1f}, gain {curve.gain:+.1f}"
+        f"{curve.name.split('-')[0]:<16} best {curve.best:.1f} at layer {curve.best_layer:>2}, "
+        f"last {curve.last:.1f}, gain {curve.gain:+.1f}"
     )
 
 # %% [markdown]
@@ -55,8 +56,8 @@ for name, scores in result.notes.baselines.items():
 
 # %% [markdown]
 # If a text and its partner share words (`same_function`), TF-IDF beats every layer of this language model, and the
-# embedding model beats both. On `libraries`, its best layer beats both baselines. On larger and more varied tasks,
-# the embedding model is far ahead; [the FAQ](../faq.md) explains what that means for you.
+# embedding model beats both. On `libraries`, the best layer of the language model beats both baselines. On larger and
+# more varied tasks, the embedding model is far ahead; [the FAQ](../faq.md) explains what that means for you.
 #
 # Look at the whole curve, not only its maximum: on a broad hill, the exact layer hardly matters; a single spike among
 # noisy neighbors is chance.

@@ -12,10 +12,10 @@
 # %%
 from midlayer_encoders.tasks.docstrings import entries
 
-found = entries()
-pairs = [{"anchor": entry.summary, "positive": entry.description} for entry in found[::4]]
-kept = found[2::8]
-print(len(pairs), "pairs to train on,", len(kept), "others to try it with")
+functions = entries()
+pairs = [{"anchor": function.summary, "positive": function.description} for function in functions[::4]]
+held_out = functions[2::8]
+print(len(pairs), "training pairs,", len(held_out), "held-out functions")
 
 # %% [markdown]
 # The evaluation: given the first sentence of each held-out function, how often is its own continuation the nearest
@@ -30,16 +30,16 @@ from midlayer_encoders.tuning import TuneSettings
 MODEL = str(get_model_path())
 
 
-def found_first(encoder):
-    asked = encoder.encode([entry.summary for entry in kept])
-    answers = encoder.encode([entry.description for entry in kept])
-    nearest = encoder.similarity(asked, answers).argmax(dim=1)
-    return 100 * sum(int(place) == row for row, place in enumerate(nearest)) / len(kept)
+def accuracy(encoder):
+    summaries = encoder.encode([function.summary for function in held_out])
+    descriptions = encoder.encode([function.description for function in held_out])
+    nearest = encoder.similarity(summaries, descriptions).argmax(dim=1)
+    return 100 * sum(int(column) == row for row, column in enumerate(nearest)) / len(held_out)
 
 
-whole = found_first(LayerEncoder(MODEL, -1, max_length=48))
-half = found_first(LayerEncoder(MODEL, 3, max_length=48))
-print(f"all six blocks: {whole:.0f} % found first; three blocks: {half:.0f} %")
+full = accuracy(LayerEncoder(MODEL, -1, max_length=48))
+half = accuracy(LayerEncoder(MODEL, 3, max_length=48))
+print(f"accuracy with all six blocks: {full:.0f} %, with three blocks: {half:.0f} %")
 
 # %% [markdown]
 # `tune` cuts the model and trains the remaining blocks; the other positives of a batch are the negatives. It needs
@@ -56,7 +56,7 @@ tuned = tune(
     settings=TuneSettings(max_steps=40, batch_size=16, learning_rate=2e-4, checkpoints=2),
     max_length=48,
 )
-print(f"three blocks, tuned: {found_first(tuned.encoder):.0f} % found first")
+print(f"accuracy with three tuned blocks: {accuracy(tuned.encoder):.0f} %")
 
 # %% [markdown]
 # Forty small steps are only a demonstration. [Cut first, then train](../tuning.md) reports longer runs on real tasks,
@@ -68,8 +68,8 @@ print(f"three blocks, tuned: {found_first(tuned.encoder):.0f} % found first")
 # %%
 from midlayer_encoders.export import export_for
 
-made = export_for(tuned.encoder, "sentence-transformers", "exported")
-print(sorted(path.name for path in made.folder.iterdir()))
+exported = export_for(tuned.encoder, "sentence-transformers", "exported")
+print(sorted(path.name for path in exported.folder.iterdir()))
 
 # %% [markdown]
 # Verify the folder as its recipient would:
@@ -79,7 +79,7 @@ import numpy as np
 from sentence_transformers import SentenceTransformer
 
 received = SentenceTransformer("exported")
-texts = [entry.summary for entry in kept[:50]]
+texts = [function.summary for function in held_out[:50]]
 difference = np.abs(received.encode(texts) - tuned.encoder.encode(texts)).max()
 print(f"{len(received[0].model.encoder.layer)} blocks, largest difference {difference:.0e}")
 

@@ -29,7 +29,7 @@ _mode: Mode | None = None  # set by the flags of the running command; None means
 
 @contextmanager
 def display_mode(mode: Mode | None) -> Iterator[None]:
-    """Show progress in this mode."""
+    """Show the progress of a command in this mode."""
     global _mode
     _mode = mode
     try:
@@ -127,7 +127,7 @@ class _Display:
         if task is not self._current:
             previous = self._current
             self._current = task
-            for changed in (previous, task):  # stages alternate: write only what is new
+            for changed in (previous, task):  # stages alternate, so write only new progress
                 if changed is not None and changed.fields["written"] != (changed.completed, changed.total):
                     self._write(changed)
 
@@ -166,16 +166,16 @@ def _line(task: progress.Task) -> str:
     seconds = task.elapsed or 0.0
     if task.total is None:
         return f"{task.description}: {duration(seconds)}\n" if seconds >= 1 else f"{task.description} …\n"
-    words = [f"{task.description}: {task.completed:,} of {task.total:,}"]
+    parts = [f"{task.description}: {task.completed:,} of {task.total:,}"]
     if seconds >= 1:
-        words.append(duration(seconds))
-        words += [f"{_number(task.completed / seconds)} a second"] if task.completed else []
-        words += [f"{duration(left)} left"] if (left := _seconds_left(task)) else []
-    return ", ".join(words) + "\n"
+        parts.append(duration(seconds))
+        parts += [f"{_number(task.completed / seconds)} per second"] if task.completed else []
+        parts += [f"{duration(left)} left"] if (left := _seconds_left(task)) else []
+    return ", ".join(parts) + "\n"
 
 
 def duration(seconds: float) -> str:
-    """Return a duration in words.
+    """Return a duration as text.
 
     Example:
         >>> duration(7.4), duration(200), duration(7300)

@@ -27,7 +27,10 @@ _STYLES = {"done": "green", "kept": "green", "left out": "yellow", "failed": "bo
 @command("Look inside")
 def reproduce(
     *,
-    figure: Annotated[str, Argument(help="fig1 to fig15 (14 is midlayer probe), table2, theorems, several, or all.")],
+    figure: Annotated[
+        str,
+        Argument(help="fig1 to fig15 except fig14 (use midlayer probe), table2, theorems; comma-separated, or all."),
+    ],
     model: Annotated[list[str] | None, Option(help="A model or built-in; repeatable, base first.")] = None,
     out: Annotated[Path, Option(help="Folder for frames, figures and page.")] = Path("midlayer-results/paper"),
     texts: Annotated[Path | None, Option(help="WikiText, or one text per line.")] = None,
@@ -54,7 +57,7 @@ def reproduce(
     from midlayer_encoders.paper import reproduce as paper
     from midlayer_encoders.paper.setting import TENTHS, Setting
 
-    experiments = paper.resolve_experiments(figure)  # refuses an unknown name before a model is loaded
+    experiments = paper.resolve_experiments(figure)  # rejects an unknown name before a model is loaded
     max_length = options.max_length or 64
     check_count("--max-length", max_length, minimum=8)
     options = replace(options, max_length=None)
@@ -86,7 +89,7 @@ def reproduce(
 
 
 def _load(name: str, *, options: EncoderOptions, max_length: int) -> LayerEncoder:
-    """Return the encoder of a whole model; solutions may be twice as long, if the model has the positions."""
+    """Return the encoder of a whole model, with twice ``max_length`` for solutions if the model has the positions."""
     encoder = _arguments.load_model(name, options)
     encoder.max_seq_length = min(encoder.max_seq_length or 2 * max_length, 2 * max_length)
     return encoder
@@ -99,7 +102,7 @@ def _print_outcome(outcome: Outcome) -> None:
 
 
 def _read_sweep(path: Path) -> pl.DataFrame:
-    """Return the frame of a sweep."""
+    """Return the frame of a sweep, or raise an error if one of its tasks failed."""
     from midlayer_encoders.files import read_artifact
     from midlayer_encoders.frame.schema import read_frame
     from midlayer_encoders.sweeping.sweep_result import read_notes
@@ -132,8 +135,8 @@ def _read_paragraphs(path: Path | None, max_length: int) -> tuple[str, ...]:
     paragraphs = tuple(wikitext_paragraphs(lines, lambda line: len(line.split()), least=max_length))
     if not paragraphs:
         raise OptionError(
-            f"`--texts` must hold texts of {max_length} words or more, but none of {len(lines)} in {path} is. "
-            "Pass a smaller --max-length."
+            f"`--texts` must hold texts of {max_length} words or more, but none of {len(lines)} in {path} is that "
+            "long. Pass a smaller --max-length."
         )
     return paragraphs
 

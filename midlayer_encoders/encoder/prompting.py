@@ -47,7 +47,7 @@ def load_saved_prompts(model: str, revision: str | None = None, *, gguf_file: st
     Args:
         model: folder or name.
         revision: revision on the hub.
-        gguf_file: file of the weights.
+        gguf_file: GGUF file with the weights.
 
     Raises:
         ModelNotFoundError: if there is no such model, or its prompts are malformed.
@@ -57,7 +57,7 @@ def load_saved_prompts(model: str, revision: str | None = None, *, gguf_file: st
     try:
         modules = find("modules.json")
         settings = None if modules is None else find(_PROMPTS_FILE)
-    except OSError as reason:  # for invalid names, too
+    except OSError as reason:  # also raised for invalid names
         raise ModelNotFoundError(f"`model` must be a folder or hub name, but got {model!r}: {reason}") from reason
     if modules is None or settings is None:
         return SavedPrompts()
@@ -69,22 +69,24 @@ def load_saved_prompts(model: str, revision: str | None = None, *, gguf_file: st
         texts = {name: text or "" for name, text in (config.get("prompts") or {}).items()}
         default = config.get("default_prompt_name")
         if not all(isinstance(text, str) for text in texts.values()):
-            raise TypeError("a prompt is no string")
+            raise TypeError("a prompt is not a string")
         # Every SentenceTransformer has the prompts "query" and "document", empty by default.
         if default is not None and default not in {"query", "document", *texts}:
-            raise ValueError(f"the default, {default!r}, is none of the prompts")
-        # Instructor models pool no tokens of a prompt.
+            raise ValueError(f"the default prompt, {default!r}, is not one of the prompts")
+        # Instructor models exclude the tokens of a prompt from pooling.
         poolings = [module["path"] for module in read_json(Path(modules)) if module["type"].endswith(".Pooling")]
         files = [find(f"{path}/config.json") for path in poolings if any(texts.values())]
         pooled = all(read_json(Path(file)).get("include_prompt", True) for file in files if file is not None)
     except (AttributeError, TypeError, ValueError) as reason:
         raise ModelNotFoundError(
             f"`model` must hold valid prompts in its {_PROMPTS_FILE}, but {model!r} does not ({reason}). Correct them, "
-            "or pass `prompts`, {} for none."
+            "or pass `prompts` ({} for none)."
         ) from reason
     if not pooled:
         logger.warning(
-            "The prompts of %s are not used: its pooling excludes them. Pass `prompts` to pool them, too, or {}.", model
+            "The prompts of %s are not used because its pooling excludes their tokens. Pass `prompts` to use them and "
+            "pool their tokens, or prompts={} to use none.",
+            model,
         )
         return SavedPrompts()
     return SavedPrompts(texts, default)
@@ -107,8 +109,8 @@ def resolve_prompts(options: EncoderOptions, saved: SavedPrompts) -> tuple[dict[
     if options.default_prompt_name is not None and options.default_prompt_name not in (prompts or {}):
         names = ", ".join(map(repr, prompts or ())) or "none"
         raise OptionError(
-            "`default_prompt_name` must name one of `prompts` or, without them and without a template, a prompt that "
-            f"the model's folder keeps (here: {names}), but got {options.default_prompt_name!r}."
+            "`default_prompt_name` must name one of `prompts`, or a prompt saved with the model if neither `prompts` "
+            f"nor a template is passed (available: {names}), but got {options.default_prompt_name!r}."
         )
     prefixes = {kind: parts.before for kind, parts in recipes.split_template(options.template).items()}
     if len(set(prefixes.values())) == 1:
@@ -127,7 +129,7 @@ def apply_template(first: Any, options: EncoderOptions, name: str) -> recipes.Co
     Args:
         first: first module of the encoder.
         options: options of the encoder.
-        name: name of the model in errors.
+        name: name of the model for error messages.
     """
     pool_template = options.template_tokens is not False
     layout = recipes.TokenLayout()
@@ -174,9 +176,11 @@ def pooling_module(first: Any, pooling: Pooling | None) -> nn.Module:
 def modules_after_pooling(encoder: Any, options: EncoderOptions) -> list[nn.Module]:
     """Return the modules that follow the pooling of an encoder."""
     if options.whiten and options.center is None:
-        raise OptionError("`whiten` must be False without `center`, the texts whose spread scales the directions.")
+        raise OptionError(
+            "`whiten` must be False without `center`: it scales each direction by its spread over those texts."
+        )
     if options.embed_filter and options.combine == "concat":
-        raise OptionError("`embed_filter` must be False with combine='concat': it maps the vector of one layer.")
+        raise OptionError("`embed_filter` must be False with combine='concat': it projects vectors of one layer.")
     modules: list[nn.Module] = []
     if options.center is not None or options.embed_filter:
         width = encoder.get_embedding_dimension()

@@ -28,10 +28,10 @@ logger = logging.getLogger(__name__)
 PUSHED = ("sentence-transformers", "vllm", "tei")
 """Targets whose folders sentence-transformers can load from the Hub."""
 _CARD = "README.md"
-_CURES = {
+_ADVICE = {
     401: " The token is invalid: run `hf auth login`.",
     403: " The token has no write permission there: use a token with the write role, or another owner.",
-    409: " It exists: pass overwrite=True (--overwrite) to upload into it.",
+    409: " The repository exists: pass overwrite=True (--overwrite) to upload into it.",
 }  # by HTTP status
 
 
@@ -55,14 +55,14 @@ def push_to_hub(
 
     Args:
         encoder: the encoder, uploaded as ``save_pretrained`` writes it.
-        repository: ``"owner/name"``; it is created.
+        repository: ``"owner/name"``; created if it does not exist.
         exported: the result of :func:`export_for` for sentence-transformers, vLLM or text-embeddings-inference; its
             files are uploaded instead.
         scores: the frame of a sweep with the same options; the scores of this layer become results on the card.
         license: license of the encoder; by default that of the base model.
         token: a token with the write role; by default that of ``hf auth login`` or ``HF_TOKEN``.
         private: make the repository private.
-        branch: branch to upload to; it is created.
+        branch: branch to upload to; created if it does not exist.
         overwrite: upload into an existing repository.
 
     Raises:
@@ -83,7 +83,7 @@ def push_to_hub(
         "language": data.language or _name_list(source.get("language")),
     }
     if not (license or data.license):
-        card["terms"] = _terms(source, base_model if encoder.name.startswith("local/") else encoder.name)
+        card["terms"] = _license_terms(source, base_model if encoder.name.startswith("local/") else encoder.name)
     if card["license"] is None:
         logger.warning("The model card of %s has no license. Pass `license` if you know it.", encoder.name)
     with temporarily(data, **card), TemporaryDirectory() as scratch:
@@ -91,15 +91,15 @@ def push_to_hub(
         if exported is None:
             encoder.save_pretrained(str(folder))
         else:
-            _link(exported, folder)
+            _link_files(exported, folder)
         text = encoder.model_card_text(repository, branch)
         (folder / _CARD).write_text(text, encoding="utf8")
         options = {"token": token, "private": private, "revision": branch, "exist_ok": overwrite}
-        with _explained(repository):
+        with _explain_hub_errors(repository):
             return str(encoder.push_to_hub(repository, local_model_path=str(folder), **options))
 
 
-def _link(exported: Exported, folder: Path) -> None:
+def _link_files(exported: Exported, folder: Path) -> None:
     """Fill a folder with links to the exported files except the model card; the Hub client uploads whole folders."""
     for name in exported.files:
         source = (exported.folder / name).resolve()
@@ -124,12 +124,12 @@ def check_repository(
     secret = token or get_token()
     if secret is None:
         raise OptionError("`token` must be a Hub token, but there is none. Run `hf auth login`, or set HF_TOKEN.")
-    if not secret.isascii():  # never printed
+    if not secret.isascii():  # the message must not contain it
         raise OptionError("`token` must contain only ASCII characters. Copy it again, or run `hf auth login`.")
     api = HfApi(token=token)
     auth: dict[str, Any] = {}
     existing = None
-    with _explained(repository):
+    with _explain_hub_errors(repository):
         try:
             auth = api.whoami().get("auth") or {}
         except HfHubHTTPError as error:
@@ -138,11 +138,13 @@ def check_repository(
         with contextlib.suppress(RepositoryNotFoundError):
             existing = api.model_info(repository)
     if (auth.get("accessToken") or {}).get("role") == "read":  # OAuth logins have no access token
-        raise HubError(f"Nothing was uploaded to {repository}.{_CURES[403]}")
+        raise HubError(f"Nothing was uploaded to {repository}.{_ADVICE[403]}")
     if existing is not None and not overwrite:
-        raise HubError(f"Nothing was uploaded to {repository}.{_CURES[409]}")
+        raise HubError(f"Nothing was uploaded to {repository}.{_ADVICE[409]}")
     if existing is not None and private and not existing.private:  # the client would ignore `private`
-        raise OptionError(f"`private` must be left out for {repository}, which exists and is public: choose another.")
+        raise OptionError(
+            f"`private` must be left out for {repository}, which exists and is public. Choose another repository."
+        )
 
 
 def score_results(encoder: LayerEncoder, scores: pl.DataFrame) -> list[EvalResult]:
@@ -150,7 +152,7 @@ def score_results(encoder: LayerEncoder, scores: pl.DataFrame) -> list[EvalResul
 
     Args:
         encoder: an encoder at one layer.
-        scores: the frame of a sweep; of several recipes, the encoder's is used.
+        scores: the frame of a sweep; if it has several recipes, only the rows of the encoder's recipe count.
 
     Raises:
         OptionError: if the frame has no score of this model at this layer.
@@ -164,10 +166,10 @@ def score_results(encoder: LayerEncoder, scores: pl.DataFrame) -> list[EvalResul
     rows = rows.unique("dataset", keep="first", maintain_order=True).sort("dataset")
     if rows.is_empty() or encoder.mixture or encoder.tower_layers:
         raise OptionError(f"`scores` must hold scores of {encoder.name} at layer {encoder.layer}, but has none.")
-    return [_result(row) for row in rows.iter_rows(named=True)]
+    return [_eval_result(row) for row in rows.iter_rows(named=True)]
 
 
-def _result(row: dict[str, Any]) -> EvalResult:
+def _eval_result(row: dict[str, Any]) -> EvalResult:
     import mteb
 
     label = task_label(row["dataset"])
@@ -185,7 +187,7 @@ def _name_list(value: Any) -> list[str]:
     return ["no" if name is False else str(name) for name in names]
 
 
-def _terms(source: dict[str, Any], base: str | None) -> list[tuple[str, str]]:
+def _license_terms(source: dict[str, Any], base: str | None) -> list[tuple[str, str]]:
     """Return the name and link of a custom license; a relative link is resolved against the base model."""
     terms = {key: str(source[key]) for key in ("license_name", "license_link") if source.get(key)}
     link = terms.get("license_link", "://")
@@ -211,8 +213,8 @@ def _source_card(encoder: LayerEncoder) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _explained(repository: str) -> Iterator[None]:
-    """Turn the errors of the Hub's client into a :class:`HubError` with the cure."""
+def _explain_hub_errors(repository: str) -> Iterator[None]:
+    """Turn the errors of the Hub's client into a :class:`HubError` with advice."""
     try:
         yield
     except Exception as error:
@@ -221,7 +223,7 @@ def _explained(repository: str) -> Iterator[None]:
         if isinstance(reason, HfHubHTTPError):
             status = getattr(reason.response, "status_code", None)
             text = " ".join((getattr(reason, "server_message", None) or str(reason)).split())[:300]
-            message = f"The Hub rejected {repository} (status {status}: {text}).{_CURES.get(status or 0, '')}"
+            message = f"The Hub rejected {repository} (status {status}: {text}).{_ADVICE.get(status or 0, '')}"
         elif isinstance(reason, OfflineModeIsEnabled):
             message = "The Hub is disabled (HF_HUB_OFFLINE=1): unset the variable and push again."
         elif isinstance(reason, OSError) or type(reason).__module__.startswith("httpx"):  # httpx or httpx2

@@ -1,4 +1,4 @@
-"""The schema of the tidy frame, its rows, its validation, and the series of metrics in it."""
+"""Define, build and validate the tidy frame of results, and extract the series of its metrics."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class NamedSubject:
 
 
 def at_site(subject: Subject, site: str) -> Subject:
-    """Return the subject of rows read at a site inside the blocks; its revision names the site.
+    """Return the subject of rows that were read at a site inside the blocks; its revision names the site.
 
     Example:
         >>> subject = NamedSubject("m", None, 12)
@@ -84,12 +84,12 @@ def tidy_rows(
     """Return the rows of one curve, without layers whose value is NaN.
 
     Args:
-        values: by layer.
+        values: the value of each layer.
         subject: the model.
-        kind: of the values.
-        dataset: on which they were measured.
-        name: of the score or metric.
-        extra: cells of further columns, the same in every row.
+        kind: kind of the values.
+        dataset: name of the dataset on which they were measured.
+        name: name of the score or metric.
+        extra: cells of additional columns, the same in every row.
 
     Example:
         >>> rows = tidy_rows({0: 0.5, 6: 0.75}, NamedSubject("m", None, 12), kind="metric", dataset="t", name="dime")
@@ -116,9 +116,9 @@ class Series:
 
     Attributes:
         label: distinguishes it from other series of the metric; empty if there are none.
-        layers: in ascending order.
+        layers: the layers, in ascending order.
         depths: ``layer / num_layers`` of each layer.
-        values: of each layer; may be NaN or infinite.
+        values: value of each layer; may be NaN or infinite.
     """
 
     label: str
@@ -139,8 +139,8 @@ dataset, name, value, but lacks revision, depth, kind, dataset, name, value. Did
     """
     missing = [column for column in FRAME_SCHEMA if column not in frame.columns]
     if missing:
-        spare = [column for column in frame.columns if column not in FRAME_SCHEMA]
-        hint = next(filter(None, (did_you_mean(column, spare) for column in missing)), "")
+        unexpected = [column for column in frame.columns if column not in FRAME_SCHEMA]
+        hint = next(filter(None, (did_you_mean(column, unexpected) for column in missing)), "")
         raise OptionError(
             f"`frame` must have the columns {', '.join(FRAME_SCHEMA)}, but lacks {', '.join(missing)}.{hint}"
         )
@@ -228,7 +228,7 @@ def number_of_layers(frame: pl.DataFrame) -> int:
 
 
 def block_counts(frame: pl.DataFrame) -> list[int]:
-    """Return the numbers of blocks that the layers and depths of a frame imply, ascending.
+    """Return the numbers of blocks that the layers and depths of a frame imply, in ascending order.
 
     Example:
         >>> block_counts(pl.DataFrame({"layer": [0, 6, 6], "depth": [0.0, 0.25, 0.5]}))

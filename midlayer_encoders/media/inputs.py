@@ -1,4 +1,4 @@
-"""Read images as RGB and audio as one channel, tell the medium of an input, and list the media files of a folder."""
+"""Read images as RGB and audio as one channel, detect the medium of an input, and list the media files of a folder."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SUFFIXES: dict[Medium, tuple[str, ...]] = {
     "image": (".jpg", ".jpeg", ".png", ".gif", ".bmp", ".tif", ".tiff", ".webp"),
     "audio": (".wav", ".flac", ".ogg", ".mp3"),
 }
-_WORDS = {"text": "a text", "image": "an image", "audio": "a waveform"}
+_MEDIUM_NAMES = {"text": "a text", "image": "an image", "audio": "a waveform"}
 
 _log = logging.getLogger(__name__)
 
@@ -46,16 +46,17 @@ class InputError(MidlayerError, ValueError):
 
 
 @contextmanager
-def _reading(path: Path, inputs: str, medium: str) -> Iterator[None]:
-    """Explain why a file cannot be read."""
+def _explain_read_errors(path: Path, inputs: str, medium: str) -> Iterator[None]:
+    """Turn errors while reading a file into an :class:`InputError` that explains them."""
     if not exists(path):
         raise InputError(
-            f"`inputs` must be {inputs}, but there is no file {short_repr(str(path), 200)}. Texts need a text model."
+            f"`inputs` must be {inputs}, but there is no file {short_repr(str(path), 200)}. For texts, use a "
+            "text model."
         )
     check_regular_file(path, InputError)
     try:
         with warnings.catch_warnings():
-            # About large images, which `max_pixels` limits, damaged EXIF data, and chunks of WAV files.
+            # Warnings about large images (`max_pixels` limits them), damaged EXIF data and unknown WAV chunks.
             warnings.simplefilter("ignore")
             yield
     except InputError:
@@ -84,8 +85,8 @@ def _as_array(source: Any) -> npt.NDArray[Any]:
 def read_image(source: Any, *, max_pixels: int = MAX_PIXELS) -> Image:
     """Return an image in RGB.
 
-    Grayscale images, palettes and 16-bit images are converted, and transparent images are composed on white. EXIF data
-    determines the orientation of a photograph in a file. An animation is represented by its first frame.
+    Grayscale images, palettes and 16-bit images are converted, and transparent images are composited onto white. EXIF
+    data determines the orientation of a photograph in a file. An animation is represented by its first frame.
 
     Args:
         source: a PIL image, the path of a file, or an array or tensor: ``(H, W)``, ``(H, W, C)`` or ``(C, H, W)`` with
@@ -116,7 +117,7 @@ def _open_image(path: Path, max_pixels: int) -> Image:
     from PIL import Image as Pillow
     from PIL import ImageOps
 
-    with _reading(path, "images or paths of images", "an image"):
+    with _explain_read_errors(path, "images or paths of images", "an image"):
         try:
             with Pillow.open(path) as opened:
                 _check_pixels(opened.size, max_pixels, str(path))
@@ -148,9 +149,9 @@ def _rgb(image: Image) -> Image:
         rgba = image.convert("RGBA")
         return Pillow.alpha_composite(Pillow.new("RGBA", rgba.size, "white"), rgba).convert("RGB")
     if image.mode.startswith("I") or image.mode == "F":
-        deep = np.asarray(image, dtype=np.float64)
-        largest = 65535.0 if deep.max() > 255 else 255.0
-        scaled = np.clip(deep / largest, 0, 1) if image.mode != "F" or deep.max() > 1 else np.clip(deep, 0, 1)
+        pixels = np.asarray(image, dtype=np.float64)
+        largest = 65535.0 if pixels.max() > 255 else 255.0
+        scaled = np.clip(pixels / largest, 0, 1) if image.mode != "F" or pixels.max() > 1 else np.clip(pixels, 0, 1)
         image = Pillow.fromarray(np.round(scaled * 255).astype(np.uint8))
     return image.convert("RGB")
 
@@ -167,14 +168,15 @@ def _image_from_array(array: npt.NDArray[Any], max_pixels: int) -> Image:
             f"but got {array.shape}."
         )
     _check_pixels((array.shape[1], array.shape[0]), max_pixels, "the array")
-    whole = array.dtype.kind in "iu"
+    has_integers = array.dtype.kind in "iu"
     low, high = float(array.min()), float(array.max())
-    if not 0 <= low <= high <= (255 if whole else 1):  # also false for NaN
+    if not 0 <= low <= high <= (255 if has_integers else 1):  # also false for NaN
         raise InputError(
-            f"An image as an array must hold {'integers from 0 to 255' if whole else 'floats from 0 to 1'}, but its "
-            f"values go from {low:g} to {high:g}. Scale it, and undo any normalization: the model's processor does it."
+            f"An image as an array must hold {'integers from 0 to 255' if has_integers else 'floats from 0 to 1'}, but "
+            f"its values range from {low:g} to {high:g}. Scale it, and undo any normalization: the model's processor "
+            "normalizes."
         )
-    pixels = array if whole else np.round(array.astype(np.float64) * 255)
+    pixels = array if has_integers else np.round(array.astype(np.float64) * 255)
     return Pillow.fromarray(np.ascontiguousarray(pixels.squeeze(2) if array.shape[2:] == (1,) else pixels, np.uint8))
 
 
@@ -192,9 +194,9 @@ def read_audio(source: Any, *, rate: int | None = None) -> Waveform:
     rates.
 
     Args:
-        source: ``{"array": …, "sampling_rate": …}``, ``(array, rate)``, the path of a file, or a decoder of torchcodec.
-            SciPy reads WAV files, the optional package soundfile all others. The longer axis of a two-dimensional array
-            is time.
+        source: ``{"array": …, "sampling_rate": …}``, ``(array, rate)``, the path of a file, or a torchcodec decoder.
+            SciPy reads WAV files, and the optional package soundfile all others. The longer axis of a
+            two-dimensional array is time.
         rate: sampling rate of the model; ``None`` keeps the rate of the waveform.
 
     Raises:
@@ -207,7 +209,9 @@ def read_audio(source: Any, *, rate: int | None = None) -> Waveform:
     """
     array, source_rate, name = _samples_and_rate(source)
     if isinstance(source_rate, bool) or not isinstance(source_rate, int | np.integer) or source_rate < 1:
-        raise InputError(f"The rate of {name} must be a positive number of samples a second, but got {source_rate!r}.")
+        raise InputError(
+            f"The rate of {name} must be a positive number of samples per second, but got {source_rate!r}."
+        )
     samples = _one_channel(array, name)
     if rate is not None and rate != source_rate:
         from scipy.signal import resample_poly
@@ -223,14 +227,14 @@ def audio_lengths(waveforms: Sequence[Any], rate: int | None) -> list[int]:
 
 
 def _samples_and_rate(source: Any) -> tuple[npt.NDArray[Any], Any, str]:
-    """Return the samples, the rate, and a name for messages."""
+    """Return the samples, the rate, and a name for error messages."""
     if isinstance(source, str | Path):
         return *_open_audio(expand_home(source)), str(source)
     if isinstance(source, Mapping) and {"array", "sampling_rate"} <= set(source):
         return _as_array(source["array"]), source["sampling_rate"], "the waveform"
     if isinstance(source, tuple) and len(source) == 2:
         return _as_array(source[0]), source[1], "the waveform"
-    if hasattr(source, "get_all_samples"):  # a decoder of torchcodec, which datasets returns
+    if hasattr(source, "get_all_samples"):  # a torchcodec decoder, which datasets returns
         samples = source.get_all_samples()
         return samples.data.numpy(), samples.sample_rate, "the waveform"
     raise InputError(
@@ -240,7 +244,7 @@ def _samples_and_rate(source: Any) -> tuple[npt.NDArray[Any], Any, str]:
 
 
 def _open_audio(path: Path) -> tuple[npt.NDArray[Any], int]:
-    with _reading(path, "waveforms or paths of audio files", "audio"):
+    with _explain_read_errors(path, "waveforms or paths of audio files", "audio"):
         if path.suffix.lower() == ".wav":
             from scipy.io import wavfile
 
@@ -301,7 +305,7 @@ def medium_of(item: Any, accepted: Sequence[str]) -> Medium:
     axes = getattr(item, "ndim", 0)
     if not isinstance(axes, int) or axes < 1:
         raise InputError(
-            f"`inputs` must each be {_listed(accepted)}, but got {short_repr(item)} ({type(item).__name__})."
+            f"`inputs` must each be {_name_media(accepted)}, but got {short_repr(item)} ({type(item).__name__})."
         )
     return "image" if axes == 3 or (axes == 2 and "audio" not in accepted) else "audio"
 
@@ -313,16 +317,16 @@ def _is_waveform(item: Any) -> bool:
     return isinstance(item, tuple) and len(item) == 2 and not isinstance(item[0], str)
 
 
-def _listed(accepted: Sequence[str]) -> str:
-    return " or ".join(_WORDS[medium] for medium in accepted if medium in _WORDS)
+def _name_media(accepted: Sequence[str]) -> str:
+    return " or ".join(_MEDIUM_NAMES[medium] for medium in accepted if medium in _MEDIUM_NAMES)
 
 
 def check_taken(medium: Medium, accepted: Sequence[str], item: Any, *, model: str) -> None:
     """Raise an :class:`InputError` unless ``medium`` is one of the accepted media of ``model``."""
     if medium not in accepted:
         raise InputError(
-            f"`inputs` must each be {_listed(accepted)} for {model}, but got {_WORDS[medium]}: {short_repr(item)}. "
-            "Choose a model that takes it."
+            f"`inputs` must each be {_name_media(accepted)} for {model}, but got {_MEDIUM_NAMES[medium]}: "
+            f"{short_repr(item)}. Choose a model that accepts it."
         )
 
 
@@ -356,7 +360,7 @@ def media_files(
             _log.warning("Skipped: %s", error)
     if not readable:
         raise OptionError(
-            f"`folder` must hold at least one readable file ({', '.join(_SUFFIXES[medium])}), but {folder} has "
-            f"{len(paths)}, none of which can be read."
+            f"`folder` must hold at least one readable file ({', '.join(_SUFFIXES[medium])}), but "
+            + (f"none of the {len(paths)} in {folder} can be read." if paths else f"{folder} has none.")
         )
     return readable

@@ -1,4 +1,4 @@
-"""Lists of texts from text or JSONL files, and the paper's preparation of WikiText."""
+"""Read lists of texts from text or JSONL files, and prepare WikiText as in the paper."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ def read_texts(path: Path | str, *, field: str | None = None) -> list[str]:
     if field is None and path.suffix.lower() in (".jsonl", ".ndjson"):
         _, first = next(read_json_lines(path, OptionError), (0, {}))
         raise OptionError(
-            f"`field` must name the text in {path.name}. It has: {', '.join(first) or 'no JSON objects'}."
+            f"`field` must name the field with the text in {path.name}, which has "
+            f"{', '.join(first) or 'no JSON objects'}."
         )
     if field is None:
         texts = read_lines(path, OptionError)
@@ -37,8 +38,8 @@ def read_texts(path: Path | str, *, field: str | None = None) -> list[str]:
     positions = [position for position, text in enumerate(texts) if text.strip()]
     if not positions:
         raise OptionError(f"`texts` must hold at least one text, but {path} has none.")
-    if blank := positions[-1] + 1 - len(positions):  # blank lines at the end shift no text
-        _log.warning("%s: %d blank lines were left out: row n is the n-th text, not the n-th line.", path, blank)
+    if blank := positions[-1] + 1 - len(positions):  # blank lines at the end do not shift any text
+        _log.warning("%s: %d blank lines were skipped: row n is the n-th text, not the n-th line.", path, blank)
     return [texts[position] for position in positions]
 
 

@@ -1,4 +1,4 @@
-"""Metrics of the token states of each text: a mean over texts, accumulated as sums."""
+"""Metrics of each text's token states, averaged over texts and accumulated as sums."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from midlayer_encoders.spectra import Method, spectral_entropy
 from midlayer_encoders.validation import check_count
 
 _Texts: TypeAlias = tuple[list[int], tuple[Tensor, ...]]
-"""Texts whose numbers are not computed yet: the layer of each, and tensors with one row per text."""
+"""Buffered texts: the row of each text's layer in the sums, and tensors with one row per text."""
 
 
 class MeanOverTexts(LayerMetric):
-    """Mean over texts of a number of each text's token states.
+    """Mean over texts of a number that is computed from each text's token states.
 
-    Stores three sums per layer, whatever the number of texts. A text that is too short to have the number is excluded
-    from the mean and counted in ``skipped``.
+    Stores three sums per layer, regardless of the number of texts. A text for which the number is undefined, such as a
+    text that is too short, is excluded from the mean and counted in ``skipped``.
 
     Attributes:
-        count: texts in the mean, shape ``(len(layers),)``.
-        skipped: texts excluded, shape ``(len(layers),)``.
+        count: number of texts in the mean, shape ``(len(layers),)``.
+        skipped: number of excluded texts, shape ``(len(layers),)``.
     """
 
     kind: ClassVar[Kind] = "tokens"
@@ -42,11 +42,11 @@ class MeanOverTexts(LayerMetric):
             self.add_state(name, torch.zeros(len(self.layers), dtype=dtype), dist_reduce_fx="sum")
 
     def _add(self, rows: int | list[int], values: Tensor, defined: Tensor) -> None:
-        """Add the number of each text that has one, both ``(B,)``, to the sums of its layer."""
+        """Add the number of each text for which it is defined to the sums of its layer; both tensors are ``(B,)``."""
         device = self.total.device
         position = torch.tensor(rows).expand(len(values)).to(device, non_blocking=True)
         values, defined = values.to(device), defined.to(device)
-        # Not in place: sums created in inference mode may be settled outside it.
+        # Not in place: sums that were created in inference mode may be updated outside it.
         self.total = self.total.index_add(0, position, torch.where(defined, values, 0.0).double())
         self.count = self.count.index_add(0, position, defined.long())
         self.skipped = self.skipped.index_add(0, position, (~defined).long())
@@ -67,7 +67,7 @@ class TokenMetric(MeanOverTexts):
     """
 
     def _temporaries(self, states: Tensor) -> int:
-        """Return how many temporary numbers one text needs: as many as its states, unless they are not copied."""
+        """Return the number of temporary elements per text: as many as its states, unless these are not copied."""
         return states.shape[1] * states.shape[2]
 
     def update(self, layer: int, states: Tensor, mask: Tensor, *, index: Tensor | None = None) -> None:  # noqa: ARG002
@@ -92,16 +92,17 @@ class TokenMetric(MeanOverTexts):
 class WaitingTokenMetric(TokenMetric):
     """A :class:`TokenMetric` that computes several layers at once on a GPU.
 
-    The small matrices or few angles of one layer do not fill a GPU, and each launch costs the same. So the ingredients
-    of the texts' numbers wait for those of the next layers (benchmarks/results/metrics_h200.md). The states themselves
-    wait only if a batch is so small that copying them costs less than the launches
-    (benchmarks/results/callbacks_cuda.md). :meth:`settle`, which ``compute`` and ``sync`` call, completes the sums.
+    The small matrices or few angles of one layer do not fill a GPU, and every kernel launch has the same cost. So the
+    intermediate results of a layer are buffered until those of the next layers are available
+    (benchmarks/results/metrics_h200.md). The states themselves are buffered only if a batch is so small that copying
+    them costs less than the launches (benchmarks/results/callbacks_cuda.md). :meth:`settle`, which ``compute`` and
+    ``sync`` call, completes the sums.
     """
 
     _max_waiting_bytes: ClassVar[int]
-    """Bytes of ingredients that may wait."""
+    """Maximum size of the buffered intermediate results."""
     _max_state_bytes: ClassVar[int] = 2**26
-    """Bytes of states that may wait."""
+    """Maximum size of the buffered states."""
 
     def __init__(self, layers: Sequence[int], **options: Any) -> None:
         super().__init__(layers, **options)
@@ -110,19 +111,19 @@ class WaitingTokenMetric(TokenMetric):
         self._waiting: list[_Texts] = []
 
     @abstractmethod
-    def _ingredients(self, states: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
-        """Return the inputs of :meth:`_settled`, tensors with one row per text that are not views of the states."""
+    def _intermediates(self, states: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
+        """Return the inputs of :meth:`_numbers`, tensors with one row per text that are not views of the states."""
 
     @abstractmethod
-    def _settled(self, ingredients: tuple[Tensor, ...], width: int) -> tuple[Tensor, Tensor]:
-        """Return each text's number and whether it is defined, both ``(B,)``, for states of this width."""
+    def _numbers(self, intermediates: tuple[Tensor, ...], width: int) -> tuple[Tensor, Tensor]:
+        """Return each text's number and whether it is defined, both ``(B,)``, from the intermediate results."""
 
     def _waits(self, states: Tensor) -> bool:
         return states.is_cuda
 
     def _add_texts(self, row: int, states: Tensor, mask: Tensor) -> None:
         if not self._waits(states):
-            self._add(row, *self._settled(self._ingredients(states, mask), states.shape[-1]))
+            self._add(row, *self._numbers(self._intermediates(states, mask), states.shape[-1]))
             return
         layout = states.device, states.dtype, states.shape[1:]
         if layout != self._layout:
@@ -137,27 +138,27 @@ class WaitingTokenMetric(TokenMetric):
             self._wait_with_states()
 
     def _wait_with_states(self) -> None:
-        """Turn all waiting states into ingredients."""
+        """Replace all buffered states by their intermediate results."""
         if self._states:
             rows, (states, mask) = _take(self._states)
             self._wait(rows, states, mask)
 
     def _wait(self, rows: list[int], states: Tensor, mask: Tensor) -> None:
-        """Turn states into ingredients, which wait in turn."""
-        self._waiting.append((rows, self._ingredients(states, mask)))
+        """Buffer the intermediate results of states, and add them to the sums once the buffer is full."""
+        self._waiting.append((rows, self._intermediates(states, mask)))
         if _nbytes(self._waiting) >= self._max_waiting_bytes:
             self._add_waiting()
 
     def settle(self) -> None:
-        """Add all waiting texts to the sums."""
+        """Add all buffered texts to the sums."""
         self._wait_with_states()
         self._add_waiting()
 
     def _add_waiting(self) -> None:
         if not self._waiting or self._layout is None:
             return
-        rows, ingredients = _take(self._waiting)
-        self._add(rows, *self._settled(ingredients, self._layout[-1][-1]))
+        rows, intermediates = _take(self._waiting)
+        self._add(rows, *self._numbers(intermediates, self._layout[-1][-1]))
 
     def sync(self, *args: Any, **kwargs: Any) -> None:
         """Settle, then merge the sums with the other processes; ``compute`` calls this first."""
@@ -166,7 +167,7 @@ class WaitingTokenMetric(TokenMetric):
 
     @property
     def metric_state(self) -> dict[str, list[Tensor] | Tensor]:
-        """The sums, including waiting texts."""
+        """The sums, including buffered texts."""
         self.settle()
         return super().metric_state
 
@@ -177,15 +178,15 @@ class WaitingTokenMetric(TokenMetric):
         self._waiting = []
 
 
-def _nbytes(waiting: list[_Texts]) -> int:
-    return sum(tensor.nbytes for _, tensors in waiting for tensor in tensors)
+def _nbytes(buffer: list[_Texts]) -> int:
+    return sum(tensor.nbytes for _, tensors in buffer for tensor in tensors)
 
 
-def _take(waiting: list[_Texts]) -> _Texts:
-    """Remove all texts from a list and return them together."""
-    rows = [row for batch_rows, _ in waiting for row in batch_rows]
-    tensors = [batch_tensors for _, batch_tensors in waiting]
-    waiting.clear()
+def _take(buffer: list[_Texts]) -> _Texts:
+    """Remove all texts from a buffer and return them as one batch."""
+    rows = [row for batch_rows, _ in buffer for row in batch_rows]
+    tensors = [batch_tensors for _, batch_tensors in buffer]
+    buffer.clear()
     return rows, tensors[0] if len(tensors) == 1 else tuple(map(torch.cat, zip(*tensors, strict=True)))
 
 
@@ -254,11 +255,11 @@ class PromptEntropy(WaitingTokenMetric, function=prompt_entropy, check=check_ent
         in_place = self.options["alpha"] >= 1 and tokens <= width and base.kernels_can_read(states)
         return tokens * (tokens if in_place else width)
 
-    def _ingredients(self, states: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
+    def _intermediates(self, states: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
         return _grams(states, mask, **{name: self.options[name] for name in ("center", "unit", "alpha")})
 
-    def _settled(self, ingredients: tuple[Tensor, ...], width: int) -> tuple[Tensor, Tensor]:
-        gram, sizes, count = ingredients
+    def _numbers(self, intermediates: tuple[Tensor, ...], width: int) -> tuple[Tensor, Tensor]:
+        gram, sizes, count = intermediates
         options = {name: self.options[name] for name in ("alpha", "method")}
         entropy = spectral_entropy(gram, sizes, check=False, **options)
         return normalized_entropy(entropy, count, width, self.options["normalization"]), count >= 2
@@ -375,11 +376,11 @@ class Curvature(WaitingTokenMetric, function=curvature, check=_check_step):
     def _temporaries(self, states: Tensor) -> int:
         return states.shape[1] * (1 if base.kernels_can_read(states) else states.shape[2])
 
-    def _ingredients(self, states: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
+    def _intermediates(self, states: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
         return _turns(states, mask, self.options["step"])
 
-    def _settled(self, ingredients: tuple[Tensor, ...], _: int) -> tuple[Tensor, Tensor]:
-        total, count = _angles(*ingredients)
+    def _numbers(self, intermediates: tuple[Tensor, ...], _: int) -> tuple[Tensor, Tensor]:
+        total, count = _angles(*intermediates)
         return total / count, count > 0
 
 
@@ -501,7 +502,7 @@ def attention_sink_rate(attentions: Tensor, mask: Tensor | None = None, *, epsil
     attention weights; :func:`first_token_share` reads states.
 
     Args:
-        attentions: weights of one layer, a row per query, shape ``(*, H, T, T)``.
+        attentions: attention weights of one layer, a row per query, shape ``(*, H, T, T)``.
         mask: which tokens are real, shape ``(*, T)``, bool; ``None`` for all. Only real queries count, and the first
             real token is the first token.
         epsilon: threshold, in ``[0, 1)``.
@@ -529,8 +530,8 @@ def attention_sink_rates(model: nn.Module, inputs: Mapping[str, Tensor], *, epsi
     """Return the mean :func:`attention_sink_rate` of a batch at every layer of a transformers model.
 
     Args:
-        model: loaded with ``attn_implementation="eager"``, the only implementation that returns attention weights; in
-            eval mode, because dropout changes them.
+        model: a model loaded with ``attn_implementation="eager"``, the only implementation that returns attention
+            weights; in eval mode, because dropout changes them.
         inputs: tokenized batch, on the model's device.
         epsilon: as in :func:`attention_sink_rate`.
 

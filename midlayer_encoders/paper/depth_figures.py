@@ -26,7 +26,7 @@ Rows: TypeAlias = tuple[tuple[str, ...], ...]
 
 
 def scores_by_depth(setting: Setting) -> pl.DataFrame:
-    """Return scores on the tasks by depth, and the paper's own of three models."""
+    """Return scores on the tasks by depth, and the paper's own scores of three models."""
     paper = setting.of_reference(reference_scores, ["Pythia-410m", "mamba-370m", "LLM2Vec-mntp-unsup-simcse-8B"])
     measured = [frame.filter(kind="score") for frame in setting.sweeps()]
     if not measured and paper.is_empty():
@@ -35,52 +35,52 @@ def scores_by_depth(setting: Setting) -> pl.DataFrame:
 
 
 def score_words(frame: pl.DataFrame) -> list[str]:
-    """Return where the mean score is best, and by how much."""
-    words = []
+    """Describe where the mean score is best, and its gain over the last layer."""
+    sentences = []
     for line in score_curves(frame):
-        best = max(range(len(line.y)), key=lambda place: line.y[place])
-        words.append(
+        best = max(range(len(line.y)), key=lambda index: line.y[index])
+        sentences.append(
             f"{line.label}: best {number(line.y[best])} at {line.x[best]:.0f} % of the depth, "
             f"{signed(line.y[best] - line.y[-1])} over the last layer."
         )
-    return words
+    return sentences
 
 
 # --- Figures 2, 10, 12: metrics by depth ----------------------------------------------------------------------------
 
 
 def metrics_beside(setting: Setting, reference: Sequence[str]) -> pl.DataFrame:
-    """Return the metrics of the models, beside the paper's own numbers of the models in ``reference``."""
+    """Return the metrics of the models, and the paper's own values for the models in ``reference``."""
     measured = [setting.metrics(model) for model in setting.required_models()]
     return pl.concat([*measured, setting.reference_metrics(reference)])
 
 
 def valley_words(frame: pl.DataFrame) -> list[str]:
-    """Return where prompt entropy is lowest between the first layer and the last, and by how much."""
-    words = []
+    """Describe the prompt entropy of the first layer, the lowest and the last."""
+    sentences = []
     rows = frame.filter(pl.col("name").str.starts_with("prompt_entropy")).sort("layer")
     for (model, name), part in rows.group_by("model", "name", maintain_order=True):
         low = part.sort("value")[0]
         unit = "of the largest" if str(name).endswith(REFERENCE) else "nats"
-        words.append(
+        sentences.append(
             f"{model}: prompt entropy {part['value'][0]:.2f} at the first layer, lowest {low['value'][0]:.2f} at "
             f"{100 * low['depth'][0]:.0f} % of the depth, {part['value'][-1]:.2f} at the last ({unit})."
         )
-    return words
+    return sentences
 
 
 # --- Figures 3, 8, 9: correlations ----------------------------------------------------------------------------------
 
 
-_RESAMPLES = 100  # for the intervals of each task and metric: more would take longer than the rest together
+_RESAMPLES = 100  # for the intervals of each task and metric; more would take longer than everything else combined
 
 
 def correlations(setting: Setting, reference: Sequence[str]) -> pl.DataFrame:
     """Return the correlations of metrics with scores, of the models and of the paper's models in ``reference``.
 
-    They are saved in the folder, because three figures show them.
+    They are saved in the output folder because three figures use them.
     """
-    names = [*(f"sweep{place}" for place in range(len(setting.sweeps()))), "-".join(reference)]
+    names = [*(f"sweep{index}" for index in range(len(setting.sweeps()))), "-".join(reference)]
     folder = setting.out / "correlations"
     return pl.concat(
         kept_frame(
@@ -92,15 +92,15 @@ def correlations(setting: Setting, reference: Sequence[str]) -> pl.DataFrame:
 
 
 def correlation_words(frame: pl.DataFrame) -> list[str]:
-    """Return each model's distance correlations, highest first, and which are undefined and why."""
-    words = []
+    """Describe each model's distance correlations, highest first, and why some are undefined."""
+    sentences = []
     for (model,), part in frame.filter(task="average").group_by("model", maintain_order=True):
         defined = part.filter(pl.col("value").is_not_null(), statistic="dcor").sort("value", descending=True)
         values = ", ".join(f"{name.replace('_', ' ')} {value:.2f}" for name, value in defined["metric", "value"].rows())
-        words.append(f"{model}, distance correlation with the mean score: {values or 'none is defined'}.")
+        sentences.append(f"{model}, distance correlation with the mean score: {values or 'none is defined'}.")
         for (note,), rows in part.filter(pl.col("value").is_null()).group_by("note", maintain_order=True):
-            words.append(f"{model}: {', '.join(rows['metric'].unique(maintain_order=True))} {note}.")
-    return words
+            sentences.append(f"{model}: {', '.join(rows['metric'].unique(maintain_order=True))} {note}.")
+    return sentences
 
 
 def correlation_table(frame: pl.DataFrame, statistics: Sequence[str]) -> Rows:
@@ -123,7 +123,7 @@ def _interval(value: float | None, low: float | None, high: float | None) -> str
 
 
 def training(setting: Setting, names: Sequence[str]) -> pl.DataFrame:
-    """Return metrics at every checkpoint of the first model, or else the paper's own of Pythia-410M."""
+    """Return metrics at every checkpoint of the first model; without checkpoints, the paper's own for Pythia-410M."""
     if setting.revisions:
         from midlayer_encoders.comparing import progression
 
@@ -140,12 +140,12 @@ def training(setting: Setting, names: Sequence[str]) -> pl.DataFrame:
             "--reference DIR."
         )
     published = setting.reference_metrics(["Pythia-410m"], revision=None)
-    last = pl.col("revision").replace("main", "step143000")
-    return published.filter(pl.col("name").is_in([name + REFERENCE for name in names])).with_columns(last)
+    revision = pl.col("revision").replace("main", "step143000")  # its last step
+    return published.filter(pl.col("name").is_in([name + REFERENCE for name in names])).with_columns(revision)
 
 
 def training_words(frame: pl.DataFrame) -> list[str]:
-    """Return which layers change most, and which settle first."""
+    """Describe which layers change most, and which settle first."""
     return [f"{frame['model'][0]}: {sentence}" for sentence in steps_words(frame)]
 
 
@@ -153,7 +153,7 @@ def training_words(frame: pl.DataFrame) -> list[str]:
 
 
 def tuned_beside_base(setting: Setting) -> pl.DataFrame:
-    """Return the metrics of the first model and of the others, on the same texts."""
+    """Return the metrics of the base model and of the tuned models on the same texts."""
     from midlayer_encoders.comparing import IntervalSettings, compare
 
     base, *tuned = (setting.load(model) for model in setting.required_models(2))
@@ -163,7 +163,7 @@ def tuned_beside_base(setting: Setting) -> pl.DataFrame:
 
 
 def tuned_words(frame: pl.DataFrame) -> list[str]:
-    """Return how entropy and invariance of the others differ from the first model's."""
+    """Describe how the entropy and invariance of tuned models differ from the base model's."""
     means = frame.group_by("model", "name", maintain_order=True).agg(pl.col("value").mean())
     base, *tuned_models = means.pivot("name", index="model", values="value").iter_rows(named=True)
     return [
@@ -180,20 +180,21 @@ _RULES = ("last", "fixed-depth", "min-dime", "min-infonce", "min-dataset-entropy
 
 
 def chosen_layers(setting: Setting) -> pl.DataFrame:
-    """Return for each model, task and rule the layer that it chooses and its score."""
+    """Return the chosen layer and its score for each model, task and rule."""
     frames = setting.with_reference(["Pythia-410m", "LLM2Vec-mntp-unsup-simcse-8B"])
-    return pl.concat(_chosen(part) for frame in frames for part in frame.partition_by("model", maintain_order=True))
+    parts = [part for frame in frames for part in frame.partition_by("model", maintain_order=True)]
+    return pl.concat(_chosen_by_rules(part) for part in parts)
 
 
-def _chosen(frame: pl.DataFrame) -> pl.DataFrame:
-    """Return for each task and rule the chosen layer and its score; metrics are of the task's own texts where they are.
+def _chosen_by_rules(frame: pl.DataFrame) -> pl.DataFrame:
+    """Return the chosen layer and its score for each task and rule, from metrics of the task's own texts if available.
 
     ``best`` is the one layer with the highest mean score. A layer that was not scored counts as the nearest that was.
     Tasks on which some rule lacks its metric are left out, so that the rules' means are over the same tasks.
     """
     scores, measured = (frame.filter(pl.col("kind") == kind) for kind in ("score", "metric"))
-    whole = curves(frame).score
-    best = max(whole, key=lambda k: whole[k])
+    mean_scores = curves(frame).score
+    best = max(mean_scores, key=lambda layer: mean_scores[layer])
     rows: list[dict[str, Any]] = []
     for (task,), part in scores.group_by("dataset", maintain_order=True):
         task_metrics = measured.filter(pl.col("dataset") == task)
@@ -203,8 +204,9 @@ def _chosen(frame: pl.DataFrame) -> pl.DataFrame:
                 layer = best if rule == "best" else choose(task_curves, rule)[0]
             except CannotChooseError:
                 continue
-            near = min(task_curves.score, key=lambda k: (abs(k - layer), k))
-            rows += tidy_rows({near: task_curves.score[near]}, task_curves, kind="score", dataset=str(task), name=rule)
+            nearest = min(task_curves.score, key=lambda scored: (abs(scored - layer), scored))
+            values = {nearest: task_curves.score[nearest]}
+            rows += tidy_rows(values, task_curves, kind="score", dataset=str(task), name=rule)
     chosen = tidy_frame(rows)
     common = chosen.filter(pl.len().over("dataset") == chosen["name"].n_unique())
     return chosen if common.is_empty() else common
@@ -220,13 +222,13 @@ def chosen_table(frame: pl.DataFrame) -> Rows:
 
 
 def chosen_words(frame: pl.DataFrame) -> list[str]:
-    """Return what the best rule without labels gains."""
-    words = []
+    """Describe the scores of the best layer, of the last layer, and of the best rule without labels."""
+    sentences = []
     for (model,), part in frame.group_by("model", maintain_order=True):
         means = dict(part.group_by("name").agg(100 * pl.col("value").mean()).iter_rows())
         rule = max((name for name in _RULES if name in means and name != "last"), key=lambda name: means[name])
-        words.append(
+        sentences.append(
             f"{model}: the best layer {means['best']:.1f}, the last {means['last']:.1f}; of the rules without labels "
             f"{rule} is best with {means[rule]:.1f}."
         )
-    return words
+    return sentences

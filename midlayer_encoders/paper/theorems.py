@@ -1,9 +1,9 @@
 r"""Experiments without a model: orders of the entropy (Figure 7), and Theorems 1 to 3, as printed and as corrected.
 
 Theorem 1 (4 in the appendix) compares effective rank and entropy. Theorem 2 (5 and 6) says how the dataset entropy of
-order 2 grows when every prompt's entropy is at its largest or at its smallest; its proof takes
+order 2 grows when every prompt's entropy is at its largest or at its smallest; its proof uses
 :math:`S_2 = -\log \lVert \bar Z \bar Z^\top \rVert_F^2`, without the trace that the paper's Equation 1 divides by.
-Theorem 3 (7) puts :math:`\log N - \text{InfoNCE}` below the mutual information, and that below the entropy of Z.
+Theorem 3 (7) bounds :math:`\log N - \text{InfoNCE}` by the mutual information, and that by the entropy of Z.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ STATEMENTS = {
     "3, information and entropy": "I(X; Z) <= H(Z), Shannon's",
     "3, matrix entropy for H": "log N - InfoNCE <= S1 of the embeddings",
 }
-"""Descriptions of the statements."""
+"""The statements that are tested, by name."""
 
 
 def order_entropies(
     orders: Sequence[float] = ORDERS, exponents: Sequence[float] = EXPONENTS, *, size: int = 128
 ) -> pl.DataFrame:
-    r"""Return the tidy frame of entropies of every order on power-law spectra, and what the smaller half adds to each.
+    r"""Return the tidy frame of entropies of every order on power-law spectra, and the share of the smaller half.
 
     .. math::
         S_\alpha(\lambda) \quad\text{and}\quad S_\alpha(\lambda) - S_\alpha(\lambda_1, \dots, \lambda_{n/2}), \qquad
         \lambda_i = i^{-\beta}
 
-    The second, ``tail_share`` after division by the first, says how much the smaller half of the eigenvalues
-    contributes to an entropy.
+    ``tail_share`` is the second divided by the first: the share of the entropy that the smaller half of the eigenvalues
+    contributes.
 
     Args:
         orders: :math:`\alpha`, each ``> 0``.
@@ -84,9 +84,9 @@ class Check:
 
     Attributes:
         statement: a key of :data:`STATEMENTS`.
-        case: what was drawn.
-        left: left side.
-        right: right side.
+        case: description of the draw.
+        left: value of the left side.
+        right: value of the right side.
         slack: three standard errors of an average over draws, ``0`` where both sides are exact.
     """
 
@@ -98,7 +98,7 @@ class Check:
 
     @property
     def holds(self) -> bool:
-        """True if ``<=`` holds up to rounding, or ``=`` to within a quarter, whichever the statement has."""
+        """True if the statement's ``<=`` holds up to rounding, or its ``=`` to within a quarter."""
         if "<=" not in STATEMENTS[self.statement]:
             return abs(self.left - self.right) <= 0.25 * abs(self.right)
         return self.left <= self.right * (1 + 1e-9) + self.slack
@@ -108,9 +108,9 @@ def check_theorems(*, draws: int = 1000, width: int = 256, seed: int = 0) -> pl.
     """Return the tidy frame of every draw of every statement: two rows each, the left side and the right side.
 
     Args:
-        draws: random matrices for Theorem 1; a hundredth of it for each size of Theorem 2.
-        width: dimension D, and length L, of the prompts of Theorem 2; 16 or more.
-        seed: of all draws.
+        draws: number of random matrices for Theorem 1; Theorem 2 uses a hundredth of it for each size.
+        width: dimension D and length L of the prompts of Theorem 2, 16 or more.
+        seed: seed of all draws.
 
     Returns:
         The tidy columns with ``name`` ``"left"`` and ``"right"`` and the case as ``dataset``, and ``statement``,
@@ -118,10 +118,10 @@ def check_theorems(*, draws: int = 1000, width: int = 256, seed: int = 0) -> pl.
     """
     generator = torch.Generator().manual_seed(seed)
     checks = [
-        *_effective_rank(draws, generator),
-        *_prompt_and_dataset(draws // 100, width, generator),
-        *_information(generator),
-        *_matrix_entropy_for_h(generator),
+        *_rank_checks(draws, generator),
+        *_dataset_entropy_checks(draws // 100, width, generator),
+        *_information_checks(generator),
+        *_matrix_entropy_checks(generator),
     ]
     subject = NamedSubject("mathematics", None, 0)
     rows: list[dict[str, Any]] = []
@@ -147,7 +147,7 @@ def theorem_verdicts(frame: pl.DataFrame) -> pl.DataFrame:
 # --- Theorem 1 ------------------------------------------------------------------------------------------------------
 
 
-def _effective_rank(draws: int, generator: torch.Generator) -> Iterator[Check]:
+def _rank_checks(draws: int, generator: torch.Generator) -> Iterator[Check]:
     """Draw matrices with spectra from flat to steep; the two sides are equal only where the spectrum is flat."""
     for draw in range(draws):
         rows, columns = torch.randint(2, 33, (2,), generator=generator).tolist()
@@ -164,7 +164,7 @@ def _effective_rank(draws: int, generator: torch.Generator) -> Iterator[Check]:
 # --- Theorem 2 ------------------------------------------------------------------------------------------------------
 
 
-def _prompt_and_dataset(draws: int, width: int, generator: torch.Generator) -> Iterator[Check]:
+def _dataset_entropy_checks(draws: int, width: int, generator: torch.Generator) -> Iterator[Check]:
     """Draw N prompts of L = D unit tokens: orthogonal ones (largest prompt entropy), or all equal (smallest)."""
     for count in (2, 4, 8, 16):
         case = f"{count} prompts of {width} tokens"
@@ -174,13 +174,13 @@ def _prompt_and_dataset(draws: int, width: int, generator: torch.Generator) -> I
             equal = torch.nn.functional.normalize(square[:, :1], dim=-1).expand(-1, width, -1)
             largest, smallest = (prompts.mean(1) for prompts in (orthogonal, equal))
             printed = {"2.1, as printed": count / width**2}
-            yield from _growth(largest, printed | {"2.1, with Equation 1": math.log(count)}, case)
+            yield from _growth_checks(largest, printed | {"2.1, with Equation 1": math.log(count)}, case)
             printed = {"2.2, as printed": count**3 / width**2, "2.2, corrected": float(count)}
-            yield from _growth(smallest, printed | {"2.2, with Equation 1": math.log(count)}, case)
+            yield from _growth_checks(smallest, printed | {"2.2, with Equation 1": math.log(count)}, case)
 
 
-def _growth(embeddings: Tensor, expected: dict[str, float], case: str) -> Iterator[Check]:
-    """Yield the squared norm of the Gram matrix, or the entropy that divides by its trace, beside a formula."""
+def _growth_checks(embeddings: Tensor, expected: dict[str, float], case: str) -> Iterator[Check]:
+    """Compare the squared norm of the Gram matrix, or the entropy that divides by its trace, with a formula."""
     norm = float((embeddings @ embeddings.T).square().sum())
     entropy = float(dataset_entropy(embeddings, 2.0))
     for statement, right in expected.items():
@@ -190,8 +190,8 @@ def _growth(embeddings: Tensor, expected: dict[str, float], case: str) -> Iterat
 # --- Theorem 3 ------------------------------------------------------------------------------------------------------
 
 
-def _information(generator: torch.Generator, batches: int = 400) -> Iterator[Check]:
-    """Send one of M symbols through a channel that errs with probability e; information and entropy are then known."""
+def _information_checks(generator: torch.Generator, batches: int = 400) -> Iterator[Check]:
+    """Send one of M symbols through a channel that errs with probability e; their information and entropy are known."""
     for symbols in (4, 32):
         for error in (0.0, 0.3, 0.9):
             joint = (torch.eye(symbols, dtype=torch.float64) * (1 - error) + error / symbols) / symbols
@@ -207,16 +207,16 @@ def _information(generator: torch.Generator, batches: int = 400) -> Iterator[Che
 
 
 def _infonce_of_channel(joint: Tensor, count: int, batches: int, generator: torch.Generator) -> Tensor:
-    """Return the one-way InfoNCE loss of batches of pairs, the critic being log p(z|x)/p(z); shape ``(batches,)``."""
+    """Return the one-way InfoNCE loss of batches of pairs, with the critic log p(z|x)/p(z); shape ``(batches,)``."""
     symbols = len(joint)
-    drawn = torch.multinomial(joint.flatten(), batches * count, replacement=True, generator=generator)
-    x, z = (drawn // symbols).view(batches, count), (drawn % symbols).view(batches, count)
+    samples = torch.multinomial(joint.flatten(), batches * count, replacement=True, generator=generator)
+    x, z = (samples // symbols).view(batches, count), (samples % symbols).view(batches, count)
     critic = (joint * symbols**2).clamp_min(1e-30).log()
     scores = critic[x[:, :, None], z[:, None, :]]
     return (scores.logsumexp(-1) - scores.diagonal(dim1=-2, dim2=-1)).mean(-1)
 
 
-def _matrix_entropy_for_h(generator: torch.Generator) -> Iterator[Check]:
+def _matrix_entropy_checks(generator: torch.Generator) -> Iterator[Check]:
     """Compare embeddings of N texts seen twice: one direction each, many in few directions, and points on a circle."""
     angles = 2 * math.pi * torch.arange(256, dtype=torch.float64) / 256
     embeddings: Sequence[tuple[str, Tensor, float]] = (

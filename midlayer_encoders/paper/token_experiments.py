@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 REPLACEMENTS = ("repetition", "resampling", "randomness")
-"""Tokens become one token of the prompt, other tokens of the prompt, or any of the vocabulary."""
+"""Replace tokens by one token of the prompt, by several tokens of the prompt, or by any token of the vocabulary."""
 
 PROBABILITIES = (0.0, 0.1, 0.25, 0.5, 0.75, 1.0)
 LENGTHS = (8, 16, 32, 64, 128)
@@ -131,44 +131,44 @@ def entropy_along(
     prefixes.
 
     Args:
-        encoder: with the whole model.
-        texts: such as worked solutions; two or more, of three tokens or more each.
+        encoder: an encoder with the whole model.
+        texts: two or more texts of at least three tokens each, such as worked solutions.
         stride: number of tokens between the measured prefixes.
-        max_length: tokens after which a text is truncated.
-        pass_per_prefix: pass every prefix through the model by itself, which a bidirectional model needs.
+        max_length: number of tokens after which a text is truncated.
+        pass_per_prefix: run a separate pass for every prefix, which a bidirectional model needs.
         dataset: name of the texts in the frame.
 
     Returns:
         The tidy columns, and ``position`` (tokens so far), ``deviation`` (standard deviation over texts) and ``texts``
-        (how many are that long).
+        (number of texts that are that long).
     """
     ids = _token_ids(encoder, texts, max_length)
     reader = _ids_reader(encoder)
     num_prefixes = max(map(len, ids)) // stride
     if pass_per_prefix:
-        places = [(text, place) for text, text_ids in enumerate(ids) for place in range(len(text_ids) // stride)]
-        prefixes = [ids[text][: stride * (place + 1)] for text, place in places]
+        pairs = [(text, prefix) for text, text_ids in enumerate(ids) for prefix in range(len(text_ids) // stride)]
+        prefixes = [ids[text][: stride * (prefix + 1)] for text, prefix in pairs]
         values = torch.full((len(reader.layers), len(ids), num_prefixes), torch.nan, dtype=torch.float64)
-        text_index, place_index = torch.tensor(places).T
-        values[:, text_index, place_index] = _text_values(reader, prefixes, _entropies)[..., 0]
+        text_index, prefix_index = torch.tensor(pairs).T
+        values[:, text_index, prefix_index] = _text_values(reader, prefixes, _entropies)[..., 0]
     elif looks_ahead(reader.model, reader.anatomy, reader.preprocess([ids[0]])):
         raise OptionError(
-            f"`encoder` must hold a causal model for all prefixes to come from one pass, but the first token of "
-            f"{encoder.spec.model} sees the last. Pass `pass_per_prefix=True` (--pass-per-prefix): a pass for each."
+            f"`encoder` must hold a causal model to measure all prefixes in one pass, but the first token of "
+            f"{encoder.spec.model} attends to the last. Pass `pass_per_prefix=True` (--pass-per-prefix)."
         )
     else:
         values = _text_values(reader, ids, partial(_prefix_entropies, stride=stride), num_prefixes)
     rows = [
         {
             "layer": layer,
-            "value": float(reached.mean()),
-            "position": stride * (place + 1),
-            "deviation": float(reached.std(correction=0)),
-            "texts": len(reached),
+            "value": float(finite.mean()),
+            "position": stride * (prefix + 1),
+            "deviation": float(finite.std(correction=0)),
+            "texts": len(finite),
         }
         for layer, layer_values in zip(reader.layers, values, strict=True)
-        for place, column in enumerate(layer_values.T)
-        if len(reached := column[column.isfinite()])
+        for prefix, column in enumerate(layer_values.T)
+        if len(finite := column[column.isfinite()])
     ]
     return _frame(encoder, rows, dataset, position=pl.Int64(), deviation=pl.Float64(), texts=pl.Int64())
 
@@ -197,16 +197,16 @@ def replaced(
     fixed: Sequence[int] = (),
     generator: torch.Generator,
 ) -> list[int]:
-    """Return token ids of which each is replaced with a probability; their number stays.
+    """Return a copy of token ids in which each is replaced with the same probability.
 
     Args:
-        ids: of one text.
-        probability: of each token to be replaced.
-        kind: ``"repetition"`` by one token drawn from the text (as the paper's examples show), ``"resampling"`` by a
-            token drawn from the text anew at each place, ``"randomness"`` by one drawn from the vocabulary.
+        ids: token ids of one text.
+        probability: probability of replacing a token.
+        kind: ``"repetition"`` replaces by one token drawn from the text (as in the paper's examples), ``"resampling"``
+            by tokens drawn from the text independently, ``"randomness"`` by tokens drawn from the vocabulary.
         vocabulary: ids to draw from.
-        fixed: ids that stay and are not drawn: special tokens.
-        generator: of the draws.
+        fixed: ids that are neither replaced nor drawn, such as special tokens.
+        generator: random generator of the draws.
 
     Example:
         >>> generator = torch.Generator().manual_seed(0)
@@ -227,7 +227,7 @@ def replaced(
 
 
 def shortened(ids: Sequence[int], length: int, *, fixed: Sequence[int] = ()) -> list[int]:
-    """Return the first ``length`` token ids of a text; special tokens at its end stay at its end.
+    """Return the first ``length`` token ids of a text; special tokens at the end are kept.
 
     Example:
         >>> shortened([1, 5, 6, 7, 8, 2], 4, fixed=(1, 2))
@@ -242,15 +242,15 @@ def extreme_prompts(
 ) -> pl.DataFrame:
     """Return the tidy frame of prompt entropy at every layer for repeated, random and growing prompts.
 
-    The same draws decide at every probability which tokens are replaced and by what, so that curves differ by the
-    probability alone. Replaced prompts are measured as a share of the largest entropy (``normalization="maxEntropy"``),
-    prompts of growing length in nats, as in the paper; these are prefixes of the texts that have the largest length.
+    The same random draws are used at every probability, so that curves differ by the probability alone. As in the
+    paper, the entropy of replaced prompts is a share of the largest entropy (``normalization="maxEntropy"``), and that
+    of prompts of growing length, which are prefixes of the longest texts, is in nats.
 
     Args:
-        encoder: with the whole model.
-        texts: two or more, of three tokens or more each.
-        max_length: tokens after which a text is truncated.
-        seed: of the draws.
+        encoder: an encoder with the whole model.
+        texts: two or more texts of at least three tokens each.
+        max_length: number of tokens after which a text is truncated.
+        seed: seed of the draws.
 
     Returns:
         The tidy columns, and ``condition`` (one of :data:`REPLACEMENTS` or ``"length"``) and ``amount`` (probability or
@@ -268,14 +268,14 @@ def extreme_prompts(
             change = partial(replaced, kind=kind, vocabulary=vocabulary, fixed=fixed, generator=generator)
             prompts[kind, probability] = [change(text_ids, probability) for text_ids in ids]
     lengths = [length for length in LENGTHS if length <= max_length]
-    long = [text_ids for text_ids in ids if len(text_ids) >= max(lengths)]
-    if len(long) < 2:
+    long_texts = [text_ids for text_ids in ids if len(text_ids) >= max(lengths)]
+    if len(long_texts) < 2:
         raise OptionError(
-            f"`texts` must hold 2 texts or more of {max(lengths)} tokens, but got {len(long)}. Pass longer texts, or a "
-            f"smaller `max_length` (the longest text has {max(map(len, ids))} tokens)."
+            f"`texts` must hold 2 texts or more of {max(lengths)} tokens, but got {len(long_texts)}. Pass longer "
+            f"texts, or a smaller `max_length` (the longest text has {max(map(len, ids))} tokens)."
         )
     prefixes: dict[tuple[str, float], list[list[int]]] = {
-        ("length", length): [shortened(text_ids, length, fixed=fixed) for text_ids in long] for length in lengths
+        ("length", length): [shortened(text_ids, length, fixed=fixed) for text_ids in long_texts] for length in lengths
     }
     rows = [*_mean_entropies(encoder, prompts, "maxEntropy"), *_mean_entropies(encoder, prefixes, "raw")]
     return _frame(encoder, rows, condition=pl.String(), amount=pl.Float64())
@@ -301,9 +301,9 @@ def subblocks(encoder: LayerEncoder, texts: Sequence[str], *, max_length: int = 
     """Return the tidy frame of effective rank and prompt entropy at the sites inside each block, from one pass.
 
     Args:
-        encoder: with the whole model.
-        texts: two or more, of three tokens or more each.
-        max_length: tokens after which a text is truncated.
+        encoder: an encoder with the whole model.
+        texts: two or more texts of at least three tokens each.
+        max_length: number of tokens after which a text is truncated.
 
     Returns:
         The tidy columns, and ``site``; see :func:`~midlayer_encoders.models.anatomy.block_sites`. The layer of a site
@@ -340,25 +340,25 @@ def along_solutions(setting: Setting) -> pl.DataFrame:
     """Return prompt entropy along worked solutions."""
     texts = setting.solutions[: 2 * setting.limit]
     if not texts:
-        raise MissingInputError("It needs worked solutions: pass --solutions FILE (the paper's are GSM8K's).")
+        raise MissingInputError("It needs worked solutions: pass --solutions FILE (the paper uses GSM8K).")
     options: dict[str, Any] = {"max_length": 2 * setting.max_length, "pass_per_prefix": setting.pass_per_prefix}
     along = partial(entropy_along, texts=texts, stride=4, dataset="solutions", **options)
     return setting.for_each_model(along)
 
 
 def along_words(frame: pl.DataFrame) -> list[str]:
-    """Return the entropy at the end of the solutions, and its spread over them."""
-    words = []
+    """Describe the entropy at the end of the solutions and its spread over texts."""
+    sentences = []
     for (model,), part in frame.group_by("model", maintain_order=True):
-        reached = part.filter(pl.col("texts") >= part["texts"].max() / 2)  # type: ignore[operator]
-        end = reached.filter(pl.col("position") == reached["position"].max())
-        words.append(
+        common = part.filter(pl.col("texts") >= part["texts"].max() / 2)  # type: ignore[operator]
+        end = common.filter(pl.col("position") == common["position"].max())
+        sentences.append(
             f"{model}, after {end['position'][0]} tokens: {end['value'].to_numpy().mean():.2f} nats over all layers, "
             f"with a deviation over texts of {end['deviation'].to_numpy().mean():.2f}."
         )
     if frame["model"].n_unique() == 1:
-        words.append("The claim compares a base model with one tuned on chains of thought: pass --model twice.")
-    return words
+        sentences.append("The claim compares a base model with one tuned on chains of thought: pass --model twice.")
+    return sentences
 
 
 # --- Figure 6: extreme prompts --------------------------------------------------------------------------------------
@@ -373,8 +373,8 @@ def changed_prompts(setting: Setting) -> pl.DataFrame:
 
 
 def prompt_words(frame: pl.DataFrame) -> list[str]:
-    """Return how the entropy of each third of the layers changes from the least amount to the most."""
-    words = []
+    """Describe how the entropy of each third of the layers changes from the smallest amount to the largest."""
+    sentences = []
     third = pl.min_horizontal(pl.col("depth") * 3, 2.999).floor()
     for (model, condition), part in frame.group_by("model", "condition", maintain_order=True):
         means = part.group_by("amount", third.alias("third")).agg(pl.col("value").mean()).sort("third")
@@ -385,20 +385,20 @@ def prompt_words(frame: pl.DataFrame) -> list[str]:
             f"{before:.2f} to {after:.2f} in the {where} third"
             for before, after, where in zip(low, high, ("first", "middle", "last"), strict=True)
         )
-        words.append(f"{model}, {condition} from {ends[0]:g} to {ends[1]:g}: {change} of the layers.")
-    return words
+        sentences.append(f"{model}, {condition} from {ends[0]:g} to {ends[1]:g}: {change} of the layers.")
+    return sentences
 
 
 # --- Figure 7: orders -----------------------------------------------------------------------------------------------
 
 
 def order_words(frame: pl.DataFrame) -> list[str]:
-    """Return what the smaller eigenvalues contribute at each order."""
+    """Describe the contribution of the smaller eigenvalues at each order."""
     tail = frame.filter(pl.col("name") == "tail_share", pl.col("beta") == 1.0).sort("alpha")
     shares = ", ".join(f"{100 * value:.1f} % (α = {alpha:g})" for alpha, value in tail.select("alpha", "value").rows())
     return [
         f"On λ = 1/i the smaller half of the eigenvalues carries {shares} of the entropy: the higher the order, the "
-        "less small eigenvalues count, the contrary of what the paper's text says of its figure."
+        "less small eigenvalues contribute, contrary to the paper's description of its figure."
     ]
 
 
@@ -406,28 +406,28 @@ def order_words(frame: pl.DataFrame) -> list[str]:
 
 
 def inside_blocks(setting: Setting) -> pl.DataFrame:
-    """Return token metrics at every point inside the blocks."""
+    """Return token metrics at every site inside the blocks."""
     return setting.for_each_model(partial(subblocks, texts=setting.required_texts(), max_length=setting.max_length))
 
 
 def inside_words(frame: pl.DataFrame) -> list[str]:
-    """Return the entropy at each point inside the blocks, over the middle of the depth."""
-    words = []
+    """Describe the entropy at each site inside the blocks, averaged over the middle layers."""
+    sentences = []
     rows = frame.filter(pl.col("name") == "prompt_entropy", pl.col("site") != "residual_in")
     for (model,), part in rows.group_by("model", maintain_order=True):
         middle = part.filter(pl.col("depth").is_between(0.3, 0.8)).group_by("site", maintain_order=True)
-        said = ", ".join(
+        site_means = ", ".join(
             f"{str(site).replace('_', ' ')} {value:.2f}" for site, value in middle.agg(pl.col("value").mean()).rows()
         )
-        words.append(f"{model}, mean prompt entropy between 30 and 80 % of the depth: {said} nats.")
-    return words
+        sentences.append(f"{model}, mean prompt entropy between 30 and 80 % of the depth: {site_means} nats.")
+    return sentences
 
 
 # --- theorems -------------------------------------------------------------------------------------------------------
 
 
 def theorem_words(frame: pl.DataFrame) -> list[str]:
-    """Return in how many draws each statement holds."""
+    """Describe in how many draws each statement holds."""
     return [
         f"Theorem {statement} ({STATEMENTS[statement]}) holds in {holds} of {draws} draws."
         for statement, draws, holds in theorem_verdicts(frame).select("statement", "draws", "holds").iter_rows()

@@ -14,16 +14,16 @@ from contextlib import contextmanager
 from typing import Any
 
 
-class _Lock:
-    """A reentrant lock and its current depth."""
+class _CountedLock:
+    """A reentrant lock and the number of nested blocks that hold it."""
 
     def __init__(self) -> None:
-        self.lock = threading.RLock()
+        self.rlock = threading.RLock()
         self.depth = 0
 
 
 # Stored outside the objects, so that copies and pickles do not contain locks.
-_locks: weakref.WeakKeyDictionary[Any, _Lock] = weakref.WeakKeyDictionary()
+_locks: weakref.WeakKeyDictionary[Any, _CountedLock] = weakref.WeakKeyDictionary()
 _guard = threading.Lock()
 
 
@@ -47,7 +47,7 @@ def turn(shared: Any) -> Iterator[Callable[[], bool]]:
         True
     """
     lock = _lock_of(shared)
-    with lock.lock:
+    with lock.rlock:
         lock.depth += 1
         thread = threading.get_ident()
         depth = lock.depth
@@ -57,12 +57,12 @@ def turn(shared: Any) -> Iterator[Callable[[], bool]]:
             lock.depth -= 1
 
 
-def _lock_of(shared: Any) -> _Lock:
+def _lock_of(shared: Any) -> _CountedLock:
     with _guard:
         try:
-            return _locks.setdefault(shared, _Lock())
-        except TypeError:  # objects without weak references share one lock
-            return _locks.setdefault(_Lock, _Lock())
+            return _locks.setdefault(shared, _CountedLock())
+        except TypeError:  # objects that cannot be weakly referenced share one lock
+            return _locks.setdefault(_CountedLock, _CountedLock())
 
 
 def _reset_after_fork() -> None:

@@ -8,8 +8,8 @@ An RMSNorm followed by a weighted mean over tokens is one weighted sum; a LayerN
     \sum_t w_t \Bigl( g \odot \frac{x_t}{\mathrm{rms}(x_t)} + b \Bigr)
     = g \odot \sum_t \frac{w_t}{\mathrm{rms}(x_t)}\, x_t + b \sum_t w_t
 
-The form of a model's norm is found by comparing each form with the module on random rows and then on real states. If
-none agrees, norm and pooling run separately.
+Each known form is compared with the model's norm on random rows and then on real states. If none agrees, norm and
+pooling run separately.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from midlayer_encoders.spectra.eigen import kernels_run_on
 from midlayer_encoders.validation import check_choice
 
 _EPS_NAMES = ("variance_epsilon", "eps", "epsilon", "norm_eps")
-_ROUNDINGS = 4  # tolerance in roundings of the states' dtype
-_SUM_TOLERANCE = 1e-5  # relative, for the order of a sum in float32
+_MAX_ROUNDINGS = 4  # tolerance, in machine epsilons of the states' dtype
+_SUM_TOLERANCE = 1e-5  # relative, for the order of summation in float32
 _MAX_KERNEL_WIDTH = 8192  # dimensions that fit into the registers of one program
 
 
@@ -78,29 +78,30 @@ def token_places(mask: Tensor, pooling: Pooling) -> tuple[Tensor, Tensor]:
     return mask.any(dim=1, keepdim=True), place
 
 
-def real_tokens(real: Tensor | None, states: Tensor, *, model: nn.Module | None = None) -> Tensor:
+def real_tokens(mask: Tensor | None, states: Tensor, *, model: nn.Module | None = None) -> Tensor:
     """Return the bool mask of real tokens, shape ``(B, T)``; all true without an attention mask.
 
     Audio models downsample their inputs, so the input mask is longer than the states. Wav2Vec2, HuBERT and WavLM
-    have a method that downsamples the mask; Whisper keeps every second spectrum.
+    have a method that downsamples the mask; Whisper keeps every second frame.
 
     Args:
-        real: the ``attention_mask`` of the model's inputs.
+        mask: the ``attention_mask`` of the model's inputs.
         states: shape ``(B, T, D)``.
         model: the transformer.
     """
-    if real is None or len(real) != len(states) or real.ndim != 2:
+    if mask is None or len(mask) != len(states) or mask.ndim != 2:
         return torch.ones(states.shape[:2], dtype=torch.bool, device=states.device)
-    real, length = real.to(states.device), states.shape[1]
-    if real.shape[1] == length:
-        return real.bool()
+    mask = mask.to(states.device)
+    length = states.shape[1]
+    if mask.shape[1] == length:
+        return mask.bool()
     main_input = getattr(model, "main_input_name", "")
-    if main_input == "input_ids" and length > real.shape[1]:  # the model pads to whole windows
-        return torch.nn.functional.pad(real, (0, length - real.shape[1])).bool()
+    if main_input == "input_ids" and length > mask.shape[1]:  # the model pads to whole windows
+        return torch.nn.functional.pad(mask, (0, length - mask.shape[1])).bool()
     if model is not None and internals.has_mask_of_states(model):
-        return internals.mask_of_states(model, length, real)
+        return internals.mask_of_states(model, length, mask)
     if main_input == "input_features":
-        return real[:, :: -(-real.shape[1] // length)].bool()
+        return mask[:, :: -(-mask.shape[1] // length)].bool()
     return torch.ones(states.shape[:2], dtype=torch.bool, device=states.device)
 
 
@@ -191,8 +192,8 @@ def find_form(modules: nn.Sequential, states: Tensor) -> NormForm | None:
             form = NormForm(norm, center, offset, eps)
             # Each row is a text of one token, so its sum is the normalized row.
             sums = form.sums(rows.reshape(-1, 1, rows.shape[-1]), torch.ones(len(rows[0]), 1, device=rows.device))
-            plain = expected[0].to(sums.dtype)
-            if not _differ(sums, plain, plain.abs(), _ROUNDINGS * torch.finfo(states.dtype).eps):
+            rows_normed = expected[0].to(sums.dtype)
+            if not _differ(sums, rows_normed, rows_normed.abs(), _MAX_ROUNDINGS * torch.finfo(states.dtype).eps):
                 return form
     return None
 
@@ -205,9 +206,9 @@ def _random_rows(states: Tensor) -> Tensor:
     return rows.to(states.device, states.dtype)[None]
 
 
-def _differ(vectors: Tensor, plain: Tensor, size: Tensor, tolerance: float) -> Tensor:
+def _differ(vectors: Tensor, expected: Tensor, magnitude: Tensor, tolerance: float) -> Tensor:
     """Return whether vectors differ by more than the tolerance relative to the states; NaN counts as equal."""
-    return ((vectors - plain).abs() > tolerance * (size + size.amax() / 4)).any()
+    return ((vectors - expected).abs() > tolerance * (magnitude + magnitude.amax() / 4)).any()
 
 
 class FusedPooling:
@@ -228,7 +229,7 @@ class FusedPooling:
         self.enabled = enabled and pooling != "max"
         self.trusted: dict[int, bool] = {}  # by layer
         self._forms: dict[torch.dtype, NormForm | None] = {}
-        self._first: dict[int, tuple[Tensor, Tensor]] = {}  # of the first batch: vectors pooled separately, difference
+        self._first_batches: dict[int, tuple[Tensor, Tensor]] = {}  # vectors pooled separately, whether they differ
 
     def __call__(self, layer: int, states: Tensor, mask: Tensor) -> Tensor:
         """Return the vectors of a layer, shape ``(B, D)``, in float32 or better.
@@ -242,19 +243,19 @@ class FusedPooling:
         if vectors is not None and layer in self.trusted:
             return vectors
         normed = self.modules(states)
-        plain = pool(normed, mask, self.pooling)
+        separate = pool(normed, mask, self.pooling)
         if vectors is None:
-            return plain
-        tolerance = max(_ROUNDINGS * torch.finfo(normed.dtype).eps, _SUM_TOLERANCE)
-        size = pool(normed.abs(), mask, self.pooling)
-        self._first[layer] = plain, _differ(vectors.to(plain.dtype), plain, size, tolerance)
+            return separate
+        tolerance = max(_MAX_ROUNDINGS * torch.finfo(normed.dtype).eps, _SUM_TOLERANCE)
+        magnitude = pool(normed.abs(), mask, self.pooling)
+        self._first_batches[layer] = separate, _differ(vectors.to(separate.dtype), separate, magnitude, tolerance)
         return vectors
 
     def settle(self) -> dict[int, Tensor]:
         """Return the separately pooled vectors of the layers whose first batch differs, which are not trusted."""
-        first, self._first = self._first, {}
+        first, self._first_batches = self._first_batches, {}
         self.trusted |= {layer: not bool(differs) for layer, (_, differs) in first.items()}
-        return {layer: plain for layer, (plain, _) in first.items() if not self.trusted[layer]}
+        return {layer: separate for layer, (separate, _) in first.items() if not self.trusted[layer]}
 
     def _fused(self, states: Tensor, mask: Tensor) -> Tensor | None:
         """Return the vectors in one step, or None if the norm has no known form."""

@@ -1,4 +1,4 @@
-"""Draw on matplotlib axes; global state stays untouched and figures are returned, not shown."""
+"""Draw on matplotlib axes without changing global state; figures are returned, not shown."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _HEAD_HEIGHT = 3.2  # inches
-_MAX_MARKERS = 99  # points of a curve; the markers of a longer one would overlap
+_MAX_MARKERS = 99  # points of a curve; the markers of longer curves would overlap
 _CAPTION_WIDTH = 44
 _LAYER_STEPS = (1, 2, 4, 5, 6, 8, 10, 12, 16, 20, 25, 40, 50, 100, 200)
-_LOG_RATIO = 5  # between the extremes of an axis of amounts, from which it is logarithmic
+_LOG_RATIO = 5  # an axis of amounts is logarithmic if its largest value is this many times the smallest
 _KINDS: dict[str, dict[str, Any]] = {
     "line": {"linewidth": 1.6, "marker": "o", "markersize": 2.5},
     "disc": {"linestyle": "", "marker": "o", "markersize": 7, "markeredgecolor": LIGHT["page"], "zorder": 3},
@@ -46,21 +46,21 @@ def panel_grid(
     Args:
         count: number of axes.
         columns: axes per row; 0 for automatic.
-        size: width and height of one of them, in inches.
-        head: whether the first spans a row.
-        stack: number of successive axes stacked in one place.
+        size: width and height of one axes, in inches.
+        head: whether the first axes spans a row.
+        stack: number of successive axes stacked in one grid cell.
     """
     from matplotlib.figure import Figure
 
-    num_places = (count - head) // stack
-    columns = columns or max(min(num_places, 3 if num_places <= 9 else 4), 1)
-    heights = [_HEAD_HEIGHT] * head + [size[1] * stack] * math.ceil(num_places / columns)
+    num_cells = (count - head) // stack
+    columns = columns or max(min(num_cells, 3 if num_cells <= 9 else 4), 1)
+    heights = [_HEAD_HEIGHT] * head + [size[1] * stack] * math.ceil(num_cells / columns)
     figure = Figure(figsize=(max(columns * size[0], 7.5 if head else 5.0), sum(heights) + 0.3), layout="constrained")
     grid = figure.add_gridspec(len(heights), columns, height_ratios=heights)
     if head:
         figure.add_subplot(grid[0, :])
-    for place in range(num_places):
-        cell = grid[head + place // columns, place % columns]
+    for index in range(num_cells):
+        cell = grid[head + index // columns, index % columns]
         # A color bar beside several panels needs them in one grid.
         levels = cell.subgridspec(stack, 1) if stack > 1 else [cell]
         for level in range(stack):
@@ -94,8 +94,8 @@ def finish(figure: Figure, *, y_label: str = "") -> Figure:
         width, height = figure.get_size_inches()
         columns = max(1, min(len(labels), int(width / (0.6 + 0.07 * max(map(len, labels))))))
         figure.set_size_inches(width, height + 0.25 * math.ceil(len(labels) / columns))
-        place: dict[str, Any] = {"loc": "outside upper left", "ncols": columns, "alignment": "left"}
-        figure.legend([handles[label] for label in labels], labels, frameon=False, fontsize=8, **place)
+        layout: dict[str, Any] = {"loc": "outside upper left", "ncols": columns, "alignment": "left"}
+        figure.legend([handles[label] for label in labels], labels, frameon=False, fontsize=8, **layout)
     if y_label:
         figure.supylabel(y_label, fontsize=10, color=LIGHT["soft"])
     for axes in figure.axes:
@@ -120,7 +120,7 @@ def annotate(artist: Artist, kind: str, tips: Sequence[str] = (), **details: obj
     """Store tooltips and other details for pages in an artist's gid, which matplotlib writes into an SVG.
 
     Args:
-        artist: that was drawn.
+        artist: the artist to annotate.
         kind: its CSS class.
         tips: tooltip of each of its points or cells.
         details: ``curve``, the label by which a legend switches it; ``dashes`` and ``ordered``, as in its legend; and
@@ -146,16 +146,16 @@ def draw_points(
     """Draw a curve, with a gap where a value is not finite, or separate dots.
 
     Args:
-        axes: to draw on.
+        axes: axes to draw on.
         x: position of each point.
         y: value of each point.
         kind: ``line``, ``disc``, ``ring``, ``dot`` (small and faint) or ``tick`` (a vertical stroke).
-        label: in the legend; empty for none.
+        label: label in the legend; empty for none.
         style: index of the color and dashes.
         tips: tooltip of each point.
         links: URL that each dot opens; empty for none.
-        band: lower and upper ends of the interval at each position, shaded.
-        spans: left and right end of the interval of each dot, drawn as a line.
+        band: lower and upper ends of the interval at each position, drawn as a shaded band.
+        spans: left and right ends of the interval of each dot, drawn as a line.
         ordered: number of colors if styles are steps of one quantity; 0 if they are categories.
     """
     color = ordered_colors(ordered)[style] if ordered else SERIES[style % len(SERIES)]
@@ -242,13 +242,13 @@ def draw_cells(
     """Draw a heat map; the cell in column k of row r is centered on ``(k, r)``.
 
     Args:
-        axes: to draw on.
+        axes: axes to draw on.
         values: R rows of C columns; a value that is not finite is gray.
         low: value of the first color.
         high: value of the last color.
         tips: tooltip of each cell, row by row.
         peaks: column of the ringed cell of each row; empty for none.
-        falling: whether low values are dark.
+        falling: whether low values, instead of high ones, are dark.
     """
     from matplotlib.colors import LinearSegmentedColormap, to_rgb
 
@@ -275,7 +275,7 @@ def draw_cells(
 
 
 def draw_scale(mesh: QuadMesh, beside: Sequence[Axes], label: str = "", *, capped: bool = False) -> None:
-    """Draw the color bar of a heat map beside axes; ``capped`` if higher values have the color of the end."""
+    """Draw the color bar of a heat map beside axes; ``capped`` if values above its end have the last color."""
     options: dict[str, Any] = {"extend": "max", "extendfrac": 0.05} if capped else {}
     bar = mesh.figure.colorbar(mesh, ax=list(beside), pad=0.02, aspect=20, label=label, **options)
     bar.ax.tick_params(labelsize=7, colors=LIGHT["soft"])
@@ -283,14 +283,14 @@ def draw_scale(mesh: QuadMesh, beside: Sequence[Axes], label: str = "", *, cappe
 
 
 def layer_axis(axes: Axes, num_layers: int, label: str = "layer", *, room: float = 0.0, relative: bool = False) -> None:
-    """Make the horizontal axis one of layers, or of relative depth for models of different depth.
+    """Set up the horizontal axis for layers, or for relative depth to compare models of different depth.
 
     Args:
-        axes: to change.
+        axes: axes to change.
         num_layers: the last layer.
-        label: of the axis.
-        room: added at both ends.
-        relative: whether positions are depths.
+        label: label of the axis.
+        room: space to add at both ends.
+        relative: whether positions are relative depths.
     """
     last = 1 if relative else max(num_layers, 1)
     margin = room + 0.03 * (last + 2 * room)  # for the dots at the ends
@@ -303,18 +303,18 @@ def layer_axis(axes: Axes, num_layers: int, label: str = "layer", *, room: float
 
 
 def row_axis(axes: Axes, names: Sequence[str]) -> None:
-    """Make the vertical axis one of named rows, the first at the top; a figure names them at the left only."""
-    place = axes.get_subplotspec()
+    """Set up the vertical axis for named rows, the first at the top; only the left column of panels shows the names."""
+    cell = axes.get_subplotspec()
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(names) - 0.5, -0.5)
-    axes.tick_params(axis="y", length=0, labelleft=place is None or place.is_first_col())
+    axes.tick_params(axis="y", length=0, labelleft=cell is None or cell.is_first_col())
     axes.spines["left"].set_visible(False)
     axes.grid(visible=False)
     axes.grid(axis="x", color=LIGHT["rule"], linewidth=0.6)
 
 
 def place_ticks(names: Sequence[object], max_ticks: int = 6) -> tuple[list[int], list[str]]:
-    """Return the places and texts of ticks for names at 0, 1, …: evenly spaced ones, including the last.
+    """Return the positions and labels of evenly spaced ticks, including the last, for names at 0, 1, ….
 
     Consecutive layers from 0 are labeled at round numbers instead.
 
@@ -325,12 +325,12 @@ def place_ticks(names: Sequence[object], max_ticks: int = 6) -> tuple[list[int],
         ['0', '5', '10', '15', '20', '25', '30']
     """
     consecutive = list(names) == list(range(len(names)))
-    places = layer_ticks(len(names) - 1, max_ticks) if consecutive else thinned(len(names), max_ticks)
-    return places, [str(names[place]) for place in places]
+    positions = layer_ticks(len(names) - 1, max_ticks) if consecutive else thinned(len(names), max_ticks)
+    return positions, [str(names[position]) for position in positions]
 
 
 def amount_axis(axes: Axes, label: str, amounts: Sequence[float], write: Callable[[float], str] = amount) -> None:
-    """Make the horizontal axis one of positive amounts, logarithmic if they differ by a factor of five or more."""
+    """Set up the horizontal axis for positive amounts, logarithmic if they differ by a factor of five or more."""
     from matplotlib.ticker import LogLocator
 
     axes.set_xlabel(label)
@@ -348,14 +348,14 @@ def amount_axis(axes: Axes, label: str, amounts: Sequence[float], write: Callabl
 
 
 def value_axis(*panels: Axes, pad: float = 0.08) -> None:
-    """Give axes one vertical range that holds everything drawn on them with a margin."""
+    """Set a common vertical range that contains everything drawn on the axes, with a margin."""
     ends = [end for axes in panels for end in axes.dataLim.intervaly if math.isfinite(end)]
     for axes in panels:
         axes.set_ylim(padded(ends or [0.0], pad))
 
 
 def padded(values: Sequence[float], pad: float = 0.08) -> tuple[float, float]:
-    """Return a range that holds the values with a margin, never of width 0.
+    """Return a range that contains the values with a margin; its width is never 0.
 
     Example:
         >>> padded([10.0, 20.0], pad=0.1), padded([5.0])

@@ -33,9 +33,9 @@ class Baseline:
 
     Attributes:
         name: name on pages and in tables.
-        key: identifies everything that changes its scores, which are saved under it.
+        key: identifies everything that affects its scores, which are saved under this key.
         encoder_for: returns the encoder for a task, given all its texts.
-        searches: it ranks documents without vectors, so it applies to retrieval and reranking only.
+        searches: True if it ranks documents without vectors; it then applies to retrieval and reranking only.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Baseline:
         try:
             return encoder_score(task, self.encoder_for)
         except ValueError:
-            if self.searches:  # bm25s raises it for documents without words
+            if self.searches:  # bm25s raises this for documents without words
                 return float("nan")
             raise
 
@@ -62,7 +62,7 @@ def _ranks_texts(task: AbsTask) -> bool:
 
 
 def missing_baselines(tasks: Iterable[AbsTask]) -> list[str]:
-    """Return a sentence that tells how to install BM25 if a task needs it and it is not installed."""
+    """Return a note on how to install BM25 if it applies to a task and is not installed; otherwise nothing."""
     if has_bm25() or not any(map(_ranks_texts, tasks)):
         return []
     return [f"BM25 is not a baseline because it is not installed: pip install {' '.join(BM25_PACKAGES)}."]

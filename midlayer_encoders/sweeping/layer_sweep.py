@@ -40,7 +40,7 @@ from midlayer_encoders.sweeping.task_scoring import TaskScorer
 from midlayer_encoders.tasks import TaskSource, TextsSource, source_texts, task_sources
 from midlayer_encoders.validation import check_choice, check_count, check_effect, check_flag, check_path, check_progress
 
-_CENTER_TEXTS = 512  # a few hundred texts settle a mean
+_CENTER_TEXTS = 512  # enough for a stable mean
 _PLURALS = {"text": "texts", "image": "images", "audio": "waveforms"}
 
 Scoring: TypeAlias = Literal["together", "mteb"]
@@ -52,9 +52,9 @@ class SweepSettings:
     """How a sweep scores, measures, stores and runs.
 
     Attributes:
-        scoring: ``"together"`` scores all layers of a task at once, on the encoder's device, with mteb's results; mteb
-            then confirms the best layer, the second best and the last, in rows of the kind ``"confirmed"``, and scores
-            unusual tasks. ``"mteb"`` scores every layer with mteb.
+        scoring: ``"together"`` scores all layers of a task at once, on the encoder's device, with the same results as
+            mteb; mteb then confirms the best layer, the second best and the last, in rows of the kind ``"confirmed"``,
+            and scores unusual tasks. ``"mteb"`` scores every layer with mteb.
         workers: processes that score layers with mteb; by default one per core, shared by ``devices``.
         metric_texts: number of the tasks' texts to compute metrics on, chosen by their content.
         views: number of views per text for LiDAR.
@@ -160,7 +160,8 @@ def sweep(
             without labels is only used for metrics.
         layers: ``"all"``, or some layers, each as ``layer`` of :class:`LayerEncoder`.
         site: ``"block"``, or ``"attention"`` or ``"mlp"`` to read what these add in each block, from layer 1 up. The
-            frame's revision names the site, as in ``"default:mlp"``; it cannot be exported as an encoder.
+            frame's revision then names the site, as in ``"default:mlp"``; vectors of a site cannot be exported as an
+            encoder.
         recipes: names of recipes (``"one-word"``, ``"plain+center"``), :class:`~midlayer_encoders.Recipe` objects, or
             ``"all"``: every layer under each of them, with one pass per recipe. The result is then a
             ``RecipesResult``, whose frame has the column ``recipe``. Centering and whitening are fitted on texts of
@@ -234,30 +235,30 @@ def _sweep_recipes(
             )
     folder = request.folder(encoder)
     latest: dict[str, tuple[int, int]] = {}
-    parts: dict[str, SweepResult] = {}
+    results: dict[str, SweepResult] = {}
     with nullcontext() if group.rank else folder_lock(folder):
-        for number, (recipe, recipe_encoder) in enumerate(zip(recipes, encoders, strict=True)):
-            part = replace(
+        for index, (recipe, recipe_encoder) in enumerate(zip(recipes, encoders, strict=True)):
+            recipe_request = replace(
                 request,
                 out=folder / "recipes" / _folder_name(recipe.name),
                 store=request.store or folder / "embeddings",
-                baselines=request.baselines and number == 0,
-                progress=_add_up(request.progress, latest) if request.progress is not None else None,
+                baselines=request.baselines and index == 0,
+                progress=_accumulate_progress(request.progress, latest) if request.progress is not None else None,
             )
             texts = center_texts if recipe.center else []
-            single = _SingleSweep(part, recipe_encoder, sources, group, recipe, folder / "center.txt", texts)
-            parts[recipe.name] = single.run()
+            single = _SingleSweep(recipe_request, recipe_encoder, sources, group, recipe, folder / "center.txt", texts)
+            results[recipe.name] = single.run()
 
         def finish() -> RecipesResult:
-            result = RecipesResult.of(parts, folder)
+            result = RecipesResult.of(results, folder)
             result.save()
             return result
 
         return group.first(finish)
 
 
-def _add_up(progress: Progress, latest: dict[str, tuple[int, int]]) -> Progress:
-    """Return a callback for the next of several sweeps; ``latest`` holds the steps of all of them."""
+def _accumulate_progress(progress: Progress, latest: dict[str, tuple[int, int]]) -> Progress:
+    """Return a callback that adds the steps of the next sweep to those of earlier ones, which ``latest`` holds."""
     earlier = dict(latest)
 
     def report(stage: str, done: int, total: int) -> None:
@@ -337,7 +338,7 @@ class _SingleSweep:
             return self.group.first(partial(self._finish, scoring, start, embedder))
 
     def _stored_layers(self, embedder: Embedder) -> list[StoredLayer]:
-        """Return every layer with its vectors as the recipe transforms them."""
+        """Return every layer with its vectors, transformed by the recipe."""
         vectors: Vectors = embedder.store
         spec = self.spec
         if self.recipe.changes_vectors:
@@ -349,8 +350,16 @@ class _SingleSweep:
         prompts = Prompts(self.encoder)
         media = tuple(self.encoder.media)
         return [
-            StoredLayer(vectors, each.layer, result_name(each), result_revision(each), prompts, media, each.similarity)
-            for each in (replace(spec, layer=layer) for layer in self.layers)
+            StoredLayer(
+                vectors,
+                layer_spec.layer,
+                result_name(layer_spec),
+                result_revision(layer_spec),
+                prompts,
+                media,
+                layer_spec.similarity,
+            )
+            for layer_spec in (replace(spec, layer=layer) for layer in self.layers)
         ]
 
     def _finish(self, scoring: ScoringResult, start: float, embedder: Embedder) -> SweepResult:
@@ -412,7 +421,7 @@ def _sample(sources: Sequence[TaskSource], medium: str, count: int) -> list[Any]
 
 
 def _media(dataset: Any, medium: str) -> Iterator[Any]:
-    """Yield from the columns that datasets decodes as images or audio, in all subsets and splits."""
+    """Yield the items of the columns that ``datasets`` decodes as images or audio, in all subsets and splits."""
     if hasattr(dataset, "features") and not isinstance(dataset.column_names, dict):
         for column, feature in dataset.features.items():
             if type(feature).__name__.lower() == medium:

@@ -17,7 +17,7 @@ from midlayer_encoders.errors import DiskFullError, FolderError, MidlayerError, 
 
 T = TypeVar("T")
 
-_TIMEOUT = timedelta(days=2)  # for a busy process; one that has ended is noticed at once
+_TIMEOUT = timedelta(days=2)  # for a busy process; one that has ended is noticed immediately
 
 
 class OtherProcessError(MidlayerError):
@@ -53,9 +53,9 @@ class Group:
     def share(self, function: Callable[[], T], *, inside: bool = False) -> list[T]:
         """Call a function in every process and return all results; an error in one is raised in all.
 
-        Every process must get here, so code between two calls must not fail in one process only. While mteb evaluates
-        a task inside an outer call, it requests vectors in an ``inside`` call. A process that failed before has
-        already reached the outer call; the processes that wait inside then raise an error.
+        Every process must make this call, so code between two calls must not fail in one process only. While mteb
+        evaluates a task inside an outer call, it requests vectors in an ``inside`` call. If a process fails before its
+        ``inside`` call, it returns to the outer call, and the processes that wait inside raise an error.
         """
         if self.world == 1:
             return [function()]
@@ -75,7 +75,9 @@ class Group:
             if all(level == inside for level, _, _ in outcomes):
                 break
             if inside:  # the processes outside wait until all have left the inside call
-                raise error or OtherProcessError("Another process could not evaluate the task, or had its score.")
+                raise error or OtherProcessError(
+                    "Another process could not evaluate the task, or already had its score."
+                )
         if first_error := error or next((failure for _, _, failure in outcomes if failure is not None), None):
             raise first_error
         return [result for _, result, _ in outcomes]
@@ -90,14 +92,14 @@ class Group:
             dist.all_gather_object(items, item)
         except RuntimeError as error:
             raise ProcessLostError(
-                f"Another of the {self.world} processes ended. Finished embeddings and scores are saved: look for its "
+                f"Another of the {self.world} processes ended. Finished embeddings and scores are saved. Look for its "
                 "error, and run the same command again to resume."
             ) from error
         return items
 
 
 def launch(devices: int, num_nodes: int, *, cpu: bool) -> Group:
-    """Join the other processes, which Fabric, torchrun or SLURM starts, if there are several."""
+    """Join the processes that Fabric, torchrun or SLURM starts, and return their group; only this one by default."""
     if devices * num_nodes == 1:
         world = int(os.environ.get("WORLD_SIZE", "1"))
         rank = int(os.environ.get("RANK", "0"))
@@ -118,7 +120,7 @@ def launch(devices: int, num_nodes: int, *, cpu: bool) -> Group:
         with quiet_loggers("lightning.fabric", "lightning.pytorch", level=logging.WARNING):
             fabric = Fabric(accelerator=accelerator, devices=devices, num_nodes=num_nodes, strategy=strategy)
             fabric.launch()
-    except ValueError as error:  # torchrun or SLURM started another number of processes
+    except ValueError as error:  # torchrun or SLURM started a different number of processes
         raise OptionError(
             f"`devices` must be the number of processes per machine and `num_nodes` the number of machines that "
             f"torchrun or SLURM started, but got {devices} and {num_nodes}: {error}"

@@ -43,7 +43,7 @@ class ListedLabels(AbsTaskClassification):
     """A classification task that decodes all labels at once.
 
     mteb reads a lazy column of labels row by row for every experiment and every metric, which takes half of its time.
-    Lists give the same draws and scores.
+    Lists give the same samples and scores.
     """
 
     def _undersample_data(
@@ -56,7 +56,7 @@ class ListedLabels(AbsTaskClassification):
 
 
 class _Listed:
-    """The part of a dataset that drawing training rows needs, with the labels in a list."""
+    """The part of a dataset that mteb needs to sample training rows, with the labels in a list."""
 
     def __init__(self, dataset: Any, column: str) -> None:
         self.dataset = dataset
@@ -75,17 +75,17 @@ class _Listed:
 def with_listed_labels(task: AbsTask) -> AbsTask:
     """Make a classification task of mteb decode all labels at once, with the same scores, and return it.
 
-    Tasks that override the drawing or the scoring, such as multilabel classifications, do not change.
+    Tasks that override the sampling or the scoring, such as multilabel classification, do not change.
     """
     is_standard = isinstance(task, AbsTaskClassification) and all(
         getattr(type(task), name) is getattr(AbsTaskClassification, name)
         for name in ("_undersample_data", "_calculate_scores")
     )
     if is_standard:  # False if the class already is a `ListedLabels`
-        task.__class__ = _listed(type(task))
+        task.__class__ = _with_listed_labels(type(task))
     return task
 
 
 @cache
-def _listed(task_class: type[AbsTaskClassification]) -> type[AbsTaskClassification]:
+def _with_listed_labels(task_class: type[AbsTaskClassification]) -> type[AbsTaskClassification]:
     return type(task_class.__name__, (ListedLabels, task_class), {})

@@ -1,4 +1,4 @@
-"""Resolve names, paths and objects to tasks that every process can create anew."""
+"""Resolve names, paths and objects to descriptions from which every process can create the same tasks."""
 
 from __future__ import annotations
 
@@ -66,7 +66,12 @@ class MtebSource:
 
 @dataclass(frozen=True)
 class LocalSource:
-    """A built-in task by its label, or a task from files by their path, and its name with the digest of its rows."""
+    """A built-in task, or a task from files.
+
+    Attributes:
+        origin: label of the built-in task, or path of the files.
+        name: name of the task, which contains a digest of its rows.
+    """
 
     origin: str | Path
     name: str
@@ -75,7 +80,7 @@ class LocalSource:
         """Return a new task; raise an error if the files have changed."""
         data = builtin_data(self.origin) if isinstance(self.origin, str) else _files_data(self.origin)
         if data.name != self.name:
-            raise TaskFileError(f"{self.origin} must not change while it is used, but its rows did. Start again.")
+            raise TaskFileError(f"{self.origin} must not change while it is used, but its rows changed. Start again.")
         with isolated_random():  # importing mteb seeds the global generators
             from midlayer_encoders.tasks.local_tasks import local_task
 
@@ -84,7 +89,13 @@ class LocalSource:
 
 @dataclass(frozen=True)
 class TextsSource:
-    """Texts without labels, their name with a digest, and the reason for their type."""
+    """Texts without labels.
+
+    Attributes:
+        path: file or folder of the texts.
+        name: name that contains a digest of the texts.
+        why: reason why the data counts as texts without labels.
+    """
 
     path: Path
     name: str
@@ -94,7 +105,7 @@ class TextsSource:
         """Raise an error, because texts without labels cannot be scored."""
         path = short_repr(str(self.path), 200)
         raise TaskFileError(
-            f"{path} holds texts without labels, on which nothing can be scored. `midlayer select MODEL --texts {path}`"
+            f"{path} holds texts without labels, which cannot be scored. `midlayer select MODEL --texts {path}`"
             f" chooses a layer without labels, `midlayer metrics MODEL --texts {path}` measures every layer."
         )
 
@@ -128,7 +139,7 @@ class ObjectSource:
 TaskSource: TypeAlias = MtebSource | LocalSource | TextsSource | ObjectSource
 """A picklable description of a task that creates the same task in any process.
 
-``make`` returns a new task, because mteb's clustering tasks give another score when they are evaluated again.
+``make`` returns a new task, because mteb's clustering tasks give a different score when they are evaluated again.
 """
 
 
@@ -163,12 +174,12 @@ def task_sources(names: str | Path | AbsTask | Sequence[str | Path | AbsTask]) -
     Args:
         names: as in :func:`resolve_tasks`.
     """
-    several = names if isinstance(names, Sequence) and not isinstance(names, str) else [names]
+    items = names if isinstance(names, Sequence) and not isinstance(names, str) else [names]
     sources: dict[str, TaskSource] = {}
-    for source in (source for name in several for source in _sources(name)):
+    for source in (source for item in items for source in _sources(item)):
         if sources.setdefault(source.name, source) != source:
             raise OptionError(
-                f"`tasks` must have different names, because results are found by them, but two different ones are "
+                f"`tasks` must have different names, because results are stored by name, but two different ones are "
                 f"called {source.name!r}."
             )
     if not sources:
@@ -178,7 +189,7 @@ def task_sources(names: str | Path | AbsTask | Sequence[str | Path | AbsTask]) -
 
 def _sources(name: str | Path | AbsTask) -> Sequence[TaskSource]:
     if isinstance(name, str) and not name.strip():
-        raise OptionError("`tasks` must be names or paths, but one of them is empty. Remove a comma too many.")
+        raise OptionError("`tasks` must be names or paths, but one of them is empty. Remove the extra comma.")
     if isinstance(name, Path) or (isinstance(name, str) and _is_path(name)):
         path = expand_home(name).absolute()
         if not exists(path):
@@ -204,7 +215,7 @@ def own_texts(path: Path, *, column: str | None = None) -> list[str]:
 
     Args:
         path: a file or folder, as in :func:`task_sources`.
-        column: the text column of a file that is not a task.
+        column: text column of a file that is not a task.
 
     Raises:
         TaskFileError: for data that is neither a valid task nor texts.
@@ -246,7 +257,7 @@ def _stamps(path: Path) -> tuple[tuple[str, int, int, int], ...]:
 def _is_path(name: str) -> bool:
     """Return True if a name looks like a path: it has a separator, a known suffix, or a leading dot or tilde."""
     separators = {os.sep, os.altsep or os.sep}
-    return any(s in name for s in separators) or name.startswith(("~", ".")) or name.endswith(SUFFIXES)
+    return any(separator in name for separator in separators) or name.startswith(("~", ".")) or name.endswith(SUFFIXES)
 
 
 def _mteb_sources(name: str) -> Sequence[TaskSource]:
@@ -257,7 +268,11 @@ def _mteb_sources(name: str) -> Sequence[TaskSource]:
 
         tasks = task_names()
         benchmark_name = _PAPER_BENCHMARK if name == "paper" else name
-        benchmarks = {alias: b for b in mteb.get_benchmarks() for alias in (b.name, *(b.aliases or ()))}
+        benchmarks = {
+            name_or_alias: benchmark
+            for benchmark in mteb.get_benchmarks()
+            for name_or_alias in (benchmark.name, *(benchmark.aliases or ()))
+        }
         if name in tasks:
             return [MtebSource.of(mteb.get_task(name))]
         if benchmark_name in benchmarks:

@@ -41,10 +41,10 @@ class TuneResult(Result):
     """A cut and tuned encoder.
 
     Attributes:
-        frame: tidy: the scores of every layer, ``revision`` is ``"before"`` or ``"after"``.
+        frame: tidy frame with the scores of every layer; ``revision`` is ``"before"`` or ``"after"``.
         folder: output folder.
         encoder: the tuned encoder.
-        trained: the losses and the callback's metrics by step.
+        trained: losses and metrics of the callback by step.
         how: settings of the run.
         notes: caveats, such as tasks that failed.
     """
@@ -108,22 +108,24 @@ def tune(
 
     Args:
         model: folder or name on the hub of a text model, ``"built-in"``, or an encoder, which is tuned in place.
-        layer: to cut at, as in :class:`LayerEncoder`; later blocks are neither loaded nor trained. ``None`` for an
-            encoder, which is already cut.
-        pairs: a file (JSONL, CSV, TSV, parquet) or a list of dicts. ``anchor`` and ``positive`` (or ``query`` and
-            ``positive``, ``sentence1`` and ``sentence2``): other positives of a batch are the negatives, with hard ones
-            from ``negative``, ``negative_2`` …; with ``score``, or ``label`` 0 or 1: the order of the scores (CoSENT);
-            ``text`` and ``label``: texts of a label are paired, and only other labels are negatives.
-        out: folder for everything: ``model`` (plain sentence-transformers), ``report.html``, frames, the sweeps
-            ``before`` and ``after``. An interrupted run resumes when it is called again with the same arguments.
+        layer: layer to cut at, as in :class:`LayerEncoder`; later blocks are neither loaded nor trained. ``None`` for
+            an encoder, which is already cut.
+        pairs: a file (JSONL, CSV, TSV, parquet) or a list of dicts; the columns determine the loss. With ``anchor`` and
+            ``positive`` (or ``query`` and ``positive``, ``sentence1`` and ``sentence2``), the other positives of a
+            batch are the negatives, in addition to ``negative``, ``negative_2``, and so on. With a ``score``, or a
+            ``label`` of 0 or 1, the loss is CoSENT. With ``text`` and ``label``, texts of the same label are paired,
+            and only texts of other labels are negatives.
+        out: output folder: ``model`` (plain sentence-transformers), ``report.html``, frames, and the sweeps ``before``
+            and ``after``. An interrupted run resumes when it is called again with the same arguments.
         tasks: as in :func:`~midlayer_encoders.sweep`, scored before and after; ``()`` for none.
-        settings: of the training, see :class:`~midlayer_encoders.tuning.TuneSettings`.
-        progress: called with the stage ``"training"`` (steps), and those of the sweeps as ``"before: scoring"``.
+        settings: settings of the training.
+        progress: called with the stage ``"training"`` (in steps) and with those of the sweeps, such as
+            ``"before: scoring"``.
         options: as in :class:`~midlayer_encoders.EncoderOptions`; ``dtype`` is ``"float32"`` by default. On a GPU,
             training uses autocast in bfloat16.
 
     Raises:
-        OptionError: for invalid arguments, and an ``out`` that holds something else.
+        OptionError: for invalid arguments, or if ``out`` holds other files.
         TaskFileError: for pairs that cannot be trained on.
     """
     replaced = take_deprecated(cast(dict[str, Any], options), _DEPRECATED)
@@ -133,7 +135,9 @@ def tune(
     folder = _checked_folder(out)
     for name in ("center", "whiten", "embed_filter"):
         if options.get(name):
-            raise OptionError(f"`{name}` must be left out: it is fitted to vectors that tuning changes. Add it after.")
+            raise OptionError(
+                f"`{name}` must be left out: it is fitted to vectors that tuning changes. Apply it after tuning."
+            )
     # Too few rows and unknown tasks raise before the model is loaded.
     training_pairs = read_pairs(pairs)
     training_pairs.split(settings.held_out, settings.seed)
@@ -187,12 +191,12 @@ def _cut_encoder(model: str | LayerEncoder, layer: Layer | None, options: Encode
         if layer is not None and resolve_layer(layer, encoder.num_layers, name=encoder.name) != encoder.layer:
             raise OptionError(f"`layer` must be None or {encoder.layer} for this encoder, but got {short_repr(layer)}.")
     elif layer is None:
-        raise OptionError("`layer` must be given for the name of a model, but got None.")
+        raise OptionError("`layer` must be given if `model` is a name or folder, but got None.")
     else:
         encoder = LayerEncoder(model, layer, **{"dtype": "float32", **options})  # type: ignore[arg-type]
     if encoder.media != ["text"] or encoder.mixture:
         content = "several layers" if encoder.mixture else " and ".join(encoder.media)
-        raise OptionError(f"`model` must be of text alone, cut at one layer, to be tuned, but got {content}.")
+        raise OptionError(f"`model` must be a text-only model cut at one layer, but got {content}.")
     encoder.check_export()  # raises if the tuned encoder could not be saved
     return encoder
 
@@ -204,14 +208,16 @@ def _checked_folder(out: Path | str) -> Path:
         raise OptionError("`out` must be a folder, but got None.")
     folder = expand_home(out)
     names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-    if names - {LOCK} and _RUN_FILE not in names:  # a run that was killed at once leaves only its lock
-        raise OptionError(f"`out` must be a new or empty folder, or that of a run before, but {folder} holds others.")
+    if names - {LOCK} and _RUN_FILE not in names:  # a run that is killed immediately leaves only its lock
+        raise OptionError(
+            f"`out` must be a new or empty folder, or that of an earlier run, but {folder} holds other files."
+        )
     return folder
 
 
 def _claim_folder(folder: Path, run: dict[str, Any]) -> None:
     """Write the settings of a run, or raise if the folder belongs to another run."""
-    run = json.loads(json.dumps(run))  # as it is read again
+    run = json.loads(json.dumps(run))  # tuples become lists, as in the file
     path = folder / _RUN_FILE
     previous = read_artifact(path, lambda path: dict(json.loads(path.read_text(encoding="utf8"))))
     if previous is None:
@@ -219,22 +225,22 @@ def _claim_folder(folder: Path, run: dict[str, Any]) -> None:
     elif previous != run:
         changed = ", ".join(name for name in run if previous.get(name) != run[name])
         raise OptionError(
-            f"`out` must be new, or called with the same arguments to resume, but the run in {folder} had other values "
-            f"of: {changed}. Name another folder, or remove this one."
+            f"`out` must be a new folder, or that of a run with the same arguments, but the run in {folder} had other "
+            f"values of: {changed}. Choose another folder, or remove this one."
         )
 
 
-def _train_or_load(encoder: LayerEncoder, folder: Path, run: Callable[[], TrainingRecord]) -> TrainingRecord:
+def _train_or_load(encoder: LayerEncoder, folder: Path, train_encoder: Callable[[], TrainingRecord]) -> TrainingRecord:
     """Tune an encoder and save its plain folder, or load the weights and the record of a complete run."""
-    home = folder / "model"
-    record = read_artifact(folder / _RECORD_FILE, read_record) if home.is_dir() else None
+    model_folder = folder / "model"
+    record = read_artifact(folder / _RECORD_FILE, read_record) if model_folder.is_dir() else None
     if record is not None:
-        encoder.load_state_dict(SentenceTransformer(str(home), device="cpu").state_dict())
+        encoder.load_state_dict(SentenceTransformer(str(model_folder), device="cpu").state_dict())
     else:
         with isolated_random():
-            record = run()
-        encoder.save_pretrained(str(home))
+            record = train_encoder()
+        encoder.save_pretrained(str(model_folder))
         write_frame(record.metrics, folder / METRICS)
         write_file(folder / _RECORD_FILE, json.dumps(record.to_json()).encode())
-    shutil.rmtree(folder / "checkpoints", ignore_errors=True)  # each takes three times the memory of the weights
+    shutil.rmtree(folder / "checkpoints", ignore_errors=True)  # each takes three times the disk space of the weights
     return record

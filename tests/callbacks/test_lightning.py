@@ -219,7 +219,7 @@ def test_options_are_refused_when_given() -> None:
         LastLayerDecline(INPUTS, TOKENIZER, on_decline="halt")  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="`patience`"):
         LastLayerDecline(INPUTS, TOKENIZER, patience=0)
-    with pytest.raises(OptionError, match="no frame before"):
+    with pytest.raises(OptionError, match="no frame before the first run"):
         _ = callback().frame
 
 

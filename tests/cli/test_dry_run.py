@@ -74,7 +74,9 @@ def test_a_column_of_another_name_is_named_by_field(tmp_path: Path) -> None:
     rows = [{"question": text, "answer": "x"} for text in SENTENCES]
     for suffix in (".jsonl", ".csv", ".parquet"):
         assert read_texts(write(tmp_path / f"mine{suffix}", rows), field="question") == SENTENCES
-    with pytest.raises(OptionError, match=r"`field` must name the text in mine.jsonl\. It has: question, answer"):
+    with pytest.raises(
+        OptionError, match=r"`field` must name the field with the text in mine.jsonl, which has question, answer"
+    ):
         read_texts(tmp_path / "mine.jsonl", field=None)
     with pytest.raises(TaskFileError, match="must have the columns of a task, but has question, answer"):
         read_texts(tmp_path / "mine.csv", field=None)

@@ -49,9 +49,9 @@ def test_without_a_terminal_a_line_is_written_when_a_stage_begins_and_ends(
         progress("scoring", 31, 31)
     assert error_lines(capsys) == [
         "texts embedded: 0 of 400",
-        "texts embedded: 100 of 400, 4 s, 25 a second, 12 s left",
+        "texts embedded: 100 of 400, 4 s, 25 per second, 12 s left",
         "scoring: 0 of 31",
-        "scoring: 31 of 31, 1 min 6 s, 0.47 a second",
+        "scoring: 31 of 31, 1 min 6 s, 0.47 per second",
     ]
 
 

@@ -190,7 +190,7 @@ def _autoregressive_settles() -> list[int]:
 def _masked_settles() -> list[int]:
     steps = _settles("masked")
     assert max(steps[layer] for layer in range(1, 12)) <= 256
-    return [steps[0], steps[12], 256]
+    return [256, steps[0], steps[12]]
 
 
 IMAGES = [
@@ -209,8 +209,8 @@ IMAGES = [
     Claim(VISION, "the autoregressive one ({}) is neither alone nor the largest", lambda: _drops()[2:]),
     Claim(
         VISION,
-        "is at {} and {} at its last layer and at {} and {} at its best, the masked trunk is best at its last under both ({}, "
-        "{}), the distilled one under linear probes ({})",
+        "is at {} and {} at its last layer and at {} and {} at its best. The masked trunk is best at its last layer with both "
+        "probes ({}, {}), the distilled one with linear probes ({})",
         _no_gain,
     ),
     Claim(
@@ -249,7 +249,7 @@ IMAGES = [
         "themselves, only from {} on",
         _autoregressive_settles,
     ),
-    Claim(VISION, "all but layer 0 ({}) and the last ({}) do by {};", _masked_settles),
+    Claim(VISION, "all layers settle by step {}, except layer 0 ({}) and the last ({});", _masked_settles),
     Claim(
         REPLICATION,
         "best at layer {}, {} points ({} to {}) over the last, as are the masked and distilled models",

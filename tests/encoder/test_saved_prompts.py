@@ -81,9 +81,9 @@ def test_passed_prompts_replace_the_saved_ones(folder: str, tiny_folder: Folder)
     np.testing.assert_array_equal(
         with_document_prompt.encode(TEXTS), with_document_prompt.encode(TEXTS, prompt="a text: ")
     )
-    with pytest.raises(OptionError, match=r"folder keeps \(here: .*'query'.*\), but got 'qeury'"):
+    with pytest.raises(OptionError, match=r"saved with the model .*\(available: .*'query'.*\), but got 'qeury'"):
         load_last_layer(folder, default_prompt_name="qeury")
-    with pytest.raises(OptionError, match=r"`default_prompt_name` must name one of `prompts`.*here: none"):
+    with pytest.raises(OptionError, match=r"`default_prompt_name` must name one of `prompts`.*available: none"):
         load_last_layer(tiny_folder("Llama"), default_prompt_name="query")
     with pytest.raises(OptionError, match=r"must be None with prompts=\{\}"):
         load_last_layer(folder, prompts={}, default_prompt_name="query")
@@ -102,7 +102,7 @@ def test_template_replaces_the_saved_prompts(folder: str, tiny_folder: Folder) -
     np.testing.assert_array_equal(
         with_saved_prompts.with_recipe("plain").encode(TEXTS), with_saved_prompts.encode(TEXTS)
     )
-    with pytest.raises(OptionError, match=r"without a template.*here: none\), but got 'query'"):
+    with pytest.raises(OptionError, match=r"nor a template is passed \(available: none\), but got 'query'"):
         load_last_layer(folder, template=TEMPLATE, default_prompt_name="query")
 
 
@@ -165,7 +165,7 @@ def test_prompts_excluded_from_pooling_are_ignored_with_a_warning(
     (tmp_path / "model" / "1_Pooling" / "config.json").write_text(json.dumps({"include_prompt": False}))
     with caplog.at_level(logging.WARNING, logger="midlayer_encoders.encoder.prompting"):
         assert load_last_layer(path).prompts == {"query": "", "document": ""}
-        assert "its pooling excludes them" in caplog.text
+        assert "its pooling excludes their tokens" in caplog.text
         caplog.clear()
         assert load_last_layer(path, prompts=PROMPTS).prompts == PROMPTS
         assert not caplog.records
@@ -175,10 +175,10 @@ def test_prompts_excluded_from_pooling_are_ignored_with_a_warning(
     ("config", "match"),
     [
         ({"prompts": ["a"]}, "must hold valid prompts"),
-        ({"prompts": {"a": 1}}, "a prompt is no string"),
+        ({"prompts": {"a": 1}}, "a prompt is not a string"),
         (
             {"prompts": {"a": "b: "}, "default_prompt_name": "c"},
-            "the default, 'c', is none of the prompts.*pass `prompts`",
+            "the default prompt, 'c', is not one of the prompts.*pass `prompts`",
         ),
     ],
 )

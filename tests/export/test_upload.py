@@ -165,7 +165,7 @@ def test_a_rejection_by_the_hub_is_reported_with_the_cure(
         push_to_hub(encoder, "someone/cut")
     assert hub.repositories["someone/cut"] == {"main": {}}
     hub.fails = None
-    with pytest.raises(HubError, match=r"uploaded to someone/cut. It exists: pass overwrite=True"):
+    with pytest.raises(HubError, match=r"uploaded to someone/cut. The repository exists: pass overwrite=True"):
         push_to_hub(encoder, "someone/cut")
     hub.fails = ("/whoami", 429)  # who one is, it says a few times in a while
     push_to_hub(encoder, "someone/cut", overwrite=True)
@@ -237,7 +237,7 @@ def test_the_command_uploads_only_the_files_that_it_wrote(hub: Hub, source: Path
     [
         (("/whoami", 401), "write", [], r"status 401: .*hf auth login"),
         (None, "read", [], r"no write permission there"),
-        (None, "write", [], r"someone/cut. It exists: pass overwrite=True \(--overwrite\)"),
+        (None, "write", [], r"someone/cut. The repository exists: pass overwrite=True \(--overwrite\)"),
         (None, "write", ["--overwrite", "--private"], "someone/cut, which exists and is public"),
         (("/whoami", 503), "write", [], r"status 503"),
     ],

@@ -61,7 +61,7 @@ def test_a_photograph_is_turned_as_its_exif_says(tmp_path: Path) -> None:
     ("source", "text"),
     [
         (np.zeros((5, 5, 2)), r"with 1, 3 or 4 channels, but got \(5, 5, 2\)"),
-        (np.full((4, 4, 3), 2.0), "floats from 0 to 1, but its values go from 2 to 2.*undo any normalization"),
+        (np.full((4, 4, 3), 2.0), "floats from 0 to 1, but its values range from 2 to 2.*undo any normalization"),
         (np.full((4, 4, 3), np.nan), "floats from 0 to 1"),
         (np.full((4, 4, 3), 300), "integers from 0 to 255"),
         (np.zeros((0, 4, 3)), "at least one pixel"),

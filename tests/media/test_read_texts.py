@@ -24,14 +24,14 @@ def test_blank_lines_that_move_the_rows_after_them_are_warned_of(
     assert not caplog.text  # at the end they move none
     (tmp_path / "b.txt").write_text("one\n\n \ntwo\n\n")
     assert read_texts(tmp_path / "b.txt") == ["one", "two"]
-    assert "b.txt: 2 blank lines were left out: row n is the n-th text, not the n-th line." in caplog.text
+    assert "b.txt: 2 blank lines were skipped: row n is the n-th text, not the n-th line." in caplog.text
 
 
 @pytest.mark.parametrize(
     ("name", "content", "field", "text"),
     [
         ("a.txt", "\n \n", None, "at least one text"),
-        ("a.jsonl", '{"body": "x"}', None, "`field` must name the text in a.jsonl. It has: body"),
+        ("a.jsonl", '{"body": "x"}', None, "`field` must name the field with the text in a.jsonl, which has body"),
         ("a.jsonl", '{"body": "x"}', "bodi", "Did you mean 'body'"),
         (
             "a.jsonl",

@@ -46,7 +46,7 @@ def test_a_field_is_the_one_named_and_a_wrong_line_is_numbered(tmp_path: Path) -
     path.write_text('{"q": "question"}\n\n{"q": null}\n')
     with pytest.raises(OptionError, match=r"must hold text, but line 3 of a\.ndjson has None"):
         read_texts(path, field="q")
-    with pytest.raises(OptionError, match=r"`field` must name the text in a\.ndjson\. It has: q\."):
+    with pytest.raises(OptionError, match=r"`field` must name the field with the text in a\.ndjson, which has q\."):
         read_texts(path)
 
 

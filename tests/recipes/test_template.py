@@ -127,8 +127,11 @@ def test_text_that_stands_twice_is_truncated_so_that_both_copies_fit() -> None:
         (7, r"`template` must be a string, but got 7"),
         ({"query": "{text}", "passage": "{text}"}, r"must be one of 'text', 'query', 'document', but got 'passage'"),
         ({"query": "q {text}", "document": "d"}, r"`template\['document'\]` must hold \{text\}"),
-        ({"query": "q {text}?", "document": "d {text}"}, r"must end alike for queries, documents and other texts"),
-        ({"query": "q {text}:", "document": "d {text}:"}, r"Give a template for 'text' too"),
+        (
+            {"query": "q {text}?", "document": "d {text}"},
+            r"must have the same ending for queries, documents and other texts",
+        ),
+        ({"query": "q {text}:", "document": "d {text}:"}, r"Add a template for 'text'"),
         ("half \ud83d {text}", r"contains the unpaired surrogate"),
         ({}, r"must be one of 'text', 'query', 'document', but got None"),
     ],
@@ -155,11 +158,11 @@ def test_what_the_tokenizer_cannot_hold_is_refused() -> None:
         add_template(characters(), TemplateParts("x" * 70), model="m")
     with pytest.raises(OptionError, match=r"adds 63 tokens, .* pass a larger `max_length`"):
         add_template(characters(), TemplateParts("x" * 60, "y", "zz"), model="m")
-    with pytest.raises(OptionError, match="'雪' gives unknown tokens only"):
+    with pytest.raises(OptionError, match="'雪' becomes only unknown tokens"):
         add_template(characters(), TemplateParts("", None, "雪"), model="m")
     silent = wordpiece()
     silent.backend_tokenizer.normalizer = normalizers.Replace(":", "")
-    with pytest.raises(OptionError, match=r"the tokenizer of m knows, but '::' gives no token"):
+    with pytest.raises(OptionError, match=r"the tokenizer of m knows, but '::' becomes no tokens"):
         add_template(silent, TemplateParts("a", None, "::"), model="m")
     with pytest.raises(OptionError, match="only fast tokenizers of the `tokenizers` library"):
         add_template(object(), TemplateParts("a"), model="m")

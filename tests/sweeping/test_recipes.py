@@ -135,7 +135,7 @@ def test_a_sweep_of_recipes_goes_on_where_it_was_and_reads_nothing_again(
     ("recipes", "message"),
     [
         ([], "`recipes` must name a recipe, but got none"),
-        (["plain", "plain"], "`recipes` must be recipes of different names, but got 'plain' twice"),
+        (["plain", "plain"], "`recipes` must have different names, but got 'plain' twice"),
         (["plain+cented"], "but got 'plain[+]cented'. Did you mean 'center'"),
         ("nothing", "`recipes` must be a Recipe or one of 'plain'"),
         (5, "`recipes` must be a Recipe or one of 'plain', .* but got 5"),

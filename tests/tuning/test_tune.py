@@ -150,7 +150,7 @@ def test_it_stops_early_where_nothing_is_learned_and_leaves_the_generators_alone
     ("options", "error", "words"),
     [
         ({"layer": 5}, LayerIndexError, r"in \[0, 4\].*but got 5"),
-        ({"layer": [1, 2]}, OptionError, "cut at one layer, to be tuned, but got several layers"),
+        ({"layer": [1, 2]}, OptionError, "must be a text-only model cut at one layer, but got several layers"),
         ({"center": ["a text"]}, OptionError, "`center` must be left out: it is fitted to vectors that tuning"),
         ({"skip_first": 1}, Exception, "A plain folder pools every token"),
         ({"batch_size": 1}, OptionError, "`batch_size` must be a positive number of pairs"),
@@ -241,10 +241,12 @@ def test_a_folder_at_home_or_with_a_lock_alone_is_taken(
 def test_a_folder_of_something_else_or_of_another_run_is_refused(tiny_folder: Folder, tmp_path: Path) -> None:
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "thesis.doc").write_text("mine")
-    with pytest.raises(OptionError, match=r"`out` must be a new or empty folder, or that of a run before, but .*taken"):
+    with pytest.raises(
+        OptionError, match=r"`out` must be a new or empty folder, or that of an earlier run, but .*taken"
+    ):
         tuned(tiny_folder("Llama"), tmp_path / "taken")
     tuned(tiny_folder("Llama"), tmp_path / "out", max_steps=1, held_out=0)
-    with pytest.raises(OptionError, match=r"had other values of: max_steps, seed\. Name another"):
+    with pytest.raises(OptionError, match=r"had other values of: max_steps, seed\. Choose another"):
         tuned(tiny_folder("Llama"), tmp_path / "out", max_steps=2, held_out=0, seed=1)
 
 
