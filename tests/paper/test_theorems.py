@@ -10,7 +10,7 @@ from midlayer_encoders.frame.schema import FRAME_SCHEMA
 from midlayer_encoders.paper.theorems import (
     STATEMENTS,
     Check,
-    _effective_rank,
+    _rank_checks,
     check_theorems,
     order_entropies,
     theorem_verdicts,
@@ -42,7 +42,7 @@ def test_a_relation_is_checked_both_ways() -> None:
 
 
 def test_draws_are_seeded() -> None:
-    one, same, other = (list(_effective_rank(4, torch.Generator().manual_seed(seed))) for seed in (0, 0, 1))
+    one, same, other = (list(_rank_checks(4, torch.Generator().manual_seed(seed))) for seed in (0, 0, 1))
     assert one == same
     assert one != other
 
