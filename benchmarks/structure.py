@@ -19,6 +19,12 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 PACKAGE = "midlayer_encoders"
 PAGE = ROOT / "docs" / "architecture.md"
+LINES_IN_0_2 = {
+    "sweeping": 2704, "encoder": 2700, "report": 2683, "cli": 2213, "metrics": 1932, "analysis": 1617, "tasks": 1582,
+    "export": 1329, "paper": 1317, "scoring": 1314, "models": 1294, "reading": 1286, "callbacks": 1103,
+    "selection": 1008, "tuning": 669, "store": 626, "spectra": 475, "frame": 450, "files": 377, "recipes": 371,
+    "media": 334, "views": 211, "measuring": 199, "errors": 166, "_types": 77, "__init__": 72, "_random": 28,
+}  # fmt: skip
 DIAGRAM = ROOT / "docs" / "figures" / "subpackages.svg"
 
 
@@ -147,6 +153,19 @@ def table(known: Mapping[str, Path], module_graph: Mapping[str, set[str]], graph
     return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())])
 
 
+def size_table(sizes: Mapping[str, int]) -> str:
+    """Return the code lines of each subpackage in release 0.2 and now."""
+    names = sorted({*sizes, *LINES_IN_0_2}, key=lambda name: (-sizes.get(name, 0), -LINES_IN_0_2.get(name, 0)))
+    rows = [(f"`{name}`", LINES_IN_0_2.get(name), sizes.get(name)) for name in names]
+    rows.append(("all", sum(LINES_IN_0_2.values()), sum(sizes.values())))
+    lines = [f"| {name} | {_count(before)} | {_count(now)} |" for name, before, now in rows]
+    return "\n".join(["| | 0.2 | now |", "|---|---|---|", *lines])
+
+
+def _count(lines: int | None) -> str:
+    return "–" if lines is None else f"{lines:,}"
+
+
 def diagram(graph: Mapping[str, set[str]], sizes: Mapping[str, int]) -> str:
     """Return an SVG of the subpackages by level, with a line from each down to those that it imports."""
     tall, wide, high = 84, 132, 40
@@ -204,9 +223,11 @@ def main() -> None:
     if parser.parse_args().docs:
         DIAGRAM.write_text(diagram(graph, sizes), encoding="utf8")
         page = PAGE.read_text(encoding="utf8")
-        start, end = "<!-- structure -->\n", "<!-- /structure -->"
-        head, rest = page.split(start)
-        PAGE.write_text(head + start + text + "\n" + end + rest.split(end)[1], encoding="utf8")
+        for marker, content in {"structure": text, "sizes": size_table(sizes)}.items():
+            start, end = f"<!-- {marker} -->\n", f"<!-- /{marker} -->"
+            head, rest = page.split(start)
+            page = head + start + content + "\n" + end + rest.split(end)[1]
+        PAGE.write_text(page, encoding="utf8")
 
 
 if __name__ == "__main__":
