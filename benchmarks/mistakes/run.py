@@ -1,12 +1,12 @@
-"""Plant mistakes, one at a time, and see whether the tests notice.
+"""Plant mistakes, one at a time, and check that the tests notice.
 
     python benchmarks/mistakes/run.py                      # all of planted.json, two at a time
     python benchmarks/mistakes/run.py --only store-01 cli-05
     python benchmarks/mistakes/run.py --workers 15 --out results.json
 
-Each mistake is planted in a copy of the tree, and the tests of its room (and of those that stand on it) run there until
-one fails. Tests that fail without any mistake on this machine are left out first; what they would have caught counts as
-missed.
+Each mistake is planted in a copy of the tree, and its tests, or those of its subpackage and of subpackages built on it,
+run there until one fails. Pass tests that fail on this machine without any mistake to ``--skip``; mistakes that only
+they would catch count as missed.
 """
 
 from __future__ import annotations
@@ -51,33 +51,43 @@ TESTS = {
     "probing": "tests/probing tests/cli/test_analysis_commands.py",
     "paper": "tests/paper tests/cli/test_analysis_commands.py",
     "cli": "tests/cli tests/encoder/test_lines.py",
-    "_types/_random": "tests/test_random.py tests/test_measuring.py tests/sweeping tests/tasks",
+    "_types/_isolation": "tests/test_isolation.py tests/test_measuring.py tests/sweeping tests/tasks",
 }
 
 
-def planted(one: dict[str, str], skipped: list[str]) -> dict[str, Any]:
-    """Return what the tests made of one mistake: ``caught`` and by which test, or ``missed``."""
+def plant(mistake: dict[str, str], skipped: list[str]) -> dict[str, Any]:
+    """Return a mistake with its result: ``caught`` and by which test, or ``missed``."""
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder) / "tree"
         shutil.copytree(ROOT, root, symlinks=True, ignore=shutil.ignore_patterns(".git", ".cache", ".venv", "runs"))
-        path = root / one["file"]
+        path = root / mistake["file"]
         text = path.read_text(encoding="utf8")
-        if text.count(one["old"]) != 1:
-            return {**one, "result": "does not apply"}
-        path.write_text(text.replace(one["old"], one["new"]), encoding="utf8")
+        if text.count(mistake["old"]) != 1:
+            return {**mistake, "result": "does not apply"}
+        path.write_text(text.replace(mistake["old"], mistake["new"]), encoding="utf8")
         leave_out = [word for name in skipped for word in ("--deselect", name)]
-        command = [*PYTEST, "-m", "not slow and not triton", *leave_out, *TESTS[one["room"]].split()]
+        command = [
+            *PYTEST,
+            "-m",
+            "not slow and not triton",
+            *leave_out,
+            *mistake.get("tests", TESTS.get(mistake["room"], "tests")).split(),
+        ]
         try:
-            done = subprocess.run(
+            process = subprocess.run(
                 command, cwd=root, env={**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"},
                 capture_output=True, text=True, timeout=PATIENCE, check=False,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
-            return {**one, "result": "missed", "by": f"no test failed within {PATIENCE} s"}
-    first = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.M)
-    if done.returncode == 0:
-        return {**one, "result": "missed"}
-    return {**one, "result": "caught" if first else f"exit code {done.returncode}", "by": first[1] if first else ""}
+            return {**mistake, "result": "missed", "by": f"no test failed within {PATIENCE} s"}
+    first = re.search(r"^(?:FAILED|ERROR) (\S+)", process.stdout, re.M)
+    if process.returncode == 0:
+        return {**mistake, "result": "missed"}
+    return {
+        **mistake,
+        "result": "caught" if first else f"exit code {process.returncode}",
+        "by": first[1] if first else "",
+    }
 
 
 def main() -> None:
@@ -85,19 +95,19 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=[], help="ids, instead of all")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--skip", nargs="*", default=[], help="tests that fail here without any mistake")
-    parser.add_argument("--out", type=Path, help="write what came of each as JSON")
-    given = parser.parse_args()
+    parser.add_argument("--out", type=Path, help="write the results as JSON")
+    arguments = parser.parse_args()
     mistakes = json.loads(PLANTED.read_text(encoding="utf8"))
-    chosen = [one for one in mistakes if not given.only or one["id"] in given.only]
-    found = []
-    with ThreadPoolExecutor(given.workers) as pool:
-        for one in pool.map(lambda each: planted(each, given.skip), chosen):
-            found.append(one)
-            print(f"{one['id']:<18} {one['result']:<8} {one.get('by', '')}", flush=True)
-    caught = sum(one["result"] == "caught" for one in found)
-    print(f"{caught} of {len(found)} caught")
-    if given.out:
-        given.out.write_text(json.dumps(found, indent=1), encoding="utf8")
+    selected = [mistake for mistake in mistakes if not arguments.only or mistake["id"] in arguments.only]
+    results = []
+    with ThreadPoolExecutor(arguments.workers) as pool:
+        for result in pool.map(lambda mistake: plant(mistake, arguments.skip), selected):
+            results.append(result)
+            print(f"{result['id']:<18} {result['result']:<8} {result.get('by', '')}", flush=True)
+    caught = sum(result["result"] == "caught" for result in results)
+    print(f"{caught} of {len(results)} caught")
+    if arguments.out:
+        arguments.out.write_text(json.dumps(results, indent=1), encoding="utf8")
 
 
 if __name__ == "__main__":
