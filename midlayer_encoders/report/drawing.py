@@ -186,7 +186,8 @@ def draw_mark(axes: Axes, kind: Literal["best", "last"], x: float, y: float, tex
     (mark,) = axes.plot(x, y, "o" if best else "s", color=fill, markeredgecolor=edge, markersize=size, zorder=4)
     annotate(mark, "mark", [text])
     if large and text:
-        write(axes, text, (x, y), (0, 9) if best else (14, -4), bold=best)
+        offset = (6, 9) if x == 0 else (0, 9)  # centered at layer 0, it would cover the axis
+        write(axes, text, (x, y), offset if best else (14, -4), bold=best)
 
 
 def draw_level(axes: Axes, value: float, text: str, label: str = "", style: int = 0) -> None:

@@ -99,6 +99,7 @@ def _matplotlib_svg(axes: Axes, size: Size, *, x_label: bool) -> str:
     axes.set_position((size.left / size.width, size.bottom / size.height, width / size.width, height / size.height))
     axes.set_title("", loc="left")
     axes.set_ylabel("")
+    figure.supylabel("")
     axes.set_xlabel(axes.get_xlabel() if x_label else "", fontsize=_FONT_SIZE)
     axes.tick_params(labelsize=_FONT_SIZE)
     if isinstance(axes.yaxis.get_major_locator(), AutoLocator):

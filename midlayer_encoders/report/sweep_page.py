@@ -78,7 +78,7 @@ def report_html(
         costs=_cost_texts(parameters or {}, seconds or {}),
         baselines=shared,
         export=export or {},
-        how={"Model": scores.model, "Revision": scores.revision, **how},
+        how={"model": scores.model, "revision": scores.revision, **how},
         recipes=recipes,
         charts=layer_charts,
         line_names=list(zip(("dashed line", "dotted one", "one of dashes and dots"), shared, strict=False)),
