@@ -75,8 +75,8 @@ print("largest difference:", f"{np.abs(every[3] - half.encode(notes)).max():.0e}
 # With the vectors of every layer, you can compare their search results: which note does each layer rank first?
 
 # %%
-asked = whole.encode_layers([question])
-for layer, (query, documents) in enumerate(zip(asked, every, strict=True)):
+questions = whole.encode_layers([question])
+for layer, (query, documents) in enumerate(zip(questions, every, strict=True)):
     cosine = documents @ query[0] / np.linalg.norm(documents, axis=1) / np.linalg.norm(query[0])
     order = np.argsort(-cosine)
     print(f"layer {layer}: {notes[order[0]]:<62} ahead by {cosine[order[0]] - cosine[order[1]]:.2f}")

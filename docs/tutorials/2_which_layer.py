@@ -11,8 +11,8 @@
 # %%
 from midlayer_encoders.tasks.docstrings import entries
 
-found = entries()[::16]
-texts = [entry.description for entry in found]
+functions = entries()[::16]
+texts = [entry.description for entry in functions]
 print(len(texts), "texts, such as:")
 for text in texts[:3]:
     print(" -", text[:90])
@@ -52,7 +52,7 @@ figure.savefig("which_layer.png", dpi=72, bbox_inches="tight")
 # To check the choice, use labels: each text comes from one of six libraries.
 
 # %%
-labels = [entry.library for entry in found]
+labels = [entry.library for entry in functions]
 checked = select_layer(encoder, texts, labels)
 accuracy = dict(checked.frame.filter(name="accuracy").select("layer", "value").iter_rows())
 best = max(accuracy, key=accuracy.get)
