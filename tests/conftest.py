@@ -14,6 +14,8 @@ import pytest
 # Before any hub client is imported: the tests run without a network.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# Sweeps score in this process unless a test asks for workers, each of which imports torch and mteb for 20 s.
+os.environ.setdefault("LOKY_MAX_CPU_COUNT", "1")
 
 # A package's metadata is parsed anew at every question, in 3 ms, and every loaded model and written result asks.
 for _name in ("metadata", "version"):
