@@ -12,15 +12,15 @@ import pytest
 from midlayer_encoders import board
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.sweeping import RecipesResult, SweepResult
-from tests.report.made_runs import made_sweep
+from tests.report.made_runs import make_sweep
 
 ONE = {"STS": [0.2, 0.6, 0.5], "Own-0a1b2c3d": [0.4, 0.2, 0.3]}
 OTHER = {"STS": [0.1, 0.3, 0.7], "Else": [0.9, 0.9, 0.9]}
 
 
 def test_only_tasks_that_all_runs_share_are_compared(tmp_path: Path) -> None:
-    made_sweep(tmp_path / "one", ONE, model="m1")
-    made_sweep(tmp_path / "other", OTHER, model="m2")
+    make_sweep(tmp_path / "one", ONE, model="m1")
+    make_sweep(tmp_path / "other", OTHER, model="m2")
     found = board([tmp_path / "one", tmp_path / "other"])
     assert found.tasks == ("STS",)
     assert [(run.name, run.best.layer, run.best.score) for run in found.runs] == [
@@ -33,9 +33,9 @@ def test_only_tasks_that_all_runs_share_are_compared(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_holds_several_is_searched_and_says_what_it_left_out(tmp_path: Path) -> None:
-    made_sweep(tmp_path / "a" / "deep", ONE, model="m1")
-    made_sweep(tmp_path / "b", ONE, model="m2")
-    made_sweep(tmp_path / "mlp", ONE, model="m3", site="mlp")
+    make_sweep(tmp_path / "a" / "deep", ONE, model="m1")
+    make_sweep(tmp_path / "b", ONE, model="m2")
+    make_sweep(tmp_path / "mlp", ONE, model="m3", site="mlp")
     for name in ("together", "embeddings"):
         (tmp_path / "half" / name).mkdir(parents=True)
     (tmp_path / "notes").mkdir()
@@ -65,20 +65,20 @@ def test_what_is_no_finished_sweep_of_scores_is_refused(what: str, message: str,
     (tmp_path / "empty").mkdir()
     (tmp_path / "half").mkdir()
     (tmp_path / "half" / "midlayer.lock").touch()
-    made_sweep(tmp_path / "mlp", ONE, site="mlp")
-    made_sweep(tmp_path / "unscored", {"STS": [float("nan")]})
-    made_sweep(tmp_path / "broken", ONE)
+    make_sweep(tmp_path / "mlp", ONE, site="mlp")
+    make_sweep(tmp_path / "unscored", {"STS": [float("nan")]})
+    make_sweep(tmp_path / "broken", ONE)
     (tmp_path / "broken/sweep.json").write_text("{")
     with pytest.raises(OptionError, match=message):
         board([tmp_path / what])
 
 
 def test_runs_that_share_no_task_or_are_the_same_are_refused(tmp_path: Path) -> None:
-    made_sweep(tmp_path / "one", {"A": [0.1, 0.2]}, model="m1")
-    made_sweep(tmp_path / "two", {"B": [0.1, 0.2]}, model="m2")
+    make_sweep(tmp_path / "one", {"A": [0.1, 0.2]}, model="m1")
+    make_sweep(tmp_path / "two", {"B": [0.1, 0.2]}, model="m2")
     with pytest.raises(OptionError, match=r"share none \(m1: A; m2: B\)\. Sweep them on the same tasks"):
         board(tmp_path)
-    made_sweep(tmp_path / "three", {"A": [0.1, 0.2]}, model="m1")
+    make_sweep(tmp_path / "three", {"A": [0.1, 0.2]}, model="m1")
     with pytest.raises(OptionError, match=r"/one and .*/three both hold m1|/three and .*/one both hold m1"):
         board([tmp_path / "one", tmp_path / "three"])
     with pytest.raises(OptionError, match="`runs` must hold at least one folder"):
@@ -90,8 +90,8 @@ def test_runs_that_share_no_task_or_are_the_same_are_refused(tmp_path: Path) -> 
 
 def test_models_of_one_name_are_told_apart_by_their_folders(tmp_path: Path) -> None:
     for name in ("x/last", "y/last", "mean"):
-        made_sweep(tmp_path / name, ONE, how={"weights": name, "dtype": "float32"})
-    made_sweep(tmp_path / "step", ONE, revision="step8")
+        make_sweep(tmp_path / name, ONE, how={"weights": name, "dtype": "float32"})
+    make_sweep(tmp_path / "step", ONE, revision="step8")
     names = {run.name for run in board(tmp_path).runs}
     assert names == {"m (mean)", f"m ({tmp_path / 'x/last'})", f"m ({tmp_path / 'y/last'})", "m@step8"}
 
@@ -99,14 +99,14 @@ def test_models_of_one_name_are_told_apart_by_their_folders(tmp_path: Path) -> N
 def test_each_recipe_of_a_sweep_is_a_run_with_lines_of_its_own(tmp_path: Path) -> None:
     scores = {"plain": {"STS": [0.2, 0.6, 0.5]}, "one-word": {"STS": [0.1, 0.3, 0.7]}}
     parts = {
-        name: made_sweep(tmp_path / "both/recipes" / name, of, options={"recipe": name}) for name, of in scores.items()
+        name: make_sweep(tmp_path / "both/recipes" / name, of, options={"recipe": name}) for name, of in scores.items()
     }
     RecipesResult.of(parts, tmp_path / "both").save()
     found = board(tmp_path, max_parameters=115)
     assert [run.name for run in found.runs] == ["m with one-word", "m"]
     assert found.lines(found.runs[0].best)["shell"] == "midlayer export m --layer 2 --recipe one-word --out layer-2"
     assert (found.chosen().run, found.chosen().layer) == ("m", 1)
-    made_sweep(tmp_path / "plain again", scores["plain"])
+    make_sweep(tmp_path / "plain again", scores["plain"])
     with pytest.raises(OptionError, match=r"a recipe of a sweep is in its folder recipes/NAME"):
         board(tmp_path)
     assert len(board([tmp_path / "both/recipes/one-word", tmp_path / "plain again"]).runs) == 2
@@ -114,8 +114,8 @@ def test_each_recipe_of_a_sweep_is_a_run_with_lines_of_its_own(tmp_path: Path) -
 
 def test_links_lead_from_the_page_to_each_sweep_s_own_which_is_written_where_it_lacks(tmp_path: Path) -> None:
     strange = 'javascript:alert(1) "<b>& ü#?%'
-    made_sweep(tmp_path / "runs" / strange, ONE, model="m1")
-    made_sweep(tmp_path / "runs" / "plain", OTHER, model="m2").to_html().write_text("mine")
+    make_sweep(tmp_path / "runs" / strange, ONE, model="m1")
+    make_sweep(tmp_path / "runs" / "plain", OTHER, model="m2").to_html().write_text("mine")
     where = board(tmp_path / "runs").to_html(tmp_path / "pages" / "board.html")
     links = {part.split('"')[0] for part in where.read_text(encoding="utf-8").split('href="')[1:]}
     assert len(links) == 2
@@ -127,8 +127,8 @@ def test_links_lead_from_the_page_to_each_sweep_s_own_which_is_written_where_it_
 
 
 def test_older_runs_have_dashes_and_other_devices_a_warning(tmp_path: Path) -> None:
-    made_sweep(tmp_path / "new", ONE, model="m1")
-    old = made_sweep(
+    make_sweep(tmp_path / "new", ONE, model="m1")
+    old = make_sweep(
         tmp_path / "old", ONE, model="m2", timing={}, dimensions=0, seconds={2: 0.016}, how={"device": "cuda:0"}
     )
     kept = json.loads((tmp_path / "old/sweep.json").read_text())
@@ -148,8 +148,8 @@ def test_older_runs_have_dashes_and_other_devices_a_warning(tmp_path: Path) -> N
 
 
 def test_baselines_of_any_run_stand_below_the_table(tmp_path: Path) -> None:
-    made_sweep(tmp_path / "one", ONE, model="m1", baselines={"TF-IDF": {"STS": 0.55, "Own-0a1b2c3d": 0.1}})
-    made_sweep(tmp_path / "two", OTHER, model="m2", baselines={"Other": {"Else": 0.5}})
+    make_sweep(tmp_path / "one", ONE, model="m1", baselines={"TF-IDF": {"STS": 0.55, "Own-0a1b2c3d": 0.1}})
+    make_sweep(tmp_path / "two", OTHER, model="m2", baselines={"Other": {"Else": 0.5}})
     page = board(tmp_path).html()
     assert '<th scope="row">TF-IDF</th><td></td><td>55.0</td>' in page
     assert "Other" not in page

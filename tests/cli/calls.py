@@ -11,15 +11,15 @@ from typer.testing import CliRunner
 from midlayer_encoders.cli import app
 
 
-def run(*words: str) -> str:
-    """Return what a command prints on a wide terminal; it must end well."""
-    result = CliRunner().invoke(app, [*words], catch_exceptions=False, env={"COLUMNS": "400"})
+def run(*arguments: str) -> str:
+    """Return the output of a command on a wide terminal; the command must succeed."""
+    result = CliRunner().invoke(app, [*arguments], catch_exceptions=False, env={"COLUMNS": "400"})
     assert result.exit_code == 0, result.output
     return result.output
 
 
 def tables(output: str) -> list[list[list[str]]]:
-    """Return the cells of each table in what was printed, its heading first."""
+    """Return the cells of each printed table, its heading first."""
     result: list[list[list[str]]] = []
     for line in output.splitlines():
         if line.startswith("┏"):
@@ -29,12 +29,12 @@ def tables(output: str) -> list[list[list[str]]]:
     return result
 
 
-def words_of(options: Mapping[str, Any]) -> list[str]:
-    """Return options as a shell has them: ``{"max_length": 7, "half": True}`` is ``--max-length 7 --half``."""
-    words: list[str] = []
+def option_flags(options: Mapping[str, Any]) -> list[str]:
+    """Return options as command-line flags: ``{"max_length": 7, "half": True}`` is ``--max-length 7 --half``."""
+    flags: list[str] = []
     for name, value in options.items():
-        words += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
-    return words
+        flags += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
+    return flags
 
 
 def check_every_option(
@@ -43,19 +43,19 @@ def check_every_option(
     options: Mapping[str, Any],
     *,
     plain: Mapping[str, Any],
-    each: bool = True,
+    check_each: bool = True,
 ) -> None:
-    """Assert that a command gives what the Python call gives, with all options and with ``plain`` ones.
+    """Assert that a command gives the same as the Python call, with all options and with ``plain`` ones.
 
-    Each option must matter: were it dropped or given to another, the command would give what the call gives without it,
-    which differs. ``each=False`` leaves that out where it takes too long; it was seen to hold for what is given here.
+    Each option must matter: if it were dropped or passed as another, the command would give the result of the call
+    without it, which differs. ``check_each=False`` skips that check where it takes too long.
     """
-    expected, few = call(**options), call(**plain)
-    for subset, frames in ((options, expected), (plain, few)):
-        outputs = command(words_of(subset))
+    expected, plain_expected = call(**options), call(**plain)
+    for subset, frames in ((options, expected), (plain, plain_expected)):
+        outputs = command(option_flags(subset))
         for name, frame in frames.items():
             assert outputs[name].equals(frame), (name, outputs[name], frame)
-    for used_options, frames in ((options, expected), (plain, few)) if each else ():
+    for used_options, frames in ((options, expected), (plain, plain_expected)) if check_each else ():
         for left_out in used_options:
             if used_options is plain and left_out in options:
                 continue

@@ -42,17 +42,19 @@ def steps(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def without_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave out the figures, which take longer than all the rest."""
+    """Skip the figures, which take longer than everything else."""
     for result in (CompareResult, ProgressionResult):
         monkeypatch.setattr(result, "plots", lambda self: {})
 
 
-def written(out: Path, *names: str) -> dict[str, pl.DataFrame]:
+def read_frames(out: Path, *names: str) -> dict[str, pl.DataFrame]:
     return {name: pl.read_parquet(out / f"{name}.parquet") for name in names}
 
 
-def given(field: str = "body", limit: int | None = None, layers: str = "all", **options: Any) -> dict[str, Any]:
-    """Return a command's words as the arguments of the Python call."""
+def call_arguments(
+    field: str = "body", limit: int | None = None, layers: str = "all", **options: Any
+) -> dict[str, Any]:
+    """Return a command's flags as the arguments of the Python call."""
     expected = layers if layers == "all" else [float(k) if "." in k else int(k) for k in layers.split(",")]
     return {
         "texts": [row[field] for row in ROWS][:limit],
@@ -72,10 +74,10 @@ CHANGED |= {"dtype": "float64", "views": 3, "seed": 3}
 def test_every_option_of_compare_reaches_it(steps: Path, texts: Path, tmp_path: Path) -> None:
     pair = [str(steps / name) for name in ("step1", "step16")]
 
-    def command(words: list[str]) -> dict[str, pl.DataFrame]:
+    def command(flags: list[str]) -> dict[str, pl.DataFrame]:
         out = tmp_path / "out"
-        output = run("compare", *pair, "--texts", str(texts), "--out", str(out), "--device", "cpu", *words)
-        result = written(out, "frame", "differences", "cka")
+        output = run("compare", *pair, "--texts", str(texts), "--out", str(out), "--device", "cpu", *flags)
+        result = read_frames(out, "frame", "differences", "cka")
         rows = result["differences"].select("layer", "name", "difference").iter_rows()
         values = {(layer, name.replace("_", " ")): value for layer, name, value in rows}
         ((head, *lines),) = tables(output)
@@ -86,21 +88,21 @@ def test_every_option_of_compare_reaches_it(steps: Path, texts: Path, tmp_path: 
 
     def call(metrics: str = "paper", **options: Any) -> dict[str, pl.DataFrame]:
         names = metrics if metrics == "paper" else metrics.split(",")
-        result = compare(*pair, metrics=names, **given(**options))
+        result = compare(*pair, metrics=names, **call_arguments(**options))
         return {"frame": result.frame, "differences": result.differences, "cka": result.similarity}
 
     options = CHANGED | {"metrics": "anisotropy,lidar", "resamples": 3}
     plain = {"field": "body", "metrics": "infonce,anisotropy"}
-    check_every_option(command, call, options, plain=plain, each=False)
+    check_every_option(command, call, options, plain=plain, check_each=False)
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("without_figures")
 def test_every_option_of_progression_reaches_it(steps: Path, texts: Path, tmp_path: Path) -> None:
-    def command(words: list[str]) -> dict[str, pl.DataFrame]:
+    def command(flags: list[str]) -> dict[str, pl.DataFrame]:
         out = tmp_path / "out"
-        output = run("progression", str(steps), "--texts", str(texts), "--out", str(out), "--device", "cpu", *words)
-        result = written(out, "frame")
+        output = run("progression", str(steps), "--texts", str(texts), "--out", str(out), "--device", "cpu", *flags)
+        result = read_frames(out, "frame")
         ends = {(row[0], row[1].replace("_", " ")): row[2] for row in settled(result["frame"]).iter_rows()}
         ((head, *lines),) = tables(output)
         rows = {(int(line[0]), name): cell for line in lines for name, cell in zip(head[1:], line[1:], strict=True)}
@@ -113,25 +115,27 @@ def test_every_option_of_progression_reaches_it(steps: Path, texts: Path, tmp_pa
     def call(metrics: str = "paper", revisions: str | None = None, **options: Any) -> dict[str, pl.DataFrame]:
         names = metrics if metrics == "paper" else metrics.split(",")
         requested = revisions.split(",") if revisions else None
-        return {"frame": progression(str(steps), requested, metrics=names, **given(**options)).frame}
+        return {"frame": progression(str(steps), requested, metrics=names, **call_arguments(**options)).frame}
 
     options = CHANGED | {"metrics": "anisotropy,lidar", "revisions": "step1,step16"}
-    check_every_option(command, call, options, plain={"field": "body", "metrics": "infonce,anisotropy"}, each=False)
+    check_every_option(
+        command, call, options, plain={"field": "body", "metrics": "infonce,anisotropy"}, check_each=False
+    )
 
 
 def test_every_option_of_probe_reaches_it(tiny_folder: Folder, tmp_path: Path) -> None:
     folder = tiny_folder("Llama")
     labels = [str(sum(map(ord, row["body"])) % 3) for row in ROWS]
     train = [row["body"] for row in ROWS] + [row["title"] for row in ROWS]
-    both = [*labels, *labels]
+    all_labels = [*labels, *labels]
     for name, count in (("mine", len(train)), ("test", 13)):
-        lines = [{"text": text, "label": label} for text, label in zip(train[:count], both, strict=False)]
+        lines = [{"text": text, "label": label} for text, label in zip(train[:count], all_labels, strict=False)]
         (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, lines)))
 
-    def command(words: list[str]) -> dict[str, pl.DataFrame]:
+    def command(flags: list[str]) -> dict[str, pl.DataFrame]:
         out = tmp_path / "out"
         output = run(
-            "probe", folder, "--data", str(tmp_path / "mine.jsonl"), "--out", str(out), "--device", "cpu", *words
+            "probe", folder, "--data", str(tmp_path / "mine.jsonl"), "--out", str(out), "--device", "cpu", *flags
         )
         table = pl.read_csv(out / "probe.csv")
         ((_, *rows),) = tables(output)
@@ -142,12 +146,12 @@ def test_every_option_of_probe_reaches_it(tiny_folder: Folder, tmp_path: Path) -
         ]  # fmt: skip
         best = table.sort("validation", "layer", descending=[True, False]).row(0, named=True)["layer"]
         assert f"By validation, layer {best} of 4" in output
-        return written(out, "probe") | {"table": table}
+        return read_frames(out, "probe") | {"table": table}
 
     def call(test: str | None = None, layers: str = "all", **options: Any) -> dict[str, pl.DataFrame]:
         own_options = {name: options.pop(name) for name in ("dtype", "max_length", "norm") if name in options}
-        tested = {"test_inputs": train[:13], "test_labels": both[:13]} if test else {}
-        expected = given(layers=layers)["layers"]
+        tested = {"test_inputs": train[:13], "test_labels": all_labels[:13]} if test else {}
+        expected = call_arguments(layers=layers)["layers"]
         encoder = LayerEncoder(folder, -1, device="cpu", **own_options)
         defaults = {
             "kind": "attentive",
@@ -156,23 +160,32 @@ def test_every_option_of_probe_reaches_it(tiny_folder: Folder, tmp_path: Path) -
             "learning_rate": 1e-3,
             "seed": 0,
         }
-        result = probe(encoder, train, both, layers=expected, dataset="mine", **tested, **(defaults | options))
+        result = probe(encoder, train, all_labels, layers=expected, dataset="mine", **tested, **(defaults | options))
         result.table.write_csv(tmp_path / "expected.csv")
         return {"probe": result.frame, "table": pl.read_csv(tmp_path / "expected.csv")}
 
     options = {"test": str(tmp_path / "test.jsonl"), "layers": "1,0.5,-1", "epochs": 6, "batch_size": 5, "seed": 2}
     options |= {"learning_rate": 0.02, "norm": "none", "max_length": 9}
-    check_every_option(command, call, options, plain={"kind": "linear", "epochs": 2, "layers": "0,2"}, each=False)
+    check_every_option(command, call, options, plain={"kind": "linear", "epochs": 2, "layers": "0,2"}, check_each=False)
 
 
-def test_the_memory_of_a_probe_is_what_was_asked_for(tiny_folder: Folder, tmp_path: Path) -> None:
-    """Without memory for tokens every epoch reads the examples again, which the bar counts."""
+def test_probe_memory_limit_is_respected(tiny_folder: Folder, tmp_path: Path) -> None:
+    """Without memory for tokens, every epoch reads the examples again, and the progress bar counts them."""
     lines = [{"text": f"{text} {number}", "label": str(number)} for number in range(3) for text in TEXTS[:5]]
     (tmp_path / "mine.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    words = ["probe", tiny_folder("Llama"), "--data", str(tmp_path / "mine.jsonl"), "--device", "cpu", "--epochs", "2"]
+    command = [
+        "probe",
+        tiny_folder("Llama"),
+        "--data",
+        str(tmp_path / "mine.jsonl"),
+        "--device",
+        "cpu",
+        "--epochs",
+        "2",
+    ]
     frames = []
     for number, extra in enumerate(([], ["--keep-gb", "0"])):
-        output = run(*words, "--layers", "1", "--out", str(tmp_path / f"{number}"), *extra)
+        output = run(*command, "--layers", "1", "--out", str(tmp_path / f"{number}"), *extra)
         assert ("examples read" in output) is (not extra)
         frames.append(pl.read_parquet(tmp_path / f"{number}" / "probe.parquet"))
     assert frames[0].equals(frames[1])
@@ -183,7 +196,7 @@ def test_the_memory_of_a_probe_is_what_was_asked_for(tiny_folder: Folder, tmp_pa
 
 @pytest.fixture
 def settings(monkeypatch: pytest.MonkeyPatch) -> list[Setting]:
-    """Return what experiments were run on, without running them: the cheapest takes a minute with all options."""
+    """Return the settings of the experiments without running them: the cheapest takes a minute with all options."""
     from midlayer_encoders.paper import reproduce
 
     result: list[Setting] = []
@@ -199,21 +212,21 @@ def test_every_option_of_reproduce_is_in_the_setting(
     long, short = " ".join(["word"] * 20), " ".join(["word"] * 19)
     (tmp_path / "texts.txt").write_text(f" = Title = \n{long}\n{short}\n{long} more\n")
     (tmp_path / "gsm.jsonl").write_text('{"question": "q", "answer": "first"}\n{"question": "q", "answer": "second"}\n')
-    swept = [scores_frame(4, model=name) for name in ("a", "b")]
-    swept[0].write_parquet(tmp_path / "a.parquet")
-    swept[1].write_csv(tmp_path / "b.csv")
-    folder, words = tiny_folder("Llama"), ["--model", tiny_folder("Llama"), "--model", "another"]
-    words += ["--texts", str(tmp_path / "texts.txt"), "--solutions", str(tmp_path / "gsm.jsonl"), "--limit", "3"]
-    words += ["--reference", str(tmp_path), "--revisions", "step1,step5", "--tasks", "STS12", "--layers", "0,0.5"]
-    words += ["--swept", str(tmp_path / "a.parquet"), "--swept", str(tmp_path / "b.csv"), "--max-length", "20"]
-    words += ["--pass-per-prefix", "--dtype", "float64", "--device", "cpu", "--seed", "5", "--out", str(tmp_path / "o")]
-    run("reproduce", "fig6", *words)
+    sweep_frames = [scores_frame(4, model=name) for name in ("a", "b")]
+    sweep_frames[0].write_parquet(tmp_path / "a.parquet")
+    sweep_frames[1].write_csv(tmp_path / "b.csv")
+    folder, flags = tiny_folder("Llama"), ["--model", tiny_folder("Llama"), "--model", "another"]
+    flags += ["--texts", str(tmp_path / "texts.txt"), "--solutions", str(tmp_path / "gsm.jsonl"), "--limit", "3"]
+    flags += ["--reference", str(tmp_path), "--revisions", "step1,step5", "--tasks", "STS12", "--layers", "0,0.5"]
+    flags += ["--swept", str(tmp_path / "a.parquet"), "--swept", str(tmp_path / "b.csv"), "--max-length", "20"]
+    flags += ["--pass-per-prefix", "--dtype", "float64", "--device", "cpu", "--seed", "5", "--out", str(tmp_path / "o")]
+    run("reproduce", "fig6", *flags)
     (result,) = settings
     assert (result.models, result.out, result.reference) == ((folder, "another"), tmp_path / "o", tmp_path)
     assert (result.texts, result.solutions) == ((long, f"{long} more"), ("first", "second"))
     assert (result.revisions, result.tasks, result.layers) == (("step1", "step5"), "STS12", (0, 0.5))
     assert (result.limit, result.max_length, result.seed, result.pass_per_prefix) == (3, 20, 5, True)
-    assert all(frame.equals(other) for frame, other in zip(result.swept, swept, strict=True))
+    assert all(frame.equals(sweep_frame) for frame, sweep_frame in zip(result.swept, sweep_frames, strict=True))
     encoder = result.load(folder)
     assert (encoder.spec.dtype, encoder.layer, encoder.max_seq_length, encoder.source) == ("float64", 4, 40, folder)
     run("reproduce", "fig7")

@@ -14,17 +14,17 @@ from midlayer_encoders.cli import app
 from midlayer_encoders.cli.runs import parse_amount
 from midlayer_encoders.errors import OptionError
 from tests.cli.calls import run, tables
-from tests.report.made_runs import made_sweep
+from tests.report.made_runs import make_sweep
 
 
 @pytest.fixture
 def runs(tmp_path: Path) -> Path:
-    made_sweep(tmp_path / "runs/one", {"STS": [0.2, 0.6, 0.5]}, model="[red]m1")
-    made_sweep(tmp_path / "runs/two", {"STS": [0.1, 0.3, 0.7], "B": [0.1, 0.1, 0.1]}, model="m2")
+    make_sweep(tmp_path / "runs/one", {"STS": [0.2, 0.6, 0.5]}, model="[red]m1")
+    make_sweep(tmp_path / "runs/two", {"STS": [0.1, 0.3, 0.7], "B": [0.1, 0.1, 0.1]}, model="m2")
     return tmp_path / "runs"
 
 
-def test_the_table_the_page_and_the_lines_of_the_encoder(runs: Path, tmp_path: Path) -> None:
+def test_board_prints_the_table_the_page_and_the_code(runs: Path, tmp_path: Path) -> None:
     output = run("board", str(runs), "--out", str(tmp_path / "board.html"))
     ((head, *rows),) = tables(output)
     assert head == ["run", "layer", "score", "parameters", "ms per text", "bytes"]
@@ -39,8 +39,8 @@ def test_the_table_the_page_and_the_lines_of_the_encoder(runs: Path, tmp_path: P
     assert (tmp_path / "board.html").read_text().startswith("<!DOCTYPE html>")
 
 
-def test_the_budget_reaches_the_choice_and_json_holds_all_of_it(runs: Path, tmp_path: Path) -> None:
-    words = [
+def test_budget_reaches_the_selection_and_json_is_complete(runs: Path, tmp_path: Path) -> None:
+    command = [
         "board",
         str(runs),
         "--out",
@@ -51,7 +51,7 @@ def test_the_budget_reaches_the_choice_and_json_holds_all_of_it(runs: Path, tmp_
         "2.5",
         "--json",
     ]
-    output = json.loads(run(*words, "--max-bytes", "32"))
+    output = json.loads(run(*command, "--max-bytes", "32"))
     assert output["chosen"]["run"] == "[red]m1"
     assert output["chosen"]["lines"]["shell"] == "midlayer export '[red]m1' --layer 1 --out layer-1"
     assert output["page"] == str(tmp_path / "b.html")
@@ -64,13 +64,13 @@ def test_the_budget_reaches_the_choice_and_json_holds_all_of_it(runs: Path, tmp_
     ]
 
 
-def test_a_budget_that_nothing_meets_still_leaves_the_page(runs: Path, tmp_path: Path) -> None:
+def test_unmet_budget_still_writes_the_page(runs: Path, tmp_path: Path) -> None:
     with pytest.raises(OptionError, match=r"none is within 9 parameters: the nearest is \[red\]m1 at layer 0"):
         run("board", str(runs), "--out", str(tmp_path / "b.html"), "--max-params", "9")
     assert "the nearest is [red]m1 at layer 0" in (tmp_path / "b.html").read_text()
 
 
-def test_json_holds_the_runs_where_nothing_meets_the_budget(
+def test_json_lists_the_runs_if_the_budget_is_not_met(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(OptionError, match="none is within 9 parameters"):
@@ -87,20 +87,20 @@ def test_json_holds_the_runs_where_nothing_meets_the_budget(
     ("flag", "name"),
     [("--max-params", "max_parameters"), ("--max-ms", "max_milliseconds"), ("--max-bytes", "max_bytes")],
 )
-def test_a_budget_of_zero_is_refused(flag: str, name: str, runs: Path) -> None:
+def test_zero_budget_is_refused(flag: str, name: str, runs: Path) -> None:
     with pytest.raises(OptionError, match=f"`{name}` must be above 0, but got 0"):
         run("board", str(runs), flag, "0")
 
 
 @pytest.mark.parametrize("text", ["", "M", "-5", "5T", "1e6", "5 M M", "nan"])
-def test_amounts_that_are_none_are_refused(text: str, runs: Path) -> None:
+def test_invalid_amounts_are_refused(text: str, runs: Path) -> None:
     with pytest.raises(OptionError, match=r"`--max-params` must be a number such as 100M, 1\.5B or 22000000"):
         run("board", str(runs), f"--max-params={text}")
     assert parse_amount("5 M") == 5e6
 
 
-def test_a_board_is_made_without_the_libraries_that_run_models(runs: Path, tmp_path: Path) -> None:
-    """They take ten seconds to import."""
+def test_board_does_not_import_model_libraries(runs: Path, tmp_path: Path) -> None:
+    """Those imports take ten seconds."""
     code = (
         "import sys; from midlayer_encoders.cli import app\n"
         f"app(['board', {str(runs)!r}, '--out', {str(tmp_path / 'b.html')!r}], standalone_mode=False)\n"

@@ -22,7 +22,7 @@ from tests.tiny_folders import TEXTS, save_tiny
 Folder = Callable[[str], str]
 
 
-def test_export_writes_what_the_encoder_gives(tiny_folder: Folder, tmp_path: Path) -> None:
+def test_export_saves_the_encoder(tiny_folder: Folder, tmp_path: Path) -> None:
     arguments = ["export", tiny_folder("Llama"), "--layer", "0.5", "--out", str(tmp_path / "cut"), "--pooling", "last"]
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.output
@@ -32,46 +32,46 @@ def test_export_writes_what_the_encoder_gives(tiny_folder: Folder, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("extra", "text"),
+    ("extra", "message"),
     [(["--layer", "9"], r"in [0, 4]"), (["--layer", "1", "--pooling", "maen"], "Did you mean 'mean'")],
 )
 def test_errors_are_one_line_and_exit_code_2(
     extra: list[str],
-    text: str,
+    message: str,
     tiny_folder: Folder,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    words = ["export", tiny_folder("Llama"), "--out", str(tmp_path / "x"), *extra]
-    monkeypatch.setattr(sys, "argv", ["midlayer", *words])
-    with pytest.raises(SystemExit) as ended:
+    command = ["export", tiny_folder("Llama"), "--out", str(tmp_path / "x"), *extra]
+    monkeypatch.setattr(sys, "argv", ["midlayer", *command])
+    with pytest.raises(SystemExit) as exit_info:
         main()
-    assert ended.value.code == 2
+    assert exit_info.value.code == 2
     output = capsys.readouterr().err
-    assert text in output
+    assert message in output
     assert "Traceback" not in output
 
 
 @pytest.mark.slow
-def test_an_error_of_a_loaded_model_is_one_line_in_a_shell(tiny_folder: Folder, tmp_path: Path) -> None:
+def test_model_error_is_one_line_in_a_shell(tiny_folder: Folder, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "midlayer_encoders.cli", "export", tiny_folder("Llama"), "--layer", "9"]
-    done = subprocess.run([*command, "--out", str(tmp_path / "x")], capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert "in [0, 4]" in done.stderr
-    assert "Traceback" not in done.stderr
+    process = subprocess.run([*command, "--out", str(tmp_path / "x")], capture_output=True, text=True, check=False)
+    assert process.returncode == 2
+    assert "in [0, 4]" in process.stderr
+    assert "Traceback" not in process.stderr
 
 
-def test_export_does_not_write_over_a_folder(tiny_folder: Folder, tmp_path: Path) -> None:
+def test_export_does_not_overwrite_a_folder(tiny_folder: Folder, tmp_path: Path) -> None:
     (tmp_path / "kept.txt").write_text("mine")
     result = CliRunner().invoke(app, ["export", tiny_folder("Llama"), "--layer", "1", "--out", str(tmp_path)])
     assert "must be a new or empty folder" in str(result.exception)
 
 
-def test_import_is_quick_and_pulls_in_nothing_heavy() -> None:
+def test_import_is_quick_and_avoids_heavy_libraries() -> None:
     code = (
         "import sys, time; t = time.perf_counter(); import midlayer_encoders; s = time.perf_counter() - t;"
-        "import midlayer_encoders.cli;"  # bars are turned off before what shows them is imported
+        "import midlayer_encoders.cli;"  # progress bars are disabled before their libraries are imported
         "heavy = {'torch', 'transformers', 'sentence_transformers', 'mteb', 'lightning', 'tqdm'} & set(sys.modules);"
         "assert not heavy, heavy; assert s < 0.3, s; dir(midlayer_encoders)"
     )
@@ -87,7 +87,8 @@ def test_wrong_names_are_attribute_errors() -> None:
 
 def test_sweep_report_and_cache(tiny_folder: Folder, tmp_path: Path) -> None:
     rows = [
-        {"sentence1": text, "sentence2": other, "score": n} for n, (text, other) in enumerate(itertools.pairwise(TEXTS))
+        {"sentence1": text, "sentence2": next_text, "score": n}
+        for n, (text, next_text) in enumerate(itertools.pairwise(TEXTS))
     ]
     (tmp_path / "near.jsonl").write_text("\n".join(map(json.dumps, rows)))
     out = tmp_path / "out"
@@ -106,17 +107,17 @@ def test_sweep_report_and_cache(tiny_folder: Folder, tmp_path: Path) -> None:
         result = CliRunner().invoke(app, [*command, "--metrics", "curvature", "--workers", "1"])
     assert result.exit_code == 0, (result.output, result.exception)
     assert "Best layer:" in result.output
-    before = (out / "report.html").read_text()
+    page = (out / "report.html").read_text()
     (out / "report.html").unlink()
     assert CliRunner().invoke(app, ["report", str(out)]).exit_code == 0
-    assert (out / "report.html").read_text() == before
-    listed = CliRunner().invoke(app, ["cache", str(out / "embeddings")])
-    assert "Llama" in listed.output
+    assert (out / "report.html").read_text() == page
+    listing = CliRunner().invoke(app, ["cache", str(out / "embeddings")])
+    assert "Llama" in listing.output
     CliRunner().invoke(app, ["cache", str(out / "embeddings"), "--keep-gb", "0"])
     assert "Llama" not in CliRunner().invoke(app, ["cache", str(out / "embeddings")]).output
 
 
-def test_a_failing_task_is_the_exit_code(tiny_folder: Folder, tmp_path: Path) -> None:
+def test_failed_task_sets_the_exit_code(tiny_folder: Folder, tmp_path: Path) -> None:
     command = ["sweep", tiny_folder("Llama"), "--tasks", "STS12", "--out", str(tmp_path / "out"), "--layers", "1"]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -127,10 +128,10 @@ def test_a_failing_task_is_the_exit_code(tiny_folder: Folder, tmp_path: Path) ->
 
 
 @pytest.mark.usefixtures("quick_collector")
-def test_a_failing_checkpoint_sets_the_exit_code_and_keeps_the_others(
+def test_failed_checkpoint_sets_the_exit_code_and_keeps_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ProgressionResult, "plots", lambda self: {})  # they take longer than all the rest
+    monkeypatch.setattr(ProgressionResult, "plots", lambda self: {})  # they take longer than everything else
     for step in (1, 2, 3):
         save_tiny("Llama", tmp_path / "run" / f"step{step}", seed=step)
     (tmp_path / "texts.txt").write_text("\n".join(TEXTS))
@@ -139,37 +140,35 @@ def test_a_failing_checkpoint_sets_the_exit_code_and_keeps_the_others(
     weights = tmp_path / "run" / "step2" / "model.safetensors"
     good = weights.read_bytes()
     weights.write_bytes(b"torn")
-    torn = CliRunner().invoke(app, command)
-    assert torn.exit_code == 1, (torn.output, torn.exception)
-    assert "step2 failed, " in torn.output
+    failed_run = CliRunner().invoke(app, command)
+    assert failed_run.exit_code == 1, (failed_run.output, failed_run.exception)
+    assert "step2 failed, " in failed_run.output
     saved = pl.read_parquet(tmp_path / "out" / "frame.parquet")
     assert set(saved["revision"]) == {"step1", "step3"}
     weights.write_bytes(good)
-    whole = CliRunner().invoke(app, command)
-    assert whole.exit_code == 0, (whole.output, whole.exception)
-    assert "step2 failed" not in whole.output
+    complete_run = CliRunner().invoke(app, command)
+    assert complete_run.exit_code == 0, (complete_run.output, complete_run.exception)
+    assert "step2 failed" not in complete_run.output
     frame = pl.read_parquet(tmp_path / "out" / "frame.parquet")
     assert frame.filter(pl.col("revision") != "step2").equals(saved)
     assert frame.height == 6
 
 
-def test_an_invalid_task_is_reported_before_the_model_is_loaded(tmp_path: Path) -> None:
-    done = subprocess.run(
+def test_invalid_task_is_reported_before_the_model_is_loaded(tmp_path: Path) -> None:
+    process = subprocess.run(
         [sys.executable, "-m", "midlayer_encoders.cli", "sweep", str(tmp_path), "--tasks", "./nowhere.jsonl"],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
-    assert done.returncode == 2
-    assert "nowhere.jsonl" in done.stderr
+    assert process.returncode == 2
+    assert "nowhere.jsonl" in process.stderr
 
 
-def test_metrics_lie_beside_a_sweep_when_no_folder_is_named(
-    tiny_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """``tests/docs`` runs the other commands without ``--out``, as the pages print them."""
+def test_default_output_folder_of_metrics(tiny_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``tests/docs`` runs the other commands without ``--out``, as printed on the pages."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "texts.txt").write_text("\n".join(TEXTS))
     model = tiny_folder("Llama")
-    words = ["metrics", model, "--texts", "texts.txt", "--metrics", "curvature", "--layers", "1", "--device", "cpu"]
-    result = CliRunner().invoke(app, words, catch_exceptions=False)
+    command = ["metrics", model, "--texts", "texts.txt", "--metrics", "curvature", "--layers", "1", "--device", "cpu"]
+    result = CliRunner().invoke(app, command, catch_exceptions=False)
     assert result.exit_code == 0, result.output
     assert (tmp_path / "midlayer-results" / f"metrics-{Path(model).name}" / "metrics.parquet").is_file()

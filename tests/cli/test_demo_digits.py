@@ -10,7 +10,7 @@ from midlayer_encoders.cli._demo_digits import Digits, read_digits, train_digit_
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 
 
-def test_the_digits_are_real_and_shared_out() -> None:
+def test_digits_are_real_and_split() -> None:
     train, test = read_digits()
     assert (len(train.images), len(test.images)) == (1437, 360)
     assert set(train.labels) == set(test.labels) == set(range(10))
@@ -19,7 +19,7 @@ def test_the_digits_are_real_and_shared_out() -> None:
 
 
 @pytest.mark.slow
-def test_the_model_learns_and_loads_and_the_generator_is_left_alone(tmp_path: Path) -> None:
+def test_digit_model_learns_and_leaves_the_generator_unchanged(tmp_path: Path) -> None:
     digits = read_digits()[0].only(range(2))
     digits = Digits(digits.images[:96], digits.labels[:96])
     reports: list[tuple[str, int, int]] = []
@@ -37,7 +37,7 @@ def test_the_model_learns_and_loads_and_the_generator_is_left_alone(tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_the_command(tmp_path: Path) -> None:
+def test_demo_vision_command(tmp_path: Path) -> None:
     from typer.testing import CliRunner
 
     from midlayer_encoders.cli import app

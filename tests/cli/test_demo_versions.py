@@ -12,8 +12,8 @@ from tests.cli.calls import run
 
 
 @pytest.mark.slow
-def test_the_demo_names_the_versions_that_its_scores_belong_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The five tasks come from installed packages; the sweep itself takes minutes and is left out."""
+def test_demo_prints_the_versions_its_scores_depend_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The five tasks come from installed packages; the sweep itself takes minutes and is skipped."""
     requested: list[Any] = []
     monkeypatch.setattr(_arguments, "load_model", lambda model, _: model)
     monkeypatch.setattr(sweep, "run_sweep", lambda *args, **_: requested.append(args))
@@ -26,4 +26,7 @@ def test_the_demo_names_the_versions_that_its_scores_belong_to(monkeypatch: pyte
     for name, package in (("scipy", "scipy"), ("sklearn", "scikit-learn"), ("torch", "torch")):
         assert f"{name} {version(package)}" in line
     revision = builtin_tasks()[0].metadata.dataset["revision"]
-    assert all(f"{word.rpartition('-')[0]} {word.rpartition('-')[2]}" in line for word in revision.split(",")[:-1])
+    assert all(
+        f"{package_version.rpartition('-')[0]} {package_version.rpartition('-')[2]}" in line
+        for package_version in revision.split(",")[:-1]
+    )

@@ -1,4 +1,4 @@
-"""``midlayer sweep --dry-run``, and your own data as ``--texts``: what is printed, in 80 columns or as JSON."""
+"""``midlayer sweep --dry-run``, and your own data as ``--texts``: the output in 80 columns or as JSON."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ Folder = Callable[[str], str]
 pytestmark = MTEB
 
 
-def test_it_fits_80_columns_and_json_is_the_same(
+def test_dry_run_fits_80_columns_and_matches_json(
     tiny_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     beir(tmp_path / "search")
     write(tmp_path / "classes/train.jsonl", ROWS["Classification"])
     write(tmp_path / "classes/test.jsonl", ROWS["Classification"][:20])
-    words = ["sweep", tiny_folder("Llama"), "--tasks", "./search,./classes", "--dry-run", "--device", "cpu"]
-    result = CliRunner().invoke(app, words, catch_exceptions=False, env={"COLUMNS": "80"})
+    command = ["sweep", tiny_folder("Llama"), "--tasks", "./search,./classes", "--dry-run", "--device", "cpu"]
+    result = CliRunner().invoke(app, command, catch_exceptions=False, env={"COLUMNS": "80"})
     assert result.exit_code == 0
     output = result.stdout
     assert max(map(len, output.splitlines())) <= 80
@@ -42,13 +42,13 @@ def test_it_fits_80_columns_and_json_is_the_same(
     assert "under a minute, an estimate from " in output
     assert "; imports, starting workers, TF-IDF and BM25 come on top" in " ".join(output.split())
     assert not (tmp_path / "midlayer-results").exists()
-    result = CliRunner().invoke(app, [*words, "--json"], catch_exceptions=False)
+    result = CliRunner().invoke(app, [*command, "--json"], catch_exceptions=False)
     values = json.loads(result.stdout)
     assert [task["data"]["type"] for task in values["tasks"]] == ["Retrieval", "Classification"]
     assert values["store_bytes"] > 0
 
 
-def test_without_a_model_the_tasks_are_still_reported(tmp_path: Path) -> None:
+def test_dry_run_without_a_model_still_reports_the_tasks(tmp_path: Path) -> None:
     path = write(tmp_path / "near.jsonl", ROWS["STS"])
     result = CliRunner().invoke(app, ["sweep", str(tmp_path / "none"), "--tasks", str(path), "--dry-run"])
     assert result.exit_code == 1
@@ -57,7 +57,7 @@ def test_without_a_model_the_tasks_are_still_reported(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_your_own_data_are_texts_too(tiny_folder: Folder, tmp_path: Path) -> None:
+def test_your_own_data_can_be_texts(tiny_folder: Folder, tmp_path: Path) -> None:
     folder = write(tmp_path / "mine/test.csv", [{"text": text} for text in SENTENCES]).parent
     assert read_texts(folder, field=None) == SENTENCES
     output = run("metrics", tiny_folder("Llama"), "--texts", str(folder), "--metrics", "curvature", "--device", "cpu",
@@ -70,7 +70,7 @@ def test_your_own_data_are_texts_too(tiny_folder: Folder, tmp_path: Path) -> Non
     assert "Export it:" in output
 
 
-def test_a_column_of_another_name_is_named_by_field(tmp_path: Path) -> None:
+def test_field_names_another_column(tmp_path: Path) -> None:
     rows = [{"question": text, "answer": "x"} for text in SENTENCES]
     for suffix in (".jsonl", ".csv", ".parquet"):
         assert read_texts(write(tmp_path / f"mine{suffix}", rows), field="question") == SENTENCES

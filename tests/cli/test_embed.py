@@ -28,7 +28,7 @@ def texts(tmp_path: Path) -> Path:
     return path
 
 
-def test_layers_recipe_site_and_limit_are_the_encoders(tiny_folder: Folder, texts: Path, tmp_path: Path) -> None:
+def test_layers_recipe_site_and_limit_match_the_encoder(tiny_folder: Folder, texts: Path, tmp_path: Path) -> None:
     model, out = tiny_folder("Llama"), tmp_path / "v.npy"
     flags = ["--layers", "1,0.5,-1", "--site", "mlp", "--recipe", "one-word", "--norm", "none", "--limit", "4"]
     output = run("embed", model, "--texts", str(texts), "--out", str(out), "--device", "cpu", "--quiet", *flags)
@@ -39,7 +39,7 @@ def test_layers_recipe_site_and_limit_are_the_encoders(tiny_folder: Folder, text
     assert (about["recipe"], about["site"], about["layers"]) == ("one-word", "mlp", [1, 2, 4])
 
 
-def test_a_folder_of_images_and_states_of_tokens(tiny_folder: Folder, texts: Path, tmp_path: Path) -> None:
+def test_embed_image_folder_and_token_states(tiny_folder: Folder, texts: Path, tmp_path: Path) -> None:
     (tmp_path / "images").mkdir()
     for number, image in enumerate(IMAGES):
         image.save(tmp_path / "images" / f"{number}.png")
@@ -48,8 +48,8 @@ def test_a_folder_of_images_and_states_of_tokens(tiny_folder: Folder, texts: Pat
     expected = LayerEncoder(tiny_folder("ViT"), -1, device="cpu").encode_layers(IMAGES, [3])[0]
     with safe_open(out, "np") as file:
         np.testing.assert_allclose(file.get_tensor("layer.3"), expected, atol=1e-5)
-    words = ["embed", tiny_folder("Llama"), "--texts", str(texts), "--device", "cpu", "--tokens", "--layers", "2"]
-    assert "States of 6 texts" in run(*words, "--out", str(tmp_path / "states"))
+    command = ["embed", tiny_folder("Llama"), "--texts", str(texts), "--device", "cpu", "--tokens", "--layers", "2"]
+    assert "States of 6 texts" in run(*command, "--out", str(tmp_path / "states"))
     assert (tmp_path / "states" / "states-000000.safetensors").is_file()
 
 
@@ -76,7 +76,7 @@ def test_invalid_arguments_are_refused(
     assert [path.name for path in tmp_path.iterdir()] == ["texts.txt"]
 
 
-def test_an_empty_file_is_refused(tiny_folder: Folder, tmp_path: Path) -> None:
+def test_empty_file_is_refused(tiny_folder: Folder, tmp_path: Path) -> None:
     (tmp_path / "none.txt").write_text("\n")
-    words = ["embed", tiny_folder("Llama"), "--texts", str(tmp_path / "none.txt"), "--out", str(tmp_path / "v.npy")]
-    assert "must hold at least one text" in str(CliRunner().invoke(app, words).exception)
+    command = ["embed", tiny_folder("Llama"), "--texts", str(tmp_path / "none.txt"), "--out", str(tmp_path / "v.npy")]
+    assert "must hold at least one text" in str(CliRunner().invoke(app, command).exception)

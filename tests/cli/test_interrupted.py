@@ -16,11 +16,11 @@ from midlayer_encoders.sweeping import SweepResult
 
 
 @pytest.mark.slow
-def test_an_interrupted_sweep_ends_with_130_and_goes_on(tiny_folder: Callable[[str], str], tmp_path: Path) -> None:
+def test_interrupted_sweep_exits_with_130_and_continues(tiny_folder: Callable[[str], str], tmp_path: Path) -> None:
     rows = [{"sentence1": f"text {n}", "sentence2": "of many words " * 40, "score": n % 6} for n in range(600)]
     (tmp_path / "many.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    words = ["sweep", tiny_folder("Llama"), "--tasks", str(tmp_path / "many.jsonl"), "--out", str(tmp_path / "out")]
-    command = [sys.executable, "-m", "midlayer_encoders.cli", *words, "--device", "cpu", "--metrics", "none"]
+    arguments = ["sweep", tiny_folder("Llama"), "--tasks", str(tmp_path / "many.jsonl"), "--out", str(tmp_path / "out")]
+    command = [sys.executable, "-m", "midlayer_encoders.cli", *arguments, "--device", "cpu", "--metrics", "none"]
     running = subprocess.Popen([*command, "--json"], stderr=subprocess.PIPE, text=True, env=dict(os.environ))
     assert running.stderr is not None
     output: list[str] = []
@@ -34,6 +34,6 @@ def test_an_interrupted_sweep_ends_with_130_and_goes_on(tiny_folder: Callable[[s
     assert running.wait(60) == 130, output
     assert "The same command continues from there" in output[-1]
     assert "Traceback" not in output[-1]
-    done = subprocess.run([*command, "--quiet"], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    resumed = subprocess.run([*command, "--quiet"], capture_output=True, text=True, check=False)
+    assert resumed.returncode == 0, resumed.stderr
     assert SweepResult.load(tmp_path / "out").best() >= 0

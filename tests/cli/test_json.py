@@ -26,9 +26,9 @@ Folder = Callable[[str], str]
 pytestmark = MTEB
 
 
-def found(*words: object) -> Any:
-    """Return what a command prints under ``--json``, which must be one line."""
-    result = CliRunner().invoke(app, [*map(str, words), "--json"], catch_exceptions=False)
+def run_json(*arguments: object) -> Any:
+    """Return the parsed output of a command with ``--json``, which must be one line."""
+    result = CliRunner().invoke(app, [*map(str, arguments), "--json"], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     (line,) = result.stdout.splitlines()
     return json.loads(line)
@@ -41,42 +41,44 @@ def texts(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_sweep_its_page_its_store_and_its_export(tiny_folder: Folder, tmp_path: Path) -> None:
+def test_json_of_sweep_report_and_cache(tiny_folder: Folder, tmp_path: Path) -> None:
     model, task, out = tiny_folder("Llama"), tmp_path / "near.jsonl", tmp_path / "out"
     task.write_text("\n".join(map(json.dumps, ROWS["STS"])))
-    words = ("sweep", model, "--tasks", task, "--out", out, "--metrics", "none", "--workers", 1, "--device", "cpu")
-    swept, result = found(*words), SweepResult.load(out)
-    assert (swept["best_layer"], swept["folder"], swept["failures"]) == (result.best(), str(out), {})
+    arguments = ("sweep", model, "--tasks", task, "--out", out, "--metrics", "none", "--workers", 1, "--device", "cpu")
+    sweep_json, result = run_json(*arguments), SweepResult.load(out)
+    assert (sweep_json["best_layer"], sweep_json["folder"], sweep_json["failures"]) == (result.best(), str(out), {})
     (curve,) = result.summary().tasks
-    assert swept["tasks"][curve.name]["layers"] == {str(layer): score for layer, score in curve.points.items()}
-    assert Path(swept["report"]).is_file()
-    assert f"--layer {result.best()} " in swept["export"]["shell"]
-    assert found("report", out) == {"folder": str(out), "report": swept["report"]}
-    (store,) = found("cache", out / "embeddings")["stores"]
+    assert sweep_json["tasks"][curve.name]["layers"] == {str(layer): score for layer, score in curve.points.items()}
+    assert Path(sweep_json["report"]).is_file()
+    assert f"--layer {result.best()} " in sweep_json["export"]["shell"]
+    assert run_json("report", out) == {"folder": str(out), "report": sweep_json["report"]}
+    (store,) = run_json("cache", out / "embeddings")["stores"]
     assert (store["layers"], store["texts"]) == (
         [0, 1, 2, 3, 4],
         len({row[f"sentence{n}"] for row in ROWS["STS"] for n in (1, 2)}),
     )
-    assert found("cache", out / "embeddings", "--keep-gb", 0)["removed"] == [store["key"]]
+    assert run_json("cache", out / "embeddings", "--keep-gb", 0)["removed"] == [store["key"]]
 
 
-def test_a_selection_an_export_and_vectors(tiny_folder: Folder, texts: Path, tmp_path: Path) -> None:
+def test_json_of_select_export_and_embed(tiny_folder: Folder, texts: Path, tmp_path: Path) -> None:
     model = tiny_folder("Llama")
-    chosen = found("select", model, "--texts", texts, "--device", "cpu")
-    assert chosen["layer"] == next(choice["layer"] for choice in chosen["choices"] if choice["rule"] == chosen["rule"])
-    assert f"layer={chosen['layer']})" in chosen["export"]["python"]
-    result = found("export", model, "--layer", 2, "--out", tmp_path / "cut")
+    selection = run_json("select", model, "--texts", texts, "--device", "cpu")
+    assert selection["layer"] == next(
+        choice["layer"] for choice in selection["choices"] if choice["rule"] == selection["rule"]
+    )
+    assert f"layer={selection['layer']})" in selection["export"]["python"]
+    result = run_json("export", model, "--layer", 2, "--out", tmp_path / "cut")
     assert (result["layer"], result["num_layers"], result["folder"]) == (2, 4, str(tmp_path / "cut"))
-    assert result["parameters"] == sum(choice.numel() for choice in LayerEncoder(model, 2, device="cpu").parameters())
-    written = found("embed", model, "--texts", texts, "--out", tmp_path / "v.npy", "--device", "cpu")
-    assert (written["inputs"], np.load(written["path"]).shape[:2]) == (len(TEXTS), (5, len(TEXTS)))
+    assert result["parameters"] == sum(weights.numel() for weights in LayerEncoder(model, 2, device="cpu").parameters())
+    embedded = run_json("embed", model, "--texts", texts, "--out", tmp_path / "v.npy", "--device", "cpu")
+    assert (embedded["inputs"], np.load(embedded["path"]).shape[:2]) == (len(TEXTS), (5, len(TEXTS)))
 
 
-def test_numbers_that_json_does_not_have() -> None:
+def test_nonfinite_numbers_are_null_in_json() -> None:
     assert to_json({"a": [math.nan, math.inf, 1], "b": Path("x")}) == {"a": [None, None, 1], "b": "x"}
 
 
-def test_a_long_table_fits_80_columns_in_parts(
+def test_wide_table_is_split_to_fit_80_columns(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
@@ -89,13 +91,13 @@ def test_a_long_table_fits_80_columns_in_parts(
     cells = [line.strip("│ ").split() for line in lines if line.startswith("│") and line.strip("│ ")[:1] in "012"]
     for layer in range(3):
         values = [cell for row in cells if row[0] == str(layer) for cell in row[1:] if cell != "│"]
-        assert values == rows[layer][1:]  # no number is broken in two, or lost
+        assert values == rows[layer][1:]  # no number is split or lost
 
 
-def test_a_token_is_in_no_error_and_no_file(
+def test_token_is_in_no_error_and_no_file(
     tiny_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A client's error can hold the header that it was to send."""
+    """A client's error can contain the header it was about to send."""
     secret = "hf_thisisasecrettoken"
     monkeypatch.setenv("HF_TOKEN", secret)
     monkeypatch.setattr(hub, "HF_HUB_OFFLINE", False)
@@ -105,10 +107,10 @@ def test_a_token_is_in_no_error_and_no_file(
         raise RuntimeError(f"Illegal header value b'Bearer {secret}'")
 
     monkeypatch.setattr("huggingface_hub.get_hf_file_metadata", refuse)
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as exit_info:
         main()
     output = capsys.readouterr()
-    assert ended.value.code == 1
+    assert exit_info.value.code == 1
     assert "hf download someone/thing" in output.err
     assert "Bearer hf_…" in output.err
     assert secret not in output.err + output.out

@@ -18,7 +18,7 @@ from midlayer_encoders.cli import app
 from midlayer_encoders.encoder.sentence_transformers_encoder import measure
 from midlayer_encoders.errors import MidlayerError
 from midlayer_encoders.selection import select
-from tests.cli.calls import check_every_option, run, tables, words_of
+from tests.cli.calls import check_every_option, option_flags, run, tables
 from tests.families import tiny
 from tests.tiny_folders import TEXTS
 
@@ -41,15 +41,17 @@ def texts(tmp_path: Path) -> Path:
     return path
 
 
-def read(path: Path, field: str, limit: int | None = None) -> list[str]:
+def read_field(path: Path, field: str, limit: int | None = None) -> list[str]:
     return [json.loads(line)[field] for line in path.read_text().splitlines()][:limit]
 
 
-def layers_of(word: str) -> list[int | float] | str:
-    return word if word == "all" else [float(part) if "." in part else int(part) for part in word.split(",")]
+def parse_layers(argument: str) -> list[int | float] | str:
+    return (
+        argument if argument == "all" else [float(part) if "." in part else int(part) for part in argument.split(",")]
+    )
 
 
-def split(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the options of the encoder, and the others."""
     own_options = {name: value for name, value in options.items() if name in ENCODER}
     return own_options, {name: value for name, value in options.items() if name not in ENCODER}
@@ -59,9 +61,9 @@ def split(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 def test_every_option_of_metrics_reaches_the_measurement(tiny_folder: Folder, texts: Path, tmp_path: Path) -> None:
     folder = tiny_folder("Llama")
 
-    def command(words: list[str]) -> dict[str, pl.DataFrame]:
+    def command(flags: list[str]) -> dict[str, pl.DataFrame]:
         out = tmp_path / "out"
-        output = run("metrics", folder, "--texts", str(texts), "--out", str(out), "--device", "cpu", *words)
+        output = run("metrics", folder, "--texts", str(texts), "--out", str(out), "--device", "cpu", *flags)
         frame = pl.read_parquet(out / "metrics.parquet")
         assert frame.equals(pl.read_csv(out / "metrics.csv").cast(frame.schema))  # type: ignore[arg-type]
         check_printed(output, frame)
@@ -70,13 +72,19 @@ def test_every_option_of_metrics_reaches_the_measurement(tiny_folder: Folder, te
     def call(
         field: str = "body", limit: int | None = None, metrics: str = "paper", layers: str = "all", **options: Any
     ) -> dict[str, pl.DataFrame]:
-        own_options, other_options = split({"norm": "none", "pooling": "mean", "seed": 0} | options)
+        own_options, other_options = split_options({"norm": "none", "pooling": "mean", "seed": 0} | options)
         names = metrics if metrics in ("all", "paper") else metrics.split(",")
         encoder = LayerEncoder(folder, -1, device="cpu", **own_options)
-        lines = read(texts, field, limit)
+        lines = read_field(texts, field, limit)
         return {
             "frame": measure(
-                encoder, lines, metrics=names, layers=layers_of(layers), views=16, dataset="some.lines", **other_options
+                encoder,
+                lines,
+                metrics=names,
+                layers=parse_layers(layers),
+                views=16,
+                dataset="some.lines",
+                **other_options,
             )
         }
 
@@ -85,11 +93,11 @@ def test_every_option_of_metrics_reaches_the_measurement(tiny_folder: Folder, te
     check_every_option(command, call, options, plain={"field": "body", "limit": 3, "layers": "1,2"})
 
 
-def check_printed(said: str, frame: pl.DataFrame) -> None:
-    """Assert that what was printed is the frame, six metrics at a time."""
+def check_printed(output: str, frame: pl.DataFrame) -> None:
+    """Assert that the printed tables match the frame, six metrics at a time."""
     values = {(layer, name): value for layer, name, value in frame.select("layer", "name", "value").iter_rows()}
     names, layers = list(dict.fromkeys(frame["name"])), sorted(set(frame["layer"]))
-    printed = tables(said)
+    printed = tables(output)
     assert [name for head, *_ in printed for name in head[1:]] == [name.replace("_", " ") for name in names]
     for start, (_, *rows) in enumerate(printed):
         assert [int(row[0]) for row in rows] == layers
@@ -103,63 +111,63 @@ def test_wikitext_drops_headings_and_short_paragraphs_for_any_max_length(tiny_fo
     long = [f"paragraph {number} of more than thirty characters, each a token" for number in range(4)]
     path = tmp_path / "wiki.txt"
     path.write_text("\n".join([" = A title of more than thirty characters in all = ", "short", *long, " = = B = = "]))
-    words = ["metrics", tiny_folder("Llama"), "--texts", str(path), "--metrics", "prompt_entropy", "--device", "cpu"]
+    command = ["metrics", tiny_folder("Llama"), "--texts", str(path), "--metrics", "prompt_entropy", "--device", "cpu"]
     for extra, saved in ([], long), (["--limit", "2"], long[:2]), (["--max-length", "16"], long):
-        run(*words, "--wikitext", "--out", str(tmp_path / "out"), *extra)
+        run(*command, "--wikitext", "--out", str(tmp_path / "out"), *extra)
         longest = 16 if "--max-length" in extra else None
         encoder = LayerEncoder(tiny_folder("Llama"), -1, device="cpu", max_length=longest)
         expected = measure(encoder, saved, metrics=["prompt_entropy"], dataset="wiki")
         assert pl.read_parquet(tmp_path / "out" / "metrics.parquet").equals(expected)
 
 
-def files(folder: Path) -> dict[str, bytes]:
+def read_files(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
 def test_every_option_of_export_is_in_the_folder(tiny_folder: Folder, tmp_path: Path) -> None:
-    """The folder that the command writes is, byte for byte, the one that Python writes."""
+    """The command and Python write the same folder, byte for byte."""
     arguments = {"norm": "none", "pooling": "last", "dtype": "float64", "max_length": 7, "bidirectional": True}
     folder, layer = tiny_folder("Llama"), "0.5"
     written: list[dict[str, bytes]] = []
     for number, left_out in enumerate([None, *arguments, "all"]):
         options = {name: value for name, value in arguments.items() if left_out not in (name, "all")}
         LayerEncoder(folder, 0.5, device="cpu", **options).save_pretrained(str(tmp_path / "a" / "same"))
-        written.append(files(tmp_path / "a" / "same"))
+        written.append(read_files(tmp_path / "a" / "same"))
         if left_out in (None, "all"):
             out = tmp_path / str(number) / "same"
-            output = run("export", folder, "--layer", layer, "--out", str(out), *words_of(options))
-            assert files(out) == written[-1]
+            output = run("export", folder, "--layer", layer, "--out", str(out), *option_flags(options))
+            assert read_files(out) == written[-1]
             assert "Layer 2 of 4, " in output
-    assert all(other != written[0] for other in written[1:])
+    assert all(contents != written[0] for contents in written[1:])
 
 
-def test_export_writes_into_a_folder_that_holds_something_when_it_may(tiny_folder: Folder, tmp_path: Path) -> None:
+def test_export_overwrites_a_folder_with_overwrite(tiny_folder: Folder, tmp_path: Path) -> None:
     (tmp_path / "kept.txt").write_text("mine")
-    words = ["export", tiny_folder("Llama"), "--layer", "-2", "--out", str(tmp_path)]
+    command = ["export", tiny_folder("Llama"), "--layer", "-2", "--out", str(tmp_path)]
     with pytest.raises(MidlayerError, match="new or empty folder"):
-        run(*words)
-    assert "Layer 3 of 4" in run(*words, "--overwrite")
+        run(*command)
+    assert "Layer 3 of 4" in run(*command, "--overwrite")
     assert (tmp_path / "kept.txt").read_text() == "mine"
     assert json.loads((tmp_path / "config.json").read_text())["num_hidden_layers"] == 3
 
 
-def test_every_adapter_that_is_given_is_merged_in_order(tiny_folder: Folder, tmp_path: Path) -> None:
+def test_adapters_are_merged_in_order(tiny_folder: Folder, tmp_path: Path) -> None:
     from peft import LoraConfig, get_peft_model
 
-    merged, words, weights = tiny("Llama"), [], []
+    merged, flags, weights = tiny("Llama"), [], []
     for number in range(3):
         with torch.random.fork_rng():
             torch.manual_seed(number)
             lora = LoraConfig(r=4, target_modules=["q_proj", "down_proj"], init_lora_weights=False)
             adapted = get_peft_model(merged, lora)  # type: ignore[arg-type]
         adapted.save_pretrained(str(tmp_path / f"{number}"))
-        words += ["--adapter", str(tmp_path / f"{number}")]
+        flags += ["--adapter", str(tmp_path / f"{number}")]
         merged = adapted.merge_and_unload()
         weights.append(merged.layers[0].self_attn.q_proj.weight.detach().clone())
-    run("export", tiny_folder("Llama"), "--layer", "1", "--out", str(tmp_path / "out"), *words)
+    run("export", tiny_folder("Llama"), "--layer", "1", "--out", str(tmp_path / "out"), *flags)
     result = load_file(tmp_path / "out" / "model.safetensors")["layers.0.self_attn.q_proj.weight"]
     torch.testing.assert_close(result, weights[2])
-    assert all((result - fewer).abs().max() > 1e-2 for fewer in weights[:2])
+    assert all((result - earlier).abs().max() > 1e-2 for earlier in weights[:2])
 
 
 REFUSED = {
@@ -181,22 +189,22 @@ ABSENT = {("export", "--device"), ("select", "--tower"), ("probe", "--tower")}
         if (command, option.split()[0]) not in ABSENT
     ],
 )
-def test_options_of_the_model_reach_it(
+def test_model_options_reach_the_model(
     command: str, option: str, tiny_folder: Folder, texts: Path, tmp_path: Path
 ) -> None:
-    """A wrong value is refused by the part that reads it, so an option that was dropped would not be."""
+    """An invalid value is refused by the code that reads it, so a dropped option would not raise."""
     out = ["--out", str(tmp_path / "out")]
     (tmp_path / "data.jsonl").write_text('{"text": "a", "label": "x"}\n{"text": "b", "label": "y"}\n')
-    near = tmp_path / "near.jsonl"
-    near.write_text("".join(f'{{"sentence1": "a", "sentence2": "b", "score": {score}}}\n' for score in (1, 2)))
-    words = {
+    task_file = tmp_path / "near.jsonl"
+    task_file.write_text("".join(f'{{"sentence1": "a", "sentence2": "b", "score": {score}}}\n' for score in (1, 2)))
+    arguments = {
         "metrics": ["--texts", str(texts), "--field", "body", *out],
         "export": ["--layer", "1", *out],
         "select": ["--texts", str(texts), "--field", "body", *out],
-        "sweep": ["--tasks", str(near), *out],
+        "sweep": ["--tasks", str(task_file), *out],
         "probe": ["--data", str(tmp_path / "data.jsonl"), *out],
     }[command]
-    result = CliRunner().invoke(app, [command, tiny_folder("Llama"), *words, *option.split()])
+    result = CliRunner().invoke(app, [command, tiny_folder("Llama"), *arguments, *option.split()])
     assert REFUSED[option] in str(result.exception)
 
 
@@ -206,38 +214,45 @@ KINDS = ["animal", "money", "help"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("each", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_every_option_of_select_reaches_the_choice(each: bool, tiny_folder: Folder, tmp_path: Path) -> None:
+@pytest.mark.parametrize("check_each", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_every_option_of_select_reaches_the_selection(check_each: bool, tiny_folder: Folder, tmp_path: Path) -> None:
     lines = [f"{text} {number}, said {number % 3} times over" for number in range(4) for text in TEXTS[:5]]
     rows = [{"body": line, "title": line[::-1]} for line in lines]
     (tmp_path / "lines.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    marks = [KINDS[number * number % 7 % 3] if number % 4 else None for number in range(len(lines))]
-    (tmp_path / "labels.txt").write_text("\n".join(mark or "" for mark in marks) + "\n")
+    labels_or_none = [KINDS[number * number % 7 % 3] if number % 4 else None for number in range(len(lines))]
+    (tmp_path / "labels.txt").write_text("\n".join(label or "" for label in labels_or_none) + "\n")
     folder = tiny_folder("Llama")
 
-    def command(words: list[str]) -> dict[str, pl.DataFrame]:
+    def command(flags: list[str]) -> dict[str, pl.DataFrame]:
         common = ["select", folder, "--texts", str(tmp_path / "lines.jsonl"), "--device", "cpu"]
-        output = run(*common, "--out", str(tmp_path / "out"), *words)
-        result, shell = pl.read_csv(tmp_path / "out" / "selection.csv"), " ".join(words)
-        chosen = result.filter(pl.col("chosen")).row(0, named=True)
+        output = run(*common, "--out", str(tmp_path / "out"), *flags)
+        result, shell = pl.read_csv(tmp_path / "out" / "selection.csv"), " ".join(flags)
+        selected = result.filter(pl.col("chosen")).row(0, named=True)
         ((_, *printed),) = tables(output)
         assert [row[:2] for row in printed] == [
             [rule, "" if layer is None else str(layer)] for rule, layer in result.select("rule", "layer").iter_rows()
         ]
-        assert f"Layer {chosen['layer']} of 4 of local/" in output
-        assert f"by {chosen['rule']}" in output
+        assert f"Layer {selected['layer']} of 4 of local/" in output
+        assert f"by {selected['rule']}" in output
         saved = [
-            word for word in ("--norm none", "--pooling max", "--dtype float64", "--max-length 21") if word in shell
+            flag for flag in ("--norm none", "--pooling max", "--dtype float64", "--max-length 21") if flag in shell
         ]
-        line = ["midlayer export", folder, "--layer", str(chosen["layer"]), *saved, f"--out layer-{chosen['layer']}"]
+        line = [
+            "midlayer export",
+            folder,
+            "--layer",
+            str(selected["layer"]),
+            *saved,
+            f"--out layer-{selected['layer']}",
+        ]
         assert f"Export it: {' '.join(line)}\n" in output
-        assert f"In Python: LayerEncoder({folder!r}, layer={chosen['layer']}" in output
+        assert f"In Python: LayerEncoder({folder!r}, layer={selected['layer']}" in output
         return {"choices": result, "frame": pl.read_parquet(tmp_path / "out" / "frame.parquet")}
 
     def call(field: str = "body", labels: str | None = None, **options: Any) -> dict[str, pl.DataFrame]:
-        own_options, other_options = split(options)
+        own_options, other_options = split_options(options)
         encoder = LayerEncoder(folder, -1, device="cpu", **own_options)
-        values = marks if labels is not None else None
+        values = labels_or_none if labels is not None else None
         result = select(encoder, [row[field] for row in rows], values, **other_options)
         result.to_frame().write_csv(tmp_path / "expected.csv")
         return {"choices": pl.read_csv(tmp_path / "expected.csv"), "frame": result.frame}
@@ -250,4 +265,4 @@ def test_every_option_of_select_reaches_the_choice(each: bool, tiny_folder: Fold
         "norm": "none",
     }
     options |= {"pooling": "max", "dtype": "float64", "max_length": 21, "seed": 3}
-    check_every_option(command, call, options, plain={"field": "body", "all_rules": True}, each=each)
+    check_every_option(command, call, options, plain={"field": "body", "all_rules": True}, check_each=check_each)

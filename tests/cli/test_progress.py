@@ -21,10 +21,10 @@ from midlayer_encoders.cli.sweep import STAGES
 
 @pytest.fixture
 def set_mode(monkeypatch: pytest.MonkeyPatch) -> Any:
-    def set_to(kind: str | None) -> None:
+    def set_progress_mode(kind: str | None) -> None:
         monkeypatch.setattr(_progress, "_mode", kind)
 
-    return set_to
+    return set_progress_mode
 
 
 def error_lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
@@ -33,7 +33,7 @@ def error_lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
     return err.splitlines()
 
 
-def test_without_a_terminal_a_line_is_written_when_a_stage_begins_and_ends(
+def test_without_a_terminal_lines_mark_the_start_and_end_of_a_stage(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 0.0
@@ -68,7 +68,7 @@ def test_alternating_stages_print_only_changes(
     assert error_lines(capsys) == ["planning: 0 of 5", "scoring: 0 of 31", "planning: 1 of 5"]
 
 
-def test_a_stage_without_reports_still_writes_lines(
+def test_stage_without_reports_still_writes_lines(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(_progress._SECONDS_BETWEEN_LINES, "lines", 0.05)
@@ -79,7 +79,7 @@ def test_a_stage_without_reports_still_writes_lines(
     assert threading.active_count() == before
 
 
-def test_the_thread_ends_with_an_error_too(capsys: pytest.CaptureFixture[str]) -> None:
+def test_thread_ends_after_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     before = threading.active_count()
     with pytest.raises(ValueError, match="no"), show_waiting("loading", "Loading a model"):
         raise ValueError("no")
@@ -118,7 +118,7 @@ def test_bars_show_the_rate(set_mode: Any, capsys: pytest.CaptureFixture[str], m
     assert "/s" in text
 
 
-def test_a_long_command_takes_one_of_two_flags() -> None:
+def test_long_commands_take_quiet_or_json() -> None:
     calls: list[Any] = []
     application = typer.Typer()
 
@@ -134,8 +134,8 @@ def test_a_long_command_takes_one_of_two_flags() -> None:
     assert run(application, ["--json", "--quiet"]).exit_code == 2
 
 
-def test_every_command_that_takes_long_has_the_flags() -> None:
-    short = {"board", "cache", "report"}  # done at once
+def test_every_long_command_has_the_flags() -> None:
+    short = {"board", "cache", "report"}  # finish immediately
     assert app.registered_commands
     for command in app.registered_commands:
         name = command.name or command.callback.__name__  # type: ignore[union-attr]
@@ -144,14 +144,14 @@ def test_every_command_that_takes_long_has_the_flags() -> None:
         assert ("--quiet" in flags) is (name not in short), name
 
 
-def test_what_a_command_prints_is_not_mixed_with_its_progress(tiny_folder: Any, tmp_path: Path) -> None:
+def test_output_is_separate_from_progress(tiny_folder: Any, tmp_path: Path) -> None:
     (tmp_path / "texts.txt").write_text("\n".join(f"text number {n} of a few" for n in range(8)))
     command = ["metrics", tiny_folder("Llama"), "--texts", str(tmp_path / "texts.txt"), "--metrics", "prompt_entropy"]
     command += ["--out", str(tmp_path / "out"), "--device", "cpu"]
-    lines, machine = (CliRunner().invoke(app, [*command, *more]) for more in ((), ("--json",)))
+    lines, machine = (CliRunner().invoke(app, [*command, *extra_flags]) for extra_flags in ((), ("--json",)))
     assert "Loading" not in lines.stdout
     assert "Loading" in lines.stderr
-    values = json.loads(machine.stdout)["values"]  # one object, and nothing for people
+    values = json.loads(machine.stdout)["values"]  # a single JSON object
     assert [value["layer"] for value in values] == [0, 1, 2, 3, 4]
     assert f"{values[4]['value']:.4g}" in lines.stdout
     reports = [json.loads(line) for line in machine.stderr.splitlines() if line.startswith("{")]
@@ -161,8 +161,8 @@ def test_what_a_command_prints_is_not_mixed_with_its_progress(tiny_folder: Any, 
     assert ("measuring", "8 texts, 1 passes") in [(report["stage"], report["title"]) for report in reports]
 
 
-@pytest.mark.filterwarnings("ignore")  # of mteb and datasets
-def test_reading_the_tasks_and_planning_are_stages_of_a_sweep(
+@pytest.mark.filterwarnings("ignore")  # from mteb and datasets
+def test_reading_and_planning_are_stages_of_a_sweep(
     tiny_folder: Any, tmp_path: Path, set_mode: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = [{"sentence1": f"one {n}", "sentence2": f"two {n * n}", "score": n % 5} for n in range(8)]
@@ -171,8 +171,8 @@ def test_reading_the_tasks_and_planning_are_stages_of_a_sweep(
     command = ["sweep", model, "--tasks", tasks, "--metrics", "none", "--device", "cpu", "--workers", "1", "--out"]
     lines = CliRunner().invoke(app, [*command, str(tmp_path / "lines")]).stderr.splitlines()
     machine = CliRunner().invoke(app, [*command, str(tmp_path / "json"), "--json"]).stderr.splitlines()
-    begun = [line for line in lines if line.startswith(("Reading", "tasks planned: 0", "texts embedded: 0"))]
-    assert [line.split()[0] for line in dict.fromkeys(begun)] == ["Reading", "tasks", "texts"]
+    first_lines = [line for line in lines if line.startswith(("Reading", "tasks planned: 0", "texts embedded: 0"))]
+    assert [line.split()[0] for line in dict.fromkeys(first_lines)] == ["Reading", "tasks", "texts"]
     reports = [json.loads(line) for line in machine if line.startswith("{")]
     planned = [(report["done"], report["total"]) for report in reports if report["stage"] == "planning"]
     assert (planned[0], planned[-1]) == ((0, 1), (1, 1))
@@ -185,7 +185,7 @@ def test_reading_the_tasks_and_planning_are_stages_of_a_sweep(
 
 
 @pytest.mark.parametrize(
-    ("given", "first"),
+    ("environment", "first"),
     [
         ({}, True),
         ({"RANK": "0", "LOCAL_RANK": "0", "SLURM_PROCID": "3"}, True),  # torchrun inside a job of SLURM
@@ -196,12 +196,10 @@ def test_reading_the_tasks_and_planning_are_stages_of_a_sweep(
         ({"NODE_RANK": "0", "LOCAL_RANK": "1"}, False),
     ],
 )
-def test_one_of_several_processes_is_the_first(
-    given: dict[str, str], first: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_first_process_is_detected(environment: dict[str, str], first: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RANK", "SLURM_PROCID", "NODE_RANK", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
-    for name, value in given.items():
+    for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert is_first_process() is first
 

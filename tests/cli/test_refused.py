@@ -28,23 +28,23 @@ WITHOUT_EFFECT = {
 }
 
 
-@pytest.mark.parametrize("words", WITHOUT_EFFECT)
-def test_a_flag_without_effect_is_refused_before_the_model_is_loaded(words: str, tmp_path: Path) -> None:
-    command, *rest = words.split()
+@pytest.mark.parametrize("arguments", WITHOUT_EFFECT)
+def test_flag_without_effect_is_refused_before_the_model_is_loaded(arguments: str, tmp_path: Path) -> None:
+    command, *rest = arguments.split()
     with pytest.raises(OptionError) as error:
         run(command, "no/such-model", *rest, "--out", str(tmp_path))
-    assert WITHOUT_EFFECT[words] in str(error.value)
+    assert WITHOUT_EFFECT[arguments] in str(error.value)
 
 
-@pytest.mark.parametrize("words", ["compare a b", "progression a"])
-def test_commands_whose_models_name_a_revision_have_no_revision_flag(words: str, tmp_path: Path) -> None:
-    arguments = [*words.split(), "--texts", "lines.txt", "--out", str(tmp_path), "--revision", "step7"]
+@pytest.mark.parametrize("command", ["compare a b", "progression a"])
+def test_commands_whose_models_name_a_revision_have_no_revision_flag(command: str, tmp_path: Path) -> None:
+    arguments = [*command.split(), "--texts", "lines.txt", "--out", str(tmp_path), "--revision", "step7"]
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 2
     assert "--revision" in result.output
 
 
-def test_a_revision_is_refused_in_python_too() -> None:
+def test_revision_is_refused_in_python() -> None:
     with pytest.raises(
         OptionError, match=r"`revision` must be left out, because each model .* 'step7'. Write `name@rev"
     ):
@@ -56,7 +56,7 @@ def test_a_revision_is_refused_in_python_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
         ("cache . --keep-gb nan", "`--keep-gb` must be a finite number, 0 or more, but got nan"),
         ("cache . --dry-run", "`--dry-run` must be left out if nothing is to be removed"),
@@ -67,8 +67,8 @@ def test_a_revision_is_refused_in_python_too() -> None:
         ("report swept", "swept has no readable frame.parquet and sweep.json"),
     ],
 )
-def test_an_invalid_value_is_refused_before_the_model_is_loaded(
-    words: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_invalid_value_is_refused_before_the_model_is_loaded(
+    arguments: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("lines.txt").write_text("\n".join(TEXTS))
@@ -76,7 +76,7 @@ def test_an_invalid_value_is_refused_before_the_model_is_loaded(
     Path("swept").mkdir()
     Path("swept/sweep.json").write_text('{"title": ')
     Path("swept/frame.parquet").write_bytes(b"PAR1")
-    command = words.split()
+    command = arguments.split()
     out = [] if command[0] in ("cache", "report") else ["--out", "out"]
     with pytest.raises((OptionError, DeviceError)) as error:
         run(*command, *out)
@@ -84,7 +84,7 @@ def test_an_invalid_value_is_refused_before_the_model_is_loaded(
 
 
 @pytest.mark.parametrize(
-    ("words", "flag"),
+    ("arguments", "flag"),
     [
         ("metrics no/model --texts lines.txt --limit 0", "--limit"),
         ("compare a b --texts lines.txt --limit -1", "--limit"),
@@ -95,7 +95,7 @@ def test_an_invalid_value_is_refused_before_the_model_is_loaded(
         ("sweep no/model --tasks builtin --scoring all", "--scoring"),
     ],
 )
-def test_a_value_out_of_range_is_refused_by_the_parser(words: str, flag: str) -> None:
-    result = CliRunner().invoke(app, words.split(), env={"COLUMNS": "200"})
+def test_value_out_of_range_is_refused_by_the_parser(arguments: str, flag: str) -> None:
+    result = CliRunner().invoke(app, arguments.split(), env={"COLUMNS": "200"})
     assert result.exit_code == 2
     assert f"Invalid value for '{flag}'" in result.output

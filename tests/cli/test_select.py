@@ -25,8 +25,8 @@ def files(tmp_path: Path) -> tuple[Path, Path]:
     return texts, labels
 
 
-def run(*words: str) -> str:
-    result = CliRunner().invoke(app, ["select", *words], catch_exceptions=False)
+def run(*arguments: str) -> str:
+    result = CliRunner().invoke(app, ["select", *arguments], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.output
 
@@ -46,7 +46,7 @@ def test_table_frame_and_figure(tiny_folder: Callable[[str], str], files: tuple[
     assert (out / "selection.png").stat().st_size > 10_000
 
 
-def test_an_invalid_rule_and_labels_are_refused_before_the_model_is_loaded(
+def test_invalid_rule_and_labels_are_refused_before_the_model_is_loaded(
     files: tuple[Path, Path], tmp_path: Path
 ) -> None:
     texts, labels = files
@@ -59,7 +59,7 @@ def test_an_invalid_rule_and_labels_are_refused_before_the_model_is_loaded(
         run("no/model", "--texts", str(texts), "--labels", str(tmp_path / "none"))
 
 
-def test_recipes_end_in_the_lines_that_make_the_encoder(
+def test_recipes_print_the_code_of_the_encoder(
     tiny_folder: Callable[[str], str], files: tuple[Path, Path], tmp_path: Path
 ) -> None:
     texts, labels = files
@@ -67,7 +67,9 @@ def test_recipes_end_in_the_lines_that_make_the_encoder(
     common = (folder, "--texts", str(texts), "--device", "cpu")
     output = run(*common, "--recipes", "plain,one-word+center", "--out", str(out))
     table = pl.read_csv(out / "selection.csv")
-    assert table.filter("chosen")["recipe"].to_list() == ["one-word+center"], "of a causal model without labels"
+    assert table.filter("chosen")["recipe"].to_list() == ["one-word+center"], (
+        "the default for a causal model without labels"
+    )
     layer = table.filter("chosen")["layer"].item()
     center = out / "center.txt"
     assert center.read_text(encoding="utf8").splitlines() == TEXTS

@@ -51,13 +51,13 @@ def tasks(tmp_path: Path) -> dict[str, str]:
     return result
 
 
-def check_table(said: str, result: SweepResult) -> None:
-    """Assert that what was printed is the frame: every score, the mean, the best layer and its gain."""
+def check_table(output: str, result: SweepResult) -> None:
+    """Assert that the printed table matches the frame: scores, means, the best layer and its gain."""
     scores = result.frame.filter(pl.col("kind") == "score")
     names = list(dict.fromkeys(scores["dataset"]))
     points = {(layer, name): 100 * v for layer, name, v in scores.select("layer", "dataset", "value").iter_rows()}
     layers = sorted(set(scores["layer"]))
-    ((head, *rows),) = tables(said)
+    ((head, *rows),) = tables(output)
     assert [re.sub("-[0-9a-f]+$", "", word) for word in head] == ["layer", *(n.split("-")[0] for n in names), "mean"]
     means = {layer: sum(points[layer, name] for name in names) / len(names) for layer in layers}
     for row, layer in zip(rows, layers, strict=False):
@@ -67,21 +67,21 @@ def check_table(said: str, result: SweepResult) -> None:
     best = max(layers, key=lambda layer: (means[layer], -layer))
     last = "the last layer" if layers[-1] == 4 else f"layer {layers[-1]}"
     gain = means[best] - means[layers[-1]]
-    assert f"Best layer: {best} of 4, {means[best]:.1f} points, {gain:+.1f} over {last}." in said
+    assert f"Best layer: {best} of 4, {means[best]:.1f} points, {gain:+.1f} over {last}." in output
 
 
 def test_every_option_of_sweep_reaches_it(tiny_folder: Folder, tasks: dict[str, str], tmp_path: Path) -> None:
     folder, numbers = tiny_folder("Llama"), itertools.count()
 
-    def command(words: list[str]) -> dict[str, pl.DataFrame]:
+    def command(flags: list[str]) -> dict[str, pl.DataFrame]:
         out = tmp_path / f"out {next(numbers)}"
-        output = run("sweep", folder, "--out", str(out), "--device", "cpu", "--workers", "1", *words)
+        output = run("sweep", folder, "--out", str(out), "--device", "cpu", "--workers", "1", *flags)
         result = SweepResult.load(out)
         check_table(output, result)
         assert f"The report: {out / 'report.html'}" in output
         assert f"Export it: midlayer export {shlex.quote(folder)} --layer {result.best()} " in output
         assert f"In Python: LayerEncoder({folder!r}, layer={result.best()}" in output
-        return frames(result, Path(words[words.index("--store") + 1]) if "--store" in words else out / "embeddings")
+        return frames(result, Path(flags[flags.index("--store") + 1]) if "--store" in flags else out / "embeddings")
 
     def call(tasks: str, metrics: str = "paper", layers: str = "all", half: bool = False, **options: Any) -> Any:
         out = tmp_path / f"out {next(numbers)}"
@@ -96,19 +96,19 @@ def test_every_option_of_sweep_reaches_it(tiny_folder: Folder, tasks: dict[str, 
 
     def frames(result: SweepResult, store: Path) -> dict[str, pl.DataFrame]:
         (saved,) = list_stores(store)
-        held = {"dtype": [saved.dtype], "layers": [str(saved.layers)], "texts": [saved.texts]}
-        return {"frame": result.frame, "store": pl.DataFrame(held)}
+        store_row = {"dtype": [saved.dtype], "layers": [str(saved.layers)], "texts": [saved.texts]}
+        return {"frame": result.frame, "store": pl.DataFrame(store_row)}
 
     options = {"tasks": f"{tasks['near']},{tasks['far']}", "layers": "0,0.5,3", "metrics": "curvature,anisotropy"}
     options |= {"norm": "none", "pooling": "max", "dtype": "float64", "max_length": 9, "half": True}
     options |= {"store": str(tmp_path / "shared")}
-    check_every_option(command, call, options, plain={"tasks": tasks["near"], "metrics": "none"}, each=False)
+    check_every_option(command, call, options, plain={"tasks": tasks["near"], "metrics": "none"}, check_each=False)
 
 
-def test_processes_reach_the_sweep_and_the_demo_is_of_the_built_in_model(
+def test_processes_reach_the_sweep_and_demo_uses_the_built_in_model(
     tiny_folder: Folder, tasks: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Recorded, not run: several processes and a real model take minutes."""
+    """The calls are recorded, not run: several processes and a real model take minutes."""
     from midlayer_encoders import sweeping
     from midlayer_encoders.models import hub
 
@@ -137,7 +137,7 @@ def test_processes_reach_the_sweep_and_the_demo_is_of_the_built_in_model(
     assert (reports[2]["recipes"], reports[2]["metrics"]) == (["plain", "one-word"], one_pass)
 
 
-def made(folder: Path, scores: dict[str, list[float | None]], **notes: Any) -> SweepResult:
+def save_sweep(folder: Path, scores: dict[str, list[float | None]], **notes: Any) -> SweepResult:
     rows = [
         ("m", "main", layer, layer / 4, "score", task, "accuracy", value)
         for task, values in scores.items()
@@ -149,21 +149,21 @@ def made(folder: Path, scores: dict[str, list[float | None]], **notes: Any) -> S
     return result
 
 
-def printed(result: SweepResult, tmp_path: Path, folder: str, tasks: dict[str, str], monkeypatch: Any) -> str:
+def sweep_output(result: SweepResult, tmp_path: Path, folder: str, tasks: dict[str, str], monkeypatch: Any) -> str:
     from midlayer_encoders import sweeping
 
     monkeypatch.setattr(sweeping, "sweep", lambda *_, **__: result)
-    words = ["sweep", folder, "--tasks", tasks["near"]]
-    return CliRunner().invoke(app, words, env={"COLUMNS": "200"}, catch_exceptions=False).output
+    arguments = ["sweep", folder, "--tasks", tasks["near"]]
+    return CliRunner().invoke(app, arguments, env={"COLUMNS": "200"}, catch_exceptions=False).output
 
 
-def test_a_table_with_gaps_ties_and_failures(
+def test_table_with_gaps_ties_and_failures(
     tiny_folder: Folder, tasks: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A layer without a task has an empty cell and no mean; of equal means the lowest layer is best."""
+    """A layer without a task has an empty cell and no mean; of equal means, the lowest layer is best."""
     scores: dict[str, list[float | None]] = {"A": [0.1, 0.5, 0.4, 0.9, 0.2], "B": [0.3, 0.3, 0.4, None, 0.5]}
-    result = made(tmp_path, scores, failures={"C": "layer 1: no data"})
-    output = printed(result, tmp_path, tiny_folder("Llama"), tasks, monkeypatch)
+    result = save_sweep(tmp_path, scores, failures={"C": "layer 1: no data"})
+    output = sweep_output(result, tmp_path, tiny_folder("Llama"), tasks, monkeypatch)
     ((_, *rows),) = tables(output)
     assert rows == [
         ["0", "10.0", "30.0", "20.0"],
@@ -182,12 +182,12 @@ def test_a_table_with_gaps_ties_and_failures(
 def test_two_tasks_with_the_same_name_keep_their_digests(
     tiny_folder: Folder, tasks: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    result = made(tmp_path, {"mine-0123abcd": [0.1] * 5, "mine-4567cdef": [0.2] * 5}, failures={})
-    ((head, *_),) = tables(printed(result, tmp_path, tiny_folder("Llama"), tasks, monkeypatch))
+    result = save_sweep(tmp_path, {"mine-0123abcd": [0.1] * 5, "mine-4567cdef": [0.2] * 5}, failures={})
+    ((head, *_),) = tables(sweep_output(result, tmp_path, tiny_folder("Llama"), tasks, monkeypatch))
     assert head == ["layer", "mine-0123abcd", "mine-4567cdef", "mean"]
 
 
-def test_recipes_stand_beside_baselines_and_the_lines_that_make_the_winner_come_last(
+def test_recipes_and_baselines_are_listed_and_the_code_of_the_winner_is_last(
     tiny_folder: Folder, tasks: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scores: dict[str, dict[str, list[float | None]]] = {
@@ -195,12 +195,12 @@ def test_recipes_stand_beside_baselines_and_the_lines_that_make_the_winner_come_
         "one-word": {"A": [None, 0.3, 0.4, 0.6, 0.5]},
     }
     parts = {
-        name: made(
-            tmp_path / name, subject, options={"recipe": name}, baselines={"MiniLM": {"A": 0.7}} if n == 0 else {}
+        name: save_sweep(
+            tmp_path / name, recipe_scores, options={"recipe": name}, baselines={"MiniLM": {"A": 0.7}} if n == 0 else {}
         )
-        for n, (name, subject) in enumerate(scores.items())
+        for n, (name, recipe_scores) in enumerate(scores.items())
     }
-    output = printed(RecipesResult.of(parts, tmp_path), tmp_path, tiny_folder("Llama"), tasks, monkeypatch)
+    output = sweep_output(RecipesResult.of(parts, tmp_path), tmp_path, tiny_folder("Llama"), tasks, monkeypatch)
     (_, *recipes), (_, *layers) = tables(output)
     assert recipes == [
         ["plain", "1", "50.0", "0.0", "50.0"],
@@ -221,16 +221,16 @@ def test_recipes_stand_beside_baselines_and_the_lines_that_make_the_winner_come_
     ]
 
 
-def test_the_page_is_written_again_with_everything_that_stood_beside_the_frame(tmp_path: Path) -> None:
+def test_report_rewrites_the_page_with_all_notes(tmp_path: Path) -> None:
     notes = {
         "parameters": {0: 10_000_000, 4: 50_000_000},
         "seconds": {0: 1.5, 4: 3.0},
         "baselines": {"TF-IDF": {"A": 0.7}, "MiniLM": {"A": 0.65}},
     }
-    made(tmp_path, {"A": [0.6, 0.2, 0.2, 0.2, 0.5]}, **notes, remarks=["A remark."], options={"norm": "none"})
+    save_sweep(tmp_path, {"A": [0.6, 0.2, 0.2, 0.2, 0.5]}, **notes, remarks=["A remark."], options={"norm": "none"})
     run("report", str(tmp_path))
     page = (tmp_path / "report.html").read_text()
-    for words in (
+    for expected_text in (
         "10.0 M instead of 50.0 M",
         "93.8 ms instead of 188 ms",
         "−80 %",
@@ -239,26 +239,26 @@ def test_the_page_is_written_again_with_everything_that_stood_beside_the_frame(t
         "TF-IDF 70.0",
         "MiniLM 65.0",
     ):
-        assert words in page
+        assert expected_text in page
     assert "midlayer export m --layer 0 --norm none --out layer-0" in page
 
 
-def test_the_cache_lists_and_removes_what_was_asked_for(tmp_path: Path) -> None:
+def test_cache_lists_and_removes_the_requested_stores(tmp_path: Path) -> None:
     root, day = tmp_path / "stores", 24 * 3600
     now = time.time()
     for number, name in enumerate(("old", "mid", "new")):
-        layers, keys = list(range(2 * number + 1)), [text_key(f"text {place}") for place in range(number + 1)]
+        layers, keys = list(range(2 * number + 1)), [text_key(f"text {index}") for index in range(number + 1)]
         store = EmbeddingStore(root, key=f"k{number}", layers=layers, dim=4, description={"model": name})
         store.write(keys, np.ones((len(layers), len(keys), 4)))
         for path in store.folder.iterdir():
             os.utime(path, (now, now - (20 - 9 * number) * day))
     infos = {str(info.description["model"]): info for info in list_stores(root)}
 
-    def listed() -> list[list[str]]:
+    def list_rows() -> list[list[str]]:
         ((_, *rows),) = tables(run("cache", str(root)))
         return rows
 
-    assert listed() == [
+    assert list_rows() == [
         [info.key, name, str(texts), str(layers), f"{info.bytes / 1e6:.1f}", f"{info.last_used:%Y-%m-%d %H:%M}"]
         for name, texts, layers in (("new", 3, 5), ("mid", 2, 3), ("old", 1, 1))
         for info in [infos[name]]
@@ -267,17 +267,17 @@ def test_the_cache_lists_and_removes_what_was_asked_for(tmp_path: Path) -> None:
     assert "Would remove 2 stores." in run("cache", str(root), "--unused-days", "10", "--dry-run")
     room = infos["new"].bytes + infos["mid"].bytes
     assert "Would remove 1 stores." in run("cache", str(root), "--keep-gb", str((room + 9) / 1e9), "--dry-run")
-    words = ["--remove", infos["new"].key, "--remove", infos["old"].key]
-    assert "Would remove 2 stores." in run("cache", str(root), *words, "--dry-run")
-    assert len(listed()) == 3
-    assert "Removed 2 stores." in run("cache", str(root), *words)
-    assert [row[1] for row in listed()] == ["mid"]
+    flags = ["--remove", infos["new"].key, "--remove", infos["old"].key]
+    assert "Would remove 2 stores." in run("cache", str(root), *flags, "--dry-run")
+    assert len(list_rows()) == 3
+    assert "Removed 2 stores." in run("cache", str(root), *flags)
+    assert [row[1] for row in list_rows()] == ["mid"]
 
 
-@pytest.mark.parametrize(("words", "said"), [([], None), (["--metrics", "paper"], "17 times, once and as 16 views")])
+@pytest.mark.parametrize(("flags", "message"), [([], None), (["--metrics", "paper"], "17 times, once and as 16 views")])
 def test_metrics_that_compare_views_print_their_cost_first(
-    words: list[str],
-    said: str | None,
+    flags: list[str],
+    message: str | None,
     tiny_folder: Folder,
     tasks: dict[str, str],
     tmp_path: Path,
@@ -285,8 +285,8 @@ def test_metrics_that_compare_views_print_their_cost_first(
 ) -> None:
     calls: dict[str, Any] = {}
 
-    def stop(*_: object, **given: Any) -> None:
-        calls.update(given)
+    def stop(*_: object, **kwargs: Any) -> None:
+        calls.update(kwargs)
         raise OptionError("enough")
 
     monkeypatch.setattr(sweeping, "sweep", stop)
@@ -299,10 +299,10 @@ def test_metrics_that_compare_views_print_their_cost_first(
         str(tmp_path),
         "--device",
         "cpu",
-        *words,
+        *flags,
     ]
     output = " ".join(CliRunner().invoke(app, command).output.split())
-    assert (said is None and "views" not in output) or (said is not None and said in output)
+    assert (message is None and "views" not in output) or (message is not None and message in output)
     assert calls["metrics"] == (
-        "paper" if words else ["prompt_entropy", "dataset_entropy", "effective_rank", "curvature"]
+        "paper" if flags else ["prompt_entropy", "dataset_entropy", "effective_rank", "curvature"]
     )

@@ -9,42 +9,44 @@ from midlayer_encoders.models.anatomy import SITES, Anatomy, block_sites, find_a
 from tests.families import DEPTH, FAMILIES, WIDTH, inputs, tiny
 
 
-def first(value: object) -> Tensor:
+def first_tensor(value: object) -> Tensor:
     return value[0] if isinstance(value, tuple) else value  # type: ignore[return-value]
 
 
-def watch(
-    model: nn.Module, name: str, wanted: dict[str, tuple[nn.Module, str]]
+def record_states(
+    model: nn.Module, name: str, points: dict[str, tuple[nn.Module, str]]
 ) -> tuple[dict[str, list[Tensor]], Tensor]:
-    """Run the family's input through the model; return what passed each point, call by call, and the model's output."""
-    seen: dict[str, list[Tensor]] = {key: [] for key in wanted}
+    """Run the family's input through the model; return the states at each point, call by call, and the model's output."""
+    recorded: dict[str, list[Tensor]] = {key: [] for key in points}
     handles = []
-    for key, (module, side) in wanted.items():
+    for key, (module, side) in points.items():
         if side == "input":
             hook = module.register_forward_pre_hook(
-                lambda _m, args, kwargs, key=key: seen[key].append(first(args or kwargs.get("hidden_states"))),
+                lambda _m, args, kwargs, key=key: recorded[key].append(
+                    first_tensor(args or kwargs.get("hidden_states"))
+                ),
                 with_kwargs=True,
             )
         else:
-            hook = module.register_forward_hook(lambda _m, _a, out, key=key: seen[key].append(first(out)))
+            hook = module.register_forward_hook(lambda _m, _a, out, key=key: recorded[key].append(first_tensor(out)))
         handles.append(hook)
     with torch.no_grad():
         output = model(**inputs(name)).last_hidden_state
     for handle in handles:
         handle.remove()
-    return seen, output
+    return recorded, output
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_blocks_and_final_norm_are_those_that_the_forward_pass_uses(name: str) -> None:
+def test_blocks_and_final_norm_match_the_forward_pass(name: str) -> None:
     model = tiny(name)
     anatomy = find_anatomy(model)
     assert anatomy.num_layers == DEPTH
     assert anatomy.final == FAMILIES[name].final
     blocks = {id(anatomy.block(model, k)): anatomy.block(model, k) for k in range(1, DEPTH + 1)}
-    seen, output = watch(model, name, {str(key): (block, "output") for key, block in blocks.items()})
-    assert sum(len(calls) for calls in seen.values()) == DEPTH
-    states = seen[str(id(anatomy.block(model, DEPTH)))][-1]
+    recorded, output = record_states(model, name, {str(key): (block, "output") for key, block in blocks.items()})
+    assert sum(len(calls) for calls in recorded.values()) == DEPTH
+    states = recorded[str(id(anatomy.block(model, DEPTH)))][-1]
     with torch.no_grad():
         for path in anatomy.final:
             states = model.get_submodule(path)(states)
@@ -59,71 +61,80 @@ def test_embeddings_are_found(name: str) -> None:
     assert sum(p.numel() for p in model.get_submodule(path).parameters()) > 0
 
 
-SCALED = {"DINOv2": "layer_scale1", "Gemma2": "post_attention_layernorm"}  # what stands between attention and the sum
+SCALED = {
+    "DINOv2": "layer_scale1",
+    "Gemma2": "post_attention_layernorm",
+}  # applied between attention and the residual sum
 POST_NORM = {"BERT", "RoBERTa", "DistilBERT", "DeBERTaV2", "DeBERTaV2-conv", "ALBERT", "OPT-350m"}
 POST_NORM |= {"Wav2Vec2", "HuBERT", "WavLM"}
-NO_MIDDLE = {"GPTNeoX", "Mamba", "Mamba2"}  # side by side, or no MLP
+NO_MIDDLE = {"GPTNeoX", "Mamba", "Mamba2"}  # parallel branches, or no MLP
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_sites_inside_a_block_add_up_to_the_residual_stream(name: str) -> None:
+def test_sites_in_a_block_add_up_to_the_residual_stream(name: str) -> None:
     model = tiny(name)
     block = find_anatomy(model).block(model, 2)
     sites = block_sites(block, model.config)
     assert ("residual_mid" not in sites) == (name in NO_MIDDLE)
     assert ("mlp" not in sites) == (name in {"Mamba", "Mamba2"})
-    seen, _ = watch(model, name, {key: (block.get_submodule(site.module), site.side) for key, site in sites.items()})
+    recorded, _ = record_states(
+        model, name, {key: (block.get_submodule(site.module), site.side) for key, site in sites.items()}
+    )
     call = 1 if name == "ALBERT" else 0
-    at = {key: values[call].reshape(2, -1, WIDTH) for key, values in seen.items()}
-    added = at["attention"]
+    states = {key: values[call].reshape(2, -1, WIDTH) for key, values in recorded.items()}
+    added = states["attention"]
     with torch.no_grad():
         if name in SCALED:
             added = block.get_submodule(SCALED[name])(added)
         if name in POST_NORM:
             norm = block.get_submodule(sites["residual_mid"].module)
-            torch.testing.assert_close(norm(at["residual_in"] + added), at["residual_mid"])
+            torch.testing.assert_close(norm(states["residual_in"] + added), states["residual_mid"])
         elif name in NO_MIDDLE:
-            torch.testing.assert_close(at["residual_in"] + added + at.get("mlp", 0), at["residual_out"])
+            torch.testing.assert_close(states["residual_in"] + added + states.get("mlp", 0), states["residual_out"])
         elif name == "BEiT":  # the scale is a bare parameter of the block
             scale = getattr(block, "lambda_1", None)
             torch.testing.assert_close(
-                at["residual_in"] + (added if scale is None else scale * added), at["residual_mid"]
+                states["residual_in"] + (added if scale is None else scale * added), states["residual_mid"]
             )
         else:
-            torch.testing.assert_close(at["residual_in"] + added, at["residual_mid"])
+            torch.testing.assert_close(states["residual_in"] + added, states["residual_mid"])
             if name not in SCALED:
-                torch.testing.assert_close(at["residual_mid"] + at["mlp"], at["residual_out"])
+                torch.testing.assert_close(states["residual_mid"] + states["mlp"], states["residual_out"])
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_sites_before_and_after_the_norms_are_joined_by_them(name: str) -> None:
+def test_sites_before_and_after_the_norms_are_related_by_them(name: str) -> None:
     model = tiny(name)
     block = find_anatomy(model).block(model, 2)
     sites = block_sites(block, model.config)
     assert list(sites) == [site for site in SITES if site in sites]
-    seen, _ = watch(model, name, {key: (block.get_submodule(site.module), site.side) for key, site in sites.items()})
-    at = {key: values[1 if name == "ALBERT" else 0].reshape(2, -1, WIDTH) for key, values in seen.items()}
+    recorded, _ = record_states(
+        model, name, {key: (block.get_submodule(site.module), site.side) for key, site in sites.items()}
+    )
+    states = {key: values[1 if name == "ALBERT" else 0].reshape(2, -1, WIDTH) for key, values in recorded.items()}
     norms = [module for path, module in block.named_modules() if path and type(module).__name__.endswith("Norm")]
 
-    def joined(before: str, after: str) -> bool:
-        """Return whether exactly one norm of the block makes the one of the other."""
+    def norm_connects(before: str, after: str) -> bool:
+        """Return True if exactly one norm of the block maps the first site to the second."""
         widths = [norm for norm in norms if norm.weight.shape == (WIDTH,)]
-        return sum(torch.allclose(norm(at[before]), at[after], atol=1e-5) for norm in widths) == 1
+        return sum(torch.allclose(norm(states[before]), states[after], atol=1e-5) for norm in widths) == 1
 
     with torch.no_grad():
         if name in POST_NORM:
-            torch.testing.assert_close(at["attention_in"], at["residual_in"])
-            torch.testing.assert_close(at["mlp_in"], at["residual_mid"])
-            torch.testing.assert_close(at["attention_sum"], at["residual_in"] + at["attention"])
-            torch.testing.assert_close(at["mlp_sum"], at["residual_mid"] + at["mlp"])
-            assert joined("attention_sum", "residual_mid")
-            assert joined("mlp_sum", "residual_out")
+            torch.testing.assert_close(states["attention_in"], states["residual_in"])
+            torch.testing.assert_close(states["mlp_in"], states["residual_mid"])
+            torch.testing.assert_close(states["attention_sum"], states["residual_in"] + states["attention"])
+            torch.testing.assert_close(states["mlp_sum"], states["residual_mid"] + states["mlp"])
+            assert norm_connects("attention_sum", "residual_mid")
+            assert norm_connects("mlp_sum", "residual_out")
         else:
-            assert joined("residual_in", "attention_in")
-            assert "mlp" not in sites or joined("residual_mid" if "residual_mid" in sites else "residual_in", "mlp_in")
+            assert norm_connects("residual_in", "attention_in")
+            assert "mlp" not in sites or norm_connects(
+                "residual_mid" if "residual_mid" in sites else "residual_in", "mlp_in"
+            )
 
 
-def test_albert_says_that_its_blocks_are_shared() -> None:
+def test_albert_reports_shared_blocks() -> None:
     anatomy = find_anatomy(tiny("ALBERT"))
     assert anatomy.shared
     assert anatomy.num_blocks == 1
@@ -138,11 +149,11 @@ class Plain(nn.Module):
         self.ln = nn.LayerNorm(4)
 
 
-def test_a_plain_module_is_understood_when_told_where_its_blocks_are() -> None:
+def test_plain_module_with_a_path_to_its_blocks() -> None:
     assert find_anatomy(Plain(), blocks="stages") == Anatomy("stages", 3, ("ln",), None, 3)
 
 
-def test_a_plain_module_is_refused_with_the_cure() -> None:
+def test_plain_module_error_names_the_fix() -> None:
     with pytest.raises(AnatomyError, match=r"'stages', 'other'.*Pass one as `blocks`"):
         find_anatomy(Plain())
     with pytest.raises(AnatomyError, match=r"has no 'stage'. Its lists are: 'stages', 'other'"):
@@ -151,7 +162,7 @@ def test_a_plain_module_is_refused_with_the_cure() -> None:
         find_anatomy(nn.Linear(2, 2))
 
 
-def test_two_towers_are_refused_by_name() -> None:
+def test_two_towers_error_names_both() -> None:
     import transformers as tf
 
     small = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
@@ -161,7 +172,7 @@ def test_two_towers_are_refused_by_name() -> None:
     assert find_anatomy(model, blocks="vision_model.encoder.layers").num_layers == 2
 
 
-def test_a_model_inside_another_module_is_found() -> None:
+def test_model_inside_another_module_is_found() -> None:
     holder = nn.ModuleDict({"backbone": tiny("OPT")})
     anatomy = find_anatomy(holder)
     assert anatomy.blocks == "backbone.decoder.layers"
@@ -181,12 +192,12 @@ def test_half_a_layer_rounds_up() -> None:
 
 
 @pytest.mark.parametrize("layer", [25, -25, 1000])
-def test_a_layer_out_of_range_names_the_range(layer: int) -> None:
+def test_layer_out_of_range_error_names_the_range(layer: int) -> None:
     with pytest.raises(LayerIndexError, match=rf"in \[0, 24\] for tiny \(24 blocks.*but got {layer}"):
         resolve_layer(layer, 24, name="tiny")
 
 
 @pytest.mark.parametrize("layer", [0.0, -0.5, 1.5, float("nan"), "auto", None, True])
-def test_other_layers_are_refused(layer: object) -> None:
+def test_invalid_layers_are_refused(layer: object) -> None:
     with pytest.raises(LayerIndexError, match=r"`layer`.*must be"):
         resolve_layer(layer, 24)  # type: ignore[arg-type]

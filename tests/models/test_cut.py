@@ -18,21 +18,21 @@ from tests.families import inputs as family_inputs
 def expected_states(
     name: str, norm: Norm, *, model: torch.nn.Module | None = None, inputs: dict[str, Tensor] | None = None
 ) -> list[Tensor]:
-    """Return every layer of the uncut model, read by hooks on its blocks, and normed by its own final norm if asked."""
+    """Return every layer of the uncut model from hooks on its blocks, with its own final norm applied on request."""
     model = tiny(name) if model is None else model
-    given = family_inputs(name) if inputs is None else inputs
-    rows = len(next(iter(given.values())))
+    model_inputs = family_inputs(name) if inputs is None else inputs
+    rows = len(next(iter(model_inputs.values())))
     anatomy = find_anatomy(model)
     states: list[Tensor] = []
 
-    def keep(value: object) -> None:
+    def record(value: object) -> None:
         states.append((value[0] if isinstance(value, tuple) else value).reshape(rows, -1, 32))  # type: ignore[attr-defined]
 
     blocks = {id(block): block for block in (anatomy.block(model, k) for k in range(1, DEPTH + 1))}
-    # What enters the first block, then what enters each next one (a convolution may stand between), then the last output.
+    # The input of the first block, then of each next one (a convolution may come between), then the last output.
     handles = [
         block.register_forward_pre_hook(
-            lambda _m, args, kwargs: keep(args[0] if args else kwargs["hidden_states"]), with_kwargs=True
+            lambda _m, args, kwargs: record(args[0] if args else kwargs["hidden_states"]), with_kwargs=True
         )
         for block in blocks.values()
     ]
@@ -40,8 +40,8 @@ def expected_states(
     last = anatomy.block(model, DEPTH)
     handles.append(last.register_forward_hook(lambda _m, _a, out: outputs.append(out)))
     with torch.no_grad():
-        model(**given)
-        keep(outputs[-1])
+        model(**model_inputs)
+        record(outputs[-1])
         for handle in handles:
             handle.remove()
         if norm == "final":
@@ -51,65 +51,63 @@ def expected_states(
     return states
 
 
-def read(model: torch.nn.Module, output: str | tuple[str, int], name: str) -> Tensor:
+def read_output(model: torch.nn.Module, output: str | tuple[str, int], name: str) -> Tensor:
     with torch.no_grad():
-        given = model(**family_inputs(name), output_hidden_states=True)
-    value = given[output] if isinstance(output, str) else given[output[0]][output[1]]
+        outputs = model(**family_inputs(name), output_hidden_states=True)
+    value = outputs[output] if isinstance(output, str) else outputs[output[0]][output[1]]
     return value.reshape(2, -1, value.shape[-1])
 
 
-# Each norm has one family of six here and the others in `make test-slow`; the census has some of each kind.
+# Each norm runs with a sixth of the families here and with the others in `make test-slow`; the census samples each kind.
 @pytest.mark.parametrize(
     ("name", "norm"),
     [
-        pytest.param(name, norm, marks=[pytest.mark.slow] if place % 6 != 3 * (norm == "final") else [])
-        for place, name in enumerate(FAMILIES)
+        pytest.param(name, norm, marks=[pytest.mark.slow] if position % 6 != 3 * (norm == "final") else [])
+        for position, name in enumerate(FAMILIES)
         for norm in NORMS
     ],
 )
-def test_every_layer_of_every_family_is_exact_before_and_after_save_and_reload(
-    name: str, norm: Norm, tmp_path: Path
-) -> None:
+def test_every_layer_of_every_family_is_exact_before_and_after_reloading(name: str, norm: Norm, tmp_path: Path) -> None:
     tiny(name).save_pretrained(tmp_path / "whole")  # type: ignore[operator]
     for layer, expected in enumerate(expected_states(name, norm)):
         model, cut = load_cut(str(tmp_path / "whole"), layer, norm=norm)
         assert cut.layer == layer
-        torch.testing.assert_close(read(model, cut.output, name), expected, msg=lambda m: f"layer {layer}: {m}")
-        # Not each layer is saved: what is written differs at the first, the last and between, and without the norm.
+        torch.testing.assert_close(read_output(model, cut.output, name), expected, msg=lambda m: f"layer {layer}: {m}")
+        # Only some layers are saved: the files differ at the first, the last and in between, and without the norm.
         if layer % 2 or (norm == "none" and layer < DEPTH):
             continue
         model.save_pretrained(tmp_path / "cut")  # type: ignore[operator]
-        again = type(model).from_pretrained(tmp_path / "cut").eval()  # type: ignore[attr-defined]
-        torch.testing.assert_close(read(again, cut.output, name), expected, msg=lambda m: f"reloaded {layer}: {m}")
+        reloaded = type(model).from_pretrained(tmp_path / "cut").eval()  # type: ignore[attr-defined]
+        torch.testing.assert_close(
+            read_output(reloaded, cut.output, name), expected, msg=lambda m: f"reloaded {layer}: {m}"
+        )
 
 
-def test_a_plain_module_is_cut_in_memory() -> None:
+def test_plain_module_is_cut_in_memory() -> None:
     model = torch.nn.ModuleDict({"steps": torch.nn.ModuleList(torch.nn.Linear(2, 2) for _ in range(5))})
     anatomy = find_anatomy(model, blocks="steps")
     cut_model(model, Cut(anatomy, 2, "final", 2, "last_hidden_state"))
     assert len(model["steps"]) == 2  # type: ignore[arg-type]
 
 
-def test_a_config_that_counts_no_blocks_is_refused() -> None:
+def test_config_without_the_block_count_is_refused() -> None:
     import transformers as tf
 
     with pytest.raises(CutError, match="does not say that the model has 7 blocks"):
         cut_config(tf.BertConfig(num_hidden_layers=4), 7, 2)
 
 
-def test_a_block_that_is_set_by_the_depth_of_its_model_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_block_that_depends_on_the_depth_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from transformers.models.llama import modeling_llama
 
-    made = modeling_llama.LlamaDecoderLayer.__init__
+    original_init = modeling_llama.LlamaDecoderLayer.__init__
 
-    def by_depth(self: torch.nn.Module, config: object, layer_idx: int) -> None:
-        made(self, config, layer_idx)
+    def scaled_by_depth(self: torch.nn.Module, config: object, layer_idx: int) -> None:
+        original_init(self, config, layer_idx)
         self.residual_scale = 1.0 / config.num_hidden_layers  # type: ignore[attr-defined]
 
     tiny("Llama").save_pretrained(tmp_path)  # type: ignore[operator]
-    monkeypatch.setattr(modeling_llama.LlamaDecoderLayer, "__init__", by_depth)
+    monkeypatch.setattr(modeling_llama.LlamaDecoderLayer, "__init__", scaled_by_depth)
     with pytest.raises(
         CutError, match=r"Block 1 of LlamaModel is set otherwise in a cut model: `residual_scale` is 0.5"
     ):
@@ -125,21 +123,21 @@ def test_weights_after_the_layer_are_not_read(tmp_path: Path) -> None:
     poisoned = {key: value * float("nan") if ".2." in key or ".3." in key else value for key, value in weights.items()}
     save_file(poisoned, tmp_path / "model.safetensors", metadata={"format": "pt"})
     model, cut = load_cut(str(tmp_path), 2)
-    assert read(model, cut.output, "Llama").isfinite().all()
+    assert read_output(model, cut.output, "Llama").isfinite().all()
     assert all(parameter.isfinite().all() for parameter in model.parameters())
 
 
-def test_a_model_that_counts_its_blocks_again_when_it_is_made_counts_those_of_the_cut(
+def test_model_that_recounts_its_blocks_counts_those_of_the_cut(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model = tiny("Llama")
-    kind, made = type(model), type(model).__init__
+    model_class, original_init = type(model), type(model).__init__
     model.config.n_layers = 2 * DEPTH  # two caches for each block, as LongCat-Flash has in transformers 5.17
 
-    def doubled(self: torch.nn.Module, config: object) -> None:
-        made(self, config)
+    def doubled_init(self: torch.nn.Module, config: object) -> None:
+        original_init(self, config)
         self.config.n_layers = 2 * config.num_hidden_layers  # type: ignore[attr-defined, union-attr]
 
-    monkeypatch.setattr(kind, "__init__", doubled)
+    monkeypatch.setattr(model_class, "__init__", doubled_init)
     cut_model(model, Cut(find_anatomy(model), DEPTH, "none", DEPTH + 1, ("hidden_states", DEPTH)))
     assert model.config.n_layers == 2 * (DEPTH + 1)

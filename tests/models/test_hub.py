@@ -17,7 +17,7 @@ CODES = {"norev": "RevisionNotFound", "norepo": "RepoNotFound", "nofile": "Entry
 
 
 class Hub(BaseHTTPRequestHandler):
-    """A hub that answers with the headers of the real one."""
+    """A server that answers with the headers of the real hub."""
 
     def do_HEAD(self) -> None:
         name = self.path.split("/")[2]
@@ -47,7 +47,7 @@ def hub_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.usefixtures("hub_server")
 @pytest.mark.parametrize(
-    ("model", "text"),
+    ("model", "message"),
     [
         ("org/norev", "`revision` must be a branch, tag or commit of 'org/norev' on the hub, but it has no 'step7'"),
         ("org/norepo", "is neither. Check the spelling"),
@@ -55,17 +55,17 @@ def hub_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         ("org/gated", r"request access at http://127.0.0.1:\d+/org/gated, then run `hf auth login`"),
     ],
 )
-def test_what_the_hub_refuses_is_said_with_the_cure(model: str, text: str) -> None:
-    with pytest.raises(ModelNotFoundError, match=text):
+def test_hub_errors_name_the_fix(model: str, message: str) -> None:
+    with pytest.raises(ModelNotFoundError, match=message):
         LayerEncoder(model, 2, revision="step7")
 
 
 @pytest.mark.usefixtures("hub_server")
-def test_a_model_on_the_hub_is_read_from_there() -> None:
+def test_model_on_the_hub_is_not_local_only() -> None:
     assert local_only("org/there") is False
 
 
-def test_no_network_and_not_cached_fails_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_hub_fails_immediately(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         port = unused.getsockname()[1]
@@ -81,7 +81,7 @@ def test_no_network_and_not_cached_fails_at_once(monkeypatch: pytest.MonkeyPatch
     assert time.perf_counter() - start < 5
 
 
-def test_offline_mode_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offline_mode_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub, "HF_HUB_OFFLINE", True)
     with pytest.raises(ModelNotFoundError, match="HF_HUB_OFFLINE is set"):
         LayerEncoder("EleutherAI/pythia-410m", 17)

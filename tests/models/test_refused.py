@@ -1,4 +1,4 @@
-"""Models whose cut would give other states than the whole model does: each is refused when the encoder is made."""
+"""Models whose cut would give other states than the full model: each is refused when the encoder is created."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from tests.tiny_folders import TEXTS
 Folder = Callable[[str], str]
 
 
-# --- something after the last block ----------------------------------------------------------------------------------
+# --- operations after the last block ---------------------------------------------------------------------------------
 
 
-def shifted(states: Tensor) -> Tensor:
+def shift(states: Tensor) -> Tensor:
     return states + 0.05 * torch.arange(states.shape[-1]) / states.shape[-1]
 
 
 OPERATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "scaled": lambda states: 1.02 * states,
-    "shifted": shifted,
+    "shifted": shift,
     "tokens in another order": lambda states: states.flip(1),
     "without the first token": lambda states: states[:, 1:],
     "one token off": lambda states: torch.cat([states[:, :1] * 1.1, states[:, 1:]], dim=1),
@@ -39,13 +39,13 @@ OPERATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @pytest.mark.parametrize("operation", OPERATIONS)
 @pytest.mark.parametrize("layer", [1, 4])
-def test_an_operation_after_the_final_norm_is_noticed(
+def test_operation_after_the_final_norm_is_detected(
     operation: str, layer: int, tiny_folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = modeling_llama.LlamaModel.forward
+    original_forward = modeling_llama.LlamaModel.forward
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        output = made(self, *args, **kwargs)
+        output = original_forward(self, *args, **kwargs)
         output.last_hidden_state = OPERATIONS[operation](output.last_hidden_state)
         return output
 
@@ -53,18 +53,18 @@ def test_an_operation_after_the_final_norm_is_noticed(
     monkeypatch.setattr(modeling_llama.LlamaModel, "forward", forward)
     with pytest.raises(CutError, match=f"gives other states for layer {layer} with norm='final'.*Try norm='none'"):
         LayerEncoder(folder, layer, device="cpu")
-    LayerEncoder(folder, layer, norm="none", device="cpu")  # the advice works
+    LayerEncoder(folder, layer, norm="none", device="cpu")  # the suggested fix works
 
 
 @pytest.mark.parametrize("layer", [1, 4])
-def test_an_operation_between_the_last_block_and_the_final_norm_is_noticed(
+def test_operation_between_the_last_block_and_the_final_norm_is_detected(
     layer: int, tiny_folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tiny_folder("Llama")
     forward = modeling_llama.LlamaModel.forward
 
     def shifting(self: Any, *args: Any, **kwargs: Any) -> Any:
-        handle = self.norm.register_forward_pre_hook(lambda _m, given: (shifted(given[0]),))
+        handle = self.norm.register_forward_pre_hook(lambda _m, inputs: (shift(inputs[0]),))
         try:
             return forward(self, *args, **kwargs)
         finally:
@@ -76,16 +76,16 @@ def test_an_operation_between_the_last_block_and_the_final_norm_is_noticed(
 
 
 @pytest.mark.parametrize("norm", ["final", "none"])
-def test_states_that_change_between_two_blocks_are_noticed_at_any_layer(
+def test_states_that_change_between_two_blocks_are_detected_at_any_layer(
     norm: Norm, tiny_folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As YOLOS adds positions there: is the sum a layer's state, or what the block before returned?"""
+    """YOLOS adds positions between blocks, so the state of a layer is ambiguous."""
     folder = tiny_folder("Llama")
     forward = modeling_llama.LlamaModel.forward
 
     def shifting(self: Any, *args: Any, **kwargs: Any) -> Any:
         handles = [
-            block.register_forward_pre_hook(lambda _m, given: (shifted(given[0]), *given[1:]), prepend=True)
+            block.register_forward_pre_hook(lambda _m, inputs: (shift(inputs[0]), *inputs[1:]), prepend=True)
             for block in self.layers[1:]
         ]
         try:
@@ -101,10 +101,10 @@ def test_states_that_change_between_two_blocks_are_noticed_at_any_layer(
 
 
 @pytest.mark.parametrize("reason", [CutError("no part of it is a model"), RuntimeError("of its own")])
-def test_a_model_that_cannot_be_made_is_refused_once_and_for_all(
+def test_model_that_cannot_be_created_is_refused_without_endless_retries(
     reason: Exception, tiny_folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No other way to have the layer is tried for ever."""
+    """The alternatives are tried a limited number of times."""
     tries = 0
 
     def fail(*_: Any) -> Any:
@@ -121,21 +121,21 @@ def test_a_model_that_cannot_be_made_is_refused_once_and_for_all(
 
 
 @pytest.mark.parametrize(("layer", "norm"), [(0, "none"), (1, "none"), (3, "none"), (2, "final")])
-def test_an_operation_between_blocks_is_noticed(
+def test_operation_between_blocks_is_detected(
     layer: int, norm: Norm, tiny_folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The states that a block hands on are not those that the next one receives."""
+    """The output of a block differs from the input of the next one."""
     folder = tiny_folder("Llama")
     forward = modeling_llama.LlamaModel.forward
 
     def shifting(self: Any, *args: Any, **kwargs: Any) -> Any:
         output = forward(self, *args, **kwargs)
         if output.hidden_states is not None:
-            output.hidden_states = tuple(shifted(states) for states in output.hidden_states)
+            output.hidden_states = tuple(shift(states) for states in output.hidden_states)
         return output
 
     monkeypatch.setattr(modeling_llama.LlamaModel, "forward", shifting)
-    if norm == "final":  # which reads no hidden states
+    if norm == "final":  # does not use the hidden states
         LayerEncoder(folder, layer, norm=norm, device="cpu")
         return
     with pytest.raises(CutError, match=f"gives other states for layer {layer} with norm='none'.*Try norm='final'"):
@@ -143,76 +143,76 @@ def test_an_operation_between_blocks_is_noticed(
     LayerEncoder(folder, layer, norm="final", device="cpu")
 
 
-# --- a block that knows it is the last -------------------------------------------------------------------------------
+# --- a last block with other settings --------------------------------------------------------------------------------
 
 
-def by_attribute(block: Any) -> None:
+def change_attribute(block: Any) -> None:
     block.residual_scale = 0.5
 
 
-def in_a_part(block: Any) -> None:
+def change_submodule(block: Any) -> None:
     block.self_attn.scaling *= 2
 
 
-def by_a_row_of_numbers(block: Any) -> None:
+def change_tuple(block: Any) -> None:
     block.self_attn.window = (4, 4)
 
 
-def by_another_activation(block: Any) -> None:
+def change_activation(block: Any) -> None:
     block.mlp.act_fn = nn.Tanh()
 
 
-def by_one_module_more(block: Any) -> None:
+def add_module(block: Any) -> None:
     block.extra = nn.Identity()
 
 
-def by_another_epsilon(block: Any) -> None:
+def change_epsilon(block: Any) -> None:
     block.input_layernorm.variance_epsilon = 0.1
 
 
 @pytest.mark.parametrize(
-    ("change", "text"),
+    ("change", "message"),
     [
-        (by_attribute, r"`residual_scale` is 0\.5 instead of 1\.0"),
-        (in_a_part, r"`self_attn\.scaling` is 0\.7"),
-        (by_a_row_of_numbers, r"`self_attn\.window` is \(4, 4\) instead of \(8, 8\)"),
-        (by_another_activation, "`mlp.act_fn` is Tanh instead of SiLUActivation"),
-        (by_one_module_more, "`extra` is Identity instead of NoneType"),
-        (by_another_epsilon, "`input_layernorm.variance_epsilon` is 0.1 instead of"),
+        (change_attribute, r"`residual_scale` is 0\.5 instead of 1\.0"),
+        (change_submodule, r"`self_attn\.scaling` is 0\.7"),
+        (change_tuple, r"`self_attn\.window` is \(4, 4\) instead of \(8, 8\)"),
+        (change_activation, "`mlp.act_fn` is Tanh instead of SiLUActivation"),
+        (add_module, "`extra` is Identity instead of NoneType"),
+        (change_epsilon, "`input_layernorm.variance_epsilon` is 0.1 instead of"),
     ],
 )
 @pytest.mark.parametrize(("norm", "last"), [("final", 2), ("none", 3)])
-def test_a_last_block_that_is_set_otherwise_than_the_others_is_refused_unless_it_is_the_models(
+def test_last_block_with_other_settings_is_refused_unless_it_is_the_models_last(
     change: Callable[[Any], None],
-    text: str,
+    message: str,
     norm: Norm,
     last: int,
     tiny_folder: Folder,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     folder = tiny_folder("Llama")
-    made = modeling_llama.LlamaDecoderLayer.__init__
+    original_init = modeling_llama.LlamaDecoderLayer.__init__
 
     def init(self: Any, config: Any, layer_idx: int) -> None:
-        made(self, config, layer_idx)
+        original_init(self, config, layer_idx)
         self.residual_scale, self.self_attn.window = 1.0, (8, 8)
         if layer_idx == config.num_hidden_layers - 1:
             change(self)
 
     monkeypatch.setattr(modeling_llama.LlamaDecoderLayer, "__init__", init)
-    with pytest.raises(CutError, match=f"Block {last} of LlamaModel is set otherwise in a cut model: {text}"):
+    with pytest.raises(CutError, match=f"Block {last} of LlamaModel is set otherwise in a cut model: {message}"):
         LayerEncoder(folder, 2, norm=norm, device="cpu")
     assert np.isfinite(LayerEncoder(folder, 4, device="cpu").encode(TEXTS)).all()
 
 
-def test_weights_that_come_and_go_with_the_depth_are_refused(
+def test_weights_that_depend_on_the_depth_are_refused(
     tiny_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tiny_folder("Llama")
-    made = modeling_llama.LlamaModel.__init__
+    original_init = modeling_llama.LlamaModel.__init__
 
     def init(self: Any, config: Any) -> None:
-        made(self, config)
+        original_init(self, config)
         self.depths = nn.Embedding(config.num_hidden_layers, 3)
 
     monkeypatch.setattr(modeling_llama.LlamaModel, "__init__", init)
@@ -220,10 +220,10 @@ def test_weights_that_come_and_go_with_the_depth_are_refused(
         LayerEncoder(folder, 2, device="cpu")
 
 
-# --- a library that is not installed ---------------------------------------------------------------------------------
+# --- a missing library -----------------------------------------------------------------------------------------------
 
 
-def test_a_model_that_needs_another_library_says_which(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from transformers import TimmWrapperConfig
 
     def missing(*_: Any, **__: Any) -> None:

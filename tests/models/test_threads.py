@@ -1,4 +1,4 @@
-"""Models loaded in several threads at once: each gets its own layer, and nothing of transformers or torch is changed."""
+"""Models loaded in several threads at once: each gets its own layer, and transformers and torch stay unchanged."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from tests.families import inputs, tiny
 _ROUNDS = 8
 
 
-def states(model: Any, name: str) -> torch.Tensor:
+def run_model(model: Any, name: str) -> torch.Tensor:
     with torch.no_grad():
         return model(**inputs(name)).last_hidden_state
 
 
-def settings(kind: Any) -> dict[str, Any]:
-    """What a load could leave changed: of the class, of transformers, and of torch."""
+def global_settings(model_class: Any) -> dict[str, Any]:
+    """Return the settings of the class, transformers and torch that a load could leave changed."""
     return {
-        "class": {name: value for name, value in vars(kind).items() if "hooks" not in name},
-        "unexpected": kind._keys_to_ignore_on_load_unexpected,
-        "prefix": kind.base_model_prefix,
+        "class": {name: value for name, value in vars(model_class).items() if "hooks" not in name},
+        "unexpected": model_class._keys_to_ignore_on_load_unexpected,
+        "prefix": model_class.base_model_prefix,
         "tie_weights": tf.PreTrainedModel.tie_weights,
         "linspace": torch.linspace,
         "dtype": torch.get_default_dtype(),
@@ -37,7 +37,7 @@ def settings(kind: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def folders(tmp_path: Path) -> dict[str, str]:
-    """A whole model, the same in double precision, and one whose files lack a block."""
+    """Save a full model, the same in double precision, and one whose files lack a block."""
     model: Any = tiny("GPTNeoX")
     model.save_pretrained(tmp_path / "whole")
     tiny("GPTNeoX").double().save_pretrained(tmp_path / "double")  # type: ignore[operator]
@@ -47,26 +47,30 @@ def folders(tmp_path: Path) -> dict[str, str]:
 
 
 def test_two_threads_load_different_layers_of_one_family(folders: dict[str, str]) -> None:
-    kind = tf.GPTNeoXModel
-    before = settings(kind)
-    wanted = [(folder, layer) for folder in ("whole", "double") for layer in (1, 3)]
-    expected = {(folder, layer): states(load_cut(folders[folder], layer)[0], "GPTNeoX") for folder, layer in wanted}
+    model_class = tf.GPTNeoXModel
+    before = global_settings(model_class)
+    requests = [(folder, layer) for folder in ("whole", "double") for layer in (1, 3)]
+    expected = {
+        (folder, layer): run_model(load_cut(folders[folder], layer)[0], "GPTNeoX") for folder, layer in requests
+    }
     with ThreadPoolExecutor(2) as threads:
-        loads = {n: threads.submit(load_cut, folders[wanted[n % 4][0]], wanted[n % 4][1]) for n in range(4 * _ROUNDS)}
+        loads = {
+            n: threads.submit(load_cut, folders[requests[n % 4][0]], requests[n % 4][1]) for n in range(4 * _ROUNDS)
+        }
     for number, load in loads.items():
         model, cut = load.result()
-        folder, layer = wanted[number % 4]
-        assert type(model) is kind
+        folder, layer = requests[number % 4]
+        assert type(model) is model_class
         assert cut.layer == layer
         assert {parameter.dtype for parameter in model.parameters()} == {expected[folder, layer].dtype}
-        torch.testing.assert_close(states(model, "GPTNeoX"), expected[folder, layer], rtol=0, atol=0)
-    assert settings(kind) == before
+        torch.testing.assert_close(run_model(model, "GPTNeoX"), expected[folder, layer], rtol=0, atol=0)
+    assert global_settings(model_class) == before
 
 
-def test_a_load_that_fails_beside_others_leaves_nothing_behind(folders: dict[str, str]) -> None:
-    kind = tf.GPTNeoXModel
-    before = settings(kind)
-    expected = states(load_cut(folders["whole"], 3)[0], "GPTNeoX")
+def test_failed_load_in_another_thread_leaves_nothing_behind(folders: dict[str, str]) -> None:
+    model_class = tf.GPTNeoXModel
+    before = global_settings(model_class)
+    expected = run_model(load_cut(folders["whole"], 3)[0], "GPTNeoX")
     with ThreadPoolExecutor(2) as threads:
         loads: list[tuple[str, Future[tuple[nn.Module, Any]]]] = [
             (name, threads.submit(load_cut, folders[name], 3, dtype=dtype))
@@ -78,17 +82,22 @@ def test_a_load_that_fails_beside_others_leaves_nothing_behind(folders: dict[str
             with pytest.raises(ModelNotFoundError, match=r"lack \d+: layers\.1\."):
                 load.result()
         else:
-            torch.testing.assert_close(states(load.result()[0], "GPTNeoX"), expected, rtol=0, atol=0)
-    assert settings(kind) == before
+            torch.testing.assert_close(run_model(load.result()[0], "GPTNeoX"), expected, rtol=0, atol=0)
+    assert global_settings(model_class) == before
 
 
-def test_a_plain_load_of_transformers_beside_ours_sees_the_class_as_it_is(folders: dict[str, str]) -> None:
-    """The class is never changed, not even for the time of a load, so others may read it without our lock."""
-    kind = tf.GPTNeoXModel
-    before = settings(kind)["unexpected"], settings(kind)["prefix"]
-    seen = set()
+def test_class_is_unchanged_while_a_model_loads(folders: dict[str, str]) -> None:
+    """The class is never changed, not even during a load, so other code may read it without our lock."""
+    model_class = tf.GPTNeoXModel
+    before = global_settings(model_class)["unexpected"], global_settings(model_class)["prefix"]
+    observations = set()
     with ThreadPoolExecutor(1) as threads:
         loads = [threads.submit(load_cut, folders["whole"], 1) for _ in range(_ROUNDS)]
         while not all(load.done() for load in loads):
-            seen.add((kind._keys_to_ignore_on_load_unexpected is before[0], kind.base_model_prefix == before[1]))
-    assert seen == {(True, True)}
+            observations.add(
+                (
+                    model_class._keys_to_ignore_on_load_unexpected is before[0],
+                    model_class.base_model_prefix == before[1],
+                )
+            )
+    assert observations == {(True, True)}

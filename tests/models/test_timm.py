@@ -1,4 +1,4 @@
-"""Models of timm, as they lie on the hub: timm's own settings and names of weights, read through transformers."""
+"""timm models in their hub format: timm's own settings and weight names, loaded through transformers."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from midlayer_encoders.reading.batches import batches_of
 from midlayer_encoders.reading.reader import layer_reader
 from tests.tiny_configs import randomized
 
-pytest.importorskip("torchvision", reason="what prepares images for a model of timm", exc_type=ImportError)
-timm: Any = pytest.importorskip("timm", reason="models of timm need it")
+pytest.importorskip("torchvision", reason="prepares images for timm models", exc_type=ImportError)
+timm: Any = pytest.importorskip("timm", reason="required by timm models")
 
 EDGE = 56
 SMALL = {"embed_dim": 32, "depth": 4, "num_heads": 2, "img_size": EDGE, "patch_size": 14}
@@ -31,8 +31,8 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 
-def save(name: str, folder: Path, **settings: Any) -> nn.Module:
-    """Write a model of timm with random weights to a folder as timm itself does, and return it."""
+def save_timm_model(name: str, folder: Path, **settings: Any) -> nn.Module:
+    """Save a timm model with random weights in timm's own format, and return it."""
     from safetensors.torch import save_file
 
     model = randomized(timm.create_model(name, num_classes=5, **settings))
@@ -44,63 +44,63 @@ def save(name: str, folder: Path, **settings: Any) -> nn.Module:
     return model
 
 
-def pictures() -> list[Any]:
+def make_images() -> list[Any]:
     from PIL import Image
 
-    noise = np.random.default_rng(0).integers(0, 255, (3, EDGE, EDGE, 3), dtype=np.uint8)
-    return [Image.fromarray(picture) for picture in noise]
+    pixels = np.random.default_rng(0).integers(0, 255, (3, EDGE, EDGE, 3), dtype=np.uint8)
+    return [Image.fromarray(array) for array in pixels]
 
 
 @torch.no_grad()
 def uncut_vectors(model: Any) -> dict[str, list[Tensor]]:
-    """Return the mean state of every layer by hooks on timm's own model, whose images are prepared by hand."""
-    pixels = torch.stack([torch.as_tensor(np.array(one)).permute(2, 0, 1) / 127.5 - 1 for one in pictures()])
-    seen: list[Tensor] = []
-    hooks = [model.blocks[0].register_forward_pre_hook(lambda _, given: seen.append(given[0]))]
-    hooks += [block.register_forward_hook(lambda _, __, made: seen.append(made)) for block in model.blocks]
+    """Return the mean state of every layer from hooks on timm's own model, with images prepared by hand."""
+    pixels = torch.stack([torch.as_tensor(np.array(image)).permute(2, 0, 1) / 127.5 - 1 for image in make_images()])
+    captured: list[Tensor] = []
+    hooks = [model.blocks[0].register_forward_pre_hook(lambda _, args: captured.append(args[0]))]
+    hooks += [block.register_forward_hook(lambda _, __, output: captured.append(output)) for block in model.blocks]
     last = model.forward_features(pixels)
     for hook in hooks:
         hook.remove()
-    normed = [model.norm(states) for states in seen]
+    normed = [model.norm(states) for states in captured]
     assert torch.equal(normed[-1], last)
-    return {"none": [one.mean(dim=1) for one in seen], "final": [one.mean(dim=1) for one in normed]}
+    return {"none": [states.mean(dim=1) for states in captured], "final": [states.mean(dim=1) for states in normed]}
 
 
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("name", MODELS)
-def test_every_layer_is_that_of_the_uncut_model(name: str, norm: Norm, tmp_path: Path) -> None:
+def test_every_layer_matches_the_uncut_timm_model(name: str, norm: Norm, tmp_path: Path) -> None:
     from sentence_transformers import SentenceTransformer
 
-    expected = uncut_vectors(save(name, tmp_path, **MODELS[name]))
+    expected = uncut_vectors(save_timm_model(name, tmp_path, **MODELS[name]))
     for layer, vectors in enumerate(expected[norm]):
         encoder = LayerEncoder(str(tmp_path), layer, norm=norm, device="cpu")
-        torch.testing.assert_close(torch.as_tensor(encoder.encode(pictures())), vectors)
+        torch.testing.assert_close(torch.as_tensor(encoder.encode(make_images())), vectors)
         assert len(encoder.transformer.timm_model.blocks) == layer  # type: ignore[union-attr, arg-type]
         encoder.save_pretrained(str(tmp_path / "plain"))
         plain = SentenceTransformer(str(tmp_path / "plain"), device="cpu")
-        torch.testing.assert_close(torch.as_tensor(plain.encode(pictures())), vectors)
-        kinds = [one["type"] for one in json.loads((tmp_path / "plain" / "modules.json").read_text())]
+        torch.testing.assert_close(torch.as_tensor(plain.encode(make_images())), vectors)
+        kinds = [module["type"] for module in json.loads((tmp_path / "plain" / "modules.json").read_text())]
         assert all(kind.startswith("sentence_transformers.") for kind in kinds)
 
 
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("name", list(MODELS)[:2])
 def test_all_layers_come_from_one_pass_with_either_norm(name: str, norm: Norm, tmp_path: Path) -> None:
-    expected = uncut_vectors(save(name, tmp_path, **MODELS[name]))
+    expected = uncut_vectors(save_timm_model(name, tmp_path, **MODELS[name]))
     config = json.loads((tmp_path / "config.json").read_text())
-    del config["num_features"]  # as transformers writes it for a model that was made, not read
+    del config["num_features"]  # as transformers writes it for a new model
     (tmp_path / "config.json").write_text(json.dumps(config))
     encoder = LayerEncoder(str(tmp_path), -1, norm=norm, device="cpu")
-    for wanted in NORMS:  # also that which the encoder itself does not apply
-        made = layer_reader(encoder, norm=wanted).vectors(pictures(), batches_of(encoder, pictures()))
-        torch.testing.assert_close(made, torch.stack(expected[wanted]))
+    for other_norm in NORMS:  # also the norm that the encoder itself does not apply
+        vectors = layer_reader(encoder, norm=other_norm).vectors(make_images(), batches_of(encoder, make_images()))
+        torch.testing.assert_close(vectors, torch.stack(expected[other_norm]))
 
 
 @pytest.mark.parametrize("layer", [0, 1, -1])
-def test_several_stages_are_refused_and_the_advice_works(layer: int, tmp_path: Path) -> None:
+def test_multi_stage_models_are_refused_and_the_suggested_fix_works(layer: int, tmp_path: Path) -> None:
     from sentence_transformers import SentenceTransformer
 
-    save("convnext_atto", tmp_path, depths=(1, 1, 1, 1), dims=(8, 16, 32, 64))
+    save_timm_model("convnext_atto", tmp_path, depths=(1, 1, 1, 1), dims=(8, 16, 32, 64))
     with pytest.raises(MidlayerError, match=r"several stages .* those of a plain SentenceTransformer"):
         LayerEncoder(str(tmp_path), layer, device="cpu")
-    assert SentenceTransformer(str(tmp_path), device="cpu").encode(pictures()).shape == (3, 64)
+    assert SentenceTransformer(str(tmp_path), device="cpu").encode(make_images()).shape == (3, 64)

@@ -1,4 +1,4 @@
-"""What `models/transformers_internals.py` takes for granted of transformers: each test fails when a release changes it."""
+"""Assumptions of `models/transformers_internals.py` about transformers: each test fails when a release changes one."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _BLOCKS = {
 
 
 @pytest.mark.parametrize("name", _BLOCKS)
-def test_the_class_that_is_not_split_is_the_block(name: str) -> None:
+def test_unsplit_class_is_the_block(name: str) -> None:
     assert _BLOCKS[name] in internals.unsplit_classes(tiny(name))
 
 
-def test_a_plain_module_names_no_class_and_is_no_model_of_transformers() -> None:
+def test_plain_module_has_no_unsplit_class_and_is_not_pretrained() -> None:
     assert internals.unsplit_classes(torch.nn.Linear(2, 2)) == set()
     assert not internals.is_pretrained(torch.nn.Linear(2, 2))
 
 
-def test_a_model_inside_another_is_known_by_its_prefix() -> None:
+def test_model_inside_another_is_found_by_its_prefix() -> None:
     model = tf.LlamaForCausalLM(tiny("Llama").config)
     assert [name for name, module in model.named_modules() if internals.is_pretrained(module)] == ["", "model"]
 
@@ -46,20 +46,20 @@ def test_opt_has_its_final_norm_unless_the_private_setting_removes_it(removed: b
 
 
 @pytest.mark.parametrize("name", ["Wav2Vec2", "HuBERT", "WavLM"])
-def test_the_mask_of_states_counts_what_the_convolutions_leave_of_each_waveform(name: str) -> None:
+def test_state_mask_counts_the_states_of_each_waveform(name: str) -> None:
     model = tiny(name)
     assert internals.has_mask_of_states(model)
     mask = torch.zeros(2, 400, dtype=torch.int32)
     mask[0, :], mask[1, :105] = 1, 1
 
-    def states(samples: int) -> int:  # of one waveform alone, without padding
+    def num_states(samples: int) -> int:  # of a single waveform without padding
         with torch.no_grad():
             return model(input_values=torch.randn(1, samples)).last_hidden_state.shape[1]
 
-    made = internals.mask_of_states(model, states(400), mask)
-    assert made.dtype == torch.bool
-    assert made.sum(dim=1).tolist() == [states(400), states(105)]
-    assert made[1, : states(105)].all()
+    state_mask = internals.mask_of_states(model, num_states(400), mask)
+    assert state_mask.dtype == torch.bool
+    assert state_mask.sum(dim=1).tolist() == [num_states(400), num_states(105)]
+    assert state_mask[1, : num_states(105)].all()
 
 
 def test_a_text_model_has_no_mask_of_states() -> None:
@@ -67,73 +67,73 @@ def test_a_text_model_has_no_mask_of_states() -> None:
 
 
 @pytest.mark.parametrize("model_type", internals.ENCODERS)
-def test_the_encoder_alone_is_a_model_of_its_family(model_type: str) -> None:
-    kind = internals.encoder_part(tf.AutoConfig.for_model(model_type)).kind
-    assert issubclass(kind, tf.PreTrainedModel)
-    assert kind.config_class.model_type == model_type
+def test_standalone_encoder_is_a_model_of_its_family(model_type: str) -> None:
+    model_class = internals.encoder_part(tf.AutoConfig.for_model(model_type)).kind
+    assert issubclass(model_class, tf.PreTrainedModel)
+    assert model_class.config_class.model_type == model_type
 
 
-def test_a_family_without_a_decoder_has_no_encoder_alone() -> None:
+def test_family_without_a_decoder_has_no_standalone_encoder() -> None:
     assert internals.encoder_part(tf.BertConfig()) is None
 
 
 @pytest.mark.parametrize("name", ["BEiT", "DINOv2"])
-def test_stages_of_a_backbone_are_made_anew_for_another_depth(name: str) -> None:
+def test_backbone_stages_are_recomputed_for_another_depth(name: str) -> None:
     config = tiny(name).config
     fields = config.to_dict()
     assert set(internals.BACKBONE_STAGES) & {*fields, *vars(config)}
-    left = {key: value for key, value in fields.items() if key not in internals.BACKBONE_STAGES}
-    made = type(config).from_dict({**left, "num_hidden_layers": DEPTH - 2})
-    assert len(made.stage_names) == DEPTH - 2 + 1
-    assert made.out_indices == [DEPTH - 2]
+    remaining = {key: value for key, value in fields.items() if key not in internals.BACKBONE_STAGES}
+    new_config = type(config).from_dict({**remaining, "num_hidden_layers": DEPTH - 2})
+    assert len(new_config.stage_names) == DEPTH - 2 + 1
+    assert new_config.out_indices == [DEPTH - 2]
 
 
 @pytest.mark.parametrize("name", ["Llama", "BERT", "ViT"])
-def test_without_its_recording_hooks_a_model_can_be_pickled_and_records_again(name: str) -> None:
+def test_model_without_recording_hooks_can_be_pickled_and_records_again(name: str) -> None:
     model = tiny(name)
     expected = model(**inputs(name), output_hidden_states=True).hidden_states
     with pytest.raises(AttributeError, match="output_capturing_hook"):
         pickle.dumps(model)
     internals.drop_recording_hooks(model)
-    for again in (model, pickle.loads(pickle.dumps(tiny(name)))):
-        found = again(**inputs(name), output_hidden_states=True).hidden_states
-        assert len(found) == len(expected) == DEPTH + 1
-        for one, other in zip(found, expected, strict=True):
-            torch.testing.assert_close(one, other)
+    for model_or_copy in (model, pickle.loads(pickle.dumps(tiny(name)))):
+        states = model_or_copy(**inputs(name), output_hidden_states=True).hidden_states
+        assert len(states) == len(expected) == DEPTH + 1
+        for actual_states, expected_states in zip(states, expected, strict=True):
+            torch.testing.assert_close(actual_states, expected_states)
 
 
-def test_a_class_is_registered_as_recording_when_a_model_of_it_is_made() -> None:
+def test_class_is_registered_as_recording_when_a_model_is_created() -> None:
     model = tiny("BERT")
-    output_capturing._CAN_RECORD_REGISTRY.pop(str(type(model)))  # as in a process that made none
+    output_capturing._CAN_RECORD_REGISTRY.pop(str(type(model)))  # as in a process without such a model
     assert model(**inputs("BERT"), output_hidden_states=True).hidden_states is None
     internals.register_recordable_outputs(model)
     assert len(model(**inputs("BERT"), output_hidden_states=True).hidden_states) == DEPTH + 1
 
 
-def test_weights_are_read_without_a_word_about_those_that_are_expected(
+def test_expected_extra_weights_are_not_reported(
     tmp_path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = tiny("Llama")
-    whole.save_pretrained(tmp_path)
-    small = type(whole.config).from_dict({**whole.config.to_dict(), "num_hidden_layers": 1})
+    full_model = tiny("Llama")
+    full_model.save_pretrained(tmp_path)
+    small = type(full_model.config).from_dict({**full_model.config.to_dict(), "num_hidden_layers": 1})
     monkeypatch.setattr(tf.logging.get_logger("transformers"), "propagate", True)
-    for patterns, words in (([r"layers\.[1-9]"], False), ([], True)):
+    for patterns, reported in (([r"layers\.[1-9]"], False), ([], True)):
         caplog.clear()
-        loaded, told = internals.read_weights(type(whole), str(tmp_path), unexpected=patterns, config=small)
-        assert type(loaded) is type(whole)
-        assert not told["missing_keys"]
-        assert ("UNEXPECTED" in caplog.text) is words
-        assert bool(told["unexpected_keys"]) is words
-    torch.testing.assert_close(loaded.layers[0].state_dict(), whole.layers[0].state_dict())
+        loaded, info = internals.read_weights(type(full_model), str(tmp_path), unexpected=patterns, config=small)
+        assert type(loaded) is type(full_model)
+        assert not info["missing_keys"]
+        assert ("UNEXPECTED" in caplog.text) is reported
+        assert bool(info["unexpected_keys"]) is reported
+    torch.testing.assert_close(loaded.layers[0].state_dict(), full_model.layers[0].state_dict())
 
 
-def test_a_prefix_says_where_the_files_keep_the_model(tmp_path) -> None:
-    whole = tf.WhisperModel(FAMILIES["Whisper"].make().config)
-    whole.save_pretrained(tmp_path)
-    kind = internals.encoder_part(whole.config).kind
-    loaded, told = internals.read_weights(
-        kind, str(tmp_path), unexpected=["^decoder"], prefix="encoder", config=whole.config
+def test_prefix_locates_the_model_in_the_files(tmp_path) -> None:
+    full_model = tf.WhisperModel(FAMILIES["Whisper"].make().config)
+    full_model.save_pretrained(tmp_path)
+    encoder_class = internals.encoder_part(full_model.config).kind
+    loaded, info = internals.read_weights(
+        encoder_class, str(tmp_path), unexpected=["^decoder"], prefix="encoder", config=full_model.config
     )
-    assert not told["missing_keys"]
-    torch.testing.assert_close(loaded.state_dict(), whole.encoder.state_dict())
-    assert kind.base_model_prefix == loaded.base_model_prefix != "encoder"
+    assert not info["missing_keys"]
+    torch.testing.assert_close(loaded.state_dict(), full_model.encoder.state_dict())
+    assert encoder_class.base_model_prefix == loaded.base_model_prefix != "encoder"

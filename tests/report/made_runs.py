@@ -1,4 +1,4 @@
-"""Runs for boards: what layers score and cost is given, so that what is drawn of them can be checked."""
+"""Runs for boards with given scores and costs, so that their drawings can be checked."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ def score_rows(scores: Scores, model: str = "m", revision: str = "default") -> l
     ]
 
 
-def made_run(name: str, scores: Scores, **costs: Any) -> Run:
+def make_run(name: str, scores: Scores, **costs: Any) -> Run:
     """Return a run of a board."""
     return Run(name, "folder", summary(rows_frame(score_rows(scores))), **costs)
 
 
-def made_sweep(
+def make_sweep(
     folder: Path, scores: Scores, *, model: str = "m", revision: str = "default", **notes: Any
 ) -> SweepResult:
-    """Write a sweep into a folder: 10 parameters more and a millisecond more for each layer, unless told."""
+    """Save a sweep in a folder; by default each layer adds 10 parameters and a millisecond."""
     layers = range(max(map(len, scores.values()), default=0))
-    known = {
+    defaults = {
         "parameters": {k: 100 + 10 * k for k in layers},
         "seconds": {k: 0.016 * (k + 1) for k in layers},
         "timing": {"texts": 16, "tokens": 9, "device": "cpu, 1 thread"},
@@ -44,7 +44,7 @@ def made_sweep(
     result = SweepResult(
         rows_frame(score_rows(scores, model, revision)),
         folder,
-        Notes(f"Every layer of {model}", model, **known | notes),
+        Notes(f"Every layer of {model}", model, **defaults | notes),
     )
     result.save()
     return result

@@ -32,10 +32,10 @@ def segments(group: ElementTree.Element) -> list[tuple[float, float]]:
 
 
 def assert_near(points: list[tuple[float, float]], expected: list[tuple[float, float]], *, x: float, y: float) -> None:
-    actual, wanted = np.array(points), np.array(expected)
-    assert actual.shape == wanted.shape
-    assert np.abs(actual[:, 0] - wanted[:, 0]).max() < x
-    assert np.abs(actual[:, 1] - wanted[:, 1]).max() < y
+    actual, reference = np.array(points), np.array(expected)
+    assert actual.shape == reference.shape
+    assert np.abs(actual[:, 0] - reference[:, 0]).max() < x
+    assert np.abs(actual[:, 1] - reference[:, 1]).max() < y
 
 
 class Coordinates:

@@ -1,4 +1,4 @@
-"""A board: the front, the choice under a budget, and what its page says."""
+"""A board: the Pareto front, the selection under a budget, and the text of its page."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from midlayer_encoders.errors import OptionError
 from midlayer_encoders.frame.pareto import Point, Run, best_within, fronts_by_run, pareto_front
 from midlayer_encoders.report.board_page import board_html, plot_board
 from tests.report.drawn_artists import artists, details, titles
-from tests.report.made_runs import made_run
+from tests.report.made_runs import make_run
 
 A = {"STS": [0.2, 0.6, 0.5]}
 B = {"STS": [0.1, 0.3, 0.7]}
@@ -22,36 +22,38 @@ COSTS_A = {"parameters": {0: 10, 1: 20, 2: 30}, "milliseconds": {0: 0.1, 1: 1.0,
 COSTS_B = {"parameters": {0: 40, 1: 50, 2: 60}, "milliseconds": {0: 0.05, 1: 0.5, 2: 4.0}, "bytes": 32}
 
 
-def two_runs() -> list[Run]:
-    return [made_run("a", A, **COSTS_A), made_run("b", B, **COSTS_B)]
+def make_two_runs() -> list[Run]:
+    return [make_run("a", A, **COSTS_A), make_run("b", B, **COSTS_B)]
 
 
-def page_of(runs: list[Run], **options: object) -> str:
+def page_html(runs: list[Run], **options: object) -> str:
     best = max((run.best for run in runs), key=lambda point: point.score)
     return board_html(runs, **{"best": best, "lines": {"Python": "make()"}, **options})  # type: ignore[arg-type]
 
 
-def test_the_front_is_what_no_point_beats() -> None:
-    """Read aloud: a point is on it where no other costs as much or less and scores as much or more."""
-    draw_one = random.Random(0)
+def test_front_has_no_dominated_point() -> None:
+    """A point is on the front unless another costs no more and scores no less."""
+    rng = random.Random(0)
     for _ in range(50):
-        points = [Point("r", k, float(draw_one.randint(0, 9)), {"bytes": draw_one.randint(1, 9)}) for k in range(12)]
+        points = [Point("r", k, float(rng.randint(0, 9)), {"bytes": rng.randint(1, 9)}) for k in range(12)]
         beaten = {
-            one.layer
-            for one, other in itertools.permutations(points, 2)
-            if other.costs["bytes"] <= one.costs["bytes"]
-            and other.score >= one.score
-            and (other.costs, other.score) != (one.costs, one.score)
+            point.layer
+            for point, rival in itertools.permutations(points, 2)
+            if rival.costs["bytes"] <= point.costs["bytes"]
+            and rival.score >= point.score
+            and (rival.costs, rival.score) != (point.costs, point.score)
         }
-        expected = {(one.costs["bytes"], one.score) for one in points if one.layer not in beaten}
-        found = pareto_front(points, "bytes")
-        assert [(one.costs["bytes"], one.score) for one in found] == sorted(expected)
+        expected = {(point.costs["bytes"], point.score) for point in points if point.layer not in beaten}
+        front = pareto_front(points, "bytes")
+        assert [(point.costs["bytes"], point.score) for point in front] == sorted(expected)
     assert pareto_front([Point("r", 0, 1.0, {})], "bytes") == []
 
 
-def test_the_choice_is_the_best_layer_of_any_run_within_the_budget() -> None:
-    points = [point for run in two_runs() for point in run.points]
-    assert [(one.run, one.layer) for one in (best_within(points, {}), best_within(points, {"parameters": 59}))] == [
+def test_selection_is_the_best_layer_of_any_run_within_the_budget() -> None:
+    points = [point for run in make_two_runs() for point in run.points]
+    assert [
+        (choice.run, choice.layer) for choice in (best_within(points, {}), best_within(points, {"parameters": 59}))
+    ] == [
         ("b", 2),
         ("a", 1),
     ]
@@ -61,23 +63,25 @@ def test_the_choice_is_the_best_layer_of_any_run_within_the_budget() -> None:
         OptionError, match=r"none is within 5 parameters: the nearest is a at layer 0, 20\.0 points, 10 para"
     ):
         best_within(points, {"parameters": 5})
-    bare = made_run("c", A).points
+    points_without_costs = make_run("c", A).points
     with pytest.raises(OptionError, match="no run recorded milliseconds per text: run the sweeps again"):
-        best_within(bare, {"milliseconds": 5})
-    assert best_within([*bare, *points], {"bytes": 40}).run == "b"  # what is not known is not within
+        best_within(points_without_costs, {"milliseconds": 5})
+    assert (
+        best_within([*points_without_costs, *points], {"bytes": 40}).run == "b"
+    )  # an unknown cost is not within a budget
 
 
-def test_equal_scores_fall_to_fewer_parameters() -> None:
+def test_equal_scores_are_resolved_by_fewer_parameters() -> None:
     points = [Point("large", 1, 5.0, {"parameters": 9}), Point("small", 1, 5.0, {"parameters": 3})]
     assert best_within(points, {}).run == "small"
 
 
-def test_the_chart_has_curve_disc_and_front_for_each_cost() -> None:
-    figure = plot_board(two_runs(), {"TF-IDF": {"STS": 0.4}}, {"parameters": 45})
+def test_chart_has_a_curve_a_disc_and_a_front_for_each_cost() -> None:
+    figure = plot_board(make_two_runs(), {"TF-IDF": {"STS": 0.4}}, {"parameters": 45})
     assert titles(figure) == [
         "Score by parameters", "Score by milliseconds per text", "Score by bytes per vector",
     ]  # fmt: skip
-    for axes, curves in zip(figure.axes, (2, 2, 0), strict=True):  # all layers of a run have as many bytes
+    for axes, curves in zip(figure.axes, (2, 2, 0), strict=True):  # all layers of a run have the same number of bytes
         assert len(artists(axes, "line")) == curves
         assert len(artists(axes, "dots")) == 2
     first = figure.axes[0]
@@ -92,19 +96,19 @@ def test_the_chart_has_curve_disc_and_front_for_each_cost() -> None:
     assert len({axes.get_ylim() for axes in figure.axes}) == 1
 
 
-def test_a_run_that_lacks_a_cost_has_a_dash_and_no_place_in_its_panel() -> None:
-    older = made_run("older", B, parameters={0: 1, 1: 2, 2: 3}, milliseconds={1: 0.5})  # not of its best layer
-    page = page_of([made_run("a", A, **COSTS_A), older])
+def test_run_without_a_cost_has_a_dash_and_is_not_in_its_panel() -> None:
+    older = make_run("older", B, parameters={0: 1, 1: 2, 2: 3}, milliseconds={1: 0.5})  # not for its best layer
+    page = page_html([make_run("a", A, **COSTS_A), older])
     row = re.search(r'<tr data-run="older".*?</tr>', page)
     assert row is not None
     assert re.findall(r"<td[^>]*>(.*?)</td>", row[0])[3:6] == ["3", "–", "–"]
-    assert "Score against cost" not in page_of([made_run("x", A)])
+    assert "Score against cost" not in page_html([make_run("x", A)])
 
 
-def test_the_table_says_what_each_best_layer_scores_costs_and_beats() -> None:
-    runs = two_runs()
+def test_table_lists_score_cost_and_fronts_of_each_best_layer() -> None:
+    runs = make_two_runs()
     assert fronts_by_run(runs) == {"a": ["parameters", "milliseconds"], "b": ["parameters", "milliseconds", "bytes"]}
-    page = page_of(runs, baselines={"TF-IDF": {"STS": 0.4}})
+    page = page_html(runs, baselines={"TF-IDF": {"STS": 0.4}})
     rows = re.findall(r"<tr data-run=.*?</tr>", page)
     cells = [[unescape(re.sub("<.*?>", "", cell)) for cell in re.findall(r"<td.*?</td>", row)] for row in rows]
     assert cells == [
@@ -113,16 +117,16 @@ def test_the_table_says_what_each_best_layer_scores_costs_and_beats() -> None:
     ]
     assert "b at layer 2 scores 70.0 on STS: the most of 2 runs." in page
     assert '<tr><th scope="row">TF-IDF</th><td></td><td>40.0</td>' in page
-    assert "within 45 parameters" in page_of(runs, best=runs[0].best, budget={"parameters": 45.0})
+    assert "within 45 parameters" in page_html(runs, best=runs[0].best, budget={"parameters": 45.0})
 
 
-def test_discs_and_rows_open_the_sweep_s_own_page() -> None:
-    page = page_of([made_run("a", A, page="./a%22b/report.html", **COSTS_A)])
+def test_discs_and_rows_link_to_the_page_of_the_sweep() -> None:
+    page = page_html([make_run("a", A, page="./a%22b/report.html", **COSTS_A)])
     assert page.count('<a href="./a%22b/report.html">') == 1 + 4  # the row, and discs: wide, narrow, and two panels
-    assert "<a href" not in page_of([made_run("a", A, **COSTS_A)])
+    assert "<a href" not in page_html([make_run("a", A, **COSTS_A)])
 
 
-def test_a_single_run_has_nothing_to_filter() -> None:
-    assert 'class="filters"' not in page_of([made_run("a", A, **COSTS_A)])
-    assert "the most of its layers" in page_of([made_run("a", A, **COSTS_A)])
-    assert math.isclose(made_run("a", A).average.gain, 10)
+def test_single_run_has_no_filters() -> None:
+    assert 'class="filters"' not in page_html([make_run("a", A, **COSTS_A)])
+    assert "the most of its layers" in page_html([make_run("a", A, **COSTS_A)])
+    assert math.isclose(make_run("a", A).average.gain, 10)

@@ -1,4 +1,4 @@
-"""Unusual pages in Chromium: how they fit, at two widths and in both themes, and that their rows are level."""
+"""Unusual pages in Chromium: they fit at two widths and in both themes, and their rows are aligned."""
 
 from __future__ import annotations
 
@@ -23,39 +23,39 @@ WIDTHS = (375, 1100)
 HOSTILE = "<img src=x onerror='parent.hacked = 1'><script>parent.hacked = 1</script>"
 LONG = "an/extremely-long-model-name-without-any-break-" + "x" * 200
 
-# A window is never narrower than 500 pixels in headless Chromium, a frame inside it is.
+# A window in headless Chromium is at least 500 pixels wide, but a frame inside it can be narrower.
 SCRIPT = """
-const seen = [];
+const measured = [];
 window.addEventListener("load", () => {
   for (const frame of document.querySelectorAll("iframe")) {
     const page = frame.contentDocument, root = page.documentElement;
-    // How far apart the tops of the pictures are that stand in one row, each row begun by the figure at the left.
+    // The distance between the tops of the figures in a row; each row starts with the leftmost figure.
     const apart = [...page.querySelectorAll(".panels")].flatMap(panels => {
       const rows = [], left = panels.getBoundingClientRect().left;
-      for (const one of panels.querySelectorAll("figure")) {
-        if (one.getBoundingClientRect().left < left + 1) rows.push([]);
-        rows.at(-1).push(one.querySelector(".chart").getBoundingClientRect().top);
+      for (const figure of panels.querySelectorAll("figure")) {
+        if (figure.getBoundingClientRect().left < left + 1) rows.push([]);
+        rows.at(-1).push(figure.querySelector(".chart").getBoundingClientRect().top);
       }
       return rows.map(tops => Math.max(...tops) - Math.min(...tops));
     });
-    const shown = name => [...page.querySelectorAll(name)].some(one => one.getBoundingClientRect().width > 0);
-    seen.push({
+    const shown = name => [...page.querySelectorAll(name)].some(element => element.getBoundingClientRect().width > 0);
+    measured.push({
       name: frame.name, width: root.clientWidth, content: root.scrollWidth, height: root.scrollHeight,
       ground: getComputedStyle(page.body).backgroundColor, wide: shown(".wide"), narrow: shown(".narrow"),
       apart: Math.max(0, ...apart), rows: apart.length,
-      smallest: Math.min(...[...page.querySelectorAll("text")].map(one => one.getBoundingClientRect().height).filter(h => h)),
+      smallest: Math.min(...[...page.querySelectorAll("text")].map(text => text.getBoundingClientRect().height).filter(h => h)),
     });
   }
   const out = document.createElement("pre");
-  out.id = "seen";
-  out.textContent = JSON.stringify({pages: seen, hacked: window.hacked ?? 0});
+  out.id = "measured";
+  out.textContent = JSON.stringify({pages: measured, hacked: window.hacked ?? 0});
   document.body.append(out);
 });
 """
 
 
-def looked_at(pages: dict[str, str], folder: Path, *, dark: bool) -> tuple[dict[str, Any], int]:
-    """Return what Chromium measures of each page at each width, and whether a script in one of them ran."""
+def measure_pages(pages: dict[str, str], folder: Path, *, dark: bool) -> tuple[dict[str, Any], int]:
+    """Return Chromium's measurements of each page at each width, and whether a script in one of them ran."""
     browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if browser is None:
         pytest.skip("no Chromium here to render the page; install `chromium`")
@@ -71,16 +71,16 @@ def looked_at(pages: dict[str, str], folder: Path, *, dark: bool) -> tuple[dict[
     scheme = f"--blink-settings=preferredColorScheme={0 if dark else 1}"
     command = [browser, *options.split(), scheme, f"--user-data-dir={folder / 'profile'}", outer.as_uri()]
     dom = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
-    held = re.search(r'<pre id="seen">(.*?)</pre>', dom, flags=re.DOTALL)
-    assert held is not None, dom[-500:]
-    seen = json.loads(unescape(held[1]))
-    return {page["name"]: page for page in seen["pages"]}, seen["hacked"]
+    match = re.search(r'<pre id="measured">(.*?)</pre>', dom, flags=re.DOTALL)
+    assert match is not None, dom[-500:]
+    measured = json.loads(unescape(match[1]))
+    return {page["name"]: page for page in measured["pages"]}, measured["hacked"]
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-def test_pages_fit_a_phone_and_a_desk_in_both_themes(tmp_path: Path, dark: bool) -> None:
+def test_pages_fit_a_phone_and_a_desktop_in_both_themes(tmp_path: Path, dark: bool) -> None:
     hostile = pl.concat([scores_frame(12, model=HOSTILE), metrics_frame(12, datasets=[HOSTILE, LONG], model=HOSTILE)])
-    long = {"how": {"Model": LONG}, "export": {"Shell": f"midlayer export {LONG}"}, "notes": [LONG]}
+    long_texts = {"how": {"Model": LONG}, "export": {"Shell": f"midlayer export {LONG}"}, "notes": [LONG]}
     pages = {
         "full": report_html(
             full_frame(),
@@ -89,19 +89,19 @@ def test_pages_fit_a_phone_and_a_desk_in_both_themes(tmp_path: Path, dark: bool)
             baselines={"TF-IDF": {"DocstringSTS": 0.9}, "all-MiniLM-L6-v2": {"DocstringSTS": 0.85}},
         )
     }
-    # The dark changes colors only, so the widest and the strangest pages are looked at once.
+    # The dark theme changes only colors, so the widest and the most unusual pages are measured once.
     pages |= (
         {}
         if dark
         else {
-            "many": report_html(scores_frame(33, tasks=64), title=LONG, **long),  # type: ignore[arg-type]
+            "many": report_html(scores_frame(33, tasks=64), title=LONG, **long_texts),  # type: ignore[arg-type]
             "hostile": report_html(hostile.with_columns(revision=pl.lit(LONG)), title=HOSTILE, how={HOSTILE: HOSTILE}),
         }
     )
-    seen, hacked = looked_at(pages, tmp_path, dark=dark)
+    measured, hacked = measure_pages(pages, tmp_path, dark=dark)
     assert hacked == 0
-    assert len(seen) == len(pages) * len(WIDTHS)
-    for name, page in seen.items():
+    assert len(measured) == len(pages) * len(WIDTHS)
+    for name, page in measured.items():
         width = int(name.split()[-1])
         assert page["content"] <= width, f"{name}: {page['content']} pixels of content"
         assert page["height"] > 1500
@@ -110,8 +110,8 @@ def test_pages_fit_a_phone_and_a_desk_in_both_themes(tmp_path: Path, dark: bool)
         assert page["ground"] == ("rgb(20, 23, 28)" if dark else "rgb(255, 255, 255)")
 
 
-def test_pictures_of_a_row_are_level_and_long_names_of_rows_stay_legible(tmp_path: Path) -> None:
-    """Titles and keys of different length beside each other; a picture too wide for a phone scrolls in its own box."""
+def test_figures_in_a_row_are_aligned_and_long_row_names_are_legible(tmp_path: Path) -> None:
+    """Titles and legends of different lengths side by side; a figure too wide for a phone scrolls in its own box."""
     panels = {
         "a title that goes on " * words: [
             LabeledCurve(f"amount {10**k}", (0, 1), (0.0, float(k))) for k in range(curves)
@@ -124,8 +124,8 @@ def test_pictures_of_a_row_are_level_and_long_names_of_rows_stay_legible(tmp_pat
     drawing.set_title(axes, "statements")
     curves = plot_curves(panels, "layer", ordered=True)
     findings = [Finding("a", "Curves", "x", (), curves), Finding("b", "Rows", "x", (), drawing.finish(figure))]
-    seen, _ = looked_at({"page": experiments_html(findings, title="T", how={})}, tmp_path, dark=False)
-    for name, page in seen.items():
+    measured, _ = measure_pages({"page": experiments_html(findings, title="T", how={})}, tmp_path, dark=False)
+    for name, page in measured.items():
         assert page["content"] <= int(name.split()[-1])
         assert page["rows"] == (3 if "375" in name else 2)
         assert page["apart"] < 1, f"{name}: pictures of one row {page['apart']} pixels apart"

@@ -1,4 +1,4 @@
-"""Pages in Chromium, used as people use them: pointer, keys, a phone, the dark, paper; and names that mean harm."""
+"""Pages in Chromium with pointer, keyboard, phone, dark theme, print, and malicious names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from midlayer_encoders.report import report_html
 from midlayer_encoders.report.pages import write_page
 from midlayer_encoders.sweeping import RecipesResult
 from tests.report.made_frames import TASKS, full_frame
-from tests.report.made_runs import made_sweep
+from tests.report.made_runs import make_sweep
 
 pytestmark = pytest.mark.browser
 
@@ -27,14 +27,14 @@ PHONE, DESK = {"width": 390, "height": 844}, {"width": 1100, "height": 900}
 
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
-    """Return the browser that is installed: Debian's, or the one that CHROMIUM names."""
+    """Return the installed browser: Debian's, or the one named by CHROMIUM."""
     library = pytest.importorskip("playwright.sync_api", reason="pip install -e '.[browser]'")
-    names = ("chromium", "chromium-browser", "google-chrome")
-    path = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, names)), None)
+    visible_runs = ("chromium", "chromium-browser", "google-chrome")
+    path = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, visible_runs)), None)
     if path is None:
         pytest.skip("no Chromium here: install `chromium`, or name it in CHROMIUM")
-    with library.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=path, args=["--no-sandbox"])
+    with library.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
         yield browser
         browser.close()
 
@@ -42,41 +42,42 @@ def chromium() -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with a board of five runs, `board.html`, and the page of a sweep, `sweep.html`."""
-    home = tmp_path_factory.mktemp("pages")
+    root = tmp_path_factory.mktemp("pages")
     scores = {"plain": {"STS": [0.2, 0.6, 0.5]}, "one-word": {"STS": [0.1, 0.3, 0.4]}}
     parts = {
-        name: made_sweep(home / "runs/a/recipes" / name, of, options={"recipe": name}) for name, of in scores.items()
+        name: make_sweep(root / "runs/a/recipes" / name, run_scores, options={"recipe": name})
+        for name, run_scores in scores.items()
     }
-    RecipesResult.of(parts, home / "runs/a").save()
-    made_sweep(
-        home / "runs/b",
+    RecipesResult.of(parts, root / "runs/a").save()
+    make_sweep(
+        root / "runs/b",
         {"STS": [0.3, 0.7, 0.65], "B": [0.1] * 3},
         model=HOSTILE,
         parameters={0: 5, 1: 2 * 10**6, 2: 9 * 10**6},
     )
-    made_sweep(home / "runs/c", {"STS": [0.25, 0.5, 0.55]}, model=LONG, dimensions=16)
-    made_sweep(home / "runs/d", {"STS": [0.2, 0.3, 0.45]}, model=RTL, seconds={}, timing={}, dimensions=0)
-    board(home / "runs").to_html(home / "board.html")
+    make_sweep(root / "runs/c", {"STS": [0.25, 0.5, 0.55]}, model=LONG, dimensions=16)
+    make_sweep(root / "runs/d", {"STS": [0.2, 0.3, 0.45]}, model=RTL, seconds={}, timing={}, dimensions=0)
+    board(root / "runs").to_html(root / "board.html")
     layers = range(31)
     text = report_html(
         full_frame(), title=HOSTILE, how={HOSTILE: LONG}, notes=[RTL], baselines={"TF-IDF": dict.fromkeys(TASKS, 0.5)},
         parameters={k: 10**6 * (k + 1) for k in layers}, seconds={k: 0.001 * (k + 1) for k in layers},
     )  # fmt: skip
-    write_page(text, home / "sweep.html")
-    return home
+    write_page(text, root / "sweep.html")
+    return root
 
 
-class Opened:
-    """A page, and everything that went wrong on it or left it."""
+class OpenedPage:
+    """A page with its errors and requests."""
 
     def __init__(self, browser: Any, path: Path, **options: Any) -> None:
         self.context = browser.new_context(**{"viewport": DESK, **options})
         self.page = self.context.new_page()
         self.errors: list[str] = []
-        self.asked: list[str] = []
+        self.requests: list[str] = []
         self.page.on("console", lambda message: self.errors.append(message.text))
         self.page.on("pageerror", lambda error: self.errors.append(str(error)))
-        self.page.on("request", lambda request: self.asked.append(request.url))
+        self.page.on("request", lambda request: self.requests.append(request.url))
         self.page.goto(path.as_uri())
 
     def __enter__(self) -> Any:
@@ -87,44 +88,44 @@ class Opened:
         self.context.close()
         if failed[0] is None:
             assert self.errors == []
-            assert all(url.startswith("file:") and url.endswith(".html") for url in self.asked), self.asked
+            assert all(url.startswith("file:") and url.endswith(".html") for url in self.requests), self.requests
             assert hacked == "undefined"
 
 
-def names(page: Any) -> list[str]:
-    """Return the runs in the rows that are shown, by the folder below each name."""
+def visible_runs(page: Any) -> list[str]:
+    """Return the runs in the visible rows, by the folder below each name."""
     return list(page.locator("table.sortable tbody tr:visible small").all_inner_texts())
 
 
-def drawn(page: Any) -> set[str]:
-    """Return the runs that are drawn in the wide chart."""
-    return {one.get_attribute("data-curve") for one in page.locator(".wide g.line:visible").all()}
+def visible_curves(page: Any) -> set[str]:
+    """Return the runs drawn in the wide chart."""
+    return {line.get_attribute("data-curve") for line in page.locator(".wide g.line:visible").all()}
 
 
 @pytest.mark.parametrize("name", ["board", "sweep"])
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("size", [PHONE, DESK], ids=["phone", "desk"])
-def test_it_fits_and_hostile_names_are_words(
+def test_page_fits_and_malicious_names_are_plain_text(
     chromium: Any, folder: Path, name: str, dark: bool, size: dict[str, int]
 ) -> None:
     scheme = "dark" if dark else "light"
-    with Opened(chromium, folder / f"{name}.html", viewport=size, color_scheme=scheme) as page:
+    with OpenedPage(chromium, folder / f"{name}.html", viewport=size, color_scheme=scheme) as page:
         assert page.evaluate("document.documentElement.scrollWidth") <= size["width"]
         ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
         assert ground == ("rgb(20, 23, 28)" if dark else "rgb(255, 255, 255)")
         assert HOSTILE in page.inner_text("body")
-        small = page.eval_on_selector_all(
-            "svg text", "all => all.map(o => o.getBoundingClientRect().height).filter(h => h)"
+        text_heights = page.eval_on_selector_all(
+            "svg text", "texts => texts.map(text => text.getBoundingClientRect().height).filter(h => h)"
         )
-        assert min(small) >= 9
+        assert min(text_heights) >= 9
         for field in page.locator(".filters input:visible, button:visible").all():
             box = field.bounding_box()
             assert box["x"] >= 0
             assert box["x"] + box["width"] <= size["width"] or field.locator("xpath=ancestor::table").count()
 
 
-def test_no_script_but_the_page_s_own_runs(chromium: Any, folder: Path) -> None:
-    opened = Opened(chromium, folder / "board.html")
+def test_only_the_script_of_the_page_runs(chromium: Any, folder: Path) -> None:
+    opened = OpenedPage(chromium, folder / "board.html")
     opened.page.evaluate(
         "document.body.append(Object.assign(document.createElement('script'), {textContent: 'hacked = 1'}))"
     )
@@ -135,51 +136,54 @@ def test_no_script_but_the_page_s_own_runs(chromium: Any, folder: Path) -> None:
     opened.context.close()
 
 
-def test_columns_are_sorted_both_ways_and_what_is_not_known_comes_last(chromium: Any, folder: Path) -> None:
-    with Opened(chromium, folder / "board.html") as page:
-        assert names(page) == ["b", "a", "c", "d", "a"]  # the best first
+def test_columns_sort_in_both_directions_with_unknown_values_last(chromium: Any, folder: Path) -> None:
+    with OpenedPage(chromium, folder / "board.html") as page:
+        assert visible_runs(page) == ["b", "a", "c", "d", "a"]  # best first
         head = page.get_by_role("columnheader", name="Score")
         head.get_by_role("button").click()
         assert head.get_attribute("aria-sort") == "descending"
-        assert names(page) == ["b", "a", "c", "d", "a"]
+        assert visible_runs(page) == ["b", "a", "c", "d", "a"]
         head.get_by_role("button").press("Enter")
         assert head.get_attribute("aria-sort") == "ascending"
-        assert names(page) == ["a", "d", "c", "a", "b"]
+        assert visible_runs(page) == ["a", "d", "c", "a", "b"]
         bytes_head = page.get_by_role("columnheader", name="Bytes per vector")
-        for way, most in (("ascending", ["32", "32", "32", "64", "–"]), ("descending", ["64", "32", "32", "32", "–"])):
+        for direction, cells in (
+            ("ascending", ["32", "32", "32", "64", "–"]),
+            ("descending", ["64", "32", "32", "32", "–"]),
+        ):
             bytes_head.get_by_role("button").click()
-            assert bytes_head.get_attribute("aria-sort") == way
+            assert bytes_head.get_attribute("aria-sort") == direction
             assert head.get_attribute("aria-sort") is None
-            assert page.locator("tbody tr td:nth-child(7)").all_inner_texts() == most
+            assert page.locator("tbody tr td:nth-child(7)").all_inner_texts() == cells
         page.get_by_role("columnheader", name="Run").get_by_role("button").click()
-        assert names(page) == ["b", "c", "a", "a", "d"]  # as a dictionary has them: <img, an/, m, m with, Arabic
+        assert visible_runs(page) == ["b", "c", "a", "a", "d"]  # in dictionary order: <img, an/, m, m with, Arabic
 
 
-def test_rows_are_filtered_and_the_charts_with_them(chromium: Any, folder: Path) -> None:
-    with Opened(chromium, folder / "board.html") as page:
-        status, everything = page.get_by_role("status"), drawn(page)
+def test_filters_apply_to_rows_and_charts(chromium: Any, folder: Path) -> None:
+    with OpenedPage(chromium, folder / "board.html") as page:
+        status, all_curves = page.get_by_role("status"), visible_curves(page)
         assert status.inner_text() == "5 of 5 runs"
         page.get_by_label("Name, or part of it").fill("ONE word")
-        assert (names(page), status.inner_text()) == (["a"], "1 of 5 runs")
-        assert drawn(page) == {"m with one-word"}
+        assert (visible_runs(page), status.inner_text()) == (["a"], "1 of 5 runs")
+        assert visible_curves(page) == {"m with one-word"}
         page.get_by_label("Name, or part of it").fill("<SCRIPT>")
-        assert names(page) == ["b"]
+        assert visible_runs(page) == ["b"]
         page.get_by_role("button", name="Show all").click()
-        assert (len(names(page)), drawn(page)) == (5, everything)
+        assert (len(visible_runs(page)), visible_curves(page)) == (5, all_curves)
         page.get_by_label("At most parameters").fill("1M")
-        assert names(page) == ["a", "c", "d", "a"]
-        page.get_by_label("At most milliseconds per text").fill("2.5")  # one has none noted
-        assert names(page) == ["a"]
+        assert visible_runs(page) == ["a", "c", "d", "a"]
+        page.get_by_label("At most milliseconds per text").fill("2.5")  # one run has no time
+        assert visible_runs(page) == ["a"]
         page.get_by_label("At most parameters").fill("much")
         assert page.get_by_label("At most parameters").get_attribute("aria-invalid") == "true"
         page.get_by_role("button", name="Show all").click()
         page.get_by_label("On a front").check()
-        assert set(names(page)) == {"a", "b"}
+        assert set(visible_runs(page)) == {"a", "b"}
         assert page.locator("tfoot, tbody").first.is_visible()
 
 
-def test_a_row_and_a_disc_open_the_sweep_s_own_page(chromium: Any, folder: Path) -> None:
-    with Opened(chromium, folder / "board.html") as page:
+def test_rows_and_discs_open_the_page_of_the_sweep(chromium: Any, folder: Path) -> None:
+    with OpenedPage(chromium, folder / "board.html") as page:
         page.get_by_role("link", name="m with one-word").first.click()
         assert page.url == (folder / "runs/a/report.html").as_uri()
         assert page.inner_text("h1") == "Every layer of m"
@@ -189,8 +193,8 @@ def test_a_row_and_a_disc_open_the_sweep_s_own_page(chromium: Any, folder: Path)
         assert "runs/" in page.url
 
 
-def test_a_point_says_its_layer_score_parameters_and_time(chromium: Any, folder: Path) -> None:
-    with Opened(chromium, folder / "sweep.html") as page:
+def test_point_shows_its_layer_score_parameters_and_time(chromium: Any, folder: Path) -> None:
+    with OpenedPage(chromium, folder / "sweep.html") as page:
         point, tip = page.locator(".wide g.line circle").nth(12), page.locator(".tip")
         assert not tip.is_visible()
         point.hover(force=True)
@@ -202,10 +206,10 @@ def test_a_point_says_its_layer_score_parameters_and_time(chromium: Any, folder:
         assert not tip.is_visible()
         page.locator(".heat i").first.hover(force=True)
         assert "layer 0:" in tip.inner_text()
-    with Opened(chromium, folder / "board.html", viewport=PHONE, has_touch=True) as page:
-        point = page.locator(".narrow g.line circle:visible").first  # of layer 0, which no disc covers
+    with OpenedPage(chromium, folder / "board.html", viewport=PHONE, has_touch=True) as page:
+        point = page.locator(".narrow g.line circle:visible").first  # layer 0, not covered by a disc
         point.scroll_into_view_if_needed()
-        page.wait_for_timeout(100)  # scrolling takes a tip away
+        page.wait_for_timeout(100)  # scrolling hides the tooltip
         point.tap(force=True)
         box = page.locator(".tip").bounding_box()
         assert box["x"] >= 0
@@ -213,8 +217,8 @@ def test_a_point_says_its_layer_score_parameters_and_time(chromium: Any, folder:
         assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
 
 
-def test_everything_is_reached_by_keys(chromium: Any, folder: Path) -> None:
-    with Opened(chromium, folder / "board.html") as page:
+def test_everything_is_reachable_by_keyboard(chromium: Any, folder: Path) -> None:
+    with OpenedPage(chromium, folder / "board.html") as page:
         tip, label = page.locator(".tip"), "document.activeElement.getAttribute('aria-label')"
         stops: list[str] = []
         focused = "document.activeElement.tagName + ' ' + (document.activeElement.getAttribute('class') ?? '')"
@@ -243,30 +247,32 @@ def test_everything_is_reached_by_keys(chromium: Any, folder: Path) -> None:
         page.wait_for_url("**/report.html")
 
 
-def test_names_in_the_key_switch_their_curves(chromium: Any, folder: Path) -> None:
-    with Opened(chromium, folder / "board.html") as page:
-        everything = drawn(page)
-        assert HOSTILE in everything
+def test_legend_entries_toggle_their_curves(chromium: Any, folder: Path) -> None:
+    with OpenedPage(chromium, folder / "board.html") as page:
+        all_curves = visible_curves(page)
+        assert HOSTILE in all_curves
         button = page.locator(".legend button").filter(has_text="<script>")
         button.click()
         assert button.get_attribute("aria-pressed") == "false"
-        assert drawn(page) == everything - {HOSTILE}
-        assert "b" in names(page)  # the row stays
+        assert visible_curves(page) == all_curves - {HOSTILE}
+        assert "b" in visible_runs(page)  # the row stays
         button.press("Space")
-        assert (button.get_attribute("aria-pressed"), drawn(page)) == ("true", everything)
-        assert page.locator(".chart .front:visible").count() == 2  # that of bytes is level, and counts as nothing
+        assert (button.get_attribute("aria-pressed"), visible_curves(page)) == ("true", all_curves)
+        assert (
+            page.locator(".chart .front:visible").count() == 2
+        )  # the front of bytes is flat and not counted as visible
         page.locator(".legend button").filter(has_text="Pareto front").click()
         assert page.locator(".chart .front:visible").count() == 0
-    with Opened(chromium, folder / "sweep.html") as page:
-        levels = "[...document.querySelectorAll('.chart .level')].filter(one => one.checkVisibility()).length"
+    with OpenedPage(chromium, folder / "sweep.html") as page:
+        levels = "[...document.querySelectorAll('.chart .level')].filter(level => level.checkVisibility()).length"
         assert page.evaluate(levels) == 1 + 5  # of the average and of each task
         page.locator(".legend button").filter(has_text="TF-IDF").click()
         assert page.evaluate(levels) == 0
         assert not page.locator(".wide text").filter(has_text="TF-IDF").is_visible()
 
 
-def test_paper_is_light_and_shows_nothing_that_needs_a_pointer(chromium: Any, folder: Path) -> None:
-    with Opened(chromium, folder / "board.html", color_scheme="dark") as page:
+def test_print_is_light_and_hides_interactive_parts(chromium: Any, folder: Path) -> None:
+    with OpenedPage(chromium, folder / "board.html", color_scheme="dark") as page:
         page.emulate_media(media="print", color_scheme="dark")
         assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
         assert not page.locator(".filters").is_visible()
@@ -275,8 +281,8 @@ def test_paper_is_light_and_shows_nothing_that_needs_a_pointer(chromium: Any, fo
         assert page.pdf(format="A4").startswith(b"%PDF")
 
 
-def test_without_scripts_everything_is_there_to_read(chromium: Any, folder: Path) -> None:
-    with Opened(chromium, folder / "board.html", java_script_enabled=False) as page:
+def test_page_is_readable_without_scripts(chromium: Any, folder: Path) -> None:
+    with OpenedPage(chromium, folder / "board.html", java_script_enabled=False) as page:
         assert page.locator("table.sortable tbody tr").count() == 5
         assert not page.locator(".filters").is_visible()
         assert page.locator(".legend button").count() == 0

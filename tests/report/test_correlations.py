@@ -17,7 +17,7 @@ ROWS = [
 COLUMNS = ["model", "revision", "task", "metric", "statistic", "value", "low", "high", "note"]
 
 
-def test_models_are_below_each_other_in_the_row_of_their_metric() -> None:
+def test_models_share_the_row_of_their_metric() -> None:
     frame = pl.DataFrame(ROWS, schema=COLUMNS, orient="row")
     (axes,) = plot_correlations(frame, statistics=["dcor"]).axes
     assert [text.get_text() for text in axes.get_yticklabels()] == ["dime", "lidar"]

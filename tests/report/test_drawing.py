@@ -53,16 +53,16 @@ def test_padded_range_holds_all_values(values: list[float]) -> None:
 
 
 @given(st.integers(0, 200), st.integers(3, 16))
-def test_layers_are_whole_from_zero_and_not_too_many(num_layers: int, most: int) -> None:
-    ticks = drawing.layer_ticks(num_layers, most)
+def test_layer_ticks_are_integers_from_zero_and_limited(num_layers: int, max_ticks: int) -> None:
+    ticks = drawing.layer_ticks(num_layers, max_ticks)
     assert ticks[0] == 0
-    assert len(ticks) <= most
+    assert len(ticks) <= max_ticks
     assert ticks[-1] <= num_layers
     assert len({after - before for before, after in zip(ticks, ticks[1:], strict=False)}) <= 1
 
 
 @pytest.mark.parametrize("num_layers", [6, 12, 24, 30, 32, 48])
-def test_the_last_layer_of_common_models_has_a_tick(num_layers: int) -> None:
+def test_last_layer_of_common_models_has_a_tick(num_layers: int) -> None:
     assert drawing.layer_ticks(num_layers, 7)[-1] == num_layers
 
 
@@ -71,7 +71,7 @@ def test_numbers_are_formatted() -> None:
     assert [signed(value) for value in (0.04, -0.04, 1.0)] == ["0.0", "0.0", "+1.0"]
 
 
-def test_metrics_have_a_color_for_each_dataset_and_the_chosen_layer() -> None:
+def test_metrics_have_a_color_per_dataset_and_mark_the_selected_layer() -> None:
     frame = metrics_frame(6, names=["lidar", "dime"], datasets=list("abcdefg"))
     for axes, name in zip(plot_metrics(frame, chosen=3).axes, ("lidar", "dime"), strict=True):
         for style, (line, dataset) in enumerate(zip(artists(axes, "line"), "abcdefg", strict=True)):
@@ -102,14 +102,14 @@ def test_heat_maps_have_the_values_and_rings_of_the_frame() -> None:
         assert values is not None
         np.testing.assert_allclose(values.filled(math.nan), expected)
         low, high = mesh.get_clim()
-        known = ~values.mask
-        strength = (values[known] - low) / (high - low)
-        np.testing.assert_allclose(mesh.to_rgba(values)[..., 3][known], 0.06 + 0.94 * strength, atol=0.02)
+        finite = ~values.mask
+        strength = (values[finite] - low) / (high - low)
+        np.testing.assert_allclose(mesh.to_rgba(values)[..., 3][finite], 0.06 + 0.94 * strength, atol=0.02)
     rings = [points(ring)[0] for ring in axes.lines]
     assert rings == [(0, 0), (1, 1), (2, 2), (2, 3)]
 
 
-def test_dots_marks_levels_and_texts_are_drawn_where_they_are() -> None:
+def test_dots_marks_levels_and_texts_are_at_their_coordinates() -> None:
     axes = panel()
     drawing.draw_points(axes, [0, 1], [1.0, 2.0], "disc", style=1, tips=["p", "q"], spans=[(-0.2, 0.4), (0.5, 1.5)])
     drawing.draw_points(axes, [0.5, 1.5], [3.0, 3.0], "tick", style=2)
@@ -158,7 +158,7 @@ def test_legends_and_scales_are_in_figures_and_on_pages() -> None:
     assert figure_html(separate).count("(faint) to") == 2
 
 
-def test_rows_are_named_once_in_a_figure_and_in_every_panel_of_the_page() -> None:
+def test_rows_are_named_once_in_a_figure_and_in_every_panel_of_a_page() -> None:
     figure, panels = drawing.panel_grid(2)
     for axes in panels:
         drawing.row_axis(axes, ["dime", "lidar"])
@@ -187,7 +187,7 @@ def differences(layer_of: dict[int, int]) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=DIFFERENCES, orient="row")
 
 
-def test_differences_are_in_the_order_of_depth_whatever_the_order_of_rows() -> None:
+def test_differences_are_ordered_by_depth() -> None:
     figure = plot_differences(differences({2: 2, 0: 0, 1: 1}))
     for axes in figure.axes:
         first, second = artists(axes, "line")
@@ -199,7 +199,7 @@ def test_differences_are_in_the_order_of_depth_whatever_the_order_of_rows() -> N
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["b minus a", "c minus a"]
 
 
-def test_models_of_another_depth_are_compared_over_relative_depth() -> None:
+def test_models_of_different_depth_are_compared_by_relative_depth() -> None:
     axes = plot_differences(differences({0: 0, 1: 2, 2: 4})).axes[0]
     line = artists(axes, "line")[0]
     assert axes.get_xlabel() == "depth (layer / number of layers)"
@@ -207,7 +207,7 @@ def test_models_of_another_depth_are_compared_over_relative_depth() -> None:
     assert details(line)["tips"][2].startswith("layer 4: ")
 
 
-def test_the_most_similar_layer_of_each_row_is_ringed() -> None:
+def test_most_similar_layer_of_each_row_is_ringed() -> None:
     table = {0: (0.9, 0.2, 0.1), 4: (0.1, 0.3, 0.8), 8: (0.2, 0.7, None)}
     rows = [("a", "b", 3 * k, layer, v) for layer, row in table.items() for k, v in enumerate(row) if v is not None]
     axes = plot_similarity(pl.DataFrame(rows, schema=SIMILARITY, orient="row")).axes[0]

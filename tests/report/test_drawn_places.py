@@ -1,4 +1,4 @@
-"""What stands on an axis stands at the right place: coordinates of known curves in the page's pictures."""
+"""Coordinates of known curves in the figures of pages."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from tests.report.svg_reading import Coordinates, assert_near, groups, segments,
 CURVE = [(0, 31.0), (3, 52.5), (6, 40.0), (12, 47.25), (24, 36.0)]
 
 
-def test_the_pages_curve_of_some_layers_stands_at_those_layers() -> None:
-    """Layers 0, 3, 6, 12 and 24 of 24 are not evenly spaced; the best layer's rule goes through the metrics."""
+def test_curve_of_a_page_is_at_its_layers() -> None:
+    """Layers 0, 3, 6, 12 and 24 of 24 are unevenly spaced; the rule of the best layer crosses the metrics."""
     rows = [("m", "main", k, k / 24, "score", "STS", "accuracy", v / 100) for k, v in CURVE]
     frame = pl.concat([rows_frame(rows), metrics_frame(24, names=["lidar"], model="m")[5:]])
     page = report_html(frame, title="T", how={}, baselines={"TF-IDF": {"STS": 0.44}})
@@ -43,7 +43,7 @@ def test_the_pages_curve_of_some_layers_stands_at_those_layers() -> None:
     assert "The upright line is layer 3, the best by score." in page
 
 
-# --- models side by side ------------------------------------------------------------------------------------------------
+# --- comparisons --------------------------------------------------------------------------------------------------------
 
 ROWS = [
     ("a", model, k, k, k / 4, "t", name, value, value - 0.5, value + 1.0)
@@ -55,33 +55,37 @@ CKA = {
     "b": [[0.9, 0.95, 0.2], [0.125, 0.8, 0.7], [0.3, 0.6, 0.5]],
     "c": [[0.1, 0.2, 0.3], [0.6, 0.5, 0.4], [0.7, 0.9, 0.8]],
 }
-"""By base layer, then layer: neither symmetric, nor with its peaks on the diagonal."""
+"""By base layer, then layer; neither symmetric nor with peaks on the diagonal."""
 
-ALIKE = [("a", m, 2 * j, 2 * k, v) for m, rows in CKA.items() for j, row in enumerate(rows) for k, v in enumerate(row)]
+SIMILARITY_ROWS = [
+    ("a", m, 2 * j, 2 * k, v) for m, rows in CKA.items() for j, row in enumerate(rows) for k, v in enumerate(row)
+]
 
 
-def test_differences_and_similarities_are_drawn_where_they_are() -> None:
+def test_differences_and_similarities_are_at_their_coordinates() -> None:
     differences = pl.DataFrame(ROWS, schema=DIFFERENCES, orient="row")
-    similarity = pl.DataFrame(ALIKE, schema=SIMILARITY, orient="row")
+    similarity = pl.DataFrame(SIMILARITY_ROWS, schema=SIMILARITY, orient="row")
     for axes, name in zip(plot_differences(differences).axes, ("lidar", "dime"), strict=True):
         for line, model in zip(axes.lines[1:], "bc", strict=True):
-            mine = [row for row in ROWS if row[1] == model and row[6] == name]
-            assert list(line.get_xdata()) == [row[2] for row in mine]
-            assert list(line.get_ydata()) == [row[7] for row in mine]
+            model_rows = [row for row in ROWS if row[1] == model and row[6] == name]
+            assert list(line.get_xdata()) == [row[2] for row in model_rows]
+            assert list(line.get_ydata()) == [row[7] for row in model_rows]
         for band, model in zip(axes.collections, "bc", strict=True):
             corners = {tuple(corner) for corner in band.get_paths()[0].vertices.tolist()}
-            assert {(row[2], row[at]) for row in ROWS if row[1] == model and row[6] == name for at in (8, 9)} <= corners
+            assert {
+                (row[2], row[column]) for row in ROWS if row[1] == model and row[6] == name for column in (8, 9)
+            } <= corners
     figure = plot_similarity(similarity)
     for axes, model in zip(figure.axes, "bc", strict=False):
         cka = np.array(CKA[model])
         values = axes.collections[0].get_array()
         assert values is not None
-        assert values.tolist() == cka.T.tolist()  # its own layers upward, the base's to the right
+        assert values.tolist() == cka.T.tolist()  # its own layers upward, the base layers to the right
         rings = [(ring.get_xdata()[0], ring.get_ydata()[0]) for ring in axes.lines]
         assert rings == [(int(cka[:, k].argmax()), k) for k in range(3)]
     page = comparisons_html(metrics_frame(4, names=["lidar"], model="a"), differences, similarity, how={})
-    (drawn,) = svgs(page, "CKA of the layers of b and a")
-    tips = [cell.findtext("title") for group in groups(drawn, "cells") for cell in group.iter("path")]
+    (heat_map,) = svgs(page, "CKA of the layers of b and a")
+    tips = [cell.findtext("title") for group in groups(heat_map, "cells") for cell in group.iter("path")]
     assert "layer 2 and layer 0 of a: 0.950" in tips
     assert "layer 0 and layer 2 of a: 0.125" in tips
     assert "b differs from a: 5 of 6 differences have an interval without zero." in page
@@ -91,19 +95,19 @@ def test_differences_and_similarities_are_drawn_where_they_are() -> None:
     lidar = svgs(page, "lidar: difference by layer")[0]
     curves = [group for group in groups(lidar, "line") if list(group.iter("circle"))]
     for group, model in zip(curves, "bc", strict=True):
-        mine = [(row[2], row[7]) for row in ROWS if row[1] == model and row[6] == "lidar"]
-        assert_near(Coordinates(lidar).circles(group), mine, x=0.1, y=0.2)
+        model_rows = [(row[2], row[7]) for row in ROWS if row[1] == model and row[6] == "lidar"]
+        assert_near(Coordinates(lidar).circles(group), model_rows, x=0.1, y=0.2)
 
 
 # --- a training history ---------------------------------------------------------------------------------------------------
 
 
-def test_a_history_is_drawn_where_it_is() -> None:
+def test_history_is_at_its_coordinates() -> None:
     values = {1: [0.0, 8.0, 4.0], 4: [2.0, 10.0, 4.0], 16: [3.0, 2.0, 4.5]}
     rows = [
         ("m", f"step{step}", layer, layer / 4, "metric", "t", "dime", value)
-        for step, many in values.items()
-        for layer, value in zip((0, 2, 4), many, strict=True)
+        for step, layer_values in values.items()
+        for layer, value in zip((0, 2, 4), layer_values, strict=True)
     ]
     frame = rows_frame(rows)
     heat = plot_steps_heat(frame).axes[0]
@@ -120,11 +124,11 @@ def test_a_history_is_drawn_where_it_is() -> None:
     tops = [round(bar.get_y() + bar.get_height(), 6) for bar in lower.patches]
     assert (tops, [bar.get_x() + bar.get_width() / 2 for bar in lower.patches]) == ([1, 2, 0], [0, 2, 4])
     page = steps_html(frame, title="T", how={})
-    drawn = svgs(page, "dime by layer, a curve for each step")
-    assert len(drawn) == 2
-    for root in drawn:
-        for group, many in zip(groups(root, "line"), values.values(), strict=True):
-            assert_near(Coordinates(root).circles(group), list(zip((0, 2, 4), many, strict=True)), x=0.1, y=0.2)
+    panels = svgs(page, "dime by layer, a curve for each step")
+    assert len(panels) == 2
+    for root in panels:
+        for group, layer_values in zip(groups(root, "line"), values.values(), strict=True):
+            assert_near(Coordinates(root).circles(group), list(zip((0, 2, 4), layer_values, strict=True)), x=0.1, y=0.2)
     (heat_map,) = svgs(page, "dime by layer and step")
     tips = {cell.findtext("title"): cell for cell in groups(heat_map, "cells")[0].iter("path")}
     assert {"dime, step 16, layer 2: 2", "dime, step 4, layer 4: 4", "dime, step 1, layer 2: 8"} <= set(tips)
@@ -137,16 +141,16 @@ def test_a_history_is_drawn_where_it_is() -> None:
 # --- probes, selections, experiments -----------------------------------------------------------------------------------------
 
 
-def test_probes_and_choices_are_drawn_where_they_are() -> None:
+def test_probes_and_selections_are_at_their_coordinates() -> None:
     table = pl.DataFrame(
         {"layer": [0, 2, 4], "accuracy": [0.4, 0.9, 0.6], "low": [0.3, 0.8, 0.5], "high": [0.5, 0.95, 0.7],
          "validation": [0.1, 0.2, 0.7]}
     )  # fmt: skip
     axes = plot_probes({"one": table}, num_layers=4, chance=0.25).axes[0]
-    line, best, guess = axes.lines
+    line, best, chance_line = axes.lines
     assert (list(line.get_xdata()), list(line.get_ydata())) == ([0, 2, 4], [40, 90, 60])
     assert (best.get_xdata()[0], best.get_ydata()[0]) == (4, 60)
-    assert guess.get_ydata()[0] == 25
+    assert chance_line.get_ydata()[0] == 25
     corners = {tuple(corner) for corner in axes.collections[0].get_paths()[0].vertices.tolist()}
     assert {(0, 30), (0, 50), (2, 80), (2, 95), (4, 50), (4, 70)} <= corners
     rows = [("m", "r", k, k / 4, kind, f"on {kind}", name, value) for kind, name in (("metric", "dime"), ("score", "acc"))
@@ -164,7 +168,7 @@ def test_probes_and_choices_are_drawn_where_they_are() -> None:
         assert (list(line.get_xdata()), list(line.get_ydata())) == ([0, 2, 4], [0.1, 0.2, 0.3])
 
 
-def test_an_experiments_curves_have_their_own_colors_and_places() -> None:
+def test_experiment_curves_have_their_own_colors_and_coordinates() -> None:
     lines = [
         LabeledCurve("p", (0, 2, 4), (1.0, 3.0, 2.0), band=((0.5, 2.5, 1.5), (1.5, 3.5, 2.5))),
         LabeledCurve("q", (0, 3), (2.0, 1.0)),
@@ -172,8 +176,8 @@ def test_an_experiments_curves_have_their_own_colors_and_places() -> None:
     figure = plot_curves({"first": lines, "second": lines[1:]}, "layer")
     page = experiments_html([Finding("fig6", "x", "claim", (), figure)], title="T", how={})
     (first,), (second,) = svgs(page, "first by layer"), svgs(page, "second by layer")
-    for root, many in ((first, lines), (second, lines[1:])):
+    for root, panel_lines in ((first, lines), (second, lines[1:])):
         curves = [group for group in groups(root, "line") if list(group.iter("circle"))]
-        for group, line in zip(curves, many, strict=True):
+        for group, line in zip(curves, panel_lines, strict=True):
             assert f"stroke: var(--s{'pq'.index(line.label)})" in next(group.iter("path")).attrib["style"]
             assert_near(Coordinates(root).circles(group), list(zip(line.x, line.y, strict=True)), x=0.1, y=0.1)

@@ -10,7 +10,7 @@ from midlayer_encoders.report import drawing
 from midlayer_encoders.report.pages import figure_html
 
 
-def curves(count: int = 1, *, caption: tuple[str, ...] = (), x_label: str = "layer", **options: Any) -> Figure:
+def make_figure(count: int = 1, *, caption: tuple[str, ...] = (), x_label: str = "layer", **options: Any) -> Figure:
     figure, panels = drawing.panel_grid(count)
     for axes in panels:
         drawing.draw_points(axes, (0, 1), (1.0, 2.0), label="a", **options)
@@ -23,22 +23,22 @@ def widths(text: str) -> list[str]:
     return re.findall(r'viewBox="0 0 (\d+) \d+" role', text)
 
 
-def test_a_lone_panel_is_wide_and_has_a_narrow_one_for_phones() -> None:
-    text = figure_html(curves())
+def test_single_panel_has_wide_and_narrow_versions() -> None:
+    text = figure_html(make_figure())
     assert widths(text) == ["780", "343"]
     assert text.index('class="wide"') < text.index('class="narrow"')
     assert 'class="panels' not in text
 
 
 @pytest.mark.parametrize(("count", "columns"), [(2, 3), (4, 4), (5, 3), (7, 4), (9, 3)])
-def test_no_panel_is_left_alone_in_the_last_row(count: int, columns: int) -> None:
-    text = figure_html(curves(count))
+def test_last_row_never_has_a_single_panel(count: int, columns: int) -> None:
+    text = figure_html(make_figure(count))
     assert f'style="--columns:{columns};' in text
     assert widths(text) == ["220"] * count
 
 
 def test_panels_of_a_stack_share_a_figure() -> None:
-    figure = curves(2)
+    figure = make_figure(2)
     drawing.set_title(figure.axes[1], "settled")
     text = figure_html(figure, stack=2)
     assert text.count("<figure>") == 1
@@ -46,7 +46,7 @@ def test_panels_of_a_stack_share_a_figure() -> None:
     assert widths(text) == ["220", "220"]
 
 
-def test_rows_with_names_are_as_wide_as_their_names_need() -> None:
+def test_named_rows_are_as_wide_as_their_names() -> None:
     figure, panels = drawing.panel_grid(2)
     for axes, length in zip(panels, (4, 40), strict=True):
         drawing.draw_points(axes, (0.5,), (0,), "disc")
@@ -57,17 +57,17 @@ def test_rows_with_names_are_as_wide_as_their_names_need() -> None:
     assert 'class="panels rows"' in text
 
 
-def test_captions_name_the_horizontal_axis_and_the_colors() -> None:
+def test_captions_name_the_horizontal_axis_and_the_color_scale() -> None:
     figure, (axes,) = drawing.panel_grid(1)
     drawing.draw_scale(drawing.draw_cells(axes, [[1.0, 2.0]], 1, 2, tips=["a", "b"]), [axes])
     assert "1 (faint) to 2" in figure_html(drawing.finish(figure))
-    assert "by layer" not in figure_html(curves())
-    assert "by exponent" in figure_html(curves(x_label="exponent"))
-    text = figure_html(curves(2, caption=("accuracy", "best 60.0 at 3")))
+    assert "by layer" not in figure_html(make_figure())
+    assert "by exponent" in figure_html(make_figure(x_label="exponent"))
+    text = figure_html(make_figure(2, caption=("accuracy", "best 60.0 at 3")))
     assert '<span class="whole">accuracy ·</span> <span class="whole">best 60.0 at 3</span>' in text
 
 
 def test_all_panels_share_a_legend() -> None:
-    assert figure_html(curves(2)).count('<ul class="legend">') == 1
-    ordered = figure_html(curves(2, ordered=1))
+    assert figure_html(make_figure(2)).count('<ul class="legend">') == 1
+    ordered = figure_html(make_figure(2, ordered=1))
     assert ordered.count('<path d="M0 6H32" style="stroke: light-dark(') == 1

@@ -18,7 +18,7 @@ from tests.report.made_frames import METRICS, metrics_frame, rows_frame, scores_
 
 
 @pytest.mark.parametrize("names", [("curvature",), ("curvature", "lidar"), tuple(METRICS)])
-def test_a_panel_for_each_metric_with_its_values(names: tuple[str, ...]) -> None:
+def test_each_metric_has_a_panel_with_its_values(names: tuple[str, ...]) -> None:
     frame = metrics_frame(6, names=names)
     figure = plot_metrics(frame)
     assert [axes.get_title(loc="left") for axes in figure.axes] == list(names)
@@ -27,7 +27,7 @@ def test_a_panel_for_each_metric_with_its_values(names: tuple[str, ...]) -> None
         assert list(axes.get_xticks()) == [0, 1, 2, 3, 4, 5, 6]
 
 
-def test_series_have_colors_and_a_key() -> None:
+def test_series_have_distinct_styles_and_a_legend() -> None:
     figure = plot_metrics(metrics_frame(6, names=["lidar"], datasets=[f"texts {k}" for k in range(7)]))
     lines = figure.axes[0].lines
     assert len({(line.get_color(), line.get_linestyle()) for line in lines}) == 7
@@ -35,13 +35,13 @@ def test_series_have_colors_and_a_key() -> None:
 
 
 def test_models_of_different_depth_share_relative_depth() -> None:
-    both = [metrics_frame(depth, names=["lidar"], model=f"m{depth}") for depth in (6, 24)]
-    axes = plot_metrics(pl.concat(both)).axes[0]
+    frames = [metrics_frame(depth, names=["lidar"], model=f"m{depth}") for depth in (6, 24)]
+    axes = plot_metrics(pl.concat(frames)).axes[0]
     assert axes.get_xlabel() == "depth (layer / number of layers)"
     assert [max(line.get_xdata()) for line in axes.lines] == [1.0, 1.0]
 
 
-def test_values_that_are_not_finite_leave_a_gap(tmp_path: Path) -> None:
+def test_nonfinite_values_leave_a_gap(tmp_path: Path) -> None:
     rows = [("m", "r", k, k / 2, "metric", "t", "lidar", v) for k, v in enumerate([1.0, math.inf, 2.0])]
     figure = plot_metrics(rows_frame(rows))
     assert math.isnan(figure.axes[0].lines[0].get_ydata()[1])
@@ -50,15 +50,15 @@ def test_values_that_are_not_finite_leave_a_gap(tmp_path: Path) -> None:
 
 def test_scores_show_the_average_and_every_task() -> None:
     frame = scores_frame(12)
-    found, figure = summary(frame), plot_scores(frame)
-    assert found.average is not None
-    assert list(figure.axes[0].lines[0].get_ydata()) == list(found.average.points.values())
+    scores, figure = summary(frame), plot_scores(frame)
+    assert scores.average is not None
+    assert list(figure.axes[0].lines[0].get_ydata()) == list(scores.average.points.values())
     assert [axes.get_title(loc="left").split("\n")[0] for axes in figure.axes[1:]] == [
-        task.name for task in found.tasks
+        task.name for task in scores.tasks
     ]
     texts = [text.get_text() for text in figure.axes[0].texts]
-    assert texts[1] == f"layer {found.average.best_layer}: {found.average.best:.1f}"
-    assert texts[2] == f"+{found.average.gain:.1f}"
+    assert texts[1] == f"layer {scores.average.best_layer}: {scores.average.best:.1f}"
+    assert texts[2] == f"+{scores.average.gain:.1f}"
 
 
 @pytest.mark.parametrize(
@@ -76,51 +76,54 @@ def test_unusual_scores_are_drawn(frame: pl.DataFrame, title: str, tmp_path: Pat
     plot_heatmap(frame).savefig(tmp_path / "heat.png", dpi=50)
 
 
-def test_the_heat_map_holds_points_below_each_best() -> None:
+def test_heat_map_shows_points_below_the_best_of_each_task() -> None:
     frame = scores_frame(4, tasks=2).filter(~((pl.col("layer") == 1) & (pl.col("dataset") == "LibraryClassification")))
-    figure, found = plot_heatmap(frame), summary(frame)
+    figure, scores = plot_heatmap(frame), summary(frame)
     values = figure.axes[0].collections[0].get_array()
     assert values is not None
     assert values.shape == (3, 5)
     assert bool(values.mask[:2, 1].all())
     assert values[2].tolist() == pytest.approx(
-        [found.tasks[1].best - point for point in found.tasks[1].points.values()]
+        [scores.tasks[1].best - point for point in scores.tasks[1].points.values()]
     )
     assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == [
         "average",
-        *(task.name for task in found.tasks),
+        *(task.name for task in scores.tasks),
     ]
 
 
-def test_colors_end_where_nine_in_ten_losses_are_within() -> None:
+def test_color_scale_covers_nine_tenths_of_the_losses() -> None:
     rows = [("m", "r", k, k / 10, "score", "A", "f1", 0.6 - k / 100) for k in range(11)]
     assert plot_heatmap(rows_frame(rows)).axes[0].collections[0].get_clim() == (0, pytest.approx(9))
-    close = [("m", "r", k, k / 10, "score", "A", "f1", 0.6 - k / 10_000) for k in range(11)]
-    assert plot_heatmap(rows_frame(close)).axes[0].collections[0].get_clim() == (0, 1)  # less than a point is noise
+    close_rows = [("m", "r", k, k / 10, "score", "A", "f1", 0.6 - k / 10_000) for k in range(11)]
+    assert plot_heatmap(rows_frame(close_rows)).axes[0].collections[0].get_clim() == (
+        0,
+        1,
+    )  # less than a point is noise
 
 
-def test_a_baseline_is_a_level_in_points_in_the_panel_of_its_task() -> None:
-    found = summary(scores_frame(6, tasks=2))
+def test_baseline_is_a_level_in_the_panel_of_its_task() -> None:
+    scores = summary(scores_frame(6, tasks=2))
     baselines = {"TF-IDF": {"SubmoduleClustering": 0.7}, "MiniLM": {"SubmoduleClustering": 0.8}}
-    _, first, second = plot_summary(found, baselines).axes
+    _, first, second = plot_summary(scores, baselines).axes
     assert not artists(first, "level")
     levels = [(level.get_ydata()[0], level.get_label(), details(level)["tips"]) for level in artists(second, "level")]
     assert levels == [(70.0, "TF-IDF", ["TF-IDF 70.0"]), (80.0, "MiniLM", ["MiniLM 80.0"])]
     caption = second.get_title(loc="left").replace("\N{NO-BREAK SPACE}", " ").replace("\n", " ")
     assert caption.endswith("TF-IDF 70.0 · MiniLM 80.0")
-    known = {"SubmoduleClustering": 0.7, "LibraryClassification": 0.5}
-    both = plot_summary(found, {"TF-IDF": known, "MiniLM": {"SubmoduleClustering": 0.8}}).axes[0]
-    assert [details(level)["tips"] for level in artists(both, "level")] == [["TF-IDF 60.0"]]
+    tfidf = {"SubmoduleClustering": 0.7, "LibraryClassification": 0.5}
+    average_axes = plot_summary(scores, {"TF-IDF": tfidf, "MiniLM": {"SubmoduleClustering": 0.8}}).axes[0]
+    assert [details(level)["tips"] for level in artists(average_axes, "level")] == [["TF-IDF 60.0"]]
 
 
-def test_the_figure_of_the_metrics_is_a_picture(tmp_path: Path) -> None:
-    where = write_metrics_figure(metrics_frame(6, names=["lidar", "dime"]), tmp_path / "new" / "metrics.png")
-    with Image.open(where) as image:
+def test_metrics_figure_is_a_png(tmp_path: Path) -> None:
+    path = write_metrics_figure(metrics_frame(6, names=["lidar", "dime"]), tmp_path / "new" / "metrics.png")
+    with Image.open(path) as image:
         assert image.format == "PNG"
         assert image.width > 600
 
 
-def test_frames_without_what_is_plotted_are_refused() -> None:
+def test_frames_without_the_needed_rows_are_refused() -> None:
     with pytest.raises(OptionError, match="rows of kind 'metric' to plot metrics, but got none"):
         plot_metrics(scores_frame(2))
     with pytest.raises(OptionError, match="rows of kind 'score' to plot scores, but got none"):
@@ -129,7 +132,7 @@ def test_frames_without_what_is_plotted_are_refused() -> None:
         plot_heatmap(metrics_frame(2))
 
 
-def test_import_brings_in_no_matplotlib_and_plotting_no_pyplot() -> None:
+def test_import_avoids_matplotlib_and_plotting_avoids_pyplot() -> None:
     code = (
         "import sys, midlayer_encoders.report as report; assert 'matplotlib' not in sys.modules;"
         "from midlayer_encoders.frame import FRAME_SCHEMA;"

@@ -37,7 +37,7 @@ def svg(axes: Axes, size: Size = PANEL, label: str = "x") -> ElementTree.Element
 
 
 @pytest.mark.parametrize("size", [WIDE, PANEL])
-def test_points_marks_levels_and_rules_are_where_the_ticks_say(size: Size) -> None:
+def test_points_marks_levels_and_rules_match_the_ticks(size: Size) -> None:
     layers, values = zip(*CURVE, strict=True)
     axes = new_axes()
     drawing.draw_rule(axes, 12, chosen=True)
@@ -48,30 +48,30 @@ def test_points_marks_levels_and_rules_are_where_the_ticks_say(size: Size) -> No
     drawing.layer_axis(axes, 24)
     root = svg(axes, size)
     coordinates = Coordinates(root)
-    close = {"x": 0.1, "y": 0.4}
+    tolerance = {"x": 0.1, "y": 0.4}
     (band,), (line,) = groups(root, "band"), groups(root, "line")
-    assert_near(coordinates.circles(line), CURVE, **close)
+    assert_near(coordinates.circles(line), CURVE, **tolerance)
     for dot in line.iter("circle"):
         assert size.left <= float(dot.attrib["cx"]) <= size.width - size.right
         assert size.top <= float(dot.attrib["cy"]) <= size.height - size.bottom
-    assert_near([coordinates.at(*place) for place in segments(line)], CURVE, **close)
-    (shade,) = band.iter("path")
-    shift = float(re.findall(r"[-\d.]+", shade.attrib["transform"])[1])
+    assert_near([coordinates.at(*position) for position in segments(line)], CURVE, **tolerance)
+    (band_path,) = band.iter("path")
+    shift = float(re.findall(r"[-\d.]+", band_path.attrib["transform"])[1])
     corners = {tuple(np.round(coordinates.at(x, y + shift), 1)) for x, y in segments(band)}
     for layer, value in CURVE:
         for end in (value - 2, value + 3):
             assert min(abs(x - layer) + abs(y - end) for x, y in corners) < 0.6
     last, best = groups(root, "mark")
-    assert_near(coordinates.circles(best), [(3, 52.5)], **close)
-    place = re.findall(r"[\d.]+", next(last.iter("path")).attrib["transform"])
-    assert_near([coordinates.at(*map(float, place))], [(24, 36.0)], **close)
+    assert_near(coordinates.circles(best), [(3, 52.5)], **tolerance)
+    position = re.findall(r"[\d.]+", next(last.iter("path")).attrib["transform"])
+    assert_near([coordinates.at(*map(float, position))], [(24, 36.0)], **tolerance)
     (level,) = groups(root, "level")
-    assert [coordinates.at(*place)[1] for place in segments(level)] == [pytest.approx(44, abs=0.4)] * 2
+    assert [coordinates.at(*position)[1] for position in segments(level)] == [pytest.approx(44, abs=0.4)] * 2
     (rule,) = groups(root, "rule")
-    assert [coordinates.at(*place)[0] for place in segments(rule)] == [pytest.approx(12, abs=0.1)] * 2
+    assert [coordinates.at(*position)[0] for position in segments(rule)] == [pytest.approx(12, abs=0.1)] * 2
 
 
-def test_cells_are_in_their_row_and_column_and_darker_for_higher_values() -> None:
+def test_cells_match_their_row_and_column_and_are_darker_for_higher_values() -> None:
     values = np.array([[0.0, 0.25, 0.5], [0.75, 1.0, np.nan]])
     axes = new_axes()
     drawing.draw_cells(axes, values.tolist(), 0, 1, tips=[f"{row} {column}" for row in range(2) for column in range(3)])
@@ -98,13 +98,13 @@ def test_cells_are_in_their_row_and_column_and_darker_for_higher_values() -> Non
     assert ticks["r1"][1] < ticks["r0"][1]  # the first row is at the bottom
 
 
-def test_every_point_and_level_has_its_tooltip() -> None:
+def test_points_and_levels_have_tooltips() -> None:
     axes = curve(1.0, 3.0)
     drawing.draw_level(axes, 2.0, "TF-IDF 2.0")
     assert {title.text for title in svg(axes).iter("title")} == {"layer 0: 1.0", "layer 1: 3.0", "TF-IDF 2.0"}
 
 
-def test_a_curve_has_a_gap_where_a_value_is_not_finite() -> None:
+def test_curve_has_a_gap_at_nonfinite_values() -> None:
     (group,) = groups(svg(curve(1.0, 2.0, math.nan, 4.0, math.inf)), "line")
     (path,) = group.iter("path")
     assert re.findall("[ML]", path.attrib["d"])[:3] == ["M", "L", "M"]
@@ -114,7 +114,7 @@ def test_a_curve_has_a_gap_where_a_value_is_not_finite() -> None:
 
 
 @pytest.mark.parametrize("size", [WIDE, PHONE, PANEL])
-def test_a_baseline_above_every_layer_is_inside_the_panel(size: Size) -> None:
+def test_baseline_above_every_layer_is_inside_the_panel(size: Size) -> None:
     axes = curve(16.0, 28.0, 16.5)
     drawing.draw_level(axes, 37.2, "TF-IDF 37.2")
     root = svg(axes, size)
@@ -159,7 +159,7 @@ def test_ordered_curves_have_a_color_for_each_theme() -> None:
         assert f"stroke: {color}" in next(group.iter("path")).attrib["style"]
 
 
-def test_dots_open_pages_and_their_urls_are_escaped() -> None:
+def test_dots_link_to_pages_with_escaped_urls() -> None:
     axes = new_axes()
     drawing.draw_points(axes, (0, 1), (1.0, 2.0), "disc", label="a<b", tips="pq", links=('./x"&y.html', ""))
     (group,) = groups(svg(axes), "dots")

@@ -28,7 +28,7 @@ def extra_frame(rows: list[tuple[object, ...]], **extra: pl.DataType) -> pl.Data
     return pl.DataFrame(rows, schema={**FRAME_SCHEMA, **extra}, orient="row")
 
 
-def test_scores_by_depth_average_the_layers_that_have_every_task() -> None:
+def test_scores_by_depth_average_the_layers_with_every_task() -> None:
     rows = [("m", "main", k, k / 2, "score", "a", "s", v) for k, v in enumerate([0.1, 0.3, 0.2])]
     rows += [("m", "main", k, k / 2, "score", "b", "s", v) for k, v in enumerate([0.3, 0.5])]  # not the last layer
     (curve,) = score_curves(rows_frame(rows))
@@ -37,7 +37,7 @@ def test_scores_by_depth_average_the_layers_that_have_every_task() -> None:
         score_curves(rows_frame([]))
 
 
-def test_along_leaves_out_positions_that_few_texts_reach() -> None:
+def test_positions_reached_by_few_texts_are_left_out() -> None:
     extra = {"position": pl.Int64(), "deviation": pl.Float64(), "texts": pl.Int64()}
     rows = [
         ("m", "main", k, k / 4, "metric", "t", "prompt_entropy", 1.0 * position, position, 0.5, count)
@@ -53,7 +53,7 @@ def test_along_leaves_out_positions_that_few_texts_reach() -> None:
     assert [4, 4.5] in corners
 
 
-def test_prompts_and_sites_are_curves_of_their_own() -> None:
+def test_prompts_and_sites_have_their_own_curves() -> None:
     extra = {"condition": pl.String(), "amount": pl.Float64()}
     rows = [
         ("m", "main", k, k / 2, "metric", "t", "prompt_entropy", k * amount, condition, amount)
@@ -72,7 +72,7 @@ def test_prompts_and_sites_are_curves_of_their_own() -> None:
     assert [details(line)["tips"] for line in artists(axes, "line")] == [["mlp in, layer 1: 1", "mlp in, layer 2: 1"]]
 
 
-def test_figures_draw_what_the_panels_hold() -> None:
+def test_figures_draw_their_panels() -> None:
     figure = plot_orders(order_entropies([1.0, 2.0], [0.0, 1.0], size=4))
     assert [len(axes.lines) for axes in figure.axes] == [2, 2]
     assert len(figure.legends) == 1
@@ -87,11 +87,11 @@ def test_figures_draw_what_the_panels_hold() -> None:
     assert texts[:2] == ["holds in 0 of 100", "holds in 100 of 100"]
 
 
-def test_the_page_escapes_what_it_is_given_and_colors_ordered_curves() -> None:
+def test_page_escapes_its_texts_and_colors_ordered_curves() -> None:
     curves = [LabeledCurve("p = 0 & 1", (0, 1), (0.0, 1.0)), LabeledCurve("p = 1", (0, 1), (0.0, 2.0))]
     figure = plot_curves({"<b>": curves}, "layer", ordered=True)
-    found = Finding("fig6", "<i>", "claims <x>", ("came <y>",), figure, (("rule", "m<"), ("last", "1.0")))
-    page = experiments_html([found], title="T<", how={"seed": "<0>"}, notes=["fig5 was left out: <z>"])
+    finding = Finding("fig6", "<i>", "claims <x>", ("came <y>",), figure, (("rule", "m<"), ("last", "1.0")))
+    page = experiments_html([finding], title="T<", how={"seed": "<0>"}, notes=["fig5 was left out: <z>"])
     for tag in ("<b>", "<i>", "<x>", "<y>", "<z>", "<0>", "m<<"):
         assert tag not in page
     assert all(color in page for color in css_colors(2).values() if color.startswith("light-dark"))
@@ -99,7 +99,7 @@ def test_the_page_escapes_what_it_is_given_and_colors_ordered_curves() -> None:
     assert "<td>1.0</td>" in page
 
 
-def test_a_side_below_zero_is_counted_but_has_no_place_on_the_logarithmic_axis() -> None:
+def test_negative_side_is_counted_but_not_drawn_on_a_logarithmic_axis() -> None:
     sides = {0: (2.0, 1.0, False), 1: (0.5, 1.0, True), 2: (-3.0, 1.0, True), 3: (1.0, 0.0, False)}
     rows = [
         {"statement": "s", "draw": draw, "holds": holds, "name": name, "value": value}
@@ -115,10 +115,14 @@ def test_a_side_below_zero_is_counted_but_has_no_place_on_the_logarithmic_axis()
     assert "holds in 2 of 4" in page
 
 
-def test_rules_are_on_the_page_with_their_distance_from_the_last_layer() -> None:
+def test_rules_show_their_distance_from_the_last_layer() -> None:
     scores = (("best", 0.6), ("last", 0.4), ("min-dime", 0.3))
-    away = {"a": -0.2, "b": -0.1, "c": 0.3}  # from the mean, which is not the median
-    rows = [("m", "main", 1, 0.5, "score", task, rule, v + by) for task, by in away.items() for rule, v in scores]
+    task_offsets = {"a": -0.2, "b": -0.1, "c": 0.3}  # from the mean, which differs from the median
+    rows = [
+        ("m", "main", 1, 0.5, "score", task, rule, v + task_offset)
+        for task, task_offset in task_offsets.items()
+        for rule, v in scores
+    ]
     figure = plot_rules(rows_frame(rows))
     spans = figure.axes[0].collections[0].get_segments()
     assert [[x for x, _ in span] for span in spans] == [pytest.approx(ends) for ends in ([40, 60], [40, 40], [30, 40])]
@@ -127,7 +131,7 @@ def test_rules_are_on_the_page_with_their_distance_from_the_last_layer() -> None
         assert text in page
 
 
-def test_a_label_has_one_style_in_all_panels_and_a_single_label_no_legend() -> None:
+def test_labels_have_one_style_in_all_panels_and_a_single_label_has_no_legend() -> None:
     def curves(*labels: str) -> list[LabeledCurve]:
         return [LabeledCurve(label, (0, 1), (0.0, 1.0)) for label in labels]
 

@@ -12,7 +12,7 @@ def table(accuracy: list[float], validation: list[float]) -> pl.DataFrame:
     return pl.DataFrame(columns).with_columns(low=pl.col("accuracy") - 0.1, high=pl.col("accuracy") + 0.1)
 
 
-def test_curves_are_in_per_cent_with_the_layer_chosen_on_validation_marked() -> None:
+def test_curves_are_in_percent_and_mark_the_layer_selected_on_validation() -> None:
     first, second = table([0.3, 0.5, 0.4], [0.2, 0.4, 0.6]), table([0.6, 0.7, 0.8], [0.9, 0.1, 0.1])
     figure = plot_probes({"a": first, "b": second}, num_layers=2, chance=0.25, title="t")
     axes = figure.axes[0]
@@ -24,6 +24,6 @@ def test_curves_are_in_per_cent_with_the_layer_chosen_on_validation_marked() -> 
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a", "b", "guessing (25%)"]
 
 
-def test_nothing_to_plot_is_said() -> None:
+def test_empty_plot_is_refused() -> None:
     with pytest.raises(OptionError, match="at least one table"):
         plot_probes({}, num_layers=2)

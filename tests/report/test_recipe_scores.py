@@ -1,4 +1,4 @@
-"""Recipes beside each other and beside baselines: the table, the tile, the curves and what the page says of them."""
+"""Recipes and baselines: the table, the tile, the curves and the text of the page."""
 
 from __future__ import annotations
 
@@ -18,15 +18,19 @@ SCORES = {
 BASELINES = {"TF-IDF": {"A": 0.45, "B": 0.35}, "MiniLM": {"A": 0.8, "B": 0.7}, "elsewhere": {"A": 0.1}}
 FRAMES = {
     name: rows_frame(
-        [("m", "main", k, k / 2, "score", task, "f1", value) for task, by in tasks.items() for k, value in by.items()]
+        [
+            ("m", "main", k, k / 2, "score", task, "f1", value)
+            for task, scores in tasks.items()
+            for k, value in scores.items()
+        ]
     )
     for name, tasks in SCORES.items()
 }
-FOUND: dict[str, Summary] = {name: summary(frame) for name, frame in FRAMES.items()}
+SUMMARIES: dict[str, Summary] = {name: summary(frame) for name, frame in FRAMES.items()}
 
 
-def test_baselines_stand_below_the_recipes() -> None:
-    assert recipe_rows(FOUND, BASELINES) == [
+def test_baselines_are_listed_below_the_recipes() -> None:
+    assert recipe_rows(SUMMARIES, BASELINES) == [
         ["recipe", "best layer", "average", "gain over plain", "A", "B"],
         ["plain", "1", "45.0", "0.0", "50.0", "40.0"],
         ["one-word", "2", "65.0", "+20.0", "70.0", "60.0"],
@@ -36,8 +40,8 @@ def test_baselines_stand_below_the_recipes() -> None:
     ]
 
 
-def test_the_curves_come_first_in_the_key_and_each_baseline_has_a_level() -> None:
-    figure = plot_recipe_curves(FOUND, BASELINES)
+def test_curves_come_first_in_the_legend_and_each_baseline_has_a_level() -> None:
+    figure = plot_recipe_curves(SUMMARIES, BASELINES)
     (axes,) = figure.axes
     assert [line.get_label() for line in artists(axes, "line")] == ["plain", "one-word"]
     levels = [(level.get_ydata()[0], level.get_label()) for level in artists(axes, "level")]
@@ -47,13 +51,13 @@ def test_the_curves_come_first_in_the_key_and_each_baseline_has_a_level() -> Non
     assert axes.get_label().endswith("; TF-IDF 40.0; MiniLM 75.0")
 
 
-def test_the_page_says_which_recipe_won_and_what_was_not_scored() -> None:
-    page = report_html(FRAMES["one-word"], title="T", how={}, baselines=BASELINES, recipes=FOUND)
-    words = unescape(re.sub("<.*?>", " ", page))
-    assert "Gray: not scored." in words  # one-word has no score at layer 0
-    assert "+20.0 points over plain at its best layer" in words
+def test_page_names_the_best_recipe_and_the_missing_scores() -> None:
+    page = report_html(FRAMES["one-word"], title="T", how={}, baselines=BASELINES, recipes=SUMMARIES)
+    page_text = unescape(re.sub("<.*?>", " ", page))
+    assert "Gray: not scored." in page_text  # one-word has no score at layer 0
+    assert "+20.0 points over plain at its best layer" in page_text
     tiles = re.findall(r"<dt>(.*?)</dt>", page)
     assert tiles[:2] == ["Best recipe", "Best layer"]
-    alone = report_html(FRAMES["plain"], title="T", how={}, recipes={"plain": FOUND["plain"]})
-    assert "Gray: not scored." not in alone
-    assert '<dt>Best recipe</dt><dd class="big">plain</dd><dd class="soft">of 1</dd>' in alone
+    single_recipe_page = report_html(FRAMES["plain"], title="T", how={}, recipes={"plain": SUMMARIES["plain"]})
+    assert "Gray: not scored." not in single_recipe_page
+    assert '<dt>Best recipe</dt><dd class="big">plain</dd><dd class="soft">of 1</dd>' in single_recipe_page

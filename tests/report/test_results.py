@@ -1,4 +1,4 @@
-"""What every result shares: files that are whole or not there, and a folder that must be somewhere."""
+"""Shared behavior of results: files are complete or absent, and a folder is required."""
 
 from __future__ import annotations
 
@@ -32,55 +32,53 @@ class PlainResult(Result):
         return {"curve": Figure()}
 
 
-def test_a_result_writes_its_tables_its_figures_and_its_page_and_nothing_else(tmp_path: Path) -> None:
-    home = PlainResult(FRAME, tmp_path / "a" / "b").save()
-    assert home == tmp_path / "a" / "b"
-    assert sorted(path.name for path in home.iterdir()) == ["curve.png", "frame.csv", "frame.parquet", "report.html"]
-    assert pl.read_parquet(home / "frame.parquet").equals(FRAME)
-    assert pl.read_csv(home / "frame.csv").equals(FRAME)
-    assert (home / "curve.png").read_bytes().startswith(b"\x89PNG")
-    assert (home / "report.html").read_text() == "<p>two layers</p>"
+def test_result_writes_tables_figures_and_page_only(tmp_path: Path) -> None:
+    folder = PlainResult(FRAME, tmp_path / "a" / "b").save()
+    assert folder == tmp_path / "a" / "b"
+    assert sorted(path.name for path in folder.iterdir()) == ["curve.png", "frame.csv", "frame.parquet", "report.html"]
+    assert pl.read_parquet(folder / "frame.parquet").equals(FRAME)
+    assert pl.read_csv(folder / "frame.csv").equals(FRAME)
+    assert (folder / "curve.png").read_bytes().startswith(b"\x89PNG")
+    assert (folder / "report.html").read_text() == "<p>two layers</p>"
 
 
-def test_a_result_without_a_folder_says_how_to_give_it_one(tmp_path: Path) -> None:
-    alone = PlainResult(FRAME, None)
+def test_result_without_a_folder_says_how_to_set_one(tmp_path: Path) -> None:
+    result = PlainResult(FRAME, None)
     with pytest.raises(OptionError, match="`folder` must be set here, or `out` in `measure`"):
-        alone.save()
+        result.save()
     with pytest.raises(OptionError, match="there is no folder"):
-        alone.to_html()
-    assert alone.to_html(tmp_path / "page.html") == tmp_path / "page.html"
-    assert alone.save(tmp_path) == tmp_path
+        result.to_html()
+    assert result.to_html(tmp_path / "page.html") == tmp_path / "page.html"
+    assert result.save(tmp_path) == tmp_path
 
 
-def test_a_write_that_fails_leaves_the_file_of_before_and_nothing_beside_it(tmp_path: Path) -> None:
+def test_failed_write_keeps_the_old_file_and_leaves_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "frame.parquet"
     write_frame(FRAME, path)
 
-    def half() -> None:
-        with atomic_write(path) as aside:
-            aside.write_text("half of it")
+    def write_half() -> None:
+        with atomic_write(path) as temporary:
+            temporary.write_text("half of it")
             raise RuntimeError("killed")
 
     with pytest.raises(RuntimeError, match="killed"):
-        half()
+        write_half()
     assert pl.read_parquet(path).equals(FRAME)
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_kept_frame_is_made_once_and_again_only_when_it_cannot_be_read(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    made: list[int] = []
+def test_cached_frame_is_computed_once_unless_unreadable(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    calls: list[int] = []
 
     def make() -> pl.DataFrame:
-        made.append(1)
+        calls.append(1)
         return FRAME
 
     path = tmp_path / "steps" / "step1.parquet"
     assert all(kept_frame(path, make).equals(FRAME) for _ in range(2))
-    assert len(made) == 1
+    assert len(calls) == 1
     path.write_bytes(b"PAR1 and half of it")
     assert kept_frame(path, make).equals(FRAME)
-    assert (len(made), path.with_name("step1.parquet.broken").read_bytes()) == (2, b"PAR1 and half of it")
+    assert (len(calls), path.with_name("step1.parquet.broken").read_bytes()) == (2, b"PAR1 and half of it")
     assert "could not be read" in caplog.text
     assert pl.read_parquet(path).equals(FRAME)

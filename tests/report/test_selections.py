@@ -7,7 +7,7 @@ from tests.report.drawn_artists import artists, points, titles
 from tests.report.made_frames import metrics_frame, rows_frame, scores_frame
 
 
-def test_the_choice_is_marked_among_the_rules_and_in_every_panel() -> None:
+def test_selection_is_marked_among_the_rules_and_in_every_panel() -> None:
     frame = pl.concat([metrics_frame(6, names=["lidar", "dime"]), scores_frame(6, tasks=1)])
     choices = {"last": 6, "min-dime": 4, "fixed-depth": 3}
     figure = plot_selection(frame, layer=4, rule="min-dime", choices=choices, num_layers=6)
@@ -22,6 +22,6 @@ def test_the_choice_is_marked_among_the_rules_and_in_every_panel() -> None:
     assert list(artists(panels[1], "line")[0].get_ydata()) == frame.filter(name="lidar")["value"].to_list()
 
 
-def test_without_texts_there_are_the_choices_alone() -> None:
+def test_selection_without_texts_shows_only_the_rules() -> None:
     figure = plot_selection(rows_frame([]), layer=3, rule="last", choices={"last": 3}, num_layers=3)
     assert len(figure.axes) == 1

@@ -16,24 +16,24 @@ def luminance(color: str) -> float:
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
-def contrast(one: str, other: str) -> float:
-    """Return the contrast of two colors as WCAG 2 defines it."""
-    high, low = sorted((luminance(one), luminance(other)), reverse=True)
+def contrast(color: str, other_color: str) -> float:
+    """Return the WCAG 2 contrast of two colors."""
+    high, low = sorted((luminance(color), luminance(other_color)), reverse=True)
     return (high + 0.05) / (low + 0.05)
 
 
 @pytest.mark.parametrize("theme", THEMES, ids=["light", "dark"])
-def test_words_and_lines_stand_out_in_both_themes(theme: str) -> None:
+def test_text_and_lines_have_contrast_in_both_themes(theme: str) -> None:
     colors = dict(re.findall(r"--(\w+): (#\w{6});", theme))
-    for word in ("ink", "soft", "best"):
-        for ground in ("page", "card"):
-            assert contrast(colors[word], colors[ground]) >= 4.5, (word, ground)
+    for text in ("ink", "soft", "best"):
+        for background in ("page", "card"):
+            assert contrast(colors[text], colors[background]) >= 4.5, (text, background)
     assert contrast(colors["best"], colors["row"]) >= 4.5
     assert contrast(colors["ink"], colors["code"]) >= 4.5
     for number in range(len(SERIES)):
         assert contrast(colors[f"s{number}"], colors["page"]) >= 3.0
 
 
-def test_there_are_two_themes_and_paper_is_light() -> None:
+def test_there_are_two_themes_and_print_is_light() -> None:
     assert len(THEMES) == 2
     assert "@media screen and (prefers-color-scheme: dark)" in CSS

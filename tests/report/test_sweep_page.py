@@ -21,7 +21,7 @@ VOID = {"meta", "wbr", "br", "input"}
 
 
 class Balance(HTMLParser):
-    """Checks that every tag that opens is closed, in order, and keeps headings and text."""
+    """Checks that tags are closed in order, and collects tags and text."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,10 +46,14 @@ class Balance(HTMLParser):
 
 
 def check_script(text: str, page: Balance) -> None:
-    """Assert that a page has one script, its own, and that the browser is told to run no other."""
+    """Assert that a page has only its own script and a policy against others."""
     assert [attributes for tag, attributes in page.seen if tag == "script"] == [{}]
     (script,) = re.findall(r"<script>(.*?)</script>", text, flags=re.DOTALL)
-    (policy,) = (one["content"] or "" for _, one in page.seen if one.get("http-equiv") == "Content-Security-Policy")
+    (policy,) = (
+        attributes["content"] or ""
+        for _, attributes in page.seen
+        if attributes.get("http-equiv") == "Content-Security-Policy"
+    )
     digest = b64encode(sha256(script.encode()).digest()).decode()
     assert policy.split("; ") == [
         "default-src 'none'", f"script-src 'sha256-{digest}'", "style-src 'unsafe-inline'", "base-uri 'none'",
@@ -57,8 +61,8 @@ def check_script(text: str, page: Balance) -> None:
     ]  # fmt: skip
 
 
-def checked(frame: pl.DataFrame, **options: Any) -> tuple[str, Balance]:
-    """Return a page and its parts after checking what holds for every page."""
+def checked_page(frame: pl.DataFrame, **options: Any) -> tuple[str, Balance]:
+    """Return a page and its parsed content after the checks that apply to every page."""
     text = report_html(frame, **{"title": "T", "how": {}, **options})
     page = Balance()
     page.feed(text)
@@ -75,30 +79,30 @@ def checked(frame: pl.DataFrame, **options: Any) -> tuple[str, Balance]:
     return text, page
 
 
-def by_hand(*values: float, task: str = "STS") -> pl.DataFrame:
+def scores_by_hand(*values: float, task: str = "STS") -> pl.DataFrame:
     last = max(len(values) - 1, 1)
     return rows_frame([("m", "main", k, k / last, "score", task, "accuracy", v) for k, v in enumerate(values)])
 
 
-def test_the_numbers_on_the_page_are_those_of_the_frame() -> None:
-    frame = pl.concat([by_hand(0.40, 0.60, 0.50), by_hand(0.20, 0.10, 0.18, task="B")])
-    text, page = checked(
+def test_numbers_on_the_page_match_the_frame() -> None:
+    frame = pl.concat([scores_by_hand(0.40, 0.60, 0.50), scores_by_hand(0.20, 0.10, 0.18, task="B")])
+    text, page = checked_page(
         frame,
         parameters={0: 10_000_000, 1: 60_000_000, 2: 100_000_000},
         seconds={1: 3.0, 2: 4.0},
         baselines={"TF-IDF": {"STS": 0.7, "B": 0.1}, "MiniLM": {"STS": 0.3, "B": 0.05}},
     )
-    words = " ".join(page.words)
-    assert "Layer 1 of 2 scores 35.0 on average over 2 tasks, 1.0 points more than the last layer (34.0)." in words
-    assert "−40 %" in words
-    assert "60.0 M instead of 100.0 M" in words
-    assert "−25 %" in words
-    assert "3 s instead of 4 s" in words
-    assert "TF-IDF is ahead of every layer on STS (1 of 2 tasks)." in words
-    assert "MiniLM is behind the best layer on both tasks." in words
-    assert "TF-IDF 40.0" in words
-    assert "MiniLM 17.5" in words
-    assert "the dashed line is TF-IDF; the dotted one is MiniLM." in words
+    page_text = " ".join(page.words)
+    assert "Layer 1 of 2 scores 35.0 on average over 2 tasks, 1.0 points more than the last layer (34.0)." in page_text
+    assert "−40 %" in page_text
+    assert "60.0 M instead of 100.0 M" in page_text
+    assert "−25 %" in page_text
+    assert "3 s instead of 4 s" in page_text
+    assert "TF-IDF is ahead of every layer on STS (1 of 2 tasks)." in page_text
+    assert "MiniLM is behind the best layer on both tasks." in page_text
+    assert "TF-IDF 40.0" in page_text
+    assert "MiniLM 17.5" in page_text
+    assert "the dashed line is TF-IDF; the dotted one is MiniLM." in page_text
     assert "average, layer 1: 35.0\n60M parameters, 3000 ms per text" in page.words
     assert "B, layer 0: 20.0\n10M parameters" in page.words  # not timed
     assert '<tr class="winner"><th scope="row">1</th><td>60.0</td><td>3000</td><td class="top">35.0</td>' in text
@@ -106,8 +110,8 @@ def test_the_numbers_on_the_page_are_those_of_the_frame() -> None:
     assert '<th scope="row">MiniLM</th><td></td><td></td><td>17.5</td><td>30.0</td><td>5.0</td>' in text
 
 
-def test_everything_has_its_place() -> None:
-    text, page = checked(
+def test_page_has_all_sections() -> None:
+    text, page = checked_page(
         full_frame(),
         title="Every layer",
         how={"Seed": "42", "Versions": "mteb 2.20"},
@@ -123,27 +127,27 @@ def test_everything_has_its_place() -> None:
         "The numbers",
         "How it was measured",
     ]
-    words = " ".join(page.words)
-    for piece in ("A task failed: it had no texts.", "42", "mteb 2.20", 'LayerEncoder("m", layer=1)', "--layer 1"):
-        assert piece in words
+    page_text = " ".join(page.words)
+    for text_part in ("A task failed: it had no texts.", "42", "mteb 2.20", 'LayerEncoder("m", layer=1)', "--layer 1"):
+        assert text_part in page_text
     names = re.sub("<wbr>", "", text)
     assert all(f"<h3>{name}</h3>" in names for name in (*TASKS, *METRICS))
     assert text.count('class="strip"') == len(TASKS) + 1  # and the average
 
 
-def test_a_metric_table_holds_every_value() -> None:
+def test_metric_table_holds_every_value() -> None:
     frame = metrics_frame(3, names=["curvature", "lidar"], datasets=["a", "b"])
-    text, _ = checked(frame)
+    text, _ = checked_page(frame)
     for value in frame["value"]:
         assert f"<td>{value:#.4g}</td>" in text
 
 
-def test_hostile_names_stay_words() -> None:
+def test_malicious_names_stay_text() -> None:
     frame = pl.concat([scores_frame(4, model=HOSTILE), metrics_frame(4, datasets=[HOSTILE, "b"], model=HOSTILE)])
     frame = frame.with_columns(
         pl.col("dataset").str.replace("DocstringSTS", HOSTILE, literal=True), revision=pl.lit(HOSTILE)
     )
-    _, page = checked(
+    _, page = checked_page(
         frame,
         title=HOSTILE,
         how={HOSTILE: HOSTILE},
@@ -156,71 +160,75 @@ def test_hostile_names_stay_words() -> None:
 
 
 @pytest.mark.parametrize(
-    ("frame", "verdict", "absent"),
+    ("frame", "summary_text", "absent_text"),
     [
         (metrics_frame(6), "16 metrics at 7 layers; no task was scored.", "Score by depth"),
         (scores_frame(6), "on average over 5 tasks", "Metrics by depth"),
-        (by_hand(0.4, 0.6, 0.5), "Layer 1 of 2 scores 60.0 on STS, 10.0 points more than", "average over"),
-        (by_hand(0.4, 0.5, 0.6), "No layer scores more than the last layer: 60.0 on STS.", "Gain in points"),
-        (by_hand(0.5), "Layer 0 scores 50.0 on STS; no other was scored.", "Score by depth"),
+        (scores_by_hand(0.4, 0.6, 0.5), "Layer 1 of 2 scores 60.0 on STS, 10.0 points more than", "average over"),
+        (scores_by_hand(0.4, 0.5, 0.6), "No layer scores more than the last layer: 60.0 on STS.", "Gain in points"),
+        (scores_by_hand(0.5), "Layer 0 scores 50.0 on STS; no other was scored.", "Score by depth"),
         (scores_frame(30, layers=[12]), "Layer 12 of 30 scores", "Layers and tasks"),
         (scores_frame(24, layers=[0, 6, 12, 20]), "points more than layer 20", "the last layer ("),
         (scores_frame(32, tasks=64), "on average over 64 tasks", "Metrics by depth"),
-        (by_hand(0.5, math.nan, 0.4), "Layer 0 of 2 scores 50.0 on STS, 10.0 points more", "nan"),
-        (by_hand(0.5, 0.5, 0.5), "Layer 0 of 2 scores 50.0 on STS, as much as the last layer.", "Metrics by depth"),
+        (scores_by_hand(0.5, math.nan, 0.4), "Layer 0 of 2 scores 50.0 on STS, 10.0 points more", "nan"),
+        (
+            scores_by_hand(0.5, 0.5, 0.5),
+            "Layer 0 of 2 scores 50.0 on STS, as much as the last layer.",
+            "Metrics by depth",
+        ),
     ],
 )
-def test_unusual_frames_make_sense(frame: pl.DataFrame, verdict: str, absent: str) -> None:
-    text, page = checked(frame)
-    assert verdict in " ".join(page.words)
-    assert absent not in text
+def test_unusual_frames_have_a_correct_summary(frame: pl.DataFrame, summary_text: str, absent_text: str) -> None:
+    text, page = checked_page(frame)
+    assert summary_text in " ".join(page.words)
+    assert absent_text not in text
 
 
-def test_no_layer_on_every_task_still_shows_the_tasks() -> None:
-    frame = pl.concat([by_hand(0.4, 0.6), by_hand(0.3, 0.2, 0.1, task="B").filter(pl.col("layer") > 1)])
-    text, page = checked(frame)
+def test_tasks_are_shown_even_if_no_layer_has_all_of_them() -> None:
+    frame = pl.concat([scores_by_hand(0.4, 0.6), scores_by_hand(0.3, 0.2, 0.1, task="B").filter(pl.col("layer") > 1)])
+    text, page = checked_page(frame)
     assert "2 tasks scored, none of the layers on all of them." in " ".join(page.words)
     assert "Gray: not scored." in " ".join(page.words)
     assert "<h3>STS</h3>" in text
 
 
-def test_metrics_that_are_not_finite_are_said_to_be() -> None:
+def test_nonfinite_metrics_are_reported() -> None:
     rows = [("m", "r", k, k / 2, "metric", "t", "lidar", v) for k, v in enumerate([1.0, math.nan, math.inf])]
-    _, page = checked(rows_frame(rows))
+    _, page = checked_page(rows_frame(rows))
     assert "Not finite at some layers, and broken there: lidar." in " ".join(page.words)
     assert {"NaN", "∞"} <= set(page.words)
 
 
-def test_costs_are_left_out_where_one_of_the_two_layers_was_not_timed() -> None:
-    text, _ = checked(by_hand(0.4, 0.6, 0.5), parameters={0: 1, 2: 10}, seconds={1: 1.0})
+def test_costs_are_left_out_if_one_of_the_two_layers_was_not_timed() -> None:
+    text, _ = checked_page(scores_by_hand(0.4, 0.6, 0.5), parameters={0: 1, 2: 10}, seconds={1: 1.0})
     assert "<dt>Parameters</dt>" not in text
     assert "<dt>Time</dt>" not in text
 
 
-def test_a_baseline_that_loses_or_is_of_another_task() -> None:
-    _, page = checked(by_hand(0.4, 0.6, 0.5), baselines={"BM25": {"STS": 0.1}})
+def test_baseline_that_is_worse_or_for_another_task() -> None:
+    _, page = checked_page(scores_by_hand(0.4, 0.6, 0.5), baselines={"BM25": {"STS": 0.1}})
     assert "BM25 is behind the best layer on the task." in page.words
-    text, _ = checked(by_hand(0.4, 0.6, 0.5), baselines={"BM25": {"elsewhere": 0.1}})
+    text, _ = checked_page(scores_by_hand(0.4, 0.6, 0.5), baselines={"BM25": {"elsewhere": 0.1}})
     assert "BM25" not in text
 
 
-def test_wide_tables_are_cut_into_pieces_that_fit_on_paper() -> None:
-    text, _ = checked(scores_frame(4, tasks=64))
+def test_wide_tables_are_split_to_fit_on_paper() -> None:
+    text, _ = checked_page(scores_frame(4, tasks=64))
     tables = re.findall(r"<table>.*?</table>", text)
     assert len(tables) == 9
     assert max(table.count('<th scope="col">') for table in tables) <= 9
     assert text.count("<td") == 5 * 65
 
 
-def test_the_page_is_written_where_it_was_asked_for(tmp_path: Path) -> None:
-    where = write_report(by_hand(0.4, 0.6, 0.5), tmp_path / "new" / "report.html", title="Zürich \udc80", how={})
-    assert where == tmp_path / "new" / "report.html"
-    assert "<h1>Zürich &#56448;</h1>" in where.read_text(encoding="utf-8")
-    again = report_html(by_hand(0.4, 0.6, 0.5), title="T", how={})
-    assert again == report_html(by_hand(0.4, 0.6, 0.5), title="T", how={})
+def test_page_is_written_to_the_given_path(tmp_path: Path) -> None:
+    path = write_report(scores_by_hand(0.4, 0.6, 0.5), tmp_path / "new" / "report.html", title="Zürich \udc80", how={})
+    assert path == tmp_path / "new" / "report.html"
+    assert "<h1>Zürich &#56448;</h1>" in path.read_text(encoding="utf-8")
+    page = report_html(scores_by_hand(0.4, 0.6, 0.5), title="T", how={})
+    assert page == report_html(scores_by_hand(0.4, 0.6, 0.5), title="T", how={})
 
 
-def test_frames_that_cannot_be_reported_are_refused() -> None:
+def test_invalid_frames_are_refused() -> None:
     with pytest.raises(OptionError, match="at least one row, but got none"):
         report_html(rows_frame([]), title="T", how={})
     with pytest.raises(OptionError, match="one model at one revision here, but got 2"):

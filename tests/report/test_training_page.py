@@ -21,7 +21,7 @@ CELL = re.compile(r"<title>\w+, step \d+, layer \d+: ")
 TABLE = {1: (1.0, 9.0, 0.0), 2: (1.1, 4.0, 3.0), 4: (1.0, 2.0, math.nan), 16: (1.0, 2.1, 10.0)}
 
 
-def frame(table: dict[int, tuple[float, ...]] = TABLE, *, name: str = "lidar", model: str = "m") -> pl.DataFrame:
+def make_history(table: dict[int, tuple[float, ...]] = TABLE, *, name: str = "lidar", model: str = "m") -> pl.DataFrame:
     return rows_frame(
         [
             (model, f"step{step}", layer, layer / 2, "metric", "texts", name, value)
@@ -35,61 +35,65 @@ def frame(table: dict[int, tuple[float, ...]] = TABLE, *, name: str = "lidar", m
     ("name", "step"),
     [("step0", 0), ("step143000", 143_000), ("checkpoint-500", 500), ("global_step12", 12), ("epoch=1-step=7", 7)],
 )
-def test_a_name_holds_its_step(name: str, step: int) -> None:
+def test_step_is_parsed_from_a_name(name: str, step: int) -> None:
     assert step_of(name) == step
 
 
 @pytest.mark.parametrize("name", ["main", "", "steps", "footstep5", "512", "v1.0"])
-def test_a_name_without_a_step_is_refused(name: str) -> None:
+def test_name_without_a_step_is_refused(name: str) -> None:
     with pytest.raises(OptionError, match=f"must name a training step.*{name!r}"):
         step_of(name)
 
 
-def test_a_history_is_in_the_order_of_steps_with_gaps() -> None:
-    (one,) = histories(frame().filter(~((pl.col("revision") == "step2") & (pl.col("layer") == 0))))
-    assert one.steps == (1, 2, 4, 16)
+def test_history_is_ordered_by_step_with_gaps() -> None:
+    (history,) = histories(make_history().filter(~((pl.col("revision") == "step2") & (pl.col("layer") == 0))))
+    assert history.steps == (1, 2, 4, 16)
     expected = np.array([list(values) for values in TABLE.values()])
     expected[1, 0] = math.nan
-    np.testing.assert_array_equal(one.values, expected)
-    assert one.span == 10.0
+    np.testing.assert_array_equal(history.values, expected)
+    assert history.span == 10.0
 
 
-def test_changes_are_between_steps_that_were_measured() -> None:
-    found = {row[:3]: row[3:] for row in layer_changes(frame()).drop("dataset", "name").iter_rows()}
+def test_changes_are_between_measured_steps() -> None:
+    changes = {row[:3]: row[3:] for row in layer_changes(make_history()).drop("dataset", "name").iter_rows()}
     expected = {}
     for layer in range(3):
-        known = [(step, values[layer]) for step, values in TABLE.items() if not math.isnan(values[layer])]
-        for (before, low), (after, high) in zip(known[:-1], known[1:], strict=True):
+        measured = [(step, values[layer]) for step, values in TABLE.items() if not math.isnan(values[layer])]
+        for (before, low), (after, high) in zip(measured[:-1], measured[1:], strict=True):
             expected[layer, before, after] = (pytest.approx(abs(high - low)), pytest.approx(abs(high - low) / 10))
-    assert found == expected
-    assert (2, 2, 16) in found
+    assert changes == expected
+    assert (2, 2, 16) in changes
 
 
 @pytest.mark.parametrize(("within", "steps"), [(0.05, [1, 4, 16]), (0.25, [1, 2, 16]), (0.9, [1, 1, 2])])
-def test_a_layer_has_settled_when_it_stays_near_its_end(within: float, steps: list[int]) -> None:
-    found = settled(frame(), within=within)
-    assert found["step"].to_list() == steps
-    assert found["final"].to_list() == [1.0, 2.1, 10.0]
+def test_layer_is_settled_when_it_stays_near_its_final_value(within: float, steps: list[int]) -> None:
+    settled_layers = settled(make_history(), within=within)
+    assert settled_layers["step"].to_list() == steps
+    assert settled_layers["final"].to_list() == [1.0, 2.1, 10.0]
 
 
-def test_a_layer_that_leaves_again_has_not_settled() -> None:
-    back = {1: (0.0, 5.0), 2: (10.0, 5.0), 3: (0.0, 5.0)}
-    assert settled(frame(back))["step"].to_list() == [3, 1]
+def test_layer_that_moves_away_again_is_not_settled() -> None:
+    table = {1: (0.0, 5.0), 2: (10.0, 5.0), 3: (0.0, 5.0)}
+    assert settled(make_history(table))["step"].to_list() == [3, 1]
 
 
-def test_a_constant_metric_changes_by_nothing() -> None:
-    found = layer_changes(frame({1: (2.0, 2.0), 2: (2.0, 2.0)}))
-    assert found["relative"].to_list() == [0.0, 0.0]
+def test_constant_metric_has_zero_change() -> None:
+    changes = layer_changes(make_history({1: (2.0, 2.0), 2: (2.0, 2.0)}))
+    assert changes["relative"].to_list() == [0.0, 0.0]
 
 
 def test_figures_hold_the_numbers(tmp_path: Path) -> None:
-    both = pl.concat([frame(), frame({1: (1.0, 1.0, 1.0), 2: (1.0, 1.0, 1.0)}, name="dime")])
-    heat, curves, change = plot_steps_heat(both), plot_steps_curves(both), plot_steps_change(both, within=0.05)
-    shown = heat.axes[0].collections[0].get_array()
-    assert shown is not None
-    assert shown.shape == (3, 4)
-    assert shown[1].tolist() == [9.0, 4.0, 2.0, 2.1]
-    assert bool(shown.mask[2, 2])
+    combined = pl.concat([make_history(), make_history({1: (1.0, 1.0, 1.0), 2: (1.0, 1.0, 1.0)}, name="dime")])
+    heat, curves, change = (
+        plot_steps_heat(combined),
+        plot_steps_curves(combined),
+        plot_steps_change(combined, within=0.05),
+    )
+    cells = heat.axes[0].collections[0].get_array()
+    assert cells is not None
+    assert cells.shape == (3, 4)
+    assert cells[1].tolist() == [9.0, 4.0, 2.0, 2.1]
+    assert bool(cells.mask[2, 2])
     assert [text.get_text() for text in heat.axes[0].get_xticklabels()] == ["1", "2", "4", "16"]
     lines = curves.axes[0].lines
     assert [list(line.get_ydata())[:2] for line in lines] == [list(values[:2]) for values in TABLE.values()]
@@ -100,29 +104,31 @@ def test_figures_hold_the_numbers(tmp_path: Path) -> None:
         figure.savefig(tmp_path / f"{name}.png", dpi=40)
 
 
-def test_changes_of_one_metric_on_two_sets_of_texts_are_each_their_own() -> None:
-    """By layer from step 1 to 2: by 4 and 0 of a range of 8 on the one, by 1 and 10 of 10 on the other."""
-    one = frame({1: (0.0, 8.0), 2: (4.0, 8.0)})
-    other = frame({1: (0.0, 0.0), 2: (1.0, 10.0)}).with_columns(dataset=pl.lit("other"))
-    drawn = plot_steps_change(pl.concat([one, other]))
-    panels = {axes.get_title(loc="left").splitlines()[0]: axes.lines for axes in drawn.axes if axes.lines}
-    found = {title: list(lines[0].get_ydata()) for title, lines in panels.items()}
-    assert found == {"lidar (texts)": pytest.approx([50, 0]), "lidar (other)": pytest.approx([10, 100])}
+def test_changes_of_one_metric_are_separate_for_each_dataset() -> None:
+    """From step 1 to 2, by layer: 4 and 0 of a range of 8 in the first dataset, 1 and 10 of 10 in the second."""
+    first = make_history({1: (0.0, 8.0), 2: (4.0, 8.0)})
+    second = make_history({1: (0.0, 0.0), 2: (1.0, 10.0)}).with_columns(dataset=pl.lit("other"))
+    figure = plot_steps_change(pl.concat([first, second]))
+    panels = {axes.get_title(loc="left").splitlines()[0]: axes.lines for axes in figure.axes if axes.lines}
+    curves = {title: list(lines[0].get_ydata()) for title, lines in panels.items()}
+    assert curves == {"lidar (texts)": pytest.approx([50, 0]), "lidar (other)": pytest.approx([10, 100])}
 
 
-def test_a_metric_that_was_never_finite_is_drawn_empty(tmp_path: Path) -> None:
-    nothing = frame({1: (math.nan, math.inf), 2: (math.nan, math.nan)})
-    assert layer_changes(nothing).is_empty()
-    assert settled(nothing).is_empty()
+def test_metric_that_is_never_finite_is_drawn_empty(tmp_path: Path) -> None:
+    empty_history = make_history({1: (math.nan, math.inf), 2: (math.nan, math.nan)})
+    assert layer_changes(empty_history).is_empty()
+    assert settled(empty_history).is_empty()
     for plot in (plot_steps_heat, plot_steps_curves, plot_steps_change):
-        plot(nothing).savefig(tmp_path / "empty.png", dpi=40)
-    assert "nothing was finite" in steps_html(nothing, title="t", how={})
+        plot(empty_history).savefig(tmp_path / "empty.png", dpi=40)
+    assert "nothing was finite" in steps_html(empty_history, title="t", how={})
 
 
-def test_words_compare_thirds_of_the_depth() -> None:
-    first, second = steps_words(frame(), within=0.05)
-    moved = {layer: layer_changes(frame()).filter(pl.col("layer") == layer)["relative"].mean() for layer in range(3)}
-    shares = [f"{100 * moved[layer]:.1f} %" for layer in range(3)]  # type: ignore[operator]
+def test_text_compares_thirds_of_the_depth() -> None:
+    first, second = steps_words(make_history(), within=0.05)
+    mean_changes = {
+        layer: layer_changes(make_history()).filter(pl.col("layer") == layer)["relative"].mean() for layer in range(3)
+    }
+    shares = [f"{100 * mean_changes[layer]:.1f} %" for layer in range(3)]  # type: ignore[operator]
     assert all(share in first for share in shares)
     assert "from steps 1, 4 and 16 on" in second
 
@@ -143,13 +149,13 @@ class _Tags(HTMLParser):
             assert self.open.pop() == tag
 
 
-def test_the_page_is_whole_and_shows_every_step_and_gap() -> None:
+def test_page_is_complete_and_shows_every_step_and_gap() -> None:
     hostile = "<script>x</script>"
-    page = steps_html(frame(model=hostile), title=hostile, how={"seed": "0"}, notes=["step3 failed: no weights"])
+    page = steps_html(make_history(model=hostile), title=hostile, how={"seed": "0"}, notes=["step3 failed: no weights"])
     tags = _Tags()
     tags.feed(page)
     assert tags.open == []
-    assert tags.seen.count("script") == 1  # the page's own
+    assert tags.seen.count("script") == 1  # only the page's own script
     assert len(CELL.findall(page)) == 3 * 4
     assert "step3 failed: no weights" in page
     assert all(f"step {step}, layer 1: " in page for step in TABLE)
@@ -157,8 +163,8 @@ def test_the_page_is_whole_and_shows_every_step_and_gap() -> None:
     assert "broken there: lidar" in page
 
 
-def test_a_long_history_is_thinned_on_the_page_but_not_in_its_numbers() -> None:
-    page = steps_html(frame({step: (float(step), 1.0) for step in range(154)}), title="t", how={})
+def test_long_history_is_thinned_on_the_page_but_not_in_its_numbers() -> None:
+    page = steps_html(make_history({step: (float(step), 1.0) for step in range(154)}), title="t", how={})
     assert "31 of the 154 steps are drawn here" in page
     assert len(CELL.findall(page)) == 31 * 2
     assert "step 153, layer 0: 153" in page
@@ -166,23 +172,28 @@ def test_a_long_history_is_thinned_on_the_page_but_not_in_its_numbers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "words"),
+    ("invalid_frame", "message"),
     [
-        (frame().clear(), "at least one row"),
-        (pl.concat([frame(), frame(model="other")]), "one model here, but got m, other"),
-        (frame().with_columns(revision=pl.lit("main")).unique(["layer"]), "must name a training step"),
+        (make_history().clear(), "at least one row"),
+        (pl.concat([make_history(), make_history(model="other")]), "one model here, but got m, other"),
+        (make_history().with_columns(revision=pl.lit("main")).unique(["layer"]), "must name a training step"),
         (
-            pl.concat([frame(), frame().with_columns(revision=pl.col("revision").str.replace("step", "checkpoint-"))]),
+            pl.concat(
+                [
+                    make_history(),
+                    make_history().with_columns(revision=pl.col("revision").str.replace("step", "checkpoint-")),
+                ]
+            ),
             "one revision for each step",
         ),
     ],
 )
-def test_frames_that_are_no_history_are_refused(wrong: pl.DataFrame, words: str) -> None:
-    with pytest.raises(OptionError, match=words):
-        plot_steps_heat(wrong)
+def test_frames_without_a_history_are_refused(invalid_frame: pl.DataFrame, message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        plot_steps_heat(invalid_frame)
 
 
 @pytest.mark.parametrize("within", [0.0, 1.0, -0.1])
-def test_a_share_that_settles_nothing_is_refused(within: float) -> None:
+def test_invalid_settling_share_is_refused(within: float) -> None:
     with pytest.raises(OptionError, match=r"`within` must be a share in \(0, 1\)"):
-        settled(frame(), within=within)
+        settled(make_history(), within=within)

@@ -1,4 +1,4 @@
-"""Data for sweeps, and what their scores are compared with."""
+"""Data for sweeps and reference scores."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ def sweep(model: Any, tasks: Any = (), **keywords: Any) -> SweepResult:
 
 
 QUICK: dict[str, Any] = {"workers": 1, "baselines": False, "device": "cpu"}
-"""Options of a sweep in this process, without what a test does not look at."""
+"""Options of a quick sweep in this process."""
 
 
-def near(root: Path) -> Path:
+def write_sts_task(root: Path) -> Path:
     """Write an STS task and return its path."""
     return write(root / "near.jsonl", ROWS["STS"])
 
 
-def ranks(root: Path) -> Path:
-    """Write a reranking task, in which some texts are both query and passage, and return its path."""
+def write_reranking_task(root: Path) -> Path:
+    """Write a reranking task in which some texts are both query and passage, and return its path."""
     return write(root / "ranks.jsonl", ROWS["Reranking"])
 
 
 def mteb_score(encoder: LayerEncoder, path: Path) -> float:
-    """Return the main score of an encoder by mteb alone."""
+    """Return the main score of an encoder from mteb itself."""
     import mteb
 
     with isolated_random():
@@ -45,7 +45,7 @@ def mteb_score(encoder: LayerEncoder, path: Path) -> float:
     return float(result[0].get_score())
 
 
-def scores(result: SweepResult, path: Path) -> dict[int, float]:
+def layer_scores_of(result: SweepResult, path: Path) -> dict[int, float]:
     """Return a sweep's score of each layer on the task in ``path``."""
     rows = result.frame.filter((pl.col("kind") == "score") & pl.col("dataset").str.starts_with(path.stem))
     return dict(rows.select("layer", "value").iter_rows())

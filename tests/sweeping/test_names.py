@@ -1,4 +1,4 @@
-"""Under which key an image is stored, and under which name a task's baseline stands on the page."""
+"""The key under which an image is stored, and the name of a task's baseline on the page."""
 
 from __future__ import annotations
 
@@ -41,12 +41,10 @@ def test_images_with_a_palette_differ_by_their_colors() -> None:
     ("names", "shown"),
     [
         (("near-0a1b2c3d", "STS12"), ["near", "STS12"]),
-        (("near-0a1b2c3d", "near-4e5f6071"), ["near-0a1b2c3d", "near-4e5f6071"]),  # told apart by their digests alone
+        (("near-0a1b2c3d", "near-4e5f6071"), ["near-0a1b2c3d", "near-4e5f6071"]),  # distinguished by their digests only
     ],
 )
-def test_baselines_stand_under_the_names_that_the_page_shows(
-    names: tuple[str, str], shown: list[str], tmp_path: Path
-) -> None:
+def test_baselines_use_the_task_names_on_the_page(names: tuple[str, str], shown: list[str], tmp_path: Path) -> None:
     scores = {names[0]: (0.2, 0.3, 0.1), names[1]: (0.4, 0.6, 0.5)}
     frame = rows_frame(
         [
@@ -68,14 +66,14 @@ def test_baselines_stand_under_the_names_that_the_page_shows(
     assert rows[-1][0] == "TF-IDF"
     assert rows[-1][2:] == ["45.6", "12.3"]
     assert float(rows[-1][1]) == pytest.approx(28.95, abs=0.051)
-    words = unescape(re.sub("<.*?>", "", page))
-    assert f"TF-IDF is ahead of every layer on {shown[0]} (1 of 2 tasks)" in words
+    page_text = unescape(re.sub("<.*?>", "", page))
+    assert f"TF-IDF is ahead of every layer on {shown[0]} (1 of 2 tasks)" in page_text
 
 
 def test_tasks_without_a_score_at_the_same_layers_share_a_remark() -> None:
     missing = [
         Score(task, layer, "f1") for task, layers in (("A", (0,)), ("B", (0,)), ("C", (1, 2))) for layer in layers
     ]
-    one, other = _undefined_scores([*missing, Score("A", 1, "f1", 0.5)])
-    assert one.startswith("No score at layer 0 of A, B: all vectors are the same or not finite there")
-    assert other.startswith("No score at layer 1, 2 of C: ")
+    first_remark, second_remark = _undefined_scores([*missing, Score("A", 1, "f1", 0.5)])
+    assert first_remark.startswith("No score at layer 0 of A, B: all vectors are the same or not finite there")
+    assert second_remark.startswith("No score at layer 1, 2 of C: ")

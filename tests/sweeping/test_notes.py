@@ -1,4 +1,4 @@
-"""What stands beside the scores: depth, the size of each cut model, and the folder that is read back."""
+"""Notes beside the scores: depth, parameters of each cut model, and the folder loaded again."""
 
 from __future__ import annotations
 
@@ -18,18 +18,16 @@ from midlayer_encoders import LayerEncoder
 from midlayer_encoders.sweeping import SweepResult
 from midlayer_encoders.tasks import resolve_tasks, tfidf_scores
 from tests.others_warnings import MTEB
-from tests.sweeping.scoring import QUICK, near, ranks, scores, sweep
+from tests.sweeping.scoring import QUICK, layer_scores_of, sweep, write_reranking_task, write_sts_task
 
 Folder = Callable[[str], str]
 pytestmark = MTEB
 
-HERE = {key: value for key, value in QUICK.items() if key != "device"}  # for an encoder in memory
+IN_MEMORY = {key: value for key, value in QUICK.items() if key != "device"}  # for an encoder in memory
 
 
-def test_depth_is_the_share_of_the_model_s_own_blocks_whatever_layers_are_swept(
-    tiny_folder: Folder, tmp_path: Path
-) -> None:
-    model, task = tiny_folder("Llama"), near(tmp_path)
+def test_depth_is_relative_to_the_models_own_blocks(tiny_folder: Folder, tmp_path: Path) -> None:
+    model, task = tiny_folder("Llama"), write_sts_task(tmp_path)
     blocks = AutoConfig.from_pretrained(model).num_hidden_layers
     cut = LayerEncoder(model, 3, device="cpu")
     for number, (encoder, layers, expected) in enumerate(
@@ -38,7 +36,7 @@ def test_depth_is_the_share_of_the_model_s_own_blocks_whatever_layers_are_swept(
             (cut, [0, -1], [0, 3]),  # the last layer of a cut encoder is not the last of its model
         )
     ):
-        options = QUICK if encoder is model else HERE
+        options = QUICK if encoder is model else IN_MEMORY
         result = sweep(
             encoder,
             task,
@@ -58,68 +56,70 @@ def test_depth_is_the_share_of_the_model_s_own_blocks_whatever_layers_are_swept(
     ("family", "norm"),
     [
         ("Llama", "final"),
-        ("T5", "none"),  # a block more is kept, and the first is larger than the others
+        ("T5", "none"),  # has one extra block, and the first is larger than the others
         pytest.param("ModernBERT", "final", marks=pytest.mark.slow),  # has a block even at layer 0
         pytest.param("ALBERT", "final", marks=pytest.mark.slow),  # one block for all layers
     ],
 )
-def test_parameters_are_those_of_real_cut_encoders(family: str, norm: Any, tiny_folder: Folder, tmp_path: Path) -> None:
+def test_parameters_match_real_cut_encoders(family: str, norm: Any, tiny_folder: Folder, tmp_path: Path) -> None:
     model = tiny_folder(family)
-    noted = sweep(model, out=tmp_path, norm=norm, device="cpu").notes.parameters
-    cut = [LayerEncoder(model, layer, norm=norm, device="cpu") for layer in noted]
-    assert noted == {one.layer: sum(parameter.numel() for parameter in one.parameters()) for one in cut}
-    assert len(cut) == 5
-    part = sweep(LayerEncoder(model, 3, norm=norm, device="cpu"), out=tmp_path, norm=norm, layers=[1, 3])
-    assert part.notes.parameters == {layer: noted[layer] for layer in (1, 3)}
+    parameters = sweep(model, out=tmp_path, norm=norm, device="cpu").notes.parameters
+    encoders = [LayerEncoder(model, layer, norm=norm, device="cpu") for layer in parameters]
+    assert parameters == {
+        encoder.layer: sum(weights.numel() for weights in encoder.parameters()) for encoder in encoders
+    }
+    assert len(encoders) == 5
+    partial_sweep = sweep(LayerEncoder(model, 3, norm=norm, device="cpu"), out=tmp_path, norm=norm, layers=[1, 3])
+    assert partial_sweep.notes.parameters == {layer: parameters[layer] for layer in (1, 3)}
 
 
-def test_the_lines_find_a_local_model_from_any_folder(
+def test_printed_code_uses_absolute_model_paths(
     tiny_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = Path(tiny_folder("Llama"))
     monkeypatch.chdir(model.parent)
-    noted = sweep(f"./{model.name}", out=tmp_path / "out", device="cpu").notes
-    assert noted.model == str(model)
+    notes = sweep(f"./{model.name}", out=tmp_path / "out", device="cpu").notes
+    assert notes.model == str(model)
 
 
-def test_the_folder_holds_what_the_sweep_returned(tiny_folder: Folder, tmp_path: Path) -> None:
-    model, tasks = tiny_folder("Llama"), [near(tmp_path), ranks(tmp_path)]
+def test_folder_holds_the_result_of_the_sweep(tiny_folder: Folder, tmp_path: Path) -> None:
+    model, tasks = tiny_folder("Llama"), [write_sts_task(tmp_path), write_reranking_task(tmp_path)]
     result = sweep(
         model, tasks, layers=[1, 3, 4], metrics=["prompt_entropy"], metric_texts=4, norm="none", pooling="last",
         max_length=20, out=tmp_path / "out", workers=1, device="cpu",
     )  # fmt: skip
-    again = SweepResult.load(tmp_path / "out")
-    assert again.frame.equals(result.frame)
-    assert again.notes == result.notes
+    loaded = SweepResult.load(tmp_path / "out")
+    assert loaded.frame.equals(result.frame)
+    assert loaded.notes == result.notes
     assert pl.read_csv(tmp_path / "out/frame.csv").equals(result.frame, null_equal=True)
     # The best layer is that of the highest mean.
-    means = {layer: sum(scores(result, task)[layer] for task in tasks) for layer in (1, 3, 4)}
+    means = {layer: sum(layer_scores_of(result, task)[layer] for task in tasks) for layer in (1, 3, 4)}
     best = max(means, key=lambda layer: means[layer])
-    assert again.best() == best
+    assert loaded.best() == best
     seconds = result.notes.seconds
-    assert 0 < seconds[1] < seconds[3] < seconds[4]  # of one pass that goes through all of them
-    assert again.notes.milliseconds == {layer: 1e3 * time / 16 for layer, time in seconds.items()}
+    assert 0 < seconds[1] < seconds[3] < seconds[4]  # of one pass through all layers
+    assert loaded.notes.milliseconds == {layer: 1e3 * time / 16 for layer, time in seconds.items()}
     assert result.notes.dimensions == LayerEncoder(model, 1, device="cpu").get_embedding_dimension()
     assert result.notes.timing["texts"] == 16
     assert f"16 texts of {result.notes.timing['tokens']} tokens at once on cpu" in result.notes.how["time per text"]
     assert result.notes.baselines["TF-IDF"] == {
         task.metadata.name: pytest.approx(tfidf_scores(task), abs=1e-6) for task in resolve_tasks(tasks)
     }
-    # mteb's own file of each layer and task holds the score.
+    # mteb's own file for each layer and task holds the score.
     files = [json.loads(path.read_text()) for path in (tmp_path / "out/mteb").rglob("near-*.json")]
-    kept = sorted(file["scores"]["test"][0]["main_score"] for file in files)
-    assert kept == pytest.approx(sorted(scores(result, tasks[0]).values()), abs=1e-6)
+    saved_scores = sorted(file["scores"]["test"][0]["main_score"] for file in files)
+    assert saved_scores == pytest.approx(sorted(layer_scores_of(result, tasks[0]).values()), abs=1e-6)
     how = result.notes.how
     assert how["longest text"] == "20 tokens"
     assert how["tasks"] == "near, ranks"
     assert how["weights"] == LayerEncoder(model, -1, norm="none", device="cpu").spec.weights_digest
 
 
-def test_the_export_of_the_page_makes_the_encoder_that_was_scored(
+def test_export_code_on_the_page_recreates_the_scored_encoder(
     tiny_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, options = tiny_folder("Llama"), {"norm": "none", "pooling": "last"}
-    result = sweep(model, near(tmp_path), layers=[1, 2], out=tmp_path / "out", **options, **QUICK)
+    result = sweep(model, write_sts_task(tmp_path), layers=[1, 2], out=tmp_path / "out", **options, **QUICK)
     page = html.unescape(re.sub(r"<[^>]*>", "", result.to_html().read_text()))
     command = next(line for line in page.splitlines() if "save_pretrained" in line)
     code = re.search(r"LayerEncoder\(.*?\)\.save_pretrained\(.*?\)", command)

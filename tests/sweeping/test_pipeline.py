@@ -1,4 +1,4 @@
-"""The embedder fills the store while it reads the model: whatever goes wrong is raised, and no thread is left behind."""
+"""The embedder fills the store while the model runs: every error is raised, and no thread is left behind."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ BUDGET = 130  # ten batches and more
 @pytest.fixture(autouse=True)
 def _no_thread_is_left() -> Iterator[None]:
     yield
-    assert not [one.name for one in threading.enumerate() if one.name.startswith("midlayer-")]
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("midlayer-")]
 
 
 @pytest.fixture
@@ -38,29 +38,29 @@ def encoder(tiny_folder: Folder) -> LayerEncoder:
     return LayerEncoder(tiny_folder("Llama"), -1, device="cpu")
 
 
-def opened(folder: Path, **options: Any) -> EmbeddingStore:
+def open_store(folder: Path, **options: Any) -> EmbeddingStore:
     return EmbeddingStore(folder, key="test", layers=range(DEPTH + 1), dim=WIDTH, **options)
 
 
 def embed(encoder: LayerEncoder, folder: Path, **options: Any) -> EmbeddingStore:
-    store = opened(folder)
+    store = open_store(folder)
     Embedder(encoder, store, **{"token_budget": BUDGET, **options})(TEXTS, KEYS, "")
     return store
 
 
-def vectors(store: EmbeddingStore) -> list[np.ndarray[Any, Any]]:
+def stored_vectors(store: EmbeddingStore) -> list[np.ndarray[Any, Any]]:
     return [store.read(layer, KEYS) for layer in range(DEPTH + 1)]
 
 
-def test_every_layer_is_that_of_its_encoder_in_the_order_asked(
+def test_every_layer_matches_its_encoder_in_input_order(
     encoder: LayerEncoder, tiny_folder: Folder, tmp_path: Path
 ) -> None:
-    found = vectors(embed(encoder, tmp_path))
+    vectors = stored_vectors(embed(encoder, tmp_path))
     for layer in (0, 2, DEPTH):
         expected = LayerEncoder(tiny_folder("Llama"), layer, device="cpu").encode(TEXTS)
-        np.testing.assert_allclose(found[layer], expected, rtol=1e-4, atol=1e-5)
-    again = vectors(embed(encoder, tmp_path / "again"))
-    assert all(np.array_equal(one, other) for one, other in zip(found, again, strict=True))
+        np.testing.assert_allclose(vectors[layer], expected, rtol=1e-4, atol=1e-5)
+    repeated = stored_vectors(embed(encoder, tmp_path / "again"))
+    assert all(np.array_equal(actual, repeated_layer) for actual, repeated_layer in zip(vectors, repeated, strict=True))
 
 
 def tokenizer_raises(_: LayerEncoder, patch: pytest.MonkeyPatch) -> None:
@@ -89,8 +89,8 @@ def gives_nan(encoder: LayerEncoder, patch: pytest.MonkeyPatch) -> None:
     block, plain, calls = encoder.transformer.layers[1], encoder.transformer.layers[1].forward, iter(range(1000))
 
     def failing(*args: Any, **kwargs: Any) -> Any:
-        made = plain(*args, **kwargs)
-        return made * torch.nan if next(calls) == 3 else made
+        output = plain(*args, **kwargs)
+        return output * torch.nan if next(calls) == 3 else output
 
     patch.setattr(block, "forward", failing)
 
@@ -129,7 +129,7 @@ def interrupted(_: LayerEncoder, patch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fail", "error", "words"),
+    ("fail", "error", "message"),
     [
         (tokenizer_raises, LookupError, "an odd text"),
         (model_raises, RuntimeError, "a broken kernel"),
@@ -139,32 +139,34 @@ def interrupted(_: LayerEncoder, patch: pytest.MonkeyPatch) -> None:
         (interrupted, KeyboardInterrupt, None),
     ],
 )
-def test_an_error_of_any_stage_is_raised_and_the_rest_is_embedded_later(
+def test_error_in_any_stage_is_raised_and_the_rest_is_embedded_later(
     fail: Callable[[LayerEncoder, pytest.MonkeyPatch], None],
     error: type[BaseException],
-    words: str | None,
+    message: str | None,
     encoder: LayerEncoder,
     tmp_path: Path,
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         fail(encoder, patch)
-        with pytest.raises(error, match=words) as raised:
+        with pytest.raises(error, match=message) as raised:
             embed(encoder, tmp_path)
-        # While the traceback, and so every frame in it, is still held:
+        # While the traceback, and therefore every frame in it, is still referenced:
         assert raised.value is not None
-        assert not [one.name for one in threading.enumerate() if one.name.startswith("midlayer-")]
-    left = opened(tmp_path).missing(KEYS)
-    assert 0 < len(left) < len(KEYS)
+        assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("midlayer-")]
+    missing = open_store(tmp_path).missing(KEYS)
+    assert 0 < len(missing) < len(KEYS)
     passed: list[int] = []
-    hook = encoder.transformer.layers[0].register_forward_hook(lambda _, __, made: passed.append(len(made)))
-    resumed = vectors(embed(encoder, tmp_path))
+    hook = encoder.transformer.layers[0].register_forward_hook(lambda _, __, output: passed.append(len(output)))
+    resumed = stored_vectors(embed(encoder, tmp_path))
     hook.remove()
-    assert len(left) <= sum(passed) < len(left) + 12, "what was stored is not embedded again"
-    whole = vectors(embed(encoder, tmp_path / "whole"))
-    assert all(np.array_equal(one, other) for one, other in zip(resumed, whole, strict=True)), "to the last bit"
+    assert len(missing) <= sum(passed) < len(missing) + 12, "stored texts are not embedded again"
+    uninterrupted = stored_vectors(embed(encoder, tmp_path / "whole"))
+    assert all(np.array_equal(actual, expected) for actual, expected in zip(resumed, uninterrupted, strict=True)), (
+        "bitwise"
+    )
 
 
-def test_a_real_full_disk_is_named(encoder: LayerEncoder, small_disk: Path) -> None:
+def test_full_disk_raises(encoder: LayerEncoder, small_disk: Path) -> None:
     (small_disk / "filler").write_bytes(bytes(1_000_000))
     with pytest.raises(DiskFullError, match=rf"The disk of {small_disk} is full"):
         embed(encoder, small_disk)
@@ -172,44 +174,46 @@ def test_a_real_full_disk_is_named(encoder: LayerEncoder, small_disk: Path) -> N
     assert not embed(encoder, small_disk).missing(KEYS)
 
 
-def test_a_slow_disk_holds_the_passes_back(encoder: LayerEncoder, tmp_path: Path, monkeypatch: Any) -> None:
-    """No more batches are in memory than a few, however many there are."""
-    begun, written, most = [], [], 0
+def test_slow_disk_delays_the_forward_passes(encoder: LayerEncoder, tmp_path: Path, monkeypatch: Any) -> None:
+    """Only a few batches are in memory at a time."""
+    started, written, max_pending = [], [], 0
     plain = EmbeddingStore.write
 
     def slow(self: EmbeddingStore, *args: Any, **kwargs: Any) -> None:
-        nonlocal most
+        nonlocal max_pending
         threading.Event().wait(0.01)
         plain(self, *args, **kwargs)
         written.append(1)
-        most = max(most, len(begun) - len(written))
+        max_pending = max(max_pending, len(started) - len(written))
 
     monkeypatch.setattr(EmbeddingStore, "write", slow)
-    hook = encoder.transformer.register_forward_hook(lambda *_: begun.append(1))
+    hook = encoder.transformer.register_forward_hook(lambda *_: started.append(1))
     embed(encoder, tmp_path, token_budget=40)
     hook.remove()
     assert len(written) > 15
-    assert most <= 3
+    assert max_pending <= 3
 
 
 @pytest.mark.slow
-def test_compiled_blocks_give_the_same_vectors_and_are_plain_again_after_it(
+def test_compiled_blocks_give_the_same_vectors_and_are_restored(
     encoder: LayerEncoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiled: list[dict[str, Any]] = []
-    traced = partial(torch.compile, backend="eager")  # all but the compiler of C++, which takes half a minute
+    traced = partial(torch.compile, backend="eager")  # skips the C++ compiler, which takes half a minute
     monkeypatch.setattr(
         torch, "compile", lambda call, **options: (compiled.append(options), traced(call, **options))[1]
     )
-    found = vectors(embed(encoder, tmp_path, compile=True))
+    vectors = stored_vectors(embed(encoder, tmp_path, compile=True))
     assert compiled == [{"dynamic": True}] * DEPTH
     assert not any("forward" in vars(block) for block in encoder.transformer.layers)
-    whole = vectors(embed(encoder, tmp_path / "plain"))
-    assert all(np.allclose(one, other, atol=1e-6) for one, other in zip(found, whole, strict=True))
+    expected = stored_vectors(embed(encoder, tmp_path / "plain"))
+    assert all(
+        np.allclose(actual, expected_layer, atol=1e-6) for actual, expected_layer in zip(vectors, expected, strict=True)
+    )
 
 
-def test_auto_is_a_number_and_a_number_is_itself(encoder: LayerEncoder, tmp_path: Path, monkeypatch: Any) -> None:
-    store = opened(tmp_path)
+def test_auto_token_budget_depends_on_free_memory(encoder: LayerEncoder, tmp_path: Path, monkeypatch: Any) -> None:
+    store = open_store(tmp_path)
     assert Embedder(encoder, store).tokens == 4096
     assert Embedder(encoder, store, token_budget=77).tokens == 77
     free = {"bytes": 0}
@@ -217,13 +221,13 @@ def test_auto_is_a_number_and_a_number_is_itself(encoder: LayerEncoder, tmp_path
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 0)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 0)
     monkeypatch.setattr(LayerEncoder, "device", torch.device("cuda"))
-    found = []
+    budgets = []
     for free["bytes"] in (0, 2**24, 2**26, 2**28, 2**40):
-        found.append(tokens_that_fit(encoder))
-    assert found == sorted(found)
-    assert found[0] == 1024
-    assert found[-1] == 65536
-    assert all(tokens & (tokens - 1) == 0 for tokens in found)
+        budgets.append(tokens_that_fit(encoder))
+    assert budgets == sorted(budgets)
+    assert budgets[0] == 1024
+    assert budgets[-1] == 65536
+    assert all(tokens & (tokens - 1) == 0 for tokens in budgets)
     with pytest.raises(OptionError, match="`token_budget` must be a positive number of tokens"):
         check_budget("many")  # type: ignore[arg-type]
     assert check_budget("auto") == "auto"

@@ -1,4 +1,4 @@
-"""A sweep over recipes: each is the sweep of an encoder with that recipe, and the exported winner scores as it said."""
+"""A sweep over recipes: each matches the sweep of an encoder with that recipe, and the exported winner has the same score."""
 
 from __future__ import annotations
 
@@ -19,69 +19,69 @@ from midlayer_encoders.recipes import recipe_of
 from midlayer_encoders.sweeping import RecipesResult, SweepResult
 from tests.families import DEPTH
 from tests.others_warnings import MTEB
-from tests.sweeping.scoring import QUICK, mteb_score, near, ranks, sweep
+from tests.sweeping.scoring import QUICK, mteb_score, sweep, write_reranking_task, write_sts_task
 from tests.tasks.rows import ROWS, write
 
 Folder = Callable[[str], str]
 pytestmark = MTEB
-YOURS = Recipe(name="yours", template='a "{text}" is:', pooling="last")
+CUSTOM = Recipe(name="yours", template='a "{text}" is:', pooling="last")
 
 
 @pytest.fixture(scope="module")
-def swept(tiny_folder: Folder, tmp_path_factory: pytest.TempPathFactory) -> tuple[RecipesResult, list[Path]]:
-    home = tmp_path_factory.mktemp("recipes")
-    tasks = [write(home / "near.jsonl", ROWS["STS"] * 6), ranks(home)]
-    recipes = ["plain", YOURS, "echo", "plain+whiten+normalize"]
-    result = sweep(tiny_folder("Llama"), tasks, recipes=recipes, layers=[0, 1, 3], out=home / "out", **QUICK)
+def recipes_sweep(tiny_folder: Folder, tmp_path_factory: pytest.TempPathFactory) -> tuple[RecipesResult, list[Path]]:
+    root = tmp_path_factory.mktemp("recipes")
+    tasks = [write(root / "near.jsonl", ROWS["STS"] * 6), write_reranking_task(root)]
+    recipes = ["plain", CUSTOM, "echo", "plain+whiten+normalize"]
+    result = sweep(tiny_folder("Llama"), tasks, recipes=recipes, layers=[0, 1, 3], out=root / "out", **QUICK)
     assert isinstance(result, RecipesResult)
     return result, tasks
 
 
-def test_scores_are_those_of_encoders_with_the_recipe_by_mteb(
-    swept: tuple[RecipesResult, list[Path]], tiny_folder: Folder
+def test_scores_match_mteb_with_the_recipe(
+    recipes_sweep: tuple[RecipesResult, list[Path]], tiny_folder: Folder
 ) -> None:
-    result, tasks = swept
+    result, tasks = recipes_sweep
     center = read_texts(result.folder / "center.txt")
     options: dict[str, dict[str, Any]] = {
-        "plain": {}, "yours": {"recipe": YOURS}, "echo": {"recipe": "echo"},
+        "plain": {}, "yours": {"recipe": CUSTOM}, "echo": {"recipe": "echo"},
         "plain+whiten+normalize": {"center": center, "whiten": True, "normalize": True},
     }  # fmt: skip
     assert result.frame["recipe"].unique(maintain_order=True).to_list() == list(options)
-    for (name, given), task in zip(options.items(), tasks * 2, strict=True):  # each on one: both types are there twice
-        encoder = LayerEncoder(tiny_folder("Llama"), 3, device="cpu", **given)
+    for (name, encoder_options), task in zip(
+        options.items(), tasks * 2, strict=True
+    ):  # each recipe on one task; every type occurs twice
+        encoder = LayerEncoder(tiny_folder("Llama"), 3, device="cpu", **encoder_options)
         rows = result.frame.filter(pl.col("dataset").str.starts_with(task.stem), kind="score", layer=3, recipe=name)
         assert rows["value"].item() == pytest.approx(mteb_score(encoder, task), abs=2e-4), (name, task.stem)
 
 
-def test_the_layer_whose_last_token_is_always_the_same_has_no_score(swept: tuple[RecipesResult, list[Path]]) -> None:
-    part = swept[0].parts["yours"]
+def test_layer_with_a_constant_last_token_has_no_score(recipes_sweep: tuple[RecipesResult, list[Path]]) -> None:
+    part = recipes_sweep[0].parts["yours"]
     assert 0 not in part.frame["layer"].to_list()
     assert any(remark.startswith("No score at layer 0 of ") for remark in part.notes.remarks)
 
 
-def test_the_page_names_the_best_recipe_and_the_lines_that_make_it(
-    swept: tuple[RecipesResult, list[Path]], tiny_folder: Folder
+def test_page_names_the_best_recipe_and_is_reproducible(
+    recipes_sweep: tuple[RecipesResult, list[Path]], tiny_folder: Folder
 ) -> None:
-    result, _ = swept
-    found = result.summaries()
-    best = max(found, key=lambda name: found[name].average.best)  # type: ignore[union-attr]
-    assert (result.recipe, result.best()) == (best, found[best].average.best_layer)  # type: ignore[union-attr]
+    result, _ = recipes_sweep
+    summaries = result.summaries()
+    best = max(summaries, key=lambda name: summaries[name].average.best)  # type: ignore[union-attr]
+    assert (result.recipe, result.best()) == (best, summaries[best].average.best_layer)  # type: ignore[union-attr]
     page = result.html()
     assert "Recipes and layers" in page
     assert f"{best} at layer {result.best()} of {DEPTH} scores" in page
-    again = SweepResult.load(result.folder)
-    assert isinstance(again, RecipesResult)
-    assert again.frame.equals(result.frame)
-    assert again.html() == page
+    loaded = SweepResult.load(result.folder)
+    assert isinstance(loaded, RecipesResult)
+    assert loaded.frame.equals(result.frame)
+    assert loaded.html() == page
     assert set(result.plots()) == {"recipes", "scores"}
 
 
 @pytest.mark.slow
-def test_recipes_of_like_or_odd_names_lie_apart_and_load_from_wherever_they_are_saved(
-    tiny_folder: Folder, tmp_path: Path
-) -> None:
+def test_recipes_with_similar_or_unusual_names_have_separate_folders(tiny_folder: Folder, tmp_path: Path) -> None:
     names = ["my recipe", "my_recipe", "My recipe", "..", "x" * 300, "\u8981\u7d04"]
-    recipes = [Recipe(name=name, template=f'{place} "{{text}}" is:') for place, name in enumerate(names)]
+    recipes = [Recipe(name=name, template=f'{position} "{{text}}" is:') for position, name in enumerate(names)]
     task = write(tmp_path / "near.jsonl", ROWS["STS"] * 6)
     result = sweep(tiny_folder("Llama"), task, recipes=recipes, layers=[2], out=tmp_path / "out", **QUICK)
     folders = [path.name.lower() for path in (tmp_path / "out" / "recipes").iterdir()]
@@ -90,7 +90,7 @@ def test_recipes_of_like_or_odd_names_lie_apart_and_load_from_wherever_they_are_
         assert SweepResult.load(folder).frame.equals(result.frame)
 
 
-def test_too_few_texts_to_center_on_are_refused_before_a_recipe_is_scored(tiny_folder: Folder, tmp_path: Path) -> None:
+def test_too_few_texts_to_center_on_are_refused_before_scoring(tiny_folder: Folder, tmp_path: Path) -> None:
     rows = [{"sentence1": a, "sentence2": b, "score": n} for n, (a, b) in enumerate(["ab", "cd", "ef"])]
     task = write(tmp_path / "few.jsonl", rows)
     with pytest.raises(
@@ -100,7 +100,7 @@ def test_too_few_texts_to_center_on_are_refused_before_a_recipe_is_scored(tiny_f
     assert not (tmp_path / "out").exists()
 
 
-def test_a_centered_winner_is_exported_by_its_line(
+def test_printed_code_exports_a_centered_winner(
     tiny_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from midlayer_encoders.sweeping.sweep_result import export_lines
@@ -110,25 +110,27 @@ def test_a_centered_winner_is_exported_by_its_line(
     result = sweep(tiny_folder("Llama"), task, recipes=["one-word+center"], layers=[2], out="out", **QUICK)
     lines = export_lines(result.notes, 2)
     assert lines["shell"].endswith("--layer 2 --recipe one-word --center out/center.txt --out layer-2")
-    exec("from midlayer_encoders import *\n" + lines["Python"], {})  # every name in it is there for whoever copies it
+    exec("from midlayer_encoders import *\n" + lines["Python"], {})  # every name in it can be imported
     plain = SentenceTransformer("layer-2", device="cpu")
-    ours = LayerEncoder(tiny_folder("Llama"), 2, recipe="one-word", center=read_texts("out/center.txt"), device="cpu")
-    np.testing.assert_allclose(plain.encode(["a text"]), ours.encode(["a text"]), atol=1e-5)
+    encoder = LayerEncoder(
+        tiny_folder("Llama"), 2, recipe="one-word", center=read_texts("out/center.txt"), device="cpu"
+    )
+    np.testing.assert_allclose(plain.encode(["a text"]), encoder.encode(["a text"]), atol=1e-5)
 
 
-def test_a_sweep_of_recipes_goes_on_where_it_was_and_reads_nothing_again(
+def test_repeated_sweep_of_recipes_embeds_nothing(
     tiny_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    how: dict[str, Any] = {"recipes": ["plain", "one-word", "one-word+center"], "out": tmp_path / "out", **QUICK}
+    options: dict[str, Any] = {"recipes": ["plain", "one-word", "one-word+center"], "out": tmp_path / "out", **QUICK}
     task = write(tmp_path / "near.jsonl", ROWS["STS"] * 6)
-    first = sweep(tiny_folder("Llama"), task, **how)
-    seen: list[tuple[str, int, int]] = []
-    again = sweep(tiny_folder("Llama"), task, progress=lambda *report: seen.append(report), **how)
-    assert again.frame.equals(first.frame)
-    assert not [report for report in seen if report[0] == "embedding" and report[1]]
-    done = [report for report in seen if report[0] == "scoring"]
-    assert done[-1][1:] == (3 * (DEPTH + 1),) * 2
-    assert [report[1] for report in done] == sorted(report[1] for report in done)  # over all recipes
+    first = sweep(tiny_folder("Llama"), task, **options)
+    reports: list[tuple[str, int, int]] = []
+    repeated = sweep(tiny_folder("Llama"), task, progress=lambda *report: reports.append(report), **options)
+    assert repeated.frame.equals(first.frame)
+    assert not [report for report in reports if report[0] == "embedding" and report[1]]
+    scoring = [report for report in reports if report[0] == "scoring"]
+    assert scoring[-1][1:] == (3 * (DEPTH + 1),) * 2
+    assert [report[1] for report in scoring] == sorted(report[1] for report in scoring)  # over all recipes
 
 
 @pytest.mark.parametrize(
@@ -142,12 +144,12 @@ def test_a_sweep_of_recipes_goes_on_where_it_was_and_reads_nothing_again(
         (["plain+filter"], "`embed_filter` must be False for"),
     ],
 )
-def test_what_is_no_recipe_is_refused(recipes: Any, message: str, tiny_folder: Folder, tmp_path: Path) -> None:
+def test_invalid_recipes_are_refused(recipes: Any, message: str, tiny_folder: Folder, tmp_path: Path) -> None:
     with pytest.raises(OptionError, match=message):
-        sweep(tiny_folder("Llama"), near(tmp_path), recipes=recipes, out=tmp_path / "out", **QUICK)
+        sweep(tiny_folder("Llama"), write_sts_task(tmp_path), recipes=recipes, out=tmp_path / "out", **QUICK)
 
 
-def test_names_with_additions_make_what_they_say() -> None:
+def test_recipe_names_with_suffixes() -> None:
     assert recipe_of("recipe", "one-word+whiten").changed() == {
         **recipe_of("recipe", "one-word").changed(), "center": True, "whiten": True,
     }  # fmt: skip
@@ -156,12 +158,12 @@ def test_names_with_additions_make_what_they_say() -> None:
     assert bare == recipe_of("recipe", "one-word")
 
 
-def test_a_frame_of_several_recipes_is_to_be_filtered(swept: tuple[RecipesResult, list[Path]]) -> None:
+def test_frame_of_several_recipes_must_be_filtered(recipes_sweep: tuple[RecipesResult, list[Path]]) -> None:
     from midlayer_encoders.frame.summaries import summary
 
-    frame = swept[0].frame
+    frame = recipes_sweep[0].frame
     with pytest.raises(
         OptionError, match=r"must hold one recipe here, but has plain, yours, .* frame.filter\(recipe='plain'\)"
     ):
         summary(frame)
-    assert summary(frame.filter(recipe="yours")) == swept[0].summaries()["yours"]
+    assert summary(frame.filter(recipe="yours")) == recipes_sweep[0].summaries()["yours"]

@@ -1,4 +1,4 @@
-"""A sweep that scores all layers together: what mteb confirms, what is kept, and what is left to mteb."""
+"""A sweep that scores all layers together: layers confirmed by mteb, saved scores, and tasks left to mteb."""
 
 from __future__ import annotations
 
@@ -20,78 +20,78 @@ from midlayer_encoders.sweeping import SweepResult, mteb_jobs, task_scoring
 from midlayer_encoders.tasks import task_sources, tfidf_scores
 from tests.families import DEPTH
 from tests.others_warnings import MTEB
-from tests.sweeping.scoring import QUICK, near, ranks, scores, sweep
+from tests.sweeping.scoring import QUICK, layer_scores_of, sweep, write_reranking_task, write_sts_task
 
 Folder = Callable[[str], str]
 pytestmark = MTEB
 
 
-def confirmed(result: SweepResult) -> dict[int, float]:
+def confirmed_scores(result: SweepResult) -> dict[int, float]:
     return dict(result.frame.filter(kind="confirmed").select("layer", "value").iter_rows())
 
 
-def test_mteb_confirms_the_best_the_second_best_and_the_last_and_writes_files_of_these_alone(
-    tiny_folder: Folder, tmp_path: Path
-) -> None:
-    task = near(tmp_path)
+def test_mteb_confirms_the_best_second_best_and_last_layer_only(tiny_folder: Folder, tmp_path: Path) -> None:
+    task = write_sts_task(tmp_path)
     result = sweep(tiny_folder("Llama"), task, out=tmp_path / "out", **QUICK)
-    found, checked = scores(result, task), confirmed(result)
-    first, second = sorted(found, key=lambda layer: -found[layer])[:2]
+    scores_by_layer, checked = layer_scores_of(result, task), confirmed_scores(result)
+    first, second = sorted(scores_by_layer, key=lambda layer: -scores_by_layer[layer])[:2]
     assert set(checked) == {first, second, DEPTH}
-    assert checked == pytest.approx({layer: found[layer] for layer in checked}, abs=1e-4)
+    assert checked == pytest.approx({layer: scores_by_layer[layer] for layer in checked}, abs=1e-4)
     assert len(list((tmp_path / "out/mteb").rglob("near-*.json"))) == len(checked)
     assert result.notes.scoring == {task_sources(task)[0].name: "all layers together"}
     page = result.to_html().read_text()
     assert f"near, confirmed by mteb: layer {min(checked)} {100 * checked[min(checked)]:.1f} (" in page
     assert "the best, the second best and the last confirmed by mteb" in page
     by_mteb = sweep(tiny_folder("Llama"), task, out=tmp_path / "mteb", scoring="mteb", **QUICK)
-    assert scores(by_mteb, task) == pytest.approx(found, abs=1e-4)
-    assert not confirmed(by_mteb)
+    assert layer_scores_of(by_mteb, task) == pytest.approx(scores_by_layer, abs=1e-4)
+    assert not confirmed_scores(by_mteb)
     assert "confirmed by mteb" not in by_mteb.html()
     assert by_mteb.notes.how["scoring"] == "near by mteb, because it was requested"
 
 
 @pytest.mark.slow
-def test_what_was_scored_one_way_is_not_taken_for_the_other(
+def test_scores_of_one_method_are_not_reused_for_the_other(
     tiny_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    task, out = ranks(tmp_path), tmp_path / "out"
+    task, out = write_reranking_task(tmp_path), tmp_path / "out"
     encoder = LayerEncoder(tiny_folder("Llama"), -1, device="cpu")
-    how: dict[str, Any] = {"out": out, "layers": [1, 2, 3], "workers": 1, "baselines": False}
-    first = sweep(encoder, task, **how)
-    (kept,) = (out / "together").glob("*.json")
-    content = json.loads(kept.read_text())
+    options: dict[str, Any] = {"out": out, "layers": [1, 2, 3], "workers": 1, "baselines": False}
+    first = sweep(encoder, task, **options)
+    (saved,) = (out / "together").glob("*.json")
+    content = json.loads(saved.read_text())
     assert len(content["scores"]) == 3
-    # Other numbers in each of the places show which one a score is from.
+    # Different numbers in each file show where a score comes from.
     content["scores"] = dict.fromkeys(content["scores"], 0.125)
-    kept.write_text(json.dumps(content))
-    assert set(scores(sweep(encoder, task, **how), task).values()) == {0.125}
-    assert scores(sweep(encoder, task, scoring="mteb", **how), task) == pytest.approx(scores(first, task), abs=1e-4)
-    content["of"]["mteb"] = "1.0"  # another mteb draws, or scores, in another way
-    kept.write_text(json.dumps(content))
-    again = sweep(encoder, task, **how)
-    assert scores(again, task) == scores(first, task)
-    kept.write_text("{")  # torn
-    assert scores(sweep(encoder, task, **how), task) == scores(first, task)
+    saved.write_text(json.dumps(content))
+    assert set(layer_scores_of(sweep(encoder, task, **options), task).values()) == {0.125}
+    assert layer_scores_of(sweep(encoder, task, scoring="mteb", **options), task) == pytest.approx(
+        layer_scores_of(first, task), abs=1e-4
+    )
+    content["of"]["mteb"] = "1.0"  # another mteb version may sample or score differently
+    saved.write_text(json.dumps(content))
+    rescored = sweep(encoder, task, **options)
+    assert layer_scores_of(rescored, task) == layer_scores_of(first, task)
+    saved.write_text("{")  # torn
+    assert layer_scores_of(sweep(encoder, task, **options), task) == layer_scores_of(first, task)
 
-    def fails(*_: Any, **__: Any) -> None:
+    def fail(*_: Any, **__: Any) -> None:
         raise AssertionError("scored again")
 
-    monkeypatch.setattr(task_scoring, "layer_scores", fails)
-    assert sweep(encoder, task, **how).frame.equals(again.frame)
+    monkeypatch.setattr(task_scoring, "layer_scores", fail)
+    assert sweep(encoder, task, **options).frame.equals(rescored.frame)
 
 
-def test_a_task_that_cannot_be_scored_together_is_scored_by_mteb_and_says_why(
+def test_task_that_cannot_be_scored_together_is_left_to_mteb_with_the_reason(
     tiny_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = near(tmp_path)
+    path = write_sts_task(tmp_path)
     unusual = task_sources(path)[0].make()
     unusual.__class__ = type("Unusual", (type(unusual),), {"evaluate": lambda self, *a, **k: super(type(self), self).evaluate(*a, **k)})  # fmt: skip
     result = sweep(tiny_folder("Llama"), unusual, layers=[1, 2], out=tmp_path / "out", **QUICK)
-    (way,) = result.notes.scoring.values()
-    assert way == "by mteb, because it overrides `evaluate`"
-    assert not confirmed(result)
-    assert len(scores(result, path)) == 2
+    (method,) = result.notes.scoring.values()
+    assert method == "by mteb, because it overrides `evaluate`"
+    assert not confirmed_scores(result)
+    assert len(layer_scores_of(result, path)) == 2
 
     def fails(*_: Any, **__: Any) -> None:
         raise ZeroDivisionError("in the middle")
@@ -100,26 +100,30 @@ def test_a_task_that_cannot_be_scored_together_is_scored_by_mteb_and_says_why(
     reports: dict[str, tuple[int, int]] = {}
     broken = sweep(
         tiny_folder("Llama"), path, layers=[1, 2], out=tmp_path / "other",
-        progress=lambda stage, *of: reports.update({stage: of}), **QUICK,
+        progress=lambda stage, *counts: reports.update({stage: counts}), **QUICK,
     )  # fmt: skip
     assert broken.notes.scoring == {task_sources(path)[0].name: "by mteb, because ZeroDivisionError: in the middle"}
-    assert scores(broken, path) == pytest.approx(scores(result, path), abs=1e-6)
+    assert layer_scores_of(broken, path) == pytest.approx(layer_scores_of(result, path), abs=1e-6)
     assert reports["scoring"] == (2, 2)
 
 
-def test_where_mteb_finds_another_score_the_page_says_so(
+def test_page_reports_scores_that_differ_from_mteb(
     tiny_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    task = near(tmp_path)
-    plain = task_scoring.layer_scores
+    task = write_sts_task(tmp_path)
+    original_scores = task_scoring.layer_scores
     monkeypatch.setattr(
-        task_scoring, "layer_scores", lambda *a, **k: {layer: value + 0.02 for layer, value in plain(*a, **k).items()}
+        task_scoring,
+        "layer_scores",
+        lambda *a, **k: {layer: value + 0.02 for layer, value in original_scores(*a, **k).items()},
     )
     result = sweep(tiny_folder("Llama"), task, layers=[2], out=tmp_path / "out", **QUICK)
     (remark,) = result.notes.remarks
     assert remark.startswith("mteb scores near at layer 2 ")
     assert "sweep with scoring='mteb'" in remark
-    monkeypatch.setattr(task_scoring, "layer_scores", lambda *a, **k: dict.fromkeys(plain(*a, **k), float("nan")))
+    monkeypatch.setattr(
+        task_scoring, "layer_scores", lambda *a, **k: dict.fromkeys(original_scores(*a, **k), float("nan"))
+    )
     undefined = sweep(tiny_folder("Llama"), task, layers=[2], out=tmp_path / "nan", **QUICK)
     (remark,) = undefined.notes.remarks
     assert remark.startswith("No score at layer 2 of near: all vectors are the same or not finite there, or the task's")
@@ -128,12 +132,12 @@ def test_where_mteb_finds_another_score_the_page_says_so(
         undefined.best()
 
 
-def test_another_word_than_the_two_is_refused(tiny_folder: Folder, tmp_path: Path) -> None:
+def test_unknown_scoring_is_refused(tiny_folder: Folder, tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="`scoring` must be one of"):
-        sweep(tiny_folder("Llama"), near(tmp_path), scoring="both", out=tmp_path / "out")  # type: ignore[arg-type]
+        sweep(tiny_folder("Llama"), write_sts_task(tmp_path), scoring="both", out=tmp_path / "out")  # type: ignore[arg-type]
 
 
-def test_old_notes_are_read_without_it(tiny_folder: Folder, tmp_path: Path) -> None:
+def test_notes_without_scoring_can_be_loaded(tiny_folder: Folder, tmp_path: Path) -> None:
     sweep(tiny_folder("Llama"), out=tmp_path, device="cpu")
     notes = json.loads((tmp_path / "sweep.json").read_text())
     del notes["scoring"]
@@ -143,19 +147,17 @@ def test_old_notes_are_read_without_it(tiny_folder: Folder, tmp_path: Path) -> N
     assert isinstance(loaded.frame, pl.DataFrame)
 
 
-def test_tfidf_is_scored_beside_the_layers_as_mteb_would_and_kept(
-    tiny_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    task = ranks(tmp_path)
-    how: dict[str, Any] = {"out": tmp_path / "out", "layers": [1], "workers": 1, "baselines": True}
-    found = sweep(tiny_folder("Llama"), task, **how).notes.baselines
+def test_tfidf_matches_mteb_and_is_reused(tiny_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = write_reranking_task(tmp_path)
+    options: dict[str, Any] = {"out": tmp_path / "out", "layers": [1], "workers": 1, "baselines": True}
+    baselines = sweep(tiny_folder("Llama"), task, **options).notes.baselines
     (source,) = task_sources(task)
-    assert found["TF-IDF"] == pytest.approx({source.name: tfidf_scores(source.make())}, abs=1e-4)
+    assert baselines["TF-IDF"] == pytest.approx({source.name: tfidf_scores(source.make())}, abs=1e-4)
     monkeypatch.setattr(task_scoring.TaskScorer, "_baseline", None)  # the next run has nothing to score
-    assert sweep(tiny_folder("Llama"), task, **how).notes.baselines == found
+    assert sweep(tiny_folder("Llama"), task, **options).notes.baselines == baselines
 
 
-def test_texts_without_words_have_a_baseline_of_their_characters(tiny_folder: Folder, tmp_path: Path) -> None:
+def test_texts_without_words_have_a_character_baseline(tiny_folder: Folder, tmp_path: Path) -> None:
     pairs = [("+-", "+"), ("*/", "/="), ("=<", "<>"), ("+", "-"), ("**", "*"), ("<", "/")]
     rows = [{"sentence1": a, "sentence2": b, "score": n % 5} for n, (a, b) in enumerate(pairs)]
     path = tmp_path / "signs.jsonl"
@@ -164,58 +166,58 @@ def test_texts_without_words_have_a_baseline_of_their_characters(tiny_folder: Fo
     assert list(result.notes.baselines["TF-IDF"]) == [task_sources(path)[0].name]
 
 
-class AtOnce:
-    """An executor that runs a call as it is given, in this process: a worker's needs half a minute of imports."""
+class ImmediateExecutor:
+    """An executor that runs calls immediately in this process, since a worker needs half a minute of imports."""
 
-    def submit(self, call: Callable[..., Any], *given: Any) -> Future[Any]:
-        done: Future[Any] = Future()
-        sent, words = pickle.loads(pickle.dumps((call, given)))  # as it would reach a process
-        done.set_result(sent(*words))
-        return done
+    def submit(self, call: Callable[..., Any], *args: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        function, arguments = pickle.loads(pickle.dumps((call, args)))  # as a process would receive it
+        future.set_result(function(*arguments))
+        return future
 
 
 @pytest.mark.parametrize("processes", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_layers_are_confirmed_while_the_next_task_is_embedded_where_the_cores_are_free(
+def test_layers_are_confirmed_while_the_next_task_is_embedded(
     processes: bool, tiny_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "tasks").mkdir()
-    tasks = [near(tmp_path / "tasks"), ranks(tmp_path / "tasks")]
-    after = sweep(tiny_folder("Llama"), tasks, out=tmp_path / "after", **QUICK)
+    tasks = [write_sts_task(tmp_path / "tasks"), write_reranking_task(tmp_path / "tasks")]
+    sequential = sweep(tiny_folder("Llama"), tasks, out=tmp_path / "after", **QUICK)
     monkeypatch.setattr(task_scoring.TaskScorer, "_cores_free", lambda _: True)
-    monkeypatch.setattr(mteb_jobs.Workers, "run", lambda *_: iter(()))  # only what is begun beside is confirmed
+    monkeypatch.setattr(mteb_jobs.Workers, "run", lambda *_: iter(()))  # only concurrent jobs are confirmed
     if not processes:
-        monkeypatch.setattr(mteb_jobs.Workers, "_pool", lambda _: AtOnce())
-        monkeypatch.setattr(torch, "set_num_threads", lambda _: None)  # a worker's own
-    seen: list[tuple[str, int, int]] = []
-    beside = sweep(
-        tiny_folder("Llama"), tasks, out=tmp_path / "beside", progress=lambda *report: seen.append(report),
+        monkeypatch.setattr(mteb_jobs.Workers, "_pool", lambda _: ImmediateExecutor())
+        monkeypatch.setattr(torch, "set_num_threads", lambda _: None)  # set by a worker
+    reports: list[tuple[str, int, int]] = []
+    concurrent = sweep(
+        tiny_folder("Llama"), tasks, out=tmp_path / "beside", progress=lambda *report: reports.append(report),
         **{**QUICK, "workers": 2},
     )  # fmt: skip
-    assert beside.frame.equals(after.frame)
-    assert beside.frame.filter(kind="confirmed").height >= 4
-    assert [report for report in seen if report[0] == "confirming"][-1][1:] == (
-        beside.frame.filter(kind="confirmed").height,
+    assert concurrent.frame.equals(sequential.frame)
+    assert concurrent.frame.filter(kind="confirmed").height >= 4
+    assert [report for report in reports if report[0] == "confirming"][-1][1:] == (
+        concurrent.frame.filter(kind="confirmed").height,
     ) * 2
 
 
 @pytest.mark.slow
-def test_a_task_with_other_settings_is_scored_anew(tiny_folder: Folder, tmp_path: Path) -> None:
+def test_task_with_other_settings_is_scored_again(tiny_folder: Folder, tmp_path: Path) -> None:
     from midlayer_encoders.tasks import resolve_tasks
 
-    words = [f"{word} {number}" for word in ("apple", "stone", "river") for number in range(40)]
-    rows = [{"text": text, "label": "ab"[zlib.crc32(text.encode()) % 2]} for text in words]  # nothing to be learned
+    texts = [f"{word} {number}" for word in ("apple", "stone", "river") for number in range(40)]
+    rows = [{"text": text, "label": "ab"[zlib.crc32(text.encode()) % 2]} for text in texts]  # random labels
     path = tmp_path / "kinds"
     path.mkdir()
     for split, part in (("train", rows[::2]), ("test", rows[1::2])):
         (path / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
 
-    def found(count: int, out: str) -> float:
+    def score_with(count: int, out: str) -> float:
         (task,) = resolve_tasks(path)
         task.samples_per_label = count  # type: ignore[attr-defined]
         result = sweep(tiny_folder("Llama"), task, out=tmp_path / out, layers=[3], **QUICK)
         return float(result.frame.filter(kind="score")["value"].item())
 
-    one, twelve = found(1, "one"), found(12, "twelve")
-    assert one != twelve
-    assert found(1, "shared") == one
-    assert found(12, "shared") == twelve  # not what was kept there
+    score_1, score_12 = score_with(1, "one"), score_with(12, "twelve")
+    assert score_1 != score_12
+    assert score_with(1, "shared") == score_1
+    assert score_with(12, "shared") == score_12  # not the saved score
