@@ -348,14 +348,14 @@ def reach(
     model: nn.Module, blocks: str, inputs: Mapping[str, Any], row: int, length: int
 ) -> list[tuple[bool, bool, bool]]:
     """Return for each block whether token 0 sees token 1, the last real token sees 0, and 0 sees the last."""
-    from tests.uncut import entering, first_tensor
+    from tests.uncut import first_tensor, input_states
 
     seen: list[tuple[Tensor, Tensor]] = []
     stack: Any = model.get_submodule(blocks)
     handles = []
 
     def enter(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        before = entering(args, kwargs)
+        before = input_states(args, kwargs)
         assert before is not None
         leaf = before.detach().requires_grad_(True)
         pending.append(leaf)

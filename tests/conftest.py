@@ -17,29 +17,29 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # Sweeps score in this process unless a test asks for workers, each of which imports torch and mteb for 20 s.
 os.environ.setdefault("LOKY_MAX_CPU_COUNT", "1")
 
-# A package's metadata is parsed anew at every question, in 3 ms, and every loaded model and written result asks.
+# A package's metadata is parsed on every query, which takes 3 ms and happens for every loaded model and written result.
 for _name in ("metadata", "version"):
     setattr(importlib.metadata, _name, cache(getattr(importlib.metadata, _name)))
 
 
 @pytest.fixture(scope="session")
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
-    """Return the folder of a family's tiny model, made once."""
+    """Return the folder of a family's tiny model, created once."""
     from tests.tiny_folders import save_tiny
 
-    made: dict[str, str] = {}
+    folders: dict[str, str] = {}
 
     def folder(name: str) -> str:
-        if name not in made:
-            made[name] = save_tiny(name, tmp_path_factory.mktemp(name))
-        return made[name]
+        if name not in folders:
+            folders[name] = save_tiny(name, tmp_path_factory.mktemp(name))
+        return folders[name]
 
     return folder
 
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """Return the folder of real data for validation; tests that need it skip where it is absent."""
+    """Return the folder of real validation data; tests that need it are skipped where it is absent."""
     folder = Path(os.environ.get("MIDLAYER_DATA", Path(__file__).parents[2] / "shared" / "data"))
     if not folder.is_dir():
         if "MIDLAYER_DATA" in os.environ:
@@ -50,7 +50,7 @@ def shared_data() -> Path:
 
 @pytest.fixture(scope="module")
 def quick_collector() -> Iterator[None]:
-    """Let the collector pass over what was imported, a million objects: models are collected before the next is read."""
+    """Let the garbage collector skip the million imported objects, so that models are collected before the next is read."""
     gc.collect()
     gc.freeze()
     yield
@@ -59,7 +59,7 @@ def quick_collector() -> Iterator[None]:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """Return a disk of one MiB of its own, where mounting is permitted."""
+    """Return a separate disk of one MiB, where mounting is permitted."""
     disk = tmp_path / "disk"
     disk.mkdir()
     mount = shutil.which("mount")
@@ -74,7 +74,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def read_only_disk(small_disk: Path) -> Iterator[Path]:
-    """Return a disk with one empty folder on it, ``out``, that nobody may write to."""
+    """Return a read-only disk with one empty folder, ``out``."""
     (small_disk / "out").mkdir()
     subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
     yield small_disk

@@ -1,6 +1,6 @@
-"""Tiny models of every family the package promises, made in memory, with an input for each.
+"""Tiny models of every supported family, created in memory, with an input for each.
 
-Norm weights and biases are perturbed so that a norm which is applied twice, or not at all, shows.
+Norm weights and biases are perturbed so that a norm applied twice, or not at all, is detected.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ VOCAB = 99
 
 @dataclass(frozen=True)
 class Family:
-    """How to make a tiny model of one family and what to feed it."""
+    """How to create a tiny model of a family, and its inputs."""
 
     make: Callable[[], nn.Module]
     modality: str = "text"
-    final: tuple[str, ...] = ()  # what stands between the last block and `last_hidden_state`
+    final: tuple[str, ...] = ()  # modules between the last block and `last_hidden_state`
 
 
 def _text(config_class: Any, **options: Any) -> Any:
@@ -71,7 +71,7 @@ _CLIP_TEXT |= {
 _CLIP_IMAGE = {"hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 48}
 _CLIP_IMAGE |= {"image_size": 16, "patch_size": 4}
 
-JOINT: dict[str, Callable[[], nn.Module]] = {  # a tower of text and one of images, of different depth and width
+JOINT: dict[str, Callable[[], nn.Module]] = {  # a text and an image tower of different depth and width
     "CLIP": lambda: tf.CLIPModel(tf.CLIPConfig(text_config=_CLIP_TEXT, vision_config=_CLIP_IMAGE, projection_dim=16)),
     "SigLIP": lambda: tf.SiglipModel(
         tf.SiglipConfig(text_config=_CLIP_TEXT, vision_config=_CLIP_IMAGE | {"hidden_size": WIDTH})
@@ -195,15 +195,15 @@ FAMILIES: dict[str, Family] = {
 
 def tiny(name: str, seed: int = 0) -> nn.Module:
     """Return the named family's tiny model in eval mode, with perturbed norms and biases."""
-    return _made(FAMILIES[name].make, seed)
+    return _create(FAMILIES[name].make, seed)
 
 
 def tiny_joint(name: str, seed: int = 0) -> nn.Module:
     """Return the named joint model in eval mode, with perturbed norms and biases."""
-    return _made(JOINT[name], seed)
+    return _create(JOINT[name], seed)
 
 
-def _made(make: Callable[[], nn.Module], seed: int) -> nn.Module:
+def _create(make: Callable[[], nn.Module], seed: int) -> nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = make()
@@ -215,7 +215,7 @@ def _made(make: Callable[[], nn.Module], seed: int) -> nn.Module:
 
 
 def inputs(name: str) -> dict[str, Tensor]:
-    """Return a batch that the named family's forward takes."""
+    """Return a batch for the forward pass of the named family."""
     generator = torch.Generator().manual_seed(1)
     match FAMILIES[name].modality:
         case "text":
@@ -224,7 +224,7 @@ def inputs(name: str) -> dict[str, Tensor]:
             return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
         case "pixels":
             return {"input_ids": torch.randint(0, VOCAB - 1, (2, 16), generator=generator)}
-        case "image" if name == "ViTMAE":  # even with nothing masked it shuffles its patches by noise
+        case "image" if name == "ViTMAE":  # shuffles its patches by noise even without masking
             noise = torch.arange(16.0).expand(2, 16)
             return {"pixel_values": torch.randn(2, 3, 16, 16, generator=generator), "noise": noise}
         case "image":

@@ -1,4 +1,4 @@
-"""``probe``, ``compare``, ``tune`` and ``sweep`` with the fields of their settings as keywords, which is shorter in tests."""
+"""``probe``, ``compare``, ``tune`` and ``sweep`` with the fields of their settings as keywords, for shorter tests."""
 
 from __future__ import annotations
 

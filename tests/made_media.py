@@ -1,4 +1,4 @@
-"""Images and audio that the tests make up."""
+"""Synthetic images and audio for tests."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ RATE = 16000
 
 
 def image(seed: int, size: tuple[int, int] = (20, 24)) -> Image.Image:
-    """Return a smooth image of its own."""
-    draw = np.random.default_rng(seed)
-    small = Image.fromarray(draw.integers(0, 256, (3, 3, 3), dtype=np.uint8))
+    """Return a smooth image that depends on the seed."""
+    rng = np.random.default_rng(seed)
+    small = Image.fromarray(rng.integers(0, 256, (3, 3, 3), dtype=np.uint8))
     return small.resize(size, Image.Resampling.BILINEAR)
 
 
 def waveform(seed: int, length: int = 2000) -> tuple[np.ndarray, int]:
-    """Return a chord of its own and its rate."""
-    draw = np.random.default_rng(seed)
+    """Return a chord that depends on the seed, and its rate."""
+    rng = np.random.default_rng(seed)
     time = np.arange(length) / RATE
-    chord = sum(np.sin(2 * np.pi * tone * time) for tone in draw.uniform(100, 2000, 3))
-    return (chord + 0.1 * draw.standard_normal(length)).astype(np.float32), RATE
+    chord = sum(np.sin(2 * np.pi * tone * time) for tone in rng.uniform(100, 2000, 3))
+    return (chord + 0.1 * rng.standard_normal(length)).astype(np.float32), RATE
 
 
 IMAGES = [image(n, (20 + n, 30 - n)) for n in range(6)]

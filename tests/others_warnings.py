@@ -1,12 +1,12 @@
-"""What mteb and the libraries under it warn of by themselves, named, so that a warning of ours still fails a test."""
+"""Known warnings of mteb and its dependencies, listed so that any other warning still fails a test."""
 
 from __future__ import annotations
 
 import pytest
 
 MTEB = [
-    pytest.mark.filterwarnings(f"ignore:{words}")
-    for words in (
+    pytest.mark.filterwarnings(f"ignore:{message}")
+    for message in (
         "The fill_missing parameter is deprecated",
         "The `get_sentence_embedding_dimension` method has been renamed",
         "To copy construct from a tensor",

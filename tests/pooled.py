@@ -1,4 +1,4 @@
-"""Pooling read aloud: the oracle of every test that compares vectors with states."""
+"""Reference implementation of pooling, for tests that compare vectors with states."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from torch import Tensor, arange
 
 
 def pooled(tokens: Tensor, pooling: str) -> Tensor:
-    """Return the vector of one input from the states of its real tokens alone, shape ``(T, D)``."""
+    """Return the vector of one input from the states of its real tokens, shape ``(T, D)``."""
     weights = arange(1.0, len(tokens) + 1)[:, None]
     return {
         "mean": tokens.mean(0),

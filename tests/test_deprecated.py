@@ -20,10 +20,10 @@ def test_old_keywords_are_returned_under_their_new_names() -> None:
     assert {warning.filename for warning in warned} == {__file__}
 
 
-def test_without_old_keywords_nothing_is_returned_and_nothing_is_warned() -> None:
+def test_without_old_keywords_nothing_is_returned_or_warned() -> None:
     assert take_deprecated({}, REPLACEMENTS, function="probe") == {}
 
 
-def test_an_unknown_keyword_is_refused_with_the_nearest_one() -> None:
+def test_unknown_keyword_is_refused_with_a_suggestion() -> None:
     with pytest.raises(TypeError, match=r"probe\(\) got an unexpected keyword .*'epoch'\. Did you mean 'epochs'"):
         take_deprecated({"epoch": 3}, REPLACEMENTS, function="probe")

@@ -1,4 +1,4 @@
-"""``measure`` against every metric computed by hand from the encoders of the single layers: which states, which order."""
+"""``measure`` compared with every metric computed by hand from single-layer encoders: which states, which order."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from midlayer_encoders import LayerEncoder, measure
 from midlayer_encoders.measuring import measure_layers
 from midlayer_encoders.metrics import METRICS
 from midlayer_encoders.views.text_views import augment
-from tests.progress import counted
+from tests.progress import record_steps
 
 Folder = Callable[[str], str]
 DRAW = random.Random(3)
@@ -28,60 +28,64 @@ VIEWS = augment(TEXTS, views=3, seed=4)
 encoder = partial(LayerEncoder, device="cpu", dtype="float64")
 
 
-def values(frame: pl.DataFrame, name: str) -> dict[int, float]:
+def layer_values(frame: pl.DataFrame, name: str) -> dict[int, float]:
     rows = frame.filter(name=name)
     assert rows["layer"].is_unique().all()
     return dict(zip(rows["layer"], rows["value"], strict=True))
 
 
-def states_of(folder: str, layer: int) -> list[Tensor]:
+def token_states(folder: str, layer: int) -> list[Tensor]:
     return encoder(folder, layer, norm="none").encode(TEXTS, output_value="token_embeddings")
 
 
 def mean_over_texts(function: Callable[..., Tensor], *states: list[Tensor]) -> float:
-    found = torch.stack([function(*(one[None] for one in text)).squeeze() for text in zip(*states, strict=True)])
-    return float(found.double().nanmean())
+    values = torch.stack(
+        [function(*(states_of_text[None] for states_of_text in text)).squeeze() for text in zip(*states, strict=True)]
+    )
+    return float(values.double().nanmean())
 
 
-def halves(states: list[Tensor]) -> tuple[Tensor, Tensor]:
-    long_enough = [one for one in states if len(one) >= 4]
+def mean_halves(states: list[Tensor]) -> tuple[Tensor, Tensor]:
+    long_enough = [tokens for tokens in states if len(tokens) >= 4]
     assert len(long_enough) == len(states) - 2
-    first = torch.stack([one[: len(one) // 2].mean(dim=0) for one in long_enough])
-    return first, torch.stack([one[len(one) // 2 :].mean(dim=0) for one in long_enough])
+    first = torch.stack([tokens[: len(tokens) // 2].mean(dim=0) for tokens in long_enough])
+    return first, torch.stack([tokens[len(tokens) // 2 :].mean(dim=0) for tokens in long_enough])
 
 
 def by_hand(folder: str, layers: Sequence[int], views: list[list[str]], **options: Any) -> dict[str, dict[int, float]]:
-    """Return every metric by name and layer; ``options`` are those of the vectors."""
-    found: dict[str, dict[int, float]] = {name: {} for name in METRICS}
+    """Return every metric by name and layer; ``options`` apply to the vectors."""
+    expected: dict[str, dict[int, float]] = {name: {} for name in METRICS}
     states_before: list[Tensor] | None = None
     rows_before: Tensor | None = None
     for layer in layers:
-        states = states_of(folder, layer)
-        cut = encoder(folder, layer, **options)
-        rows, *seen = (torch.as_tensor(cut.encode(texts)).float() for texts in (TEXTS, *views))
+        states = token_states(folder, layer)
+        layer_encoder = encoder(folder, layer, **options)
+        rows, *view_rows = (torch.as_tensor(layer_encoder.encode(texts)).float() for texts in (TEXTS, *views))
         for name in ("prompt_entropy", "curvature", "prompt_effective_rank", "first_token_share"):
-            found[name][layer] = mean_over_texts(getattr(of, name), states)
-        found["matrix_entropy"][layer] = float(of.matrix_entropy(torch.cat(states)))
-        found["half_match"][layer] = float(of.half_match(*halves(states)))
+            expected[name][layer] = mean_over_texts(getattr(of, name), states)
+        expected["matrix_entropy"][layer] = float(of.matrix_entropy(torch.cat(states)))
+        expected["half_match"][layer] = float(of.half_match(*mean_halves(states)))
         for name in ("dataset_entropy", "effective_rank", "anisotropy", "intrinsic_dimension", "alpha_req"):
-            found[name][layer] = float(getattr(of, name)(rows.double()))
-        found["logdet_entropy"][layer] = float(of.logdet_entropy(rows.double()))
-        found["infonce"][layer] = float(of.infonce(seen[0].double(), seen[1].double()))
-        found["dime"][layer] = float(of.dime(seen[0].double(), seen[1].double()))
-        found["lidar"][layer] = float(of.lidar(torch.stack(seen).double()))
+            expected[name][layer] = float(getattr(of, name)(rows.double()))
+        expected["logdet_entropy"][layer] = float(of.logdet_entropy(rows.double()))
+        expected["infonce"][layer] = float(of.infonce(view_rows[0].double(), view_rows[1].double()))
+        expected["dime"][layer] = float(of.dime(view_rows[0].double(), view_rows[1].double()))
+        expected["lidar"][layer] = float(of.lidar(torch.stack(view_rows).double()))
         if states_before is not None and rows_before is not None:
-            found["block_influence"][layer] = mean_over_texts(of.block_influence, states_before, states)
-            found["cka"][layer] = float(of.cka(rows_before.double(), rows.double()))
-            found["neighbor_overlap"][layer] = float(of.neighbor_overlap(rows_before.double(), rows.double()))
+            expected["block_influence"][layer] = mean_over_texts(of.block_influence, states_before, states)
+            expected["cka"][layer] = float(of.cka(rows_before.double(), rows.double()))
+            expected["neighbor_overlap"][layer] = float(of.neighbor_overlap(rows_before.double(), rows.double()))
         states_before, rows_before = states, rows
-    return found
+    return expected
 
 
-def assert_as_by_hand(frame: pl.DataFrame, expected: dict[str, dict[int, float]]) -> None:
+def assert_matches_by_hand(frame: pl.DataFrame, expected: dict[str, dict[int, float]]) -> None:
     assert set(frame["name"]) == set(METRICS)
     for name, by_layer in expected.items():
-        assert values(frame, name) == pytest.approx(by_layer, rel=1e-5, abs=1e-6), name
-        assert len({round(value, 5) for value in by_layer.values()}) > 1, f"{name}: a mix-up of layers would show"
+        assert layer_values(frame, name) == pytest.approx(by_layer, rel=1e-5, abs=1e-6), name
+        assert len({round(value, 5) for value in by_layer.values()}) > 1, (
+            f"{name}: a mix-up of layers would be detected"
+        )
 
 
 @pytest.mark.parametrize(
@@ -91,66 +95,74 @@ def assert_as_by_hand(frame: pl.DataFrame, expected: dict[str, dict[int, float]]
         pytest.param("BERT", {"norm": "final", "pooling": "weightedmean"}, marks=pytest.mark.slow),
     ],
 )
-def test_every_metric_of_every_layer_is_that_of_the_layers_own_encoder(
+def test_every_metric_of_every_layer_matches_the_encoder_of_that_layer(
     name: str, options: dict[str, Any], tiny_folder: Folder
 ) -> None:
     batches: list[int] = []
-    whole = encoder(tiny_folder(name), -1, **options)
-    frame = measure(whole, TEXTS, metrics="all", views=3, seed=4, token_budget=120, progress=counted(batches))
+    full_encoder = encoder(tiny_folder(name), -1, **options)
+    frame = measure(
+        full_encoder, TEXTS, metrics="all", views=3, seed=4, token_budget=120, progress=record_steps(batches)
+    )
     assert sum(batches) == 4 * len(TEXTS)
     assert len(batches) > 4 * 3, "several batches in each pass"
-    assert_as_by_hand(frame, by_hand(tiny_folder(name), range(5), VIEWS, **options))
+    assert_matches_by_hand(frame, by_hand(tiny_folder(name), range(5), VIEWS, **options))
 
 
-def test_given_views_some_layers_and_the_final_norm(tiny_folder: Folder) -> None:
-    """Views of the caller are taken in their order; a layer is compared with the one listed before it."""
+def test_passed_views_selected_layers_and_final_norm(tiny_folder: Folder) -> None:
+    """Passed views keep their order; a layer is compared with the one listed before it."""
     folder = tiny_folder("Llama")
-    given = [[f"{text} once more" for text in TEXTS], [text[::-1] for text in TEXTS], [text.upper() for text in TEXTS]]
+    passed_views = [
+        [f"{text} once more" for text in TEXTS],
+        [text[::-1] for text in TEXTS],
+        [text.upper() for text in TEXTS],
+    ]
     frame = measure(
-        encoder(folder, -1), TEXTS, metrics="all", views=given, layers=[-1, 1, 0.5], token_budget=120,
+        encoder(folder, -1), TEXTS, metrics="all", views=passed_views, layers=[-1, 1, 0.5], token_budget=120,
         dataset="mine",
     )  # fmt: skip
-    assert_as_by_hand(frame, by_hand(folder, [1, 2, 4], given))
+    assert_matches_by_hand(frame, by_hand(folder, [1, 2, 4], passed_views))
     assert frame.columns == ["model", "revision", "layer", "depth", "kind", "dataset", "name", "value"]
     assert set(frame.select("layer", "depth").unique().iter_rows()) == {(1, 0.25), (2, 0.5), (4, 1.0)}
     assert set(frame.select("revision", "kind", "dataset").unique().iter_rows()) == {("default", "metric", "mine")}
     assert set(frame["model"]) == {encoder(folder, 1).spec.model}
 
 
-def test_pairs_of_views_are_the_first_two_given(tiny_folder: Folder) -> None:
-    whole = encoder(tiny_folder("Llama"), -1)
-    asked = {"metrics": ["infonce", "dime"], "layers": [2]}
-    three = measure(whole, TEXTS, views=VIEWS, **asked)
-    assert three.equals(measure(whole, TEXTS, views=VIEWS[:2], **asked))
-    assert three.equals(measure(whole, TEXTS, views=2, seed=4, **asked)), "the views that the seed would make"
-    assert not three.equals(measure(whole, TEXTS, views=VIEWS[1:], **asked))
+def test_view_pairs_are_the_first_two_views(tiny_folder: Folder) -> None:
+    full_encoder = encoder(tiny_folder("Llama"), -1)
+    options = {"metrics": ["infonce", "dime"], "layers": [2]}
+    three = measure(full_encoder, TEXTS, views=VIEWS, **options)
+    assert three.equals(measure(full_encoder, TEXTS, views=VIEWS[:2], **options))
+    assert three.equals(measure(full_encoder, TEXTS, views=2, seed=4, **options)), "the views created with that seed"
+    assert not three.equals(measure(full_encoder, TEXTS, views=VIEWS[1:], **options))
 
 
 @pytest.mark.parametrize("layer", [2, -1])
-def test_an_encoder_of_raw_states_has_no_layer_beyond_its_own(layer: int, tiny_folder: Folder) -> None:
+def test_encoder_of_raw_states_has_no_layer_beyond_its_own(layer: int, tiny_folder: Folder) -> None:
     raw, normed = (encoder(tiny_folder("Llama"), layer, norm=norm) for norm in ("none", "final"))
-    asked: dict[str, Any] = {"metrics": ["curvature", "dataset_entropy"]}
-    frame = measure(raw, TEXTS, **asked)
+    options: dict[str, Any] = {"metrics": ["curvature", "dataset_entropy"]}
+    frame = measure(raw, TEXTS, **options)
     assert frame["layer"].max() == raw.layer
     assert frame["depth"].max() == raw.layer / 4
-    same = measure_layers(normed, TEXTS, norm="none", **asked)
-    assert frame.drop("value").equals(same.drop("value"))
-    torch.testing.assert_close(frame["value"].to_torch(), same["value"].to_torch())
-    assert measure(raw, TEXTS, layers=[-1], **asked).equals(frame.filter(layer=raw.layer))
+    expected = measure_layers(normed, TEXTS, norm="none", **options)
+    assert frame.drop("value").equals(expected.drop("value"))
+    torch.testing.assert_close(frame["value"].to_torch(), expected["value"].to_torch())
+    assert measure(raw, TEXTS, layers=[-1], **options).equals(frame.filter(layer=raw.layer))
 
 
-def test_more_texts_than_a_sample_holds_are_drawn_by_their_place(tiny_folder: Folder) -> None:
-    """The same texts in batches of other sizes come in another order, and give the same sample."""
-    whole = encoder(tiny_folder("Llama"), -1, norm="none")
+def test_sample_of_many_texts_depends_on_their_position(tiny_folder: Folder) -> None:
+    """The same texts in other batch sizes come in another order and give the same sample."""
+    full_encoder = encoder(tiny_folder("Llama"), -1, norm="none")
     many = [f"{n:03d}" + "ab" * (n * 7919 % 5) for n in range(510)]
-    given = [[text + " x" for text in many], [("y " * (n % 3)) + text for n, text in enumerate(many)]]
-    asked = {"metrics": ["lidar"], "layers": [1], "views": given}
-    frame = measure(whole, many, **asked)
-    assert values(frame, "lidar") == pytest.approx(values(measure(whole, many, token_budget=500, **asked), "lidar"))
-    cut = encoder(tiny_folder("Llama"), 1, norm="none")
-    rows = torch.stack([torch.as_tensor(cut.encode(view)).float().double() for view in given])
+    passed_views = [[text + " x" for text in many], [("y " * (n % 3)) + text for n, text in enumerate(many)]]
+    options = {"metrics": ["lidar"], "layers": [1], "views": passed_views}
+    frame = measure(full_encoder, many, **options)
+    assert layer_values(frame, "lidar") == pytest.approx(
+        layer_values(measure(full_encoder, many, token_budget=500, **options), "lidar")
+    )
+    layer_encoder = encoder(tiny_folder("Llama"), 1, norm="none")
+    rows = torch.stack([torch.as_tensor(layer_encoder.encode(view)).float().double() for view in passed_views])
     metric = of.LiDAR([1], views=2)
     for view in (1, 0):
         metric.update(1, rows[view], view=view, index=torch.arange(510))
-    assert values(frame, "lidar")[1] == pytest.approx(float(metric.compute()), rel=1e-5)
-    assert abs(values(frame, "lidar")[1] - float(of.lidar(rows))) > 1e-5, "of 500, not of all"
+    assert layer_values(frame, "lidar")[1] == pytest.approx(float(metric.compute()), rel=1e-5)
+    assert abs(layer_values(frame, "lidar")[1] - float(of.lidar(rows))) > 1e-5, "a sample of 500, not all"

@@ -33,15 +33,15 @@ TEXTS = [
 ]
 
 
-def values(frame: pl.DataFrame, name: str) -> torch.Tensor:
+def metric_values(frame: pl.DataFrame, name: str) -> torch.Tensor:
     return torch.tensor(frame.filter(pl.col("name") == name).sort("layer")["value"].to_list(), dtype=torch.float64)
 
 
 @pytest.mark.parametrize("name", ["Llama", "BERT", pytest.param("Mamba", marks=pytest.mark.slow)])
-def test_measured_metrics_are_the_functions_of_each_layers_own_encoder(name: str, tiny_folder: Folder) -> None:
-    whole = LayerEncoder(tiny_folder(name), -1, norm="none", device="cpu")
-    wanted = ["prompt_entropy", "curvature", "dataset_entropy", "infonce"]
-    frame = measure(whole, TEXTS, metrics=wanted, token_budget=100, dataset="mine")
+def test_metrics_match_the_functions_on_each_layer(name: str, tiny_folder: Folder) -> None:
+    full_encoder = LayerEncoder(tiny_folder(name), -1, norm="none", device="cpu")
+    metrics = ["prompt_entropy", "curvature", "dataset_entropy", "infonce"]
+    frame = measure(full_encoder, TEXTS, metrics=metrics, token_budget=100, dataset="mine")
     assert set(frame["dataset"]) == {"mine"}
     views = augment(TEXTS, views=2, seed=0)
     for layer in range(DEPTH + 1):
@@ -49,52 +49,66 @@ def test_measured_metrics_are_the_functions_of_each_layers_own_encoder(name: str
         states = [torch.as_tensor(t) for t in encoder.encode(TEXTS, output_value="token_embeddings")]
         masks = [torch.ones(1, len(t), dtype=torch.bool) for t in states]
         for metric, function in (("prompt_entropy", prompt_entropy), ("curvature", curvature)):
-            alone = torch.stack([function(s[None], m).double().squeeze() for s, m in zip(states, masks, strict=True)])
-            torch.testing.assert_close(values(frame, metric)[layer], alone.mean(), rtol=1e-4, atol=1e-5)
+            text_values = torch.stack(
+                [function(s[None], m).double().squeeze() for s, m in zip(states, masks, strict=True)]
+            )
+            torch.testing.assert_close(metric_values(frame, metric)[layer], text_values.mean(), rtol=1e-4, atol=1e-5)
         pooled = torch.from_numpy(encoder.encode(TEXTS))
         torch.testing.assert_close(
-            values(frame, "dataset_entropy")[layer], dataset_entropy(pooled).double(), rtol=1e-4, atol=1e-5
+            metric_values(frame, "dataset_entropy")[layer], dataset_entropy(pooled).double(), rtol=1e-4, atol=1e-5
         )
         pair = [torch.from_numpy(encoder.encode(view)) for view in views]
-        torch.testing.assert_close(values(frame, "infonce")[layer], infonce(*pair).double(), rtol=1e-4, atol=1e-4)
-
-
-def test_every_metric_is_measured_and_depends_neither_on_batches_nor_order(tiny_folder: Folder) -> None:
-    whole = LayerEncoder(tiny_folder("Llama"), -1, device="cpu")
-    frame = measure(whole, TEXTS, metrics="all")
-    assert set(frame["name"]) == set(METRICS)
-    assert frame.columns == ["model", "revision", "layer", "depth", "kind", "dataset", "name", "value"]
-    other = measure(whole, TEXTS, metrics="all", token_budget=40)
-    for name in METRICS:
         torch.testing.assert_close(
-            values(other, name), values(frame, name), rtol=2e-3, atol=1e-4, msg=lambda m: f"{name}: {m}"
+            metric_values(frame, "infonce")[layer], infonce(*pair).double(), rtol=1e-4, atol=1e-4
         )
 
 
-def test_passes_are_counted_and_told(tiny_folder: Folder) -> None:
+def test_every_metric_is_measured_independently_of_batches_and_order(tiny_folder: Folder) -> None:
+    encoder = LayerEncoder(tiny_folder("Llama"), -1, device="cpu")
+    frame = measure(encoder, TEXTS, metrics="all")
+    assert set(frame["name"]) == set(METRICS)
+    assert frame.columns == ["model", "revision", "layer", "depth", "kind", "dataset", "name", "value"]
+    small_batches = measure(encoder, TEXTS, metrics="all", token_budget=40)
+    for name in METRICS:
+        torch.testing.assert_close(
+            metric_values(small_batches, name),
+            metric_values(frame, name),
+            rtol=2e-3,
+            atol=1e-4,
+            msg=lambda m: f"{name}: {m}",
+        )
+
+
+def test_passes_are_counted_and_reported(tiny_folder: Folder) -> None:
     reports: list[tuple[str, int, int]] = []
-    whole = LayerEncoder(tiny_folder("Llama"), -1, device="cpu")
-    measure(whole, TEXTS, metrics=["infonce", "curvature"], layers=[1, -1], progress=lambda *one: reports.append(one))
+    encoder = LayerEncoder(tiny_folder("Llama"), -1, device="cpu")
+    measure(
+        encoder,
+        TEXTS,
+        metrics=["infonce", "curvature"],
+        layers=[1, -1],
+        progress=lambda *report: reports.append(report),
+    )
     total = len(TEXTS) * num_passes(["infonce", "curvature"])
     assert total == len(TEXTS) * 3
-    assert {(stage, of) for stage, _, of in reports} == {("measuring", total)}
+    assert {(stage, count) for stage, _, count in reports} == {("measuring", total)}
     assert [done for _, done, _ in reports] == sorted(done for _, done, _ in reports)
     assert reports[-1][1] == total
 
 
-def test_wrong_input(tiny_folder: Folder) -> None:
-    whole = LayerEncoder(tiny_folder("Llama"), -1, device="cpu")
+def test_invalid_input_is_refused(tiny_folder: Folder) -> None:
+    encoder = LayerEncoder(tiny_folder("Llama"), -1, device="cpu")
     with pytest.raises(OptionError, match="at least one text"):
-        measure(whole, [])
+        measure(encoder, [])
     with pytest.raises(OptionError, match="must be a folder, a hub name or a LayerEncoder, but got 3"):
         measure(3, TEXTS)  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="Did you mean 'curvature'"):
-        measure(whole, TEXTS, metrics="curvatur")
+        measure(encoder, TEXTS, metrics="curvatur")
     with pytest.raises(LayerIndexError, match=r"in \[0, 4\]"):
-        measure(whole, TEXTS, layers=[9])
+        measure(encoder, TEXTS, layers=[9])
 
 
-def test_a_name_is_measured_on_raw_states(tiny_folder: Folder) -> None:
+def test_model_name_is_measured_on_raw_states(tiny_folder: Folder) -> None:
     raw = LayerEncoder(tiny_folder("Llama"), -1, device="cpu", norm="none")
     by_name = measure(tiny_folder("Llama"), TEXTS, metrics="dataset_entropy", device="cpu")
     assert by_name.equals(measure(raw, TEXTS, metrics="dataset_entropy"))
@@ -102,21 +116,21 @@ def test_a_name_is_measured_on_raw_states(tiny_folder: Folder) -> None:
     assert not normed.equals(by_name)
 
 
-def test_an_encoder_without_blocks_has_no_layers_to_read(tiny_folder: Folder) -> None:
+def test_encoder_without_blocks_has_no_layers_to_measure(tiny_folder: Folder) -> None:
     with pytest.raises(OptionError, match=r"was cut at layer 0\. Create it with layer=-1"):
         measure(LayerEncoder(tiny_folder("Llama"), 0, device="cpu"), TEXTS, metrics="curvature")
 
 
-def test_a_conflict_with_the_encoders_own_settings_is_an_error(tiny_folder: Folder) -> None:
-    whole = LayerEncoder(tiny_folder("Llama"), -1, pooling="last", device="cpu")
-    for given in ({"norm": "none"}, {"pooling": "mean"}):
+def test_conflict_with_the_settings_of_the_encoder_is_refused(tiny_folder: Folder) -> None:
+    encoder = LayerEncoder(tiny_folder("Llama"), -1, pooling="last", device="cpu")
+    for option in ({"norm": "none"}, {"pooling": "mean"}):
         with pytest.raises(OptionError, match=r"must be the encoder's, .* create the encoder with"):
-            measure(whole, TEXTS, metrics="dataset_entropy", **given)  # type: ignore[arg-type]
-    same = measure(whole, TEXTS, metrics="dataset_entropy", norm="final", pooling="last")
-    assert same.equals(measure(whole, TEXTS, metrics="dataset_entropy"))
+            measure(encoder, TEXTS, metrics="dataset_entropy", **option)  # type: ignore[arg-type]
+    equal_settings = measure(encoder, TEXTS, metrics="dataset_entropy", norm="final", pooling="last")
+    assert equal_settings.equals(measure(encoder, TEXTS, metrics="dataset_entropy"))
 
 
-def test_the_command_writes_frame_and_figure(tiny_folder: Folder, tmp_path: Path) -> None:
+def test_command_writes_frame_and_figure(tiny_folder: Folder, tmp_path: Path) -> None:
     (tmp_path / "t.txt").write_text("\n".join(TEXTS))
     command = ["metrics", tiny_folder("Llama"), "--texts", str(tmp_path / "t.txt"), "--out", str(tmp_path / "out")]
     result = CliRunner().invoke(
@@ -130,47 +144,49 @@ def test_the_command_writes_frame_and_figure(tiny_folder: Folder, tmp_path: Path
     assert "curvature" in result.output
 
 
-def test_of_a_group_what_wants_more_texts_is_left_out_and_said(
+def test_metrics_of_a_group_that_need_more_texts_are_left_out_with_a_warning(
     tiny_folder: Folder, caplog: pytest.LogCaptureFixture
 ) -> None:
-    whole = LayerEncoder(tiny_folder("Llama"), -1, device="cpu")
-    frame = measure(whole, TEXTS[:4], metrics="all", views=2)
+    encoder = LayerEncoder(tiny_folder("Llama"), -1, device="cpu")
+    frame = measure(encoder, TEXTS[:4], metrics="all", views=2)
     assert set(METRICS) - set(frame["name"]) == {"alpha_req", "neighbor_overlap"}
     assert "alpha_req is left out. Eigenvalues" in caplog.text
     with pytest.raises(TooFewTextsError, match="Eigenvalues"):
-        measure(whole, TEXTS[:4], metrics="alpha_req")
+        measure(encoder, TEXTS[:4], metrics="alpha_req")
 
 
-def test_what_the_model_does_not_take_is_refused(tiny_folder: Folder, tmp_path: Path) -> None:
-    whole = LayerEncoder(tiny_folder("Llama"), -1, device="cpu")
+def test_unsupported_inputs_are_refused(tiny_folder: Folder, tmp_path: Path) -> None:
+    encoder = LayerEncoder(tiny_folder("Llama"), -1, device="cpu")
     with pytest.raises(InputError, match="must each be a text"):
-        measure(whole, [tmp_path / "a.png"], metrics="curvature")
+        measure(encoder, [tmp_path / "a.png"], metrics="curvature")
 
 
-def test_the_default_prompt_stands_before_texts_and_views(tiny_folder: Folder) -> None:
+def test_default_prompt_precedes_texts_and_views(tiny_folder: Folder) -> None:
     prompts = {"ask": "find: ", "other": "of no use: "}
     prompted = LayerEncoder(tiny_folder("Llama"), -1, prompts=prompts, default_prompt_name="ask", device="cpu")
     plain = LayerEncoder(tiny_folder("Llama"), -1, device="cpu")
     views = augment(TEXTS, views=2, seed=1)
     names = ["prompt_entropy", "half_match", "dataset_entropy", "infonce"]
     frame = measure(prompted, TEXTS, metrics=names, views=views)
-    written, *seen = ([f"find: {text}" for text in texts] for texts in (TEXTS, *views))
-    expected = measure(plain, written, metrics=names, views=seen)
+    prompted_texts, *prompted_views = ([f"find: {text}" for text in texts] for texts in (TEXTS, *views))
+    expected = measure(plain, prompted_texts, metrics=names, views=prompted_views)
     without = measure(plain, TEXTS, metrics=names, views=views)
     for name in names:
-        torch.testing.assert_close(values(frame, name), values(expected, name), rtol=1e-4, atol=1e-5)
-        assert (values(frame, name) - values(without, name)).abs().max() > 1e-3, f"{name}: a lost prompt would show"
+        torch.testing.assert_close(metric_values(frame, name), metric_values(expected, name), rtol=1e-4, atol=1e-5)
+        assert (metric_values(frame, name) - metric_values(without, name)).abs().max() > 1e-3, (
+            f"{name}: a lost prompt would be detected"
+        )
 
 
-def test_exp_lidar_is_measured_as_the_exponential_with_as_many_views_as_given(tiny_folder: Folder) -> None:
-    whole = LayerEncoder(tiny_folder("Llama"), -1, device="cpu")
+def test_exp_lidar_is_the_exponential_of_lidar_for_any_number_of_views(tiny_folder: Folder) -> None:
+    full_encoder = LayerEncoder(tiny_folder("Llama"), -1, device="cpu")
     views = augment(TEXTS, views=3, seed=1)
-    frame = measure(whole, TEXTS, metrics=["exp_lidar", "lidar"], views=views, layers=[1, 3])
-    for layer, both in frame.group_by("layer"):
-        cut = LayerEncoder(tiny_folder("Llama"), int(layer[0]), device="cpu")  # type: ignore[call-overload]
-        entropy = float(lidar(torch.stack([torch.from_numpy(cut.encode(view)) for view in views]).double()))
-        found = dict(both.select("name", "value").iter_rows())
-        assert found == {
+    frame = measure(full_encoder, TEXTS, metrics=["exp_lidar", "lidar"], views=views, layers=[1, 3])
+    for layer, layer_rows in frame.group_by("layer"):
+        layer_encoder = LayerEncoder(tiny_folder("Llama"), int(layer[0]), device="cpu")  # type: ignore[call-overload]
+        entropy = float(lidar(torch.stack([torch.from_numpy(layer_encoder.encode(view)) for view in views]).double()))
+        actual = dict(layer_rows.select("name", "value").iter_rows())
+        assert actual == {
             "lidar": pytest.approx(entropy, rel=1e-4),
             "exp_lidar": pytest.approx(math.exp(entropy), rel=1e-3),
         }

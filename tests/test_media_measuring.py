@@ -28,68 +28,72 @@ from midlayer_encoders.views.media_views import augment_media
 from tests.families import DEPTH
 from tests.made_media import IMAGES, WAVEFORMS, image, waveform
 from tests.others_warnings import MTEB
-from tests.test_measuring import values
+from tests.test_measuring import metric_values
 from tests.tiny_folders import save_joint
 
 pytestmark = MTEB
 
 Folder = Callable[[str], str]
-LONG = [waveform(n, 6000 + 900 * n) for n in range(6)]  # a state of the tiny Whisper is 800 samples
+LONG = [waveform(n, 6000 + 900 * n) for n in range(6)]  # a state of the tiny Whisper covers 800 samples
 
 
 @pytest.mark.parametrize(
     ("name", "items"), [("ViT", IMAGES), ("ViTMAE", IMAGES), ("Wav2Vec2", WAVEFORMS), ("Whisper", LONG)]
 )
-def test_measured_metrics_are_the_functions_of_each_layers_own_encoder(
-    name: str, items: list[Any], tiny_folder: Folder
-) -> None:
-    whole = LayerEncoder(tiny_folder(name), -1, norm="none", device="cpu")
-    frame = measure(whole, items, metrics=["prompt_entropy", "curvature", "dataset_entropy", "infonce"])
-    views = augment_media(items, whole.media[0], views=2, seed=0)  # type: ignore[arg-type]
+def test_metrics_match_the_functions_on_each_layer(name: str, items: list[Any], tiny_folder: Folder) -> None:
+    full_encoder = LayerEncoder(tiny_folder(name), -1, norm="none", device="cpu")
+    frame = measure(full_encoder, items, metrics=["prompt_entropy", "curvature", "dataset_entropy", "infonce"])
+    views = augment_media(items, full_encoder.media[0], views=2, seed=0)  # type: ignore[arg-type]
     for layer in (0, 2, DEPTH):
         encoder = LayerEncoder(tiny_folder(name), layer, norm="none", device="cpu")
         states = encoder.encode(items, output_value="token_embeddings")
         for metric, function in (("prompt_entropy", prompt_entropy), ("curvature", curvature)):
-            alone = [function(s[None], torch.ones(1, len(s), dtype=torch.bool)).double().squeeze() for s in states]
-            expected = torch.stack(alone).mean()
-            torch.testing.assert_close(values(frame, metric)[layer], expected, rtol=1e-4, atol=1e-5)
+            item_values = [
+                function(s[None], torch.ones(1, len(s), dtype=torch.bool)).double().squeeze() for s in states
+            ]
+            expected = torch.stack(item_values).mean()
+            torch.testing.assert_close(metric_values(frame, metric)[layer], expected, rtol=1e-4, atol=1e-5)
         pooled = torch.from_numpy(encoder.encode(items))
         entropy = dataset_entropy(pooled).double()
-        torch.testing.assert_close(values(frame, "dataset_entropy")[layer], entropy, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(metric_values(frame, "dataset_entropy")[layer], entropy, rtol=1e-4, atol=1e-5)
         pair = [torch.from_numpy(encoder.encode(list(view))) for view in views]
-        torch.testing.assert_close(values(frame, "infonce")[layer], infonce(*pair).double(), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(
+            metric_values(frame, "infonce")[layer], infonce(*pair).double(), rtol=1e-4, atol=1e-4
+        )
 
 
-def test_every_metric_is_measured_on_images_and_batches_do_not_matter(tiny_folder: Folder) -> None:
-    whole = LayerEncoder(tiny_folder("CLIPVision"), -1, device="cpu")
+def test_every_metric_is_measured_on_images_independently_of_batches(tiny_folder: Folder) -> None:
+    encoder = LayerEncoder(tiny_folder("CLIPVision"), -1, device="cpu")
     items = [image(n, (20 + n % 3, 22)) for n in range(12)]
-    frame = measure(whole, items, metrics="all", views=3, layers=[0, 2, 4], dataset="made")
+    frame = measure(encoder, items, metrics="all", views=3, layers=[0, 2, 4], dataset="made")
     assert set(frame["dataset"]) == {"made"}
     assert {"infonce", "lidar", "dime", "curvature", "dataset_entropy"} <= set(frame["name"]) <= set(METRICS)
-    other = measure(whole, items, metrics="all", views=3, layers=[0, 2, 4], token_budget=5)
+    small_batches = measure(encoder, items, metrics="all", views=3, layers=[0, 2, 4], token_budget=5)
     for name in frame["name"].unique():
-        torch.testing.assert_close(values(other, name), values(frame, name), rtol=2e-3, atol=1e-4, msg=str(name))
+        torch.testing.assert_close(
+            metric_values(small_batches, name), metric_values(frame, name), rtol=2e-3, atol=1e-4, msg=str(name)
+        )
 
 
-def test_waveforms_that_padding_would_change_share_a_batch_only_at_one_length(tiny_folder: Folder) -> None:
+def test_waveforms_changed_by_padding_share_a_batch_only_at_equal_length(tiny_folder: Folder) -> None:
     lengths = [1500, 1900, 1500, 2300, 1900, 1500]
     waveforms = [waveform(n, length) for n, length in enumerate(lengths)]
-    for name, apart in (("Wav2Vec2", True), ("Wav2Vec2-stable", False)):
+    for name, separate in (("Wav2Vec2", True), ("Wav2Vec2-stable", False)):
         batches = batches_of(LayerEncoder(tiny_folder(name), -1, device="cpu"), waveforms)
         assert sorted(position for batch in batches for position in batch) == list(range(6))
-        assert all(len({lengths[position] for position in batch}) == 1 for batch in batches) == apart
+        assert all(len({lengths[position] for position in batch}) == 1 for batch in batches) == separate
 
 
-def test_the_command_measures_a_folder_of_images_or_waveforms(
+def test_command_measures_a_folder_of_images_or_audio(
     tiny_folder: Folder, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for number, (one, (samples, rate)) in enumerate(zip(IMAGES, WAVEFORMS, strict=True)):
-        one.save(tmp_path / f"{number}.png")
+    for number, (picture, (samples, rate)) in enumerate(zip(IMAGES, WAVEFORMS, strict=True)):
+        picture.save(tmp_path / f"{number}.png")
         wavfile.write(tmp_path / f"{number}.wav", rate, samples)
     options = ["--out", str(tmp_path / "out"), "--metrics", "curvature,prompt_entropy", "--device", "cpu"]
     for name, option in (("ViT", "--images"), ("Wav2Vec2", "--audio")):
-        done = CliRunner().invoke(app, ["metrics", tiny_folder(name), option, str(tmp_path), *options])
-        assert done.exit_code == 0, done.output
+        result = CliRunner().invoke(app, ["metrics", tiny_folder(name), option, str(tmp_path), *options])
+        assert result.exit_code == 0, result.output
         assert len(pl.read_parquet(tmp_path / "out/metrics.parquet")) == 2 * (DEPTH + 1)
     (tmp_path / "bad.png").write_bytes(b"damaged")
     command = ["metrics", tiny_folder("ViT"), "--images", str(tmp_path), *options]
@@ -104,7 +108,7 @@ def test_the_command_measures_a_folder_of_images_or_waveforms(
 
 
 def image_task() -> Any:
-    """Return a fresh task of mteb's own: images of two kinds, to be classified."""
+    """Return a new mteb task: classification of images of two kinds."""
     import datasets
     import mteb
     from mteb.abstasks.classification import AbsTaskClassification
@@ -122,9 +126,9 @@ def image_task() -> Any:
         def load_data(self, **_: Any) -> None:
             def rows(start: int) -> Any:
                 dark = [np.asarray(image(n)) // (1 + n % 2) for n in range(start, start + 12)]
-                made = {"image": dark, "label": [n % 2 for n in range(12)]}
+                columns = {"image": dark, "label": [n % 2 for n in range(12)]}
                 kinds = datasets.Features({"image": datasets.Image(), "label": datasets.Value("int64")})
-                return datasets.Dataset.from_dict(made, features=kinds)
+                return datasets.Dataset.from_dict(columns, features=kinds)
 
             self.dataset = datasets.DatasetDict({"train": rows(0), "test": rows(12)})
             self.data_loaded = True
@@ -132,7 +136,7 @@ def image_task() -> Any:
     return TinyImages()
 
 
-def test_a_sweep_over_images_scores_as_mteb_scores_each_layer(tiny_folder: Folder, tmp_path: Path) -> None:
+def test_sweep_over_images_scores_like_mteb_at_each_layer(tiny_folder: Folder, tmp_path: Path) -> None:
     import mteb
 
     result = sweep(
@@ -143,15 +147,15 @@ def test_a_sweep_over_images_scores_as_mteb_scores_each_layer(tiny_folder: Folde
     scores = result.frame.filter(pl.col("kind") == "score").sort("layer")
     for layer, score in zip([0, 2, 4], scores["value"].to_list(), strict=True):
         encoder = LayerEncoder(tiny_folder("ViT"), layer, device="cpu").for_mteb()
-        alone = mteb.evaluate(encoder, image_task(), cache=None, show_progress_bar=False)
-        assert score == pytest.approx(alone[0].get_score(), abs=1e-3)
+        reference = mteb.evaluate(encoder, image_task(), cache=None, show_progress_bar=False)
+        assert score == pytest.approx(reference[0].get_score(), abs=1e-3)
     measured = result.frame.filter(pl.col("kind") == "metric")
     assert set(measured["name"]) == {"curvature", "infonce"}
     assert set(measured["dataset"]) == {"8 images of the tasks"}
     assert "TinyImages" in result.to_html().read_text()
 
 
-def test_a_stored_layer_reads_audio_by_its_samples(tiny_folder: Folder, tmp_path: Path) -> None:
+def test_stored_layer_identifies_audio_by_its_samples(tiny_folder: Folder, tmp_path: Path) -> None:
     encoder = LayerEncoder(tiny_folder("HuBERT"), -1, device="cpu")
     store = EmbeddingStore(tmp_path, key="e", layers=[2], dim=32)
     embedder = Embedder(encoder, store)
@@ -160,15 +164,15 @@ def test_a_stored_layer_reads_audio_by_its_samples(tiny_folder: Folder, tmp_path
     )  # fmt: skip
     items = [{"array": samples, "sampling_rate": rate} for samples, rate in WAVEFORMS]
     batches: Any = [{"audio": items[:4], "id": range(4)}, {"audio": items[4:], "id": range(2)}]
-    got = stored.encode(batches, task_metadata=None, hf_split="", hf_subset="")  # type: ignore[arg-type]
+    vectors = stored.encode(batches, task_metadata=None, hf_split="", hf_subset="")  # type: ignore[arg-type]
     expected = LayerEncoder(tiny_folder("HuBERT"), 2, device="cpu").encode(items)
-    np.testing.assert_allclose(got, expected, atol=2e-5, rtol=1e-4)
+    np.testing.assert_allclose(vectors, expected, atol=2e-5, rtol=1e-4)
     assert len(store) == 6
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "least"), [("ViT", 8), ("CLIP", 15)])
-def test_mteb_mock_suite_of_image_tasks_passes(name: str, least: int, tiny_folder: Folder, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "min_tasks"), [("ViT", 8), ("CLIP", 15)])
+def test_mteb_mock_suite_of_image_tasks_passes(name: str, min_tasks: int, tiny_folder: Folder, tmp_path: Path) -> None:
     import mteb
     from mteb.mocks import mock_run
 
@@ -179,10 +183,10 @@ def test_mteb_mock_suite_of_image_tasks_passes(name: str, least: int, tiny_folde
     tasks = [task for task in mock_run.get_compatible_mock_tasks(encoder) if "image" in task.metadata.modalities]
     results = mteb.evaluate(encoder, tasks, cache=None, raise_error=False, show_progress_bar=False)
     assert not results.exceptions, results.exceptions
-    assert len(results.task_results) == len(tasks) >= least
+    assert len(results.task_results) == len(tasks) >= min_tasks
 
 
-def test_audio_tasks_say_what_they_need_where_their_decoder_is_not_installed(tiny_folder: Folder) -> None:
+def test_audio_tasks_name_their_missing_decoder(tiny_folder: Folder) -> None:
     import importlib.util
 
     import mteb

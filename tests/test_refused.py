@@ -1,4 +1,4 @@
-"""Arguments of another type, and arguments without effect, of what measures layers: refused before a pass is made."""
+"""Arguments of the wrong type or without effect are refused before any forward pass."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ def test_measure(encoder: LayerEncoder, options: dict[str, Any], message: str) -
         measure(encoder, **{"texts": TEXTS, "metrics": ["curvature"], **options})
 
 
-def test_measure_takes_arrays_of_numpy(encoder: LayerEncoder) -> None:
-    plain = measure(encoder, TEXTS, metrics=["infonce"], layers=[0, 2], views=2, seed=3)
-    other = measure(
+def test_measure_accepts_numpy_arrays(encoder: LayerEncoder) -> None:
+    expected = measure(encoder, TEXTS, metrics=["infonce"], layers=[0, 2], views=2, seed=3)
+    actual = measure(
         encoder, np.array(TEXTS), metrics=("infonce",), layers=np.array([0, 2]), views=np.int64(2), seed=np.uint8(3)  # type: ignore[arg-type]
     )  # fmt: skip
-    assert plain.equals(other)
+    assert expected.equals(actual)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_sweep(encoder: LayerEncoder, options: dict[str, Any], message: str, tmp
         sweep(encoder, **{"out": tmp_path, **options})
 
 
-def test_a_sweep_without_metrics_may_say_so(encoder: LayerEncoder, tmp_path: Path) -> None:
+def test_sweep_accepts_metrics_none(encoder: LayerEncoder, tmp_path: Path) -> None:
     assert sweep(encoder, metrics=None, out=tmp_path).frame.is_empty()  # type: ignore[arg-type]
 
 
@@ -90,7 +90,7 @@ def test_compare(options: dict[str, Any], message: str) -> None:
         compare("a", "b", **{"texts": TEXTS, "metrics": ["curvature"], **options})
 
 
-def test_compare_and_progression_refuse_what_is_no_model() -> None:
+def test_compare_and_progression_refuse_invalid_models() -> None:
     with pytest.raises(OptionError, match="`base` and `tuned` must be names, folders or LayerEncoders, but got 3"):
         compare("a", 3, texts=TEXTS)  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="`model` must be a string, but got 3"):

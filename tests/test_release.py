@@ -1,4 +1,4 @@
-"""One version everywhere, and the Pythons that are claimed are those that are tested."""
+"""One version everywhere, and the declared Python versions are tested."""
 
 from __future__ import annotations
 
@@ -17,22 +17,24 @@ def _text(name: str) -> str:
     return (_ROOT / name).read_text(encoding="utf8")
 
 
-def test_changelog_and_citation_are_of_this_version() -> None:
+def test_changelog_and_citation_have_this_version() -> None:
     sections = re.findall(r"^## (\S+)", _text("CHANGELOG.md"), re.MULTILINE)
     assert next(section for section in sections if section != "Unreleased") == __version__
     assert yaml.safe_load(_text("CITATION.cff"))["version"] == __version__
 
 
-def test_the_pythons_that_are_claimed_are_tested() -> None:
+def test_declared_python_versions_are_tested() -> None:
     project = tomllib.loads(_text("pyproject.toml"))["project"]
-    claimed = [one.rpartition(" ")[2] for one in project["classifiers"] if re.search(r":: 3\.\d+$", one)]
+    claimed = [
+        classifier.rpartition(" ")[2] for classifier in project["classifiers"] if re.search(r":: 3\.\d+$", classifier)
+    ]
     assert yaml.safe_load(_text(".github/workflows/ci.yml"))["jobs"]["test"]["strategy"]["matrix"]["python"] == claimed
     assert project["requires-python"] == f">={claimed[0]}"
     assert f'"version", {claimed!s}'.replace("'", '"') in _text("tests/integration/test_installed.py")
 
 
-def test_every_floor_is_in_the_table_of_what_was_tested() -> None:
+def test_minimum_versions_are_in_the_table_of_tested_versions() -> None:
     table = _text("docs/versions.md")
-    for one in tomllib.loads(_text("pyproject.toml"))["project"]["dependencies"]:
-        name, _, floor = one.partition(">=")
-        assert re.search(rf"^\| {name} \| {re.escape(floor)}(\.0)* \|", table, re.MULTILINE), one
+    for requirement in tomllib.loads(_text("pyproject.toml"))["project"]["dependencies"]:
+        name, _, floor = requirement.partition(">=")
+        assert re.search(rf"^\| {name} \| {re.escape(floor)}(\.0)* \|", table, re.MULTILINE), requirement

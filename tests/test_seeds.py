@@ -1,4 +1,4 @@
-"""Seeds: the same one repeats to the bit, another one changes what is drawn and nothing else, and none is the global."""
+"""Seeds: the same seed repeats bitwise, another changes only what is drawn, and the global generators are unused."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from midlayer_encoders.selection import Selection, select
 from tests.test_measured_by_hand import TEXTS
 
 Folder = Callable[[str], str]
-OF_VIEWS = {"infonce", "lidar", "dime"}
+VIEW_METRICS = {"infonce", "lidar", "dime"}
 KINDS = ["ab"[ord(text[0]) % 2] for text in TEXTS]
 
 
 @pytest.fixture(scope="module")
-def whole(tiny_folder: Folder) -> LayerEncoder:
+def full_encoder(tiny_folder: Folder) -> LayerEncoder:
     return LayerEncoder(tiny_folder("Llama"), -1, device="cpu", dtype="float64")
 
 
 @pytest.fixture
 def generators() -> Iterator[None]:
-    """Set the global generators, and fail the test when any of them was drawn from or set."""
+    """Seed the global generators, and fail the test if any of them was used or set."""
     random.seed(11)
     np.random.seed(12)
     torch.manual_seed(13)
@@ -40,32 +40,34 @@ def generators() -> Iterator[None]:
     assert torch.equal(torch.get_rng_state(), torch_)
 
 
-def changed(first: pl.DataFrame, second: pl.DataFrame) -> set[str]:
-    """Return the names whose values differ; everything else about the rows must be equal."""
+def changed_metrics(first: pl.DataFrame, second: pl.DataFrame) -> set[str]:
+    """Return the names whose values differ; all other columns must be equal."""
     assert first.drop("value").equals(second.drop("value"))
     return set(first.filter(first["value"] != second["value"])["name"])
 
 
-def test_the_seed_of_measure_is_that_of_the_views(whole: LayerEncoder, generators: None) -> None:
-    asked: dict[str, Any] = {"metrics": "all", "layers": [0, 3], "views": 2}
-    first, again, other = (measure(whole, TEXTS, seed=seed, **asked) for seed in (0, 0, 1))
-    assert first.equals(again)
-    assert first.equals(measure(whole, TEXTS, **asked)), "the seed is 0 unless given"
+def test_seed_of_measure_changes_only_view_metrics(full_encoder: LayerEncoder, generators: None) -> None:
+    options: dict[str, Any] = {"metrics": "all", "layers": [0, 3], "views": 2}
+    first, repeated, other_seed = (measure(full_encoder, TEXTS, seed=seed, **options) for seed in (0, 0, 1))
+    assert first.equals(repeated)
+    assert first.equals(measure(full_encoder, TEXTS, **options)), "the default seed is 0"
     assert set(first["name"]) == set(METRICS)
-    assert changed(first, other) == OF_VIEWS
+    assert changed_metrics(first, other_seed) == VIEW_METRICS
 
 
-@pytest.mark.parametrize("choose", [select, pytest.param(select_layer, marks=pytest.mark.slow)])
-def test_the_seed_of_a_selection_is_that_of_views_folds_and_resamples(
-    choose: Callable[..., Selection], whole: LayerEncoder, generators: None
+@pytest.mark.parametrize("select_function", [select, pytest.param(select_layer, marks=pytest.mark.slow)])
+def test_seed_of_a_selection_changes_views_folds_and_resamples(
+    select_function: Callable[..., Selection], full_encoder: LayerEncoder, generators: None
 ) -> None:
-    first, again, other = (choose(whole, TEXTS, KINDS, rule="min-dime+infonce", seed=seed) for seed in (0, 0, 4))
-    assert (first.choices, first.labels) == (again.choices, again.labels)
-    assert first.frame.equals(again.frame)
-    assert changed(first.frame, other.frame) == {"infonce", "dime", "accuracy"}
+    first, repeated, other_seed = (
+        select_function(full_encoder, TEXTS, KINDS, rule="min-dime+infonce", seed=seed) for seed in (0, 0, 4)
+    )
+    assert (first.choices, first.labels) == (repeated.choices, repeated.labels)
+    assert first.frame.equals(repeated.frame)
+    assert changed_metrics(first.frame, other_seed.frame) == {"infonce", "dime", "accuracy"}
     assert first.labels is not None
-    assert other.labels is not None
-    assert (first.labels.low, first.labels.high) != (other.labels.low, other.labels.high)
-    default = choose(whole, TEXTS, KINDS, rule="min-dime+infonce")
+    assert other_seed.labels is not None
+    assert (first.labels.low, first.labels.high) != (other_seed.labels.low, other_seed.labels.high)
+    default = select_function(full_encoder, TEXTS, KINDS, rule="min-dime+infonce")
     assert default.frame.equals(first.frame)
     assert default.labels == first.labels

@@ -1,4 +1,4 @@
-"""One model used by eight threads at once: every result is, to the bit, that of a thread alone."""
+"""One model used by eight threads at once: every result is bitwise that of a single thread."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ Folder = Callable[[str], str]
 
 pytestmark = MTEB
 
-# Of many lengths, most longer than the 64 tokens that the models take: what a tokenizer truncates and pads to is a state
-# of it, and a text that another call left whole would show.
+# Of many lengths, most longer than the models' 64 tokens: truncation and padding are state of a tokenizer, so a text
+# left untruncated by another call would be detected.
 TEXTS = [text[: 8 + 5 * number] for number, text in enumerate(SENTENCES[:16])]
 
 
@@ -34,8 +34,8 @@ def from_files(folder: Folder) -> LayerEncoder:
     return LayerEncoder(folder("GPTNeoX"), -1, device="cpu")
 
 
-def raw(folder: Folder) -> LayerEncoder:
-    """Return an encoder that reads ``hidden_states``, by hooks that transformers installs."""
+def raw_from_files(folder: Folder) -> LayerEncoder:
+    """Return an encoder that reads ``hidden_states`` through hooks of transformers."""
     return LayerEncoder(folder("Llama"), -1, norm="none", device="cpu")
 
 
@@ -44,20 +44,20 @@ def in_memory(_: Folder) -> LayerEncoder:
     return LayerEncoder.from_module(tiny("Llama"), -1, processor=tokenizer(), medium="text", device="cpu")
 
 
-def encoded(encoder: LayerEncoder, _: Path) -> Any:
+def run_encode(encoder: LayerEncoder, _: Path) -> Any:
     return encoder.encode(TEXTS, batch_size=3).tobytes()
 
 
-def measured(encoder: LayerEncoder, _: Path) -> Any:
+def run_measure(encoder: LayerEncoder, _: Path) -> Any:
     return measure(encoder, TEXTS, metrics=["prompt_entropy", "infonce"], token_budget=256).rows()
 
 
-def selected(encoder: LayerEncoder, _: Path) -> Any:
-    chosen = select_layer(encoder, TEXTS, [number % 2 for number in range(len(TEXTS))])
-    return chosen.layer, chosen.frame.rows()
+def run_select(encoder: LayerEncoder, _: Path) -> Any:
+    selection = select_layer(encoder, TEXTS, [number % 2 for number in range(len(TEXTS))])
+    return selection.layer, selection.frame.rows()
 
 
-def swept(encoder: LayerEncoder, folder: Path) -> Any:
+def run_sweep(encoder: LayerEncoder, folder: Path) -> Any:
     task = write(folder / "near.jsonl", ROWS["STS"][:10])
     result = sweep(
         encoder, task, layers=[1, -1], out=folder / "out", workers=1, baselines=False, token_budget=256
@@ -73,65 +73,68 @@ def _content(path: Path) -> list[Any]:
         return [sorted(file.metadata().items()), *((name, file.get_tensor(name).tobytes()) for name in names)]
 
 
-CALLS: dict[str, tuple[Callable[[LayerEncoder, Path], Any], int]] = {  # and how often, to fill the time of a sweep
-    "encode": (encoded, 4), "measure": (measured, 1), "select": (selected, 1), "sweep": (swept, 1),
+CALLS: dict[str, tuple[Callable[[LayerEncoder, Path], Any], int]] = {  # and the number of repetitions, to take as long as a sweep
+    "encode": (run_encode, 4), "measure": (run_measure, 1), "select": (run_select, 1), "sweep": (run_sweep, 1),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    "make", [from_files, pytest.param(in_memory, marks=pytest.mark.slow), pytest.param(raw, marks=pytest.mark.slow)]
+    "make",
+    [from_files, pytest.param(in_memory, marks=pytest.mark.slow), pytest.param(raw_from_files, marks=pytest.mark.slow)],
 )
-def test_eight_threads_get_what_one_gets(
+def test_eight_threads_get_the_results_of_one(
     make: Callable[[Folder], LayerEncoder], tiny_folder: Folder, tmp_path: Path
 ) -> None:
-    """Two threads for each call, of two encoders over one model, so that every pair of calls overlaps."""
+    """Two threads for each call, with two encoders over one model, so that every pair of calls overlaps."""
     encoder = make(tiny_folder)
-    other = copy.copy(encoder)
-    assert other is not encoder
-    assert other.transformer is encoder.transformer
+    shallow_copy = copy.copy(encoder)
+    assert shallow_copy is not encoder
+    assert shallow_copy.transformer is encoder.transformer
     start = Barrier(2 * len(CALLS))
 
-    def results(name: str, which: LayerEncoder, number: int, times: int) -> list[Any]:
-        found = []
-        for again in range(times):
-            folder = tmp_path / f"{name}-{number}-{again}"
+    def run_calls(name: str, thread_encoder: LayerEncoder, number: int, times: int) -> list[Any]:
+        outputs = []
+        for repetition in range(times):
+            folder = tmp_path / f"{name}-{number}-{repetition}"
             folder.mkdir()
-            found.append(CALLS[name][0](which, folder))
-        return found
+            outputs.append(CALLS[name][0](thread_encoder, folder))
+        return outputs
 
-    def beside_others(name: str, which: LayerEncoder, number: int) -> list[Any]:
+    def run_concurrently(name: str, thread_encoder: LayerEncoder, number: int) -> list[Any]:
         start.wait()
-        return results(name, which, number, CALLS[name][1])
+        return run_calls(name, thread_encoder, number, CALLS[name][1])
 
-    expected = {name: results(name, encoder, 0, 1)[0] for name in CALLS}
+    expected = {name: run_calls(name, encoder, 0, 1)[0] for name in CALLS}
     with ThreadPoolExecutor(2 * len(CALLS)) as threads:
-        made = [
-            (name, threads.submit(beside_others, name, which, number))
+        futures = [
+            (name, threads.submit(run_concurrently, name, thread_encoder, number))
             for name in CALLS
-            for number, which in enumerate((encoder, other), start=1)
+            for number, thread_encoder in enumerate((encoder, shallow_copy), start=1)
         ]
-    for name, future in made:
-        wrong = [result != expected[name] for result in future.result()]
-        assert not any(wrong), f"{sum(wrong)} of {len(wrong)} results of {name} beside other threads differ"
+    for name, future in futures:
+        differences = [result != expected[name] for result in future.result()]
+        assert not any(differences), (
+            f"{sum(differences)} of {len(differences)} results of {name} differ with other threads"
+        )
 
 
-def test_a_progress_callback_may_encode(tiny_folder: Folder, tmp_path: Path) -> None:
-    """It is called in the thread that reads the model, while other threads wait for it."""
+def test_progress_callback_may_encode(tiny_folder: Folder, tmp_path: Path) -> None:
+    """It is called in the thread that runs the model, while other threads wait for it."""
     encoder = from_files(tiny_folder)
-    alone = encoder.encode(TEXTS[-2:]).tobytes()
-    expected = measured(encoder, tmp_path)
-    seen: list[bytes] = []
+    expected_vectors = encoder.encode(TEXTS[-2:]).tobytes()
+    expected = run_measure(encoder, tmp_path)
+    vectors: list[bytes] = []
 
     def progress(*_: Any) -> None:
-        seen.append(encoder.encode(TEXTS[-2:]).tobytes())
+        vectors.append(encoder.encode(TEXTS[-2:]).tobytes())
 
-    def again() -> Any:
+    def run_again() -> Any:
         return measure(encoder, TEXTS, metrics=["prompt_entropy", "infonce"], token_budget=256, progress=progress)
 
     with ThreadPoolExecutor(2) as threads:
-        frames = [threads.submit(again), threads.submit(again)]
+        frames = [threads.submit(run_again), threads.submit(run_again)]
     assert [frame.result().rows() for frame in frames] == [expected, expected]
-    assert set(seen) == {alone}
+    assert set(vectors) == {expected_vectors}
 
 
 def test_encoders_of_two_models_may_share_a_tokenizer() -> None:
@@ -143,7 +146,7 @@ def test_encoders_of_two_models_may_share_a_tokenizer() -> None:
     expected = [encoder.encode(TEXTS, batch_size=1).tobytes() for encoder in encoders]
     start = Barrier(4)
 
-    def run(number: int) -> list[Any]:
+    def check_results(number: int) -> list[Any]:
         start.wait()
         if number < 2:
             return [encoders[number].encode(TEXTS, batch_size=1).tobytes() == expected[number] for _ in range(3)]
@@ -151,45 +154,45 @@ def test_encoders_of_two_models_may_share_a_tokenizer() -> None:
 
     counts = count_tokens(encoders[0], TEXTS)
     with ThreadPoolExecutor(4) as threads:
-        assert all(map(all, threads.map(run, range(4))))
+        assert all(map(all, threads.map(check_results, range(4))))
 
 
-@pytest.mark.parametrize("make", [from_files, raw])
-def test_a_copy_made_beside_a_pass_is_whole_and_has_no_hooks_of_it(
+@pytest.mark.parametrize("make", [from_files, raw_from_files])
+def test_copy_during_a_pass_is_complete_and_has_no_hooks(
     make: Callable[[Folder], LayerEncoder], tiny_folder: Folder, tmp_path: Path
 ) -> None:
     encoder = make(tiny_folder)
     expected = encoder.encode(TEXTS[-2:]).tobytes()
     with ThreadPoolExecutor(1) as threads:
-        beside = threads.submit(measured, encoder, tmp_path)
+        measurement = threads.submit(run_measure, encoder, tmp_path)
         copies = [copy.deepcopy(encoder) for _ in range(5)]
-        assert not beside.done()
-    for one in copies:
-        assert not any(module._forward_hooks or module._forward_pre_hooks for module in one.modules())
-        assert one.transformer is not encoder.transformer
-        assert one.encode(TEXTS[-2:]).tobytes() == expected
+        assert not measurement.done()
+    for encoder_copy in copies:
+        assert not any(module._forward_hooks or module._forward_pre_hooks for module in encoder_copy.modules())
+        assert encoder_copy.transformer is not encoder.transformer
+        assert encoder_copy.encode(TEXTS[-2:]).tobytes() == expected
 
 
 @pytest.mark.slow
-def test_a_pool_started_beside_a_pass_encodes_the_same(tiny_folder: Folder, tmp_path: Path) -> None:
-    """Workers get a pickled encoder, and hooks of a pass cannot be pickled."""
-    encoder = raw(tiny_folder)
+def test_pool_started_during_a_pass_encodes_the_same(tiny_folder: Folder, tmp_path: Path) -> None:
+    """Workers get a pickled encoder, and the hooks of a pass cannot be pickled."""
+    encoder = raw_from_files(tiny_folder)
     expected = encoder.encode(TEXTS, batch_size=3)
     start, stop = Barrier(2), Event()
 
-    def measure_on() -> None:
+    def measure_repeatedly() -> None:
         start.wait()
         while not stop.is_set():
-            measured(encoder, tmp_path)
+            run_measure(encoder, tmp_path)
 
     with ThreadPoolExecutor(1) as threads:
-        beside = threads.submit(measure_on)
+        measurement = threads.submit(measure_repeatedly)
         start.wait()
         try:
             pool = encoder.start_multi_process_pool(["cpu", "cpu"])
-            found = encoder.encode(TEXTS, batch_size=3, pool=pool, chunk_size=6)
+            vectors = encoder.encode(TEXTS, batch_size=3, pool=pool, chunk_size=6)
             encoder.stop_multi_process_pool(pool)
         finally:
             stop.set()
-        beside.result()
-    np.testing.assert_allclose(found, expected, atol=1e-6)  # other batches
+        measurement.result()
+    np.testing.assert_allclose(vectors, expected, atol=1e-6)  # other batches

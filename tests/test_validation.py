@@ -27,7 +27,7 @@ from midlayer_encoders.validation import (
     check_texts,
 )
 
-TAKEN: list[tuple[Callable[..., Any], Any, Any]] = [
+ACCEPTED: list[tuple[Callable[..., Any], Any, Any]] = [
     (check_count, np.int64(3), 3),
     (check_count, torch.tensor(3), 3),
     (check_seed, np.uint8(0), 0),
@@ -51,45 +51,43 @@ REFUSED: list[tuple[Callable[..., Any], tuple[Any, ...]]] = [
 ]
 
 
-@pytest.mark.parametrize(("check", "value", "expected"), TAKEN)
-def test_numbers_of_other_libraries_are_taken_as_plain_ones(
-    check: Callable[..., Any], value: Any, expected: Any
-) -> None:
-    found = check(value) if check is check_seed else check("x", value)
-    assert found == expected
-    assert type(found) is type(expected)
+@pytest.mark.parametrize(("check", "value", "expected"), ACCEPTED)
+def test_numbers_of_other_libraries_become_plain_ones(check: Callable[..., Any], value: Any, expected: Any) -> None:
+    result = check(value) if check is check_seed else check("x", value)
+    assert result == expected
+    assert type(result) is type(expected)
 
 
 @pytest.mark.parametrize(("check", "values"), REFUSED)
-def test_what_an_argument_cannot_be_is_refused_by_its_name(check: Callable[..., Any], values: tuple[Any, ...]) -> None:
+def test_invalid_arguments_are_refused_by_name(check: Callable[..., Any], values: tuple[Any, ...]) -> None:
     for value in values:
         with pytest.raises(OptionError, match=r"^`(x|seed)(\[\d\])?` must"):
             check(value) if check is check_seed else check("x", value)
 
 
-def test_a_choice_may_be_compared_with_anything() -> None:
+def test_choice_may_be_compared_with_any_object() -> None:
     for value in (np.zeros(3), torch.zeros(3), None, ["a"], 10**5000):
         with pytest.raises(OptionError, match="`x` must be one of 'a', 'b', but got"):
             check_choice("x", value, ("a", "b"))
 
 
-def test_a_progress_callback_can_be_called() -> None:
+def test_progress_must_be_callable() -> None:
     check_progress(None)
     check_progress(print)
     with pytest.raises(OptionError, match="`progress` must be a function of"):
         check_progress("bar")
 
 
-def test_an_argument_without_effect_is_one_that_differs_from_its_default() -> None:
+def test_argument_without_effect_must_have_its_default() -> None:
     def function(*, size: int = 20, name: str | None = None) -> None: ...
 
     check_effect(function, "here", size=20, name=None)
-    for given in ({"size": 21}, {"size": 20.0}, {"size": np.zeros(2)}, {"name": "a"}):
+    for kwargs in ({"size": 21}, {"size": 20.0}, {"size": np.zeros(2)}, {"name": "a"}):
         with pytest.raises(OptionError, match=r"` must be left out here, but got"):
-            check_effect(function, "here", **given)
+            check_effect(function, "here", **kwargs)
 
 
-def test_anything_is_shown_in_few_words() -> None:
+def test_repr_of_any_object_is_short() -> None:
     class Odd:
         def __repr__(self) -> str:
             raise RuntimeError
@@ -107,16 +105,16 @@ DEPRECATED = {
 }
 
 
-@pytest.mark.parametrize("what", DEPRECATED)
-def test_a_deprecated_name_is_warned_of_at_the_callers_own_line(what: str) -> None:
+@pytest.mark.parametrize("case", DEPRECATED)
+def test_deprecation_warning_points_to_the_caller(case: str) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        exec(compile(DEPRECATED[what], "/the/caller.py", "exec"), {"__name__": "__main__"})
+        exec(compile(DEPRECATED[case], "/the/caller.py", "exec"), {"__name__": "__main__"})
     deprecations = [warning for warning in caught if "removed in 0." in str(warning.message)]
     assert {warning.filename for warning in deprecations} == {"/the/caller.py"}
 
 
 @pytest.mark.slow
-def test_python_shows_the_warning_by_default() -> None:
-    done = subprocess.run([sys.executable, "-c", DEPRECATED["an option"]], capture_output=True, text=True)
-    assert "`weights` is now `layer_weights`" in done.stderr
+def test_deprecation_warning_is_shown_by_default() -> None:
+    process = subprocess.run([sys.executable, "-c", DEPRECATED["an option"]], capture_output=True, text=True)
+    assert "`weights` is now `layer_weights`" in process.stderr

@@ -1,4 +1,4 @@
-"""Cases of a test of which some are enough every time."""
+"""Test cases of which only some run every time."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 
-def thinned(cases: Iterable[Any], every: int) -> list[Any]:
+def thinned(cases: Iterable[Any], step: int) -> list[Any]:
     """Return cases as parameters, all but the first of each ``every`` of them for ``make test-slow``.
 
     Example:
-        >>> [len(one.marks) for one in thinned(["a", "b", "c", "d"], 3)]
+        >>> [len(case.marks) for case in thinned(["a", "b", "c", "d"], 3)]
         [0, 1, 1, 0]
     """
-    return [pytest.param(one, marks=[pytest.mark.slow] if place % every else []) for place, one in enumerate(cases)]
+    return [pytest.param(case, marks=[pytest.mark.slow] if index % step else []) for index, case in enumerate(cases)]

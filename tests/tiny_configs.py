@@ -1,7 +1,7 @@
 """Tiny models of any type that transformers registers: its default config, shrunk by the names of its settings.
 
-Stacks stay heterogeneous: where a config lists a kind for each block, every kind is kept. All weights, norms and biases are random, so
-that a missed norm or an index off by one shows.
+Stacks stay heterogeneous: if a config lists a kind for each block, every kind is kept. All weights, norms and biases are
+random, so that a missed norm or an off-by-one index is detected.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def shrunk(fields: Mapping[str, Any], depth: int = DEPTH) -> dict[str, Any]:
         if name in _STAGES:
             continue
         if name == "per_layer_config" and value:  # settings of some blocks, by their place
-            kinds = every_kind([value.get(str(n), value.get(n)) for n in range(old or 0)], depth)
+            kinds = with_every_kind([value.get(str(n), value.get(n)) for n in range(old or 0)], depth)
             made[name] = {str(place): kind for place, kind in enumerate(kinds) if kind is not None}
         elif isinstance(value, Mapping) and ("model_type" in value or name.endswith("_config")):
             made[name] = shrunk(value, DEPTH if "text" in name else DEPTH - 1)
@@ -127,7 +127,7 @@ def shrunk(fields: Mapping[str, Any], depth: int = DEPTH) -> dict[str, Any]:
         elif name in ("conv_dim", "tdnn_dim"):
             made[name] = [16] * len(value)
         elif isinstance(value, list | tuple) and len(value) == old and old > 1:
-            made[name] = every_kind(value, depth)
+            made[name] = with_every_kind(value, depth)
         else:
             made[name] = value
     if made.get("kv_lora_rank") or made.get(
@@ -165,21 +165,21 @@ def _small(name: str, value: int, depth: int) -> int:
     return value
 
 
-def every_kind(values: Sequence[Any], depth: int) -> list[Any]:
-    """Return a list for ``depth`` blocks that holds every kind of a longer one, in turn."""
+def with_every_kind(values: Sequence[Any], depth: int) -> list[Any]:
+    """Return a list for ``depth`` blocks with every kind of a longer one, in turn."""
     kinds: list[Any] = []
     for value in values:
         if value not in kinds:
             kinds.append(value)
-    return [kinds[place % len(kinds)] for place in range(depth)] if len(kinds) <= depth else list(values[:depth])
+    return [kinds[index % len(kinds)] for index in range(depth)] if len(kinds) <= depth else list(values[:depth])
 
 
 def tiny_config(model_type: str) -> Any:
-    """Return the default config of a model type, shrunk, with the settings that its type needs."""
+    """Return the default config of a model type, shrunk, with the settings the type needs."""
     from transformers import CONFIG_MAPPING
 
-    kind = CONFIG_MAPPING[model_type]
-    fields = shrunk(kind().to_dict())
+    config_class = CONFIG_MAPPING[model_type]
+    fields = shrunk(config_class().to_dict())
     for path, value in SETTINGS.get(model_type, {}).items():
         inner = fields
         *above, name = path.split(".")
@@ -189,18 +189,18 @@ def tiny_config(model_type: str) -> Any:
             inner.pop(name, None)
         else:
             inner[name] = value
-    return kind.from_dict(fields)
+    return config_class.from_dict(fields)
 
 
 def randomized(model: nn.Module, seed: int = 0, scale: float = 1.0) -> nn.Module:
-    """Give every weight, norm and bias of a model a random value of a size that keeps its states finite."""
+    """Set every weight, norm and bias of a model to a random value small enough to keep its states finite."""
     generator = torch.Generator().manual_seed(seed)
-    done: set[int] = set()
+    randomized_ids: set[int] = set()
     with torch.no_grad():
         for parameter in model.parameters():
-            if id(parameter) in done or not parameter.is_floating_point():
+            if id(parameter) in randomized_ids or not parameter.is_floating_point():
                 continue
-            done.add(id(parameter))
+            randomized_ids.add(id(parameter))
             noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float32).to(parameter.dtype)
             if parameter.ndim < 2:
                 parameter.add_(0.2 * scale * noise)

@@ -1,4 +1,4 @@
-"""Folders with a tiny model and what reads its inputs, as a user has them on disk."""
+"""Folders with a tiny model and its processor, as users have them on disk."""
 
 from __future__ import annotations
 
@@ -19,40 +19,40 @@ TEXTS = [
 
 
 def tokenizer(pad: bool = True):  # type: ignore[no-untyped-def]
-    """Return a tokenizer of single characters without special tokens around a text: 95 characters and 4 tokens."""
+    """Return a character tokenizer without special tokens around a text: 95 characters and 4 tokens."""
     from tokenizers import Regex, Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    words = ["[PAD]", "[UNK]", "[EOS]", "[BOS]", *string.printable[:95]]
-    assert len(words) == VOCAB
-    made = Tokenizer(models.WordLevel({word: position for position, word in enumerate(words)}, unk_token="[UNK]"))
-    made.pre_tokenizer = pre_tokenizers.Split(Regex("."), behavior="isolated")
+    tokens = ["[PAD]", "[UNK]", "[EOS]", "[BOS]", *string.printable[:95]]
+    assert len(tokens) == VOCAB
+    word_tokenizer = Tokenizer(
+        models.WordLevel({token: position for position, token in enumerate(tokens)}, unk_token="[UNK]")
+    )
+    word_tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), behavior="isolated")
     names = {"unk_token": "[UNK]", "eos_token": "[EOS]", "bos_token": "[BOS]"} | ({"pad_token": "[PAD]"} if pad else {})
-    return PreTrainedTokenizerFast(tokenizer_object=made, model_max_length=64, **names)
+    return PreTrainedTokenizerFast(tokenizer_object=word_tokenizer, model_max_length=64, **names)
 
 
 def processor(name: str, pad: bool = True):  # type: ignore[no-untyped-def]
-    """Return what prepares the named family's inputs: a tokenizer, an image processor or a feature extractor."""
+    """Return the named family's processor: a tokenizer, an image processor or a feature extractor."""
     import transformers as tf
 
     edge, square = {"shortest_edge": 16}, {"height": 16, "width": 16}
-    colours = [
-        [r / 4 - 1, g / 4 - 1, b / 4 - 1] for r in (0, 3, 5, 8) for g in (0, 2, 4, 6, 8) for b in (1, 3, 4, 5, 7)
-    ]
-    made = {
+    colors = [[r / 4 - 1, g / 4 - 1, b / 4 - 1] for r in (0, 3, 5, 8) for g in (0, 2, 4, 6, 8) for b in (1, 3, 4, 5, 7)]
+    processors = {
         "BEiT": lambda: tf.BeitImageProcessorPil(size=square, do_center_crop=False),
         "DINOv2": lambda: tf.BitImageProcessorPil(size=edge, crop_size=square),
         "CLIPVision": lambda: tf.CLIPImageProcessorPil(size=edge, crop_size=square),
         "AIMv2": lambda: tf.CLIPImageProcessorPil(size=edge, crop_size=square),
         "SigLIP": lambda: tf.SiglipImageProcessorPil(size=square),
-        "ImageGPT": lambda: tf.ImageGPTImageProcessorPil(clusters=colours[: VOCAB - 1], size={"height": 4, "width": 4}),
+        "ImageGPT": lambda: tf.ImageGPTImageProcessorPil(clusters=colors[: VOCAB - 1], size={"height": 4, "width": 4}),
         "Whisper": lambda: tf.WhisperFeatureExtractor(feature_size=8, chunk_length=1, hop_length=400, n_fft=400),
     }
     match FAMILIES[name].modality:
         case "image" | "pixels":
-            return _as_loaded(made.get(name, lambda: tf.ViTImageProcessorPil(size=square))())
+            return _as_loaded(processors.get(name, lambda: tf.ViTImageProcessorPil(size=square))())
         case "mel":
-            return made[name]()
+            return processors[name]()
         case "audio":
             return tf.Wav2Vec2FeatureExtractor()
         case _:
@@ -60,7 +60,7 @@ def processor(name: str, pad: bool = True):  # type: ignore[no-untyped-def]
 
 
 def _as_loaded(processor):  # type: ignore[no-untyped-def]
-    """Return the image processor as a folder gives it: where torchvision is installed, it resizes another way than PIL."""
+    """Return the image processor as loaded from a folder: with torchvision installed, it resizes differently from PIL."""
     from transformers import AutoImageProcessor
 
     with tempfile.TemporaryDirectory() as folder:
@@ -69,7 +69,7 @@ def _as_loaded(processor):  # type: ignore[no-untyped-def]
 
 
 def joint_image_processor():  # type: ignore[no-untyped-def]
-    """Return what prepares the images of a joint model."""
+    """Return the image processor of a joint model."""
     import transformers as tf
 
     return _as_loaded(tf.CLIPImageProcessorPil(size={"shortest_edge": 16}, crop_size={"height": 16, "width": 16}))

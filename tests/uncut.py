@@ -1,6 +1,6 @@
-"""The layers of an uncut model, read without this package: what each block of its stack is called with, and returns.
+"""The layers of an uncut model, read without this package: the inputs and outputs of each block of its stack.
 
-A layer with the final norm is the model's own output when every block after that layer hands on what it receives.
+A layer with the final norm is the model's own output when every block after that layer returns its input.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from tests.families import DEPTH
 
 
 class NoStackError(Exception):
-    """A model without one list of blocks that its states pass through one after another, at one width."""
+    """A model without a list of blocks of one width that its states pass in order."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """One pass through a block: its place in the list, and its states before and after."""
+    """One pass through a block: its index in the list, and its states before and after."""
 
     place: int
     before: Tensor
@@ -31,40 +31,40 @@ class Call:
 
 
 def first_tensor(value: Any) -> Tensor | None:
-    """Return the first tensor of floats in a tuple, list or mapping."""
+    """Return the first floating-point tensor in a tuple, list or mapping."""
     if isinstance(value, Tensor):
         return value if value.is_floating_point() else None
     inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
-    return next((found for found in map(first_tensor, inner) if found is not None), None)
+    return next((tensor for tensor in map(first_tensor, inner) if tensor is not None), None)
 
 
-def entering(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
-    """Return the states that a block is called with."""
-    found = first_tensor(list(args))
-    if found is None:
-        found = first_tensor(kwargs.get("hidden_states")) if "hidden_states" in kwargs else first_tensor(kwargs)
-    return found
+def input_states(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
+    """Return the input states of a block."""
+    states = first_tensor(list(args))
+    if states is None:
+        states = first_tensor(kwargs.get("hidden_states")) if "hidden_states" in kwargs else first_tensor(kwargs)
+    return states
 
 
-def replaced(value: Any, old: Tensor, new: Tensor) -> Any:
+def replace_tensor(value: Any, old: Tensor, new: Tensor) -> Any:
     """Return a block's output with one tensor in it replaced."""
     if value is old:
         return new
     if isinstance(value, Mapping):
         for key in list(value):
-            value[key] = replaced(value[key], old, new)  # type: ignore[index]
+            value[key] = replace_tensor(value[key], old, new)  # type: ignore[index]
         return value
     if isinstance(value, list | tuple):
-        items = [replaced(item, old, new) for item in value]
+        items = [replace_tensor(item, old, new) for item in value]
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     return value
 
 
 @contextmanager
-def watched(
+def wrapped_blocks(
     model: nn.Module, paths: list[str], call: Callable[[str, int, Any, Tensor | None, Any], Any]
 ) -> Iterator[None]:
-    """Wrap the forward of each block in some lists, which also sees calls that hooks do not (``block.forward(…)``)."""
+    """Wrap the forward of each block in the lists, to record calls that bypass hooks (``block.forward(…)``) too."""
     wrapped: list[nn.Module] = []
     for path in paths:
         for place, block in enumerate(model.get_submodule(path)):  # type: ignore[arg-type]
@@ -72,7 +72,7 @@ def watched(
             def forward(
                 *args: Any, _made: Any = block.forward, _path: str = path, _place: int = place, **kwargs: Any
             ) -> Any:
-                before = entering(args, kwargs)
+                before = input_states(args, kwargs)
                 return call(_path, _place, _made(*args, **kwargs), before, None)
 
             block.forward = forward
@@ -100,9 +100,9 @@ class Uncut:
             assert before is not None
             assert after is not None
             calls.append(Call(place, before.clone(), after.clone()))
-            return replaced(output, after, before) if bypass is not None and len(calls) > bypass else output
+            return replace_tensor(output, after, before) if bypass is not None and len(calls) > bypass else output
 
-        with watched(self.model, [self.blocks], call):
+        with wrapped_blocks(self.model, [self.blocks], call):
             output = self.model(**inputs)
         final = first_tensor([output[0]] if not hasattr(output, "last_hidden_state") else [output.last_hidden_state])
         assert final is not None
@@ -110,7 +110,7 @@ class Uncut:
 
     @torch.no_grad()
     def layers(self, inputs: Mapping[str, Any]) -> dict[str, list[Tensor]]:
-        """Return the states ``(B, T, D)`` of every layer, raw and with what follows the last block."""
+        """Return the states ``(B, T, D)`` of every layer, raw and with the modules after the last block."""
         calls, last = self._run(inputs)
         rows = len(next(value for value in inputs.values() if isinstance(value, Tensor)))
         raw = [calls[0].before, *(after.before for after in calls[1:]), calls[-1].after]
@@ -122,9 +122,9 @@ class Uncut:
 
 
 def as_tokens(states: Tensor, rows: int, like: Tensor) -> Tensor:
-    """Return states as ``(B, T, D)``, whatever order or grid a family keeps its axes in."""
+    """Return states as ``(B, T, D)``, for any order or grid of a family's axes."""
     if states.ndim == 3 and states.shape[-1] == like.shape[-1] and states.shape[1] > like.shape[1]:
-        return states[:, : like.shape[1]]  # padded to whole windows inside
+        return states[:, : like.shape[1]]  # padded to full windows inside
     if states.ndim == 3 and states.shape != like.shape:
         for order in itertools.permutations(range(3)):
             if states.permute(order).shape == like.shape:
@@ -137,31 +137,31 @@ def as_tokens(states: Tensor, rows: int, like: Tensor) -> Tensor:
 
 
 def find_stack(model: nn.Module, inputs: Mapping[str, Any]) -> Uncut:
-    """Return the outermost list of blocks that the states of these inputs pass through, the largest of several."""
-    seen: dict[str, list[Call]] = {}
+    """Return the outermost list of blocks that the states of these inputs pass, the largest of several."""
+    calls_by_path: dict[str, list[Call]] = {}
 
     def call(path: str, place: int, output: Any, before: Tensor | None, _: Any) -> Any:
         after = first_tensor(output)
         if before is not None and after is not None:
-            seen.setdefault(path, []).append(Call(place, before[:0], after[:0]))
+            calls_by_path.setdefault(path, []).append(Call(place, before[:0], after[:0]))
             shapes.setdefault(path, []).append((tuple(before.shape), tuple(after.shape)))
         return output
 
     shapes: dict[str, list[tuple[tuple[int, ...], tuple[int, ...]]]] = {}
     lists = [p for p, m in model.named_modules() if isinstance(m, nn.ModuleList | nn.Sequential)]
-    with torch.no_grad(), watched(model, lists, call):
+    with torch.no_grad(), wrapped_blocks(model, lists, call):
         model(**inputs)
-    good = [
+    candidates = [
         path
-        for path, calls in seen.items()
+        for path, calls in calls_by_path.items()
         if len(calls) >= 2
         and len({shape for pair in shapes[path] for shape in pair}) == 1
         and [c.place for c in calls] == sorted(c.place for c in calls)
     ]
-    outer = [path for path in good if not any(path.startswith(f"{other}.") for other in good)]
+    outer = [path for path in candidates if not any(path.startswith(f"{prefix}.") for prefix in candidates)]
     if not outer:
         raise NoStackError(f"lists called: { ({p: s[0] for p, s in shapes.items()}) }"[:300])
-    # Tiny models are made with this depth: other lists stand before or after the stack.
-    deep = [path for path in outer if len(seen[path]) == DEPTH]
+    # Tiny models have this depth; other lists come before or after the stack.
+    deep = [path for path in outer if len(calls_by_path[path]) == DEPTH]
     best = max(deep or outer, key=lambda path: sum(p.numel() for p in model.get_submodule(path).parameters()))
-    return Uncut(model, best, len(seen[best]))
+    return Uncut(model, best, len(calls_by_path[best]))

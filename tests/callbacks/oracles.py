@@ -1,4 +1,4 @@
-"""What a run's weights were at each step, and what `measure` says of them: the oracle of what callbacks log."""
+"""The weights of a run at each step and their metrics by `measure`: reference values for the callbacks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ VIEWS = [[f"{word} {text[::-1]}" for text in TEXTS] for word in ("one", "two", "
 
 
 class Weights(pl.Callback):
-    """Keeps the model's weights after each optimizer step of a Lightning run."""
+    """Records the model's weights after each optimizer step of a Lightning run."""
 
     def __init__(self) -> None:
         self.steps: dict[int, dict[str, Tensor]] = {}
@@ -39,20 +39,20 @@ class Weights(pl.Callback):
 
 
 class TrainerWeights(TrainerCallback):
-    """Keeps the model's weights after each optimizer step of a Hugging Face run."""
+    """Records the model's weights after each optimizer step of a Hugging Face run."""
 
     def __init__(self) -> None:
         self.steps: dict[int, dict[str, Tensor]] = {}
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        self.steps[state.global_step] = {k: v.clone() for k, v in given["model"].state_dict().items()}
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.steps[state.global_step] = {k: v.clone() for k, v in kwargs["model"].state_dict().items()}
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        self.on_train_begin(args, state, control, **given)
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.on_train_begin(args, state, control, **kwargs)
 
 
-def encoder_of(weights: dict[str, Tensor], folder: Path) -> LayerEncoder:
-    """Return an encoder of the whole tiny model with these weights."""
+def make_encoder(weights: dict[str, Tensor], folder: Path) -> LayerEncoder:
+    """Return an encoder of the full tiny model with these weights."""
     model = neox()
     model.load_state_dict(weights)
     model.save_pretrained(folder)
@@ -60,18 +60,18 @@ def encoder_of(weights: dict[str, Tensor], folder: Path) -> LayerEncoder:
     return LayerEncoder(str(folder), -1, device="cpu")
 
 
-def measured(encoders: dict[int, LayerEncoder], max_length: int = 64, **options: Any) -> polars.DataFrame:
-    """Return what `measure` finds in the weights of each step, in the order and columns of a callback's frame."""
+def measure_steps(encoders: dict[int, LayerEncoder], max_length: int = 64, **options: Any) -> polars.DataFrame:
+    """Return the metrics of `measure` for the weights of each step, in the order and columns of a callback's frame."""
     frames = []
-    own = {"norm": options.pop("norm", "none"), "pooling": options.pop("pooling", "mean")}
+    encoder_options = {"norm": options.pop("norm", "none"), "pooling": options.pop("pooling", "mean")}
     for step, encoder in encoders.items():
-        same = LayerEncoder(encoder.source, -1, device="cpu", max_length=max_length, **own)
-        frames.append(measure(same, TEXTS, **options).with_columns(revision=polars.lit(f"step{step}")))
+        step_encoder = LayerEncoder(encoder.source, -1, device="cpu", max_length=max_length, **encoder_options)
+        frames.append(measure(step_encoder, TEXTS, **options).with_columns(revision=polars.lit(f"step{step}")))
     return polars.concat(frames).select("revision", "name", "layer", "depth", "value")
 
 
-def assert_frames_match(found: polars.DataFrame, expected: polars.DataFrame, rtol: float = 1e-4) -> None:
-    """Compare row by row: the same steps, metrics and layers in the same order, and their values."""
+def assert_frames_match(actual: polars.DataFrame, expected: polars.DataFrame, rtol: float = 1e-4) -> None:
+    """Compare row by row: the same steps, metrics, layers and order, and equal values."""
     keys = ["revision", "name", "layer", "depth"]
-    assert found.select(keys).rows() == expected.select(keys).rows()
-    torch.testing.assert_close(torch.tensor(found["value"]), torch.tensor(expected["value"]), rtol=rtol, atol=1e-5)
+    assert actual.select(keys).rows() == expected.select(keys).rows()
+    torch.testing.assert_close(torch.tensor(actual["value"]), torch.tensor(expected["value"]), rtol=rtol, atol=1e-5)

@@ -1,4 +1,4 @@
-"""Runs that end with the best weights instead of the last: each measurement bears the step of its weights."""
+"""Runs that end with the best weights instead of the last: each measurement has the step of its weights."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from transformers import EarlyStoppingCallback
 from midlayer_encoders.callbacks import LayerMetricsTrainerCallback
 from tests.callbacks.oracles import TEXTS, TrainerWeights
 from tests.callbacks.test_run_files import by_hand
-from tests.callbacks.test_trainer import trainer
+from tests.callbacks.test_trainer import make_trainer
 from tests.callbacks.training import ADVICE
 from tests.thinned import thinned
 
 pytestmark = ADVICE
 
 BEST: dict[str, tuple[dict[int, float], int, list[int]]] = {
-    # name: scores by step, the step of the weights at the end, and the steps that were measured
+    # name: scores by step, the step of the final weights, and the measured steps
     "neither is due": ({2: 3, 4: 2, 6: 1, 7: 0}, 2, [0, 2, 7]),
     "the last is best": ({2: 0.0, 4: 1.0, 6: 0.0, 7: 2.0}, 7, [0, 7]),
     "stopped early": ({2: 1.0, 4: 0.0}, 2, [0, 2]),
@@ -30,27 +30,27 @@ BEST: dict[str, tuple[dict[int, float], int, list[int]]] = {
 
 
 @pytest.mark.parametrize("name", thinned(BEST, 2))
-def test_each_measurement_bears_the_step_of_its_weights(name: str, tmp_path: Path) -> None:
+def test_each_measurement_has_the_step_of_its_weights(name: str, tmp_path: Path) -> None:
     scores, loaded, steps = BEST[name]
-    seen = LayerMetricsTrainerCallback(TEXTS, metrics="curvature", every_n_steps=[0], figures=False, strict=True)
+    callback = LayerMetricsTrainerCallback(TEXTS, metrics="curvature", every_n_steps=[0], figures=False, strict=True)
     weights = TrainerWeights()
     early = [EarlyStoppingCallback(1)] if name == "stopped early" else []
-    made = trainer(
-        tmp_path, [seen, weights, *early], max_steps=7, eval_strategy="steps", eval_steps=min(scores),
+    hf_trainer = make_trainer(
+        tmp_path, [callback, weights, *early], max_steps=7, eval_strategy="steps", eval_steps=min(scores),
         save_strategy="steps", save_steps=2, save_only_model=True, load_best_model_at_end=True,
         metric_for_best_model="score", greater_is_better=True,
     )  # fmt: skip
-    made.compute_metrics = lambda _: {"score": scores[made.state.global_step]}
-    made.train()
-    body = {key: value for key, value in made.model.state_dict().items() if key.startswith("gpt_neox")}
+    hf_trainer.compute_metrics = lambda _: {"score": scores[hf_trainer.state.global_step]}
+    hf_trainer.train()
+    body = {key: value for key, value in hf_trainer.model.state_dict().items() if key.startswith("gpt_neox")}
     assert all(torch.equal(value, weights.steps[loaded][key]) for key, value in body.items())
-    found = {
-        step: values["value"].to_list() for (step,), values in seen.frame.group_by("revision", maintain_order=True)
+    values_by_step = {
+        step: values["value"].to_list() for (step,), values in callback.frame.group_by("revision", maintain_order=True)
     }
-    assert list(found) == [f"step{step}" for step in steps]
+    assert list(values_by_step) == [f"step{step}" for step in steps]
     for step in steps:
-        assert found[f"step{step}"] == pytest.approx(by_hand(weights.steps[step]), rel=1e-4)
+        assert values_by_step[f"step{step}"] == pytest.approx(by_hand(weights.steps[step]), rel=1e-4)
     key = "midlayer/curvature/layer_03"
-    logged = {entry["step"]: (entry[key], entry["epoch"]) for entry in made.state.log_history if key in entry}
-    assert logged == {step: (found[f"step{step}"][3], pytest.approx(step / 8)) for step in steps}
-    assert polars.read_parquet(tmp_path / "midlayer" / "history.parquet").equals(seen.frame)
+    logged = {entry["step"]: (entry[key], entry["epoch"]) for entry in hf_trainer.state.log_history if key in entry}
+    assert logged == {step: (values_by_step[f"step{step}"][3], pytest.approx(step / 8)) for step in steps}
+    assert polars.read_parquet(tmp_path / "midlayer" / "history.parquet").equals(callback.frame)

@@ -9,14 +9,14 @@ from midlayer_encoders.errors import OptionError
 
 
 @pytest.mark.parametrize(
-    ("every", "due"), [("log2", [0, 1, 2, 4, 8]), (3, [0, 3, 6, 9]), ([2, 5], [2, 5]), ((0, 7), [0, 7])]
+    ("cadence", "due"), [("log2", [0, 1, 2, 4, 8]), (3, [0, 3, 6, 9]), ([2, 5], [2, 5]), ((0, 7), [0, 7])]
 )
-def test_due_steps(every: Any, due: list[int]) -> None:
-    assert [step for step in range(11) if is_due(every, step)] == due
+def test_due_steps(cadence: Any, due: list[int]) -> None:
+    assert [step for step in range(11) if is_due(cadence, step)] == due
 
 
 @pytest.mark.parametrize(
-    ("every", "text"),
+    ("cadence", "message"),
     [
         (0, "1 or more, .*but got 0"),
         (-3, "1 or more, .*but got -3"),
@@ -28,6 +28,6 @@ def test_due_steps(every: Any, due: list[int]) -> None:
         ([1, -1], r"but got \[1, -1\]"),
     ],
 )
-def test_a_wrong_cadence_is_refused(every: Any, text: str) -> None:
-    with pytest.raises(OptionError, match=text):
-        CallbackSettings(["a text"], every_n_steps=every)
+def test_invalid_cadence_is_refused(cadence: Any, message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        CallbackSettings(["a text"], every_n_steps=cadence)

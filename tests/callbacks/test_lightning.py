@@ -1,4 +1,4 @@
-"""The Lightning callbacks: what they log is right, and the run is what it would have been without them."""
+"""The Lightning callbacks log correct values and do not change the run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = ADVICE
 CHEAP = ["prompt_entropy", "dataset_entropy", "infonce"]
 
 
-def callback(**options: Any) -> LayerMetricsCallback:
+def make_callback(**options: Any) -> LayerMetricsCallback:
     return LayerMetricsCallback(INPUTS, TOKENIZER, **{"metrics": CHEAP, "figures": False, "strict": True, **options})
 
 
@@ -36,96 +36,98 @@ def callback(**options: Any) -> LayerMetricsCallback:
     ],
     ids=["plain", "bf16", "accumulation and sanity check", "clipping"],
 )
-def test_a_run_is_bit_for_bit_the_same(options: dict[str, Any], tmp_path: Path) -> None:
+def test_run_is_bitwise_the_same(options: dict[str, Any], tmp_path: Path) -> None:
     without, _ = fit(Boring(neox()), tmp_path / "a", [], **options)
-    seen = callback(every_n_steps=3)
-    with_it, _ = fit(
-        Boring(neox()), tmp_path / "b", [seen, LastLayerDecline(INPUTS, TOKENIZER, strict=True)], **options
+    callback = make_callback(every_n_steps=3)
+    with_callback, _ = fit(
+        Boring(neox()), tmp_path / "b", [callback, LastLayerDecline(INPUTS, TOKENIZER, strict=True)], **options
     )
-    assert_same(without, with_it)
-    assert len(set(seen.frame["revision"])) == 4  # steps 0, 3, 6 and 9
+    assert_same(without, with_callback)
+    assert len(set(callback.frame["revision"])) == 4  # steps 0, 3, 6 and 9
 
 
-def test_a_boring_model_with_buffers_that_learn_is_the_same(tmp_path: Path) -> None:
+def test_run_with_batch_norm_is_the_same(tmp_path: Path) -> None:
     rows = torch.randn(32, 4, 8, generator=torch.Generator().manual_seed(0))
     loader = DataLoader(rows[:8] + 1, 4)
     without, _ = fit(Boring(Stack()), tmp_path / "a", [], rows=rows)
-    seen = LayerMetricsCallback(
+    callback = LayerMetricsCallback(
         loader, module="backbone", blocks="steps", metrics=["prompt_entropy", "lidar"], views=[loader, loader],
         figures=False, strict=True,
     )  # fmt: skip
-    with_it, _ = fit(Boring(Stack()), tmp_path / "b", [seen], rows=rows)
-    assert_same(without, with_it)
-    assert set(seen.frame["name"]) == {"prompt_entropy", "lidar"}
+    with_callback, _ = fit(Boring(Stack()), tmp_path / "b", [callback], rows=rows)
+    assert_same(without, with_callback)
+    assert set(callback.frame["name"]) == {"prompt_entropy", "lidar"}
 
 
-def test_a_frozen_part_stays_in_eval_mode(tmp_path: Path) -> None:
+def test_frozen_module_stays_in_eval_mode(tmp_path: Path) -> None:
     class Frozen(Boring):
         def on_train_start(self) -> None:
             self.backbone.gpt_neox.layers[0].eval()
 
     without, _ = fit(Frozen(neox()), tmp_path / "a", [])
-    with_it, _ = fit(Frozen(neox()), tmp_path / "b", [callback(every_n_steps=2)])
-    assert_same(without, with_it)
+    with_callback, _ = fit(Frozen(neox()), tmp_path / "b", [make_callback(every_n_steps=2)])
+    assert_same(without, with_callback)
     assert without.modes.count(False) > 1
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["plain", "GPTNeoX"])
-def test_a_compiled_module_is_not_compiled_again(family: str, tmp_path: Path) -> None:
+def test_compiled_module_is_not_recompiled(family: str, tmp_path: Path) -> None:
     from torch._dynamo.utils import counters
 
     rows = torch.randn(32, 4, 8, generator=torch.Generator().manual_seed(0)) if family == "plain" else None
-    seen = (
-        callback(every_n_steps=2)
+    callback = (
+        make_callback(every_n_steps=2)
         if rows is None
         else LayerMetricsCallback([rows[:7]], module="backbone", blocks="steps", metrics=CHEAP[:1], strict=True)
     )
     graphs = []
-    for callbacks in ([], [seen]):
+    for callbacks in ([], [callback]):
         torch._dynamo.reset()
         counters.clear()
         backbone = neox() if rows is None else Stack()
-        found, _ = fit(Boring(backbone, compiled=True), tmp_path, callbacks, rows=rows)
-        graphs.append((counters["stats"]["unique_graphs"], found))
+        trace, _ = fit(Boring(backbone, compiled=True), tmp_path, callbacks, rows=rows)
+        graphs.append((counters["stats"]["unique_graphs"], trace))
     assert graphs[0][0] == graphs[1][0] > 0
     assert_same(graphs[0][1], graphs[1][1])
 
 
-def test_values_are_those_of_measure(tmp_path: Path) -> None:
+def test_values_match_measure(tmp_path: Path) -> None:
     from midlayer_encoders import LayerEncoder, measure
     from midlayer_encoders.views.text_views import augment
 
     module = Boring(neox())
-    seen = callback(metrics="paper", every_n_steps=[9])
-    fit(module, tmp_path / "run", [seen])
+    callback = make_callback(metrics="paper", every_n_steps=[9])
+    fit(module, tmp_path / "run", [callback])
     module.backbone.save_pretrained(tmp_path / "model")
     TOKENIZER.save_pretrained(tmp_path / "model")
     encoder = LayerEncoder(str(tmp_path / "model"), -1, norm="none", device="cpu")
     expected = measure(encoder, INPUTS, metrics="paper", views=augment(INPUTS, views=2))
-    both = seen.frame.join(expected, on=["name", "layer"], suffix="_expected")
-    assert len(both) == len(expected) == len(seen.frame)
-    torch.testing.assert_close(torch.tensor(both["value"]), torch.tensor(both["value_expected"]), rtol=1e-4, atol=1e-5)
+    joined = callback.frame.join(expected, on=["name", "layer"], suffix="_expected")
+    assert len(joined) == len(expected) == len(callback.frame)
+    torch.testing.assert_close(
+        torch.tensor(joined["value"]), torch.tensor(joined["value_expected"]), rtol=1e-4, atol=1e-5
+    )
 
 
 def test_loggers_get_every_layer_at_the_exact_step(tmp_path: Path) -> None:
     from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
     csv, board = CSVLogger(tmp_path), TensorBoardLogger(str(tmp_path), name="board")
-    seen = callback(every_n_steps=3, figures=True)
-    fit(Boring(neox()), tmp_path, [seen], logger=[csv, board], accumulate_grad_batches=2)
+    callback = make_callback(every_n_steps=3, figures=True)
+    fit(Boring(neox()), tmp_path, [callback], logger=[csv, board], accumulate_grad_batches=2)
     logged = pl_frames.read_csv(Path(csv.log_dir) / "metrics.csv")
     key = "midlayer/prompt_entropy/layer_03"
     rows = logged.filter(pl_frames.col(key).is_not_null())
     assert rows["step"].to_list() == [0, 3, 6, 9]
-    expected = seen.frame.filter((pl_frames.col("name") == "prompt_entropy") & (pl_frames.col("layer") == 3))
+    expected = callback.frame.filter((pl_frames.col("name") == "prompt_entropy") & (pl_frames.col("layer") == 3))
     assert rows[key].to_list() == pytest.approx(expected["value"].to_list())
     folder = Path(csv.log_dir) / "midlayer"
     assert {path.name for path in folder.iterdir()} == {"history.parquet", "heat.png", "curves.png"}
-    assert pl_frames.read_parquet(folder / "history.parquet").equals(seen.frame)
-    written = b"".join(path.read_bytes() for path in Path(board.log_dir).glob("events*"))
-    assert b"midlayer/infonce/layer_00" in written
-    assert b"midlayer/heat" in written
+    assert pl_frames.read_parquet(folder / "history.parquet").equals(callback.frame)
+    event_bytes = b"".join(path.read_bytes() for path in Path(board.log_dir).glob("events*"))
+    assert b"midlayer/infonce/layer_00" in event_bytes
+    assert b"midlayer/heat" in event_bytes
 
 
 class Killed(pl.Callback):
@@ -135,32 +137,32 @@ class Killed(pl.Callback):
 
 
 @pytest.mark.slow
-def test_a_run_killed_and_resumed_has_the_history_of_one_that_was_not(tmp_path: Path) -> None:
+def test_killed_and_resumed_run_has_the_history_of_an_uninterrupted_one(tmp_path: Path) -> None:
     def train(folder: str, callbacks: list[Any], **options: Any) -> None:
-        # Lightning does not restore what shuffling and dropout draw from; 8 steps are an epoch.
+        # Lightning does not restore the generators of shuffling and dropout; an epoch has 8 steps.
         model = neox(dropout=0.0, seed=3 if "ckpt" in options else 0)
         fit(Boring(model), tmp_path / folder, callbacks, shuffle=False, max_steps=12, **options)
 
-    whole, killed, resumed = (callback(every_n_steps=1) for _ in range(3))
-    train("a", [whole])
+    uninterrupted, killed, resumed = (make_callback(every_n_steps=1) for _ in range(3))
+    train("a", [uninterrupted])
     saver = pl.callbacks.ModelCheckpoint(tmp_path / "ckpt", every_n_train_steps=8)
     with pytest.raises(RuntimeError, match="killed"):
         train("b", [killed, Killed(), saver], enable_checkpointing=True)
-    assert len(set(killed.frame["revision"])) == 11  # steps 0 to 10, of which the checkpoint knows 0 to 8
+    assert len(set(killed.frame["revision"])) == 11  # steps 0 to 10; the checkpoint has 0 to 8
     train("c", [resumed], ckpt=str(next((tmp_path / "ckpt").glob("*step=8.ckpt"))))
-    assert resumed.frame.equals(whole.frame)
-    assert pl_frames.read_parquet(next((tmp_path / "c").rglob("history.parquet"))).equals(whole.frame)
+    assert resumed.frame.equals(uninterrupted.frame)
+    assert pl_frames.read_parquet(next((tmp_path / "c").rglob("history.parquet"))).equals(uninterrupted.frame)
 
 
-def test_a_validation_alone_is_measured_once(tmp_path: Path) -> None:
-    seen = callback(dirpath=tmp_path)
-    trainer = pl.Trainer(accelerator="cpu", logger=False, callbacks=[seen], enable_progress_bar=False)
+def test_separate_validation_is_measured_once(tmp_path: Path) -> None:
+    callback = make_callback(dirpath=tmp_path)
+    trainer = pl.Trainer(accelerator="cpu", logger=False, callbacks=[callback], enable_progress_bar=False)
     trainer.validate(Boring(neox()), DataLoader(torch.ones(4, 4), 4), verbose=False)
-    assert set(seen.frame["revision"]) == {"step0"}
+    assert set(callback.frame["revision"]) == {"step0"}
     assert (tmp_path / "history.parquet").exists()
 
 
-def test_a_model_made_in_configure_model_is_found(tmp_path: Path) -> None:
+def test_model_created_in_configure_model_is_found(tmp_path: Path) -> None:
     class Late(Boring):
         def __init__(self) -> None:
             super().__init__(nn.Identity())
@@ -168,9 +170,9 @@ def test_a_model_made_in_configure_model_is_found(tmp_path: Path) -> None:
         def configure_model(self) -> None:
             self.backbone = self.run_backbone = neox()
 
-    seen = callback(every_n_steps=[1])
-    fit(Late(), tmp_path, [seen], max_steps=1)
-    assert len(set(seen.frame["layer"])) == 4
+    callback = make_callback(every_n_steps=[1])
+    fit(Late(), tmp_path, [callback], max_steps=1)
+    assert len(set(callback.frame["layer"])) == 4
 
 
 class Two(Boring):
@@ -180,57 +182,57 @@ class Two(Boring):
 
 
 @pytest.mark.parametrize(
-    ("module", "made", "error", "text"),
+    ("module", "make_invalid", "error", "message"),
     [
-        (lambda: Boring(Stack()), callback, AnatomyError, "holds no Hugging Face model.*'backbone.steps'"),
-        (Two, callback, AnatomyError, "holds 2 transformers: 'backbone' .*'teacher'.*`module`"),
-        (Two, lambda: callback(module="teachr"), AnatomyError, "no 'teachr'.*'teacher'"),
+        (lambda: Boring(Stack()), make_callback, AnatomyError, "holds no Hugging Face model.*'backbone.steps'"),
+        (Two, make_callback, AnatomyError, "holds 2 transformers: 'backbone' .*'teacher'.*`module`"),
+        (Two, lambda: make_callback(module="teachr"), AnatomyError, "no 'teachr'.*'teacher'"),
         (None, lambda: LayerMetricsCallback(["a", "b"], TOKENIZER), OptionError, "at least 2 texts of 4 tokens"),
         (None, lambda: LayerMetricsCallback("a text", TOKENIZER), OptionError, "write `\\[text\\]`"),
         (None, lambda: LayerMetricsCallback([*INPUTS, 3], TOKENIZER), OptionError, "only strings"),
         (None, lambda: LayerMetricsCallback([], TOKENIZER), OptionError, "must hold texts or batches, but got none"),
-        (None, lambda: callback(labels=["a"] * 8), MidlayerError, "labels"),
+        (None, lambda: make_callback(labels=["a"] * 8), MidlayerError, "labels"),
         (None, lambda: LayerMetricsCallback(INPUTS), OptionError, "`tokenizer` must be given"),
-        (None, lambda: callback(layers=[9]), MidlayerError, r"must be in \[0, 3\]"),
-        (None, lambda: callback(views=[INPUTS]), OptionError, "must hold 2 views"),
-        (None, lambda: callback(views=[INPUTS, INPUTS[:2]]), OptionError, "view 1 is not"),
-        (None, lambda: callback(labels=[0, 1]), OptionError, "one for each of the 8 inputs"),
+        (None, lambda: make_callback(layers=[9]), MidlayerError, r"must be in \[0, 3\]"),
+        (None, lambda: make_callback(views=[INPUTS]), OptionError, "must hold 2 views"),
+        (None, lambda: make_callback(views=[INPUTS, INPUTS[:2]]), OptionError, "view 1 is not"),
+        (None, lambda: make_callback(labels=[0, 1]), OptionError, "one for each of the 8 inputs"),
         (None, lambda: LayerMetricsCallback([("x", "y")], metrics=CHEAP[:1]), OptionError, "dicts of tensors with 'input_ids'"),
         (None, lambda: LayerMetricsCallback([{"pixels": torch.ones(2, 4)}], metrics=CHEAP[:1]), OptionError, "it gave \\['pixels'\\]"),
         (None, lambda: LayerMetricsCallback([torch.ones(1, 4).long()], metrics=CHEAP[:1]), OptionError, "at least 2 inputs"),
         (None, lambda: LayerMetricsCallback([torch.ones(2, 4).long()]), OptionError, "`views` must be given"),
     ],
 )  # fmt: skip
-def test_what_cannot_work_is_refused_before_training(
-    module: Any, made: Any, error: type[Exception], text: str, tmp_path: Path
+def test_invalid_settings_are_refused_before_training(
+    module: Any, make_invalid: Any, error: type[Exception], message: str, tmp_path: Path
 ) -> None:
-    trained = Boring(neox()) if module is None else module()
-    with pytest.raises(error, match=text):
-        fit(trained, tmp_path, [made()])
-    assert trained.losses == []
+    lightning_module = Boring(neox()) if module is None else module()
+    with pytest.raises(error, match=message):
+        fit(lightning_module, tmp_path, [make_invalid()])
+    assert lightning_module.losses == []
 
 
-def test_options_are_refused_when_given() -> None:
+def test_invalid_options_are_refused_in_the_constructor() -> None:
     with pytest.raises(MidlayerError, match="Did you mean"):
-        callback(metrics=["prompt_entrpy"])
+        make_callback(metrics=["prompt_entrpy"])
     with pytest.raises(OptionError, match=r"1 or more, .* but got 0"):
-        callback(every_n_steps=0)
+        make_callback(every_n_steps=0)
     with pytest.raises(MidlayerError, match="on_decline"):
         LastLayerDecline(INPUTS, TOKENIZER, on_decline="halt")  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="`patience`"):
         LastLayerDecline(INPUTS, TOKENIZER, patience=0)
     with pytest.raises(OptionError, match="no frame before the first run"):
-        _ = callback().frame
+        _ = make_callback().frame
 
 
-def test_a_tokenizer_that_is_not_the_model_s_is_refused(tmp_path: Path) -> None:
+def test_tokenizer_of_another_model_is_refused(tmp_path: Path) -> None:
     larger = TOKENIZER.__class__(tokenizer_object=TOKENIZER.backend_tokenizer)
     larger.add_tokens(["one more"])
     with pytest.raises(OptionError, match="100 tokens and the embedding 99 rows"):
         fit(Boring(neox()), tmp_path, [LayerMetricsCallback(INPUTS, larger, metrics=CHEAP)])
 
 
-def test_weights_that_are_sharded_are_refused(tmp_path: Path) -> None:
+def test_sharded_weights_are_refused(tmp_path: Path) -> None:
     class FSDPStrategy:  # building the real one needs a GPU
         pass
 
@@ -238,11 +240,11 @@ def test_weights_that_are_sharded_are_refused(tmp_path: Path) -> None:
         strategy, loggers = FSDPStrategy(), [1]
 
     with pytest.raises(MidlayerError, match=r"shards its weights.*midlayer progression"):
-        callback().setup(Trainer(), Boring(neox()), "fit")
+        make_callback().setup(Trainer(), Boring(neox()), "fit")
 
 
 class Failing(LayerMetricsCallback):
-    """A measurement that cannot run after the second step, as one that is out of memory."""
+    """A measurement that fails after the second step, as if out of memory."""
 
     def _measure(self, root: nn.Module, step: int, autocast: Any) -> Any:
         if step > 2 and self._history is not None:
@@ -251,30 +253,30 @@ class Failing(LayerMetricsCallback):
 
 
 @pytest.mark.parametrize("strict", [False, True])
-def test_an_error_in_a_measurement_does_not_stop_the_run(
+def test_error_in_a_measurement_does_not_stop_the_run(
     strict: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    made = Failing(INPUTS, TOKENIZER, metrics=CHEAP[:2], every_n_steps=1, figures=False, strict=strict)
+    failing = Failing(INPUTS, TOKENIZER, metrics=CHEAP[:2], every_n_steps=1, figures=False, strict=strict)
     if strict:
         with pytest.raises(IndexError):
-            fit(Boring(neox()), tmp_path, [made])
+            fit(Boring(neox()), tmp_path, [failing])
         return
     without, _ = fit(Boring(neox()), tmp_path / "a", [])
     with caplog.at_level(logging.ERROR, "midlayer_encoders"):
-        with_it, _ = fit(Boring(neox()), tmp_path / "b", [made])
-    assert_same(without, with_it)
-    assert set(made.frame["revision"]) == {"step0", "step1", "step2"}
-    (record,) = [each for each in caplog.records if each.name == "midlayer_encoders"]
+        with_callback, _ = fit(Boring(neox()), tmp_path / "b", [failing])
+    assert_same(without, with_callback)
+    assert set(failing.frame["revision"]) == {"step0", "step1", "step2"}
+    (record,) = [log_record for log_record in caplog.records if log_record.name == "midlayer_encoders"]
     assert "failed at step 3; training continues" in record.getMessage()
     assert record.exc_info is not None
 
 
 LABELS = [0, 1, 0, 1, 0, 1, 0, 1, 0, 1]
-LABELLED = [f"{'good' if label else 'bad'} text {chr(97 + place)}" for place, label in enumerate(LABELS)]
+LABELLED = [f"{'good' if label else 'bad'} text {chr(97 + number)}" for number, label in enumerate(LABELS)]
 
 
 @pytest.mark.parametrize("action", ["stop", "checkpoint"])
-def test_a_collapse_stops_or_saves_the_run(action: Any, tmp_path: Path) -> None:
+def test_collapse_stops_or_saves_the_run(action: Any, tmp_path: Path) -> None:
     class Collapses(Boring):
         def on_train_batch_end(self, *_: Any) -> None:
             if self.global_step == 3:
@@ -283,14 +285,14 @@ def test_a_collapse_stops_or_saves_the_run(action: Any, tmp_path: Path) -> None:
                     self.backbone.gpt_neox.embed_in.weight[:] = line  # all tokens on one line
 
     watch = LastLayerDecline(INPUTS, TOKENIZER, every_n_steps=1, on_decline=action, strict=True, figures=False)
-    found, _ = fit(Collapses(neox(dropout=0.0)), tmp_path, [watch])
+    trace, _ = fit(Collapses(neox(dropout=0.0)), tmp_path, [watch])
     assert len(watch.events) == 1
     assert "the entropy of layer 0 collapsed" in watch.events[0]
-    assert (found.step < 9) == (action == "stop")
+    assert (trace.step < 9) == (action == "stop")
     assert bool(list(tmp_path.rglob("decline-step*.ckpt"))) == (action == "checkpoint")
 
 
-def test_states_that_are_not_finite_are_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_nonfinite_states_are_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     class Diverges(Boring):
         def on_train_batch_end(self, *_: Any) -> None:
             if self.global_step == 3:
@@ -298,13 +300,13 @@ def test_states_that_are_not_finite_are_warned_of(tmp_path: Path, caplog: pytest
                     self.backbone.gpt_neox.layers[1].mlp.dense_4h_to_h.bias[:] = float("nan")
 
     watch = LastLayerDecline(LABELLED, TOKENIZER, labels=LABELS, every_n_steps=1, on_decline="stop", figures=False)
-    found, _ = fit(Diverges(neox()), tmp_path, [watch])
-    assert found.step <= 5
+    trace, _ = fit(Diverges(neox()), tmp_path, [watch])
+    assert trace.step <= 5
     assert "hold NaN or infinity" in watch.events[0]
     assert set(watch.frame["name"]) == {"prompt_entropy", "label_accuracy"}
 
 
-def test_a_decline_is_warned_of_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_decline_is_warned_of_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     watch = LastLayerDecline(
         LABELLED, TOKENIZER, labels=LABELS, every_n_steps=1, patience=1, figures=False, strict=True
     )
@@ -322,24 +324,24 @@ def test_a_decline_is_warned_of_once(tmp_path: Path, caplog: pytest.LogCaptureFi
 
 
 def test_two_callbacks_keep_their_own_history(tmp_path: Path) -> None:
-    one, two = callback(every_n_steps=2), callback(every_n_steps=3, name="other")
-    _, trainer = fit(Boring(neox()), tmp_path, [one, two], max_steps=6)
+    first, second = make_callback(every_n_steps=2), make_callback(every_n_steps=3, name="other")
+    _, trainer = fit(Boring(neox()), tmp_path, [first, second], max_steps=6)
     trainer.save_checkpoint(tmp_path / "both.ckpt")
     saved = torch.load(tmp_path / "both.ckpt", weights_only=True)["callbacks"]
-    kept = {key: sorted(state["steps"]) for key, state in saved.items() if "LayerMetrics" in key}
-    assert kept == {"LayerMetricsCallback[midlayer]": [0, 2, 4, 6], "LayerMetricsCallback[other]": [0, 3, 6]}
+    saved_steps = {key: sorted(state["steps"]) for key, state in saved.items() if "LayerMetrics" in key}
+    assert saved_steps == {"LayerMetricsCallback[midlayer]": [0, 2, 4, 6], "LayerMetricsCallback[other]": [0, 3, 6]}
 
 
-def test_a_second_run_begins_anew(tmp_path: Path) -> None:
-    seen = callback(every_n_steps=1)
-    fit(Boring(neox()), tmp_path / "a", [seen], max_steps=4)
-    fit(Boring(neox(seed=1)), tmp_path / "b", [seen], max_steps=2)
-    fresh = callback(every_n_steps=1)
+def test_second_run_starts_a_new_history(tmp_path: Path) -> None:
+    reused = make_callback(every_n_steps=1)
+    fit(Boring(neox()), tmp_path / "a", [reused], max_steps=4)
+    fit(Boring(neox(seed=1)), tmp_path / "b", [reused], max_steps=2)
+    fresh = make_callback(every_n_steps=1)
     fit(Boring(neox(seed=1)), tmp_path / "c", [fresh], max_steps=2)
-    assert seen.frame.equals(fresh.frame)
+    assert reused.frame.equals(fresh.frame)
 
 
-def test_pytorch_lightning_takes_it_too(tmp_path: Path) -> None:
+def test_callback_works_with_pytorch_lightning(tmp_path: Path) -> None:
     import pytorch_lightning
 
     class Other(pytorch_lightning.LightningModule):
@@ -353,10 +355,10 @@ def test_pytorch_lightning_takes_it_too(tmp_path: Path) -> None:
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return torch.optim.SGD(self.parameters(), lr=0.1)
 
-    seen = callback(dirpath=tmp_path, every_n_steps=2)
+    callback = make_callback(dirpath=tmp_path, every_n_steps=2)
     trainer = pytorch_lightning.Trainer(
-        max_steps=2, accelerator="cpu", logger=False, callbacks=[seen], enable_progress_bar=False,
+        max_steps=2, accelerator="cpu", logger=False, callbacks=[callback], enable_progress_bar=False,
         enable_model_summary=False, enable_checkpointing=False,
     )  # fmt: skip
     trainer.fit(Other(), DataLoader(torch.randint(4, 90, (8, 8)), 4))
-    assert set(seen.frame["revision"]) == {"step0", "step2"}
+    assert set(callback.frame["revision"]) == {"step0", "step2"}

@@ -1,4 +1,4 @@
-"""Everything of a model and a process that a measurement could touch is, after each step, what it is without one."""
+"""A measurement leaves everything it could touch in a model and a process unchanged after each step."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from transformers import TrainerCallback
 
 from midlayer_encoders.callbacks import LastLayerDecline, LayerMetricsCallback, LayerMetricsTrainerCallback
 from tests.callbacks.oracles import TEXTS
-from tests.callbacks.test_trainer import trainer
+from tests.callbacks.test_trainer import make_trainer
 from tests.callbacks.training import ADVICE, TOKENIZER, Boring, Stack, fit, generators, neox
 
 pytestmark = ADVICE
 
 
-def state_of(model: nn.Module) -> dict[str, Any]:
-    """Return copies of all that a forward pass, or a careless guest, may change."""
+def record_state(model: nn.Module) -> dict[str, Any]:
+    """Return copies of everything that a forward pass could change."""
     parameters = list(model.named_parameters())
     return {
         "weights": {name: value.detach().clone() for name, value in parameters},
@@ -35,20 +35,20 @@ def state_of(model: nn.Module) -> dict[str, Any]:
     }
 
 
-def assert_equal(one: Any, other: Any, where: str = "") -> None:
-    assert type(one) is type(other), where
-    if isinstance(one, dict):
-        assert one.keys() == other.keys(), where
-        for key, value in one.items():
-            assert_equal(value, other[key], f"{where}/{key}")
-    elif isinstance(one, Tensor):
-        assert torch.equal(one, other), where
+def assert_equal(actual: Any, expected: Any, path: str = "") -> None:
+    assert type(actual) is type(expected), path
+    if isinstance(actual, dict):
+        assert actual.keys() == expected.keys(), path
+        for key, value in actual.items():
+            assert_equal(value, expected[key], f"{path}/{key}")
+    elif isinstance(actual, Tensor):
+        assert torch.equal(actual, expected), path
     else:
-        assert one == other, where
+        assert actual == expected, path
 
 
 class Drawing(Stack):
-    """Draws from every generator and keeps tables of what it saw, in eval mode too."""
+    """Draws from every generator and updates buffers, even in eval mode."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class Drawing(Stack):
 
 
 class Kept(Boring):
-    """Keeps the state after each batch, when the callbacks have seen it."""
+    """Records the state after each batch, after the callbacks ran."""
 
     def __init__(self, backbone: nn.Module) -> None:
         super().__init__(backbone)
@@ -72,13 +72,13 @@ class Kept(Boring):
         self.backbone.requires_grad_(True)
         for name, value in self.backbone.named_parameters():
             value.requires_grad_("1" not in name)
-        self.states.append(state_of(self))
+        self.states.append(record_state(self))
 
     def on_train_batch_end(self, *_: Any) -> None:
-        self.states.append(state_of(self))
+        self.states.append(record_state(self))
 
 
-def seen_of(kind: str, *, strict: bool = True) -> list[Any]:
+def make_callbacks(kind: str, *, strict: bool = True) -> list[Any]:
     common: dict[str, Any] = {"every_n_steps": 1, "figures": False, "strict": strict}
     if kind == "plain":
         rows = torch.randn(16, 4, 8, generator=torch.Generator().manual_seed(3)) + 1
@@ -90,57 +90,61 @@ def seen_of(kind: str, *, strict: bool = True) -> list[Any]:
 
 
 @pytest.mark.parametrize(("kind", "accumulated"), [("plain", 2), ("GPTNeoX", 1)])
-def test_nothing_of_a_lightning_run_changes_at_any_step(kind: str, accumulated: int, tmp_path: Path) -> None:
+def test_lightning_run_is_unchanged_at_every_step(kind: str, accumulated: int, tmp_path: Path) -> None:
     runs = []
-    for callbacks in ([], seen_of(kind)):
+    for callbacks in ([], make_callbacks(kind)):
         module = Kept(Drawing() if kind == "plain" else neox())
         rows = torch.randn(32, 4, 8, generator=torch.Generator().manual_seed(0)) if kind == "plain" else None
         fit(module, tmp_path, callbacks, rows=rows, max_steps=3, accumulate_grad_batches=accumulated)
         runs.append(module)
     assert runs[0].losses == runs[1].losses
     assert len(runs[0].states) == 1 + 3 * accumulated
-    for step, (one, other) in enumerate(zip(runs[0].states, runs[1].states, strict=True)):
-        assert_equal(one, other, f"batch {step}")
+    for step, (expected, actual) in enumerate(zip(runs[0].states, runs[1].states, strict=True)):
+        assert_equal(expected, actual, f"batch {step}")
     assert any(value is not None for value in runs[0].states[1]["gradients"].values())
 
 
 class States(TrainerCallback):
     def __init__(self) -> None:
-        self.found: list[dict[str, Any]] = []
+        self.states: list[dict[str, Any]] = []
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        self.found.append(state_of(given["model"]))
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.states.append(record_state(kwargs["model"]))
 
     on_step_end = on_train_end = on_train_begin
 
 
-def test_nothing_of_a_trainers_run_changes_at_any_step(tmp_path: Path) -> None:
+def test_trainer_run_is_unchanged_at_every_step(tmp_path: Path) -> None:
     runs = []
-    for kind in (None, LayerMetricsTrainerCallback):
-        after = States()
-        seen = [] if kind is None else [kind(TEXTS, metrics="paper", every_n_steps=1, figures=False, strict=True)]
-        made = trainer(tmp_path, [*seen, after], max_steps=3)
-        made.train()
-        losses = [entry["loss"] for entry in made.state.log_history if "loss" in entry]
-        runs.append((losses, after.found))
+    for callback_class in (None, LayerMetricsTrainerCallback):
+        recorder = States()
+        callbacks = (
+            []
+            if callback_class is None
+            else [callback_class(TEXTS, metrics="paper", every_n_steps=1, figures=False, strict=True)]
+        )
+        hf_trainer = make_trainer(tmp_path, [*callbacks, recorder], max_steps=3)
+        hf_trainer.train()
+        losses = [entry["loss"] for entry in hf_trainer.state.log_history if "loss" in entry]
+        runs.append((losses, recorder.states))
     assert runs[0][0] == runs[1][0]
-    for step, (one, other) in enumerate(zip(runs[0][1], runs[1][1], strict=True)):
-        assert_equal(one, other, f"step {step}")
+    for step, (expected, actual) in enumerate(zip(runs[0][1], runs[1][1], strict=True)):
+        assert_equal(expected, actual, f"step {step}")
 
 
-def test_a_measurement_that_fails_leaves_nothing_behind_either(tmp_path: Path) -> None:
+def test_failed_measurement_leaves_nothing_behind(tmp_path: Path) -> None:
     class Fails(Drawing):
         def forward(self, values: Tensor) -> Tensor:
-            found = super().forward(values)
+            output = super().forward(values)
             if not self.training:
                 raise RuntimeError("out of memory")
-            return found
+            return output
 
     runs = []
-    for callbacks in ([], seen_of("plain", strict=False)):
+    for callbacks in ([], make_callbacks("plain", strict=False)):
         module = Kept(Fails())
         rows = torch.randn(32, 4, 8, generator=torch.Generator().manual_seed(0))
         fit(module, tmp_path, callbacks, rows=rows, max_steps=2)
         runs.append(module.states)
-    for one, other in zip(*runs, strict=True):
-        assert_equal(one, other)
+    for expected, actual in zip(*runs, strict=True):
+        assert_equal(expected, actual)

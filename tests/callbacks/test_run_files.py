@@ -1,4 +1,4 @@
-"""At which steps a run is measured, under accumulation too, and what its loggers, its file and its figures then hold."""
+"""The steps at which a run is measured, also with accumulation, and the contents of its logs, file and figures."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from midlayer_encoders.frame.schema import FRAME_SCHEMA
 from midlayer_encoders.metrics import curvature
 from midlayer_encoders.report.training_page import plot_steps_curves, plot_steps_heat
 from tests.callbacks.oracles import TEXTS, TrainerWeights, Weights
-from tests.callbacks.test_trainer import trainer
+from tests.callbacks.test_trainer import make_trainer
 from tests.callbacks.test_values import states_by_hand
 from tests.callbacks.training import ADVICE, TOKENIZER, Boring, Shapes, fit, neox
 
@@ -30,7 +30,7 @@ CADENCES: dict[str, tuple[Any, list[int]]] = {
     "list": ([4, 1], [1, 4, 5]),
     "powers": ("log2", [0, 1, 2, 4, 5]),
     "once": ([5], [5]),
-    "later": ([99], [5]),  # the end alone
+    "later": ([99], [5]),  # only the last step
 }
 
 
@@ -43,28 +43,35 @@ def by_hand(weights: dict[str, torch.Tensor]) -> list[float]:
 
 
 @pytest.mark.parametrize("library", ["lightning", "transformers"])
-def test_steps_are_optimizer_steps_and_values_those_of_their_weights(library: str, tmp_path: Path) -> None:
+def test_steps_are_optimizer_steps_with_the_values_of_their_weights(library: str, tmp_path: Path) -> None:
     common: dict[str, Any] = {"metrics": "curvature", "figures": False, "strict": True}
-    seen: Any
+    callbacks: Any
     weights: Any
     if library == "lightning":
-        seen = {
-            name: LayerMetricsCallback(TEXTS, TOKENIZER, every_n_steps=every, name=name, **common)
-            for name, (every, _) in CADENCES.items()
+        callbacks = {
+            name: LayerMetricsCallback(TEXTS, TOKENIZER, every_n_steps=cadence, name=name, **common)
+            for name, (cadence, _) in CADENCES.items()
         }
         weights, logger = Weights(), CSVLogger(tmp_path)
-        fit(Boring(neox()), tmp_path, [weights, *seen.values()], max_steps=5, accumulate_grad_batches=2, logger=logger)
+        fit(
+            Boring(neox()),
+            tmp_path,
+            [weights, *callbacks.values()],
+            max_steps=5,
+            accumulate_grad_batches=2,
+            logger=logger,
+        )
         logged = polars.read_csv(Path(logger.log_dir) / "metrics.csv", infer_schema_length=None).rows(named=True)
         folder = Path(logger.log_dir)
     else:
-        seen = {
-            name: LayerMetricsTrainerCallback(TEXTS, every_n_steps=every, name=name, **common)
-            for name, (every, _) in CADENCES.items()
+        callbacks = {
+            name: LayerMetricsTrainerCallback(TEXTS, every_n_steps=cadence, name=name, **common)
+            for name, (cadence, _) in CADENCES.items()
         }
         weights, folder = TrainerWeights(), tmp_path
-        made = trainer(tmp_path, [weights, *seen.values()], max_steps=5, gradient_accumulation_steps=2)
-        made.train()
-        logged = made.state.log_history
+        hf_trainer = make_trainer(tmp_path, [weights, *callbacks.values()], max_steps=5, gradient_accumulation_steps=2)
+        hf_trainer.train()
+        logged = hf_trainer.state.log_history
     expected = {step: by_hand(weights.steps[step]) for step in range(6)}
     for name, (_, steps) in CADENCES.items():
         keys = [f"{name}/curvature/layer_{layer:02d}" for layer in range(4)]
@@ -81,85 +88,89 @@ def test_steps_are_optimizer_steps_and_values_those_of_their_weights(library: st
         ]
         assert frame.drop("value").rows() == rows
         assert frame["value"].to_list() == pytest.approx([value for step in steps for value in values[step]])
-        assert [list(row.items()) for row in seen[name].history] == [list(row.items()) for row in frame.to_dicts()]
+        assert [list(row.items()) for row in callbacks[name].history] == [list(row.items()) for row in frame.to_dicts()]
 
 
-def test_figures_are_those_of_the_whole_history(tmp_path: Path) -> None:
+def test_figures_show_the_complete_history(tmp_path: Path) -> None:
     common: dict[str, Any] = {"metrics": ["curvature"], "every_n_steps": 1, "strict": True}
-    seen = [LayerMetricsCallback(TEXTS, TOKENIZER, dirpath=tmp_path / "drawn", **common)]
-    seen += [LayerMetricsCallback(TEXTS, TOKENIZER, dirpath=tmp_path / "not", figures=False, name="b", **common)]
-    fit(Boring(neox()), tmp_path, seen, max_steps=2, logger=False)
+    callbacks = [LayerMetricsCallback(TEXTS, TOKENIZER, dirpath=tmp_path / "drawn", **common)]
+    callbacks += [LayerMetricsCallback(TEXTS, TOKENIZER, dirpath=tmp_path / "not", figures=False, name="b", **common)]
+    fit(Boring(neox()), tmp_path, callbacks, max_steps=2, logger=False)
     for name, plot in (("heat", plot_steps_heat), ("curves", plot_steps_curves)):
-        drawn = io.BytesIO()
-        plot(seen[0].frame).savefig(drawn, dpi=110, format="png")
-        wanted, found = (np.asarray(Image.open(each)) for each in (drawn, tmp_path / "drawn" / f"{name}.png"))
-        assert np.array_equal(wanted, found)
+        buffer = io.BytesIO()
+        plot(callbacks[0].frame).savefig(buffer, dpi=110, format="png")
+        expected, actual = (np.asarray(Image.open(source)) for source in (buffer, tmp_path / "drawn" / f"{name}.png"))
+        assert np.array_equal(expected, actual)
     assert [path.name for path in (tmp_path / "not").iterdir()] == ["history.parquet"]
 
 
-def test_a_run_does_not_wait_for_its_figures(tmp_path: Path) -> None:
-    ended = threading.Event()
+def test_run_does_not_wait_for_its_figures(tmp_path: Path) -> None:
+    run_ended = threading.Event()
 
     class Late(LayerMetricsCallback):
-        def _draw_frame(self, *given: Any) -> None:
-            assert ended.wait(60)
-            super()._draw_frame(*given)
+        def _draw_frame(self, *args: Any) -> None:
+            assert run_ended.wait(60)
+            super()._draw_frame(*args)
 
-    seen = Late(TEXTS, TOKENIZER, metrics=["curvature"], every_n_steps=1, dirpath=tmp_path)
-    fit(Boring(neox()), tmp_path, [seen], max_steps=1, logger=False)
+    callback = Late(TEXTS, TOKENIZER, metrics=["curvature"], every_n_steps=1, dirpath=tmp_path)
+    fit(Boring(neox()), tmp_path, [callback], max_steps=1, logger=False)
     assert not list(tmp_path.glob("*.png"))
-    ended.set()
-    fit(Boring(neox()), tmp_path, [seen], max_steps=1, logger=False)  # the next run waits for those of the one before
+    run_ended.set()
+    fit(
+        Boring(neox()), tmp_path, [callback], max_steps=1, logger=False
+    )  # the next run waits for the figures of the previous one
     assert {path.name for path in tmp_path.glob("*.png")} == {"heat.png", "curves.png"}
-    assert seen._drawing is not None
-    seen._drawing.join()
+    assert callback._drawing is not None
+    callback._drawing.join()
 
 
-def test_the_file_is_whole_after_every_measurement(tmp_path: Path) -> None:
+def test_history_file_is_complete_after_every_measurement(tmp_path: Path) -> None:
     class Killed(Weights):
-        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
-            kept = polars.read_parquet(tmp_path / "history.parquet")
-            assert kept["revision"].unique(maintain_order=True).to_list() == [f"step{k}" for k in range(trainer.global_step + 1)]  # fmt: skip
-            if trainer.global_step == 2:
+        def on_train_batch_end(self, make_trainer: Any, *_: Any) -> None:
+            history = polars.read_parquet(tmp_path / "history.parquet")
+            assert history["revision"].unique(maintain_order=True).to_list() == [f"step{k}" for k in range(make_trainer.global_step + 1)]  # fmt: skip
+            if make_trainer.global_step == 2:
                 raise RuntimeError("killed")
 
-    seen = LayerMetricsCallback(TEXTS, TOKENIZER, metrics=["curvature"], every_n_steps=1, dirpath=tmp_path, strict=True)
+    callback = LayerMetricsCallback(
+        TEXTS, TOKENIZER, metrics=["curvature"], every_n_steps=1, dirpath=tmp_path, strict=True
+    )
     with pytest.raises(RuntimeError, match="killed"):
-        fit(Boring(neox()), tmp_path, [seen, Killed()], logger=False)
+        fit(Boring(neox()), tmp_path, [callback, Killed()], logger=False)
     assert len(polars.read_parquet(tmp_path / "history.parquet")) == 3 * 4
     assert [path.name for path in tmp_path.glob("history*")] == ["history.parquet"]
 
 
-def test_the_inputs_are_fixed_when_the_run_begins(tmp_path: Path) -> None:
-    """Texts, views and batches that change during a run would make its steps incomparable."""
+def test_inputs_are_fixed_when_the_run_starts(tmp_path: Path) -> None:
+    """Inputs that change during a run would make its steps incomparable."""
     rows = torch.randint(4, 90, (6, 9), generator=torch.Generator().manual_seed(0))
-    given = [rows]
+    batches = [rows]
 
     class Changes(Weights):
         def on_train_batch_end(self, *_: Any) -> None:
-            given[0].fill_(5)
+            batches[0].fill_(5)
 
-    same = LayerMetricsCallback(given, metrics=["curvature"], every_n_steps=1, figures=False, strict=True)
-    fit(Boring(neox()), tmp_path / "a", [Changes(), same], max_steps=2)
+    callback = LayerMetricsCallback(batches, metrics=["curvature"], every_n_steps=1, figures=False, strict=True)
+    fit(Boring(neox()), tmp_path / "a", [Changes(), callback], max_steps=2)
     rows = torch.randint(4, 90, (6, 9), generator=torch.Generator().manual_seed(0))
-    other = LayerMetricsCallback([rows], metrics=["curvature"], every_n_steps=1, figures=False, strict=True)
-    fit(Boring(neox()), tmp_path / "b", [other], max_steps=2)
-    assert same.frame.equals(other.frame)
+    reference = LayerMetricsCallback([rows], metrics=["curvature"], every_n_steps=1, figures=False, strict=True)
+    fit(Boring(neox()), tmp_path / "b", [reference], max_steps=2)
+    assert callback.frame.equals(reference.frame)
 
 
-def test_texts_and_views_that_fit_into_the_budget_are_read_in_one_pass(tmp_path: Path) -> None:
-    seen = LayerMetricsCallback(TEXTS, TOKENIZER, metrics="paper", every_n_steps=[1], figures=False, strict=True)
+def test_texts_and_views_within_the_budget_are_read_in_one_pass(tmp_path: Path) -> None:
+    callback = LayerMetricsCallback(TEXTS, TOKENIZER, metrics="paper", every_n_steps=[1], figures=False, strict=True)
     module = Shapes(neox())
-    fit(module, tmp_path, [seen], max_steps=1)
+    fit(module, tmp_path, [callback], max_steps=1)
     assert [rows for rows, _ in module.shapes] == [3 * len(TEXTS)]
 
 
 def test_no_batch_holds_more_tokens_than_the_budget(tmp_path: Path) -> None:
-    seen = LayerMetricsCallback(
+    callback = LayerMetricsCallback(
         TEXTS, TOKENIZER, metrics="infonce", token_budget=100, every_n_steps=[1], figures=False, strict=True
     )
     module = Shapes(neox())
-    fit(module, tmp_path, [seen], max_steps=1)
+    fit(module, tmp_path, [callback], max_steps=1)
     shapes = module.shapes
     assert sum(rows for rows, _ in shapes) == 3 * len(TEXTS)  # the texts and two views
     assert max(rows * tokens for rows, tokens in shapes) <= 100

@@ -1,4 +1,4 @@
-"""The arguments of the callbacks: what they are, what they are by default, and what is refused when they are given."""
+"""The arguments of the callbacks, their defaults, and invalid values."""
 
 from __future__ import annotations
 
@@ -23,42 +23,42 @@ DEFAULTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", [LayerMetricsCallback, LayerMetricsTrainerCallback])
-def test_the_signature_lists_every_argument_and_its_default(kind: Any) -> None:
-    first, tokenizer, *others = inspect.signature(kind).parameters.values()
+@pytest.mark.parametrize("callback_class", [LayerMetricsCallback, LayerMetricsTrainerCallback])
+def test_signature_lists_every_argument_and_its_default(callback_class: Any) -> None:
+    first, tokenizer, *others = inspect.signature(callback_class).parameters.values()
     assert (first.name, first.default) == ("texts_or_dataloader", inspect.Parameter.empty)
-    assert {one.name: one.default for one in (tokenizer, *others)} == DEFAULTS
-    assert {one.kind for one in others} == {inspect.Parameter.KEYWORD_ONLY}
+    assert {parameter.name: parameter.default for parameter in (tokenizer, *others)} == DEFAULTS
+    assert {parameter.kind for parameter in others} == {inspect.Parameter.KEYWORD_ONLY}
     with pytest.raises(TypeError, match="unexpected keyword argument 'every_n_step'"):
-        kind(TEXTS, TOKENIZER, every_n_step=3)
+        callback_class(TEXTS, TOKENIZER, every_n_step=3)
 
 
-def test_by_default_steps_double_and_two_views_of_64_tokens_are_read(tmp_path: Path) -> None:
+def test_default_cadence_views_and_length(tmp_path: Path) -> None:
     texts = [*TEXTS, "a text that is longer than others, " * 3]  # a token is a character
-    seen = LayerMetricsCallback(texts, TOKENIZER, figures=False, strict=True)
+    callback = LayerMetricsCallback(texts, TOKENIZER, figures=False, strict=True)
     module = Shapes(neox())
-    fit(module, tmp_path, [seen], max_steps=5)
-    steps = seen.frame["revision"].unique(maintain_order=True).to_list()
+    fit(module, tmp_path, [callback], max_steps=5)
+    steps = callback.frame["revision"].unique(maintain_order=True).to_list()
     assert steps == [f"step{step}" for step in (0, 1, 2, 4, 5)]  # 5 is the end
     assert sum(rows for rows, _ in module.shapes) == len(steps) * 3 * len(texts)  # the texts and two views
     assert max(tokens for _, tokens in module.shapes) == 64
 
 
 @pytest.mark.parametrize(
-    ("options", "text"),
+    ("options", "message"),
     [({"norm": "last"}, "`norm` must be .*but got 'last'"), ({"pooling": "men"}, "`pooling` .*Did you mean 'mean'")],
 )
-def test_a_wrong_choice_is_refused_when_it_is_given(options: dict[str, Any], text: str) -> None:
-    with pytest.raises(OptionError, match=text):
+def test_invalid_choice_is_refused_in_the_constructor(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
         LayerMetricsCallback(TEXTS, TOKENIZER, **options)
 
 
-def test_a_run_without_a_logger_or_a_folder_is_refused_unless_dirpath_is_given(tmp_path: Path) -> None:
+def test_run_without_a_logger_or_folder_needs_dirpath(tmp_path: Path) -> None:
     options: dict[str, Any] = {"metrics": "curvature", "figures": False, "strict": True}
     with pytest.raises(OptionError, match=r"no logger to log to.*`dirpath`"):
         fit(Boring(neox()), tmp_path, [LayerMetricsCallback(TEXTS, TOKENIZER, **options)], logger=False)
-    seen = LayerMetricsCallback(TEXTS, TOKENIZER, dirpath=str(tmp_path / "kept"), **options)
-    fit(Boring(neox()), tmp_path, [seen], logger=False, max_steps=1)
+    callback = LayerMetricsCallback(TEXTS, TOKENIZER, dirpath=str(tmp_path / "kept"), **options)
+    fit(Boring(neox()), tmp_path, [callback], logger=False, max_steps=1)
     assert [path.name for path in (tmp_path / "kept").iterdir()] == ["history.parquet"]
     nowhere: Any = SimpleNamespace(fsdp=None, deepspeed=None, output_dir=None)
     with pytest.raises(OptionError, match="`dirpath` must be given where the trainer has no `output_dir`"):
@@ -72,6 +72,6 @@ def test_a_run_without_a_logger_or_a_folder_is_refused_unless_dirpath_is_given(t
         ("max_inputs", None), ("token_budget", "many"), ("figures", "no"), ("strict", 1), ("dirpath", ""), ("name", 3),
     ],
 )  # fmt: skip
-def test_an_option_of_a_wrong_kind_is_refused_when_the_callback_is_made(option: str, value: object) -> None:
+def test_option_of_the_wrong_type_is_refused_in_the_constructor(option: str, value: object) -> None:
     with pytest.raises(OptionError, match=f"`{option}` must be"):
         LayerMetricsCallback(TEXTS, TOKENIZER, **{option: value})

@@ -1,4 +1,4 @@
-"""The callbacks of Hugging Face's trainers: what they log is right, and the run is what it would have been."""
+"""The callbacks of Hugging Face trainers log correct values and do not change the run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CHEAP = ["prompt_entropy", "infonce"]
 
 
 def llama(seed: int = 0) -> LlamaForCausalLM:
-    """Return a model whose checkpoints the trainer loads again; of GPTNeoX it loses the head (transformers 5.22)."""
+    """Return a model whose checkpoints the trainer can reload; it loses the head of GPTNeoX (transformers 5.22)."""
     torch.manual_seed(seed)
     return LlamaForCausalLM(
         LlamaConfig(
@@ -35,7 +35,7 @@ def llama(seed: int = 0) -> LlamaForCausalLM:
     )
 
 
-def callback(**options: Any) -> LayerMetricsTrainerCallback:
+def make_callback(**options: Any) -> LayerMetricsTrainerCallback:
     return LayerMetricsTrainerCallback(INPUTS, **{"metrics": CHEAP, "figures": False, "strict": True, **options})
 
 
@@ -46,11 +46,11 @@ class Rows(torch.utils.data.Dataset):
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __getitem__(self, place: int) -> dict[str, torch.Tensor]:
-        return {"input_ids": self.rows[place], "labels": self.rows[place]}
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        return {"input_ids": self.rows[index], "labels": self.rows[index]}
 
 
-def trainer(folder: Path, callbacks: list[Any], model: Any = None, **options: Any) -> Trainer:
+def make_trainer(folder: Path, callbacks: list[Any], model: Any = None, **options: Any) -> Trainer:
     arguments = TrainingArguments(
         str(folder),
         **{
@@ -64,43 +64,43 @@ def trainer(folder: Path, callbacks: list[Any], model: Any = None, **options: An
     )  # fmt: skip
 
 
-def trained(made: Trainer, **options: Any) -> tuple[list[float], dict[str, torch.Tensor], Any]:
-    made.train(**options)
-    losses = [entry["loss"] for entry in made.state.log_history if "loss" in entry]
-    return losses, made.model.state_dict(), generators()
+def train(hf_trainer: Trainer, **options: Any) -> tuple[list[float], dict[str, torch.Tensor], Any]:
+    hf_trainer.train(**options)
+    losses = [entry["loss"] for entry in hf_trainer.state.log_history if "loss" in entry]
+    return losses, hf_trainer.model.state_dict(), generators()
 
 
-@pytest.mark.slow  # that nothing of a run changes is quick in test_neutral.py
+@pytest.mark.slow  # test_neutral.py has a quick version
 @pytest.mark.parametrize("options", [{}, {"bf16": True, "gradient_accumulation_steps": 2}], ids=["plain", "bf16"])
-def test_a_run_is_bit_for_bit_the_same(options: dict[str, Any], tmp_path: Path) -> None:
-    seen = callback(every_n_steps=2)
-    callbacks = [seen, LastLayerDeclineTrainerCallback(INPUTS, strict=True, figures=False)]
-    losses, weights, state = trained(trainer(tmp_path / "a", [], **options))
-    losses_with, weights_with, state_with = trained(trainer(tmp_path / "b", callbacks, **options))
+def test_run_is_bitwise_the_same(options: dict[str, Any], tmp_path: Path) -> None:
+    callback = make_callback(every_n_steps=2)
+    callbacks = [callback, LastLayerDeclineTrainerCallback(INPUTS, strict=True, figures=False)]
+    losses, weights, state = train(make_trainer(tmp_path / "a", [], **options))
+    losses_with, weights_with, state_with = train(make_trainer(tmp_path / "b", callbacks, **options))
     assert losses == losses_with
     assert len(losses) == 8
     assert state == state_with
     for name, value in weights.items():
         assert torch.equal(value, weights_with[name]), name
-    assert seen.frame["revision"].unique(maintain_order=True).to_list() == [f"step{k}" for k in (0, 2, 4, 6, 8)]
+    assert callback.frame["revision"].unique(maintain_order=True).to_list() == [f"step{k}" for k in (0, 2, 4, 6, 8)]
 
 
-def test_values_reach_the_trainers_own_log_and_a_file(tmp_path: Path) -> None:
-    alone, attached = (callback(every_n_steps=4, figures=True, name=name) for name in ("detached", "attached"))
-    made = trainer(tmp_path, [alone], report_to=["tensorboard"])
-    attached.attach(made)
-    trained(made)
-    written = b"".join(path.read_bytes() for path in tmp_path.rglob("events*"))
-    assert b"attached/prompt_entropy/layer_03" in written
-    assert b"attached/heat" in written
-    assert b"detached/" not in written  # it was not attached
+def test_values_reach_the_trainers_log_and_a_file(tmp_path: Path) -> None:
+    detached, attached = (make_callback(every_n_steps=4, figures=True, name=name) for name in ("detached", "attached"))
+    hf_trainer = make_trainer(tmp_path, [detached], report_to=["tensorboard"])
+    attached.attach(hf_trainer)
+    train(hf_trainer)
+    event_bytes = b"".join(path.read_bytes() for path in tmp_path.rglob("events*"))
+    assert b"attached/prompt_entropy/layer_03" in event_bytes
+    assert b"attached/heat" in event_bytes
+    assert b"detached/" not in event_bytes  # it was not attached
     key = "{}/prompt_entropy/layer_03"
-    for name, seen in (("detached", alone), ("attached", attached)):
-        found = {e["step"]: e[key.format(name)] for e in made.state.log_history if key.format(name) in e}
-        wanted = seen.frame.filter((pl.col("name") == "prompt_entropy") & (pl.col("layer") == 3))
-        assert list(found) == [0, 4, 8]
-        assert list(found.values()) == pytest.approx(wanted["value"].to_list())
-        assert pl.read_parquet(tmp_path / name / "history.parquet").equals(seen.frame)
+    for name, callback in (("detached", detached), ("attached", attached)):
+        logged = {e["step"]: e[key.format(name)] for e in hf_trainer.state.log_history if key.format(name) in e}
+        expected = callback.frame.filter((pl.col("name") == "prompt_entropy") & (pl.col("layer") == 3))
+        assert list(logged) == [0, 4, 8]
+        assert list(logged.values()) == pytest.approx(expected["value"].to_list())
+        assert pl.read_parquet(tmp_path / name / "history.parquet").equals(callback.frame)
     assert {path.name for path in (tmp_path / "detached").iterdir()} == {"history.parquet", "heat.png", "curves.png"}
 
 
@@ -110,37 +110,40 @@ class Killed(TrainerCallback):
             raise RuntimeError("killed")
 
 
-@pytest.mark.slow  # a resumed history is quick in test_resume.py
-def test_a_run_killed_and_resumed_has_the_history_of_one_that_was_not(tmp_path: Path) -> None:
-    whole, killed, resumed = (callback(every_n_steps=1) for _ in range(3))
-    _, weights, _ = trained(trainer(tmp_path / "a", [whole], model=llama()))
+@pytest.mark.slow  # test_resume.py has a quick version
+def test_killed_and_resumed_run_has_the_history_of_an_uninterrupted_one(tmp_path: Path) -> None:
+    uninterrupted, killed, resumed = (make_callback(every_n_steps=1) for _ in range(3))
+    _, weights, _ = train(make_trainer(tmp_path / "a", [uninterrupted], model=llama()))
     saving = {"save_strategy": "steps", "save_steps": 4}
     with pytest.raises(RuntimeError, match="killed"):
-        trained(trainer(tmp_path / "b", [killed, Killed()], model=llama(), **saving))
-    again = trainer(tmp_path / "b", [resumed], model=llama(seed=5), **saving)
-    _, found, _ = trained(again, resume_from_checkpoint=True)
+        train(make_trainer(tmp_path / "b", [killed, Killed()], model=llama(), **saving))
+    resumed_trainer = make_trainer(tmp_path / "b", [resumed], model=llama(seed=5), **saving)
+    _, resumed_weights, _ = train(resumed_trainer, resume_from_checkpoint=True)
     for name, value in weights.items():
-        assert torch.equal(value, found[name]), name
-    assert resumed.frame.equals(whole.frame)
-    assert pl.read_parquet(tmp_path / "b" / "midlayer" / "history.parquet").equals(whole.frame)
+        assert torch.equal(value, resumed_weights[name]), name
+    assert resumed.frame.equals(uninterrupted.frame)
+    assert pl.read_parquet(tmp_path / "b" / "midlayer" / "history.parquet").equals(uninterrupted.frame)
 
 
-def test_steps_that_a_resumed_run_trains_again_are_measured_again(tmp_path: Path) -> None:
-    killed, resumed = callback(every_n_steps=1), callback(every_n_steps=1)
+def test_retrained_steps_of_a_resumed_run_are_measured_again(tmp_path: Path) -> None:
+    killed, resumed = make_callback(every_n_steps=1), make_callback(every_n_steps=1)
     saving = {"save_strategy": "steps", "save_steps": 4}
     with pytest.raises(RuntimeError, match="killed"):
-        trained(trainer(tmp_path, [killed, Killed()], model=llama(), **saving))
-    again = trainer(tmp_path, [resumed], model=llama(), **saving)
-    again.train_dataset = torch.utils.data.Subset(again.train_dataset, [0, 1, 2, 3] * 8)  # from here on, other weights
-    trained(again, resume_from_checkpoint=True)
+        train(make_trainer(tmp_path, [killed, Killed()], model=llama(), **saving))
+    resumed_trainer = make_trainer(tmp_path, [resumed], model=llama(), **saving)
+    resumed_trainer.train_dataset = torch.utils.data.Subset(
+        resumed_trainer.train_dataset, [0, 1, 2, 3] * 8
+    )  # other weights from here on
+    train(resumed_trainer, resume_from_checkpoint=True)
     values = [
-        [one.frame.filter(revision=f"step{step}")["value"].to_list() for step in (4, 5)] for one in (killed, resumed)
+        [callback.frame.filter(revision=f"step{step}")["value"].to_list() for step in (4, 5)]
+        for callback in (killed, resumed)
     ]
     assert values[0][0] == values[1][0]
     assert values[0][1] != values[1][1]
 
 
-def test_a_sentence_transformer_is_the_same_and_is_found(tiny_folder: Any, tmp_path: Path) -> None:
+def test_sentence_transformer_is_unchanged_and_measured(tiny_folder: Any, tmp_path: Path) -> None:
     from datasets import Dataset
     from sentence_transformers import (
         SentenceTransformer,
@@ -154,8 +157,8 @@ def test_a_sentence_transformer_is_the_same_and_is_found(tiny_folder: Any, tmp_p
     from midlayer_encoders import LayerEncoder
 
     LayerEncoder(tiny_folder("BERT"), 3, device="cpu").save_pretrained(str(folder))
-    weights, seen = [], callback(every_n_steps=1)
-    for callbacks in ([], [seen]):
+    weights, callback = [], make_callback(every_n_steps=1)
+    for callbacks in ([], [callback]):
         model = SentenceTransformer(str(folder), device="cpu")
         arguments = SentenceTransformerTrainingArguments(
             str(tmp_path / "run"), max_steps=2, per_device_train_batch_size=4, use_cpu=True, report_to=[],
@@ -166,12 +169,12 @@ def test_a_sentence_transformer_is_the_same_and_is_found(tiny_folder: Any, tmp_p
         ).train()
         weights.append(model.state_dict())
     assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
-    assert sorted(set(seen.frame["layer"])) == [0, 1, 2, 3]
-    assert set(seen.frame["revision"]) == {"step0", "step1", "step2"}
+    assert sorted(set(callback.frame["layer"])) == [0, 1, 2, 3]
+    assert set(callback.frame["revision"]) == {"step0", "step1", "step2"}
 
 
 @pytest.mark.parametrize("action", ["stop", "checkpoint"])
-def test_a_collapse_stops_or_saves_the_run(action: Any, tmp_path: Path) -> None:
+def test_collapse_stops_or_saves_the_run(action: Any, tmp_path: Path) -> None:
     class Collapses(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, model: Any, **_: Any) -> None:
             if state.global_step == 3:
@@ -179,18 +182,18 @@ def test_a_collapse_stops_or_saves_the_run(action: Any, tmp_path: Path) -> None:
                     model.gpt_neox.embed_in.weight[:] = torch.linspace(-1e4, 1e4, 99)[:, None]
 
     watch = LastLayerDeclineTrainerCallback(INPUTS, every_n_steps=1, on_decline=action, strict=True, figures=False)
-    made = trainer(tmp_path, [Collapses(), watch])
-    made.train()
+    hf_trainer = make_trainer(tmp_path, [Collapses(), watch])
+    hf_trainer.train()
     assert "the entropy of layer 0 collapsed" in watch.events[0]
-    assert made.state.global_step == (3 if action == "stop" else 8)
+    assert hf_trainer.state.global_step == (3 if action == "stop" else 8)
     assert (tmp_path / "checkpoint-3").exists() == (action == "checkpoint")
 
 
-def test_what_cannot_work_is_refused(tmp_path: Path) -> None:
+def test_invalid_settings_are_refused(tmp_path: Path) -> None:
     class Sharded:
         fsdp, output_dir = ["full_shard"], str(tmp_path)
 
     with pytest.raises(MidlayerError, match=r"FSDP shards its weights.*midlayer progression"):
-        callback().on_train_begin(Sharded(), None, None, model=neox())
+        make_callback().on_train_begin(Sharded(), None, None, model=neox())
     with pytest.raises(OptionError, match="at least 2 texts"):
-        trainer(tmp_path, [LayerMetricsTrainerCallback(["a"], metrics=CHEAP)]).train()
+        make_trainer(tmp_path, [LayerMetricsTrainerCallback(["a"], metrics=CHEAP)]).train()

@@ -1,4 +1,4 @@
-"""LastLayerDecline over whole runs whose layers get better and worse by a script: when it warns, and that it acts once."""
+"""LastLayerDecline in runs whose layers improve and decline by a script: when it warns, and that it acts once."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ pytestmark = ADVICE
 ROWS = 20
 
 
-def inputs() -> tuple[Tensor, list[int]]:
-    """Return rows of 4 tokens whose first number tells the class and whose second the share of rows before it."""
-    labels = [place % 2 for place in range(ROWS)]
+def make_inputs() -> tuple[Tensor, list[int]]:
+    """Return rows of 4 tokens whose first value is the class and whose second is the share of rows before it."""
+    labels = [index % 2 for index in range(ROWS)]
     rows = torch.randn(ROWS, 4, 8, generator=torch.Generator().manual_seed(0))
     rows -= rows.mean(dim=1, keepdim=True)  # no noise in the mean over tokens
     rows[:, :, 0] = torch.tensor(labels)[:, None] * 2.0 - 1.0
@@ -30,7 +30,7 @@ def inputs() -> tuple[Tensor, list[int]]:
 
 
 class Block(nn.Module):
-    """Tells the class of all rows but the first few rightly: of those it says the other one."""
+    """Classifies all rows correctly except the first few, for which it returns the other class."""
 
     def __init__(self, scripted: Scripted) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class Scripted(nn.Module):
 
 
 class Script(pl.Callback):
-    """Sets, after each step, which rows each layer gets wrong; the last line holds from there on."""
+    """Sets the misclassified rows of each layer after each step; the last line applies from there on."""
 
     def __init__(self, *lines: tuple[int, int], flat: int = 99) -> None:
         self.lines, self.flat = lines, flat
@@ -75,23 +75,23 @@ class Script(pl.Callback):
         self.on_train_start(trainer, pl_module)
 
 
-def watched(folder: Path, script: Script, **options: Any) -> tuple[LastLayerDecline, int]:
-    rows, labels = inputs()
+def run_script(folder: Path, script: Script, **options: Any) -> tuple[LastLayerDecline, int]:
+    rows, labels = make_inputs()
     common = {"module": "backbone", "blocks": "steps", "layers": [1, 2], "every_n_steps": 1, "figures": False}
     watch = LastLayerDecline([rows], labels=labels, strict=True, dirpath=folder, **{**common, **options})
     batches = torch.randn(32, 4, 8, generator=torch.Generator().manual_seed(1))
-    found, _ = fit(Boring(Scripted()), folder, [script, watch], rows=batches, max_steps=6, logger=False)
-    return watch, found.step
+    trace, _ = fit(Boring(Scripted()), folder, [script, watch], rows=batches, max_steps=6, logger=False)
+    return watch, trace.step
 
 
-FALLS = Script((6, 0), (6, 0), (0, 6))  # at step 2 the last layer falls to 0.7 and the first rises from there to 1
+FALLS = Script((6, 0), (6, 0), (0, 6))  # at step 2 the last layer falls to 0.7 and the first rises to 1
 
 
-def test_the_script_is_what_is_measured(tmp_path: Path) -> None:
-    watch, _ = watched(tmp_path, FALLS)
-    found = watch.frame.filter(name="label_accuracy").select("revision", "layer", "value").rows()
+def test_script_controls_the_measured_accuracy(tmp_path: Path) -> None:
+    watch, _ = run_script(tmp_path, FALLS)
+    rows = watch.frame.filter(name="label_accuracy").select("revision", "layer", "value").rows()
     expected = [(f"step{s}", k, v) for s in range(7) for k, v in zip((1, 2), (0.7, 1.0) if s < 2 else (1.0, 0.7))]  # noqa: B905
-    assert found == [(step, layer, pytest.approx(value)) for step, layer, value in expected]
+    assert rows == [(step, layer, pytest.approx(value)) for step, layer, value in expected]
 
 
 @pytest.mark.parametrize(
@@ -108,39 +108,39 @@ def test_the_script_is_what_is_measured(tmp_path: Path) -> None:
         (Script((4, 0), (0, 4)), {"patience": 1, "tolerance": 0.1}, 1),
         (Script((6, 0), (0, 6), (6, 0)), {"patience": 2}, None),  # it recovers
         (Script((0, 0), (0, 6)), {"patience": 1}, None),  # no other rises
-        (Script((0, 6), (6, 0)), {"patience": 1}, None),  # the other way round
+        (Script((0, 6), (6, 0)), {"patience": 1}, None),  # the reverse
         (FALLS, {"patience": 1, "layers": [2]}, None),  # nothing earlier is measured
     ],
 )
-def test_a_decline_is_warned_of_at_its_step(
+def test_decline_is_warned_of_at_its_step(
     script: Script, options: dict[str, Any], step: int | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, "midlayer_encoders"):
-        watch, _ = watched(tmp_path, script, **options)
-    warned = [record.getMessage() for record in caplog.records if record.name == "midlayer_encoders"]
-    assert len(warned) == len(watch.events) == (step is not None)
+        watch, _ = run_script(tmp_path, script, **options)
+    messages = [record.getMessage() for record in caplog.records if record.name == "midlayer_encoders"]
+    assert len(messages) == len(watch.events) == (step is not None)
     if step is not None:
-        assert warned[0] == f"Step {step}: {watch.events[0]}."
-        assert f"the last layer (2) fell from a label_accuracy of 1.000 at step 0 to {1 - script.lines[-1][1] / ROWS:.3f} at step {step}" in warned[0]  # fmt: skip
-        assert "while layer 1 rose from" in warned[0]
+        assert messages[0] == f"Step {step}: {watch.events[0]}."
+        assert f"the last layer (2) fell from a label_accuracy of 1.000 at step 0 to {1 - script.lines[-1][1] / ROWS:.3f} at step {step}" in messages[0]  # fmt: skip
+        assert "while layer 1 rose from" in messages[0]
 
 
-def test_a_run_is_stopped_or_saved_at_each_event_once(tmp_path: Path) -> None:
-    _, step = watched(tmp_path / "a", FALLS, on_decline="stop", patience=1)
+def test_run_is_stopped_or_saved_once_per_event(tmp_path: Path) -> None:
+    _, step = run_script(tmp_path / "a", FALLS, on_decline="stop", patience=1)
     assert step == 2
     script = Script((6, 0), (6, 0), (0, 6), flat=4)
     for action, saved in (("warn", []), ("checkpoint", ["decline-step2.ckpt", "decline-step4.ckpt"])):
-        watch, step = watched(tmp_path / action, script, on_decline=action, patience=1)
+        watch, step = run_script(tmp_path / action, script, on_decline=action, patience=1)
         assert step == 6
-        assert [words.split(" ")[1] for words in watch.events] == ["last", "entropy"]
+        assert [event.split(" ")[1] for event in watch.events] == ["last", "entropy"]
         assert sorted(path.name for path in (tmp_path / action).glob("*.ckpt")) == saved
     checkpoint = torch.load(tmp_path / "checkpoint" / "decline-step2.ckpt", weights_only=True)
     assert checkpoint["global_step"] == 2
 
 
 @pytest.mark.parametrize(("share", "collapses"), [(0.2, True), (0.0, False)])
-def test_a_collapse_is_a_share_of_the_highest_entropy(share: float, collapses: bool, tmp_path: Path) -> None:
-    watch, _ = watched(tmp_path, Script((0, 0), flat=2), collapse_share=share)
+def test_collapse_is_a_share_of_the_highest_entropy(share: float, collapses: bool, tmp_path: Path) -> None:
+    watch, _ = run_script(tmp_path, Script((0, 0), flat=2), collapse_share=share)
     entropies = watch.frame.filter(name="prompt_entropy", layer=1)["value"].to_list()
     assert min(entropies[:2]) > 0.01
     assert max(entropies[2:]) < 1e-6

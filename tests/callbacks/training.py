@@ -1,4 +1,4 @@
-"""Small runs that the callbacks' tests share, and everything of a run that must not change."""
+"""Small runs shared by the callback tests, and everything about a run that must not change."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from tests.families import VOCAB
 from tests.tiny_folders import TEXTS, tokenizer
 
 ADVICE = [
-    pytest.mark.filterwarnings(f"ignore:{words}")
-    for words in (
+    pytest.mark.filterwarnings(f"ignore:{message}")
+    for message in (
         "You defined a `validation_step` but have no `val_dataloader`",
         r"`isinstance\(treespec, LeafSpec\)` is deprecated",
         "Be aware that when using `ckpt_path`",
@@ -30,7 +30,7 @@ ADVICE = [
         "GPU available but not used",
     )
 ]
-"""What Lightning warns of in runs as small as these, and its own use of torch."""
+"""Warnings of Lightning about small runs and its own use of torch."""
 
 TOKENIZER = tokenizer()
 INPUTS = [*TEXTS[:5], "a card pin can be reset at any machine", "the mat was on the cat", "markets rose again"]
@@ -68,17 +68,17 @@ class Stack(nn.Module):
 
 
 class Boring(pl.LightningModule):
-    """A run whose every number is kept: losses, and the order in which rows came."""
+    """A run that records its losses and the order of its rows."""
 
     def __init__(self, backbone: nn.Module, *, compiled: bool = False) -> None:
         super().__init__()
         self.backbone: Any = backbone
         self.run_backbone: Any = torch.compile(backbone, backend="eager") if compiled else backbone
         self.losses: list[float] = []
-        self.seen: list[Any] = []
+        self.row_order: list[Any] = []
 
     def training_step(self, batch: Tensor, _: int) -> Tensor:
-        self.seen.append(batch.flatten()[:4].tolist())
+        self.row_order.append(batch.flatten()[:4].tolist())
         if batch.is_floating_point():
             loss = self.run_backbone(batch).pow(2).mean() + 0.01 * torch.rand(())
         else:
@@ -95,7 +95,7 @@ class Boring(pl.LightningModule):
 
 
 class Shapes(Boring):
-    """Keeps the shapes of the inputs of every forward pass that is not training."""
+    """Records the input shapes of every forward pass outside training."""
 
     def __init__(self, backbone: nn.Module) -> None:
         super().__init__(backbone)
@@ -103,17 +103,17 @@ class Shapes(Boring):
 
     def on_fit_start(self) -> None:
         self.backbone.register_forward_pre_hook(
-            lambda module, _, given: None if module.training else self.shapes.append(given["input_ids"].shape),
+            lambda module, _, kwargs: None if module.training else self.shapes.append(kwargs["input_ids"].shape),
             with_kwargs=True,
         )
 
 
 @dataclass
 class Trace:
-    """What two equal runs share to the bit."""
+    """Values that are bitwise equal in two equal runs."""
 
     losses: list[float]
-    seen: list[Any]
+    row_order: list[Any]
     weights: dict[str, Tensor]
     optimizer: Any
     step: int
@@ -129,7 +129,7 @@ def fit(
     module: Boring, folder: Path, callbacks: list[Any], *, rows: Tensor | None = None, ckpt: str | None = None,
     shuffle: bool = True, **options: Any,
 ) -> tuple[Trace, pl.Trainer]:  # fmt: skip
-    """Train ``module`` from a fixed seed and return what must be equal."""
+    """Train ``module`` from a fixed seed and return the values that must be equal."""
     pl.seed_everything(1, verbose=False)
     rows = torch.randint(4, VOCAB, (32, 12)) if rows is None else rows
     trainer = pl.Trainer(
@@ -150,21 +150,21 @@ def fit(
 
 def trace(module: Boring, trainer: pl.Trainer) -> Trace:
     return Trace(
-        module.losses, module.seen, {name: value.clone() for name, value in module.state_dict().items()},
-        trainer.optimizers[0].state_dict(), trainer.global_step, [each.training for each in module.modules()],
+        module.losses, module.row_order, {name: value.clone() for name, value in module.state_dict().items()},
+        trainer.optimizers[0].state_dict(), trainer.global_step, [submodule.training for submodule in module.modules()],
         generators(),
     )  # fmt: skip
 
 
-def assert_same(one: Trace, other: Trace) -> None:
-    assert one.losses == other.losses
-    assert one.seen == other.seen
-    assert one.step == other.step
-    assert one.modes == other.modes
-    assert one.generators == other.generators
-    assert one.weights.keys() == other.weights.keys()
-    for name, value in one.weights.items():
-        assert torch.equal(value, other.weights[name]), name
-    for key, state in one.optimizer["state"].items():
+def assert_same(actual: Trace, expected: Trace) -> None:
+    assert actual.losses == expected.losses
+    assert actual.row_order == expected.row_order
+    assert actual.step == expected.step
+    assert actual.modes == expected.modes
+    assert actual.generators == expected.generators
+    assert actual.weights.keys() == expected.weights.keys()
+    for name, value in actual.weights.items():
+        assert torch.equal(value, expected.weights[name]), name
+    for key, state in actual.optimizer["state"].items():
         for name, value in state.items():
-            assert torch.equal(value, other.optimizer["state"][key][name]), (key, name)
+            assert torch.equal(value, expected.optimizer["state"][key][name]), (key, name)

@@ -16,7 +16,7 @@ from midlayer_encoders.tasks import TaskFileError
 from tests.cli.calls import run, tables
 from tests.others_warnings import MTEB
 from tests.tasks.rows import ROWS, SENTENCES, write
-from tests.tasks.test_beir import beir
+from tests.tasks.test_beir import write_beir
 
 Folder = Callable[[str], str]
 pytestmark = MTEB
@@ -26,7 +26,7 @@ def test_dry_run_fits_80_columns_and_matches_json(
     tiny_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    beir(tmp_path / "search")
+    write_beir(tmp_path / "search")
     write(tmp_path / "classes/train.jsonl", ROWS["Classification"])
     write(tmp_path / "classes/test.jsonl", ROWS["Classification"][:20])
     command = ["sweep", tiny_folder("Llama"), "--tasks", "./search,./classes", "--dry-run", "--device", "cpu"]

@@ -12,7 +12,7 @@ from PIL import Image
 
 from midlayer_encoders.callbacks import LayerMetricsCallback, LayerMetricsTrainerCallback
 from tests.callbacks.oracles import TEXTS
-from tests.callbacks.test_trainer import trainer
+from tests.callbacks.test_trainer import make_trainer
 from tests.callbacks.training import ADVICE, TOKENIZER, Boring, fit, neox
 from tests.clients.installed import CLIENTS, client
 from tests.clients.offline_runs import mlflow_run, wandb_history
@@ -56,7 +56,7 @@ def train_lightning(logger: Any, folder: Path) -> LayerMetricsCallback:
 def train_transformers(name: str, folder: Path) -> LayerMetricsTrainerCallback:
     """Train a run that ends with the weights of step 2: its last measurement is of a step before the last."""
     seen = LayerMetricsTrainerCallback(TEXTS, **OPTIONS)
-    made = trainer(
+    made = make_trainer(
         folder / "run", [seen], report_to=[name], max_steps=7, eval_strategy="steps", eval_steps=2,
         save_strategy="steps", save_steps=2, load_best_model_at_end=True, metric_for_best_model="score",
         greater_is_better=True,

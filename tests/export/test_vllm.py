@@ -18,7 +18,7 @@ from midlayer_encoders.export import export_for, serving
 from midlayer_encoders.export._comparison import relative_error
 from midlayer_encoders.export._engines import engine_vectors
 from tests.export.environments import environment
-from tests.families import VOCAB, _made
+from tests.families import VOCAB, _create
 from tests.tiny_folders import TEXTS, tokenizer
 
 pytestmark = pytest.mark.engines
@@ -67,7 +67,7 @@ def python() -> str:
 
 
 def whole(kind: str, folder: Path) -> str:
-    _made(MODELS[kind], 0).save_pretrained(folder)  # type: ignore[operator]
+    _create(MODELS[kind], 0).save_pretrained(folder)  # type: ignore[operator]
     tokenizer().save_pretrained(folder)
     return str(folder)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.store.filling import check, fill, keys_of, opened
+from tests.store.filling import check_vectors, fill, make_keys, open_store
 from tests.tasks.rows import ROWS
 from tests.tiny_folders import TEXTS, save_tiny
 
@@ -35,13 +35,13 @@ def store(_: Path) -> Scenario:
     from midlayer_encoders.store import prune
 
     def run(out: Path) -> Any:
-        held = opened(out)
-        missing = set(held.missing(keys_of(range(24))))
+        held = open_store(out)
+        missing = set(held.missing(make_keys(range(24))))
         for start in range(0, 24, 3):
             if missing & set(range(start, start + 3)):
                 fill(held, range(start, start + 3))
-        check(opened(out), range(24))
-        old = opened(out, key="old")
+        check_vectors(open_store(out), range(24))
+        old = open_store(out, key="old")
         fill(old, range(4))
         prune(out, keys=["old"])
         return sorted(path.name for path in out.iterdir() if not path.name.startswith("."))
@@ -218,7 +218,7 @@ def history(data: Path) -> Scenario:
 def resumed(data: Path) -> Scenario:
     """A Hugging Face run that goes on from its last checkpoint, with the history that it left."""
     from midlayer_encoders.callbacks import LayerMetricsTrainerCallback
-    from tests.callbacks.test_trainer import llama, trainer
+    from tests.callbacks.test_trainer import llama, make_trainer
     from tests.callbacks.training import TOKENIZER
 
     def run(out: Path) -> Any:
@@ -227,7 +227,7 @@ def resumed(data: Path) -> Scenario:
             TEXTS, TOKENIZER, metrics=["curvature"], every_n_steps=1, dirpath=out, figures=False
         )
         if not (folder / "checkpoint-3").exists():
-            result = trainer(folder, [calls], llama(), max_steps=3, save_strategy="steps", save_steps=1)
+            result = make_trainer(folder, [calls], llama(), max_steps=3, save_strategy="steps", save_steps=1)
             result.train(resume_from_checkpoint=any(folder.glob("checkpoint-*")) or None)
         return [row[1:3] for row in written(out / "history.parquet")]
 

@@ -12,7 +12,7 @@ import torch
 
 from midlayer_encoders import LayerEncoder, measure
 from midlayer_encoders.selection import select
-from tests.progress import counted
+from tests.progress import record_steps
 from tests.test_measured_by_hand import TEXTS
 from tests.thinned import thinned
 
@@ -57,7 +57,7 @@ def test_vectors_are_the_same_from_smaller_batches(whole: LayerEncoder, most: in
     plenty = measure(whole, TEXTS, metrics=POOLED, norm="final")
     told: list[int] = []
     with scarce(whole, most) as passed:
-        found = measure(whole, TEXTS, metrics=POOLED, norm="final", progress=counted(told))
+        found = measure(whole, TEXTS, metrics=POOLED, norm="final", progress=record_steps(told))
     assert_same(found, plenty)
     assert sum(passed) == sum(told) == 3 * len(TEXTS), "every text once in each pass"
     assert max(passed) <= most

@@ -15,7 +15,7 @@ from midlayer_encoders.encoder.sentence_transformers_encoder import select_layer
 from midlayer_encoders.measuring import measure_layers
 from midlayer_encoders.selection import LabelEvidence, Selection, select
 from midlayer_encoders.selection.ridge import ridge_correct
-from tests.progress import counted
+from tests.progress import record_steps
 
 Folder = Callable[[str], str]
 LAYERS = range(5)
@@ -108,7 +108,7 @@ def test_scores_are_those_of_the_vectors_that_encode_gives(
 ) -> None:
     expected = right_by_hand(tiny_folder(name), TEXTS, SECOND, **options).mean(axis=1)
     told: list[int] = []
-    found = select(encoder(tiny_folder(name), **options), TEXTS, SECOND, token_budget=100, progress=counted(told))
+    found = select(encoder(tiny_folder(name), **options), TEXTS, SECOND, token_budget=100, progress=record_steps(told))
     np.testing.assert_allclose(scores(found), expected, atol=1e-12)
     assert len(set(expected)) > 2, "the layers differ, so that a mix-up shows"
     assert sum(told) == 2 * len(TEXTS)

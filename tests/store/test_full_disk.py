@@ -1,4 +1,4 @@
-"""A full disk ends a write with an error, and what was stored stays readable."""
+"""A full disk raises an error, and stored texts stay readable."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from midlayer_encoders.errors import DiskFullError, MidlayerError
-from tests.store.filling import check, fill, keys_of, opened
+from tests.store.filling import check_vectors, fill, make_keys, open_store
 
 
-def test_a_full_disk_is_told_and_leaves_the_store_readable(small_disk: Path) -> None:
-    store = opened(small_disk, dim=500)
+def test_full_disk_raises_and_leaves_the_store_readable(small_disk: Path) -> None:
+    store = open_store(small_disk, dim=500)
     filler = small_disk / "filler"
     filler.write_bytes(bytes(500_000))
     with pytest.raises(
@@ -23,9 +23,9 @@ def test_a_full_disk_is_told_and_leaves_the_store_readable(small_disk: Path) -> 
     written = len(store)
     assert 8 <= written < 120
     assert not list(store.folder.glob("*.tmp"))
-    for reader in (store, opened(small_disk, dim=500)):
-        check(reader, range(written))
-        assert reader.missing(keys_of(range(written + 4))) == [written + i for i in range(4)]
+    for reader in (store, open_store(small_disk, dim=500)):
+        check_vectors(reader, range(written))
+        assert reader.missing(make_keys(range(written + 4))) == [written + i for i in range(4)]
     filler.unlink()
     fill(store, range(written, written + 20))
-    check(opened(small_disk, dim=500), range(written + 20))
+    check_vectors(open_store(small_disk, dim=500), range(written + 20))

@@ -11,13 +11,13 @@ import pytest
 
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.store import list_stores, prune
-from tests.store.filling import DIM, LAYERS, fill, opened
+from tests.store.filling import DIM, LAYERS, fill, open_store
 
 
-def test_stores_are_listed_with_what_they_hold(tmp_path: Path) -> None:
+def test_stores_are_listed_with_their_contents(tmp_path: Path) -> None:
     assert list_stores(tmp_path / "nowhere") == []
-    fill(opened(tmp_path, key="old", description={"model": "tiny", "layers": (1, 2)}), range(8))
-    fill(opened(tmp_path, key="new", layers=[1, 2], dtype="float16"), range(3))
+    fill(open_store(tmp_path, key="old", description={"model": "tiny", "layers": (1, 2)}), range(8))
+    fill(open_store(tmp_path, key="new", layers=[1, 2], dtype="float16"), range(3))
     (tmp_path / "else").mkdir()
     os.utime(tmp_path / "new" / "store.json", (0, time.time() + 60))
     new, old = list_stores(tmp_path)
@@ -28,15 +28,15 @@ def test_stores_are_listed_with_what_they_hold(tmp_path: Path) -> None:
     assert abs(old.last_used.timestamp() - time.time()) < 60
 
 
-def test_pruning_removes_what_is_named_unused_or_too_much(tmp_path: Path) -> None:
-    def three() -> None:
+def test_pruning_by_key_age_and_size(tmp_path: Path) -> None:
+    def fill_three_stores() -> None:
         for age, key in enumerate(["today", "yesterday", "earlier"]):
-            store = opened(tmp_path, key=key)
+            store = open_store(tmp_path, key=key)
             fill(store, range(4))
             for path in store.folder.iterdir():
                 os.utime(path, (0, time.time() - 86400 * age - 60))
 
-    three()
+    fill_three_stores()
     size = list_stores(tmp_path)[0].bytes
     cases = [
         ({"keys": ["yesterday"]}, ["yesterday"]),
@@ -51,7 +51,7 @@ def test_pruning_removes_what_is_named_unused_or_too_much(tmp_path: Path) -> Non
         assert len(list_stores(tmp_path)) == 3
         assert [info.key for info in prune(tmp_path, **options)] == expected
         assert {path.name for path in tmp_path.iterdir()} == {"today", "yesterday", "earlier"} - set(expected)
-        three()
+        fill_three_stores()
     with pytest.raises(OptionError, match=r"`keys` must be stores in .*, but got 'todya'. Did you mean 'today'"):
         prune(tmp_path, keys=["todya"])
     with pytest.raises(OptionError, match="`prune` must get at least one of"):

@@ -1,4 +1,4 @@
-"""What a store refuses, and how it says so."""
+"""Invalid calls of a store and their errors."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ import pytest
 
 from midlayer_encoders.errors import LayerIndexError, NotFiniteError, OptionError
 from midlayer_encoders.store import StoreError, TextNotStoredError, prune
-from tests.store.filling import check, fill, keys_of, opened, shards_of, vectors
+from tests.store.filling import check_vectors, expected_vectors, fill, make_keys, open_store, shard_paths
 
 
-def test_other_dimensions_or_dtype_are_refused(tmp_path: Path) -> None:
-    opened(tmp_path)
+def test_different_dimension_or_dtype_is_refused(tmp_path: Path) -> None:
+    open_store(tmp_path)
     with pytest.raises(OptionError, match=r"`dim` must be 6 for the store in .*, but got 7: pass that, choose another"):
-        opened(tmp_path, dim=7)
+        open_store(tmp_path, dim=7)
     with pytest.raises(OptionError, match=r"`dtype` must be 'float32' for the store in .*, but got 'float16'"):
-        opened(tmp_path, dtype="float16")
+        open_store(tmp_path, dtype="float16")
 
 
-def test_a_shard_of_another_store_is_refused(tmp_path: Path) -> None:
-    other = opened(tmp_path, key="other")
-    fill(other, range(2))
-    store = opened(tmp_path)
-    shutil.copy(shards_of(other)[0], store.folder)
+def test_shard_of_another_store_is_refused(tmp_path: Path) -> None:
+    other_store = open_store(tmp_path, key="other")
+    fill(other_store, range(2))
+    store = open_store(tmp_path)
+    shutil.copy(shard_paths(other_store)[0], store.folder)
     with pytest.raises(StoreError, match=r"must hold .* of the store 'k', but holds .* of 'other': move it away"):
         store.refresh()
 
@@ -45,49 +45,49 @@ def test_a_shard_of_another_store_is_refused(tmp_path: Path) -> None:
         ({"dim": 0}, "`dim` must be at least 1, but got 0"),
     ],
 )
-def test_wrong_options_are_named(tmp_path: Path, options: dict[str, object], message: str) -> None:
+def test_invalid_options_are_refused(tmp_path: Path, options: dict[str, object], message: str) -> None:
     with pytest.raises(OptionError, match=message):
-        opened(tmp_path, **options)
+        open_store(tmp_path, **options)
     assert not list(tmp_path.iterdir())
 
 
-def test_wrong_calls_are_named(tmp_path: Path) -> None:
-    store = opened(tmp_path)
+def test_invalid_calls_are_refused(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
     fill(store, [0])
     with pytest.raises(
         LayerIndexError, match="`layer` must be one of the stored layers 0, 1, 2, 5, but got 3: open the"
     ):
-        store.read(3, keys_of([0]))
+        store.read(3, make_keys([0]))
     with pytest.raises(OptionError, match=r"`embeddings` must have the shape \(4, 2, 6\) .* but got \(4, 1, 6\)"):
-        store.write(keys_of([1, 2]), vectors([1]))
+        store.write(make_keys([1, 2]), expected_vectors([1]))
     with pytest.raises(
         OptionError, match="A key must be 32 lowercase hexadecimal digits, but got 'a text': use `text_key"
     ):
         store.read(0, ["a text"])
     with pytest.raises(
-        TextNotStoredError, match=rf"1 of 2 are not, the first `keys\[1\]` \({keys_of([1])[0]}\): embed"
+        TextNotStoredError, match=rf"1 of 2 are not, the first `keys\[1\]` \({make_keys([1])[0]}\): embed"
     ):
-        store.read(0, keys_of([0, 1]))
-    check(store, [0])
+        store.read(0, make_keys([0, 1]))
+    check_vectors(store, [0])
 
 
-def test_what_is_not_finite_is_refused(tmp_path: Path) -> None:
-    store = opened(tmp_path, dtype="float16")
-    rows = vectors([0, 1])
+def test_nonfinite_values_are_refused(tmp_path: Path) -> None:
+    store = open_store(tmp_path, dtype="float16")
+    rows = expected_vectors([0, 1])
     rows[2, 1, 3] = 70_000
     with pytest.raises(NotFiniteError, match="row 1 at layer 2 is too large for float16: use `dtype='float32'`"):
-        store.write(keys_of([0, 1]), rows)
+        store.write(make_keys([0, 1]), rows)
     rows[3, 0, 0] = np.nan
     with pytest.raises(NotFiniteError, match="row 0 at layer 5 is NaN or infinite: check that text"):
-        opened(tmp_path, key="k32").write(keys_of([0]), rows[:, :1])
-    assert store.missing(keys_of([0, 1])) == [0, 1]
+        open_store(tmp_path, key="k32").write(make_keys([0]), rows[:, :1])
+    assert store.missing(make_keys([0, 1])) == [0, 1]
 
 
-def test_a_store_removed_under_a_writer_is_told(tmp_path: Path) -> None:
-    store = opened(tmp_path)
+def test_writing_to_a_removed_store_raises(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
     fill(store, [0])
     assert [info.key for info in prune(tmp_path, keys=["k"])] == ["k"]
     with pytest.raises(StoreError, match="was removed while it was in use: run again"):
         fill(store, [1])
     with pytest.raises(TextNotStoredError):
-        store.read(0, keys_of([0]))
+        store.read(0, make_keys([0]))

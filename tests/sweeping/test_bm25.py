@@ -14,7 +14,7 @@ from midlayer_encoders.tasks import Bm25Search, has_bm25, isolated_random, resol
 from tests.others_warnings import MTEB
 from tests.sweeping.scoring import sweep, write_reranking_task, write_sts_task
 from tests.tasks.rows import write
-from tests.tasks.test_beir import beir
+from tests.tasks.test_beir import write_beir
 
 Folder = Callable[[str], str]
 installed = pytest.mark.skipif(not has_bm25(), reason="bm25s is not installed: pip install bm25s PyStemmer")
@@ -30,7 +30,7 @@ def mteb_score_of_model(model: Any, path: Path) -> float:
 
 @installed
 def test_bm25_matches_mteb_and_is_saved(tiny_folder: Folder, tmp_path: Path) -> None:
-    tasks = [beir(tmp_path / "mine"), write_reranking_task(tmp_path), write_sts_task(tmp_path)]
+    tasks = [write_beir(tmp_path / "mine"), write_reranking_task(tmp_path), write_sts_task(tmp_path)]
     names = [task_sources(task)[0].name for task in tasks]
     expected = {name: mteb_score_of_model(mteb.get_model("mteb/baseline-bm25s"), task) for name, task in zip(names, tasks[:2], strict=False)}  # fmt: skip
     assert all(0.2 < value < 1 for value in expected.values())

@@ -19,14 +19,14 @@ from tests.others_warnings import MTEB
 from tests.sweeping.scoring import QUICK, layer_scores_of, sweep, write_sts_task
 from tests.sweeping.test_prompts import PROMPTS, cosine, save_layer_2
 from tests.tasks.rows import ROWS, SENTENCES, write
-from tests.tasks.test_beir import CORPUS, QRELS, QUERIES, beir
+from tests.tasks.test_beir import CORPUS, QRELS, QUERIES, write_beir
 
 Folder = Callable[[str], str]
 pytestmark = MTEB
 
 
 def test_beir_folder_is_scored_with_query_and_document_prompts(tiny_folder: Folder, tmp_path: Path) -> None:
-    task = beir(tmp_path / "mine")
+    task = write_beir(tmp_path / "mine")
     options: dict[str, Any] = {"prompts": PROMPTS, "default_prompt_name": "plain", **QUICK}
     result = sweep(tiny_folder("Llama"), task, layers=[1, 2], out=tmp_path / "out", **options)
     assert set(result.notes.scoring.values()) == {"all layers together"}

@@ -18,7 +18,7 @@ from tests.families import DEPTH
 from tests.others_warnings import MTEB
 from tests.sweeping.scoring import QUICK, sweep
 from tests.tasks.rows import ROWS, SENTENCES, write
-from tests.tasks.test_beir import beir
+from tests.tasks.test_beir import write_beir
 
 Folder = Callable[[str], str]
 pytestmark = MTEB
@@ -30,7 +30,7 @@ def test_preview_reports_texts_and_store_size(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     tasks: list[Any] = [
-        beir(tmp_path / "mine"),
+        write_beir(tmp_path / "mine"),
         write(tmp_path / "classes.jsonl", ROWS["Classification"]),
         write(tmp_path / "pairs.jsonl", ROWS["BitextMining"]),
         write(tmp_path / "texts.jsonl", [{"text": text} for text in SENTENCES]),

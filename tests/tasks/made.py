@@ -7,8 +7,8 @@ import numpy as np
 from midlayer_encoders.tasks import TaskSource
 
 
-def made_name(source: TaskSource) -> str:
-    """Return the name of the task that ``source`` makes, and see that no generator moves, even when mteb is imported."""
+def task_name(source: TaskSource) -> str:
+    """Return the name of the source's task, and check that no generator changes, even when mteb is imported."""
     random.seed(3)
     np.random.seed(3)
     task = source.make()

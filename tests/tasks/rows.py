@@ -1,4 +1,4 @@
-"""Small real-looking data of each type, and the writers of the three formats."""
+"""Small realistic data of each type, and writers of the three formats."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _WORDS = [
     "old",
 ]
 _random = random.Random(0)
-# Twelve sentences about each subject, of different lengths, so that no two cosines tie.
+# Twelve sentences about each subject, of different lengths, so that no cosines tie.
 SENTENCES = [
     " ".join([_SUBJECTS[number // 12], *_random.choices(_WORDS, k=_random.randint(6, 14))]) for number in range(48)
 ]
@@ -70,7 +70,7 @@ ROWS: dict[str, list[dict[str, Any]]] = {
 
 
 def write(path: Path, rows: Rows) -> Path:
-    """Write ``rows`` in the format that the suffix names, lists in CSV as JSON."""
+    """Write ``rows`` in the format of the suffix, with lists as JSON in CSV."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".jsonl":
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))

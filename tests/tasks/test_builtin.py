@@ -20,7 +20,7 @@ from midlayer_encoders.tasks import (
     tfidf_scores,
 )
 from midlayer_encoders.tasks.docstrings import SHELVES, _root, builtin_data, entries, versions
-from tests.tasks.made import made_name
+from tests.tasks.made import task_name
 
 MARKUP = re.compile(r":\w+:`|`|\*\*|::|^\.\. |>>>|\[\d+\]_|</?\w+>|\]\(")
 GIVEAWAYS = re.compile(
@@ -30,7 +30,7 @@ GIVEAWAYS = re.compile(
 )
 
 
-def test_one_task_of_each_type_over_one_pool_of_short_texts() -> None:
+def test_builtin_has_one_task_of_each_type_over_a_pool_of_short_texts() -> None:
     tasks = builtin_tasks()
     assert [task.metadata.type for task in tasks] == list(BUILTIN_TASKS.values())
     pool = {text for task in tasks for text in task_texts(task)}
@@ -40,11 +40,11 @@ def test_one_task_of_each_type_over_one_pool_of_short_texts() -> None:
 
 
 @pytest.mark.slow
-def test_builtin_means_all_five_and_a_label_means_one() -> None:
+def test_builtin_is_all_five_tasks_and_a_label_is_one() -> None:
     sources = task_sources("builtin")
     assert [task_label(source.name) for source in sources] == list(BUILTIN_TASKS)
     assert task_sources("DocstringNearnessSTS") == sources[-1:]
-    assert made_name(sources[0]) == sources[0].name
+    assert task_name(sources[0]) == sources[0].name
 
 
 @pytest.mark.slow
@@ -58,13 +58,13 @@ def test_rows_are_the_same_in_any_process_even_without_docstrings() -> None:
     assert run.stdout.split() == [builtin_data(label).name for label in BUILTIN_TASKS]
 
 
-def test_the_revision_records_the_versions() -> None:
+def test_revision_records_the_versions() -> None:
     for task in builtin_tasks():
         revision = task.metadata.dataset["revision"]
         assert all(f"{name}-{version}" in revision for name, version in versions().items())
 
 
-def test_an_object_s_texts_are_on_one_side_of_the_classification() -> None:
+def test_texts_of_an_object_are_in_one_split_of_the_classification() -> None:
     splits = builtin_data("DocstringLibraryClassification").splits
     sides = {text: split for split, rows in splits.items() for text in rows["text"]}
     for entry in entries():
@@ -74,7 +74,7 @@ def test_an_object_s_texts_are_on_one_side_of_the_classification() -> None:
         assert len(set(rows["label"])) == len(SHELVES)
 
 
-def test_wrong_descriptions_are_of_the_same_subject() -> None:
+def test_negative_descriptions_are_of_the_same_subject() -> None:
     subjects = {entry.description: (entry.library, entry.shelf) for entry in entries()}
     owners = {entry.summary: entry for entry in entries()}
     rows = builtin_data("DocstringDescriptionReranking").splits["test"]
@@ -84,11 +84,11 @@ def test_wrong_descriptions_are_of_the_same_subject() -> None:
         assert {subjects[text] for text in negative} == {(owners[query].library, owners[query].shelf)}
 
 
-def test_pairs_are_half_of_one_object() -> None:
-    own = {entry.summary: entry.description for entry in entries()}
+def test_half_of_the_pairs_are_of_one_object() -> None:
+    description_of = {entry.summary: entry.description for entry in entries()}
     rows = builtin_data("DocstringSameObjectPairs").splits["test"]
     pairs = zip(rows["sentence1"], rows["sentence2"], rows["labels"], strict=True)
-    assert all((own[summary] == description) == label for summary, description, label in pairs)
+    assert all((description_of[summary] == description) == label for summary, description, label in pairs)
     assert sum(rows["labels"]) * 2 == len(rows["labels"])
 
 
@@ -97,14 +97,14 @@ def test_grades_count_what_two_objects_share() -> None:
     descriptions = {entry.description: entry for entry in entries()}
     rows = builtin_data("DocstringNearnessSTS").splits["test"]
     for summary, description, score in zip(rows["sentence1"], rows["sentence2"], rows["score"], strict=True):
-        one, other = summaries[summary], descriptions[description]
+        first, second = summaries[summary], descriptions[description]
         if score < 4:
-            assert one != other
-            assert (one.library == other.library) == (score >= 1)
-            assert ((one.library, one.shelf) == (other.library, other.shelf)) == (score >= 2)
-            assert ((one.library, one.module) == (other.library, other.module)) == (score >= 3)
+            assert first != second
+            assert (first.library == second.library) == (score >= 1)
+            assert ((first.library, first.shelf) == (second.library, second.shelf)) == (score >= 2)
+            assert ((first.library, first.module) == (second.library, second.module)) == (score >= 3)
         else:
-            assert one == other
+            assert first == second
     assert min(Counter(rows["score"]).values()) > 300
     description = builtin_tasks()[-1].metadata.description
     assert all(f"{grade} = {meaning}" in description for grade, meaning in enumerate(STS_GRADES))
@@ -112,13 +112,13 @@ def test_grades_count_what_two_objects_share() -> None:
 
 @pytest.mark.slow
 def test_tfidf_is_neither_at_chance_nor_saturated() -> None:
-    # Chance: one library of six; nothing; half of the pairs; the mean of 1 / rank among ten; nothing.
+    # Chance: one library of six; none; half of the pairs; the mean of 1 / rank among ten; none.
     chance = {"Classification": 1 / 6, "Clustering": 0.1, "PairClassification": 0.5, "Reranking": 0.293, "STS": 0.0}
     for task in builtin_tasks():
         assert chance[task.metadata.type] + 0.1 < tfidf_scores(task) < 0.8
 
 
-def test_missing_sources_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_sources_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(docstrings, "entries", tuple)
     with pytest.raises(
         MidlayerError, match=r"need 10 in numpy \(core\), but found 0\. Install numpy with its \.py files"
@@ -129,7 +129,7 @@ def test_missing_sources_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_entries_are_plain_and_give_no_library_away() -> None:
+def test_entries_are_plain_and_do_not_reveal_their_library() -> None:
     texts = [text for entry in entries() for text in (entry.summary, entry.description)]
     assert [text for text in texts if MARKUP.search(text)] == []
     assert [text for text in texts if GIVEAWAYS.search(text)] == []
@@ -141,7 +141,7 @@ def test_entries_are_distinct() -> None:
     assert len({(entry.library, entry.module, entry.name) for entry in entries()}) == len(entries())
 
 
-def test_every_shelf_has_enough() -> None:
+def test_every_shelf_has_enough_entries() -> None:
     counts = {(library, shelf): 0 for library in SHELVES for shelf in SHELVES[library]}
     for entry in entries():
         counts[entry.library, entry.shelf] += 1

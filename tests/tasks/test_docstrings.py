@@ -25,7 +25,7 @@ def test_plain_strips_markup_and_masks_names(text: str, expected: str) -> None:
     assert plain(text) == expected
 
 
-def test_the_object_s_own_name_is_masked_only_where_it_is_code() -> None:
+def test_name_of_the_object_is_masked_only_as_code() -> None:
     assert plain("`filter` will filter a signal.", "signal.filter") == "something will filter a signal."
 
 
@@ -45,7 +45,7 @@ def test_docstrings_without_two_passages_of_prose_are_left_out(docstring: str) -
     assert _sentences(docstring, "mean") is None
 
 
-def test_the_description_is_what_follows_the_first_sentence() -> None:
+def test_description_follows_the_first_sentence() -> None:
     docstring = (
         "Return the mean of all the values. It is the sum of them, over their number.\n\nOutliers move it far."
         "\n\nParameters\n----------\nx : array\n    Values."

@@ -18,9 +18,9 @@ SUFFIXES = (".jsonl", ".csv", ".parquet")
 @pytest.mark.parametrize("task_type", ROWS)
 def test_every_format_gives_the_same_rows(tmp_path: Path, task_type: str) -> None:
     data = [files_data(write(tmp_path / suffix / f"mine{suffix}", ROWS[task_type])) for suffix in SUFFIXES]
-    assert {each.type for each in data} == {task_type}
+    assert {task_data.type for task_data in data} == {task_type}
     assert data[0].splits == data[1].splits == data[2].splits
-    assert len({each.name for each in data}) == 1
+    assert len({task_data.name for task_data in data}) == 1
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_every_format_gives_the_same_rows(tmp_path: Path, task_type: str) -> Non
         (("text",), "Unlabeled"),
     ],
 )
-def test_type_is_the_first_whose_columns_are_there(tmp_path: Path, columns: tuple[str, ...], expected: str) -> None:
+def test_type_is_the_first_whose_columns_exist(tmp_path: Path, columns: tuple[str, ...], expected: str) -> None:
     def value(column: str, number: int) -> Any:
         return number % 2 if column.startswith(("label", "score")) else f"{column} {number}"
 
@@ -65,7 +65,7 @@ def test_task_json_overrides_type_and_name(tmp_path: Path) -> None:
         ('{"type": "STS"}', "must have the column sentence1 to be a STS, but has text, label"),
     ],
 )
-def test_task_json_that_cannot_be_meant(tmp_path: Path, content: str, message: str) -> None:
+def test_invalid_task_json_is_refused(tmp_path: Path, content: str, message: str) -> None:
     write(tmp_path / "test.jsonl", ROWS["Classification"])
     (tmp_path / "task.json").write_text(content)
     with pytest.raises((TaskFileError, OptionError), match=message):
@@ -82,7 +82,7 @@ def test_train_and_test_files_are_the_splits(tmp_path: Path) -> None:
     assert data.note == ""
 
 
-def test_one_file_is_split_by_label_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_single_file_is_split_by_label_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = write(tmp_path / "mine.csv", ROWS["Classification"])
     with caplog.at_level(logging.WARNING):
         task_sources(path)
@@ -99,7 +99,7 @@ def test_texts_of_digits_stay_texts_in_csv(tmp_path: Path) -> None:
     assert sorted([*data.splits["train"]["text"], *data.splits["test"]["text"]]) == [str(n) for n in range(8)]
 
 
-def changed(task_type: str, number: int, **values: Any) -> Rows:
+def change_row(task_type: str, number: int, **values: Any) -> Rows:
     rows = [dict(row) for row in ROWS[task_type]]
     rows[number] |= values
     return rows
@@ -113,28 +113,28 @@ def changed(task_type: str, number: int, **values: Any) -> Rows:
             [{"text": "a", "tag": 1}],
             r"has text, tag\. .*Classification needs text, label; ",
         ),
-        (changed("STS", 2, sentence1=" "), "line 3: `sentence1` must be a string that is not empty, but got ' '"),
-        (changed("STS", 0, sentence2=5), "line 1: `sentence2` must be a string that is not empty, but got 5"),
-        (changed("STS", 4, score="high"), "line 5: `score` must be a finite number, but got 'high'"),
-        (changed("STS", 4, score=float("nan")), "line 5: `score` must be a finite number, but got nan"),
-        (changed("STS", 4, score=10**400), "line 5: `score` must be a finite number, but got 1000"),
-        (changed("STS", 4, score=True), "line 5: `score` must be a finite number, but got True"),
+        (change_row("STS", 2, sentence1=" "), "line 3: `sentence1` must be a string that is not empty, but got ' '"),
+        (change_row("STS", 0, sentence2=5), "line 1: `sentence2` must be a string that is not empty, but got 5"),
+        (change_row("STS", 4, score="high"), "line 5: `score` must be a finite number, but got 'high'"),
+        (change_row("STS", 4, score=float("nan")), "line 5: `score` must be a finite number, but got nan"),
+        (change_row("STS", 4, score=10**400), "line 5: `score` must be a finite number, but got 1000"),
+        (change_row("STS", 4, score=True), "line 5: `score` must be a finite number, but got True"),
         ([{**row, "score": 1} for row in ROWS["STS"]], "two different scores, but all 48 rows have 1"),
-        (changed("PairClassification", 1, labels=2), "line 2: `labels` must be 0 or 1, but got 2"),
+        (change_row("PairClassification", 1, labels=2), "line 2: `labels` must be 0 or 1, but got 2"),
         ([{**row, "labels": 1} for row in ROWS["PairClassification"]], "two different labels"),
-        (changed("Classification", 1, label=None), "line 2: `label` must be a label, a string or a whole number"),
-        (changed("Classification", 1, label=0.5), "line 2: `label` must be a label, .* but got 0.5"),
-        (changed("Classification", 1, label=7), "labels of one kind, but some are strings and some are numbers"),
+        (change_row("Classification", 1, label=None), "line 2: `label` must be a label, a string or a whole number"),
+        (change_row("Classification", 1, label=0.5), "line 2: `label` must be a label, .* but got 0.5"),
+        (change_row("Classification", 1, label=7), "labels of one kind, but some are strings and some are numbers"),
         ([{**row, "label": "x"} for row in ROWS["Classification"]], "two different labels, but all 48 rows have 'x'"),
-        (changed("Classification", 1, label="rare"), "every label twice or more, .* but has one row of 'rare'"),
-        (changed("Reranking", 0, positive=[]), "line 1: `positive` must be a list of strings, none of them empty"),
-        (changed("Reranking", 0, negative="no list"), "line 1: `negative` must be a list of strings"),
-        (changed("Reranking", 3, positive=["x"], negative=["y", "x"]), "line 4: a passage must not be both .*: 'x'"),
+        (change_row("Classification", 1, label="rare"), "every label twice or more, .* but has one row of 'rare'"),
+        (change_row("Reranking", 0, positive=[]), "line 1: `positive` must be a list of strings, none of them empty"),
+        (change_row("Reranking", 0, negative="no list"), "line 1: `negative` must be a list of strings"),
+        (change_row("Reranking", 3, positive=["x"], negative=["y", "x"]), "line 4: a passage must not be both .*: 'x'"),
         ([{}, {}, *ROWS["STS"]], "lines 1, 2: `sentence1` must be a string .* but got None. Correct or remove them"),
         ([{}] * 9 + ROWS["STS"], "lines 1, 2, 3, 4, 5 and 4 more"),
     ],
 )
-def test_rows_that_cannot_be_used_are_named(tmp_path: Path, rows: Rows, message: str) -> None:
+def test_invalid_rows_are_refused(tmp_path: Path, rows: Rows, message: str) -> None:
     with pytest.raises(TaskFileError, match=message):
         files_data(write(tmp_path / "mine.jsonl", rows))
 
@@ -155,13 +155,13 @@ def test_rows_that_cannot_be_used_are_named(tmp_path: Path, rows: Rows, message:
         ("mine.txt", b"text", "must be one of .jsonl, .ndjson, .csv, .tsv, .parquet, but its name ends in '.txt'"),
     ],
 )
-def test_files_that_cannot_be_read(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+def test_unreadable_files_are_refused(tmp_path: Path, name: str, content: bytes, message: str) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(TaskFileError, match=message):
         files_data(tmp_path / name)
 
 
-def test_folders_without_a_clear_test_file(tmp_path: Path) -> None:
+def test_folders_without_a_clear_test_file_are_refused(tmp_path: Path) -> None:
     with pytest.raises(TaskFileError, match=r"must hold a test file .* but holds no such file"):
         files_data(tmp_path)
     write(tmp_path / "a.jsonl", ROWS["STS"])
@@ -174,18 +174,18 @@ def test_folders_without_a_clear_test_file(tmp_path: Path) -> None:
         files_data(tmp_path)
 
 
-def test_labels_that_only_the_test_rows_have(tmp_path: Path) -> None:
+def test_labels_only_in_the_test_rows_are_refused(tmp_path: Path) -> None:
     write(tmp_path / "train.jsonl", ROWS["Classification"][:24])
     write(tmp_path / "test.jsonl", ROWS["Classification"])
     with pytest.raises(TaskFileError, match="these are only in test: 'market', 'poem'"):
         files_data(tmp_path)
 
 
-def test_changed_rows_are_another_task(tmp_path: Path) -> None:
+def test_changed_rows_give_another_task(tmp_path: Path) -> None:
     path = write(tmp_path / "mine.jsonl", ROWS["STS"])
     (source,) = task_sources(path)
     before = source.make().metadata
-    write(path, changed("STS", 0, score=5.0))
+    write(path, change_row("STS", 0, score=5.0))
     with pytest.raises(TaskFileError, match="must not change while it is used"):
         source.make()
     after = resolve_tasks(path)[0].metadata
@@ -194,7 +194,7 @@ def test_changed_rows_are_another_task(tmp_path: Path) -> None:
     assert before.dataset["revision"].endswith(before.name.rpartition("-")[2])
 
 
-def test_mteb_s_cache_never_gives_the_scores_of_other_rows(tmp_path: Path) -> None:
+def test_mteb_cache_never_returns_scores_of_other_rows(tmp_path: Path) -> None:
     import mteb
     from mteb.cache import ResultCache
 

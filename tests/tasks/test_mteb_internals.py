@@ -1,4 +1,4 @@
-"""What `tasks/mteb_internals.py` takes for granted of mteb: each test fails when a release changes it."""
+"""Assumptions of `tasks/mteb_internals.py` about mteb: each test fails when a release changes one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from midlayer_encoders.tasks import PAPER_TASKS, mteb_internals
 from tests.tasks.rows import ROWS, write
 
 
-def test_every_task_that_mteb_makes_by_its_name_is_known() -> None:
+def test_task_names_include_every_mteb_task() -> None:
     names = mteb_internals.task_names()
     assert names.issuperset(PAPER_TASKS)
     assert mteb.get_task("STS12").metadata.name in names
@@ -31,12 +31,12 @@ def test_every_task_that_mteb_makes_by_its_name_is_known() -> None:
         ("SciDocsRR", {"text"}),
     ],
 )
-def test_the_columns_of_a_task_are_those_that_hold_its_texts(name: str, columns: set[str]) -> None:
+def test_content_columns_hold_the_texts_of_a_task(name: str, columns: set[str]) -> None:
     assert mteb_internals.content_columns(mteb.get_task(name)) >= columns
     assert not mteb_internals.content_columns(mteb.get_task(name)) & {"label", "labels", "score"}
 
 
-@pytest.mark.parametrize("kind", [None, PromptType.query, PromptType.document])
+@pytest.mark.parametrize("prompt_type", [None, PromptType.query, PromptType.document])
 @pytest.mark.parametrize(
     "prompts",
     [
@@ -47,21 +47,21 @@ def test_the_columns_of_a_task_are_those_that_hold_its_texts(name: str, columns:
         {},
     ],
 )
-def test_the_prompt_is_that_of_mteb_s_own_wrapper(prompts: dict[str, str], kind: PromptType | None) -> None:
+def test_prompt_name_matches_mteb_wrapper(prompts: dict[str, str], prompt_type: PromptType | None) -> None:
     task = mteb.get_task("STS12").metadata
     wrapper: Any = SentenceTransformerEncoderWrapper.__new__(SentenceTransformerEncoderWrapper)
     wrapper.model_prompts = prompts
-    assert mteb_internals.prompt_name(prompts, task, kind) == wrapper.get_prompt_name(task, kind)
+    assert mteb_internals.prompt_name(prompts, task, prompt_type) == wrapper.get_prompt_name(task, prompt_type)
 
 
-def test_a_prompt_for_the_type_of_task_and_input_comes_before_one_for_the_input_alone() -> None:
+def test_prompt_for_task_type_and_input_takes_precedence() -> None:
     task = mteb.get_task("STS12").metadata
     prompts = {"STS-query": "compare: ", "query": "find: "}
     assert mteb_internals.prompt_name(prompts, task, PromptType.query) == "STS-query"
     assert mteb_internals.prompt_name(prompts, task, None) is None
 
 
-def test_lists_of_labels_leave_mteb_s_scores_as_they_are(tmp_path) -> None:
+def test_listed_labels_do_not_change_mteb_scores(tmp_path) -> None:
     from midlayer_encoders.tasks import TfidfEncoder, resolve_tasks, task_texts
 
     (local,) = resolve_tasks(write(tmp_path / "Classification.jsonl", ROWS["Classification"]))
@@ -70,28 +70,28 @@ def test_lists_of_labels_leave_mteb_s_scores_as_they_are(tmp_path) -> None:
     class Plain(AbsTaskClassification):
         metadata = local.metadata
 
-    def plain() -> Any:
+    def make_plain_task() -> Any:
         task = Plain()
         task.dataset, task.data_loaded = local.dataset, True
         return task
 
-    def scores(task: Any) -> Any:
+    def evaluate(task: Any) -> Any:
         return mteb.evaluate(TfidfEncoder(task_texts(task)), task, cache=None, show_progress_bar=False)[0].scores
 
-    listed = mteb_internals.with_listed_labels(plain())
+    listed = mteb_internals.with_listed_labels(make_plain_task())
     assert type(listed).__name__ == "Plain"
-    assert scores(listed) == scores(local) == scores(plain())
+    assert evaluate(listed) == evaluate(local) == evaluate(make_plain_task())
 
 
-def test_mteb_asks_for_its_labels_where_they_are_listed(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The two private methods are those that an evaluation calls, once for each experiment."""
+def test_mteb_reads_labels_through_the_listed_methods(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An evaluation calls the two private methods once for each experiment."""
     from midlayer_encoders.tasks import resolve_tasks, tfidf_scores
 
     calls: list[str] = []
     for name in ("_undersample_data", "_calculate_scores"):
-        theirs = getattr(AbsTaskClassification, name)
+        original_method = getattr(AbsTaskClassification, name)
 
-        def counted(*args: Any, _name: str = name, _theirs: Any = theirs, **kwargs: Any) -> Any:
+        def counted(*args: Any, _name: str = name, _theirs: Any = original_method, **kwargs: Any) -> Any:
             calls.append(f"{_name} {type(args[1]).__name__}")
             return _theirs(*args, **kwargs)
 

@@ -1,4 +1,4 @@
-"""Files as they come: each is read as it is meant, or refused with the file, the line and the cure."""
+"""Unusual files are read correctly, or refused with the file, the line and the fix."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.tasks.rows import ROWS, write
 ROW = b'{"text": "a", "label": 1}\n'
 
 
-def test_labels_007_and_7_stay_two_labels(tmp_path: Path) -> None:
+def test_labels_007_and_7_are_different(tmp_path: Path) -> None:
     path = tmp_path / "agents.csv"
     path.write_text("text,label\n" + "".join(f"text {n},{('007', '7')[n % 2]}\n" for n in range(8)))
     assert {row["label"] for row in read_table(path).rows} == {"007", "7"}
@@ -30,12 +30,12 @@ def test_labels_007_and_7_stay_two_labels(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("label", ["1" * 5000, "-0", "+1", "1_0", "\u0661"])
-def test_a_label_of_digits_that_is_no_plain_number_is_a_name(tmp_path: Path, label: str) -> None:
+def test_digit_label_that_is_not_a_plain_number_is_a_string(tmp_path: Path, label: str) -> None:
     (tmp_path / "a.csv").write_text(f"text,label\na,{label}\nb,1\n", encoding="utf8")
     assert [row["label"] for row in read_table(tmp_path / "a.csv").rows] == [label, "1"]
 
 
-def test_json_lines_end_at_line_ends_alone(tmp_path: Path) -> None:
+def test_json_lines_end_only_at_newlines(tmp_path: Path) -> None:
     odd = "one\u2028two\u2029three\x85four\x0cfive"
     (tmp_path / "a.jsonl").write_text(json.dumps({"text": odd, "label": 1}, ensure_ascii=False) + "\n", encoding="utf8")
     assert read_texts(tmp_path / "a.jsonl", field="text") == [odd]
@@ -44,7 +44,7 @@ def test_json_lines_end_at_line_ends_alone(tmp_path: Path) -> None:
     assert read_texts(tmp_path / "a.txt") == [odd, "next"]
 
 
-def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path: Path) -> None:
+def test_byte_order_mark_is_not_part_of_the_text(tmp_path: Path) -> None:
     for name, content in {"a.jsonl": ROW, "a.csv": b"text,label\na,1\n", "a.txt": b"a\n"}.items():
         (tmp_path / name).write_bytes(b"\xef\xbb\xbf" + content)
     assert read_texts(tmp_path / "a.txt") == read_texts(tmp_path / "a.jsonl", field="text") == ["a"]
@@ -70,9 +70,9 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("what", REFUSED)
-def test_what_cannot_be_read_is_refused_with_file_line_and_cure(tmp_path: Path, what: str) -> None:
-    suffix, content, message = REFUSED[what]
+@pytest.mark.parametrize("case", REFUSED)
+def test_unreadable_files_are_refused_with_file_line_and_fix(tmp_path: Path, case: str) -> None:
+    suffix, content, message = REFUSED[case]
     path = tmp_path / f"mine{suffix}"
     path.write_bytes(content)
     with pytest.raises(TaskFileError, match=rf"mine\{suffix}.*{message}"):
@@ -82,7 +82,7 @@ def test_what_cannot_be_read_is_refused_with_file_line_and_cure(tmp_path: Path, 
             read_texts(path, field="text")
 
 
-def test_a_gzip_bomb_is_not_unpacked(tmp_path: Path) -> None:
+def test_gzip_bomb_is_not_decompressed(tmp_path: Path) -> None:
     path = tmp_path / "x.csv"
     with gzip.open(path, "wb", compresslevel=1) as file:
         for _ in range(64):
@@ -91,7 +91,7 @@ def test_a_gzip_bomb_is_not_unpacked(tmp_path: Path) -> None:
         files_data(path)
 
 
-def test_nothing_waits_for_a_fifo(tmp_path: Path) -> None:
+def test_reading_a_fifo_does_not_block(tmp_path: Path) -> None:
     from midlayer_encoders.media import read_image
     from midlayer_encoders.probing.examples import read_examples
 
@@ -106,12 +106,12 @@ def test_nothing_waits_for_a_fifo(tmp_path: Path) -> None:
         lambda: read_image(tmp_path / "a.png"),
     ]
     reads += [lambda: read_examples(tmp_path / "a.csv", ["text"])]
-    for read in reads:
+    for call in reads:
         with pytest.raises(MidlayerError, match="must be a regular file, but is a FIFO"), in_time(2):
-            read()
+            call()
 
 
-def test_a_name_of_300_characters_is_shortened_to_what_a_file_can_be_called(tmp_path: Path) -> None:
+def test_long_task_name_is_shortened_to_a_valid_file_name(tmp_path: Path) -> None:
     import mteb
     from mteb.cache import ResultCache
 
@@ -129,14 +129,14 @@ def test_a_name_of_300_characters_is_shortened_to_what_a_file_can_be_called(tmp_
 
 
 @pytest.mark.parametrize("name", ["a" * 300 + ".csv", "/" + "a/" * 3000, "no\0where.csv", "~nobody-here/a.csv"])
-def test_a_path_that_no_file_system_takes_is_not_there(name: str) -> None:
+def test_invalid_path_does_not_exist(name: str) -> None:
     with pytest.raises(OptionError, match="paths that exist, but there is no"):
         task_sources(name)
     with pytest.raises(OptionError, match="must be a file, but there is none"):
         read_texts(name)
 
 
-def test_a_link_that_leads_nowhere_does_not_hide_the_other_files(tmp_path: Path) -> None:
+def test_dangling_link_does_not_hide_other_files(tmp_path: Path) -> None:
     write(tmp_path / "test.jsonl", ROWS["STS"])
     (tmp_path / "notes.md").symlink_to(tmp_path / "gone")
     assert task_sources(tmp_path)
@@ -144,6 +144,6 @@ def test_a_link_that_leads_nowhere_does_not_hide_the_other_files(tmp_path: Path)
     assert task_sources(tmp_path)
 
 
-def test_an_empty_name_of_a_task_is_not_this_folder() -> None:
+def test_empty_task_name_is_refused() -> None:
     with pytest.raises(OptionError, match="one of them is empty"):
         task_sources(["", "nowhere.csv"])

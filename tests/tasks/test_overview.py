@@ -1,4 +1,4 @@
-"""What is said of a task's data before a sweep: rows, repeated rows, leaks, and how labels are spread."""
+"""The overview of a task's data before a sweep: rows, duplicates, leaks and the balance of labels."""
 
 from __future__ import annotations
 
@@ -11,53 +11,55 @@ from midlayer_encoders.tasks import TaskOverview, TextsSource, task_overview, ta
 from tests.others_warnings import MTEB
 from tests.scoring.made import pairs
 from tests.tasks.rows import ROWS, SENTENCES, write
-from tests.tasks.test_beir import CORPUS, QUERIES, beir
+from tests.tasks.test_beir import CORPUS, QUERIES, write_beir
 
 pytestmark = MTEB
 
 
-def overview(path: Any) -> TaskOverview:
+def make_overview(path: Any) -> TaskOverview:
     (source,) = task_sources(path)
     return task_overview(source, None if isinstance(source, TextsSource) else source.make())
 
 
-def test_a_classification_names_repeated_rows_and_test_texts_that_were_trained_on(tmp_path: Path) -> None:
+def test_classification_reports_duplicates_and_leaked_test_texts(tmp_path: Path) -> None:
     rows = ROWS["Classification"]
     write(tmp_path / "train.jsonl", [*rows[:30], rows[0], rows[1]])
     write(tmp_path / "test.jsonl", [*rows[20:30], *rows[28:30]])
-    found = overview(tmp_path)
-    assert (found.type, found.why) == ("Classification", "columns text, label")
-    assert found.rows == {"test": 12, "train": 32}
-    assert found.duplicates == {"test": 2, "train": 2}
-    assert found.leaks == {"test texts that are also in train": 12}
+    overview = make_overview(tmp_path)
+    assert (overview.type, overview.why) == ("Classification", "columns text, label")
+    assert overview.rows == {"test": 12, "train": 32}
+    assert overview.duplicates == {"test": 2, "train": 2}
+    assert overview.leaks == {"test texts that are also in train": 12}
     # river: 14 of 44 rows, engine: 12 + 4, poem: 6 + 8
-    assert found.balance == {
+    assert overview.balance == {
         "labels": 3, "rarest, share of rows": pytest.approx(14 / 44), "commonest, share of rows": pytest.approx(16 / 44)
     }  # fmt: skip
 
 
-def test_a_retrieval_names_queries_that_are_documents(tmp_path: Path) -> None:
+def test_retrieval_reports_queries_that_are_documents(tmp_path: Path) -> None:
     corpus = [*CORPUS, {**CORPUS[1], "_id": "again"}]
     queries = [{**QUERIES[0], "text": CORPUS[0]["text"]}, *QUERIES[1:12], {**QUERIES[1], "_id": "same"}]
     qrels = [*((f"q{n}", f"d{n}", 1) for n in range(12)), ("same", "d1", 1), ("same", "again", 3), ("same", "d2", 0)]
-    found = overview(beir(tmp_path / "mine", corpus, queries, qrels))
-    assert (found.type, found.why) == ("Retrieval", "corpus, queries and qrels")
-    assert found.rows == {"queries": 13, "documents": 49, "relevant pairs": 14}
-    assert found.duplicates == {"queries": 1, "documents": 1}
-    assert found.leaks == {"queries that are also documents": 1}
-    assert list(found.balance.values()) == [1, 2, pytest.approx(14 / 13)]
+    overview = make_overview(write_beir(tmp_path / "mine", corpus, queries, qrels))
+    assert (overview.type, overview.why) == ("Retrieval", "corpus, queries and qrels")
+    assert overview.rows == {"queries": 13, "documents": 49, "relevant pairs": 14}
+    assert overview.duplicates == {"queries": 1, "documents": 1}
+    assert overview.leaks == {"queries that are also documents": 1}
+    assert list(overview.balance.values()) == [1, 2, pytest.approx(14 / 13)]
 
 
-def test_a_query_that_must_not_find_itself_gives_nothing_away(tmp_path: Path) -> None:
+def test_query_that_cannot_match_itself_is_not_a_leak(tmp_path: Path) -> None:
     corpus = [*CORPUS, {**CORPUS[1], "_id": "again"}]
-    queries = [{"_id": one["_id"], "text": one["text"]} for one in CORPUS[:12]]
-    found = overview(beir(tmp_path / "mine", corpus, queries, [(f"d{n}", f"d{n + 12}", 1) for n in range(12)]))
-    assert "does not count as found" in found.note
-    assert found.leaks == {"queries that are also documents": 1}  # of d1, under another id
+    queries = [{"_id": row["_id"], "text": row["text"]} for row in CORPUS[:12]]
+    overview = make_overview(
+        write_beir(tmp_path / "mine", corpus, queries, [(f"d{n}", f"d{n + 12}", 1) for n in range(12)])
+    )
+    assert "does not count as found" in overview.note
+    assert overview.leaks == {"queries that are also documents": 1}  # of d1, under another id
 
 
 def test_relevant_pairs_of_several_subsets_are_counted_once(tmp_path: Path) -> None:
-    (source,) = task_sources(beir(tmp_path / "mine"))
+    (source,) = task_sources(write_beir(tmp_path / "mine"))
     task = source.make()
     task.load_data()
     task.dataset = dict.fromkeys(("one", "two", "three"), task.dataset["default"])
@@ -73,24 +75,24 @@ def test_relevant_pairs_of_several_subsets_are_counted_once(tmp_path: Path) -> N
         ("Reranking", {"queries": 20, "documents": 48, "relevant pairs": 20}, {"queries that are also documents": 20}, None),
     ],
 )  # fmt: skip
-def test_other_types(tmp_path: Path, task_type: str, rows: Any, leaks: Any, balance: Any) -> None:
-    found = overview(write(tmp_path / "mine.jsonl", ROWS[task_type]))
-    assert (found.type, dict(found.rows), dict(found.leaks)) == (task_type, rows, leaks)
+def test_overview_of_other_types(tmp_path: Path, task_type: str, rows: Any, leaks: Any, balance: Any) -> None:
+    overview = make_overview(write(tmp_path / "mine.jsonl", ROWS[task_type]))
+    assert (overview.type, dict(overview.rows), dict(overview.leaks)) == (task_type, rows, leaks)
     if balance is not None:
-        assert found.balance == balance
+        assert overview.balance == balance
 
 
-def test_pairs_of_a_text_with_itself_and_texts_without_labels(tmp_path: Path) -> None:
+def test_pairs_of_identical_texts_and_texts_without_labels(tmp_path: Path) -> None:
     rows = [*ROWS["BitextMining"], {"sentence1": "one", "sentence2": "one"}]
-    assert overview(write(tmp_path / "mine.jsonl", rows)).leaks == {"pairs of a text with itself": 1}
-    texts = overview(write(tmp_path / "texts.csv", [{"text": text} for text in (*SENTENCES, SENTENCES[0])]))
+    assert make_overview(write(tmp_path / "mine.jsonl", rows)).leaks == {"pairs of a text with itself": 1}
+    texts = make_overview(write(tmp_path / "texts.csv", [{"text": text} for text in (*SENTENCES, SENTENCES[0])]))
     assert (texts.type, texts.rows, texts.duplicates) == ("Unlabeled", {"texts": 49}, {"texts": 1})
     assert texts.why == "column text alone"
 
 
-def test_a_task_of_mteb_s_with_subsets_is_told_apart_by_them() -> None:
-    found = overview(pairs())
-    assert found.rows == {"en/test": 30, "de/test": 30}
-    assert found.duplicates == {"en/test": 6, "de/test": 6}
-    assert found.leaks == {"pairs of a text with itself": 2}
-    assert found.why == "a task of mteb"
+def test_mteb_task_with_subsets_lists_them_separately() -> None:
+    overview = make_overview(pairs())
+    assert overview.rows == {"en/test": 30, "de/test": 30}
+    assert overview.duplicates == {"en/test": 6, "de/test": 6}
+    assert overview.leaks == {"pairs of a text with itself": 2}
+    assert overview.why == "a task of mteb"

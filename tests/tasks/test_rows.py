@@ -1,4 +1,4 @@
-"""Which rows a task is made of, worked out by hand."""
+"""The rows of tasks, computed by hand."""
 
 from __future__ import annotations
 
@@ -16,89 +16,93 @@ from midlayer_encoders.tasks.file_tasks import files_data
 from midlayer_encoders.tasks.task_data import TaskData
 
 FILES = {"a.py": 12, "b.py": 5, "c.py": 3}
-"""Objects in each file of each made-up shelf: as many as the built-in tasks take of one."""
+"""Number of objects in each file of each synthetic shelf: as many as the built-in tasks use."""
 
 Columns = Mapping[str, Sequence[Any]]
 
 
-def text_of(what: str, *place: object) -> str:
-    return "|".join([what, *map(str, place)])
+def make_text(kind: str, *location: object) -> str:
+    return "|".join([kind, *map(str, location)])
 
 
-def place_of(text: str) -> list[str]:
-    """Return library, shelf, file and object of a made-up text."""
+def parse_location(text: str) -> list[str]:
+    """Return library, shelf, file and object of a synthetic text."""
     return text.split("|")[1:]
 
 
 @pytest.fixture
-def made_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make the built-in tasks of objects whose texts say where they are, since reading real ones takes seconds."""
-    places = [
+def synthetic_entries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Create the built-in tasks from objects whose texts name their location, since reading real ones takes seconds."""
+    locations = [
         (library, shelf, file, str(number))
         for library in SHELVES
         for shelf in SHELVES[library]
         for file, count in FILES.items()
         for number in range(count)
     ]
-    made = tuple(Entry(*place, text_of("summary", *place), text_of("description", *place)) for place in places)
-    monkeypatch.setattr(docstrings, "entries", lambda: made)
+    entries = tuple(
+        Entry(*location, make_text("summary", *location), make_text("description", *location)) for location in locations
+    )
+    monkeypatch.setattr(docstrings, "entries", lambda: entries)
     monkeypatch.setattr(docstrings, "_pool", docstrings._pool.__wrapped__)
 
 
-def rows_of(label: str) -> Mapping[str, Columns]:
+def builtin_splits(label: str) -> Mapping[str, Columns]:
     return docstrings.builtin_data.__wrapped__(label).splits
 
 
-@pytest.mark.usefixtures("made_up")
-def test_the_built_in_classification_tests_on_the_objects_that_it_does_not_train_on() -> None:
-    splits = rows_of("DocstringLibraryClassification")
+@pytest.mark.usefixtures("synthetic_entries")
+def test_builtin_classification_tests_on_other_objects_than_it_trains_on() -> None:
+    splits = builtin_splits("DocstringLibraryClassification")
     texts = [text for split in ("train", "test") for text in splits[split]["text"]]
     shelves = sum(map(len, SHELVES.values()))
     assert len(texts) == len(set(texts)) == 2 * 20 * shelves
-    objects = {split: {tuple(place_of(text)) for text in splits[split]["text"]} for split in ("train", "test")}
+    objects = {split: {tuple(parse_location(text)) for text in splits[split]["text"]} for split in ("train", "test")}
     assert not objects["train"] & objects["test"]
-    for places in objects.values():  # half of each shelf
-        assert set(Counter(place[:2] for place in places).values()) == {10}
+    for locations in objects.values():  # half of each shelf
+        assert set(Counter(location[:2] for location in locations).values()) == {10}
     for columns in splits.values():
         libraries = [list(SHELVES)[label] for label in columns["label"]]
-        assert libraries == [place_of(text)[0] for text in columns["text"]]
+        assert libraries == [parse_location(text)[0] for text in columns["text"]]
 
 
-@pytest.mark.usefixtures("made_up")
-def test_wrong_descriptions_are_of_the_same_file_as_long_as_it_has_any() -> None:
-    columns = rows_of("DocstringDescriptionReranking")["test"]
+@pytest.mark.usefixtures("synthetic_entries")
+def test_negative_descriptions_are_of_the_same_file_if_possible() -> None:
+    columns = builtin_splits("DocstringDescriptionReranking")["test"]
     for query, negative in zip(columns["query"], columns["negative"], strict=True):
-        library, shelf, file, _ = place_of(query)
-        near = min(FILES[file] - 1, 9)  # 9 of a.py, 4 of b.py, 2 of c.py
-        places = [place_of(text) for text in negative]
-        assert [place[:3] == [library, shelf, file] for place in places] == [True] * near + [False] * (9 - near)
-        assert all(place[:2] == [library, shelf] for place in places)
-    columns = rows_of("DocstringSameObjectPairs")["test"]
-    for one, other, label in zip(columns["sentence1"], columns["sentence2"], columns["labels"], strict=True):
-        assert place_of(one)[:3] == place_of(other)[:3]
-        assert (place_of(one) == place_of(other)) == label
+        library, shelf, file, _ = parse_location(query)
+        num_same_file = min(FILES[file] - 1, 9)  # 9 of a.py, 4 of b.py, 2 of c.py
+        locations = [parse_location(text) for text in negative]
+        assert [location[:3] == [library, shelf, file] for location in locations] == [True] * num_same_file + [
+            False
+        ] * (9 - num_same_file)
+        assert all(location[:2] == [library, shelf] for location in locations)
+    columns = builtin_splits("DocstringSameObjectPairs")["test"]
+    for summary, description, label in zip(columns["sentence1"], columns["sentence2"], columns["labels"], strict=True):
+        assert parse_location(summary)[:3] == parse_location(description)[:3]
+        assert (parse_location(summary) == parse_location(description)) == label
 
 
-def test_whole_numbers_below_zero_are_labels_in_csv(tmp_path: Path) -> None:
-    # Numbered in their order, -10 < -9 < 2; those below zero left as strings would be of another kind than 2.
+def test_negative_numbers_are_labels_in_csv(tmp_path: Path) -> None:
+    # Numbered in order, -10 < -9 < 2; negative numbers left as strings would have another type than 2.
     labels = [2, -10, -9, -10, 2, -9]
     lines = "".join(f"text {row},{label}\n" for row, label in enumerate(labels))
     for name in ("train.csv", "test.csv"):
         (tmp_path / name).write_text(f"text,label\n{lines}")
     splits = files_data(tmp_path).splits
     assert splits["train"]["label"] == splits["test"]["label"] == [2, 0, 1, 0, 2, 1]
-    below = tmp_path / "below.csv"
-    below.write_text("sentences,labels\na,-2\nb,-10\nc,-1\n")  # as strings: "-1", "-10", "-2"
-    assert files_data(below).splits["test"]["labels"] == [1, 0, 2]
+    path = tmp_path / "below.csv"
+    path.write_text("sentences,labels\na,-2\nb,-10\nc,-1\n")  # as strings: "-1", "-10", "-2"
+    assert files_data(path).splits["test"]["labels"] == [1, 0, 2]
 
 
-def test_a_task_is_renamed_when_a_row_a_type_or_a_setting_changes() -> None:
+def test_task_name_changes_with_rows_type_and_settings() -> None:
     rows = {"sentences": ["a", "b", "c"], "labels": [0, 1, 1]}
     settings = {"n_clusters": 5, "max_documents_per_cluster": 3}
     data = TaskData(
         label="mine", type="Clustering", splits={"test": rows}, description="", origin="files", settings=settings
     )
-    others = [
+    changed = [
         replace(data, settings={}),
         replace(data, settings={"n_clusters": 5}),
         replace(data, settings=settings | {"n_clusters": 6}),
@@ -107,7 +111,7 @@ def test_a_task_is_renamed_when_a_row_a_type_or_a_setting_changes() -> None:
         replace(data, splits={"train": rows}),
         replace(data, type="Classification"),
     ]
-    assert len({one.name for one in (data, *others)}) == 8
-    assert len({one.revision for one in (data, *others)}) == 8
-    same = replace(data, settings=dict(reversed(settings.items())), description="Other words.", note="A note.")
-    assert same.name == data.name
+    assert len({task_data.name for task_data in (data, *changed)}) == 8
+    assert len({task_data.revision for task_data in (data, *changed)}) == 8
+    equivalent = replace(data, settings=dict(reversed(settings.items())), description="Other words.", note="A note.")
+    assert equivalent.name == data.name

@@ -22,11 +22,11 @@ from midlayer_encoders.tasks import (
     tfidf_scores,
 )
 from midlayer_encoders.tasks.sources import _is_path
-from tests.tasks.made import made_name
+from tests.tasks.made import task_name
 from tests.tasks.rows import ROWS, write
 
 
-def test_importing_the_room_imports_neither_mteb_nor_torch() -> None:
+def test_import_of_tasks_imports_neither_mteb_nor_torch() -> None:
     code = "import sys, midlayer_encoders.tasks; sys.exit('mteb' in sys.modules or 'torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
@@ -41,7 +41,7 @@ def test_paper_tasks_are_the_32_of_table_1() -> None:
     assert {subset for task in tasks for subset in task.hf_subsets} == {"default", "en", "en-en"}
 
 
-def test_paper_tasks_are_those_of_the_reference_results(shared_data: Path) -> None:
+def test_paper_tasks_match_the_reference_results(shared_data: Path) -> None:
     import lzma
 
     import polars as pl
@@ -64,13 +64,13 @@ def test_benchmark_by_name_and_by_alias() -> None:
     ]
 
 
-def test_one_task_named_twice_is_one_task() -> None:
+def test_repeated_task_name_gives_one_task() -> None:
     assert len(task_sources(["STS12", "STS12", "paper"])) == 32
 
 
-def test_two_tasks_of_one_name_are_refused() -> None:
+def test_different_tasks_of_the_same_name_are_refused() -> None:
     with pytest.raises(OptionError, match="different ones are called 'STS17'"):
-        task_sources(["paper", "STS17"])  # all languages, and English alone
+        task_sources(["paper", "STS17"])  # all languages, and English only
 
 
 @pytest.mark.parametrize(
@@ -84,12 +84,12 @@ def test_two_tasks_of_one_name_are_refused() -> None:
         ("xyzzyplugh", r"but got 'xyzzyplugh'\.$"),
     ],
 )
-def test_unknown_names_are_refused_with_the_nearest_known_one(name: str, hint: str) -> None:
+def test_unknown_names_are_refused_with_a_suggestion(name: str, hint: str) -> None:
     with pytest.raises(OptionError, match=f"`tasks` must be .*{hint}"):
         task_sources(name)
 
 
-def test_nothing_and_missing_paths_are_refused(tmp_path: Path) -> None:
+def test_empty_list_and_missing_paths_are_refused(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="at least one task"):
         task_sources([])
     with pytest.raises(OptionError, match="must be names, paths or mteb's task objects, but got 5"):
@@ -99,7 +99,7 @@ def test_nothing_and_missing_paths_are_refused(tmp_path: Path) -> None:
             task_sources(missing)
 
 
-def test_a_bare_name_is_mteb_s_before_it_is_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bare_name_is_an_mteb_task_before_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for folder in ("STS12", "mine"):
         write(tmp_path / folder / "test.jsonl", ROWS["STS"])
     monkeypatch.chdir(tmp_path)
@@ -108,7 +108,7 @@ def test_a_bare_name_is_mteb_s_before_it_is_a_folder(tmp_path: Path, monkeypatch
     assert names[0] == "STS12"
 
 
-def test_no_name_of_mteb_s_looks_like_a_path() -> None:
+def test_no_mteb_name_looks_like_a_path() -> None:
     import mteb
     from mteb.get_tasks import TASK_LIST
 
@@ -116,7 +116,7 @@ def test_no_name_of_mteb_s_looks_like_a_path() -> None:
     assert not any(map(_is_path, names))
 
 
-def test_generators_are_left_alone(tmp_path: Path) -> None:
+def test_generators_are_unchanged(tmp_path: Path) -> None:
     path = write(tmp_path / "mine.jsonl", ROWS["Clustering"])
     states = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
     task = resolve_tasks(["paper", path, *resolve_tasks("STS12")][1:])[0]
@@ -124,7 +124,7 @@ def test_generators_are_left_alone(tmp_path: Path) -> None:
     assert (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()) == states
 
 
-def test_an_object_is_copied_with_its_data_and_its_seed(tmp_path: Path) -> None:
+def test_task_object_is_copied_with_its_data_and_seed(tmp_path: Path) -> None:
     (task,) = resolve_tasks(write(tmp_path / "mine.jsonl", ROWS["Clustering"]))
     task.load_data()
     (source,) = task_sources(task)
@@ -140,4 +140,4 @@ def test_sources_build_their_tasks_in_other_processes(tmp_path: Path) -> None:
     sources = task_sources([path, "STS12", resolve_tasks("STS13")[0]])
     assert [source.name for source in pickle.loads(pickle.dumps(sources))] == [source.name for source in sources]
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        assert [pool.submit(made_name, source).result() for source in sources] == [source.name for source in sources]
+        assert [pool.submit(task_name, source).result() for source in sources] == [source.name for source in sources]

@@ -1,4 +1,4 @@
-"""A task of a benchmark keeps the splits and subsets that the benchmark takes of it."""
+"""A task of a benchmark keeps the splits and subsets of the benchmark."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from tests.others_warnings import MTEB
 pytestmark = MTEB
 
 
-def test_splits_and_subsets_are_those_of_the_benchmark() -> None:
+def test_splits_and_subsets_match_the_benchmark() -> None:
     with isolated_random():
         expected = {
             task.metadata.name: (set(task.eval_splits), set(task.hf_subsets))
             for task in mteb.get_benchmark("MTEB(eng, v1)").tasks
         }
-    found = {
+    actual = {
         task.metadata.name: (set(task.eval_splits), set(task.hf_subsets)) for task in resolve_tasks("MTEB(eng, v1)")
     }
-    assert found == expected
-    assert {split for splits, _ in found.values() for split in splits} > {"test"}  # MSMARCO's is dev
+    assert actual == expected
+    assert {split for splits, _ in actual.values() for split in splits} > {"test"}  # MSMARCO's is dev

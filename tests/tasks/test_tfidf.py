@@ -11,7 +11,7 @@ from midlayer_encoders.tasks import TfidfEncoder, resolve_tasks, task_texts, tfi
 from tests.tasks.rows import ROWS, SENTENCES, write
 
 
-def test_vectors_are_scikit_learn_s() -> None:
+def test_vectors_match_scikit_learn() -> None:
     encoder = TfidfEncoder(SENTENCES)
     vectors = encoder.encode([{"text": SENTENCES[:3]}, {"text": SENTENCES[3:]}])
     expected = TfidfVectorizer(sublinear_tf=True).fit_transform(SENTENCES).toarray()
@@ -21,17 +21,17 @@ def test_vectors_are_scikit_learn_s() -> None:
     np.testing.assert_allclose(encoder.similarity_pairwise(vectors, vectors), 1, atol=1e-5)
 
 
-def test_score_is_the_definition_s(tmp_path: Path) -> None:
+def test_score_matches_the_definition(tmp_path: Path) -> None:
     path = write(tmp_path / "mine.jsonl", ROWS["STS"])
     rows = ROWS["STS"]
     vectorizer = TfidfVectorizer(sublinear_tf=True).fit(list(dict.fromkeys(r["sentence1"] for r in rows)))
-    one, other = (vectorizer.transform([row[side] for row in rows]).toarray() for side in ("sentence1", "sentence2"))
-    expected = spearmanr((one * other).sum(1), [row["score"] for row in rows]).statistic
+    left, right = (vectorizer.transform([row[side] for row in rows]).toarray() for side in ("sentence1", "sentence2"))
+    expected = spearmanr((left * right).sum(1), [row["score"] for row in rows]).statistic
     assert tfidf_scores(resolve_tasks(path)[0]) == pytest.approx(expected, abs=1e-3)
 
 
 @pytest.mark.parametrize("task_type", ROWS)
-def test_texts_are_all_of_the_task_s_and_each_once(tmp_path: Path, task_type: str) -> None:
+def test_texts_are_those_of_the_task_without_duplicates(tmp_path: Path, task_type: str) -> None:
     (task,) = resolve_tasks(write(tmp_path / "mine.jsonl", ROWS[task_type]))
     expected = set()
     for row in ROWS[task_type]:

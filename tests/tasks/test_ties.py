@@ -16,7 +16,7 @@ pytestmark = MTEB
 
 
 class Same(TfidfEncoder):
-    """Every text has the same vector."""
+    """An encoder that gives every text the same vector."""
 
     def encode(self, inputs: Any, **_: Any) -> Any:
         return np.ones((sum(len(batch["text"]) for batch in inputs), 3), dtype="float32")
