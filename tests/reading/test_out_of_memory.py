@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from midlayer_encoders import LayerEncoder, measure
+from midlayer_encoders.reading.reader import layer_reader
 from midlayer_encoders.selection import select
 from tests.progress import record_steps
 from tests.test_measured_by_hand import TEXTS
@@ -81,6 +82,22 @@ def test_token_states_are_never_counted_twice(whole: LayerEncoder, metrics: str 
     with scarce(whole, len(TEXTS)) as passed:  # where memory is enough, the hook changes nothing
         assert_same(measure(whole, TEXTS, **asked), plenty)
     assert max(passed) > 4, "or nothing ran out above"
+
+
+def test_a_batch_size_that_ran_out_of_memory_is_not_tried_again(whole: LayerEncoder) -> None:
+    sizes: list[int] = []
+
+    def before(_: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        sizes.append(len(args[0] if args else kwargs["hidden_states"]))
+        if sizes[-1] > 2:
+            raise torch.OutOfMemoryError
+
+    hook = whole[0].model.layers[2].register_forward_pre_hook(before, with_kwargs=True)
+    try:
+        layer_reader(whole).vectors(["one two three"] * 12, [range(start, start + 4) for start in (0, 4, 8)])
+    finally:
+        hook.remove()
+    assert sizes == [4, 2, 2, 2, 2, 2, 2]
 
 
 def test_one_text_too_many_is_an_error(whole: LayerEncoder) -> None:
