@@ -35,17 +35,17 @@ def test_a_callback_that_leaves_a_trace_is_noticed(tmp_path: Path, monkeypatch: 
         return isolated()
 
     monkeypatch.setattr(_measurement, "isolated_random", drawing)
-    found = difference(plain, callback_equality.train(options, compiled=False, watched=True))
-    assert found.startswith("loss ")
-    assert found.endswith("from step 1 on")  # the first measurement is before it
+    actual = difference(plain, callback_equality.train(options, compiled=False, watched=True))
+    assert actual.startswith("loss ")
+    assert actual.endswith("from step 1 on")  # the first measurement is before it
 
 
 def test_differences_are_the_largest_of_each_kind() -> None:
-    one = Run(torch.tensor([3.0, 2.0, 1.0]), {"a": torch.zeros(2), "b": torch.ones(2)})
-    other = Run(torch.tensor([3.0, 2.5, 1.25]), {"a": torch.zeros(2), "b": torch.tensor([1.0, 3.0])})
-    assert difference(one, other) == "loss 5.0e-01, weights 2.0e+00, from step 2 on"
-    weights = Run(one.losses, other.weights)
-    assert difference(one, weights) == "loss 0.0e+00, weights 2.0e+00, from step 3 on"
+    run = Run(torch.tensor([3.0, 2.0, 1.0]), {"a": torch.zeros(2), "b": torch.ones(2)})
+    other_run = Run(torch.tensor([3.0, 2.5, 1.25]), {"a": torch.zeros(2), "b": torch.tensor([1.0, 3.0])})
+    assert difference(run, other_run) == "loss 5.0e-01, weights 2.0e+00, from step 2 on"
+    weights = Run(run.losses, other_run.weights)
+    assert difference(run, weights) == "loss 0.0e+00, weights 2.0e+00, from step 3 on"
 
 
 def test_the_table_has_a_row_for_each_case(tmp_path: Path) -> None:

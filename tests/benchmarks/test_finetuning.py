@@ -66,8 +66,8 @@ def test_crops_are_two_different_spans_of_one_passage(bos: bool) -> None:
     spans = [row[real][bos:] for row, real in zip(ids, mask, strict=True)]
     for first, second in zip(spans[:500], spans[500:], strict=True):
         assert not torch.equal(first, second)
-        both = torch.cat([first, second])
-        assert both.max() - both.min() < length  # one passage
+        combined = torch.cat([first, second])
+        assert combined.max() - combined.min() < length  # one passage
         for span in (first, second):
             assert CROP[0] * length <= len(span) <= CROP[1] * length
             assert torch.equal(span, torch.arange(len(span)) + span[0])
@@ -75,16 +75,16 @@ def test_crops_are_two_different_spans_of_one_passage(bos: bool) -> None:
 
 def test_every_place_of_the_tokens_is_cropped_and_a_seed_decides_where() -> None:
     tokens = torch.arange(10, 40)
-    first, again, other = (list(Crops(tokens, 2, batch=300, length=16, seed=seed)) for seed in (1, 1, 2))
-    assert all(torch.equal(a["input_ids"], b["input_ids"]) for a, b in zip(first, again, strict=True))
-    assert not torch.equal(first[0]["input_ids"], other[0]["input_ids"])
-    assert set(torch.cat([one["input_ids"] for one in first]).unique().tolist()) == {PAD, BOS, *range(10, 40)}
+    first, repeated, second = (list(Crops(tokens, 2, batch=300, length=16, seed=seed)) for seed in (1, 1, 2))
+    assert all(torch.equal(a["input_ids"], b["input_ids"]) for a, b in zip(first, repeated, strict=True))
+    assert not torch.equal(first[0]["input_ids"], second[0]["input_ids"])
+    assert set(torch.cat([item["input_ids"] for item in first]).unique().tolist()) == {PAD, BOS, *range(10, 40)}
 
 
 def test_groups_hold_no_text_of_a_test_part_and_no_text_twice(tasks: Path) -> None:
     groups = labeled_groups(tasks)
     assert [len(group) for group in groups["Banking77"]] == [23] * len(WORDS)  # the first question is a test text
-    texts = [text for some in groups.values() for group in some for text in group]
+    texts = [text for sample in groups.values() for group in sample for text in group]
     assert len(set(texts)) == len(texts)
     assert not {SENTENCES[4], *SENTENCES[30:]} & set(texts)
     assert groups["STSBenchmark"] == [[SENTENCES[k], SENTENCES[k + 1]] for k in (5, 10, 16, 22, 28)]  # 4 or 5 points
@@ -129,7 +129,7 @@ def test_dropout_is_at_every_token_but_the_first_and_the_weights_keep_their_name
 def test_the_loss_is_its_formula() -> None:
     states = torch.randn(8, 5, 16, dtype=torch.float32, generator=generator())
     mask = torch.arange(5) < torch.randint(1, 6, (8, 1), generator=generator())
-    vectors = [one[real].mean(dim=0) for one, real in zip(states, mask, strict=True)]
+    vectors = [state[real].mean(dim=0) for state, real in zip(states, mask, strict=True)]
     vectors = [vector / vector.norm() for vector in vectors]
     similar = torch.tensor([[float(u @ v) for v in vectors[4:]] for u in vectors[:4]]) / TEMPERATURE
     ways = [-(table[k, k].exp() / table[k].exp().sum()).log() for table in (similar, similar.T) for k in range(4)]
@@ -138,16 +138,18 @@ def test_the_loss_is_its_formula() -> None:
 
 def test_none_of_the_scored_texts_is_trained_on(tasks: Path) -> None:
     data = write_data(tasks)
-    given = arguments().parse_args([str(data), "out", "--tuning", "supervised", "--steps", "30"])
+    inputs = arguments().parse_args([str(data), "out", "--tuning", "supervised", "--steps", "30"])
     tokens = torch.from_numpy(encode([" ".join(SENTENCES)], read_tokenizer(data)).astype("int32"))
     scored = ["question 5 about owl", SENTENCES[10]]
-    pairs = pairs_of(given, VARIANTS["base"], tokens, scored)
-    decoded = {read_tokenizer(data).decode(text[1:]) for some in pairs.ids.values() for group in some for text in group}
+    pairs = pairs_of(inputs, VARIANTS["base"], tokens, scored)
+    decoded = {
+        read_tokenizer(data).decode(text[1:]) for sample in pairs.ids.values() for group in sample for text in group
+    }
     assert "Question 4 about owl?" in decoded
     assert not {"Question 5 about owl?", SENTENCES[10]} & decoded
-    assert all(text[0] == BOS for some in pairs.ids.values() for group in some for text in group)
+    assert all(text[0] == BOS for sample in pairs.ids.values() for group in sample for text in group)
     with pytest.raises(ValueError, match="of STSBenchmark it holds fewer"):
-        pairs_of(given, VARIANTS["base"], tokens, SENTENCES[10:])
+        pairs_of(inputs, VARIANTS["base"], tokens, SENTENCES[10:])
 
 
 def write_data(tasks: Path) -> Path:
@@ -176,10 +178,10 @@ def test_a_tuning_goes_from_the_weights_of_a_run_to_its_frame(tasks: Path, tunin
     torch.save(before, out / "base.pt")
     words = f"--variant base --tuning {tuning} --steps 6 --batch 4 --peak 1e-3 --stretch 50 --recipes plain"
     main([str(data), str(out), *words.split()])
-    told = json.loads((out / f"base-{tuning}.json").read_text())
-    assert told["command"].endswith(words)
-    assert (told["steps"], len(told["losses"])) == (6, 6)
-    assert told["losses"][0] > 0.1
+    reports = json.loads((out / f"base-{tuning}.json").read_text())
+    assert reports["command"].endswith(words)
+    assert (reports["steps"], len(reports["losses"])) == (6, 6)
+    assert reports["losses"][0] > 0.1
     frame = pl.read_parquet(out / f"base-{tuning}.parquet")
     assert set(frame["model"]) == {f"base-{tuning}"}
     for kind, steps in (("metric", {"step0", "step4", "step6"}), ("score", {"step0", "step6"})):

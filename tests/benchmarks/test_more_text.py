@@ -109,7 +109,7 @@ def test_manual_pages_and_api_models() -> None:
 .B \-\-garden
 {GARDEN.replace("the old", chr(92) + "fBthe old" + chr(92) + "fP")}
 """
-    assert [one.replace(" ,", ",") for one in man_paragraphs(page)] == [LOCK, GARDEN]
+    assert [item.replace(" ,", ",") for item in man_paragraphs(page)] == [LOCK, GARDEN]
     assert list(man_paragraphs(".Dd May 1\n.Dt LOCK 2\n" + LOCK)) == []
     assert list(json_paragraphs(json.dumps({"documentation": f"<p>{LOCK}</p><p>{RIVER}</p>", "name": NIGHT}))) == [
         LOCK,
@@ -131,19 +131,19 @@ def test_which_files_are_read(path: str, kind: str | None) -> None:
 
 
 def test_duplicates_are_dropped_exact_and_near() -> None:
-    seen = Seen()
-    assert [seen.fault(one) for one in (LOCK, NIGHT, LOCK.upper())] == [None, None, "duplicate"]
-    assert seen.fault(LOCK.replace("file", "socket")) == "near duplicate"
-    assert seen.fault(LOCK[:40] + " and " + GARDEN) is None
+    recorded = Seen()
+    assert [recorded.fault(item) for item in (LOCK, NIGHT, LOCK.upper())] == [None, None, "duplicate"]
+    assert recorded.fault(LOCK.replace("file", "socket")) == "near duplicate"
+    assert recorded.fault(LOCK[:40] + " and " + GARDEN) is None
 
 
 def test_a_file_with_little_prose_is_dropped_and_everything_is_counted() -> None:
     tally = Tally()
     assert prose("text", LOCK, Seen(), tally) == ""
     assert tally.dropped == {"short document": len(LOCK)}
-    whole = "\n\n".join([LOCK, NIGHT, LOCK, GARDEN, RIVER, "{" * 100])
+    complete = "\n\n".join([LOCK, NIGHT, LOCK, GARDEN, RIVER, "{" * 100])
     tally = Tally()
-    assert prose("text", whole, Seen(), tally) == "\n\n".join([LOCK, NIGHT, GARDEN, RIVER]) + "\n\n"
+    assert prose("text", complete, Seen(), tally) == "\n\n".join([LOCK, NIGHT, GARDEN, RIVER]) + "\n\n"
     assert tally.kept == sum(map(len, (LOCK, NIGHT, GARDEN, RIVER)))
     assert tally.dropped["duplicate"] == len(LOCK)
 
@@ -227,15 +227,15 @@ def test_the_same_downloads_give_the_same_file_and_the_manifest_adds_up(
 
 
 def test_a_run_trains_on_more_text_and_holds_out_the_same(data: Path) -> None:
-    given = Namespace(data=data, stretch=100)
+    namespace = Namespace(data=data, stretch=100)
     with pytest.raises(FileNotFoundError, match=r"benchmarks\.pretraining\.more_text .* --cache"):
-        read_parts(given, more=True)
+        read_parts(namespace, more=True)
     write_tokens(data / "more.xz", np.arange(7, dtype=np.uint16))
-    train, held = parts(torch.from_numpy(read_tokens(data / "tokens.xz")), 100)
-    alone, longer = ([one.cpu() for one in read_parts(given, more=more)] for more in (False, True))
-    assert torch.equal(alone[0], train)
+    train, stored = parts(torch.from_numpy(read_tokens(data / "tokens.xz")), 100)
+    separate, longer = ([item.cpu() for item in read_parts(namespace, more=more)] for more in (False, True))
+    assert torch.equal(separate[0], train)
     assert torch.equal(longer[0], torch.cat([train, torch.arange(7)]))
-    assert all(torch.equal(one[1], held) for one in (alone, longer))
+    assert all(torch.equal(item[1], stored) for item in (separate, longer))
     assert [name for name, variant in VARIANTS.items() if variant.more] == ["long"]
 
 

@@ -40,8 +40,8 @@ def test_a_variant_makes_a_model_of_its_kind_that_sees_ahead_only_where_masked(n
     model = language_model(variant, SMALL)
     backbone = model.backbone.eval()
     assert type(backbone).__name__ == KINDS[variant.blocks]
-    how = backbone.config._attn_implementation
-    assert how == f"sink_{variant.sink}" if variant.sink else not how.startswith("sink")
+    options = backbone.config._attn_implementation
+    assert options == f"sink_{variant.sink}" if variant.sink else not options.startswith("sink")
     assert (model.head.weight is backbone.get_input_embeddings().weight) == variant.tied
     assert sees_ahead(backbone, SMALL.vocab) == (variant.objective == "masked")
 
@@ -60,22 +60,22 @@ def test_padding_changes_no_state_and_not_what_is_seen(name: str, attention: str
     mask = torch.ones_like(ids)
     mask[1, 9:] = 0
     with torch.no_grad():
-        both = backbone(input_ids=ids, attention_mask=mask).last_hidden_state
+        combined = backbone(input_ids=ids, attention_mask=mask).last_hidden_state
         for row, length in ((0, 12), (1, 9)):
-            alone = backbone(input_ids=ids[row : row + 1, :length]).last_hidden_state[0]
-            torch.testing.assert_close(both[row, :length], alone)
+            separate = backbone(input_ids=ids[row : row + 1, :length]).last_hidden_state[0]
+            torch.testing.assert_close(combined[row, :length], separate)
         ids[1, 8] = (ids[1, 8] + 1) % SMALL.vocab
         changed = backbone(input_ids=ids, attention_mask=mask).last_hidden_state
-    assert torch.equal(both[1, 0], changed[1, 0]) == (variant.objective == "causal")
+    assert torch.equal(combined[1, 0], changed[1, 0]) == (variant.objective == "causal")
 
 
 def test_models_of_the_same_blocks_start_from_the_weights_of_their_seed() -> None:
     before = torch.get_rng_state()
     names = ("base", "no-bos", "masked", "one-added", "own-key", "first-hidden")
     base, *same = (language_model(VARIANTS[name], SMALL).state_dict() for name in names)
-    assert all(torch.equal(base[name], one[name]) for one in same for name in base)
-    other = language_model(VARIANTS["base-seed1"], SMALL).state_dict()
-    assert not torch.equal(base["head.weight"], other["head.weight"])
+    assert all(torch.equal(base[name], item[name]) for item in same for name in base)
+    other_item = language_model(VARIANTS["base-seed1"], SMALL).state_dict()
+    assert not torch.equal(base["head.weight"], other_item["head.weight"])
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -109,11 +109,11 @@ def test_the_target_is_the_next_token_and_bos_stands_before_a_share_of_the_windo
     inputs, targets = task_of(Variant(bos=bos), windows, generator())
     assert inputs.shape == targets.shape == (64, 32)
     assert torch.equal(inputs[:, 1:], targets[:, :-1])
-    begun = inputs[:, 0] == BOS
-    assert torch.equal(targets[begun], windows[begun, :-1])
-    assert torch.equal(targets[~begun], windows[~begun, 1:])
+    started = inputs[:, 0] == BOS
+    assert torch.equal(targets[started], windows[started, :-1])
+    assert torch.equal(targets[~started], windows[~started, 1:])
     assert not (inputs[:, 1:] == BOS).any()
-    assert {0.0: begun.sum() == 0, 0.5: 20 < begun.sum() < 44, 1.0: begun.all()}[bos]
+    assert {0.0: started.sum() == 0, 0.5: 20 < started.sum() < 44, 1.0: started.all()}[bos]
 
 
 @pytest.mark.parametrize("bos", [0.0, 0.5, 1.0])
@@ -129,9 +129,9 @@ def test_the_target_is_the_token_under_the_mask_and_bos_is_never_under_it(bos: f
 
 def test_windows_cover_an_epoch_once_in_an_order_of_their_seed() -> None:
     tokens = torch.arange(1000, dtype=torch.int32)
-    first, again, other = (list(Windows(tokens, 6, 4, 32, seed)) for seed in (1, 1, 2))
-    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
-    assert not torch.equal(first[0], other[0])
+    first, repeated, second = (list(Windows(tokens, 6, 4, 32, seed)) for seed in (1, 1, 2))
+    assert all(torch.equal(a, b) for a, b in zip(first, repeated, strict=True))
+    assert not torch.equal(first[0], second[0])
     starts = torch.cat(first)[:, 0].tolist()
     assert len(set(starts)) == 24
     assert torch.equal(first[0][0], torch.arange(33) + first[0][0, 0])
@@ -140,9 +140,9 @@ def test_windows_cover_an_epoch_once_in_an_order_of_their_seed() -> None:
 @pytest.mark.parametrize("start", [1, 8, 11])  # an epoch of 30 or 31 windows ends in the eighth batch
 def test_windows_go_on_where_a_run_was_paused(start: int) -> None:
     tokens = torch.arange(1000, dtype=torch.int32)
-    whole, rest = list(Windows(tokens, 12, 4, 32)), Windows(tokens, 12, 4, 32, start=start)
+    complete, rest = list(Windows(tokens, 12, 4, 32)), Windows(tokens, 12, 4, 32, start=start)
     assert len(rest) == 12, "Lightning counts the batches before too"
-    assert torch.equal(torch.stack(whole[start:]), torch.stack(list(rest)))
+    assert torch.equal(torch.stack(complete[start:]), torch.stack(list(rest)))
 
 
 def test_held_out_text_is_apart_and_the_tokenizer_gives_the_text_back(tmp_path: Path) -> None:
@@ -155,9 +155,9 @@ def test_held_out_text_is_apart_and_the_tokenizer_gives_the_text_back(tmp_path: 
     tokenizer.backend_tokenizer.save(str(tmp_path / "tokenizer.json"))
     (plain,), (begun,) = (read_tokenizer(tmp_path, bos=bos)(["dark"])["input_ids"] for bos in (False, True))
     assert begun == [BOS, *plain]
-    train, held = parts(torch.arange(1000), stretch=5)
-    assert not set(train.tolist()) & set(held.tolist())
-    assert len(held) == 10
+    train, stored = parts(torch.arange(1000), stretch=5)
+    assert not set(train.tolist()) & set(stored.tolist())
+    assert len(stored) == 10
 
 
 TEXTS = [f"text {number}" for number in range(12)]
@@ -179,7 +179,7 @@ def test_tasks_are_read_with_their_scores(tasks: Path) -> None:
     place = {text: number for number, text in enumerate(task.texts)}
     first, second = (vectors[:, [place[row[side]] for row in ROWS]] for side in ("sentence1", "sentence2"))
     cosine = torch.nn.functional.cosine_similarity(first, second, dim=-1)
-    expected = [spearmanr(found, [row["score"] for row in ROWS]).statistic for found in cosine]
+    expected = [spearmanr(actual, [row["score"] for row in ROWS]).statistic for actual in cosine]
     np.testing.assert_allclose(task.score(vectors), expected, atol=1e-6)
 
 
@@ -191,11 +191,11 @@ def test_texts_are_asked_plain_and_for_one_word_with_bos_before_either(tasks: Pa
     backbone = language_model(VARIANTS["base"], Size(blocks=2, width=64, vocab=320, length=128)).backbone
     backbone.layers[0].eval()
     modes = {module: module.training for module in backbone.modules()}
-    plain, asked = (evaluation.embed(backbone, recipe) for recipe in ("plain", "one-word"))
+    plain, options = (evaluation.embed(backbone, recipe) for recipe in ("plain", "one-word"))
     assert {module: module.training for module in backbone.modules()} == modes
     for row, text in enumerate(evaluation.texts):
         template = f'This sentence : "{text}" means in one word:"'
-        for vectors, words, pooled in ((plain, text, lambda x: x.mean(0)), (asked, template, lambda x: x[-1])):
+        for vectors, words, pooled in ((plain, text, lambda x: x.mean(0)), (options, template, lambda x: x[-1])):
             torch.testing.assert_close(vectors[-1, row], pooled(states(backbone, tokenizer(words)["input_ids"])))
     short = Evaluation(
         read_tasks(tasks), tokenizer, recipes=["one-word"], longest=len(tokenizer(template)["input_ids"]) - 2
@@ -206,8 +206,8 @@ def test_texts_are_asked_plain_and_for_one_word_with_bos_before_either(tasks: Pa
 
 @torch.no_grad()
 def states(backbone: Any, ids: list[int]) -> torch.Tensor:
-    found: torch.Tensor = backbone(input_ids=torch.tensor([ids])).last_hidden_state[0]
-    return found
+    actual: torch.Tensor = backbone(input_ids=torch.tensor([ids])).last_hidden_state[0]
+    return actual
 
 
 def test_measurements_are_dense_where_the_valley_forms_and_every_stage_has_one() -> None:

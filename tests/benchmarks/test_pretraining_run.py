@@ -51,14 +51,14 @@ def hooks(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
 
     The compiler takes hooks into its program: with others it would make another one, which rounds otherwise.
     """
-    usual, seen = Pretraining.training_step, []
+    usual, recorded = Pretraining.training_step, []
 
     def step(self: Pretraining, windows: torch.Tensor) -> torch.Tensor:
-        seen.append([len(module._forward_hooks) for module in self.model.backbone.layers.modules()])
+        recorded.append([len(module._forward_hooks) for module in self.model.backbone.layers.modules()])
         return usual(self, windows)
 
     monkeypatch.setattr(Pretraining, "training_step", step)
-    return seen
+    return recorded
 
 
 def ran(data: Path, out: Path, variant: str, *more: str) -> tuple[dict[str, Any], polars.DataFrame, dict[str, Any]]:
@@ -68,36 +68,36 @@ def ran(data: Path, out: Path, variant: str, *more: str) -> tuple[dict[str, Any]
         main([str(data), str(out), "--variant", variant, *SMALL.split(), *more])
         if (out / f"{variant}.json").exists():
             break
-    told = json.loads((out / f"{variant}.json").read_text())
-    return told, polars.read_parquet(out / f"{variant}.parquet"), torch.load(out / f"{variant}.pt")
+    reports = json.loads((out / f"{variant}.json").read_text())
+    return reports, polars.read_parquet(out / f"{variant}.parquet"), torch.load(out / f"{variant}.pt")
 
 
-@pytest.mark.parametrize("variant", [QUICK, *(pytest.param(one, marks=pytest.mark.slow) for one in SLOW)])
+@pytest.mark.parametrize("variant", [QUICK, *(pytest.param(item, marks=pytest.mark.slow) for item in SLOW)])
 def test_a_run_that_is_paused_after_every_step_is_the_run_that_is_not(
     variant: str, data: Path, tmp_path: Path, hooks: list[list[int]]
 ) -> None:
-    told, frame, weights = ran(data, tmp_path / "whole", variant)
-    parted, other, resumed = ran(data, tmp_path / "parted", variant, "--seconds", "0")
+    reports, frame, weights = ran(data, tmp_path / "whole", variant)
+    parted, second, resumed = ran(data, tmp_path / "parted", variant, "--seconds", "0")
     assert len(hooks) == 2 * STEPS
-    assert all(some == hooks[0] for some in hooks)
+    assert all(hook == hooks[0] for hook in hooks)
     assert any(hooks[0]) == (variant != "mamba2")
-    assert [one["to"] for one in told["sessions"]] == [STEPS]
-    assert [one["to"] for one in parted["sessions"]] == [1, 2, 3, STEPS]
+    assert [item["to"] for item in reports["sessions"]] == [STEPS]
+    assert [item["to"] for item in parted["sessions"]] == [1, 2, 3, STEPS]
     assert len(parted["losses"]) == STEPS
     for name in ("losses", "held_out", "tokens", "variant", "parameters"):
-        assert parted[name] == told[name], name
+        assert parted[name] == reports[name], name
     key = ["kind", "dataset", "name", "revision", "layer"]
-    assert_frame_equal(frame.sort(key), other.sort(key), check_exact=True)
+    assert_frame_equal(frame.sort(key), second.sort(key), check_exact=True)
     assert weights.keys() == resumed.keys()
     assert all(torch.equal(weights[name], resumed[name]) for name in weights)
 
     plain = unwatched(data, variant)
-    assert [round(float(loss), 4) for loss in plain.losses] == told["losses"]
+    assert [round(float(loss), 4) for loss in plain.losses] == reports["losses"]
     assert all(torch.equal(weights[name], weight) for name, weight in plain.model.state_dict().items())
     assert_complete(frame)
-    assert list(told["held_out"]) == ["0", str(STEPS)]
-    assert told["command"] == f"python -m benchmarks.pretraining.run DATA OUT --variant {variant} {SMALL}"
-    assert told["tokens"] == STEPS * 8 * 16
+    assert list(reports["held_out"]) == ["0", str(STEPS)]
+    assert reports["command"] == f"python -m benchmarks.pretraining.run DATA OUT --variant {variant} {SMALL}"
+    assert reports["tokens"] == STEPS * 8 * 16
 
 
 @pytest.mark.slow
@@ -124,7 +124,7 @@ def test_a_run_that_is_done_begins_anew_and_another_run_does_not_go_on_from_its_
     assert "first token's share 0." in lines[0]
     assert not list(tmp_path.glob("*.ckpt"))
     main(words)
-    assert [one["to"] for one in json.loads((tmp_path / f"{QUICK}.json").read_text())["sessions"]] == [STEPS]
+    assert [item["to"] for item in json.loads((tmp_path / f"{QUICK}.json").read_text())["sessions"]] == [STEPS]
 
 
 def full_disk(*_: Any) -> None:
@@ -161,15 +161,15 @@ def test_a_folder_without_the_data_names_the_command_that_makes_it(tmp_path: Pat
 
 
 def test_the_held_out_part_is_the_one_that_the_texts_to_measure_are_from(data: Path, tmp_path: Path) -> None:
-    other = shutil.copytree(data, tmp_path / "data")
+    other_item = shutil.copytree(data, tmp_path / "data")
     probes = json.loads((data / "probes.json").read_text())
     for stretch in ({}, {"stretch": 1000}):
-        (other / "probes.json").write_text(json.dumps(probes | stretch))
+        (other_item / "probes.json").write_text(json.dumps(probes | stretch))
         expected = stretch.get("stretch", STRETCH)
         with pytest.raises(
             ValueError, match=f"`--stretch` must leave 48 tokens or more to hold out, but {expected} leaves 0"
         ):
-            main([str(other), str(tmp_path / "out"), *SMALL.replace("--stretch 50", "").split()])
+            main([str(other_item), str(tmp_path / "out"), *SMALL.replace("--stretch 50", "").split()])
 
 
 @pytest.mark.slow

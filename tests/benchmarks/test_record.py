@@ -44,18 +44,18 @@ def rows(kind: str, dataset: str, name: str, value: Callable[[int, int], float])
     ]
 
 
-def run(*made: list[tuple[object, ...]]) -> Run:
-    frame = pl.DataFrame([row for some in made for row in some], schema=FRAME_SCHEMA, orient="row")
+def run(*output: list[tuple[object, ...]]) -> Run:
+    frame = pl.DataFrame([row for sample in output for row in sample], schema=FRAME_SCHEMA, orient="row")
     return Run("m", frame, {"steps": 64, "held_out": {"0": 9.0, "64": 3.0}})
 
 
 def scored(value: Callable[[int, int], float]) -> Run:
     """Return a run whose six tasks all score the same, plain; asked for one word they score half."""
     plain = [rows("score", task, "accuracy", value) for task in TASKS]
-    asked = [
+    options = [
         rows("score", f"{task} one-word", "accuracy", lambda step, layer: value(step, layer) / 2) for task in TASKS
     ]
-    return run(*plain, *asked)
+    return run(*plain, *options)
 
 
 def test_a_valley_lies_below_both_ends() -> None:
@@ -70,13 +70,13 @@ def test_a_level_is_crossed_for_good_and_between_looks() -> None:
 
 
 def test_an_event_is_read_at_the_layer_where_it_ends_strongest() -> None:
-    one = run(
+    process = run(
         rows("metric", "probe", "first_token_share", lambda step, layer: (layer == 3) * step / 64 + 0.01 * (layer == 1))
     )
-    found = event(one.metric("first_token_share"))
-    assert (found.layer, found.final) == (3, 1.0)
+    actual = event(process.metric("first_token_share"))
+    assert (actual.layer, actual.final) == (3, 1.0)
     # Between steps 16 (0.25) and 64 (1.0) a third of the way is half of it: a third of the way in the logarithm, too.
-    assert found.half == pytest.approx(TOKENS * 16 * 4 ** (1 / 3))
+    assert actual.half == pytest.approx(TOKENS * 16 * 4 ** (1 / 3))
 
 
 def test_the_first_token_lowers_the_entropy_by_what_it_has_more_without_it() -> None:
@@ -86,10 +86,10 @@ def test_the_first_token_lowers_the_entropy_by_what_it_has_more_without_it() -> 
 
 
 def test_scores_are_means_of_the_six_tasks_and_recipes_stay_apart() -> None:
-    one = scored(lambda step, layer: 0.1 * layer + step / 1000)
-    assert one.scores().values[-1].tolist() == pytest.approx([6.4, 16.4, 26.4, 36.4, 46.4])
-    assert one.scores("one-word").values[-1].tolist() == pytest.approx([3.2, 8.2, 13.2, 18.2, 23.2])
-    fewer = Run("m", one.frame.filter(pl.col("dataset") != "c"), {})
+    item = scored(lambda step, layer: 0.1 * layer + step / 1000)
+    assert item.scores().values[-1].tolist() == pytest.approx([6.4, 16.4, 26.4, 36.4, 46.4])
+    assert item.scores("one-word").values[-1].tolist() == pytest.approx([3.2, 8.2, 13.2, 18.2, 23.2])
+    fewer = Run("m", item.frame.filter(pl.col("dataset") != "c"), {})
     with pytest.raises(LookupError, match="5 tasks"):
         fewer.scores()
 
@@ -102,33 +102,33 @@ def test_a_middle_layer_overtakes_when_it_wins_until_the_end() -> None:
         16: (0.5, 0.4, 0.6, 0.4, 0.3),
         64: (0.5, 0.4, 0.4, 0.7, 0.8),
     }
-    one = scored(lambda step, layer: curves[step][layer])
-    assert [(found.layer, round(found.best)) for found in winners(one)] == [(1, 90), (1, 40), (2, 60), (3, 70)]
-    assert overtaking(one) == (16, None)
+    item = scored(lambda step, layer: curves[step][layer])
+    assert [(actual.layer, round(actual.best)) for actual in winners(item)] == [(1, 90), (1, 40), (2, 60), (3, 70)]
+    assert overtaking(item) == (16, None)
 
 
 def test_a_rule_loses_what_its_layer_lacks_and_takes_the_last_where_it_cannot_choose() -> None:
-    one = scored(lambda _, layer: (0.3, 0.4, 0.8, 0.5, 0.2)[layer])
+    item = scored(lambda _, layer: (0.3, 0.4, 0.8, 0.5, 0.2)[layer])
     entropy = rows("metric", "probe", "prompt_entropy", lambda step, layer: 1.0 + layer * (step > 0))
     raw = rows("metric", "probe", "prompt_entropy_raw", lambda _, layer: (4.0, 3.0, 1.0, 2.0, 4.0)[layer])
-    found = regrets(Run("m", pl.concat([one.frame, run(entropy, raw).frame]), {}))
-    assert found["last"][64] == (4, pytest.approx(60.0))
-    assert found["min-prompt-entropy"][64] == (0, pytest.approx(50.0))
-    assert found["valley-midpoint"][64] == (4, pytest.approx(60.0))  # lowest at the first layer, so no valley
-    assert found["valley-midpoint (raw)"][64] == (3, pytest.approx(30.0))
-    assert "few-labels" not in found
+    actual = regrets(Run("m", pl.concat([item.frame, run(entropy, raw).frame]), {}))
+    assert actual["last"][64] == (4, pytest.approx(60.0))
+    assert actual["min-prompt-entropy"][64] == (0, pytest.approx(50.0))
+    assert actual["valley-midpoint"][64] == (4, pytest.approx(60.0))  # lowest at the first layer, so no valley
+    assert actual["valley-midpoint (raw)"][64] == (3, pytest.approx(30.0))
+    assert "few-labels" not in actual
 
 
 def test_a_way_is_summed_over_looks_and_counts_from_a_step() -> None:
-    one = run(rows("metric", "probe", "dime", lambda step, layer: layer * {0: 9.0, 4: 0.0, 16: 1.0, 64: 0.5}[step]))
-    assert moved(one, "dime", since=4) == pytest.approx({layer: 1.5 * layer / 36 for layer in range(5)})
+    process = run(rows("metric", "probe", "dime", lambda step, layer: layer * {0: 9.0, 4: 0.0, 16: 1.0, 64: 0.5}[step]))
+    assert moved(process, "dime", since=4) == pytest.approx({layer: 1.5 * layer / 36 for layer in range(5)})
 
 
 def test_layers_settle_within_a_tenth_of_the_range_and_are_averaged_over_runs() -> None:
     late = run(rows("metric", "probe", "dime", lambda step, layer: layer * {0: 9.0, 4: 0.0, 16: 1.0, 64: 0.5}[step]))
     soon = run(rows("metric", "probe", "dime", lambda step, layer: layer * {0: 9.0, 4: 0.5, 16: 0.5, 64: 0.5}[step]))
-    found = [settled_at(one, "dime") for one in (late, soon)]
-    assert found == [{0: 0, 1: 4, 2: 4, 3: 4, 4: 4}] * 2
+    actual = [settled_at(item, "dime") for item in (late, soon)]
+    assert actual == [{0: 0, 1: 4, 2: 4, 3: 4, 4: 4}] * 2
     far = run(rows("metric", "probe", "dime", lambda step, layer: layer * {0: 9.0, 4: 0.0, 16: 1.0, 64: 5.0}[step]))
     assert settled_at(far, "dime")[4] == 64
     assert mean_by_layer([{0: 1.0, 1: 4.0}, {0: 3.0, 1: 4.0}]) == {0: 2.0, 1: 4.0}
@@ -143,10 +143,10 @@ def test_the_paper_s_entropy_falls_only_when_the_first_token_is_nearly_all() -> 
 
 @pytest.mark.parametrize("paused", [[], [3], [2, 5]])
 def test_the_first_pause_is_shown_whatever_their_number(paused: list[int]) -> None:
-    told = {"steps": 8, "losses": [1.0] * 8, "sessions": [{"to": step} for step in (*paused, 8)]}
-    found = _seam(Run("long", pl.DataFrame(), told), steps=2)
+    reports = {"steps": 8, "losses": [1.0] * 8, "sessions": [{"to": step} for step in (*paused, 8)]}
+    actual = _seam(Run("long", pl.DataFrame(), reports), steps=2)
     assert (
-        [(part.x, line.x) for (part, line) in (panel.parts for panel in found)]
+        [(part.x, line.x) for (part, line) in (panel.parts for panel in actual)]
         == [  # type: ignore[union-attr]
             (step + 0.5, (step - 1, step, step + 1, step + 2)) for step in paused[:1]
         ]
@@ -166,8 +166,8 @@ def write_finished(out: Path, name: str, **more: object) -> None:
     """Write what ``run.py`` writes of a run that is done."""
     scored(lambda *_: 0.5).frame.write_parquet(out / f"{name}.parquet")
     variant = VARIANTS[name]
-    told = {"variant": asdict(variant), "steps": variant.steps, "tokens": variant.steps * TOKENS} | more
-    (out / f"{name}.json").write_text(json.dumps(told))
+    reports = {"variant": asdict(variant), "steps": variant.steps, "tokens": variant.steps * TOKENS} | more
+    (out / f"{name}.json").write_text(json.dumps(reports))
 
 
 def test_nothing_is_taken_where_a_run_is_broken_or_a_try(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,7 +199,7 @@ def test_finished_runs_are_taken_into_the_record(tmp_path: Path, monkeypatch: py
         assert name in record.collect(out)
     record.read_run.cache_clear()
     try:
-        assert [found.held_out for found in record.known("base", "missing", "no-bos")] == [3.0, 4.0]
+        assert [actual.held_out for actual in record.known("base", "missing", "no-bos")] == [3.0, 4.0]
     finally:
         record.read_run.cache_clear()
 
@@ -211,8 +211,8 @@ def test_a_repetition_is_taken_beside_the_run_it_repeats(tmp_path: Path, monkeyp
         for suffix in (".parquet", ".json"):
             (out / f"{name}{suffix}").rename(out / f"{name}-again{suffix}")
     assert record.collect(out) == ["base-again", "long-again"]
-    told = json.loads((out / "long-again.json").read_text())
-    (out / "long-again.json").write_text(json.dumps(told | {"variant": asdict(VARIANTS["base"])}))
+    data = json.loads((out / "long-again.json").read_text())
+    (out / "long-again.json").write_text(json.dumps(data | {"variant": asdict(VARIANTS["base"])}))
     with pytest.raises(ValueError, match=r"long-again.parquet is not a run of the record \(steps 2000, not 9216"):
         record.collect(out)
 

@@ -39,10 +39,10 @@ def attend(sink: str, block: Block, heads: list[Tensor], mask: Tensor | None, **
 
 def seen(masked: bool) -> Tensor:
     """Return who sees whom in two texts, causal; ``masked``: the second is without its last two tokens."""
-    made = torch.ones(T, T, dtype=torch.bool).tril().repeat(B, 1, 1, 1)
+    result = torch.ones(T, T, dtype=torch.bool).tril().repeat(B, 1, 1, 1)
     if masked:
-        made[1, :, :, 3:] = False
-    return made
+        result[1, :, :, 3:] = False
+    return result
 
 
 def written_out(sink: str, block: Block, heads: list[Tensor], visible: Tensor, scale: float) -> tuple[Tensor, Tensor]:
@@ -72,30 +72,30 @@ def test_it_is_the_formula_with_gradients_and_without(sink: str, masked: bool, s
     torch.testing.assert_close(gathered, expected)
     assert none is None
     with torch.no_grad():
-        read, found = attend(sink, block, heads, mask, scaling=scaling)
-    torch.testing.assert_close(read, expected, rtol=1e-5, atol=1e-6)  # the weights are in single precision
-    torch.testing.assert_close(found, weights.float())
+        result, actual = attend(sink, block, heads, mask, scaling=scaling)
+    torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-6)  # the weights are in single precision
+    torch.testing.assert_close(actual, weights.float())
     if sink == "hidden":
-        torch.testing.assert_close(found.sum(-1), torch.ones(B, H, T))
-        assert not found[..., 1:, 0].any()
+        torch.testing.assert_close(actual.sum(-1), torch.ones(B, H, T))
+        assert not actual[..., 1:, 0].any()
     else:
-        assert (found.sum(-1) < 1).all()
+        assert (actual.sum(-1) < 1).all()
 
 
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("sink", SINKS)
 def test_its_gradients_are_those_of_the_formula(sink: str, masked: bool) -> None:
-    found = []
-    for way in ("ours", "written out"):
-        block, heads = Block(sink), [one.requires_grad_() for one in drawn(3, B, H, T, D).unbind()]
-        if way == "ours":
+    actual = []
+    for method in ("ours", "written out"):
+        block, heads = Block(sink), [item.requires_grad_() for item in drawn(3, B, H, T, D).unbind()]
+        if method == "ours":
             gathered, _ = attend(sink, block, heads, seen(masked) if masked else None)
         else:
             gathered, _ = written_out(sink, block, heads, seen(masked), 1 / math.sqrt(D))
         (gathered * drawn(B, T, H, D, seed=1)).sum().backward()
-        found.append([one.grad for one in (*heads, *block.parameters())])
-    assert len(found[0]) == (4 if sink == "key" else 3)
-    torch.testing.assert_close(*found)
+        actual.append([item.grad for item in (*heads, *block.parameters())])
+    assert len(actual[0]) == (4 if sink == "key" else 3)
+    torch.testing.assert_close(*actual)
 
 
 @pytest.mark.parametrize("sink", SINKS)
@@ -105,24 +105,24 @@ def test_a_model_trains_and_is_read_with_the_same_attention(sink: str) -> None:
     ids = torch.randint(4, size.vocab, (2, 12), generator=torch.Generator().manual_seed(0))
     trained = backbone(input_ids=ids).last_hidden_state
     with torch.no_grad():
-        read = backbone(input_ids=ids, output_attentions=True)
-        torch.testing.assert_close(trained, read.last_hidden_state)
+        result = backbone(input_ids=ids, output_attentions=True)
+        torch.testing.assert_close(trained, result.last_hidden_state)
         assert not torch.allclose(trained, plain(input_ids=ids).last_hidden_state)
-    assert len(read.attentions) == 2
-    whole = [torch.allclose(weights.sum(-1), torch.ones(())) for weights in read.attentions]
-    assert whole == [sink == "hidden"] * 2
+    assert len(result.attentions) == 2
+    complete = [torch.allclose(weights.sum(-1), torch.ones(())) for weights in result.attentions]
+    assert complete == [sink == "hidden"] * 2
 
 
 def test_own_keys_begin_as_a_one_added_learn_and_do_not_decay() -> None:
     size = Size(blocks=2, width=64, vocab=320, length=32)
-    own, one = (language_model(VARIANTS[name], size) for name in ("own-key", "one-added"))
+    own_values, first = (language_model(VARIANTS[name], size) for name in ("own-key", "one-added"))
     windows = torch.randint(4, size.vocab, (2, 12), generator=torch.Generator().manual_seed(0))
-    loss = own(windows[:, :-1], windows[:, 1:])
-    torch.testing.assert_close(loss, one(windows[:, :-1], windows[:, 1:]))
+    loss = own_values(windows[:, :-1], windows[:, 1:])
+    torch.testing.assert_close(loss, first(windows[:, :-1], windows[:, 1:]))
     loss.backward()
-    keys = [block.self_attn.sink_key for block in own.backbone.layers]
+    keys = [block.self_attn.sink_key for block in own_values.backbone.layers]
     assert all(key.grad.abs().sum() > 0 for key in keys)
-    groups = adamw(own, peak=1e-3, steps=10, warmup=1)["optimizer"].param_groups
+    groups = adamw(own_values, peak=1e-3, steps=10, warmup=1)["optimizer"].param_groups
     decays = {id(parameter): group["weight_decay"] for group in groups for parameter in group["params"]}
     assert {decays[id(key)] for key in keys} == {0.0}
 
@@ -131,8 +131,8 @@ def test_a_text_of_the_first_token_alone_is_read_beside_a_longer_one() -> None:
     backbone = language_model(VARIANTS["first-hidden"], Size(blocks=2, width=64, vocab=320, length=32)).backbone.eval()
     ids, mask = torch.tensor([[3, 7, 8], [3, 0, 0]]), torch.tensor([[1, 1, 1], [1, 0, 0]])
     with torch.no_grad():
-        both = backbone(input_ids=ids, attention_mask=mask).last_hidden_state
-        torch.testing.assert_close(both[1, :1], backbone(input_ids=ids[1:, :1]).last_hidden_state[0])
+        combined = backbone(input_ids=ids, attention_mask=mask).last_hidden_state
+        torch.testing.assert_close(combined[1, :1], backbone(input_ids=ids[1:, :1]).last_hidden_state[0])
 
 
 @pytest.mark.parametrize("sink", SINKS)
@@ -141,5 +141,5 @@ def test_a_measurement_in_bfloat16_has_the_weights_of_unrounded_products(sink: s
     block = Block(sink).bfloat16().double()
     with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
         _, weights = attend(sink, block, heads, None)
-    _, expected = written_out(sink, block, [one.double() for one in heads], seen(masked=False), D**-0.5)
+    _, expected = written_out(sink, block, [head.double() for head in heads], seen(masked=False), D**-0.5)
     torch.testing.assert_close(weights, expected.float(), rtol=1e-3, atol=1e-5)

@@ -38,23 +38,23 @@ def test_the_prefix_is_seen_by_all_and_the_rest_by_what_follows() -> None:
 
 @pytest.mark.parametrize("prefix", [1, 6])
 def test_states_after_the_prefix_do_not_depend_on_later_patches(prefix: int) -> None:
-    model, given = trunk(), normalised(images())
-    changed = given.clone()
+    model, inputs = trunk(), normalised(images())
+    changed = inputs.clone()
     changed[:, :, 12:, 12:] += 1.0  # the last patch
     mask = prefix_mask(torch.full((3,), prefix), 16)
-    before, after = model(given, mask=mask), model(changed, mask=mask)
+    before, after = model(inputs, mask=mask), model(changed, mask=mask)
     torch.testing.assert_close(before[:, :-1], after[:, :-1])
     assert not torch.allclose(before[:, -1], after[:, -1])
-    torch.testing.assert_close(model(given, causal=True), model(given, mask=prefix_mask(torch.ones(3).long(), 16)))
-    assert not torch.allclose(model(given)[:, 0], model(changed)[:, 0])
+    torch.testing.assert_close(model(inputs, causal=True), model(inputs, mask=prefix_mask(torch.ones(3).long(), 16)))
+    assert not torch.allclose(model(inputs)[:, 0], model(changed)[:, 0])
 
 
 def test_kept_patches_are_encoded_as_if_the_others_were_not_there() -> None:
-    model, given = trunk(), normalised(images())
-    kept = torch.tensor([[5, 2, 9]]).expand(3, -1)
-    changed = given.clone()
+    model, inputs = trunk(), normalised(images())
+    saved = torch.tensor([[5, 2, 9]]).expand(3, -1)
+    changed = inputs.clone()
     changed[:, :, 12:, 12:] += 1.0
-    torch.testing.assert_close(model(given, kept=kept), model(changed, kept=kept))
+    torch.testing.assert_close(model(inputs, kept=saved), model(changed, kept=saved))
 
 
 @pytest.mark.parametrize("name", list(OBJECTIVES))
@@ -72,13 +72,13 @@ def test_every_objective_trains_every_block_of_the_same_trunk(name: str) -> None
 
 
 def test_targets_are_normalised_within_each_patch() -> None:
-    wanted = targets(normalised(images()), 4)
-    torch.testing.assert_close(wanted.mean(dim=-1), torch.zeros(3, 16), atol=1e-5, rtol=0)
-    torch.testing.assert_close(wanted.var(dim=-1), torch.ones(3, 16), atol=1e-3, rtol=0)
+    expected = targets(normalised(images()), 4)
+    torch.testing.assert_close(expected.mean(dim=-1), torch.zeros(3, 16), atol=1e-5, rtol=0)
+    torch.testing.assert_close(expected.var(dim=-1), torch.ones(3, 16), atol=1e-3, rtol=0)
 
 
 def test_whole_crops_are_the_images_or_their_mirror() -> None:
-    given = images(16)
-    for made, plain in zip(augmented(given, smallest=1.0), normalised(given), strict=True):
+    inputs = images(16)
+    for result, plain in zip(augmented(inputs, smallest=1.0), normalised(inputs), strict=True):
         flipped = plain.flip(-1)
-        assert torch.allclose(made, plain, atol=1e-4) or torch.allclose(made, flipped, atol=1e-4)
+        assert torch.allclose(result, plain, atol=1e-4) or torch.allclose(result, flipped, atol=1e-4)

@@ -71,53 +71,53 @@ def values(aside: Aside, model: LanguageModel) -> dict[tuple[str, str], dict[int
     trainer = pl.Trainer(
         accelerator="cpu", devices=1, logger=False, enable_checkpointing=False, enable_progress_bar=False
     )
-    found: dict[tuple[str, str], dict[int, float]] = {}
+    actual: dict[tuple[str, str], dict[int, float]] = {}
     for row in aside.look(trainer, Pretraining(model, VARIANTS["base"])):
         assert row["depth"] == row["layer"] / 2
-        by_layer = found.setdefault((row["dataset"], row["name"]), {})
+        by_layer = actual.setdefault((row["dataset"], row["name"]), {})
         assert row["layer"] not in by_layer
         by_layer[row["layer"]] = row["value"]
-    return found
+    return actual
 
 
 @torch.no_grad()
 def states_of(backbone: Any, ids: list[list[int]]) -> tuple[Tensor, Tensor]:
     """Return the raw states of every layer, by hooks, ``(L, N, T, D)``, and the mask ``(N, T)``."""
-    kept: list[Tensor] = []
+    saved: list[Tensor] = []
     parts = [backbone.get_input_embeddings(), *backbone.layers]
     hooks = [
-        part.register_forward_hook(lambda _, __, out: kept.append(out if isinstance(out, Tensor) else out[0]))
+        part.register_forward_hook(lambda _, __, out: saved.append(out if isinstance(out, Tensor) else out[0]))
         for part in parts
     ]
     inputs = padded(ids, torch.device("cpu"))
     backbone(**inputs, use_cache=False)
     for hook in hooks:
         hook.remove()
-    return torch.stack(kept), inputs["attention_mask"].bool()
+    return torch.stack(saved), inputs["attention_mask"].bool()
 
 
 def entropy_of_raw_states(states: Tensor, mask: Tensor) -> float:
     """Return the mean over texts of the entropy of the eigenvalues of their Gram matrix, of states as they are."""
-    found = []
+    actual = []
     for text, real in zip(states, mask, strict=True):
         shares = torch.linalg.svdvals(text[real].double()) ** 2
         shares = shares / shares.sum()
         shares = shares[shares > 0]
-        found.append(float(-(shares * shares.log()).sum()))
-    return sum(found) / len(found)
+        actual.append(float(-(shares * shares.log()).sum()))
+    return sum(actual) / len(actual)
 
 
 @pytest.mark.parametrize("name", ["base", pytest.param("mamba2", marks=pytest.mark.slow)])
 def test_every_kind_is_the_package_s_metric_of_its_states(name: str, looked: Callable[[str], Looked]) -> None:
-    found, backbone = looked(name).found, looked(name).model.backbone.eval()
+    actual, backbone = looked(name).found, looked(name).model.backbone.eval()
     expected = {"largest_state", "largest_token", "largest_dimension", "prompt_entropy_raw"}
-    assert {one for kind, one in found if kind == "probe"} - {"attention_sink_rate"} == expected
-    assert (("probe", "attention_sink_rate") in found) == (name != "mamba2")
+    assert {item for kind, item in actual if kind == "probe"} - {"attention_sink_rate"} == expected
+    assert (("probe", "attention_sink_rate") in actual) == (name != "mamba2")
     raw, mask = states_of(backbone, looked(name).aside.ids)
     with torch.no_grad():
         normed = (backbone.norm if name == "base" else backbone.norm_f)(raw)
     kinds = {"probe": raw, "probe-later": raw[:, :, 1:], "probe-normed": normed, "probe-normed-later": normed[:, :, 1:]}
-    assert {kind for kind, _ in found} == kinds.keys()
+    assert {kind for kind, _ in actual} == kinds.keys()
     for kind, states in kinds.items():
         real = mask[:, 1:] if "later" in kind else mask
         pooled = (states * real[..., None]).sum(2) / real.sum(1)[:, None]
@@ -125,31 +125,31 @@ def test_every_kind_is_the_package_s_metric_of_its_states(name: str, looked: Cal
         corpus = Corpus(states[:, : len(TEXTS)], real[: len(TEXTS)], pooled[:, : len(TEXTS)], views)
         for layer in LAYERS:
             entropy = entropy_of_raw_states(corpus.states[layer], corpus.mask)
-            assert found[kind, "prompt_entropy_raw"][layer] == pytest.approx(entropy, rel=1e-4), (kind, layer)
+            assert actual[kind, "prompt_entropy_raw"][layer] == pytest.approx(entropy, rel=1e-4), (kind, layer)
         if kind == "probe":
             continue
         every = make_for_views(MEASURED, LAYERS, len(VIEWS))
         if kind != "probe-normed":
             every.pop("first_token_share")  # says nothing without the first token, and raw the callback has it
-        assert {name for one, name in found if one == kind} == {*every, "prompt_entropy_raw"}
-        for one, metric in every.items():
+        assert {name for item, name in actual if item == kind} == {*every, "prompt_entropy_raw"}
+        for item, metric in every.items():
             values = dict(zip(LAYERS, feed(metric, corpus, [torch.arange(len(TEXTS))]).compute().tolist(), strict=True))
-            assert found[kind, one] == pytest.approx(values, rel=1e-3, abs=1e-5, nan_ok=True), (kind, one)
+            assert actual[kind, item] == pytest.approx(values, rel=1e-3, abs=1e-5, nan_ok=True), (kind, item)
 
 
 def test_the_largest_state_is_found_with_its_token_and_its_dimension(looked: Callable[[str], Looked]) -> None:
-    found, backbone = looked("base").found, looked("base").model.backbone.eval()
+    actual, backbone = looked("base").found, looked("base").model.backbone.eval()
     states, mask = states_of(backbone, looked("base").aside.ids[: len(TEXTS)])
     for layer in LAYERS:
-        every = [
+        all_values = [
             (abs(value), token, dimension)
             for text, real in zip(states[layer], mask, strict=True)
             for token, state in enumerate(text[real].tolist())
             for dimension, value in enumerate(state)
         ]
-        largest = max(every, key=lambda one: one[0])
+        largest = max(all_values, key=lambda item: item[0])
         names = ("largest_state", "largest_token", "largest_dimension")
-        assert [found["probe", name][layer] for name in names] == pytest.approx(largest)
+        assert [actual["probe", name][layer] for name in names] == pytest.approx(largest)
 
 
 @pytest.mark.parametrize("name", ["base", "own-key"])
@@ -161,8 +161,8 @@ def test_sink_rates_are_those_of_each_text_alone(name: str, looked: Callable[[st
     for ids in looked(name).aside.ids[:8]:
         with torch.no_grad():
             attentions = backbone(input_ids=torch.tensor([ids]), output_attentions=True).attentions
-        for layer, one in enumerate(attentions):
-            rates[layer] += (one[0, :, :, 0].mean(-1) > 0.3).float().mean() / 8  # of the heads
+        for layer, attention in enumerate(attentions):
+            rates[layer] += (attention[0, :, :, 0].mean(-1) > 0.3).float().mean() / 8  # of the heads
     assert 0 < rates.sum() < 2, "some sink, some do not"
     assert looked(name).found["probe", "attention_sink_rate"] == pytest.approx(dict(enumerate(rates.tolist(), 1)))
 
@@ -171,13 +171,13 @@ def test_a_second_measurement_is_equal_and_leaves_the_model_as_it_was(looked: Ca
     model, aside = looked("base").model.train(), looked("base").aside
     model.backbone.layers[1].eval()
     modes = {module: module.training for module in model.backbone.modules()}
-    usual, drawn = model.backbone.config._attn_implementation, torch.get_rng_state()
+    usual, figure = model.backbone.config._attn_implementation, torch.get_rng_state()
     weights = {key: value.clone() for key, value in model.state_dict().items()}
-    for one, by_layer in values(aside, model).items():
-        assert by_layer == pytest.approx(looked("base").found[one], rel=1e-3, abs=1e-5, nan_ok=True), (
-            one
+    for item, by_layer in values(aside, model).items():
+        assert by_layer == pytest.approx(looked("base").found[item], rel=1e-3, abs=1e-5, nan_ok=True), (
+            item
         )  # another batch
     assert {module: module.training for module in model.backbone.modules()} == modes
     assert model.backbone.config._attn_implementation == usual == "sdpa"
-    assert torch.equal(torch.get_rng_state(), drawn)
+    assert torch.equal(torch.get_rng_state(), figure)
     assert all(torch.equal(weights[key], value) for key, value in model.state_dict().items())

@@ -21,15 +21,15 @@ OTHER = {"STS": [0.1, 0.3, 0.7], "Else": [0.9, 0.9, 0.9]}
 def test_only_tasks_that_all_runs_share_are_compared(tmp_path: Path) -> None:
     make_sweep(tmp_path / "one", ONE, model="m1")
     make_sweep(tmp_path / "other", OTHER, model="m2")
-    found = board([tmp_path / "one", tmp_path / "other"])
-    assert found.tasks == ("STS",)
-    assert [(run.name, run.best.layer, run.best.score) for run in found.runs] == [
+    actual = board([tmp_path / "one", tmp_path / "other"])
+    assert actual.tasks == ("STS",)
+    assert [(run.name, run.best.layer, run.best.score) for run in actual.runs] == [
         ("m2", 2, pytest.approx(70)),
         ("m1", 1, pytest.approx(60)),
     ]
-    assert found.left_out == {"Else": ("m1",), "Own": ("m2",)}
-    assert set(found.remarks) == {"Left out: Else, not in m1.", "Left out: Own, not in m2."}
-    assert found.runs[0].best.costs == {"parameters": 120, "milliseconds": pytest.approx(3.0), "bytes": 32}
+    assert actual.left_out == {"Else": ("m1",), "Own": ("m2",)}
+    assert set(actual.remarks) == {"Left out: Else, not in m1.", "Left out: Own, not in m2."}
+    assert actual.runs[0].best.costs == {"parameters": 120, "milliseconds": pytest.approx(3.0), "bytes": 32}
 
 
 def test_a_folder_that_holds_several_is_searched_and_says_what_it_left_out(tmp_path: Path) -> None:
@@ -39,19 +39,19 @@ def test_a_folder_that_holds_several_is_searched_and_says_what_it_left_out(tmp_p
     for name in ("together", "embeddings"):
         (tmp_path / "half" / name).mkdir(parents=True)
     (tmp_path / "notes").mkdir()
-    found = board(tmp_path)
-    assert [run.name for run in found.runs] == ["m1", "m2"]
-    assert f"Left out: `runs` must be finished, but the sweep in {tmp_path / 'half'} is not: " in found.remarks[0]
+    actual = board(tmp_path)
+    assert [run.name for run in actual.runs] == ["m1", "m2"]
+    assert f"Left out: `runs` must be finished, but the sweep in {tmp_path / 'half'} is not: " in actual.remarks[0]
     assert (
         f"{tmp_path / 'mlp'} is a sweep of the mlp in each block, which cannot be exported as an encoder"
-        in found.remarks[1]
+        in actual.remarks[1]
     )
-    again = board([tmp_path, tmp_path / "b", tmp_path / "a" / ".." / "b"])  # the same folder by another name
-    assert [run.name for run in again.runs] == ["m1", "m2"]
+    repeated = board([tmp_path, tmp_path / "b", tmp_path / "a" / ".." / "b"])  # the same folder by another name
+    assert [run.name for run in repeated.runs] == ["m1", "m2"]
 
 
 @pytest.mark.parametrize(
-    ("what", "message"),
+    ("case", "message"),
     [
         ("nothing", "`runs` must be folders of sweeps, but .*nothing does not exist: pass the --out"),
         ("empty", "but .*empty does not: pass the --out of a sweep"),
@@ -61,7 +61,7 @@ def test_a_folder_that_holds_several_is_searched_and_says_what_it_left_out(tmp_p
         ("broken", "but .*broken has no readable frame.parquet and sweep.json. Run the sweep again"),
     ],
 )
-def test_what_is_no_finished_sweep_of_scores_is_refused(what: str, message: str, tmp_path: Path) -> None:
+def test_what_is_no_finished_sweep_of_scores_is_refused(case: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "half").mkdir()
     (tmp_path / "half" / "midlayer.lock").touch()
@@ -70,7 +70,7 @@ def test_what_is_no_finished_sweep_of_scores_is_refused(what: str, message: str,
     make_sweep(tmp_path / "broken", ONE)
     (tmp_path / "broken/sweep.json").write_text("{")
     with pytest.raises(OptionError, match=message):
-        board([tmp_path / what])
+        board([tmp_path / case])
 
 
 def test_runs_that_share_no_task_or_are_the_same_are_refused(tmp_path: Path) -> None:
@@ -99,13 +99,14 @@ def test_models_of_one_name_are_told_apart_by_their_folders(tmp_path: Path) -> N
 def test_each_recipe_of_a_sweep_is_a_run_with_lines_of_its_own(tmp_path: Path) -> None:
     scores = {"plain": {"STS": [0.2, 0.6, 0.5]}, "one-word": {"STS": [0.1, 0.3, 0.7]}}
     parts = {
-        name: make_sweep(tmp_path / "both/recipes" / name, of, options={"recipe": name}) for name, of in scores.items()
+        name: make_sweep(tmp_path / "both/recipes" / name, values, options={"recipe": name})
+        for name, values in scores.items()
     }
     RecipesResult.of(parts, tmp_path / "both").save()
-    found = board(tmp_path, max_parameters=115)
-    assert [run.name for run in found.runs] == ["m with one-word", "m"]
-    assert found.lines(found.runs[0].best)["shell"] == "midlayer export m --layer 2 --recipe one-word --out layer-2"
-    assert (found.chosen().run, found.chosen().layer) == ("m", 1)
+    actual = board(tmp_path, max_parameters=115)
+    assert [run.name for run in actual.runs] == ["m with one-word", "m"]
+    assert actual.lines(actual.runs[0].best)["shell"] == "midlayer export m --layer 2 --recipe one-word --out layer-2"
+    assert (actual.chosen().run, actual.chosen().layer) == ("m", 1)
     make_sweep(tmp_path / "plain again", scores["plain"])
     with pytest.raises(OptionError, match=r"a recipe of a sweep is in its folder recipes/NAME"):
         board(tmp_path)
@@ -131,17 +132,17 @@ def test_older_runs_have_dashes_and_other_devices_a_warning(tmp_path: Path) -> N
     old = make_sweep(
         tmp_path / "old", ONE, model="m2", timing={}, dimensions=0, seconds={2: 0.016}, how={"device": "cuda:0"}
     )
-    kept = json.loads((tmp_path / "old/sweep.json").read_text())
+    data = json.loads((tmp_path / "old/sweep.json").read_text())
     (tmp_path / "old/sweep.json").write_text(
-        json.dumps({k: v for k, v in kept.items() if k not in ("timing", "dimensions")})
+        json.dumps({k: v for k, v in data.items() if k not in ("timing", "dimensions")})
     )
     assert SweepResult.load(tmp_path / "old").notes == old.notes
-    found = board(tmp_path)
-    assert "Times are from different devices (cpu, 1 thread; cuda:0): compare them within one." in found.remarks
-    assert "No milliseconds per text noted for m2: sweep again with this version to add them." in found.remarks
-    assert "No bytes per vector noted for m2: sweep again with this version to add them." in found.remarks
-    assert found.to_frame().filter(run="m2", layer=2)["milliseconds"].item() == pytest.approx(1.0)  # of 16 texts
-    assert found.to_frame()["bytes"].to_list() == [32.0] * 3 + [None] * 3
+    actual = board(tmp_path)
+    assert "Times are from different devices (cpu, 1 thread; cuda:0): compare them within one." in actual.remarks
+    assert "No milliseconds per text noted for m2: sweep again with this version to add them." in actual.remarks
+    assert "No bytes per vector noted for m2: sweep again with this version to add them." in actual.remarks
+    assert actual.to_frame().filter(run="m2", layer=2)["milliseconds"].item() == pytest.approx(1.0)  # of 16 texts
+    assert actual.to_frame()["bytes"].to_list() == [32.0] * 3 + [None] * 3
     page = board(tmp_path, max_bytes=1).html()
     assert "none is within 1 bytes per vector: the nearest is m1 at layer 1" in page
     assert "the most of 2 runs" in page

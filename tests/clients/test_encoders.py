@@ -37,8 +37,8 @@ def encoder(request: pytest.FixtureRequest, tiny_folder: Callable[[str], str]) -
     return LayerEncoder(tiny_folder("Llama"), 2, norm=request.param, device="cpu")
 
 
-def assert_same(found: Any, encoder: LayerEncoder, texts: list[str] = TEXTS) -> None:
-    np.testing.assert_allclose(np.asarray(found), encoder.encode(texts), rtol=1e-5, atol=1e-6)
+def assert_same(actual: Any, encoder: LayerEncoder, texts: list[str] = TEXTS) -> None:
+    np.testing.assert_allclose(np.asarray(actual), encoder.encode(texts), rtol=1e-5, atol=1e-6)
 
 
 def test_bertopic(given: Any, encoder: LayerEncoder) -> None:
@@ -66,11 +66,11 @@ def test_keybert(given: Any, encoder: LayerEncoder) -> None:
 
     model = KeyBERT(given)
     assert_same(model.model.embed(TEXTS), encoder)
-    found = dict(model.extract_keywords(TEXTS[0], top_n=5))
-    words = sorted(found)
+    actual = dict(model.extract_keywords(TEXTS[0], top_n=5))
+    words = sorted(actual)
     assert words == ["cat", "mat", "sat"]
     expected = cosine_similarity(encoder.encode([TEXTS[0]]), encoder.encode(words))[0]
-    assert [found[word] for word in words] == pytest.approx(expected, abs=1e-4)  # it rounds
+    assert [actual[word] for word in words] == pytest.approx(expected, abs=1e-4)  # it rounds
 
 
 def test_setfit(given: Any, encoder: LayerEncoder, tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_langchain(given: Any, encoder: LayerEncoder, tmp_path: Path) -> None:
     assert_same([embeddings.embed_query(TEXTS[3])], encoder, TEXTS[3:4])
     store = InMemoryVectorStore(embeddings)
     store.add_texts(TEXTS)
-    assert [found.page_content for found in store.similarity_search(TEXTS[5], k=1)] == TEXTS[5:6]
+    assert [actual.page_content for actual in store.similarity_search(TEXTS[5], k=1)] == TEXTS[5:6]
 
 
 def test_faiss(given: Any, encoder: LayerEncoder) -> None:
@@ -126,8 +126,8 @@ def test_faiss(given: Any, encoder: LayerEncoder) -> None:
     vectors = model.encode(TEXTS, normalize_embeddings=True)
     index = faiss.IndexFlatIP(model.get_embedding_dimension())
     index.add(vectors)  # contiguous, in float32, as it wants them
-    scores, found = index.search(model.encode(["a cat sat"], normalize_embeddings=True), 5)
+    scores, actual = index.search(model.encode(["a cat sat"], normalize_embeddings=True), 5)
     similarity = encoder.similarity(encoder.encode(["a cat sat"]), encoder.encode(TEXTS))
     best = torch.topk(similarity, 5)
     np.testing.assert_allclose(scores, best.values, atol=1e-5)
-    assert found.tolist() == best.indices.tolist()
+    assert actual.tolist() == best.indices.tolist()

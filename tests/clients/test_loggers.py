@@ -29,9 +29,9 @@ def wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         monkeypatch.setenv(f"WANDB_{name}", value)
     for name in ("DIR", "CACHE_DIR", "CONFIG_DIR", "DATA_DIR"):
         monkeypatch.setenv(f"WANDB_{name}", str(tmp_path))
-    made = client("wandb")
-    yield made
-    made.teardown()
+    result = client("wandb")
+    yield result
+    result.teardown()
 
 
 @pytest.fixture
@@ -48,48 +48,48 @@ def tracking_uri(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[st
 
 
 def train_lightning(logger: Any, folder: Path) -> LayerMetricsCallback:
-    seen = LayerMetricsCallback(TEXTS, TOKENIZER, dirpath=folder / "run" / "midlayer", **OPTIONS)
-    fit(Boring(neox()), folder, [seen], logger=logger, max_steps=7)
-    return seen
+    recorded = LayerMetricsCallback(TEXTS, TOKENIZER, dirpath=folder / "run" / "midlayer", **OPTIONS)
+    fit(Boring(neox()), folder, [recorded], logger=logger, max_steps=7)
+    return recorded
 
 
 def train_transformers(name: str, folder: Path) -> LayerMetricsTrainerCallback:
     """Train a run that ends with the weights of step 2: its last measurement is of a step before the last."""
-    seen = LayerMetricsTrainerCallback(TEXTS, **OPTIONS)
-    made = make_trainer(
-        folder / "run", [seen], report_to=[name], max_steps=7, eval_strategy="steps", eval_steps=2,
+    recorded = LayerMetricsTrainerCallback(TEXTS, **OPTIONS)
+    trainer = make_trainer(
+        folder / "run", [recorded], report_to=[name], max_steps=7, eval_strategy="steps", eval_steps=2,
         save_strategy="steps", save_steps=2, load_best_model_at_end=True, metric_for_best_model="score",
         greater_is_better=True,
     )  # fmt: skip
-    made.compute_metrics = lambda _: {"score": SCORES[made.state.global_step]}
-    seen.attach(made)
-    made.train()
-    return seen
+    trainer.compute_metrics = lambda _: {"score": SCORES[trainer.state.global_step]}
+    recorded.attach(trainer)
+    trainer.train()
+    return recorded
 
 
-def values_of(seen: Any, prefix: str = "") -> dict[str, dict[int, float]]:
+def values_of(recorded: Any, prefix: str = "") -> dict[str, dict[int, float]]:
     """Return by name under which it is logged, then by step, each value of a callback's frame."""
-    found: dict[str, dict[int, float]] = {}
-    for row in seen.history:
-        by_step = found.setdefault(f"{prefix}midlayer/{row['name']}/layer_{row['layer']:02d}", {})
+    actual: dict[str, dict[int, float]] = {}
+    for row in recorded.history:
+        by_step = actual.setdefault(f"{prefix}midlayer/{row['name']}/layer_{row['layer']:02d}", {})
         by_step[int(row["revision"].removeprefix("step"))] = row["value"]
-    return found
+    return actual
 
 
-def steps_of(seen: Any) -> list[int]:
-    return list(next(iter(values_of(seen).values())))
+def steps_of(recorded: Any) -> list[int]:
+    return list(next(iter(values_of(recorded).values())))
 
 
 def assert_shows(logged: Path, written: Path) -> None:
     """The figure that was logged is the one that was written, at whatever resolution."""
-    one, other = (np.asarray(Image.open(path).convert("RGB").resize((160, 120))) for path in (logged, written))
-    assert other.std() > 10  # something is drawn
-    assert np.abs(one.astype(int) - other.astype(int)).mean() < 8
+    first, second = (np.asarray(Image.open(path).convert("RGB").resize((160, 120))) for path in (logged, written))
+    assert second.std() > 10  # something is drawn
+    assert np.abs(first.astype(int) - second.astype(int)).mean() < 8
 
 
-def assert_wandb_has(seen: Any, folder: Path, prefix: str, step: str) -> None:
+def assert_wandb_has(recorded: Any, folder: Path, prefix: str, step: str) -> None:
     rows = wandb_history(folder)
-    for name, values in values_of(seen, prefix).items():
+    for name, values in values_of(recorded, prefix).items():
         assert {row[step]: row[name] for row in rows if name in row} == pytest.approx(values)
     for name in ("heat", "curves"):
         (row,) = [row for row in rows if f"midlayer/{name}/_type" in row]
@@ -99,12 +99,12 @@ def assert_wandb_has(seen: Any, folder: Path, prefix: str, step: str) -> None:
         assert_shows(logged, folder / "run" / "midlayer" / f"{name}.png")
 
 
-def assert_mlflow_has(seen: Any, uri: str, folder: Path) -> None:
+def assert_mlflow_has(recorded: Any, uri: str, folder: Path) -> None:
     tracking, run = mlflow_run(uri)
     assert run.info.status == "FINISHED"
-    for name, values in values_of(seen).items():
-        found = {each.step: each.value for each in tracking.get_metric_history(run.info.run_id, name)}
-        assert found == pytest.approx(values)
+    for name, values in values_of(recorded).items():
+        actual = {each.step: each.value for each in tracking.get_metric_history(run.info.run_id, name)}
+        assert actual == pytest.approx(values)
     for name in ("heat", "curves"):
         logged = tracking.download_artifacts(run.info.run_id, f"midlayer/{name}.png", str(folder))
         assert_shows(Path(logged), folder / "run" / "midlayer" / f"{name}.png")
@@ -113,29 +113,29 @@ def assert_mlflow_has(seen: Any, uri: str, folder: Path) -> None:
 def test_wandb_through_lightning(wandb: Any, tmp_path: Path) -> None:
     from lightning.pytorch.loggers import WandbLogger
 
-    seen = train_lightning(WandbLogger(save_dir=tmp_path, offline=True), tmp_path)
+    recorded = train_lightning(WandbLogger(save_dir=tmp_path, offline=True), tmp_path)
     wandb.teardown()  # its service has written everything when it has ended
-    assert steps_of(seen) == [0, 3, 6, 7]
-    assert_wandb_has(seen, tmp_path, "", "trainer/global_step")
+    assert steps_of(recorded) == [0, 3, 6, 7]
+    assert_wandb_has(recorded, tmp_path, "", "trainer/global_step")
 
 
 def test_wandb_through_transformers(wandb: Any, tmp_path: Path) -> None:
     wandb.init(mode="offline", dir=tmp_path)  # the integration logs to the run that there is
-    seen = train_transformers("wandb", tmp_path)
+    recorded = train_transformers("wandb", tmp_path)
     wandb.teardown()  # its service has written everything when it has ended
-    assert steps_of(seen) == [0, 2, 3, 6, 7]
-    assert_wandb_has(seen, tmp_path, "train/", "train/global_step")
+    assert steps_of(recorded) == [0, 2, 3, 6, 7]
+    assert_wandb_has(recorded, tmp_path, "train/", "train/global_step")
 
 
 def test_mlflow_through_lightning(tracking_uri: str, tmp_path: Path) -> None:
     from lightning.pytorch.loggers import MLFlowLogger
 
-    seen = train_lightning(MLFlowLogger(tracking_uri=tracking_uri), tmp_path)
-    assert steps_of(seen) == [0, 3, 6, 7]
-    assert_mlflow_has(seen, tracking_uri, tmp_path)
+    recorded = train_lightning(MLFlowLogger(tracking_uri=tracking_uri), tmp_path)
+    assert steps_of(recorded) == [0, 3, 6, 7]
+    assert_mlflow_has(recorded, tracking_uri, tmp_path)
 
 
 def test_mlflow_through_transformers(tracking_uri: str, tmp_path: Path) -> None:
-    seen = train_transformers("mlflow", tmp_path)
-    assert steps_of(seen) == [0, 2, 3, 6, 7]
-    assert_mlflow_has(seen, tracking_uri, tmp_path)
+    recorded = train_transformers("mlflow", tmp_path)
+    assert steps_of(recorded) == [0, 2, 3, 6, 7]
+    assert_mlflow_has(recorded, tracking_uri, tmp_path)

@@ -56,20 +56,20 @@ def done(base: str, tuned: str) -> CompareResult:
 
 
 @pytest.mark.slow
-def test_the_metrics_are_those_of_each_model_by_itself(base: str, tuned: str, done: CompareResult) -> None:
+def test_metrics_match_each_model_measured_alone(base: str, tuned: str, done: CompareResult) -> None:
     assert done.frame["name"].unique(maintain_order=True).to_list() == list(COMPARABLE)
     for folder in (base, tuned):
         encoder = LayerEncoder(folder, -1, norm="none", device="cpu")
-        alone = measure(encoder, TEXTS, metrics=list(COMPARABLE), views=2)
-        mine = done.frame.filter(pl.col("model") == f"local/{Path(folder).name}")
+        frame = measure(encoder, TEXTS, metrics=list(COMPARABLE), views=2)
+        own_rows = done.frame.filter(pl.col("model") == f"local/{Path(folder).name}")
         # The spectrum of the embeddings falls to rounding, which the slope of alpha_req follows, and LiDAR divides by a
         # covariance that is almost singular: both magnify the rounding of other batches.
         for steep, within in ((True, 1e-3), (False, 1e-5)):
-            some = pl.col("name").is_in(["alpha_req", "lidar"]) == steep
-            assert_frame_equal(mine.filter(some), alone.filter(some), check_row_order=False, rel_tol=within)
+            sample = pl.col("name").is_in(["alpha_req", "lidar"]) == steep
+            assert_frame_equal(own_rows.filter(sample), frame.filter(sample), check_row_order=False, rel_tol=within)
 
 
-def test_differences_are_those_of_the_frame_and_nothing_where_nothing_changed(done: CompareResult) -> None:
+def test_differences_match_the_frame_and_are_zero_for_unchanged_layers(done: CompareResult) -> None:
     keys = ["layer", "name"]
     wide = done.frame.pivot("model", index=keys, values="value")
     joined = done.differences.join(wide, on=keys)
@@ -85,7 +85,7 @@ def test_differences_are_those_of_the_frame_and_nothing_where_nothing_changed(do
     assert last["high"].item() > last["low"].item()
 
 
-def test_layers_that_did_not_change_are_alike_to_one(done: CompareResult) -> None:
+def test_unchanged_layers_have_similarity_one(done: CompareResult) -> None:
     square = done.similarity.sort("base_layer", "layer")
     assert len(square) == (DEPTH + 1) ** 2
     diagonal = square.filter(pl.col("base_layer") == pl.col("layer"))["cka"].to_list()
@@ -95,40 +95,40 @@ def test_layers_that_did_not_change_are_alike_to_one(done: CompareResult) -> Non
 
 
 def test_everything_is_written(base: str, tuned: str, tmp_path: Path) -> None:
-    done = compare(base, tuned, metrics=["curvature", "lidar"], out=tmp_path / "out", **OPTIONS)  # type: ignore[arg-type]
-    assert done.folder == tmp_path / "out"
-    assert_frame_equal(pl.read_parquet(done.folder / "differences.parquet"), done.differences)
-    assert pl.read_csv(done.folder / "cka.csv").columns == list(SIMILARITY)
-    assert {path.name for path in done.folder.glob("*.png")} == {"metrics.png", "differences.png", "cka.png"}
-    page = (done.folder / "report.html").read_text()
+    comparison = compare(base, tuned, metrics=["curvature", "lidar"], out=tmp_path / "out", **OPTIONS)  # type: ignore[arg-type]
+    assert comparison.folder == tmp_path / "out"
+    assert_frame_equal(pl.read_parquet(comparison.folder / "differences.parquet"), comparison.differences)
+    assert pl.read_csv(comparison.folder / "cka.csv").columns == list(SIMILARITY)
+    assert {path.name for path in comparison.folder.glob("*.png")} == {"metrics.png", "differences.png", "cka.png"}
+    page = (comparison.folder / "report.html").read_text()
     assert page.count("fill-opacity: 0.18") == 2  # the bands of both metrics
     assert "random halves of 6 texts" in page
     assert "local/tuned differs from local/base" in page
 
 
-def test_an_interval_is_the_spread_over_the_same_halves_of_both(base: str, tuned: str, done: CompareResult) -> None:
+def test_interval_is_the_spread_over_the_same_halves_of_both_models(base: str, tuned: str, done: CompareResult) -> None:
     """The oracle measures each half as if it were all the texts there are."""
-    whole = [LayerEncoder(folder, -1, norm="none", device="cpu") for folder in (base, tuned)]
+    complete = [LayerEncoder(folder, -1, norm="none", device="cpu") for folder in (base, tuned)]
     spread = []
     for half in random_halves(len(TEXTS), 4).tolist():
-        some = [TEXTS[place] for place in half]
-        values = [measure(one, some, metrics="dataset_entropy", layers=[-1])["value"].item() for one in whole]
+        sample = [TEXTS[place] for place in half]
+        values = [measure(item, sample, metrics="dataset_entropy", layers=[-1])["value"].item() for item in complete]
         spread.append(values[1] - values[0])
     row = (pl.col("name") == "dataset_entropy") & (pl.col("layer") == DEPTH)
-    found = done.differences.filter(row).row(0, named=True)
+    actual = done.differences.filter(row).row(0, named=True)
     expected = 1.959964 * float(torch.tensor(spread).std())
-    assert (found["high"] - found["low"]) / 2 == pytest.approx(expected, rel=1e-3)
+    assert (actual["high"] - actual["low"]) / 2 == pytest.approx(expected, rel=1e-3)
 
 
 @pytest.mark.parametrize("count", [40, 41])
-def test_the_width_of_a_mean_is_its_usual_standard_error(count: int) -> None:
+def test_interval_width_of_a_mean_is_its_standard_error(count: int) -> None:
     numbers = torch.randn(count, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     means = numbers[random_halves(count, 5_000)].mean(dim=1)
     usual = 1.959964 * float(numbers.std()) / math.sqrt(count)
     assert float(half_width(means, count)) == pytest.approx(usual, rel=0.04)
 
 
-def test_halves_are_seeded_and_hold_no_text_twice() -> None:
+def test_halves_are_seeded_and_have_no_repeated_text() -> None:
     halves = random_halves(11, 6, seed=3)
     assert halves.shape == (6, 5)
     assert all(len(set(half)) == 5 for half in halves.tolist())
@@ -137,18 +137,18 @@ def test_halves_are_seeded_and_hold_no_text_twice() -> None:
 
 
 @pytest.mark.parametrize("unbiased", [False, True])
-def test_the_matrix_holds_the_cka_of_every_pair(unbiased: bool) -> None:
+def test_matrix_holds_the_cka_of_every_pair(unbiased: bool) -> None:
     generator = torch.Generator().manual_seed(0)
     first, second = torch.randn(3, 9, 5, generator=generator), torch.randn(2, 9, 7, generator=generator)
-    found = cka_matrix(first, second, unbiased=unbiased)
+    actual = cka_matrix(first, second, unbiased=unbiased)
     for row in range(3):
         for column in range(2):
-            torch.testing.assert_close(found[row, column], cka(first[row], second[column], unbiased=unbiased))
+            torch.testing.assert_close(actual[row, column], cka(first[row], second[column], unbiased=unbiased))
     with pytest.raises(OptionError, match="of the same N texts"):
         cka_matrix(first, second[:, :4])
 
 
-def test_models_of_other_depth_width_and_tokens_are_compared_where_both_are_as_deep(base: str, tmp_path: Path) -> None:
+def test_models_of_different_depth_and_width_are_compared_at_equal_depth(base: str, tmp_path: Path) -> None:
     config = tf.LlamaConfig(
         vocab_size=VOCAB + 1, hidden_size=16, num_hidden_layers=6, num_attention_heads=2, intermediate_size=32,
         max_position_embeddings=64, pad_token_id=0,
@@ -176,11 +176,11 @@ def test_encoders_and_several_models_with_one_name(
 ) -> None:
     shutil.copytree(tuned, tmp_path / "more" / "base")
     alive: list[int] = []
-    both = LayerEncoder(base, -1, bidirectional=True, device="cpu")
+    encoder = LayerEncoder(base, -1, bidirectional=True, device="cpu")
     result = compare(
         base,
         str(tmp_path / "more" / "base"),
-        both,
+        encoder,
         metrics="first_token_share",
         progress=lambda *_: alive.append(len(made)),
         **OPTIONS,
@@ -213,7 +213,7 @@ def test_wrong_options_are_refused_before_a_model_is_read(options: dict[str, obj
         compare("no/such-model", "no/other", **(OPTIONS | options))  # type: ignore[arg-type]
 
 
-def test_a_model_is_not_compared_with_itself(base: str, tmp_path: Path) -> None:
+def test_model_is_not_compared_with_itself(base: str, tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="`tuned` must be one or more"):
         compare(base, **OPTIONS)  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="is there twice"):
@@ -223,18 +223,18 @@ def test_a_model_is_not_compared_with_itself(base: str, tmp_path: Path) -> None:
         compare(base, str(tmp_path / "copy"), metrics="first_token_share", **OPTIONS)  # type: ignore[arg-type]
 
 
-def test_texts_too_short_for_a_metric_are_said(base: str, tuned: str) -> None:
+def test_texts_too_short_for_a_metric_are_reported(base: str, tuned: str) -> None:
     short = list("abcdefghijkl")
     with pytest.raises(TooFewTextsError, match="long enough for curvature"):
         compare(base, tuned, metrics=["curvature"], **(OPTIONS | {"texts": short}))  # type: ignore[arg-type]
 
 
-def test_names_are_taken_once() -> None:
+def test_repeated_names_are_numbered() -> None:
     assert comparable(["dime", "dime", "lidar"]) == ("dime", "lidar")
     assert set(comparable("paper")) <= set(comparable("all"))
 
 
-def test_the_command_prints_and_writes(base: str, tuned: str, tmp_path: Path) -> None:
+def test_command_prints_and_writes(base: str, tuned: str, tmp_path: Path) -> None:
     (tmp_path / "t.txt").write_text("\n".join(TEXTS))
     command = ["compare", base, tuned, "--texts", str(tmp_path / "t.txt"), "--out", str(tmp_path / "out")]
     command += ["--metrics", "curvature,anisotropy", "--resamples", "4", "--device", "cpu"]
@@ -245,14 +245,14 @@ def test_the_command_prints_and_writes(base: str, tuned: str, tmp_path: Path) ->
     assert (tmp_path / "out" / "report.html").is_file()
 
 
-def test_options_beside_an_encoder_must_be_its_own(base: str, tuned: str) -> None:
+def test_options_that_conflict_with_an_encoder_are_refused(base: str, tuned: str) -> None:
     encoders = [LayerEncoder(folder, -1, max_length=9, device="cpu") for folder in (base, tuned)]
     for name, value in {"max_length": 4, "truncate_dim": 3, "bidirectional": True}.items():
         with pytest.raises(OptionError, match=f"`{name}` must be the encoder's"):
             compare(*encoders, texts=TEXTS, metrics="anisotropy", **{name: value})  # type: ignore[arg-type]
 
 
-def test_the_old_room_still_imports_with_a_deprecation_warning() -> None:
+def test_old_package_still_imports_with_a_deprecation_warning() -> None:
     lines = [
         "import warnings",
         "with warnings.catch_warnings(record=True) as caught:",

@@ -24,21 +24,21 @@ RANDOM = np.random.default_rng(0)
 METRIC, SCORE, OTHER = (RANDOM.normal(size=9).round(2).tolist() for _ in range(3))
 
 
-def value(found: pl.DataFrame, task: str, statistic: str) -> float:
-    return found.filter(task=task, statistic=statistic)["value"].item()
+def value(actual: pl.DataFrame, task: str, statistic: str) -> float:
+    return actual.filter(task=task, statistic=statistic)["value"].item()
 
 
-def test_statistics_are_those_of_the_libraries() -> None:
+def test_statistics_match_the_libraries() -> None:
     tied = [0.1, 0.1, 0.3, 0.2, 0.3, 0.5, 0.5, 0.5, 0.4]
     for scores in (SCORE, tied):
-        found = correlate(frame({"dime": METRIC}, {"A": scores}), resamples=0)
-        assert found.schema == CORRELATION_SCHEMA
-        assert value(found, "A", "spearman") == pytest.approx(spearmanr(METRIC, scores).statistic)
-        assert value(found, "A", "kendall") == pytest.approx(kendalltau(METRIC, scores).statistic)
+        actual = correlate(frame({"dime": METRIC}, {"A": scores}), resamples=0)
+        assert actual.schema == CORRELATION_SCHEMA
+        assert value(actual, "A", "spearman") == pytest.approx(spearmanr(METRIC, scores).statistic)
+        assert value(actual, "A", "kendall") == pytest.approx(kendalltau(METRIC, scores).statistic)
         distance = by_definition(np.array(METRIC), np.array(scores))
-        assert value(found, "A", "dcor") == pytest.approx(distance)
+        assert value(actual, "A", "dcor") == pytest.approx(distance)
         sign = np.sign(spearmanr(METRIC, scores).statistic)
-        assert value(found, "A", "signed_dcor") == pytest.approx(sign * distance)
+        assert value(actual, "A", "signed_dcor") == pytest.approx(sign * distance)
 
 
 def by_definition(x: np.ndarray, y: np.ndarray) -> float:
@@ -49,8 +49,8 @@ def by_definition(x: np.ndarray, y: np.ndarray) -> float:
         return apart - apart.mean(axis=0) - apart.mean(axis=1)[:, None] + apart.mean()
 
     a, b = centered(x), centered(y)
-    both = np.sqrt((a * a).mean() * (b * b).mean())
-    return float(np.sqrt((a * b).mean() / both)) if both else 0.0
+    combined = np.sqrt((a * a).mean() * (b * b).mean())
+    return float(np.sqrt((a * b).mean() / combined)) if combined else 0.0
 
 
 @pytest.mark.parametrize(
@@ -60,14 +60,16 @@ def by_definition(x: np.ndarray, y: np.ndarray) -> float:
         *(pytest.param("dcor", count, marks=pytest.mark.slow) for count in (4, 9, 33)),  # compiles for seconds
     ],
 )
-def test_distance_correlation_is_that_of_dcor(oracle: str, count: int) -> None:
+def test_distance_correlation_matches_dcor(oracle: str, count: int) -> None:
     if oracle == "dcor":
         import dcor
     expected = by_definition if oracle != "dcor" else partial(dcor.distance_correlation, method="naive")
     for draw in range(20):
         x, y = np.random.default_rng(draw).normal(size=(2, count)) * [[1e-6], [1e6]]
-        for one, other in ((x, y), (x.round(6), y), (x, x**2), (y, -3 * y + 1)):
-            assert distance_correlation(one, other) == pytest.approx(float(expected(one, other)), abs=1e-12, rel=1e-12)
+        for item, other_item in ((x, y), (x.round(6), y), (x, x**2), (y, -3 * y + 1)):
+            assert distance_correlation(item, other_item) == pytest.approx(
+                float(expected(item, other_item)), abs=1e-12, rel=1e-12
+            )
     assert distance_correlation(np.ones(count), y) == float(expected(np.ones(count), y)) == 0.0
 
 
@@ -84,75 +86,75 @@ def test_correlating_does_not_import_dcor() -> None:
     subprocess.run([sys.executable, "-c", "\n".join(lines)], check=True)
 
 
-def test_the_average_is_of_curves_not_of_correlations() -> None:
-    found = correlate(frame({"dime": METRIC}, {"A": SCORE, "B": OTHER}), resamples=0)
+def test_average_is_over_curves_not_correlations() -> None:
+    actual = correlate(frame({"dime": METRIC}, {"A": SCORE, "B": OTHER}), resamples=0)
     mean = (np.array(SCORE) + np.array(OTHER)) / 2
-    assert value(found, "average", "spearman") == pytest.approx(spearmanr(METRIC, mean).statistic)
-    assert found["task"].unique(maintain_order=True).to_list() == ["average", "A", "B"]
+    assert value(actual, "average", "spearman") == pytest.approx(spearmanr(METRIC, mean).statistic)
+    assert actual["task"].unique(maintain_order=True).to_list() == ["average", "A", "B"]
 
 
-def test_a_task_is_paired_with_the_metric_on_its_own_texts() -> None:
-    own = frame({"dime": OTHER}).with_columns(dataset=pl.lit("A"))
-    found = correlate([frame({"dime": METRIC}, {"A": SCORE, "B": SCORE}), own], resamples=0)
-    assert value(found, "A", "spearman") == pytest.approx(spearmanr(OTHER, SCORE).statistic)
-    assert value(found, "average", "spearman") == pytest.approx(spearmanr(OTHER, SCORE).statistic), "of A alone"
-    both = (np.array(METRIC) + np.array(OTHER)) / 2
-    assert value(found, "B", "spearman") == pytest.approx(spearmanr(both, SCORE).statistic), "all texts there are"
+def test_task_is_paired_with_the_metric_on_its_own_texts() -> None:
+    own_values = frame({"dime": OTHER}).with_columns(dataset=pl.lit("A"))
+    actual = correlate([frame({"dime": METRIC}, {"A": SCORE, "B": SCORE}), own_values], resamples=0)
+    assert value(actual, "A", "spearman") == pytest.approx(spearmanr(OTHER, SCORE).statistic)
+    assert value(actual, "average", "spearman") == pytest.approx(spearmanr(OTHER, SCORE).statistic), "of A alone"
+    combined = (np.array(METRIC) + np.array(OTHER)) / 2
+    assert value(actual, "B", "spearman") == pytest.approx(spearmanr(combined, SCORE).statistic), "all texts there are"
 
 
 def test_intervals_hold_the_value_and_follow_the_seed() -> None:
     line = np.linspace(0, 1, 9)
-    made = frame({"dime": (line + 0.1 * RANDOM.normal(size=9)).tolist()}, {"A": line.tolist()})
-    found = correlate(made, resamples=100)
-    for low, high, one in found.select("low", "high", "value").iter_rows():
-        assert low <= one + 0.2
+    result = frame({"dime": (line + 0.1 * RANDOM.normal(size=9)).tolist()}, {"A": line.tolist()})
+    actual = correlate(result, resamples=100)
+    for low, high, item in actual.select("low", "high", "value").iter_rows():
+        assert low <= item + 0.2
         assert low <= high
-    assert found.filter(statistic="spearman")["low"].min() > 0
-    assert found.equals(correlate(made, resamples=100))
-    assert not found.equals(correlate(made, resamples=100, seed=1))
-    assert correlate(made, resamples=0)["low"].is_null().all()
+    assert actual.filter(statistic="spearman")["low"].min() > 0
+    assert actual.equals(correlate(result, resamples=100))
+    assert not actual.equals(correlate(result, resamples=100, seed=1))
+    assert correlate(result, resamples=0)["low"].is_null().all()
 
 
 def test_blocks_are_runs_of_neighbours() -> None:
-    drawn = _block_draws(10, 4, 50, seed=0)
-    assert drawn.shape == (50, 10)
-    assert drawn.min() >= 0
-    assert drawn.max() <= 9
-    steps = np.diff(drawn, axis=1)
+    figure = _block_draws(10, 4, 50, seed=0)
+    assert figure.shape == (50, 10)
+    assert figure.min() >= 0
+    assert figure.max() <= 9
+    steps = np.diff(figure, axis=1)
     assert (steps[:, [0, 1, 2, 4, 5, 6, 8]] == 1).all(), "4, 4 and 2 layers that follow each other"
-    assert len(np.unique(drawn[:, 0])) > 3
+    assert len(np.unique(figure[:, 0])) > 3
     assert (_block_draws(3, 9, 2, seed=0) == [0, 1, 2]).all(), "a block is no longer than the curve"
 
 
-def test_what_has_no_correlation_says_why() -> None:
-    found = correlate(frame({"dime": [1.0] * 9, "infonce": METRIC}, {"A": SCORE, "B": [0.5] * 9}), resamples=10)
-    constant = found.filter(metric="dime")
+def test_undefined_correlation_has_a_reason() -> None:
+    actual = correlate(frame({"dime": [1.0] * 9, "infonce": METRIC}, {"A": SCORE, "B": [0.5] * 9}), resamples=10)
+    constant = actual.filter(metric="dime")
     assert constant["value"].is_null().all()
     assert set(constant["note"]) == {"undefined: dime is the same at every layer"}
-    assert set(found.filter(metric="infonce", task="B")["note"]) == {"undefined: B is the same at every layer"}
+    assert set(actual.filter(metric="infonce", task="B")["note"]) == {"undefined: B is the same at every layer"}
     short = frame({"dime": METRIC[:3]}, {"A": SCORE})
     assert set(correlate(short)["note"]) == {"undefined: 3 layers have both, at least 4 are needed"}
 
 
-def test_layers_that_only_one_has_are_left_out() -> None:
-    found = correlate(frame({"dime": METRIC[:6]}, {"A": SCORE}), resamples=0)
-    assert set(found["layers"]) == {6}
-    assert value(found, "A", "spearman") == pytest.approx(spearmanr(METRIC[:6], SCORE[:6]).statistic)
+def test_layers_of_only_one_model_are_left_out() -> None:
+    actual = correlate(frame({"dime": METRIC[:6]}, {"A": SCORE}), resamples=0)
+    assert set(actual["layers"]) == {6}
+    assert value(actual, "A", "spearman") == pytest.approx(spearmanr(METRIC[:6], SCORE[:6]).statistic)
 
 
-def test_the_figure_has_a_panel_for_each_statistic_and_says_what_is_undefined() -> None:
-    made = [frame({"dime": [1.0] * 9, "infonce": METRIC}, {"A": SCORE}, model=model) for model in ("m", "n")]
-    figure = plot_correlations(correlate(made, resamples=20), statistics=STATISTICS)
+def test_figure_has_a_panel_per_statistic_and_marks_undefined_values() -> None:
+    result = [frame({"dime": [1.0] * 9, "infonce": METRIC}, {"A": SCORE}, model=model) for model in ("m", "n")]
+    figure = plot_correlations(correlate(result, resamples=20), statistics=STATISTICS)
     assert [axes.get_title(loc="left") for axes in figure.axes][:2] == ["Spearman's ρ", "Kendall's τ"]
     assert [text.get_text() for text in figure.axes[0].texts] == ["undefined", "undefined"]
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["m", "n"]
     with pytest.raises(OptionError, match="Did you mean 'dcor'"):
-        plot_correlations(correlate(made, resamples=0), statistics=["dcorr"])
+        plot_correlations(correlate(result, resamples=0), statistics=["dcorr"])
     with pytest.raises(OptionError, match="but got none"):
         plot_correlations(pl.DataFrame(schema=CORRELATION_SCHEMA))
 
 
-def test_wrong_input_is_refused() -> None:
+def test_invalid_input_is_refused() -> None:
     with pytest.raises(OptionError, match="has no scores"):
         correlate(frame({"dime": METRIC}))
     with pytest.raises(OptionError, match="has no metrics"):

@@ -62,13 +62,13 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 def test_every_option_of_a_comparison_reaches_every_model(models: list[str]) -> None:
     options = OPTIONS | HOW | {"texts": TEXTS[:10], "layers": [1, -1], "dtype": "float16", "max_length": 7}
-    found = compare(*models[:2], **options, dataset="mine").frame
+    actual = compare(*models[:2], **options, dataset="mine").frame
     for folder in models[:2]:
-        one = LayerEncoder(folder, -1, device="cpu", dtype="float16", max_length=7, **OWN)
-        alone = measure(one, TEXTS[:10], metrics=METRICS, views=2, seed=3, dataset="mine", layers=[1, -1])
-        mine = found.filter(model=f"local/{Path(folder).name}")
-        assert_frame_equal(mine, alone, check_row_order=False, rel_tol=1e-5)
-    assert found["model"].unique(maintain_order=True).to_list() == ["local/first", "local/second"]
+        encoder = LayerEncoder(folder, -1, device="cpu", dtype="float16", max_length=7, **OWN)
+        separate = measure(encoder, TEXTS[:10], metrics=METRICS, views=2, seed=3, dataset="mine", layers=[1, -1])
+        own_rows = actual.filter(model=f"local/{Path(folder).name}")
+        assert_frame_equal(own_rows, separate, check_row_order=False, rel_tol=1e-5)
+    assert actual["model"].unique(maintain_order=True).to_list() == ["local/first", "local/second"]
 
 
 @pytest.mark.slow
@@ -78,7 +78,7 @@ def test_differences_are_from_the_first_model_and_their_intervals_from_the_same_
     views = augment(TEXTS, views=2, seed=3)
     halves = random_halves(len(TEXTS), 4, seed=3).tolist()
     encoders = [LayerEncoder(folder, -1, device="cpu", **OWN) for folder in models]
-    measured = [_on(encoders, some, views) for some in (range(len(TEXTS)), *halves)]
+    measured = [_on(encoders, sample, views) for sample in (range(len(TEXTS)), *halves)]
     assert set(result.differences["base"]) == {"local/first"}
     assert result.differences["model"].unique(maintain_order=True).to_list() == ["local/second", "local/third"]
     scale = NormalDist().inv_cdf(0.9) * np.sqrt(6 / 7)
@@ -93,31 +93,33 @@ def test_differences_are_from_the_first_model_and_their_intervals_from_the_same_
 
 
 def _on(
-    models: Sequence[LayerEncoder], some: Sequence[int], views: Sequence[Sequence[str]]
+    models: Sequence[LayerEncoder], sample: Sequence[int], views: Sequence[Sequence[str]]
 ) -> dict[str, dict[Any, float]]:
     """Return the value of each model, layer and metric on some of the texts and their views."""
-    found = {}
+    actual = {}
     for encoder in models:
-        one = measure(
-            encoder, [TEXTS[k] for k in some], metrics=METRICS,
-            views=[[view[k] for k in some] for view in views], layers=[1, -1],
+        item = measure(
+            encoder, [TEXTS[k] for k in sample], metrics=METRICS,
+            views=[[view[k] for k in sample] for view in views], layers=[1, -1],
         )  # fmt: skip
-        found[encoder.spec.model.removeprefix("local/")] = {
-            (row[0], row[1]): row[2] for row in one.select("layer", "name", "value").rows()
+        actual[encoder.spec.model.removeprefix("local/")] = {
+            (row[0], row[1]): row[2] for row in item.select("layer", "name", "value").rows()
         }
-    return found
+    return actual
 
 
-def test_a_text_of_one_token_counts_in_no_mean_of_tokens(models: list[str]) -> None:
+def test_text_of_one_token_is_excluded_from_token_means(models: list[str]) -> None:
     options = OPTIONS | {"metrics": ["prompt_entropy", "curvature"], "texts": [*TEXTS, "x"]}
-    found = compare(*models[:2], **options).frame.filter(model="local/first")
-    alone = measure(LayerEncoder(models[0], -1, device="cpu"), [*TEXTS, "x"], metrics=["prompt_entropy", "curvature"])
-    assert_frame_equal(found, alone, check_row_order=False, rel_tol=1e-5)
+    actual = compare(*models[:2], **options).frame.filter(model="local/first")
+    separate = measure(
+        LayerEncoder(models[0], -1, device="cpu"), [*TEXTS, "x"], metrics=["prompt_entropy", "curvature"]
+    )
+    assert_frame_equal(actual, separate, check_row_order=False, rel_tol=1e-5)
     without = measure(LayerEncoder(models[0], -1, device="cpu"), TEXTS, metrics="prompt_entropy")
-    assert_frame_equal(found.filter(name="prompt_entropy"), without, rel_tol=1e-4)
+    assert_frame_equal(actual.filter(name="prompt_entropy"), without, rel_tol=1e-4)
 
 
-def test_rows_of_cka_are_layers_of_the_base_and_columns_of_the_other(models: list[str], tmp_path: Path) -> None:
+def test_cka_rows_are_base_layers_and_columns_the_other_models(models: list[str], tmp_path: Path) -> None:
     config = tf.LlamaConfig(
         vocab_size=VOCAB, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32,
         max_position_embeddings=64, pad_token_id=0,
@@ -143,7 +145,7 @@ def test_halves_have_half_of_the_texts_once_each_in_every_order() -> None:
     halves = random_halves(13, 200, seed=1)
     assert halves.shape == (200, 6)
     rest = [set(range(13)) - set(half) for half in halves.tolist()]
-    assert {len(one) for one in rest} == {7}
+    assert {len(item) for item in rest} == {7}
     times = torch.bincount(halves.flatten(), minlength=13)
     assert times.min() > 60, "every text is in about 92 of them"
     assert times.max() < 125
@@ -158,7 +160,9 @@ METRIC, SCORE = RANDOM.normal(size=11).round(1), RANDOM.normal(size=11).round(1)
 
 def spearman(x: NDArray[Any], y: NDArray[Any]) -> float:
     """Pearson's correlation of ranks, equal values sharing the mean of theirs."""
-    ranks = [np.array([(one < values).sum() + ((one == values).sum() + 1) / 2 for one in values]) for values in (x, y)]
+    ranks = [
+        np.array([(value < values).sum() + ((value == values).sum() + 1) / 2 for value in values]) for values in (x, y)
+    ]
     return float(np.corrcoef(*(-rank for rank in ranks))[0, 1])
 
 
@@ -166,8 +170,8 @@ def kendall(x: NDArray[Any], y: NDArray[Any]) -> float:
     """Tau-b: pairs in the same order less pairs in the other, over those without ties in each."""
     pairs = [(i, j) for i in range(len(x)) for j in range(i)]
     signs = [(np.sign(x[i] - x[j]), np.sign(y[i] - y[j])) for i, j in pairs]
-    both = sum(a * b for a, b in signs)
-    return float(both / np.sqrt(sum(a != 0 for a, _ in signs) * sum(b != 0 for _, b in signs)))
+    combined = sum(a * b for a, b in signs)
+    return float(combined / np.sqrt(sum(a != 0 for a, _ in signs) * sum(b != 0 for _, b in signs)))
 
 
 def distance(x: NDArray[Any], y: NDArray[Any]) -> float:
@@ -182,26 +186,26 @@ def distance(x: NDArray[Any], y: NDArray[Any]) -> float:
 
 @pytest.mark.parametrize(("block", "taken"), [(None, 3), (1, 1), (4, 4), (40, 11)])
 def test_intervals_are_quantiles_over_whole_blocks_of_layers(block: int | None, taken: int) -> None:
-    found = correlate(
+    actual = correlate(
         frame({"dime": METRIC.tolist()}, {"A": SCORE.tolist()}, num_layers=10), resamples=60, block=block, seed=9
     )
     starts = np.random.default_rng(9).integers(0, 11 - taken + 1, size=(60, -(-11 // taken)))
     spread: dict[str, list[float]] = {"spearman": [], "kendall": [], "dcor": [], "signed_dcor": []}
     for row in starts:
-        drawn = np.concatenate([np.arange(start, start + taken) for start in row])[:11]
-        x, y = METRIC[drawn], SCORE[drawn]
+        figure = np.concatenate([np.arange(start, start + taken) for start in row])[:11]
+        x, y = METRIC[figure], SCORE[figure]
         if np.ptp(x) == 0 or np.ptp(y) == 0:
             continue
         values = [spearman(x, y), kendall(x, y), distance(x, y)]
         for name, value in zip(spread, [*values, np.sign(values[0]) * values[2]], strict=True):
             spread[name].append(value)
-    for row in found.filter(task="A").iter_rows(named=True):
+    for row in actual.filter(task="A").iter_rows(named=True):
         low, high = np.quantile(spread[row["statistic"]], [0.025, 0.975])
         assert (row["low"], row["high"]) == pytest.approx((low, high), abs=1e-9), row["statistic"]
-    whole = {row["statistic"]: row["value"] for row in found.filter(task="A").iter_rows(named=True)}
-    assert whole["spearman"] == pytest.approx(spearmanr(METRIC, SCORE).statistic)
-    assert whole["kendall"] == pytest.approx(kendalltau(METRIC, SCORE).statistic)
-    assert whole["dcor"] == pytest.approx(distance(METRIC, SCORE))
+    complete = {row["statistic"]: row["value"] for row in actual.filter(task="A").iter_rows(named=True)}
+    assert complete["spearman"] == pytest.approx(spearmanr(METRIC, SCORE).statistic)
+    assert complete["kendall"] == pytest.approx(kendalltau(METRIC, SCORE).statistic)
+    assert complete["dcor"] == pytest.approx(distance(METRIC, SCORE))
 
 
 def test_models_revisions_and_metrics_do_not_mix_and_values_that_are_not_finite_are_left_out() -> None:
@@ -212,12 +216,12 @@ def test_models_revisions_and_metrics_do_not_mix_and_values_that_are_not_finite_
     frames[1] = frames[1].with_columns(
         value=pl.when((pl.col("layer") == 4) & (pl.col("name") == "lidar")).then(np.inf).otherwise("value")
     )
-    found = correlate(frames, metrics=["lidar"], resamples=0).filter(task="A", statistic="kendall")
-    assert found.select("model", "revision", "metric", "layers").rows() == [
+    actual = correlate(frames, metrics=["lidar"], resamples=0).filter(task="A", statistic="kendall")
+    assert actual.select("model", "revision", "metric", "layers").rows() == [
         ("m", "main", "lidar", 11),
         ("n", "main", "lidar", 10),
         ("m", "step5", "lidar", 11),
     ]
-    kept = [k for k in range(11) if k != 4]
-    expected = [kendall(rows["m"], SCORE), kendall(rows["n"][kept], SCORE[kept]), kendall(rows["late"], SCORE)]
-    assert found["value"].to_list() == pytest.approx(expected)
+    saved = [k for k in range(11) if k != 4]
+    expected = [kendall(rows["m"], SCORE), kendall(rows["n"][saved], SCORE[saved]), kendall(rows["late"], SCORE)]
+    assert actual["value"].to_list() == pytest.approx(expected)

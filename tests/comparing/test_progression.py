@@ -42,7 +42,7 @@ def done(run: Path, tmp_path_factory: pytest.TempPathFactory) -> ProgressionResu
 
 @pytest.fixture
 def unsaved(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave out the figures, which take longer than all the rest: each step is kept all the same."""
+    """Skip the figures, which take longer than everything else; each step is saved anyway."""
     monkeypatch.setattr(ProgressionResult, "save", lambda self: self.folder)
 
 
@@ -51,16 +51,16 @@ def progress(run: Path | str, **options: object) -> ProgressionResult:
     return progression(str(run), **settings)  # type: ignore[arg-type]
 
 
-def test_every_step_is_measured_as_by_itself(run: Path, done: ProgressionResult) -> None:
+def test_every_step_matches_a_separate_measurement(run: Path, done: ProgressionResult) -> None:
     assert done.frame["revision"].unique(maintain_order=True).to_list() == ["step1", "step2", "step16"]
     assert set(done.frame["model"]) == {f"local/{run.name}"}
     for name, step in (("step1", "step1"), ("checkpoint-2", "step2"), ("checkpoint-16", "step16")):
-        alone = measure(
+        frame = measure(
             LayerEncoder(str(run / name), -1, norm="none", device="cpu"), TEXTS, metrics=METRICS, dataset="mine"
         )
-        mine = done.frame.filter(pl.col("revision") == step)
-        assert_frame_equal(mine.drop("model", "revision"), alone.drop("model", "revision"), rel_tol=1e-12)
-        assert len(mine) == (DEPTH + 1) * len(METRICS)
+        own_rows = done.frame.filter(pl.col("revision") == step)
+        assert_frame_equal(own_rows.drop("model", "revision"), frame.drop("model", "revision"), rel_tol=1e-12)
+        assert len(own_rows) == (DEPTH + 1) * len(METRICS)
 
 
 def test_everything_is_written(done: ProgressionResult) -> None:
@@ -73,29 +73,29 @@ def test_everything_is_written(done: ProgressionResult) -> None:
 
 
 @pytest.mark.usefixtures("unsaved")
-def test_a_killed_run_goes_on_and_ends_as_one_that_was_not(run: Path, done: ProgressionResult, tmp_path: Path) -> None:
-    told: list[str] = []
+def test_killed_run_continues_and_gives_the_same_result(run: Path, done: ProgressionResult, tmp_path: Path) -> None:
+    reports: list[str] = []
 
     def killed(name: str, *_: int) -> None:
-        told.append(name)
+        reports.append(name)
         if name == "checkpoint-2":
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         progress(run, out=tmp_path, progress=killed)
-    (kept,) = (tmp_path / "steps").iterdir()
-    written = kept.stat().st_mtime_ns
+    (saved,) = (tmp_path / "steps").iterdir()
+    written = saved.stat().st_mtime_ns
     counts: dict[str, list[int]] = {}
     result = progress(run, out=tmp_path, progress=lambda name, done, _: counts.setdefault(name, []).append(done))
     assert_frame_equal(result.frame, done.frame)
-    assert kept.stat().st_mtime_ns == written
+    assert saved.stat().st_mtime_ns == written
     assert counts["step1"] == [3 * len(TEXTS)]  # reported at once: not measured again
     assert counts["checkpoint-2"][-1] == 6 * len(TEXTS)
     assert not list((tmp_path / "steps").glob(".*"))
 
 
 @pytest.mark.usefixtures("unsaved")
-def test_another_option_or_a_changed_checkpoint_is_measured_anew(run: Path, tmp_path: Path) -> None:
+def test_another_option_or_changed_checkpoint_is_measured_again(run: Path, tmp_path: Path) -> None:
     copied = tmp_path / "run"
     shutil.copytree(run, copied)
     names = ["step1", "checkpoint-2"]
@@ -117,7 +117,7 @@ def test_one_model_is_in_memory_at_a_time(run: Path, made: weakref.WeakSet[Layer
 
 
 @pytest.mark.usefixtures("unsaved")
-def test_a_revision_that_fails_is_named_and_the_others_go_on(run: Path, tmp_path: Path) -> None:
+def test_failed_revision_is_named_and_the_others_continue(run: Path, tmp_path: Path) -> None:
     copied = tmp_path / "run"
     shutil.copytree(run, copied)
     (copied / "checkpoint-2" / "model.safetensors").write_bytes(b"torn")
@@ -132,17 +132,17 @@ def test_a_revision_that_fails_is_named_and_the_others_go_on(run: Path, tmp_path
 
 
 def test_revisions_are_names_steps_or_paths(run: Path) -> None:
-    found = find_checkpoints(str(run), ["16", "step2", "step1"])
-    assert [(one.name, one.step, one.revision) for one in found] == [
+    checkpoints = find_checkpoints(str(run), ["16", "step2", "step1"])
+    assert [(item.name, item.step, item.revision) for item in checkpoints] == [
         ("step1", 1, None),
         ("checkpoint-2", 2, None),
         ("checkpoint-16", 16, None),
     ]
     paths = [str(run / "checkpoint-16"), str(run / "step1")]
-    assert [one.source for one in find_checkpoints("anything", paths)] == paths[::-1]
+    assert [item.source for item in find_checkpoints("anything", paths)] == paths[::-1]
 
 
-def test_wrong_revisions_are_refused_before_anything_is_read(run: Path, tmp_path: Path) -> None:
+def test_invalid_revisions_are_refused_before_reading_files(run: Path, tmp_path: Path) -> None:
     def refused(words: str, *, model: Path | str = run, revisions: list[str] | None = None) -> None:
         with pytest.raises(OptionError, match=words):
             progress(model, revisions=revisions, texts=TEXTS)
@@ -174,7 +174,7 @@ def test_checkpoints_of_different_depth_are_refused(run: Path, tmp_path: Path) -
         progress(tmp_path)
 
 
-def test_a_checkpoint_without_its_tokenizer_is_refused(run: Path, tmp_path: Path) -> None:
+def test_checkpoint_without_tokenizer_is_refused(run: Path, tmp_path: Path) -> None:
     for name in ("step1", "checkpoint-2"):
         shutil.copytree(run / name, tmp_path / name, ignore=shutil.ignore_patterns("tokenizer*"))
     with pytest.raises(OptionError, match=r"step1 has none\. .*save_pretrained.*processing_class=tokenizer"):
@@ -191,19 +191,19 @@ def test_a_checkpoint_without_its_tokenizer_is_refused(run: Path, tmp_path: Path
         ({"layers": [9]}, r"in \[0, 4\]"),
     ],
 )
-def test_the_callers_mistakes_are_no_failures(run: Path, options: dict[str, object], words: str) -> None:
+def test_invalid_arguments_are_not_counted_as_failures(run: Path, options: dict[str, object], words: str) -> None:
     with pytest.raises(OptionError, match=words):
         progress(run, **options)
 
 
-def test_a_result_without_a_folder_says_so(run: Path, done: ProgressionResult, tmp_path: Path) -> None:
-    alone = ProgressionResult(done.frame, None, {})
+def test_result_without_a_folder_is_refused(run: Path, done: ProgressionResult, tmp_path: Path) -> None:
+    separate = ProgressionResult(done.frame, None, {})
     with pytest.raises(OptionError, match="`folder` must be set here"):
-        alone.to_html()
-    assert alone.to_html(tmp_path / "page.html").is_file()
+        separate.to_html()
+    assert separate.to_html(tmp_path / "page.html").is_file()
 
 
-def test_the_command_prints_and_writes(run: Path, tmp_path: Path) -> None:
+def test_command_prints_and_writes(run: Path, tmp_path: Path) -> None:
     (tmp_path / "t.txt").write_text("\n".join(TEXTS))
     out = tmp_path / "out"
     command = ["progression", str(run), "--texts", str(tmp_path / "t.txt"), "--out", str(out), "--device", "cpu"]

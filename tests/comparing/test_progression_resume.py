@@ -1,4 +1,4 @@
-"""What a progression keeps in its folder, and when it may be used again."""
+"""Files that a progression saves in its folder, and when they are reused."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def out(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def unsaved(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave out the figures, which take longer than all the rest: each step is kept all the same."""
+    """Skip the figures, which take longer than everything else; each step is saved anyway."""
     monkeypatch.setattr(ProgressionResult, "save", lambda self: self.folder)
 
 
@@ -75,41 +75,41 @@ def encoder(folder: Path, **options: Any) -> LayerEncoder:
 
 def by_hand(run: Path, **options: Any) -> pl.DataFrame:
     """Return what `measure` says of each checkpoint by itself, in the order of the steps."""
-    how = BEFORE | options
+    settings = BEFORE | options
     frames = []
-    for name in sorted(how.pop("revisions"), key=STEPS.__getitem__):
-        mine = {key: how[key] for key in ("norm", "pooling", "dtype", "max_length")}
-        rest = {key: value for key, value in how.items() if key != "texts" and key not in mine}
-        found = measure(encoder(run / name, **mine), how["texts"], **rest)
-        frames.append(found.with_columns(model=pl.lit(f"local/{run.name}"), revision=pl.lit(f"step{STEPS[name]}")))
+    for name in sorted(settings.pop("revisions"), key=STEPS.__getitem__):
+        own_rows = {key: settings[key] for key in ("norm", "pooling", "dtype", "max_length")}
+        rest = {key: value for key, value in settings.items() if key != "texts" and key not in own_rows}
+        frame = measure(encoder(run / name, **own_rows), settings["texts"], **rest)
+        frames.append(frame.with_columns(model=pl.lit(f"local/{run.name}"), revision=pl.lit(f"step{STEPS[name]}")))
     return pl.concat(frames)
 
 
 @pytest.mark.parametrize("changed", thinned(CHANGES, 4))
-def test_what_was_kept_is_not_mixed_with_what_is_measured_another_way(
+def test_saved_steps_are_not_mixed_with_other_settings(
     changed: str, run: Path, out: Path, before: pl.DataFrame, tmp_path: Path
 ) -> None:
     shutil.copytree(out, tmp_path / "out")
-    other = {changed: CHANGES[changed]}
-    found = progress(run, out=tmp_path / "out", **other).frame
-    assert_frame_equal(found, by_hand(run, **other), rel_tol=1e-4)
-    assert not found.equals(before), "or the change says nothing"
-    told: list[int] = []
-    again = progress(run, out=tmp_path / "out", progress=lambda _, done, __: told.append(done)).frame
-    assert_frame_equal(again, before, rel_tol=1e-4)
-    assert told == [4 * len(TEXTS), 8 * len(TEXTS)], (
+    other_item = {changed: CHANGES[changed]}
+    actual = progress(run, out=tmp_path / "out", **other_item).frame
+    assert_frame_equal(actual, by_hand(run, **other_item), rel_tol=1e-4)
+    assert not actual.equals(before), "or the change says nothing"
+    reports: list[int] = []
+    repeated = progress(run, out=tmp_path / "out", progress=lambda _, process, __: reports.append(process)).frame
+    assert_frame_equal(repeated, before, rel_tol=1e-4)
+    assert reports == [4 * len(TEXTS), 8 * len(TEXTS)], (
         "the texts and three views of each step, at once: nothing is measured again"
     )
 
 
-def test_a_copy_under_another_name_is_called_by_its_own(run: Path, out: Path, tmp_path: Path) -> None:
+def test_copy_under_another_name_keeps_its_own_name(run: Path, out: Path, tmp_path: Path) -> None:
     shutil.copytree(out, tmp_path / "out")
     shutil.copytree(run, tmp_path / "twin")  # with the same times
-    found = progress(tmp_path / "twin", out=tmp_path / "out").frame
-    assert set(found["model"]) == {"local/twin"}
+    actual = progress(tmp_path / "twin", out=tmp_path / "out").frame
+    assert set(actual["model"]) == {"local/twin"}
 
 
-def test_killed_while_a_step_is_written_equals_never_stopped(
+def test_kill_while_writing_a_step_does_not_change_the_result(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names: dict[str, Any] = {"revisions": list(STEPS)}
@@ -127,16 +127,16 @@ def test_killed_while_a_step_is_written_equals_never_stopped(
         patch.setattr(Path, "write_bytes", torn)
         with pytest.raises(KeyboardInterrupt):
             progress(run, out=tmp_path, **names)
-    told: dict[str, list[int]] = {}
-    names["progress"] = lambda name, done, _: told.setdefault(name, []).append(done)
-    found = progress(run, out=tmp_path, **names)
-    assert list(told) == ["step1", "checkpoint-3", "checkpoint-20"]
-    assert told["step1"] == [4 * len(TEXTS)]
-    assert len(told["checkpoint-3"]) > 1, "measured again"
-    assert_frame_equal(found.frame, progress(run, **names).frame)
+    reports: dict[str, list[int]] = {}
+    names["progress"] = lambda name, process, _: reports.setdefault(name, []).append(process)
+    actual = progress(run, out=tmp_path, **names)
+    assert list(reports) == ["step1", "checkpoint-3", "checkpoint-20"]
+    assert reports["step1"] == [4 * len(TEXTS)]
+    assert len(reports["checkpoint-3"]) > 1, "measured again"
+    assert_frame_equal(actual.frame, progress(run, **names).frame)
 
 
-def test_a_step_that_failed_is_measured_once_it_can_be(run: Path, before: pl.DataFrame, tmp_path: Path) -> None:
+def test_failed_step_is_measured_once_it_is_readable(run: Path, before: pl.DataFrame, tmp_path: Path) -> None:
     shutil.copytree(run, tmp_path / run.name)
     weights = tmp_path / run.name / "checkpoint-3" / "model.safetensors"
     good = weights.read_bytes()
@@ -149,27 +149,27 @@ def test_a_step_that_failed_is_measured_once_it_can_be(run: Path, before: pl.Dat
     assert_frame_equal(second.frame, before, rel_tol=1e-4)
 
 
-def test_what_is_said_of_the_run_is_how_it_was_measured(run: Path, out: Path) -> None:
-    said = progress(run, out=out).how
-    assert said["texts"].startswith(f"{len(TEXTS)} (mine, digest ")
-    assert (said["norm"], said["pooling"], said["views"]) == ("none", "mean", "seed 0")
-    assert not {"dtype", "max length"} & set(said), "what nobody chose"
-    other = progress(run, metrics="curvature", norm="final", pooling="last", seed=7, dtype="float16", max_length=9)
-    assert (other.how["norm"], other.how["pooling"], other.how["views"]) == ("final", "last", "seed 7")
-    assert (other.how["dtype"], other.how["max length"]) == ("float16", "9")
-    assert other.how["texts"] == said["texts"]
+def test_description_of_the_run_matches_its_settings(run: Path, out: Path) -> None:
+    output = progress(run, out=out).how
+    assert output["texts"].startswith(f"{len(TEXTS)} (mine, digest ")
+    assert (output["norm"], output["pooling"], output["views"]) == ("none", "mean", "seed 0")
+    assert not {"dtype", "max length"} & set(output), "what nobody chose"
+    other_item = progress(run, metrics="curvature", norm="final", pooling="last", seed=7, dtype="float16", max_length=9)
+    assert (other_item.how["norm"], other_item.how["pooling"], other_item.how["views"]) == ("final", "last", "seed 7")
+    assert (other_item.how["dtype"], other_item.how["max length"]) == ("float16", "9")
+    assert other_item.how["texts"] == output["texts"]
 
 
-def test_changes_and_settled_steps_are_those_of_the_frame(run: Path) -> None:
-    found = progress(run, metrics="dataset_entropy", revisions=list(STEPS))
-    values = {(step, layer): value for step, layer, value in found.frame.select("revision", "layer", "value").rows()}
+def test_changes_and_settled_steps_match_the_frame(run: Path) -> None:
+    actual = progress(run, metrics="dataset_entropy", revisions=list(STEPS))
+    values = {(step, layer): value for step, layer, value in actual.frame.select("revision", "layer", "value").rows()}
     span = max(values.values()) - min(values.values())
-    for layer, previous, step, change, relative in found.changes().drop("dataset", "name").iter_rows():
+    for layer, previous, step, change, relative in actual.changes().drop("dataset", "name").iter_rows():
         assert (previous, step) in ((1, 3), (3, 20))
-        moved = abs(values[f"step{step}", layer] - values[f"step{previous}", layer])
-        assert (change, relative) == (pytest.approx(moved), pytest.approx(moved / span))
-    assert found.changes().height == 2 * (DEPTH + 1)
-    for layer, step, final in found.settled(within=0.3).drop("dataset", "name").iter_rows():
+        transformed = abs(values[f"step{step}", layer] - values[f"step{previous}", layer])
+        assert (change, relative) == (pytest.approx(transformed), pytest.approx(transformed / span))
+    assert actual.changes().height == 2 * (DEPTH + 1)
+    for layer, step, final in actual.settled(within=0.3).drop("dataset", "name").iter_rows():
         assert final == values["step20", layer]
-        near = [abs(values[f"step{one}", layer] - final) <= 0.3 * span for one in (1, 3, 20)]
-        assert step == next(one for place, one in enumerate((1, 3, 20)) if all(near[place:]))
+        near = [abs(values[f"step{item}", layer] - final) <= 0.3 * span for item in (1, 3, 20)]
+        assert step == next(item for place, item in enumerate((1, 3, 20)) if all(near[place:]))

@@ -72,7 +72,7 @@ def test_mean_of_texts_is_subtracted_and_saved(tiny_folder: Folder, tmp_path: Pa
         measure(centered, TEXTS, metrics="curvature")
 
 
-def test_wrong_input_is_refused(tiny_folder: Folder) -> None:
+def test_invalid_input_is_refused(tiny_folder: Folder) -> None:
     folder = tiny_folder("Llama")
     with pytest.raises(OptionError, match=r"`layer` must be one of .* Did you mean 'auto'"):
         LayerEncoder(folder, "atuo", device="cpu")

@@ -22,7 +22,7 @@ def _home() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or tempfile.mkdtemp()) / "engines"
 
 
-def environment(name: str, *wanted: str, without: tuple[str, ...] = (), python: str = sys.executable) -> str:
+def environment(name: str, *expected: str, without: tuple[str, ...] = (), python: str = sys.executable) -> str:
     """Return the Python of an environment, made once; skip the test where pip cannot make it.
 
     Args:
@@ -32,22 +32,22 @@ def environment(name: str, *wanted: str, without: tuple[str, ...] = (), python: 
         python: that it is made of; another than this one does not share torch.
     """
     home = _home() / name
-    done, executable = home / "done.json", home / "bin" / "python"
-    requested = [*wanted, *(f"-{item}" for item in without), importlib.metadata.version("torch")]
-    if done.is_file() and json.loads(done.read_text()) == requested:
+    process, executable = home / "done.json", home / "bin" / "python"
+    requested = [*expected, *(f"-{item}" for item in without), importlib.metadata.version("torch")]
+    if process.is_file() and json.loads(process.read_text()) == requested:
         return str(executable)
     subprocess.run([python, "-m", "venv", "--clear", home], check=True)
     if python == sys.executable:
         _share_torch(home)
     pip = [home / "bin" / "pip", "--quiet", "--disable-pip-version-check"]
     result = subprocess.run(
-        [*pip, "install", *wanted], capture_output=True, text=True, timeout=60 * _MINUTES, check=False
+        [*pip, "install", *expected], capture_output=True, text=True, timeout=60 * _MINUTES, check=False
     )
     if result.returncode:
-        pytest.skip(f"pip cannot install {' '.join(wanted)} here: {result.stderr.strip()[-300:]}")
+        pytest.skip(f"pip cannot install {' '.join(expected)} here: {result.stderr.strip()[-300:]}")
     if without:
         subprocess.run([*pip, "uninstall", "--yes", *without], check=True, capture_output=True)
-    done.write_text(json.dumps(requested))
+    process.write_text(json.dumps(requested))
     return str(executable)
 
 

@@ -96,47 +96,47 @@ class _Handler(BaseHTTPRequestHandler):
             return self._create(json.loads(body))
         if path == "/api/validate-yaml":
             return self._answer(200, {"errors": [], "warnings": []})
-        if found := re.fullmatch(r"/([^/]+/[^/]+)\.git/info/lfs/objects/batch", path):
+        if actual := re.fullmatch(r"/([^/]+/[^/]+)\.git/info/lfs/objects/batch", path):
             return self._large(json.loads(body))
-        if found := re.fullmatch(r"/api/models/([^/]+/[^/]+)/(preupload|commit|branch|revision)/([^/]+)", path):
-            return self._repository(*found.groups(), body=body)
-        if (found := re.fullmatch(r"/api/models/([^/]+/[^/]+)", path)) and found[1] in self.server.repositories:
-            private = found[1] in self.server.private
-            return self._answer(200, {"id": found[1], "private": private, "siblings": [], "tags": []})
+        if actual := re.fullmatch(r"/api/models/([^/]+/[^/]+)/(preupload|commit|branch|revision)/([^/]+)", path):
+            return self._repository(*actual.groups(), body=body)
+        if (actual := re.fullmatch(r"/api/models/([^/]+/[^/]+)", path)) and actual[1] in self.server.repositories:
+            private = actual[1] in self.server.private
+            return self._answer(200, {"id": actual[1], "private": private, "siblings": [], "tags": []})
         return self._answer(404, {"error": f"no {path}"}, X_Error_Code="RepoNotFound")
 
     do_GET = do_POST = do_PUT = _handle  # noqa: N815  (the names that the base class looks for)
 
-    def _create(self, wanted: dict[str, Any]) -> None:
-        name = f"{wanted.get('organization') or 'someone'}/{wanted['name']}"
+    def _create(self, expected: dict[str, Any]) -> None:
+        name = f"{expected.get('organization') or 'someone'}/{expected['name']}"
         if name in self.server.repositories:
             url = f"{self.server.url}/{name}"
             return self._answer(409, {"error": "You already created this model repo", "url": url})
         self.server.repositories[name] = {"main": {}}
-        if wanted.get("private") or wanted.get("visibility") == "private":  # as older clients say it, and newer
+        if expected.get("private") or expected.get("visibility") == "private":  # as older clients say it, and newer
             self.server.private.add(name)
         return self._answer(200, {"url": f"{self.server.url}/{name}", "name": name})
 
-    def _large(self, wanted: dict[str, Any]) -> None:
+    def _large(self, expected: dict[str, Any]) -> None:
         objects = [
-            {**one, "actions": {"upload": {"href": f"{self.server.url}/objects/{one['oid']}", "header": {}}}}
-            for one in wanted["objects"]
+            {**item, "actions": {"upload": {"href": f"{self.server.url}/objects/{item['oid']}", "header": {}}}}
+            for item in expected["objects"]
         ]
         self._answer(200, {"transfer": "basic", "objects": objects})
 
-    def _repository(self, name: str, what: str, branch: str, body: bytes) -> None:
+    def _repository(self, name: str, case: str, branch: str, body: bytes) -> None:
         branches = self.server.repositories.get(name)
         if branches is None:
             return self._answer(404, {"error": "Repository not found"}, X_Error_Code="RepoNotFound")
-        if what == "branch":
+        if case == "branch":
             branches[branch] = {}
             return self._answer(200)
-        if what == "revision":
+        if case == "revision":
             return self._answer(200, {"id": name, "sha": "0" * 40, "siblings": [], "tags": []})
-        if what == "preupload":
+        if case == "preupload":
             files = [
-                {"path": one["path"], "uploadMode": _mode(one["path"]), "shouldIgnore": False}
-                for one in json.loads(body)["files"]
+                {"path": item["path"], "uploadMode": _mode(item["path"]), "shouldIgnore": False}
+                for item in json.loads(body)["files"]
             ]
             return self._answer(200, {"files": files})
         for line in map(json.loads, body.splitlines()):

@@ -21,7 +21,7 @@ Folder = Callable[[str], str]
 
 
 def fields(reader: Any) -> dict[str, Any]:
-    return {name: one.contents() for name, one in reader.fields.items() if not name.startswith("GGUF.")}
+    return {name: item.contents() for name, item in reader.fields.items() if not name.startswith("GGUF.")}
 
 
 @pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "bert"])
@@ -31,16 +31,18 @@ def test_the_weights_are_the_same_bits_and_the_metadata_is_of_fewer_blocks(
 ) -> None:
     source = save_gguf(tmp_path / "whole.gguf", arch, alignment=64 if layer == 3 else None)
     cut_gguf(source, tmp_path / "cut.gguf", layer, pooling=pooling)
-    whole, cut = gguf.GGUFReader(source), gguf.GGUFReader(tmp_path / "cut.gguf")
-    saved = [item for item in whole.tensors if not item.name.startswith("blk.") or int(item.name.split(".")[1]) < layer]
+    complete, cut = gguf.GGUFReader(source), gguf.GGUFReader(tmp_path / "cut.gguf")
+    saved = [
+        item for item in complete.tensors if not item.name.startswith("blk.") or int(item.name.split(".")[1]) < layer
+    ]
     assert [item.name for item in cut.tensors] == [item.name for item in saved]
-    for item, other in zip(saved, cut.tensors, strict=True):
-        assert (item.tensor_type, item.shape.tolist()) == (other.tensor_type, other.shape.tolist())
-        np.testing.assert_array_equal(item.data, other.data)
+    for item, tensor in zip(saved, cut.tensors, strict=True):
+        assert (item.tensor_type, item.shape.tolist()) == (tensor.tensor_type, tensor.shape.tolist())
+        np.testing.assert_array_equal(item.data, tensor.data)
     changed = {f"{arch}.block_count": layer, f"{arch}.pooling_type": number}
     changed[f"{arch}.attention.head_count_kv"] = list(range(1, layer + 1))
-    assert fields(cut) == fields(whole) | changed
-    assert cut.alignment == whole.alignment
+    assert fields(cut) == fields(complete) | changed
+    assert cut.alignment == complete.alignment
 
 
 @pytest.mark.parametrize(

@@ -39,9 +39,9 @@ def test_another_reader_finds_the_layer(
     assert "The file was not run: llama.cpp is not installed (pip install 'midlayer-encoders[gguf]')" in caplog.text
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        read = LayerEncoder(str(tmp_path / "out"), 2, gguf_file="model.gguf", device="cpu")
-    assert relative_error(encoder.encode(TEXTS), read.encode(TEXTS)) < most
-    cut = export_for(read, "gguf", tmp_path / "again")
+        loaded = LayerEncoder(str(tmp_path / "out"), 2, gguf_file="model.gguf", device="cpu")
+    assert relative_error(encoder.encode(TEXTS), loaded.encode(TEXTS)) < most
+    cut = export_for(loaded, "gguf", tmp_path / "again")
     kinds = [
         {
             item.name: (item.tensor_type, item.data.tobytes())
@@ -57,18 +57,18 @@ def test_another_reader_finds_the_layer(
 
 def test_a_file_is_parsed_once_while_an_encoder_is_made_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     result = export_for(LayerEncoder(save_bpe(tmp_path / "model"), 2, device="cpu"), "gguf", tmp_path / "out")
-    read: list[str] = []
+    loaded: list[str] = []
 
     class Counted(reading.GGUFReader):  # type: ignore[name-defined,misc]
         def __init__(self, path: str) -> None:
-            read.append(path)
+            loaded.append(path)
             super().__init__(path)
 
     monkeypatch.setattr(reading, "GGUFReader", Counted)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         LayerEncoder(str(result.folder), 2, gguf_file="model.gguf", device="cpu")
-    assert len(read) == 1
+    assert len(loaded) == 1
     assert reading.GGUFReader is Counted
 
 

@@ -81,10 +81,12 @@ def test_a_graph_gives_the_vectors_of_the_encoder(tiny_folder: Folder, tmp_path:
     else:
         images = sample_inputs(encoder, "image")
         fed = [encoder.preprocess(images[:1]), encoder.preprocess(images * 2)]
-    other = LayerEncoder(tiny_folder(name), 1, device="cpu")
+    other_encoder = LayerEncoder(tiny_folder(name), 1, device="cpu")
     for features in fed:
         with torch.no_grad():
-            expected, not_ours = (model(dict(features))["sentence_embedding"].numpy() for model in (encoder, other))
+            expected, not_ours = (
+                model(dict(features))["sentence_embedding"].numpy() for model in (encoder, other_encoder)
+            )
         assert relative_error(expected, ran(features)) < 1e-5
         assert relative_error(not_ours, ran(features)) > 1e-3
 

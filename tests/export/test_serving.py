@@ -119,13 +119,13 @@ def test_features_that_only_text_embeddings_inference_lacks(tiny_folder: Folder,
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(("name", "read"), [("Llama", True), ("Qwen2", True), ("GPT2", False), ("GPTNeoX", False)])
+@pytest.mark.parametrize(("name", "result"), [("Llama", True), ("Qwen2", True), ("GPT2", False), ("GPTNeoX", False)])
 def test_vllm_leaves_the_causal_mask_of_some_models_on(
-    tiny_folder: Folder, tmp_path: Path, name: str, read: bool, monkeypatch: pytest.MonkeyPatch
+    tiny_folder: Folder, tmp_path: Path, name: str, result: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("midlayer_encoders.export.serving._has_vllm", lambda: False)
     encoder = LayerEncoder(tiny_folder(name), 2, device="cpu", bidirectional=True)
-    if read:
+    if result:
         export_for(encoder, "vllm", tmp_path / "out")
         assert json.loads((tmp_path / "out" / "config.json").read_text())["is_causal"] is False
         return

@@ -104,11 +104,11 @@ def test_a_license_that_is_named_and_a_branch(hub: Hub, tiny_folder: Folder) -> 
 
 
 @pytest.mark.parametrize(
-    ("link", "wanted"),
+    ("link", "expected"),
     [("LICENSE", "https://huggingface.co/someone/whole/blob/main/LICENSE"), ("https://a.b/c", "https://a.b/c")],
 )
 def test_a_license_of_its_own_keeps_its_name_and_link(
-    link: str, wanted: str, hub: Hub, tmp_path: Path, tiny_folder: Folder
+    link: str, expected: str, hub: Hub, tmp_path: Path, tiny_folder: Folder
 ) -> None:
     shutil.copytree(tiny_folder("Llama"), tmp_path / "whole")
     license_lines = f"license: other\nlicense_name: research\nlicense_link: {link}\nbase_model: someone/whole\n"
@@ -117,7 +117,7 @@ def test_a_license_of_its_own_keeps_its_name_and_link(
     push_to_hub(LayerEncoder(str(tmp_path / "whole"), 1, device="cpu"), "someone/cut")
     (tmp_path / "README.md").write_bytes(hub.repositories["someone/cut"]["main"]["README.md"])
     data = ModelCard.load(tmp_path / "README.md").data
-    assert (data.license, data.license_name, data.license_link) == ("other", "research", wanted)
+    assert (data.license, data.license_name, data.license_link) == ("other", "research", expected)
     assert (data.language, data.base_model) == (["en", "no"], "someone/whole")
     push_to_hub(LayerEncoder(str(tmp_path / "whole"), 1, device="cpu"), "someone/cut", license="mit", overwrite=True)
     assert b"license_name" not in hub.repositories["someone/cut"]["main"]["README.md"]
@@ -149,9 +149,9 @@ def test_invalid_arguments_are_reported_before_anything_is_written(
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", "/nowhere/token")
     with pytest.raises(OptionError, match=r"must be a Hub token.*hf auth login.*HF_TOKEN"):
         push_to_hub(encoder, "someone/cut")
-    for other in ("a folder", Exported("onnx", Path("a folder"))):
+    for other_item in ("a folder", Exported("onnx", Path("a folder"))):
         with pytest.raises(OptionError, match=r"`exported` must be the result of export_for for .*tei, but got .*fold"):
-            push_to_hub(encoder, "someone/cut", exported=other)  # type: ignore[arg-type]
+            push_to_hub(encoder, "someone/cut", exported=other_item)  # type: ignore[arg-type]
     assert not hub.repositories
 
 
@@ -206,7 +206,7 @@ def test_other_files_in_the_folder_are_not_uploaded(
     target: Any, hub: Hub, encoder: LayerEncoder, tmp_path: Path
 ) -> None:
     result = export_for(encoder, target, tmp_path / "out")
-    read = (tmp_path / "out/README.md").read_bytes()
+    loaded = (tmp_path / "out/README.md").read_bytes()
     expected = {str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*") if path.is_file()}
     (tmp_path / "out/.env").write_text("SECRET=1")
     (tmp_path / "out/1_Pooling/notes.txt").write_text("mine")
@@ -215,7 +215,7 @@ def test_other_files_in_the_folder_are_not_uploaded(
     assert set(files) == expected
     assert files["model.safetensors"] == (tmp_path / "out/model.safetensors").read_bytes()
     assert b'SentenceTransformer("someone/cut")' in files["README.md"]
-    assert (tmp_path / "out/README.md").read_bytes() == read  # of the folder, as it was
+    assert (tmp_path / "out/README.md").read_bytes() == loaded  # of the folder, as it was
     assert export_for(encoder, target, tmp_path / "out", overwrite=True).files == result.files
     (tmp_path / "out/config.json").unlink()
     with pytest.raises(OptionError, match=r"`exported` must be unchanged, but .*out has no config.json"):

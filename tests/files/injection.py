@@ -34,15 +34,15 @@ class Injection:
         for name in _BY_PATH:
             setattr(os, name, self._watched(name, getattr(os, name), self._path_of))
         for name in _BY_DESCRIPTOR:
-            setattr(os, name, self._watched(name, getattr(os, name), lambda given, _: self._descriptor(given[0])))
+            setattr(os, name, self._watched(name, getattr(os, name), lambda inputs, _: self._descriptor(inputs[0])))
         os.open = self._watched("open", os.open, self._created)
         opened = builtins.open
 
         def open_file(file: Any, mode: str = "r", *args: Any, **options: Any) -> Any:
-            made = opened(file, mode, *args, **options)
+            result = opened(file, mode, *args, **options)
             if not set(mode) & set("wax+") or isinstance(file, int) or not self._inside(os.fspath(file)):
-                return made
-            return Watched(made, self)
+                return result
+            return Watched(result, self)
 
         builtins.open = io.open = open_file  # type: ignore[assignment]
 
@@ -56,27 +56,27 @@ class Injection:
         return self.mode == "kill"
 
     def _watched(self, name: str, call: Callable[..., Any], place: Callable[[Any, Any], str | None]) -> Any:
-        def watched(*given: Any, **options: Any) -> Any:
-            where = place(given, options)
+        def watched(*args: Any, **options: Any) -> Any:
+            where = place(args, options)
             idle = {"mkdir": True, "unlink": False}.get(name) == os.path.lexists(where or "")
             if where is None or idle or not self._inside(where):
-                return call(*given, **options)
+                return call(*args, **options)
             last = self.reached(f"{name} {Path(where).name}")
-            made = call(*given, **options)
+            result = call(*args, **options)
             if last:
                 die()
-            return made
+            return result
 
         return watched
 
-    def _path_of(self, given: Any, options: Any) -> str | None:
-        if isinstance(given[0], int):
-            return self._descriptor(given[0])
+    def _path_of(self, inputs: Any, options: Any) -> str | None:
+        if isinstance(inputs[0], int):
+            return self._descriptor(inputs[0])
         above = options.get("dir_fd")
-        return str(Path(self._descriptor(above) if above is not None else "", os.fspath(given[0])))
+        return str(Path(self._descriptor(above) if above is not None else "", os.fspath(inputs[0])))
 
-    def _created(self, given: Any, options: Any) -> str | None:
-        return self._path_of(given, options) if given[1] & os.O_CREAT else None
+    def _created(self, inputs: Any, options: Any) -> str | None:
+        return self._path_of(inputs, options) if inputs[1] & os.O_CREAT else None
 
     def _descriptor(self, number: int) -> str:
         return str(Path(f"/proc/self/fd/{number}").readlink())

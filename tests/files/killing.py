@@ -53,18 +53,18 @@ def forked(run: Scenario, out: Path, point: int = 0, mode: Mode = "count") -> En
     if child == 0:
         _child(run, out, point, mode, reports)
     deadline = time.monotonic() + PATIENCE
-    while (ended := os.waitpid(child, os.WNOHANG)) == (0, 0):
+    while (exit_info := os.waitpid(child, os.WNOHANG)) == (0, 0):
         if time.monotonic() > deadline:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
             return Ended(error=f"stuck for {PATIENCE:.0f} s")
         time.sleep(0.005)
-    if os.WIFSIGNALED(ended[1]):
+    if os.WIFSIGNALED(exit_info[1]):
         return Ended(killed=True)
     return Ended(**json.loads(reports.read_text()))
 
 
-def _child(run: Scenario, out: Path, point: int, mode: Mode, told: Path) -> None:
+def _child(run: Scenario, out: Path, point: int, mode: Mode, reports: Path) -> None:
     import warnings
 
     from midlayer_encoders.errors import MidlayerError
@@ -76,19 +76,19 @@ def _child(run: Scenario, out: Path, point: int, mode: Mode, told: Path) -> None
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: logged.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("midlayer_encoders").addHandler(handler)
-    injection, ended = Injection(out, point, mode), Ended(logged=logged)
-    ended.calls = injection.calls
+    injection, exit_info = Injection(out, point, mode), Ended(logged=logged)
+    exit_info.calls = injection.calls
     kept_open = open
     injection.install()
     try:
-        ended.value = run(out)
+        exit_info.value = run(out)
     except Exception as error:
-        ended.error, ended.ours = f"{type(error).__name__}: {error}", isinstance(error, MidlayerError)
-        if not ended.ours:
-            ended.error += "\n" + traceback.format_exc()
-    ended.modules = [name for name in sys.modules if not name.startswith("_")]
-    with kept_open(told, "w") as file:
-        json.dump(vars(ended), file, default=str)
+        exit_info.error, exit_info.ours = f"{type(error).__name__}: {error}", isinstance(error, MidlayerError)
+        if not exit_info.ours:
+            exit_info.error += "\n" + traceback.format_exc()
+    exit_info.modules = [name for name in sys.modules if not name.startswith("_")]
+    with kept_open(reports, "w") as file:
+        json.dump(vars(exit_info), file, default=str)
     os._exit(0)
 
 
@@ -102,22 +102,24 @@ class Found:
     wrong: list[str] = field(default_factory=list)
 
 
-def points_of(name: str, *, every: int = 1, modes: tuple[Mode, ...] = ("kill", "full"), first: int = 1) -> Found:
+def points_of(name: str, *, all_values: int = 1, modes: tuple[Mode, ...] = ("kill", "full"), first: int = 1) -> Found:
     """Kill one scenario at its points, or fill its disk, and return what the run after it found."""
     result = Found()
     memory = Path("/dev/shm")  # where a flush takes no time
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as home:
         run = SCENARIOS[name](_made(Path(home, "data")))
-        whole = forked(run, _made(Path(home, "whole", "out")))
-        if whole.error:
-            raise RuntimeError(whole.error)
-        _warm(whole.modules)
+        complete = forked(run, _made(Path(home, "whole", "out")))
+        if complete.error:
+            raise RuntimeError(complete.error)
+        _warm(complete.modules)
         out = Path(home, "killed", "out")
         if name == "resumed":
             modes = ("kill",)  # a run that has ended without its last write, which was logged, is not run again
         for mode in modes:
-            for point in range(first, len(whole.calls) + 1, every):
-                _point(run, out, point, mode, whole, result, f"{name}, {mode} at {point} ({whole.calls[point - 1]})")
+            for point in range(first, len(complete.calls) + 1, all_values):
+                _point(
+                    run, out, point, mode, complete, result, f"{name}, {mode} at {point} ({complete.calls[point - 1]})"
+                )
         _cleared(run, out, result, name)
     return result
 
@@ -139,30 +141,30 @@ def _made(folder: Path) -> Path:
     return folder
 
 
-def _point(run: Scenario, out: Path, point: int, mode: Mode, whole: Ended, found: Found, what: str) -> None:
+def _point(run: Scenario, out: Path, point: int, mode: Mode, complete: Ended, actual: Found, case: str) -> None:
     shutil.rmtree(out.parent, ignore_errors=True)
     _made(out)
-    found.points += 1
+    actual.points += 1
     hit = forked(run, out, point, mode)
     if mode == "full" and hit.error and not (hit.ours and "is full" in hit.error and str(out) in hit.error):
-        found.wrong.append(f"{what}: {hit.error}")
+        actual.wrong.append(f"{case}: {hit.error}")
     left = len(_left(out))
-    if left > (2 if mode == "kill" else "unlink" in what or "rmdir" in what):  # a file of a folder that is beside too
-        found.wrong.append(f"{what}: {left} temporary files")
-    again = forked(run, out)
-    if again.error:
-        found.stuck.append(f"{what}: {again.error}")
-    elif again.value != whole.value:
-        found.lost.append(f"{what}: {again.value} instead of {whole.value}")
-    if again.logged or list(out.rglob("*.broken")):
-        found.wrong.append(f"{what}: {again.logged}")
+    if left > (2 if mode == "kill" else "unlink" in case or "rmdir" in case):  # a file of a folder that is beside too
+        actual.wrong.append(f"{case}: {left} temporary files")
+    repeated = forked(run, out)
+    if repeated.error:
+        actual.stuck.append(f"{case}: {repeated.error}")
+    elif repeated.value != complete.value:
+        actual.lost.append(f"{case}: {repeated.value} instead of {complete.value}")
+    if repeated.logged or list(out.rglob("*.broken")):
+        actual.wrong.append(f"{case}: {repeated.logged}")
 
 
 def _left(out: Path) -> list[Path]:
     return list(out.parent.rglob(".*.tmp"))
 
 
-def _cleared(run: Scenario, out: Path, found: Found, name: str) -> None:
+def _cleared(run: Scenario, out: Path, actual: Found, name: str) -> None:
     """What killed runs left is gone after a run an hour later."""
     stray = out / f".{'a' * 32}.tmp"
     stray.write_text("half")
@@ -170,7 +172,7 @@ def _cleared(run: Scenario, out: Path, found: Found, name: str) -> None:
         os.utime(path, (time.time() - 7200,) * 2)
     forked(run, out)
     if stray.exists() and name not in ("export", "store", "resumed"):
-        found.wrong.append(f"{name}: {[str(path) for path in _left(out)]} stay for ever")
+        actual.wrong.append(f"{name}: {[str(path) for path in _left(out)]} stay for ever")
 
 
 def main() -> None:
@@ -182,15 +184,15 @@ def main() -> None:
     for words in arguments.names or SCENARIOS:
         start = time.monotonic()
         name, arrays, first = (*words.split(":"), "1", "1")[:3]
-        table[name] = one = points_of(name, every=int(arrays), first=int(first))
+        table[name] = item = points_of(name, all_values=int(arrays), first=int(first))
         if not arguments.json:
             seconds = time.monotonic() - start
-            counts = (one.points, len(one.lost), len(one.stuck), len(one.wrong), f"{seconds:.0f} s")
+            counts = (item.points, len(item.lost), len(item.stuck), len(item.wrong), f"{seconds:.0f} s")
             print("|", " | ".join(map(str, (name, *counts))), "|", flush=True)  # noqa: T201
-            for words in (*one.lost[:3], *one.stuck[:3], *one.wrong[:3]):
+            for words in (*item.lost[:3], *item.stuck[:3], *item.wrong[:3]):
                 print(words[:1500], file=sys.stderr, flush=True)  # noqa: T201
     if arguments.json:
-        print(json.dumps({name: vars(one) for name, one in table.items()}))  # noqa: T201
+        print(json.dumps({name: vars(item) for name, item in table.items()}))  # noqa: T201
 
 
 if __name__ == "__main__":

@@ -26,7 +26,9 @@ def written(path: Path) -> Any:
 
 def write_task(path: Path, kind: str) -> None:
     """Write a few rows, of texts that no tiny model truncates."""
-    rows = [{name: one[:40] if isinstance(one, str) else one for name, one in row.items()} for row in ROWS[kind][:12]]
+    rows = [
+        {name: item[:40] if isinstance(item, str) else item for name, item in row.items()} for row in ROWS[kind][:12]
+    ]
     path.write_text("\n".join(map(json.dumps, rows)))
 
 
@@ -35,11 +37,11 @@ def store(_: Path) -> Scenario:
     from midlayer_encoders.store import prune
 
     def run(out: Path) -> Any:
-        held = open_store(out)
-        missing = set(held.missing(make_keys(range(24))))
+        stored = open_store(out)
+        missing = set(stored.missing(make_keys(range(24))))
         for start in range(0, 24, 3):
             if missing & set(range(start, start + 3)):
-                fill(held, range(start, start + 3))
+                fill(stored, range(start, start + 3))
         check_vectors(open_store(out), range(24))
         old = open_store(out, key="old")
         fill(old, range(4))
@@ -152,8 +154,8 @@ def reproduce(data: Path) -> Scenario:
         page = write_experiments(outcomes, setting)
         assert page.is_file()
         assert (out / "outcomes.json").is_file()
-        again = run_experiments(["fig7", "fig1"], setting)
-        return [[item.words for item in again], [item.status for item in again], written(out / "fig1.parquet")]
+        repeated = run_experiments(["fig7", "fig1"], setting)
+        return [[item.words for item in repeated], [item.status for item in repeated], written(out / "fig1.parquet")]
 
     return run
 

@@ -204,8 +204,8 @@ def test_a_folder_takes_its_place_in_one_step_or_file_by_file(tmp_path: Path) ->
         write_folder(tmp_path / "cut", dies)
     assert list(tmp_path.iterdir()) == []
     write_folder(tmp_path / "cut", make, last=["config.json"])
-    whole = sorted(str(path.relative_to(tmp_path / "cut")) for path in (tmp_path / "cut").rglob("*"))
-    assert whole == ["1_Pooling", "1_Pooling/config.json", "config.json", "weights"]
+    complete = sorted(str(path.relative_to(tmp_path / "cut")) for path in (tmp_path / "cut").rglob("*"))
+    assert complete == ["1_Pooling", "1_Pooling/config.json", "config.json", "weights"]
     (tmp_path / "cut" / "weights").unlink()
     (tmp_path / "cut" / "weights").mkdir()  # cannot be replaced: the old folder and the new one are never mixed
     (tmp_path / "cut" / "config.json").write_text("old")

@@ -14,16 +14,16 @@ import pytest
 def killed(*words: str) -> dict[str, Any]:
     """Return what a process of its own found: it forks, and must not have used polars before."""
     command = [sys.executable, "-m", "tests.files.killing", "--json", *words]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2], check=False)
-    assert done.returncode == 0, done.stderr
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    process = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2], check=False)
+    assert process.returncode == 0, process.stderr
+    result: dict[str, Any] = json.loads(process.stdout.splitlines()[-1])
     return result
 
 
-def check(found: dict[str, Any], points: int) -> None:
-    for name, item in found.items():
+def check(actual: dict[str, Any], points: int) -> None:
+    for name, item in actual.items():
         assert (item["lost"], item["stuck"], item["wrong"]) == ([], [], []), name
-    assert sum(item["points"] for item in found.values()) >= points
+    assert sum(item["points"] for item in actual.values()) >= points
 
 
 @pytest.mark.slow

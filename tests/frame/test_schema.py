@@ -72,12 +72,15 @@ def test_number_of_layers_comes_back_from_any_layer(num_layers: int) -> None:
 
 
 def test_series_are_told_apart_by_what_differs_only() -> None:
-    alone = metric_series(metrics_frame(names=["curvature", "lidar"]))
-    assert {name: [one.label for one in many] for name, many in alone.items()} == {"curvature": [""], "lidar": [""]}
+    separate = metric_series(metrics_frame(names=["curvature", "lidar"]))
+    assert {name: [item.label for item in many] for name, many in separate.items()} == {
+        "curvature": [""],
+        "lidar": [""],
+    }
     texts = metric_series(metrics_frame(names=["curvature"], datasets=["a", "b"]))
-    assert [one.label for one in texts["curvature"]] == ["a", "b"]
+    assert [item.label for item in texts["curvature"]] == ["a", "b"]
     models = pl.concat([metrics_frame(names=["lidar"], model="x"), metrics_frame(names=["lidar"], model="y")])
-    assert [one.label for one in metric_series(models)["lidar"]] == ["x", "y"]
+    assert [item.label for item in metric_series(models)["lidar"]] == ["x", "y"]
 
 
 def test_series_are_in_order_of_layers_and_keep_what_is_not_finite() -> None:

@@ -23,53 +23,53 @@ def made(**tasks: list[float | None]) -> pl.DataFrame:
 
 
 def test_values_worked_out_by_hand() -> None:
-    found = summary(made(A=[0.40, 0.60, 0.50], B=[0.20, 0.10, 0.18]))
-    assert found.average is not None
-    assert found.average.points == pytest.approx({0: 30.0, 1: 35.0, 2: 34.0})
-    assert (found.average.best_layer, found.average.last_layer) == (1, 2)
-    assert found.average.gain == pytest.approx(1.0)
-    assert [(task.name, task.best_layer, round(task.gain, 6)) for task in found.tasks] == [
+    actual = summary(made(A=[0.40, 0.60, 0.50], B=[0.20, 0.10, 0.18]))
+    assert actual.average is not None
+    assert actual.average.points == pytest.approx({0: 30.0, 1: 35.0, 2: 34.0})
+    assert (actual.average.best_layer, actual.average.last_layer) == (1, 2)
+    assert actual.average.gain == pytest.approx(1.0)
+    assert [(task.name, task.best_layer, round(task.gain, 6)) for task in actual.tasks] == [
         ("A", 1, 10.0),
         ("B", 0, 2.0),
     ]
-    assert (found.model, found.revision, found.num_layers, found.remarks) == ("m", "main", 2, ())
+    assert (actual.model, actual.revision, actual.num_layers, actual.remarks) == ("m", "main", 2, ())
 
 
-def test_the_average_is_the_definition_read_aloud() -> None:
+def test_the_average_is_the_definition_by_definition() -> None:
     frame = scores_frame(12)
-    found = summary(frame.sample(fraction=1.0, shuffle=True, seed=3))
-    assert found.average is not None
+    actual = summary(frame.sample(fraction=1.0, shuffle=True, seed=3))
+    assert actual.average is not None
     for layer in range(13):
         values = [row["value"] for row in frame.iter_rows(named=True) if row["layer"] == layer]
-        assert found.average.points[layer] == pytest.approx(100 * sum(values) / len(values))
+        assert actual.average.points[layer] == pytest.approx(100 * sum(values) / len(values))
 
 
 def test_layers_scored_on_some_tasks_only_are_left_out_and_named() -> None:
-    found = summary(made(A=[0.4, 0.9, 0.5], B=[0.2, None, 0.3]))
-    assert found.average is not None
-    assert found.average.points == pytest.approx({0: 30.0, 2: 40.0})
-    assert found.incomplete == (1,)
-    assert found.remarks == ("Layer 1 was scored on some tasks only and left out of the average.",)
-    assert found.tasks[0].best_layer == 1
+    actual = summary(made(A=[0.4, 0.9, 0.5], B=[0.2, None, 0.3]))
+    assert actual.average is not None
+    assert actual.average.points == pytest.approx({0: 30.0, 2: 40.0})
+    assert actual.incomplete == (1,)
+    assert actual.remarks == ("Layer 1 was scored on some tasks only and left out of the average.",)
+    assert actual.tasks[0].best_layer == 1
 
 
 def test_no_layer_on_every_task_gives_no_average() -> None:
-    found = summary(made(A=[0.4, None, None], B=[None, 0.3, 0.2]))
-    assert found.average is None
-    assert found.remarks == ("No layer was scored on every task, so there is no average.",)
+    actual = summary(made(A=[0.4, None, None], B=[None, 0.3, 0.2]))
+    assert actual.average is None
+    assert actual.remarks == ("No layer was scored on every task, so there is no average.",)
 
 
 def test_a_score_that_is_not_finite_is_a_missing_one() -> None:
-    found = summary(made(A=[0.4, math.nan, 0.5], B=[math.nan, math.inf, math.nan]))
-    assert [task.name for task in found.tasks] == ["A"]
-    assert found.tasks[0].points == pytest.approx({0: 40.0, 2: 50.0})
-    assert found.remarks == ("No layer has a finite score on B, which is left out.",)
+    actual = summary(made(A=[0.4, math.nan, 0.5], B=[math.nan, math.inf, math.nan]))
+    assert [task.name for task in actual.tasks] == ["A"]
+    assert actual.tasks[0].points == pytest.approx({0: 40.0, 2: 50.0})
+    assert actual.remarks == ("No layer has a finite score on B, which is left out.",)
 
 
 def test_a_sweep_that_stops_early_says_so() -> None:
-    found = summary(scores_frame(24, layers=[0, 6, 12]))
-    assert found.num_layers == 24
-    assert found.remarks == ("The last layer of the average is 12; the model's own last is 24.",)
+    actual = summary(scores_frame(24, layers=[0, 6, 12]))
+    assert actual.num_layers == 24
+    assert actual.remarks == ("The last layer of the average is 12; the model's own last is 24.",)
 
 
 def test_of_equal_layers_the_lowest_is_best_and_the_last_can_be() -> None:
@@ -79,8 +79,8 @@ def test_of_equal_layers_the_lowest_is_best_and_the_last_can_be() -> None:
 
 
 def test_metrics_alone_have_no_tasks() -> None:
-    found = summary(metrics_frame(6))
-    assert (found.tasks, found.average, found.incomplete, found.num_layers) == ((), None, (), 6)
+    actual = summary(metrics_frame(6))
+    assert (actual.tasks, actual.average, actual.incomplete, actual.num_layers) == ((), None, (), 6)
 
 
 def test_two_scores_of_a_task_are_refused() -> None:
@@ -90,9 +90,9 @@ def test_two_scores_of_a_task_are_refused() -> None:
 
 
 def test_the_average_of_a_baseline_needs_every_task() -> None:
-    found = summary(made(A=[0.4, 0.5, 0.6], B=[0.4, 0.5, 0.6]))
-    assert average_baseline(found, {"A": 0.3, "B": 0.5}) == pytest.approx(40.0)
-    assert average_baseline(found, {"A": 0.3}) is None
+    actual = summary(made(A=[0.4, 0.5, 0.6], B=[0.4, 0.5, 0.6]))
+    assert average_baseline(actual, {"A": 0.3, "B": 0.5}) == pytest.approx(40.0)
+    assert average_baseline(actual, {"A": 0.3}) is None
     assert average_baseline(summary(metrics_frame(2)), {}) is None
 
 

@@ -41,14 +41,14 @@ def damaged(random: Random, content: bytes) -> bytes:
     """Return what is in a file, half of the time cut, changed, or in another encoding."""
     if random.random() < 0.5 or not content:
         return content
-    place, other = random.randrange(len(content)), bytes([random.randrange(256)])
+    place, second = random.randrange(len(content)), bytes([random.randrange(256)])
 
     def encoded(name: str) -> bytes:
         return content.decode("utf8", "replace").encode(name, "replace")
 
     changes: list[Callable[[], bytes]] = [
         lambda: content[:place],
-        lambda: content[:place] + other + content[place + 1 :],
+        lambda: content[:place] + second + content[place + 1 :],
         lambda: content[:place] + content[place : place + 9] * 3 + content[place:],
         lambda: b"\xef\xbb\xbf" + content,
         lambda: encoded("utf-16"),
@@ -80,10 +80,10 @@ def rows(random: Random) -> list[dict[str, Any]]:
 
 def table(random: Random, suffix: str) -> bytes:
     """Return a table as a file with this suffix holds it, right or wrong."""
-    found = rows(random)
+    actual = rows(random)
     if suffix == ".parquet":
         try:
-            frame = pl.DataFrame(found, strict=False)
+            frame = pl.DataFrame(actual, strict=False)
         except Exception:  # rows that no frame holds
             frame = pl.DataFrame({"text": ["a", "b"], "label": [0, 1]})
         buffer = io.BytesIO()
@@ -93,11 +93,11 @@ def table(random: Random, suffix: str) -> bytes:
             return b"PAR1"
         return buffer.getvalue()
     if suffix == ".csv":
-        names = list(found[0]) if found else ["text", "label"]
+        names = list(actual[0]) if actual else ["text", "label"]
         names = [*names, names[0]] if random.random() < 0.1 else names
-        cells = [",".join(_csv_cell(random, row.get(name)) for name in names) for row in found]
+        cells = [",".join(_csv_cell(random, row.get(name)) for name in names) for row in actual]
         return "\n".join([",".join(names), *cells]).encode("utf8", "replace")
-    lines = [json.dumps(row, ensure_ascii=random.random() < 0.5) for row in found]
+    lines = [json.dumps(row, ensure_ascii=random.random() < 0.5) for row in actual]
     if lines and random.random() < 0.3:
         odd = [
             "[" * 100_000,

@@ -51,7 +51,7 @@ COMMANDS: dict[str, list[str]] = {
 }
 
 
-def cli_case(folder: Path, model: str, other: str) -> Case:
+def cli_case(folder: Path, model: str, other_item: str) -> Case:
     """Return a case of a command of which some words are replaced, left out or added."""
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 
@@ -59,7 +59,7 @@ def cli_case(folder: Path, model: str, other: str) -> Case:
         name = random.choice(list(COMMANDS))
         place = folder / str(random.random())
         place.mkdir()
-        values = _values(random, place, model if random.random() < 0.15 else "no/such-model", other)
+        values = _values(random, place, model if random.random() < 0.15 else "no/such-model", other_item)
         words = list(COMMANDS[name])
         for _ in range(random.choice([0, 1, 1, 2])):
             _change(random, words, commands[name])
@@ -69,7 +69,7 @@ def cli_case(folder: Path, model: str, other: str) -> Case:
     return case
 
 
-def _values(random: Random, place: Path, model: str, other: str) -> dict[str, Any]:
+def _values(random: Random, place: Path, model: str, other_item: str) -> dict[str, Any]:
     suffix = random.choice([".csv", ".jsonl", ".parquet"])
     lines = LINES if random.random() < 0.7 else [text(random) for _ in range(20)]
     rows = [json.dumps({"text": line, "label": number % 2}) for number, line in enumerate(LINES)]
@@ -78,24 +78,24 @@ def _values(random: Random, place: Path, model: str, other: str) -> dict[str, An
     odd = write(random, place / f"odd{suffix}", damaged(random, table(random, suffix)))
     texts = write(random, place / "texts.txt", damaged(random, "\n".join(lines).encode("utf8", "replace")))
     return {
-        "MODEL": model, "OTHER": other, "OUT": place / "out", "TEXTS": texts, "TABLE": random.choice([good, odd]),
+        "MODEL": model, "OTHER": other_item, "OUT": place / "out", "TEXTS": texts, "TABLE": random.choice([good, odd]),
         "NOTASK": random.choice([odd, odd, f"{odd},{odd}", ",", "a" * 300 + ".csv"]), "FOLDER": place, "ODD": odd,
     }  # fmt: skip
 
 
 def _change(random: Random, words: list[str], command: Any) -> None:
     """Replace the value of a flag, or add a flag of the command with some value."""
-    options = [one for one in command.params if one.param_type_name == "option" and "--out" not in one.opts]
-    given = [
+    options = [item for item in command.params if item.param_type_name == "option" and "--out" not in item.opts]
+    inputs = [
         place for place, word in enumerate(words[:-1]) if word.startswith("--") and word not in ("--out", "--tasks")
     ]
     value = random.choice([*WORDS, "ODD", "FOLDER", "TEXTS", text(random).replace("\0", "")])
     value = "x" if value.startswith(("/", "~", ".")) else value  # nothing is read or written elsewhere
-    if given and random.random() < 0.4:
-        words[random.choice(given) + 1] = value
+    if inputs and random.random() < 0.4:
+        words[random.choice(inputs) + 1] = value
         return
-    one = random.choice(options) if options else None
-    words += ["--nothing"] if one is None else [one.opts[0]] if one.is_flag else [one.opts[0], value]
+    item = random.choice(options) if options else None
+    words += ["--nothing"] if item is None else [item.opts[0]] if item.is_flag else [item.opts[0], value]
 
 
 def _check(words: list[str], place: Path) -> None:

@@ -21,8 +21,8 @@ Folder = Callable[[str], str]
 @pytest.fixture(scope="module")
 def encoders(tiny_folder: Folder, tmp_path_factory: pytest.TempPathFactory) -> dict[str, LayerEncoder]:
     folders = {name: tiny_folder(name) for name in ("Llama", "BERT", "ViT", "Wav2Vec2")}
-    made = {name: LayerEncoder(folder, 1, device="cpu") for name, folder in folders.items()}
-    return {**made, "CLIP": LayerEncoder(save_joint("CLIP", tmp_path_factory.mktemp("joint")), 1, device="cpu")}
+    result = {name: LayerEncoder(folder, 1, device="cpu") for name, folder in folders.items()}
+    return {**result, "CLIP": LayerEncoder(save_joint("CLIP", tmp_path_factory.mktemp("joint")), 1, device="cpu")}
 
 
 def encode_case(encoders: dict[str, LayerEncoder]) -> Case:

@@ -34,8 +34,8 @@ def files_case(folder: Path) -> Case:
     def case(random: Random) -> tuple[str, Callable[[], Any]]:
         place = folder / str(random.random())
         place.mkdir()
-        read = random.choice(readers)(random, place)
-        return f"{read.__qualname__} of {place}: {_listed(place)}", lambda: _check(read, place)
+        result = random.choice(readers)(random, place)
+        return f"{result.__qualname__} of {place}: {_listed(place)}", lambda: _check(result, place)
 
     return case
 
@@ -44,10 +44,10 @@ def _listed(place: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes()[:200] if path.is_file() else b"" for path in place.rglob("*")}
 
 
-def _check(read: Read, place: Path) -> None:
+def _check(result: Read, place: Path) -> None:
     names = [place.name, *(path.name for path in place.rglob("*"))]
     try:
-        found = read()
+        actual = result()
     except MidlayerError as error:
         words = str(error)
         if lone_surrogate(words) is not None or not any(name in words for name in names):
@@ -55,7 +55,7 @@ def _check(read: Read, place: Path) -> None:
         raise
     finally:
         shutil.rmtree(place)
-    assert found
+    assert actual
 
 
 def _name(random: Random, suffix: str) -> str:
@@ -149,12 +149,12 @@ def folders_case(folder: Path, model: str, swept: Path) -> Case:
     """Return a case of a model's folder, or a sweep's, of which one file is damaged."""
 
     def case(random: Random) -> tuple[str, Callable[[], Any]]:
-        whole = random.choice([Path(model), swept])
+        complete = random.choice([Path(model), swept])
         place = folder / str(random.random())
-        shutil.copytree(whole, place)
+        shutil.copytree(complete, place)
         path = random.choice(sorted(path for path in place.iterdir() if path.is_file()))
         write(random, path, damaged(random, path.read_bytes()))
-        return f"{path.name} of {whole.name}", lambda: _open(place, swept if whole == swept else None)
+        return f"{path.name} of {complete.name}", lambda: _open(place, swept if complete == swept else None)
 
     return case
 

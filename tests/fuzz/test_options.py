@@ -80,9 +80,9 @@ def options_case(folder: Folder) -> Case:
 
 
 def _check_options(options: dict[str, Any]) -> None:
-    made = make_options(options)
-    again = EncoderOptions(**made.changed())
-    assert again == made
+    result = make_options(options)
+    repeated = EncoderOptions(**result.changed())
+    assert repeated == result
 
 
 def functions_case(encoders: dict[str, LayerEncoder], tmp_path: Path) -> Case:
@@ -91,28 +91,28 @@ def functions_case(encoders: dict[str, LayerEncoder], tmp_path: Path) -> Case:
     def case(random: Random) -> tuple[str, Callable[[], Any]]:
         name = random.choice(list(ARGUMENTS))
         changed = random.sample(ARGUMENTS[name], random.choice([1, 1, 2]))
-        given = {argument: value_of(random) for argument in changed}
-        for place in {"out", "store"} & set(given):  # nothing is written outside
-            given[place] = tmp_path / "there" if isinstance(given[place], str | Path) else given[place]
-        return f"{name}(**{given!r})", lambda: _check_frame(_called(name, given, encoders, tmp_path))
+        inputs = {argument: value_of(random) for argument in changed}
+        for place in {"out", "store"} & set(inputs):  # nothing is written outside
+            inputs[place] = tmp_path / "there" if isinstance(inputs[place], str | Path) else inputs[place]
+        return f"{name}(**{inputs!r})", lambda: _check_frame(_called(name, inputs, encoders, tmp_path))
 
     return case
 
 
-def _called(name: str, given: dict[str, Any], encoders: dict[str, LayerEncoder], tmp_path: Path) -> pl.DataFrame:
+def _called(name: str, inputs: dict[str, Any], encoders: dict[str, LayerEncoder], tmp_path: Path) -> pl.DataFrame:
     encoder = encoders["Llama"]
     if name == "measure":
-        return measure(encoder, **{"texts": TEXTS, "metrics": ["curvature"], "layers": [1], **given})
+        return measure(encoder, **{"texts": TEXTS, "metrics": ["curvature"], "layers": [1], **inputs})
     if name == "select":
-        return select_layer(encoder, **{"texts": TEXTS, "rule": "fixed-depth", **given}).to_frame()
+        return select_layer(encoder, **{"texts": TEXTS, "rule": "fixed-depth", **inputs}).to_frame()
     if name == "probe":
         quick = {"inputs": TEXTS, "labels": LABELS, "layers": [1], "kind": "knn"}
-        return probe(encoder, **{**quick, **given}).frame
+        return probe(encoder, **{**quick, **inputs}).frame
     if name == "compare":
         quick = {"texts": TEXTS, "metrics": ["curvature"], "layers": [1], "resamples": 2}
-        return compare(encoder, encoders["GPTNeoX"], **{**quick, **given}).frame
+        return compare(encoder, encoders["GPTNeoX"], **{**quick, **inputs}).frame
     # No task: what a sweep checks it checks before one is run.
-    return sweep(encoder, **{"out": tmp_path / "out", **given}).frame
+    return sweep(encoder, **{"out": tmp_path / "out", **inputs}).frame
 
 
 def _check_frame(frame: pl.DataFrame) -> None:

@@ -53,11 +53,11 @@ def text(random: Random) -> str:
 
 def number(random: Random) -> Any:
     """Return a number of any type: whole or not, finite or not, small or beyond every register."""
-    whole = random.choice([0, 1, -1, 2, 3, 7, 64, 2**31, 2**63, -(2**63), 2**64, 10**400, random.randint(-9, 9)])
+    complete = random.choice([0, 1, -1, 2, 3, 7, 64, 2**31, 2**63, -(2**63), 2**64, 10**400, random.randint(-9, 9)])
     real = random.choice([0.0, -0.0, 0.5, 1.0, 1e-300, 1e300, math.inf, -math.inf, math.nan, random.random()])
     small = random.randint(-3, 3)
     return random.choice(
-        [whole, real, True, False, np.int64(small), np.uint8(abs(small)), np.float32(real if abs(real) < 1e30 else 0.5),
+        [complete, real, True, False, np.int64(small), np.uint8(abs(small)), np.float32(real if abs(real) < 1e30 else 0.5),
          np.float64(real), np.bool_(True), Fraction(1, 3), 1 + 2j, torch.tensor(small), torch.tensor(0.5), np.array(small)]
     )  # fmt: skip
 
@@ -71,9 +71,11 @@ def image(random: Random) -> Any:
     array = np.full(shape, random.choice([0, 1, 1, 200, -1, np.nan] if kind.startswith("float") else [0, 1])).astype(
         kind
     )
-    made = [array, torch.zeros(3, 4, 5), torch.zeros(3, 4, 5, dtype=torch.bfloat16)]
-    made += [Image.new(mode, (5, 4)) for mode in ("RGB", "L", "1", "P", "RGBA", "CMYK", "I", "F", "LA", "HSV", "I;16")]
-    return random.choice(made)
+    result = [array, torch.zeros(3, 4, 5), torch.zeros(3, 4, 5, dtype=torch.bfloat16)]
+    result += [
+        Image.new(mode, (5, 4)) for mode in ("RGB", "L", "1", "P", "RGBA", "CMYK", "I", "F", "LA", "HSV", "I;16")
+    ]
+    return random.choice(result)
 
 
 def audio(random: Random) -> Any:
@@ -105,6 +107,6 @@ def strange(random: Random, depth: int = 2) -> Any:
     if depth and random.random() < 0.35:
         parts = [strange(random, depth - 1) for _ in range(random.choice([0, 1, 1, 2, 3]))]
         keys = [text(random) for _ in parts]
-        made = random.choice([list, tuple, lambda p: dict(zip(keys, p, strict=True)), lambda p: {str(x) for x in p}])
-        return made(parts)  # type: ignore[operator]
+        result = random.choice([list, tuple, lambda p: dict(zip(keys, p, strict=True)), lambda p: {str(x) for x in p}])
+        return result(parts)  # type: ignore[operator]
     return one_of(random, *plain)

@@ -58,13 +58,13 @@ def test_the_wheel_works_in_a_clean_environment(
     wheel, torch = _wheel(), os.environ.get("MIDLAYER_TORCH", "").split()
     if version != _HERE and not torch:
         pytest.skip("set MIDLAYER_TORCH to what pip installs as torch, e.g. torch==2.10.0 where that is a CPU build")
-    wanted = [*(torch if version != _HERE else []), f"midlayer-encoders[demo] @ {wheel.as_uri()}"]
-    python = environment(f"dist-{version}", *wanted, python=_interpreter(version))
+    expected = [*(torch if version != _HERE else []), f"midlayer-encoders[demo] @ {wheel.as_uri()}"]
+    python = environment(f"dist-{version}", *expected, python=_interpreter(version))
     fresh = ["-m", "pip", "install", "--quiet", "--force-reinstall", "--no-deps", str(wheel)]  # a kept one has an older
     subprocess.run([python, *fresh], check=True, capture_output=True, timeout=300)
-    done = _run(python, _ROOT / "tests" / "integration" / "smoke.py", tiny_folder("Llama"), tmp_path, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert Path(python).parents[1] in Path(done.stdout.splitlines()[-1]).parents  # not the source tree
+    process = _run(python, _ROOT / "tests" / "integration" / "smoke.py", tiny_folder("Llama"), tmp_path, cwd=tmp_path)
+    assert process.returncode == 0, process.stderr[-3000:]
+    assert Path(python).parents[1] in Path(process.stdout.splitlines()[-1]).parents  # not the source tree
     midlayer = Path(python).with_name("midlayer")
     assert _run(midlayer, "--version", cwd=tmp_path).stdout.startswith(f"midlayer-encoders {__version__} (pytrec")
     demo = _run(midlayer, "demo", cwd=tmp_path)  # its weights come without their package's dependencies
@@ -83,10 +83,10 @@ def _interpreter(version: str) -> str:
     """Return a Python of a version: this one, one on the path, or one of pyenv's."""
     if version == _HERE:
         return sys.executable
-    found = [shutil.which(f"python{version}"), *sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python"))]
-    for one in filter(None, found):
+    actual = [shutil.which(f"python{version}"), *sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python"))]
+    for item in filter(None, actual):
         code = "import sys; print('%d.%d' % sys.version_info[:2])"
-        asked = subprocess.run([str(one), "-c", code], capture_output=True, text=True, check=False)
-        if asked.stdout.strip() == version:
-            return str(one)
+        process = subprocess.run([str(item), "-c", code], capture_output=True, text=True, check=False)
+        if process.stdout.strip() == version:
+            return str(item)
     pytest.skip(f"there is no Python {version} here")

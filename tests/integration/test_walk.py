@@ -56,8 +56,8 @@ def test_the_start_page_leads_to_a_sweep_a_board_and_an_encoder(installed: Path,
         shown += _run(words, here, PATH=f"{installed}:{os.environ['PATH']}")
     assert "Retrieval" in shown  # what the dry run takes the folder for
     assert "Best layer:" in shown
-    for made in ("runs/smollm2/report.html", "runs/minilm/report.html", "runs/board.html", "my-encoder/modules.json"):
-        assert (here / made).is_file(), made
+    for result in ("runs/smollm2/report.html", "runs/minilm/report.html", "runs/board.html", "my-encoder/modules.json"):
+        assert (here / result).is_file(), result
     width = 16 if tiny else 576
     assert f"(3, {width}) 30" in shown
     assert shown.rstrip().endswith(f"(1, {width})")
@@ -65,10 +65,10 @@ def test_the_start_page_leads_to_a_sweep_a_board_and_an_encoder(installed: Path,
 
 def _run(words: list[str], folder: Path, **settings: str) -> str:
     """Run a program and return what it printed; what it wrote to the error output is in the failure."""
-    kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
-    ended = subprocess.run(
+    saved = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    process = subprocess.run(
         words, cwd=folder, capture_output=True, text=True, encoding="utf8", timeout=900, check=False,
-        env={**kept, "HF_HUB_OFFLINE": "1", "COLUMNS": "80", **settings},
+        env={**saved, "HF_HUB_OFFLINE": "1", "COLUMNS": "80", **settings},
     )  # fmt: skip
-    assert ended.returncode == 0, f"{words}\n{ended.stdout[-2000:]}\n{ended.stderr[-3000:]}"
-    return ended.stdout
+    assert process.returncode == 0, f"{words}\n{process.stdout[-2000:]}\n{process.stderr[-3000:]}"
+    return process.stdout

@@ -15,7 +15,7 @@ SAMPLES = 0.3 * waveform(0)[0]
 
 
 class Decoder:
-    """What datasets hands out where torchcodec is installed."""
+    """The object that datasets returns if torchcodec is installed."""
 
     def get_all_samples(self) -> object:
         class Decoded:
@@ -30,37 +30,37 @@ class Decoder:
     [(SAMPLES, RATE), {"array": SAMPLES, "sampling_rate": RATE}, (torch.tensor(SAMPLES), np.int64(RATE)), Decoder()],
     ids=["pair", "dict", "tensor", "decoder"],
 )
-def test_every_form_is_the_same_sound(source: object) -> None:
-    read = read_audio(source)
-    assert read["sampling_rate"] == RATE
-    assert read["array"].dtype == np.float32
-    np.testing.assert_allclose(read["array"], SAMPLES, atol=1e-7)
+def test_every_form_gives_the_same_samples(source: object) -> None:
+    result = read_audio(source)
+    assert result["sampling_rate"] == RATE
+    assert result["array"].dtype == np.float32
+    np.testing.assert_allclose(result["array"], SAMPLES, atol=1e-7)
 
 
 @pytest.mark.parametrize("kind", [np.float32, np.float64, np.int16, np.int32, np.uint8])
-def test_wav_of_every_kind_is_scaled_to_one(kind: type, tmp_path: Path) -> None:
+def test_wav_of_every_dtype_is_scaled_to_one(kind: type, tmp_path: Path) -> None:
     scale = {np.int16: 2**15, np.int32: 2**31, np.uint8: 2**7}.get(kind, 1)
     written = (SAMPLES.astype(np.float64) * scale + (128 if kind is np.uint8 else 0)).astype(kind)
     wavfile.write(tmp_path / "a.wav", RATE, written)
-    read = read_audio(tmp_path / "a.wav")
-    np.testing.assert_allclose(read["array"], SAMPLES, atol=2 / scale if scale > 1 else 1e-6)
+    result = read_audio(tmp_path / "a.wav")
+    np.testing.assert_allclose(result["array"], SAMPLES, atol=2 / scale if scale > 1 else 1e-6)
 
 
-def test_channels_are_averaged_whichever_axis_is_time() -> None:
+def test_channels_are_averaged_for_either_axis_order() -> None:
     left, right = SAMPLES, 0.5 * SAMPLES
     for stereo in (np.stack([left, right]), np.stack([left, right], axis=1)):
         np.testing.assert_allclose(read_audio((stereo, RATE))["array"], 0.75 * SAMPLES, atol=1e-6)
 
 
 @pytest.mark.parametrize("rate", [8000, 22050, 44100, 48000])
-def test_a_tone_keeps_its_pitch_at_another_rate(rate: int) -> None:
+def test_tone_keeps_its_pitch_at_another_rate(rate: int) -> None:
     tone = np.sin(2 * np.pi * 440 * np.arange(rate) / rate)
-    read = read_audio((tone, rate), rate=RATE)
-    assert (len(read["array"]), read["sampling_rate"]) == (RATE, RATE)
-    assert np.abs(np.fft.rfft(read["array"])).argmax() == 440
+    result = read_audio((tone, rate), rate=RATE)
+    assert (len(result["array"]), result["sampling_rate"]) == (RATE, RATE)
+    assert np.abs(np.fft.rfft(result["array"])).argmax() == 440
     middle = slice(1000, -1000)
     expected = np.sin(2 * np.pi * 440 * np.arange(RATE) / RATE)
-    np.testing.assert_allclose(read["array"][middle], expected[middle], atol=5e-3)
+    np.testing.assert_allclose(result["array"][middle], expected[middle], atol=5e-3)
 
 
 @pytest.mark.parametrize(
@@ -76,12 +76,12 @@ def test_a_tone_keeps_its_pitch_at_another_rate(rate: int) -> None:
         ("nowhere.wav", "there is no file 'nowhere.wav'"),
     ],
 )
-def test_what_is_not_a_waveform_is_refused(source: object, text: str) -> None:
+def test_invalid_waveforms_are_refused(source: object, text: str) -> None:
     with pytest.raises(InputError, match=text):
         read_audio(source)
 
 
-def test_a_damaged_file_is_named_and_other_formats_say_what_they_need(
+def test_damaged_file_is_named_and_other_formats_name_their_requirements(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "bad.wav").write_bytes(b"RIFF nothing")

@@ -21,24 +21,24 @@ from tests.made_media import image, waveform
         ("a.png", ["image"], "image"),
         ("a.wav", ["audio"], "audio"),
         (image(0), ["text"], "image"),
-        (Path("a.png"), ["text"], "image"),  # so that a model of text can say what it was given
+        (Path("a.png"), ["text"], "image"),  # so that a text model can name the input
         (np.zeros((4, 4)), ["image"], "image"),
         (np.zeros((2, 400)), ["audio"], "audio"),
         (np.zeros((4, 4, 3)), ["audio"], "image"),
         (waveform(0), ["image"], "audio"),
     ],
 )
-def test_what_an_input_is(item: object, taken: list[str], expected: str) -> None:
+def test_kind_of_an_input(item: object, taken: list[str], expected: str) -> None:
     assert medium_of(item, taken) == expected
 
 
-def test_a_path_of_an_image_is_an_image_where_texts_are_taken_too(tmp_path: Path) -> None:
+def test_image_path_is_an_image_for_a_model_of_texts_and_images(tmp_path: Path) -> None:
     image(0).save(tmp_path / "a.png")
     assert medium_of(str(tmp_path / "a.png"), ["text", "image"]) == "image"
     assert medium_of(str(tmp_path / "a.png"), ["text"]) == "text"
 
 
-def test_a_folder_is_read_in_order_and_bad_files_are_refused_or_skipped_by_name(
+def test_folder_is_read_in_order_and_bad_files_are_refused_or_skipped_by_name(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "below").mkdir()
@@ -57,7 +57,7 @@ def test_a_folder_is_read_in_order_and_bad_files_are_refused_or_skipped_by_name(
     assert media_files(tmp_path, "audio") == [tmp_path / "a.wav"]
 
 
-def test_wrong_folders_and_options(tmp_path: Path) -> None:
+def test_invalid_folders_and_options(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="there is none at"):
         media_files(tmp_path / "nowhere", "image")
     with pytest.raises(OptionError, match="at least one readable file"):

@@ -16,12 +16,10 @@ def test_lines_and_json_fields(tmp_path: Path) -> None:
     assert read_texts(tmp_path / "a.jsonl", field="body") == ["text 0", "text 1"]
 
 
-def test_blank_lines_that_move_the_rows_after_them_are_warned_of(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_blank_lines_that_shift_later_rows_are_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "a.txt").write_text("one\ntwo\n\n \n")
     assert read_texts(tmp_path / "a.txt") == ["one", "two"]
-    assert not caplog.text  # at the end they move none
+    assert not caplog.text  # blank lines at the end shift none
     (tmp_path / "b.txt").write_text("one\n\n \ntwo\n\n")
     assert read_texts(tmp_path / "b.txt") == ["one", "two"]
     assert "b.txt: 2 blank lines were skipped: row n is the n-th text, not the n-th line." in caplog.text
@@ -42,13 +40,13 @@ def test_blank_lines_that_move_the_rows_after_them_are_warned_of(
         ("a.jsonl", '{"body": 3}', "body", "must hold text, but line 1"),
     ],
 )
-def test_wrong_files_name_the_cure(name: str, content: str, field: str | None, text: str, tmp_path: Path) -> None:
+def test_invalid_files_name_the_fix(name: str, content: str, field: str | None, text: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(content)
     with pytest.raises(OptionError, match=text):
         read_texts(tmp_path / name, field=field)
 
 
-def test_a_missing_or_binary_file(tmp_path: Path) -> None:
+def test_missing_or_binary_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="there is none at"):
         read_texts(tmp_path / "none.txt")
     (tmp_path / "b.txt").write_bytes(b"\xff\xfe\x00")
@@ -56,6 +54,6 @@ def test_a_missing_or_binary_file(tmp_path: Path) -> None:
         read_texts(tmp_path / "b.txt")
 
 
-def test_wikitext_loses_headings_and_short_paragraphs() -> None:
+def test_wikitext_headings_and_short_paragraphs_are_removed() -> None:
     lines = [" = Robert Boulter = ", " = = Career = = ", "", " He is an actor . ", "short", "a = b c d"]
     assert wikitext_paragraphs(lines, lambda line: len(line.split()), least=4) == ["He is an actor .", "a = b c d"]

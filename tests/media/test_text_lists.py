@@ -1,4 +1,4 @@
-"""Text files as people have them: encodings, line ends, blank lines, fields."""
+"""Real-world text files: encodings, line ends, blank lines, fields."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_lines_of_any_script_with_either_line_end(end: str, last: bool, tmp_path
     assert read_texts(tmp_path / "a.jsonl", field="body") == LINES
 
 
-def test_blank_lines_and_blank_fields_are_left_out_and_spaces_kept(tmp_path: Path) -> None:
+def test_blank_lines_and_fields_are_skipped_and_spaces_are_kept(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("\n\none \n\t\n  \n two\n\n")
     assert read_texts(tmp_path / "a.txt") == ["one ", " two"]
     rows = ["", '{"t": "one"}', '{"t": "  "}', "", '{"t": ""}', '{"t": " two\\nlines"}', ""]
@@ -33,7 +33,7 @@ def test_blank_lines_and_blank_fields_are_left_out_and_spaces_kept(tmp_path: Pat
     assert read_texts(tmp_path / "a.jsonl", field="t") == ["one", " two\nlines"]
 
 
-def test_a_field_is_the_one_named_and_a_wrong_line_is_numbered(tmp_path: Path) -> None:
+def test_named_field_is_read_and_invalid_line_is_numbered(tmp_path: Path) -> None:
     path = tmp_path / "a.ndjson"
     path.write_text('{"q": "question", "a": "answer"}\n\n{"q": "other", "a": "reply"}\n')
     assert (read_texts(path, field="q"), read_texts(path, field="a")) == (["question", "other"], ["answer", "reply"])
@@ -50,13 +50,13 @@ def test_a_field_is_the_one_named_and_a_wrong_line_is_numbered(tmp_path: Path) -
         read_texts(path)
 
 
-def test_a_field_makes_any_file_one_of_json(tmp_path: Path) -> None:
+def test_field_implies_json_lines(tmp_path: Path) -> None:
     (tmp_path / "rows.txt").write_text('{"body": "a text"}\n')
     assert read_texts(tmp_path / "rows.txt", field="body") == ["a text"]
     assert read_texts(tmp_path / "rows.txt") == ['{"body": "a text"}']
 
 
-def test_headings_of_every_level_go_and_lengths_are_of_stripped_paragraphs() -> None:
+def test_headings_of_every_level_are_removed_and_lengths_are_of_stripped_paragraphs() -> None:
     counted: list[str] = []
 
     def count(paragraph: str) -> int:

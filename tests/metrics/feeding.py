@@ -1,4 +1,4 @@
-"""A small corpus at every layer, and one way to feed it to any metric."""
+"""A small corpus at every layer, and a function that feeds it to any metric."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OPTIONS: dict[str, dict[str, object]] = {
     "lidar": {"views": 3},
     "neighbor_overlap": {"k": 3},
 }
-"""What suits a small corpus, where the default does not."""
+"""Options for a small corpus where the defaults do not work."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Corpus:
 
     @property
     def texts(self) -> list[list[Tensor]]:
-        """The tokens of each text without padding, per layer."""
+        """The tokens of each text without padding, by layer."""
         return [[text[real] for text, real in zip(layer, self.mask, strict=True)] for layer in self.states]
 
     def to(self, dtype: torch.dtype) -> Corpus:
@@ -37,7 +37,7 @@ class Corpus:
         return replace(self, states=states, pooled=pooled, views=views)
 
     def padded(self, left: int, right: int) -> Corpus:
-        """Return the same texts with more padding, full of numbers that must not count."""
+        """Return the same texts with more padding, filled with numbers that must be ignored."""
 
         def pad(tensor: Tensor, value: float, axis: int) -> Tensor:
             def filled(n: int) -> Tensor:
@@ -51,7 +51,7 @@ class Corpus:
 def corpus(
     *, texts: int = 13, layers: int = 3, tokens: int = 7, width: int = 5, views: int = 3, seed: int = 0
 ) -> Corpus:
-    """Return random texts of mixed length, padded on the right, whose later layers grow out of the earlier ones."""
+    """Return random texts of mixed lengths, padded on the right, whose layers build on each other."""
     generator = torch.Generator().manual_seed(seed)
     noise = torch.randn(layers, texts, tokens, width, generator=generator, dtype=torch.float64)
     lengths = torch.randint(3, tokens + 1, (texts,), generator=generator)
@@ -64,7 +64,7 @@ def corpus(
 
 
 def make(name: str, layers: Iterable[int], **options: object) -> LayerMetric:
-    """Return a metric of the registry with options that suit a small corpus."""
+    """Return a metric of the registry with options for a small corpus."""
     build: Callable[..., LayerMetric] = METRICS[name]
     return build(list(layers), **{**OPTIONS.get(name, {}), **options})
 
@@ -84,7 +84,7 @@ def feed(metric: LayerMetric, texts: Corpus, batches: Iterable[Tensor], *, offse
 
 
 def value(name: str, texts: Corpus, batches: Iterable[Tensor] | None = None, **options: object) -> Tensor:
-    """Return what a metric makes of a corpus, whole or in batches."""
+    """Return the value of a metric for a corpus, at once or in batches."""
     layers = range(len(texts.states))
-    whole = [torch.arange(len(texts.mask))]
-    return feed(make(name, layers, **options), texts, whole if batches is None else batches).compute()
+    complete = [torch.arange(len(texts.mask))]
+    return feed(make(name, layers, **options), texts, complete if batches is None else batches).compute()

@@ -1,4 +1,4 @@
-"""Definitions read aloud: float64, one prompt, one pair, one number at a time."""
+"""Literal definitions in float64: one prompt, one pair, one number at a time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def spectrum(rows: Tensor) -> list[float]:
     return [float(sigma) ** 2 for sigma in np.linalg.svd(rows.double().numpy(), compute_uv=False)]
 
 
-def entropy_read_aloud(rows: Tensor, alpha: float = 1.0) -> Tensor:
+def entropy_by_definition(rows: Tensor, alpha: float = 1.0) -> Tensor:
     """Matrix entropy of rows ``(N, D)``."""
     values = spectrum(rows)
     if sum(values) == 0:
@@ -31,14 +31,14 @@ def entropy_read_aloud(rows: Tensor, alpha: float = 1.0) -> Tensor:
 
 
 def centered_unit(rows: Tensor) -> Tensor:
-    """Rows minus their mean, each then at length one."""
+    """Rows minus their mean, scaled to unit length."""
     mean = sum(row for row in rows) / len(rows)
     return torch.stack([(row - mean) / (row - mean).norm() for row in rows])
 
 
-def cosine(one: Tensor, other: Tensor) -> float:
+def cosine(item: Tensor, other_item: Tensor) -> float:
     """Cosine of the angle between two vectors."""
-    return float(one @ other / (one.norm() * other.norm()))
+    return float(item @ other_item / (item.norm() * other_item.norm()))
 
 
 def random_rows(n: int, d: int, seed: int = 0) -> Tensor:

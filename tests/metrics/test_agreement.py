@@ -1,4 +1,4 @@
-"""The class of a metric returns what its function returns, whatever the options."""
+"""The class of a metric returns the same as its function, for all options."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def combinations() -> Iterator[tuple[str, dict[str, object]]]:
 
 
 def by_function(name: str, texts: Corpus, **options: object) -> Tensor:
-    """What the pure function returns for each layer, all texts at once."""
+    """Return the value of the pure function for each layer, with all texts at once."""
     function: Callable[..., Tensor] = getattr(metrics, name)
     kind, layers = METRICS[name].kind, range(len(texts.states))
     if name in FIRST_IS_NAN:
@@ -76,31 +76,33 @@ def by_function(name: str, texts: Corpus, **options: object) -> Tensor:
         return torch.stack([function(states, texts.mask, **options).nanmean() for states in texts.states])
     if kind == "pooled":
         return torch.stack([function(rows, **options) for rows in texts.pooled])
-    given = [(views,) if name == "lidar" else views[:2] for views in texts.views]
-    return torch.stack([function(*views, **options) for views in given])
+    inputs = [(views,) if name == "lidar" else views[:2] for views in texts.views]
+    return torch.stack([function(*views, **options) for views in inputs])
 
 
 @pytest.mark.parametrize(("name", "options"), list(combinations()), ids=str)
 def test_function_and_class_agree(name: str, options: dict[str, object]) -> None:
-    sizes = [(13, 5), (6, 9), (1300, 5)] if name in ROWS else [(13, 5), (6, 9)]  # the many are folded into a matrix
+    sizes = [(13, 5), (6, 9), (1300, 5)] if name in ROWS else [(13, 5), (6, 9)]  # many rows are folded into a matrix
     for count, width in sizes:
         texts = corpus(texts=count, width=width, layers=2)
-        texts.pooled.add_(0.5)  # a mean, without which the order of centering and scaling hardly shows
+        texts.pooled.add_(0.5)  # a mean, so that the order of centering and scaling matters
         batches = torch.arange(count).split(300 if count > 13 else 4)
-        found = feed(make(name, range(2), **options), texts, batches).compute()
+        values = feed(make(name, range(2), **options), texts, batches).compute()
         expected = by_function(name, texts, **options)
-        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9, equal_nan=True)
+        torch.testing.assert_close(values, expected, rtol=1e-9, atol=1e-9, equal_nan=True)
 
 
 @pytest.mark.parametrize("name", METRICS)
-def test_every_option_of_the_function_is_walked(name: str) -> None:
+def test_every_option_of_the_function_is_covered(name: str) -> None:
     parameters = inspect.signature(getattr(metrics, name)).parameters.values()
-    assert {one.name for one in parameters if one.default is not one.empty} - {"mask"} == set(GRID[name])
+    assert {parameter.name for parameter in parameters if parameter.default is not parameter.empty} - {"mask"} == set(
+        GRID[name]
+    )
 
 
 @pytest.mark.parametrize("option", ["center", "unit", "epsilon", "alpha", "step", "against"])
 @pytest.mark.parametrize("name", METRICS)
-def test_an_option_that_the_function_lacks_is_refused(name: str, option: str) -> None:
+def test_option_that_the_function_lacks_is_refused(name: str, option: str) -> None:
     if option in GRID[name] or (option == "against" and name in FIRST_IS_NAN[1:]):
         assert make(name, [0, 1], **{option: 1})
         return
@@ -109,7 +111,7 @@ def test_an_option_that_the_function_lacks_is_refused(name: str, option: str) ->
 
 
 @pytest.mark.parametrize("name", sorted(set(ROWS) - {"alpha_req"}))  # a spectrum of zeros has no slope
-def test_rows_that_are_all_the_same_have_no_spread_once_folded(name: str) -> None:
+def test_identical_rows_have_no_spread_once_folded(name: str) -> None:
     same = torch.full((1300, 5), 0.3, dtype=torch.float64) * torch.arange(1.0, 6.0)
     options: dict[str, object] = {"form": "spectral"} if name == "anisotropy" else {"center": True}
     metric = make(name, [0], **options)

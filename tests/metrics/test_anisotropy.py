@@ -25,10 +25,10 @@ def first_share(rows: Tensor) -> Tensor:
 @pytest.mark.parametrize(("form", "oracle"), [("cosine", mean_cosine), ("spectral", first_share)])
 @pytest.mark.parametrize(("texts", "width"), [(4, 9), (13, 5)])
 def test_function_and_class_match_the_definition(form, oracle, texts: int, width: int) -> None:  # type: ignore[no-untyped-def]
-    some = corpus(texts=texts, width=width)
-    expected = torch.stack([oracle(layer) for layer in some.pooled])
-    torch.testing.assert_close(torch.stack([anisotropy(layer, form=form) for layer in some.pooled]), expected)
-    torch.testing.assert_close(value("anisotropy", some, torch.arange(texts).split(3), form=form), expected)
+    sample = corpus(texts=texts, width=width)
+    expected = torch.stack([oracle(layer) for layer in sample.pooled])
+    torch.testing.assert_close(torch.stack([anisotropy(layer, form=form) for layer in sample.pooled]), expected)
+    torch.testing.assert_close(value("anisotropy", sample, torch.arange(texts).split(3), form=form), expected)
 
 
 def test_known_values() -> None:
@@ -44,11 +44,11 @@ def test_known_values() -> None:
 
 def test_scale_of_each_row_and_rotation_do_not_matter() -> None:
     rows = random_rows(9, 4)
-    moved = rows * torch.arange(1.0, 10.0)[:, None] @ random_rotation(4)
-    torch.testing.assert_close(anisotropy(moved), anisotropy(rows))
+    transformed = rows * torch.arange(1.0, 10.0)[:, None] @ random_rotation(4)
+    torch.testing.assert_close(anisotropy(transformed), anisotropy(rows))
 
 
-def test_wrong_input_is_refused() -> None:
+def test_invalid_input_is_refused() -> None:
     with pytest.raises(OptionError, match="two or more rows"):
         anisotropy(torch.ones(1, 3))
     with pytest.raises(OptionError, match="Did you mean 'cosine'"):

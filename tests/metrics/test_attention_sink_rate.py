@@ -16,7 +16,7 @@ from midlayer_encoders.metrics import (
 )
 
 
-def rate_read_aloud(attentions: Tensor, mask: Tensor, epsilon: float) -> float:
+def rate_by_definition(attentions: Tensor, mask: Tensor, epsilon: float) -> float:
     """Share of heads ``(H, T, T)`` that on average give the first real token more than epsilon of their attention."""
     real = [int(token) for token in mask.nonzero()]
     scores = [sum(float(head[query, real[0]]) for query in real) / len(real) for head in attentions]
@@ -36,13 +36,13 @@ def batch(texts: int = 5, heads: int = 8, tokens: int = 6) -> tuple[Tensor, Tens
 @pytest.mark.parametrize("epsilon", [0.0, 0.2, 0.3, 0.6])
 def test_function_and_class_match_the_definition(epsilon: float) -> None:
     attentions, mask = batch()
-    expected = [rate_read_aloud(*text, epsilon) for text in zip(attentions, mask, strict=True)]
+    expected = [rate_by_definition(*text, epsilon) for text in zip(attentions, mask, strict=True)]
     assert attention_sink_rate(attentions, mask, epsilon=epsilon).tolist() == pytest.approx(expected)
     metric = AttentionSinkRate([3, 7], epsilon=epsilon)
     for part in torch.arange(5).split(2):
         metric.update(3, attentions[part], mask[part])
         metric.update(7, attentions[part].flip(-1), mask[part].flip(-1))
-    flipped = [rate_read_aloud(*text, epsilon) for text in zip(attentions.flip(-1), mask.flip(-1), strict=True)]
+    flipped = [rate_by_definition(*text, epsilon) for text in zip(attentions.flip(-1), mask.flip(-1), strict=True)]
     assert metric.compute().tolist() == pytest.approx([sum(expected) / 5, sum(flipped) / 5])
 
 
@@ -55,7 +55,7 @@ def test_known_values() -> None:
     assert attention_sink_rate(heads[None].half()).dtype == torch.float32
 
 
-def test_padding_changes_nothing_whatever_stands_in_it() -> None:
+def test_padding_is_ignored() -> None:
     attentions, mask = batch()
     padded = torch.full((5, 8, 9, 9), torch.nan, dtype=torch.float64)
     padded[:, :, 2:8, 2:8] = attentions
@@ -63,7 +63,7 @@ def test_padding_changes_nothing_whatever_stands_in_it() -> None:
     assert torch.equal(attention_sink_rate(padded, longer), attention_sink_rate(attentions, mask))
 
 
-def test_a_text_without_a_token_is_skipped_and_nan_is_named() -> None:
+def test_text_without_tokens_is_skipped_and_nan_is_named() -> None:
     attentions, mask = batch()
     mask[3] = False
     assert attention_sink_rate(attentions, mask).isnan().tolist() == [False, False, False, True, False]
@@ -79,7 +79,7 @@ def test_a_text_without_a_token_is_skipped_and_nan_is_named() -> None:
         AttentionSinkRate([1]).compute()
 
 
-def test_wrong_input_is_refused() -> None:
+def test_invalid_input_is_refused() -> None:
     attentions, mask = batch()
     with pytest.raises(OptionError, match=r"`epsilon` must be in \[0, 1\), but got 1"):
         AttentionSinkRate([0], epsilon=1.0)
@@ -94,28 +94,30 @@ def model(kind: Any = tf.LlamaModel, attention: str = "eager") -> nn.Module:
     config = kind.config_class(
         hidden_size=16, num_hidden_layers=3, num_attention_heads=4, intermediate_size=32, vocab_size=50
     )
-    made: nn.Module = kind._from_config(config, attn_implementation=attention).eval()
-    return made
+    result: nn.Module = kind._from_config(config, attn_implementation=attention).eval()
+    return result
 
 
 @pytest.mark.parametrize("kind", [tf.LlamaModel, tf.GPTNeoXModel, tf.BertModel])
 def test_rates_of_a_model_by_layer(kind: Any) -> None:
-    one = model(kind)
+    item = model(kind)
     inputs = {"input_ids": torch.arange(12).reshape(2, 6), "attention_mask": torch.ones(2, 6, dtype=torch.long)}
     inputs["attention_mask"][1, 4:] = 0
     with torch.no_grad():
-        attentions = one(**inputs, output_attentions=True).attentions
+        attentions = item(**inputs, output_attentions=True).attentions
     masks = inputs["attention_mask"].bool()
     expected = {
-        layer: sum(rate_read_aloud(*text, 0.2) for text in zip(weights, masks, strict=True)) / 2
+        layer: sum(rate_by_definition(*text, 0.2) for text in zip(weights, masks, strict=True)) / 2
         for layer, weights in enumerate(attentions, start=1)
     }
-    assert attention_sink_rates(one, inputs, epsilon=0.2) == pytest.approx(expected)
-    alone = {"input_ids": inputs["input_ids"][:1]}
-    assert attention_sink_rates(one, alone) == attention_sink_rates(one, alone | {"attention_mask": torch.ones(1, 6)})
+    assert attention_sink_rates(item, inputs, epsilon=0.2) == pytest.approx(expected)
+    separate = {"input_ids": inputs["input_ids"][:1]}
+    assert attention_sink_rates(item, separate) == attention_sink_rates(
+        item, separate | {"attention_mask": torch.ones(1, 6)}
+    )
 
 
-def test_a_model_that_returns_no_weights_or_drops_some_is_refused() -> None:
+def test_models_without_attention_weights_are_refused() -> None:
     inputs = {"input_ids": torch.arange(12).reshape(2, 6)}
     with pytest.raises(OptionError, match='load it with `attn_implementation="eager"`'):
         attention_sink_rates(model(attention="sdpa"), inputs)

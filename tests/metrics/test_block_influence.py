@@ -10,7 +10,7 @@ from tests.metrics.feeding import corpus, value
 from tests.metrics.oracles import cosine, random_rotation, random_rows
 
 
-def influence_read_aloud(before: Tensor, after: Tensor) -> Tensor:
+def influence_by_definition(before: Tensor, after: Tensor) -> Tensor:
     """One minus the mean cosine of a token's states before and after."""
     cosines = [cosine(a, b) for a, b in zip(before, after, strict=True) if a.norm() > 0 and b.norm() > 0]
     return torch.tensor(1 - sum(cosines) / len(cosines), dtype=torch.float64)
@@ -20,14 +20,14 @@ def test_function_and_class_match_the_definition() -> None:
     texts = corpus()
     expected = torch.stack(
         [
-            torch.stack([influence_read_aloud(a, b) for a, b in zip(before, after, strict=True)])
+            torch.stack([influence_by_definition(a, b) for a, b in zip(before, after, strict=True)])
             for before, after in zip(texts.texts, texts.texts[1:], strict=False)
         ]
     )
     mask = texts.mask.expand(2, -1, -1)
     torch.testing.assert_close(block_influence(texts.states[:-1], texts.states[1:], mask=mask), expected)
     values = value("block_influence", texts, torch.arange(13).split(4))
-    assert values[0].isnan(), "nothing stands before the first layer"
+    assert values[0].isnan(), "the first layer has no predecessor"
     torch.testing.assert_close(values[1:], expected.mean(dim=1))
 
 
@@ -41,14 +41,14 @@ def test_known_values() -> None:
 def test_zero_tokens_are_skipped_and_a_text_of_them_counted() -> None:
     before, after = random_rows(5, 4), random_rows(5, 4, 1)
     after[2] = 0.0
-    torch.testing.assert_close(block_influence(before, after), influence_read_aloud(before, after))
+    torch.testing.assert_close(block_influence(before, after), influence_by_definition(before, after))
     assert block_influence(before, torch.zeros(5, 4)).isnan()
     metric = BlockInfluence([0, 1])
     mask = torch.ones(2, 5, dtype=torch.bool)
     metric.update(0, before.expand(2, 5, 4), mask)
     metric.update(1, torch.stack([after, torch.zeros(5, 4)]), mask)
     assert metric.skipped.tolist() == [0, 1]
-    torch.testing.assert_close(metric.compute()[1], influence_read_aloud(before, after))
+    torch.testing.assert_close(metric.compute()[1], influence_by_definition(before, after))
 
 
 def test_scale_and_rotation_do_not_matter() -> None:
@@ -56,7 +56,7 @@ def test_scale_and_rotation_do_not_matter() -> None:
     torch.testing.assert_close(block_influence(3 * before @ rotation, after @ rotation), block_influence(before, after))
 
 
-def test_states_are_kept_for_the_batch_in_flight_only() -> None:
+def test_states_are_stored_for_the_current_batch_only() -> None:
     texts, metric = corpus(), BlockInfluence([0, 1, 2])
     for layer in range(3):
         metric.update(layer, texts.states[layer], texts.mask)

@@ -12,7 +12,7 @@ from tests.metrics.feeding import corpus, value
 from tests.metrics.oracles import random_rotation, random_rows
 
 
-def cka_read_aloud(x: Tensor, y: Tensor) -> Tensor:
+def cka_by_definition(x: Tensor, y: Tensor) -> Tensor:
     """tr(K H L H) over the root of tr(K H K H) tr(L H L H), with H the centering matrix."""
     n = len(x)
     centering = torch.eye(n, dtype=torch.float64) - torch.full((n, n), 1 / n, dtype=torch.float64)
@@ -30,7 +30,7 @@ def feature_cka(x: Tensor, y: Tensor) -> Tensor:
     return (y.T @ x).norm() ** 2 / ((x.T @ x).norm() * (y.T @ y).norm())
 
 
-def unbiased_read_aloud(x: Tensor, y: Tensor) -> Tensor:
+def unbiased_by_definition(x: Tensor, y: Tensor) -> Tensor:
     """CKA from the U-statistic of HSIC: the mean over all four different texts (Song et al., 2012, equation 4)."""
     n = len(x)
 
@@ -49,7 +49,7 @@ def unbiased_read_aloud(x: Tensor, y: Tensor) -> Tensor:
     return hsic(k, l) / (hsic(k, k) * hsic(l, l)).sqrt()
 
 
-@pytest.mark.parametrize("oracle", [cka_read_aloud, feature_cka])
+@pytest.mark.parametrize("oracle", [cka_by_definition, feature_cka])
 @pytest.mark.parametrize(("n", "d"), [(4, 9), (13, 5)])
 def test_function_and_class_match_the_definition(n: int, d: int, oracle) -> None:  # type: ignore[no-untyped-def]
     texts = corpus(texts=n, width=d)
@@ -64,19 +64,19 @@ def test_function_and_class_match_the_definition(n: int, d: int, oracle) -> None
 
 def test_unbiased_matches_the_mean_over_four_different_texts() -> None:
     first, second = random_rows(7, 3), random_rows(7, 3) + random_rows(7, 3, 1)
-    torch.testing.assert_close(cka(first, second, unbiased=True), unbiased_read_aloud(first, second))
+    torch.testing.assert_close(cka(first, second, unbiased=True), unbiased_by_definition(first, second))
 
 
-def test_unbiased_is_near_zero_where_the_plain_one_is_not() -> None:
+def test_unbiased_cka_is_near_zero_where_plain_cka_is_not() -> None:
     first, second = random_rows(20, 200), random_rows(20, 200, 1)
     assert cka(first, second) > 0.8
     assert abs(float(cka(first, second, unbiased=True))) < 0.1
 
 
-def test_against_one_layer() -> None:
+def test_cka_against_one_layer() -> None:
     texts = corpus()
     values = value("cka", texts, against=1)
-    expected = torch.stack([cka_read_aloud(layer, texts.pooled[1]) for layer in texts.pooled])
+    expected = torch.stack([cka_by_definition(layer, texts.pooled[1]) for layer in texts.pooled])
     torch.testing.assert_close(values, expected)
     assert values[1] == pytest.approx(1.0)
     assert not CKA([0, 1], against=1).needs_previous
@@ -90,17 +90,17 @@ def test_range_scale_rotation_shift_and_symmetry(n: int, d: int, seed: int, scal
     first, second = random_rows(n, d, seed), random_rows(n, 4, seed + 1)
     expected = cka(first, second)
     assert -1e-12 <= expected <= 1 + 1e-9
-    moved = scale * first @ random_rotation(d, seed) + 1.0
-    torch.testing.assert_close(cka(moved, second), expected, rtol=1e-6, atol=1e-6)
+    transformed = scale * first @ random_rotation(d, seed) + 1.0
+    torch.testing.assert_close(cka(transformed, second), expected, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(cka(second, first), expected)
-    torch.testing.assert_close(cka(first, moved), torch.ones_like(expected), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(cka(first, transformed), torch.ones_like(expected), rtol=1e-6, atol=1e-6)
 
 
-def test_constant_rows_have_nothing_in_common() -> None:
+def test_constant_rows_have_no_cka() -> None:
     assert cka(0.1 * torch.ones(5, 3), random_rows(5, 3)) == 0.0
 
 
-def test_wrong_input_is_refused() -> None:
+def test_invalid_input_is_refused() -> None:
     with pytest.raises(OptionError, match="N of 2 or more"):
         cka(torch.ones(1, 3), torch.ones(1, 3))
     with pytest.raises(OptionError, match="N of 4 or more"):

@@ -1,4 +1,4 @@
-"""Metrics in one torchmetrics collection, compute groups on, give what each gives alone."""
+"""Metrics in one torchmetrics collection with compute groups give the same as each metric alone."""
 
 from __future__ import annotations
 
@@ -24,25 +24,27 @@ MORE: list[tuple[str, dict[str, object]]] = [
     ("cka", {"against": 0, "max_samples": 30}),
     ("infonce", {"max_samples": 30, "seed": 5}),
 ]
-"""The same metrics with other options, and one that stands there twice."""
+"""The same metrics with other options, one of them twice."""
 
 
 def together(kind: str) -> dict[str, LayerMetric]:
-    """Every metric of a kind, on samples small enough to be capped."""
+    """Return every metric of a kind, on samples small enough to be capped."""
     capped = {name: {"max_samples": 40} if name in SAMPLES else {} for name in METRICS}
-    both = [*capped.items(), *MORE]
-    return {f"{name}_{i}": make(name, [0, 1], **o) for i, (name, o) in enumerate(both) if METRICS[name].kind == kind}
+    combined = [*capped.items(), *MORE]
+    return {
+        f"{name}_{i}": make(name, [0, 1], **o) for i, (name, o) in enumerate(combined) if METRICS[name].kind == kind
+    }
 
 
-def same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    assert found.keys() == expected.keys()
+def same(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert actual.keys() == expected.keys()
     for name, numbers in expected.items():
-        said = f"{name}: {found[name].tolist()} is not {numbers.tolist()}"
-        torch.testing.assert_close(found[name], numbers, rtol=1e-12, atol=1e-12, equal_nan=True, msg=said)
+        output = f"{name}: {actual[name].tolist()} is not {numbers.tolist()}"
+        torch.testing.assert_close(actual[name], numbers, rtol=1e-12, atol=1e-12, equal_nan=True, msg=output)
 
 
 def fed(collection: MetricCollection, kind: str, texts: Corpus, batches: list[Tensor]) -> dict[str, Tensor]:
-    """Return what a collection makes of texts, fed like one metric."""
+    """Return the values of a collection fed like one metric."""
     as_metric = next(iter(collection.values(copy_state=False)))
     for batch in batches:
         for layer in as_metric.layers:
@@ -61,19 +63,19 @@ def alone(kind: str, texts: Corpus, batches: list[Tensor]) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_collection_gives_what_each_metric_gives_alone(kind: str) -> None:
-    texts, other = corpus(texts=1300, layers=2), corpus(texts=60, layers=2, seed=1)
+def test_collection_gives_the_same_as_each_metric(kind: str) -> None:
+    texts, second = corpus(texts=1300, layers=2), corpus(texts=60, layers=2, seed=1)
     batches, few = list(torch.arange(1300).split(500)), list(torch.arange(60).split(25))
     collection = MetricCollection(together(kind), compute_groups=True)
     same(fed(collection, kind, texts, batches), alone(kind, texts, batches))
     copy = collection.clone()
     collection.reset()
-    same(fed(collection, kind, other, few), alone(kind, other, few))
+    same(fed(collection, kind, second, few), alone(kind, second, few))
     same(copy.compute(), alone(kind, texts, batches))
     assert all(len(group) == 1 for group in collection.compute_groups.values())
 
 
-def test_texts_too_short_to_count_do_not_make_metrics_seem_equal() -> None:
+def test_short_texts_do_not_make_metrics_seem_equal() -> None:
     texts = corpus(texts=20, layers=2)
     texts.mask[:5, 1:] = False  # the first batch: one token each
     batches = list(torch.arange(20).split(5))
@@ -81,7 +83,7 @@ def test_texts_too_short_to_count_do_not_make_metrics_seem_equal() -> None:
     same(fed(collection, "tokens", texts, batches), alone("tokens", texts, batches))
 
 
-def test_sums_that_are_still_waiting_do_not_make_metrics_seem_equal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pending_sums_do_not_make_metrics_seem_equal(monkeypatch: pytest.MonkeyPatch) -> None:
     texts, batches = corpus(texts=20, layers=2), list(torch.arange(20).split(5))
     expected = alone("tokens", texts, batches)
     monkeypatch.setattr(WaitingTokenMetric, "_waits", lambda *_: True)
@@ -90,24 +92,24 @@ def test_sums_that_are_still_waiting_do_not_make_metrics_seem_equal(monkeypatch:
 
 @pytest.mark.parametrize("kind", ["tokens", "pooled"])
 def test_forward_of_a_collection_after_updates(kind: str) -> None:
-    metrics = {name: one for name, one in together(kind).items() if name.rpartition("_")[0] not in COMPARING}
+    metrics = {name: item for name, item in together(kind).items() if name.rpartition("_")[0] not in COMPARING}
     texts, batches = corpus(texts=60, layers=2), list(torch.arange(60).split(20))
     collection = MetricCollection(metrics)
     fed(collection, kind, texts, batches[:2])
     for layer in range(2):
         rows = (texts.states if kind == "tokens" else texts.pooled)[layer, batches[2]]
         masks = (texts.mask[batches[2]],) if kind == "tokens" else ()
-        found = collection(layer, rows, *masks, index=batches[2])
+        actual = collection(layer, rows, *masks, index=batches[2])
         last = alone(kind, texts, batches[2:])
-        same(found, {name: last[name][layer] for name in metrics})
+        same(actual, {name: last[name][layer] for name in metrics})
     expected = alone(kind, texts, batches)
     same(collection.compute(), {name: expected[name] for name in metrics})
 
 
-def test_a_collection_can_be_plotted() -> None:
+def test_collection_can_be_plotted() -> None:
     collection = MetricCollection([make("curvature", [0, 1]), make("prompt_entropy", [0, 1])])
     expected = fed(collection, "tokens", corpus(layers=2), [torch.arange(13)])
-    drawn = collection.plot()
-    for (figure, axes), (name, values) in zip(drawn, expected.items(), strict=True):
+    sampled = collection.plot()
+    for (figure, axes), (name, values) in zip(sampled, expected.items(), strict=True):
         assert (axes.get_ylabel(), axes.lines[0].get_ydata().tolist()) == (name, values.tolist())
         plt.close(figure)

@@ -14,7 +14,7 @@ from tests.metrics.feeding import corpus, value
 from tests.metrics.oracles import cosine, random_rotation, random_rows
 
 
-def curvature_read_aloud(path: Tensor, step: int = 1) -> Tensor:
+def curvature_by_definition(path: Tensor, step: int = 1) -> Tensor:
     """Mean angle between a difference and the next one, in radians."""
     angles = []
     for k in range(len(path) - 2 * step):
@@ -28,7 +28,9 @@ def curvature_read_aloud(path: Tensor, step: int = 1) -> Tensor:
 def test_function_and_class_match_the_definition(step: int, tokens: int) -> None:
     texts = corpus(tokens=tokens)
     texts.mask[:, : 2 * step + 1] = True
-    expected = torch.stack([torch.stack([curvature_read_aloud(text, step) for text in layer]) for layer in texts.texts])
+    expected = torch.stack(
+        [torch.stack([curvature_by_definition(text, step) for text in layer]) for layer in texts.texts]
+    )
     torch.testing.assert_close(curvature(texts.states, texts.mask.expand(3, -1, -1), step=step), expected)
     torch.testing.assert_close(value("curvature", texts, step=step), expected.mean(dim=1))
 
@@ -48,16 +50,16 @@ def test_known_values(dtype: torch.dtype, step: int) -> None:
 def test_zero_differences_are_skipped() -> None:
     path = random_rows(8, 4)
     path[3] = path[2]
-    torch.testing.assert_close(curvature(path), curvature_read_aloud(path))
+    torch.testing.assert_close(curvature(path), curvature_by_definition(path))
 
 
-def test_a_token_that_is_masked_out_is_left_out_of_the_path() -> None:
+def test_masked_token_is_excluded_from_the_path() -> None:
     path = random_rows(8, 4)
     mask = torch.tensor([True, True, False, True, True, False, True, True])
-    torch.testing.assert_close(curvature(path, mask), curvature_read_aloud(path[mask]))
+    torch.testing.assert_close(curvature(path, mask), curvature_by_definition(path[mask]))
 
 
-def test_no_angle_is_nan_in_the_function_and_skipped_in_the_class() -> None:
+def test_text_without_angles_is_nan_in_the_function_and_skipped_in_the_class() -> None:
     path = random_rows(6, 4)
     assert curvature(path[:2]).isnan()
     assert curvature(path[:1]).isnan()
@@ -66,7 +68,7 @@ def test_no_angle_is_nan_in_the_function_and_skipped_in_the_class() -> None:
     metric = Curvature([0])
     metric.update(0, path.expand(4, 6, 4), torch.arange(6) < torch.tensor([[6], [2], [0], [5]]))
     assert (metric.count.tolist(), metric.skipped.tolist()) == ([2], [2])
-    expected = (curvature_read_aloud(path) + curvature_read_aloud(path[:5])) / 2
+    expected = (curvature_by_definition(path) + curvature_by_definition(path[:5])) / 2
     torch.testing.assert_close(metric.compute()[0], expected)
 
 
@@ -74,17 +76,17 @@ def test_no_angle_is_nan_in_the_function_and_skipped_in_the_class() -> None:
 @given(tokens=st.integers(3, 9), d=st.integers(1, 6), seed=st.integers(0, 10_000), scale=st.floats(1e-3, 1e3))
 def test_scale_rotation_and_shift_do_not_matter(tokens: int, d: int, seed: int, scale: float) -> None:
     path = random_rows(tokens, d, seed)
-    moved = scale * path @ random_rotation(d, seed) + random_rows(1, d, seed + 1)
-    torch.testing.assert_close(curvature(moved), curvature(path), rtol=1e-6, atol=1e-6)
+    transformed = scale * path @ random_rotation(d, seed) + random_rows(1, d, seed + 1)
+    torch.testing.assert_close(curvature(transformed), curvature(path), rtol=1e-6, atol=1e-6)
     assert 0 <= curvature(path) <= math.pi + 1e-9
     torch.testing.assert_close(curvature(path.flip(0)), curvature(path), rtol=1e-9, atol=1e-9)
 
 
-def test_locks_that_wait_for_the_next_layers_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_angles_computed_with_later_layers_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = corpus()
     expected = value("curvature", texts)
     monkeypatch.setattr(Curvature, "_waits", lambda *_: True)
-    for together in (1, 2000, 2**23):  # settled at once, in the middle, and only at the end
+    for together in (1, 2000, 2**23):  # computed immediately, in the middle, and at the end
         monkeypatch.setattr(Curvature, "_max_waiting_bytes", together)
         torch.testing.assert_close(value("curvature", texts), expected)
 

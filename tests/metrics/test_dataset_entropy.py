@@ -7,36 +7,36 @@ import torch
 
 from midlayer_encoders.metrics import Normalization, dataset_entropy
 from tests.metrics.feeding import corpus, value
-from tests.metrics.oracles import entropy_read_aloud, random_rotation, random_rows
+from tests.metrics.oracles import entropy_by_definition, random_rotation, random_rows
 
 
 @pytest.mark.parametrize("alpha", [0.5, 1.0, 2.0])
 @pytest.mark.parametrize(("texts", "width"), [(4, 9), (13, 5)])
 def test_function_and_class_match_the_definition(texts: int, width: int, alpha: float) -> None:
-    some = corpus(texts=texts, width=width)
-    expected = torch.stack([entropy_read_aloud(layer, alpha) for layer in some.pooled])
-    torch.testing.assert_close(torch.stack([dataset_entropy(layer, alpha) for layer in some.pooled]), expected)
-    torch.testing.assert_close(value("dataset_entropy", some, torch.arange(texts).split(3), alpha=alpha), expected)
+    sample = corpus(texts=texts, width=width)
+    expected = torch.stack([entropy_by_definition(layer, alpha) for layer in sample.pooled])
+    torch.testing.assert_close(torch.stack([dataset_entropy(layer, alpha) for layer in sample.pooled]), expected)
+    torch.testing.assert_close(value("dataset_entropy", sample, torch.arange(texts).split(3), alpha=alpha), expected)
 
 
 @pytest.mark.parametrize(("texts", "width"), [(4, 9), (13, 5)])
 def test_unit_length_comes_before_centering(texts: int, width: int) -> None:
-    some = corpus(texts=texts, width=width)
-    rows = torch.stack([row / row.norm() for row in some.pooled[0]])
-    torch.testing.assert_close(dataset_entropy(some.pooled[0], unit=True), entropy_read_aloud(rows))
-    expected = entropy_read_aloud(rows - rows.mean(dim=0))
-    torch.testing.assert_close(dataset_entropy(some.pooled[0], unit=True, center=True), expected)
-    torch.testing.assert_close(value("dataset_entropy", some, unit=True, center=True)[0], expected)
+    sample = corpus(texts=texts, width=width)
+    rows = torch.stack([row / row.norm() for row in sample.pooled[0]])
+    torch.testing.assert_close(dataset_entropy(sample.pooled[0], unit=True), entropy_by_definition(rows))
+    expected = entropy_by_definition(rows - rows.mean(dim=0))
+    torch.testing.assert_close(dataset_entropy(sample.pooled[0], unit=True, center=True), expected)
+    torch.testing.assert_close(value("dataset_entropy", sample, unit=True, center=True)[0], expected)
 
 
 @pytest.mark.parametrize("normalization", ["maxEntropy", "logN", "logD", "logNlogD"])
 def test_normalizations(normalization: Normalization) -> None:
-    some = corpus()
+    sample = corpus()
     n, d = math.log(13), math.log(5)
     divisor = {"maxEntropy": d, "logN": n, "logD": d, "logNlogD": n * d}[normalization]
-    expected = entropy_read_aloud(some.pooled[0]) / divisor
-    torch.testing.assert_close(dataset_entropy(some.pooled[0], normalization=normalization), expected)
-    torch.testing.assert_close(value("dataset_entropy", some, normalization=normalization)[0], expected)
+    expected = entropy_by_definition(sample.pooled[0]) / divisor
+    torch.testing.assert_close(dataset_entropy(sample.pooled[0], normalization=normalization), expected)
+    torch.testing.assert_close(value("dataset_entropy", sample, normalization=normalization)[0], expected)
 
 
 def test_known_values() -> None:

@@ -1,4 +1,4 @@
-"""Two processes that share the texts give what one gives that sees them all."""
+"""Two processes that share the texts give the same as one process with all texts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SHARDS = {
     "one_empty": lambda rank, n: torch.arange(0 if rank else n),
     "overlapping": lambda rank, n: torch.arange(n)[3:] if rank else torch.arange(n)[:-3],
 }
-"""Which texts each process has. Three quarters are enough for one to fold its rows while the other does not."""
+"""The texts of each process. With three quarters of them, one process folds its rows and the other does not."""
 
 
 def texts() -> Corpus:
@@ -28,39 +28,39 @@ def texts() -> Corpus:
 
 
 def values(batches: list[Tensor], names: list[str]) -> dict[str, Tensor]:
-    """Return every metric, on a sample small enough that each process must drop some of its own."""
-    found = {}
+    """Return every metric, on a sample small enough that each process must drop some texts."""
+    actual = {}
     for name in names:
         options = {"max_samples": 40, "seed": 3} if name in SAMPLES else {}
-        found[name] = feed(make(name, [0, 1], **options), texts(), batches).compute()
-    return found
+        actual[name] = feed(make(name, [0, 1], **options), texts(), batches).compute()
+    return actual
 
 
 def process(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
-    found = {}
-    for shard, of in SHARDS.items():
-        mine = [batch for batch in of(rank, 1500).split(300) if len(batch)]
-        found[shard] = values(mine, SAMPLES if shard == "overlapping" else list(METRICS))
+    actual = {}
+    for shard, count in SHARDS.items():
+        own_rows = [batch for batch in count(rank, 1500).split(300) if len(batch)]
+        actual[shard] = values(own_rows, SAMPLES if shard == "overlapping" else list(METRICS))
     with pytest.raises(OptionError, match="`index` must be given when several processes"):
         make("cka", [0, 1]).update(0, torch.ones(2, 2))
-    torch.save(found, f"{folder}/{rank}.pt")
+    torch.save(actual, f"{folder}/{rank}.pt")
     dist.destroy_process_group()
 
 
 @pytest.mark.slow
-def test_two_processes_give_what_one_gives(tmp_path: Path) -> None:
+def test_two_processes_give_the_same_as_one(tmp_path: Path) -> None:
     mp.spawn(process, args=(str(tmp_path),), nprocs=2)
-    alone = values(list(torch.arange(1500).split(500)), list(METRICS))
+    separate = values(list(torch.arange(1500).split(500)), list(METRICS))
     for rank in range(2):
-        found = torch.load(tmp_path / f"{rank}.pt")
-        for shard, numbers in found.items():
+        loaded = torch.load(tmp_path / f"{rank}.pt")
+        for shard, numbers in loaded.items():
             for name, number in numbers.items():
                 exact = {"rtol": 0.0, "atol": 0.0} if name in SAMPLES else {"rtol": 1e-12, "atol": 1e-13}
                 torch.testing.assert_close(
                     number,
-                    alone[name],
+                    separate[name],
                     **exact,
                     equal_nan=True,
                     msg=lambda text, name=name, shard=shard: f"{name}, {shard}: {text}",

@@ -17,8 +17,10 @@ def kernel_entropy(kernel: Tensor, alpha: float) -> float:
     return entropy_of_shares((values / values.sum()).tolist(), alpha)
 
 
-def dime_read_aloud(first: Tensor, second: Tensor, *, alpha: float, permutations: int, seed: int, unit: bool) -> Tensor:
-    """Entropy of the product of kernels with shuffled texts, on average, minus that of the true pairing."""
+def dime_by_definition(
+    first: Tensor, second: Tensor, *, alpha: float, permutations: int, seed: int, unit: bool
+) -> Tensor:
+    """The mean entropy of the product of kernels with shuffled texts, minus that of the true pairing."""
     if unit:
         first, second = (torch.stack([row / row.norm() for row in rows]) for rows in (first, second))
     n, shuffled = len(first), []
@@ -39,7 +41,7 @@ def dime_read_aloud(first: Tensor, second: Tensor, *, alpha: float, permutations
 def test_function_and_class_match_the_definition(alpha: float, permutations: int, seed: int, unit: bool) -> None:
     texts = corpus()
     options = {"alpha": alpha, "permutations": permutations, "seed": seed, "unit": unit}
-    expected = torch.stack([dime_read_aloud(*layer[:2], **options) for layer in texts.views])
+    expected = torch.stack([dime_by_definition(*layer[:2], **options) for layer in texts.views])
     values = torch.stack([dime(*layer[:2], **options) for layer in texts.views])
     torch.testing.assert_close(values, expected, rtol=1e-6, atol=1e-9)
     batches = torch.arange(13).split(5)
@@ -53,11 +55,11 @@ def test_paired_views_score_above_shuffled_ones() -> None:
     assert dime(first, second[torch.randperm(20)]) < dime(first, second)
 
 
-def test_a_view_that_is_the_same_for_all_tells_nothing() -> None:
+def test_constant_view_has_no_information() -> None:
     assert dime(torch.ones(6, 2), random_rows(6, 4)) == pytest.approx(0.0, abs=1e-9)
 
 
-def test_it_can_be_negative() -> None:
+def test_dime_can_be_negative() -> None:
     values = [float(dime(random_rows(5, 2, seed), random_rows(5, 2, seed + 50))) for seed in range(20)]
     assert min(values) < 0 < max(values)
     assert max(values) <= math.log(5)
@@ -70,13 +72,13 @@ def test_scale_and_rotation_do_not_matter_and_the_seed_does() -> None:
     assert dime(first, second, seed=1) != expected
 
 
-def test_the_global_generator_is_left_alone() -> None:
+def test_global_generator_is_unchanged() -> None:
     before = torch.get_rng_state()
     dime(random_rows(5, 2), random_rows(5, 2, 1))
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_wrong_input_is_refused() -> None:
+def test_invalid_input_is_refused() -> None:
     with pytest.raises(OptionError, match="N of 2 or more"):
         dime(torch.ones(1, 3), torch.ones(1, 3))
     with pytest.raises(OptionError, match="`permutations` must be a whole number, 1 or more"):

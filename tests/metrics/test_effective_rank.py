@@ -14,7 +14,7 @@ from tests.metrics.feeding import corpus, value
 from tests.metrics.oracles import entropy_of_shares, random_rotation, random_rows
 
 
-def rank_read_aloud(rows: Tensor) -> Tensor:
+def rank_by_definition(rows: Tensor) -> Tensor:
     """Exp of the entropy of singular values as shares of their sum (Roy & Vetterli, 2007)."""
     sigma = np.linalg.svd(rows.double().numpy(), compute_uv=False)
     return torch.tensor(math.exp(entropy_of_shares((sigma / sigma.sum()).tolist(), 1.0)), dtype=torch.float64)
@@ -22,19 +22,19 @@ def rank_read_aloud(rows: Tensor) -> Tensor:
 
 @pytest.mark.parametrize(("texts", "width"), [(4, 9), (13, 5), (6, 6)])
 def test_function_and_class_match_the_definition(texts: int, width: int) -> None:
-    some = corpus(texts=texts, width=width)
-    expected = torch.stack([rank_read_aloud(layer) for layer in some.pooled])
-    torch.testing.assert_close(effective_rank(some.pooled), expected)
-    torch.testing.assert_close(value("effective_rank", some, torch.arange(texts).split(3)), expected)
+    sample = corpus(texts=texts, width=width)
+    expected = torch.stack([rank_by_definition(layer) for layer in sample.pooled])
+    torch.testing.assert_close(effective_rank(sample.pooled), expected)
+    torch.testing.assert_close(value("effective_rank", sample, torch.arange(texts).split(3)), expected)
 
 
 def test_centered_and_unit_rows() -> None:
     rows = corpus().pooled[0]
     centered = rows - rows.mean(dim=0)
-    torch.testing.assert_close(effective_rank(rows, center=True), rank_read_aloud(centered))
+    torch.testing.assert_close(effective_rank(rows, center=True), rank_by_definition(centered))
     unit = torch.stack([row / row.norm() for row in rows])
-    torch.testing.assert_close(effective_rank(rows, unit=True), rank_read_aloud(unit))
-    torch.testing.assert_close(value("effective_rank", corpus(), center=True)[0], rank_read_aloud(centered))
+    torch.testing.assert_close(effective_rank(rows, unit=True), rank_by_definition(unit))
+    torch.testing.assert_close(value("effective_rank", corpus(), center=True)[0], rank_by_definition(centered))
 
 
 def test_known_values() -> None:
@@ -56,10 +56,10 @@ def test_rounding_adds_no_rank() -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(n=st.integers(1, 9), d=st.integers(1, 9), seed=st.integers(0, 10_000))
-def test_the_true_order_of_theorem_one(n: int, d: int, seed: int) -> None:
-    """The paper's Theorem 1 says EffRank <= exp(S_1). It is the other way round.
+def test_order_of_effective_rank_and_entropy(n: int, d: int, seed: int) -> None:
+    """The paper's Theorem 1 states EffRank <= exp(S_1), but the opposite holds.
 
-    Squaring singular values makes their shares more uneven, so the entropy of the squares is the smaller one.
+    Squaring singular values makes their shares more uneven, so the entropy of the squares is smaller.
     """
     rows = random_rows(n, d, seed) * torch.arange(1, d + 1) ** -0.5
     assert matrix_entropy(rows).exp() <= effective_rank(rows) + 1e-9
@@ -75,9 +75,9 @@ def test_scale_rotation_and_transposition_do_not_matter(n: int, d: int, seed: in
     torch.testing.assert_close(effective_rank(rows.mT), expected, rtol=1e-6, atol=1e-6)
 
 
-def test_one_bad_set_does_not_spoil_the_others() -> None:
+def test_one_invalid_set_does_not_affect_the_others() -> None:
     rows = torch.stack([random_rows(4, 5), random_rows(4, 5, 1)])
     rows[0, 2, 2] = torch.inf
     values = effective_rank(rows)
     assert values[0].isnan()
-    torch.testing.assert_close(values[1], rank_read_aloud(rows[1]))
+    torch.testing.assert_close(values[1], rank_by_definition(rows[1]))

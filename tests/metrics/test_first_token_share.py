@@ -9,15 +9,15 @@ from tests.metrics.feeding import corpus, value
 from tests.metrics.oracles import random_rotation, random_rows
 
 
-def sink_read_aloud(path: Tensor) -> Tensor:
-    """The first token's squared length over the sum of all."""
+def sink_by_definition(path: Tensor) -> Tensor:
+    """The squared length of the first token over the sum of all."""
     squares = [float(token @ token) for token in path]
     return torch.tensor(squares[0] / sum(squares), dtype=torch.float64)
 
 
 def test_function_and_class_match_the_definition() -> None:
     texts = corpus()
-    expected = torch.stack([torch.stack([sink_read_aloud(text) for text in layer]) for layer in texts.texts])
+    expected = torch.stack([torch.stack([sink_by_definition(text) for text in layer]) for layer in texts.texts])
     torch.testing.assert_close(first_token_share(texts.states, texts.mask.expand(3, -1, -1)), expected)
     torch.testing.assert_close(value("first_token_share", texts), expected.mean(dim=1))
 
@@ -31,10 +31,10 @@ def test_known_values() -> None:
     assert first_token_share(torch.tensor([[0.0], [2.0]])) == 0.0
 
 
-def test_the_first_real_token_is_the_first() -> None:
+def test_first_real_token_is_used() -> None:
     path = random_rows(6, 4)
     mask = torch.tensor([False, False, True, True, True, False])
-    torch.testing.assert_close(first_token_share(path, mask), sink_read_aloud(path[2:5]))
+    torch.testing.assert_close(first_token_share(path, mask), sink_by_definition(path[2:5]))
 
 
 def test_scale_and_rotation_do_not_matter() -> None:

@@ -13,8 +13,8 @@ from tests.metrics.feeding import corpus, value
 from tests.metrics.oracles import cosine, random_rotation, random_rows
 
 
-def half_match_read_aloud(texts: list[Tensor], center: bool) -> Tensor:
-    """Every half looks for its other half: how many are nearer, and how many just as near?"""
+def half_match_by_definition(texts: list[Tensor], center: bool) -> Tensor:
+    """For each half, count the halves that are nearer than its other half, and those equally near."""
     texts = [text for text in texts if len(text) >= 4]
     sides = [
         torch.stack([text[: len(text) // 2].mean(dim=0) for text in texts]),
@@ -22,21 +22,21 @@ def half_match_read_aloud(texts: list[Tensor], center: bool) -> Tensor:
     ]
     if center:
         sides = [side - side.mean(dim=0) for side in sides]
-    found = []
+    actual = []
     for here, there in (sides, sides[::-1]):
         for i, half in enumerate(here):
-            scores = [cosine(half, other) for other in there]
+            scores = [cosine(half, other_item) for other_item in there]
             before = sum(score > scores[i] + 1e-12 for score in scores)
             beside = sum(abs(score - scores[i]) <= 1e-12 for score in scores) - 1
-            found.append(1 / (1 + before + beside / 2))
-    return torch.tensor(sum(found) / len(found), dtype=torch.float64)
+            actual.append(1 / (1 + before + beside / 2))
+    return torch.tensor(sum(actual) / len(actual), dtype=torch.float64)
 
 
 @pytest.mark.parametrize("center", [True, False])
 def test_class_matches_the_definition(center: bool) -> None:
     texts = corpus(texts=30)
-    expected = torch.stack([half_match_read_aloud(layer, center) for layer in texts.texts])
-    assert min(len(text) for text in texts.texts[0]) < 4, "some are too short, and left out"
+    expected = torch.stack([half_match_by_definition(layer, center) for layer in texts.texts])
+    assert min(len(text) for text in texts.texts[0]) < 4, "some are too short and left out"
     torch.testing.assert_close(value("half_match", texts, torch.arange(30).split(7), center=center), expected)
 
 
@@ -47,9 +47,9 @@ def test_means_of_the_halves_on_either_side_of_padding() -> None:
     torch.testing.assert_close(half_means(states, mask), expected)
 
 
-def test_what_all_texts_share_is_taken_out() -> None:
+def test_common_component_of_all_texts_is_removed() -> None:
     first = random_rows(20, 6)
-    offset = 1e4 * torch.ones(6, dtype=torch.float64)  # a massive first token, in the first half of every text
+    offset = 1e4 * torch.ones(6, dtype=torch.float64)  # a massive first token in the first half of every text
     assert half_match(first + offset, first) == 1
     assert half_match(first + offset, first, center=False) < 0.5
     assert half_match(first, first[torch.arange(20).roll(1)]) < 0.6
@@ -70,12 +70,12 @@ def test_range_scale_rotation_order_and_direction(n: int, d: int, seed: int, sca
     expected = half_match(first, second)
     assert 1 / n <= expected <= 1
     rotation, order = random_rotation(d, seed), torch.randperm(n)
-    moved = half_match(scale * first[order] @ rotation, second[order] @ rotation)
-    torch.testing.assert_close(moved, expected, rtol=1e-9, atol=1e-9)
+    transformed = half_match(scale * first[order] @ rotation, second[order] @ rotation)
+    torch.testing.assert_close(transformed, expected, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(half_match(second, first), expected, rtol=1e-9, atol=1e-9)
 
 
-def test_without_index_texts_are_numbered_as_they_come() -> None:
+def test_without_index_texts_are_numbered_in_order() -> None:
     texts = corpus()
     metric = HalfMatch(range(3))
     for batch in torch.arange(13).split(5):
@@ -85,7 +85,7 @@ def test_without_index_texts_are_numbered_as_they_come() -> None:
     assert metric.num_samples == int((texts.mask.sum(dim=1) >= 4).sum())
 
 
-def test_wrong_input_is_refused() -> None:
+def test_invalid_input_is_refused() -> None:
     with pytest.raises(OptionError, match="N of 2 or more"):
         half_match(torch.ones(1, 3), torch.ones(1, 3))
     metric = HalfMatch([0])

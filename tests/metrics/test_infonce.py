@@ -14,22 +14,22 @@ from tests.metrics.feeding import corpus, value
 from tests.metrics.oracles import cosine, random_rotation, random_rows
 
 
-def simclr_read_aloud(first: Tensor, second: Tensor, temperature: float) -> Tensor:
-    """Every one of the 2N views looks for its partner among the 2N - 1 others."""
+def simclr_by_definition(first: Tensor, second: Tensor, temperature: float) -> Tensor:
+    """Each of the 2N views is matched with its partner among the 2N - 1 others."""
     views = [*first, *second]
     n, losses = len(first), []
     for i, view in enumerate(views):
-        scores = [math.exp(cosine(view, other) / temperature) for other in views]
+        scores = [math.exp(cosine(view, other_item) / temperature) for other_item in views]
         partner = (i + n) % (2 * n)
         losses.append(-math.log(scores[partner] / (sum(scores) - scores[i])))
     return torch.tensor(sum(losses) / (2 * n), dtype=torch.float64)
 
 
-def one_way_read_aloud(first: Tensor, second: Tensor, temperature: float) -> Tensor:
-    """Every first view looks for its partner among the N second ones."""
+def one_way_by_definition(first: Tensor, second: Tensor, temperature: float) -> Tensor:
+    """Each first view is matched with its partner among the N second ones."""
     losses = []
     for i, view in enumerate(first):
-        scores = [math.exp(cosine(view, other) / temperature) for other in second]
+        scores = [math.exp(cosine(view, other_item) / temperature) for other_item in second]
         losses.append(-math.log(scores[i] / sum(scores)))
     return torch.tensor(sum(losses) / len(first), dtype=torch.float64)
 
@@ -37,8 +37,8 @@ def one_way_read_aloud(first: Tensor, second: Tensor, temperature: float) -> Ten
 @pytest.mark.parametrize("temperature", [0.1, 0.7])
 def test_function_and_class_match_the_definition(temperature: float) -> None:
     texts = corpus()
-    simclr = torch.stack([simclr_read_aloud(*layer[:2], temperature) for layer in texts.views])
-    one_way = torch.stack([one_way_read_aloud(*layer[:2], temperature) for layer in texts.views])
+    simclr = torch.stack([simclr_by_definition(*layer[:2], temperature) for layer in texts.views])
+    one_way = torch.stack([one_way_by_definition(*layer[:2], temperature) for layer in texts.views])
     for form, expected in {"simclr": simclr, "one_way": one_way, "bound": math.log(13) - one_way}.items():
         values = [infonce(*layer[:2], temperature=temperature, form=form) for layer in texts.views]
         torch.testing.assert_close(torch.stack(values), expected)
@@ -55,7 +55,7 @@ def test_constant_embeddings_are_at_chance() -> None:
     assert infonce(zeros, zeros) == pytest.approx(math.log(17))
 
 
-def test_views_that_agree_and_texts_that_do_not_cost_little() -> None:
+def test_loss_is_low_if_views_agree_and_texts_differ() -> None:
     views = torch.eye(5, dtype=torch.float64)
     assert infonce(views, views) == pytest.approx(math.log(1 + 8 * math.exp(-10)))
     assert infonce(views, -views, form="one_way") > 10
@@ -69,12 +69,12 @@ def test_bound_scale_rotation_and_order(n: int, d: int, seed: int, scale: float)
     assert infonce(first, second, form="bound") <= math.log(n) + 1e-12
     expected = infonce(first, second)
     rotation, order = random_rotation(d, seed), torch.randperm(n)
-    moved = infonce(scale * first[order] @ rotation, second[order] @ rotation)
-    torch.testing.assert_close(moved, expected, rtol=1e-9, atol=1e-9)
+    transformed = infonce(scale * first[order] @ rotation, second[order] @ rotation)
+    torch.testing.assert_close(transformed, expected, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(infonce(second, first), expected, rtol=1e-9, atol=1e-9)
 
 
-def test_wrong_input_is_refused() -> None:
+def test_invalid_input_is_refused() -> None:
     with pytest.raises(OptionError, match="N of 2 or more"):
         infonce(torch.ones(1, 3), torch.ones(1, 3))
     with pytest.raises(OptionError, match=r"but got \(2, 3\) and \(2, 4\)"):

@@ -1,4 +1,4 @@
-"""What every metric of the registry must do, whatever it measures."""
+"""Requirements on every metric of the registry."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_one_finite_float64_value_per_layer(name: str) -> None:
 
 
 class Costly(TorchDispatchMode):
-    """Counts matrix products, decompositions, and reads of a number, for which a GPU would be waited for."""
+    """Counts matrix products, decompositions, and reads of a number that would synchronize with a GPU."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class Costly(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("name", [*ROWS[:3], ROWS[4], "infonce", "lidar", "dime", "half_match"])
-def test_layers_are_found_together(name: str) -> None:
+def test_layers_are_computed_together(name: str) -> None:
     counts = []
     for layers in (2, 9):
         metric = feed(make(name, range(layers)), corpus(layers=layers), [torch.arange(13)])
@@ -59,7 +59,7 @@ def test_layers_are_found_together(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", METRICS)
-def test_one_layer_is_a_vector_of_one(name: str) -> None:
+def test_single_layer_gives_a_vector_of_one(name: str) -> None:
     metric = feed(make(name, [7]), corpus(layers=1), [torch.arange(13)])
     assert metric.compute().shape == metric.compute().shape == (1,)
     assert metric.compute().isnan().item() == (name in FIRST_IS_NAN)
@@ -71,7 +71,7 @@ def test_batch_split_and_order_do_not_matter(name: str) -> None:
     shuffled = torch.randperm(13, generator=torch.Generator().manual_seed(1)).split(4)
     expected = value(name, texts)
     if name in SAMPLES:
-        assert torch.equal(value(name, texts, shuffled)[1:], expected[1:]), "sorted by index: equal to the bit"
+        assert torch.equal(value(name, texts, shuffled)[1:], expected[1:]), "sorted by index: bitwise equal"
     torch.testing.assert_close(value(name, texts, shuffled), expected, rtol=1e-12, atol=1e-12, equal_nan=True)
 
 
@@ -88,15 +88,15 @@ def test_padding_does_not_matter(name: str, padding: tuple[int, int], dtype: tor
 
 
 @pytest.mark.parametrize("name", sorted(set(TOKENS) - {"matrix_entropy", "half_match"}))
-def test_a_batch_is_the_mean_of_its_texts_alone(name: str) -> None:
+def test_batch_value_is_the_mean_of_its_texts(name: str) -> None:
     texts = corpus()
-    alone = [value(name, texts, [torch.tensor([text])]) for text in range(13)]
-    torch.testing.assert_close(value(name, texts), torch.stack(alone).mean(dim=0), equal_nan=True)
+    separate = [value(name, texts, [torch.tensor([text])]) for text in range(13)]
+    torch.testing.assert_close(value(name, texts), torch.stack(separate).mean(dim=0), equal_nan=True)
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 0.03), (torch.float16, 0.004)])
 @pytest.mark.parametrize("name", METRICS)
-def test_half_precision_costs_only_the_rounding_of_its_input(name: str, dtype: torch.dtype, tolerance: float) -> None:
+def test_half_precision_only_rounds_the_input(name: str, dtype: torch.dtype, tolerance: float) -> None:
     texts = corpus(texts=40, width=16, tokens=9)
     half = value(name, texts.to(dtype))
     same = value(name, texts.to(dtype).to(torch.float32))
@@ -108,7 +108,7 @@ def test_half_precision_costs_only_the_rounding_of_its_input(name: str, dtype: t
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @pytest.mark.parametrize("name", METRICS)
-def test_nan_and_infinity_are_named_with_their_layer(name: str, bad: float) -> None:
+def test_nan_and_infinity_error_names_the_layer(name: str, bad: float) -> None:
     texts = corpus()
     texts.states[1, 4, 1, 2] = bad
     texts.pooled[1, 4, 2] = bad
@@ -119,7 +119,7 @@ def test_nan_and_infinity_are_named_with_their_layer(name: str, bad: float) -> N
 
 
 @pytest.mark.parametrize("name", TOKENS)
-def test_nan_in_the_padding_does_not_count(name: str) -> None:
+def test_nan_in_the_padding_is_ignored(name: str) -> None:
     texts = corpus()
     expected = value(name, texts)
     texts.states[:, ~texts.mask] = torch.nan
@@ -127,7 +127,7 @@ def test_nan_in_the_padding_does_not_count(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", METRICS)
-def test_zero_vectors_and_the_same_text_twice_have_a_value(name: str) -> None:
+def test_zero_vectors_and_repeated_texts_have_a_value(name: str) -> None:
     texts = corpus()
     texts.mask[3] = texts.mask[2]
     for tensor in (texts.states, texts.pooled, texts.views.transpose(1, 2)):
@@ -137,7 +137,7 @@ def test_zero_vectors_and_the_same_text_twice_have_a_value(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", METRICS)
-def test_no_text_is_an_error_not_a_number(name: str) -> None:
+def test_no_text_is_an_error(name: str) -> None:
     with pytest.warns(UserWarning, match="before the ``update``"), pytest.raises(TooFewTextsError, match="layer"):
         make(name, [0, 1]).compute()
 
@@ -145,14 +145,14 @@ def test_no_text_is_an_error_not_a_number(name: str) -> None:
 @pytest.mark.parametrize(
     "name", ["infonce", "lidar", "dime", "anisotropy", "cka", "neighbor_overlap", "alpha_req", "half_match"]
 )
-def test_one_text_is_an_error_where_texts_are_compared(name: str) -> None:
+def test_one_text_is_an_error_for_metrics_that_compare_texts(name: str) -> None:
     metric = feed(make(name, range(3)), corpus(texts=1), [torch.arange(1)])
     with pytest.raises(TooFewTextsError, match="must be at least"):
         metric.compute()
 
 
 @pytest.mark.parametrize("name", METRICS)
-def test_unknown_layer_and_wrong_shapes_are_refused(name: str) -> None:
+def test_unknown_layer_and_invalid_shapes_are_refused(name: str) -> None:
     texts, metric = corpus(), make(name, [1, 2])
     with pytest.raises(LayerIndexError, match=r"one of the metric's layers \[1, 2\], but got 3"):
         metric._position(3)
@@ -184,16 +184,16 @@ def test_forward_adds_the_batch_and_returns_its_value(name: str) -> None:
     metric, halves = make(name, range(3)), torch.arange(20).split(10)
     for half in halves:
         for layer in range(3):
-            given = (texts.states[layer, half], texts.mask[half]) if name in TOKENS else (texts.pooled[layer, half],)
-            found = metric(layer, *given, index=half)
-            assert found.shape == ()
-            torch.testing.assert_close(found, value(name, texts, [half])[layer], rtol=1e-12, atol=1e-12)
-            assert metric._forward_cache is found
+            inputs = (texts.states[layer, half], texts.mask[half]) if name in TOKENS else (texts.pooled[layer, half],)
+            actual = metric(layer, *inputs, index=half)
+            assert actual.shape == ()
+            torch.testing.assert_close(actual, value(name, texts, [half])[layer], rtol=1e-12, atol=1e-12)
+            assert metric._forward_cache is actual
     torch.testing.assert_close(metric.compute(), value(name, texts, halves), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", COMPARING)
-def test_forward_is_refused_where_one_update_has_no_value(name: str) -> None:
+def test_forward_is_refused_if_one_update_has_no_value(name: str) -> None:
     metric = make(name, range(3))
     with pytest.raises(
         MidlayerError, match=r"no value for one update because it compares (two layers|the views) of a batch"
@@ -203,7 +203,7 @@ def test_forward_is_refused_where_one_update_has_no_value(name: str) -> None:
     assert "``forward`` raises" in "".join(str(base.__doc__) for base in type(metric).__mro__)
 
 
-def test_a_batch_that_forward_cannot_measure_is_not_added() -> None:
+def test_batch_that_forward_cannot_measure_is_not_added() -> None:
     metric = make("anisotropy", [0])
     with pytest.raises(TooFewTextsError, match="must be at least 2"):
         metric(0, torch.ones(1, 3))
@@ -214,20 +214,20 @@ def test_a_batch_that_forward_cannot_measure_is_not_added() -> None:
 def test_plot_draws_the_values_over_the_layers(name: str) -> None:
     metric = feed(make(name, [2, 5, 9]), corpus(), [torch.arange(13)])
     figure, axes = metric.plot()
-    again, same_axes = metric.plot([metric.compute(), 2 * metric.compute()], ax=axes)
+    repeated, same_axes = metric.plot([metric.compute(), 2 * metric.compute()], ax=axes)
     assert same_axes is axes
-    assert again is figure
-    drawn = [torch.tensor(line.get_xydata()) for line in axes.lines]
+    assert repeated is figure
+    sampled = [torch.tensor(line.get_xydata()) for line in axes.lines]
     plt.close(figure)
     expected = metric.compute()
-    for line, factor in zip(drawn, (1, 1, 2), strict=True):
+    for line, factor in zip(sampled, (1, 1, 2), strict=True):
         assert line[:, 0].tolist() == [2, 5, 9]
         torch.testing.assert_close(line[:, 1], factor * expected, rtol=0, atol=0, equal_nan=True)
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("layer", type(metric).__name__)
 
 
 @pytest.mark.parametrize("name", METRICS)
-def test_autocast_around_a_metric_changes_nothing(name: str) -> None:
+def test_autocast_does_not_change_a_metric(name: str) -> None:
     texts = corpus().to(torch.float32)
     expected = value(name, texts)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -235,6 +235,6 @@ def test_autocast_around_a_metric_changes_nothing(name: str) -> None:
 
 
 @pytest.mark.parametrize("layers", [[], [1, 1]])
-def test_layers_must_be_different(layers: list[int]) -> None:
+def test_layers_must_be_distinct(layers: list[int]) -> None:
     with pytest.raises(OptionError, match="different layer numbers"):
         make("curvature", layers)

@@ -15,8 +15,8 @@ from tests.metrics.feeding import corpus, value
 from tests.metrics.oracles import entropy_of_shares, random_rotation, random_rows
 
 
-def lidar_read_aloud(views: Tensor, delta: float = 1e-4) -> Tensor:
-    """Scatter between and within texts, the inverse square root by eigenvectors, the entropy of what comes out."""
+def lidar_by_definition(views: Tensor, delta: float = 1e-4) -> Tensor:
+    """Scatter between and within texts, the inverse square root by eigenvectors, and the entropy of the result."""
     x = views.double().numpy()
     v, n, d = x.shape
     means = [sum(x[j, i] for j in range(v)) / v for i in range(n)]
@@ -36,12 +36,12 @@ def lidar_read_aloud(views: Tensor, delta: float = 1e-4) -> Tensor:
 @pytest.mark.parametrize(("texts", "width"), [(4, 9), (13, 5)])
 @pytest.mark.parametrize("delta", [1e-4, 0.1])
 def test_function_and_class_match_the_definition(texts: int, width: int, delta: float) -> None:
-    some = corpus(texts=texts, width=width, views=4)
-    expected = torch.stack([lidar_read_aloud(layer, delta) for layer in some.views])
-    torch.testing.assert_close(torch.stack([lidar(layer, delta=delta) for layer in some.views]), expected)
+    sample = corpus(texts=texts, width=width, views=4)
+    expected = torch.stack([lidar_by_definition(layer, delta) for layer in sample.views])
+    torch.testing.assert_close(torch.stack([lidar(layer, delta=delta) for layer in sample.views]), expected)
     batches = torch.arange(texts).split(3)
-    torch.testing.assert_close(value("lidar", some, batches, views=4, delta=delta), expected)
-    torch.testing.assert_close(value("lidar", some, views=4, delta=delta, exponential=True), expected.exp())
+    torch.testing.assert_close(value("lidar", sample, batches, views=4, delta=delta), expected)
+    torch.testing.assert_close(value("lidar", sample, views=4, delta=delta, exponential=True), expected.exp())
 
 
 def test_orthogonal_texts_span_one_dimension_less_than_their_number() -> None:
@@ -50,14 +50,14 @@ def test_orthogonal_texts_span_one_dimension_less_than_their_number() -> None:
     assert lidar(views, exponential=True) == pytest.approx(5.0)
 
 
-def test_noise_within_texts_hides_the_directions_it_lies_in() -> None:
+def test_noise_within_texts_hides_its_directions() -> None:
     centres = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [0.0, -1.0]], dtype=torch.float64)
     noise = torch.tensor([[0.0, 5.0], [0.0, -5.0]], dtype=torch.float64)
     assert lidar(centres.expand(2, 4, 2)) == pytest.approx(math.log(2))
     assert lidar(centres + noise[:, None, :]) < 0.01
 
 
-def test_texts_that_are_all_the_same_have_no_spectrum() -> None:
+def test_identical_texts_have_no_spectrum() -> None:
     assert lidar(random_rows(3, 4)[:, None, :].expand(3, 5, 4).contiguous()) == pytest.approx(0.0, abs=1e-9)
 
 
@@ -67,8 +67,8 @@ def test_range_rotation_shift_and_order(n: int, d: int, seed: int) -> None:
     views = random_rows(3 * n, d, seed).reshape(3, n, d)
     expected = lidar(views)
     assert -1e-9 <= expected <= math.log(max(1, min(n - 1, d))) + 1e-6
-    moved = views[torch.randperm(3)][:, torch.randperm(n)] @ random_rotation(d, seed) + 3.0
-    torch.testing.assert_close(lidar(moved), expected, rtol=1e-6, atol=1e-6)
+    transformed = views[torch.randperm(3)][:, torch.randperm(n)] @ random_rotation(d, seed) + 3.0
+    torch.testing.assert_close(lidar(transformed), expected, rtol=1e-6, atol=1e-6)
 
 
 def test_scale_matters_only_through_delta() -> None:
@@ -77,12 +77,12 @@ def test_scale_matters_only_through_delta() -> None:
 
 
 @pytest.mark.parametrize("shape", [(1, 5, 3), (4, 1, 3), (5, 3)])
-def test_one_view_or_one_text_is_refused(shape: tuple[int, ...]) -> None:
+def test_single_view_or_text_is_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(OptionError, match=r"must be \(V, N, D\) with two or more views and texts"):
         lidar(torch.ones(shape))
 
 
-def test_wrong_options_are_refused() -> None:
+def test_invalid_options_are_refused() -> None:
     with pytest.raises(OptionError, match="`delta` must be greater than 0"):
         LiDAR([0], delta=0.0)
     with pytest.raises(OptionError, match="`views` must be a whole number, 2 or more"):

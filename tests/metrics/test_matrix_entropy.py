@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.metrics import MatrixEntropy, Normalization, matrix_entropy
 from tests.metrics.feeding import corpus, value
-from tests.metrics.oracles import entropy_read_aloud, random_rotation, random_rows
+from tests.metrics.oracles import entropy_by_definition, random_rotation, random_rows
 
 sizes = st.integers(1, 9)
 seeds = st.integers(0, 10_000)
@@ -24,14 +24,14 @@ def test_function_and_class_match_the_definition(n: int, d: int, alpha: float) -
     metric = MatrixEntropy([0], alpha=alpha)
     for batch in states.split(2):
         metric.update(0, batch[None], torch.ones(1, len(batch), dtype=torch.bool))
-    expected = entropy_read_aloud(states, alpha)
+    expected = entropy_by_definition(states, alpha)
     torch.testing.assert_close(matrix_entropy(states, alpha), expected)
     torch.testing.assert_close(metric.compute()[0], expected)
 
 
-def test_class_takes_all_tokens_of_all_texts_as_one_set() -> None:
+def test_class_treats_all_tokens_of_all_texts_as_one_set() -> None:
     texts = corpus()
-    expected = [entropy_read_aloud(states[texts.mask]) for states in texts.states]
+    expected = [entropy_by_definition(states[texts.mask]) for states in texts.states]
     torch.testing.assert_close(value("matrix_entropy", texts), torch.stack(expected))
 
 
@@ -48,7 +48,7 @@ def test_class_takes_all_tokens_of_all_texts_as_one_set() -> None:
 def test_normalizations(normalization: Normalization, divisor: float) -> None:
     states = random_rows(7, 6)
     mask = torch.tensor([True, False, True, True, False, True, False])
-    expected = entropy_read_aloud(states[mask]) / divisor
+    expected = entropy_by_definition(states[mask]) / divisor
     torch.testing.assert_close(matrix_entropy(states, mask=mask, normalization=normalization), expected)
     metric = MatrixEntropy([0], normalization=normalization)
     metric.update(0, states[None], mask[None])
@@ -58,7 +58,7 @@ def test_normalizations(normalization: Normalization, divisor: float) -> None:
 def test_max_entropy_takes_the_smaller_logarithm() -> None:
     states = random_rows(9, 3)
     torch.testing.assert_close(
-        matrix_entropy(states, normalization="maxEntropy"), entropy_read_aloud(states) / math.log(3)
+        matrix_entropy(states, normalization="maxEntropy"), entropy_by_definition(states) / math.log(3)
     )
 
 
@@ -97,22 +97,22 @@ def test_gram_and_covariance_agree(n: int, d: int, seed: int, alpha: float) -> N
     torch.testing.assert_close(matrix_entropy(states, alpha), matrix_entropy(states.mT, alpha), rtol=1e-9, atol=1e-9)
 
 
-def test_masked_sets_match_each_alone() -> None:
+def test_masked_sets_match_single_sets() -> None:
     states, mask = torch.stack([random_rows(6, 9), random_rows(6, 9, 1)]), torch.ones(2, 6, dtype=torch.bool)
     mask[0, :3], mask[1, 4:] = False, False
-    expected = torch.stack([entropy_read_aloud(states[0, 3:]), entropy_read_aloud(states[1, :4])])
+    expected = torch.stack([entropy_by_definition(states[0, 3:]), entropy_by_definition(states[1, :4])])
     torch.testing.assert_close(matrix_entropy(states, mask=mask), expected)
 
 
-def test_one_bad_set_does_not_spoil_the_others() -> None:
+def test_one_invalid_set_does_not_affect_the_others() -> None:
     states = torch.stack([random_rows(4, 5), random_rows(4, 5, 1)])
     states[0, 2, 2] = torch.nan
     values = matrix_entropy(states)
     assert values[0].isnan()
-    torch.testing.assert_close(values[1], entropy_read_aloud(states[1]))
+    torch.testing.assert_close(values[1], entropy_by_definition(states[1]))
 
 
-def test_wrong_options_are_refused() -> None:
+def test_invalid_options_are_refused() -> None:
     with pytest.raises(OptionError, match="`alpha` must be greater than 0"):
         matrix_entropy(torch.eye(2), 0.0)
     with pytest.raises(OptionError, match=r"`normalization` must be one of .* Did you mean 'logN'"):

@@ -1,4 +1,4 @@
-"""Names of metrics: one for everything, the names of other papers, and those of the last release."""
+"""Names of metrics: one for each, aliases from other papers, and names of the last release."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.metrics.feeding import corpus, feed
 from tests.metrics.oracles import random_rows
 
 
-def test_make_metrics_knows_all_paper_and_names() -> None:
+def test_make_metrics_accepts_all_paper_and_names() -> None:
     assert list(make_metrics("all", [0, 1])) == list(METRICS)
     assert tuple(make_metrics("paper", [0, 1])) == PAPER_METRICS
     assert len(PAPER_METRICS) == 7
@@ -31,7 +31,7 @@ def test_make_metrics_knows_all_paper_and_names() -> None:
 
 
 @pytest.mark.parametrize("names", ["curvatur", ["lidar", "curvatur"]])
-def test_make_metrics_asks_did_you_mean(names: str | list[str]) -> None:
+def test_make_metrics_suggests_names(names: str | list[str]) -> None:
     with pytest.raises(OptionError, match="Did you mean 'curvature'"):
         make_metrics(names, [0])
 
@@ -52,13 +52,13 @@ def test_make_metrics_expects_a_name(names: list[str], match: str) -> None:
 
 
 @pytest.mark.parametrize("name", [*METRICS, "attention_sink_rate"])
-def test_a_metric_and_its_function_share_a_name_and_a_module(name: str) -> None:
+def test_metric_and_function_share_a_name_and_a_module(name: str) -> None:
     metric = METRICS.get(name, metrics.AttentionSinkRate)
     assert metric.__name__.lower() == name.replace("_", "")
     assert metric.__module__ == getattr(metrics, name).__module__
 
 
-def rankme_read_aloud(rows: torch.Tensor) -> torch.Tensor:
+def rankme_by_definition(rows: torch.Tensor) -> torch.Tensor:
     """Equations 1 and 2 of Garrido et al. (2023), with their epsilon."""
     sigma = torch.linalg.svdvals(rows)
     share = sigma / sigma.abs().sum() + 1e-7
@@ -68,8 +68,8 @@ def rankme_read_aloud(rows: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(("n", "d"), [(7, 4), (4, 7)])
 def test_rankme_is_the_effective_rank_with_an_epsilon(n: int, d: int) -> None:
     rows = random_rows(n, d)
-    rows[:, 0] = rows[:, 1]  # a singular value of zero has a share of epsilon, too
-    expected = rankme_read_aloud(rows)
+    rows[:, 0] = rows[:, 1]  # a zero singular value also has a share of epsilon
+    expected = rankme_by_definition(rows)
     torch.testing.assert_close(effective_rank(rows, epsilon=1e-7), expected, rtol=1e-10, atol=0)
     assert abs(float(effective_rank(rows) - expected)) > 1e-7
     padded, mask = torch.cat([rows, torch.full((3, d), torch.nan)]), torch.arange(n + 3) < n
@@ -82,7 +82,7 @@ def test_rankme_is_the_effective_rank_with_an_epsilon(n: int, d: int) -> None:
         EffectiveRank([0], epsilon=-1.0)
 
 
-def test_exp_lidar_is_exp_of_lidar_with_as_many_views_as_asked() -> None:
+def test_exp_lidar_is_the_exponential_of_lidar_for_any_number_of_views() -> None:
     texts = corpus(views=3)
     metric = make_for_views(["exp_lidar", "lidar"], range(3), 3)["exp_lidar"]
     assert isinstance(metric, LiDAR)
@@ -91,6 +91,6 @@ def test_exp_lidar_is_exp_of_lidar_with_as_many_views_as_asked() -> None:
     assert num_passes("exp_lidar", views=5) == 6
 
 
-def test_aliases_are_no_metrics_of_their_own() -> None:
+def test_aliases_are_not_separate_metrics() -> None:
     assert not set(ALIASES) & set(METRICS)
     assert all(name in METRICS for name, _ in ALIASES.values())

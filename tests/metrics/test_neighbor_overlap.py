@@ -10,8 +10,8 @@ from tests.metrics.feeding import corpus, value
 from tests.metrics.oracles import cosine, random_rotation, random_rows
 
 
-def overlap_read_aloud(first: Tensor, second: Tensor, k: int, distance: str) -> Tensor:
-    """The share of each text's k nearest that both sets agree on, on average."""
+def overlap_by_definition(first: Tensor, second: Tensor, k: int, distance: str) -> Tensor:
+    """The mean share of each text's k nearest neighbors that both sets have in common."""
 
     def nearest(rows: Tensor, i: int) -> set[int]:
         def far(j: int) -> float:
@@ -29,7 +29,7 @@ def test_function_and_class_match_the_definition(k: int, distance: str) -> None:
     texts = corpus(texts=20)
     options = {"k": k, "distance": distance}
     pairs = [(texts.pooled[0], texts.pooled[1]), (texts.pooled[1], texts.pooled[2])]
-    expected = torch.stack([overlap_read_aloud(*pair, **options) for pair in pairs])  # type: ignore[arg-type]
+    expected = torch.stack([overlap_by_definition(*pair, **options) for pair in pairs])  # type: ignore[arg-type]
     values = torch.stack([neighbor_overlap(*pair, **options) for pair in pairs])  # type: ignore[arg-type]
     torch.testing.assert_close(values, expected)
     by_class = value("neighbor_overlap", texts, torch.arange(20).split(7), **options)
@@ -53,19 +53,19 @@ def test_unrelated_vectors_overlap_at_chance() -> None:
 def test_scale_rotation_and_the_choice_of_distance() -> None:
     first, second = random_rows(15, 4), random_rows(15, 4) + random_rows(15, 4, 1)
     stretched = first * torch.arange(1.0, 16.0)[:, None]
-    moved = 3 * first @ random_rotation(4)
-    assert neighbor_overlap(moved, second, k=3) == neighbor_overlap(first, second, k=3)
+    transformed = 3 * first @ random_rotation(4)
+    assert neighbor_overlap(transformed, second, k=3) == neighbor_overlap(first, second, k=3)
     assert neighbor_overlap(stretched, first, k=3) == 1.0
     assert neighbor_overlap(stretched, first, k=3, distance="euclidean") < 1.0
     assert neighbor_overlap(first + 50, first, k=3, distance="euclidean") == 1.0
 
 
-def test_texts_at_the_same_distance_are_taken_in_order() -> None:
+def test_equidistant_texts_are_taken_in_order() -> None:
     same = torch.ones(8, 3)
     assert neighbor_overlap(same, same, k=2) == 1.0
 
 
-def test_wrong_input_is_refused() -> None:
+def test_invalid_input_is_refused() -> None:
     with pytest.raises(OptionError, match="N of 11 or more"):
         neighbor_overlap(torch.ones(10, 3), torch.ones(10, 3))
     with pytest.raises(OptionError, match="`k` must be a whole number, 1 or more"):

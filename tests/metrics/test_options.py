@@ -1,4 +1,4 @@
-"""Every option of every metric: the class gives what the function gives with it, and it matters where it should."""
+"""Every option of every metric: class and function agree, and the option has an effect where it should."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ CHANGED: dict[str, dict[str, Any]] = {
     "neighbor_overlap": {"against": 0, "k": 5, "distance": "euclidean"},
     "half_match": {"center": False},
 }
-"""A value of each option that is not the default one."""
+"""A non-default value of each option."""
 
 SAMPLED = [name for name, metric in METRICS.items() if issubclass(metric, SampleMetric)]
 
@@ -47,7 +47,7 @@ def halves(text: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def of_one_layer(name: str, texts: Corpus, row: int, **options: Any) -> Tensor:
-    """Return the function's value of one layer: of each text without its padding, of all tokens, or of all texts."""
+    """Return the function's value for one layer: for each text without padding, all tokens, or all texts."""
     function = getattr(metrics, name)
     before = options.pop("against", row - 1)
     match name:
@@ -58,7 +58,7 @@ def of_one_layer(name: str, texts: Corpus, row: int, **options: Any) -> Tensor:
             return function(torch.cat(texts.texts[row]), **options)  # type: ignore[no-any-return]
         case "block_influence":
             pairs = zip(texts.texts[before], texts.texts[row], strict=True)
-            return torch.stack([function(one, other) for one, other in pairs]).mean()
+            return torch.stack([function(item, other_item) for item, other_item in pairs]).mean()
         case "half_match":
             long_enough = [text for text in texts.texts[row] if len(text) >= 4]
             first, second = zip(*map(halves, long_enough), strict=True)
@@ -73,40 +73,43 @@ def of_one_layer(name: str, texts: Corpus, row: int, **options: Any) -> Tensor:
 
 
 @pytest.mark.parametrize("name", METRICS)
-def test_no_option_is_forgotten_here(name: str) -> None:
-    """A new option must be added above, or its class could drop it unnoticed."""
+def test_every_option_is_covered_here(name: str) -> None:
+    """A new option must be added above, or its class could ignore it unnoticed."""
     parameters = inspect.signature(getattr(metrics, name)).parameters.values()
-    known = {one.name for one in parameters if one.default is not one.empty} - {"mask", "method"}
-    assert known == set(CHANGED[name]) - {"views", "against"}
+    known_values = {parameter.name for parameter in parameters if parameter.default is not parameter.empty} - {
+        "mask",
+        "method",
+    }
+    assert known_values == set(CHANGED[name]) - {"views", "against"}
 
 
 @pytest.mark.parametrize(("name", "option"), [(name, option) for name in METRICS for option in (None, *CHANGED[name])])
-def test_the_class_gives_what_the_function_gives_with_each_option(name: str, option: str | None) -> None:
+def test_class_and_function_agree_for_each_option(name: str, option: str | None) -> None:
     options = OPTIONS.get(name, {}) | ({} if option is None else {option: CHANGED[name][option]})
-    found = value(name, TEXTS, **options)
-    rows = [row for row in range(3) if not found[row].isnan()]
+    actual = value(name, TEXTS, **options)
+    rows = [row for row in range(3) if not actual[row].isnan()]
     assert rows == (
         [1, 2] if name in ("cka", "neighbor_overlap", "block_influence") and "against" not in options else [0, 1, 2]
     )
     expected = torch.stack([of_one_layer(name, TEXTS, row, **options).double() for row in rows])
-    torch.testing.assert_close(found[rows], expected, rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(actual[rows], expected, rtol=1e-6, atol=1e-9)
     if option is not None:
         plain = value(name, TEXTS)
         differ = [row for row in rows if not plain[row].isnan()]
-        assert ((found - plain)[differ].abs() > 1e-4).any(), f"{option} changes nothing"
+        assert ((actual - plain)[differ].abs() > 1e-4).any(), f"{option} changes nothing"
 
 
 @pytest.mark.parametrize("name", SAMPLED)
-def test_the_seed_draws_another_sample_of_the_size_asked_for(name: str) -> None:
-    """All texts are taken where they fit, whatever the seed; of too many, some, by the seed."""
+def test_seed_draws_another_sample_of_the_requested_size(name: str) -> None:
+    """If all texts fit, all are used for any seed; otherwise the seed selects some."""
     all_of_them = value(name, TEXTS)
-    if name != "dime":  # whose seed also shuffles
+    if name != "dime":  # its seed also shuffles
         assert torch.equal(value(name, TEXTS, seed=9).nan_to_num(), all_of_them.nan_to_num())
     assert torch.equal(value(name, TEXTS, max_samples=17).nan_to_num(), all_of_them.nan_to_num())
-    some = [value(name, TEXTS, max_samples=9, seed=seed).nan_to_num() for seed in (0, 40, 40)]
-    assert not torch.equal(some[0], all_of_them.nan_to_num())
-    assert not torch.equal(some[0], some[1])
-    assert torch.equal(some[1], some[2])
+    sample = [value(name, TEXTS, max_samples=9, seed=seed).nan_to_num() for seed in (0, 40, 40)]
+    assert not torch.equal(sample[0], all_of_them.nan_to_num())
+    assert not torch.equal(sample[0], sample[1])
+    assert torch.equal(sample[1], sample[2])
 
 
 @pytest.mark.parametrize(
@@ -119,9 +122,9 @@ def test_every_method_gives_the_same_without_a_gpu(name: str, monkeypatch: pytes
         assert torch.equal(value(name, TEXTS, method=method), exact)
 
 
-@pytest.mark.parametrize("name", [name for name, one in METRICS.items() if one.kind == "tokens"])
-def test_padding_on_either_side_and_between_batches_does_not_matter(name: str) -> None:
-    """Each text by itself with its own padding on the left, beside all at once with padding on the right."""
+@pytest.mark.parametrize("name", [name for name, item in METRICS.items() if item.kind == "tokens"])
+def test_padding_on_either_side_and_between_batches_is_ignored(name: str) -> None:
+    """Each text alone with padding on the left, compared with all at once with padding on the right."""
     expected = value(name, TEXTS)
     layers = range(len(TEXTS.states))
     metric = METRICS[name](list(layers), **OPTIONS.get(name, {}))

@@ -6,20 +6,20 @@ import torch
 from midlayer_encoders.metrics import PromptEffectiveRank, prompt_effective_rank
 from tests.metrics.feeding import corpus, value
 from tests.metrics.oracles import centered_unit
-from tests.metrics.test_effective_rank import rank_read_aloud
+from tests.metrics.test_effective_rank import rank_by_definition
 
 
 @pytest.mark.parametrize("width", [3, 12])
 def test_function_and_class_match_the_definition(width: int) -> None:
     texts = corpus(width=width)
-    expected = torch.stack([torch.stack([rank_read_aloud(text) for text in layer]) for layer in texts.texts])
+    expected = torch.stack([torch.stack([rank_by_definition(text) for text in layer]) for layer in texts.texts])
     torch.testing.assert_close(prompt_effective_rank(texts.states, texts.mask.expand(3, -1, -1)), expected)
     torch.testing.assert_close(value("prompt_effective_rank", texts), expected.mean(dim=1))
 
 
 def test_centered_and_scaled_tokens() -> None:
     texts = corpus(width=12)
-    expected = [rank_read_aloud(centered_unit(text)) for text in texts.texts[0]]
+    expected = [rank_by_definition(centered_unit(text)) for text in texts.texts[0]]
     values = value("prompt_effective_rank", texts, center=True, unit=True)
     torch.testing.assert_close(values[0], torch.stack(expected).mean())
 

@@ -1,4 +1,4 @@
-"""Pooled metrics of the spectrum: exact, however many rows, and bounded."""
+"""Spectral metrics of pooled rows are exact for any number of rows, and their memory is bounded."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def rows(n: int, d: int) -> Tensor:
 
 
 @pytest.mark.parametrize(("name", "options"), [(name, options) for name in ROWS for options in OPTIONS[name]])
-def test_folding_many_rows_into_a_matrix_changes_nothing(name: str, options: dict[str, object]) -> None:
+def test_folding_many_rows_into_a_matrix_gives_the_same_value(name: str, options: dict[str, object]) -> None:
     from midlayer_encoders import metrics
 
     many = rows(1500, 6)
@@ -31,13 +31,13 @@ def test_folding_many_rows_into_a_matrix_changes_nothing(name: str, options: dic
     for batch in many.split(400):
         metric.update(0, batch)
     assert isinstance(metric, RowMetric)
-    assert metric.count.tolist() == [1200], "three batches are folded, the fourth is kept as rows"
+    assert metric.count.tolist() == [1200], "three batches are folded, the fourth is stored as rows"
     assert sum(map(len, metric.rows_0)) == 300
     expected = getattr(metrics, name)(many.double(), **({"first": 1} if name == "alpha_req" else {}), **options)
     torch.testing.assert_close(metric.compute()[0], expected, rtol=1e-10, atol=1e-12)
 
 
-def test_what_is_kept_is_bounded_by_the_width() -> None:
+def test_memory_is_bounded_by_the_width() -> None:
     metric = make("dataset_entropy", [0])
     for batch in rows(20_000, 4).split(500):
         metric.update(0, batch)
@@ -45,8 +45,8 @@ def test_what_is_kept_is_bounded_by_the_width() -> None:
     assert [tuple(moment.shape) for moment in metric.moment_0] == [(1, 4, 4)]
 
 
-def test_a_view_into_token_states_does_not_keep_them_alive() -> None:
+def test_view_of_token_states_does_not_keep_them_in_memory() -> None:
     states = torch.randn(4, 100, 8)
     assert owned(states[:, 0]).untyped_storage().nbytes() == 4 * 8 * 4
     pooled = states.mean(dim=1)
-    assert owned(pooled).data_ptr() == pooled.data_ptr(), "what owns its memory is not copied"
+    assert owned(pooled).data_ptr() == pooled.data_ptr(), "a tensor that owns its memory is not copied"

@@ -1,4 +1,4 @@
-"""The capped sample: the same one in any order, batch split and sharding."""
+"""The capped sample is the same for any order, batch split and sharding."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.metrics.feeding import corpus, feed, make, value
 from tests.metrics.test_layer_metric import SAMPLES
 
 
-def hash_read_aloud(index: int, seed: int) -> int:
+def hash_by_definition(index: int, seed: int) -> int:
     """SplitMix64's output function, on unsigned words."""
     word = 2**64 - 1
     mixed = (index + seed + 1) * 0x9E3779B97F4A7C15 & word
@@ -25,23 +25,23 @@ def hash_read_aloud(index: int, seed: int) -> int:
 @pytest.mark.parametrize("seed", [0, 1, 12345])
 def test_hash_is_splitmix(seed: int) -> None:
     index = torch.tensor([0, 1, 2, 1000, 2**40])
-    assert hashed(index, seed).tolist() == [hash_read_aloud(i, seed) for i in index.tolist()]
+    assert hashed(index, seed).tolist() == [hash_by_definition(i, seed) for i in index.tolist()]
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-def test_the_sample_is_the_texts_with_the_smallest_hashes(name: str) -> None:
+def test_sample_is_the_texts_with_the_smallest_hashes(name: str) -> None:
     texts = corpus(texts=60)
-    kept = hashed(torch.arange(60), 5).argsort()[:8].sort().values
+    saved = hashed(torch.arange(60), 5).argsort()[:8].sort().values
     metric = feed(make(name, range(3), max_samples=8, seed=5), texts, torch.arange(60).split(7))
     assert isinstance(metric, SampleMetric)
-    expected = value(name, texts, [kept], seed=5)
+    expected = value(name, texts, [saved], seed=5)
     assert torch.equal(metric.compute()[1:], expected[1:])
     assert metric.num_samples == metric.max_samples == 8
     assert not torch.equal(value(name, texts, max_samples=8, seed=6)[1:], expected[1:])
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-def test_the_sample_does_not_depend_on_order_and_memory_is_bounded(name: str) -> None:
+def test_sample_is_independent_of_order_and_memory_is_bounded(name: str) -> None:
     texts = corpus(texts=60)
     expected = value(name, texts, max_samples=8)
     shuffled = torch.randperm(60, generator=torch.Generator().manual_seed(3))
@@ -52,14 +52,14 @@ def test_the_sample_does_not_depend_on_order_and_memory_is_bounded(name: str) ->
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-def test_a_text_given_twice_counts_once(name: str) -> None:
+def test_repeated_text_counts_once(name: str) -> None:
     texts = corpus()
     twice = [torch.arange(13), torch.tensor([3, 4]), torch.tensor([4])]
     assert torch.equal(value(name, texts, twice)[1:], value(name, texts)[1:])
 
 
 @pytest.mark.parametrize("name", ["intrinsic_dimension", "cka", "neighbor_overlap"])
-def test_without_index_texts_are_numbered_as_they_come(name: str) -> None:
+def test_without_index_texts_are_numbered_in_order(name: str) -> None:
     texts = corpus()
     metric = make(name, range(3))
     for batch in torch.arange(13).split(5):
@@ -69,7 +69,7 @@ def test_without_index_texts_are_numbered_as_they_come(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["infonce", "lidar", "dime"])
-def test_a_missing_view_is_an_error(name: str) -> None:
+def test_missing_view_is_an_error(name: str) -> None:
     texts = corpus()
     metric = feed(make(name, range(3)), texts, [torch.arange(13)])
     metric.update(1, texts.views[1, 0, :1], view=0, index=torch.tensor([99]))
@@ -78,7 +78,7 @@ def test_a_missing_view_is_an_error(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["infonce", "dime"])
-def test_views_past_the_second_are_ignored(name: str) -> None:
+def test_views_after_the_second_are_ignored(name: str) -> None:
     texts = corpus(views=6)
     two = corpus(views=6)
     two.views[:, 2:] = 0.0

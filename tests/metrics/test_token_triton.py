@@ -1,4 +1,4 @@
-"""The Triton kernels against the plain way: on a GPU, or with `TRITON_INTERPRET=1` in Triton's interpreter."""
+"""The Triton kernels compared with the plain method: on a GPU, or with `TRITON_INTERPRET=1` in Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ HERE = torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1"
 pytestmark = [
     pytest.mark.triton,
     pytest.mark.skipif(kernels.triton is None or not HERE, reason="needs Triton and a GPU, or its interpreter"),
-    pytest.mark.filterwarnings("ignore"),  # the interpreter divides by zero in numpy, which warns
+    pytest.mark.filterwarnings("ignore"),  # the interpreter divides by zero in numpy
 ]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def batch(tokens: int, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return four texts, one whole, one with holes, one short and one without a token; NaN where there is none."""
+    """Return four texts: full, with gaps, short and empty; missing tokens are NaN."""
     states = (2 + random_rows(4 * tokens, width)).reshape(4, tokens, width).to(DEVICE, dtype)
     mask = torch.ones(4, tokens, dtype=torch.bool, device=DEVICE)
     mask[1, ::3], mask[2, :-5], mask[3] = False, False, False
@@ -41,15 +41,15 @@ def test_gram(tokens: int, width: int, dtype: torch.dtype, center: bool, unit: b
     states, mask = batch(tokens, width, dtype)
     gram, sizes = kernels.prepared_gram(states, mask, center=center, unit=unit)
     assert sizes.tolist() == mask.sum(dim=-1).tolist()
-    for text, real, found in zip(states, mask, gram, strict=True):
+    for text, real, actual in zip(states, mask, gram, strict=True):
         rows = prepared(text[real].double(), None, center=center, unit=unit) if real.any() else text[:0].double()
         expected = torch.zeros(tokens, tokens, dtype=torch.float64, device=DEVICE)
         expected[: len(rows), : len(rows)] = rows @ rows.T
-        torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5 if unit else 1e-5 * width)
+        torch.testing.assert_close(actual.double(), expected, rtol=1e-5, atol=1e-5 if unit else 1e-5 * width)
 
 
 @pytest.mark.parametrize("unit", [True, False])
-def test_what_is_only_rounding_is_zero_and_nan_is_kept(unit: bool) -> None:
+def test_rounding_noise_is_zero_and_nan_is_kept(unit: bool) -> None:
     states, mask = batch(9, 20, torch.float32)
     states[0] = states[0, :1]
     states[1, 4, 3] = torch.nan
@@ -68,22 +68,24 @@ def test_what_is_only_rounding_is_zero_and_nan_is_kept(unit: bool) -> None:
 def test_order_of_a_mask_that_is_a_view(tokens: int) -> None:
     mask = (random_rows(tokens, 6) > 0).to(DEVICE).T[::2]
     order, sizes = kernels._order(mask)
-    for real, found, size in zip(mask, order, sizes.tolist(), strict=True):
-        assert found[:size].tolist() == real.nonzero().flatten().tolist()
+    for real, actual, size in zip(mask, order, sizes.tolist(), strict=True):
+        assert actual[:size].tolist() == real.nonzero().flatten().tolist()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("step", [1, 2])
-def test_locks(dtype: torch.dtype, step: int) -> None:
+def test_angles(dtype: torch.dtype, step: int) -> None:
     states, mask = batch(12, 300, dtype)
     states[0, 4] = states[0, 3]
-    found, expected = kernels.turns(states, mask, step), _turns(states.double(), mask, step)
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one[:, : other.shape[1]].double(), other, rtol=1e-5, atol=1e-5)
-        assert (one[:, other.shape[1] :] == -1).all()
+    actual, expected = kernels.turns(states, mask, step), _turns(states.double(), mask, step)
+    for actual_value, expected_value in zip(actual, expected, strict=True):
+        torch.testing.assert_close(
+            actual_value[:, : expected_value.shape[1]].double(), expected_value, rtol=1e-5, atol=1e-5
+        )
+        assert (actual_value[:, expected_value.shape[1] :] == -1).all()
 
 
-def test_a_line_is_straight_to_the_last_digits() -> None:
+def test_line_is_straight_up_to_rounding() -> None:
     steps = torch.tensor([1.0, 3.0, 0.5, 100.0, 2.0], device=DEVICE)
     path = steps.cumsum(0)[None, :, None] * torch.tensor([3.0, 1.0, 2.0], device=DEVICE)
     assert float(curvature(path)) < 1e-7
@@ -97,5 +99,5 @@ def test_functions_use_the_kernels_and_agree_with_float64() -> None:
     assert not kernels_can_read(states.double())
     real = mask.sum(dim=-1) > 2
     for function in (curvature, prompt_entropy):
-        found, expected = function(states, mask), function(states.double(), mask)
-        torch.testing.assert_close(found[real].double(), expected[real], rtol=1e-5, atol=1e-5)
+        actual, expected = function(states, mask), function(states.double(), mask)
+        torch.testing.assert_close(actual[real].double(), expected[real], rtol=1e-5, atol=1e-5)

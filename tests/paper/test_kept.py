@@ -1,4 +1,4 @@
-"""What `reproduce` may keep: nothing of a sweep that failed, nothing after a file changed, nothing torn."""
+"""`reproduce` reuses nothing from a failed sweep, after a file changed, or from a torn file."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ pytestmark = MTEB
 
 @pytest.fixture
 def setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Setting:
-    """Return a setting whose only experiment gives the scores of its sweep."""
+    """Return a setting whose only experiment returns the scores of its sweep."""
     short = [
         {key: value[:30] if isinstance(value, str) else value for key, value in row.items()} for row in ROWS["STS"]
     ]
     task = write(tmp_path / "near.jsonl", short)
     for name in ("fig6", "fig7"):
-        mine = replace(EXPERIMENTS[name], run=_scores, words=_words, draw=lambda _: None)
-        monkeypatch.setitem(EXPERIMENTS, name, mine)
+        own_rows = replace(EXPERIMENTS[name], run=_scores, words=_words, draw=lambda _: None)
+        monkeypatch.setitem(EXPERIMENTS, name, own_rows)
     monkeypatch.setattr("midlayer_encoders.paper.reproduce.write_figure", lambda *_, **__: None)
     return Setting(
         models=(save_tiny("Llama", tmp_path / "model"),), load=_load, out=tmp_path / "out", tasks=str(task),
@@ -55,26 +55,26 @@ def _scores(setting: Setting) -> pl.DataFrame:
 
 
 def outcome(setting: Setting, name: str = "fig6") -> tuple[str, str]:
-    (one,) = reproduce([name], setting)
-    return one.status, one.words[0]
+    (first,) = reproduce([name], setting)
+    return first.status, first.words[0]
 
 
 def rewritten(path: Path, content: bytes) -> None:
-    """Write other content of one size, at one time of writing: what a copy that preserves times does."""
+    """Write other content of the same size and modification time, as a copy that preserves times does."""
     status = path.stat()
     assert len(content) == status.st_size
-    path.unlink()  # the weights of a loaded model are mapped: written in place, they would change in it too
+    path.unlink()  # the weights of a loaded model are mapped and must not change in place
     path.write_bytes(content)
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
-def test_changed_weights_and_tasks_are_measured_anew(setting: Setting) -> None:
+def test_changed_weights_and_tasks_are_measured_again(setting: Setting) -> None:
     first = outcome(setting)
     assert (first[0], outcome(setting)) == ("done", ("kept", first[1]))
     weights = Path(setting.models[0], "model.safetensors")
     tiny("Llama", 5).save_pretrained(weights.parent.parent / "other")  # type: ignore[operator]
     rewritten(weights, (weights.parent.parent / "other" / "model.safetensors").read_bytes())
-    trained = outcome(setting)  # the same setting, which had loaded the model before
+    trained = outcome(setting)  # the same setting, which already loaded the model
     assert trained[0] == "done"
     assert trained[1] != first[1]
     task = Path(setting.tasks)
@@ -84,12 +84,12 @@ def test_changed_weights_and_tasks_are_measured_anew(setting: Setting) -> None:
     assert outcome(setting)[0] == "kept"
 
 
-def test_files_that_change_while_it_runs_are_not_kept_for_what_they_are_now(
+def test_files_that_change_during_a_run_are_not_cached_under_their_new_content(
     setting: Setting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def changes(given: Setting) -> pl.DataFrame:
-        frame = _scores(given)
-        with Path(given.tasks).open("a") as file:
+    def changes(inputs: Setting) -> pl.DataFrame:
+        frame = _scores(inputs)
+        with Path(inputs.tasks).open("a") as file:
             file.write("\n")
         return frame
 
@@ -101,9 +101,7 @@ def test_files_that_change_while_it_runs_are_not_kept_for_what_they_are_now(
     assert not (setting.out / "fig7.parquet").exists()
 
 
-def test_a_sweep_whose_tasks_failed_is_swept_again_and_not_taken(
-    setting: Setting, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sweep_with_failed_tasks_is_repeated_and_not_reused(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr("midlayer_encoders.sweeping.mteb_jobs.StoredLayer.encode", lambda *_, **__: 1 / 0)
         with pytest.raises(MidlayerError, match="Some tasks failed"):
@@ -118,7 +116,7 @@ def test_a_sweep_whose_tasks_failed_is_swept_again_and_not_taken(
     assert outcome(setting)[0] == "done"
 
 
-def test_what_is_torn_is_made_again_and_one_run_writes_at_a_time(
+def test_torn_files_are_created_again_and_only_one_run_writes(
     setting: Setting, caplog: pytest.LogCaptureFixture
 ) -> None:
     first = outcome(setting)

@@ -1,4 +1,4 @@
-"""The paper's experiments: what each is run on, and its words and curves, worked out by hand from small frames."""
+"""The paper's experiments: their inputs, texts and curves, computed by hand from small frames."""
 
 from __future__ import annotations
 
@@ -59,56 +59,59 @@ def ran(name: str, setting: Setting) -> pl.DataFrame:
     return EXPERIMENTS[name].run(setting)
 
 
-# --- what each is run on --------------------------------------------------------------------------------------------
+# --- inputs ---------------------------------------------------------------------------------------------------------
 
 
-def test_metrics_by_depth_are_of_four_times_as_many_texts(setting: Setting) -> None:
+def test_metrics_by_depth_use_four_times_as_many_texts(setting: Setting) -> None:
     setting = replace(setting, limit=2)
-    found = ran("fig2", setting)
-    by_hand = [measure_layers(load(one), TEXTS[:8], metrics="paper", views=4, seed=5) for one in setting.models]
-    assert_frame_equal(found, pl.concat(by_hand), rel_tol=1e-4)
-    assert_frame_equal(ran("fig10", setting), found)
+    actual = ran("fig2", setting)
+    by_hand = [measure_layers(load(model), TEXTS[:8], metrics="paper", views=4, seed=5) for model in setting.models]
+    assert_frame_equal(actual, pl.concat(by_hand), rel_tol=1e-4)
+    assert_frame_equal(ran("fig10", setting), actual)
 
 
 def test_solutions_are_read_to_twice_the_length(setting: Setting) -> None:
-    found = ran("fig5", setting)
+    actual = ran("fig5", setting)
     by_hand = [
-        entropy_along(load(one), SOLUTIONS[:6], stride=4, max_length=24, dataset="solutions") for one in setting.models
+        entropy_along(load(model), SOLUTIONS[:6], stride=4, max_length=24, dataset="solutions")
+        for model in setting.models
     ]
-    assert_frame_equal(found, pl.concat(by_hand), rel_tol=1e-4)
-    assert found["position"].max() == 24, "twice 16, but the model's own 24 at the most"
+    assert_frame_equal(actual, pl.concat(by_hand), rel_tol=1e-4)
+    assert actual["position"].max() == 24, "twice 16, but the model's own 24 at the most"
 
 
-def test_prompts_and_blocks_are_of_a_few_texts(setting: Setting) -> None:
-    prompts = [extreme_prompts(load(one), TEXTS[:3], max_length=16, seed=5) for one in setting.models]
+def test_prompts_and_blocks_use_a_few_texts(setting: Setting) -> None:
+    prompts = [extreme_prompts(load(model), TEXTS[:3], max_length=16, seed=5) for model in setting.models]
     assert_frame_equal(ran("fig6", setting), pl.concat(prompts), rel_tol=1e-4)
-    inside = [subblocks(load(one), TEXTS[:3], max_length=16) for one in setting.models]
+    inside = [subblocks(load(model), TEXTS[:3], max_length=16) for model in setting.models]
     assert_frame_equal(ran("fig15", setting), pl.concat(inside), rel_tol=1e-4)
 
 
-def test_tuned_models_are_measured_beside_the_first(setting: Setting) -> None:
-    found = ran("fig13", setting)
-    by_hand = pl.concat(measure_layers(load(one), TEXTS[:12], metrics=PAPER, views=4, seed=5) for one in setting.models)
-    assert_frame_equal(found, by_hand, check_row_order=False, rel_tol=1e-4)
-    assert found["model"].unique(maintain_order=True).to_list() == ["local/one", "local/two"]
+def test_tuned_models_are_compared_with_the_first(setting: Setting) -> None:
+    actual = ran("fig13", setting)
+    by_hand = pl.concat(
+        measure_layers(load(model), TEXTS[:12], metrics=PAPER, views=4, seed=5) for model in setting.models
+    )
+    assert_frame_equal(actual, by_hand, check_row_order=False, rel_tol=1e-4)
+    assert actual["model"].unique(maintain_order=True).to_list() == ["local/one", "local/two"]
 
 
-def test_checkpoints_are_read_as_the_setting_says(setting: Setting, folders: tuple[str, str], tmp_path: Path) -> None:
+def test_checkpoints_follow_the_setting(setting: Setting, folders: tuple[str, str], tmp_path: Path) -> None:
     for name, folder in zip(("step1", "step8"), folders, strict=True):
         shutil.copytree(folder, tmp_path / "run" / name)
     options = EncoderOptions(dtype="float16", device="cpu")
     run = str(tmp_path / "run")
-    mine = replace(setting, models=(run,), revisions=("step8", "step1"), options=options, limit=1)
-    found = ran("fig4", mine)
+    own_rows = replace(setting, models=(run,), revisions=("step8", "step1"), options=options, limit=1)
+    actual = ran("fig4", own_rows)
     names = ["prompt_entropy", "curvature", "lidar"]
     for step, folder in zip(("step1", "step8"), folders, strict=True):
-        one = LayerEncoder(folder, -1, device="cpu", dtype="float16", max_length=16)
-        alone = measure_layers(one, TEXTS[:4], metrics=names, views=4, seed=5)
+        encoder = LayerEncoder(folder, -1, device="cpu", dtype="float16", max_length=16)
+        separate = measure_layers(encoder, TEXTS[:4], metrics=names, views=4, seed=5)
         keys = ["layer", "name", "value"]
-        assert_frame_equal(found.filter(revision=step).select(keys), alone.select(keys), rel_tol=1e-4)
+        assert_frame_equal(actual.filter(revision=step).select(keys), separate.select(keys), rel_tol=1e-4)
 
 
-# --- what is kept ---------------------------------------------------------------------------------------------------
+# --- cached results -------------------------------------------------------------------------------------------------
 
 CHANGES: dict[str, Any] = {
     "models": ("two",), "texts": TEXTS[1:], "solutions": SOLUTIONS[1:], "reference": Path("tables"),
@@ -120,7 +123,7 @@ CHANGES: dict[str, Any] = {
 
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Make an experiment that counts its runs, and return the counts."""
+    """Create an experiment that counts its runs, and return the counts."""
     runs: list[int] = []
 
     def run(_: Setting) -> pl.DataFrame:
@@ -128,7 +131,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return frame({"dime": [float(len(runs))] * 3}, num_layers=2)
 
     quick = replace(
-        EXPERIMENTS["fig7"], run=run, words=lambda held: [f"run {held['value'][0]:g}"],
+        EXPERIMENTS["fig7"], run=run, words=lambda stored: [f"run {stored['value'][0]:g}"],
         draw=EXPERIMENTS["fig2"].draw,
     )  # fmt: skip
     monkeypatch.setitem(EXPERIMENTS, "fig7", quick)
@@ -141,16 +144,16 @@ def said(setting: Setting) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("changed", thinned(CHANGES, 4))
-def test_an_experiment_is_not_kept_after_a_setting_changed(changed: str, setting: Setting, counted: list[int]) -> None:
+def test_experiment_is_repeated_after_a_setting_changed(changed: str, setting: Setting, counted: list[int]) -> None:
     assert [said(setting), said(setting)] == [("done", "run 1"), ("kept", "run 1")]
-    other = replace(setting, **{changed: CHANGES[changed]})
-    assert [said(other), said(other)] == [("done", "run 2"), ("kept", "run 2")]
+    other_item = replace(setting, **{changed: CHANGES[changed]})
+    assert [said(other_item), said(other_item)] == [("done", "run 2"), ("kept", "run 2")]
     assert [said(setting), len(counted)] == [("done", "run 3"), 3], "one frame is kept, and it was of the other"
-    moved = replace(setting, out=setting.out / "elsewhere", workers=2, options=EncoderOptions(device="cuda"))
-    assert moved.digest == setting.digest, "what changes no number"
+    transformed = replace(setting, out=setting.out / "elsewhere", workers=2, options=EncoderOptions(device="cuda"))
+    assert transformed.digest == setting.digest, "what changes no number"
 
 
-def test_an_experiment_is_not_kept_after_files_changed(setting: Setting, counted: list[int], tmp_path: Path) -> None:
+def test_experiment_is_repeated_after_files_changed(setting: Setting, counted: list[int], tmp_path: Path) -> None:
     task, tables, run = tmp_path / "task.jsonl", tmp_path / "tables", tmp_path / "run"
     task.write_text("{}")
     tables.mkdir()
@@ -158,23 +161,23 @@ def test_an_experiment_is_not_kept_after_files_changed(setting: Setting, counted
     (run / "step1").mkdir(parents=True)
     (run / "step1" / "weights").write_text("1")
     (run / "config.json").write_text("{}")
-    mine = replace(setting, models=(str(run),), tasks=f"builtin,{task}", reference=tables, revisions=("step1",))
+    own_rows = replace(setting, models=(str(run),), tasks=f"builtin,{task}", reference=tables, revisions=("step1",))
     for number, path in enumerate((task, tables / "scores.csv", run / "config.json", run / "step1" / "weights"), 1):
-        assert [said(mine), said(mine)] == [("done", f"run {number}"), ("kept", f"run {number}")]
+        assert [said(own_rows), said(own_rows)] == [("done", f"run {number}"), ("kept", f"run {number}")]
         path.write_text("changed")
-    assert said(mine) == ("done", "run 5")
+    assert said(own_rows) == ("done", "run 5")
 
 
-def test_what_was_measured_with_another_setting_is_not_on_the_page(setting: Setting, counted: list[int]) -> None:
+def test_results_of_another_setting_are_not_on_the_page(setting: Setting, counted: list[int]) -> None:
     said(setting)
-    other = replace(setting, seed=6)
-    page = write_experiments([], other).read_text(encoding="utf8")
+    other_item = replace(setting, seed=6)
+    page = write_experiments([], other_item).read_text(encoding="utf8")
     assert "run 1" not in page
     assert "run 1" in write_experiments([], setting).read_text(encoding="utf8")
     assert len(counted) == 1
 
 
-def test_a_mark_without_its_figure_is_not_taken_for_a_whole_run(
+def test_marker_without_its_figure_is_not_a_complete_run(
     setting: Setting, counted: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said(setting)
@@ -189,18 +192,18 @@ def test_a_mark_without_its_figure_is_not_taken_for_a_whole_run(
     assert said(setting) == ("done", "run 3"), "the frame of the other was half way in its place"
 
 
-def test_metrics_and_correlations_that_several_figures_share_follow_the_setting(setting: Setting) -> None:
+def test_shared_metrics_and_correlations_follow_the_setting(setting: Setting) -> None:
     swept = frame({"dime": [1.0, 4.0, 2.0, 8.0, 5.0]}, {"A": [0.1, 0.2, 0.4, 0.3, 0.5]}, num_layers=4)
-    one = replace(setting, models=(), swept=(swept,))
-    assert_frame_equal(ran("fig3", one), correlate(swept, resamples=100, seed=5))
-    other = swept.with_columns(value=pl.col("value").reverse())
-    assert_frame_equal(ran("fig8", replace(one, swept=(other,))), correlate(other, resamples=100, seed=5))
-    assert_frame_equal(ran("fig8", replace(one, seed=1)), correlate(swept, resamples=100, seed=1))
-    assert_frame_equal(ran("fig9", one), ran("fig3", one))
+    item = replace(setting, models=(), swept=(swept,))
+    assert_frame_equal(ran("fig3", item), correlate(swept, resamples=100, seed=5))
+    other_item = swept.with_columns(value=pl.col("value").reverse())
+    assert_frame_equal(ran("fig8", replace(item, swept=(other_item,))), correlate(other_item, resamples=100, seed=5))
+    assert_frame_equal(ran("fig8", replace(item, seed=1)), correlate(swept, resamples=100, seed=1))
+    assert_frame_equal(ran("fig9", item), ran("fig3", item))
     assert len(list((setting.out / "correlations").iterdir())) == 3
     few = replace(setting, limit=1)
     first = few.metrics(setting.models[0])
     assert_frame_equal(few.metrics(setting.models[0]), first, check_exact=True)
     assert set(few.metrics(setting.models[1])["model"]) == {"local/two"}
-    other = replace(few, seed=6).metrics(setting.models[0])
-    assert_frame_equal(other, measure_layers(load(setting.models[0]), TEXTS[:4], views=4, seed=6), rel_tol=1e-4)
+    other_item = replace(few, seed=6).metrics(setting.models[0])
+    assert_frame_equal(other_item, measure_layers(load(setting.models[0]), TEXTS[:4], views=4, seed=6), rel_tol=1e-4)

@@ -1,4 +1,4 @@
-"""The replay of the paper's own tables; skipped where they are absent."""
+"""The replay of the paper's own tables; skipped if they are absent."""
 
 from __future__ import annotations
 
@@ -51,15 +51,15 @@ def of(frame: pl.DataFrame, model: str, revision: str = "main") -> pl.DataFrame:
 def test_like_for_like_averages(
     scores: pl.DataFrame, model: str, best: float, layer: int, last: float, tasks: int
 ) -> None:
-    found = summary(of(scores, model))
-    assert found.average is not None
-    assert (round(found.average.best, 2), found.average.best_layer) == (best, layer)
-    assert round(found.average.last, 2) == last
-    assert len(found.tasks) == tasks
+    actual = summary(of(scores, model))
+    assert actual.average is not None
+    assert (round(actual.average.best, 2), actual.average.best_layer) == (best, layer)
+    assert round(actual.average.last, 2) == last
+    assert len(actual.tasks) == tasks
 
 
 @pytest.mark.parametrize(("model", "best", "last"), [("Pythia-410m", 51.96, 45.48), (UNSUPERVISED, 66.33, 63.93)])
-def test_the_papers_own_recipe_gives_its_table(tables: Path, model: str, best: float, last: float) -> None:
+def test_recipe_of_the_paper_gives_its_table(tables: Path, model: str, best: float, last: float) -> None:
     table = pl.read_csv(lzma.decompress((tables / "mteb_layer_scores.csv.xz").read_bytes()), infer_schema_length=None)
     rows = table.filter(pl.col("family") + "-" + pl.col("size") == model, split="test", revision="main")
     first = (
@@ -69,7 +69,7 @@ def test_the_papers_own_recipe_gives_its_table(tables: Path, model: str, best: f
     assert (round(points.max(), 2), round(points[-1], 2)) == (best, last)
 
 
-def test_the_last_layer_peaks_in_training_while_the_best_rises(scores: pl.DataFrame) -> None:
+def test_last_layer_peaks_in_training_while_the_best_rises(scores: pl.DataFrame) -> None:
     curves = {step: summary(of(scores, "Pythia-410m", step)).average for step in ("step16000", "step64000", "main")}
     assert round(curves["step16000"].last, 1) == 48.2
     assert round(curves["main"].last, 1) == 46.8
@@ -77,13 +77,13 @@ def test_the_last_layer_peaks_in_training_while_the_best_rises(scores: pl.DataFr
 
 
 def test_correlations_of_pythia(scores: pl.DataFrame, metrics: pl.DataFrame) -> None:
-    own = metrics.filter(pl.col("dataset") != "wikitext")
-    known = ["dime", "infonce", "dataset_entropy", "prompt_entropy", "lidar"]
-    sizes = [of(frame, f"Pythia-{size}") for size in ("14m", "70m", "410m") for frame in (scores, own)]
-    found = correlate(pl.concat(sizes), metrics=known, resamples=0).filter(task="average")
+    own_values = metrics.filter(pl.col("dataset") != "wikitext")
+    known_values = ["dime", "infonce", "dataset_entropy", "prompt_entropy", "lidar"]
+    sizes = [of(frame, f"Pythia-{size}") for size in ("14m", "70m", "410m") for frame in (scores, own_values)]
+    actual = correlate(pl.concat(sizes), metrics=known_values, resamples=0).filter(task="average")
     values = {
         (model, metric, name): value
-        for model, metric, name, value in found.select("model", "metric", "statistic", "value").iter_rows()
+        for model, metric, name, value in actual.select("model", "metric", "statistic", "value").iter_rows()
     }
     expected = {
         "dime": (-0.72, 0.88),
@@ -99,7 +99,7 @@ def test_correlations_of_pythia(scores: pl.DataFrame, metrics: pl.DataFrame) -> 
         assert values["Pythia-14m", metric, "spearman"] > 0
 
 
-def test_metrics_carry_our_names_and_mambas_layers_are_put_right(metrics: pl.DataFrame) -> None:
+def test_metrics_have_our_names_and_mamba_layers_are_corrected(metrics: pl.DataFrame) -> None:
     assert set(metrics["name"]) == {"prompt_entropy", "dataset_entropy", "curvature", "infonce", "lidar", "dime"}
     check_frame(metrics)
     mamba = of(metrics, "mamba-370m").filter(pl.col("name") == "prompt_entropy")
@@ -108,6 +108,6 @@ def test_metrics_carry_our_names_and_mambas_layers_are_put_right(metrics: pl.Dat
     assert round(valley["value"].min(), 3) == 0.327
 
 
-def test_wrong_input_is_refused(tmp_path: Path) -> None:
+def test_invalid_input_is_refused(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match=r"no mteb_layer_scores\.csv\.xz in"):
         reference_scores(tmp_path)

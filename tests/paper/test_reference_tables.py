@@ -1,4 +1,4 @@
-"""The paper's tables row by row: against the raw files, and small tables whose answer is written here."""
+"""The paper's tables row by row, compared with the raw files and with small tables."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def tables(shared_data: Path) -> Path:
 
 @pytest.fixture
 def made(tmp_path: Path) -> Path:
-    """Return small tables: English and other subsets, a layer without a task, a split that is not the test's."""
+    """Return small tables: English and other subsets, a layer without a task, a split other than test."""
     start = ("Pythia", "410m", "main")
     scores = [
         (*start, 1, 4, "STS17", "test", "ko-ko", 0.1), (*start, 1, 4, "STS17", "test", "en-en", 0.5),
@@ -75,17 +75,17 @@ def test_scores_of_a_small_table(made: Path) -> None:
 
 
 def test_metrics_of_a_small_table(made: Path) -> None:
-    found = reference_metrics(made)
-    assert found.filter(model="Pythia-410m").select("dataset", "name", "layer", "depth", "value").rows() == [
+    actual = reference_metrics(made)
+    assert actual.filter(model="Pythia-410m").select("dataset", "name", "layer", "depth", "value").rows() == [
         ("EmotionClassification", "dime", 2, 0.5, 0.75),
         ("EmotionClassification", "infonce", 1, 0.25, 7.5),
         ("wikitext", "prompt_entropy", 2, 0.5, 0.5),
     ]
-    mamba = found.filter(model="mamba-370m").select("layer", "depth", "value").rows()
+    mamba = actual.filter(model="mamba-370m").select("layer", "depth", "value").rows()
     assert mamba == [(1, 0.25, 0.5), (2, 0.5, 1.5), (3, 0.75, 2.5), (4, 1.0, 4.5)], "no entry for its embeddings"
 
 
-def test_experiments_take_the_tables_of_their_models_and_say_whose_they_are(made: Path) -> None:
+def test_experiments_use_the_tables_of_their_models_and_name_them(made: Path) -> None:
     setting = Setting((), lambda _: pytest.fail("no model is needed"), made, reference=made)
     first = EXPERIMENTS["fig1"].run(setting)
     assert set(first["model"]) == {"Pythia-410m (reference)"}
@@ -102,25 +102,25 @@ def test_experiments_take_the_tables_of_their_models_and_say_whose_they_are(made
     ]
 
 
-def test_layer_and_depth_of_every_score_are_those_of_the_raw_file(tables: Path) -> None:
-    known: dict[Any, list[float]] = defaultdict(list)
+def test_layer_and_depth_of_every_score_match_the_raw_file(tables: Path) -> None:
+    known_values: dict[Any, list[float]] = defaultdict(list)
     depths: dict[Any, float] = {}
     for row in raw(tables, "mteb_layer_scores"):
         if row["split"] == "test" and row["main_score"] and row["subset"] in ("default", "en", "en-ext", "en-en"):
             key = (f"{row['family']}-{row['size']}", row["revision"], int(row["layer"]), row["task"])
-            known[key].append(float(row["main_score"]))
+            known_values[key].append(float(row["main_score"]))
             depths[key] = int(row["layer"]) / int(row["num_layers"])
-    found = reference_scores(tables)
-    assert len(found) > 10_000
-    for model, revision, layer, depth, task, value in found.drop("kind", "name").iter_rows():
-        scores = known[model, revision, layer, task]
+    actual = reference_scores(tables)
+    assert len(actual) > 10_000
+    for model, revision, layer, depth, task, value in actual.drop("kind", "name").iter_rows():
+        scores = known_values[model, revision, layer, task]
         assert (depth, value) == (depths[model, revision, layer, task], pytest.approx(math.fsum(scores) / len(scores)))
 
 
-def test_layer_and_depth_of_every_metric_are_those_of_the_raw_file(tables: Path) -> None:
-    """In order, the values of a model's layers are those of the file; Mamba's are one layer higher up."""
+def test_layer_and_depth_of_every_metric_match_the_raw_file(tables: Path) -> None:
+    """The values of a model's layers are in the order of the file; Mamba's are one layer higher."""
     names = {"entropy_sentence": "prompt_entropy", "lidar": "lidar"}
-    known: dict[Any, dict[int, float]] = defaultdict(dict)
+    known_values: dict[Any, dict[int, float]] = defaultdict(dict)
     blocks: dict[str, int] = {}
     for row in raw(tables, "layer_metrics"):
         model = f"{row['family']}-{row['size']}"
@@ -128,16 +128,16 @@ def test_layer_and_depth_of_every_metric_are_those_of_the_raw_file(tables: Path)
         plain = row["dataset"] == "wikitext" and row["normalization"] == "maxEntropy"
         if plain and row["metric"] in names and row["value"] and math.isfinite(float(row["value"])):
             key = (model, row["revision"], names[row["metric"]], row["split"])
-            known[key][int(row["layer"])] = float(row["value"])
-    found = reference_metrics(tables).filter(pl.col("dataset") == "wikitext", pl.col("name").is_in(names.values()))
-    seen = 0
-    for (model, revision, name), part in found.group_by("model", "revision", "name"):
-        split = "test" if (model, revision, name, "test") in known else "train"
-        expected = known[model, revision, name, split]
+            known_values[key][int(row["layer"])] = float(row["value"])
+    actual = reference_metrics(tables).filter(pl.col("dataset") == "wikitext", pl.col("name").is_in(names.values()))
+    recorded = 0
+    for (model, revision, name), part in actual.group_by("model", "revision", "name"):
+        split = "test" if (model, revision, name, "test") in known_values else "train"
+        expected = known_values[model, revision, name, split]
         last = blocks[str(model)]
         if str(model).startswith("mamba"):
             expected = {k + 1 if k < last else k: v for k, v in expected.items() if k != last - 1}
         assert dict(part.select("layer", "value").iter_rows()) == expected
         assert all(depth == layer / last for layer, depth in part.select("layer", "depth").iter_rows())
-        seen += 1
-    assert seen >= 10
+        recorded += 1
+    assert recorded >= 10

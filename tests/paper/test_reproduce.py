@@ -28,7 +28,7 @@ TEXTS = tuple(f"{sentence(n)} and {sentence(50 + n)}" for n in range(16))
 
 @pytest.fixture(scope="module")
 def near(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a small task of nearness."""
+    """Return a small STS task."""
     folder = tmp_path_factory.mktemp("tasks") / "near"
     write_rows(folder, [{"sentence1": sentence(n), "sentence2": sentence(200 + n), "score": n % 5} for n in range(30)])
     return folder
@@ -46,64 +46,64 @@ def setting(tiny_folder: Folder, tmp_path_factory: pytest.TempPathFactory, near:
 @pytest.mark.parametrize(
     "names", [["fig4", "fig5", "fig6", "fig7", "fig15"], pytest.param(list(EXPERIMENTS), marks=pytest.mark.slow)]
 )
-def test_what_can_run_runs_resumes_and_is_on_one_page(setting: Setting, names: list[str], tmp_path: Path) -> None:
+def test_experiments_run_resume_and_share_a_page(setting: Setting, names: list[str], tmp_path: Path) -> None:
     setting = replace(setting, out=tmp_path)
-    outcomes = {one.name: one for one in reproduce(names, setting)}
-    failed = {name: one.words for name, one in outcomes.items() if one.status == "failed"}
+    outcomes = {item.name: item for item in reproduce(names, setting)}
+    failed = {name: item.words for name, item in outcomes.items() if item.status == "failed"}
     assert failed == {}
     lacking = {"fig4", "fig11", "fig13"} & set(names)
-    assert {name for name, one in outcomes.items() if one.status == "left out"} == lacking
-    for name, one in outcomes.items():
-        if one.status == "done":
+    assert {name for name, item in outcomes.items() if item.status == "left out"} == lacking
+    for name, item in outcomes.items():
+        if item.status == "done":
             assert all((setting.out / f"{name}.{ending}").stat().st_size > 0 for ending in ("parquet", "csv", "png"))
-            assert one.words
-    again = {one.name: one.status for one in reproduce(["fig6", "fig7"], setting)}
-    assert again == {"fig6": "kept", "fig7": "kept"}
+            assert item.words
+    repeated = {item.name: item.status for item in reproduce(["fig6", "fig7"], setting)}
+    assert repeated == {"fig6": "kept", "fig7": "kept"}
     page = write_experiments(list(outcomes.values()), setting).read_text(encoding="utf8")
     assert "fig4 was left out: It needs checkpoints" in page
     assert page.count('<svg class="chart"') >= 12
     assert "http" not in page.replace("http-equiv", "")
-    assert [one["name"] for one in json.loads((setting.out / "outcomes.json").read_text())] == names
+    assert [item["name"] for item in json.loads((setting.out / "outcomes.json").read_text())] == names
     for name in ("fig5", "fig6", "fig15"):
         frame = pl.read_parquet(setting.out / f"{name}.parquet")
         assert frame.columns[:8] == list(FRAME_SCHEMA)
         assert set(frame["layer"]) <= set(range(DEPTH + 1))
 
 
-def test_another_setting_is_measured_anew_and_an_error_does_not_stop_the_others(
+def test_another_setting_is_measured_again_and_errors_do_not_stop_the_others(
     setting: Setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mine = replace(setting, out=tmp_path)
+    own_rows = replace(setting, out=tmp_path)
 
     def broken(_: Setting) -> pl.DataFrame:
         raise RuntimeError("mine")
 
     monkeypatch.setitem(EXPERIMENTS, "fig6", replace(EXPERIMENTS["fig6"], run=broken))
-    assert [one.status for one in reproduce(["fig6", "fig7"], mine)] == ["failed", "done"]
-    assert reproduce(["fig6"], mine)[0].words == ("RuntimeError: mine",)
-    assert reproduce(["fig7"], mine)[0].status == "kept"
-    assert reproduce(["fig7"], replace(mine, seed=1))[0].status == "done"
-    page = write_experiments(reproduce(["fig6"], mine), mine).read_text(encoding="utf8")
+    assert [item.status for item in reproduce(["fig6", "fig7"], own_rows)] == ["failed", "done"]
+    assert reproduce(["fig6"], own_rows)[0].words == ("RuntimeError: mine",)
+    assert reproduce(["fig7"], own_rows)[0].status == "kept"
+    assert reproduce(["fig7"], replace(own_rows, seed=1))[0].status == "done"
+    page = write_experiments(reproduce(["fig6"], own_rows), own_rows).read_text(encoding="utf8")
     assert "fig6 failed: RuntimeError: mine" in page
 
 
 @pytest.mark.slow
 def test_two_models_are_compared(setting: Setting, tiny_folder: Folder, tmp_path: Path) -> None:
     two = replace(setting, models=(tiny_folder("Llama"), tiny_folder("GPT2")), out=tmp_path, _loaded={})
-    outcomes = {one.name: one for one in reproduce(["fig5", "fig13"], two)}
-    assert [one.status for one in outcomes.values()] == ["done", "done"]
+    outcomes = {item.name: item for item in reproduce(["fig5", "fig13"], two)}
+    assert [item.status for item in outcomes.values()] == ["done", "done"]
     assert pl.read_parquet(tmp_path / "fig5.parquet")["model"].n_unique() == 2
     assert "against" in outcomes["fig13"].words[0]
 
 
 @pytest.mark.slow
-def test_the_paper_s_tables_stand_beside_the_model(setting: Setting, shared_data: Path, tmp_path: Path) -> None:
+def test_tables_of_the_paper_are_compared_with_the_model(setting: Setting, shared_data: Path, tmp_path: Path) -> None:
     tables = shared_data.parent / "reference"
     if not tables.is_dir():
         pytest.skip(f"no reference tables at {tables}")
-    alone = replace(setting, models=(), out=tmp_path, reference=tables)
-    outcomes = {one.name: one for one in reproduce(["fig3", "fig4", "table2"], alone)}
-    assert [one.status for one in outcomes.values()] == ["done", "done", "done"]
+    separate = replace(setting, models=(), out=tmp_path, reference=tables)
+    outcomes = {item.name: item for item in reproduce(["fig3", "fig4", "table2"], separate)}
+    assert [item.status for item in outcomes.values()] == ["done", "done", "done"]
     frame = pl.read_parquet(tmp_path / "fig3.parquet").filter(task="average", statistic="dcor", metric="dime")
     assert frame["value"].item() == pytest.approx(0.88, abs=0.01)  # the paper's 0.88; docs/replication.md
     assert "the last 45.9" in outcomes["table2"].words[1]
@@ -113,20 +113,20 @@ def test_the_paper_s_tables_stand_beside_the_model(setting: Setting, shared_data
     assert at["step143000", 12] == pytest.approx(0.33, abs=0.01)
 
 
-def test_an_experiment_says_what_it_lacks(setting: Setting, tmp_path: Path) -> None:
+def test_experiment_names_its_missing_inputs(setting: Setting, tmp_path: Path) -> None:
     bare = replace(setting, models=(), out=tmp_path)
-    said = {one.name: one for one in reproduce(["fig1", "fig3", "fig13", "table2"], bare)}
+    output = {item.name: item for item in reproduce(["fig1", "fig3", "fig13", "table2"], bare)}
     without = replace(setting, texts=(), solutions=(), out=tmp_path)
-    said |= {one.name: one for one in reproduce(["fig2", "fig5", "fig6"], without)}
-    assert {one.status for one in said.values()} == {"left out"}
-    assert said["fig1"].words == ("It needs a model: pass --model, or --swept FILE.",)
-    assert "pass --model 2 times" in said["fig13"].words[0]
-    assert "--solutions FILE" in said["fig5"].words[0]
-    assert "--texts FILE" in said["fig6"].words[0]
-    assert "--reference DIR" in said["table2"].words[0]
+    output |= {item.name: item for item in reproduce(["fig2", "fig5", "fig6"], without)}
+    assert {item.status for item in output.values()} == {"left out"}
+    assert output["fig1"].words == ("It needs a model: pass --model, or --swept FILE.",)
+    assert "pass --model 2 times" in output["fig13"].words[0]
+    assert "--solutions FILE" in output["fig5"].words[0]
+    assert "--texts FILE" in output["fig6"].words[0]
+    assert "--reference DIR" in output["table2"].words[0]
 
 
-def test_constant_curves_are_said_to_have_no_correlation() -> None:
+def test_constant_curves_have_no_correlation() -> None:
     rows = [("m", "main", k, k / 4, "metric", "t", "dime", 1.0) for k in range(5)]
     rows += [("m", "main", k, k / 4, "score", "t", "s", k / 10) for k in range(5)]
     frame = correlate(pl.DataFrame(rows, schema=FRAME_SCHEMA, orient="row"))
@@ -135,7 +135,7 @@ def test_constant_curves_are_said_to_have_no_correlation() -> None:
     assert [text.get_text() for text in axes.texts] == ["undefined"]
 
 
-def test_wrong_names_are_refused() -> None:
+def test_invalid_names_are_refused() -> None:
     with pytest.raises(OptionError, match="Did you mean 'fig6'"):
         resolve_experiments("fig66")
     with pytest.raises(OptionError, match="Did you mean 'theorems'"):
@@ -147,33 +147,33 @@ def test_wrong_names_are_refused() -> None:
     ("arguments", "status"),
     [(["fig7"], 0), (["fig6,fig7", "--model", "MODEL", "--texts", "TEXTS", "--max-length", "24", "--limit", "2"], 0)],
 )
-def test_the_command(
+def test_reproduce_command(
     arguments: Sequence[str], status: int, tiny_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("MIDLAYER_DATA", raising=False)
     (tmp_path / "texts.txt").write_text("\n".join(" ".join([text] * 3) for text in TEXTS))
-    given = {"MODEL": tiny_folder("Llama"), "TEXTS": str(tmp_path / "texts.txt")}
-    words = [given.get(one, one) for one in arguments]
+    options = {"MODEL": tiny_folder("Llama"), "TEXTS": str(tmp_path / "texts.txt")}
+    words = [options.get(argument, argument) for argument in arguments]
     result = CliRunner().invoke(app, ["reproduce", *words, "--out", str(tmp_path / "out")])
     assert result.exit_code == status, result.output
     assert "fig7: done" in result.output
     assert (tmp_path / "out" / "report.html").is_file()
 
 
-def test_the_command_says_a_wrong_name_before_it_loads_anything() -> None:
+def test_command_refuses_an_invalid_name_before_loading_anything() -> None:
     result = CliRunner().invoke(app, ["reproduce", "fig77", "--model", "no-such-model"])
     assert isinstance(result.exception, OptionError)
     assert "Did you mean 'fig7'" in str(result.exception)
 
 
-def test_what_was_run_before_stays_on_the_page(setting: Setting, tmp_path: Path) -> None:
+def test_earlier_results_stay_on_the_page(setting: Setting, tmp_path: Path) -> None:
     setting = replace(setting, out=tmp_path)
     write_experiments(reproduce(["fig7"], setting), setting)
     write_experiments(reproduce(["fig6"], setting), setting)
-    assert [one["name"] for one in json.loads((tmp_path / "outcomes.json").read_text())] == ["fig6", "fig7"]
+    assert [item["name"] for item in json.loads((tmp_path / "outcomes.json").read_text())] == ["fig6", "fig7"]
 
 
-def test_a_figure_that_is_another_commands_or_cannot_run_is_said(tmp_path: Path) -> None:
+def test_figures_of_another_command_are_reported(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="midlayer probe"):
         resolve_experiments("fig14")
     short = tmp_path / "short.txt"
@@ -183,9 +183,7 @@ def test_a_figure_that_is_another_commands_or_cannot_run_is_said(tmp_path: Path)
     assert CliRunner().invoke(app, ["reproduce", "fig13", "--out", str(tmp_path / "out")]).exit_code == 1
 
 
-def test_a_folder_of_data_that_is_not_there_is_refused_by_the_variable_that_names_it(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_missing_data_folder_error_names_its_variable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("MIDLAYER_DATA", str(tmp_path / "lost"))
     for words in (["reproduce", "fig7", "--out", str(tmp_path / "out")], ["reproduce", "fig1"]):
         refused = CliRunner().invoke(app, words)
@@ -193,9 +191,9 @@ def test_a_folder_of_data_that_is_not_there_is_refused_by_the_variable_that_name
         assert f"`MIDLAYER_DATA` must name a folder, but there is no {tmp_path / 'lost'}" in str(refused.exception)
 
 
-def test_the_committed_table_of_real_tasks_is_a_frame_that_experiments_take(tmp_path: Path) -> None:
+def test_committed_table_of_real_tasks_is_a_valid_frame(tmp_path: Path) -> None:
     table = Path(__file__).parents[2] / "benchmarks" / "results" / "real_tasks.csv"
     words = ["reproduce", "fig1", "--swept", str(table), "--out", str(tmp_path)]
-    said = CliRunner().invoke(app, words, catch_exceptions=False, env={"COLUMNS": "300"})
-    assert said.exit_code == 0, said.output
-    assert "SmolLM2-135M (6 tasks): best 50.6 at 17 % of the depth, +6.2 over the last layer." in said.output
+    result = CliRunner().invoke(app, words, catch_exceptions=False, env={"COLUMNS": "300"})
+    assert result.exit_code == 0, result.output
+    assert "SmolLM2-135M (6 tasks): best 50.6 at 17 % of the depth, +6.2 over the last layer." in result.output

@@ -24,16 +24,16 @@ def frame() -> pl.DataFrame:
 
 def test_which_statements_hold(frame: pl.DataFrame) -> None:
     assert frame.columns == [*FRAME_SCHEMA, "statement", "draw", "holds"]
-    held = {
+    stored = {
         name: holds / draws
         for name, draws, holds in theorem_verdicts(frame).select("statement", "draws", "holds").rows()
     }
-    assert set(held) == set(STATEMENTS)
+    assert set(stored) == set(STATEMENTS)
     wrong = {"1, as printed": 0.0, "2.2, as printed": 0.0, "3, matrix entropy for H": 0.25}
-    assert held == {name: wrong.get(name, 1.0) for name in STATEMENTS}
+    assert stored == {name: wrong.get(name, 1.0) for name in STATEMENTS}
 
 
-def test_a_relation_is_checked_both_ways() -> None:
+def test_relation_is_checked_in_both_directions() -> None:
     assert Check("1, as printed", "c", 1.0, 1.0).holds
     assert not Check("1, as printed", "c", 1.1, 1.0).holds
     assert Check("1, as printed", "c", 1.1, 1.0, slack=0.2).holds
@@ -42,15 +42,15 @@ def test_a_relation_is_checked_both_ways() -> None:
 
 
 def test_draws_are_seeded() -> None:
-    one, same, other = (list(_rank_checks(4, torch.Generator().manual_seed(seed))) for seed in (0, 0, 1))
-    assert one == same
-    assert one != other
+    first, same, second = (list(_rank_checks(4, torch.Generator().manual_seed(seed))) for seed in (0, 0, 1))
+    assert first == same
+    assert first != second
 
 
 def test_theorems_follow_seed_and_width() -> None:
-    frame, same, other = (check_theorems(draws=100, width=16, seed=seed) for seed in (3, 3, 4))
+    frame, same, second = (check_theorems(draws=100, width=16, seed=seed) for seed in (3, 3, 4))
     assert frame.equals(same)
-    assert not frame.equals(other)
+    assert not frame.equals(second)
     printed = frame.filter(statement="2.1, as printed", name="right")
     assert printed.select("dataset", "value").rows() == [
         (f"{count} prompts of 16 tokens", count / 16**2) for count in (2, 4, 8, 16)
@@ -69,12 +69,12 @@ def plain_renyi_entropy(values: list[float], alpha: float) -> float:
 def test_entropies_of_power_laws_follow_the_formula(alpha: float, beta: float) -> None:
     values = [i**-beta for i in range(1, 17)]
     entropies = dict(order_entropies([alpha], [beta], size=16).select("name", "value").iter_rows())
-    whole, head = plain_renyi_entropy(values, alpha), plain_renyi_entropy(values[:8], alpha)
-    assert entropies["matrix_entropy"] == pytest.approx(whole / math.log(16))
-    assert entropies["tail_share"] == pytest.approx((whole - head) / whole)
+    complete, head = plain_renyi_entropy(values, alpha), plain_renyi_entropy(values[:8], alpha)
+    assert entropies["matrix_entropy"] == pytest.approx(complete / math.log(16))
+    assert entropies["tail_share"] == pytest.approx((complete - head) / complete)
 
 
-def test_small_eigenvalues_count_less_the_higher_the_order() -> None:
+def test_small_eigenvalues_count_less_at_higher_orders() -> None:
     entropies = order_entropies(exponents=[0.5, 1.0, 2.0])
     for name in ("matrix_entropy", "tail_share"):
         for _, part in entropies.filter(name=name).group_by("beta"):

@@ -1,4 +1,4 @@
-"""The experiments on tokens, against hidden states that the model returns for one text at a time."""
+"""The token experiments, compared with hidden states of one text at a time."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def bert(tiny_folder: Folder) -> LayerEncoder:
 
 
 def hidden_states(encoder: LayerEncoder, ids: Sequence[int], layer: int) -> Tensor:
-    """Return the hidden states of one text by itself, shape ``(1, T, D)``."""
+    """Return the hidden states of a single text, shape ``(1, T, D)``."""
     with torch.no_grad():
         outputs = encoder[0].model(input_ids=torch.tensor([ids]), output_hidden_states=True)
     return outputs.hidden_states[layer]
@@ -61,7 +61,7 @@ def hidden_states(encoder: LayerEncoder, ids: Sequence[int], layer: int) -> Tens
 # --- along a text -----------------------------------------------------------------------------------------------------
 
 
-def test_one_pass_equals_a_pass_for_each_prefix(llama: LayerEncoder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_pass_equals_a_pass_per_prefix(llama: LayerEncoder, monkeypatch: pytest.MonkeyPatch) -> None:
     many = entropy_along(llama, LONG, stride=3, dataset="solutions", pass_per_prefix=True)
     monkeypatch.setattr(token_experiments, "_TOKEN_BUDGET", 64)
     single = entropy_along(llama, LONG, stride=3, dataset="solutions")
@@ -70,28 +70,26 @@ def test_one_pass_equals_a_pass_for_each_prefix(llama: LayerEncoder, monkeypatch
     assert_frame_equal(single, many, rel_tol=1e-3, abs_tol=1e-4)
 
 
-def test_the_frame_holds_means_over_the_texts_that_are_long_enough(llama: LayerEncoder) -> None:
+def test_frame_holds_means_over_texts_that_are_long_enough(llama: LayerEncoder) -> None:
     frame = entropy_along(llama, LONG, stride=5).filter(layer=2)
     assert set(frame["depth"]) == {2 / DEPTH}
     for position, texts, value, deviation in frame.select("position", "texts", "value", "deviation").iter_rows():
         ids = [llama.tokenizer(text[:position])["input_ids"] for text in LONG if len(text) >= position]
         assert texts == len(ids)
-        alone = torch.cat([prompt_entropy(hidden_states(llama, text_ids, 2)) for text_ids in ids]).double()
-        expected = (float(alone.mean()), float(alone.std(correction=0)))
+        separate = torch.cat([prompt_entropy(hidden_states(llama, text_ids, 2)) for text_ids in ids]).double()
+        expected = (float(separate.mean()), float(separate.std(correction=0)))
         assert (value, deviation) == pytest.approx(expected, rel=1e-3, abs=1e-4)
     assert frame["position"].max() == 5 * (max(map(len, LONG)) // 5)  # a token is a character
 
 
-def test_a_bidirectional_model_is_refused_with_the_cure(bert: LayerEncoder) -> None:
+def test_bidirectional_model_error_names_the_fix(bert: LayerEncoder) -> None:
     with pytest.raises(OptionError, match=r"causal model.*Pass `pass_per_prefix=True`"):
         entropy_along(bert, LONG)
     frame = entropy_along(bert, LONG, stride=10, pass_per_prefix=True)
     assert frame.filter(layer=DEPTH)["value"].is_finite().all()
 
 
-def test_the_length_of_the_encoder_and_of_the_experiment_both_limit_texts(
-    tiny_folder: Folder, llama: LayerEncoder
-) -> None:
+def test_length_limits_of_encoder_and_experiment_both_apply(tiny_folder: Folder, llama: LayerEncoder) -> None:
     short = LayerEncoder(tiny_folder("Llama"), -1, device="cpu", max_length=9)
     assert entropy_along(short, LONG)["position"].max() == 9
     assert entropy_along(llama, LONG, stride=6, max_length=20)["position"].unique().sort().to_list() == [6, 12, 18]
@@ -116,7 +114,7 @@ def generator(seed: int = 0) -> torch.Generator:
 
 
 @pytest.mark.parametrize("kind", REPLACEMENTS)
-def test_tokens_are_replaced_with_their_probability_and_special_ones_stay(kind: str) -> None:
+def test_tokens_are_replaced_with_their_probability_and_special_tokens_stay(kind: str) -> None:
     ids = [1, *range(10, 1010), 2]
     replace_tokens = partial(replaced, ids, kind=kind, vocabulary=range(5000, 6000), fixed=(1, 2))
     assert replace_tokens(0.0, generator=generator()) == ids
@@ -132,7 +130,7 @@ def test_tokens_are_replaced_with_their_probability_and_special_ones_stay(kind: 
             assert (len(set(changed)) == 1) == (kind == "repetition")
 
 
-def test_a_higher_probability_replaces_the_same_tokens_and_more() -> None:
+def test_higher_probability_replaces_a_superset_of_tokens() -> None:
     ids = list(range(10, 210))
     replace_tokens = partial(replaced, ids, kind="randomness", vocabulary=range(5000, 6000))
     few, more = (replace_tokens(probability, generator=generator(3)) for probability in (0.3, 0.6))
@@ -145,7 +143,7 @@ def test_prefixes_keep_the_special_tokens_at_the_end() -> None:
 
 
 def test_extreme_prompts_are_means_over_single_prompts(tiny_folder: Folder) -> None:
-    """The draws of each amount are the same, and special tokens are neither replaced nor drawn."""
+    """The draws are the same for each amount, and special tokens are neither replaced nor drawn."""
     encoder = LayerEncoder(tiny_folder("Llama"), -1, device="cpu")
     texts = [f"[BOS]{text}" for text in LONG]
     encoder.tokenizer.add_special_tokens({"bos_token": "[BOS]"})
@@ -168,22 +166,25 @@ def test_extreme_prompts_are_means_over_single_prompts(tiny_folder: Folder) -> N
             changed = [change(text_ids, amount) for text_ids in ids]
         normalization = "raw" if condition == "length" else "maxEntropy"
         states = [hidden_states(encoder, text_ids, 2) for text_ids in changed]
-        alone = [prompt_entropy(text_states, normalization=normalization) for text_states in states]  # type: ignore[arg-type]
-        assert value == pytest.approx(float(torch.cat(alone).mean()), rel=1e-3), (condition, amount)
+        separate = [prompt_entropy(text_states, normalization=normalization) for text_states in states]  # type: ignore[arg-type]
+        assert value == pytest.approx(float(torch.cat(separate).mean()), rel=1e-3), (condition, amount)
 
 
-def test_one_repeated_token_has_no_entropy_in_the_embeddings(llama: LayerEncoder) -> None:
+def test_repeated_token_has_no_entropy_in_the_embeddings(llama: LayerEncoder) -> None:
     repeated = extreme_prompts(llama, LONG, max_length=16).filter(layer=0, condition="repetition", amount=1.0)
     assert repeated["value"].item() == 0
 
 
 def test_draws_are_seeded_and_independent_of_batches(llama: LayerEncoder, monkeypatch: pytest.MonkeyPatch) -> None:
     frame = extreme_prompts(llama, LONG, max_length=16)
-    other = extreme_prompts(llama, LONG, max_length=16, seed=1)
+    other_item = extreme_prompts(llama, LONG, max_length=16, seed=1)
     monkeypatch.setattr(token_experiments, "_TOKEN_BUDGET", 60)
     assert_frame_equal(extreme_prompts(llama, LONG, max_length=16), frame, rel_tol=1e-4, abs_tol=1e-5)
-    drawn = pl.col("condition") == "randomness"
-    assert frame.filter(drawn, layer=2, amount=0.5)["value"][0] != other.filter(drawn, layer=2, amount=0.5)["value"][0]
+    figure = pl.col("condition") == "randomness"
+    assert (
+        frame.filter(figure, layer=2, amount=0.5)["value"][0]
+        != other_item.filter(figure, layer=2, amount=0.5)["value"][0]
+    )
 
 
 def test_special_tokens_of_bert_stay(bert: LayerEncoder) -> None:
@@ -220,7 +221,7 @@ def test_every_site_of_every_block_is_measured_in_one_pass(
 
 
 def metrics_of_site(encoder: LayerEncoder, *, layer: int, site: str) -> dict[str, float]:
-    """Return the metrics of one site of one block, read by a hook for one text at a time."""
+    """Return the metrics of one site of one block, read by a hook, one text at a time."""
     model = encoder[0].model
     block = find_anatomy(model).block(model, layer)
     place = block_sites(block, model.config)[site]

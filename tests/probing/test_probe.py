@@ -38,7 +38,7 @@ def seeded(seed: int = 0) -> torch.Generator:
 
 
 def synthetic(*, signal: float) -> tuple[Tensor, Tensor]:
-    """Tokens (L, N, T, D) of which one, at a random place, tells the class: its mean tells it weakly, attention well."""
+    """Tokens (L, N, T, D) of which one, at a random position, carries the class: the mean shows it weakly, attention well."""
     labels = torch.arange(COUNT) % CLASSES
     states = torch.randn(LAYERS, COUNT, TOKENS, WIDTH, generator=seeded())
     places = torch.randint(TOKENS, (COUNT,), generator=seeded(1))
@@ -51,7 +51,7 @@ def whole(states: Tensor) -> CachedTokens:
 
 
 class Published(nn.Module):
-    """AIM's attentive probe read aloud, for one layer."""
+    """AIM's attentive probe as published, for one layer."""
 
     def __init__(self, probes: AttentiveProbes, layer: int) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class Published(nn.Module):
         return self.classifier(torch.einsum("bht,bthe->bhe", scores.softmax(dim=-1), value).reshape(B, D))
 
 
-def test_attentive_probes_are_the_published_one_and_their_gradients_too() -> None:
+def test_attentive_probes_and_gradients_match_the_published_probe() -> None:
     states, labels = synthetic(signal=3.0)
     states = 5 * states[:, :20] + 30  # far from zero, where batch norm matters
     probes = AttentiveProbes(LAYERS, WIDTH, CLASSES, heads=4, seed=3)
@@ -81,16 +81,16 @@ def test_attentive_probes_are_the_published_one_and_their_gradients_too() -> Non
     logits = probes(states, torch.ones(20, TOKENS, dtype=torch.bool))
     nn.functional.cross_entropy(logits.flatten(0, 1), labels[:20].repeat(LAYERS), reduction="sum").backward()
     for layer in range(LAYERS):
-        alone = Published(probes, layer)
-        expected = alone(states[layer])
+        published = Published(probes, layer)
+        expected = published(states[layer])
         torch.testing.assert_close(logits[layer], expected, rtol=1e-4, atol=1e-4)
         nn.functional.cross_entropy(expected, labels[:20], reduction="sum").backward()
-        torch.testing.assert_close(probes.query.grad[layer], alone.query.grad, rtol=1e-3, atol=1e-4)  # type: ignore[index]
-        torch.testing.assert_close(probes.key.grad[layer], alone.key.weight.grad, rtol=1e-3, atol=1e-4)  # type: ignore[index]
+        torch.testing.assert_close(probes.query.grad[layer], published.query.grad, rtol=1e-3, atol=1e-4)  # type: ignore[index]
+        torch.testing.assert_close(probes.key.grad[layer], published.key.weight.grad, rtol=1e-3, atol=1e-4)  # type: ignore[index]
 
 
 @pytest.mark.parametrize("kind", [AttentiveProbes, LinearProbes])
-def test_padding_changes_nothing(kind: Any) -> None:
+def test_padding_is_ignored(kind: Any) -> None:
     states, _ = synthetic(signal=3.0)
     padded = torch.cat([states, 1e3 * torch.randn(LAYERS, COUNT, 2, WIDTH, generator=seeded(9))], dim=2)
     mask = torch.arange(TOKENS + 2).expand(COUNT, -1) < TOKENS
@@ -100,7 +100,7 @@ def test_padding_changes_nothing(kind: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", [AttentiveProbes, LinearProbes])
-def test_trained_together_is_trained_alone(kind: Any) -> None:
+def test_probes_trained_together_match_probes_trained_alone(kind: Any) -> None:
     states, labels = synthetic(signal=3.0)
     states[0] = torch.randn(
         states[0].shape, generator=seeded(12)
@@ -112,11 +112,11 @@ def test_trained_together_is_trained_alone(kind: Any) -> None:
     _, best_epochs = train_probes(together, whole(states), labels, **options)
     assert best_epochs[0] < best_epochs[1:].min()
     for layer in range(LAYERS):
-        alone = kind(1, WIDTH, CLASSES)
-        _, best_epoch = train_probes(alone, whole(states[layer : layer + 1]), labels, **options)
+        separate = kind(1, WIDTH, CLASSES)
+        _, best_epoch = train_probes(separate, whole(states[layer : layer + 1]), labels, **options)
         assert best_epochs[layer] == best_epoch[0]
         for name, weights in together.state_dict().items():
-            torch.testing.assert_close(weights[layer], alone.state_dict()[name][0], rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(weights[layer], separate.state_dict()[name][0], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(("kind", "least"), [("attentive", 0.95), ("linear", 0.9), ("knn", 0.9)])
@@ -128,8 +128,8 @@ def test_separable_tokens_reach_the_oracle_and_noise_stays_at_chance(kind: Any, 
     right, validation, epochs = probe_tokens(
         source, labels, split, kind=kind, settings=ProbeSettings(batch_size=32, learning_rate=1e-2)
     )
-    told = right.double().mean(dim=1)
-    assert told[[0, 2]].min() >= least, told
+    reports = right.double().mean(dim=1)
+    assert reports[[0, 2]].min() >= least, reports
     assert (
         wilson(int(right[1].sum()), right.shape[1])[0] <= 1 / CLASSES <= wilson(int(right[1].sum()), right.shape[1])[1]
     )
@@ -159,26 +159,26 @@ def test_attention_finds_what_the_mean_hides() -> None:
     assert scores["linear"].double().mean() < 0.75
 
 
-def test_neighbours_vote_as_read_aloud() -> None:
-    known, asked = torch.randn(2, 30, 8, generator=seeded()), torch.randn(2, 7, 8, generator=seeded(1))
+def test_neighbors_vote_by_definition() -> None:
+    known_values, options = torch.randn(2, 30, 8, generator=seeded()), torch.randn(2, 7, 8, generator=seeded(1))
     labels = torch.arange(30) % 3
-    found = nearest_classes(known, labels, asked, neighbors=5)
+    actual = nearest_classes(known_values, labels, options, neighbors=5)
     for layer in range(2):
         for row in range(7):
             near = sorted(
                 (
-                    (float(torch.cosine_similarity(asked[layer, row], known[layer, k], dim=0)), int(labels[k]))
+                    (float(torch.cosine_similarity(options[layer, row], known_values[layer, k], dim=0)), int(labels[k]))
                     for k in range(30)
                 ),
                 reverse=True,
             )[:5]
-            votes = [sum(math.exp(cosine / 0.07) for cosine, label in near if label == one) for one in range(3)]
-            assert int(found[layer, row]) == votes.index(max(votes))
+            votes = [sum(math.exp(cosine / 0.07) for cosine, label in near if label == item) for item in range(3)]
+            assert int(actual[layer, row]) == votes.index(max(votes))
     with pytest.raises(OptionError, match="`neighbors` must be at least 1"):
-        nearest_classes(known, labels, asked, neighbors=0)
+        nearest_classes(known_values, labels, options, neighbors=0)
 
 
-def test_the_interval_is_scipys() -> None:
+def test_interval_matches_scipy() -> None:
     from scipy.stats import binomtest
 
     for right, count in ((0, 9), (9, 9), (3, 10), (480, 1000)):
@@ -188,18 +188,18 @@ def test_the_interval_is_scipys() -> None:
         wilson(3, 2)
 
 
-def test_splits_hold_every_class_and_share_nothing() -> None:
+def test_splits_hold_every_class_and_are_disjoint() -> None:
     labels = torch.arange(50) % 5
     split = split_examples(labels)
     assert sorted(torch.cat([split.train, split.validation, split.test]).tolist()) == list(range(50))
     for part in (split.train, split.validation, split.test):
         assert set(labels[part].tolist()) == set(range(5))
-    given = split_examples(labels, num_test=10)
-    assert given.test.tolist() == list(range(40, 50))
-    assert set(given.train.tolist()).isdisjoint(given.validation.tolist())
+    inputs = split_examples(labels, num_test=10)
+    assert inputs.test.tolist() == list(range(40, 50))
+    assert set(inputs.train.tolist()).isdisjoint(inputs.validation.tolist())
 
 
-def test_a_state_too_large_is_named() -> None:
+def test_state_that_is_too_large_is_reported() -> None:
     states, labels = synthetic(signal=1.0)
     states[1] = torch.inf
     with pytest.raises(NotFiniteError, match="layer number 1 "):
@@ -207,15 +207,15 @@ def test_a_state_too_large_is_named() -> None:
 
 
 def images(folder: Path, *, count: int = 12) -> Path:
-    """Three classes of coloured images, a folder each."""
+    """Three classes of color images, one folder each."""
     from PIL import Image
 
     for number, name in enumerate(("blue", "green", "red")):
         (folder / name).mkdir(parents=True)
-        for one in range(count):
-            pixels = torch.randint(0, 60, (16, 16, 3), generator=seeded(100 * number + one), dtype=torch.uint8)
+        for item in range(count):
+            pixels = torch.randint(0, 60, (16, 16, 3), generator=seeded(100 * number + item), dtype=torch.uint8)
             pixels[:, :, 2 - number] += 180
-            Image.fromarray(pixels.numpy()).save(folder / name / f"{one:02d}.png")
+            Image.fromarray(pixels.numpy()).save(folder / name / f"{item:02d}.png")
     return folder
 
 
@@ -229,29 +229,29 @@ def coloured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return images(tmp_path_factory.mktemp("coloured"))
 
 
-def test_an_image_model_from_folders_to_figure(vit: LayerEncoder, coloured: Path) -> None:
+def test_image_probe_from_folders_to_figure(vit: LayerEncoder, coloured: Path) -> None:
     inputs, labels = read_examples(coloured, vit.media)
-    told: list[tuple[str, int, int]] = []
+    reports: list[tuple[str, int, int]] = []
     options: dict[str, Any] = {"epochs": 6, "batch_size": 8, "learning_rate": 3e-2, "dataset": "colours"}
-    result = probe(vit, inputs, labels, progress=lambda *step: told.append(step), **options)
+    result = probe(vit, inputs, labels, progress=lambda *step: reports.append(step), **options)
     assert result.layers == tuple(range(DEPTH + 1))
     assert result.classes == ["blue", "green", "red"]
     assert result.accuracy.min() > 0.8, result.table
     assert result.chance == pytest.approx(1 / 3, abs=0.1)
-    assert ("reading", 36, 36) in told
-    assert told[-1][0] == "training"
+    assert ("reading", 36, 36) in reports
+    assert reports[-1][0] == "training"
     assert result.frame["dataset"].unique().to_list() == ["colours (attentive probe)"]
     assert result.plot().axes[0].get_title(loc="left") == "colours"
     low, high = result.gain()[1:]
     assert low <= result.gain()[0] <= high
-    again = probe(vit, inputs, labels, keep_gb=0, layers=[1, -1], **options)
-    kept = result.table.filter(result.table["layer"].is_in([1, DEPTH]))["accuracy"].to_list()
-    assert again.table["accuracy"].to_list() == pytest.approx(
-        kept, abs=0.15
+    probe_result = probe(vit, inputs, labels, keep_gb=0, layers=[1, -1], **options)
+    saved = result.table.filter(result.table["layer"].is_in([1, DEPTH]))["accuracy"].to_list()
+    assert probe_result.table["accuracy"].to_list() == pytest.approx(
+        saved, abs=0.15
     )  # kept in half precision, read again in full
 
 
-def test_a_text_model_from_a_file(tiny_folder: Folder, tmp_path: Path) -> None:
+def test_text_probe_from_a_file(tiny_folder: Folder, tmp_path: Path) -> None:
     rows = [f'"{"a" * (3 + n % 5)} {"cat" if n % 2 else "DOG!"}",{"pet" if n % 2 else "loud"}' for n in range(40)]
     (tmp_path / "texts.csv").write_text("text,label\n" + "\n".join(rows))
     encoder = LayerEncoder(tiny_folder("Llama"), -1, device="cpu")
@@ -264,7 +264,7 @@ def test_a_text_model_from_a_file(tiny_folder: Folder, tmp_path: Path) -> None:
     assert nearest.epochs.tolist() == [0]
 
 
-def test_a_model_of_sound_whose_sounds_differ_in_length(tiny_folder: Folder) -> None:
+def test_audio_probe_with_different_lengths(tiny_folder: Folder) -> None:
     steps = torch.arange(2200) / 16000
     sounds = [
         (torch.sin(2 * math.pi * (300.0 if n % 2 else 3000.0) * steps)[: 1500 + 100 * (n % 7)].numpy(), 16000)
@@ -276,7 +276,7 @@ def test_a_model_of_sound_whose_sounds_differ_in_length(tiny_folder: Folder) -> 
     assert result.accuracy[0] == 1.0, result.table
 
 
-def test_the_best_layer_is_chosen_on_validation_examples() -> None:
+def test_best_layer_is_selected_on_validation_examples() -> None:
     right = torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1], [1, 0, 0, 0]]).bool()
     result = ProbeResult(
         model="m", revision="default", num_layers=4, layers=(0, 2, 4), kind="linear", dataset="d", classes=["a", "b"],
@@ -288,7 +288,7 @@ def test_the_best_layer_is_chosen_on_validation_examples() -> None:
     assert result.frame["depth"].to_list() == [0.0, 0.5, 1.0]
 
 
-def test_wrong_input(vit: LayerEncoder, coloured: Path, tmp_path: Path) -> None:
+def test_invalid_input_is_refused(vit: LayerEncoder, coloured: Path, tmp_path: Path) -> None:
     inputs, labels = read_examples(coloured, vit.media)
     with pytest.raises(OptionError, match="Did you mean 'attentive'"):
         probe(vit, inputs, labels, kind="atentive")  # type: ignore[arg-type]
@@ -306,7 +306,7 @@ def test_wrong_input(vit: LayerEncoder, coloured: Path, tmp_path: Path) -> None:
         probe(vit, inputs, labels, heads=5, epochs=1)
 
 
-def test_wrong_folders_and_files(coloured: Path, tmp_path: Path) -> None:
+def test_invalid_folders_and_files_are_refused(coloured: Path, tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="does not exist"):
         read_examples(tmp_path / "nowhere", ["image"])
     (tmp_path / "one" / "only").mkdir(parents=True)
@@ -322,7 +322,7 @@ def test_wrong_folders_and_files(coloured: Path, tmp_path: Path) -> None:
         read_examples(tmp_path / "empty.jsonl", ["text"])
 
 
-def test_a_corrupt_image_is_named_and_may_be_skipped(tmp_path: Path) -> None:
+def test_corrupt_image_is_named_and_may_be_skipped(tmp_path: Path) -> None:
     folder = images(tmp_path / "some", count=2)
     (folder / "red" / "broken.png").write_bytes(b"not an image")
     with pytest.raises(ValueError, match=r"broken\.png"):
@@ -339,7 +339,7 @@ def test_class_folders_of_texts(tmp_path: Path) -> None:
     assert (inputs, labels) == (["a text", "b text"], ["a", "b"])
 
 
-def test_the_command(tiny_folder: Folder, coloured: Path, tmp_path: Path) -> None:
+def test_probe_command(tiny_folder: Folder, coloured: Path, tmp_path: Path) -> None:
     from typer.testing import CliRunner
 
     from midlayer_encoders.cli import app
@@ -358,7 +358,7 @@ def test_the_command(tiny_folder: Folder, coloured: Path, tmp_path: Path) -> Non
     ("extra", "text"),
     [(["--kind", "lineer"], "Invalid value for '--kind'"), (["--data", "nowhere"], "'nowhere' does not exist")],
 )
-def test_wrong_words_are_said_before_the_model_is_loaded(extra: list[str], text: str, tmp_path: Path) -> None:
+def test_invalid_arguments_are_refused_before_the_model_is_loaded(extra: list[str], text: str, tmp_path: Path) -> None:
     from typer.testing import CliRunner
 
     from midlayer_encoders.cli import app
@@ -368,7 +368,7 @@ def test_wrong_words_are_said_before_the_model_is_loaded(extra: list[str], text:
     assert text in f"{result.exception} {result.output}"
 
 
-def test_knn_needs_one_token_each() -> None:
+def test_knn_needs_one_token_per_example() -> None:
     states, labels = synthetic(signal=1.0)
     with pytest.raises(OptionError, match="one token per example"):
         probe_tokens(whole(states), labels, Split(torch.arange(9), torch.arange(9), torch.arange(9)), kind="knn")

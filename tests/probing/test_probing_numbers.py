@@ -1,4 +1,4 @@
-"""Every number of a probe against one worked out by hand: the loop, the votes, the split, the intervals."""
+"""Every number of a probe, compared with a computation by hand: training loop, votes, split, intervals."""
 
 from __future__ import annotations
 
@@ -51,22 +51,22 @@ def trained_by_hand(
     head: nn.Module, states: Tensor, labels: Tensor, split: Split, *, epochs: int, patience: int, batch_size: int,
     learning_rate: float, weight_decay: float, seed: int,
 ) -> tuple[Tensor, float, int]:  # fmt: skip
-    """Train one layer's probe as a loop says it; return what is right, the validation accuracy and the epoch."""
+    """Train the probe of one layer in a plain loop; return the correct examples, the validation accuracy and the epoch."""
     mask = torch.ones(states.shape[1:3], dtype=torch.bool)
     optimizer = torch.optim.AdamW(head.parameters(), lr=learning_rate, weight_decay=weight_decay, betas=(0.9, 0.95))
     steps = epochs * math.ceil(len(split.train) / batch_size)
-    generator, done = seeded(seed), 0
-    best, lowest, moved = (-1.0, math.inf), math.inf, 0
-    kept: tuple[Tensor, float, int] = (torch.empty(0), 0.0, 0)
+    generator, process = seeded(seed), 0
+    best, lowest, transformed = (-1.0, math.inf), math.inf, 0
+    saved: tuple[Tensor, float, int] = (torch.empty(0), 0.0, 0)
     for epoch in range(1, epochs + 1):
         head.train()
         order = split.train[torch.randperm(len(split.train), generator=generator)]
         for batch in order.split(batch_size):
-            optimizer.param_groups[0]["lr"] = learning_rate * (1 + math.cos(math.pi * done / steps)) / 2
+            optimizer.param_groups[0]["lr"] = learning_rate * (1 + math.cos(math.pi * process / steps)) / 2
             optimizer.zero_grad()
             nn.functional.cross_entropy(head(states[:, batch], mask[batch])[0], labels[batch]).backward()
             optimizer.step()
-            done += 1
+            process += 1
         head.eval()
         with torch.no_grad():
             logits = head(states[:, split.validation], mask[split.validation])[0]
@@ -74,18 +74,18 @@ def trained_by_hand(
         accuracy = float((logits.argmax(dim=1) == labels[split.validation]).double().mean())
         loss = float(nn.functional.cross_entropy(logits.double(), labels[split.validation]))
         if accuracy > best[0] or loss < lowest:
-            moved = epoch
+            transformed = epoch
         lowest = min(loss, lowest)
         if accuracy > best[0] or (accuracy == best[0] and loss < best[1]):
-            best, kept = (accuracy, loss), (named == labels[split.test], accuracy, epoch)
-        if epoch - moved >= patience:
+            best, saved = (accuracy, loss), (named == labels[split.test], accuracy, epoch)
+        if epoch - transformed >= patience:
             break
-    return kept
+    return saved
 
 
 @pytest.mark.parametrize("patience", [1, 3])
 @pytest.mark.parametrize("kind", ["linear", "attentive"])
-def test_each_layer_ends_where_a_loop_of_its_own_ends(kind: Any, patience: int) -> None:
+def test_each_layer_ends_like_its_own_training_loop(kind: Any, patience: int) -> None:
     labels = torch.arange(110) % 3
     states = torch.randn(3, 110, 4, 8, generator=seeded(0))
     for layer, signal in enumerate((0.0, 1.0, 4.0)):
@@ -104,11 +104,11 @@ def test_each_layer_ends_where_a_loop_of_its_own_ends(kind: Any, patience: int) 
     assert len(set(epochs.tolist())) > 1, "or one epoch for all would do"
 
 
-# --- the whole way, by nearest neighbors ----------------------------------------------------------------------------
+# --- end to end with nearest neighbors ------------------------------------------------------------------------------
 
 
-def votes_by_hand(known: Tensor, labels: list[str], asked: Tensor, neighbors: int) -> list[str]:
-    cosines = nn.functional.normalize(asked, dim=1) @ nn.functional.normalize(known, dim=1).T
+def votes_by_hand(known_values: Tensor, labels: list[str], options: Tensor, neighbors: int) -> list[str]:
+    cosines = nn.functional.normalize(options, dim=1) @ nn.functional.normalize(known_values, dim=1).T
     named = []
     for row in cosines.double():
         near = row.argsort(descending=True)[:neighbors].tolist()
@@ -120,27 +120,27 @@ def votes_by_hand(known: Tensor, labels: list[str], asked: Tensor, neighbors: in
 
 
 @pytest.mark.parametrize("norm", ["final", "none"])
-def test_neighbors_by_hand_with_labels_in_words_and_an_unbalanced_test_set(norm: Any, tiny_folder: Folder) -> None:
-    """Labels follow no text, so that an example that is its own neighbor would be right far too often."""
+def test_neighbors_by_hand_with_string_labels_and_an_unbalanced_test_set(norm: Any, tiny_folder: Folder) -> None:
+    """Labels are unrelated to the texts, so an example that is its own neighbor would be correct too often."""
     draws = np.random.default_rng(1)
     labels = [LABELS[k] for k in draws.integers(0, 3, size=40)]
-    theirs = ["kiwi"] * 14 + ["fig"] * 4 + ["pear"] * 2
+    reference = ["kiwi"] * 14 + ["fig"] * 4 + ["pear"] * 2
     result = probe(
         LayerEncoder(tiny_folder("Llama"), -1, norm=norm, device="cpu"), TEXTS[:40], labels, test_inputs=TEXTS[40:],
-        test_labels=theirs, kind="knn", layers=[1, -1], neighbors=3, seed=2, dataset="fruit",
+        test_labels=reference, kind="knn", layers=[1, -1], neighbors=3, seed=2, dataset="fruit",
     )  # fmt: skip
-    numbers = torch.tensor([sorted(LABELS).index(one) for one in labels + theirs])
+    numbers = torch.tensor([sorted(LABELS).index(item) for item in labels + reference])
     split = split_examples(numbers, num_test=20, seed=2)
     assert (result.classes, result.layers, result.num_train) == (sorted(LABELS), (1, DEPTH), len(split.train))
     assert result.chance == 14 / 20
     for row, layer in enumerate((1, DEPTH)):
         encoder = LayerEncoder(tiny_folder("Llama"), layer, norm=norm, device="cpu")
         vectors = encoder.encode(TEXTS, convert_to_tensor=True)
-        known, names = vectors[split.train], [labels[k] for k in split.train.tolist()]
-        found = votes_by_hand(known, names, vectors[40:], 3)
-        assert result.right[row].tolist() == [one == other for one, other in zip(found, theirs, strict=True)]
-        chosen = votes_by_hand(known, names, vectors[split.validation], 3)
-        expected = np.mean([one == labels[k] for one, k in zip(chosen, split.validation.tolist(), strict=True)])
+        known_values, names = vectors[split.train], [labels[k] for k in split.train.tolist()]
+        actual = votes_by_hand(known_values, names, vectors[40:], 3)
+        assert result.right[row].tolist() == [item == other for item, other in zip(actual, reference, strict=True)]
+        chosen = votes_by_hand(known_values, names, vectors[split.validation], 3)
+        expected = np.mean([item == labels[k] for item, k in zip(chosen, split.validation.tolist(), strict=True)])
         assert float(result.validation[row]) == pytest.approx(expected)
         assert float(result.accuracy[row]) == pytest.approx(np.mean(result.right[row].numpy()))
     assert result.frame.select("layer", "depth", "dataset").rows() == [
@@ -149,7 +149,7 @@ def test_neighbors_by_hand_with_labels_in_words_and_an_unbalanced_test_set(norm:
     ]
 
 
-def test_guessing_does_not_depend_on_what_classes_are_called(llama: LayerEncoder) -> None:
+def test_chance_level_is_independent_of_class_names(llama: LayerEncoder) -> None:
     for names in (("a", "b"), ("b", "a")):
         labels = [names[n % 2] for n in range(20)]
         result = probe(
@@ -160,19 +160,19 @@ def test_guessing_does_not_depend_on_what_classes_are_called(llama: LayerEncoder
 
 
 @pytest.mark.parametrize("num_test", [0, 20])
-def test_the_split_leaks_nothing_holds_every_class_and_follows_its_seed(num_test: int) -> None:
+def test_split_has_no_leaks_holds_every_class_and_follows_its_seed(num_test: int) -> None:
     labels = torch.tensor([0] * 50 + [1] * 20 + [2] * 10)[torch.randperm(80, generator=seeded(3))]
-    split, same, other = (split_examples(labels, num_test=num_test, seed=seed) for seed in (0, 0, 1))
+    split, same, second = (split_examples(labels, num_test=num_test, seed=seed) for seed in (0, 0, 1))
     parts = [set(part.tolist()) for part in (split.train, split.validation, split.test)]
     assert sum(map(len, parts)) == len(set.union(*parts)) == 80
     if num_test:
         assert split.test.tolist() == list(range(60, 80))
-    given = labels[: 80 - num_test].bincount().tolist()
+    inputs = labels[: 80 - num_test].bincount().tolist()
     for part in (split.validation,) if num_test else (split.validation, split.test):
-        held = labels[part].bincount(minlength=3).tolist()
-        assert all(abs(mine - whole / 5) <= 1 for mine, whole in zip(held, given, strict=True))
+        stored = labels[part].bincount(minlength=3).tolist()
+        assert all(abs(own_rows - complete / 5) <= 1 for own_rows, complete in zip(stored, inputs, strict=True))
     assert all(torch.equal(a, b) for a, b in zip((split.train, split.test), (same.train, same.test), strict=True))
-    assert not torch.equal(split.train, other.train)
+    assert not torch.equal(split.train, second.train)
     assert all(part.tolist() == sorted(part.tolist()) for part in (split.train, split.validation, split.test))
 
 
@@ -180,7 +180,7 @@ def test_the_split_leaks_nothing_holds_every_class_and_follows_its_seed(num_test
 
 
 @pytest.mark.parametrize("norm", ["final", "none"])
-def test_tokens_are_the_model_s_hidden_states(norm: Any, llama: LayerEncoder) -> None:
+def test_tokens_are_the_hidden_states_of_the_model(norm: Any, llama: LayerEncoder) -> None:
     live = LiveTokens(layer_reader(llama, layers=[0, 3, -1], norm=norm), TEXTS)
     index = torch.tensor([7, 0, 4])
     states, mask = live.batch(index)
@@ -195,36 +195,37 @@ def test_tokens_are_the_model_s_hidden_states(norm: Any, llama: LayerEncoder) ->
             hook.remove()
             last = raw[0][0] if isinstance(raw[0], tuple) else raw[0]
             expected = [outputs.hidden_states[0], outputs.hidden_states[3], last.view(1, -1, states.shape[3])]
-            expected = [model.norm(one) for one in expected] if norm == "final" else expected
+            expected = [model.norm(item) for item in expected] if norm == "final" else expected
         assert int(mask[place].sum()) == len(TEXTS[text])
         for layer in range(3):
             torch.testing.assert_close(states[layer, place][mask[place]], expected[layer][0], rtol=1e-4, atol=1e-5)
 
 
-def test_kept_tokens_and_a_pass_per_step_give_the_same_numbers(tiny_folder: Folder) -> None:
+def test_stored_tokens_and_a_pass_per_step_give_the_same_numbers(tiny_folder: Folder) -> None:
     raw = LayerEncoder(tiny_folder("Llama"), -1, norm="none", device="cpu")
     labels = ["xyz"[n % 3] for n in range(60)]
     options: dict[str, Any] = {"layers": [0, 2], "epochs": 8, "batch_size": 12, "learning_rate": 5e-2}
-    told: list[str] = []
-    kept, live = (
-        probe(raw, TEXTS, labels, keep_gb=gb, progress=lambda what, *_: told.append(what), **options) for gb in (1, 0)
+    reports: list[str] = []
+    saved, live = (
+        probe(raw, TEXTS, labels, keep_gb=gb, progress=lambda case, *_: reports.append(case), **options)
+        for gb in (1, 0)
     )
-    assert kept.epochs.tolist() == live.epochs.tolist()
-    assert kept.validation.tolist() == pytest.approx(live.validation.tolist())
-    assert kept.right.tolist() == live.right.tolist()
-    assert told.count("training") == 16
-    assert 0.5 < float(kept.accuracy.mean()) < 1, "something is learned, and not all"
+    assert saved.epochs.tolist() == live.epochs.tolist()
+    assert saved.validation.tolist() == pytest.approx(live.validation.tolist())
+    assert saved.right.tolist() == live.right.tolist()
+    assert reports.count("training") == 16
+    assert 0.5 < float(saved.accuracy.mean()) < 1, "something is learned, and not all"
 
 
-def test_seeds_change_split_weights_and_order_and_nothing_else_does(llama: LayerEncoder) -> None:
+def test_only_the_seed_changes_split_weights_and_order(llama: LayerEncoder) -> None:
     labels = ["xyz"[n % 3] for n in range(60)]
     options: dict[str, Any] = {"layers": [1], "epochs": 2, "batch_size": 12, "learning_rate": 1e-2}
     state = torch.get_rng_state()
-    one, same, other = (probe(llama, TEXTS, labels, seed=seed, **options) for seed in (0, 0, 1))
+    first, same, second = (probe(llama, TEXTS, labels, seed=seed, **options) for seed in (0, 0, 1))
     assert torch.equal(torch.get_rng_state(), state), "the global generator is not ours"
-    assert (one.right.tolist(), one.validation.tolist()) == (same.right.tolist(), same.validation.tolist())
-    assert one.table.equals(same.table)
-    assert (one.right.tolist(), one.validation.tolist()) != (other.right.tolist(), other.validation.tolist())
+    assert (first.right.tolist(), first.validation.tolist()) == (same.right.tolist(), same.validation.tolist())
+    assert first.table.equals(same.table)
+    assert (first.right.tolist(), first.validation.tolist()) != (second.right.tolist(), second.validation.tolist())
     weights = [LinearProbes(1, 8, 3, seed=seed).weight for seed in (0, 0, 1)]
     assert torch.equal(weights[0], weights[1])
     assert not torch.equal(weights[0], weights[2])
@@ -233,7 +234,7 @@ def test_seeds_change_split_weights_and_order_and_nothing_else_does(llama: Layer
 # --- what is said of them -------------------------------------------------------------------------------------------
 
 
-def test_intervals_of_accuracy_and_gain_are_numpys() -> None:
+def test_intervals_of_accuracy_and_gain_match_numpy() -> None:
     from scipy.stats import binomtest
 
     right = torch.rand(3, 37, generator=seeded(8)) < torch.tensor([[0.5], [0.9], [0.6]])
@@ -247,14 +248,14 @@ def test_intervals_of_accuracy_and_gain_are_numpys() -> None:
         assert (accuracy, low, high) == pytest.approx((hits / 37, expected.low, expected.high), abs=1e-6)
         assert (layer, epoch) == ((0, 4, 6)[row], (3, 1, 2)[row])
         assert validation == pytest.approx((0.4, 0.8, 0.7)[row])
-    drawn = torch.randint(37, (1000, 37), generator=seeded(5)).numpy()
-    spread = right[1].numpy()[drawn].mean(axis=1) - right[2].numpy()[drawn].mean(axis=1)
+    figure = torch.randint(37, (1000, 37), generator=seeded(5)).numpy()
+    spread = right[1].numpy()[figure].mean(axis=1) - right[2].numpy()[figure].mean(axis=1)
     gain = (right[1].sum() - right[2].sum()).item() / 37
     assert result.gain(seed=5) == pytest.approx((gain, *np.quantile(spread, [0.025, 0.975])))
     assert result.best_layer == 4
 
 
-def test_a_table_of_paths_is_relative_to_the_table_and_its_labels_are_words(tmp_path: Path) -> None:
+def test_paths_in_a_table_are_relative_to_it_and_labels_are_strings(tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text("path,label\na/1.png,10\n2.png,9\n")
     inputs, labels = read_examples(tmp_path / "rows.csv", ["image"])
     assert inputs == [str(tmp_path / "a/1.png"), str(tmp_path / "2.png")]

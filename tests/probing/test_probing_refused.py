@@ -1,4 +1,4 @@
-"""What ``probe`` refuses: values that nothing can be trained with, and arguments that would have no effect."""
+"""``probe`` refuses values that cannot be trained with and arguments without effect."""
 
 from __future__ import annotations
 
@@ -46,15 +46,17 @@ def encoder(tiny_folder: Callable[[str], str]) -> LayerEncoder:
         ({"labels": [float("nan")] * 12}, r"`labels\[0\]` must be the name or the number of a class"),
     ],
 )
-def test_options_that_cannot_be_meant(encoder: LayerEncoder, options: dict[str, Any], message: str) -> None:
+def test_invalid_options_are_refused(encoder: LayerEncoder, options: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         probe(encoder, **{"inputs": TEXTS, "labels": LABELS, "layers": [1], **options})
 
 
-def test_labels_and_numbers_of_numpy_are_taken(encoder: LayerEncoder) -> None:
+def test_numpy_labels_and_numbers_are_accepted(encoder: LayerEncoder) -> None:
     plain = probe(encoder, TEXTS, [0, 1] * 6, layers=[1], kind="knn", neighbors=3)
-    other = probe(encoder, TEXTS, np.array([0, 1] * 6), layers=np.array([1]), kind="knn", neighbors=np.int64(3))  # type: ignore[arg-type]
-    assert plain.frame.equals(other.frame)
+    other_probe_result = probe(
+        encoder, TEXTS, np.array([0, 1] * 6), layers=np.array([1]), kind="knn", neighbors=np.int64(3)
+    )  # type: ignore[arg-type]
+    assert plain.frame.equals(other_probe_result.frame)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +68,7 @@ def test_labels_and_numbers_of_numpy_are_taken(encoder: LayerEncoder) -> None:
         ("--keep-gb inf", "`keep_gb` must be a finite number"),
     ],
 )
-def test_the_command_refuses_them_before_the_model_is_loaded(words: str, message: str, tmp_path: Path) -> None:
+def test_command_refuses_them_before_the_model_is_loaded(words: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(OptionError, match=message):
         run("probe", "no/such-model", "--data", ".", "--out", str(tmp_path), *words.split())
 
@@ -82,7 +84,7 @@ def test_the_command_refuses_them_before_the_model_is_loaded(words: str, message
         ('{"text": "a", "label": []}', "line 2: `label` must be a label, a string or a whole number"),
     ],
 )
-def test_rows_that_are_no_examples_are_named(row: str, message: str, tmp_path: Path) -> None:
+def test_invalid_rows_are_refused(row: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "a", "label": 1}\n' + row)
     with pytest.raises(TaskFileError, match=message):
         read_examples(tmp_path / "a.jsonl", ["text"])

@@ -1,4 +1,4 @@
-"""Threads that run ahead or behind: in order, bounded, and gone when the caller is done, however that ends."""
+"""Threads that run ahead or behind: in order, bounded, and gone when the caller is done."""
 
 from __future__ import annotations
 
@@ -13,39 +13,39 @@ from midlayer_encoders.reading.ahead import Behind, ahead
 
 
 def ours() -> list[str]:
-    """Return the names of the threads that are still there."""
-    return [one.name for one in threading.enumerate() if one.name.startswith("midlayer-")]
+    """Return the names of the threads that are still running."""
+    return [item.name for item in threading.enumerate() if item.name.startswith("midlayer-")]
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_results_come_in_order_and_not_too_soon(threads: int) -> None:
-    begun: list[int] = []
+def test_results_come_in_order_and_are_bounded(threads: int) -> None:
+    started: list[int] = []
 
     def make(item: int) -> int:
-        begun.append(item)
+        started.append(item)
         time.sleep(0.002 * (item % 3))
         return item * item
 
     taken = []
     for item, result in ahead(make, range(20), depth=2, threads=threads):
         time.sleep(0.003)
-        assert len(begun) <= item + 3
+        assert len(started) <= item + 3
         taken.append(result())
     assert taken == [item * item for item in range(20)]
     assert not ours()
 
 
-def test_what_one_item_raises_is_raised_for_that_item() -> None:
+def test_error_of_an_item_is_raised_for_that_item() -> None:
     def make(item: int) -> float:
         return 1 / item
 
-    found = []
+    actual = []
     for item, result in ahead(make, [2, 0, 1]):
         try:
-            found.append(result())
+            actual.append(result())
         except ZeroDivisionError:
-            found.append(-item)
-    assert found == [0.5, 0, 1.0]
+            actual.append(-item)
+    assert actual == [0.5, 0, 1.0]
 
 
 def raise_ahead(error: type[BaseException]) -> None:
@@ -71,32 +71,32 @@ def test_no_thread_is_left_when_the_caller_raises(
     assert not ours()
 
 
-def test_calls_are_made_in_order_behind_and_no_more_wait_than_may() -> None:
-    made: list[int] = []
-    done: list[int] = []
+def test_calls_run_in_order_and_pending_ones_are_bounded() -> None:
+    result: list[int] = []
+    process: list[int] = []
     most = 0
 
     def call(item: int) -> int:
         time.sleep(0.002)
-        made.append(item)
+        result.append(item)
         return item
 
-    with Behind[int](depth=2, done=done.append) as behind:
+    with Behind[int](depth=2, done=process.append) as behind:
         for item in range(12):
             behind.hand_on(call, item)
-            most = max(most, item + 1 - len(made))
-    assert made == done == list(range(12))
+            most = max(most, item + 1 - len(result))
+    assert result == process == list(range(12))
     assert 1 < most <= 3
     assert not ours()
 
 
-def test_an_error_behind_is_raised_here_and_ends_the_calls() -> None:
-    made: list[int] = []
+def test_error_in_the_background_is_raised_and_stops_the_calls() -> None:
+    result: list[int] = []
 
     def call(item: int) -> None:
         if item == 2:
             raise OSError("no room")
-        made.append(item)
+        result.append(item)
 
     handed: list[int] = []
 
@@ -108,7 +108,7 @@ def test_an_error_behind_is_raised_here_and_ends_the_calls() -> None:
 
     with pytest.raises(OSError, match="no room"):
         hand_on(range(50))
-    assert made == [0, 1]
+    assert result == [0, 1]
     assert len(handed) < 10
     with pytest.raises(OSError, match="no room"):
         hand_on(range(2, 3))  # the last one: at the end of the block

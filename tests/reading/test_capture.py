@@ -29,21 +29,21 @@ def hooks_on(model: torch.nn.Module) -> int:
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_layer_of_every_family_comes_from_one_pass(name: str, norm: Norm) -> None:
-    model, got = tiny(name), []
+    model, actual = tiny(name), []
     before = hooks_on(model)
     with torch.no_grad():
         capture(
-            model, inputs(name), lambda layer, _, states: got.append((layer, states.reshape(2, -1, states.shape[-1]))),
+            model, inputs(name), lambda layer, _, states: actual.append((layer, states.reshape(2, -1, states.shape[-1]))),
             anatomy=find_anatomy(model), layers=range(DEPTH + 1), norm=norm,
         )  # fmt: skip
-    assert [layer for layer, _ in got] == list(range(DEPTH + 1))
-    for (layer, states), expected in zip(got, expected_states(name, norm), strict=True):
+    assert [layer for layer, _ in actual] == list(range(DEPTH + 1))
+    for (layer, states), expected in zip(actual, expected_states(name, norm), strict=True):
         torch.testing.assert_close(states, expected, msg=lambda text: f"layer {layer}: {text}")
     assert hooks_on(model) == before
 
 
 @pytest.mark.parametrize("name", ["Llama", "BERT", "ALBERT", "Mamba"])
-def test_blocks_after_the_last_wanted_layer_do_not_run(name: str) -> None:
+def test_blocks_after_the_last_requested_layer_do_not_run(name: str) -> None:
     model = tiny(name)
     anatomy = find_anatomy(model)
     ran: list[int] = []
@@ -56,23 +56,23 @@ def test_blocks_after_the_last_wanted_layer_do_not_run(name: str) -> None:
     assert len(ran) == (6 if name == "ALBERT" else 1)
 
 
-def test_blocks_called_past_hooks_are_seen_and_left_as_they_were() -> None:
+def test_blocks_called_without_hooks_are_captured_and_restored() -> None:
     model = tiny("Llama")
     block = find_anatomy(model).block(model, 1)
-    seen: list[str] = []
-    block.register_forward_hook(lambda *_: seen.append("hook"))
-    states, kept = torch.zeros(1, 2, 4), block.forward
-    block.forward = lambda states: seen.append("own") or states  # as accelerate does
-    with seen_by_hooks(block), seen_by_hooks(block):  # a pass inside of another
+    recorded: list[str] = []
+    block.register_forward_hook(lambda *_: recorded.append("hook"))
+    states, saved = torch.zeros(1, 2, 4), block.forward
+    block.forward = lambda states: recorded.append("own") or states  # as accelerate does
+    with seen_by_hooks(block), seen_by_hooks(block):  # a nested pass
         assert block.forward(states) is states
-    assert seen == ["own", "hook"]
+    assert recorded == ["own", "hook"]
     block.forward(states)
-    assert seen[2:] == ["own"]
+    assert recorded[2:] == ["own"]
     del block.forward
-    assert block.forward == kept
+    assert block.forward == saved
 
 
-def test_hooks_are_gone_when_a_batch_raises() -> None:
+def test_hooks_are_removed_when_a_batch_raises() -> None:
     model = tiny("Llama")
 
     def fail(*_: object) -> None:
@@ -85,20 +85,20 @@ def test_hooks_are_gone_when_a_batch_raises() -> None:
 
 @pytest.mark.parametrize("name", ["Llama", "GPT2", "BERT", "ALBERT", "Gemma2"])
 def test_sites_inside_blocks_come_with_their_layer(name: str) -> None:
-    model, got = tiny(name), {}
+    model, actual = tiny(name), {}
     anatomy = find_anatomy(model)
     sites = [*block_sites(anatomy.block(model, 1), model.config)]
     with torch.no_grad():
         capture(
-            model, inputs(name), lambda layer, site, states: got.setdefault((layer, site), states),
+            model, inputs(name), lambda layer, site, states: actual.setdefault((layer, site), states),
             anatomy=anatomy, layers=range(1, DEPTH + 1), sites=sites,
         )  # fmt: skip
-    assert set(got) == {(layer, site) for layer in range(1, DEPTH + 1) for site in sites}
+    assert set(actual) == {(layer, site) for layer in range(1, DEPTH + 1) for site in sites}
     for layer in range(2, DEPTH + 1):
-        torch.testing.assert_close(got[layer, "residual_in"], got[layer - 1, STREAM])
+        torch.testing.assert_close(actual[layer, "residual_in"], actual[layer - 1, STREAM])
 
 
-def test_wrong_layers_and_sites_are_refused() -> None:
+def test_invalid_layers_and_sites_are_refused() -> None:
     model = tiny("Llama")
     anatomy = find_anatomy(model)
     with pytest.raises(OptionError, match=r"within \[0, 4\]"):
@@ -134,38 +134,40 @@ def reader(encoder: LayerEncoder, **options: Any) -> LayerReader:
 
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("name", ["Llama", "BERT", "Mamba", "GPT2", "ALBERT"])
-def test_one_pass_gives_what_an_encoder_cut_at_each_layer_gives(name: str, norm: Norm, tiny_folder: Folder) -> None:
-    whole = LayerEncoder(tiny_folder(name), -1, device="cpu")
+def test_one_pass_matches_an_encoder_cut_at_each_layer(name: str, norm: Norm, tiny_folder: Folder) -> None:
+    full_encoder = LayerEncoder(tiny_folder(name), -1, device="cpu")
     vectors = torch.zeros(DEPTH + 1, len(TEXTS), 32)
-    for positions, made in reader(whole, norm=norm).embed(TEXTS, plan_batches([len(t) for t in TEXTS], max_texts=4)):
-        vectors[:, positions] = made
+    for positions, result in reader(full_encoder, norm=norm).embed(
+        TEXTS, plan_batches([len(t) for t in TEXTS], max_texts=4)
+    ):
+        vectors[:, positions] = result
     for layer in range(DEPTH + 1):
         cut = LayerEncoder(tiny_folder(name), layer, norm=norm, device="cpu")
         torch.testing.assert_close(vectors[layer], torch.from_numpy(cut.encode(TEXTS)), rtol=1e-4, atol=2e-5)
 
 
-def test_memory_running_out_halves_the_batch(tiny_folder: Folder) -> None:
-    whole = LayerEncoder(tiny_folder("Llama"), -1, device="cpu")
+def test_out_of_memory_halves_the_batch(tiny_folder: Folder) -> None:
+    full_encoder = LayerEncoder(tiny_folder("Llama"), -1, device="cpu")
 
     def scarce(texts: list[str]) -> dict[str, Tensor]:
         if len(texts) > 2:
             raise torch.OutOfMemoryError
-        return whole.preprocess(texts)
+        return full_encoder.preprocess(texts)
 
-    plain = reader(whole)
+    plain = reader(full_encoder)
     short = LayerReader(plain.model, scarce, plain.anatomy, plain.layers)
     batches = plan_batches([len(text) for text in TEXTS])
-    got = {i: made[:, n] for positions, made in short.embed(TEXTS, batches) for n, i in enumerate(positions)}
-    for positions, made in plain.embed(TEXTS, batches):
+    actual = {i: result[:, n] for positions, result in short.embed(TEXTS, batches) for n, i in enumerate(positions)}
+    for positions, result in plain.embed(TEXTS, batches):
         for n, i in enumerate(positions):
-            torch.testing.assert_close(got[i], made[:, n], rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(actual[i], result[:, n], rtol=1e-5, atol=1e-5)
     with pytest.raises(torch.OutOfMemoryError):
         list(LayerReader(plain.model, lambda _: scarce(["x"] * 9), plain.anatomy, [1]).embed(TEXTS, batches))
 
 
-def test_nan_names_layer_and_text(tiny_folder: Folder) -> None:
-    whole = LayerEncoder(tiny_folder("Llama"), -1, device="cpu")
+def test_nan_error_names_layer_and_text(tiny_folder: Folder) -> None:
+    full_encoder = LayerEncoder(tiny_folder("Llama"), -1, device="cpu")
     with torch.no_grad():
-        whole[0].model.layers[1].mlp.down_proj.weight[0, 0] = float("nan")
+        full_encoder[0].model.layers[1].mlp.down_proj.weight[0, 0] = float("nan")
     with pytest.raises(NotFiniteError, match="Layer 2 gives NaN or infinity for 'the cat"):
-        list(reader(whole).embed(TEXTS, [[0, 1]]))
+        list(reader(full_encoder).embed(TEXTS, [[0, 1]]))

@@ -1,4 +1,4 @@
-"""Norm and pooling in one reading of the states, against the norm and then the pooling."""
+"""Norm and pooling in one pass over the states, compared with the norm followed by the pooling."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and not torch.cuda.is_av
 
 
 class Scaled(nn.Module):
-    """Looks like a norm by its parameters, and is none."""
+    """Has the parameters of a norm, but is not one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class Scaled(nn.Module):
 
 
 class Smoothed(LlamaRMSNorm):
-    """A norm of a token and the one before it: right for rows by themselves, and wrong for texts."""
+    """A norm over a token and the previous one: correct for single rows and wrong for texts."""
 
     def forward(self, states: Tensor) -> Tensor:
         mixed = states if states.shape[0] == 1 else (states + states.roll(1, dims=1)) / 2
@@ -59,7 +59,7 @@ def made(norm: nn.Module, dtype: torch.dtype) -> nn.Module:
 
 
 def batch(side: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return texts of several lengths, one of them empty, with a token that dwarfs the others."""
+    """Return texts of several lengths, one of them empty, with a massive token."""
     draw = torch.Generator().manual_seed(4)
     states = 2 + torch.randn(5, 150, WIDTH, generator=draw) * torch.rand(5, 150, 1, generator=draw)
     states[:, 3] *= 300
@@ -68,7 +68,7 @@ def batch(side: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def fused(norms: list[nn.Module], pooling: Pooling, states: Tensor, mask: Tensor) -> tuple[Tensor, FusedPooling]:
-    """Return the vectors of the second batch: the first one is compared."""
+    """Return the vectors of the second batch, after the comparison on the first."""
     pooled = FusedPooling(nn.Sequential(*norms), pooling)
     first = pooled(0, states, mask)
     first = pooled.settle().get(0, first)
@@ -81,28 +81,30 @@ def fused(norms: list[nn.Module], pooling: Pooling, states: Tensor, mask: Tensor
 @pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize("pooling", POOLINGS)
 @pytest.mark.parametrize("name", NORMS)
-def test_one_sum_is_the_norm_and_then_the_pooling(name: str, pooling: Pooling, side: str, dtype: torch.dtype) -> None:
+def test_fused_sum_matches_norm_and_pooling(name: str, pooling: Pooling, side: str, dtype: torch.dtype) -> None:
     norm, (states, mask) = made(NORMS[name](), dtype), batch(side, dtype)
     with torch.inference_mode():
-        found, way = fused([norm], pooling, states, mask)
+        actual, method = fused([norm], pooling, states, mask)
         exact = pool(norm.double()(states.double()), mask, pooling)
         plain = pool(made(NORMS[name](), dtype)(states), mask, pooling)
-    in_float32 = dtype == torch.float64 and name in ("rms", "gemma", "t5")  # which the fused sum would not repeat
-    assert way.trusted.get(0, False) is (pooling != "max" and not (in_float32 and pooling in ("mean", "weightedmean")))
-    assert found.dtype == plain.dtype
+    in_float32 = dtype == torch.float64 and name in ("rms", "gemma", "t5")  # the fused sum does not reproduce that
+    assert method.trusted.get(0, False) is (
+        pooling != "max" and not (in_float32 and pooling in ("mean", "weightedmean"))
+    )
+    assert actual.dtype == plain.dtype
     size = exact.abs().amax(dim=1, keepdim=True)
     rounding = 2e-2 if dtype == torch.bfloat16 else 1e-12 if dtype == torch.float64 and not in_float32 else 1e-5
-    assert ((found - exact).abs() <= rounding * size).all()
-    if dtype == torch.bfloat16 and pooling in ("mean", "weightedmean"):  # the plain way rounds each state
-        assert (found - exact).norm() <= (plain - exact).norm()
+    assert ((actual - exact).abs() <= rounding * size).all()
+    if dtype == torch.bfloat16 and pooling in ("mean", "weightedmean"):  # the plain method rounds each state
+        assert (actual - exact).norm() <= (plain - exact).norm()
 
 
 @pytest.mark.parametrize("pooling", ["mean", "weightedmean", "last"])
 def test_without_a_norm_states_are_only_summed(pooling: Pooling) -> None:
     states, mask = batch("right", torch.bfloat16)
-    found, way = fused([], pooling, states, mask)
-    torch.testing.assert_close(found, pool(states, mask, pooling), rtol=1e-5, atol=1e-4)
-    assert way.trusted[0]
+    actual, method = fused([], pooling, states, mask)
+    torch.testing.assert_close(actual, pool(states, mask, pooling), rtol=1e-5, atol=1e-4)
+    assert method.trusted[0]
 
 
 @pytest.mark.parametrize(
@@ -110,19 +112,19 @@ def test_without_a_norm_states_are_only_summed(pooling: Pooling) -> None:
     [[Scaled()], [nn.Linear(WIDTH, WIDTH)], [nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 8)], [Smoothed(WIDTH)], [nn.Tanh()]],
     ids=["other", "projection", "both", "mixing", "no weights"],
 )
-def test_what_is_no_norm_goes_the_plain_way(norms: list[nn.Module]) -> None:
+def test_other_modules_use_the_plain_method(norms: list[nn.Module]) -> None:
     states, mask = batch("right", torch.float32)
     norms = [norm.to(DEVICE) for norm in norms]
     with torch.inference_mode():
-        found, way = fused(norms, "mean", states, mask)
+        actual, method = fused(norms, "mean", states, mask)
         expected = states
         for norm in norms:
             expected = norm(expected)
-    assert not way.trusted.get(0)
-    assert torch.equal(found, pool(expected, mask, "mean"))
+    assert not method.trusted.get(0)
+    assert torch.equal(actual, pool(expected, mask, "mean"))
 
 
-def test_the_form_is_found_by_what_the_norm_does() -> None:
+def test_form_of_the_norm_is_detected_by_its_effect() -> None:
     states, _ = batch("right", torch.float32)
     forms = {name: find_form(nn.Sequential(made(make(), torch.float32)), states) for name, make in NORMS.items()}
     assert {name: form.offset for name, form in forms.items() if form is not None} == {
@@ -146,9 +148,7 @@ def test_the_form_is_found_by_what_the_norm_does() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize(("scale", "center"), [(False, False), (True, False), (True, True)])
 @pytest.mark.parametrize(("tokens", "width"), [(9, 20), (300, 96), (128, 1030)])
-def test_the_triton_kernel_equals_float64(
-    tokens: int, width: int, scale: bool, center: bool, dtype: torch.dtype
-) -> None:
+def test_triton_kernel_matches_float64(tokens: int, width: int, scale: bool, center: bool, dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(5)
     states = (2 + torch.randn(4, tokens, width + 3, generator=generator)).to(DEVICE, dtype)[..., :width]
     weights = torch.rand(4, tokens, generator=generator).to(DEVICE)

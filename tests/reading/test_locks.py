@@ -1,4 +1,4 @@
-"""Turns: threads wait for the one that has it, and for no other."""
+"""Locks: threads wait for the holder of the same lock only."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from midlayer_encoders.reading.capture import capture
 from midlayer_encoders.reading.locks import turn
 from tests.families import inputs, tiny
 
-_SECONDS = 10  # after which a thread that waits will wait forever
+_SECONDS = 10  # a thread that waits longer would wait forever
 
 
-def test_another_thread_waits_and_the_same_does_not() -> None:
+def test_another_thread_waits_and_the_same_thread_does_not() -> None:
     model, entered = nn.Linear(1, 1), Event()
 
     def enter() -> None:
@@ -33,38 +33,38 @@ def test_another_thread_waits_and_the_same_does_not() -> None:
     with ThreadPoolExecutor(1) as threads, turn(model):
         with turn(model):
             waiting = threads.submit(enter)
-        assert not entered.wait(0.05)  # the inner turn is over, the outer one is not
+        assert not entered.wait(0.05)  # the inner lock is released, the outer one is not
     waiting.result(_SECONDS)
     assert entered.is_set()
 
 
-def test_locks_with_different_objects_do_not_wait_for_one_another() -> None:
+def test_locks_of_different_objects_are_independent() -> None:
     models: list[Any] = [nn.Linear(1, 1), nn.Linear(1, 1)]
     models += [copy.deepcopy(models[0]), copy.copy(models[0]), pickle.loads(pickle.dumps(models[0]))]
     together = Barrier(len(models))
 
     def meet(model: Any) -> None:
         with turn(model):
-            together.wait(_SECONDS)  # broken where one of them cannot have its turn
+            together.wait(_SECONDS)  # fails if one of them cannot get its lock
 
     with ThreadPoolExecutor(len(models)) as threads:
         list(threads.map(meet, models))
 
 
 class Slots:
-    """Cannot be referred to weakly, nor be found in a dictionary."""
+    """Not hashable and without weak references."""
 
     __slots__ = ()
     __hash__ = None  # type: ignore[assignment]
 
 
-def test_any_object_has_turns() -> None:
-    with turn(Slots()) as own, turn([]) as inner:
-        assert not own()
+def test_any_object_can_be_locked() -> None:
+    with turn(Slots()) as own_values, turn([]) as inner:
+        assert not own_values()
         assert inner()
 
 
-def test_nothing_is_kept_of_an_object_that_is_gone() -> None:
+def test_deleted_object_leaves_nothing_behind() -> None:
     model = nn.Linear(1, 1)
     with turn(model):
         pass
@@ -75,8 +75,8 @@ def test_nothing_is_kept_of_an_object_that_is_gone() -> None:
     assert len(locks._locks) < count
 
 
-def test_a_forked_process_does_not_wait_for_threads_that_it_lacks() -> None:
-    """As workers of a DataLoader, which preprocess: the thread that has the turn is not in them."""
+def test_forked_process_does_not_wait_for_missing_threads() -> None:
+    """DataLoader workers preprocess in a fork that lacks the thread holding the lock."""
     model, has_it, forked = nn.Linear(1, 1), Event(), Event()
 
     def have() -> None:
@@ -100,27 +100,27 @@ def test_a_forked_process_does_not_wait_for_threads_that_it_lacks() -> None:
 
 @pytest.mark.parametrize("where", ["another thread", "the receiver"])
 @torch.no_grad()
-def test_a_capture_looks_at_its_own_pass_alone(where: str) -> None:
-    """A model may be called beside a capture, or by what receives the states: neither sees anything of the other."""
+def test_capture_records_only_its_own_pass(where: str) -> None:
+    """A model may be called during a capture or by its receiver: neither sees the states of the other."""
     model: Any = tiny("Llama")
     anatomy, batch = find_anatomy(model), inputs("Llama")
-    plain, other = model(**batch).last_hidden_state, {name: value[:, :4] for name, value in batch.items()}
-    seen: list[tuple[int, Tensor]] = []
-    capture(model, batch, lambda layer, _, states: seen.append((layer, states)), anatomy=anatomy, layers=range(5))
-    again: list[tuple[int, Tensor]] = []
+    plain, second = model(**batch).last_hidden_state, {name: value[:, :4] for name, value in batch.items()}
+    recorded: list[tuple[int, Tensor]] = []
+    capture(model, batch, lambda layer, _, states: recorded.append((layer, states)), anatomy=anatomy, layers=range(5))
+    repeated: list[tuple[int, Tensor]] = []
     short: list[Tensor] = []
 
     def receive(layer: int, _: str, states: Tensor) -> None:
-        again.append((layer, states))
+        repeated.append((layer, states))
         if where == "another thread":
-            short.append(threads.submit(torch.no_grad()(model), **other).result(_SECONDS).last_hidden_state)
+            short.append(threads.submit(torch.no_grad()(model), **second).result(_SECONDS).last_hidden_state)
         else:
-            capture(model, other, lambda *made: short.append(made[2]), anatomy=anatomy, layers=[4], norm="final")
+            capture(model, second, lambda *output: short.append(output[2]), anatomy=anatomy, layers=[4], norm="final")
 
     with ThreadPoolExecutor(1) as threads:
         capture(model, batch, receive, anatomy=anatomy, layers=range(5))
-    assert [layer for layer, _ in again] == [layer for layer, _ in seen] == list(range(5))
-    for (_, states), (_, expected) in zip(again, seen, strict=True):
+    assert [layer for layer, _ in repeated] == [layer for layer, _ in recorded] == list(range(5))
+    for (_, states), (_, expected) in zip(repeated, recorded, strict=True):
         assert torch.equal(states, expected)
     assert len(short) == 5
     for states in short:

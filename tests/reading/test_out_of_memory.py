@@ -1,4 +1,4 @@
-"""A device that runs out of memory in the middle of a pass: the same numbers as without, or the error, nothing else."""
+"""A device that runs out of memory during a pass gives the same numbers or the error."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def whole(tiny_folder: Folder) -> LayerEncoder:
 
 @contextmanager
 def scarce(encoder: LayerEncoder, most: int) -> Iterator[list[int]]:
-    """Run out of memory before the third block when a batch holds more than ``most`` texts; count what went through.
+    """Run out of memory before the third block for batches of more than ``most`` texts; count the texts that passed.
 
-    By then the states of layers 0, 1 and 2 were handed on: what was counted of them must not be counted again.
+    By then the states of layers 0, 1 and 2 were delivered and must not be counted again.
     """
     passed: list[int] = []
 
@@ -48,19 +48,19 @@ def scarce(encoder: LayerEncoder, most: int) -> Iterator[list[int]]:
         hook.remove()
 
 
-def assert_same(found: pl.DataFrame, expected: pl.DataFrame) -> None:
-    assert found.drop("value").equals(expected.drop("value"))
-    torch.testing.assert_close(found["value"].to_torch(), expected["value"].to_torch(), rtol=1e-6, atol=1e-7)
+def assert_same(actual: pl.DataFrame, expected: pl.DataFrame) -> None:
+    assert actual.drop("value").equals(expected.drop("value"))
+    torch.testing.assert_close(actual["value"].to_torch(), expected["value"].to_torch(), rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize("most", thinned([5, 1], 2))
 def test_vectors_are_the_same_from_smaller_batches(whole: LayerEncoder, most: int) -> None:
     plenty = measure(whole, TEXTS, metrics=POOLED, norm="final")
-    told: list[int] = []
+    reports: list[int] = []
     with scarce(whole, most) as passed:
-        found = measure(whole, TEXTS, metrics=POOLED, norm="final", progress=record_steps(told))
-    assert_same(found, plenty)
-    assert sum(passed) == sum(told) == 3 * len(TEXTS), "every text once in each pass"
+        frame = measure(whole, TEXTS, metrics=POOLED, norm="final", progress=record_steps(reports))
+    assert_same(frame, plenty)
+    assert sum(passed) == sum(reports) == 3 * len(TEXTS), "every text once in each pass"
     assert max(passed) <= most
 
 
@@ -70,21 +70,21 @@ def test_vectors_are_the_same_from_smaller_batches(whole: LayerEncoder, most: in
 )
 def test_token_states_are_never_counted_twice(whole: LayerEncoder, metrics: str | list[str]) -> None:
     plenty = measure(whole, TEXTS, metrics=metrics)
-    asked: dict[str, Any] = {"metrics": metrics, "token_budget": 160}  # batches of several sizes: some would fit
+    options: dict[str, Any] = {"metrics": metrics, "token_budget": 160}  # batches of several sizes, some of which fit
     try:
         with scarce(whole, 4) as passed:
-            found = measure(whole, TEXTS, **asked)
+            frame = measure(whole, TEXTS, **options)
     except torch.OutOfMemoryError as error:
         assert str(error).startswith("a batch of")  # noqa: PT017  (either outcome is right)
     else:
-        assert_same(found, plenty)
+        assert_same(frame, plenty)
         assert sum(passed) == len(TEXTS)
-    with scarce(whole, len(TEXTS)) as passed:  # where memory is enough, the hook changes nothing
-        assert_same(measure(whole, TEXTS, **asked), plenty)
+    with scarce(whole, len(TEXTS)) as passed:  # with enough memory, the hook has no effect
+        assert_same(measure(whole, TEXTS, **options), plenty)
     assert max(passed) > 4, "or nothing ran out above"
 
 
-def test_a_batch_size_that_ran_out_of_memory_is_not_tried_again(whole: LayerEncoder) -> None:
+def test_batch_size_that_ran_out_of_memory_is_not_retried(whole: LayerEncoder) -> None:
     sizes: list[int] = []
 
     def before(_: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -100,7 +100,7 @@ def test_a_batch_size_that_ran_out_of_memory_is_not_tried_again(whole: LayerEnco
     assert sizes == [4, 2, 2, 2, 2, 2, 2]
 
 
-def test_one_text_too_many_is_an_error(whole: LayerEncoder) -> None:
+def test_single_text_that_does_not_fit_raises(whole: LayerEncoder) -> None:
     with scarce(whole, 0), pytest.raises(torch.OutOfMemoryError, match="a batch of 1"):
         measure(whole, TEXTS, metrics="dataset_entropy")
     assert measure(whole, TEXTS, metrics="dataset_entropy").height == 5, "no hook is left behind"
@@ -111,7 +111,7 @@ def test_labels_are_scored_from_smaller_batches(whole: LayerEncoder) -> None:
     kinds = KINDS[:12]
     plenty = select(whole, few, kinds, rule="last")
     with scarce(whole, 2) as passed:
-        found = select(whole, few, kinds, rule="last")
-    assert_same(found.frame, plenty.frame)
-    assert found.labels == plenty.labels
+        selection = select(whole, few, kinds, rule="last")
+    assert_same(selection.frame, plenty.frame)
+    assert selection.labels == plenty.labels
     assert sum(passed) == 12

@@ -22,7 +22,7 @@ def batch(side: str) -> tuple[torch.Tensor, torch.Tensor]:
 
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("pooling", POOLINGS)
-def test_pooling_matches_the_words_and_sentence_transformers(pooling: Pooling, side: str) -> None:
+def test_pooling_matches_the_definition_and_sentence_transformers(pooling: Pooling, side: str) -> None:
     states, mask = batch(side)
     expected = torch.stack([pooled(row[real], pooling) for row, real in zip(states, mask, strict=True)])
     torch.testing.assert_close(pool(states, mask, pooling), expected)
@@ -36,7 +36,7 @@ def test_pooling_matches_the_words_and_sentence_transformers(pooling: Pooling, s
 
 
 @pytest.mark.parametrize("pooling", POOLINGS)
-def test_a_text_without_tokens_is_zero_and_padding_is_not_read(pooling: Pooling) -> None:
+def test_text_without_tokens_is_zero_and_padding_is_ignored(pooling: Pooling) -> None:
     states, mask = batch("right")
     mask[1] = False
     pooled = pool(states, mask, pooling)
@@ -53,6 +53,6 @@ def test_half_precision_is_summed_in_float32(dtype: torch.dtype) -> None:
     assert pooled.item() == 1.0
 
 
-def test_a_wrong_name_is_refused() -> None:
+def test_invalid_name_is_refused() -> None:
     with pytest.raises(OptionError, match="Did you mean 'mean'"):
         pool(*batch("left"), "maen")  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""What attention and MLP add inside the blocks: read by every tool that reads layers, and told apart from the stream."""
+"""Outputs of attention and MLP inside the blocks: available in every tool that reads layers, and labeled as sites."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def vectors(encoder: LayerEncoder, site: Any, **options: Any) -> Tensor:
 
 
 @pytest.mark.parametrize("family", ["Llama", "GPTNeoX", pytest.param("OPT", marks=pytest.mark.slow)])
-def test_attention_and_mlp_are_what_a_block_adds(family: str, tiny_folder: Folder) -> None:
+def test_attention_and_mlp_are_the_updates_of_a_block(family: str, tiny_folder: Folder) -> None:
     encoder = LayerEncoder(tiny_folder(family), -1, norm="none", device="cpu")
     blocks, attention, mlp = (vectors(encoder, site) for site in ("block", "attention", "mlp"))
     assert attention.shape == mlp.shape == (4, len(TEXTS), 32)
@@ -47,11 +47,11 @@ def test_attention_and_mlp_are_what_a_block_adds(family: str, tiny_folder: Folde
 def test_norm_and_pooling_apply_to_the_site(tiny_folder: Folder) -> None:
     encoder = LayerEncoder(tiny_folder("Llama"), -1, pooling="last", device="cpu")
     model: Any = encoder.transformer
-    found: list[Tensor] = []
-    hook = model.layers[2].mlp.down_proj.register_forward_hook(lambda _, __, made: found.append(made))
+    actual: list[Tensor] = []
+    hook = model.layers[2].mlp.down_proj.register_forward_hook(lambda _, __, output: actual.append(output))
     with torch.no_grad():
         model(**encoder.model_inputs([TEXTS[0]]))
-        expected = model.norm(found[0])[0, -1]
+        expected = model.norm(actual[0])[0, -1]
     hook.remove()
     torch.testing.assert_close(vectors(encoder, "mlp", layers=[3])[0, 0], expected, rtol=1e-4, atol=1e-5)
 
@@ -62,25 +62,25 @@ QUICK = ("Llama", "GPT2", "OPT", "Mamba", "BERT", "ALBERT", "ViT", "WavLM")
 @pytest.mark.parametrize(
     "family", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in FAMILIES]
 )
-def test_every_family_hands_on_one_state_a_token_and_block(family: str) -> None:
+def test_every_family_gives_one_state_per_token_and_block(family: str) -> None:
     model = tiny(family).eval()
     anatomy = find_anatomy(model)
     layers = range(1, anatomy.num_layers + 1)
     for site in ("attention", "mlp") if "Mamba" not in family else ("attention",):
-        seen: list[tuple[int, tuple[int, ...]]] = []
+        recorded: list[tuple[int, tuple[int, ...]]] = []
 
-        def receive(layer: int, _: str, states: Tensor, seen: Any = seen) -> None:
-            seen.append((layer, tuple(states.shape)))
+        def receive(layer: int, _: str, states: Tensor, recorded: Any = recorded) -> None:
+            recorded.append((layer, tuple(states.shape)))
 
         stream: list[tuple[int, ...]] = []
         with torch.no_grad():
             capture(model, inputs(family), receive, anatomy=anatomy, layers=layers, sites=(site,))
             capture(model, inputs(family), lambda _, __, s, to=stream: to.append(tuple(s.shape)), anatomy=anatomy, layers=layers)  # type: ignore[misc]  # fmt: skip
-        assert seen == list(zip(layers, stream, strict=True))
+        assert recorded == list(zip(layers, stream, strict=True))
 
 
 class Block(nn.Module):
-    """One whose MLP flattens texts and tokens, as mixtures of experts do, or cuts the tokens in two."""
+    """A block whose MLP flattens texts and tokens, like mixtures of experts, or splits the tokens."""
 
     def __init__(self, halves: bool) -> None:
         super().__init__()
@@ -92,25 +92,25 @@ class Block(nn.Module):
 
 
 @pytest.mark.parametrize("halves", [False, True])
-def test_flattened_tokens_are_put_back_and_others_refused(halves: bool) -> None:
+def test_flattened_tokens_are_restored_and_others_are_refused(halves: bool) -> None:
     model = nn.Sequential(nn.Sequential(Block(halves), Block(halves)))
     anatomy = find_anatomy(model, blocks="0", final=())
-    x, made = torch.randn(3, 6, 4, generator=torch.Generator().manual_seed(0)), []
-    read = lambda: capture(  # noqa: E731
-        model, {"input": x}, lambda _, __, states: made.append(states), anatomy=anatomy, layers=[1, 2], sites=("mlp",)
+    x, result = torch.randn(3, 6, 4, generator=torch.Generator().manual_seed(0)), []
+    loaded = lambda: capture(  # noqa: E731
+        model, {"input": x}, lambda _, __, states: result.append(states), anatomy=anatomy, layers=[1, 2], sites=("mlp",)
     )
     if halves:
         with pytest.raises(OptionError, match=r"`site` 'mlp' cannot be read .* \(6, 3, 4\).* 3 inputs of 6 tokens"):
-            read()
+            loaded()
     else:
-        read()
-        torch.testing.assert_close(x + made[0] + made[1], model(x))
+        loaded()
+        torch.testing.assert_close(x + result[0] + result[1], model(x))
 
 
 # --- identity --------------------------------------------------------------------------------------------------------
 
 
-def test_measure_names_the_site_and_leaves_layer_0_out(tiny_folder: Folder) -> None:
+def test_measure_names_the_site_and_omits_layer_0(tiny_folder: Folder) -> None:
     encoder = LayerEncoder(tiny_folder("Llama"), -1, norm="none", device="cpu")
     frames = [measure(encoder, TEXTS, metrics=["prompt_entropy"], site=site) for site in ("block", "attention", "mlp")]
     together = pl.concat(frames)
@@ -126,9 +126,9 @@ def test_probe_reads_the_site(tiny_folder: Folder) -> None:
     encoder = LayerEncoder(tiny_folder("Llama"), -1, device="cpu")
     for kind in ("knn", "attentive"):
         epochs = {} if kind == "knn" else {"epochs": 1}
-        found = probe(encoder, texts, labels, kind=kind, site="mlp", **epochs)
-        assert list(found.layers) == [1, 2, 3, 4]
-        assert found.frame["revision"].unique().to_list() == ["default:mlp"]
+        probe_result = probe(encoder, texts, labels, kind=kind, site="mlp", **epochs)
+        assert list(probe_result.layers) == [1, 2, 3, 4]
+        assert probe_result.frame["revision"].unique().to_list() == ["default:mlp"]
     with pytest.raises(LayerIndexError, match=r"`layers` must be 1 or higher with site='mlp'"):
         probe(encoder, texts, labels, layers=[0, 2], site="mlp")
 
@@ -145,19 +145,21 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
-def test_a_sweep_of_a_site_has_its_own_store_names_and_scores(tiny_folder: Folder, pairs: str, tmp_path: Path) -> None:
+def test_sweep_of_a_site_has_its_own_store_names_and_scores(tiny_folder: Folder, pairs: str, tmp_path: Path) -> None:
     options: Any = {"out": tmp_path, "device": "cpu", "baselines": False}
     stream = sweep(tiny_folder("Llama"), pairs, **options)
     attention = sweep(tiny_folder("Llama"), pairs, site="attention", metrics=["prompt_entropy"], **options)
     stores = [path for path in (tmp_path / "embeddings").iterdir() if path.is_dir()]
     assert len(stores) == 2
     assert attention.frame["revision"].unique().to_list() == ["default:attention"]
-    both = {name: found.frame.filter(kind="score").sort("layer") for name, found in (("b", stream), ("a", attention))}
-    assert both["b"]["layer"].to_list() == [0, 1, 2, 3, 4]
-    assert both["a"]["layer"].to_list() == [1, 2, 3, 4]
-    assert not np.allclose(both["a"]["value"], both["b"]["value"][1:])
-    # mteb confirmed what was scored together, from files whose names hold the site
-    confirmed = attention.frame.filter(kind="confirmed").join(both["a"], on="layer")
+    combined = {
+        name: actual.frame.filter(kind="score").sort("layer") for name, actual in (("b", stream), ("a", attention))
+    }
+    assert combined["b"]["layer"].to_list() == [0, 1, 2, 3, 4]
+    assert combined["a"]["layer"].to_list() == [1, 2, 3, 4]
+    assert not np.allclose(combined["a"]["value"], combined["b"]["value"][1:])
+    # mteb confirmed the jointly computed scores, in files whose names contain the site
+    confirmed = attention.frame.filter(kind="confirmed").join(combined["a"], on="layer")
     np.testing.assert_allclose(confirmed["value"], confirmed["value_right"], atol=1e-6)
     assert {path.name for path in (tmp_path / "mteb").rglob("*layer-4*") if "attention" in path.name}
     assert "midlayer export" not in attention.html()
@@ -165,7 +167,7 @@ def test_a_sweep_of_a_site_has_its_own_store_names_and_scores(tiny_folder: Folde
     assert SweepResult.load(tmp_path).notes.site == "attention"
 
 
-def test_the_vectors_of_a_stored_site_are_those_of_the_reader(tiny_folder: Folder, pairs: str, tmp_path: Path) -> None:
+def test_stored_vectors_of_a_site_match_the_reader(tiny_folder: Folder, pairs: str, tmp_path: Path) -> None:
     from midlayer_encoders.store import EmbeddingStore, text_key
 
     encoder = LayerEncoder(tiny_folder("Llama"), -1, device="cpu")
@@ -178,10 +180,10 @@ def test_the_vectors_of_a_stored_site_are_those_of_the_reader(tiny_folder: Folde
         np.testing.assert_allclose(store.read(layer, [text_key(text)])[0], expected[place], rtol=1e-4, atol=1e-6)
 
 
-# --- what is refused -------------------------------------------------------------------------------------------------
+# --- invalid calls ---------------------------------------------------------------------------------------------------
 
 
-def test_sites_that_are_not_there_are_refused(tiny_folder: Folder, tmp_path: Path) -> None:
+def test_missing_sites_are_refused(tiny_folder: Folder, tmp_path: Path) -> None:
     mamba = LayerEncoder(tiny_folder("Mamba"), -1, device="cpu")
     with pytest.raises(OptionError, match=r"`sites` must be one of 'residual_in', .*, but got 'mlp'"):
         measure(mamba, TEXTS, site="mlp")
@@ -193,14 +195,14 @@ def test_sites_that_are_not_there_are_refused(tiny_folder: Folder, tmp_path: Pat
         sweep(mamba, site="attention", settings=SweepSettings(compile=True), out=tmp_path)
 
 
-def test_an_encoder_of_a_site_is_refused_with_the_reason(tiny_folder: Folder, tmp_path: Path) -> None:
+def test_encoder_of_a_site_is_refused_with_the_reason(tiny_folder: Folder, tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="a cut model ends after a block"):
         LayerEncoder(tiny_folder("Llama"), 2, site="mlp", device="cpu")  # type: ignore[call-arg]
     words = ["export", tiny_folder("Llama"), "--layer", "2", "--site", "mlp", "--out", str(tmp_path / "out")]
     assert CliRunner().invoke(app, words).exit_code == 2  # no such option
 
 
-def test_commands_take_a_site(tiny_folder: Folder, pairs: str, tmp_path: Path) -> None:
+def test_commands_accept_a_site(tiny_folder: Folder, pairs: str, tmp_path: Path) -> None:
     (tmp_path / "texts.txt").write_text("\n".join(TEXTS))
     words = ["metrics", tiny_folder("Llama"), "--texts", str(tmp_path / "texts.txt"), "--metrics", "prompt_entropy"]
     result = CliRunner().invoke(app, [*words, "--site", "mlp", "--device", "cpu", "--out", str(tmp_path / "metrics")])

@@ -1,4 +1,4 @@
-"""Which tokens count, against a loop over the tokens of each text."""
+"""Which tokens are pooled, compared with a loop over the tokens of each text."""
 
 from __future__ import annotations
 
@@ -11,22 +11,24 @@ from midlayer_encoders.recipes import Counting, TokenLayout
 
 
 def read_aloud(length: int, counting: Counting) -> list[int]:
-    """Return the places that count among the real tokens of a text."""
+    """Return the positions that count among the real tokens of a text."""
     placed = counting.placed
     places = list(range(length))
     if not counting.template_tokens:
-        own = max((length - placed.added) // placed.copies, 0)
-        places = places[: length - placed.back][-own:] if own else []
+        own_values = max((length - placed.added) // placed.copies, 0)
+        places = places[: length - placed.back][-own_values:] if own_values else []
         return [place for place in places if place >= counting.skip_first]
     return [place for place in places if place >= counting.skip_first] or places[-1:]
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("placed", [TokenLayout(), TokenLayout(1, 0, 2), TokenLayout(2, 3, 1, 2)])
-def test_tokens_count_as_a_loop_finds(placed: TokenLayout, side: str) -> None:
+def test_token_selection_matches_a_loop(placed: TokenLayout, side: str) -> None:
     for skip, template_tokens in itertools.product((0, 1, 3), (True, False)):
         counting = Counting(placed, skip, template_tokens)
-        lengths = [placed.added + placed.copies * own for own in (0, 1, 4)] + ([0] if template_tokens else [])
+        lengths = [placed.added + placed.copies * own_values for own_values in (0, 1, 4)] + (
+            [0] if template_tokens else []
+        )
         mask = torch.zeros(len(lengths), 16, dtype=torch.bool)
         expected = torch.zeros_like(mask)
         for row, length in enumerate(lengths):

@@ -1,4 +1,4 @@
-"""A template inside tokenizers of every make: where its tokens stand, what truncation leaves, and what is refused."""
+"""A template with every kind of tokenizer: positions of its tokens, truncation, and invalid templates."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ NAMES = {"pad_token": "[PAD]", "unk_token": "[UNK]", "bos_token": "[BOS]", "eos_
 
 
 def trained(model: Any, trainer: Any, pre: Any, **parts: Any) -> Tokenizer:
-    made = Tokenizer(model)
-    made.pre_tokenizer = pre
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = pre
     for name, part in parts.items():
-        setattr(made, name, part)
-    made.train_from_iterator(CORPUS, trainer)
-    return made
+        setattr(tokenizer, name, part)
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    return tokenizer
 
 
 def byte_level(post: Any = None) -> PreTrainedTokenizerFast:
@@ -32,35 +32,35 @@ def byte_level(post: Any = None) -> PreTrainedTokenizerFast:
         vocab_size=400, special_tokens=list(NAMES.values()), initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )  # fmt: skip
-    made = trained(
+    result = trained(
         models.BPE(), trainer, pre_tokenizers.ByteLevel(add_prefix_space=False), decoder=decoders.ByteLevel()
     )
     if post is not None:
-        made.post_processor = post
-    return PreTrainedTokenizerFast(tokenizer_object=made, model_max_length=64, **NAMES)
+        result.post_processor = post
+    return PreTrainedTokenizerFast(tokenizer_object=result, model_max_length=64, **NAMES)
 
 
 def wordpiece() -> PreTrainedTokenizerFast:
     trainer = trainers.WordPieceTrainer(vocab_size=300, special_tokens=list(NAMES.values()), show_progress=False)
-    made = trained(
+    result = trained(
         models.WordPiece(unk_token="[UNK]"), trainer, pre_tokenizers.BertPreTokenizer(),
         normalizer=normalizers.BertNormalizer(),
     )  # fmt: skip
-    made.post_processor = processors.BertProcessing(("[EOS]", 3), ("[BOS]", 2))
-    return PreTrainedTokenizerFast(tokenizer_object=made, model_max_length=64, **NAMES)
+    result.post_processor = processors.BertProcessing(("[EOS]", 3), ("[BOS]", 2))
+    return PreTrainedTokenizerFast(tokenizer_object=result, model_max_length=64, **NAMES)
 
 
 def metaspace() -> PreTrainedTokenizerFast:
     trainer = trainers.UnigramTrainer(
         vocab_size=200, special_tokens=list(NAMES.values()), unk_token="[UNK]", show_progress=False
     )
-    made = trained(models.Unigram(), trainer, pre_tokenizers.Metaspace(), decoder=decoders.Metaspace())
-    made.post_processor = processors.TemplateProcessing(single="[BOS] $A", special_tokens=[("[BOS]", 2)])
-    return PreTrainedTokenizerFast(tokenizer_object=made, model_max_length=64, **NAMES)
+    result = trained(models.Unigram(), trainer, pre_tokenizers.Metaspace(), decoder=decoders.Metaspace())
+    result.post_processor = processors.TemplateProcessing(single="[BOS] $A", special_tokens=[("[BOS]", 2)])
+    return PreTrainedTokenizerFast(tokenizer_object=result, model_max_length=64, **NAMES)
 
 
 def with_bos() -> Any:
-    """Return a tokenizer whose class writes its post-processor anew from `add_bos_token` when it is loaded."""
+    """Return a tokenizer whose class rebuilds its post-processor from `add_bos_token` when it is loaded."""
     plain = byte_level()
     return LlamaTokenizerFast(
         vocab=plain.get_vocab(), merges=[], model_max_length=64, add_bos_token=True, add_eos_token=True, **NAMES
@@ -82,27 +82,27 @@ def test_special_tokens_stay_at_the_ends_and_the_template_around_the_text(name: 
     plain = TOKENIZERS[name]()
     framed, placed = add_template(plain, split_template(ASK)["text"], model="m")
     bare = plain("a cat sat", add_special_tokens=False)["input_ids"]
-    whole = plain("a cat sat")["input_ids"]
-    at = whole.index(bare[0]) if bare[0] not in (2, 3) else 0
-    opening, closing = whole[:at], whole[at + len(bare) :]
-    found = framed("a cat sat")["input_ids"]
-    assert found[: len(opening)] == opening
-    assert found[len(found) - len(closing) :] == closing
-    assert found[placed.front : len(found) - placed.back] == bare
-    assert placed.added == len(found) - len(bare)
-    words = framed.decode(found[placed.front - 3 :], skip_special_tokens=True).replace(" ", "")
+    complete = plain("a cat sat")["input_ids"]
+    at = complete.index(bare[0]) if bare[0] not in (2, 3) else 0
+    opening, closing = complete[:at], complete[at + len(bare) :]
+    actual = framed("a cat sat")["input_ids"]
+    assert actual[: len(opening)] == opening
+    assert actual[len(actual) - len(closing) :] == closing
+    assert actual[placed.front : len(actual) - placed.back] == bare
+    assert placed.added == len(actual) - len(bare)
+    words = framed.decode(actual[placed.front - 3 :], skip_special_tokens=True).replace(" ", "")
     assert words.endswith('"acatsat"meansinoneword:"')
     framed.save_pretrained(tmp_path)
     loaded = AutoTokenizer.from_pretrained(tmp_path)
-    assert loaded("a cat sat")["input_ids"] == found
-    assert plain("a cat sat")["input_ids"] == whole  # the model's own is left alone
+    assert loaded("a cat sat")["input_ids"] == actual
+    assert plain("a cat sat")["input_ids"] == complete  # the model's own tokenizer is unchanged
     short = loaded("a cat sat on the mat " * 9, truncation=True, max_length=placed.added + 2)["input_ids"]
     assert len(short) == placed.added + 2
-    assert short[: placed.front] == found[: placed.front]
-    assert short[len(short) - placed.back :] == found[len(found) - placed.back :]
+    assert short[: placed.front] == actual[: placed.front]
+    assert short[len(short) - placed.back :] == actual[len(actual) - placed.back :]
 
 
-def test_text_in_a_byte_level_template_has_the_tokens_that_it_has_in_one_string() -> None:
+def test_text_in_a_byte_level_template_has_the_tokens_of_one_string() -> None:
     plain = byte_level()
     for template in ("Query: {text}", ASK, "{text} means in one word:"):
         framed, _ = add_template(plain, split_template(template)["text"], model="m")
@@ -110,13 +110,13 @@ def test_text_in_a_byte_level_template_has_the_tokens_that_it_has_in_one_string(
             assert framed(text)["input_ids"] == plain(template.replace("{text}", text, 1))["input_ids"]
 
 
-def test_text_that_stands_twice_is_truncated_so_that_both_copies_fit() -> None:
+def test_repeated_text_is_truncated_so_that_both_copies_fit() -> None:
     framed, placed = add_template(characters(), TemplateParts("ab", "cd", "e"), model="m")
     assert placed == TokenLayout(front=2, between=2, back=1, copies=2)
-    found = framed("x" * 500, truncation=True)["input_ids"]
-    own, x = (64 - 5) // 2, characters()("x")["input_ids"][0]
-    assert len(found) == 5 + 2 * own <= 64
-    assert found[2 : 2 + own] == found[4 + own : 4 + 2 * own] == [x] * own
+    actual = framed("x" * 500, truncation=True)["input_ids"]
+    own_values, x = (64 - 5) // 2, characters()("x")["input_ids"][0]
+    assert len(actual) == 5 + 2 * own_values <= 64
+    assert actual[2 : 2 + own_values] == actual[4 + own_values : 4 + 2 * own_values] == [x] * own_values
 
 
 @pytest.mark.parametrize(
@@ -136,24 +136,24 @@ def test_text_that_stands_twice_is_truncated_so_that_both_copies_fit() -> None:
         ({}, r"must be one of 'text', 'query', 'document', but got None"),
     ],
 )
-def test_a_template_that_is_none_is_refused(template: Any, message: str) -> None:
+def test_invalid_templates_are_refused(template: Any, message: str) -> None:
     with pytest.raises(OptionError, match=message):
         check_template("template", template)
     with pytest.raises(OptionError, match="`name` must not be blank"):
         Recipe(name=" ", template="{text}")
 
 
-def test_a_recipe_keeps_its_templates_whatever_becomes_of_the_mapping_and_has_a_hash() -> None:
-    given = {"query": "q {text}"}
-    recipe = Recipe(name="mine", template=given)
-    given["query"] = "nothing"
+def test_recipe_copies_its_templates_and_is_hashable() -> None:
+    options = {"query": "q {text}"}
+    recipe = Recipe(name="mine", template=options)
+    options["query"] = "nothing"
     assert recipe.template == {"query": "q {text}"}
     assert {recipe, Recipe(name="mine", template={"query": "q {text}"})} == {recipe}
     assert Recipe(name="mine", template={"query": "other {text}"}) != recipe
     assert hash(Recipe(name="two", layer=[1, 2])) == hash(Recipe(name="two", layer=(1, 2)))
 
 
-def test_what_the_tokenizer_cannot_hold_is_refused() -> None:
+def test_templates_the_tokenizer_cannot_hold_are_refused() -> None:
     with pytest.raises(OptionError, match=r"adds 70 tokens, and m takes 64. Write a shorter"):
         add_template(characters(), TemplateParts("x" * 70), model="m")
     with pytest.raises(OptionError, match=r"adds 63 tokens, .* pass a larger `max_length`"):

@@ -1,4 +1,4 @@
-"""Small tasks of mteb's types with what is unusual in data, and a model of a few layers that needs no network."""
+"""Small tasks of mteb's types with unusual data, and a model of a few layers that needs no network."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ _WORDS = ["river", "engine", "poem", "market", "sleep", "turn", "grow", "break",
 
 
 def sentences(count: int, seed: int = 0) -> list[str]:
-    """Return sentences of a few words, no two alike."""
+    """Return distinct sentences of a few words."""
     rng = np.random.default_rng(seed)
     return [" ".join(rng.choice(_WORDS, size=rng.integers(3, 8))) + f" {seed}-{number}" for number in range(count)]
 
 
 def vectors(texts: Sequence[str], layer: int) -> npt.NDArray[np.float32]:
-    """Return a vector for each text: sums of vectors of its words, which differ from layer to layer."""
-    found = np.zeros((len(texts), DIM), dtype=np.float32)
+    """Return a vector for each text: sums of word vectors, which differ between layers."""
+    actual = np.zeros((len(texts), DIM), dtype=np.float32)
     for row, text in enumerate(texts):
         for word in text.split():
-            found[row] += _word(word, layer)
-    return found * (1 + 3 * layer) + layer
+            actual[row] += _word(word, layer)
+    return actual * (1 + 3 * layer) + layer
 
 
 @cache
@@ -55,7 +55,7 @@ def _word(word: str, layer: int) -> npt.NDArray[np.float64]:
 
 
 class Layer:
-    """One layer, as mteb takes it."""
+    """One layer as an mteb model."""
 
     def __init__(self, layer: int, similarity: str = "cosine", dtype: Any = np.float32) -> None:
         self.layer, self.dtype = layer, dtype
@@ -73,33 +73,33 @@ class Layer:
 
 
 def by_mteb(task: AbsTask, similarity: str = "cosine", *, dtype: Any = np.float32) -> list[float]:
-    """Return the main score of each layer by mteb; the task is made anew for each."""
+    """Return mteb's main score of each layer; the task is created again for each."""
     results = []
     with isolated_random():
         for layer in LAYERS:
             fresh, model = with_listed_labels(type(task)()), Layer(layer, similarity, dtype)
-            how = {"encode_kwargs": {"batch_size": 32, "show_progress_bar": False}}
-            scores = {split: fresh.evaluate(model, split, **how) for split in fresh.eval_splits}
+            options = {"encode_kwargs": {"batch_size": 32, "show_progress_bar": False}}
+            scores = {split: fresh.evaluate(model, split, **options) for split in fresh.eval_splits}
             results.append(float(TaskResult.from_task_results(fresh, scores, evaluation_time=0).get_score()))
     return results
 
 
-def together(task: AbsTask, similarity: str = "cosine", *, dtype: Any = np.float32, **how: Any) -> list[float]:
-    """Return the main score of each layer by all layers together."""
+def together(task: AbsTask, similarity: str = "cosine", *, dtype: Any = np.float32, **options: Any) -> list[float]:
+    """Return the main score of each layer, computed for all layers together."""
 
     def keys(inputs: Any, **_: Any) -> list[str]:
         return [text for batch in inputs for text in batch["text"]]
 
     with isolated_random():
-        asked = record(with_listed_labels(type(task)()), keys, similarity=similarity)
-    read = lambda layer, texts: vectors(texts, layer).astype(dtype)  # noqa: E731
-    how = {"device": torch.device("cpu"), **how}
-    found = [(one, layer_scores(one.scorer, one.keys, LAYERS, read, **how)) for one in asked]
+        requested = record(with_listed_labels(type(task)()), keys, similarity=similarity)
+    result = lambda layer, texts: vectors(texts, layer).astype(dtype)  # noqa: E731
+    options = {"device": torch.device("cpu"), **options}
+    actual = [(item, layer_scores(item.scorer, item.keys, LAYERS, result, **options)) for item in requested]
     results = []
     for layer in LAYERS:
         scores: dict[str, dict[str, Any]] = {}
-        for one, values in found:
-            scores.setdefault(one.split, {})[one.subset] = {"main_score": values[layer]}
+        for item, values in actual:
+            scores.setdefault(item.split, {})[item.subset] = {"main_score": values[layer]}
         results.append(float(TaskResult.from_task_results(task, scores, evaluation_time=0).get_score()))
     return results
 
@@ -111,13 +111,13 @@ def metadata(kind: str, main_score: str, langs: Any = None, splits: Sequence[str
     )  # fmt: skip
 
 
-def made(base: type[AbsTask], data: Any, given: TaskMetadata, **settings: Any) -> AbsTask:
-    """Return a task over data in memory; ``type(task)()`` makes it anew."""
+def made(base: type[AbsTask], data: Any, inputs: TaskMetadata, **settings: Any) -> AbsTask:
+    """Return a task over data in memory; ``type(task)()`` creates it again."""
 
     def load_data(self: Any, num_proc: int | None = None, **_: Any) -> None:
         self.dataset, self.data_loaded = data(), True
 
-    return type(f"Made{base.__name__}", (base,), {"metadata": given, "load_data": load_data, **settings})()
+    return type(f"Made{base.__name__}", (base,), {"metadata": inputs, "load_data": load_data, **settings})()
 
 
 def split(**columns: Sequence[Any]) -> Dataset:
@@ -125,12 +125,12 @@ def split(**columns: Sequence[Any]) -> Dataset:
 
 
 def sts(grades: Sequence[float] = tuple(float(n % 4) for n in range(40)), **settings: Any) -> AbsTask:
-    """Pairs with equal grades, equal pairs, and a pair of one text with itself."""
-    one, other = sentences(40), sentences(40, seed=1)
-    other[3], one[7], other[7] = one[3], one[6], other[6]
+    """Pairs with equal grades, repeated pairs, and a pair of identical texts."""
+    first, second = sentences(40), sentences(40, seed=1)
+    second[3], first[7], second[7] = first[3], first[6], second[6]
 
     def data() -> DatasetDict:
-        return DatasetDict({"test": split(sentence1=one, sentence2=other, score=grades)})
+        return DatasetDict({"test": split(sentence1=first, sentence2=second, score=grades)})
 
     main = settings.pop("main_score", "cosine_spearman")
     return made(AbsTaskSTS, data, metadata("STS", main), **settings)
@@ -141,14 +141,14 @@ def pairs(main_score: str = "max_ap", labels: tuple[int, int] = (0, 1)) -> AbsTa
     langs = {"en": ["eng-Latn"], "de": ["deu-Latn"]}
 
     def data() -> dict[str, DatasetDict]:
-        found = {}
+        actual = {}
         for seed, name in enumerate(langs):
-            one, other = sentences(30, seed=seed), sentences(30, seed=seed + 5)
-            one[20:26], other[20:26] = one[0:6], other[0:6]
-            other[9] = one[9]
-            given = [labels[n % 3 == 0] for n in range(30)]
-            found[name] = DatasetDict({"test": split(sentence1=one, sentence2=other, labels=given)})
-        return found
+            first, second = sentences(30, seed=seed), sentences(30, seed=seed + 5)
+            first[20:26], second[20:26] = first[0:6], second[0:6]
+            second[9] = first[9]
+            inputs = [labels[n % 3 == 0] for n in range(30)]
+            actual[name] = DatasetDict({"test": split(sentence1=first, sentence2=second, labels=inputs)})
+        return actual
 
     return made(AbsTaskPairClassification, data, metadata("PairClassification", main_score, langs))
 
@@ -156,7 +156,7 @@ def pairs(main_score: str = "max_ap", labels: tuple[int, int] = (0, 1)) -> AbsTa
 def classification(
     main_score: str = "accuracy", classes: int = 5, names: Sequence[Any] = range(5), **settings: Any
 ) -> AbsTask:
-    """Classes by the first word; one is not in the test, another has fewer examples than are drawn."""
+    """Classes by the first word; one is not in the test split, another has fewer examples than are sampled."""
     texts = sentences(160, seed=2)
     labels = [_WORDS.index(text.split()[0]) % classes for text in texts]
     few = [place for place, label in enumerate(labels[:100]) if label == 1][3:]
@@ -175,7 +175,7 @@ def classification(
 
 
 def clustering(**settings: Any) -> AbsTask:
-    """Two levels of labels, of which some texts lack the second; two splits, so that the generator goes on."""
+    """Two levels of labels, of which some texts lack the second; two splits, so that the generator continues."""
     texts = sentences(90, seed=3)
     words = [_WORDS.index(text.split()[0]) for text in texts]
     labels = [[word % 3] if number % 5 == 0 else [word % 3, word % 6] for number, word in enumerate(words)]
@@ -186,13 +186,13 @@ def clustering(**settings: Any) -> AbsTask:
              (("validation", slice(45)), ("test", slice(45, 90)))}
         )  # fmt: skip
 
-    given = metadata("Clustering", "v_measure", splits=("validation", "test"))
-    how = {"max_fraction_of_documents_to_embed": 0.8, "max_documents_per_cluster": 64, "n_clusters": 3} | settings
-    return made(AbsTaskClustering, data, given, k_mean_batch_size=16, **how)
+    inputs = metadata("Clustering", "v_measure", splits=("validation", "test"))
+    options = {"max_fraction_of_documents_to_embed": 0.8, "max_documents_per_cluster": 64, "n_clusters": 3} | settings
+    return made(AbsTaskClustering, data, inputs, k_mean_batch_size=16, **options)
 
 
 def retrieval(main_score: str = "ndcg_at_10", *, ranked: bool = False, same_ids: bool = False) -> AbsTask:
-    """Queries with several relevant documents, of other grades, some unknown; equal documents; perhaps candidates."""
+    """Queries with several relevant documents of different grades, some unknown; repeated documents; optional candidates."""
     documents, queries = sentences(60, seed=4), sentences(12, seed=5)
     documents[:12] = [" ".join(query.split()[:3]) + f" and {number}" for number, query in enumerate(queries)]
     documents[30:40] = documents[0:10]
@@ -212,8 +212,8 @@ def retrieval(main_score: str = "ndcg_at_10", *, ranked: bool = False, same_ids:
                 "test": {
                     "queries": split(id=[f"q{n}" for n in range(12)], text=queries),
                     "corpus": split(id=ids, title=[""] * 60, text=documents),
-                    "relevant_docs": {name: dict(found) for name, found in relevant.items()},
-                    "top_ranked": {name: list(found) for name, found in top.items()} if ranked else None,
+                    "relevant_docs": {name: dict(actual) for name, actual in relevant.items()},
+                    "top_ranked": {name: list(actual) for name, actual in top.items()} if ranked else None,
                 }
             }
         }

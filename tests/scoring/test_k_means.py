@@ -1,4 +1,4 @@
-"""Mini-batch k-means side by side is scikit-learn's, with the same random numbers."""
+"""Parallel mini-batch k-means matches scikit-learn with the same random numbers."""
 
 from __future__ import annotations
 
@@ -37,43 +37,41 @@ def of_sklearn(rows: Any, clusters: int, batch_size: int, seed: int) -> Any:
         (1000, 50, 1000, 128, 0.0),  # clusters without rows are put elsewhere; no row twice, so that no two centers tie
     ],
 )
-def test_every_row_of_every_draw_is_in_the_cluster_where_scikit_learn_puts_it(
-    rows: int, clusters: int, size: int, batch: int, offset: float
-) -> None:
+def test_cluster_assignments_match_scikit_learn(rows: int, clusters: int, size: int, batch: int, offset: float) -> None:
     vectors, _ = blobs(3, rows, 16, clusters, offset=offset)
     generator = torch.Generator().manual_seed(1)
     if size == rows:
-        drawn = torch.stack([torch.randperm(rows, generator=generator) for _ in range(4)])
+        figure = torch.stack([torch.randperm(rows, generator=generator) for _ in range(4)])
     else:
-        drawn = torch.randint(rows, (4, size), generator=generator)
-    found = mini_batch_k_means(vectors, drawn, clusters=clusters, batch_size=batch, seed=42)
+        figure = torch.randint(rows, (4, size), generator=generator)
+    actual = mini_batch_k_means(vectors, figure, clusters=clusters, batch_size=batch, seed=42)
     for layer in range(3):
         for draw in range(4):
-            expected = of_sklearn(vectors[layer, drawn[draw]], clusters, batch, 42)
-            np.testing.assert_array_equal(found[layer, draw].numpy(), expected)
+            expected = of_sklearn(vectors[layer, figure[draw]], clusters, batch, 42)
+            np.testing.assert_array_equal(actual[layer, draw].numpy(), expected)
 
 
-def test_another_seed_starts_elsewhere() -> None:
+def test_another_seed_starts_with_other_centers() -> None:
     vectors, _ = blobs(1, 100, 8, 6)
-    drawn = torch.arange(100)[None]
-    one, other = (
-        mini_batch_k_means(vectors, drawn, clusters=6, batch_size=32, seed=seed)[0, 0].numpy() for seed in (42, 43)
+    figure = torch.arange(100)[None]
+    first, second = (
+        mini_batch_k_means(vectors, figure, clusters=6, batch_size=32, seed=seed)[0, 0].numpy() for seed in (42, 43)
     )
-    np.testing.assert_array_equal(other, of_sklearn(vectors[0], 6, 32, 43))
-    assert (one != other).any()
+    np.testing.assert_array_equal(second, of_sklearn(vectors[0], 6, 32, 43))
+    assert (first != second).any()
 
 
-def test_vectors_that_are_all_alike_make_one_cluster() -> None:
+def test_identical_vectors_form_one_cluster() -> None:
     vectors, labels = torch.ones(2, 30, 4), torch.arange(30)[None] % 3
     scores = Clusterings((Draws(torch.arange(30)[None], labels, 3),), batch_size=16, seed=0).scores(vectors)
     assert scores.tolist() == [0, 0]
 
 
-def test_v_measure_is_scikit_learn_s() -> None:
+def test_v_measure_matches_scikit_learn() -> None:
     generator = torch.Generator().manual_seed(0)
-    wanted, found = (torch.randint(k, (2, 3, 50), generator=generator) for k in (4, 6))
-    wanted[0, 0], found[0, 0], found[1, 1] = 0, 0, 0
+    required, actual = (torch.randint(k, (2, 3, 50), generator=generator) for k in (4, 6))
+    required[0, 0], actual[0, 0], actual[1, 1] = 0, 0, 0
     expected = [
-        v_measure_score(a, b) for a, b in zip(wanted.flatten(0, 1).numpy(), found.flatten(0, 1).numpy(), strict=True)
+        v_measure_score(a, b) for a, b in zip(required.flatten(0, 1).numpy(), actual.flatten(0, 1).numpy(), strict=True)
     ]
-    assert v_measure(wanted, found).flatten().tolist() == pytest.approx(expected, abs=1e-12)
+    assert v_measure(required, actual).flatten().tolist() == pytest.approx(expected, abs=1e-12)

@@ -1,4 +1,4 @@
-"""Many problems side by side take the path that SciPy's L-BFGS-B takes for each alone."""
+"""Many parallel problems take the same path as SciPy's L-BFGS-B for each alone."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from torch import Tensor
 from midlayer_encoders.scoring.classification import Minimization
 
 K = 12
-CURVED = torch.linspace(1, 300, 6, dtype=torch.float64)  # how bent each problem's valley is
+CURVED = torch.linspace(1, 300, 6, dtype=torch.float64)  # the curvature of each problem's valley
 
 
 def valley(places: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:
-    """Rosenbrock's function in K dimensions, its valley bent more and more from problem to problem."""
+    """Rosenbrock's function in K dimensions, with a valley that bends more from problem to problem."""
     points = points.clone().requires_grad_()
     bent = CURVED[places][:, None]
     values = (bent * (points[:, 1:] - points[:, :-1] ** 2) ** 2 + (1 - points[:, :-1]) ** 2).sum(dim=1)
@@ -34,19 +34,19 @@ def of_scipy(problem: int, start: Tensor, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize("iterations", [1, 2, 7, 25, 60])
-def test_after_as_many_iterations_it_is_where_scipy_is(iterations: int) -> None:
+def test_iterates_match_scipy(iterations: int) -> None:
     start = torch.randn(len(CURVED), K, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    found = Minimization(valley, start, max_iterations=iterations, gradient_tolerance=1e-9).run()
-    assert found.isfinite().all()
+    process = Minimization(valley, start, max_iterations=iterations, gradient_tolerance=1e-9).run()
+    assert process.isfinite().all()
     for problem, point in enumerate(start):
         expected = of_scipy(problem, point, maxiter=iterations, gtol=1e-9, ftol=64 * np.finfo(float).eps)
-        # A bent valley is chaotic: after many iterations the last digits of both have become the first.
+        # A bent valley is chaotic: after many iterations, rounding differences dominate.
         torch.testing.assert_close(
-            found[problem], torch.from_numpy(expected.x), rtol=0, atol=10 ** (iterations / 12 - 9)
+            process[problem], torch.from_numpy(expected.x), rtol=0, atol=10 ** (iterations / 12 - 9)
         )
 
 
-def test_each_stops_by_its_own_gradient_and_the_last_ones_are_not_cut_short() -> None:
+def test_each_problem_stops_by_its_own_gradient() -> None:
     start = torch.full((len(CURVED), K), 0.9, dtype=torch.float64)
     start[2] = 1  # at the minimum already
     evaluated: list[int] = []
@@ -55,16 +55,16 @@ def test_each_stops_by_its_own_gradient_and_the_last_ones_are_not_cut_short() ->
         evaluated.append(len(places))
         return valley(places, points)
 
-    found = Minimization(counted, start, max_iterations=500, gradient_tolerance=1e-5).run()
-    _, gradients = valley(torch.arange(len(CURVED)), found)
+    process = Minimization(counted, start, max_iterations=500, gradient_tolerance=1e-5).run()
+    _, gradients = valley(torch.arange(len(CURVED)), process)
     assert gradients.abs().amax() <= 1e-5
-    torch.testing.assert_close(found, torch.ones_like(found), rtol=0, atol=1e-4)
-    assert found[2].equal(start[2])
+    torch.testing.assert_close(process, torch.ones_like(process), rtol=0, atol=1e-4)
+    assert process[2].equal(start[2])
     assert evaluated[0] == len(CURVED)
     assert evaluated[-1] < len(CURVED)
 
 
-def test_a_function_without_a_minimum_below_stays_where_it_is() -> None:
+def test_unbounded_function_stays_in_place() -> None:
     def flat(places: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:
         return torch.full((len(places),), torch.nan), torch.ones_like(points)
 

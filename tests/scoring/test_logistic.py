@@ -1,4 +1,4 @@
-"""Logistic regressions side by side are scikit-learn's, one by one."""
+"""Parallel logistic regressions match scikit-learn's one by one."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ def examples(count: int, size: int, dim: int, classes: int, *, scale: float = 1.
     return scale * (centers[labels] / 2 + noise + 2), labels
 
 
-def of_sklearn(rows: Tensor, labels: Tensor, **how: float) -> tuple[Tensor, Tensor]:
+def of_sklearn(rows: Tensor, labels: Tensor, **options: float) -> tuple[Tensor, Tensor]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it did not converge
-        model = LogisticRegression(**how).fit(rows.numpy(), labels.numpy())
+        model = LogisticRegression(**options).fit(rows.numpy(), labels.numpy())
     return torch.from_numpy(model.coef_).mT, torch.from_numpy(model.intercept_)
 
 
 @pytest.mark.parametrize(("size", "dim", "classes"), [(48, 20, 6), (40, 128, 5), (30, 64, 2), (24, 10, 2), (9, 9, 3)])
-def test_it_follows_scikit_learn_to_where_its_defaults_stop(size: int, dim: int, classes: int) -> None:
+def test_solution_matches_scikit_learn_with_default_settings(size: int, dim: int, classes: int) -> None:
     rows, labels = examples(4, size, dim, classes)
     weights, bias = logistic_regressions(rows, labels, classes=classes, max_iterations=30, tolerance=1e-4)
     for problem in range(4):
@@ -40,16 +40,16 @@ def test_it_follows_scikit_learn_to_where_its_defaults_stop(size: int, dim: int,
 
 @pytest.mark.parametrize(("size", "dim", "classes"), [(24, 8, 3), (16, 32, 2), (12, 40, 3)])
 @pytest.mark.parametrize("strength", [1.0, 0.1])
-def test_at_convergence_it_is_the_same_optimum(size: int, dim: int, classes: int, strength: float) -> None:
+def test_converged_solution_matches_scikit_learn(size: int, dim: int, classes: int, strength: float) -> None:
     rows, labels = examples(2, size, dim, classes)
-    how = {"max_iterations": 2000, "tolerance": 1e-8, "strength": strength}
-    weights, _ = logistic_regressions(rows, labels, classes=classes, **how)  # type: ignore[arg-type]
+    options = {"max_iterations": 2000, "tolerance": 1e-8, "strength": strength}
+    weights, _ = logistic_regressions(rows, labels, classes=classes, **options)  # type: ignore[arg-type]
     for problem in range(2):
         expected, _ = of_sklearn(rows[problem], labels[problem], max_iter=2000, tol=1e-8, C=strength)
         torch.testing.assert_close(weights[problem], expected, rtol=1e-3, atol=1e-4)
 
 
-def test_rows_that_are_alike_or_zero_or_repeated_are_no_trouble() -> None:
+def test_identical_zero_and_repeated_rows_are_handled() -> None:
     rows, labels = examples(3, 12, 40, 3)
     rows[0], rows[1] = 1.5, 0
     rows[2, 6:] = rows[2, :6]
@@ -60,7 +60,7 @@ def test_rows_that_are_alike_or_zero_or_repeated_are_no_trouble() -> None:
 
 
 @pytest.mark.slow
-def test_experiments_of_other_sizes_and_classes_are_each_scored_as_alone() -> None:
+def test_experiments_of_different_sizes_and_classes_match_single_ones() -> None:
     rows, labels = examples(1, 60, 16, 4)
     vectors, labels = torch.cat([rows, rows.sin()]).float(), labels[0]
     half = torch.arange(30)
@@ -69,17 +69,17 @@ def test_experiments_of_other_sizes_and_classes_are_each_scored_as_alone() -> No
     experiments = [
         ClassifierData(chosen, labels[chosen], test, labels[test]) for chosen in (half, three, half.flip(0), half[:20])
     ]
-    found = Classifiers(tuple(experiments)).scores(vectors)
+    actual = Classifiers(tuple(experiments)).scores(vectors)
     expected = []
     for layer in vectors:
         right = []
-        for one in experiments:
-            weights, bias = of_sklearn(layer[one.train].double(), one.train_labels)
-            chosen = one.train_labels.unique()[(layer[one.test].double() @ weights + bias).argmax(dim=1)]
-            right.append((chosen == one.test_labels).double().mean().item())
+        for experiment in experiments:
+            weights, bias = of_sklearn(layer[experiment.train].double(), experiment.train_labels)
+            chosen = experiment.train_labels.unique()[(layer[experiment.test].double() @ weights + bias).argmax(dim=1)]
+            right.append((chosen == experiment.test_labels).double().mean().item())
         expected.append(np.mean(right))
-    assert found.tolist() == pytest.approx(expected, abs=1e-9)
+    assert actual.tolist() == pytest.approx(expected, abs=1e-9)
     assert len({round(value, 6) for value in expected}) == 2
-    # Another measure than accuracy is asked of labels and predictions.
-    share = Classifiers(tuple(experiments), measure=lambda wanted, found: float((wanted == found).mean()))
+    # Measures other than accuracy are computed from labels and predictions.
+    share = Classifiers(tuple(experiments), measure=lambda required, actual: float((required == actual).mean()))
     assert share.scores(vectors).tolist() == pytest.approx(expected, abs=1e-9)

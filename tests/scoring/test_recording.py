@@ -1,4 +1,4 @@
-"""Which tasks are left to mteb, and what of mteb's private parts the recording relies on."""
+"""Tasks that are left to mteb, and the private parts of mteb that the recording relies on."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = MTEB
 
 
 @pytest.mark.slow
-def test_the_built_in_tasks_and_mteb_s_plain_ones_are_scored_together() -> None:
+def test_built_in_and_plain_mteb_tasks_are_scored_together() -> None:
     assert [scores_together(task) for task in builtin_tasks()] == [None] * 5
     for name in ("STSBenchmark", "Banking77Classification", "TwitterURLCorpus", "AskUbuntuDupQuestions", "SciFact",
                  "ArXivHierarchicalClusteringS2S"):  # fmt: skip
@@ -40,13 +40,13 @@ def test_the_built_in_tasks_and_mteb_s_plain_ones_are_scored_together() -> None:
         ("MultiEURLEXMultilabelClassification", "it overrides `_evaluate_subset`"),
     ],
 )
-def test_what_is_unusual_is_left_to_mteb(name: str, reason: str) -> None:
-    found = scores_together(mteb.get_task(name))
-    assert found is not None
-    assert reason in found
+def test_unusual_tasks_are_left_to_mteb(name: str, reason: str) -> None:
+    actual = scores_together(mteb.get_task(name))
+    assert actual is not None
+    assert reason in actual
 
 
-def test_a_task_that_changes_how_it_is_evaluated_is_left_to_mteb() -> None:
+def test_task_with_custom_evaluation_is_left_to_mteb() -> None:
     def own(self: Any, *_: Any, **__: Any) -> Any:
         raise AssertionError
 
@@ -57,7 +57,7 @@ def test_a_task_that_changes_how_it_is_evaluated_is_left_to_mteb() -> None:
         task = make()
         task.__class__ = type("Own", (type(task),), {method: own})
         assert scores_together(task) == f"it overrides `{method}`"
-    task = classification()  # as a sweep makes it, and mteb scores it
+    task = classification()  # as created by a sweep and scored by mteb
     task.__class__ = type("Own", (type(task),), {"_calculate_scores": own})
     assert scores_together(with_listed_labels(task)) == "it overrides `_calculate_scores`"
     with pytest.raises(AssertionError):
@@ -77,12 +77,12 @@ def test_a_task_that_changes_how_it_is_evaluated_is_left_to_mteb() -> None:
         (LogisticRegression(C=0.5, max_iter=7, tol=0.1, random_state=3), None),
     ],
 )
-def test_a_classifier_is_known_or_named(model: Any, reason: str | None) -> None:
-    found = scores_together(classification(evaluator_model=model))
-    assert found == reason or (reason is not None and found is not None and reason in found)
+def test_classifier_is_supported_or_named(model: Any, reason: str | None) -> None:
+    actual = scores_together(classification(evaluator_model=model))
+    assert actual == reason or (reason is not None and actual is not None and reason in actual)
 
 
-def test_what_is_private_in_mteb_is_still_what_is_replaced() -> None:
+def test_replaced_private_functions_of_mteb_still_exist() -> None:
     for name in ("MiniBatchKMeans", "v_measure_score", "adjusted_mutual_info_score"):
         assert name in _evaluate_clustering_bootstrapped.__globals__
         assert name in inspect.getsource(_evaluate_clustering_bootstrapped)
@@ -96,7 +96,7 @@ def test_what_is_private_in_mteb_is_still_what_is_replaced() -> None:
         _KMeansRecorder({"n_clusters": 3, "batch_size": 8, "random_state": 0, "init": "random", "n_init": 1})
 
 
-def test_a_function_with_other_names_leaves_its_module_alone() -> None:
-    other = _with_globals(_evaluate_clustering_bootstrapped, MiniBatchKMeans=None)
-    assert other.__globals__["MiniBatchKMeans"] is None
+def test_function_with_other_names_leaves_its_module_unchanged() -> None:
+    other_item = _with_globals(_evaluate_clustering_bootstrapped, MiniBatchKMeans=None)
+    assert other_item.__globals__["MiniBatchKMeans"] is None
     assert _evaluate_clustering_bootstrapped.__globals__["MiniBatchKMeans"] is not None

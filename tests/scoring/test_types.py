@@ -1,4 +1,4 @@
-"""All layers together score as mteb scores them one by one, on data with what is unusual."""
+"""Scores of all layers together match mteb's scores of single layers, on unusual data."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ pytestmark = [*MTEB, pytest.mark.filterwarnings("ignore:.*(ill-defined|distinct 
         lambda: retrieval("ndcg_at_3", same_ids=True),
     ],
 )
-def test_what_needs_no_training_is_equal(make: Callable[[], AbsTask]) -> None:
+def test_tasks_without_training_match_exactly(make: Callable[[], AbsTask]) -> None:
     task = make()
     assert scores_together(task) is None
     expected = by_mteb(task)
     assert together(task) == pytest.approx(expected, abs=1e-6)
-    assert len({round(value, 4) for value in expected}) > 1  # layers are told apart
+    assert len({round(value, 4) for value in expected}) > 1  # layers differ
 
 
 @pytest.mark.parametrize("similarity", thinned(["dot", "euclidean", "manhattan"], 3))
-def test_the_encoder_s_own_similarity_is_taken(similarity: str) -> None:
+def test_similarity_of_the_encoder_is_used(similarity: str) -> None:
     for task in (sts(main_score="spearman"), pairs("similarity_ap"), retrieval(), retrieval(ranked=True)):
         assert together(task, similarity) == pytest.approx(by_mteb(task, similarity), abs=1e-6), task.metadata
         assert together(task, similarity) != pytest.approx(together(task), abs=1e-6)
@@ -63,16 +63,16 @@ def test_the_encoder_s_own_similarity_is_taken(similarity: str) -> None:
     ],
     ids=["five classes", "f1", "two classes", "average precision", "cross-validation"],
 )
-def test_classification_is_equal(make: Callable[[], AbsTask]) -> None:
+def test_classification_matches(make: Callable[[], AbsTask]) -> None:
     task = make()
     assert scores_together(task) is None
-    # In float64 both take the same path; in float32 scikit-learn may stop elsewhere, and a prediction or two change.
+    # In float64 both take the same path; in float32 scikit-learn may stop elsewhere, which changes a few predictions.
     expected = by_mteb(task, dtype=np.float64)
     assert together(task, dtype=np.float64) == pytest.approx(expected, abs=1e-9)
-    assert len(set(expected)) > 1  # layers are told apart
+    assert len(set(expected)) > 1  # layers differ
 
 
-def test_clustering_is_equal_on_levels_splits_and_samples() -> None:
+def test_clustering_matches_on_levels_splits_and_samples() -> None:
     task = clustering()
     assert scores_together(task) is None
     assert together(task) == pytest.approx(by_mteb(task), abs=0.005)
@@ -82,12 +82,12 @@ def test_clustering_is_equal_on_levels_splits_and_samples() -> None:
 
 
 @pytest.mark.slow
-def test_a_small_budget_scores_layer_by_layer_and_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_budget_scores_layer_by_layer_with_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:
     counts: list[int] = []
     for make in (sts, pairs, retrieval, classification, clustering):
         task = make()
-        whole = together(task, done=counts.append)
-        assert together(task, budget=1, done=counts.append) == pytest.approx(whole, abs=1e-9)
+        complete = together(task, done=counts.append)
+        assert together(task, budget=1, done=counts.append) == pytest.approx(complete, abs=1e-9)
     assert set(counts) == {1, 3}
     monkeypatch.setattr(all_layers, "memory_budget", lambda _: 1)
     counts.clear()
@@ -95,35 +95,35 @@ def test_a_small_budget_scores_layer_by_layer_and_alike(monkeypatch: pytest.Monk
     assert counts == [1, 1, 1]
 
 
-def test_layers_whose_vectors_are_alike_or_not_finite_have_no_score(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layers_with_identical_or_nonfinite_vectors_have_no_score(monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.scoring import made
 
     plain = made.vectors
 
     def odd(texts: list[str], layer: int) -> np.ndarray:
-        found = plain(texts, layer)
+        actual = plain(texts, layer)
         if layer == 1:
-            found[:] = 1
-        return found
+            actual[:] = 1
+        return actual
 
     before = {make: together(make(), dtype=np.float64) for make in (sts, pairs, classification, clustering)}
     monkeypatch.setattr(made, "vectors", odd)
-    for make, whole in before.items():
+    for make, complete in before.items():
         task = make()
-        found = together(task, dtype=np.float64)
-        assert (found[0], found[2]) == pytest.approx((whole[0], whole[2]), abs=1e-9)
-        assert np.isnan(found[1])  # mteb would report chance, or ties
+        actual = together(task, dtype=np.float64)
+        assert (actual[0], actual[2]) == pytest.approx((complete[0], complete[2]), abs=1e-9)
+        assert np.isnan(actual[1])  # mteb would report chance, or ties
     monkeypatch.setattr(made, "vectors", lambda texts, layer: plain(texts, layer) * (np.nan if layer == 1 else 1))
-    for make, whole in before.items():
-        found = together(make(), dtype=np.float64)
-        assert (found[0], found[2]) == pytest.approx((whole[0], whole[2]), abs=1e-9)
-        assert np.isnan(found[1])
+    for make, complete in before.items():
+        actual = together(make(), dtype=np.float64)
+        assert (actual[0], actual[2]) == pytest.approx((complete[0], complete[2]), abs=1e-9)
+        assert np.isnan(actual[1])
 
 
-def test_where_memory_runs_out_fewer_layers_are_scored_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_scores_fewer_layers_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     from midlayer_encoders.scoring.retrieval import StsPairs
 
-    whole, plain, counts = together(sts()), StsPairs.scores, list[int]()
+    complete, plain, counts = together(sts()), StsPairs.scores, list[int]()
 
     def small(self: StsPairs, vectors: torch.Tensor) -> torch.Tensor:
         counts.append(len(vectors))
@@ -132,24 +132,24 @@ def test_where_memory_runs_out_fewer_layers_are_scored_at_once(monkeypatch: pyte
         return plain(self, vectors)
 
     monkeypatch.setattr(StsPairs, "scores", small)
-    assert together(sts()) == pytest.approx(whole, abs=1e-12)
+    assert together(sts()) == pytest.approx(complete, abs=1e-12)
     assert counts == [3, 1, 2, 1, 1]
 
 
-def test_products_are_not_rounded_to_tensorfloat32_and_the_setting_is_put_back() -> None:
+def test_products_are_not_rounded_to_tensorfloat32_and_the_setting_is_restored() -> None:
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("medium")
     try:
-        seen: list[str] = []
-        together(sts(), done=lambda _: seen.append(torch.get_float32_matmul_precision()))
-        assert set(seen) == {"highest"}
+        recorded: list[str] = []
+        together(sts(), done=lambda _: recorded.append(torch.get_float32_matmul_precision()))
+        assert set(recorded) == {"highest"}
         assert torch.get_float32_matmul_precision() == "medium"
     finally:
         torch.set_float32_matmul_precision(before)
 
 
 @pytest.mark.parametrize("main_score", ["cosine_spearman", "pearson"])
-def test_where_a_grade_is_missing_there_is_no_score(main_score: str) -> None:
+def test_missing_grade_gives_no_score(main_score: str) -> None:
     task = sts(main_score=main_score, grades=[float("nan"), *(float(n % 4) for n in range(39))])
     assert np.isnan(by_mteb(task)).all()
     assert np.isnan(together(task)).all()
@@ -162,7 +162,7 @@ def test_where_a_grade_is_missing_there_is_no_score(main_score: str) -> None:
         (classification(names=[0.5, 1.25, 2.5, 3.5, 4.5]), "Unknown label type: continuous"),
     ],
 )
-def test_labels_that_mteb_refuses_are_refused(task: AbsTask, reason: str) -> None:
+def test_labels_refused_by_mteb_are_refused(task: AbsTask, reason: str) -> None:
     with pytest.raises(ValueError):
         by_mteb(task)
     with pytest.raises(ValueError, match=reason):

@@ -1,4 +1,4 @@
-"""Frames with curves that a test can read."""
+"""Frames with simple curves for tests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import polars as pl
 from midlayer_encoders.frame.schema import FRAME_SCHEMA
 
 VALLEY = [3.0, 2.0, 1.0, 1.5, 2.0, 2.5, 2.6, 2.7, 2.8]
-"""Eight blocks; lowest at layer 2."""
+"""Eight blocks, with the minimum at layer 2."""
 
 
 def frame(

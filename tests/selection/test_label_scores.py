@@ -1,4 +1,4 @@
-"""Scores on labels, end to end: the layer where they can be read, on the vectors that ``encode`` gives."""
+"""Label scores end to end: the layer where labels are readable, on the vectors of ``encode``."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ LAYERS = range(5)
 
 
 def ordered(pairs: int) -> tuple[list[str], list[str]]:
-    """Return letters in the order of the alphabet and the same ones backwards, of mixed lengths, and which is which.
+    """Return strings of letters in alphabetical and reversed order, of mixed lengths, and their labels.
 
-    The mean of a text's token embeddings is that of its twin, so only what attention adds can tell them apart.
+    A text and its reverse have the same mean token embedding, so only attention can distinguish them.
     """
     draw = random.Random(0)
     texts: list[str] = []
@@ -37,16 +37,16 @@ def ordered(pairs: int) -> tuple[list[str], list[str]]:
 TEXTS, ORDER = ordered(40)
 SHUFFLED = random.Random(1).sample(ORDER, len(ORDER))
 SECOND = ["even" if ord(text[1]) % 2 == 0 else "odd" for text in TEXTS]
-"""Hard to read off any vector, so that every layer, prompt, norm and pooling has a score of its own."""
+"""Hard to predict from any vector, so that every layer, prompt, norm and pooling has its own score."""
 
 
 def encoder(folder: str, layer: int = -1, **options: Any) -> LayerEncoder:
-    """Return an encoder in double precision: no text lies so near the border that a rounding moves it."""
+    """Return an encoder in double precision, so that rounding changes no prediction."""
     return LayerEncoder(folder, layer, device="cpu", dtype="float64", **options)
 
 
-def scores(made: Selection) -> np.ndarray:
-    rows = made.frame.filter(kind="score").sort("layer")
+def scores(output: Selection) -> np.ndarray:
+    rows = output.frame.filter(kind="score").sort("layer")
     assert rows["layer"].to_list() == list(LAYERS)
     assert rows["depth"].to_list() == [layer / 4 for layer in LAYERS]
     assert set(rows["name"]) == {"accuracy"}
@@ -54,7 +54,7 @@ def scores(made: Selection) -> np.ndarray:
 
 
 def right_by_hand(folder: str, texts: list[str], labels: list[str], *, seed: int = 0, **options: Any) -> np.ndarray:
-    """Return how often each layer's own encoder labels each text rightly over three ways to deal the folds, (L, N)."""
+    """Return how often each layer's own encoder predicts each label correctly over three fold assignments, (L, N)."""
     classes = torch.tensor([sorted(set(labels)).index(label) for label in labels])
     vectors = torch.stack([torch.as_tensor(encoder(folder, layer, **options).encode(texts)) for layer in LAYERS])
     draws = [ridge_correct(vectors, classes, seed=seed + draw) for draw in range(3)]
@@ -62,7 +62,7 @@ def right_by_hand(folder: str, texts: list[str], labels: list[str], *, seed: int
 
 
 def smoothed_best(accuracy: np.ndarray) -> int:
-    """Return the layer whose mean with its neighbours, itself counted twice, is highest; of equals the lowest."""
+    """Return the layer with the highest mean with its neighbors, itself counted twice; the lowest of equals."""
     means = []
     for layer in range(len(accuracy)):
         near = accuracy[max(0, layer - 1) : layer + 2]
@@ -71,24 +71,24 @@ def smoothed_best(accuracy: np.ndarray) -> int:
 
 
 @pytest.mark.parametrize("choose", [select, select_layer])
-def test_labels_are_found_at_the_layer_where_they_can_be_read(choose: Any, tiny_folder: Folder) -> None:
-    whole = encoder(tiny_folder("Llama"))
-    with torch.no_grad():  # the first block mixes no tokens: order is seen from the second on
-        whole[0].model.layers[0].self_attn.o_proj.weight.zero_()
-    found = choose(whole, TEXTS, ORDER, rule="few-labels")
-    accuracy = scores(found)
+def test_labels_select_the_layer_where_they_are_readable(choose: Any, tiny_folder: Folder) -> None:
+    complete = encoder(tiny_folder("Llama"))
+    with torch.no_grad():  # the first block mixes no tokens, so order is visible from the second on
+        complete[0].model.layers[0].self_attn.o_proj.weight.zero_()
+    actual = choose(complete, TEXTS, ORDER, rule="few-labels")
+    accuracy = scores(actual)
     assert (accuracy[:2] < 0.55).all(), accuracy
     assert (accuracy[2:] > 0.75).all(), accuracy
-    assert found.layer in (2, 3, 4)
-    assert found.layer == smoothed_best(accuracy)
+    assert actual.layer in (2, 3, 4)
+    assert actual.layer == smoothed_best(accuracy)
 
 
-def test_labels_in_the_letters_are_read_at_every_layer_and_shuffled_ones_at_none(tiny_folder: Folder) -> None:
-    whole = encoder(tiny_folder("Llama"))
+def test_letter_labels_are_readable_at_every_layer_and_shuffled_labels_at_none(tiny_folder: Folder) -> None:
+    complete = encoder(tiny_folder("Llama"))
     texts = [f"{'abcdefgh'[n % 8] * 3}{'mnop'[n % 4] * (n % 5)}" if n % 2 else f"{n} {n + 7}" for n in range(40)]
     letters = ["letters" if text[0].isalpha() else "digits" for text in texts]
-    assert (scores(select(whole, texts, letters)) > 0.97).all()
-    assert (abs(scores(select(whole, TEXTS, SHUFFLED)) - 0.5) < 0.15).all()
+    assert (scores(select(complete, texts, letters)) > 0.97).all()
+    assert (abs(scores(select(complete, TEXTS, SHUFFLED)) - 0.5) < 0.15).all()
 
 
 @pytest.mark.parametrize(
@@ -96,26 +96,26 @@ def test_labels_in_the_letters_are_read_at_every_layer_and_shuffled_ones_at_none
     [
         pytest.param("Llama", {"prompts": {"q": "is it up? "}, "default_prompt_name": "q"}, marks=pytest.mark.slow),
         ("Llama", {"prompts": {"q": "is it up? "}, "default_prompt_name": "q", "pooling": "last", "norm": "none"}),
-        # A prompt that is not the default is not put before texts.
+        # A prompt that is not the default is not prepended.
         pytest.param("Llama", {"prompts": {"q": "is it up? "}}, marks=pytest.mark.slow),
         ("Llama", {"truncate_dim": 3, "max_length": 8}),
         ("BERT", {"pooling": "cls"}),
     ],
     ids=["prompt", "prompt, last, raw", "no default", "truncated", "cls"],
 )
-def test_scores_are_those_of_the_vectors_that_encode_gives(
-    name: str, options: dict[str, Any], tiny_folder: Folder
-) -> None:
+def test_scores_use_the_vectors_of_encode(name: str, options: dict[str, Any], tiny_folder: Folder) -> None:
     expected = right_by_hand(tiny_folder(name), TEXTS, SECOND, **options).mean(axis=1)
-    told: list[int] = []
-    found = select(encoder(tiny_folder(name), **options), TEXTS, SECOND, token_budget=100, progress=record_steps(told))
-    np.testing.assert_allclose(scores(found), expected, atol=1e-12)
+    reports: list[int] = []
+    selection = select(
+        encoder(tiny_folder(name), **options), TEXTS, SECOND, token_budget=100, progress=record_steps(reports)
+    )
+    np.testing.assert_allclose(scores(selection), expected, atol=1e-12)
     assert len(set(expected)) > 2, "the layers differ, so that a mix-up shows"
-    assert sum(told) == 2 * len(TEXTS)
-    assert max(told) <= 100 // 6, "batches within the budget, of texts that have six tokens or more"
+    assert sum(reports) == 2 * len(TEXTS)
+    assert max(reports) <= 100 // 6, "batches within the budget, of texts that have six tokens or more"
 
 
-def test_a_prompt_hides_the_first_letter_from_cls(tiny_folder: Folder) -> None:
+def test_prompt_hides_the_first_letter_from_cls(tiny_folder: Folder) -> None:
     plain = encoder(tiny_folder("Llama"), pooling="cls")
     prompted = encoder(tiny_folder("Llama"), pooling="cls", prompts={"q": "q: "}, default_prompt_name="q")
     assert scores(select(plain, TEXTS, ORDER)).min() > 0.85
@@ -123,10 +123,10 @@ def test_a_prompt_hides_the_first_letter_from_cls(tiny_folder: Folder) -> None:
 
 
 def evidence_by_hand(right: np.ndarray, layer: int, seed: int) -> LabelEvidence:
-    """Return what 1000 draws of as many texts say, each counted text by text."""
+    """Return the result of 1000 bootstrap draws, counted text by text."""
     count = right.shape[1]
-    drawn = torch.randint(count, (1000, count), generator=torch.Generator().manual_seed(seed)).numpy()
-    means = np.stack([right[:, places].mean(axis=1) for places in drawn])  # (R, L)
+    figure = torch.randint(count, (1000, count), generator=torch.Generator().manual_seed(seed)).numpy()
+    means = np.stack([right[:, places].mean(axis=1) for places in figure])  # (R, L)
     gains = np.sort(100 * (means[:, layer] - means[:, -1]))
     layers = np.sort([smoothed_best(row) for row in means])
     low, high = (np.interp(share * 999, np.arange(1000), gains) for share in (0.025, 0.975))
@@ -148,75 +148,75 @@ def evidence_by_hand(right: np.ndarray, layer: int, seed: int) -> LabelEvidence:
         ("last", 5, 30, "cls"),
     ],
 )
-def test_evidence_is_the_bootstrap_of_the_chosen_layer_against_the_last(
+def test_evidence_is_the_bootstrap_of_the_selected_layer_against_the_last(
     rule: str, seed: int, texts: int, pooling: Any, tiny_folder: Folder
 ) -> None:
     folder = tiny_folder("Llama")
-    some, labels = TEXTS[:texts], ORDER[:texts]
-    right = right_by_hand(folder, some, labels, seed=seed, pooling=pooling)
-    found = select(encoder(folder, pooling=pooling), some, labels, rule=rule, seed=seed)
+    sample, labels = TEXTS[:texts], ORDER[:texts]
+    right = right_by_hand(folder, sample, labels, seed=seed, pooling=pooling)
+    selection = select(encoder(folder, pooling=pooling), sample, labels, rule=rule, seed=seed)
     best = smoothed_best(right.mean(axis=1))
-    # For a rule that reads no labels the evidence is about the layer that the labels would take.
-    layer = found.layer if rule == "auto" else best
+    # For a rule without labels, the evidence is about the layer that the labels would select.
+    layer = selection.layer if rule == "auto" else best
     assert (layer == best) == (rule != "auto")
     expected = evidence_by_hand(right, layer, seed)
-    assert found.labels is not None
-    assert found.labels.count == texts
-    assert found.labels.layers == expected.layers
+    assert selection.labels is not None
+    assert selection.labels.count == texts
+    assert selection.labels.layers == expected.layers
     for name in ("gain", "low", "high"):
-        assert getattr(found.labels, name) == pytest.approx(getattr(expected, name), abs=1e-9), name
+        assert getattr(selection.labels, name) == pytest.approx(getattr(expected, name), abs=1e-9), name
     assert expected.low < expected.gain < expected.high
     assert expected != evidence_by_hand(right, layer, seed + 1), "another seed would show"
     if rule == "few-labels":
-        assert found.layer == layer
+        assert selection.layer == layer
 
 
-def test_auto_takes_the_labels_layer_where_97_of_100_draws_prefer_it(tiny_folder: Folder) -> None:
+def test_auto_uses_the_layer_of_the_labels_if_97_of_100_draws_prefer_it(tiny_folder: Folder) -> None:
     folder = tiny_folder("Llama")
-    whole = encoder(folder, pooling="cls")
-    without = select(whole, TEXTS).layer
+    complete = encoder(folder, pooling="cls")
+    without = select(complete, TEXTS).layer
     right = right_by_hand(folder, TEXTS, ORDER, pooling="cls")
     best = smoothed_best(right.mean(axis=1))
-    drawn = torch.randint(80, (1000, 80), generator=torch.Generator().manual_seed(0)).numpy()
-    ahead = np.array([(right[best, places] - right[without, places]).mean() for places in drawn])
+    figure = torch.randint(80, (1000, 80), generator=torch.Generator().manual_seed(0)).numpy()
+    ahead = np.array([(right[best, places] - right[without, places]).mean() for places in figure])
     assert np.quantile(ahead, 0.025) > 0, "sure of it"
-    found = select(whole, TEXTS, ORDER)
-    assert found.layer == best == 0
-    assert f"significantly more than at layer {without}, the choice without labels" in found.reason
+    selection = select(complete, TEXTS, ORDER)
+    assert selection.layer == best == 0
+    assert f"significantly more than at layer {without}, the choice without labels" in selection.reason
     unsure = select(encoder(folder), TEXTS, ORDER)
     assert unsure.layer == without
     assert "few-labels would choose layer 4, but 80 labels are not enough" in unsure.reason
 
 
-def test_only_some_texts_are_looked_at_and_each_keeps_its_label(tiny_folder: Folder) -> None:
+def test_sampled_texts_keep_their_labels(tiny_folder: Folder) -> None:
     folder = tiny_folder("Llama")
-    whole = encoder(folder, pooling="cls")
+    complete = encoder(folder, pooling="cls")
     labels = [label if place % 4 else None for place, label in enumerate(ORDER)]
-    found = select(whole, TEXTS, labels, max_texts=24)
+    selection = select(complete, TEXTS, labels, max_texts=24)
     looked = [TEXTS[80 * place // 24] for place in range(24)]
-    metrics = measure_layers(whole, looked, metrics=["half_match", "prompt_entropy", "dataset_entropy"])
-    assert found.frame.filter(kind="metric").equals(metrics)
-    known = [(text, label) for text, label in zip(TEXTS, labels, strict=True) if label is not None]
-    some = [known[60 * place // 24] for place in range(24)]
-    right = right_by_hand(folder, [text for text, _ in some], [label for _, label in some], pooling="cls")
-    np.testing.assert_allclose(scores(found), right.mean(axis=1), atol=1e-12)
-    assert found.labels is not None
-    assert found.labels.count == 24
+    metrics = measure_layers(complete, looked, metrics=["half_match", "prompt_entropy", "dataset_entropy"])
+    assert selection.frame.filter(kind="metric").equals(metrics)
+    known_values = [(text, label) for text, label in zip(TEXTS, labels, strict=True) if label is not None]
+    sample = [known_values[60 * place // 24] for place in range(24)]
+    right = right_by_hand(folder, [text for text, _ in sample], [label for _, label in sample], pooling="cls")
+    np.testing.assert_allclose(scores(selection), right.mean(axis=1), atol=1e-12)
+    assert selection.labels is not None
+    assert selection.labels.count == 24
 
 
-def test_select_layer_hands_every_option_on(tiny_folder: Folder) -> None:
+def test_select_layer_passes_every_option(tiny_folder: Folder) -> None:
     folder = tiny_folder("Llama")
-    asked: dict[str, Any] = {"rule": "min-dataset-entropy", "all_rules": True, "max_texts": 24, "seed": 3}
-    expected = select(encoder(folder, pooling="cls"), TEXTS, ORDER, **asked)
-    found = select_layer(folder, TEXTS, ORDER, **asked, device="cpu", dtype="float64", pooling="cls")
-    assert found.frame.equals(expected.frame)
-    assert (found.choices, found.labels, found.layer) == (expected.choices, expected.labels, expected.layer)
-    assert {"infonce", "dime", "accuracy"} < set(found.frame["name"])
+    options: dict[str, Any] = {"rule": "min-dataset-entropy", "all_rules": True, "max_texts": 24, "seed": 3}
+    expected = select(encoder(folder, pooling="cls"), TEXTS, ORDER, **options)
+    selection = select_layer(folder, TEXTS, ORDER, **options, device="cpu", dtype="float64", pooling="cls")
+    assert selection.frame.equals(expected.frame)
+    assert (selection.choices, selection.labels, selection.layer) == (expected.choices, expected.labels, expected.layer)
+    assert {"infonce", "dime", "accuracy"} < set(selection.frame["name"])
 
 
 def test_halves_and_prompts_are_measured_where_sixteen_texts_have_four_tokens(tiny_folder: Folder) -> None:
-    whole = encoder(tiny_folder("Llama"))
+    complete = encoder(tiny_folder("Llama"))
     enough, short = [text[:4] for text in TEXTS[:16]], [text[:3] for text in TEXTS[16:20]]
-    every = {"half_match", "prompt_entropy", "dataset_entropy"}
-    assert set(select(whole, [*enough, *short]).frame["name"]) == every
-    assert set(select(whole, [*enough[1:], *short]).frame["name"]) == {"dataset_entropy"}
+    all_values = {"half_match", "prompt_entropy", "dataset_entropy"}
+    assert set(select(complete, [*enough, *short]).frame["name"]) == all_values
+    assert set(select(complete, [*enough[1:], *short]).frame["name"]) == {"dataset_entropy"}

@@ -1,4 +1,4 @@
-"""Which recipe and layer: by labels where they are sure, by the kind of the model without them."""
+"""Selecting recipe and layer: by labels if they are conclusive, otherwise by the kind of the model."""
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ def whole(tiny_folder: Folder) -> LayerEncoder:
 @pytest.fixture(scope="module")
 def labeled(whole: LayerEncoder) -> RecipeSelection:
     reports: list[tuple[str, int, int]] = []
-    found = select(whole, TEXTS, KINDS, recipes=ASKED, progress=lambda *one: reports.append(one))
-    assert isinstance(found, RecipeSelection)
+    selection = select(whole, TEXTS, KINDS, recipes=ASKED, progress=lambda *item: reports.append(item))
+    assert isinstance(selection, RecipeSelection)
     assert reports[-1] == ("labels", 60, 60), "a pass over the labeled texts for each recipe"
-    return found
+    return selection
 
 
 def test_every_layer_of_every_recipe_is_scored_on_the_vectors_of_its_encoder(
     labeled: RecipeSelection, whole: LayerEncoder
 ) -> None:
     classes, _ = class_numbers(KINDS)
-    made = {"plain": {}, "yours": {"recipe": YOURS}, "plain+center+normalize": {"center": TEXTS, "normalize": True}}
-    assert labeled.frame["recipe"].unique(maintain_order=True).to_list() == list(made)
-    for name, options in made.items():
+    result = {"plain": {}, "yours": {"recipe": YOURS}, "plain+center+normalize": {"center": TEXTS, "normalize": True}}
+    assert labeled.frame["recipe"].unique(maintain_order=True).to_list() == list(result)
+    for name, options in result.items():
         cut = LayerEncoder(whole.source, 2, device="cpu", **options)  # type: ignore[arg-type]
         vectors = torch.from_numpy(cut.encode(TEXTS))[None]
         right = torch.stack([ridge_correct(vectors, classes, seed=seed) for seed in range(3)]).double().mean()
@@ -60,25 +60,25 @@ def test_every_layer_of_every_recipe_is_scored_on_the_vectors_of_its_encoder(
         assert row["value"].item() == pytest.approx(float(right), abs=0.04), name
 
 
-def test_a_layer_whose_vectors_are_all_alike_has_no_score(labeled: RecipeSelection) -> None:
+def test_layer_with_identical_vectors_has_no_score(labeled: RecipeSelection) -> None:
     scored = labeled.frame.filter(kind="score", recipe="yours")["layer"].to_list()
     assert scored == [1, 2, 3, 4], "the last token of the template is always the same"
 
 
 @pytest.mark.parametrize("recipes", [ASKED, [YOURS], "one-word+center"])
-def test_its_keywords_make_the_encoder(whole: LayerEncoder, recipes: list[str | Recipe]) -> None:
-    found = select(whole, TEXTS, recipes=recipes)
-    assert isinstance(found, RecipeSelection)
-    encoder = LayerEncoder(whole.source, device="cpu", **found.keywords)
-    assert encoder.layer == found.layer
-    assert found.confidence.startswith("Without labels")
-    recipe = next(one for one in recipes_of("recipes", recipes) if one.name == found.recipe)
+def test_keywords_of_the_selection_recreate_the_encoder(whole: LayerEncoder, recipes: list[str | Recipe]) -> None:
+    selection = select(whole, TEXTS, recipes=recipes)
+    assert isinstance(selection, RecipeSelection)
+    encoder = LayerEncoder(whole.source, device="cpu", **selection.keywords)
+    assert encoder.layer == selection.layer
+    assert selection.confidence.startswith("Without labels")
+    recipe = next(item for item in recipes_of("recipes", recipes) if item.name == selection.recipe)
     center = {"center": TEXTS} if recipe.center else {}
-    by_hand = LayerEncoder(whole.source, found.layer, recipe=recipe, device="cpu", **center)  # type: ignore[arg-type]
+    by_hand = LayerEncoder(whole.source, selection.layer, recipe=recipe, device="cpu", **center)  # type: ignore[arg-type]
     np.testing.assert_array_equal(encoder.encode(TEXTS[:3]), by_hand.encode(TEXTS[:3]))
 
 
-def test_labels_change_the_recipe_where_they_are_sure(whole: LayerEncoder) -> None:
+def test_conclusive_labels_change_the_recipe(whole: LayerEncoder) -> None:
     end, letters = Recipe(name="end", pooling="last"), random.Random(0)
     texts = ["".join(letters.choices("ab", k=40)) for _ in range(60)]
     sure = select(whole, texts, [text[-1] for text in texts], recipes=["plain", end])
@@ -98,46 +98,46 @@ def test_labels_change_the_recipe_where_they_are_sure(whole: LayerEncoder) -> No
 
 def test_without_labels_the_kind_of_the_model_decides(tiny_folder: Folder) -> None:
     for family, kind in (("Llama", "causal"), ("BERT", "bidirectional"), ("Mamba", "causal"), ("GPT2", "causal")):
-        whole = LayerEncoder(tiny_folder(family), -1, device="cpu")
-        assert model_kind(whole, tuned=False) == kind, family
-        assert model_kind(whole, tuned=True) == "tuned"
+        full_encoder = LayerEncoder(tiny_folder(family), -1, device="cpu")
+        assert model_kind(full_encoder, tuned=False) == kind, family
+        assert model_kind(full_encoder, tuned=True) == "tuned"
     image = LayerEncoder(tiny_folder("ViT"), -1, device="cpu")
     assert model_kind(image, tuned=False) == "media"
-    found = select(image, recipes="plain")
-    assert found.keywords == {"layer": 3}
+    selection = select(image, recipes="plain")
+    assert selection.keywords == {"layer": 3}
     with pytest.raises(OptionError, match=r"must be left out for .*, which takes no text"):
         select(image, recipes="all")
 
 
 @pytest.mark.parametrize("kind", get_args(ModelKind))
-def test_every_kind_has_a_default_and_plain_is_always_among_them(kind: str) -> None:
-    known = DEFAULTS[kind]  # type: ignore[index]
-    assert "plain" in known
+def test_every_kind_has_a_default_and_plain_is_always_included(kind: str) -> None:
+    known_values = DEFAULTS[kind]  # type: ignore[index]
+    assert "plain" in known_values
     everything = recipes_of("recipes", "all")
-    assert default_recipe(everything, kind).name == next(iter(known))  # type: ignore[arg-type]
-    assert default_recipe([YOURS], kind) == YOURS, "the first where none is known"  # type: ignore[arg-type]
+    assert default_recipe(everything, kind).name == next(iter(known_values))  # type: ignore[arg-type]
+    assert default_recipe([YOURS], kind) == YOURS, "the first if none is known"  # type: ignore[arg-type]
     for recipe in everything:
         assert 0 < default_depth(recipe, kind) <= 1  # type: ignore[arg-type]
 
 
-def test_a_frame_of_several_recipes_chooses_by_its_scores() -> None:
+def test_frame_of_several_recipes_selects_by_its_scores() -> None:
     better = [0.1, 0.2, 0.3, 0.5, 0.6, 0.9, 0.9, 0.9, 0.1]
-    both = [
+    combined = [
         frame(scores={"A": values}).with_columns(recipe=pl.lit(name))
         for name, values in (("plain", better[::-1]), ("one-word", [value / 2 for value in better]))
     ]
-    found = select_layer(pl.concat(both))
-    assert isinstance(found, RecipeSelection)
-    assert (found.recipe, found.layer, found.keywords) == ("plain", 2, {"layer": 2})
-    assert found.parts["one-word"].layer == 6
-    assert found.confidence == found.parts["plain"].confidence
-    assert found.reason.startswith("the highest score of 2 recipes, 90.0")
+    selection = select_layer(pl.concat(combined))
+    assert isinstance(selection, RecipeSelection)
+    assert (selection.recipe, selection.layer, selection.keywords) == ("plain", 2, {"layer": 2})
+    assert selection.parts["one-word"].layer == 6
+    assert selection.confidence == selection.parts["plain"].confidence
+    assert selection.reason.startswith("the highest score of 2 recipes, 90.0")
     unscored = frame({"dime": better}).with_columns(recipe=pl.lit("echo"))
     with pytest.raises(OptionError, match="scores of every recipe to choose between them, but 'echo' has none"):
-        select_layer(pl.concat([*both, unscored]))
+        select_layer(pl.concat([*combined, unscored]))
 
 
-def test_the_answer_reads_as_text(labeled: RecipeSelection) -> None:
+def test_selection_has_a_readable_text(labeled: RecipeSelection) -> None:
     words = str(labeled)
     assert words.startswith(f"The recipe {labeled.recipe} at layer {labeled.layer} of 4 of local/")
     assert all(name in words for name in labeled.parts)
@@ -148,7 +148,7 @@ def test_the_answer_reads_as_text(labeled: RecipeSelection) -> None:
     assert labeled.plot().axes
 
 
-def test_what_has_no_part_in_it_is_refused(whole: LayerEncoder) -> None:
+def test_unused_arguments_are_refused(whole: LayerEncoder) -> None:
     for options in ({"rule": "last"}, {"all_rules": True}):
         with pytest.raises(OptionError, match="must be left out with `recipes`"):
             select(whole, TEXTS, recipes="all", **options)  # type: ignore[arg-type]

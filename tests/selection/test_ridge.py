@@ -16,48 +16,48 @@ def clusters(n: int, d: int, *, spread: float, classes: int = 4, seed: int = 0) 
 
 
 def solved(rows: Tensor, targets: Tensor, penalty: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the mean row, the mean target and the weights, by the normal equations."""
+    """Return the mean row, the mean target and the weights from the normal equations."""
     centre, level = rows.mean(dim=0), targets.mean(dim=0)
     rows, targets = rows - centre, targets - level
     eye = torch.eye(rows.shape[1], dtype=rows.dtype)
     return centre, level, torch.linalg.solve(rows.T @ rows + penalty * eye, rows.T @ targets)
 
 
-def ridge_read_aloud(rows: Tensor, labels: Tensor, folds: int, seed: int) -> Tensor:
-    """Each fold is left out once; each penalty is tried by leaving out each of the others once."""
+def ridge_by_definition(rows: Tensor, labels: Tensor, folds: int, seed: int) -> Tensor:
+    """Leave out each fold once; choose each penalty by leave-one-out on the rest."""
     rows = rows / rows.norm(dim=1, keepdim=True)
     targets = torch.eye(int(labels.max()) + 1, dtype=rows.dtype)[labels]
     right = torch.zeros(len(rows), dtype=torch.bool)
     fold = label_folds(labels, folds=folds, seed=seed)
     for left_out in range(folds):
-        known = (fold != left_out).nonzero().flatten()
-        scale = (rows[known] - rows[known].mean(dim=0)).square().sum() / len(known)
+        known_values = (fold != left_out).nonzero().flatten()
+        scale = (rows[known_values] - rows[known_values].mean(dim=0)).square().sum() / len(known_values)
         errors = []
         for penalty in _PENALTIES:
             error = 0.0
-            for one in known:
-                others = known[known != one]
-                centre, level, weights = solved(rows[others], targets[others], penalty * float(scale))
-                error += float(((rows[one] - centre) @ weights + level - targets[one]).square().sum())
+            for item in known_values:
+                remaining = known_values[known_values != item]
+                centre, level, weights = solved(rows[remaining], targets[remaining], penalty * float(scale))
+                error += float(((rows[item] - centre) @ weights + level - targets[item]).square().sum())
             errors.append(error)
         penalty = _PENALTIES[errors.index(min(errors))]
-        centre, level, weights = solved(rows[known], targets[known], penalty * float(scale))
-        for one in (fold == left_out).nonzero().flatten():
-            right[one] = ((rows[one] - centre) @ weights + level).argmax() == labels[one]
+        centre, level, weights = solved(rows[known_values], targets[known_values], penalty * float(scale))
+        for item in (fold == left_out).nonzero().flatten():
+            right[item] = ((rows[item] - centre) @ weights + level).argmax() == labels[item]
     return right
 
 
 @pytest.mark.parametrize(("n", "d"), [(24, 5), (24, 40)])
 def test_every_layer_matches_the_definition(n: int, d: int) -> None:
-    made = [clusters(n, d, spread=spread) for spread in (0.5, 2.0)]
-    labels = made[0][1]
-    expected = torch.stack([ridge_read_aloud(rows, labels, 3, 1) for rows, _ in made])
-    found = ridge_correct(torch.stack([rows for rows, _ in made]), labels, folds=3, seed=1)
-    assert torch.equal(found, expected)
+    result = [clusters(n, d, spread=spread) for spread in (0.5, 2.0)]
+    labels = result[0][1]
+    expected = torch.stack([ridge_by_definition(rows, labels, 3, 1) for rows, _ in result])
+    actual = ridge_correct(torch.stack([rows for rows, _ in result]), labels, folds=3, seed=1)
+    assert torch.equal(actual, expected)
     assert not expected[1].all(), "the hard layer is hard"
 
 
-def test_separable_is_found_and_noise_is_chance() -> None:
+def test_separable_labels_are_predicted_and_noise_is_at_chance() -> None:
     easy, labels = clusters(200, 20, spread=0.1)
     noise = torch.randn(200, 20, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     accuracy = ridge_correct(torch.stack([easy, noise]), labels).double().mean(dim=1)
@@ -65,7 +65,7 @@ def test_separable_is_found_and_noise_is_chance() -> None:
     assert 0.1 < accuracy[1] < 0.4, "a quarter by chance"
 
 
-def test_scale_rotation_and_names_of_the_labels_do_not_matter() -> None:
+def test_scale_rotation_and_label_names_do_not_matter() -> None:
     rows, labels = clusters(40, 8, spread=1.0)
     rotation = torch.linalg.qr(torch.randn(8, 8, generator=torch.Generator().manual_seed(2), dtype=torch.float64))[0]
     names = torch.tensor([7, -3, 100, 5])
@@ -83,7 +83,7 @@ def test_constant_vectors_do_not_fail() -> None:
     assert ridge_correct(torch.zeros(1, 20, 3), labels).shape == (1, 20)
 
 
-def test_folds_are_even_in_each_class_and_follow_the_seed() -> None:
+def test_folds_are_balanced_in_each_class_and_follow_the_seed() -> None:
     labels = torch.tensor([0] * 10 + [1] * 7 + [2] * 3)
     fold = label_folds(labels, folds=5, seed=3)
     for name, size in ((0, 10), (1, 7), (2, 3)):
@@ -104,7 +104,7 @@ def test_resampled_means_are_the_bootstrap_of_a_mean() -> None:
 
 
 @pytest.mark.parametrize(
-    ("labels", "words"),
+    ("labels", "message"),
     [
         (
             torch.zeros(20, dtype=torch.int64),
@@ -115,12 +115,12 @@ def test_resampled_means_are_the_bootstrap_of_a_mean() -> None:
         (torch.rand(20), "one integer for each text"),
     ],
 )
-def test_labels_that_cannot_be_cross_validated_are_refused(labels: Tensor, words: str) -> None:
-    with pytest.raises(OptionError, match=words):
+def test_labels_that_cannot_be_cross_validated_are_refused(labels: Tensor, message: str) -> None:
+    with pytest.raises(OptionError, match=message):
         ridge_correct(torch.ones(1, len(labels), 3), labels)
 
 
-def test_wrong_shapes_and_folds_are_refused() -> None:
+def test_invalid_shapes_and_folds_are_refused() -> None:
     labels = torch.arange(20) % 2
     with pytest.raises(OptionError, match=r"`vectors` must be \(L, N, D\)"):
         ridge_correct(torch.ones(20, 3), labels)

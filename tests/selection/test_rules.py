@@ -17,34 +17,34 @@ WORDS = ("cats and dogs", "stock markets", "rain in Spain", "card pins", "old bo
 BUMP = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.6, 0.5]
 
 
-def layer(rule: str, made: pl.DataFrame) -> int:
-    return choose(curves(made), rule)[0]
+def layer(rule: str, output: pl.DataFrame) -> int:
+    return choose(curves(output), rule)[0]
 
 
-def test_last_and_fixed_depth_look_at_nothing_but_the_number_of_blocks() -> None:
-    made = frame({"dime": VALLEY})
-    assert layer("last", made) == 8
-    assert layer("fixed-depth", made) == 6, "0.8 of 8 blocks is 6.4"
+def test_last_and_fixed_depth_depend_only_on_the_number_of_blocks() -> None:
+    result = frame({"dime": VALLEY})
+    assert layer("last", result) == 8
+    assert layer("fixed-depth", result) == 6, "0.8 of 8 blocks is 6.4"
 
 
 @pytest.mark.parametrize("name", ["dime", "infonce", "dataset_entropy", "prompt_entropy"])
-def test_each_minimum_is_its_metrics_lowest_layer(name: str) -> None:
+def test_each_minimum_rule_takes_the_lowest_layer_of_its_metric(name: str) -> None:
     rule = f"min-{name.replace('_', '-')}"
     assert layer(rule, frame({name: VALLEY})) == 2
     assert layer(rule, frame({name: FALLING})) == 8
     assert metrics_of(rule) == (name,)
 
 
-def test_ranks_are_added_up() -> None:
+def test_ranks_are_summed() -> None:
     first, second = [1, 2, 3, 4, 9, 9, 9, 9, 9], [9, 9, 3, 1, 2, 9, 9, 9, 9]
-    made = frame({"dime": first, "dataset_entropy": second, "infonce": FALLING, "prompt_entropy": FALLING})
-    # ranks of dime 0 1 2 3 4 …, of dataset entropy 3 4 2 0 1 …: sums 3 5 4 3 5, the lower layer of the two least
-    assert layer("min-dime+dataset-entropy", made) == 0
-    assert layer("min-dataset-entropy+dime", made) == 0, "any combination, in any order"
-    assert layer("min-infonce+prompt-entropy", made) == 8
+    result = frame({"dime": first, "dataset_entropy": second, "infonce": FALLING, "prompt_entropy": FALLING})
+    # ranks of dime 0 1 2 3 4 …, of dataset entropy 3 4 2 0 1 …: sums 3 5 4 3 5; the lower of the two lowest layers
+    assert layer("min-dime+dataset-entropy", result) == 0
+    assert layer("min-dataset-entropy+dime", result) == 0, "any combination, in any order"
+    assert layer("min-infonce+prompt-entropy", result) == 8
 
 
-def test_valley_midpoint_lies_between_an_interior_valley_and_the_last() -> None:
+def test_valley_midpoint_is_between_an_interior_valley_and_the_last() -> None:
     assert layer("valley-midpoint", frame({"prompt_entropy": VALLEY})) == 5
     for curve in (FALLING, FALLING[::-1]):
         with pytest.raises(CannotChooseError, match="needs a valley of prompt_entropy between the ends"):
@@ -53,11 +53,11 @@ def test_valley_midpoint_lies_between_an_interior_valley_and_the_last() -> None:
         layer("valley-midpoint", frame({"prompt_entropy": [1.0, 0.95, 0.96, 0.97, 0.97, 0.97, 0.98, 0.99, 1.0]}))
 
 
-def test_half_match_takes_the_highest() -> None:
+def test_half_match_takes_the_highest_layer() -> None:
     assert layer("half-match", frame({"half_match": BUMP})) == 6
 
 
-def test_few_labels_takes_the_highest_mean_score_but_not_one_lucky_layer() -> None:
+def test_few_labels_takes_the_highest_smoothed_score() -> None:
     assert layer("few-labels", frame(scores={"A": BUMP, "B": BUMP})) == 6
     lucky = [0.1, 0.62, 0.1, 0.4, 0.55, 0.6, 0.55, 0.4, 0.3]
     assert layer("few-labels", frame(scores={"A": lucky})) == 5
@@ -67,68 +67,68 @@ def test_few_labels_takes_the_highest_mean_score_but_not_one_lucky_layer() -> No
 @pytest.mark.parametrize(
     ("half_match", "expected"),
     [
-        (BUMP, 6),  # highest before the last: the record's depth
-        ([0.1, 0.3, 0.6, 0.9, 0.8, 0.7, 0.6, 0.6, 0.6], 6),  # a match of nine tenths at layer 3 is no case for it
-        ([0.1, 0.2, 0.3, 0.4, 0.4, 0.4, 0.5, 0.8, 0.95], 8),  # made for comparing texts
+        (BUMP, 6),  # highest before the last: the fixed depth
+        ([0.1, 0.3, 0.6, 0.9, 0.8, 0.7, 0.6, 0.6, 0.6], 6),  # a match of 0.9 at layer 3 does not count
+        ([0.1, 0.2, 0.3, 0.4, 0.4, 0.4, 0.5, 0.8, 0.95], 8),  # an embedding model
         ([0.1, 0.2, 0.3, 0.4, 0.4, 0.4, 0.5, 0.96, 0.95], 6),  # but highest before the last
-        ([0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.07, 0.08, 0.09], 6),  # highest at the last, but hardly any match
-        ([0.2, 0.2, 0.2, 0.2, 0.2, 0.3, 0.4, 0.5, 0.66], 6),  # less than half of what the others lack
-        ([0.04, 0.4, 0.7, 0.8, 0.8, 0.8, 0.82, 0.85, 0.88], 6),  # untrained and causal: from the first block on
-        ([0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.99], 6),  # long texts, whose words tell all
-        ([0.1] * 9, 6),  # tells nothing
+        ([0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.07, 0.08, 0.09], 6),  # highest at the last, but too low
+        ([0.2, 0.2, 0.2, 0.2, 0.2, 0.3, 0.4, 0.5, 0.66], 6),  # closes less than half of the gap of the others
+        ([0.04, 0.4, 0.7, 0.8, 0.8, 0.8, 0.82, 0.85, 0.88], 6),  # untrained and causal: high from the first block on
+        ([0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.99], 6),  # long texts, identified by their words
+        ([0.1] * 9, 6),  # uninformative
     ],
 )
-def test_auto_takes_the_last_layer_only_where_it_was_made_for_comparing(half_match: list[float], expected: int) -> None:
+def test_auto_takes_the_last_layer_only_of_embedding_models(half_match: list[float], expected: int) -> None:
     assert layer("auto", frame({"half_match": half_match})) == expected
 
 
 @pytest.mark.parametrize("family", ["Llama", "GPT2", "GPTNeoX", "BERT"])
-def test_untrained_models_do_not_seem_made_for_comparing_texts(tiny_folder: Callable[[str], str], family: str) -> None:
-    whole = LayerEncoder(tiny_folder(family), -1, device="cpu")
+def test_untrained_models_are_not_taken_for_embedding_models(tiny_folder: Callable[[str], str], family: str) -> None:
+    full_encoder = LayerEncoder(tiny_folder(family), -1, device="cpu")
     texts = [
         f"{opening} {word}, number {n}" for n, opening in enumerate(("about", "on", "of", "more on")) for word in WORDS
     ]
-    assert not is_embedding_model(curves(measure_layers(whole, texts, metrics="half_match")))
+    assert not is_embedding_model(curves(measure_layers(full_encoder, texts, metrics="half_match")))
 
 
-def test_auto_takes_scores_where_there_are_some() -> None:
-    made = frame({"half_match": BUMP}, {"A": FALLING})
-    assert choose(curves(made), "auto") == (0, "few-labels: the score on A is highest there, 90.0")
+def test_auto_uses_scores_if_available() -> None:
+    result = frame({"half_match": BUMP}, {"A": FALLING})
+    assert choose(curves(result), "auto") == (0, "few-labels: the score on A is highest there, 90.0")
 
 
-def test_layers_that_were_not_measured_are_counted() -> None:
-    made = frame({"dime": VALLEY}).filter(pl.col("layer").is_in([0, 2, 4, 8]))
-    assert choose(curves(made), "min-dime") == (2, "dime is lowest there, 1 (5 of 8 layers were not measured)")
+def test_unmeasured_layers_are_counted() -> None:
+    result = frame({"dime": VALLEY}).filter(pl.col("layer").is_in([0, 2, 4, 8]))
+    assert choose(curves(result), "min-dime") == (2, "dime is lowest there, 1 (5 of 8 layers were not measured)")
 
 
 @pytest.mark.parametrize("rule", [rule for rule in RULES if rule not in ("last", "fixed-depth", "auto")])
-def test_a_rule_without_what_it_needs_says_what_that_is(rule: str) -> None:
-    made = frame({"curvature": VALLEY})
+def test_rule_names_its_missing_inputs(rule: str) -> None:
+    result = frame({"curvature": VALLEY})
     with pytest.raises(CannotChooseError, match=r"^needs "):
-        layer(rule, made)
+        layer(rule, result)
 
 
 @pytest.mark.parametrize("rule", ["min-dime", "half-match", "few-labels"])
-def test_constant_curves_choose_nothing(rule: str) -> None:
-    made = frame({"dime": [1.0] * 9, "half_match": [0.2] * 9}, {"A": [0.5] * 9})
+def test_constant_curves_select_nothing(rule: str) -> None:
+    result = frame({"dime": [1.0] * 9, "half_match": [0.2] * 9}, {"A": [0.5] * 9})
     with pytest.raises(CannotChooseError, match="needs layers that differ"):
-        layer(rule, made)
+        layer(rule, result)
 
 
 def test_few_measured_layers_and_unknown_rules_are_refused() -> None:
-    made = frame({"dime": VALLEY}).filter(pl.col("layer") < 2)
+    result = frame({"dime": VALLEY}).filter(pl.col("layer") < 2)
     with pytest.raises(CannotChooseError, match="needs dime of 3 layers or more, but got 2"):
-        layer("min-dime", made)
+        layer("min-dime", result)
     with pytest.raises(OptionError, match="Did you mean 'half-match'"):
-        layer("halfmatch", made)
+        layer("halfmatch", result)
     with pytest.raises(OptionError, match="`rule` must be one of"):
-        layer("min-dime+lidar", made)
+        layer("min-dime+lidar", result)
 
 
 def test_curves_average_over_texts_and_tasks() -> None:
-    found = curves(frame(scores={"A": VALLEY, "B": FALLING}))
-    assert found.score[2] == pytest.approx((1.0 + 0.7) / 2)
-    assert found.num_layers == 8
+    actual = curves(frame(scores={"A": VALLEY, "B": FALLING}))
+    assert actual.score[2] == pytest.approx((1.0 + 0.7) / 2)
+    assert actual.num_layers == 8
 
 
 def test_mixed_and_shallow_frames_are_refused() -> None:

@@ -1,4 +1,4 @@
-"""Selections from an encoder: what is measured, what labels add, what is refused."""
+"""Selections from an encoder: measurements, labels, and invalid calls."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TEXTS = [
     f"{opening} {word}, number {n}" for n, opening in enumerate(("about", "on", "of", "more on")) for word in WORDS
 ]
 KINDS = [WORDS[(place + place // 7) % 5] for place in range(20)]
-"""Mostly what a text is about, shifted now and then: no layer is always right."""
+"""Mostly the topic of a text, shifted sometimes, so that no layer is always correct."""
 
 
 @pytest.fixture(scope="module")
@@ -35,34 +35,34 @@ def labeled(whole: LayerEncoder) -> Selection:
     return select(whole, TEXTS, KINDS)
 
 
-def test_one_pass_serves_the_rules_without_labels(whole: LayerEncoder) -> None:
+def test_one_pass_serves_all_rules_without_labels(whole: LayerEncoder) -> None:
     reports: list[tuple[str, int, int]] = []
-    found = select(whole, TEXTS, progress=lambda *one: reports.append(one))
+    selection = select(whole, TEXTS, progress=lambda *item: reports.append(item))
     assert reports[-1] == ("measuring", 20, 20)
     assert len(TEXTS) * selection_passes("auto") == 20
-    assert set(found.frame["name"]) == {"half_match", "prompt_entropy", "dataset_entropy"}
-    assert [choice.rule for choice in found.choices] == list(RULES)
-    chosen = {choice.rule: choice.layer for choice in found.choices}
-    entropy = found.frame.filter(name="dataset_entropy").sort("value")
+    assert set(selection.frame["name"]) == {"half_match", "prompt_entropy", "dataset_entropy"}
+    assert [choice.rule for choice in selection.choices] == list(RULES)
+    chosen = {choice.rule: choice.layer for choice in selection.choices}
+    entropy = selection.frame.filter(name="dataset_entropy").sort("value")
     assert chosen["min-dataset-entropy"] == entropy["layer"][0]
-    assert chosen["last"] == found.num_layers == 4
+    assert chosen["last"] == selection.num_layers == 4
     assert chosen["min-dime"] is None
     assert chosen["few-labels"] is None
-    assert found.layer == chosen["auto"]
-    assert found.labels is None
+    assert selection.layer == chosen["auto"]
+    assert selection.labels is None
 
 
 def test_all_rules_measures_what_every_rule_needs(whole: LayerEncoder) -> None:
     reports: list[tuple[str, int, int]] = []
-    found = select(whole, TEXTS, all_rules=True, rule="min-dime", progress=lambda *one: reports.append(one))
+    selection = select(whole, TEXTS, all_rules=True, rule="min-dime", progress=lambda *item: reports.append(item))
     assert reports[-1] == ("measuring", 60, 60)
     assert len(TEXTS) * selection_passes("min-dime") == 60
-    chosen = {choice.rule: choice.layer for choice in found.choices}
-    assert found.layer == chosen["min-dime"] == found.frame.filter(name="dime").sort("value")["layer"][0]
+    chosen = {choice.rule: choice.layer for choice in selection.choices}
+    assert selection.layer == chosen["min-dime"] == selection.frame.filter(name="dime").sort("value")["layer"][0]
     assert chosen["min-dime+infonce+dataset-entropy+prompt-entropy"] is not None
 
 
-def test_labels_score_every_layer_on_the_encoders_own_vectors(whole: LayerEncoder, labeled: Selection) -> None:
+def test_labels_score_every_layer_on_the_vectors_of_the_encoder(whole: LayerEncoder, labeled: Selection) -> None:
     from midlayer_encoders.selection.ridge import ridge_correct
 
     numbers = torch.tensor([sorted(WORDS).index(kind) for kind in KINDS])
@@ -79,36 +79,36 @@ def test_labels_score_every_layer_on_the_encoders_own_vectors(whole: LayerEncode
     assert labeled.labels.low <= labeled.labels.gain <= labeled.labels.high
 
 
-def test_labels_of_some_texts_are_enough(whole: LayerEncoder) -> None:
-    some = [kind if place < 10 else None for place, kind in enumerate(KINDS)]
-    found = select(whole, TEXTS, some, rule="few-labels")
-    assert found.labels is not None
-    assert found.labels.count == 10
+def test_labels_of_some_texts_are_sufficient(whole: LayerEncoder) -> None:
+    sample = [kind if place < 10 else None for place, kind in enumerate(KINDS)]
+    selection = select(whole, TEXTS, sample, rule="few-labels")
+    assert selection.labels is not None
+    assert selection.labels.count == 10
 
 
-def test_auto_follows_labels_only_where_they_are_sure() -> None:
+def test_auto_follows_labels_only_if_they_are_conclusive() -> None:
     better = torch.tensor([[1.0] * 30 + [0.0] * 10, [1.0] * 10 + [0.0] * 30])
     assert gain_interval(better[0], better[1])[0] > 0
     assert gain_interval(better[1], better[0])[0] < 0
     assert gain_interval(better[0, 8:12], better[1, 8:12])[0] <= 0, "four texts are too few"
 
 
-def test_labels_that_tell_no_layer_from_another_leave_the_choice_as_it_was(whole: LayerEncoder) -> None:
+def test_uninformative_labels_leave_the_default_in_place(whole: LayerEncoder) -> None:
     easy = [text for word in WORDS[:2] for text in [word] * 10]
-    found = select(whole, easy, [text[0] for text in easy])
-    assert set(found.frame.filter(kind="score")["value"]) == {1.0}
-    assert found.layer == select(whole, easy).layer
-    assert found.reason.endswith("all layers have the same accuracy on the labels")
+    selection = select(whole, easy, [text[0] for text in easy])
+    assert set(selection.frame.filter(kind="score")["value"]) == {1.0}
+    assert selection.layer == select(whole, easy).layer
+    assert selection.reason.endswith("all layers have the same accuracy on the labels")
 
 
-def test_too_few_texts_leave_the_rules_that_look_at_nothing(whole: LayerEncoder) -> None:
-    found = select(whole, TEXTS[:6])
-    assert found.layer == 3
-    assert {choice.reason for choice in found.choices if choice.rule == "half-match"} == {
+def test_too_few_texts_leave_only_rules_without_measurements(whole: LayerEncoder) -> None:
+    selection = select(whole, TEXTS[:6])
+    assert selection.layer == 3
+    assert {choice.reason for choice in selection.choices if choice.rule == "half-match"} == {
         "needs 16 different texts or more, but got 6"
     }
-    assert "Too few texts were given" in found.confidence
-    assert len(found.plot().axes) == 1, "the choices alone"
+    assert "Too few texts were given" in selection.confidence
+    assert len(selection.plot().axes) == 1, "the choices alone"
     with pytest.raises(
         CannotChooseError, match=r"'min-dime' cannot choose .* needs 16 different texts or more, but got none"
     ):
@@ -116,14 +116,14 @@ def test_too_few_texts_leave_the_rules_that_look_at_nothing(whole: LayerEncoder)
     assert select(whole, ["ab", "c"] * 10).layer == 3, "texts of under four tokens have no halves"
 
 
-def test_more_texts_than_asked_for_are_taken_at_equal_steps(whole: LayerEncoder) -> None:
+def test_excess_texts_are_sampled_at_equal_steps(whole: LayerEncoder) -> None:
     reports: list[tuple[str, int, int]] = []
-    few = select(whole, TEXTS, max_texts=16, progress=lambda *one: reports.append(one))
+    few = select(whole, TEXTS, max_texts=16, progress=lambda *item: reports.append(item))
     assert reports[-1] == ("measuring", 16, 16)
     assert few.frame["value"].is_finite().all()
 
 
-def test_select_layer_takes_a_folder_an_encoder_or_a_frame(whole: LayerEncoder, labeled: Selection) -> None:
+def test_select_layer_accepts_a_folder_an_encoder_or_a_frame(whole: LayerEncoder, labeled: Selection) -> None:
     assert select_layer(whole, TEXTS, KINDS).choices == labeled.choices
     assert select_layer(whole.source, TEXTS, KINDS, device="cpu").choices == labeled.choices
     assert select_layer(frame({"dime": VALLEY}), rule="min-dime").layer == 2
@@ -131,7 +131,7 @@ def test_select_layer_takes_a_folder_an_encoder_or_a_frame(whole: LayerEncoder, 
         select_layer(whole, device="cpu")
 
 
-def test_the_answer_reads_as_text_and_as_a_frame(labeled: Selection) -> None:
+def test_selection_as_text_and_as_a_frame(labeled: Selection) -> None:
     words = str(labeled)
     assert words.startswith(f"Layer {labeled.layer} of 4 of local/")
     assert f"On {20} labeled texts it " in words
@@ -141,21 +141,21 @@ def test_the_answer_reads_as_text_and_as_a_frame(labeled: Selection) -> None:
     assert table.filter(rule="last")["depth"].to_list() == [1.0]
     low, high = labeled.spread
     assert low <= labeled.layer <= high
-    near, others = labeled.agreement
-    assert 0 <= near <= others == sum(choice.layer is not None for choice in labeled.choices) - 1
+    near, remaining = labeled.agreement
+    assert 0 <= near <= remaining == sum(choice.layer is not None for choice in labeled.choices) - 1
     panels = labeled.plot().axes
     assert panels[0].get_title(loc="left") == f"layer {labeled.layer}, by auto"
     assert len(panels) == 1 + 4
 
 
-def test_agreement_and_disagreement_are_said() -> None:
+def test_agreement_and_disagreement_are_reported() -> None:
     apart = select(frame({"dime": VALLEY, "half_match": VALLEY[::-1]}))
     assert "The rules disagree, from layer 2 to layer 8: 2 of 4 other rules" in apart.confidence
     near = {"half_match": [0.1, 0.1, 0.1, 0.1, 0.1, 0.2, 0.3, 0.2, 0.1]}
     assert select(frame(near)).confidence == "The rules agree: all that apply choose layers 6 to 6."
 
 
-def test_wrong_input_is_refused(whole: LayerEncoder, tiny_folder: Callable[[str], str]) -> None:
+def test_invalid_input_is_refused(whole: LayerEncoder, tiny_folder: Callable[[str], str]) -> None:
     with pytest.raises(OptionError, match="2 classes or more"):
         select(whole, TEXTS, ["one"] * 20)
     with pytest.raises(OptionError, match="at least 10 for 5 folds, but there are 4"):
@@ -168,21 +168,21 @@ def test_wrong_input_is_refused(whole: LayerEncoder, tiny_folder: Callable[[str]
         select(LayerEncoder(tiny_folder("Llama"), 2, device="cpu"), TEXTS)
 
 
-def test_one_string_is_no_list_of_texts(whole: LayerEncoder) -> None:
+def test_single_string_is_not_a_list_of_texts(whole: LayerEncoder) -> None:
     with pytest.raises(OptionError, match=r"must be a list of texts, but got one: 'texts\.txt'"):
         select(whole, "texts.txt")
 
 
-def test_no_texts_to_look_at_is_refused(whole: LayerEncoder) -> None:
+def test_empty_texts_are_refused(whole: LayerEncoder) -> None:
     with pytest.raises(OptionError, match="`max_texts` must be a whole number, 1 or more, but got 0"):
         select(whole, TEXTS, max_texts=0)
 
 
-def test_equal_texts_are_said_to_be_equal(whole: LayerEncoder) -> None:
-    found = select(whole, ["the same text"] * 20)
+def test_identical_texts_are_reported(whole: LayerEncoder) -> None:
+    selection = select(whole, ["the same text"] * 20)
     words = "needs 16 different texts or more, but got 1"
-    assert found.reason.endswith(f"half match {words}")
-    reasons = {choice.rule: choice.reason for choice in found.choices}
+    assert selection.reason.endswith(f"half match {words}")
+    reasons = {choice.rule: choice.reason for choice in selection.choices}
     assert {reasons[rule] for rule in ("half-match", "valley-midpoint", "min-dime", "min-dataset-entropy")} == {words}
     with pytest.raises(CannotChooseError, match=words):
         select(whole, ["the same text"] * 20, rule="half-match")
@@ -199,12 +199,12 @@ def test_equal_texts_are_said_to_be_equal(whole: LayerEncoder) -> None:
         ({"token_budget": 0}, "`token_budget` must be a whole number, 1 or more"),
     ],
 )
-def test_options_of_another_type_are_refused(whole: LayerEncoder, options: dict[str, Any], message: str) -> None:
+def test_options_of_the_wrong_type_are_refused(whole: LayerEncoder, options: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         select(whole, TEXTS, **options)
 
 
-def test_what_has_no_effect_on_a_frame_is_refused(whole: LayerEncoder) -> None:
+def test_options_without_effect_on_a_frame_are_refused(whole: LayerEncoder) -> None:
     measured = select(whole, TEXTS).frame
     assert select(measured).layer == select(whole, TEXTS).layer
     for options in ({"all_rules": True}, {"max_texts": 9}, {"token_budget": 9}):

@@ -1,4 +1,4 @@
-"""What a selection says of a frame: which rows are read, how choices are counted, what the words claim."""
+"""Selections from a frame: which rows are used, how choices are counted, and the text."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ CHOSEN = {
 }
 
 
-def chosen(made: Selection) -> dict[str, int | None]:
-    return {choice.rule: choice.layer for choice in made.choices}
+def chosen(output: Selection) -> dict[str, int | None]:
+    return {choice.rule: choice.layer for choice in output.choices}
 
 
-def test_every_rule_answers_and_the_order_of_the_rows_does_not_matter() -> None:
+def test_every_rule_selects_a_layer_independently_of_row_order() -> None:
     assert chosen(select(EVERY)) == CHOSEN
     for seed in range(3):
         shuffled = select(EVERY.sample(fraction=1, shuffle=True, seed=seed), rule="half-match")
@@ -51,41 +51,41 @@ def test_every_rule_answers_and_the_order_of_the_rows_does_not_matter() -> None:
     assert list(chosen(select(EVERY))) == list(RULES)
 
 
-def test_values_that_are_not_finite_count_as_not_measured() -> None:
-    made = frame({"dime": [3.0, 2.0, float("nan"), 1.5, float("-inf"), 2.5, 2.6, 2.7, 2.8]})
-    found = select(made, rule="min-dime")
-    assert (found.layer, found.reason) == (3, "dime is lowest there, 1.5 (2 of 8 layers were not measured)")
+def test_nonfinite_values_count_as_not_measured() -> None:
+    result = frame({"dime": [3.0, 2.0, float("nan"), 1.5, float("-inf"), 2.5, 2.6, 2.7, 2.8]})
+    selection = select(result, rule="min-dime")
+    assert (selection.layer, selection.reason) == (3, "dime is lowest there, 1.5 (2 of 8 layers were not measured)")
 
 
-def test_layers_that_are_missing_at_the_end_are_counted_and_the_depth_is_the_models() -> None:
-    found = select(EVERY.filter(pl.col("layer").is_in([0, 2, 4, 6])), rule="valley-midpoint")
-    assert found.num_layers == 8
-    assert (found.layer, chosen(found)["last"]) == (5, 8), "halfway to the last of the model, measured or not"
-    assert found.reason.endswith("(5 of 8 layers were not measured)")
+def test_missing_last_layers_are_counted_and_depth_is_the_models() -> None:
+    selection = select(EVERY.filter(pl.col("layer").is_in([0, 2, 4, 6])), rule="valley-midpoint")
+    assert selection.num_layers == 8
+    assert (selection.layer, chosen(selection)["last"]) == (5, 8), "halfway to the last of the model, measured or not"
+    assert selection.reason.endswith("(5 of 8 layers were not measured)")
 
 
-def test_of_equal_layers_the_lower_is_taken() -> None:
+def test_lower_of_equal_layers_is_selected() -> None:
     flat = [1.0, 2.0, 3.0, 0.5, 2.0, 0.5, 2.0, 3.0, 1.0]
-    found = chosen(select(frame({"dime": flat, "dataset_entropy": flat, "half_match": flat, "infonce": flat})))
-    assert (found["min-dime"], found["min-dime+dataset-entropy"], found["half-match"]) == (3, 3, 2)
+    actual = chosen(select(frame({"dime": flat, "dataset_entropy": flat, "half_match": flat, "infonce": flat})))
+    assert (actual["min-dime"], actual["min-dime+dataset-entropy"], actual["half-match"]) == (3, 3, 2)
 
 
-def test_a_score_is_no_metric_of_the_same_name_and_datasets_are_averaged() -> None:
+def test_scores_and_metrics_of_one_name_are_separate_and_datasets_are_averaged() -> None:
     score = frame(scores={"A": SCORES}).with_columns(name=pl.lit("dime"))
-    both = select(pl.concat([frame({"dime": [value / 10 for value in VALLEY]}), score]))
-    assert (chosen(both)["min-dime"], chosen(both)["few-labels"]) == (2, 4)
-    other = frame({"dime": [9.0, 9.0, 9.0, 0.1, 9.0, 9.0, 9.0, 9.0, 9.0]}).with_columns(dataset=pl.lit("others"))
-    found = select(pl.concat([frame({"dime": VALLEY}), other]), rule="min-dime")
-    assert (found.layer, found.reason) == (3, "dime is lowest there, 0.8"), "(1.5 + 0.1) / 2"
+    selection = select(pl.concat([frame({"dime": [value / 10 for value in VALLEY]}), score]))
+    assert (chosen(selection)["min-dime"], chosen(selection)["few-labels"]) == (2, 4)
+    other_item = frame({"dime": [9.0, 9.0, 9.0, 0.1, 9.0, 9.0, 9.0, 9.0, 9.0]}).with_columns(dataset=pl.lit("others"))
+    actual = select(pl.concat([frame({"dime": VALLEY}), other_item]), rule="min-dime")
+    assert (actual.layer, actual.reason) == (3, "dime is lowest there, 0.8"), "(1.5 + 0.1) / 2"
 
 
-def test_a_scored_layer_counts_twice_beside_its_neighbours() -> None:
+def test_scored_layer_counts_twice_with_its_neighbors() -> None:
     peak_and_plateau = [0.1, 0.4, 0.9, 0.4, 0.1, 0.6, 0.62, 0.6, 0.6]  # 2.6 / 4 against 2.44 / 4; without it, 1.7 / 3
     assert select(frame(scores={"A": peak_and_plateau})).layer == 2
     assert select(frame(scores={"A": [0.1, 0.3, 0.9, 0.3, *peak_and_plateau[4:]]})).layer == 6
 
 
-def test_a_valley_must_lie_below_both_ends() -> None:
+def test_valley_must_be_below_both_ends() -> None:
     for ends in ((3.0, 1.05), (1.05, 3.0)):  # a tenth below one end only
         curve = [ends[0], 2.0, 1.0, 1.5, 2.0, 2.5, 2.6, 2.7, ends[1]]
         assert chosen(select(frame({"prompt_entropy": curve})))["valley-midpoint"] is None
@@ -94,33 +94,33 @@ def test_a_valley_must_lie_below_both_ends() -> None:
 
 
 @pytest.mark.parametrize(("at_last", "expected"), [(0.64, 6), (0.66, 8)])
-def test_auto_keeps_the_last_layer_that_closes_half_of_what_others_lack(at_last: float, expected: int) -> None:
+def test_auto_keeps_a_last_layer_that_closes_half_of_the_gap(at_last: float, expected: int) -> None:
     assert select(frame({"half_match": [0.1, 0.1, 0.1, 0.2, 0.2, 0.2, 0.3, 0.3, at_last]})).layer == expected
 
 
 @pytest.mark.parametrize(("at_last", "expected"), [(0.94, 6), (0.96, 8)])
-def test_a_last_layer_hardly_above_the_others_is_no_case_for_it(at_last: float, expected: int) -> None:
+def test_auto_drops_a_last_layer_barely_above_the_others(at_last: float, expected: int) -> None:
     assert select(frame({"half_match": [0.1, 0.1, 0.1, 0.2, 0.2, 0.2, 0.8, 0.9, at_last]})).layer == expected
 
 
-def test_agreement_counts_the_others_within_a_tenth_of_the_depth() -> None:
+def test_agreement_counts_rules_within_a_tenth_of_the_depth() -> None:
     curve = [1 - layer / 20 for layer in range(21)]
 
     def at(layer: int) -> list[float]:
-        return [abs(one - layer) + 0.5 for one in range(21)]
+        return [abs(item - layer) + 0.5 for item in range(21)]
 
-    made = frame({"dime": at(14), "infonce": at(12), "half_match": curve}, num_layers=20)
-    found = select(made, rule="min-dime")
+    result = frame({"dime": at(14), "infonce": at(12), "half_match": curve}, num_layers=20)
+    selection = select(result, rule="min-dime")
     # last 20, fixed-depth 16, infonce 12, half-match 0; `auto` follows another and is not counted
-    assert (found.layer, found.agreement, found.spread) == (14, (2, 4), (0, 16))
-    assert found.confidence.startswith("The rules disagree, from layer 0 to layer 16: 2 of 4 other rules")
+    assert (selection.layer, selection.agreement, selection.spread) == (14, (2, 4), (0, 16))
+    assert selection.confidence.startswith("The rules disagree, from layer 0 to layer 16: 2 of 4 other rules")
     near = select(frame({"dime": at(14), "infonce": at(12)}, num_layers=20), rule="min-dime")
     assert near.confidence == "The rules agree: all that apply choose layers 12 to 16."
     apart = select(frame({"dime": at(14), "infonce": at(11)}, num_layers=20), rule="min-dime")
     assert apart.confidence.startswith("The rules disagree, from layer 11 to layer 16: 1 of 3 other rules")
 
 
-def test_words_about_labels_claim_no_more_than_their_interval() -> None:
+def test_text_about_labels_matches_their_interval() -> None:
     plain = select(EVERY, rule="few-labels")
     sure = replace(plain, labels=LabelEvidence(count=40, layers=(3, 6), gain=5.0, low=0.5, high=9.0))
     assert sure.confidence == (
@@ -134,7 +134,7 @@ def test_words_about_labels_claim_no_more_than_their_interval() -> None:
     assert "labeled" not in replace(sure, rule="min-dime").confidence, "labels say nothing of a rule without them"
 
 
-def test_the_table_has_a_row_for_each_rule_with_its_own_layer() -> None:
+def test_table_has_a_row_for_each_rule_with_its_layer() -> None:
     rows = select(EVERY, rule="valley-midpoint").to_frame()
     assert rows.columns == ["model", "revision", "rule", "layer", "depth", "chosen", "reason"]
     assert dict(rows.select("rule", "layer").iter_rows()) == CHOSEN
@@ -143,9 +143,9 @@ def test_the_table_has_a_row_for_each_rule_with_its_own_layer() -> None:
     assert set(rows.select("model", "revision").iter_rows()) == {("m", "main")}
 
 
-def test_two_scored_tasks_are_read_where_both_were_scored() -> None:
-    made = frame(scores={"A": SCORES, "B": SCORES[:5] + [0.9] * 4})
-    part = made.filter((pl.col("dataset") != "B") | (pl.col("layer") < 5))
-    found = select(part, rule="few-labels")
-    assert found.layer == 4
-    assert found.reason == "the score on 2 tasks is highest there, 60.0 (4 of 8 layers were not measured)"
+def test_two_tasks_are_averaged_where_both_were_scored() -> None:
+    result = frame(scores={"A": SCORES, "B": SCORES[:5] + [0.9] * 4})
+    part = result.filter((pl.col("dataset") != "B") | (pl.col("layer") < 5))
+    selection = select(part, rule="few-labels")
+    assert selection.layer == 4
+    assert selection.reason == "the score on 2 tasks is highest there, 60.0 (4 of 8 layers were not measured)"

@@ -33,14 +33,14 @@ def gram(*shape: int, seed: int = 0, width: int = 24) -> Tensor:
     return states @ states.mT
 
 
-def eigenvalues_read_aloud(matrix: Tensor, size: int) -> np.ndarray:
-    found = np.linalg.eigvalsh(matrix.double().numpy()[:size, :size])[::-1]
-    return np.concatenate([np.maximum(found, 0), np.zeros(len(matrix) - size)])
+def eigenvalues_by_definition(matrix: Tensor, size: int) -> np.ndarray:
+    actual = np.linalg.eigvalsh(matrix.double().numpy()[:size, :size])[::-1]
+    return np.concatenate([np.maximum(actual, 0), np.zeros(len(matrix) - size)])
 
 
-def entropy_read_aloud(matrix: Tensor, size: int, alpha: float) -> float:
-    found = eigenvalues_read_aloud(matrix, size)[:size]
-    p = found / found.sum()
+def entropy_by_definition(matrix: Tensor, size: int, alpha: float) -> float:
+    actual = eigenvalues_by_definition(matrix, size)[:size]
+    p = actual / actual.sum()
     if alpha == 1:
         return float(-sum(x * math.log(x) for x in p if x > 0))
     if alpha == math.inf:
@@ -55,7 +55,7 @@ def entropy_read_aloud(matrix: Tensor, size: int, alpha: float) -> float:
 @pytest.mark.parametrize("n", [1, 2, 5, 33])
 def test_eigenvalues_match_numpy(n: int, method: Method) -> None:
     matrices = gram(4, n)
-    expected = np.stack([eigenvalues_read_aloud(matrix, n) for matrix in matrices])
+    expected = np.stack([eigenvalues_by_definition(matrix, n) for matrix in matrices])
     if method == "fast" and os.environ.get("TRITON_INTERPRET") == "1":
         pytest.skip("the interpreter takes minutes for it")
     np.testing.assert_allclose(eigenvalues(matrices, method=method), expected, rtol=1e-10, atol=1e-10)
@@ -75,12 +75,12 @@ def test_entropy_matches_the_definition(alpha: float, width: int) -> None:
     sizes = torch.tensor([12, 1, 7, 2, 11])
     # At 0.5 the definition read aloud counts the rounding of the eigenvalues that a rank of 3 lacks.
     tolerance = 1e-6 if alpha < 1 and width == 3 else 1e-12
-    expected = [entropy_read_aloud(m, int(s), alpha) for m, s in zip(matrices, sizes, strict=True)]
+    expected = [entropy_by_definition(m, int(s), alpha) for m, s in zip(matrices, sizes, strict=True)]
     np.testing.assert_allclose(spectral_entropy(matrices, sizes, alpha=alpha), expected, rtol=0, atol=tolerance)
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_mixed_sizes_ignore_what_lies_outside_the_corner(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mixed_sizes_ignore_values_outside_the_corner(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     monkeypatch.setattr(spectra, "_INLINE_WORK", 0)
     clean = gram(30, 9)
@@ -89,7 +89,7 @@ def test_mixed_sizes_ignore_what_lies_outside_the_corner(threads: int, monkeypat
     for matrix, size in zip(garbage, sizes.tolist(), strict=True):
         matrix[size:, :] = 1e9
         matrix[:, size:] = -7.0
-    expected = np.stack([eigenvalues_read_aloud(m, int(s)) for m, s in zip(clean, sizes, strict=True)])
+    expected = np.stack([eigenvalues_by_definition(m, int(s)) for m, s in zip(clean, sizes, strict=True)])
     np.testing.assert_allclose(eigenvalues(garbage, sizes), expected, atol=1e-10)
     for alpha in ORDERS:
         torch.testing.assert_close(
@@ -107,18 +107,18 @@ def test_mixed_sizes_ignore_what_lies_outside_the_corner(threads: int, monkeypat
 def test_known_entropies(alpha: float) -> None:
     one_direction = torch.outer(torch.arange(1.0, 7.0), torch.arange(1.0, 7.0))
     identity, nothing = torch.eye(6), torch.zeros(6, 6)
-    found = spectral_entropy(torch.stack([one_direction, identity, nothing]), alpha=alpha)
-    torch.testing.assert_close(found, torch.tensor([0, math.log(6), 0], dtype=torch.float64), rtol=0, atol=1e-7)
+    actual = spectral_entropy(torch.stack([one_direction, identity, nothing]), alpha=alpha)
+    torch.testing.assert_close(actual, torch.tensor([0, math.log(6), 0], dtype=torch.float64), rtol=0, atol=1e-7)
 
 
-def test_a_size_of_zero_has_no_eigenvalues() -> None:
+def test_size_zero_has_no_eigenvalues() -> None:
     sizes = torch.tensor([0, 2])
     assert eigenvalues(gram(2, 3), sizes)[0].tolist() == [0, 0, 0]
     for alpha in ORDERS:
         assert spectral_entropy(gram(2, 3), sizes, alpha=alpha)[0] == 0
 
 
-def test_a_high_order_is_near_its_limit() -> None:
+def test_high_order_is_near_its_limit() -> None:
     matrix = gram(40)
     limit = float(spectral_entropy(matrix, alpha=math.inf))
     assert float(spectral_entropy(matrix, alpha=5000)) == pytest.approx(limit, rel=1e-3)
@@ -139,9 +139,9 @@ def test_any_batch_shape(shape: tuple[int, ...]) -> None:
     sizes = torch.full(shape, 4)
     assert eigenvalues(matrices, sizes).shape == (*shape, 5)
     for alpha in ORDERS:
-        found = spectral_entropy(matrices, sizes, alpha=alpha)
-        assert found.shape == shape
-        assert found.dtype == torch.float64
+        actual = spectral_entropy(matrices, sizes, alpha=alpha)
+        assert actual.shape == shape
+        assert actual.dtype == torch.float64
     if shape == (2, 3):
         for i, j in product(range(2), range(3)):
             torch.testing.assert_close(eigenvalues(matrices, sizes)[i, j], eigenvalues(matrices[i, j], sizes[i, j]))
@@ -151,11 +151,11 @@ def test_any_batch_shape(shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("alpha", [1.0, 2.0])
 def test_half_precision_is_promoted(dtype: torch.dtype, alpha: float) -> None:
     matrices = (gram(3, 8) / 24).to(dtype)
-    found = spectral_entropy(matrices, alpha=alpha)
-    torch.testing.assert_close(found, spectral_entropy(matrices.double(), alpha=alpha), rtol=0, atol=1e-12)
+    actual = spectral_entropy(matrices, alpha=alpha)
+    torch.testing.assert_close(actual, spectral_entropy(matrices.double(), alpha=alpha), rtol=0, atol=1e-12)
 
 
-def test_arguments_are_left_alone_and_no_gradient_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arguments_are_unchanged_and_no_gradient_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     monkeypatch.setattr(spectra, "_INLINE_WORK", 0)
     matrices = gram(3, 6).requires_grad_()
@@ -177,10 +177,10 @@ rows = st.integers(1, 12)
 @given(seed=seeds, n=rows, width=rows)
 def test_entropy_does_not_increase_with_the_order(seed: int, n: int, width: int) -> None:
     matrix = gram(n, seed=seed, width=width)
-    found = torch.stack([spectral_entropy(matrix, alpha=a) for a in (0.5, 1.0, 1.5, 2.0, 3.0, 10.0, math.inf)])
-    assert (found.diff() <= 1e-9).all()
-    assert found.min() >= 0
-    assert found[1:].max() <= math.log(min(n, width)) + 1e-9
+    stacked = torch.stack([spectral_entropy(matrix, alpha=a) for a in (0.5, 1.0, 1.5, 2.0, 3.0, 10.0, math.inf)])
+    assert (stacked.diff() <= 1e-9).all()
+    assert stacked.min() >= 0
+    assert stacked[1:].max() <= math.log(min(n, width)) + 1e-9
 
 
 @settings(deadline=None, max_examples=40)
@@ -189,8 +189,8 @@ def test_scale_and_order_of_the_rows_do_not_matter(seed: int, n: int, exponent: 
     matrix = gram(n, seed=seed)
     order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
     changed = 10.0**exponent * matrix[order][:, order]
-    found, expected = spectral_entropy(changed, alpha=alpha), spectral_entropy(matrix, alpha=alpha)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
+    actual, expected = spectral_entropy(changed, alpha=alpha), spectral_entropy(matrix, alpha=alpha)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-10)
 
 
 @settings(deadline=None, max_examples=20)
@@ -206,7 +206,7 @@ def test_batches_may_be_split(seed: int, split: int) -> None:
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("alpha", ORDERS)
-def test_a_matrix_that_is_not_finite_is_named(bad: float, alpha: float) -> None:
+def test_nonfinite_matrix_is_named(bad: float, alpha: float) -> None:
     matrices = gram(2, 3, 4)
     matrices[1, 2, 0, 3] = matrices[1, 2, 3, 0] = bad
     with pytest.raises(NotFiniteError, match=r"`matrices\[1, 2\]` must be finite, but holds NaN or infinity"):
@@ -232,7 +232,7 @@ def test_sizes_must_fit(wrong: int, alpha: float) -> None:
         spectral_entropy(gram(2, 4), torch.tensor([4, wrong]), alpha=alpha)
 
 
-def test_other_refusals() -> None:
+def test_invalid_calls_are_refused() -> None:
     matrices = gram(2, 4)
     with pytest.raises(
         OptionError, match=r"`matrices` must have the shape \(\*, n, n\) with n >= 1, but got \(2, 4, 3\)"
@@ -292,11 +292,11 @@ def test_kernels_hold_the_bound(kind: str) -> None:
         "blocks": torch.kron(torch.eye(n // 2), torch.ones(2, 2)),
     }[kind]
     matrices, sizes = torch.stack([matrix] * 2), torch.tensor([n, n - 3])
-    found = eigenvalues(matrices, sizes, method="fast")
-    expected = np.stack([eigenvalues_read_aloud(matrix, int(size)) for size in sizes])
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6 * float(matrix.trace()))
+    actual = eigenvalues(matrices, sizes, method="fast")
+    expected = np.stack([eigenvalues_by_definition(matrix, int(size)) for size in sizes])
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-6 * float(matrix.trace()))
     entropy = spectral_entropy(matrices, sizes, method="fast")
-    np.testing.assert_allclose(entropy, [entropy_read_aloud(matrix, int(s), 1) for s in sizes], rtol=0, atol=1e-5)
+    np.testing.assert_allclose(entropy, [entropy_by_definition(matrix, int(s), 1) for s in sizes], rtol=0, atol=1e-5)
 
 
 @pytest.mark.triton
@@ -313,7 +313,7 @@ def test_kernels_take_any_dtype_and_strides(dtype: torch.dtype) -> None:
 
 @pytest.mark.triton
 @interpreted
-def test_kernels_are_left_out_where_they_are_not_wanted() -> None:
+def test_kernels_can_be_disabled() -> None:
     matrices = torch.ones(1, 6, 6) + 1e-4 * gram(1, 6).float()
     with spectra.without_kernels():
         assert not spectra.kernels_enabled()
@@ -328,18 +328,18 @@ def test_kernels_in_every_stage() -> None:
     from midlayer_encoders.spectra._triton import eigenvalues_in_float32
 
     matrices, sizes = massive(3, 40), torch.tensor([40, 33, 1], dtype=torch.int32)
-    expected = np.stack([eigenvalues_read_aloud(m, int(s)) for m, s in zip(matrices, sizes, strict=True)])
+    expected = np.stack([eigenvalues_by_definition(m, int(s)) for m, s in zip(matrices, sizes, strict=True)])
     trace = matrices.diagonal(dim1=-2, dim2=-1).sum(-1).max().item()
     for register_rows in (32, 128):  # 40 rows through memory and panels, and through the registers alone
-        found = eigenvalues_in_float32(matrices, sizes, register_rows=register_rows)
-        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6 * trace)
-        assert (found[2, 1:] == 0).all()
+        actual = eigenvalues_in_float32(matrices, sizes, register_rows=register_rows)
+        np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-6 * trace)
+        assert (actual[2, 1:] == 0).all()
 
 
 @pytest.mark.triton
 @interpreted
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
-def test_kernels_do_not_hide_what_cannot_be() -> None:
+def test_kernels_do_not_hide_invalid_matrices() -> None:
     matrices = gram(5, 6).float()
     matrices[1, 2, 4] = matrices[1, 4, 2] = math.nan
     matrices[3, 5, 5] = math.inf
@@ -361,10 +361,10 @@ def test_kernels_leave_large_matrices_to_the_exact_method(monkeypatch: pytest.Mo
     monkeypatch.setattr(_spectra_triton, "MAX_SIZE", 5)
     monkeypatch.setattr(_spectra_triton, "_SCRATCH_BYTES", 1)  # One matrix at a time.
     matrices, sizes = gram(4, 8), torch.tensor([8, 3, 5, 6])
-    found = eigenvalues(matrices, sizes, method="fast")
+    actual = eigenvalues(matrices, sizes, method="fast")
     expected = eigenvalues(matrices, sizes, method="exact")
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
-    assert torch.equal(found[[0, 3]], expected[[0, 3]])
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-4)
+    assert torch.equal(actual[[0, 3]], expected[[0, 3]])
 
 
 def test_threads_stay_and_take_one_core_each_and_the_process_keeps_its_number() -> None:
@@ -373,7 +373,7 @@ def test_threads_stay_and_take_one_core_each_and_the_process_keeps_its_number() 
     spectra._threads.cache_clear()  # tests before this one had their own number of threads
     try:
         matrices = gram(160, 32)
-        expected = np.stack([eigenvalues_read_aloud(each, 32) for each in matrices])
+        expected = np.stack([eigenvalues_by_definition(each, 32) for each in matrices])
         np.testing.assert_allclose(eigenvalues(matrices, method="exact"), expected, atol=1e-10)
         pool = spectra._threads(2)
         assert [each for each in threading.enumerate() if each.name.startswith("midlayer spectra")]
@@ -383,8 +383,8 @@ def test_threads_stay_and_take_one_core_each_and_the_process_keeps_its_number() 
             return torch.tensor(torch.get_num_threads())
 
         assert {int(pool.submit(number).result()) for _ in range(8)} == {1}
-        with ThreadPoolExecutor(1) as other:
-            assert (torch.get_num_threads(), other.submit(torch.get_num_threads).result()) == (2, 2)
+        with ThreadPoolExecutor(1) as other_item:
+            assert (torch.get_num_threads(), other_item.submit(torch.get_num_threads).result()) == (2, 2)
         spectra._threads.cache_clear()  # as in a process that was forked, which has none of these threads
         assert spectra._threads(2) is not pool
         np.testing.assert_allclose(eigenvalues(matrices, method="exact"), expected, atol=1e-10)

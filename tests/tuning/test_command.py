@@ -16,18 +16,18 @@ from tests.tuning.rows import PAIRS
 Folder = Callable[[str], str]
 
 
-def test_the_command_tunes_and_names_what_it_wrote(tiny_folder: Folder, tmp_path: Path) -> None:
+def test_command_tunes_and_names_its_files(tiny_folder: Folder, tmp_path: Path) -> None:
     pairs, out = tmp_path / "pairs.jsonl", tmp_path / "out"
     pairs.write_text("".join(json.dumps(row) + "\n" for row in PAIRS))
-    said = run(
+    process = run(
         "tune", tiny_folder("Llama"), "--layer", "0.5", "--pairs", str(pairs), "--out", str(out), "--tasks", "none",
         "--batch-size", "8", "--max-steps", "3", "--lora", "2", "--matryoshka", "8,4", "--device", "cpu", "--quiet",
     )  # fmt: skip
-    assert "The loss on held-out pairs went from" in said
-    assert f'SentenceTransformer("{out / "model"}")' in said
+    assert "The loss on held-out pairs went from" in process
+    assert f'SentenceTransformer("{out / "model"}")' in process
     assert len(SentenceTransformer(str(out / "model"), device="cpu")[0].model.layers) == 2
-    kept = json.loads((out / "tuning.json").read_text())
-    assert (kept["lora"], kept["max_steps"], kept["matryoshka"], kept["batch_size"]) == (2, 3, [8, 4], 8)
+    data = json.loads((out / "tuning.json").read_text())
+    assert (data["lora"], data["max_steps"], data["matryoshka"], data["batch_size"]) == (2, 3, [8, 4], 8)
     assert "LoRA of rank 2" in (out / "report.html").read_text()
 
 

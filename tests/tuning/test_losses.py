@@ -31,27 +31,27 @@ def batch(seed: int = 0) -> list[dict[str, torch.Tensor]]:
 
 
 def read_aloud(labels: list[int]) -> float:
-    anchors, positives = (one["sentence_embedding"] for one in batch())
+    anchors, positives = (item["sentence_embedding"] for item in batch())
     total = 0.0
     for row in range(5):
         near = [20 * float(torch.cosine_similarity(anchors[row], positives[k], dim=0)) for k in range(5)]
         rivals = [near[k] for k in range(5) if k == row or labels[k] != labels[row]]
-        total += math.log(sum(math.exp(one) for one in rivals)) - near[row]
+        total += math.log(sum(math.exp(item) for item in rivals)) - near[row]
     return total / 5
 
 
 @pytest.mark.parametrize("labels", [[0, 1, 2, 3, 4], [0, 0, 1, 1, 2], [0, 1, 1, 1, 1]])
-def test_positives_of_the_same_label_are_no_negatives(labels: list[int]) -> None:
-    found = LabelRankingLoss(Given())(batch(), torch.tensor(labels))
-    assert float(found) == pytest.approx(read_aloud(labels), rel=1e-5)
+def test_positives_of_the_same_label_are_not_negatives(labels: list[int]) -> None:
+    actual = LabelRankingLoss(Given())(batch(), torch.tensor(labels))
+    assert float(actual) == pytest.approx(read_aloud(labels), rel=1e-5)
 
 
-def test_without_a_common_label_it_is_the_ranking_loss() -> None:
+def test_loss_without_a_common_label_is_the_ranking_loss() -> None:
     ours = LabelRankingLoss(Given())(batch(), torch.arange(5))
     torch.testing.assert_close(ours, MultipleNegativesRankingLoss(Given())(batch(), torch.arange(5)))
 
 
-def test_a_batch_of_one_label_pulls_nothing_apart() -> None:
+def test_batch_of_one_label_has_zero_loss() -> None:
     assert float(LabelRankingLoss(Given())(batch(), torch.zeros(5))) == 0
 
 
@@ -84,28 +84,28 @@ def test_each_kind_has_its_loss(kind: Any, options: dict[str, Any], name: str, t
         ("pairs", {"adaptive": True}, r"`adaptive` must be False .* final norm \(norm\) .* norm='none'"),
     ],
 )
-def test_what_a_loss_cannot_do_is_refused(kind: Any, options: Any, words: str, tiny_folder: Folder) -> None:
+def test_unsupported_loss_options_are_refused(kind: Any, options: Any, words: str, tiny_folder: Folder) -> None:
     encoder = LayerEncoder(tiny_folder("Llama"), 2, device="cpu")
     with pytest.raises(OptionError, match=words):
         make_loss(encoder, kind, TuneSettings(**options))
 
 
-def test_the_earlier_layers_of_the_adaptive_loss_are_those_of_a_cut(tiny_folder: Folder) -> None:
+def test_earlier_layers_of_the_adaptive_loss_match_a_cut_model(tiny_folder: Folder) -> None:
     encoder = LayerEncoder(tiny_folder("Llama"), 2, norm="none", device="cpu")
-    seen: list[torch.Tensor] = []
+    recorded: list[torch.Tensor] = []
 
     class Keeps(nn.Module):
         def forward(self, features: Any, _: Any) -> torch.Tensor:
-            seen.append(encoder(next(iter(features)))["sentence_embedding"])
-            return seen[-1].sum()
+            recorded.append(encoder(next(iter(features)))["sentence_embedding"])
+            return recorded[-1].sum()
 
     loss: Any = make_loss(encoder, "pairs", TuneSettings(adaptive=True))
     loss.loss, loss.n_layers_per_step = Keeps(), -1
     loss([encoder.preprocess(["a text", "another"])], torch.zeros(2))
-    for layer, found in zip((2, 0, 1, 2), seen, strict=True):
+    for layer, actual in zip((2, 0, 1, 2), recorded, strict=True):
         cut = LayerEncoder(tiny_folder("Llama"), layer, norm="none", device="cpu")
         expected = cut.encode(["a text", "another"], convert_to_tensor=True)
-        torch.testing.assert_close(found.detach(), expected, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(actual.detach(), expected, atol=1e-5, rtol=1e-5)
 
 
 def test_leading_dimensions_of_earlier_layers_are_trained_together(tiny_folder: Folder) -> None:

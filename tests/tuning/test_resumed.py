@@ -1,4 +1,4 @@
-"""A run that was stopped anywhere is, when it is called again, the run that was not stopped."""
+"""A run that is stopped anywhere and repeated gives the result of an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ def stop(*_: Any, **__: Any) -> None:
         pytest.param("at its end", WITHIN, marks=pytest.mark.slow),
     ],
 )
-def test_the_run_ends_where_it_would_have(
+def test_resumed_run_gives_the_same_result(
     stopped: str, options: dict[str, Any], tiny_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, remove = tiny_folder("Llama"), shutil.rmtree
     through = tuned(folder, tmp_path / "through", **options)
 
-    def killed(path: Any, **how: Any) -> None:
-        (stop if Path(path).name == "checkpoints" else remove)(path, **how)
+    def killed(path: Any, **settings: Any) -> None:
+        (stop if Path(path).name == "checkpoints" else remove)(path, **settings)
 
-    def report(_: str, done: int, __: int) -> None:
-        if done == through.trained.steps - 1 and stopped == "in training":
+    def report(_: str, process: int, __: int) -> None:
+        if process == through.trained.steps - 1 and stopped == "in training":
             stop()
 
     with monkeypatch.context() as patch:

@@ -1,4 +1,4 @@
-"""What `tuning/compat.py` takes for granted of the trainer and of PEFT: each test fails when a release changes it."""
+"""Assumptions of `tuning/compat.py` about the trainer and PEFT: each test fails when a release changes one."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from tests.tuning.rows import tuned
 Folder = Callable[[str], str]
 
 
-def test_adapters_alone_are_trained_and_merging_them_changes_no_vector(tiny_folder: Folder) -> None:
+def test_only_adapters_are_trained_and_merging_keeps_the_vectors(tiny_folder: Folder) -> None:
     encoder = LayerEncoder(tiny_folder("Llama"), 2, device="cpu")
     before, kind = encoder.encode(TEXTS), type(encoder.transformer)
     add_lora(encoder, 4)
-    trained = {name: one for name, one in encoder.named_parameters() if one.requires_grad}
+    trained = {name: item for name, item in encoder.named_parameters() if item.requires_grad}
     assert trained
     assert all(".lora_" in name for name in trained)
     with torch.no_grad():
-        for one in trained.values():
-            one.normal_(std=0.1)
+        for item in trained.values():
+            item.normal_(std=0.1)
     changed = encoder.eval().encode(TEXTS)
     remove_lora(encoder)
     np.testing.assert_allclose(encoder.encode(TEXTS), changed, atol=1e-5)
@@ -40,21 +40,21 @@ def test_adapters_alone_are_trained_and_merging_them_changes_no_vector(tiny_fold
     assert type(encoder.transformer) is kind
     assert not hasattr(encoder.transformer, "peft_config")
     assert not any("lora" in name for name, _ in encoder.named_modules())
-    assert all(one.requires_grad for one in encoder.parameters())
+    assert all(item.requires_grad for item in encoder.parameters())
 
 
-def test_whether_adapters_fit_is_asked_without_a_trace(tiny_folder: Folder) -> None:
+def test_checking_for_adapters_leaves_the_model_unchanged(tiny_folder: Folder) -> None:
     encoder = LayerEncoder(tiny_folder("Llama"), 2, device="cpu")
-    names, before, drawn = [name for name, _ in encoder.named_modules()], encoder.encode(TEXTS), torch.get_rng_state()
+    names, before, figure = [name for name, _ in encoder.named_modules()], encoder.encode(TEXTS), torch.get_rng_state()
     check_lora(encoder)
     assert [name for name, _ in encoder.named_modules()] == names
     assert not hasattr(encoder.transformer, "peft_config")
-    assert torch.equal(torch.get_rng_state(), drawn)
+    assert torch.equal(torch.get_rng_state(), figure)
     np.testing.assert_array_equal(encoder.encode(TEXTS), before)
 
 
 @pytest.mark.parametrize(("lora", "package", "argument"), [(False, "accelerate", "tune"), (4, "peft", "lora")])
-def test_a_missing_package_is_named_at_once(
+def test_missing_package_is_named_immediately(
     lora: int, package: str, argument: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     find = importlib.util.find_spec
@@ -68,18 +68,18 @@ def test_a_checkpoint_holds_what_is_trained_and_the_best_is_loaded(
     tiny_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shutil.rmtree", lambda *_, **__: None)  # checkpoints stay
-    made = tuned(tiny_folder("Llama"), tmp_path, learning_rate=0.02, max_steps=8, checkpoints=8, patience=9)
-    evaluated = made.trained.losses.drop_nulls("held_out").filter(pl.col("step") > 0).sort("held_out")
-    assert made.trained.best_step == evaluated["step"][0] < made.trained.steps == 8
-    folder = tmp_path / "checkpoints" / f"checkpoint-{made.trained.best_step}"
-    best, own = safetensors.torch.load_file(folder / WEIGHTS), dict(made.encoder.named_parameters())
-    assert set(best) == set(own)
-    for name, one in best.items():
-        torch.testing.assert_close(own[name].detach(), one, rtol=0, atol=0)
+    result = tuned(tiny_folder("Llama"), tmp_path, learning_rate=0.02, max_steps=8, checkpoints=8, patience=9)
+    evaluated = result.trained.losses.drop_nulls("held_out").filter(pl.col("step") > 0).sort("held_out")
+    assert result.trained.best_step == evaluated["step"][0] < result.trained.steps == 8
+    folder = tmp_path / "checkpoints" / f"checkpoint-{result.trained.best_step}"
+    best, own_values = safetensors.torch.load_file(folder / WEIGHTS), dict(result.encoder.named_parameters())
+    assert set(best) == set(own_values)
+    for name, item in best.items():
+        torch.testing.assert_close(own_values[name].detach(), item, rtol=0, atol=0)
     assert not (folder / "config.json").exists()
 
 
-def test_vectors_are_those_of_float32_again_after_a_run_under_autocast(tiny_folder: Folder) -> None:
+def test_vectors_are_float32_again_after_a_run_under_autocast(tiny_folder: Folder) -> None:
     encoder = LayerEncoder(tiny_folder("Llama"), 2, dtype="float32", device="cpu")
     expected = encoder.encode(TEXTS)
     AcceleratorState._reset_state(reset_partial_state=True)  # of trainers before: a process has one

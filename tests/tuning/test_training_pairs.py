@@ -1,4 +1,4 @@
-"""What is read from files of pairs, and what is refused with which words."""
+"""Rows read from files of pairs, and the errors for invalid files."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def written(path: Path, rows: list[dict[str, Any]]) -> Path:
 
 @pytest.mark.parametrize("suffix", ["jsonl", "csv", "tsv", "parquet"])
 def test_every_format_holds_the_same_rows(suffix: str, tmp_path: Path) -> None:
-    found = read_pairs(written(tmp_path / f"mine.{suffix}", TWO))
-    assert (found.kind, list(found.rows), found.name) == ("pairs", TWO, f"mine.{suffix}")
-    assert found.digest == read_pairs(TWO).digest
+    actual = read_pairs(written(tmp_path / f"mine.{suffix}", TWO))
+    assert (actual.kind, list(actual.rows), actual.name) == ("pairs", TWO, f"mine.{suffix}")
+    assert actual.digest == read_pairs(TWO).digest
 
 
 @pytest.mark.parametrize(
@@ -56,9 +56,9 @@ def test_every_format_holds_the_same_rows(suffix: str, tmp_path: Path) -> None:
         ([{"sentences": "a", "labels": n} for n in (1, 2)], "labels", {"text": "a", "label": 1}),
     ],
 )  # fmt: skip
-def test_columns_say_what_the_rows_are(rows: list[dict[str, Any]], kind: str, first: dict[str, Any]) -> None:
-    found = read_pairs(rows)
-    assert (found.kind, found.rows[0]) == (kind, first)
+def test_kind_of_rows_is_detected_by_columns(rows: list[dict[str, Any]], kind: str, first: dict[str, Any]) -> None:
+    actual = read_pairs(rows)
+    assert (actual.kind, actual.rows[0]) == (kind, first)
 
 
 def test_a_query_with_several_passages_is_a_row_for_each() -> None:
@@ -99,7 +99,7 @@ def test_a_query_with_several_passages_is_a_row_for_each() -> None:
         ("a.txt", "a", "must be one of .jsonl"),
     ],
 )
-def test_what_cannot_be_learned_from_is_refused(name: str, content: str, words: str, tmp_path: Path) -> None:
+def test_invalid_training_rows_are_refused(name: str, content: str, words: str, tmp_path: Path) -> None:
     path = tmp_path / name
     path.write_text(content)
     with pytest.raises(TaskFileError, match=words):
@@ -111,12 +111,12 @@ def test_a_number_in_a_csv_is_a_text_too(tmp_path: Path) -> None:
     assert [row["positive"] for row in read_pairs(tmp_path / "a.csv").rows] == ["1", "2"]
 
 
-def test_a_seeded_share_is_held_out() -> None:
+def test_seeded_share_is_held_out() -> None:
     pairs = read_pairs([{"anchor": str(n), "positive": f"{n}!"} for n in range(40)])
-    kept, held_out = pairs.split(0.1, seed=1)
+    saved, held_out = pairs.split(0.1, seed=1)
     assert held_out is not None
-    assert (len(kept.rows), len(held_out.rows)) == (36, 4)
-    assert sorted(kept.texts + held_out.texts) == sorted(pairs.texts)
+    assert (len(saved.rows), len(held_out.rows)) == (36, 4)
+    assert sorted(saved.texts + held_out.texts) == sorted(pairs.texts)
     assert pairs.split(0.1, seed=1)[1] == held_out
     assert pairs.split(0.1, seed=2)[1] != held_out
     assert pairs.split(0, seed=1)[1] is None
@@ -124,27 +124,27 @@ def test_a_seeded_share_is_held_out() -> None:
         OptionError, match=r"2 pairs or more .* as many to hold out, but `pairs` has 2 rows for held_out=0.5"
     ):
         read_pairs(TWO).split(0.5, 0)
-    alone = [{"text": label, "label": label} for label in "abcd"]
+    separate = [{"text": label, "label": label} for label in "abcd"]
     with pytest.raises(OptionError, match="has 4 rows and too few of each label for held_out=0"):
-        read_pairs(alone).split(0, 0)
+        read_pairs(separate).split(0, 0)
 
 
 def test_texts_of_a_label_are_paired_each_an_anchor_once() -> None:
     texts = [
         {"text": f"{label}{n}", "label": label} for label, count in (("a", 5), ("b", 2), ("c", 1)) for n in range(count)
     ]
-    made = read_pairs(texts).loss_rows(seed=0)
-    assert Counter(row["anchor"] for row in made) == Counter(row["positive"] for row in made)
-    assert Counter(row["anchor"][0] for row in made) == {"a": 5, "b": 2}  # of one text there is no pair
+    result = read_pairs(texts).loss_rows(seed=0)
+    assert Counter(row["anchor"] for row in result) == Counter(row["positive"] for row in result)
+    assert Counter(row["anchor"][0] for row in result) == {"a": 5, "b": 2}  # of one text there is no pair
     assert all(
-        row["anchor"][0] == row["positive"][0] != row["anchor"] for row in made if row["anchor"] != row["positive"]
+        row["anchor"][0] == row["positive"][0] != row["anchor"] for row in result if row["anchor"] != row["positive"]
     )
-    assert all(row["anchor"] != row["positive"] for row in made)
-    assert {(row["anchor"][0], row["label"]) for row in made} == {("a", 0), ("b", 1)}
-    assert made != read_pairs(texts).loss_rows(seed=1)
+    assert all(row["anchor"] != row["positive"] for row in result)
+    assert {(row["anchor"][0], row["label"]) for row in result} == {("a", 0), ("b", 1)}
+    assert result != read_pairs(texts).loss_rows(seed=1)
 
 
-def test_a_list_of_anchors_is_refused_instead_of_its_first_taken() -> None:
+def test_list_of_anchors_is_refused() -> None:
     rows = [{"query": [f"one {n}", f"other {n}"], "positive": f"text {n}"} for n in range(4)]
     with pytest.raises(
         TaskFileError, match=r"`query` must be a string that is not empty, but got \['one 0', 'other 0'\]"

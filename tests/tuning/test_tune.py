@@ -1,4 +1,4 @@
-"""Cut, tuned, exported: the whole of it on a tiny model."""
+"""Cutting, tuning and exporting a tiny model end to end."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SIX = {"max_steps": 6, "checkpoints": 3}
 
 
 def sts(path: Path) -> Path:
-    rows = [{"sentence1": one, "sentence2": TEXTS[n - 1], "score": float(n % 3)} for n, one in enumerate(TEXTS)]
+    rows = [{"sentence1": text, "sentence2": TEXTS[n - 1], "score": float(n % 3)} for n, text in enumerate(TEXTS)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
@@ -42,59 +42,63 @@ def test_the_held_out_loss_falls_and_the_plain_folder_gives_the_same_vectors(
     lora: Any, tiny_folder: Folder, tmp_path: Path
 ) -> None:
     cut = LayerEncoder(tiny_folder("Llama"), 2, device="cpu")
-    made = tuned(tiny_folder("Llama"), tmp_path / "out", lora=lora)
-    held_out = made.trained.losses.drop_nulls("held_out")
+    result = tuned(tiny_folder("Llama"), tmp_path / "out", lora=lora)
+    held_out = result.trained.losses.drop_nulls("held_out")
     assert held_out["step"][0] == 0
     assert held_out["held_out"].min() < 0.8 * held_out["held_out"][0]
-    plain = SentenceTransformer(str(made.model_folder), device="cpu")
-    np.testing.assert_array_equal(plain.encode(TEXTS), made.encoder.encode(TEXTS))
-    assert np.abs(made.encoder.encode(TEXTS) - cut.encode(TEXTS)).max() > 1e-3
-    assert made.encoder.spec.digest != cut.spec.digest
+    plain = SentenceTransformer(str(result.model_folder), device="cpu")
+    np.testing.assert_array_equal(plain.encode(TEXTS), result.encoder.encode(TEXTS))
+    assert np.abs(result.encoder.encode(TEXTS) - cut.encode(TEXTS)).max() > 1e-3
+    assert result.encoder.spec.digest != cut.spec.digest
     assert len(plain[0].model.layers) == 2
-    assert not (made.folder / "checkpoints").exists()
+    assert not (result.folder / "checkpoints").exists()
 
 
 def test_every_layer_is_scored_before_and_after_and_the_page_shows_it(tiny_folder: Folder, tmp_path: Path) -> None:
     stages: list[tuple[str, int, int]] = []
-    made = tuned(
+    result = tuned(
         tiny_folder("BERT"), tmp_path / "out", tasks=str(sts(tmp_path / "mine.jsonl")), max_steps=4,
         progress=lambda *report: stages.append(report),
     )  # fmt: skip
-    scores = made.frame.pivot(on="revision", index=["layer", "dataset"], values="value").sort("layer")
+    scores = result.frame.pivot(on="revision", index=["layer", "dataset"], values="value").sort("layer")
     assert scores["layer"].to_list() == [0, 1, 2]
     assert (scores["before"] != scores["after"]).any()
     last = scores.row(-1, named=True)
-    assert f"went from {100 * last['before']:.1f} to {100 * last['after']:.1f} points" in made.words().replace("−", "-")
-    page = (made.folder / "report.html").read_text()
+    assert f"went from {100 * last['before']:.1f} to {100 * last['after']:.1f} points" in result.words().replace(
+        "−", "-"
+    )
+    page = (result.folder / "report.html").read_text()
     for old, new in ((100 * old, 100 * new) for old, new in scores.select("before", "after").iter_rows()):
         assert f"<td>{old:.1f} → {new:.1f} (".replace("-", "−") in page
     assert ("training", 4, 4) in stages
     assert {"before: scoring", "after: scoring"} <= {name for name, _, _ in stages}
-    steps = made.trained.metrics["revision"].unique().to_list()
+    steps = result.trained.metrics["revision"].unique().to_list()
     assert {"step0", "step4"} <= set(steps)
-    assert sorted(made.trained.metrics["layer"].unique()) == [0, 1, 2]
+    assert sorted(result.trained.metrics["layer"].unique()) == [0, 1, 2]
 
 
 @pytest.mark.slow
 def test_a_run_that_stops_goes_on_from_its_checkpoint_to_the_same_weights(tiny_folder: Folder, tmp_path: Path) -> None:
     through = tuned(tiny_folder("Llama"), tmp_path / "through", **SIX)
 
-    def stop(stage: str, done: int, total: int) -> None:
-        if done == 5:
+    def stop(stage: str, process: int, total: int) -> None:
+        if process == 5:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         tuned(tiny_folder("Llama"), tmp_path / "stopped", **SIX, progress=stop)
     (tmp_path / "stopped" / "checkpoints" / "checkpoint-5").mkdir()  # as a kill leaves it, half written
-    seen: list[int] = []
-    resumed = tuned(tiny_folder("Llama"), tmp_path / "stopped", **SIX, progress=lambda _, done, __: seen.append(done))
-    assert seen[:3] == [0, 4, 5]
+    recorded: list[int] = []
+    resumed = tuned(
+        tiny_folder("Llama"), tmp_path / "stopped", **SIX, progress=lambda _, process, __: recorded.append(process)
+    )
+    assert recorded[:3] == [0, 4, 5]
     np.testing.assert_array_equal(resumed.encoder.encode(TEXTS), through.encoder.encode(TEXTS))
     assert resumed.trained.losses.equals(through.trained.losses)
-    again = tuned(tiny_folder("Llama"), tmp_path / "stopped", **SIX, progress=lambda *_: pytest.fail("trained anew"))
-    np.testing.assert_array_equal(again.encoder.encode(TEXTS), through.encoder.encode(TEXTS))
-    assert again.trained.losses.equals(through.trained.losses)
-    assert again.how == resumed.how
+    repeated = tuned(tiny_folder("Llama"), tmp_path / "stopped", **SIX, progress=lambda *_: pytest.fail("trained anew"))
+    np.testing.assert_array_equal(repeated.encoder.encode(TEXTS), through.encoder.encode(TEXTS))
+    assert repeated.trained.losses.equals(through.trained.losses)
+    assert repeated.how == resumed.how
 
 
 KILLED = f"""
@@ -115,23 +119,27 @@ def test_a_killed_process_loses_no_more_than_the_steps_since_its_checkpoint(
     through = tuned(tiny_folder("Llama"), tmp_path / "through", lora=4, **SIX)
     killed = [sys.executable, "-c", KILLED, tiny_folder("Llama"), str(tmp_path / "killed")]
     assert subprocess.run(killed, cwd=Path(__file__).parents[2], check=False).returncode == -signal.SIGKILL
-    seen: list[int] = []
+    recorded: list[int] = []
     resumed = tuned(
-        tiny_folder("Llama"), tmp_path / "killed", lora=4, **SIX, progress=lambda _, done, __: seen.append(done)
+        tiny_folder("Llama"),
+        tmp_path / "killed",
+        lora=4,
+        **SIX,
+        progress=lambda _, process, __: recorded.append(process),
     )
-    assert seen[:2] == [0, 4]
+    assert recorded[:2] == [0, 4]
     np.testing.assert_allclose(resumed.encoder.encode(TEXTS), through.encoder.encode(TEXTS), atol=1e-5)
 
 
 @pytest.mark.slow
-def test_a_seed_is_a_run_whatever_was_drawn_before(tiny_folder: Folder, tmp_path: Path) -> None:
-    found = []
+def test_seed_determines_the_run(tiny_folder: Folder, tmp_path: Path) -> None:
+    actual = []
     for number, seed in enumerate((0, 0, 1)):
         torch.manual_seed(number)
         options = {"lora": 4, "max_steps": 1, "held_out": 0, "checkpoints": 0, "seed": seed}
-        found.append(tuned(tiny_folder("Llama"), tmp_path / str(number), **options).encoder.encode(TEXTS))
-    np.testing.assert_array_equal(found[0], found[1])
-    assert np.abs(found[0] - found[2]).max() > 0
+        actual.append(tuned(tiny_folder("Llama"), tmp_path / str(number), **options).encoder.encode(TEXTS))
+    np.testing.assert_array_equal(actual[0], actual[1])
+    assert np.abs(actual[0] - actual[2]).max() > 0
 
 
 def test_it_stops_early_where_nothing_is_learned_and_leaves_the_generators_alone(
@@ -140,10 +148,10 @@ def test_it_stops_early_where_nothing_is_learned_and_leaves_the_generators_alone
     random.seed(3)
     torch.manual_seed(3)
     expected = random.Random(3).random(), torch.rand(1, generator=torch.Generator().manual_seed(3))
-    made = tuned(tiny_folder("Llama"), tmp_path / "out", epochs=6, learning_rate=0.0, patience=2)
+    result = tuned(tiny_folder("Llama"), tmp_path / "out", epochs=6, learning_rate=0.0, patience=2)
     assert (random.random(), torch.rand(1)) == expected
-    assert made.trained.steps == 3 * 3  # three evaluations of every third of 36 steps: one best, two no better
-    assert made.trained.best_step == 3
+    assert result.trained.steps == 3 * 3  # three evaluations of every third of 36 steps: one best, two no better
+    assert result.trained.best_step == 3
 
 
 @pytest.mark.parametrize(
@@ -165,7 +173,7 @@ def test_it_stops_early_where_nothing_is_learned_and_leaves_the_generators_alone
         ({"pairs": [{1: "a"}]}, OptionError, "`pairs` must hold dicts, as .* but got {1: 'a'}"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(
+def test_invalid_arguments_are_refused(
     options: dict[str, Any], error: type[Exception], words: str, tiny_folder: Folder, tmp_path: Path
 ) -> None:
     from tests.grouped import tune
@@ -185,14 +193,14 @@ def test_the_trainers_autocast_is_off_when_it_has_ended(
 ) -> None:
     import sentence_transformers
 
-    made = sentence_transformers.SentenceTransformerTrainingArguments
-    half = lambda **given: made(**{**given, "bf16": True})  # noqa: E731  (as on a GPU)
+    result = sentence_transformers.SentenceTransformerTrainingArguments
+    half = lambda **kwargs: result(**{**kwargs, "bf16": True})  # noqa: E731  (as on a GPU)
     monkeypatch.setattr(sentence_transformers, "SentenceTransformerTrainingArguments", half)
     encoder = tuned(tiny_folder("Llama"), tmp_path / "out", max_steps=1, held_out=0, checkpoints=0).encoder
     assert "forward" not in vars(encoder)
 
 
-def test_what_training_cannot_do_is_said(tiny_folder: Folder, tmp_path: Path) -> None:
+def test_unsupported_training_is_refused(tiny_folder: Folder, tmp_path: Path) -> None:
     with pytest.raises(NotFiniteError, match=r"became NaN or infinity in training with learning_rate=1e\+10\. Pass a"):
         tuned(tiny_folder("Llama"), tmp_path / "far", learning_rate=1e10, max_steps=20, held_out=0)
 
@@ -206,25 +214,29 @@ def test_a_model_that_peft_has_no_adapters_for_is_refused_before_it_is_scored(
     assert not (tmp_path / "lora").exists()
 
 
-def test_a_model_with_merged_adapters_is_trained_whole(tiny_folder: Folder, tmp_path: Path) -> None:
+def test_model_with_merged_adapters_is_trained_completely(tiny_folder: Folder, tmp_path: Path) -> None:
     peft = pytest.importorskip("peft")
     model = AutoModel.from_pretrained(tiny_folder("Llama"))
     peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["q_proj"])).save_pretrained(tmp_path / "adapter")
-    made = tuned(tiny_folder("Llama"), tmp_path / "out", max_steps=1, held_out=0, adapters=[str(tmp_path / "adapter")])
-    assert made.how["Trained parameters"] == f"{sum(one.numel() for one in made.encoder.parameters()):,}"
+    result = tuned(
+        tiny_folder("Llama"), tmp_path / "out", max_steps=1, held_out=0, adapters=[str(tmp_path / "adapter")]
+    )
+    assert (
+        result.how["Trained parameters"] == f"{sum(parameter.numel() for parameter in result.encoder.parameters()):,}"
+    )
 
 
 @pytest.mark.slow
 def test_texts_too_short_to_be_measured_are_tuned_on(tiny_folder: Folder, tmp_path: Path) -> None:
     rows = [{"anchor": f"{n}", "positive": f"a{n}"} for n in range(20)]
-    made = tuned(tiny_folder("Llama"), tmp_path / "short", rows, max_steps=2, checkpoints=1)
-    assert made.trained.metrics.is_empty()
-    assert (made.model_folder / "modules.json").exists()
-    again = tuned(tiny_folder("Llama"), tmp_path / "short", rows, max_steps=2, checkpoints=1)
-    assert again.trained.metrics.is_empty()
+    result = tuned(tiny_folder("Llama"), tmp_path / "short", rows, max_steps=2, checkpoints=1)
+    assert result.trained.metrics.is_empty()
+    assert (result.model_folder / "modules.json").exists()
+    repeated = tuned(tiny_folder("Llama"), tmp_path / "short", rows, max_steps=2, checkpoints=1)
+    assert repeated.trained.metrics.is_empty()
     longer = [*rows, *({"anchor": row["anchor"], "positive": f"{row['positive']} is long"} for row in rows)]
-    made = tuned(tiny_folder("Llama"), tmp_path / "some", longer, max_steps=2, checkpoints=1, held_out=0.05)
-    assert not made.trained.metrics.is_empty()
+    result = tuned(tiny_folder("Llama"), tmp_path / "some", longer, max_steps=2, checkpoints=1, held_out=0.05)
+    assert not result.trained.metrics.is_empty()
 
 
 def test_a_folder_at_home_or_with_a_lock_alone_is_taken(
@@ -233,8 +245,8 @@ def test_a_folder_at_home_or_with_a_lock_alone_is_taken(
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "midlayer.lock").touch()  # of a run that was killed before it wrote anything
-    made = tuned(tiny_folder("Llama"), "~/out", max_steps=1, held_out=0)  # type: ignore[arg-type]
-    assert made.folder == tmp_path / "out"
+    result = tuned(tiny_folder("Llama"), "~/out", max_steps=1, held_out=0)  # type: ignore[arg-type]
+    assert result.folder == tmp_path / "out"
     assert (tmp_path / "out" / "model" / "modules.json").exists()
 
 
@@ -261,12 +273,12 @@ def test_each_kind_of_rows_and_a_query_prompt_can_be_tuned_on(tiny_folder: Folde
         ("scored", scored, {"matryoshka": [8]}),
         ("pairs", hard, {"prompts": {"query": "find: "}, "mini_batch": 4}),
     ):
-        made = tuned(folder, tmp_path / name, rows, max_steps=3, checkpoints=1, **options)
-        assert name in made.how["Trained on"]
-        assert (made.model_folder / "modules.json").exists()
+        result = tuned(folder, tmp_path / name, rows, max_steps=3, checkpoints=1, **options)
+        assert name in result.how["Trained on"]
+        assert (result.model_folder / "modules.json").exists()
 
 
-def test_the_words_are_about_the_encoders_own_layer() -> None:
+def test_text_is_about_the_layer_of_the_encoder() -> None:
     frame = pl.DataFrame(
         [("m", when, k, k / 2, "score", "STS", "r", v) for when, by in (("before", [0.1, 0.2]), ("after", [0.9, 0.5])) for k, v in enumerate(by)],
         schema=["model", "revision", "layer", "depth", "kind", "dataset", "name", "value"], orient="row",

@@ -1,4 +1,4 @@
-"""Vectors of many layers in files: what they hold against the encoder itself, what they say, what is refused."""
+"""Vectors of many layers in files, compared with the encoder: contents, description and invalid calls."""
 
 from __future__ import annotations
 
@@ -44,16 +44,18 @@ def read(path: Path) -> tuple[np.ndarray, Mapping[str, Any]]:
 
 
 @pytest.mark.parametrize("suffix", [".npy", ".safetensors", ".parquet"])
-def test_a_file_holds_what_the_encoder_gives_and_says_what_it_is(
+def test_file_holds_the_vectors_of_the_encoder_and_their_description(
     suffix: str, encoder: LayerEncoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(embedding, "_BLOCK_BYTES", 2 * 3 * 4 * 32)  # two inputs at a time
     monkeypatch.setattr(embedding, "_CHUNK", 3)  # so that a chunk ends within a block
-    seen: list[tuple[str, int, int]] = []
+    recorded: list[tuple[str, int, int]] = []
     out = tmp_path / f"vectors{suffix}"
-    made = embed(encoder, INPUTS, out, layers=[-1, 0, 0.5], token_budget=64, progress=lambda *one: seen.append(one))
-    found, about = read(made)
-    np.testing.assert_allclose(found, encoder.encode_layers(INPUTS, [0, 2, 4]), atol=1e-5)
+    result = embed(
+        encoder, INPUTS, out, layers=[-1, 0, 0.5], token_budget=64, progress=lambda *item: recorded.append(item)
+    )
+    actual, about = read(result)
+    np.testing.assert_allclose(actual, encoder.encode_layers(INPUTS, [0, 2, 4]), atol=1e-5)
     spec = encoder.spec
     expected = {
         "model": spec.model, "revision": None, "weights": spec.weights_digest, "layers": [0, 2, 4], "num_layers": 4,
@@ -62,8 +64,8 @@ def test_a_file_holds_what_the_encoder_gives_and_says_what_it_is(
     assert expected.items() <= about.items()
     assert {"torch", "midlayer-encoders"} <= about["versions"].keys()
     assert len(about["inputs_digest"]) == 32
-    assert ("embedding", len(INPUTS), len(INPUTS)) in seen
-    assert seen[-1] == ("writing", 3 * len(INPUTS), 3 * len(INPUTS))
+    assert ("embedding", len(INPUTS), len(INPUTS)) in recorded
+    assert recorded[-1] == ("writing", 3 * len(INPUTS), 3 * len(INPUTS))
     names = {out.name, out.name + ".json"} if suffix == ".npy" else {out.name}
     assert {path.name for path in tmp_path.iterdir()} == names  # nothing else is left
     if suffix == ".parquet":
@@ -81,17 +83,17 @@ def test_a_file_holds_what_the_encoder_gives_and_says_what_it_is(
 def test_recipes_images_and_waveforms(
     family: str, inputs: list[Any], options: dict[str, Any], tiny_folder: Folder, tmp_path: Path
 ) -> None:
-    made = embed(tiny_folder(family), inputs, tmp_path / "v.safetensors", device="cpu", **options)
-    whole = LayerEncoder(tiny_folder(family), -1, device="cpu", **options)
-    found, about = read(made)
-    np.testing.assert_allclose(found, whole.encode_layers(inputs), atol=1e-5)
+    result = embed(tiny_folder(family), inputs, tmp_path / "v.safetensors", device="cpu", **options)
+    full_encoder = LayerEncoder(tiny_folder(family), -1, device="cpu", **options)
+    actual, about = read(result)
+    np.testing.assert_allclose(actual, full_encoder.encode_layers(inputs), atol=1e-5)
     assert (about["recipe"], about["norm"]) == (options.get("recipe"), options.get("norm", "final"))
 
 
 @pytest.mark.parametrize("options", [{}, {"recipe": "one-word", "pooling": "mean", "template_tokens": False}])
 def test_states_of_tokens_pool_to_the_vectors(options: dict[str, Any], tiny_folder: Folder, tmp_path: Path) -> None:
-    whole = LayerEncoder(tiny_folder("Llama"), -1, device="cpu", **options)
-    folder = embed(whole, TEXTS, tmp_path / "states", layers=[1, 4], tokens=True, token_budget=64)
+    full_encoder = LayerEncoder(tiny_folder("Llama"), -1, device="cpu", **options)
+    folder = embed(full_encoder, TEXTS, tmp_path / "states", layers=[1, 4], tokens=True, token_budget=64)
     index = json.loads((folder / "index.json").read_bytes())
     rows: dict[int, list[np.ndarray]] = {1: [], 4: []}
     for shard in index["shards"]:
@@ -101,16 +103,18 @@ def test_states_of_tokens_pool_to_the_vectors(options: dict[str, Any], tiny_fold
                 states = file.get_tensor(f"layer.{layer}")
                 spans = [slice(*pair) for pair in np.stack([offsets[:-1], offsets[1:]], axis=1).tolist()]
                 means += [states[span][counted[span]].mean(axis=0) for span in spans]
-    np.testing.assert_allclose(np.stack([*map(np.stack, rows.values())]), whole.encode_layers(TEXTS, [1, 4]), atol=1e-5)
+    np.testing.assert_allclose(
+        np.stack([*map(np.stack, rows.values())]), full_encoder.encode_layers(TEXTS, [1, 4]), atol=1e-5
+    )
     assert index["format"] == "midlayer states 1"
     assert [path.name for path in tmp_path.iterdir()] == ["states"]
 
 
 def test_states_of_a_last_layer_are_sentence_transformers_own(encoder: LayerEncoder, tmp_path: Path) -> None:
     folder = embed(encoder, TEXTS[:2], tmp_path / "states", layers=[-1], tokens=True)
-    theirs = encoder.encode(TEXTS[:2], output_value="token_embeddings", batch_size=1)
+    vectors = encoder.encode(TEXTS[:2], output_value="token_embeddings", batch_size=1)
     with safe_open(folder / "states-000000.safetensors", "np") as file:
-        np.testing.assert_allclose(file.get_tensor("layer.4"), torch.cat(theirs).numpy(), atol=1e-5)
+        np.testing.assert_allclose(file.get_tensor("layer.4"), torch.cat(vectors).numpy(), atol=1e-5)
         assert file.get_tensor("offsets").tolist() == [0, len(TEXTS[0]), len(TEXTS[0]) + len(TEXTS[1])]
 
 
@@ -132,7 +136,7 @@ def test_states_of_a_last_layer_are_sentence_transformers_own(encoder: LayerEnco
         ("v.npy", {"pooling": "last"}, "`pooling` must be the encoder's"),
     ],
 )
-def test_what_cannot_be_written_is_refused(
+def test_invalid_outputs_are_refused(
     out: str, options: dict[str, Any], message: str, encoder: LayerEncoder, tmp_path: Path
 ) -> None:
     (tmp_path / "folder.npy").mkdir()
@@ -143,7 +147,7 @@ def test_what_cannot_be_written_is_refused(
     assert {path.name for path in tmp_path.iterdir()} == {"folder.npy", "full"}
 
 
-def test_encoders_whose_layers_cannot_be_read(tiny_folder: Folder, tmp_path: Path) -> None:
+def test_encoders_whose_layers_cannot_be_read_are_refused(tiny_folder: Folder, tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="but has the module Normalize after it"):
         embed(tiny_folder("Llama"), TEXTS, tmp_path / "v.npy", device="cpu", normalize=True)
     with pytest.raises(LayerIndexError, match="which have no mlp"):

@@ -1,4 +1,4 @@
-"""Vectors that were made before: by a run that was killed, or by a sweep."""
+"""Vectors reused from a killed run or from a sweep."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ TEXTS = [f"text number {number} of several" for number in range(40)]
 @contextmanager
 def passed(encoder: LayerEncoder) -> Iterator[list[int]]:
     """Collect how many inputs pass through the model at a time."""
-    seen: list[int] = []
+    recorded: list[int] = []
     hook = encoder[0].model.register_forward_pre_hook(
-        lambda _, __, kwargs: seen.append(len(kwargs["input_ids"])), with_kwargs=True
+        lambda _, __, kwargs: recorded.append(len(kwargs["input_ids"])), with_kwargs=True
     )
-    yield seen
+    yield recorded
     hook.remove()
 
 
@@ -51,52 +51,54 @@ class StopError(Exception):
 
 
 def stop_after(count: int) -> Callable[[str, int, int], None]:
-    def progress(stage: str, done: int, _: int) -> None:
-        if stage == "embedding" and done >= count:
+    def progress(stage: str, process: int, _: int) -> None:
+        if stage == "embedding" and process >= count:
             raise StopError
 
     return progress
 
 
-def test_a_stopped_run_goes_on_and_gives_the_same_file(encoder: LayerEncoder, tmp_path: Path) -> None:
-    how: dict[str, Any] = {"layers": [0, 3], "token_budget": 256}
+def test_stopped_run_continues_and_gives_the_same_file(encoder: LayerEncoder, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"layers": [0, 3], "token_budget": 256}
     out = tmp_path / "v.npy"
-    with passed(encoder) as seen:
-        whole = embed(encoder, TEXTS, tmp_path / "whole.npy", **how)
-    once = sum(seen)
-    with passed(encoder) as seen:
+    with passed(encoder) as recorded:
+        complete = embed(encoder, TEXTS, tmp_path / "whole.npy", **options)
+    once = sum(recorded)
+    with passed(encoder) as recorded:
         with pytest.raises(StopError):
-            embed(encoder, TEXTS, out, progress=stop_after(16), **how)
+            embed(encoder, TEXTS, out, progress=stop_after(16), **options)
         assert not out.exists()
-        first = sum(seen)
-    with passed(encoder) as seen:
-        embed(encoder, TEXTS, out, **how)
+        first = sum(recorded)
+    with passed(encoder) as recorded:
+        embed(encoder, TEXTS, out, **options)
     assert first < once
-    assert sum(seen) < once - 8  # what was stored did not pass again
-    assert out.read_bytes() == whole.read_bytes()
+    assert sum(recorded) < once - 8  # what was stored did not pass again
+    assert out.read_bytes() == complete.read_bytes()
     assert not (tmp_path / "v.npy.part").exists()
 
 
-def test_another_model_does_not_take_what_the_first_left(
+def test_another_model_does_not_reuse_vectors_of_the_first(
     encoder: LayerEncoder, tiny_folder: Folder, tmp_path: Path
 ) -> None:
     with pytest.raises(StopError):
         embed(encoder, TEXTS, tmp_path / "v.npy", progress=stop_after(16), token_budget=256)
-    other = LayerEncoder(tiny_folder("Llama"), -1, device="cpu", norm="none")
-    found = np.load(embed(other, TEXTS, tmp_path / "v.npy", token_budget=256))
-    np.testing.assert_allclose(found, other.encode_layers(TEXTS), atol=1e-5)
+    other_encoder = LayerEncoder(tiny_folder("Llama"), -1, device="cpu", norm="none")
+    loaded = np.load(embed(other_encoder, TEXTS, tmp_path / "v.npy", token_budget=256))
+    np.testing.assert_allclose(loaded, other_encoder.encode_layers(TEXTS), atol=1e-5)
 
 
-def test_states_go_on_by_shards(encoder: LayerEncoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_token_states_are_resumed_by_shard(
+    encoder: LayerEncoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(embedding, "_SHARD_BYTES", 4 * 32 * 300)  # 300 tokens of one layer
-    how: dict[str, Any] = {"layers": [2], "tokens": True}
+    options: dict[str, Any] = {"layers": [2], "tokens": True}
     with pytest.raises(StopError):
-        embed(encoder, TEXTS, tmp_path / "states", progress=stop_after(16), **how)
+        embed(encoder, TEXTS, tmp_path / "states", progress=stop_after(16), **options)
     assert not (tmp_path / "states").exists()
-    with passed(encoder) as seen:
-        folder = embed(encoder, TEXTS, tmp_path / "states", **how)
+    with passed(encoder) as recorded:
+        folder = embed(encoder, TEXTS, tmp_path / "states", **options)
     shards = json.loads((folder / "index.json").read_bytes())["shards"]
-    assert sum(seen) < 30
+    assert sum(recorded) < 30
     assert len(shards) > 3
     assert [shard["first"] for shard in shards] == list(np.cumsum([0, *(s["inputs"] for s in shards)])[:-1])
     assert sum(shard["inputs"] for shard in shards) == len(TEXTS)
@@ -104,18 +106,18 @@ def test_states_go_on_by_shards(encoder: LayerEncoder, tmp_path: Path, monkeypat
     for shard in shards:
         with safe_open(folder / shard["file"], "np") as file:
             states.append(file.get_tensor("layer.2"))
-    whole = embed(encoder, TEXTS, tmp_path / "again", **how)
-    assert sorted(path.name for path in whole.iterdir()) == sorted(path.name for path in folder.iterdir())
+    complete = embed(encoder, TEXTS, tmp_path / "again", **options)
+    assert sorted(path.name for path in complete.iterdir()) == sorted(path.name for path in folder.iterdir())
     assert sum(map(len, states)) == sum(map(len, TEXTS))  # a token for each character
 
 
-def test_a_second_run_to_one_place_is_refused(encoder: LayerEncoder, tmp_path: Path) -> None:
+def test_second_run_to_the_same_path_is_refused(encoder: LayerEncoder, tmp_path: Path) -> None:
     with folder_lock(tmp_path / "v.npy.part"), pytest.raises(FolderError, match="is in use"):
         embed(encoder, TEXTS, tmp_path / "v.npy")
 
 
 @pytest.mark.slow
-def test_a_killed_command_goes_on(tiny_folder: Folder, tmp_path: Path) -> None:
+def test_killed_command_can_be_resumed(tiny_folder: Folder, tmp_path: Path) -> None:
     texts, out = tmp_path / "texts.txt", tmp_path / "v.safetensors"
     texts.write_text("\n".join(TEXTS))
     killed = (
@@ -125,40 +127,40 @@ def test_a_killed_command_goes_on(tiny_folder: Folder, tmp_path: Path) -> None:
         "embed(sys.argv[1], open(sys.argv[2]).read().splitlines(), sys.argv[3], device='cpu', token_budget=256,"
         " progress=progress)"
     )
-    done = subprocess.run([sys.executable, "-c", killed, tiny_folder("Llama"), str(texts), str(out)], check=False)
-    assert done.returncode == -signal.SIGKILL
+    process = subprocess.run([sys.executable, "-c", killed, tiny_folder("Llama"), str(texts), str(out)], check=False)
+    assert process.returncode == -signal.SIGKILL
     assert not out.exists()
     assert list((tmp_path / "v.safetensors.part").rglob("*.safetensors"))
     encoder = LayerEncoder(tiny_folder("Llama"), -1, device="cpu")
-    with passed(encoder) as seen:
+    with passed(encoder) as recorded:
         embed(encoder, TEXTS, out, token_budget=256)
-    assert 0 < sum(seen) < 36
+    assert 0 < sum(recorded) < 36
     with safe_open(out, "np") as file:
-        found = np.stack([file.get_tensor(f"layer.{layer}") for layer in range(5)])
-    np.testing.assert_allclose(found, encoder.encode_layers(TEXTS), atol=1e-5)
+        stacked = np.stack([file.get_tensor(f"layer.{layer}") for layer in range(5)])
+    np.testing.assert_allclose(stacked, encoder.encode_layers(TEXTS), atol=1e-5)
     assert not (tmp_path / "v.safetensors.part").exists()
 
 
-def test_a_sweeps_vectors_without_a_pass(encoder: LayerEncoder, tmp_path: Path) -> None:
+def test_vectors_of_a_sweep_are_reused_without_a_pass(encoder: LayerEncoder, tmp_path: Path) -> None:
     here = {key: value for key, value in QUICK.items() if key != "device"}
     sweep(encoder, write(tmp_path / "sts.jsonl", ROWS["STS"]), out=tmp_path / "swept", layers=[1, 3], **here)
     texts = sorted({row[side] for row in ROWS["STS"] for side in ("sentence1", "sentence2")})
     for place in (tmp_path / "swept", tmp_path / "swept" / "embeddings"):
-        with passed(encoder) as seen:
-            found = np.load(embed(encoder, texts, tmp_path / "v.npy", layers=[3], from_sweep=place))
-        assert not seen
-        np.testing.assert_allclose(found, encoder.encode_layers(texts, [3]), atol=1e-5)
+        with passed(encoder) as recorded:
+            loaded = np.load(embed(encoder, texts, tmp_path / "v.npy", layers=[3], from_sweep=place))
+        assert not recorded
+        np.testing.assert_allclose(loaded, encoder.encode_layers(texts, [3]), atol=1e-5)
     task = write(tmp_path / "sts.jsonl", ROWS["STS"])
     sweep(encoder, task, out=tmp_path / "half", layers=[3], store_dtype="float16", **here)
-    found = np.load(embed(encoder, texts, tmp_path / "v.npy", layers=[3], from_sweep=tmp_path / "half"))
-    np.testing.assert_allclose(found, encoder.encode_layers(texts, [3]), atol=2e-3, rtol=2e-3)
+    loaded = np.load(embed(encoder, texts, tmp_path / "v.npy", layers=[3], from_sweep=tmp_path / "half"))
+    np.testing.assert_allclose(loaded, encoder.encode_layers(texts, [3]), atol=2e-3, rtol=2e-3)
     with pytest.raises(TextNotStoredError, match="1 are not: 'a text of another kind'"):
         embed(
             encoder, [*texts, "a text of another kind"], tmp_path / "w.npy", layers=[3], from_sweep=tmp_path / "swept"
         )
     with pytest.raises(TextNotStoredError, match="at the layers 2, but"):
         embed(encoder, texts, tmp_path / "w.npy", layers=[2], from_sweep=tmp_path / "swept")
-    other = LayerEncoder(encoder.source, -1, device="cpu", norm="none")
+    other_encoder = LayerEncoder(encoder.source, -1, device="cpu", norm="none")
     with pytest.raises(StoreError, match="norm 'final' instead of 'none'"):
-        embed(other, texts, tmp_path / "w.npy", from_sweep=tmp_path / "swept")
+        embed(other_encoder, texts, tmp_path / "w.npy", from_sweep=tmp_path / "swept")
     assert {path.name for path in tmp_path.iterdir()} == {"sts.jsonl", "swept", "half", "v.npy", "v.npy.json"}

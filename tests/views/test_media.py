@@ -13,7 +13,7 @@ def arrays(views: list) -> list[np.ndarray]:  # type: ignore[type-arg]
 
 
 @pytest.mark.parametrize(("items", "medium"), [(IMAGES, "image"), (WAVEFORMS, "audio")])
-def test_views_are_of_the_content_the_seed_and_the_number_alone(items: list, medium: str) -> None:  # type: ignore[type-arg]
+def test_views_depend_only_on_content_seed_and_number(items: list, medium: str) -> None:  # type: ignore[type-arg]
     first = augment_media(items, medium, views=3)  # type: ignore[arg-type]
     assert [len(view) for view in first] == [len(items)] * 3
     state = np.random.get_state()[1].copy()
@@ -22,22 +22,22 @@ def test_views_are_of_the_content_the_seed_and_the_number_alone(items: list, med
     assert (np.random.get_state()[1] == state).all()
     backwards = augment_media(items[::-1], medium, views=2)  # type: ignore[arg-type]
     np.testing.assert_array_equal(arrays([backwards[1]])[-1], arrays([first[1]])[0])
-    other = augment_media(items, medium, views=3, seed=1)  # type: ignore[arg-type]
+    other_item = augment_media(items, medium, views=3, seed=1)  # type: ignore[arg-type]
     for view in range(3):
-        assert np.abs(arrays([other[view]])[0].astype(float) - arrays([first[view]])[0]).max() > 0
+        assert np.abs(arrays([other_item[view]])[0].astype(float) - arrays([first[view]])[0]).max() > 0
     assert np.abs(arrays([first[0]])[0].astype(float) - arrays([first[1]])[0]).max() > 0
 
 
-def test_a_view_of_an_image_is_a_part_of_it_in_other_colors() -> None:
+def test_image_view_is_a_crop_in_other_colors() -> None:
     bars = np.zeros((40, 60, 3), dtype=np.uint8)
     bars[:, :, 0] = np.linspace(0, 200, 60)  # red grows to the right
     from PIL import Image
 
-    whole, mirrored, spans = Image.fromarray(bars), 0, []
+    complete, mirrored, spans = Image.fromarray(bars), 0, []
     for view in range(60):
-        made = np.asarray(image_view(whole, view=view)).astype(float)
-        assert made.shape == (40, 60, 3)
-        slope = np.diff(made[:, :, 0].mean(0)).mean()
+        result = np.asarray(image_view(complete, view=view)).astype(float)
+        assert result.shape == (40, 60, 3)
+        slope = np.diff(result[:, :, 0].mean(0)).mean()
         mirrored += slope < 0
         spans.append(abs(slope))
     assert 15 <= mirrored <= 45
@@ -49,9 +49,9 @@ def test_a_view_of_a_waveform_has_its_length_and_the_noise_and_gain_that_are_pro
     tone = np.sin(np.arange(RATE) / 5).astype(np.float32)
     gains, noises = [], []
     for view in range(40):
-        made = audio_view({"array": tone, "sampling_rate": RATE}, view=view)["array"]
-        assert made.shape == tone.shape
-        middle = made[2000:-2000]
+        result = audio_view({"array": tone, "sampling_rate": RATE}, view=view)["array"]
+        assert result.shape == tone.shape
+        middle = result[2000:-2000]
         # The part of the view that is a wave of the tone's frequency, by least squares, and the rest.
         basis = np.stack([np.sin(np.arange(len(middle)) / 5), np.cos(np.arange(len(middle)) / 5)], axis=1)
         wave = basis @ np.linalg.lstsq(basis, middle, rcond=None)[0]
@@ -61,13 +61,13 @@ def test_a_view_of_a_waveform_has_its_length_and_the_noise_and_gain_that_are_pro
     assert 9 < min(noises) < 15 < 25 < max(noises) < 31.5
 
 
-def test_a_silent_or_tiny_waveform_has_views() -> None:
+def test_silent_or_tiny_waveform_has_views() -> None:
     for length in (1, 5, 100):
-        made = audio_view({"array": np.zeros(length, dtype=np.float32), "sampling_rate": RATE})
-        np.testing.assert_array_equal(made["array"], 0)
+        result = audio_view({"array": np.zeros(length, dtype=np.float32), "sampling_rate": RATE})
+        np.testing.assert_array_equal(result["array"], 0)
 
 
-def test_wrong_options() -> None:
+def test_invalid_options_are_refused() -> None:
     with pytest.raises(OptionError, match="`views` must be a whole number, 1 or more"):
         augment_media(IMAGES, "image", views=0)
     with pytest.raises(OptionError, match="Did you mean 'image'"):

@@ -21,15 +21,15 @@ def changes(line: np.ndarray) -> int:
     return int((bright[1:] != bright[:-1]).sum())
 
 
-def test_a_crop_keeps_the_share_and_the_proportions_that_are_promised() -> None:
+def test_crop_keeps_the_documented_area_and_aspect_ratio() -> None:
     """Squares of a chessboard are counted: a part of the image, enlarged, has fewer of them."""
     board = np.indices((COUNT, COUNT)).sum(axis=0) % 2 * 200 + 20
-    whole = Image.fromarray(np.kron(board, np.ones((SQUARE, SQUARE))).astype(np.uint8)).convert("RGB")
+    complete = Image.fromarray(np.kron(board, np.ones((SQUARE, SQUARE))).astype(np.uint8)).convert("RGB")
     shares, ratios = [], []
     for view in range(60):
-        made = np.asarray(image_view(whole, view=view).convert("L")).astype(float)
-        across = max(changes(row) for row in made[5::SQUARE]) + 1
-        down = max(changes(column) for column in made.T[5::SQUARE]) + 1
+        result = np.asarray(image_view(complete, view=view).convert("L")).astype(float)
+        across = max(changes(row) for row in result[5::SQUARE]) + 1
+        down = max(changes(column) for column in result.T[5::SQUARE]) + 1
         shares.append(across * down / COUNT**2)
         ratios.append(across / down)
     # A square more or less may show at an edge.
@@ -37,7 +37,7 @@ def test_a_crop_keeps_the_share_and_the_proportions_that_are_promised() -> None:
     assert 0.68 < min(ratios) < 0.85 < 1.18 < max(ratios) < 1.48
 
 
-def test_brightness_and_color_are_scaled_by_what_is_promised() -> None:
+def test_brightness_and_color_are_scaled_within_the_documented_range() -> None:
     gray, red = Image.new("RGB", (8, 8), (120, 120, 120)), Image.new("RGB", (8, 8), (150, 90, 90))
     light = [np.asarray(image_view(gray, view=view)).mean() / 120 for view in range(60)]
     assert 0.59 < min(light) < 0.68 < 1.32 < max(light) < 1.41
@@ -54,9 +54,9 @@ def test_a_waveform_moves_by_up_to_a_tenth_and_silence_moves_in() -> None:
     tone[500] = 60.0
     shifts = []
     for view in range(60):
-        made = audio_view({"array": tone, "sampling_rate": RATE}, view=view)
-        samples, shift = made["array"], int(made["array"].argmax()) - 500
-        assert made["sampling_rate"] == RATE
+        result = audio_view({"array": tone, "sampling_rate": RATE}, view=view)
+        samples, shift = result["array"], int(result["array"].argmax()) - 500
+        assert result["sampling_rate"] == RATE
         assert samples.dtype == np.float32
         shifts.append(shift)
         gone = samples[:shift] if shift > 0 else samples[shift:] if shift < 0 else samples[:0]
@@ -70,25 +70,25 @@ def test_a_waveform_moves_by_up_to_a_tenth_and_silence_moves_in() -> None:
 
 
 @pytest.mark.parametrize(("items", "medium"), [(IMAGES, "image"), (WAVEFORMS, "audio")])
-def test_the_views_of_a_list_are_those_of_each_item_by_number_and_seed(items: list, medium: str) -> None:  # type: ignore[type-arg]
+def test_views_of_a_list_match_those_of_each_item(items: list, medium: str) -> None:  # type: ignore[type-arg]
     views = augment_media(items, medium, views=3, seed=7)  # type: ignore[arg-type]
 
-    def array(made: object) -> np.ndarray:
-        return np.asarray(made["array"] if isinstance(made, dict) else made)
+    def array(output: object) -> np.ndarray:
+        return np.asarray(output["array"] if isinstance(output, dict) else output)
 
     for number, view in enumerate(views):
         for place, item in enumerate(items):
             if medium == "image":
-                alone = np.asarray(image_view(item, seed=7, view=number))
+                separate = np.asarray(image_view(item, seed=7, view=number))
             else:
-                alone = audio_view({"array": item[0], "sampling_rate": item[1]}, seed=7, view=number)["array"]
-            np.testing.assert_array_equal(array(view[place]), alone)
-        for mine, theirs in zip(view[1:5:2], (view[1], view[3]), strict=True):
-            np.testing.assert_array_equal(array(mine), array(theirs))
+                separate = audio_view({"array": item[0], "sampling_rate": item[1]}, seed=7, view=number)["array"]
+            np.testing.assert_array_equal(array(view[place]), separate)
+        for own_rows, reference in zip(view[1:5:2], (view[1], view[3]), strict=True):
+            np.testing.assert_array_equal(array(own_rows), array(reference))
         np.testing.assert_array_equal(array(view[-1]), array(view[len(items) - 1]))
 
 
-def test_an_image_is_read_under_the_limit_that_was_given(tmp_path: Path) -> None:
+def test_pixel_limit_applies_to_views(tmp_path: Path) -> None:
     IMAGES[0].save(tmp_path / "a.png")
     width, height = IMAGES[0].size
     (view,) = augment_media([tmp_path / "a.png"], "image", views=1, max_pixels=width * height)

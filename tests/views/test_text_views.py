@@ -68,11 +68,11 @@ def test_workers_serve_a_script_without_a_guard(tmp_path: Path, two_views: list[
     assert ran.stdout.strip() == two_views[1][-1]
 
 
-def test_a_view_is_the_texts_own(two_views: list[list[str]]) -> None:
+def test_view_depends_only_on_its_text(two_views: list[list[str]]) -> None:
     backwards = augment(TEXTS[::-1], views=2, seed=3)
     assert [view[::-1] for view in backwards] == two_views
-    alone = augment([TEXTS[40]], views=2, seed=3)
-    assert alone == [[view[40]] for view in two_views]
+    separate = augment([TEXTS[40]], views=2, seed=3)
+    assert separate == [[view[40]] for view in two_views]
 
 
 def test_more_views_keep_the_first_ones(two_views: list[list[str]]) -> None:
@@ -81,14 +81,14 @@ def test_more_views_keep_the_first_ones(two_views: list[list[str]]) -> None:
 
 def test_views_seeds_and_repeats_differ(two_views: list[list[str]]) -> None:
     first, second = two_views
-    other = augment(TEXTS, views=1, seed=4)[0]
-    for one, another in [(first, second), (first, other), (first, TEXTS)]:
-        assert sum(a == b for a, b in zip(one, another, strict=True)) == 0
+    other_item = augment(TEXTS, views=1, seed=4)[0]
+    for item, another in [(first, second), (first, other_item), (first, TEXTS)]:
+        assert sum(a == b for a, b in zip(item, another, strict=True)) == 0
     repeats = augment(["a sentence said again and again"] * 5)[0]
     assert len(set(repeats)) == 5
 
 
-def test_global_generators_are_left_as_they_were() -> None:
+def test_global_generators_are_unchanged() -> None:
     random.seed(1)
     np.random.seed(2)
     python, numpy = random.getstate(), np.random.get_state(legacy=False)
@@ -146,7 +146,7 @@ def test_max_words_bounds_each_step() -> None:
 
 
 @pytest.mark.parametrize("text", ["", " ", "\n\t ", "a", "é", "語", "😀", " x ", "\ud800"])
-def test_texts_of_one_character_or_none_survive(text: str) -> None:
+def test_texts_of_one_character_or_none_are_supported(text: str) -> None:
     assert augment([TEXTS[0], text, TEXTS[1]], views=2, workers=1)[1][1] == text
 
 
@@ -162,12 +162,12 @@ def test_texts_without_long_words_change_in_spaces_only(text: str) -> None:
 @pytest.mark.parametrize(
     "text", ["Größenordnung natürlich überprüfen", "हिन्दी भाषा में लिखा", "Вечерний поезд опоздал", "語" * 40]
 )
-def test_other_scripts_survive(text: str) -> None:
+def test_other_scripts_are_supported(text: str) -> None:
     (view,) = augment([text], views=1)[0]
     assert view != text
     view.encode()
-    kept = sum(character in text for character in view.replace(" ", ""))
-    assert kept >= 0.5 * len(text.replace(" ", ""))
+    saved = sum(character in text for character in view.replace(" ", ""))
+    assert saved >= 0.5 * len(text.replace(" ", ""))
     assert len(view.replace(" ", "")) == len(text.replace(" ", ""))
 
 
@@ -176,7 +176,7 @@ def test_marks_stay_on_their_letters() -> None:
         assert text_views._tokens(f"a {word}, b") == ["a", word, ",", "b"]
 
 
-def test_tokens_are_those_of_nlpaug() -> None:
+def test_tokens_match_nlpaug() -> None:
     from nlpaug.util.text.tokenizer import Tokenizer
 
     for text in [*TEXTS[:5], "It's 3.5 % (approx.) – “naïve”, e.g.\nthis_one", "m² ½ ﬁ Straße 日本語。テ"]:
@@ -184,11 +184,11 @@ def test_tokens_are_those_of_nlpaug() -> None:
 
 
 def test_few_texts_start_no_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []
+    requested: list[int] = []
     plain = text_views._augmented
 
     def noted(chunks, *, workers, **options):
-        asked.append(workers)
+        requested.append(workers)
         return plain(chunks, workers=1, **options)
 
     monkeypatch.setattr(text_views, "_augmented", noted)
@@ -196,8 +196,8 @@ def test_few_texts_start_no_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     augment(TEXTS)
     monkeypatch.setattr(text_views, "_CHARACTERS_PER_WORKER", 10_000)
     augment(TEXTS)
-    assert asked == [0, min(2 * sum(map(len, TEXTS)) // 10_000, 8, math.ceil(150 / text_views._CHUNK))]
-    assert asked[1] > 1
+    assert requested == [0, min(2 * sum(map(len, TEXTS)) // 10_000, 8, math.ceil(150 / text_views._CHUNK))]
+    assert requested[1] > 1
 
 
 def test_progress_is_printed_to_stderr(capsys: pytest.CaptureFixture[str], two_views: list[list[str]]) -> None:
@@ -217,6 +217,6 @@ def test_progress_is_printed_to_stderr(capsys: pytest.CaptureFixture[str], two_v
         (["a"], {"max_words": 0}, "`max_words` must be a whole number, 1 or more, but got 0"),
     ],
 )
-def test_wrong_arguments_are_named(texts, options: dict[str, int], message: str) -> None:
+def test_invalid_arguments_are_refused(texts, options: dict[str, int], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         augment(texts, **options)
