@@ -56,12 +56,12 @@ states, mask = torch.randn(4, 9, 16), torch.ones(4, 9, dtype=torch.bool)
 
 BEFORE = {
     ("docs/board.md", "board("): "sweep(model, './mine', metrics=[], out='runs/one')",
-    ("docs/selection.md", "found.confidence"): """
+    ("docs/selection.md", "selection.confidence"): """
 from types import SimpleNamespace
 from midlayer_encoders import measure
 result = SimpleNamespace(frame=measure(LayerEncoder(model, -1, norm="none"), texts, metrics=["half_match", "curvature"]))
 """,
-    ("docs/selection.md", "found.parts"): f"""
+    ("docs/selection.md", "selection.parts"): f"""
 result = SimpleNamespace(frame=polars.read_csv({str(ROOT / "benchmarks/recipes/results/smollm2.csv")!r}))
 """,
     ("docs/store.md", "EmbeddingStore("): "embeddings = numpy.zeros((31, len(texts), 576))",

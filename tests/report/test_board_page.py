@@ -63,6 +63,7 @@ def test_selection_is_the_best_layer_of_any_run_within_the_budget() -> None:
         OptionError, match=r"none is within 5 parameters: the nearest is a at layer 0, 20\.0 points, 10 para"
     ):
         best_within(points, {"parameters": 5})
+    assert best_within(points, {"parameters": 10}).layer == 0, "a cost equal to the budget is within it"
     points_without_costs = make_run("c", A).points
     with pytest.raises(OptionError, match="no run recorded milliseconds per text: run the sweeps again"):
         best_within(points_without_costs, {"milliseconds": 5})

@@ -10,9 +10,9 @@ import pytest
 from PIL import Image
 
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.frame.summaries import summary
+from midlayer_encoders.frame.summaries import Curve, summary
 from midlayer_encoders.report import plot_heatmap, plot_metrics, plot_scores, write_metrics_figure
-from midlayer_encoders.report.layer_charts import plot_summary
+from midlayer_encoders.report.layer_charts import Losses, plot_summary
 from tests.report.drawn_artists import artists, details
 from tests.report.made_frames import METRICS, metrics_frame, rows_frame, scores_frame
 
@@ -141,3 +141,9 @@ def test_import_avoids_matplotlib_and_plotting_avoids_pyplot() -> None:
         "assert 'matplotlib.pyplot' not in sys.modules and 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_average_row_does_not_change_the_color_scale_of_the_tasks() -> None:
+    curves = {"average": Curve("average", "", {0: 0.0, 1: 100.0}), "STS": Curve("STS", "", {0: 90.0, 1: 100.0})}
+    assert Losses(curves, apart=True).widest == pytest.approx(9.0)
+    assert Losses(curves).widest > 9.0
