@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -51,7 +52,8 @@ def test_the_start_page_leads_to_a_sweep_a_board_and_an_encoder(installed: Path,
     shown = ""
     for language, text in re.findall(r"^```(python|sh)\n(.*?)^```", page, re.DOTALL | re.MULTILINE):
         for name, folder in TINY.items() if models else ():
-            text = re.sub(rf"\b{name}\b(?!-)", str(models / folder), text)
+            path = str(models / folder)
+            text = re.sub(rf"\b{name}\b(?!-)", shlex.quote(path) if language == "sh" else path, text)
         words = ["bash", "-ec", text] if language == "sh" else [str(installed / "python"), "-c", text]
         shown += _run(words, here, PATH=f"{installed}:{os.environ['PATH']}")
     assert "Retrieval" in shown  # what the dry run takes the folder for
