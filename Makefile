@@ -68,7 +68,7 @@ test-clients: $(VENV)/installed
 # What is exported, in the engines that it is for.
 test-engines: $(VENV)/installed
 	$(BIN)/pip install --quiet --editable ".[onnx,openvino,gguf]" $(CONSTRAINTS)
-	OMP_NUM_THREADS=1 $(BIN)/pytest -m engines tests/export
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m engines tests/export tests/models
 
 # The wheel in clean environments of Python 3.11 to 3.13, where they are; MIDLAYER_TORCH is what pip installs as torch there.
 test-dist: dist

@@ -88,7 +88,7 @@ def row(model: Any, length: int, tokens: int, rounds: int, device: str) -> str:
 
     def receive(layer: int, _: str, states: Tensor) -> None:
         for metric in metrics.values():
-            metric.update(layer, states, mask)
+            metric.update(states, mask, layer=layer)
 
     def measured() -> None:
         capture(model, inputs, receive, anatomy=anatomy, layers=layers)

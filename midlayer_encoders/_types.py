@@ -121,6 +121,8 @@ class EncoderSpec:
         prompting: template and pooled tokens, as JSON; empty for the plain text.
         mixture: each combined layer and its share, 1 if concatenated; ``layer`` is the deepest one.
         site: part of the layer that is read.
+        parts: name and digest of everything else: config, tokenizer or processor, the model's own code, and the
+            generation of the package's numerics.
     """
 
     model: str
@@ -145,6 +147,7 @@ class EncoderSpec:
     prompting: str = ""
     mixture: tuple[tuple[int, float], ...] = ()
     site: ReadSite = "block"
+    parts: tuple[tuple[str, str], ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields by the names that files on disk have for them."""
@@ -161,10 +164,4 @@ class EncoderSpec:
     @property
     def digest(self) -> str:
         """Twelve hexadecimal digits that differ whenever any field does."""
-        values = self.to_dict()
-        # A default of a later release is left out, so that results of earlier releases keep their names.
-        for name, default in (("similarity", "cosine"), ("asked", ""), ("mixture", ()), ("site", "block")):
-            if values[name] == default:
-                del values[name]
-        text = json.dumps(values, sort_keys=True)
-        return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
+        return content_digest(json.dumps(self.to_dict(), sort_keys=True))

@@ -9,15 +9,17 @@ Functions that read a user's file raise the error class that the caller passes, 
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import logging
 import os
 import re
+import shlex
 import shutil
 import socket
 import stat
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from functools import lru_cache
@@ -27,6 +29,7 @@ from uuid import uuid4
 
 from filelock import FileLock, Timeout
 
+from midlayer_encoders._types import content_digest
 from midlayer_encoders.errors import DiskFullError, FolderError, MidlayerError, OptionError, short_repr
 from midlayer_encoders.validation import lone_surrogate
 
@@ -35,6 +38,7 @@ T = TypeVar("T")
 LOCK = "midlayer.lock"
 """Name of the lock file in a folder that one run at a time may write to."""
 
+_RESULT_FILES = {LOCK, "frame.parquet", "metrics.parquet", "probe.parquet"}  # a folder of results has one of them
 _STALE_SECONDS = 3600.0  # after which a leftover temporary file belongs to a killed process
 _TEMPORARY = re.compile(r"\.?[0-9a-f]{32}\.tmp")
 _FULL_DISK_BYTES = 2**16  # free bytes that may remain when a library fails without saying that the disk is full
@@ -243,6 +247,33 @@ def read_artifact(path: Path, read: Callable[[Path], T]) -> T | None:
         return None
 
 
+def sealed(content: Mapping[str, Any]) -> bytes:
+    """Return JSON with a checksum of its content, for :func:`read_sealed`."""
+    return json.dumps({**content, "checksum": _content_checksum(content)}, indent=1).encode()
+
+
+def read_sealed(path: Path) -> dict[str, Any]:
+    """Return the content of a file of :func:`sealed`, or raise a ``ValueError`` if it was changed."""
+    content: dict[str, Any] = json.loads(path.read_bytes())
+    if content.pop("checksum", None) != _content_checksum(content):
+        raise ValueError("its content does not match its checksum")
+    return content
+
+
+def _content_checksum(content: Mapping[str, Any]) -> str:
+    return content_digest(json.dumps(content, sort_keys=True))
+
+
+def file_checksums(folder: Path, pattern: str = "*") -> dict[str, str]:
+    """Return the checksum of every file in a folder, by its path relative to the folder."""
+    checksums = {}
+    for path in sorted(folder.rglob(pattern)):
+        if path.is_file():
+            with path.open("rb") as file:
+                checksums[path.relative_to(folder).as_posix()] = hashlib.file_digest(file, "blake2b").hexdigest()[:32]
+    return checksums
+
+
 def set_aside(path: Path, reason: str) -> None:
     """Rename an unusable file to ``*.broken``, replacing an earlier one, and log it."""
     broken = path.with_name(f"{path.name}.broken")
@@ -272,7 +303,9 @@ def folder_lock(folder: Path) -> Iterator[None]:
 
     Raises:
         FolderError: another run is using the folder.
+        OptionError: the folder holds files of something else.
     """
+    check_output_folder(folder)
     make_folder(folder)
     path = folder / LOCK
     if path.is_symlink() or path.is_dir():
@@ -297,12 +330,24 @@ def folder_lock(folder: Path) -> Iterator[None]:
         yield
     finally:
         lock.release()
+        with suppress(OSError):  # Windows removes it, and it marks the folder as ours
+            path.touch()
 
 
 def _holder(path: Path) -> str:
     with suppress(OSError):  # Windows denies reading a locked file
         return path.read_text(encoding="utf8", errors="replace").strip() or "another process"
     return "another process"
+
+
+def check_output_folder(folder: Path) -> None:
+    """Raise unless a folder is absent, empty, or holds the results of an earlier run."""
+    names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    if names and not names & _RESULT_FILES:
+        raise OptionError(
+            f"`out` must be a new or empty folder, or that of an earlier run, but {folder} holds other files, such as "
+            f"{short_repr(min(names))}: choose another folder."
+        )
 
 
 def check_links(folder: Path, subfolders: Iterable[Path]) -> None:
@@ -337,6 +382,16 @@ def expand_home(path: Path | str) -> Path:
         return Path(path).expanduser()
     except (RuntimeError, ValueError):
         return Path(path)
+
+
+def shell_path(path: Path | str) -> str:
+    """Return a path as a word of a shell command, which no program takes for a flag.
+
+    Example:
+        >>> print(shell_path("-rf"), shell_path("my model"), shell_path("EleutherAI/pythia-410m"))
+        ./-rf 'my model' EleutherAI/pythia-410m
+    """
+    return shlex.quote(f"./{path}" if str(path).startswith("-") else str(path))
 
 
 def exists(path: Path) -> bool:
@@ -435,7 +490,7 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _converted(encoding: str, path: Path) -> str:
-    return f"Convert it: iconv -f {encoding} -t utf-8 {path.name} > new{path.suffix}"
+    return f"Convert it: iconv -f {encoding} -t utf-8 {shell_path(path.name)} > {shlex.quote(f'new{path.suffix}')}"
 
 
 def _reason(reason: Exception) -> str:

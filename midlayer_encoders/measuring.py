@@ -17,7 +17,7 @@ from midlayer_encoders.media import medium_of
 from midlayer_encoders.metrics import LayerMetric, LiDAR, TooFewTextsError, make_metrics
 from midlayer_encoders.reading.batches import LayerSource, TokenBudget, batches_of, check_budget, tokens_that_fit
 from midlayer_encoders.reading.reader import TokenReceive, layer_reader
-from midlayer_encoders.validation import check_count, check_list, check_progress, check_seed, check_text
+from midlayer_encoders.validation import check_count, check_fork, check_list, check_progress, check_seed, check_text
 from midlayer_encoders.views.media_views import augment_media
 from midlayer_encoders.views.text_views import augment
 
@@ -57,6 +57,7 @@ def measure_layers(
 
     Sweeps and selection measure raw states, like the paper, while they score states with the final norm.
     """
+    check_fork()
     texts = check_list("texts", texts)
     seed = check_seed(seed)
     views = _check_views(views, len(texts))
@@ -64,7 +65,7 @@ def measure_layers(
     check_text("dataset", dataset)
     check_progress(progress)
     prompt = source.default_prompt if medium_of(texts[0], source.media) == "text" else ""
-    reader = layer_reader(source, layers=layers, norm=norm, prompt=prompt, site=site)
+    reader = layer_reader(source, layers=layers, norm=norm, prompt=prompt, normalize=False, site=site)
     layer_metrics = make_for_views(metrics, reader.layers, views if isinstance(views, int) else len(views))
     for metric in layer_metrics.values():  # this process has all texts and gathers nothing from others
         metric.distributed_available_fn = _not_distributed
@@ -155,7 +156,7 @@ def token_receiver(metrics: Mapping[str, LayerMetric], num_texts: int) -> TokenR
     def update(layer: int, states: Tensor, mask: Tensor, positions: list[int]) -> None:
         index = torch.tensor([position for position in positions if position < num_texts])
         for metric in token_metrics if len(index) else ():
-            metric.update(layer, states[: len(index)], mask[: len(index)], index=index)
+            metric.update(states[: len(index)], mask[: len(index)], layer=layer, index=index)
 
     return update if token_metrics else None
 
@@ -188,7 +189,7 @@ def update_views(
             part = part.clone() if is_mixed else part  # metrics keep the vectors: clones free the rest of the batch
             for metric in metrics.values() if len(part) else ():
                 if metric.kind == kind:
-                    metric.update(layer, part, **options)
+                    metric.update(part, layer=layer, **options)
 
 
 def compute_metrics(metrics: Mapping[str, LayerMetric], *, named: bool = True) -> dict[str, dict[int, float]]:

@@ -25,6 +25,11 @@ Template: TypeAlias = str | Mapping[str, str]
 """``'Before {text} after'``, or one for each of ``"query"``, ``"document"`` and ``"text"`` (all other texts)."""
 
 _PLACEHOLDER = "{text}"
+# Truncation makes an encoding of each remaining stretch of a text, and two copies every combination of them. Characters
+# far beyond the tokens that fit are therefore removed before the text is tokenized.
+_CHARACTERS_PER_TOKEN = 8
+_LARGEST_REPEAT = 100_000  # in a pattern of Oniguruma
+_BEYOND = {"right": r"\A(?:[\s\S]{%d}){%d}\K[\s\S]+", "left": r"\A[\s\S]+(?=(?:[\s\S]{%d}){%d}\z)"}
 TEXT_KINDS = ("text", "query", "document")
 """The kinds of texts that can have different templates."""
 
@@ -119,7 +124,7 @@ def add_template(tokenizer: Any, parts: TemplateParts, *, model: str) -> tuple[A
         raise OptionError(
             f"`template` must be None for {model}: only fast tokenizers of the `tokenizers` library can hold one."
         )
-    from tokenizers import normalizers, processors
+    from tokenizers import Regex, normalizers, processors
     from transformers import PreTrainedTokenizerFast
 
     opening, closing = _special_ids(tokenizer)
@@ -145,9 +150,6 @@ def add_template(tokenizer: Any, parts: TemplateParts, *, model: str) -> tuple[A
             for name, ids in pieces.items()
         ],
     )
-    if space_in_text:
-        existing = [backend.normalizer] if backend.normalizer is not None else []
-        backend.normalizer = normalizers.Sequence([normalizers.Prepend(" "), *existing])
     layout = TokenLayout(len(opening) + len(before), len(between), len(after) + len(closing), copies.count("$A"))
     max_length = int(tokenizer.model_max_length)
     room = (max_length - layout.added) // layout.copies
@@ -156,6 +158,13 @@ def add_template(tokenizer: Any, parts: TemplateParts, *, model: str) -> tuple[A
             f"`template` must leave room for a text, but adds {layout.added} tokens, and {model} takes {max_length}. "
             "Write a shorter template, or pass a larger `max_length`."
         )
+    steps: list[Any] = [normalizers.Prepend(" ")] if space_in_text else []
+    if layout.copies > 1 and room <= _LARGEST_REPEAT:
+        beyond = _BEYOND[tokenizer.truncation_side] % (room, _CHARACTERS_PER_TOKEN)
+        steps.insert(0, normalizers.Replace(Regex(beyond), ""))
+    if steps:
+        existing = [backend.normalizer] if backend.normalizer is not None else []
+        backend.normalizer = normalizers.Sequence([*steps, *existing])
     # The class of the model's tokenizer might rebuild its post-processor when it is loaded.
     with_template = PreTrainedTokenizerFast(
         tokenizer_object=backend,
@@ -232,6 +241,7 @@ class Counting:
         skip_first: number of real tokens at the start to leave out, unless there are no others.
         template_tokens: whether to pool template and special tokens. Without them the last copy of the text is pooled,
             and an empty text has no tokens.
+        prompt_tokens: number of real tokens at the start that are never pooled, those of a prompt.
 
     Example:
         >>> import torch
@@ -245,11 +255,13 @@ class Counting:
     placed: TokenLayout = TokenLayout()
     skip_first: int = 0
     template_tokens: bool = True
+    prompt_tokens: int = 0
 
     @property
     def all(self) -> bool:
         """Whether every real token is pooled."""
-        return not self.skip_first and (self.template_tokens or not self.placed.added)
+        leaves_out = self.skip_first or self.prompt_tokens
+        return not leaves_out and (self.template_tokens or not self.placed.added)
 
     def __call__(self, mask: Tensor) -> Tensor:
         """Return the mask of the pooled tokens, bool, shape ``(B, T)``; padding may be on either side."""
@@ -258,6 +270,7 @@ class Counting:
             return mask
         length = mask.sum(dim=1, keepdim=True)
         position = mask.cumsum(dim=1) - 1  # among the real tokens
+        mask = mask & (position >= self.prompt_tokens)
         pooled = mask & (position >= self.skip_first)
         if self.template_tokens:
             return pooled | (mask & (position == length - 1))

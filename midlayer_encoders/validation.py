@@ -10,7 +10,30 @@ from collections.abc import Callable, Iterable, Mapping, Set
 from numbers import Real
 from typing import Any
 
-from midlayer_encoders.errors import OptionError, did_you_mean, short_repr
+from midlayer_encoders.errors import MidlayerError, OptionError, did_you_mean, short_repr
+
+_makes_frames = False  # whether this process has made or read a frame, which starts threads of polars
+_lost_threads = False  # whether this process is a fork of one that had
+
+
+def _after_fork() -> None:
+    global _lost_threads
+    _lost_threads |= _makes_frames
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+def check_fork() -> None:
+    """Raise in a fork of a process that has made frames: polars would wait forever for threads of the parent."""
+    global _makes_frames
+    if _lost_threads:
+        raise MidlayerError(
+            "Results cannot be computed in a forked process whose parent has computed some: polars would wait for "
+            "threads that exist only in the parent. Start the process with multiprocessing.get_context('spawn')."
+        )
+    _makes_frames = True
 
 
 def check_choice(argument: str, value: object, choices: Iterable[str]) -> str:

@@ -14,6 +14,7 @@ import pytest
 # Before any hub client is imported: the tests run without a network.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("XDG_CACHE_HOME", str(Path(__file__).parents[1] / ".cache"))
 # Sweeps score in this process unless a test asks for workers, each of which imports torch and mteb for 20 s.
 os.environ.setdefault("LOKY_MAX_CPU_COUNT", "1")
 

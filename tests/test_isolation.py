@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import logging
 import random
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -57,3 +58,18 @@ def test_threads_do_not_draw_from_generators_seeded_by_others() -> None:
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(draw_isolated, range(4))) == expected
     assert draw_all() == after
+
+
+@pytest.mark.parametrize("level", [logging.NOTSET, logging.DEBUG, logging.CRITICAL])
+def test_mteb_logs_again_after_it_was_quiet(level: int) -> None:
+    from midlayer_encoders.sweeping.mteb_jobs import quiet_mteb
+
+    logger = logging.getLogger("mteb")
+    before = logger.level
+    logger.setLevel(level)
+    try:
+        with quiet_mteb():
+            assert logger.level == logging.ERROR
+        assert logger.level == level
+    finally:
+        logger.setLevel(before)

@@ -163,6 +163,6 @@ def test_sample_of_many_texts_depends_on_their_position(tiny_folder: Folder) -> 
     rows = torch.stack([torch.as_tensor(layer_encoder.encode(view)).float().double() for view in passed_views])
     metric = of.LiDAR([1], views=2)
     for view in (1, 0):
-        metric.update(1, rows[view], view=view, index=torch.arange(510))
+        metric.update(rows[view], view=view, index=torch.arange(510), layer=1)
     assert layer_values(frame, "lidar")[1] == pytest.approx(float(metric.compute()), rel=1e-5)
     assert abs(layer_values(frame, "lidar")[1] - float(of.lidar(rows))) > 1e-5, "a sample of 500, not all"

@@ -59,6 +59,14 @@ _KEPT = re.compile(r".*(_ratio|_token_id|_token_index|conv_kernel|num_channels|i
 # What the rules above cannot guess: settings that must fit one another, or have no default. ``...`` drops one.
 _MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_expand": 2, "mamba_n_groups": 1, "mamba_d_state": 8}
 _SWIN = {"embed_dim": 8, "depths": [2, 2], "num_heads": [2, 4], "window_size": 2, "patch_size": 2}
+_ROPE_BY_KIND = {kind: {"rope_type": "default", "rope_theta": 1e4} for kind in ("full_attention", "sliding_attention")}
+_INDEXER = {
+    "indexer_n_heads": 4,
+    "indexer_kv_heads": 1,
+    "indexer_head_dim": 8,
+    "indexer_budget": 16,
+    "indexer_compress_ratio": 4,
+}
 SETTINGS: dict[str, dict[str, Any]] = {
     "bamba": {**_MAMBA, "attn_layer_indices": [1, 3]},
     "deepseek_v2": {"num_experts_per_tok": 2},
@@ -73,7 +81,20 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "gemma3n_text": {"vocab_size_per_layer_input": VOCAB, "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"], "num_kv_shared_layers": 0},
     "gemma4_text": {"vocab_size_per_layer_input": VOCAB, "num_kv_shared_layers": 0},
     "gemma4": {"text_config.vocab_size_per_layer_input": VOCAB, "text_config.num_kv_shared_layers": 0},
-    "dots1": {"n_routed_experts": 4, "n_group": 1, "topk_group": 1},
+    "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 2},
+    "bailing_hybrid": {"num_experts_per_token": 2},
+    "mistral4": {"rope_parameters.partial_rotary_factor": 1.0},
+    "hunyuan_vl_text": {"head_dim": 8, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 1, 1]}},
+    "hunyuan_vl": {"text_config.head_dim": 8, "text_config.rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 1, 1]}},
+    "qwen2_5_omni_thinker": {"text_config.rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}},
+    "step3p7": {"text_config.sliding_window": WINDOW},
+    "dbrx": {"attn_config.rope_theta": 1e4, "attn_config.clip_qkv": 8.0},
+    "cohere_compass_text": {"rope_parameters": _ROPE_BY_KIND},
+    "cohere_compass": {"text_config.rope_parameters": _ROPE_BY_KIND},
+    "neomme": {"rope_parameters.full_attention.partial_rotary_factor": 0.5, "per_layer_config": {"1": {"sliding_window": None}, "3": {"sliding_window": None}}},
+    "qwen4_exp_text": _INDEXER,
+    "qwen4_exp": {f"text_config.{name}": value for name, value in _INDEXER.items()},
+    "ernie4_5_vl_moe": {"text_config.rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}},
     "donut-swin": _SWIN,
     "maskformer-swin": _SWIN,
     "swin": _SWIN,
@@ -87,8 +108,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "granitemoehybrid": {**_MAMBA, "layer_types": ["mamba", "attention", "mamba", "attention"]},
     "hunyuan_v1_dense": {"head_dim": 8},
     "hunyuan_v1_moe": {"head_dim": 8},
-    "hunyuan_vl": {"text_config.head_dim": 8},
-    "hunyuan_vl_text": {"head_dim": 8},
     "lfm2_moe": {"layer_types": ["conv", "full_attention", "conv", "full_attention"]},
     "longformer": {"attention_window": [WINDOW] * DEPTH},
     "luke": {"entity_vocab_size": 8, "entity_emb_size": 16},

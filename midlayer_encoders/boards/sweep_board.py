@@ -371,5 +371,5 @@ def _cost_remarks(runs: Sequence[Run]) -> list[str]:
     for cost, name in COSTS.items():
         unknown = [run.name for run in runs if cost not in run.best.costs]
         if 0 < len(unknown) < len(runs):
-            remarks.append(f"No {name} noted for {', '.join(unknown)}: sweep again with this version to add them.")
+            remarks.append(f"No {name} recorded for {', '.join(unknown)}: repeat the sweep to add them.")
     return remarks

@@ -137,21 +137,25 @@ def read_texts(path: Path, *, field: str | None) -> list[str]:
         raise
 
 
-def results_folder(command: str, *models: str) -> Path:
-    """Return the folder that a command writes to without ``--out``.
+def results_folder(out: Path | None, command: str, *models: str) -> Path:
+    """Return the folder that a command writes to, by default one named after the models; refuse one of other files.
 
     Example:
-        >>> results_folder("compare", "EleutherAI/pythia-410m@step16000", "EleutherAI/pythia-410m").as_posix()
+        >>> results_folder(None, "compare", "EleutherAI/pythia-410m@step16000", "EleutherAI/pythia-410m").as_posix()
         'midlayer-results/compare-EleutherAI_pythia-410m_step16000-EleutherAI_pythia-410m'
     """
+    from midlayer_encoders.files import check_output_folder
+
     names = [Path(model).resolve().name if Path(model).is_dir() else model for model in models]
-    folder = "-".join([command, *(re.sub(r"[^\w.-]+", "_", name) for name in names)])
-    return Path("midlayer-results") / folder[:200]  # most file systems limit a name to 255 bytes
+    name = "-".join([command, *(re.sub(r"[^\w.-]+", "_", name) for name in names)])
+    folder = out or Path("midlayer-results") / name[:200]  # most file systems limit a name to 255 bytes
+    check_output_folder(folder)
+    return folder
 
 
 def load_model(model: str, options: EncoderOptions) -> LayerEncoder:
     """Return the encoder of a whole model."""
-    from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
+    from midlayer_encoders.encoder.sentence_transformers_encoder import complete_encoder
 
     with show_waiting("loading", f"Loading {model}"):
-        return LayerEncoder(model, -1, **options.changed())
+        return complete_encoder(model, options.changed())

@@ -62,15 +62,19 @@ def _devices() -> list[str]:
 
 
 def _caches() -> list[str]:
-    """Return the folders of downloads and their sizes."""
+    """Return the folders of downloads and converted models, and their sizes."""
     from huggingface_hub.constants import HF_HOME, HF_HUB_CACHE
     from rich.filesize import decimal
+
+    from midlayer_encoders.models.gguf_cache import gguf_cache
 
     folders = {
         "the hub": Path(HF_HUB_CACHE),
         "datasets": Path(os.environ.get("HF_DATASETS_CACHE") or Path(HF_HOME) / "datasets"),
         "mteb": Path(os.environ.get("MTEB_CACHE") or Path.home() / ".cache" / "mteb"),
     }
+    if (converted := gguf_cache()) is not None:
+        folders["converted GGUF files"] = converted
     lines = []
     for content, folder in folders.items():  # files with several links count once
         paths = (Path(parent) / name for parent, _, names in os.walk(folder) for name in names)

@@ -38,7 +38,7 @@ def compare(
     from midlayer_encoders import comparing
     from midlayer_encoders.comparing.compare import comparable
 
-    out = out or _arguments.results_folder("compare", base, *tuned)
+    out = _arguments.results_folder(out, "compare", base, *tuned)
     with _progress.show_progress() as progress:
         result = comparing.compare(
             base,
@@ -95,7 +95,7 @@ def progression(
     """
     from midlayer_encoders.comparing import progression as measure_progression
 
-    out = out or _arguments.results_folder("progression", model)
+    out = _arguments.results_folder(out, "progression", model)
     with _progress.show_progress() as progress:
         result = measure_progression(
             model,

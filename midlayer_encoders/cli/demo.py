@@ -23,9 +23,11 @@ def demo(out: Annotated[Path, Option(help="Folder for the results.")] = Path("mi
         midlayer demo --out runs/demo
     """
     from midlayer_encoders.cli.sweep import ONE_PASS_METRICS, run_sweep
+    from midlayer_encoders.files import check_output_folder
     from midlayer_encoders.models.hub import BUILT_IN, check_model
     from midlayer_encoders.tasks.docstrings import versions
 
+    check_output_folder(out)
     check_model(BUILT_IN)  # refuses missing weights before anything is read
     libraries = ", ".join(f"{name} {version}" for name, version in versions().items())
     _output.print_text(f"Scores depend on these versions, whose docstrings the tasks are made of: {libraries}.")
@@ -49,12 +51,15 @@ def demo_vision(
     from midlayer_encoders.cli import probe as probe_command
     from midlayer_encoders.cli._demo_digits import read_digits, train_digit_model
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
+    from midlayer_encoders.files import folder_lock
     from midlayer_encoders.measuring import measure_layers
     from midlayer_encoders.probing import ProbeSettings, probe
     from midlayer_encoders.report import write_figure, write_metrics_figure, write_report
     from midlayer_encoders.report.layer_charts import plot_probes
     from midlayer_encoders.report.results import write_frame
 
+    with folder_lock(out):  # refuses a folder of other files
+        pass
     train_set, test_set = read_digits()
     pretraining = train_set.only(range(5))
     images, labels = train_set.only(range(5, 10))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -49,6 +50,7 @@ def export(
     """
     from midlayer_encoders import export as exporting
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
+    from midlayer_encoders.encoder.spec import mteb_line
     from midlayer_encoders.media.text_lists import read_texts
 
     flags = {"overwrite": overwrite, "int8": int8, "optimize": optimize}
@@ -93,7 +95,9 @@ def export(
     if target == "sentence-transformers":
         _output.print_text("Load it with:")
         trust = ", trust_remote_code=True" if options.trust_remote_code else ""
-        _output.print_text(f'  SentenceTransformer("{place}"{trust})')
+        _output.print_text(f"  SentenceTransformer({json.dumps(str(place), ensure_ascii=False)}{trust})", wrap=False)
+        _output.print_text("mteb reads no name from a folder. Before evaluating it, set:")
+        _output.print_text(f"  {mteb_line(encoder.spec)}", wrap=False)
 
 
 def _read_scores(folder: Path, encoder: LayerEncoder) -> pl.DataFrame:

@@ -94,7 +94,7 @@ def metrics(
     from midlayer_encoders.report import write_metrics_figure
     from midlayer_encoders.report.results import write_frame
 
-    out = out or _arguments.results_folder("metrics", model)
+    out = _arguments.results_folder(out, "metrics", model)
     names = _arguments.parse_metrics(metric_names)
     passes = num_passes(names)  # refuses an unknown name before the model is loaded
     paths = {"texts": texts, "images": images, "audio": audio}

@@ -47,7 +47,7 @@ def probe(
     from midlayer_encoders.probing.examples import check_examples_path, read_examples
     from midlayer_encoders.probing.probe import UNUSED_SETTINGS
 
-    out = out or _arguments.results_folder("probe", model)
+    out = _arguments.results_folder(out, "probe", model)
     reason, names = UNUSED_SETTINGS[kind]
     names += ("pooling", "truncate_dim") if kind == "attentive" else ()
     _arguments.refuse_flags(context, f"with `--kind {kind}`, which {reason}", *names)

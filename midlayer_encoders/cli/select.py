@@ -12,7 +12,7 @@ from midlayer_encoders.cli import _arguments, _output, _progress
 from midlayer_encoders.cli._app import command
 from midlayer_encoders.encoder.options import EncoderOptions
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.files import read_lines, write_file
+from midlayer_encoders.files import check_output_folder, read_lines, write_file
 from midlayer_encoders.recipes import Recipe
 
 if TYPE_CHECKING:
@@ -52,6 +52,8 @@ def select_command(
     recipe_list, options = _arguments.parse_recipes(recipes, options)
     if field is not None and out is None and any(recipe.center for recipe in recipe_list or ()):
         raise OptionError("`--out` must be given with `--field` and a recipe that centers: it stores the texts.")
+    if out is not None:
+        check_output_folder(out)
     inputs = _arguments.read_texts(texts, field=field)
     label_list = None if labels is None else _read_labels(labels, len(inputs))
     encoder = _arguments.load_model(model, options)
@@ -139,8 +141,8 @@ def _write(selection: Selection, out: Path) -> None:
     from midlayer_encoders.report import write_figure
     from midlayer_encoders.report.results import write_frame
 
-    write_frame(selection.to_frame(), out / "selection.csv")
     write_frame(selection.frame, out / "frame.parquet")
+    write_frame(selection.to_frame(), out / "selection.csv")
     write_figure(selection.plot(), out / "selection.png")
     center = getattr(selection, "center", None)
     if center is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -117,6 +116,7 @@ def _print_cost(metrics: str | list[str]) -> None:
 def run_sweep(encoder: LayerEncoder, tasks: list[str], *, is_first: bool = True, **arguments: Any) -> None:
     """Run a sweep with progress, and print its table and report; exit with 1 if a task failed."""
     from midlayer_encoders import sweeping
+    from midlayer_encoders.files import shell_path
     from midlayer_encoders.sweeping.sweep_result import export_lines
 
     with _progress.show_progress(STAGES) as progress:
@@ -132,7 +132,7 @@ def run_sweep(encoder: LayerEncoder, tasks: list[str], *, is_first: bool = True,
     site = arguments.get("site", "block")
     export = None
     if set(result.frame["kind"]) == {"metric"} and not result.failures:
-        line = shlex.join(["midlayer", "select", result.notes.model, "--texts", tasks[0]])
+        line = f"midlayer select {shell_path(result.notes.model)} --texts {shell_path(tasks[0])}"
         advice = f"Nothing was scored: there are no labels. To choose a layer without labels: {line}"
         _output.print_text(advice, wrap=False)
     elif site != "block":

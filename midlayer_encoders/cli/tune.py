@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -81,7 +82,7 @@ def tune(
         _output.print_text(line)
     _output.print_report(report)
     _output.print_text("Load it with:")
-    _output.print_text(f'  SentenceTransformer("{result.model_folder}")', wrap=False)
+    _output.print_text(f"  SentenceTransformer({json.dumps(str(result.model_folder), ensure_ascii=False)})", wrap=False)
 
 
 def _parse_sizes(words: str | None) -> list[int] | None:

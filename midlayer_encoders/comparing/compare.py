@@ -20,9 +20,9 @@ from midlayer_encoders._deprecated import take_deprecated
 from midlayer_encoders._types import EncoderSpec, Layer, Progress, Stage
 from midlayer_encoders.comparing.checkpoints import is_folder
 from midlayer_encoders.encoder.options import EncoderKeywords, EncoderOptions, make_options
-from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
+from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder, complete_encoder
 from midlayer_encoders.errors import OptionError, short_repr
-from midlayer_encoders.files import expand_home
+from midlayer_encoders.files import check_output_folder, expand_home
 from midlayer_encoders.frame.schema import NamedSubject, tidy_frame, tidy_rows
 from midlayer_encoders.measuring import agreed, num_passes
 from midlayer_encoders.metrics import METRICS, PAPER_METRICS, TooFewTextsError
@@ -159,6 +159,7 @@ def compare(
     for model in models:
         if isinstance(model, LayerEncoder):
             model.check_own({name: value for name, value in options.items() if name != "norm"})
+    validation.check_fork()
     texts = validation.check_texts("texts", texts, minimum=0)
     if not _MIN_TEXTS <= len(texts) <= _MAX_TEXTS:
         raise OptionError(
@@ -168,18 +169,20 @@ def compare(
     seed = validation.check_seed(seed)
     validation.check_text("dataset", dataset)
     validation.check_path("out", out)
+    if out is not None:
+        check_output_folder(Path(out))
     validation.check_progress(progress)
     num_views = num_passes(names, views=views) - 1
     text_views = augment(texts, views=num_views, seed=seed) if num_views else []
     halves = random_halves(len(texts), intervals.resamples, seed=seed)
     inputs = _Inputs(texts, text_views, names, layers, encoder_options, halves, progress)
     measured = _measure_all(models, inputs)
-    first, *others = measured
+    first, *compared = measured
     result = CompareResult(
         pl.concat([_metric_rows(model, dataset) for model in measured]),
         Path(out) if out is not None else None,
-        pl.concat([_difference_frame(first, other, intervals.confidence, dataset) for other in others]),
-        pl.concat([_similarity_frame(first, other) for other in others]),
+        pl.concat([_difference_frame(first, other, intervals.confidence, dataset) for other in compared]),
+        pl.concat([_similarity_frame(first, other) for other in compared]),
         {
             "texts": f"{len(texts)} ({dataset})",
             "views": f"{len(inputs.views)}, seed {seed}",
@@ -191,7 +194,7 @@ def compare(
             "pooling": ", ".join(dict.fromkeys(model.spec.pooling for model in measured)),
             **versions(),
         },
-        [note for other in others for note in _pair_notes(first, other)],
+        [note for other in compared for note in _pair_notes(first, other)],
     )
     if result.folder is not None:
         result.save()
@@ -209,7 +212,7 @@ def _measure_all(models: Sequence[str | LayerEncoder], inputs: _Inputs) -> list[
             gc.collect()  # an encoder and its model card refer to each other, so the previous one is still in memory
             keywords = {**inputs.options.changed(), "revision": revision}
             # A variable would keep the encoder in memory while the next one loads.
-            measured.append(_measure_model(LayerEncoder(name, -1, **keywords), inputs, measured))
+            measured.append(_measure_model(complete_encoder(name, keywords), inputs, measured))
     return measured
 
 
@@ -476,7 +479,7 @@ def _measure_texts(encoder: LayerEncoder, inputs: _Inputs, done: Callable[[int],
     The encoder's pooling and default prompt apply; ``done`` is called after each batch with the number of its texts.
     """
     prompt = encoder.default_prompt
-    reader = layer_reader(encoder, layers=inputs.layers, norm=inputs.options.norm, prompt=prompt)
+    reader = layer_reader(encoder, layers=inputs.layers, norm=inputs.options.norm, prompt=prompt, normalize=False)
     rows = {layer: row for row, layer in enumerate(reader.layers)}
     token_metrics = [name for name in inputs.metrics if METRICS[name].kind == "tokens"]
     shape = (len(rows), len(inputs.texts))

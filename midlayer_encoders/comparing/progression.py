@@ -17,7 +17,7 @@ import polars as pl
 from midlayer_encoders._types import Layer, Progress, Stage
 from midlayer_encoders.comparing.checkpoints import Checkpoint, find_checkpoints
 from midlayer_encoders.encoder.options import EncoderKeywords, EncoderOptions, make_options
-from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder, measure
+from midlayer_encoders.encoder.sentence_transformers_encoder import complete_encoder, measure
 from midlayer_encoders.encoder.spec import base_name
 from midlayer_encoders.errors import DiskFullError, MidlayerError, OptionError, error_summary
 from midlayer_encoders.files import check_links, folder_lock
@@ -216,7 +216,7 @@ class _CheckpointMeasurer:
     def _measure(self, checkpoint: Checkpoint, stage: Stage) -> pl.DataFrame:
         start = stage.done
         gc.collect()  # an encoder and its model card refer to each other, so the previous one is still in memory
-        encoder = LayerEncoder(checkpoint.source, -1, **{**self.options.changed(), "revision": checkpoint.revision})
+        encoder = complete_encoder(checkpoint.source, {**self.options.changed(), "revision": checkpoint.revision})
         frame = measure(
             encoder,
             self.texts,

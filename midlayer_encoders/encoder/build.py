@@ -5,34 +5,64 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self, Unpack, cast
 
 import torch
 from huggingface_hub import ModelCard, ModelCardData
+from sentence_transformers.sentence_transformer.modules import Pooling as PoolingModule
 from sentence_transformers.util import get_device_name
 from torch import Tensor, nn
 
-from midlayer_encoders._types import EncoderSpec, Layer, LayerArgument, Medium, Pooling
+from midlayer_encoders._types import EncoderSpec, Layer, LayerArgument, Medium, Norm, Pooling
 from midlayer_encoders.encoder import prompting
 from midlayer_encoders.encoder import spec as names
 from midlayer_encoders.encoder.first_module import CombinedLayers, LayersTransformer, MemoryModule, transformer_module
 from midlayer_encoders.encoder.inputs import probe_features, sampling_rate, supported_media
 from midlayer_encoders.encoder.options import EncoderKeywords, EncoderOptions, make_options, normalize_layer
+from midlayer_encoders.encoder.saved_folder import SavedFolder, later_modules, load_saved_folder, pooling_name
 from midlayer_encoders.encoder.sentence_transformers_internals import PlainOnDisk
-from midlayer_encoders.encoder.verification import check_padding, check_states, turn_mask_off
+from midlayer_encoders.encoder.verification import (
+    check_module,
+    check_padding,
+    check_states,
+    check_uncut,
+    turn_mask_off,
+)
 from midlayer_encoders.errors import CutError, MidlayerError, OptionError, short_repr, warn_deprecated
 from midlayer_encoders.models.anatomy import Anatomy, deepest_layer, find_anatomy, resolve_layer
-from midlayer_encoders.models.cut import MOST_PLANS, Cut, JointCut, cut_model
+from midlayer_encoders.models.cut import MOST_PLANS, Cut, JointCut
+from midlayer_encoders.models.gguf_cache import TOKENIZER, converted_folder
 from midlayer_encoders.models.hub import BUILT_IN_MINILM, model_location, output_embeddings
 from midlayer_encoders.models.load import NoPlanError, load_cut
-from midlayer_encoders.models.padding import suffers_from_padding, wants_padding
-from midlayer_encoders.models.transformers_internals import gguf_read_once
+from midlayer_encoders.models.padding import wants_padding
 from midlayer_encoders.validation import check_choice
 
 # sentence-transformers replaces this placeholder by the repository when it pushes a folder.
 _FOLDER = "sentence_transformers_model_id"
+
+
+class _FixedSetting:
+    """An attribute of an encoder that is set once: a new value would change its spec, but not its vectors."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, encoder: Any, owner: type) -> Any:
+        return self if encoder is None else vars(encoder)[self.name]
+
+    def __set__(self, encoder: Any, value: Any) -> None:
+        if self.name in vars(encoder):
+            call = (
+                f"LayerEncoder(model, {value!r})" if self.name == "layer" else f"LayerEncoder(…, {self.name}={value!r})"
+            )
+            raise OptionError(
+                f"`{self.name}` must be chosen when an encoder is created: {call}. `encode_layers` reads the layers of "
+                "one encoder."
+            )
+        vars(encoder)[self.name] = value
 
 
 class BuiltEncoder(PlainOnDisk):
@@ -42,7 +72,7 @@ class BuiltEncoder(PlainOnDisk):
         source: the requested model: a folder, a name on the hub, ``"built-in"``, or the name of a module.
         name: name of the model in results and errors.
         options: the options.
-        layer: layer after which the model ends.
+        layer: layer after which the model ends; it cannot be changed, nor can ``num_layers``, ``norm`` and ``pooling``.
         num_layers: blocks of the complete model.
         tower_layers: layer of each tower of a joint model.
         mixture: layers that are combined, and their shares.
@@ -51,28 +81,41 @@ class BuiltEncoder(PlainOnDisk):
         max_pixels: the largest image size.
     """
 
+    layer: int = cast(Any, _FixedSetting())
+    num_layers: int = cast(Any, _FixedSetting())
+    norm: Norm = cast(Any, _FixedSetting())
+    pooling: Pooling = cast(Any, _FixedSetting())
+
     def _build_from_files(self, model: str, layer: LayerArgument, options: EncoderOptions) -> None:
         """Initialize an encoder of a folder or a name on the hub."""
+        with options.hub_access():
+            self._load_and_assemble(model, layer, options)
+
+    def _load_and_assemble(self, model: str, layer: LayerArgument, options: EncoderOptions) -> None:
         options.check_for_layer(layer)
         folder, gguf_file = model_location(model, options.gguf_file)
         if options.gguf_file not in (None, gguf_file):
             raise OptionError(f"`gguf_file` must be left out for {model!r}, but got {options.gguf_file!r}.")
-        saved = prompting.SavedPrompts()
-        if options.prompts is None and options.template is None:
-            saved = prompting.load_saved_prompts(folder, options.revision, gguf_file=gguf_file)
+        saved = load_saved_folder(folder, options, gguf_file=gguf_file)
         prompting.resolve_prompts(options, saved)  # raises before anything large is loaded
         name = "local/all-MiniLM-L6-v2" if model == BUILT_IN_MINILM else names.base_name(folder, gguf_file)
         remote_code = options.trust_remote_code
-        source = {"revision": options.revision, "gguf_file": gguf_file, "trust_remote_code": remote_code}
+        source = {"revision": None if gguf_file else options.revision, "trust_remote_code": remote_code}
         error: MidlayerError | None = None
         for plan in range(MOST_PLANS):
             try:
-                parts = _load_plan(folder, layer, options, source, plan)
+                converted: AbstractContextManager[tuple[str, Path | None]] = nullcontext((folder, None))
+                if gguf_file is not None:
+                    converted = converted_folder(folder, gguf_file, options.revision)
+                with converted as (files, path):
+                    parts = _load_plan(files, path, layer, options, source, saved, plan)
             except NoPlanError:
                 break
             except CutError as reason:
                 error = error or reason
-            except (MidlayerError, OSError, torch.OutOfMemoryError):
+            except MidlayerError as reason:
+                raise error or reason from reason.__cause__
+            except (OSError, torch.OutOfMemoryError):
                 raise
             except ImportError as reason:
                 cause = " ".join(str(reason).split())
@@ -85,7 +128,7 @@ class BuiltEncoder(PlainOnDisk):
                     )
                     error.__cause__ = reason
             else:
-                return self._assemble(model, name, *parts, options, gguf_file, saved)
+                return self._assemble(model, name, *parts, options, saved, gguf_file)
         assert error is not None
         raise error from error.__cause__
 
@@ -131,19 +174,14 @@ class BuiltEncoder(PlainOnDisk):
         deepest = deepest_layer(requested, anatomy.num_layers, name=type(module).__name__)
         # The hook needs a block; layer 0 is its input.
         cut = Cut(anatomy, deepest, options.norm, max(deepest, 1), "last_hidden_state")
-        first = MemoryModule(cut_model(copy.deepcopy(module).eval(), cut), processor, cut, medium)
+        first = MemoryModule(copy.deepcopy(module).eval(), processor, cut, medium)
         combined = _combined_layers(requested, options, cut)
         if combined is not None:
             first.layers = combined.layers
-        alone, padded = probe_features(first)
-        check_padding(first, alone, padded)
-        if suffers_from_padding(first.model) and padded is not None and "attention_mask" not in padded:
-            raise OptionError(
-                "`processor` must return an `attention_mask`, or must not pad: padding changes the module's states."
-            )
+        check_module(first, cut, *probe_features(first), module)
         name = f"module/{type(module).__name__}"
         encoder = cls.__new__(cls)
-        encoder._assemble(name, name, first, cut, None, combined, options)
+        encoder._assemble(name, name, first, cut, None, combined, options, SavedFolder())
         return encoder
 
     def _assemble(
@@ -155,34 +193,44 @@ class BuiltEncoder(PlainOnDisk):
         anatomy: Anatomy | None,
         combined: CombinedLayers | None,
         options: EncoderOptions,
+        saved: SavedFolder,
         gguf_file: str | None = None,
-        saved_prompts: prompting.SavedPrompts | None = None,
     ) -> None:
         """Initialize the encoder from its first module and the module that combines several layers, and check it."""
         counting = prompting.apply_template(first, options, name)
-        takes_text = "text" in supported_media(first.modalities)
-        saved = saved_prompts if saved_prompts is not None and takes_text else prompting.SavedPrompts()
+        if "text" not in supported_media(first.modalities):
+            saved = replace(saved, prompts={}, default_prompt_name=None)
+        if not saved.trained:
+            options = replace(options, dense=None)
         prompts, default_prompt_name = prompting.resolve_prompts(options, saved)
         towers = cut.towers if isinstance(cut, JointCut) else {}
         if towers and options.pooling is not None:
             raise OptionError(
                 f"`pooling` must be None for {name}, whose heads pool, or pass `tower`, but got {options.pooling!r}."
             )
-        modules = [first] if towers else [first, prompting.pooling_module(first, options.pooling)]
-        if combined is not None:
+        main = cut.towers["image"] if isinstance(cut, JointCut) else cut
+        normed = options.norm == "final" or not main.anatomy.final
+        last_layer = main.layer == main.anatomy.num_layers and normed and combined is None
+        modules = [first]
+        if not towers:
             width = first.get_embedding_dimension()
+            modules += later_modules(saved, width, options, name, last_layer=last_layer)
+        if combined is not None:
+            if not isinstance(modules[1], PoolingModule) or not isinstance(modules[1].pooling_mode, str):
+                raise OptionError(f"`pooling` must be named for several layers of {name}, which pools in its own way.")
             combined.embedding_dimension = width if combined.combine == "concat" else width // len(combined.layers)
-            modules.append(combined)
+            modules.insert(2, combined)
         super().__init__(
             modules=modules,
             device=options.device,
             prompts=prompts,
             default_prompt_name=default_prompt_name,
-            truncate_dim=options.truncate_dim,
+            truncate_dim=options.truncate_dim or saved.truncate_dim,
+            similarity_fn_name=cast(Any, options.similarity_fn_name or saved.similarity_fn_name),
             trust_remote_code=options.trust_remote_code,
             model_card_data=names.CardData(local_files_only=True),
         )
-        main = cut.towers["image"] if isinstance(cut, JointCut) else cut
+        self.module_kwargs = dict(saved.module_kwargs)
         self.source = source
         self.name = name
         self.options = options
@@ -191,15 +239,18 @@ class BuiltEncoder(PlainOnDisk):
         self.tower_layers = {name: tower.layer for name, tower in towers.items()}
         self.mixture = () if combined is None else tuple(zip(combined.layers, combined.weights, strict=True))
         self.norm = options.norm
-        self.pooling: Pooling = cast(Any, "head") if towers else options.pooling or "mean"
-        self.saved_prompts = saved
+        self.pooling = cast(Any, "head" if towers else pooling_name(modules[1:]))
+        self.saved = saved
         self.max_pixels = options.max_pixels
         self.counting = counting
         self._gguf_file = gguf_file
         self._truncation_warned = False
+        self._unknown_warned = False
         self._anatomy = anatomy
         options.check_for_media(self.media, self.name)
         if isinstance(cut, Cut) and options.bidirectional:
+            if getattr(first, "bypass", False):
+                raise OptionError(f"`bidirectional` must be False for {name}: its blocks pass on several streams.")
             turn_mask_off(self[0], cut, self.name)
             if not isinstance(self[0], MemoryModule) and not wants_padding(self.transformer):
                 check_padding(self[0], *probe_features(self[0]))
@@ -248,6 +299,7 @@ class BuiltEncoder(PlainOnDisk):
             similarity=self.similarity_fn_name,
             prompting=prompting.prompting_settings(options),
             mixture=self.mixture,
+            parts=names.part_digests(self[0]),
         )
 
     @property
@@ -258,6 +310,11 @@ class BuiltEncoder(PlainOnDisk):
                 f"`encoder` must have one stack of layers, but {self.name} has two towers. Load one: tower='image'."
             )
         first: Any = self[0]
+        if getattr(first, "bypass", False):
+            raise OptionError(
+                f"`encoder` must have layers that one pass can read, but {self.name} changes its states after its last "
+                "block. Read one layer at a time with `encode`, or pass norm='none'."
+            )
         return first.anatomy if isinstance(first, MemoryModule) else self._anatomy or find_anatomy(first.model)
 
     @property
@@ -288,24 +345,32 @@ class BuiltEncoder(PlainOnDisk):
 
     @property
     def after_pooling(self) -> list[str]:
-        """Names of the modules after the pooling."""
-        return [type(module).__name__ for module in list(self)[2:]]
+        """Names of the modules after the first one, except the pooling."""
+        return [type(module).__name__ for module in list(self)[1:] if not isinstance(module, PoolingModule)]
 
     def output_embeddings(self) -> Tensor:
         """Return the output embeddings of the language model, shape ``(V, D)``."""
         folder, _ = model_location(self.source)
-        return output_embeddings(self.transformer, folder, self.options.revision, gguf_file=self._gguf_file)
+        with self.options.hub_access():
+            return output_embeddings(self.transformer, folder, self.options.revision, gguf_file=self._gguf_file)
 
     def for_mteb(self) -> Any:
-        """Return this encoder for mteb, with its media.
+        """Return this encoder for mteb, with its media, number of parameters and memory in its ``ModelMeta``.
 
-        ``mteb.evaluate`` accepts a text encoder directly, but assumes that any local SentenceTransformer supports only
-        text, and refuses to run tasks of images or audio on it.
+        ``mteb.evaluate`` accepts a text encoder directly, but records no size of a local SentenceTransformer, assumes
+        that it supports only text, and refuses to run tasks of images or audio on it.
         """
         from mteb.models import SentenceTransformerEncoderWrapper
 
         wrapped = SentenceTransformerEncoderWrapper(self, target_sampling_rate=self.sampling_rate)
-        wrapped.mteb_model_meta = wrapped.mteb_model_meta.model_copy(update={"modalities": self.media})
+        size = sum(parameter.numel() * parameter.element_size() for parameter in self.parameters())
+        wrapped.mteb_model_meta = wrapped.mteb_model_meta.model_copy(
+            update={
+                "modalities": self.media,
+                "n_parameters": sum(parameter.numel() for parameter in self.parameters()),
+                "memory_usage_mb": round(size / 2**20, 1),
+            }
+        )
         return wrapped
 
     def model_card_text(self, repository: str | None = None, branch: str | None = None) -> str:
@@ -329,36 +394,64 @@ class BuiltEncoder(PlainOnDisk):
 
 
 def _load_plan(
-    folder: str, layer: LayerArgument, options: EncoderOptions, source: Mapping[str, Any], plan: int
+    folder: str,
+    gguf_file: Path | None,
+    layer: LayerArgument,
+    options: EncoderOptions,
+    source: Mapping[str, Any],
+    saved: SavedFolder,
+    plan: int,
 ) -> tuple[Any, Cut | JointCut, Anatomy | None, CombinedLayers | None]:
     """Load a model by one of the plans to read a layer, and verify the states."""
-    with nullcontext() if source["gguf_file"] is None else gguf_read_once():
-        loaded, cut = load_cut(
-            folder,
-            layer,
-            norm=options.norm,
-            tower=options.tower,
-            dtype=None if options.dtype is None else getattr(torch, options.dtype),
-            adapters=options.adapters,
-            device_map=options.device_map,
-            plan=plan,
-            spare=True,
-            **source,
-        )
-        first: Any = transformer_module(folder, loaded, cut, source, options)
+    loaded, cut = load_cut(
+        folder,
+        layer,
+        norm=options.norm,
+        tower=options.tower,
+        adapters=options.adapters,
+        gguf_file=gguf_file,
+        model_kwargs=_model_kwargs(options, saved),
+        config_kwargs={**saved.keywords("config_kwargs"), **(options.config_kwargs or {})},
+        plan=plan,
+        spare=True,
+        **source,
+    )
+    tokenizer = folder if gguf_file is None else str(Path(folder, TOKENIZER))
+    first: Any = transformer_module(tokenizer, loaded, cut, source, options, saved)
     if options.device_map is None:
         first.to(options.device or get_device_name())
     if isinstance(cut, JointCut):
         return first, cut, None, None
     alone, padded = probe_features(first)
-    anatomy = check_states(first, cut, alone, padded)
     combined = _combined_layers(layer, options, cut)
-    if combined is not None:
+    uncut = cut.output is None
+    if uncut:
+        anatomy, hooked = check_uncut(first, cut, alone)
+        if combined is not None and not hooked:
+            raise CutError(f"Layers of {type(loaded).__name__} are read one at a time. Pass one layer.")
+    else:
+        anatomy = check_states(first, cut, alone, padded)
+    if combined is not None or uncut:
         first.__class__ = LayersTransformer
         first.anatomy = anatomy
-        first.layers = combined.layers
+        first.layers = [cut.layer] if combined is None else combined.layers
         first.norm = options.norm
+    if uncut:
+        first.uncut = True
+        first.bypass = not hooked
+        check_padding(first, alone, padded)
     return first, cut, anatomy, combined
+
+
+def _model_kwargs(options: EncoderOptions, saved: SavedFolder) -> dict[str, Any]:
+    """Return the keywords of the model's ``from_pretrained``: those of the options, or else of the folder."""
+    values = saved.keywords("model_kwargs") | dict(options.model_kwargs or {})
+    dtype = values.pop("torch_dtype", None) or values.pop("dtype", None)
+    names = ("dtype", "device_map", "attn_implementation")
+    values |= {"dtype": dtype} | {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    if isinstance(values["dtype"], str) and values["dtype"] != "auto":
+        values["dtype"] = getattr(torch, values["dtype"].removeprefix("torch."))
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _combined_layers(layer: LayerArgument, options: EncoderOptions, cut: Cut) -> CombinedLayers | None:

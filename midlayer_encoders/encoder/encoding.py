@@ -8,6 +8,7 @@ import operator
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import replace
 from typing import Any, TypeAlias, cast
 
 import numpy as np
@@ -21,7 +22,7 @@ from midlayer_encoders.encoder import inputs as prepare
 from midlayer_encoders.encoder.first_module import MemoryModule, check_length
 from midlayer_encoders.encoder.options import check_device, device_name
 from midlayer_encoders.encoder.saving import SavableEncoder
-from midlayer_encoders.encoder.sentence_transformers_internals import encoding_order
+from midlayer_encoders.encoder.sentence_transformers_internals import encoding_order, prompt_length
 from midlayer_encoders.errors import NotFiniteError, OptionError, short_repr
 from midlayer_encoders.media import InputError, medium_of
 from midlayer_encoders.models.padding import suffers_from_padding, wants_padding
@@ -30,6 +31,7 @@ from midlayer_encoders.reading.batches import TextInputs, TokenBudget, batches_o
 from midlayer_encoders.reading.locks import turn
 from midlayer_encoders.reading.pooling import real_tokens
 from midlayer_encoders.reading.reader import layer_reader
+from midlayer_encoders.recipes import Counting
 from midlayer_encoders.validation import check_choice, check_count, check_text
 
 logger = logging.getLogger(__name__)
@@ -55,6 +57,11 @@ class EmbeddingEncoder(SavableEncoder):
     def max_seq_length(self, value: int) -> None:
         if isinstance(self[0], MemoryModule) or self.tokenizer is None:  # it would change the spec but no vector
             raise OptionError(f"`max_seq_length` must be left alone for {self.name}, which is not tokenized here.")
+        if self.counting.placed.copies > 1:
+            raise OptionError(
+                "`max_seq_length` must be left alone with a template that repeats the text, because both copies have "
+                f"to fit. Write LayerEncoder({self.name!r}, …, max_length={value}) instead."
+            )
         cast(Any, self[0]).max_seq_length = check_length("max_seq_length", value, self.transformer, self.name)
 
     def encode(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -216,6 +223,8 @@ class EmbeddingEncoder(SavableEncoder):
         self._check_ids(features.get("input_ids"))
         if not self._truncation_warned:
             self._warn_truncation(inputs, features, prompt)
+        if not self._unknown_warned:
+            self._warn_unknown(inputs, features)
         return prepare.with_padded_column(features) if wants_padding(self.transformer) else features
 
     def _check_ids(self, ids: Tensor | None) -> None:
@@ -239,6 +248,16 @@ class EmbeddingEncoder(SavableEncoder):
         """Return the model's inputs for a batch, on the host."""
         features = self.preprocess(inputs, prompt=prompt).items()
         return {key: value for key, value in features if isinstance(value, Tensor) and key not in _NOT_MODEL_INPUTS}
+
+    @property
+    def leaves_out_prompts(self) -> bool:
+        """Whether the pooling leaves out the tokens of a prompt."""
+        return not all(getattr(module, "include_prompt", True) for module in self)
+
+    def pooled_tokens(self, prompt: str) -> Counting:
+        """Return which tokens to pool after a prompt."""
+        length = prompt_length(self[0], prompt) if prompt and self.leaves_out_prompts else 0
+        return replace(self.counting, prompt_tokens=length)
 
     def model_inputs(self, inputs: Sequence[Any], *, prompt: str | None = None) -> dict[str, Tensor]:
         """Return the model's inputs for a batch, on its device."""
@@ -266,7 +285,9 @@ class EmbeddingEncoder(SavableEncoder):
             return features if self.training else _without_empty(features, features.get("attention_mask"))
         features = self._media_states(input) if is_media else first(input)
         mask = features["attention_mask"]
-        features["attention_mask"] = counted = self.counting(mask).to(mask.dtype)
+        prompt_tokens = int(features.pop("prompt_length", 0)) if self.leaves_out_prompts else 0
+        counting = replace(self.counting, prompt_tokens=prompt_tokens)
+        features["attention_mask"] = counted = counting(mask).to(mask.dtype)
         for module in later:
             features = module(features)
         features["attention_mask"] = mask
@@ -286,17 +307,35 @@ class EmbeddingEncoder(SavableEncoder):
     def _warn_truncation(self, inputs: Sequence[Any], features: dict[str, Any], prompt: str | None) -> None:
         limit = self.max_seq_length
         mask = features.get("attention_mask")
-        if limit is None or mask is None or mask.ndim != 2 or int(mask.sum(dim=1).max()) < limit:
+        if limit is None or mask is None or mask.ndim != 2 or (longest := int(mask.sum(dim=1).max())) < limit:
             return
         row = int(mask.sum(dim=1).argmax())
         if not isinstance(inputs[row], str) or self.tokenizer is None:
             return
         length = len(self.tokenizer((prompt or "") + inputs[row], truncation=False, verbose=False)["input_ids"])
-        if length > limit:
+        if length > longest:  # both copies of a repeated text count
             self._truncation_warned = True
             logger.warning(
-                f"A text of {length} tokens is truncated to {limit} ({inputs[row][:40]!r}…); reported once. "
+                f"A text of {length} tokens is truncated to {longest} ({inputs[row][:40]!r}…); reported once. "
                 "Pass `max_length` to choose the limit, or split long texts."
+            )
+
+    def _warn_unknown(self, inputs: Sequence[Any], features: dict[str, Any]) -> None:
+        unknown = getattr(self.tokenizer, "unk_token_id", None)
+        special = [token for token in getattr(self.tokenizer, "all_special_ids", ()) if token != unknown]
+        names = ("pad_token_id", "eos_token_id", "bos_token_id", "cls_token_id", "sep_token_id")
+        mask = features.get("attention_mask")
+        if unknown is None or mask is None or unknown in [getattr(self.tokenizer, name, None) for name in names]:
+            return
+        words = features["input_ids"][mask.bool()]
+        words = words[~torch.isin(words, torch.tensor(special, dtype=words.dtype))]
+        share = float((words == unknown).float().mean()) if len(words) else 0.0
+        if share > 0.5:
+            self._unknown_warned = True
+            logger.warning(
+                f"{share:.0%} of the tokens of a batch ({str(inputs[0])[:40]!r}…) are unknown to the tokenizer of "
+                f"{self.name}; reported once. Texts of unknown tokens have equal vectors: check letter case, language "
+                "and alphabet."
             )
 
     def _check_finite(self, inputs: Sequence[Any], embeddings: Any, single: bool) -> None:

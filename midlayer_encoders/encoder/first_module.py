@@ -6,6 +6,7 @@ several layers are concatenated, pooled (every pooling acts on each dimension se
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -18,14 +19,22 @@ from torch import Tensor, nn
 from midlayer_encoders._types import Combine, Medium, Norm
 from midlayer_encoders.encoder.inputs import probe_features
 from midlayer_encoders.encoder.options import EncoderOptions
+from midlayer_encoders.encoder.saved_folder import SavedFolder
 from midlayer_encoders.encoder.sentence_transformers_internals import tokenizer_alone, transformer_around
-from midlayer_encoders.encoder.spec import processor_name
+from midlayer_encoders.encoder.spec import structure_digest
 from midlayer_encoders.errors import CutError, MidlayerError, ModelNotFoundError, OptionError, short_repr
 from midlayer_encoders.models import transformers_internals as internals
 from midlayer_encoders.models.anatomy import Anatomy, find_anatomy
 from midlayer_encoders.models.cut import Cut, JointCut
+from midlayer_encoders.models.hub import access_options
 from midlayer_encoders.models.padding import suffers_from_padding
-from midlayer_encoders.reading.capture import capture, layers_watched, side_by_side
+from midlayer_encoders.reading.capture import (
+    accepted_arguments,
+    blocks_bypassed,
+    capture,
+    layers_watched,
+    side_by_side,
+)
 from midlayer_encoders.validation import check_count
 
 # The medium of a model by the first argument of its forward pass; its processor may support others, too.
@@ -33,9 +42,11 @@ _MEDIA = {"pixel_values": "image", "input_values": "audio", "input_features": "a
 # Text towers that need texts padded to the maximum length: SigLIP pools the last position, and AIMv2's attention is
 # causal only on padded batches (transformers 5.17 to 5.22).
 _PADDED_ALWAYS = {"siglip", "siglip2", "aimv2", "aimv2_text_model"}
+_EMPTY_TOKENS = 2  # tokens beside the special ones in a tokenizer without a vocabulary
+_PADDING_ROWS = 1024  # embeddings without a token, which make their number a multiple of a power of two
 # The arguments of a processor in memory.
 _CALLS: dict[str, dict[str, Any]] = {
-    "text": {"padding": True, "truncation": True},
+    "text": {"padding": True, "truncation": True, "return_attention_mask": True},
     "audio": {"padding": True, "return_attention_mask": True},
 }
 
@@ -44,17 +55,28 @@ _CALLS: dict[str, dict[str, Any]] = {
 
 
 def transformer_module(
-    model: str, loaded: Any, cut: Cut | JointCut, source: Mapping[str, Any], options: EncoderOptions
+    model: str,
+    loaded: Any,
+    cut: Cut | JointCut,
+    source: Mapping[str, Any],
+    options: EncoderOptions,
+    saved: SavedFolder,
 ) -> Transformer:
     """Return the module that prepares inputs and returns the layer's states, or a joint model's projections."""
     config = loaded.config
     try:
         processor_options = _processor_options(model, loaded, source, options.max_length)
+        processor_options = {
+            **saved.keywords("processor_kwargs"),
+            **access_options(),
+            **processor_options,
+            **(options.processor_kwargs or {}),
+        }
         if isinstance(cut, JointCut):
             processor_options.pop("model_input_names", None)  # its processor decides about the mask
         language = isinstance(cut, Cut) and cut.language
         with tokenizer_alone(model, processor_options) if language else nullcontext(model) as folder:
-            module = transformer_around(loaded, folder, processor_options)
+            module = transformer_around(loaded, folder, processor_options, saved.transformer_settings)
     except (MidlayerError, ImportError):
         raise
     except Exception as reason:  # transformers passes on the errors of its parsers
@@ -62,9 +84,6 @@ def transformer_module(
             f"`model` must hold a tokenizer or processor that transformers can read, but {model!r} does not "
             f"({type(reason).__name__}: {reason}). Save the files again with `save_pretrained`, or download them again."
         ) from reason
-    if getattr(loaded, "hf_quantizer", None) is not None:  # loaded GGUF weights are plain
-        loaded.hf_quantizer = None
-        vars(config).pop("quantization_config", None)
     if config.model_type == internals.TIMM and not hasattr(config, "num_features"):
         config.num_features = loaded.timm_model.num_features  # only timm's files have it
     if hasattr(config, "mask_ratio"):
@@ -79,6 +98,7 @@ def transformer_module(
         # Some extractors return no mask by default.
         module.processing_kwargs = {"audio": {"return_attention_mask": True}}
     if module.tokenizer is not None:
+        _check_vocabulary(module.tokenizer, loaded, model)
         _make_padding_safe(module.tokenizer, model)
         limits = (module.tokenizer.model_max_length, most_tokens(loaded))
         module.tokenizer.model_max_length = min(filter(None, limits))
@@ -93,7 +113,8 @@ def _processor_options(model: str, loaded: Any, source: Mapping[str, Any], max_l
         # Many audio models have no tokenizer, and transformers requires one unless the config names a processor class.
         from transformers import AutoFeatureExtractor
 
-        config.processor_class = type(AutoFeatureExtractor.from_pretrained(model, **options)).__name__
+        extractor = AutoFeatureExtractor.from_pretrained(model, **access_options(), **options)
+        config.processor_class = type(extractor).__name__
         options["config"] = config
     elif medium is None and getattr(config, "model_type", "") != "imagegpt":
         if not hasattr(config, "type_vocab_size"):  # GPT-2 would embed the token types
@@ -105,7 +126,8 @@ def _processor_options(model: str, loaded: Any, source: Mapping[str, Any], max_l
 
 def _read_states(module: Any, cut: Cut, model: str, chat_template: bool) -> None:
     """Make the module return the layer's states for the medium of its model."""
-    entry = {"method": "forward", "method_output_name": cut.output if isinstance(cut.output, str) else list(cut.output)}
+    output = cut.output or "last_hidden_state"
+    entry = {"method": "forward", "method_output_name": output if isinstance(output, str) else list(output)}
     modalities = [key for key in module.modality_config if chat_template or key != "message"]
     if chat_template and "message" not in modalities:
         raise OptionError(f"`chat_template` must be False for {model}: its tokenizer has no chat template.")
@@ -114,6 +136,19 @@ def _read_states(module: Any, cut: Cut, model: str, chat_template: bool) -> None
         modalities = [medium]
     module.modality_config = {key: {**module.modality_config[key], **entry} for key in modalities}
     module.module_output_name = "token_embeddings"
+
+
+def _check_vocabulary(tokenizer: Any, loaded: Any, model: str) -> None:
+    """Raise if a tokenizer lacks the vocabulary of its model: without one, transformers makes an almost empty one."""
+    size = len(tokenizer)
+    table = internals.input_embeddings(getattr(loaded, "text_model", loaded))
+    rows = getattr(table, "num_embeddings", None) or size
+    only_special = size <= len(set(tokenizer.all_special_ids)) + _EMPTY_TOKENS
+    if only_special or rows - size > max(size, _PADDING_ROWS):
+        raise ModelNotFoundError(
+            f"`model` must hold the vocabulary of its tokenizer, but {model!r} does not: its tokenizer has {size} "
+            f"tokens and the model {rows:,} embeddings. Save the tokenizer there with `save_pretrained`."
+        )
 
 
 def _make_padding_safe(tokenizer: Any, model: str) -> None:
@@ -164,18 +199,21 @@ class MemoryModule(InputModule):
     """Prepares inputs with a processor, and reads the layer's states with a hook on its block.
 
     Args:
-        model: cut after the layer, or after the first block for layer 0.
+        model: uncut, or cut after the layer, or after the first block for layer 0.
         processor: a transformers processor, or a function from a list of inputs to a tensor (the model's first
             argument) or to a mapping of tensors (keyword arguments).
         cut: the cut of the model.
         medium: the medium of the inputs.
     """
 
-    config_keys: list[str] = ["blocks", "final", "layer", "norm", "medium", "prepared_by"]  # noqa: RUF012  (as in the base class)
+    config_keys: list[str] = ["blocks", "final", "layer", "norm", "medium", "structure"]  # noqa: RUF012  (as in the base class)
     get_embedding_dimension = _probed_width
 
     def __init__(self, model: nn.Module, processor: Callable[..., Any], cut: Cut, medium: Medium) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        if getattr(processor, "padding_side", "right") == "left":
+            processor = copy.deepcopy(processor)
+            processor.padding_side = "right"  # type: ignore[attr-defined]  # which leaves positions unchanged
         self.model = model
         self.processor = processor
         self.medium = medium
@@ -183,11 +221,15 @@ class MemoryModule(InputModule):
         self.final = list(cut.anatomy.final)
         self.layer = cut.layer
         self.norm = cut.norm
-        self.prepared_by = processor_name(processor)
-        self.anatomy = find_anatomy(model, blocks=cut.anatomy.blocks, final=cut.anatomy.final)
+        self.structure = structure_digest(model)
+        self.find_layers()
         self.tokenizer = processor if medium == "text" and hasattr(processor, "pad_token") else None
         self._arguments = list(inspect.signature(model.forward).parameters)
         self.layers = [cut.layer]
+
+    def find_layers(self) -> None:
+        """Locate the layers of the model, after it was cut or replaced."""
+        self.anatomy = find_anatomy(self.model, blocks=self.blocks, final=tuple(self.final))
 
     @property
     def modalities(self) -> list[Any]:
@@ -200,8 +242,6 @@ class MemoryModule(InputModule):
         options: dict[str, Any] = {}
         if hasattr(self.processor, "save_pretrained"):  # else a plain function
             options = {"return_tensors": "pt", **_CALLS.get(self.medium, {})}
-            if hasattr(self.processor, "padding_side"):
-                options["padding_side"] = "right"  # which leaves positions unchanged
             if self.medium == "audio":
                 options["sampling_rate"] = batch[0]["sampling_rate"]
                 batch = [waveform["array"] for waveform in batch]
@@ -214,6 +254,11 @@ class MemoryModule(InputModule):
             )
         return {**features, "modality": self.medium}
 
+    def arguments(self, features: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the features that are arguments of the model."""
+        tensors = {key: value for key, value in features.items() if key in self._arguments or isinstance(value, Tensor)}
+        return internals.without_cache(self.model, accepted_arguments(self.model, tensors))
+
     def forward(self, features: dict[str, Any], **_: Any) -> dict[str, Any]:
         """Return the features with the layer's states as ``token_embeddings``."""
         states: dict[int, Tensor] = {}
@@ -221,8 +266,7 @@ class MemoryModule(InputModule):
         def receive(layer: int, _: str, layer_states: Tensor) -> None:
             states[layer] = layer_states
 
-        arguments = {key: value for key, value in features.items() if key in self._arguments}
-        inputs = internals.without_cache(self.model, arguments)
+        inputs = self.arguments(features)
         capture(self.model, inputs, receive, anatomy=self.anatomy, layers=self.layers, norm=self.norm)
         return {**features, "token_embeddings": side_by_side([states[layer] for layer in self.layers])}
 
@@ -241,31 +285,44 @@ class LayersTransformer(Transformer):
     """sentence-transformers' module around a cut model, with the concatenated states of several layers.
 
     Attributes:
-        anatomy: anatomy of the cut model.
+        anatomy: anatomy of the model.
         layers: layers in the order of their states.
         norm: norm of the states of each layer.
+        uncut: whether the model is uncut, because a cut would change its layers.
+        bypass: whether the uncut model applies its own operations after the last block to the states of one layer,
+            instead of ``anatomy.final``.
     """
 
     anatomy: Anatomy
     layers: list[int]
     norm: Norm
+    uncut: bool = False
+    bypass: bool = False
     get_embedding_dimension = _probed_width
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # it adds and removes hooks
     def forward(self, features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
         """Return the features with the states of all layers as ``token_embeddings``."""
+        if self.bypass:
+            with blocks_bypassed(self.model, self.anatomy, *self.layers):
+                return super().forward(features, **kwargs)
         states: dict[int, Tensor] = {}
         deepest = max(self.layers)
-        earlier = [layer for layer in self.layers if layer != deepest]
+        hooked = [layer for layer in self.layers if self.uncut or layer != deepest]
+        output: dict[str, Any] = {**features}
 
         def receive(layer: int, _: str, layer_states: Tensor) -> None:
             states[layer] = layer_states
 
-        with layers_watched(self.model, receive, anatomy=self.anatomy, layers=earlier, norm=self.norm):
-            output: dict[str, Any] = super().forward(features, **kwargs)
-        states[deepest] = output["token_embeddings"]
-        length = states[deepest].shape[1]
-        output["token_embeddings"] = side_by_side([states[layer][:, :length] for layer in self.layers])
+        with layers_watched(
+            self.model, receive, anatomy=self.anatomy, layers=hooked, norm=self.norm, complete=not self.uncut
+        ):
+            output |= super().forward(features, **kwargs)
+        if not self.uncut:
+            states[deepest] = output["token_embeddings"]
+        # Some models pad to whole windows internally.
+        sized = output["input_ids"] if self.uncut and "input_ids" in output else states[deepest]
+        output["token_embeddings"] = side_by_side([states[layer][:, : sized.shape[1]] for layer in self.layers])
         return output
 
 

@@ -95,7 +95,7 @@ def is_conversation(item: Any) -> bool:
 
 def is_pair(item: Any) -> bool:
     """Return whether an input is a pair of texts, which sentence-transformers passes to the tokenizer."""
-    return isinstance(item, tuple) and len(item) == 2 and all(isinstance(text, str) for text in item)
+    return isinstance(item, tuple | list) and len(item) == 2 and all(isinstance(text, str) for text in item)
 
 
 def least_samples(config: Any) -> int:

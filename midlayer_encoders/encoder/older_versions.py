@@ -90,7 +90,7 @@ def _rewrite_pooling(path: Path) -> None:
     """Add a boolean key for each pooling to ``pooling_mode``."""
     config = read_json(path)
     mode = config["pooling_mode"]
-    legacy = {key: name == mode for name, key in _POOLING_KEYS.items()}
+    legacy = {key: name in ([mode] if isinstance(mode, str) else mode) for name, key in _POOLING_KEYS.items()}
     current = {"word_embedding_dimension": config["embedding_dimension"], "pooling_mode": mode}
     write_json(path, {**current, **legacy, "include_prompt": config["include_prompt"]})
 

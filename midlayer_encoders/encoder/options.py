@@ -11,6 +11,7 @@ import os
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import Field, dataclass, field, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
@@ -19,6 +20,7 @@ from midlayer_encoders import validation
 from midlayer_encoders._deprecated import take_deprecated
 from midlayer_encoders._types import MAX_PIXELS, NORMS, POOLINGS, Combine, LayerArgument, Norm, Pooling
 from midlayer_encoders.errors import DeviceError, LayerIndexError, OptionError, did_you_mean, short_repr
+from midlayer_encoders.files import shell_path
 from midlayer_encoders.recipes import SMALLEST_SAMPLE, TEXT_KINDS, Recipe, Template, check_template, has_name, recipe_of
 
 if TYPE_CHECKING:
@@ -29,6 +31,7 @@ NO_SITE = "`site` must be left out for an encoder: a cut model ends after a bloc
 _DTYPES = ("float32", "float16", "bfloat16", "float64")
 _DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")  # accelerate's strategies
 _DEPRECATED = {"weights": "layer_weights"}
+SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")  # of sentence-transformers
 
 
 class EncoderKeywords(TypedDict, total=False):
@@ -58,9 +61,18 @@ class EncoderKeywords(TypedDict, total=False):
     template_tokens: bool | None
     whiten: bool
     embed_filter: bool
-    normalize: bool
+    normalize: bool | None
+    dense: Literal["keep", "drop"] | None
+    similarity_fn_name: str | None
     combine: Combine
     layer_weights: Sequence[float] | None
+    model_kwargs: Mapping[str, Any] | None
+    processor_kwargs: Mapping[str, Any] | None
+    config_kwargs: Mapping[str, Any] | None
+    attn_implementation: str | None
+    cache_folder: str | None
+    token: bool | str | None
+    local_files_only: bool
 
 
 # --- validation: each function returns the value in its canonical type, or raises an OptionError ----------------------
@@ -105,6 +117,26 @@ def _check_layer_weights(argument: str, weights: Any) -> list[float]:
     if sum(numbers) <= 0:
         raise OptionError(f"`{argument}` must include a positive weight, but got {numbers}.")
     return numbers
+
+
+def _check_keywords(argument: str, keywords: Any) -> dict[str, Any]:
+    if not isinstance(keywords, Mapping) or not all(isinstance(name, str) for name in keywords):
+        raise OptionError(f"`{argument}` must be a dict of keywords, but got {short_repr(keywords)}.")
+    return dict(keywords)
+
+
+def _check_folder(argument: str, folder: Any) -> str:
+    return validation.check_text(argument, os.fspath(folder) if isinstance(folder, os.PathLike) else folder)
+
+
+def _check_token(argument: str, token: Any) -> bool | str:
+    if not isinstance(token, bool | str):  # a message must not show it
+        raise OptionError(f"`{argument}` must be a token or True, but got a {type(token).__name__}.")
+    return token
+
+
+def _check_similarity(argument: str, similarity: Any) -> str:
+    return validation.check_choice(argument, getattr(similarity, "value", similarity), SIMILARITIES)
 
 
 # --- parsing: each function returns an option's value from the words of its flag, or raises a ValueError --------------
@@ -166,8 +198,8 @@ class EncoderOptions:
     Attributes:
         norm: final applies the model's final norm to the layer's states; none takes the raw residual stream. With
             ``final`` the encoder equals the model without its last blocks.
-        pooling: mean (the default), last, cls, max or weightedmean. A joint model pools with its heads and accepts no
-            other pooling.
+        pooling: mean, last, cls, max or weightedmean; by default that of a sentence-transformers folder, else mean. A
+            joint model pools with its heads and accepts no other pooling.
         tower: text or image: use only this tower of a joint model such as CLIP.
         revision: Branch, tag or commit on the hub, such as step1000.
         dtype: float32, bfloat16, float16 or float64; by default the dtype of the files.
@@ -193,9 +225,20 @@ class EncoderOptions:
         template_tokens: Pool the tokens of the template, too (the default).
         whiten: Scale directions by their spread over the texts of --center.
         embed_filter: Keep only the middle singular directions of the output embeddings.
-        normalize: Scale every vector to length 1.
+        normalize: Scale every vector to length 1; by default only if a sentence-transformers folder does.
+        dense: keep or drop the trained modules of a sentence-transformers folder, such as Dense. By default the last
+            layer keeps them, and an earlier layer, which they were not trained for, is refused.
+        similarity_fn_name: cosine, dot, euclidean or manhattan; by default that of the folder, else cosine.
         combine: mean or concat, for several layers.
         layer_weights: Weight of each layer in the mean, separated by commas: 1,2,1.
+        model_kwargs: Keywords of the model's ``from_pretrained``. ``dtype``, ``device_map`` and ``attn_implementation``
+            become the options of these names.
+        processor_kwargs: Keywords of the tokenizer's or processor's ``from_pretrained``.
+        config_kwargs: Settings that replace those of the model's config.
+        attn_implementation: Attention of transformers: eager, sdpa, flash_attention_2, ….
+        cache_folder: Folder of files from the hub.
+        token: Token for the hub.
+        local_files_only: Use only files on this machine.
     """
 
     norm: Norm = _option("final", partial(validation.check_choice, choices=NORMS), in_memory=True)
@@ -230,13 +273,26 @@ class EncoderOptions:
     template_tokens: bool | None = _option(None, validation.check_flag, medium="text")
     whiten: bool = _option(False, validation.check_flag, in_memory=True)
     embed_filter: bool = _option(False, validation.check_flag, medium="text")
-    normalize: bool = _option(False, validation.check_flag, in_memory=True)
+    normalize: bool | None = _option(None, validation.check_flag, in_memory=True)
+    dense: Literal["keep", "drop"] | None = _option(
+        None, partial(validation.check_choice, choices=("keep", "drop")), medium="text"
+    )
+    similarity_fn_name: str | None = _option(None, _check_similarity, flag="similarity", in_memory=True)
     combine: Combine = _option(
         "mean", partial(validation.check_choice, choices=get_args(Combine)), in_memory=True, several=True
     )
     layer_weights: tuple[float, ...] | None = _option(
         None, _check_layer_weights, flag="weights", parse=_parse_layer_weights, in_memory=True, several=True
     )
+    model_kwargs: Mapping[str, Any] | None = _option(None, _check_keywords, flag=None)
+    processor_kwargs: Mapping[str, Any] | None = _option(None, _check_keywords, flag=None)
+    config_kwargs: Mapping[str, Any] | None = _option(None, _check_keywords, flag=None)
+    attn_implementation: str | None = _option(None, validation.check_text)
+    cache_folder: str | None = _option(None, _check_folder, flag=None, recreates=False)
+    token: bool | str | None = field(
+        default=None, repr=False, metadata={"check": _check_token, "flag": None, "recreates": False}
+    )
+    local_files_only: bool = _option(False, validation.check_flag, flag=None, recreates=False)
 
     def __post_init__(self) -> None:
         if self.recipe is not None:
@@ -283,6 +339,12 @@ class EncoderOptions:
             for name, value in self.changed().items()
             if option_fields()[name].metadata.get("recreates", True) and (name not in recipe or recipe[name] != value)
         }
+
+    def hub_access(self) -> AbstractContextManager[None]:
+        """Return a context in which files are read with the token, the cache and the restriction of the options."""
+        from midlayer_encoders.models.hub import hub_access
+
+        return hub_access(token=self.token, cache_folder=self.cache_folder, local_files_only=self.local_files_only)
 
     def check_for_module(self) -> None:
         """Raise an :class:`OptionError` if an option is set that does not apply to a module in memory."""
@@ -332,6 +394,7 @@ def make_options(keywords: Mapping[str, Any], **defaults: Any) -> EncoderOptions
     """
     values = {**defaults, **keywords}
     values |= take_deprecated(values, _DEPRECATED)
+    _take_sentence_transformers_names(values)
     if "site" in values:
         raise OptionError(NO_SITE)
     for name in values:
@@ -346,6 +409,23 @@ def make_options(keywords: Mapping[str, Any], **defaults: Any) -> EncoderOptions
         )
     check_device(options.device)
     return options
+
+
+def _take_sentence_transformers_names(values: dict[str, Any]) -> None:
+    """Replace keywords that are named otherwise in ``SentenceTransformer``, or that ``model_kwargs`` holds."""
+    validation.check_choice("backend", values.pop("backend", "torch"), ("torch",))
+    model_kwargs = _check_keywords("model_kwargs", {} if values.get("model_kwargs") is None else values["model_kwargs"])
+    renamed = [(values, "max_seq_length", "max_length"), (values, "tokenizer_kwargs", "processor_kwargs")]
+    renamed += [(model_kwargs, name, name) for name in ("dtype", "device_map", "attn_implementation")]
+    for keywords, old, new in [*renamed, (model_kwargs, "torch_dtype", "dtype")]:
+        value = keywords.pop(old, None)
+        if value is None or (new == "dtype" and value == "auto"):  # the default
+            continue
+        if values.get(new) is not None:
+            raise OptionError(f"`{old}` must be left out with `{new}`, which means the same, but got {value!r}.")
+        values[new] = value
+    if "model_kwargs" in values:
+        values["model_kwargs"] = model_kwargs or None
 
 
 def normalize_layer(layer: Any) -> Any:
@@ -407,16 +487,17 @@ def shell_line(model: str, layer: LayerArgument, options: EncoderOptions, *, out
         >>> shell_line("EleutherAI/pythia-410m", 17, EncoderOptions(pooling="last", chat_template=True), out="layer-17")
         'midlayer export EleutherAI/pythia-410m --layer 17 --pooling last --chat-template --out layer-17'
     """
-    if options.center is not None:
-        raise OptionError("`center` cannot be written as a command because it holds texts. Use the Python line.")
+    for name in options.recreating():
+        if option_fields()[name].metadata.get("flag", "") is None:
+            raise OptionError(f"`{name}` cannot be written as a command because it has no flag. Use the Python line.")
     if isinstance(layer, Mapping):
         layers = [f"{tower}={number}" for tower, number in layer.items()]
     else:
         layers = [str(number) for number in (layer if isinstance(layer, Sequence) else [layer])]
-    words = ["midlayer", "export", model, "--layer", ",".join(layers)]
+    words = ["--layer", ",".join(layers)]
     for name, value in options.recreating().items():
         words += _flag_words(flag_name(option_fields()[name]), value)
-    return shlex.join([*words, "--out", out])
+    return f"midlayer export {shell_path(model)} {shlex.join([*words, '--out', out])}"
 
 
 def flag_name(option: Field[Any]) -> str:

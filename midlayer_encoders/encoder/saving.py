@@ -19,6 +19,7 @@ from midlayer_encoders.encoder.build import BuiltEncoder
 from midlayer_encoders.encoder.first_module import CombinedLayers, LayersTransformer, MemoryModule
 from midlayer_encoders.encoder.inputs import probe_features, probe_inputs
 from midlayer_encoders.encoder.older_versions import LOADER_FILES, make_readable_by_older
+from midlayer_encoders.encoder.spec import mteb_line
 from midlayer_encoders.encoder.verification import close, temporarily
 from midlayer_encoders.errors import CutError
 from midlayer_encoders.files import write_folder
@@ -28,6 +29,9 @@ from midlayer_encoders.models.load import has_automatic_class
 from midlayer_encoders.models.padding import suffers_from_padding, wants_padding
 from midlayer_encoders.reading.locks import turn
 from midlayer_encoders.validation import check_path
+
+# Characters that tokenizers normalize, split or mark in different ways.
+_UNUSUAL_TEXT = "Cafe\u0301 ½ 12345  <s> don't\n\tDon’t straße 東京 한국 👍🏽 ﬁ \u00a0x_y"
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +52,12 @@ class SavableEncoder(BuiltEncoder):
         check_path("path", path)
         if path is not None:  # which the base class allows
             self.save_files(path, *args, **kwargs)
+
+    def save_pretrained(self, path: str, *args: Any, **kwargs: Any) -> None:
+        """Write a folder like :meth:`save`, and log how to name it for mteb, unless it is a checkpoint."""
+        super().save_pretrained(path, *args, **kwargs)
+        if path is not None and not self.transformer.training:
+            logger.warning("mteb reads no name from %s. Before evaluating it, set:\n%s", path, mteb_line(self.spec))
 
     def save_files(self, path: str, *args: Any, **kwargs: Any) -> tuple[str, ...]:
         """Write a folder like :meth:`save`, and return the relative paths of its files."""
@@ -110,7 +120,10 @@ class SavableEncoder(BuiltEncoder):
         )
         options: dict[str, Any] = {"batch_size": 1, "convert_to_tensor": True, "show_progress_bar": False}
         expected = self.encode(inputs, **options).float()
-        if not close(expected, plain.encode(inputs, **options).float(), self.dtype):
+        is_equal = close(expected, plain.encode(inputs, **options).float(), self.dtype)
+        if is_equal and self.tokenizer is not None:
+            is_equal = self.tokenizer(_UNUSUAL_TEXT)["input_ids"] == plain.tokenizer(_UNUSUAL_TEXT)["input_ids"]
+        if not is_equal:
             raise CutError(
                 f"The folder {home} would give other vectors than this encoder: transformers loads "
                 f"{type(self.transformer).__name__} or its tokenizer differently. Use this encoder directly."
@@ -125,6 +138,8 @@ class SavableEncoder(BuiltEncoder):
         fixed_window = getattr(model, "main_input_name", "") == "input_features" and self.pooling != "cls"
         sensitive_to_padding = self.media == ["text"] and suffers_from_padding(model)
         problems = {
+            f"{name} is not cut, because a cut would change its layers: hooks read them, which a plain folder does not "
+            "contain. Use this encoder directly.": getattr(self[0], "uncut", False),
             "A plain folder pools every token. Use this encoder directly, or pool all tokens.": not self.counting.all,
             f"The states of {name} fill a fixed window, and the pooling of a plain folder cannot leave out those "
             "after the end of the waveform. Use this encoder directly, or pooling='cls'.": fixed_window,
@@ -213,6 +228,8 @@ def _plain_modules(
     """Return the plain modules after the transformer for the layers at these indices of ``count`` hidden states."""
     mode = pooling.pooling_mode
     width = combined.embedding_dimension
+    if not pooling.include_prompt:
+        raise CutError("A plain folder of several layers pools the tokens of a prompt. Use this encoder directly.")
     if combined.combine == "mean":
         if mode == "max":
             raise CutError(

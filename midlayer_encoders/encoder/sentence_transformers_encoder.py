@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Unpack
@@ -19,7 +20,8 @@ from midlayer_encoders._types import Layer, LayerArgument, Progress, ReadSite
 from midlayer_encoders.encoder.encoding import EmbeddingEncoder
 from midlayer_encoders.encoder.first_module import MemoryModule
 from midlayer_encoders.encoder.options import EncoderKeywords, make_options, normalize_layer, option_fields
-from midlayer_encoders.encoder.prompting import apply_template, pooling_module, resolve_prompts
+from midlayer_encoders.encoder.prompting import apply_template, modules_after_pooling, resolve_prompts
+from midlayer_encoders.encoder.saved_folder import later_modules, pooling_name
 from midlayer_encoders.errors import OptionError, short_repr
 from midlayer_encoders.measuring import agreed, measure_layers
 from midlayer_encoders.models import transformers_internals as internals
@@ -30,8 +32,10 @@ from midlayer_encoders.selection import Selection, select
 from midlayer_encoders.selection.rules import check_rule
 from midlayer_encoders.validation import check_text
 
+logger = logging.getLogger(__name__)
+
 _AUTO = "auto"
-_WITHOUT_VECTOR_MAPS = {"recipe": None, "center": None, "whiten": False, "embed_filter": False, "normalize": False}
+_WITHOUT_VECTOR_MAPS = {"recipe": None, "center": None, "whiten": False, "embed_filter": False}
 
 
 class LayerEncoder(EmbeddingEncoder):
@@ -46,9 +50,12 @@ class LayerEncoder(EmbeddingEncoder):
             for each: ``{"text": 6, "image": 9}``. A list, ``[8, 12, 16]``, combines layers from one pass by their mean,
             or as ``combine`` and ``layer_weights`` specify. A rule's name, such as ``"auto"``, selects a layer from
             ``texts``; with ``recipe="auto"`` it also selects the recipe.
+        model_name_or_path: the name of ``model`` in ``SentenceTransformer``.
         texts: texts for the rule; ``selection`` then holds the result and its reason.
         labels: class of each text for the rule, ``None`` for unlabeled texts.
         options: as in :class:`~midlayer_encoders.EncoderOptions`: ``norm``, ``pooling``, ``revision``, ``dtype``, ….
+            The other keywords of ``SentenceTransformer`` are accepted, too: ``max_seq_length`` is ``max_length``,
+            ``tokenizer_kwargs`` is ``processor_kwargs``, and ``backend`` must be ``"torch"``.
 
     The vector of a text without tokens is zero. Special tokens that the tokenizer adds to an empty text count.
     ``save_pretrained`` writes a folder that any ``SentenceTransformer`` loads without this package; if a family does
@@ -59,13 +66,17 @@ class LayerEncoder(EmbeddingEncoder):
 
     def __init__(
         self,
-        model: str,
+        model: str | None = None,
         layer: LayerArgument | str | None = None,
         *,
+        model_name_or_path: str | None = None,
         texts: Sequence[str] | None = None,
         labels: Sequence[int | str | None] | None = None,
         **options: Unpack[EncoderKeywords],
     ) -> None:
+        if model is not None and model_name_or_path is not None:
+            raise OptionError("`model_name_or_path` must be left out with `model`, which means the same.")
+        model = model_name_or_path if model is None else model
         if isinstance(model, nn.Module):
             raise OptionError(
                 "`model` must be a folder or hub name. A module: LayerEncoder.from_module(module, layer, processor=…)."
@@ -74,8 +85,7 @@ class LayerEncoder(EmbeddingEncoder):
         recipe = options.get("recipe")
         select_recipe = isinstance(recipe, str) and recipe == _AUTO
         encoder_options = make_options({**options, "recipe": None} if select_recipe else options)
-        if layer is None and isinstance(recipe, Recipe):
-            layer = recipe.layer
+        layer = recipe.layer if layer is None and isinstance(recipe, Recipe) else layer
         if layer is None:
             raise OptionError("`layer` must be a number, or several, unless a Recipe names one, but got None.")
         requested = normalize_layer(layer)
@@ -87,13 +97,18 @@ class LayerEncoder(EmbeddingEncoder):
         if isinstance(requested, str):
             check_rule(requested, argument="layer")
             # The recipe's fields are among the options; modules after the pooling depend on the layer.
-            complete = LayerEncoder(model, -1, **{**encoder_options.changed(), **_WITHOUT_VECTOR_MAPS})
+            complete = complete_encoder(model, {**encoder_options.changed(), **_WITHOUT_VECTOR_MAPS})
             selection = select(complete, texts, labels, rule=requested, recipes="all" if select_recipe else None)
             keywords = dict(selection.keywords)
             requested = keywords.pop("layer")
-            encoder_options = make_options({**encoder_options.changed(), **keywords})
+            encoder_options = make_options({**encoder_options.changed(), "dense": complete.options.dense, **keywords})
         self._build_from_files(model, requested, encoder_options)
         self.selection = selection
+
+    @classmethod
+    def load(cls, input_path: str) -> LayerEncoder:
+        """Return the encoder of the last layer of a folder, like the deprecated ``SentenceTransformer.load``."""
+        return cls(input_path, -1)
 
     def with_recipe(self, recipe: Recipe | str) -> LayerEncoder:
         """Return an encoder that shares this one's model and uses a recipe.
@@ -104,7 +119,8 @@ class LayerEncoder(EmbeddingEncoder):
         Args:
             recipe: recipe or its name. This encoder must have no template.
         """
-        if self.options.template is not None or self.after_pooling or isinstance(self[0], MemoryModule):
+        has_maps = not set(self.after_pooling) <= {"Normalize"}
+        if self.options.template is not None or has_maps or isinstance(self[0], MemoryModule):
             raise OptionError(
                 f"`recipe` must be for an encoder of files with layer=-1 and no other options, but got {self.name}."
             )
@@ -117,10 +133,13 @@ class LayerEncoder(EmbeddingEncoder):
         if first.processor is not first.tokenizer:
             first.processor = copy.copy(first.processor)
         encoder.options = options
-        encoder.pooling = options.pooling or "mean"
         encoder.counting = apply_template(first, options, self.name)
-        encoder._modules = {"0": first, "1": pooling_module(first, options.pooling)}
-        prompts, encoder.default_prompt_name = resolve_prompts(options, self.saved_prompts)
+        later = later_modules(self.saved, first.get_embedding_dimension(), options, self.name, last_layer=True)
+        vars(encoder)["pooling"] = pooling_name(later)
+        encoder._modules = {str(number): module for number, module in enumerate([first, *later])}
+        for module in modules_after_pooling(encoder, options):
+            encoder.append(module)
+        prompts, encoder.default_prompt_name = resolve_prompts(options, self.saved)
         encoder.prompts = {"query": "", "document": "", **(prompts or {})}
         encoder.model_card_data = copy.copy(self.model_card_data)
         encoder.model_card_data.register_model(encoder)
@@ -130,8 +149,13 @@ class LayerEncoder(EmbeddingEncoder):
         """Raise if options that accompany this encoder differ from the encoder's."""
         requested = make_options(options)
         has_index = ":" in (requested.device or "")  # "cuda" means any CUDA device
-        current = {"pooling": self.pooling, "device": str(self.device) if has_index else self.device.type}
-        for name in options:
+        current: dict[str, Any] = {
+            "pooling": self.pooling,
+            "device": str(self.device) if has_index else self.device.type,
+            "normalize": "Normalize" in self.after_pooling,
+            "similarity_fn_name": self.similarity_fn_name,
+        }
+        for name in {**options, **requested.changed()}.keys() & option_fields().keys():
             agreed(name, getattr(requested, name), current.get(name, getattr(self.options, name)))
 
     # --- process pools and copies -----------------------------------------------------------------------------------
@@ -165,6 +189,23 @@ _parameters = list(inspect.signature(LayerEncoder.__init__).parameters.values())
 for _name, _option in option_fields().items():
     _parameters.append(_parameters[-1].replace(name=_name, default=_option.default, annotation=_option.type))
 LayerEncoder.__init__.__signature__ = inspect.Signature(_parameters)  # type: ignore[attr-defined]
+
+
+def complete_encoder(model: str, options: Mapping[str, Any]) -> LayerEncoder:
+    """Return an encoder of the whole model whose layers can be read, without modules trained for the last layer.
+
+    Args:
+        model: folder or hub name.
+        options: keywords of :class:`~midlayer_encoders.EncoderOptions`.
+    """
+    encoder = LayerEncoder(model, -1, **{"dense": "drop", **options})
+    if encoder.options.dense == "drop" and "dense" not in options:
+        logger.warning(
+            "Every layer of %s is read without %s, which was trained for its last layer (dense='drop').",
+            encoder.name,
+            ", ".join(encoder.saved.trained),
+        )
+    return encoder
 
 
 def measure(
@@ -204,7 +245,7 @@ def measure(
     """
     if isinstance(model, str | os.PathLike):
         options.setdefault("norm", "none")
-        encoder = LayerEncoder(os.fspath(model), -1, **options)
+        encoder = complete_encoder(os.fspath(model), options)
     elif isinstance(model, LayerEncoder):
         encoder = model
         encoder.check_own(options)
@@ -269,7 +310,7 @@ def select_layer(
     """
     source: Any = model
     if isinstance(model, str | os.PathLike):
-        source = LayerEncoder(os.fspath(model), -1, **options)
+        source = complete_encoder(os.fspath(model), options)
     elif not isinstance(model, LayerEncoder | pl.DataFrame):
         raise OptionError(
             f"`model` must be a folder, a hub name, a LayerEncoder or a frame of results, but got {short_repr(model)}."

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -17,7 +18,7 @@ from midlayer_encoders.models import transformers_internals as internals
 from midlayer_encoders.models.anatomy import Anatomy, find_anatomy
 from midlayer_encoders.models.cut import Cut, at_depth, change_depth, cut_model
 from midlayer_encoders.models.padding import mark_padding, mark_wants_padding, suffers_from_padding
-from midlayer_encoders.reading.capture import final_norm, first_tensor, seen_by_hooks
+from midlayer_encoders.reading.capture import final_norm, first_tensor, input_states, seen_by_hooks
 
 Features: TypeAlias = Mapping[str, Any]
 
@@ -56,6 +57,43 @@ def check_states(module: nn.Module, cut: Cut, alone: Features, padded: Features 
     return anatomy if anatomy.shared else replace(anatomy, num_layers=cut.keep, num_blocks=cut.keep)
 
 
+@torch.no_grad()
+def check_uncut(module: nn.Module, cut: Cut, features: Features) -> tuple[Anatomy, bool]:
+    """Return the anatomy of an uncut model, and whether hooks on its blocks read its layers.
+
+    If its blocks pass on several streams of states, as in Gemma 3n, only the model itself can join them: it makes the
+    states of a layer if later blocks are bypassed.
+
+    Args:
+        module: module that returns the states of the model.
+        cut: the plan, which keeps all blocks.
+        features: the features of one short input.
+
+    Raises:
+        CutError: if the model has no well-defined layers.
+    """
+    model: Any = module.model
+    name = type(model).__name__
+    record = _record_reference(module, features, cut)
+    if len(record.outputs) != cut.anatomy.num_layers:
+        raise CutError(_miscounted(name, cut.anatomy, len(record.outputs)))
+    anatomy = _observed_anatomy(model, cut, record)
+    states = record.outputs[-1]
+    output = record.model_output
+    if output is None or ("input_ids" in features and output.shape[1] != features["input_ids"].shape[1]):
+        raise CutError(f"{name} does not return a state for each token, so its layers cannot be read.")
+    if states.ndim > 3 and output.ndim == 3 and cut.norm == "final":  # several streams, which it joins at the end
+        return anatomy, False
+    normed = final_norm(model, anatomy, cut.norm)(states)
+    for_each_token = states.ndim == 3 and len(states) == 1 and states.shape[1] >= output.shape[1]
+    if not for_each_token or not (cut.norm == "none" or _is_output(normed, output)):
+        raise CutError(
+            f"{name} makes states of shape {tuple(output.shape)} from those of its last block, {tuple(states.shape)}, "
+            f"in an unknown way. {_LAST_STATES}"
+        )
+    return anatomy, True
+
+
 @contextlib.contextmanager
 def temporarily(target: Any, **attributes: Any) -> Iterator[None]:
     """Set attributes of an object inside a ``with`` block."""
@@ -73,17 +111,19 @@ def temporarily(target: Any, **attributes: Any) -> Iterator[None]:
 def _truncated_stack(module: Any, cut: Cut) -> Iterator[Cut]:
     """Truncate a stack of identical blocks while it is verified, and yield the cut of the truncated model.
 
-    A pass through all of them would take longer than loading the model. Mixed stacks are verified whole.
+    A pass through all of them would take longer than loading the model. Mixed stacks, and models whose code is not that
+    of transformers, are verified whole.
     """
     config = module.model.config
     blocks = module.model.get_submodule(cut.anatomy.blocks)
     dropped = len(blocks) - _VERIFIED_BLOCKS
-    if cut.anatomy.shared or dropped <= 0 or len({_block_signature(block) for block in blocks}) > 1:
+    uniform = dropped > 0 and len({_block_signature(block) for block in blocks}) == 1
+    if cut.anatomy.shared or not uniform or internals.is_remote(module.model):
         yield cut
         return
     output = cut.output
     entries = module.modality_config
-    if not isinstance(output, str):
+    if isinstance(output, tuple):
         output = (output[0], output[1] - dropped)
         entries = {key: {**entry, "method_output_name": list(output)} for key, entry in entries.items()}
     with (
@@ -117,15 +157,20 @@ def _verify_layer(module: Any, cut: Cut, alone: Features, padded: Features | Non
     """Return the modules after the last block; raise unless the module returns the states of the layer."""
     model: Any = module.model
     name = type(model).__name__
-    with _unchanged(model):
-        record = _record_reference(module, alone, cut)
-    _check_between_blocks(record, model, cut)
+    record = _record_reference(module, alone, cut)
     anatomy = _observed_anatomy(model, cut, record)
+    # Hidden states are not the model's output, so that one must be what the final modules make of them.
+    output = record.model_output if cut.norm == "final" and isinstance(cut.output, tuple) else None
+    if output is not None and not _is_output(final_norm(model, anatomy, "final")(record.outputs[-1]), output):
+        raise CutError(f"{name} changes its states after its last block in an unknown way. {_LAST_STATES}")
     expected = _expected_states(record, cut, model, anatomy)
     if expected is not None and "input_ids" in alone and len(expected) == len(alone["input_ids"]):
         expected = expected[:, : alone["input_ids"].shape[1]]  # some models pad to whole windows internally
     cut_model(model, replace(cut, anatomy=anatomy))
     internals.drop_recording_hooks(model)
+    compared = expected if internals.is_remote(model) else None
+    if compared is not None and not torch.equal(compared, module(dict(alone))["token_embeddings"]):
+        raise CutError(f"{name} gives other states for layer {layer} once it is cut: they depend on its depth.")
     batch = alone if padded is None or suffers_from_padding(model) else padded
     try:
         states = module(dict(batch))["token_embeddings"][:1]
@@ -163,6 +208,75 @@ def close(expected: Tensor, states: Tensor, dtype: torch.dtype | None = None) ->
     return torch.allclose(expected, states, rtol=tolerance, atol=tolerance * largest, equal_nan=True)
 
 
+# --- a module in memory -----------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def check_module(first: Any, cut: Cut, alone: Features, padded: Features | None, uncut: nn.Module) -> None:
+    """Cut a module in memory, or keep all of its blocks if a cut would change the states of its layers.
+
+    Args:
+        first: the first module of the encoder, around an uncut copy of the module.
+        cut: the cut of the module.
+        alone: the features of one short input.
+        padded: those of the same input and a longer one in one batch, or ``None`` if inputs are never padded.
+        uncut: the module itself.
+
+    Raises:
+        CutError: if the module has no well-defined layers.
+        OptionError: if its processor pads without a mask.
+    """
+    anatomy = cut.anatomy
+    name = type(uncut).__name__
+    batch = padded or alone
+    record = _record_pass(first, batch, anatomy, run=lambda: first.model(**first.arguments(batch)))
+    if len(record.outputs) != anatomy.num_layers:
+        cure = "Pass the path of a list whose blocks all run in order as `blocks`."
+        raise CutError(f"{_miscounted(name, anatomy, len(record.outputs))} {cure}")
+    for layer in range(1, min(cut.layer + 1, anatomy.num_layers)):
+        if not torch.equal(record.outputs[layer - 1], record.inputs[layer]):
+            raise CutError(_ambiguous(name, layer, "Make the change inside a block, such as a residual sum."))
+    states = first(dict(alone))["token_embeddings"]
+    if states.ndim < 3 or len(states) != 1:
+        raise CutError(
+            f"The blocks of {name} ({anatomy.blocks!r}) return states of shape {tuple(states.shape)} for one input, "
+            "but their axes must be batch, tokens and width. Wrap the module, or permute inside its blocks."
+        )
+    _check_mask(first, alone, padded, states)
+    expected = first(dict(batch))["token_embeddings"]
+    cut_model(first.model, cut)
+    first.find_layers()
+    try:
+        is_exact = torch.equal(expected, first(dict(batch))["token_embeddings"])
+    except _RUN_ERRORS:
+        is_exact = False
+    if not is_exact:  # its forward pass depends on the number of blocks
+        first.model = copy.deepcopy(uncut).eval()
+        first.find_layers()
+        if not torch.equal(expected, first(dict(batch))["token_embeddings"]):
+            raise CutError(
+                f"{name} gives other states for the same input in a second pass: it is random, or a pass changes it. "
+                "Its layers cannot be read."
+            )
+
+
+def _check_mask(first: Any, alone: Features, padded: Features | None, states: Tensor) -> None:
+    """Raise if a processor pads without a mask, or on the left; record whether padding changes the module's states."""
+    if padded is None:
+        return
+    check_padding(first, alone, padded)
+    mask = padded.get("attention_mask")
+    if mask is None:
+        rows = [value[0] for value in alone.values() if isinstance(value, Tensor) and value.ndim == 2]
+        ids = [row for row in rows if not row.is_floating_point() and len(row) > 1]
+        fills = any(bool(row[-1] == row[-2]) or bool(row[0] == row[1]) for row in ids)  # to a fixed length
+        longer = first(dict(padded))["token_embeddings"].shape[1] != states.shape[1]
+        if fills or longer or suffers_from_padding(first.model):
+            raise OptionError("`processor` must return an `attention_mask`, or must not pad: padding would be pooled.")
+    elif mask.ndim == 2 and bool((mask.diff(dim=1) > 0).any()):
+        raise OptionError("`processor` must pad on the right, which leaves positions unchanged, but pads on the left.")
+
+
 # --- one recorded pass -----------------------------------------------------------------------------------------------
 
 
@@ -177,30 +291,35 @@ class _Record:
 
 
 def _record_reference(module: nn.Module, features: Features, cut: Cut) -> _Record:
-    """Record a pass through the blocks as loaded, before one is added, silenced or dropped.
+    """Record a pass through the blocks as loaded, before one is added, silenced or dropped, and check it.
 
     The config counts the blocks of the complete model, so that a block that reads its depth there shows.
     """
     error: Exception | None = None
     for depth in (at_depth(module.model, cut), contextlib.nullcontext()):  # type: ignore[arg-type]
         try:
-            with depth:
-                return _record_pass(module, features, cut.anatomy)
+            with _unchanged(module.model), depth:
+                record = _record_pass(module, features, cut.anatomy)
         except CutError:
             raise
         except _RUN_ERRORS as reason:
             error = reason
+        else:
+            _check_between_blocks(record, module.model, cut)
+            return record
     name = type(module.model).__name__
     raise CutError(f"{name} does not run on what its processor makes of a short input: {error}") from error
 
 
-def _record_pass(module: nn.Module, features: Features, anatomy: Anatomy) -> _Record:
+def _record_pass(
+    module: nn.Module, features: Features, anatomy: Anatomy, *, run: Callable[[], Any] | None = None
+) -> _Record:
     model: Any = module.model
     record = _Record()
 
     def after_block(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        before, after = first_tensor(args), first_tensor(output)
-        record.inputs.append(before if before is not None else kwargs["hidden_states"])
+        after = first_tensor(output)
+        record.inputs.append(input_states(args, kwargs))
         record.outputs += [] if after is None else [after]
 
     def after_part(path: str, _: nn.Module, args: tuple[Any, ...], output: Any) -> None:
@@ -228,9 +347,10 @@ def _record_pass(module: nn.Module, features: Features, anatomy: Anatomy) -> _Re
         stack.callback(delattr, model, "forward")  # sentence-transformers calls `forward`, which bypasses hooks
         model.forward = recorded_forward
         try:
-            module(dict(features))
-        except IndexError:
-            if record.model_output is None:  # else there are fewer hidden states than after the cut
+            module(dict(features)) if run is None else run()
+        except _RUN_ERRORS:
+            # Else its output lacks the states before the cut, or a head after the blocks needs other inputs.
+            if record.model_output is None and (run is None or len(record.outputs) < anatomy.num_layers):
                 raise
     if not record.outputs:
         raise CutError(
@@ -249,14 +369,25 @@ def _check_between_blocks(record: _Record, model: Any, cut: Cut) -> None:
             f"The blocks of {name} ({cut.anatomy.blocks!r}) change the shape of their states: a model of several "
             f"stages has no single stack of layers. {_LAST_STATES}"
         )
+    remote = internals.is_remote(model)
+    if remote and len(record.outputs) != cut.anatomy.num_layers:
+        raise CutError(_miscounted(name, cut.anatomy, len(record.outputs)))
     if model.config.model_type in _CONVOLVED or len(record.outputs) != len(record.inputs):
         return
-    for layer, (before, after) in enumerate(zip(record.outputs, record.inputs[1:], strict=False), 1):
-        if not close(before, after):
-            raise CutError(
-                f"{name} changes its states between blocks {layer} and {layer + 1}, so its layers are ambiguous. "
-                f"{_LAST_STATES}"
-            )
+    last = cut.layer + 1 if remote else None  # of another model, later blocks tell how many there are
+    for layer, (before, after) in enumerate(zip(record.outputs, record.inputs[1:last], strict=False), 1):
+        if not (torch.equal if remote else close)(before, after):
+            raise CutError(_ambiguous(name, layer, _LAST_STATES))
+
+
+def _miscounted(name: str, anatomy: Anatomy, calls: int) -> str:
+    return (
+        f"{name} must call each of its {anatomy.num_layers} blocks ({anatomy.blocks!r}) once, but made {calls} calls."
+    )
+
+
+def _ambiguous(name: str, layer: int, cure: str) -> str:
+    return f"{name} changes its states between blocks {layer} and {layer + 1}, so its layers are ambiguous. {cure}"
 
 
 def _observed_anatomy(model: Any, cut: Cut, record: _Record) -> Anatomy:
@@ -321,7 +452,7 @@ def _fingerprint(model: nn.Module) -> dict[str, Any]:
 def turn_mask_off(module: nn.Module, cut: Cut, name: str) -> None:
     """Turn off the causal mask, and raise if a block remains causal."""
     model: Any = module.model
-    if not isinstance(getattr(model.get_input_embeddings(), "weight", None), Tensor):  # patches or waveforms
+    if not isinstance(getattr(_token_table(model), "weight", None), Tensor):  # patches or waveforms
         raise OptionError(f"`bidirectional` must be False for {name}, which reads no tokens: it has no causal mask.")
     if cut.layer > 0 and not _causal_blocks(module, cut):
         raise OptionError(f"`bidirectional` must be False for {name}: it has no causal mask to turn off.")
@@ -343,9 +474,14 @@ def turn_mask_off(module: nn.Module, cut: Cut, name: str) -> None:
         )
 
 
+def _token_table(model: nn.Module) -> Any:
+    tables = (part for part in model.modules() if isinstance(part, nn.Embedding))
+    return internals.input_embeddings(model) or next(tables, None)
+
+
 def _token_ids(module: Any, ids: list[list[int]]) -> Tensor:
     """Return token ids on the module's device, within its vocabulary."""
-    table = module.model.get_input_embeddings()
+    table = _token_table(module.model)
     size = getattr(table, "num_embeddings", None) or len(table.weight)
     return torch.tensor(ids, device=next(module.parameters()).device).remainder(size)
 
@@ -360,8 +496,7 @@ def _causal_blocks(module: nn.Module, cut: Cut) -> list[int]:
     inputs: list[Tensor] = []
 
     def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        states = first_tensor(args)
-        states = states if states is not None else kwargs["hidden_states"]
+        states = input_states(args, kwargs)
         leaf = states.detach().requires_grad_(True)
         inputs.append(leaf)
         new_args = tuple(leaf if value is states else value for value in args)

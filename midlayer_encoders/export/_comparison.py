@@ -66,11 +66,17 @@ def versions(*packages: str) -> dict[str, str]:
     return {name: importlib.metadata.version(name) for name in packages}
 
 
+UNCUT = "a cut would change the layers of its model, so hooks read them: use this encoder directly"
+"""Why no engine can run an encoder of an uncut model."""
+
+
 def common_obstacle(encoder: LayerEncoder) -> str | None:
     """Return why neither llama.cpp, vLLM nor text-embeddings-inference can run an encoder, or None."""
     first: Any = encoder[0]
     if encoder.media != ["text"]:
         return "it embeds only texts"
+    if getattr(first, "uncut", False):
+        return UNCUT
     if encoder.mixture:
         return "it returns the vector of one layer: pass one"
     if any(isinstance(entry["method_output_name"], list) for entry in first.modality_config.values()):
@@ -79,6 +85,8 @@ def common_obstacle(encoder: LayerEncoder) -> str | None:
         return "it runs no model without blocks: pass layer 1 or higher"
     if encoder.pooling not in ENGINE_POOLINGS:
         return f"it has no pooling {encoder.pooling!r}: pass {', '.join(map(repr, ENGINE_POOLINGS))}"
+    if encoder.leaves_out_prompts and any(encoder.prompts.values()):
+        return "it pools the tokens of a prompt: pass prompts={}, or pool them"
     if encoder.truncate_dim is not None:
         return "it returns all dimensions: leave out `truncate_dim`, and truncate the vectors yourself"
     return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import CutError
+from midlayer_encoders.models.gguf_tokenizer import SPLITS
 
 _ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
 """llama.cpp's architecture for each model type."""
@@ -30,7 +32,7 @@ _PRE_TOKENIZERS = {
     ("single digits", "GPT-2 pattern"): "smollm",
     (LLAMA_3_PATTERN, "bytes"): "llama-bpe",
     (LLAMA_3_PATTERN.replace(r"\p{N}{1,3}", r"\p{N}"), "bytes"): "qwen2",
-}
+} | {(*splits.patterns, "bytes"): splits.names.split()[0] for splits in reversed(SPLITS)}  # read from a GGUF file
 _CURE = "Export target='sentence-transformers' and run llama.cpp's convert_hf_to_gguf.py on that folder."
 
 
@@ -206,10 +208,22 @@ def _pre_tokenizer_name(state: dict[str, Any]) -> str:
         raise _tokenizer_refusal(f"it is {model['type']}")
     if normalizer is not None and normalizer["type"] != "NFC":
         raise _tokenizer_refusal(f"it normalizes texts ({normalizer['type']})")
-    steps = tuple(_pre_tokenizer_step(step) for step in pre_tokenizer.get("pretokenizers", [pre_tokenizer]))
+    steps = tuple(
+        _pre_tokenizer_step(step)
+        for step in pre_tokenizer.get("pretokenizers", [pre_tokenizer])
+        if not _removes_unknown_bytes(step, model["vocab"])
+    )
     if steps not in _PRE_TOKENIZERS:
         raise _tokenizer_refusal(f"it splits texts by {' and '.join(steps)}, unlike GPT-2, SmolLM, Llama 3 and Qwen 2")
     return _PRE_TOKENIZERS[steps]
+
+
+def _removes_unknown_bytes(step: dict[str, Any], vocabulary: dict[str, int]) -> bool:
+    """Return whether a step only drops bytes without a token, as llama.cpp does."""
+    if step["type"] != "Split" or step["behavior"] != "Removed" or "Regex" not in step["pattern"]:
+        return False
+    pattern = re.compile(step["pattern"]["Regex"])
+    return not any(map(pattern.search, vocabulary))
 
 
 def _pre_tokenizer_step(step: dict[str, Any]) -> str:

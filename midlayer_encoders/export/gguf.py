@@ -83,7 +83,10 @@ def _source_file(encoder: LayerEncoder) -> Path | None:
         return Path(folder) / name
     from transformers.utils import cached_file
 
-    return Path(cached_file(folder, name, revision=encoder.options.revision, local_files_only=True))
+    options = encoder.options
+    return Path(
+        cached_file(folder, name, revision=options.revision, cache_dir=options.cache_folder, local_files_only=True)
+    )
 
 
 def _obstacle(encoder: LayerEncoder, *, from_file: bool) -> str | None:

@@ -166,10 +166,14 @@ def _obstacle(encoder: LayerEncoder) -> str | None:
         return "a module in memory has no preprocessing files: save it with transformers, and load that folder"
     if "audio" in encoder.media:
         return "the length of the audio is handled outside the model: use target='sentence-transformers'"
+    if getattr(first, "uncut", False):
+        return _comparison.UNCUT
     if encoder.mixture:
         return "torch's tracer ignores the hooks that read several layers: pass one layer"
     if any(isinstance(entry["method_output_name"], list) for entry in first.modality_config.values()):
         return "torch's tracer ignores the hook that reads states before the final norm: pass norm='final'"
+    if encoder.leaves_out_prompts and any(encoder.prompts.values()):
+        return "a graph pools the tokens of a prompt: pass prompts={}, or pool them"
     if suffers_from_padding(model) or wants_padding(model):
         return f"the states of {type(model).__name__} depend on the padding, so its vectors would depend on the batch"
     return None

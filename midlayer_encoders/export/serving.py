@@ -17,7 +17,7 @@ from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import CutError
 from midlayer_encoders.export import _comparison
 from midlayer_encoders.export._engines import engine_vectors
-from midlayer_encoders.files import read_json, write_folder, write_json
+from midlayer_encoders.files import read_json, shell_path, write_folder, write_json
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ def export_served(encoder: LayerEncoder, folder: Path, target: Literal["vllm", "
 
     def write(staging: Path) -> None:
         nonlocal error
-        encoder.save_pretrained(str(staging))
+        encoder.save(str(staging))
         make_readable_by_older(staging, encoder.max_seq_length, always=True)
         modules = read_json(staging / "modules.json")
         if not all(module["type"].startswith("sentence_transformers.models.") for module in modules):
@@ -78,7 +78,7 @@ def export_served(encoder: LayerEncoder, folder: Path, target: Literal["vllm", "
 
 def serving_line(encoder: LayerEncoder, target: str, folder: Path | str) -> str:
     """Return the shell command that serves an exported folder."""
-    path = shlex.quote(str(folder))
+    path = shell_path(folder)
     if target == "vllm":
         return f"vllm serve {path} --runner pooling --dtype {str(encoder.dtype).removeprefix('torch.')}"
     config: Any = encoder.transformer.config

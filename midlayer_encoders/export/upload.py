@@ -89,7 +89,7 @@ def push_to_hub(
     with temporarily(data, **card), TemporaryDirectory() as scratch:
         folder = Path(scratch) / "encoder"
         if exported is None:
-            encoder.save_pretrained(str(folder))
+            encoder.save(str(folder))
         else:
             _link_files(exported, folder)
         text = encoder.model_card_text(repository, branch)
@@ -101,10 +101,12 @@ def push_to_hub(
 
 def _link_files(exported: Exported, folder: Path) -> None:
     """Fill a folder with links to the exported files except the model card; the Hub client uploads whole folders."""
+    root = exported.folder.resolve()
     for name in exported.files:
-        source = (exported.folder / name).resolve()
-        if not source.is_file():
-            raise OptionError(f"`exported` must be unchanged, but {exported.folder} has no {name}: export again.")
+        source = root / name
+        if source.resolve() != source or not source.is_file():
+            problem = "is a link" if source.resolve() != source else "does not exist"
+            raise OptionError(f"`exported` must be unchanged, but {source} {problem}: export again.")
         if name != _CARD:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).symlink_to(source)

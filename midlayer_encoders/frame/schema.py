@@ -13,6 +13,7 @@ import polars as pl
 
 from midlayer_encoders.errors import OptionError, did_you_mean
 from midlayer_encoders.files import check_regular_file, read_text_file
+from midlayer_encoders.validation import check_fork
 
 FRAME_SCHEMA = pl.Schema(
     {
@@ -107,6 +108,7 @@ def tidy_rows(
 
 def tidy_frame(rows: Iterable[Mapping[str, Any]], *, extra: Mapping[str, Any] | None = None) -> pl.DataFrame:
     """Return rows as a frame with the columns of :data:`FRAME_SCHEMA`, then those of ``extra`` (name and type)."""
+    check_fork()
     return pl.DataFrame(list(rows), schema={**FRAME_SCHEMA, **(extra or {})})
 
 
@@ -188,6 +190,7 @@ def _check_rows(frame: pl.DataFrame) -> None:
 
 def read_frame(path: Path) -> pl.DataFrame:
     """Return the valid frame of results in a parquet or CSV file; errors name the file."""
+    check_fork()
     check_regular_file(path, OptionError)
     try:
         if path.suffix.lower() == ".csv":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
+import sys
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from torch import distributed as dist
 from torchmetrics import Metric
 from torchmetrics.utilities.distributed import gather_all_tensors
 
-from midlayer_encoders.errors import LayerIndexError, MidlayerError, NotFiniteError, OptionError
+from midlayer_encoders.errors import LayerIndexError, MidlayerError, NotFiniteError, OptionError, warn_deprecated
 from midlayer_encoders.spectra.eigen import kernels_enabled, kernels_run_on
 
 if TYPE_CHECKING:
@@ -39,9 +40,10 @@ class TooFewTextsError(MidlayerError, ValueError):
 class LayerMetric(Metric):
     """One number per layer, from states that arrive layer by layer.
 
-    Call ``update`` once per layer and batch, in any order of batches; ``compute`` returns shape ``(len(layers),)`` in
-    float64, in the order of ``layers``. torchmetrics' sync merges states across processes: sums up to rounding, samples
-    bit for bit. ``update`` waits for a GPU only to find eigenvalues; ``compute`` checks that values are finite.
+    Call ``update(…, layer=k)`` once per layer and batch, in any order of batches; ``compute`` returns shape
+    ``(len(layers),)`` in float64, in the order of ``layers``. torchmetrics' sync merges states across processes: sums
+    up to rounding, samples bit for bit. ``update`` waits for a GPU only to find eigenvalues; ``compute`` checks
+    that values are finite.
 
     A subclass declares its options by naming its function: ``class Curvature(LayerMetric, function=curvature)`` takes
     every argument of ``curvature`` that has a default, except the mask.
@@ -63,6 +65,8 @@ class LayerMetric(Metric):
     full_state_update = False
     _compares: ClassVar[str] = ""
     """Parts of a text that the metric compares and that arrive in separate updates; empty if one update has a value."""
+    _counts_repeats: ClassVar[bool] = True
+    """Whether a text that is passed twice with the same ``index`` counts twice."""
     _option_defaults: ClassVar[dict[str, Any]] = {}
     _check: ClassVar[Callable[..., None] | None] = None
     _number: ClassVar[Callable[..., Any]]
@@ -129,7 +133,16 @@ class LayerMetric(Metric):
     def _has_value(self, layer: int) -> bool:
         return not self.needs_previous or layer != self.layers[0]
 
-    def forward(self, layer: int, *args: Any, **kwargs: Any) -> Tensor:
+    def set_dtype(self, dst_type: str | torch.dtype) -> LayerMetric:
+        """Raise unless the type is float64, in which every metric accumulates whatever the type of its inputs."""
+        if dst_type is not torch.float64:
+            raise OptionError(
+                f"`dst_type` must be torch.float64, in which {type(self).__name__} accumulates, but got {dst_type}. "
+                "Pass states in any precision to `update`, and convert the result of `compute`."
+            )
+        return self
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """Add one layer of a batch as ``update`` does, and return that layer's value on this batch.
 
         Like torchmetrics' ``forward``, but for one layer: a scalar in float64, from this process only unless
@@ -141,10 +154,13 @@ class LayerMetric(Metric):
                 "Call `update` for each of them, then `compute` once."
             )
         batch = self._empty_copy()
-        batch.update(layer, *args, **kwargs)
+        args, kwargs = _tensors_first(args, kwargs)
+        batch.update(*args, **kwargs)
         batch.sync(should_sync=self.dist_sync_on_step)
-        value = batch._all_finite([layer], batch._values([layer]))[0]
-        self.update(layer, *args, **kwargs)
+        layers = [kwargs["layer"]]
+        value = batch._all_finite(layers, batch._values(layers))[0]
+        self.update(*args, **kwargs)
+        self.settle()  # torchmetrics' Running takes the states after each call
         self._forward_cache = value  # type: ignore[assignment]  # Lightning logs it
         return value
 
@@ -193,6 +209,39 @@ class LayerMetric(Metric):
             "Check the model's output at that layer; float16 overflows where bfloat16 and float32 do not."
         )
 
+    def _wrap_update(self, update: Callable[..., None]) -> Callable[..., None]:
+        wrapped = super()._wrap_update(update)
+
+        @functools.wraps(update)
+        def checked(*args: Any, **kwargs: Any) -> None:
+            caller = sys._getframe(1).f_globals.get("__name__")
+            if caller == "torchmetrics.wrappers.bootstrapping":
+                self._check_resampled(args, kwargs)
+            args, kwargs = _tensors_first(args, kwargs)
+            wrapped(*args, **kwargs)
+            if caller == "torchmetrics.wrappers.running":
+                self.settle()  # it takes the states after each update
+
+        return checked
+
+    def _check_resampled(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Raise unless the rows that torchmetrics' BootStrapper draws for each update are a sample of the texts."""
+        name = type(self).__name__
+        if self._compares:
+            raise MidlayerError(
+                f"BootStrapper must not wrap {name}: it draws other texts in each update, and {name} compares "
+                f"{self._compares} of the same texts. Draw the texts yourself, and update one {name} for each draw."
+            )
+        if not args or _is_layer(args[0]):
+            raise OptionError(
+                f"BootStrapper needs the tensors first, then `layer` as a keyword, for {name}: it draws as many texts "
+                "as the length of the first argument. Write update(tensor, layer=3)."
+            )
+        if not self._counts_repeats and kwargs.get("index") is not None:
+            raise OptionError(
+                f"`index` must be None in a BootStrapper of {name}, which counts a repeated index once. Leave it out."
+            )
+
     def _wrap_compute(self, compute: Callable[..., Any]) -> Callable[..., Any]:
         # torchmetrics squeezes a result of one element to a scalar, but the result must have one axis.
         wrapped = super()._wrap_compute(compute)
@@ -219,6 +268,18 @@ class LayerMetric(Metric):
                 dtype = functools.reduce(torch.promote_types, [state_dtype for state_dtype, _ in types])
                 empty = torch.empty((0, *types[0][1]), dtype=dtype, device=self.device)
                 setattr(self, name, [local.get(name, empty).to(self.device, dtype)])
+
+
+def _is_layer(argument: Any) -> bool:
+    return not getattr(argument, "ndim", 0)
+
+
+def _tensors_first(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return arguments of ``update`` with ``layer`` as a keyword; 0.2 took it first."""
+    if not args or not _is_layer(args[0]):
+        return args, kwargs
+    warn_deprecated("`update(layer, states)` is now `update(states, layer=layer)`; 0.4 will remove the old order.")
+    return args[1:], {**kwargs, "layer": args[0]}
 
 
 def joined(state: Tensor | list[Tensor]) -> Tensor:

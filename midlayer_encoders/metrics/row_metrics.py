@@ -137,12 +137,12 @@ class RowMetric(MomentMetric):
 
     kind: ClassVar[Kind] = "pooled"
 
-    def update(self, layer: int, embeddings: Tensor, *, index: Tensor | None = None) -> None:
+    def update(self, embeddings: Tensor, *, layer: int, index: Tensor | None = None) -> None:
         """Add one layer's vectors of a batch.
 
         Args:
-            layer: one of ``layers``.
             embeddings: one row per text, shape ``(B, D)``.
+            layer: one of ``layers``.
             index: ignored; other metrics of one vector per text need it.
         """
         base.check_embeddings(embeddings, index)
@@ -229,14 +229,14 @@ class MatrixEntropy(MomentMetric, function=matrix_entropy, check=check_entropy_o
 
     Example:
         >>> metric = MatrixEntropy(layers=[0])
-        >>> metric.update(0, torch.eye(4)[None], torch.ones(1, 4, dtype=torch.bool))
+        >>> metric.update(torch.eye(4)[None], torch.ones(1, 4, dtype=torch.bool), layer=0)
         >>> metric.compute()
         tensor([1.3863], dtype=torch.float64)
     """
 
     kind: ClassVar[Kind] = "tokens"
 
-    def update(self, layer: int, states: Tensor, mask: Tensor, *, index: Tensor | None = None) -> None:  # noqa: ARG002
+    def update(self, states: Tensor, mask: Tensor, *, layer: int, index: Tensor | None = None) -> None:  # noqa: ARG002
         """Add one layer's token states of a batch, ``(B, T, D)``, and their mask ``(B, T)``; ``index`` is ignored."""
         base.check_tokens(states, mask)
         self._position(layer)

@@ -48,6 +48,7 @@ class SampleMetric(LayerMetric):
     views: int = 1
     least: int = 2
     counted: ClassVar[str] = "Different texts"
+    _counts_repeats = False
 
     def __init__(self, layers: Sequence[int], *, max_samples: int = 1000, seed: int = 0, **options: Any) -> None:
         if "seed" in self._option_defaults:
@@ -165,12 +166,12 @@ class PooledSampleMetric(SampleMetric):
 
     kind: ClassVar[Kind] = "pooled"
 
-    def update(self, layer: int, embeddings: Tensor, *, index: Tensor | None = None) -> None:
+    def update(self, embeddings: Tensor, *, layer: int, index: Tensor | None = None) -> None:
         """Add one layer's vectors of a batch.
 
         Args:
-            layer: one of ``layers``.
             embeddings: one row per text, shape ``(B, D)``.
+            layer: one of ``layers``.
             index: position of each text in the whole list, shape ``(B,)``. By default texts are numbered in order of
                 arrival, which does not work with several processes.
         """
@@ -184,16 +185,22 @@ class ViewMetric(SampleMetric):
     views: int = 2
     _compares = "the views"
 
-    def update(self, layer: int, embeddings: Tensor, *, view: int | Tensor, index: Tensor) -> None:
+    def update(self, embeddings: Tensor, *, layer: int, view: int | Tensor, index: Tensor | None = None) -> None:
         """Add one layer's vectors of one or several views of a batch.
 
         Args:
-            layer: one of ``layers``.
             embeddings: one row per text, shape ``(B, D)``.
+            layer: one of ``layers``.
             view: view number, from 0, of all rows or of each, shape ``(B,)``; views that the metric does not use are
                 ignored, so that metrics with different numbers of views can share the passes.
-            index: position of each text in the whole list, shape ``(B,)``.
+            index: position of each text in the whole list, shape ``(B,)``; required.
         """
+        if index is None:
+            raise OptionError(
+                f"`index` must be the position of each text in the whole list, shape (B,), by which "
+                f"{type(self).__name__} joins the views of a text, but got None. "
+                "Pass index=torch.arange(start, start + len(embeddings))."
+            )
         views = torch.as_tensor(view).expand(index.shape)
         if views.numel() and int(views.min()) < 0:
             raise OptionError(f"`view` must be 0 or more, but got {int(views.min())}.")
@@ -433,13 +440,13 @@ class HalfMatch(SampleMetric, function=half_match, number=_half_match):
     views: int = 2
     counted: ClassVar[str] = f"Different texts of {LEAST_TOKENS} tokens or more"
 
-    def update(self, layer: int, states: Tensor, mask: Tensor, *, index: Tensor | None = None) -> None:
+    def update(self, states: Tensor, mask: Tensor, *, layer: int, index: Tensor | None = None) -> None:
         """Add one layer's token states of a batch.
 
         Args:
-            layer: one of ``layers``.
             states: shape ``(B, T, D)``.
             mask: which tokens are real, shape ``(B, T)``, bool; padding may be on either side.
+            layer: one of ``layers``.
             index: position of each text in the whole list, shape ``(B,)``. By default texts are numbered in order of
                 arrival, which does not work with several processes.
         """

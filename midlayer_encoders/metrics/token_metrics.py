@@ -70,13 +70,13 @@ class TokenMetric(MeanOverTexts):
         """Return the number of temporary elements per text: as many as its states, unless these are not copied."""
         return states.shape[1] * states.shape[2]
 
-    def update(self, layer: int, states: Tensor, mask: Tensor, *, index: Tensor | None = None) -> None:  # noqa: ARG002
+    def update(self, states: Tensor, mask: Tensor, *, layer: int, index: Tensor | None = None) -> None:  # noqa: ARG002
         """Add one layer's token states of a batch.
 
         Args:
-            layer: one of ``layers``.
             states: shape ``(B, T, D)``.
             mask: which tokens are real, shape ``(B, T)``, bool; padding may be on either side.
+            layer: one of ``layers``.
             index: ignored; other metrics of token states need it.
         """
         base.check_tokens(states, mask)
@@ -468,7 +468,7 @@ class BlockInfluence(MeanOverTexts):
 
     _previous: tuple[int, Tensor] | None = None
 
-    def update(self, layer: int, states: Tensor, mask: Tensor, *, index: Tensor | None = None) -> None:  # noqa: ARG002
+    def update(self, states: Tensor, mask: Tensor, *, layer: int, index: Tensor | None = None) -> None:  # noqa: ARG002
         """Add one layer's token states ``(B, T, D)`` of a batch, after those of the previous layer."""
         base.check_tokens(states, mask)
         row = self._position(layer)
@@ -550,7 +550,7 @@ def attention_sink_rates(model: nn.Module, inputs: Mapping[str, Tensor], *, epsi
     mask = inputs.get("attention_mask", torch.ones(_mask_shape(attentions[0]), device=attentions[0].device)).bool()
     metric = AttentionSinkRate(range(1, len(attentions) + 1), epsilon=epsilon).to(mask.device)
     for layer, weights in zip(metric.layers, attentions, strict=True):
-        metric.update(layer, weights, mask)
+        metric.update(weights, mask, layer=layer)
     return dict(zip(metric.layers, metric.compute().tolist(), strict=True))
 
 
@@ -582,7 +582,7 @@ class AttentionSinkRate(MeanOverTexts, function=attention_sink_rate, check=_chec
 
     kind: ClassVar[Kind] = "attentions"
 
-    def update(self, layer: int, attentions: Tensor, mask: Tensor, *, index: Tensor | None = None) -> None:  # noqa: ARG002
+    def update(self, attentions: Tensor, mask: Tensor, *, layer: int, index: Tensor | None = None) -> None:  # noqa: ARG002
         """Add one layer's attention weights of a batch, ``(B, H, T, T)``, and the mask ``(B, T)``."""
         row = self._position(layer)
         self._add(row, attention_sink_rate(attentions, mask, **self.options), mask.any(dim=-1))

@@ -292,9 +292,8 @@ def _owner(model: nn.Module, path: str) -> tuple[str, Any]:
 
 def _embeddings(model: nn.Module) -> str | None:
     """Return the path of the input embeddings."""
-    try:
-        embeddings = model.get_input_embeddings()  # type: ignore[operator]
-    except (AttributeError, NotImplementedError, TypeError):
+    embeddings = internals.input_embeddings(model)
+    if embeddings is None:
         names = ("embeddings", "feature_projection")  # the latter in audio models
         embeddings = next((module for name, module in model.named_modules() if name.endswith(names)), None)
     return next((name for name, module in model.named_modules() if module is embeddings), None)

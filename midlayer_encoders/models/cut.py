@@ -26,7 +26,7 @@ _OUTPUTS_RECORDED = {"mamba", "mamba2", "falcon_mamba"}
 _NEVER_EMPTY = {"deberta", "deberta-v2", "modernbert"}
 # Families that cannot be built with only one block that shares its weights while weights are tied.
 _TIED_BLOCKS = {"zamba"}
-MOST_PLANS = 3  # the most plans that `plan_cuts` returns
+MOST_PLANS = 4  # the most plans that `plan_cuts` returns
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,8 @@ class Cut:
         layer: number of blocks that the states pass through.
         norm: whether the final norm is applied to them.
         keep: number of blocks of the cut model.
-        output: field of the model's output that holds the states, or the field and an index into it.
+        output: field of the model's output that holds the states, or the field and an index into it; ``None`` if the
+            model is not cut, and hooks read the states.
         silent: whether the remaining block is zeroed, so that it returns its input.
         language: whether the model is the language model inside one that also reads images or audio.
         unnormed: timm settings that move the norm after the blocks to the pooled vector.
@@ -48,7 +49,7 @@ class Cut:
     layer: int
     norm: Norm
     keep: int
-    output: str | tuple[str, int]
+    output: str | tuple[str, int] | None
     silent: bool = False
     language: bool = False
     unnormed: tuple[tuple[str, bool], ...] = ()
@@ -67,8 +68,12 @@ def plan_cuts(anatomy: Anatomy, layer: int, norm: Norm, *, config: Any = None) -
     With the final norm, the model ends after ``layer`` blocks. Without it, the states are the input of the next block,
     where transformers records hidden states, so the cut model has one block more (a blank one at the last layer). Some
     families record each block's output instead, and some cannot be built, or run, without blocks: verification of the
-    loaded model decides which plan works.
+    loaded model decides which plan works. The last plan leaves the model uncut.
     """
+    return [*_cuts(anatomy, layer, norm, config), Cut(anatomy, layer, norm, anatomy.num_layers, None)]
+
+
+def _cuts(anatomy: Anatomy, layer: int, norm: Norm, config: Any) -> list[Cut]:
     model_type = getattr(config, "model_type", "")
     ends = Cut(anatomy, layer, norm, layer, "last_hidden_state")
     if model_type == internals.TIMM:  # its hidden states are grids of patches without the class token
@@ -146,7 +151,7 @@ def cut_model(model: nn.Module, cut: Cut) -> nn.Module:
     """Cut ``model`` in place and return it: drop the blocks after the layer, or add one where the cut needs it."""
     anatomy = cut.anatomy
     blocks: Any = model.get_submodule(anatomy.blocks)
-    config = getattr(model, "config", None)
+    config: Any = model.config if internals.is_pretrained(model) else None  # a module in memory may have any other
     depth_changes = cut.keep != anatomy.num_layers
     if config is not None and depth_changes:
         change_depth(config, anatomy.num_layers, cut.keep)
@@ -179,7 +184,7 @@ def _move_norm(model: Any, settings: dict[str, bool]) -> None:
 
 def _empty_like(model: Any) -> nn.Module | None:
     """Return a model of the same class and config without weights, or ``None`` if its class cannot build one."""
-    if not type(model).__module__.startswith("transformers."):
+    if internals.is_remote(model):
         return None
     try:
         with internals.without_weights():

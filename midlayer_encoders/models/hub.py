@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from collections.abc import Sequence
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +24,31 @@ BUILT_IN_MINILM = "built-in-minilm"
 
 _TIMEOUT = 5.0  # seconds; the hub's clients retry for more than a minute
 _HEADS = ("lm_head.weight", "embed_out.weight", "output.weight")  # names of output embeddings in files
+
+
+_access: ContextVar[Mapping[str, Any]] = ContextVar("_access", default={})  # noqa: B039  (never changed)
+
+
+@contextmanager
+def hub_access(*, token: bool | str | None, cache_folder: str | None, local_files_only: bool) -> Iterator[None]:
+    """Read the files of models with a token, from a cache, or only from this machine, inside this block.
+
+    Args:
+        token: authentication token; ``True`` for the one that is stored.
+        cache_folder: folder of downloaded files; by default that of ``huggingface_hub``.
+        local_files_only: whether to leave the hub alone.
+    """
+    options = {"token": token, "cache_dir": cache_folder, "local_files_only": local_files_only or None}
+    previous = _access.set({name: value for name, value in options.items() if value is not None})
+    try:
+        yield
+    finally:
+        _access.reset(previous)
+
+
+def access_options(*, local: bool = False) -> dict[str, Any]:
+    """Return the keywords of ``from_pretrained`` inside :func:`hub_access`."""
+    return {**_access.get(), **({"local_files_only": True} if local else {})}
 
 
 def check_model(model: str, revision: str | None = None, *, gguf_file: str | None = None) -> None:
@@ -62,16 +90,23 @@ def _query_hub(model: str, revision: str | None, filename: str) -> bool:
         errors.EntryNotFoundError: f"{where} has no {filename} on the hub: it is not a transformers model.",
     }
     problems[errors.HFValidationError] = problems[errors.RepositoryNotFoundError]
+    access = access_options()
     try:
-        get_hf_file_metadata(hf_hub_url(model, filename, revision=revision), timeout=_TIMEOUT)
+        if "local_files_only" in access:
+            raise errors.OfflineModeIsEnabled("`local_files_only` is True")
+        url = hf_hub_url(model, filename, revision=revision)
+        get_hf_file_metadata(url, token=access.get("token"), timeout=_TIMEOUT)
     except tuple(problems) as reason:
         text = next(text for kind, text in problems.items() if isinstance(reason, kind))
         raise ModelNotFoundError(text) from None
     except Exception as reason:  # each transport has its own errors
-        if isinstance(try_to_load_from_cache(model, filename, revision=revision), str):
+        cached = try_to_load_from_cache(model, filename, cache_dir=access.get("cache_dir"), revision=revision)
+        if isinstance(cached, str):
             return True
         cause = "HF_HUB_OFFLINE is set" if isinstance(reason, errors.OfflineModeIsEnabled) else error_summary(reason)
-        fetch = f"hf download {model}" + (f" --revision {revision}" if revision else "")
+        if "local_files_only" in access:
+            cause = "`local_files_only` is True"
+        fetch = shlex.join(["hf", "download", model, *(["--revision", revision] if revision else [])])
         raise ModelNotFoundError(
             f"{where} is not cached on this machine and the hub cannot be reached ({cause}). "
             f"Pass a local folder, or download it on a machine with a network: `{fetch}`."
@@ -88,7 +123,7 @@ def load_config(model: str, revision: str | None = None, *, local: bool, **optio
     from transformers import AutoConfig
 
     try:
-        return AutoConfig.from_pretrained(model, revision=revision, local_files_only=local, **options)
+        return AutoConfig.from_pretrained(model, revision=revision, **access_options(local=local), **options)
     except (OSError, ValueError) as reason:
         if (Path(model) / "adapter_config.json").is_file():
             raise ModelNotFoundError(
@@ -105,7 +140,7 @@ def model_file(model: str, name: str, *, revision: str | None, local: bool) -> s
     from transformers.utils import cached_file
 
     quiet = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
-    path = cached_file(model, name, revision=revision, local_files_only=local, **quiet)
+    path = cached_file(model, name, revision=revision, **access_options(local=local), **quiet)
     return None if path is None else str(path)
 
 

@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +25,15 @@ from midlayer_encoders.models import anatomy as anatomies
 from midlayer_encoders.models import transformers_internals as internals
 from midlayer_encoders.models.anatomy import Anatomy, find_anatomy
 from midlayer_encoders.models.cut import Cut, JointCut, cut_config, cut_model, plan_cuts
-from midlayer_encoders.models.hub import load_config, local_only, weight_files
+from midlayer_encoders.models.gguf_cache import add_blocks
+from midlayer_encoders.models.hub import access_options, load_config, local_only, weight_files
 from midlayer_encoders.validation import check_choice
 
 # Weights that do not affect the states of a layer, so files may lack them: a masked language model has no pooler. The
 # vectors of a joint model do depend on its poolers and heads.
 _UNREAD = re.compile(r"(^|\.)(pooler|head|contact_head|mask_token|masked_spec_embed|post_layernorm)(\.|$)")
 _UNREAD_JOINT = re.compile(r"(^|\.)logit_(scale|bias)$")
+_MOST_BLOCKS = 4096
 _MAX_NAMED = 10  # missing weights that an error names
 _ROOT = "base_model.model."  # PEFT's prefix for the names of a model's modules
 
@@ -46,11 +49,11 @@ def load_cut(
     norm: Norm = "final",
     tower: str | None = None,
     revision: str | None = None,
-    dtype: torch.dtype | None = None,
     adapters: Sequence[str] = (),
-    gguf_file: str | None = None,
+    gguf_file: Path | None = None,
     trust_remote_code: bool = False,
-    device_map: str | None = None,
+    model_kwargs: Mapping[str, Any] | None = None,
+    config_kwargs: Mapping[str, Any] | None = None,
     plan: int = 0,
     spare: bool = False,
 ) -> tuple[nn.Module, Cut | JointCut]:
@@ -63,14 +66,17 @@ def load_cut(
         norm: ``"final"`` or ``"none"``.
         tower: ``"text"`` or ``"image"`` loads only that tower of a joint model.
         revision: branch, tag or commit on the hub.
-        dtype: of the weights; ``None`` keeps that of the files.
         adapters: PEFT adapters to merge, in order, before the cut; this loads the complete model.
-        gguf_file: name of a GGUF file in ``model`` that holds the weights.
+        gguf_file: the GGUF file of which ``model`` is the
+            :func:`~midlayer_encoders.models.gguf_cache.converted_folder`.
         trust_remote_code: whether to run the model's code from the hub.
-        device_map: ``"auto"`` spreads a model across devices with accelerate.
+        model_kwargs: of ``from_pretrained``: ``dtype``, by default that of the files, ``attn_implementation``,
+            ``device_map`` (``"auto"`` spreads a model across devices with accelerate), ….
+        config_kwargs: of ``AutoConfig.from_pretrained``, which replace settings of the config.
         plan: which of the plans of :func:`~midlayer_encoders.models.cut.plan_cuts` to use.
-        spare: leave the model as loaded, with at least one block and none added or silenced, so that its blocks can be
-            observed; :func:`~midlayer_encoders.models.cut.cut_model` then completes the cut.
+        spare: leave the model as loaded, with at least one block (all blocks, if its code is not that of transformers)
+            and none added or silenced, so that its blocks can be observed;
+            :func:`~midlayer_encoders.models.cut.cut_model` then completes the cut.
 
     Raises:
         NoPlanError: if there is no such plan.
@@ -79,15 +85,12 @@ def load_cut(
         The model and a :class:`~midlayer_encoders.models.cut.Cut`, or a
         :class:`~midlayer_encoders.models.cut.JointCut` if a joint model keeps both towers.
     """
-    local = local_only(model, revision, filename=gguf_file or "config.json")
+    local = local_only(model, revision)
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
-    if gguf_file is not None:
-        _check_gguf(model, gguf_file)
-        options["gguf_file"] = gguf_file
-    config = _without_caching(load_config(model, revision, local=local, **options))
-    options |= {"revision": revision, "local_files_only": local, "device_map": device_map}
-    options["dtype"] = dtype if dtype is not None else "auto"
-    loader = _Loader(model, layer, norm, adapters, options, plan, spare)
+    config = _without_caching(load_config(model, revision, local=local, **options, **(config_kwargs or {})))
+    _check_depth(config, model)
+    options |= {"revision": revision, **access_options(local=local), "dtype": "auto", **(model_kwargs or {})}
+    loader = _Loader(model, layer, norm, adapters, options, config_kwargs or {}, plan, spare, gguf_file)
     with internals.LOADING:
         complete = _empty(config, trust_remote_code)
         towers = anatomies.find_towers(complete)
@@ -112,6 +115,18 @@ def load_cut(
         return loaded, replace(cut, language=tower is None and part is not None)
 
 
+def _check_depth(config: Any, model: str) -> None:
+    """Raise if a config, or one inside it, counts more blocks than any model has: building them would take hours."""
+    for part in (config, *vars(config).values()):
+        for name in internals.COUNTS:
+            count = getattr(part, name, None)
+            if isinstance(count, int) and count > _MOST_BLOCKS:
+                raise ModelNotFoundError(
+                    f"`{name}` in the config of {model!r} must be at most {_MOST_BLOCKS:,}, but is {count:,}. Correct "
+                    "config.json, or download it again."
+                )
+
+
 def _without_caching(config: Any) -> Any:
     """Turn off the key-value cache in a config and those inside it, and return it.
 
@@ -132,40 +147,54 @@ class _Loader:
     norm: Norm
     adapters: Sequence[str]
     options: Mapping[str, Any]
+    config_kwargs: Mapping[str, Any]
     plan: int
     spare: bool
+    gguf_file: Path | None
+
+    @property
+    def _local(self) -> bool:
+        return "local_files_only" in self.options
 
     def load_single(self, complete: Any, path: str | None) -> tuple[nn.Module, Cut]:
         """Load a model with one tower, or the part at ``path`` of a larger model, cut at a layer."""
         cut = self._planned_cut(complete)
         anatomy = cut.anatomy
         options = dict(self.options)
-        names = list(weight_files(self.model, options["revision"], local=options["local_files_only"]) if path else ())
-        prefix = _prefix_in_files(names, complete, path or "")
-        if renamed := _shared_embeddings(names, complete, prefix):
-            options["key_mapping"] = renamed
-        # The files also hold the other tower, or the decoder.
-        ignored = [rf"^(?!{re.escape(prefix)}\.)"] if prefix else []
         config = complete.config
-        if getattr(config, "model_type", "") == internals.TIMM:
-            ignored.append(r"^timm_model\.head\.")
         keep = min(max(cut.keep, int(self.spare)), anatomy.num_layers)
-        loaded_blocks = anatomy.num_layers if self.adapters else keep
+        remote = internals.is_remote(complete)  # its cut is compared with the whole model
+        loaded_blocks = anatomy.num_layers if self.adapters or remote else keep
         for depth in {cut.keep, loaded_blocks} - {anatomy.num_layers}:  # an export writes a folder of the first depth
             depth_config = cut_config(config, anatomy.num_layers, depth)
             _check(complete, depth_config, [(anatomy, depth)], options["trust_remote_code"])
         if loaded_blocks < anatomy.num_layers:
             config = cut_config(config, anatomy.num_layers, loaded_blocks)
-        ignored += _dropped(anatomy, loaded_blocks)
+        dropped = _dropped(anatomy, loaded_blocks)
+        if self.gguf_file is not None:
+            place = str(self.gguf_file.parent)
+            from_file = {"gguf_file": self.gguf_file.name, "local_files_only": True, "dtype": torch.float32}
+            convert = partial(_read, type(complete), place, config, from_file, final=anatomy.final, ignored=dropped)
+            add_blocks(Path(self.model), anatomy.blocks, loaded_blocks, convert)
+        names = list(weight_files(self.model, options["revision"], local=self._local) if path else ())
+        prefix = _prefix_in_files(names, complete, path or "")
+        if renamed := _shared_embeddings(names, complete, prefix):
+            options["key_mapping"] = renamed
+        # The files also hold the other tower, or the decoder.
+        ignored = [rf"^(?!{re.escape(prefix)}\.)"] if prefix else []
+        if getattr(config, "model_type", "") == internals.TIMM:
+            ignored.append(r"^timm_model\.head\.")
+        ignored += dropped
         loaded = _read(type(complete), self.model, config, options, final=anatomy.final, ignored=ignored, prefix=prefix)
         if self.adapters:
             loaded = _merge_adapters(loaded, self.adapters)
+        if loaded_blocks > keep and not (remote and self.spare):
             cut_model(loaded, replace(cut, anatomy=_current_anatomy(anatomy, loaded), keep=keep, silent=False))
         return self._finished(loaded, cut), cut
 
     def load_part_of_complete(self, part_class: Any, path: str) -> tuple[nn.Module, Cut]:
         """Load the complete model and keep its language model, or a tower, cut at a layer."""
-        config = load_config(self.model, self.options["revision"], local=self.options["local_files_only"])
+        config = load_config(self.model, self.options["revision"], local=self._local, **self.config_kwargs)
         complete = _empty(_without_caching(config))
         part = _read(type(complete), self.model, config, self.options).get_submodule(path)
         loaded = part if isinstance(part, part_class) else part.base_model
@@ -198,6 +227,11 @@ class _Loader:
             tower_config = cut_config(getattr(config, attribute), anatomy.num_layers, cuts[name].keep)
             setattr(config, attribute, tower_config)
         depths = [(cut.anatomy, cut.keep) for cut in cuts.values()]
+        if internals.is_remote(complete) and any(keep < anatomy.num_layers for anatomy, keep in depths):
+            raise CutError(
+                f"{type(complete).__name__} is a joint model whose code is not that of transformers, so its cut cannot "
+                f"be verified. Pass `tower` to load one of {', '.join(towers)}, or layer=-1."
+            )
         _check(complete, config, depths, self.options["trust_remote_code"])
         ignored = [pattern for anatomy, keep in depths for pattern in _dropped(anatomy, keep)]
         loaded = _read(type(complete), self.model, config, self.options, ignored=ignored, unread=_UNREAD_JOINT)
@@ -292,20 +326,6 @@ def has_automatic_class(config: Any) -> bool:
     return type(config) in MODEL_MAPPING or not type(config).__module__.startswith("transformers.")
 
 
-def _check_gguf(model: str, gguf_file: str) -> None:
-    folder = Path(model)
-    if folder.is_dir() and not (folder / gguf_file).is_file():
-        names = ", ".join(sorted(file.name for file in folder.glob("*.gguf"))) or "none"
-        raise ModelNotFoundError(
-            f"`gguf_file` must be a file in {model!r}, but there is no {gguf_file!r}. It has: {names}."
-        )
-    try:
-        import accelerate  # noqa: F401
-        import gguf  # noqa: F401
-    except ImportError as reason:
-        raise MidlayerError("`gguf_file` needs gguf and accelerate: pip install 'midlayer-encoders[demo]'.") from reason
-
-
 # --- models without weights, to compare with ------------------------------------------------------------------------
 
 
@@ -342,11 +362,11 @@ def _check(complete: Any, config: Any, depths: Sequence[tuple[Anatomy, int]], tr
     name = type(complete).__name__
     depth_text = " and ".join(f"{keep} of its {anatomy.num_layers}" for anatomy, keep in depths) + " blocks"
     try:
-        if type(complete).__module__.startswith("transformers."):
+        if internals.is_remote(complete):
+            cut = _empty(config, trust_remote_code)
+        else:
             with internals.without_weights():
                 cut = type(complete)(copy.deepcopy(config))
-        else:
-            cut = _empty(config, trust_remote_code)
     except MidlayerError:
         raise
     except Exception as reason:  # invalid configs fail in their own ways

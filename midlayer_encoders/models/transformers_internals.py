@@ -6,12 +6,10 @@
 from __future__ import annotations
 
 import copy
-import importlib
 import inspect
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -185,6 +183,20 @@ def is_pretrained(module: nn.Module) -> bool:
     return hasattr(module, "config") and hasattr(module, "base_model_prefix")
 
 
+def input_embeddings(model: Any) -> nn.Module | None:
+    """Return the input embeddings of a model, or ``None`` if transformers does not know where they are."""
+    try:
+        embeddings: nn.Module | None = model.get_input_embeddings()
+    except (AttributeError, NotImplementedError, TypeError):
+        return None
+    return embeddings
+
+
+def is_remote(model: nn.Module) -> bool:
+    """Return whether a model's code is not that of transformers, but from the hub or another package."""
+    return not type(model).__module__.startswith("transformers.")
+
+
 def opt_lacks_final_norm(config: Any) -> bool:
     """Return whether an OPT checkpoint predates the final norm."""
     return bool(config._remove_final_layer_norm)
@@ -234,23 +246,3 @@ def register_recordable_outputs(model: Any) -> None:
     """Register the outputs that a model's class records, which unpickling does not do."""
     with torch.device("meta"):
         type(model)(model.config)
-
-
-@contextmanager
-def gguf_read_once() -> Iterator[None]:
-    """Parse a GGUF file only once while an encoder is built from it.
-
-    transformers parses it four times, and each time takes ten seconds for 49,000 tokens.
-    """
-    try:
-        gguf: Any = importlib.import_module("gguf")
-    except ImportError:  # loading the model raises
-        yield
-        return
-    with LOADING:
-        reader = gguf.GGUFReader
-        gguf.GGUFReader = lru_cache(maxsize=1)(reader)
-        try:
-            yield
-        finally:
-            gguf.GGUFReader = reader

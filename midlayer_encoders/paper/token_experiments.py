@@ -320,7 +320,7 @@ def subblocks(encoder: LayerEncoder, texts: Sequence[str], *, max_length: int = 
 
         def receive(layer: int, site: str, states: Tensor, real: Tensor = real) -> None:
             for metric in metrics[site].values():
-                metric.update(layer, states, real.to(states.device))
+                metric.update(states, real.to(states.device), layer=layer)
 
         with torch.inference_mode():
             capture(reader.model, inputs, receive, anatomy=reader.anatomy, layers=layers, sites=sites)

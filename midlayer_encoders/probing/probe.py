@@ -218,6 +218,7 @@ def probe(
         progress: called with the stages ``"reading"`` and ``"training"``.
         deprecated: the fields of ``settings`` as keywords, which 0.2 accepted.
     """
+    validation.check_fork()
     validation.check_choice("kind", kind, PROBE_KINDS)
     replaced = take_deprecated(deprecated, _DEPRECATED, function="probe")
     settings = replace(settings or ProbeSettings(), **replaced.get("settings", {}))
@@ -245,7 +246,7 @@ def probe(
     examples = [*inputs, *test_inputs]
     classes, names = class_numbers([*labels, *test_labels])
     split = split_examples(classes, names=names, num_test=len(test_labels), seed=settings.seed)
-    reader = layer_reader(encoder, layers=layers, prompt=encoder.default_prompt, site=site)
+    reader = layer_reader(encoder, layers=layers, prompt=encoder.default_prompt, normalize=False, site=site)
     live = LiveTokens(reader, examples)
     batches = batches_of(encoder, examples, prompt=encoder.default_prompt)
     source: TokenSource

@@ -73,13 +73,12 @@ class LayerSource(Protocol):
     def default_prompt(self) -> str:
         """The prompt used by default."""
 
-    @property
-    def counting(self) -> Counting:
-        """Which tokens to pool."""
+    def pooled_tokens(self, prompt: str) -> Counting:
+        """Return which tokens to pool after a prompt."""
 
     @property
     def after_pooling(self) -> list[str]:
-        """Names of the modules after the pooling, which are specific to one layer."""
+        """Names of the modules after the first one, except the pooling; all but Normalize are specific to a layer."""
 
     @property
     def device(self) -> torch.device:

@@ -5,6 +5,7 @@ No token states are stored: the callback receives a layer when the next block do
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from typing import Any, TypeAlias
@@ -50,9 +51,15 @@ def capture(
         norm: ``"final"`` applies the final norm to the residual stream.
         sites: points of each block to read; see :func:`~midlayer_encoders.models.anatomy.block_sites`.
     """
-    watched = layers_watched(model, receive, anatomy=anatomy, layers=layers, norm=norm, sites=sites, complete=False)
-    with suppress(_LastLayerReadError), watched:
-        model(**inputs)
+    with layers_watched(model, receive, anatomy=anatomy, layers=layers, norm=norm, sites=sites, complete=False):
+        model(**accepted_arguments(model, inputs))
+
+
+def accepted_arguments(model: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the inputs that a model's forward pass accepts; a module in memory may take no mask."""
+    parameters = inspect.signature(model.forward).parameters
+    any_name = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    return {name: value for name, value in inputs.items() if any_name or name in parameters}
 
 
 @contextmanager
@@ -103,7 +110,7 @@ def layers_watched(
         def before(_: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> None:
             # In another thread torch may call the hook without `kwargs` while it is being registered.
             if is_current():
-                take(args[0] if args or kwargs is None else kwargs["hidden_states"])
+                take(input_states(args, kwargs or {}))
 
         def after(_: nn.Module, __: Any, output: Any) -> None:
             if is_current():
@@ -127,7 +134,44 @@ def layers_watched(
             for name in inner_sites:
                 check_choice("sites", name, available)
                 watch(available[name], inside(name))
+        with suppress(_LastLayerReadError):
+            yield
+
+
+@contextmanager
+def blocks_bypassed(model: nn.Module, anatomy: Anatomy, layer: int) -> Iterator[None]:
+    """Make the blocks after a layer return their input inside a ``with`` block, for any operation after the last one.
+
+    The block holds the model's lock; passes of other threads are not changed.
+    """
+    entered = 0
+
+    def after(_: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> Any:
+        nonlocal entered
+        entered += is_current()
+        if not is_current() or entered <= layer:
+            return output
+        states = input_states(args, kwargs)
+        bypassed = _with_states(output, first_tensor(output), states)
+        if first_tensor(bypassed) is not states:
+            raise CutError(f"The blocks of {type(model).__name__} return {type(output)}, whose states are unknown.")
+        return bypassed
+
+    with turn(model) as is_current, ExitStack() as hooks:
+        for block in anatomy.distinct_blocks(model):
+            if anatomy.past_hooks:
+                hooks.enter_context(seen_by_hooks(block))
+            hooks.callback(block.register_forward_hook(after, with_kwargs=True).remove)
         yield
+
+
+def _with_states(output: Any, states: Tensor | None, replacement: Tensor) -> Any:
+    """Return the output of a block with other states."""
+    if output is states:
+        return replacement
+    if isinstance(output, tuple | list):
+        return type(output)(_with_states(value, states, replacement) for value in output)
+    return output
 
 
 def final_norm(model: nn.Module, anatomy: Anatomy, norm: Norm) -> nn.Sequential:
@@ -157,6 +201,14 @@ def first_tensor(value: Any) -> Tensor | None:
         return value if value.is_floating_point() else None
     inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
     return next((tensor for tensor in map(first_tensor, inner) if tensor is not None), None)
+
+
+def input_states(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
+    """Return the states that a block receives: its first argument, or ``hidden_states``."""
+    states = first_tensor((args, kwargs.get("hidden_states"), kwargs))
+    if states is None:
+        raise CutError("Blocks must receive their states as floating-point tensors. Pass another list as `blocks`.")
+    return states
 
 
 def side_by_side(states: Sequence[Tensor]) -> Tensor:

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
+
 
 class _CountedLock:
     """A reentrant lock and the number of nested blocks that hold it."""
@@ -25,6 +27,7 @@ class _CountedLock:
 # Stored outside the objects, so that copies and pickles do not contain locks.
 _locks: weakref.WeakKeyDictionary[Any, _CountedLock] = weakref.WeakKeyDictionary()
 _guard = threading.Lock()
+_used = False  # whether a model or tokenizer may have started threads in this process
 
 
 @contextmanager
@@ -58,7 +61,9 @@ def turn(shared: Any) -> Iterator[Callable[[], bool]]:
 
 
 def _lock_of(shared: Any) -> _CountedLock:
+    global _used
     with _guard:
+        _used = True
         try:
             return _locks.setdefault(shared, _CountedLock())
         except TypeError:  # objects that cannot be weakly referenced share one lock
@@ -66,8 +71,13 @@ def _lock_of(shared: Any) -> _CountedLock:
 
 
 def _reset_after_fork() -> None:
-    """Drop the locks of the parent process, whose other threads do not exist in this one."""
+    """Drop the locks of the parent process, whose other threads do not exist in this one.
+
+    Nor do torch's: its parallel regions would crash or wait forever after a pass in the parent.
+    """
     global _guard
+    if _used:
+        torch.set_num_threads(1)  # as a DataLoader does in its workers
     _guard = threading.Lock()
     _locks.clear()
 

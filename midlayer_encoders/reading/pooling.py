@@ -14,7 +14,7 @@ pooling run separately.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,7 @@ from midlayer_encoders.models import transformers_internals as internals
 from midlayer_encoders.spectra.eigen import kernels_run_on
 from midlayer_encoders.validation import check_choice
 
+_SCALED_MEAN = "mean_sqrt_len_tokens"  # of sentence-transformers: the sum over the square root of the length
 _EPS_NAMES = ("variance_epsilon", "eps", "epsilon", "norm_eps")
 _MAX_ROUNDINGS = 4  # tolerance, in machine epsilons of the states' dtype
 _SUM_TOLERANCE = 1e-5  # relative, for the order of summation in float32
@@ -41,7 +42,8 @@ def pool(states: Tensor, mask: Tensor, pooling: Pooling = "mean") -> Tensor:
     Args:
         states: shape ``(B, T, D)``.
         mask: true at real tokens, shape ``(B, T)``.
-        pooling: ``"mean"``, ``"last"``, ``"cls"`` (the first token), ``"max"`` or ``"weightedmean"``.
+        pooling: ``"mean"``, ``"last"``, ``"cls"`` (the first token), ``"max"``, ``"weightedmean"`` or
+            ``"mean_sqrt_len_tokens"``, or several joined by plus signs, whose vectors are concatenated.
 
     Returns:
         Shape ``(B, D)``, float32 or better. Zeros for a text without tokens.
@@ -52,12 +54,15 @@ def pool(states: Tensor, mask: Tensor, pooling: Pooling = "mean") -> Tensor:
         >>> [pool(states, mask, pooling).item() for pooling in ("mean", "last", "cls", "max")]
         [2.0, 3.0, 1.0, 3.0]
     """
-    check_choice("pooling", pooling, POOLINGS)
+    if "+" in pooling:
+        return torch.cat([pool(states, mask, cast(Pooling, part)) for part in pooling.split("+")], dim=-1)
+    check_choice("pooling", pooling, (*POOLINGS, _SCALED_MEAN))
     states = states.float() if states.dtype in (torch.float16, torch.bfloat16) else states
-    if pooling in ("mean", "weightedmean"):
+    if pooling in ("mean", "weightedmean", _SCALED_MEAN):
         weights = token_weights(mask, pooling, states.dtype)
         total = torch.einsum("btd,bt->bd", states, weights)
-        return total / weights.sum(dim=1, keepdim=True).clamp(min=1)
+        count = weights.sum(dim=1, keepdim=True).clamp(min=1)
+        return total / (count.sqrt() if pooling == _SCALED_MEAN else count)
     if pooling == "max":
         real = mask.any(dim=1, keepdim=True)
         return states.masked_fill(~mask[..., None], -torch.inf).amax(dim=1).masked_fill(~real, 0.0)
@@ -68,7 +73,7 @@ def pool(states: Tensor, mask: Tensor, pooling: Pooling = "mean") -> Tensor:
 def token_weights(mask: Tensor, pooling: Pooling, dtype: torch.dtype) -> Tensor:
     """Return the token weights of a ``"mean"`` or ``"weightedmean"``, zero at padding, shape ``(B, T)``."""
     dtype = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
-    return mask.to(dtype) if pooling == "mean" else mask * mask.cumsum(dim=1).to(dtype)
+    return mask * mask.cumsum(dim=1).to(dtype) if pooling == "weightedmean" else mask.to(dtype)
 
 
 def token_places(mask: Tensor, pooling: Pooling) -> tuple[Tensor, Tensor]:
@@ -226,7 +231,7 @@ class FusedPooling:
     def __init__(self, modules: nn.Sequential, pooling: Pooling, *, enabled: bool = True) -> None:
         self.modules = modules
         self.pooling = pooling
-        self.enabled = enabled and pooling != "max"
+        self.enabled = enabled and pooling in ("mean", "weightedmean", "cls", "last")
         self.trusted: dict[int, bool] = {}  # by layer
         self._forms: dict[torch.dtype, NormForm | None] = {}
         self._first_batches: dict[int, tuple[Tensor, Tensor]] = {}  # vectors pooled separately, whether they differ

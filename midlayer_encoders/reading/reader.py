@@ -91,6 +91,7 @@ class LayerReader:
         device: device of the inputs; ``None`` if ``preprocess`` returns them on the right device.
         unmasked: omit the padding mask if a trial shows that it has no effect, as in causal models padded on the right.
         counting: which tokens to pool.
+        normalize: scale every vector to length 1, before it is truncated.
         site: ``"block"``, or ``"attention"`` or ``"mlp"`` for their contribution to the residual stream, before any
             scale or norm. ``norm`` applies to any site.
     """
@@ -105,6 +106,7 @@ class LayerReader:
     device: torch.device | None = None
     unmasked: bool = False
     counting: Counting = Counting()
+    normalize: bool = False
     site: ReadSite = "block"
 
     @property
@@ -306,11 +308,13 @@ class _Flow:
             mask, counted = masks[key]
             if self.tokens is not None:
                 self.tokens(layer, states, mask, positions)
-            vectors[layer] = self.pooled(layer, states, counted)[:, : reader.truncate_dim]
+            vectors[layer] = self.pooled(layer, states, counted)
 
         capture(reader.model, inputs, receive, anatomy=reader.anatomy, layers=reader.layers, sites=reader.sites)
-        vectors |= {layer: plain[:, : reader.truncate_dim] for layer, plain in self.pooled.settle().items()}
-        return [vectors[layer] for layer in reader.layers]
+        vectors |= self.pooled.settle()
+        if reader.normalize:
+            vectors = {layer: torch.nn.functional.normalize(rows, dim=-1) for layer, rows in vectors.items()}
+        return [vectors[layer][:, : reader.truncate_dim] for layer in reader.layers]
 
 
 def layer_reader(
@@ -320,6 +324,7 @@ def layer_reader(
     norm: Norm | None = None,
     pooling: Pooling | None = None,
     prompt: str = "",
+    normalize: bool | None = None,
     site: ReadSite = "block",
 ) -> LayerReader:
     """Return a reader of the layers of a source's model.
@@ -330,14 +335,19 @@ def layer_reader(
         norm: norm of the vectors; by default that of the source.
         pooling: pooling; by default that of the source.
         prompt: prompt prepended to each text.
+        normalize: whether to scale vectors to length 1; by default if the source does.
         site: part of each block to read. Layer 0 has no attention or MLP, so ``"all"`` then starts at layer 1.
     """
     check_choice("site", site, READ_SITES)
-    if source.after_pooling:
+    if of_one_layer := [name for name in source.after_pooling if name != "Normalize"]:
         raise OptionError(
-            f"`encoder` must end with its pooling to read its layers, but has the module "
-            f"{source.after_pooling[0]} after it. Create it without `center`, `embed_filter` and `normalize`, and with "
-            "one layer."
+            f"`encoder` must only pool and normalize to read its layers, but has the module {of_one_layer[0]}. "
+            "Create it without `center` and `embed_filter`, with dense='drop' and one layer."
+        )
+    counting = source.pooled_tokens(prompt)
+    if counting.prompt_tokens and "weightedmean" in source.pooling:
+        raise OptionError(
+            f"`pooling` must be named to read the layers of {source.name}, whose weighted mean leaves out the prompt."
         )
     anatomy = source.anatomy
     if not anatomy.num_blocks:
@@ -359,7 +369,8 @@ def layer_reader(
         source.truncate_dim,
         device=source.device,
         unmasked=source.device.type in ("cpu", "cuda"),
-        counting=source.counting,
+        counting=counting,
+        normalize="Normalize" in source.after_pooling if normalize is None else normalize,
         site=site,
     )
 

@@ -50,7 +50,7 @@ def board_html(
         "board.html",
         title=f"Board of {len(runs)} run{'' if len(runs) == 1 else 's'}",
         notes=notes,
-        verdict=f"{best.run} at layer {best.layer} scores {number(best.score)} on {subject}: the most {scope}.",
+        verdict=f"{best.run} at layer {best.layer} scores {number(best.score)} on {subject}, the highest {scope}.",
         costs=cost_text(best.costs),
         lines=lines,
         budget=budget,

@@ -76,9 +76,9 @@ def comparisons_words(differences: pl.DataFrame, similarity: pl.DataFrame) -> li
         >>> frames.append(pl.DataFrame(alike, schema=SIMILARITY, orient="row"))
         >>> (verdict,) = comparisons_words(*frames)
         >>> verdict.split(". ")[0]
-        'b differs from a: 1 of 2 differences have an interval without zero'
+        'b differs from a: 1 of 2 differences have an interval that excludes zero'
         >>> verdict.split(". ")[1]
-        "Its layers are least like a's at layer 0 (CKA 0.90 with the layer as deep), and alike by 0.90 on average."
+        "CKA with a's layers of the same depth is lowest at layer 0 (0.90) and 0.90 on average."
     """
     verdicts = []
     for (base, model), rows in differences.group_by("base", "model", maintain_order=True):
@@ -89,9 +89,9 @@ def comparisons_words(differences: pl.DataFrame, similarity: pl.DataFrame) -> li
         least = alike.sort("cka", maintain_order=True).row(0, named=True)
         mean = float(alike["cka"].to_numpy().mean())
         verdicts.append(
-            f"{model} {differs} {base}: {len(clear)} of {len(rows)} differences have an interval without zero. "
-            f"Its layers are least like {base}'s at layer {least['layer']} (CKA {least['cka']:.2f} with the "
-            f"layer as deep), and alike by {mean:.2f} on average."
+            f"{model} {differs} {base}: {len(clear)} of {len(rows)} differences have an interval that excludes zero. "
+            f"CKA with {base}'s layers of the same depth is lowest at layer {least['layer']} ({least['cka']:.2f}) "
+            f"and {mean:.2f} on average."
         )
     return verdicts
 

@@ -1,13 +1,13 @@
-// What a page does beyond being read: tips at points, arrow keys along curves, keys that switch curves, tables that are
-// sorted and filtered. Without it everything is still there to read. It fetches and keeps nothing.
+// Tooltips at points, arrow keys along curves, legend entries that toggle curves, tables to sort and filter.
+// The page is complete without this script, which loads and stores nothing.
 "use strict";
 {
   const all = (where, what) => [...where.querySelectorAll(what)];
   const make = (name, more) => Object.assign(document.createElement(name), more);
-  const seen = element => element.getClientRects().length > 0;
+  const visible = element => element.getClientRects().length > 0;
 
   // --- tips -------------------------------------------------------------------------------------------------------
-  const NEAR = 24; // pixels from a point at which it is pointed at: a finger is not a needle
+  const NEAR = 24; // pixels from a point at which it is pointed at: wide enough for a finger
   const tip = make("div", { className: "tip", hidden: true });
   document.body.append(tip);
 
@@ -34,7 +34,7 @@
   };
 
   const show = point => {
-    for (const one of all(document, ".pointed")) one.classList.remove("pointed");
+    for (const point of all(document, ".pointed")) point.classList.remove("pointed");
     tip.hidden = !point;
     if (!point) return;
     point.classList.add("pointed");
@@ -48,7 +48,7 @@
     const under = event.target.closest?.("[data-tip]");
     if (under) return under;
     const chart = event.target.closest?.("svg.chart");
-    const near = chart ? all(chart, "circle[data-tip], a[data-tip]").filter(seen) : [];
+    const near = chart ? all(chart, "circle[data-tip], a[data-tip]").filter(visible) : [];
     const away = near.map(point => Math.hypot(...middle(point).map((at, k) => at - [event.clientX, event.clientY][k])));
     const least = Math.min(...away);
     return least <= NEAR ? near[away.indexOf(least)] : null;
@@ -59,7 +59,7 @@
   // --- arrow keys: left and right along a curve, up and down to another one, Home and End to its ends -----------------
   const curvesOf = figure =>
     all(figure, ".strip, svg g.line, svg g.dots, svg g.cells")
-      .map(curve => all(curve, "[data-tip]").filter(seen))
+      .map(curve => all(curve, "[data-tip]").filter(visible))
       .filter(curve => curve.length);
 
   const walk = (figure, event) => {
@@ -81,7 +81,7 @@
     curve[clamp(to[1], curve)].focus();
   };
 
-  for (const figure of all(document, ".panels, .heat, figure").filter(one => !one.parentNode.closest(".panels"))) {
+  for (const figure of all(document, ".panels, .heat, figure").filter(figure => !figure.parentNode.closest(".panels"))) {
     if (!figure.querySelector("[data-tip]")) continue;
     figure.tabIndex = 0;
     figure.setAttribute("role", "group");
@@ -92,7 +92,7 @@
   document.addEventListener("focusout", () => show(null));
   document.addEventListener("keydown", event => event.key === "Escape" && show(null));
 
-  // --- keys that switch curves ----------------------------------------------------------------------------------------
+  // --- legend entries that toggle curves ----------------------------------------------------------------------------------------
   for (const item of all(document, "[data-switch]")) {
     const button = make("button", { type: "button" });
     button.setAttribute("aria-pressed", "true");
@@ -106,16 +106,16 @@
     });
   }
 
-  // --- tables that are sorted and filtered ----------------------------------------------------------------------------
+  // --- sorting and filtering of tables ----------------------------------------------------------------------------
   const valueOf = cell => (cell.dataset.value === undefined ? null : cell.tagName === "TD" ? +cell.dataset.value : cell.dataset.value);
-  const compared = (one, other) => (typeof one === "number" ? one - other : one.localeCompare(other, undefined, { numeric: true }));
+  const compare = (a, b) => (typeof a === "number" ? a - b : a.localeCompare(b, undefined, { numeric: true }));
 
-  const sort = (table, column, falling) => {
+  const sort = (table, column, descending) => {
     const body = table.tBodies[0], value = row => valueOf(row.cells[column]);
-    const known = [...body.rows].filter(row => value(row) !== null);
-    const unknown = [...body.rows].filter(row => value(row) === null); // at the end, whichever way
-    known.sort((one, other) => (falling ? -1 : 1) * compared(value(one), value(other)));
-    body.append(...known, ...unknown);
+    const filled = [...body.rows].filter(row => value(row) !== null);
+    const empty = [...body.rows].filter(row => value(row) === null); // at the end in both orders
+    filled.sort((a, b) => (descending ? -1 : 1) * compare(value(a), value(b)));
+    body.append(...filled, ...empty);
   };
 
   for (const table of all(document, "table.sortable")) {
@@ -127,7 +127,7 @@
       button.addEventListener("click", () => {
         const before = head.getAttribute("aria-sort"), first = head.dataset.first ?? "ascending";
         const way = before ? (before === "ascending" ? "descending" : "ascending") : first;
-        for (const one of heads) one.removeAttribute("aria-sort");
+        for (const cell of heads) cell.removeAttribute("aria-sort");
         head.setAttribute("aria-sort", way);
         sort(table, column, way === "descending");
       });
@@ -149,13 +149,13 @@
       return Number.isNaN(most) || (cell !== null && +cell.dataset.value <= most);
     };
     const filter = () => {
-      const wanted = words.value.toLowerCase().split(/\s+/).filter(Boolean), away = new Set();
+      const terms = words.value.toLowerCase().split(/\s+/).filter(Boolean), away = new Set();
       for (const row of rows) {
         const text = row.textContent.toLowerCase();
-        const kept = all(filters, "[data-most]").map(input => within(row, input)).every(Boolean)
-          && wanted.every(word => text.includes(word)) && (!front.checked || row.hasAttribute("data-on-front"));
-        row.hidden = !kept;
-        if (!kept) away.add(row.dataset.run);
+        const matches = all(filters, "[data-most]").map(input => within(row, input)).every(Boolean)
+          && terms.every(word => text.includes(word)) && (!front.checked || row.hasAttribute("data-on-front"));
+        row.hidden = !matches;
+        if (!matches) away.add(row.dataset.run);
       }
       for (const part of all(document, "[data-curve]")) part.toggleAttribute("data-away", away.has(part.dataset.curve));
       filters.querySelector("[role=status]").textContent = `${rows.length - away.size} of ${rows.length} runs`;

@@ -329,7 +329,7 @@ def select_recipe(source: RecipeSource, inputs: SelectionInputs, recipes: Sequen
     center = tuple(inputs.sample) if chosen.center and inputs.texts else None
     reason = f"{reason}; {parts[chosen.name].reason}"
     unnamed = None if has_name(chosen) else chosen
-    return _combine_recipes(parts, chosen.name, reason, labels=labels, asked=unnamed, center=center)
+    return _combine_recipes(parts, chosen.name, reason, labels=labels, custom_recipe=unnamed, center=center)
 
 
 def _combine_recipes(parts: Mapping[str, Selection], name: str, reason: str, **evidence: Any) -> RecipeSelection:

@@ -100,8 +100,8 @@ class Selection:
     @property
     def agreement(self) -> tuple[int, int]:
         """How many of the other rules choose a layer within a tenth of the depth, and the number of other rules."""
-        others = [layer for rule, layer in self._layers_by_rule.items() if rule not in (self.rule, "auto")]
-        return sum(abs(layer - self.layer) <= _NEAR * self.num_layers for layer in others), len(others)
+        other_layers = [layer for rule, layer in self._layers_by_rule.items() if rule not in (self.rule, "auto")]
+        return sum(abs(layer - self.layer) <= _NEAR * self.num_layers for layer in other_layers), len(other_layers)
 
     @property
     def confidence(self) -> str:
@@ -119,10 +119,10 @@ class Selection:
         low, high = self.spread
         if high - low <= 2 * _NEAR * self.num_layers:
             return f"The rules agree: all that apply choose layers {low} to {high}."
-        near, others = self.agreement
+        near, num_other_rules = self.agreement
         return (
-            f"The rules disagree, from layer {low} to layer {high}: {near} of {others} other rules are within a tenth "
-            "of the depth. A few labels would decide."
+            f"The rules disagree, from layer {low} to layer {high}: {near} of {num_other_rules} other rules are within "
+            "a tenth of the depth. A few labels would decide."
         )
 
     def to_frame(self) -> pl.DataFrame:
@@ -172,19 +172,19 @@ class RecipeSelection(Selection):
         labels: against the plain text at the last layer, if that was among the recipes.
         recipe: name of the chosen recipe.
         parts: the selection of each recipe, by its name.
-        asked: the recipe itself, if its name does not identify it.
+        custom_recipe: the recipe itself, if its name does not identify it.
         center: the texts that the recipe centers on, if it does.
     """
 
     recipe: str = field(kw_only=True)
     parts: Mapping[str, Selection] = field(kw_only=True)
-    asked: Recipe | None = None
+    custom_recipe: Recipe | None = None
     center: tuple[str, ...] | None = None
 
     @property
     def keywords(self) -> dict[str, Any]:
         """Keywords for ``LayerEncoder(model, **keywords)``: the layer, the recipe, and the texts that it centers on."""
-        recipe = {} if self.recipe == PLAIN else {"recipe": self.asked or self.recipe}
+        recipe = {} if self.recipe == PLAIN else {"recipe": self.custom_recipe or self.recipe}
         center = {} if self.center is None else {"center": list(self.center)}
         return {"layer": self.layer, **recipe, **center}
 

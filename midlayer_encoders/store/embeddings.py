@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 import time
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -33,6 +32,7 @@ from midlayer_encoders.validation import check_choice
 StoreDtype: TypeAlias = Literal["float16", "float32"]
 
 _Rows: TypeAlias = npt.NDArray[np.intp]
+_Stamp: TypeAlias = tuple[int, int, int, int]
 
 _THREADS = min(8, os.cpu_count() or 1)  # for checksums and copies
 
@@ -105,7 +105,8 @@ class EmbeddingStore:
         self._rows: dict[str, int] = {}  # rows are numbered across all shards
         self._num_rows = 0
         self._ignored: set[str] = set()  # shards that lack a layer or are damaged
-        self._verified: dict[str, set[int]] = defaultdict(set)  # layers of each shard whose checksum matched
+        # The time and size of each shard, and the layers whose checksum matched then.
+        self._verified: dict[str, tuple[_Stamp, set[int]]] = {}
         self._open(description or {})
 
     def _open(self, description: Mapping[str, object]) -> None:
@@ -195,7 +196,7 @@ class EmbeddingStore:
         """Return the indices of the keys that are not stored, each key once.
 
         All other keys can be read at every layer: the checksums of their shards are verified, once per shard and
-        object.
+        object, and again if a shard's file has changed.
         """
         while True:
             self.refresh()
@@ -240,12 +241,15 @@ class EmbeddingStore:
                 self.refresh()
 
     def _verify(self, shard: Shard, layers: Iterable[int]) -> None:
-        """Verify the checksums of a shard's layers, once per object."""
-        verified = self._verified[shard.path.name]
+        """Verify the checksums of a shard's layers, once per object and again if the file has changed."""
+        stamp = _stamp(shard.path)
+        verified_stamp, verified = self._verified.get(shard.path.name, (stamp, set[int]()))
+        if verified_stamp != stamp:
+            verified = set()
         if unverified := set(layers) - verified:
             with self._discarding(shard):
                 shard.verify(unverified)
-            verified |= unverified
+            self._verified[shard.path.name] = stamp, verified | unverified
 
     @contextmanager
     def _discarding(self, shard: Shard) -> Iterator[None]:
@@ -290,7 +294,7 @@ class EmbeddingStore:
             raise StoreError(f"The store in {self.folder} was removed while it was in use: run again.")
         new_keys = [_key_bytes(key) for key in new]
         self._add_rows(shard_files.write_shard(self.folder / name, self.key, self.layers, new_keys, rows), list(new))
-        self._verified[name].update(self.layers)
+        self._verified[name] = _stamp(self.folder / name), set(self.layers)
 
     def _rounded(self, embeddings: npt.NDArray[Any]) -> npt.NDArray[Any]:
         with np.errstate(over="ignore"):  # checked below
@@ -305,6 +309,12 @@ class EmbeddingStore:
                 f"`embeddings` must be finite, but row {row} at layer {self.layers[position]} is {problem}."
             )
         return rounded
+
+
+def _stamp(path: Path) -> _Stamp:
+    """Return what differs after a file was written to or replaced."""
+    stat = path.stat()
+    return stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
 
 
 def read_label(path: Path) -> dict[str, Any]:

@@ -181,6 +181,7 @@ def num_dims(encoder: LayerEncoder, norm: Norm) -> int:
     final = encoder.anatomy.final if norm == "final" else ()
     last = model.get_submodule(final[-1]) if final else None
     width = int(getattr(last, "out_features", pooling.embedding_dimension))  # OPT-350m ends in a projection
+    width *= int(pooling.pooling_output_dimension // pooling.embedding_dimension)  # several poolings are concatenated
     return min(width, encoder.truncate_dim or width)
 
 

@@ -19,10 +19,10 @@ from mteb.abstasks import AbsTask
 from midlayer_encoders._deprecated import take_deprecated
 from midlayer_encoders._types import READ_SITES, Layer, Progress, ReadSite, Stage, content_digest
 from midlayer_encoders.encoder.options import EncoderKeywords
-from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
+from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder, complete_encoder
 from midlayer_encoders.encoder.spec import result_name, result_revision
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.files import check_links, folder_lock, write_file
+from midlayer_encoders.files import check_links, check_output_folder, folder_lock, write_file
 from midlayer_encoders.frame.schema import at_site, tidy_frame, tidy_rows
 from midlayer_encoders.measuring import measure_layers
 from midlayer_encoders.metrics import make_metrics
@@ -38,7 +38,15 @@ from midlayer_encoders.sweeping.processes import Group, launch
 from midlayer_encoders.sweeping.sweep_result import RecipesResult, SweepResult
 from midlayer_encoders.sweeping.task_scoring import TaskScorer
 from midlayer_encoders.tasks import TaskSource, TextsSource, source_texts, task_sources
-from midlayer_encoders.validation import check_choice, check_count, check_effect, check_flag, check_path, check_progress
+from midlayer_encoders.validation import (
+    check_choice,
+    check_count,
+    check_effect,
+    check_flag,
+    check_fork,
+    check_path,
+    check_progress,
+)
 
 _CENTER_TEXTS = 512  # enough for a stable mean
 _PLURALS = {"text": "texts", "image": "images", "audio": "waveforms"}
@@ -113,6 +121,8 @@ class SweepRequest:
                 f"`compile` must be False with site={self.site!r}: the inside of a compiled block cannot be read."
             )
         check_path("out", self.out)
+        if self.out is not None:
+            check_output_folder(Path(self.out))
         check_path("store", self.store)
         check_progress(self.progress)
         if self.has_metrics:
@@ -180,6 +190,7 @@ def sweep(
         options: as in :class:`~midlayer_encoders.EncoderOptions` if ``model`` is a name; with an encoder they must
             match its own.
     """
+    check_fork()
     request = SweepRequest(
         layers=layers,
         site=site,
@@ -215,7 +226,7 @@ def sweep(
 def load_encoder(model: str | LayerEncoder, options: Mapping[str, Any]) -> LayerEncoder:
     """Return the encoder of a named model with all its layers, or verify that the options match an encoder's own."""
     if not isinstance(model, LayerEncoder):
-        return LayerEncoder(model, -1, **options)
+        return complete_encoder(model, options)
     model.check_own(options)
     return model
 

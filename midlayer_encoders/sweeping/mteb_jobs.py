@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -29,16 +30,18 @@ from mteb.types import PromptType
 from sentence_transformers.util import SimilarityFunction
 
 from midlayer_encoders._isolation import quiet_loggers
+from midlayer_encoders._types import content_digest
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import MidlayerError, OptionError, error_summary
 from midlayer_encoders.files import explain_full_disk, make_folder, read_artifact, scratch, write_file
 from midlayer_encoders.scoring import all_alike
 from midlayer_encoders.store import TextNotStoredError
 from midlayer_encoders.sweeping.embedder import Embedder, Vectors, item_key
-from midlayer_encoders.sweeping.processes import FATAL
+from midlayer_encoders.sweeping.processes import FATAL, end_with_parent
 from midlayer_encoders.tasks import TaskSource, isolated_random, task_sources
 from midlayer_encoders.tasks.mteb_internals import prompt_name
 
+_CHECKSUM = ".checksum"  # suffix of the file with the checksum of mteb's result
 _IDLE_SECONDS = 300  # after which an unused worker ends
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
@@ -216,7 +219,13 @@ class ResultFiles(ResultCache):
         """Return the result in a file, or ``None`` if it is absent or unreadable."""
         load = super().load_task_result
         path = self.get_task_result_path(task_name, model_name)
-        return read_artifact(path, lambda _: load(task_name, model_name, *args, **options))
+
+        def verified(path: Path) -> Any:
+            if path.with_suffix(_CHECKSUM).read_text() != content_digest(path.read_bytes()):
+                raise ValueError("its content does not match its checksum")
+            return load(task_name, model_name, *args, **options)
+
+        return read_artifact(path, verified)
 
     def save_to_cache(self, task_result: TaskResult, model_name: str | ModelMeta, *args: Any, **options: Any) -> None:
         """Let mteb write its files to a temporary folder, and move them into place."""
@@ -229,6 +238,8 @@ class ResultFiles(ResultCache):
             if settings is not None:  # mteb appends to the settings of earlier tasks
                 result_file.with_name("run_settings.jsonl").write_bytes(settings)
             cache.save_to_cache(task_result, model_name, *args, **options)
+            checksum = content_digest(result_file.read_bytes())
+            result_file.with_suffix(_CHECKSUM).write_text(checksum)
             # The result comes last: if it exists, the other files do too.
             for file in sorted(result_file.parent.iterdir(), key=lambda file: file == result_file):
                 write_file(path.with_name(file.name), file.read_bytes())
@@ -281,7 +292,13 @@ class Workers:
         # joblib reuses its workers from sweep to sweep and does not run the caller's script again. The pool must come
         # from joblib, not from loky: joblib fails on a pool that it did not create.
         environment = dict.fromkeys(_THREAD_VARIABLES, str(self.threads))
-        return get_memmapping_executor(self.count, timeout=_IDLE_SECONDS, env=environment)
+        return get_memmapping_executor(
+            self.count,
+            timeout=_IDLE_SECONDS,
+            env=environment,
+            initializer=end_with_parent,
+            initargs=(os.getpid(),),
+        )
 
 
 def wait_for_score(future: Future[Score]) -> Score:

@@ -58,6 +58,8 @@ def sweep_notes(
     of_blocks = spec.site == "block"
     labeled = [source for source in sources if not isinstance(source, TextsSource)]
     how = _how(spec, sources, scoring.methods, run | {"device": str(encoder.device)})
+    if encoder.options.dense == "drop":
+        how["left out"] = f"{', '.join(encoder.saved.trained)}, trained for the last layer"
     timing: dict[str, Any] = {}
     pass_seconds: dict[int, float] = {}
     if of_blocks and "text" in encoder.media:

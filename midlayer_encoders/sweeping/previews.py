@@ -15,7 +15,7 @@ from mteb.abstasks import AbsTask
 
 from midlayer_encoders._types import Layer, Progress, ReadSite, Stage
 from midlayer_encoders.encoder.options import EncoderKeywords
-from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
+from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder, complete_encoder
 from midlayer_encoders.errors import MidlayerError
 from midlayer_encoders.measuring import num_passes
 from midlayer_encoders.reading.batches import batches_of, count_tokens, tokens_that_fit
@@ -183,7 +183,7 @@ def preview(
 def _load(model: str | LayerEncoder, options: Mapping[str, Any]) -> tuple[LayerEncoder | None, str | None]:
     """Return the encoder, or why there is none."""
     try:
-        encoder = model if isinstance(model, LayerEncoder) else LayerEncoder(model, -1, **options)
+        encoder = model if isinstance(model, LayerEncoder) else complete_encoder(model, options)
     except (MidlayerError, OSError) as error:
         return None, str(error)
     if "text" not in encoder.media:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -18,6 +20,7 @@ from midlayer_encoders.errors import DiskFullError, FolderError, MidlayerError, 
 T = TypeVar("T")
 
 _TIMEOUT = timedelta(days=2)  # for a busy process; one that has ended is noticed immediately
+_LAUNCHER = "MIDLAYER_LAUNCHER"  # variable with the process that starts the others, which inherit it
 
 
 class OtherProcessError(MidlayerError):
@@ -98,6 +101,21 @@ class Group:
         return items
 
 
+def end_with_parent(parent: int) -> None:
+    """End this process within a second of its parent, even if the parent is killed.
+
+    Args:
+        parent: process that started this one.
+    """
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
 def launch(devices: int, num_nodes: int, *, cpu: bool) -> Group:
     """Join the processes that Fabric, torchrun or SLURM starts, and return their group; only this one by default."""
     if devices * num_nodes == 1:
@@ -110,6 +128,10 @@ def launch(devices: int, num_nodes: int, *, cpu: bool) -> Group:
                 "processes, but got 1 and 1: each process would run the whole sweep."
             )
         return Group()
+    if os.environ.get(_LAUNCHER) == str(os.getppid()):
+        end_with_parent(os.getppid())
+    else:
+        os.environ[_LAUNCHER] = str(os.getpid())
     from lightning.fabric import Fabric
     from lightning.fabric.strategies.ddp import DDPStrategy
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -15,7 +14,7 @@ import polars as pl
 
 from midlayer_encoders.encoder.options import EncoderOptions, python_line, shell_line
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.files import parse_json_object, read_artifact, read_text_file, write_file
+from midlayer_encoders.files import parse_json_object, read_artifact, read_text_file, shell_path, write_file
 from midlayer_encoders.frame.schema import read_frame
 from midlayer_encoders.frame.summaries import Baselines, Summary, summary
 from midlayer_encoders.report import plot_recipes, plot_scores, report_html
@@ -149,7 +148,7 @@ class SweepResult(Result):
         """Write the frame (parquet and CSV) and the notes into a folder, by default the result's, and return it."""
         home = self._write_tables(folder)
         notes = replace(self.notes, recipes=self._recipe_folders(home))
-        write_file(home / "sweep.json", json.dumps(asdict(notes), indent=2).encode())
+        write_file(home / "sweep.json", json.dumps(asdict(notes), indent=2, default=str).encode())
         return home
 
     def _recipe_folders(self, home: Path) -> dict[str, str]:  # noqa: ARG002
@@ -302,5 +301,5 @@ def export_lines(notes: Notes, layer: int | list[int]) -> dict[str, str]:
     if center:
         python = f"{python.removesuffix(')')}, center=read_texts({center!r}))"
         shell, _, name = shell.rpartition(" --out ")  # a template may contain it too
-        shell = f"{shell} --center {shlex.quote(center)} --out {name}"
+        shell = f"{shell} --center {shell_path(center)} --out {name}"
     return {"Python": f'{python}.save_pretrained("{out}")', "shell": shell}

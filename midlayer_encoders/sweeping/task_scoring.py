@@ -17,7 +17,7 @@ from mteb.results import TaskResult
 
 from midlayer_encoders._types import Stage
 from midlayer_encoders.errors import error_summary
-from midlayer_encoders.files import read_artifact, write_file
+from midlayer_encoders.files import read_artifact, read_sealed, sealed, write_file
 from midlayer_encoders.scoring import Read, layer_scores
 from midlayer_encoders.scoring.recording import Recorded, record, scores_together
 from midlayer_encoders.sweeping.baselines import Baseline
@@ -144,8 +144,8 @@ class TaskScorer:
                 new |= {each.key: self._baseline(each, first) for each in baselines if each.key not in values}
             if new:
                 numbers = {name: None if math.isnan(value) else value for name, value in (values | new).items()}
-                content = json.dumps({"of": header, "scores": numbers}, indent=1)
-                write_file(folder / f"{header['task']}.{self.group.rank}.json", content.encode())
+                content = sealed({"of": header, "scores": numbers})
+                write_file(folder / f"{header['task']}.{self.group.rank}.json", content)
             return new
 
         if missing or any(baseline.key not in values for baseline in baselines):
@@ -275,7 +275,7 @@ def _saved_scores(folder: Path, job: Job) -> tuple[dict[str, Any], dict[str, flo
 
 def _read_scores(path: Path, *, header: Mapping[str, Any]) -> dict[str, float]:
     """Return the scores in a file, or none if they belong to something else."""
-    content = json.loads(path.read_bytes())
-    if content["of"] != header:
+    if json.loads(path.read_bytes())["of"] != header:
         return {}
+    content = read_sealed(path)
     return {str(name): math.nan if value is None else float(value) for name, value in content["scores"].items()}

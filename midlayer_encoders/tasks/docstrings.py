@@ -318,8 +318,8 @@ def _nearness(pool: Pool) -> dict[str, Any]:
         for other in objects:
             partners.setdefault(_grade(entry, other), []).append(other)
         draw = int.from_bytes(_order(entry))
-        for grade, others in sorted(partners.items()):
-            rows.append((entry.summary, others[draw % len(others)].description, float(grade)))
+        for grade, candidates in sorted(partners.items()):
+            rows.append((entry.summary, candidates[draw % len(candidates)].description, float(grade)))
     grades = "; ".join(f"{grade} = {meaning}" for grade, meaning in enumerate(STS_GRADES))
     return {
         "description": f"A summary and a description, graded by how near their objects are, by rule: {grades}.",
@@ -359,8 +359,8 @@ def _order(*objects: Entry) -> bytes:
 
 def _nearest(entry: Entry, shelf: Sequence[Entry]) -> list[Entry]:
     """Return the other objects of a shelf, those of the same file first."""
-    others = [other for other in shelf if other != entry]
-    return sorted(others, key=lambda other: (other.module != entry.module, _order(entry, other)))
+    neighbors = [other for other in shelf if other != entry]
+    return sorted(neighbors, key=lambda other: (other.module != entry.module, _order(entry, other)))
 
 
 def _grade(entry: Entry, other: Entry) -> int:

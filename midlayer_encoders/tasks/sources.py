@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from midlayer_encoders._isolation import isolated_random
 from midlayer_encoders.errors import OptionError, did_you_mean, short_repr
-from midlayer_encoders.files import exists, expand_home
+from midlayer_encoders.files import exists, expand_home, shell_path
 from midlayer_encoders.tasks.docstrings import BUILTIN_TASKS, builtin_data
 from midlayer_encoders.tasks.file_tasks import files_data
 from midlayer_encoders.tasks.table_files import SUFFIXES, TEXT, TaskFileError, read_table
@@ -103,7 +103,7 @@ class TextsSource:
 
     def make(self) -> AbsTask:
         """Raise an error, because texts without labels cannot be scored."""
-        path = short_repr(str(self.path), 200)
+        path = shell_path(self.path)
         raise TaskFileError(
             f"{path} holds texts without labels, which cannot be scored. `midlayer select MODEL --texts {path}`"
             f" chooses a layer without labels, `midlayer metrics MODEL --texts {path}` measures every layer."

@@ -12,12 +12,14 @@ from torch import nn
 from transformers import TrainerCallback, TrainerState
 
 from midlayer_encoders.errors import MidlayerError, OptionError
-from midlayer_encoders.files import atomic_write
+from midlayer_encoders.files import atomic_write, file_checksums, sealed, write_file
 
 if TYPE_CHECKING:
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 
 WEIGHTS = "trained.safetensors"
+CHECKSUMS = "checksums.json"
+"""File in a checkpoint with the checksums of the others; it is written last."""
 
 
 class WeightsTrainer(SentenceTransformerTrainer):
@@ -35,6 +37,11 @@ class WeightsTrainer(SentenceTransformerTrainer):
         weights = {name: parameter.detach().contiguous() for name, parameter in _trainable(self.model)}
         with atomic_write(Path(output_dir or self.args.output_dir) / WEIGHTS) as temporary:
             safetensors.torch.save_file(weights, temporary)
+
+    def _save_checkpoint(self, *arguments: Any) -> None:
+        super()._save_checkpoint(*arguments)
+        folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
+        write_file(folder / CHECKSUMS, sealed(file_checksums(folder)))
 
     def _load_from_checkpoint(self, checkpoint_path: str, model: Any = None) -> None:  # noqa: ARG002
         weights = safetensors.torch.load_file(Path(checkpoint_path) / WEIGHTS)

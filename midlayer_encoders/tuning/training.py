@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 from collections.abc import Callable, Iterable, Sequence
@@ -21,7 +20,8 @@ from transformers import EarlyStoppingCallback, PrinterCallback, TrainerCallback
 
 from midlayer_encoders._types import MIN_MEASURED_TOKENS, Stage
 from midlayer_encoders.callbacks import LayerMetricsTrainerCallback
-from midlayer_encoders.errors import NotFiniteError, OptionError
+from midlayer_encoders.errors import MidlayerError, NotFiniteError, OptionError
+from midlayer_encoders.files import file_checksums, read_artifact, read_sealed, sealed, write_file
 from midlayer_encoders.frame.schema import tidy_frame
 from midlayer_encoders.reading.batches import count_tokens
 from midlayer_encoders.tuning import trainer_internals
@@ -190,11 +190,35 @@ class TrainingRecord:
         return fields
 
 
-def read_record(path: Path) -> TrainingRecord:
-    """Return the record that :meth:`TrainingRecord.to_json` wrote, with the metrics in the same folder."""
-    fields = json.loads(path.read_text(encoding="utf8"))
+def write_record(record: TrainingRecord, path: Path) -> None:
+    """Write the record of a run and the checksums of its other files, which exist already."""
+    write_file(path, sealed({**record.to_json(), "files": _trained_files(path.parent)}))
+
+
+def read_record(path: Path) -> TrainingRecord | None:
+    """Return the record of a run, with the metrics in the same folder, or ``None`` if it is absent or damaged.
+
+    Raises:
+        MidlayerError: the metrics or the model, in the same folder, were changed.
+    """
+    fields = read_artifact(path, read_sealed)
+    if fields is None:
+        return None
+    actual = _trained_files(path.parent)
+    for name, checksum in fields.pop("files").items():
+        if actual.get(name) != checksum:
+            raise MidlayerError(
+                f"{path.parent / name} does not match its checksum: remove {path}, and run again to train once more."
+            )
     losses = pl.DataFrame(fields.pop("losses"), schema=_LOSS_SCHEMA)
     return TrainingRecord(losses=losses, metrics=pl.read_parquet(path.with_name(METRICS)), **fields)
+
+
+def _trained_files(folder: Path) -> dict[str, str]:
+    """Return the checksums of the files of a complete run: its model, except the card, and the metrics."""
+    model = {f"model/{name}": checksum for name, checksum in file_checksums(folder / "model").items()}
+    model.pop("model/README.md", None)
+    return {**model, **file_checksums(folder, METRICS)}
 
 
 def train(
@@ -345,17 +369,24 @@ def _prompts(encoder: LayerEncoder, row: dict[str, Any]) -> dict[str, str] | Non
 
 
 def _last_checkpoint(folder: Path) -> str | None:
-    """Return the last complete checkpoint, and remove later ones, which a killed run was writing."""
-    paths = sorted(folder.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]), reverse=True)
-    for path in paths:
-        try:
-            json.loads((path / "trainer_state.json").read_text(encoding="utf8"))  # the trainer writes it last
-            if (path / trainer_internals.WEIGHTS).is_file():
-                return str(path)
-        except (OSError, ValueError):
-            pass
-        shutil.rmtree(path)
-    return None
+    """Return the last checkpoint, and remove those that a killed run was writing or removing.
+
+    Raises:
+        MidlayerError: a file of a checkpoint was changed.
+    """
+    complete = []
+    for path in folder.glob("checkpoint-*"):
+        checksums = read_artifact(path / trainer_internals.CHECKSUMS, read_sealed) or {"": ""}
+        actual = file_checksums(path)
+        if checksums.keys() - actual.keys():
+            shutil.rmtree(path)
+            continue
+        if changed := [name for name, checksum in checksums.items() if actual[name] != checksum]:
+            raise MidlayerError(
+                f"{path / changed[0]} does not match its checksum: remove {folder}, and run again to train anew."
+            )
+        complete.append(path)
+    return str(max(complete, key=lambda path: int(path.name.rpartition("-")[2]))) if complete else None
 
 
 def _losses(state: Any) -> pl.DataFrame:

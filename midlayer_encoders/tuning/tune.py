@@ -27,8 +27,16 @@ from midlayer_encoders.sweeping import SweepSettings, sweep
 from midlayer_encoders.sweeping.sweep_result import task_labels
 from midlayer_encoders.tasks import task_sources
 from midlayer_encoders.tuning.trainer_internals import check_packages
-from midlayer_encoders.tuning.training import METRICS, TrainingRecord, TuneSettings, check_training, read_record, train
-from midlayer_encoders.tuning.training_pairs import read_pairs
+from midlayer_encoders.tuning.training import (
+    METRICS,
+    TrainingRecord,
+    TuneSettings,
+    check_training,
+    read_record,
+    train,
+    write_record,
+)
+from midlayer_encoders.tuning.training_pairs import TrainingPairs, read_pairs
 from midlayer_encoders.validation import check_path, check_progress
 
 if TYPE_CHECKING:
@@ -144,8 +152,7 @@ def tune(
     scored_tasks = tasks if (not isinstance(tasks, tuple) or tasks) and task_sources(tasks) else None
     encoder = _cut_encoder(model, layer, options)
     check_training(encoder, training_pairs, settings)
-    run = {"pairs": training_pairs.digest, "encoder": encoder.spec.digest, **asdict(settings)}
-    run["learning_rate"] = settings.peak_learning_rate
+    run = _run_identity(training_pairs, encoder, settings)
     with folder_lock(folder):
         _claim_folder(folder, run)
         before, failed_before = _scores(encoder, scored_tasks, folder, "before", progress)
@@ -215,6 +222,12 @@ def _checked_folder(out: Path | str) -> Path:
     return folder
 
 
+def _run_identity(pairs: TrainingPairs, encoder: LayerEncoder, settings: TuneSettings) -> dict[str, Any]:
+    """Return what distinguishes runs: a folder belongs to one of them."""
+    learning_rate = settings.peak_learning_rate
+    return {"pairs": pairs.digest, "encoder": encoder.spec.digest, **asdict(settings), "learning_rate": learning_rate}
+
+
 def _claim_folder(folder: Path, run: dict[str, Any]) -> None:
     """Write the settings of a run, or raise if the folder belongs to another run."""
     run = json.loads(json.dumps(run))  # tuples become lists, as in the file
@@ -233,7 +246,7 @@ def _claim_folder(folder: Path, run: dict[str, Any]) -> None:
 def _train_or_load(encoder: LayerEncoder, folder: Path, train_encoder: Callable[[], TrainingRecord]) -> TrainingRecord:
     """Tune an encoder and save its plain folder, or load the weights and the record of a complete run."""
     model_folder = folder / "model"
-    record = read_artifact(folder / _RECORD_FILE, read_record) if model_folder.is_dir() else None
+    record = read_record(folder / _RECORD_FILE) if model_folder.is_dir() else None
     if record is not None:
         encoder.load_state_dict(SentenceTransformer(str(model_folder), device="cpu").state_dict())
     else:
@@ -241,6 +254,6 @@ def _train_or_load(encoder: LayerEncoder, folder: Path, train_encoder: Callable[
             record = train_encoder()
         encoder.save_pretrained(str(model_folder))
         write_frame(record.metrics, folder / METRICS)
-        write_file(folder / _RECORD_FILE, json.dumps(record.to_json()).encode())
+        write_record(record, folder / _RECORD_FILE)
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)  # each takes three times the disk space of the weights
     return record

@@ -23,7 +23,7 @@ from midlayer_encoders._types import Layer, Progress, ReadSite, Stage, content_d
 from midlayer_encoders.encoder.options import EncoderKeywords
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import OptionError, did_you_mean, short_repr
-from midlayer_encoders.files import atomic_write, expand_home, explain_full_disk, folder_lock, write_file
+from midlayer_encoders.files import atomic_write, check_links, expand_home, explain_full_disk, folder_lock, write_file
 from midlayer_encoders.media import check_taken, medium_of, read_image
 from midlayer_encoders.reading.batches import TokenBudget, batches_of, check_budget, count_tokens, tokens_that_fit
 from midlayer_encoders.reading.capture import final_norm
@@ -105,6 +105,11 @@ def embed(
         run.write_vectors(run.stored_by_sweep(expand_home(from_sweep)))
         return path
     part = path.with_name(f"{path.name}.part")
+    if part.is_symlink():
+        raise OptionError(
+            f"`out` must not be next to a link {part.name}, which this run would write through: remove it."
+        )
+    check_links(part, [part])
     with folder_lock(part):
         if tokens:
             run.write_states(part, budget)
@@ -126,7 +131,7 @@ def check_out(out: Path | str, *, tokens: bool) -> Path:
                 f"`out` must be a new folder with `tokens`, for safetensors shards, but got {path.name!r}: "
                 f"each text has a different number of states. Name it {path.stem!r}."
             )
-        if path.is_file() or (path.is_dir() and any(path.iterdir())):
+        if path.is_file() or path.is_symlink() or (path.is_dir() and any(path.iterdir())):
             raise OptionError(f"`out` must be a new or empty folder with `tokens`, but {path} is not: use another.")
         return path
     if path.suffix not in _SUFFIXES:
@@ -173,6 +178,11 @@ class _EmbedRun:
         keys = (_key(item, self.medium, encoder, self.prompt).encode() for item in inputs)
         self._keys = np.fromiter(keys, dtype="S32", count=len(inputs))
         self.digest = content_digest(self._keys.tobytes(), 16)
+
+    @property
+    def identity(self) -> str:
+        """Name of the folder that a killed run resumes in: it differs whenever the states do."""
+        return f"{store_key(self.spec)}-{content_digest(str(self.layers), 4)}-{self.digest}"
 
     def keys(self, start: int, end: int) -> list[str]:
         """Return the store keys of a range of inputs."""
@@ -241,12 +251,16 @@ class _EmbedRun:
 
     def _differences(self, description: Any) -> str:
         """Return how the vectors of a store differ from the requested ones."""
+        if "parts" not in description:
+            return "a key of release 0.2, which ignores config and tokenizer: sweep again"
         expected = self.spec.to_dict()
         differences = [
             f"{name} {short_repr(description.get(name))} instead of {short_repr(expected[name])}"
             for name in ("model", "weights", "norm", "pooling", "asked", "site")
             if description.get(name) != expected[name]
         ]
+        stored_parts = dict(description["parts"])
+        differences += [f"another {name}" for name, digest in self.spec.parts if stored_parts.get(name) != digest]
         return ", ".join(differences) or "the same model with other options"
 
     def write_states(self, part: Path, budget: TokenBudget) -> None:
@@ -255,7 +269,7 @@ class _EmbedRun:
         A shard holds ``layer.K`` ``(T, D)`` per layer, the concatenated states of its inputs; ``offsets`` ``(n + 1)``,
         where the states of each input begin; and ``counted`` ``(T)``, which states the pooling includes.
         """
-        folder = part / f"{store_key(self.spec)}-{content_digest(str(self.layers), 4)}-{self.digest}"
+        folder = part / self.identity
         tokens = tokens_that_fit(self.encoder) if budget == "auto" else budget
         metadata = self.metadata(tokens=True)
         stage = Stage(self.progress, "embedding", len(self.inputs))
@@ -268,6 +282,8 @@ class _EmbedRun:
                 write_safetensors(path, tensors, {**metadata, "first": start, "count": end - start})
             stage.step(end - start)
         write_file(folder / "index.json", json.dumps({**metadata, "shards": shards}, indent=2).encode())
+        for leftover in {path.name for path in folder.iterdir()} - {"index.json", *(shard["file"] for shard in shards)}:
+            (folder / leftover).unlink()  # of a killed run
         with explain_full_disk(self.out):
             folder.replace(self.out)  # replaces an empty folder
 

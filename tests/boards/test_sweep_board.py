@@ -32,6 +32,12 @@ def test_only_tasks_that_all_runs_share_are_compared(tmp_path: Path) -> None:
     assert actual.runs[0].best.costs == {"parameters": 120, "milliseconds": pytest.approx(3.0), "bytes": 32}
 
 
+def test_runs_are_ranked_by_their_best_layer_not_their_last(tmp_path: Path) -> None:
+    make_sweep(tmp_path / "one", {"STS": [0.2, 0.9, 0.1]}, model="m1")
+    make_sweep(tmp_path / "other", {"STS": [0.1, 0.3, 0.7]}, model="m2")
+    assert [run.name for run in board([tmp_path / "other", tmp_path / "one"]).runs] == ["m1", "m2"]
+
+
 def test_a_folder_that_holds_several_is_searched_and_says_what_it_left_out(tmp_path: Path) -> None:
     make_sweep(tmp_path / "a" / "deep", ONE, model="m1")
     make_sweep(tmp_path / "b", ONE, model="m2")
@@ -139,13 +145,13 @@ def test_older_runs_have_dashes_and_other_devices_a_warning(tmp_path: Path) -> N
     assert SweepResult.load(tmp_path / "old").notes == old.notes
     actual = board(tmp_path)
     assert "Times are from different devices (cpu, 1 thread; cuda:0): compare them within one." in actual.remarks
-    assert "No milliseconds per text noted for m2: sweep again with this version to add them." in actual.remarks
-    assert "No bytes per vector noted for m2: sweep again with this version to add them." in actual.remarks
+    assert "No milliseconds per text recorded for m2: repeat the sweep to add them." in actual.remarks
+    assert "No bytes per vector recorded for m2: repeat the sweep to add them." in actual.remarks
     assert actual.to_frame().filter(run="m2", layer=2)["milliseconds"].item() == pytest.approx(1.0)  # of 16 texts
     assert actual.to_frame()["bytes"].to_list() == [32.0] * 3 + [None] * 3
     page = board(tmp_path, max_bytes=1).html()
     assert "none is within 1 bytes per vector: the nearest is m1 at layer 1" in page
-    assert "the most of 2 runs" in page
+    assert "the highest of 2 runs" in page
 
 
 def test_baselines_of_any_run_stand_below_the_table(tmp_path: Path) -> None:

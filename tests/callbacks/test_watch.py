@@ -106,6 +106,7 @@ def test_script_controls_the_measured_accuracy(tmp_path: Path) -> None:
         (FALLS, {"patience": 1, "every_n_steps": 4}, 4),
         (Script((4, 0), (0, 4)), {"patience": 1}, None),  # a fall of 0.2 is within 1 / sqrt(20)
         (Script((4, 0), (0, 4)), {"patience": 1, "tolerance": 0.1}, 1),
+        (Script((4, 0), (0, 4)), {"patience": 1, "tolerance": 0}, 1),
         (Script((6, 0), (0, 6), (6, 0)), {"patience": 2}, None),  # it recovers
         (Script((0, 0), (0, 6)), {"patience": 1}, None),  # no other rises
         (Script((0, 6), (6, 0)), {"patience": 1}, None),  # the reverse

@@ -36,6 +36,35 @@ def test_flag_without_effect_is_refused_before_the_model_is_loaded(arguments: st
     assert WITHOUT_EFFECT[arguments] in str(error.value)
 
 
+OUTPUT_FOLDERS = {
+    "compare": "MODEL MODEL --texts texts.txt",
+    "demo": "",
+    "demo-vision": "",
+    "metrics": "MODEL --texts texts.txt",
+    "probe": "MODEL --data texts.txt",
+    "progression": "MODEL --texts texts.txt",
+    "reproduce": "theorems",
+    "select": "MODEL --texts texts.txt",
+    "sweep": "MODEL --tasks sts.csv",
+    "tune": "MODEL --layer 1 --pairs sts.csv",
+}
+
+
+@pytest.mark.parametrize("command", OUTPUT_FOLDERS)
+def test_results_are_not_written_into_a_folder_of_other_files(
+    command: str, tiny_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("texts.txt").write_text("\n".join(TEXTS))
+    Path("sts.csv").write_text("sentence1,sentence2,score\na,b,1\nc,d,0\n")
+    Path("project").mkdir()
+    Path("project/report.html").write_text("mine")
+    arguments = [tiny_folder("Llama") if word == "MODEL" else word for word in OUTPUT_FOLDERS[command].split()]
+    with pytest.raises(OptionError, match=r"`out` must be a new or empty folder, .*but project holds other files"):
+        run(command, *arguments, "--out", "project")
+    assert [(path.name, path.read_text()) for path in Path("project").iterdir()] == [("report.html", "mine")]
+
+
 @pytest.mark.parametrize("command", ["compare a b", "progression a"])
 def test_commands_whose_models_name_a_revision_have_no_revision_flag(command: str, tmp_path: Path) -> None:
     arguments = [*command.split(), "--texts", "lines.txt", "--out", str(tmp_path), "--revision", "step7"]

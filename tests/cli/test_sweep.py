@@ -296,7 +296,7 @@ def test_metrics_that_compare_views_print_their_cost_first(
         "--tasks",
         tasks["near"],
         "--out",
-        str(tmp_path),
+        str(tmp_path / "out"),
         "--device",
         "cpu",
         *flags,

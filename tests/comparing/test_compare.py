@@ -91,7 +91,7 @@ def test_unchanged_layers_have_similarity_one(done: CompareResult) -> None:
     diagonal = square.filter(pl.col("base_layer") == pl.col("layer"))["cka"].to_list()
     assert diagonal[:DEPTH] == pytest.approx([1.0] * DEPTH, abs=1e-6)
     assert diagonal[DEPTH] < 0.999
-    assert f"at layer {DEPTH} (CKA" in done.words()[0]
+    assert f"lowest at layer {DEPTH} (" in done.words()[0]
 
 
 def test_everything_is_written(base: str, tuned: str, tmp_path: Path) -> None:
@@ -241,7 +241,7 @@ def test_command_prints_and_writes(base: str, tuned: str, tmp_path: Path) -> Non
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 0, result.output
     assert "local/tuned minus local/base" in result.output
-    assert "have an interval without zero" in " ".join(result.output.split())
+    assert "have an interval that excludes zero" in " ".join(result.output.split())
     assert (tmp_path / "out" / "report.html").is_file()
 
 

@@ -163,3 +163,12 @@ def test_invalid_input_is_refused() -> None:
         correlate(frame({"dime": METRIC}, {"A": SCORE}), metrics=["infonce"])
     with pytest.raises(OptionError, match="`resamples` must be 0 or more"):
         correlate(frame({"dime": METRIC}, {"A": SCORE}), resamples=-1)
+
+
+def test_average_compares_the_tasks_that_have_both() -> None:
+    """A task without the metric does not count in the mean score."""
+    scores = frame({}, {"A": SCORE, "B": OTHER})
+    metrics = frame({"dime": METRIC}, {}).with_columns(dataset=pl.lit("A"))
+    actual = correlate([scores, metrics], resamples=0)
+    assert value(actual, "average", "spearman") == pytest.approx(spearmanr(METRIC, SCORE).statistic)
+    assert value(actual, "B", "spearman") == pytest.approx(spearmanr(METRIC, OTHER).statistic)

@@ -43,6 +43,19 @@ def test_max_seq_length_without_effect_is_refused(tiny_folder: Folder) -> None:
             encoder.max_seq_length = 5
 
 
+def test_max_seq_length_of_a_repeated_text_is_set_by_the_constructor(
+    tiny_folder: Folder, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tiny_folder("Llama")
+    encoder = LayerEncoder(folder, 1, device="cpu", template="{text}-{text}", max_length=31)
+    with pytest.raises(OptionError, match=r"because both copies have to fit. Write LayerEncoder\(.*max_length=21\)"):
+        encoder.max_seq_length = 21
+    assert encoder.preprocess(["abcdefghijklmno"])["input_ids"].shape[1] == 31
+    assert "truncated" not in caplog.text  # 15 tokens fit twice
+    assert encoder.preprocess(["abcdefghijklmnop"])["input_ids"].shape[1] == 31
+    assert "A text of 33 tokens is truncated to 31 ('abcdefghijklmnop'…)" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("family", "extra_config", "max_tokens"),
     [

@@ -60,8 +60,8 @@ def test_invalid_calls_are_refused(
         encoder.encode_layers(TEXTS, [9])
     with pytest.raises(OptionError, match="`prompt_name` must be one of"):
         encoder.encode_layers(TEXTS, prompt_name="qeury")
-    with pytest.raises(OptionError, match="has the module Normalize after it"):
-        LayerEncoder(tiny_folder("Llama"), -1, device="cpu", normalize=True).encode_layers(TEXTS)
+    with pytest.raises(OptionError, match=r"has the module Dense\. Create it without `center`"):
+        LayerEncoder(tiny_folder("Llama"), -1, device="cpu", center=TEXTS * 4).encode_layers(TEXTS)
     with pytest.raises(OptionError, match="tower"):
         LayerEncoder(save_joint("CLIP", tmp_path_factory.mktemp("joint")), -1, device="cpu").encode_layers(TEXTS)
     with pytest.raises(OptionError, match="`prompt` must be left out for images"):

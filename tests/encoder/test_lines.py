@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,9 @@ from typer.testing import CliRunner
 
 from midlayer_encoders import LayerEncoder, sweep
 from midlayer_encoders.cli import app
+from midlayer_encoders.cli.select import encoder_lines
 from midlayer_encoders.encoder.options import python_line, shell_line
+from midlayer_encoders.export import serving_line
 from tests.tiny_folders import TEXTS
 
 Folder = Callable[[str], str]
@@ -58,6 +61,32 @@ def test_printed_code_recreates_the_encoder(
     np.testing.assert_allclose(
         SentenceTransformer(str(tmp_path / "out"), device="cpu").encode(TEXTS), expected, rtol=1e-5, atol=1e-6
     )
+
+
+def test_printed_commands_take_a_model_named_like_a_flag(
+    tiny_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(tiny_folder("Llama"), "-rf")
+    encoder = LayerEncoder("-rf", -1, device="cpu")
+    lines = encoder_lines(encoder, {"layer": 2, "center": ["a text"]}, Path("-texts.txt"))
+    assert lines["shell"] == "midlayer export ./-rf --layer 2 --center ./-texts.txt --out layer-2"
+    Path("-texts.txt").write_text("\n".join(f"text {number}" for number in range(16)))
+    result = CliRunner().invoke(app, shlex.split(lines["shell"])[1:])
+    assert result.exit_code == 0, result.output
+    assert Path("layer-2/modules.json").exists()
+    assert serving_line(encoder, "vllm", "-rf").startswith("vllm serve ./-rf --runner")
+
+
+def test_printed_line_that_loads_a_folder_is_python(tiny_folder: Folder, tmp_path: Path) -> None:
+    out = tmp_path / 'a "quoted" \\ folder'
+    result = CliRunner().invoke(app, ["export", tiny_folder("Llama"), "--layer", "1", "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    *_, line, _, name_line = (line.strip() for line in result.stdout.strip().splitlines())
+    assert eval(line, {"SentenceTransformer": str}) == str(out)
+    model = SentenceTransformer(str(out), device="cpu")
+    exec(name_line, {"model": model})
+    assert model.model_card_data.model_name.startswith("local/")
 
 
 def test_adapters_and_chat_templates_are_in_the_printed_code(tiny_folder: Folder, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 
 from midlayer_encoders import LayerEncoder
+from midlayer_encoders.errors import OptionError
 from tests.others_warnings import MTEB
 from tests.tiny_folders import TEXTS
 
@@ -132,9 +133,7 @@ def test_each_encoder_has_its_own_result_file_whose_path_names_the_layer(
     assert len(names_by_path) == count
 
 
-def test_default_similarity_keeps_the_names_of_old_results(tiny_folder: Folder) -> None:
-    assert _spec().digest == "eb5ae64af212"  # as version 0.1 made it
-    assert _spec(similarity="dot").digest != _spec().digest
+def test_similarity_changes_the_revision(tiny_folder: Folder) -> None:
     encoder = LayerEncoder(tiny_folder("Llama"), 2, device="cpu")
     before = encoder.model_card_data.base_model_revision
     encoder.similarity_fn_name = "dot"
@@ -210,3 +209,38 @@ def test_mteb_mock_suite_of_text_tasks_passes(tiny_folder: Folder, tmp_path: Pat
     failed = {name: result for name, result in ran.items() if hasattr(result, "exception")}
     assert not failed, failed
     assert len(ran) >= 28
+
+
+def test_a_name_that_is_set_is_the_name_in_mteb(tiny_folder: Folder, tmp_path: Path) -> None:
+    encoder = LayerEncoder(tiny_folder("Llama"), 2, device="cpu")
+    encoder.model_card_data.model_name = "mine/two"
+    encoder.model_card_data.base_model_revision = "second"
+    meta = encoder.for_mteb().mteb_model_meta
+    assert (meta.name, meta.revision) == ("mine/two", "second")
+    assert meta.n_parameters == sum(parameter.numel() for parameter in encoder.parameters())
+    assert meta.memory_usage_mb == round(meta.n_parameters * 4 / 2**20, 1)
+    encoder.model_card_data.model_name = None
+    assert encoder.model_card_data.model_name.endswith("-layer-2")
+
+
+def test_save_pretrained_prints_how_to_name_the_folder(
+    tiny_folder: Folder, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    encoder = LayerEncoder(tiny_folder("Llama"), 2, device="cpu")
+    encoder.save_pretrained(str(tmp_path / "model"))
+    line = caplog.messages[-1].splitlines()[-1]
+    model = SentenceTransformer(str(tmp_path / "model"), device="cpu")
+    exec(line, {"model": model})
+    assert model.model_card_data.model_name == encoder.model_card_data.model_name
+    assert model.model_card_data.base_model_revision == encoder.model_card_data.base_model_revision
+    assert line in (tmp_path / "model" / "README.md").read_text()
+
+
+@pytest.mark.parametrize(("name", "value"), [("layer", 1), ("num_layers", 3), ("norm", "none"), ("pooling", "cls")])
+def test_settings_that_would_not_change_vectors_are_fixed(name: str, value: Any, tiny_folder: Folder) -> None:
+    encoder = LayerEncoder(tiny_folder("Llama"), 2, device="cpu")
+    with pytest.raises(
+        OptionError, match=rf"`{name}` must be chosen when an encoder is created: LayerEncoder\(.*{value}"
+    ):
+        setattr(encoder, name, value)
+    assert encoder.spec == LayerEncoder(tiny_folder("Llama"), 2, device="cpu").spec

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,8 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 
 from midlayer_encoders import LayerEncoder, embed
-from midlayer_encoders.encoder.options import shell_line
-from midlayer_encoders.encoder.prompting import load_saved_prompts
+from midlayer_encoders.encoder.options import EncoderOptions, shell_line
+from midlayer_encoders.encoder.saved_folder import load_saved_folder
 from midlayer_encoders.errors import ModelNotFoundError, OptionError
 from tests.tiny_folders import TEXTS, save_tiny
 
@@ -112,8 +111,7 @@ def test_saved_prompts_round_trip(options: dict[str, Any], folder: str, tmp_path
     assert any(encoder.prompts.values())
     assert encoder.default_prompt
     encoder.save_pretrained(str(tmp_path / "out"))
-    pooling = {"pooling": "last"} if "recipe" in options else {}
-    reloaded = load_last_layer(str(tmp_path / "out"), **pooling)
+    reloaded = load_last_layer(str(tmp_path / "out"))
     plain = SentenceTransformer(str(tmp_path / "out"), device="cpu")
     assert reloaded.prompts == plain.prompts == encoder.prompts
     assert reloaded.default_prompt_name == plain.default_prompt_name == encoder.default_prompt_name
@@ -153,39 +151,26 @@ def write_sentence_transformers_files(folder: Path, **config: Any) -> None:
         {"idx": 1, "name": "1", "path": "1_Pooling", "type": f"{module}Pooling"},
     ]
     (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1_Pooling").mkdir(exist_ok=True)
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 32}))
     (folder / "config_sentence_transformers.json").write_text(json.dumps(config))
-
-
-def test_prompts_excluded_from_pooling_are_ignored_with_a_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    path = save_tiny("Llama", tmp_path / "model")
-    write_sentence_transformers_files(tmp_path / "model", prompts=PROMPTS, default_prompt_name="STS")
-    (tmp_path / "model" / "1_Pooling").mkdir()
-    (tmp_path / "model" / "1_Pooling" / "config.json").write_text(json.dumps({"include_prompt": False}))
-    with caplog.at_level(logging.WARNING, logger="midlayer_encoders.encoder.prompting"):
-        assert load_last_layer(path).prompts == {"query": "", "document": ""}
-        assert "its pooling excludes their tokens" in caplog.text
-        caplog.clear()
-        assert load_last_layer(path, prompts=PROMPTS).prompts == PROMPTS
-        assert not caplog.records
 
 
 @pytest.mark.parametrize(
     ("config", "match"),
     [
-        ({"prompts": ["a"]}, "must hold valid prompts"),
+        ({"prompts": ["a"]}, "must hold settings and modules that sentence-transformers can read"),
         ({"prompts": {"a": 1}}, "a prompt is not a string"),
         (
             {"prompts": {"a": "b: "}, "default_prompt_name": "c"},
-            "the default prompt, 'c', is not one of the prompts.*pass `prompts`",
+            "Default prompt name 'c' not found",
         ),
     ],
 )
 def test_invalid_saved_prompts_are_refused(config: dict[str, Any], match: str, tmp_path: Path) -> None:
     write_sentence_transformers_files(tmp_path, **config)
     with pytest.raises(ModelNotFoundError, match=match):
-        load_saved_prompts(str(tmp_path))
+        load_saved_folder(str(tmp_path), EncoderOptions())
 
 
 def test_image_model_ignores_saved_prompts(tmp_path: Path) -> None:

@@ -23,13 +23,13 @@ class Titled(PlainOnDisk):
 
 
 def make_encoder(folder: str) -> Titled:
-    first = transformer_around(tiny("BERT"), folder, {})
+    first = transformer_around(tiny("BERT"), folder, {}, {})
     return Titled(modules=[first, Pooling(first.get_embedding_dimension(), pooling_mode="mean")], device="cpu")
 
 
 def test_module_is_plain_and_holds_the_loaded_model(tiny_folder: Folder) -> None:
     model: Any = tiny("BERT", seed=1)  # not the weights in the folder
-    module = transformer_around(model, tiny_folder("BERT"), {"model_max_length": 7})
+    module = transformer_around(model, tiny_folder("BERT"), {"model_max_length": 7}, {})
     assert type(module) is Transformer
     assert module.model is model
     assert module.config is model.config

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import warnings
 from collections.abc import Callable
@@ -11,10 +12,12 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.gguf_tokens import FIXTURE, sample_texts, write_vocabulary
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import CutError, DiskFullError
 from midlayer_encoders.export import export_for
 from midlayer_encoders.export._comparison import relative_error
+from midlayer_encoders.models.gguf_tokenizer import build_tokenizer, read_fields
 from tests.export.tiny_bpe import SPLITS, bpe_tokenizer, save_bpe
 from tests.tiny_folders import TEXTS
 
@@ -55,23 +58,6 @@ def test_another_reader_finds_the_layer(
     assert kinds[0]["blk.1.attn_norm.weight"][0] == reading.GGMLQuantizationType.F32
 
 
-def test_a_file_is_parsed_once_while_an_encoder_is_made_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    result = export_for(LayerEncoder(save_bpe(tmp_path / "model"), 2, device="cpu"), "gguf", tmp_path / "out")
-    loaded: list[str] = []
-
-    class Counted(reading.GGUFReader):  # type: ignore[name-defined,misc]
-        def __init__(self, path: str) -> None:
-            loaded.append(path)
-            super().__init__(path)
-
-    monkeypatch.setattr(reading, "GGUFReader", Counted)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        LayerEncoder(str(result.folder), 2, gguf_file="model.gguf", device="cpu")
-    assert len(loaded) == 1
-    assert reading.GGUFReader is Counted
-
-
 @pytest.mark.parametrize("split", SPLITS)
 @pytest.mark.parametrize(("around", "starts", "ends"), [("$A", False, False), ("<s> $A </s>", True, True)])
 def test_the_tokenizer_is_described(tmp_path: Path, split: str, around: str, starts: bool, ends: bool) -> None:
@@ -85,6 +71,20 @@ def test_the_tokenizer_is_described(tmp_path: Path, split: str, around: str, sta
     assert (output["bos_token_id"], output["eos_token_id"], output["padding_token_id"]) == (0, 1, 1)
     assert output["tokens"] == [*tokenizer.convert_ids_to_tokens(range(300)), *(f"[PAD{n}]" for n in range(300, 304))]
     assert output["token_type"] == [3, 3, *[1] * 298, *[5] * 4]  # control, normal, unused
+
+
+@pytest.mark.parametrize("pre", ["gpt-2", "smollm", "llama-bpe", "qwen2"])
+def test_a_tokenizer_from_a_file_is_described_again(tmp_path: Path, pre: str) -> None:
+    fields = json.loads(FIXTURE.read_text("utf8"))["vocabularies"]["gpt2"] | {"pre": pre, "add_bos_token": False}
+    write_vocabulary(tmp_path / "model.gguf", fields)
+    encoder = LayerEncoder(str(tmp_path), 1, gguf_file="model.gguf", device="cpu")
+    encoder.save_pretrained(str(tmp_path / "saved"))
+    export_for(LayerEncoder(str(tmp_path / "saved"), 1, device="cpu"), "gguf", tmp_path / "out")
+    written = read_fields(tmp_path / "out" / "model.gguf")
+    assert written["tokenizer.ggml.pre"] == pre
+    assert [build_tokenizer(written)(text)["input_ids"] for text in sample_texts(200)] == [
+        encoder.tokenizer(text)["input_ids"] for text in sample_texts(200)
+    ]
 
 
 _YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 64}

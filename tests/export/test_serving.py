@@ -72,13 +72,13 @@ def test_a_tokenizer_file_with_other_tokens_is_refused(
     tiny_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     encoder = LayerEncoder(tiny_folder("Llama"), 2, device="cpu", recipe="one-word")
-    save = encoder.save_pretrained
+    save = encoder.save
 
     def save_without_template(folder: str) -> None:
         save(folder)
         change(Path(folder) / "tokenizer.json", post_processor=None)
 
-    monkeypatch.setattr(encoder, "save_pretrained", save_without_template)
+    monkeypatch.setattr(encoder, "save", save_without_template)
     with pytest.raises(CutError, match=r"reads only tokenizer\.json, which yields other tokens"):
         export_for(encoder, "tei", tmp_path / "out")
 

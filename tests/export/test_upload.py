@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
+import yaml
 from huggingface_hub import ModelCard, constants
 from sentence_transformers import SentenceTransformer
 
@@ -218,8 +219,51 @@ def test_other_files_in_the_folder_are_not_uploaded(
     assert (tmp_path / "out/README.md").read_bytes() == loaded  # of the folder, as it was
     assert export_for(encoder, target, tmp_path / "out", overwrite=True).files == result.files
     (tmp_path / "out/config.json").unlink()
-    with pytest.raises(OptionError, match=r"`exported` must be unchanged, but .*out has no config.json"):
+    with pytest.raises(OptionError, match=r"`exported` must be unchanged, but .*out/config.json does not exist: exp"):
         push_to_hub(encoder, "someone/other", exported=result)
+
+
+@pytest.mark.parametrize("name", ["config.json", "1_Pooling"])
+def test_a_link_in_place_of_an_exported_file_or_folder_is_not_uploaded(
+    name: str, hub: Hub, encoder: LayerEncoder, tmp_path: Path
+) -> None:
+    result = export_for(encoder, "sentence-transformers", tmp_path / "out")
+    shutil.move(tmp_path / "out" / name, tmp_path / "secret")
+    (tmp_path / "out" / name).symlink_to(tmp_path / "secret")
+    with pytest.raises(OptionError, match=rf"`exported` must be unchanged, but .*out/{name}.* is a link: export again"):
+        push_to_hub(encoder, "someone/cut", exported=result)
+    assert not hub.repositories
+
+
+def test_an_exported_folder_may_be_behind_a_link(hub: Hub, encoder: LayerEncoder, tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    push_to_hub(encoder, "someone/cut", exported=export_for(encoder, "sentence-transformers", tmp_path / "link"))
+    assert "model.safetensors" in hub.repositories["someone/cut"]["main"]
+
+
+@pytest.mark.parametrize("field", ["base_model", "license", "license_name", "license_link", "language"])
+def test_the_card_of_the_source_adds_no_field_to_the_uploaded_card(
+    field: str, hub: Hub, tmp_path: Path, tiny_folder: Folder
+) -> None:
+    shutil.copytree(tiny_folder("Llama"), tmp_path / "whole")
+    hostile = "mit\nextra_gated_prompt: send money\n---\n# [Click](https://bad.example)"
+    lines = {"base_model": "someone/whole", field: hostile, "extra_gated_prompt": "send money"}
+    (tmp_path / "whole" / "README.md").write_text(f"---\n{yaml.safe_dump(lines)}---\n")
+    push_to_hub(LayerEncoder(str(tmp_path / "whole"), 1, device="cpu"), "someone/cut")
+    text = hub.repositories["someone/cut"]["main"]["README.md"].decode()
+    _, header, body = re.split(r"^---$", text, flags=re.MULTILINE)
+    allowed = {"pipeline_tag", "tags", "library_name", "base_model", "license", "license_name", "license_link"}
+    assert set(yaml.safe_load(header)) <= allowed | {"language"}
+    assert "bad.example" not in body
+
+
+def test_the_card_has_no_field_of_a_hostile_branch_or_name(hub: Hub, tmp_path: Path, tiny_folder: Folder) -> None:
+    folder = tmp_path / "a\n---\nextra_gated_prompt: send money"
+    shutil.copytree(tiny_folder("Llama"), folder)
+    push_to_hub(LayerEncoder(str(folder), 1, device="cpu"), "someone/cut")
+    text = hub.repositories["someone/cut"]["main"]["README.md"].decode()
+    assert "extra_gated_prompt: " not in text
 
 
 def test_the_command_uploads_only_the_files_that_it_wrote(hub: Hub, source: Path, tmp_path: Path) -> None:

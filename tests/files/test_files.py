@@ -16,12 +16,16 @@ import pytest
 from midlayer_encoders.errors import DiskFullError, FolderError, OptionError
 from midlayer_encoders.files import (
     check_links,
+    check_output_folder,
     explain_full_disk,
     folder_lock,
     make_folder,
     read_artifact,
+    read_sealed,
     remove_leftovers,
     scratch,
+    sealed,
+    shell_path,
     write_file,
     write_file_once,
     write_folder,
@@ -221,3 +225,40 @@ def test_a_folder_takes_its_place_in_one_step_or_file_by_file(tmp_path: Path) ->
 def test_the_error_that_numpy_raises_without_a_number_is_a_full_disk(tmp_path: Path) -> None:
     with pytest.raises(DiskFullError, match="is full"), explain_full_disk(tmp_path / "file"):
         raise OSError("Not enough free space to write 30081024 bytes after offset 1770208")  # as `tofile` says it
+
+
+@pytest.mark.parametrize("change", [("1.5", "2.5"), ("checksum", "cheksum")])
+def test_a_changed_file_or_one_without_its_checksum_is_refused(change: tuple[str, str], tmp_path: Path) -> None:
+    path = tmp_path / "scores.json"
+    path.write_bytes(sealed({"score": 1.5}))
+    assert read_sealed(path) == {"score": 1.5}
+    path.write_text(path.read_text().replace(*change))
+    with pytest.raises(ValueError, match="checksum"):
+        read_sealed(path)
+    path.write_text('{"score": 1.5}')
+    with pytest.raises(ValueError, match="checksum"):
+        read_sealed(path)
+
+
+def test_a_folder_of_other_files_is_refused_and_one_of_results_accepted(tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    with folder_lock(mine):
+        pass
+    (mine / "embeddings").mkdir()
+    with folder_lock(mine):  # as after a run
+        pass
+    (mine / "midlayer.lock").unlink()
+    with pytest.raises(OptionError, match=r"`out` must be a new .* holds other files, such as 'embeddings': choose"):
+        check_output_folder(mine)
+    (mine / "frame.parquet").touch()  # of a release that did not lock the folder
+    check_output_folder(mine)
+
+
+@pytest.mark.parametrize("name", ["-rf", "a; touch pwned", "it's $(touch pwned)", "-"])
+def test_a_path_in_a_printed_command_is_one_word_and_no_flag(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text("content")
+    line = f"cat {shell_path(name)}"
+    printed = subprocess.run(["sh", "-c", line], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert printed.stdout == "content"
+    assert [path.name for path in tmp_path.iterdir()] == [name]

@@ -74,12 +74,12 @@ def feed(metric: LayerMetric, texts: Corpus, batches: Iterable[Tensor], *, offse
     for batch in batches:
         for row, layer in enumerate(metric.layers):
             if metric.kind == "tokens":
-                metric.update(layer, texts.states[row, batch], texts.mask[batch], index=batch + offset)
+                metric.update(texts.states[row, batch], texts.mask[batch], index=batch + offset, layer=layer)
             elif metric.kind == "pooled":
-                metric.update(layer, texts.pooled[row, batch], index=batch + offset)
+                metric.update(texts.pooled[row, batch], index=batch + offset, layer=layer)
             else:
                 for view in range(texts.views.shape[1]):
-                    metric.update(layer, texts.views[row, view, batch], view=view, index=batch + offset)
+                    metric.update(texts.views[row, view, batch], view=view, index=batch + offset, layer=layer)
     return metric
 
 

@@ -116,5 +116,5 @@ def test_identical_rows_have_no_spread_once_folded(name: str) -> None:
     options: dict[str, object] = {"form": "spectral"} if name == "anisotropy" else {"center": True}
     metric = make(name, [0], **options)
     for batch in same.split(300):
-        metric.update(0, batch)
+        metric.update(batch, layer=0)
     assert metric.compute().tolist() == [float(getattr(metrics, name)(same, **options))] == [0.0]

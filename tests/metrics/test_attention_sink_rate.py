@@ -40,8 +40,8 @@ def test_function_and_class_match_the_definition(epsilon: float) -> None:
     assert attention_sink_rate(attentions, mask, epsilon=epsilon).tolist() == pytest.approx(expected)
     metric = AttentionSinkRate([3, 7], epsilon=epsilon)
     for part in torch.arange(5).split(2):
-        metric.update(3, attentions[part], mask[part])
-        metric.update(7, attentions[part].flip(-1), mask[part].flip(-1))
+        metric.update(attentions[part], mask[part], layer=3)
+        metric.update(attentions[part].flip(-1), mask[part].flip(-1), layer=7)
     flipped = [rate_by_definition(*text, epsilon) for text in zip(attentions.flip(-1), mask.flip(-1), strict=True)]
     assert metric.compute().tolist() == pytest.approx([sum(expected) / 5, sum(flipped) / 5])
 
@@ -68,11 +68,11 @@ def test_text_without_tokens_is_skipped_and_nan_is_named() -> None:
     mask[3] = False
     assert attention_sink_rate(attentions, mask).isnan().tolist() == [False, False, False, True, False]
     metric = AttentionSinkRate([1])
-    metric.update(1, attentions, mask)
+    metric.update(attentions, mask, layer=1)
     assert (metric.skipped.tolist(), metric.count.tolist()) == ([1], [4])
     assert torch.isfinite(metric.compute()).all()
     attentions[0, 0, 0, 0] = torch.nan
-    metric.update(1, attentions, mask)
+    metric.update(attentions, mask, layer=1)
     with pytest.raises(NotFiniteError, match="AttentionSinkRate of layer 1"):
         metric.compute()
     with pytest.warns(UserWarning, match="before the ``update``"), pytest.raises(TooFewTextsError, match="at layer 1"):
@@ -86,7 +86,7 @@ def test_invalid_input_is_refused() -> None:
     with pytest.raises(OptionError, match=r"must be \(\*, H, T, T\)"):
         attention_sink_rate(attentions[..., :3], mask)
     with pytest.raises(OptionError, match=r"of torch.int64"):
-        AttentionSinkRate([0]).update(0, attentions, mask.long())
+        AttentionSinkRate([0]).update(attentions, mask.long(), layer=0)
 
 
 def model(kind: Any = tf.LlamaModel, attention: str = "eager") -> nn.Module:

@@ -45,8 +45,8 @@ def test_zero_tokens_are_skipped_and_a_text_of_them_counted() -> None:
     assert block_influence(before, torch.zeros(5, 4)).isnan()
     metric = BlockInfluence([0, 1])
     mask = torch.ones(2, 5, dtype=torch.bool)
-    metric.update(0, before.expand(2, 5, 4), mask)
-    metric.update(1, torch.stack([after, torch.zeros(5, 4)]), mask)
+    metric.update(before.expand(2, 5, 4), mask, layer=0)
+    metric.update(torch.stack([after, torch.zeros(5, 4)]), mask, layer=1)
     assert metric.skipped.tolist() == [0, 1]
     torch.testing.assert_close(metric.compute()[1], influence_by_definition(before, after))
 
@@ -59,9 +59,9 @@ def test_scale_and_rotation_do_not_matter() -> None:
 def test_states_are_stored_for_the_current_batch_only() -> None:
     texts, metric = corpus(), BlockInfluence([0, 1, 2])
     for layer in range(3):
-        metric.update(layer, texts.states[layer], texts.mask)
+        metric.update(texts.states[layer], texts.mask, layer=layer)
         assert (metric._previous is not None) == (layer < 2)
-    metric.update(0, texts.states[0], texts.mask)
+    metric.update(texts.states[0], texts.mask, layer=0)
     metric.reset()
     assert metric._previous is None
 
@@ -69,10 +69,10 @@ def test_states_are_stored_for_the_current_batch_only() -> None:
 def test_layers_out_of_order_are_refused() -> None:
     texts, metric = corpus(), BlockInfluence([0, 4, 8])
     with pytest.raises(OptionError, match="`layer` 4 must follow layer 0 of the same batch"):
-        metric.update(4, texts.states[1], texts.mask)
-    metric.update(0, texts.states[0], texts.mask)
+        metric.update(texts.states[1], texts.mask, layer=4)
+    metric.update(texts.states[0], texts.mask, layer=0)
     with pytest.raises(OptionError, match="`layer` 8 must follow layer 4 of the same batch"):
-        metric.update(8, texts.states[2], texts.mask)
-    metric.update(0, texts.states[0, :3], texts.mask[:3])
+        metric.update(texts.states[2], texts.mask, layer=8)
+    metric.update(texts.states[0, :3], texts.mask[:3], layer=0)
     with pytest.raises(OptionError, match="of the same batch"):
-        metric.update(4, texts.states[1], texts.mask)
+        metric.update(texts.states[1], texts.mask, layer=4)

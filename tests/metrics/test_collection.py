@@ -49,12 +49,12 @@ def fed(collection: MetricCollection, kind: str, texts: Corpus, batches: list[Te
     for batch in batches:
         for layer in as_metric.layers:
             if kind == "tokens":
-                collection.update(layer, texts.states[layer, batch], texts.mask[batch], index=batch)
+                collection.update(texts.states[layer, batch], texts.mask[batch], index=batch, layer=layer)
             elif kind == "pooled":
-                collection.update(layer, texts.pooled[layer, batch], index=batch)
+                collection.update(texts.pooled[layer, batch], index=batch, layer=layer)
             else:
                 for view in range(texts.views.shape[1]):
-                    collection.update(layer, texts.views[layer, view, batch], view=view, index=batch)
+                    collection.update(texts.views[layer, view, batch], view=view, index=batch, layer=layer)
     return collection.compute()
 
 
@@ -99,7 +99,7 @@ def test_forward_of_a_collection_after_updates(kind: str) -> None:
     for layer in range(2):
         rows = (texts.states if kind == "tokens" else texts.pooled)[layer, batches[2]]
         masks = (texts.mask[batches[2]],) if kind == "tokens" else ()
-        actual = collection(layer, rows, *masks, index=batches[2])
+        actual = collection(rows, *masks, layer=layer, index=batches[2])
         last = alone(kind, texts, batches[2:])
         same(actual, {name: last[name][layer] for name in metrics})
     expected = alone(kind, texts, batches)

@@ -66,7 +66,7 @@ def test_text_without_angles_is_nan_in_the_function_and_skipped_in_the_class() -
     assert curvature(path[:4], step=2).isnan()
     assert curvature(torch.ones(5, 3)).isnan()
     metric = Curvature([0])
-    metric.update(0, path.expand(4, 6, 4), torch.arange(6) < torch.tensor([[6], [2], [0], [5]]))
+    metric.update(path.expand(4, 6, 4), torch.arange(6) < torch.tensor([[6], [2], [0], [5]]), layer=0)
     assert (metric.count.tolist(), metric.skipped.tolist()) == ([2], [2])
     expected = (curvature_by_definition(path) + curvature_by_definition(path[:5])) / 2
     torch.testing.assert_close(metric.compute()[0], expected)

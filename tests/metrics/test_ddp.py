@@ -44,7 +44,7 @@ def process(rank: int, folder: str) -> None:
         own_rows = [batch for batch in count(rank, 1500).split(300) if len(batch)]
         actual[shard] = values(own_rows, SAMPLES if shard == "overlapping" else list(METRICS))
     with pytest.raises(OptionError, match="`index` must be given when several processes"):
-        make("cka", [0, 1]).update(0, torch.ones(2, 2))
+        make("cka", [0, 1]).update(torch.ones(2, 2), layer=0)
     torch.save(actual, f"{folder}/{rank}.pt")
     dist.destroy_process_group()
 

@@ -49,6 +49,6 @@ def test_empty_and_zero_texts_are_skipped_and_counted() -> None:
     mask[2] = False
     assert first_token_share(states, mask).isnan().tolist() == [False, True, True]
     metric = FirstTokenShare([0])
-    metric.update(0, states, mask)
+    metric.update(states, mask, layer=0)
     assert metric.skipped.tolist() == [2]
     assert metric.compute().tolist() == [0.25]

@@ -80,7 +80,7 @@ def test_without_index_texts_are_numbered_in_order() -> None:
     metric = HalfMatch(range(3))
     for batch in torch.arange(13).split(5):
         for layer in range(3):
-            metric.update(layer, texts.states[layer, batch], texts.mask[batch])
+            metric.update(texts.states[layer, batch], texts.mask[batch], layer=layer)
     assert torch.equal(metric.compute(), value("half_match", texts))
     assert metric.num_samples == int((texts.mask.sum(dim=1) >= 4).sum())
 
@@ -89,6 +89,6 @@ def test_invalid_input_is_refused() -> None:
     with pytest.raises(OptionError, match="N of 2 or more"):
         half_match(torch.ones(1, 3), torch.ones(1, 3))
     metric = HalfMatch([0])
-    metric.update(0, torch.ones(5, 3, 2), torch.ones(5, 3, dtype=torch.bool))
+    metric.update(torch.ones(5, 3, 2), torch.ones(5, 3, dtype=torch.bool), layer=0)
     with pytest.raises(TooFewTextsError, match="texts of 4 tokens or more for HalfMatch at layer 0 must be at least 2"):
         metric.compute()

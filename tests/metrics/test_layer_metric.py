@@ -157,9 +157,9 @@ def test_unknown_layer_and_invalid_shapes_are_refused(name: str) -> None:
     with pytest.raises(LayerIndexError, match=r"one of the metric's layers \[1, 2\], but got 3"):
         metric._position(3)
     wrong = {
-        "tokens": lambda: metric.update(1, texts.states[0], texts.mask.int()),
-        "pooled": lambda: metric.update(1, texts.pooled[0], index=torch.arange(1)),
-        "views": lambda: metric.update(1, texts.views[0, 0], view=0, index=torch.arange(1)),
+        "tokens": lambda: metric.update(texts.states[0], texts.mask.int(), layer=1),
+        "pooled": lambda: metric.update(texts.pooled[0], index=torch.arange(1), layer=1),
+        "views": lambda: metric.update(texts.views[0, 0], view=0, index=torch.arange(1), layer=1),
     }
     with pytest.raises(OptionError, match="must be"):
         wrong[metric.kind]()
@@ -185,7 +185,7 @@ def test_forward_adds_the_batch_and_returns_its_value(name: str) -> None:
     for half in halves:
         for layer in range(3):
             inputs = (texts.states[layer, half], texts.mask[half]) if name in TOKENS else (texts.pooled[layer, half],)
-            actual = metric(layer, *inputs, index=half)
+            actual = metric(*inputs, layer=layer, index=half)
             assert actual.shape == ()
             torch.testing.assert_close(actual, value(name, texts, [half])[layer], rtol=1e-12, atol=1e-12)
             assert metric._forward_cache is actual
@@ -198,7 +198,7 @@ def test_forward_is_refused_if_one_update_has_no_value(name: str) -> None:
     with pytest.raises(
         MidlayerError, match=r"no value for one update because it compares (two layers|the views) of a batch"
     ):
-        metric(0, torch.ones(2, 2))
+        metric(torch.ones(2, 2), layer=0)
     assert metric.update_count == 0
     assert "``forward`` raises" in "".join(str(base.__doc__) for base in type(metric).__mro__)
 
@@ -206,7 +206,7 @@ def test_forward_is_refused_if_one_update_has_no_value(name: str) -> None:
 def test_batch_that_forward_cannot_measure_is_not_added() -> None:
     metric = make("anisotropy", [0])
     with pytest.raises(TooFewTextsError, match="must be at least 2"):
-        metric(0, torch.ones(1, 3))
+        metric(torch.ones(1, 3), layer=0)
     assert metric.update_count == 0
 
 

@@ -23,7 +23,7 @@ def test_function_and_class_match_the_definition(n: int, d: int, alpha: float) -
     states = random_rows(n, d)
     metric = MatrixEntropy([0], alpha=alpha)
     for batch in states.split(2):
-        metric.update(0, batch[None], torch.ones(1, len(batch), dtype=torch.bool))
+        metric.update(batch[None], torch.ones(1, len(batch), dtype=torch.bool), layer=0)
     expected = entropy_by_definition(states, alpha)
     torch.testing.assert_close(matrix_entropy(states, alpha), expected)
     torch.testing.assert_close(metric.compute()[0], expected)
@@ -51,7 +51,7 @@ def test_normalizations(normalization: Normalization, divisor: float) -> None:
     expected = entropy_by_definition(states[mask]) / divisor
     torch.testing.assert_close(matrix_entropy(states, mask=mask, normalization=normalization), expected)
     metric = MatrixEntropy([0], normalization=normalization)
-    metric.update(0, states[None], mask[None])
+    metric.update(states[None], mask[None], layer=0)
     torch.testing.assert_close(metric.compute()[0], expected)
 
 

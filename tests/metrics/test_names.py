@@ -76,7 +76,7 @@ def test_rankme_is_the_effective_rank_with_an_epsilon(n: int, d: int) -> None:
     torch.testing.assert_close(effective_rank(padded, mask=mask, epsilon=1e-7), expected, rtol=1e-10, atol=0)
     metric = make_metrics("rankme", [0])["rankme"]
     assert isinstance(metric, EffectiveRank)
-    metric.update(0, rows)
+    metric.update(rows, layer=0)
     torch.testing.assert_close(metric.compute()[0], expected, rtol=1e-10, atol=0)
     with pytest.raises(OptionError, match="1e-7 for RankMe"):
         EffectiveRank([0], epsilon=-1.0)

@@ -134,5 +134,5 @@ def test_padding_on_either_side_and_between_batches_is_ignored(name: str) -> Non
         filled = torch.full((3, extra, states.shape[-1]), -50.0, dtype=states.dtype)
         states, mask = torch.cat([filled, states], dim=1), torch.cat([torch.zeros(extra, dtype=torch.bool), mask])
         for layer in layers:
-            metric.update(layer, states[layer][None], mask[None], index=torch.tensor([place]))
+            metric.update(states[layer][None], mask[None], index=torch.tensor([place]), layer=layer)
     torch.testing.assert_close(metric.compute(), expected, rtol=1e-9, atol=1e-12, equal_nan=True)

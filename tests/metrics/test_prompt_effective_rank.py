@@ -26,6 +26,6 @@ def test_centered_and_scaled_tokens() -> None:
 
 def test_texts_under_two_tokens_are_skipped_and_counted() -> None:
     metric = PromptEffectiveRank([0])
-    metric.update(0, torch.eye(3).expand(2, 3, 3), torch.tensor([[True] * 3, [True, False, False]]))
+    metric.update(torch.eye(3).expand(2, 3, 3), torch.tensor([[True] * 3, [True, False, False]]), layer=0)
     assert metric.skipped.tolist() == [1]
     torch.testing.assert_close(metric.compute(), torch.tensor([3.0], dtype=torch.float64))

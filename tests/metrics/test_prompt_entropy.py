@@ -30,7 +30,7 @@ def test_raw_states_and_partial_preparation(center: bool, unit: bool) -> None:
     rows = torch.stack([row / row.norm() for row in rows]) if unit else rows
     torch.testing.assert_close(prompt_entropy(states, center=center, unit=unit), entropy_by_definition(rows))
     metric = PromptEntropy([0], center=center, unit=unit)
-    metric.update(0, states[None], torch.ones(1, 5, dtype=torch.bool))
+    metric.update(states[None], torch.ones(1, 5, dtype=torch.bool), layer=0)
     torch.testing.assert_close(metric.compute()[0], entropy_by_definition(rows))
 
 
@@ -73,7 +73,7 @@ def test_texts_under_two_tokens_are_skipped_and_counted() -> None:
     mask = texts.mask.clone()
     mask[2, 1:], mask[5] = False, False
     metric = PromptEntropy([0])
-    metric.update(0, texts.states[0], mask)
+    metric.update(texts.states[0], mask, layer=0)
     assert (metric.count.tolist(), metric.skipped.tolist()) == ([11], [2])
     saved = [i for i in range(13) if i not in (2, 5)]
     torch.testing.assert_close(metric.compute()[0], prompt_entropy(texts.states[0, saved], mask[saved]).mean())
@@ -81,7 +81,7 @@ def test_texts_under_two_tokens_are_skipped_and_counted() -> None:
 
 def test_only_short_texts_are_refused() -> None:
     metric = PromptEntropy([4])
-    metric.update(4, torch.ones(3, 1, 2), torch.ones(3, 1, dtype=torch.bool))
+    metric.update(torch.ones(3, 1, 2), torch.ones(3, 1, dtype=torch.bool), layer=4)
     with pytest.raises(TooFewTextsError, match="long enough for PromptEntropy at layer 4 must be at least 1"):
         metric.compute()
 

@@ -29,7 +29,7 @@ def test_folding_many_rows_into_a_matrix_gives_the_same_value(name: str, options
     many = rows(1500, 6)
     metric = make(name, [0], **options)
     for batch in many.split(400):
-        metric.update(0, batch)
+        metric.update(batch, layer=0)
     assert isinstance(metric, RowMetric)
     assert metric.count.tolist() == [1200], "three batches are folded, the fourth is stored as rows"
     assert sum(map(len, metric.rows_0)) == 300
@@ -40,7 +40,7 @@ def test_folding_many_rows_into_a_matrix_gives_the_same_value(name: str, options
 def test_memory_is_bounded_by_the_width() -> None:
     metric = make("dataset_entropy", [0])
     for batch in rows(20_000, 4).split(500):
-        metric.update(0, batch)
+        metric.update(batch, layer=0)
     assert sum(map(len, metric.rows_0)) <= 1024
     assert [tuple(moment.shape) for moment in metric.moment_0] == [(1, 4, 4)]
 

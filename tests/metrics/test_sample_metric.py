@@ -64,7 +64,7 @@ def test_without_index_texts_are_numbered_in_order(name: str) -> None:
     metric = make(name, range(3))
     for batch in torch.arange(13).split(5):
         for layer in range(3):
-            metric.update(layer, texts.pooled[layer, batch])
+            metric.update(texts.pooled[layer, batch], layer=layer)
     assert torch.equal(metric.compute()[1:], value(name, texts)[1:])
 
 
@@ -72,7 +72,7 @@ def test_without_index_texts_are_numbered_in_order(name: str) -> None:
 def test_missing_view_is_an_error(name: str) -> None:
     texts = corpus()
     metric = feed(make(name, range(3)), texts, [torch.arange(13)])
-    metric.update(1, texts.views[1, 0, :1], view=0, index=torch.tensor([99]))
+    metric.update(texts.views[1, 0, :1], view=0, index=torch.tensor([99]), layer=1)
     with pytest.raises(TooFewTextsError, match=r"all \d views of every text, but layer 1 has \d+ vectors of 14 texts"):
         metric.compute()
 
@@ -87,7 +87,7 @@ def test_views_after_the_second_are_ignored(name: str) -> None:
 
 def test_negative_view_and_small_cap_are_refused() -> None:
     with pytest.raises(OptionError, match="`view` must be 0 or more"):
-        make("dime", [0]).update(0, torch.ones(2, 2), view=-1, index=torch.arange(2))
+        make("dime", [0]).update(torch.ones(2, 2), view=-1, index=torch.arange(2), layer=0)
     with pytest.raises(OptionError, match="`max_samples` must be a whole number, 2 or more"):
         make("cka", [0], max_samples=1)
 
@@ -96,7 +96,7 @@ def test_negative_view_and_small_cap_are_refused() -> None:
 def test_pairs_need_the_same_texts(name: str) -> None:
     texts = corpus()
     metric = make(name, [0, 1])
-    metric.update(0, texts.pooled[0], index=torch.arange(13))
-    metric.update(1, texts.pooled[1], index=torch.arange(13) + 1)
+    metric.update(texts.pooled[0], index=torch.arange(13), layer=0)
+    metric.update(texts.pooled[1], index=torch.arange(13) + 1, layer=1)
     with pytest.raises(OptionError, match="the same texts"):
         metric.compute()

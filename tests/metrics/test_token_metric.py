@@ -108,7 +108,7 @@ def test_states_changed_in_place_are_measured_as_they_were(
     for layer in range(3):
         for batch in BATCHES:
             inputs = states.states[layer][batch].clone()
-            metric.update(layer, inputs, states.mask[batch])
+            metric.update(inputs, states.mask[batch], layer=layer)
             inputs.zero_()
     torch.testing.assert_close(metric.compute(), expected)
 

@@ -112,6 +112,17 @@ def test_adapters_with_virtual_tokens_or_for_another_model_are_refused(base_fold
             LayerEncoder(str(base_folder), 2, adapters=[str(tmp_path / name)], device="cpu")
 
 
+def test_adapter_that_lacks_weights_is_refused(base_folder: Path, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    save_adapter(base_folder, KINDS["LoRA"](), tmp_path)
+    weights = load_file(tmp_path / "adapter_model.safetensors")
+    del weights[min(weights)]
+    save_file(weights, tmp_path / "adapter_model.safetensors")
+    with pytest.raises(ModelNotFoundError, match="is not of LlamaModel: it lacks weights, such as"):
+        LayerEncoder(str(base_folder), 2, adapters=[str(tmp_path)], device="cpu")
+
+
 def test_missing_adapter_is_refused(base_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(MidlayerError, match="nowhere"):
         LayerEncoder(str(base_folder), 2, adapters=[str(tmp_path / "nowhere")], device="cpu")

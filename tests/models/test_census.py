@@ -79,12 +79,44 @@ def test_layer_matches_the_uncut_model(model_type: str, layer: int, norm: Norm, 
     assert largest_error(encoder, model, medium, processor, layer, norm) < census.TOLERANCE
 
 
+UNCUT: list[tuple[str, int, Norm]] = [
+    # A scale by depth inside the blocks; blocks that share keys and values; several streams, joined after the last block.
+    ("minicpm3", 1, "final"), ("minimax", 2, "none"), ("esmc", 1, "final"), ("gemma4_text", 2, "final"), ("gemma3n_text", 2, "final"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("model_type", "layer", "norm"), UNCUT)
+def test_model_whose_layers_a_cut_would_change_is_read_with_hooks(
+    model_type: str, layer: int, norm: Norm, tmp_path: Path
+) -> None:
+    if model_type not in census.registered():
+        pytest.skip(f"this transformers has no {model_type}")
+    model, medium, processor = census.build(model_type, tmp_path)
+    encoder = LayerEncoder(str(tmp_path), layer, norm=norm, device="cpu")
+    assert len(encoder.transformer.layers) == 4  # type: ignore[arg-type]
+    assert largest_error(encoder, model, medium, processor, layer, norm) < census.TOLERANCE
+    with pytest.raises(MidlayerError, match="is not cut, because a cut would change its layers"):
+        encoder.save_pretrained(str(tmp_path / "plain"))
+
+
+def test_streams_of_states_are_read_one_layer_at_a_time(tmp_path: Path) -> None:
+    census.build("gemma3n_text", tmp_path)
+    encoder = LayerEncoder(str(tmp_path), -1, device="cpu")
+    with pytest.raises(OptionError, match="changes its states after its last block"):
+        encoder.encode_layers(census.TEXTS)
+    with pytest.raises(MidlayerError, match="Gemma3nTextConfig cannot be made with 2 of 4 blocks"):
+        LayerEncoder(str(tmp_path), [1, 2], device="cpu")
+
+
 REFUSED = [
     ("big_bird", -1, {}, "A forward pass changes BigBirdModel itself .*original_full"),
     ("rwkv", -1, {}, "A forward pass changes RwkvModel itself .*rescale_every"),
     ("bamba", -1, {"bidirectional": True}, "those of blocks 1, 3 see only those before them"),
     ("swin", -1, {}, "a model of several stages"),
     ("canine", -1, {}, "an unknown module changes them"),
+    ("canine", -1, {"norm": "none"}, "gives other states for layer 4"),
+    # Several streams, side by side in the width of the states, which a module joins after the last block.
+    ("qwen4_exp_text", 0, {}, "an unknown module changes them"),
 ]
 
 
@@ -92,6 +124,8 @@ REFUSED = [
 def test_models_that_cannot_be_exact_are_refused(
     model_type: str, layer: int, options: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
+    if model_type not in census.registered():
+        pytest.skip(f"this transformers has no {model_type}")
     census.build(model_type, tmp_path)
     with pytest.raises(MidlayerError, match=message):
         LayerEncoder(str(tmp_path), layer, device="cpu", **options)
@@ -170,6 +204,29 @@ def test_folder_whose_vectors_depend_on_padding_is_not_saved(tmp_path: Path) -> 
     encoder = LayerEncoder(str(tmp_path / "whole"), 2, device="cpu")
     with pytest.raises(MidlayerError, match="Padding changes the states of a text"):
         encoder.save_pretrained(str(tmp_path / "plain"))
+
+
+@pytest.mark.parametrize(
+    ("uncut_error", "refusal", "expected"),
+    [
+        (None, "BartModel changes its states", "refused"),
+        ("RuntimeError: shapes", f"BartModel {census._FAILED}: shapes", "not examined"),
+        (
+            "TypeError: forward() missing 1 required positional argument: 'grid_thw'",
+            f"A {census._FAILED}: …",
+            "refused",
+        ),
+        ("RuntimeError: shapes", "BartModel accepts neither text nor images", "refused"),
+        (None, "`model` must hold a tokenizer or processor that transformers can read", "not examined"),
+    ],
+)
+def test_verdict_separates_refusals_from_types_that_were_not_examined(
+    uncut_error: str | None, refusal: str, expected: str
+) -> None:
+    result: dict[str, Any] = {"layers": {"final 0": {"refused": refusal}}}
+    if uncut_error is not None:
+        result["no_oracle"] = uncut_error
+    assert census.verdict(result)[0] == expected
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ import pytest
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import ModelNotFoundError
-from midlayer_encoders.models.hub import local_only
+from midlayer_encoders.models.hub import access_options, hub_access, local_only
 
 CODES = {"norev": "RevisionNotFound", "norepo": "RepoNotFound", "nofile": "EntryNotFound", "gated": "GatedRepo"}
 
@@ -21,6 +21,8 @@ class Hub(BaseHTTPRequestHandler):
 
     def do_HEAD(self) -> None:
         name = self.path.split("/")[2]
+        if name == "private" and self.headers["Authorization"] != "Bearer hf_mine":
+            name = "norepo"
         self.send_response(200 if name not in CODES else 404)
         if name in CODES:
             self.send_header("X-Error-Code", CODES[name])
@@ -65,6 +67,16 @@ def test_model_on_the_hub_is_not_local_only() -> None:
     assert local_only("org/there") is False
 
 
+@pytest.mark.usefixtures("hub_server")
+def test_private_model_is_read_with_the_token() -> None:
+    with pytest.raises(ModelNotFoundError, match="for a private model run"):
+        local_only("org/private")
+    with hub_access(token="hf_mine", cache_folder=None, local_files_only=False):
+        assert local_only("org/private") is False
+        assert access_options() == {"token": "hf_mine"}
+    assert access_options() == {}
+
+
 def test_unreachable_hub_fails_immediately(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
@@ -85,3 +97,9 @@ def test_offline_mode_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub, "HF_HUB_OFFLINE", True)
     with pytest.raises(ModelNotFoundError, match="HF_HUB_OFFLINE is set"):
         LayerEncoder("EleutherAI/pythia-410m", 17)
+
+
+def test_printed_download_quotes_the_revision(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub, "HF_HUB_OFFLINE", True)
+    with pytest.raises(ModelNotFoundError, match=r"`hf download EleutherAI/pythia-410m --revision 'a; touch pwned'`"):
+        LayerEncoder("EleutherAI/pythia-410m", 17, revision="a; touch pwned")

@@ -77,7 +77,11 @@ def test_blocks_up_to_the_layer_are_required_and_no_others(
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=[pytest.mark.slow] if position % 2 else []) for position, name in enumerate(FAMILIES)],
+    [
+        # SigLIP's final norm has the name of a head in other families.
+        pytest.param(name, marks=[pytest.mark.slow] if position % 2 and name != "SigLIP" else [])
+        for position, name in enumerate(FAMILIES)
+    ],
 )
 def test_weights_outside_the_blocks_are_required_if_the_states_depend_on_them(name: str, tmp_path: Path) -> None:
     model = tiny(name)

@@ -73,7 +73,7 @@ def test_failed_load_in_another_thread_leaves_nothing_behind(folders: dict[str, 
     expected = run_model(load_cut(folders["whole"], 3)[0], "GPTNeoX")
     with ThreadPoolExecutor(2) as threads:
         loads: list[tuple[str, Future[tuple[nn.Module, Any]]]] = [
-            (name, threads.submit(load_cut, folders[name], 3, dtype=dtype))
+            (name, threads.submit(load_cut, folders[name], 3, model_kwargs={"dtype": dtype}))
             for _ in range(_ROUNDS)
             for name, dtype in (("damaged", torch.float64), ("whole", None))
         ]

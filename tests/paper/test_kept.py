@@ -104,7 +104,7 @@ def test_files_that_change_during_a_run_are_not_cached_under_their_new_content(
 def test_sweep_with_failed_tasks_is_repeated_and_not_reused(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr("midlayer_encoders.sweeping.mteb_jobs.StoredLayer.encode", lambda *_, **__: 1 / 0)
-        with pytest.raises(MidlayerError, match="Some tasks failed"):
+        with pytest.raises(MidlayerError, match="Some tasks failed"), folder_lock(setting.out):
             setting.sweep(setting.models[0])
         assert outcome(setting)[0] == "failed"
         assert outcome(setting)[0] == "failed"

@@ -6,10 +6,11 @@ import pytest
 import torch
 from packaging.version import Version
 from sentence_transformers.sentence_transformer.modules import Pooling as Reference
+from torch import nn
 
 from midlayer_encoders._types import POOLINGS, Pooling
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.reading.pooling import pool
+from midlayer_encoders.reading.pooling import pool, real_tokens
 from tests.pooled import pooled
 
 
@@ -56,3 +57,12 @@ def test_half_precision_is_summed_in_float32(dtype: torch.dtype) -> None:
 def test_invalid_name_is_refused() -> None:
     with pytest.raises(OptionError, match="Did you mean 'mean'"):
         pool(*batch("left"), "maen")  # type: ignore[arg-type]
+
+
+def test_padding_to_whole_windows_counts_as_padding() -> None:
+    """Longformer returns more states than tokens: it pads texts to multiples of its window."""
+    model = nn.Module()
+    model.main_input_name = "input_ids"  # type: ignore[assignment]
+    mask = torch.tensor([[1, 1, 1], [1, 1, 0]])
+    expected = [[True, True, True, False, False], [True, True, False, False, False]]
+    assert real_tokens(mask, torch.zeros(2, 5, 4), model=model).tolist() == expected

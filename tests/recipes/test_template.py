@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +120,36 @@ def test_repeated_text_is_truncated_so_that_both_copies_fit() -> None:
     own_values, x = (64 - 5) // 2, characters()("x")["input_ids"][0]
     assert len(actual) == 5 + 2 * own_values <= 64
     assert actual[2 : 2 + own_values] == actual[4 + own_values : 4 + 2 * own_values] == [x] * own_values
+
+
+LONG_TEXT = """
+import resource, sys
+from tokenizers import Tokenizer
+resource.setrlimit(resource.RLIMIT_AS, (2**30, 2**30))
+tokenizer = Tokenizer.from_file(sys.argv[1])
+tokenizer.enable_truncation(int(sys.argv[2]), direction=sys.argv[3])
+print(tokenizer.encode("y" * 40 + "x" * 32000 + "z" * 40).ids)
+"""
+
+
+@pytest.mark.parametrize(("side", "letter"), [("right", "y"), ("left", "z")])
+def test_repeated_text_of_32000_tokens_needs_little_memory(side: str, letter: str, tmp_path: Path) -> None:
+    plain = characters()
+    plain.truncation_side = side
+    framed, _ = add_template(plain, TemplateParts("ab", "cd", "e"), model="m")
+    framed.save_pretrained(tmp_path)
+    command = [sys.executable, "-c", LONG_TEXT, str(tmp_path / "tokenizer.json"), str(framed.model_max_length), side]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert run.returncode == 0, run.stderr
+    copies = letter * ((64 - 5) // 2)
+    assert json.loads(run.stdout) == plain(f"ab{copies}cd{copies}e")["input_ids"]
+
+
+def test_repeated_text_of_an_unlimited_tokenizer_is_whole() -> None:
+    plain = characters()
+    plain.model_max_length = 10**30
+    framed, _ = add_template(plain, TemplateParts("ab", "cd", "e"), model="m")
+    assert len(framed("x" * 9000)["input_ids"]) == 18005
 
 
 @pytest.mark.parametrize(

@@ -116,7 +116,7 @@ def test_table_lists_score_cost_and_fronts_of_each_best_layer() -> None:
         ["1 of 2", "60.0", "+10.0", "20", "1", "64", "parameters, time"],
         ["2 of 2", "70.0", "0.0", "60", "4", "32", "parameters, time, bytes"],
     ]
-    assert "b at layer 2 scores 70.0 on STS: the most of 2 runs." in page
+    assert "b at layer 2 scores 70.0 on STS, the highest of 2 runs." in page
     assert '<tr><th scope="row">TF-IDF</th><td></td><td>40.0</td>' in page
     assert "within 45 parameters" in page_html(runs, best=runs[0].best, budget={"parameters": 45.0})
 
@@ -129,5 +129,5 @@ def test_discs_and_rows_link_to_the_page_of_the_sweep() -> None:
 
 def test_single_run_has_no_filters() -> None:
     assert 'class="filters"' not in page_html([make_run("a", A, **COSTS_A)])
-    assert "the most of its layers" in page_html([make_run("a", A, **COSTS_A)])
+    assert "the highest of its layers" in page_html([make_run("a", A, **COSTS_A)])
     assert math.isclose(make_run("a", A).average.gain, 10)

@@ -88,7 +88,7 @@ def test_differences_and_similarities_are_at_their_coordinates() -> None:
     tips = [cell.findtext("title") for group in groups(heat_map, "cells") for cell in group.iter("path")]
     assert "layer 2 and layer 0 of a: 0.950" in tips
     assert "layer 0 and layer 2 of a: 0.125" in tips
-    assert "b differs from a: 5 of 6 differences have an interval without zero." in page
+    assert "b differs from a: 5 of 6 differences have an interval that excludes zero." in page
     table = re.search(r"<caption>b by layer: minus a, and its interval</caption>.*?</table>", page)
     assert table is not None
     assert re.findall(r"<td>(.*?)</td>", table[0])[:6] == ["1.000", "0.5000", "2.000"] * 2

@@ -7,11 +7,13 @@ from functools import partial
 
 import numpy as np
 import pytest
+import pytrec_eval
 import torch
 from mteb.abstasks import AbsTask
 
 from midlayer_encoders.scoring import all_layers
 from midlayer_encoders.scoring.recording import scores_together
+from midlayer_encoders.scoring.retrieval import ranking_score
 from tests.others_warnings import MTEB
 from tests.scoring.made import by_mteb, classification, clustering, pairs, retrieval, sts, together
 from tests.thinned import thinned
@@ -167,3 +169,17 @@ def test_labels_refused_by_mteb_are_refused(task: AbsTask, reason: str) -> None:
         by_mteb(task)
     with pytest.raises(ValueError, match=reason):
         together(task)
+
+
+@pytest.mark.parametrize("score", ["ndcg", "map", "recall", "precision"])
+def test_queries_with_more_relevant_documents_than_the_cut_match_trec_eval(score: str) -> None:
+    """The ideal ranking ends at the cut, too."""
+    grades = [2, 0, 1, 1, 2, 1]  # in the order of the ranking
+    names = [f"d{number}" for number in range(len(grades))]
+    run = {"q": {name: float(len(names) - rank) for rank, name in enumerate(names)}}
+    measure = {"ndcg": "ndcg_cut", "map": "map_cut", "recall": "recall", "precision": "P"}[score]
+    evaluator = pytrec_eval.RelevanceEvaluator({"q": dict(zip(names, grades, strict=True))}, {f"{measure}.3"})
+    expected = evaluator.evaluate(run)["q"][f"{measure}_3"]
+    gains, valid = torch.tensor(grades).float(), torch.ones(len(grades), dtype=torch.bool)
+    ideal = gains.sort(descending=True).values
+    assert ranking_score(gains, valid, ideal, score=score, cut=3).item() == pytest.approx(expected)

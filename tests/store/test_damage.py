@@ -9,7 +9,7 @@ import pytest
 
 from midlayer_encoders.errors import FolderError
 from midlayer_encoders.store import TextNotStoredError, list_stores
-from tests.store.filling import DIM, check_vectors, fill, make_keys, open_store, shard_paths
+from tests.store.filling import DIM, LAYERS, check_vectors, fill, make_keys, open_store, shard_paths
 
 
 def flip_byte(path: Path, position: int) -> None:
@@ -141,3 +141,21 @@ def test_folder_is_never_moved_over_another_or_used_as_a_label(tmp_path: Path) -
     replace_with(tmp_path / "k" / "store.json", "folder")
     with pytest.raises(FolderError, match=r"store\.json must be a file, but is a folder: move it away"):
         open_store(tmp_path)
+
+
+def test_damage_after_the_first_read_is_detected_by_the_next(tmp_path: Path) -> None:
+    fill(open_store(tmp_path), range(4))
+    (path,) = shard_paths(open_store(tmp_path))
+    content = path.read_bytes()
+    detected = 0
+    for position in range(0, len(content), 11):
+        os.utime(path, ns=(0, 0))  # the clock of a file system may tick every 4 ms only
+        store = open_store(tmp_path)
+        check_vectors(store, range(4))
+        flip_byte(path, position)
+        try:
+            check_vectors(store, range(4))  # right, if a key was damaged, which is in memory
+        except TextNotStoredError:
+            detected += 1
+        path.write_bytes(content)
+    assert detected >= len(LAYERS) * 4 * DIM * 4 // 11

@@ -4,19 +4,31 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import select
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pytest
 import torch
 import torch.distributed as dist
 
-from midlayer_encoders.errors import DiskFullError, OptionError
-from midlayer_encoders.sweeping.processes import Group, OtherProcessError, ProcessLostError, launch
+from midlayer_encoders import LayerEncoder, measure
+from midlayer_encoders.errors import DiskFullError, MidlayerError, OptionError
+from midlayer_encoders.sweeping.mteb_jobs import Workers
+from midlayer_encoders.sweeping.processes import (
+    Group,
+    OtherProcessError,
+    ProcessLostError,
+    end_with_parent,
+    launch,
+)
 from tests.others_warnings import MTEB
 from tests.sweeping.scoring import sweep
 from tests.sweeping.test_sweep import sentence, write_rows
@@ -98,6 +110,97 @@ def test_results_and_errors_are_shared_by_all_processes(case: Any, tmp_path: Pat
     assert answers == CASES[case]
 
 
+def run_in_fork(function: Callable[[], Any]) -> Any:
+    """Return what a function returns in a forked child of this process, or None if the child crashes or hangs."""
+    context = multiprocessing.get_context("fork")
+    receive, send = context.Pipe(duplex=False)
+    process = context.Process(target=lambda: send.send(function()))
+    process.start()
+    process.join(timeout=30)
+    process.kill()
+    return receive.recv() if receive.poll() else None
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_forked_child_encodes_and_refuses_to_make_frames_after_its_parent_made_some(
+    tiny_folder: Folder, tmp_path: Path
+) -> None:
+    encoder = LayerEncoder(tiny_folder("Llama"), -1, device="cpu")
+    texts = [sentence(number) for number in range(64)]
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        expected = encoder.encode(texts)
+        measure(encoder, texts[:4], metrics=["curvature"])
+
+        def in_child() -> Any:
+            errors = []
+            for function in (lambda: sweep(encoder, out=tmp_path / "out"), lambda: measure(encoder, texts[:4])):
+                try:
+                    function()
+                except MidlayerError as error:
+                    errors.append(str(error))
+            return LayerEncoder(encoder.source, -1, device="cpu").encode(texts), encoder.encode_layers(texts), errors
+
+        new_vectors, vectors, errors = run_in_fork(in_child)
+    finally:
+        torch.set_num_threads(num_threads)
+    np.testing.assert_allclose(new_vectors, expected, atol=1e-5)
+    np.testing.assert_allclose(vectors[-1], expected, atol=1e-5)
+    assert len(errors) == 2
+    assert set(errors) == {error for error in errors if "multiprocessing.get_context('spawn')" in error}
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_process_ends_with_its_killed_parent() -> None:
+    ended, open_end = os.pipe()
+    parent = os.fork()
+    if parent == 0:
+        if os.fork() == 0:
+            end_with_parent(os.getppid())
+            os.write(open_end, b"started")
+        time.sleep(60)
+        os._exit(0)
+    os.close(open_end)
+    assert os.read(ended, 7) == b"started"
+    os.kill(parent, signal.SIGKILL)
+    os.waitpid(parent, 0)
+    readable, _, _ = select.select([ended], [], [], 5)
+    assert readable
+    assert os.read(ended, 1) == b""  # the child has closed its end
+    os.close(ended)
+
+
+_WORKERS_SCRIPT = """
+import os, time
+from midlayer_encoders.sweeping.mteb_jobs import Workers
+
+if __name__ == "__main__":
+    workers = Workers(2, 2)
+    workers.start()
+    pool = workers._pool()
+    print(*{pool.submit(os.getpid).result() for _ in range(50)}, flush=True)
+    pool.submit(time.sleep, 60)  # one is busy and one idle
+    print("busy", flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.mark.slow  # processes that import mteb
+def test_workers_end_with_their_killed_parent(tmp_path: Path) -> None:
+    (tmp_path / "run.py").write_text(_WORKERS_SCRIPT)
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    with subprocess.Popen([sys.executable, str(tmp_path / "run.py")], stdout=subprocess.PIPE, env=env) as parent:
+        assert parent.stdout is not None
+        workers = parent.stdout.readline().split()
+        assert workers
+        assert parent.stdout.readline() == b"busy\n"
+        parent.kill()
+        killed = time.monotonic()
+        assert parent.stdout.read() == b""  # ends when the last worker, which inherits it, has ended
+        assert time.monotonic() - killed < 5
+
+
 def test_torchrun_without_matching_devices_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4", "RANK": "5"}.items():
         monkeypatch.setenv(name, value)
@@ -164,3 +267,9 @@ def test_two_processes_make_the_frame_of_one(tiny_folder: Folder, tmp_path: Path
         assert pl.read_parquet(tmp_path / f"two/{name}.parquet").equals(expected.frame)
     lines = process.stdout.splitlines()
     assert lines.count("planning 2 2") == 1, lines  # by the first process only
+
+
+def test_workers_watch_their_parent() -> None:
+    """The slow tests kill a parent; here no worker starts, which would import the package."""
+    pool = Workers(2, 2)._pool()
+    assert (pool._initializer, pool._initargs) == (end_with_parent, (os.getpid(),))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -16,6 +18,7 @@ from midlayer_encoders.sweeping import mteb_jobs
 from tests.others_warnings import MTEB
 from tests.sweeping.scoring import QUICK, layer_scores_of, mteb_score, sweep, write_sts_task
 from tests.tasks.rows import ROWS, SENTENCES, write
+from tests.tiny_folders import save_tiny
 
 Folder = Callable[[str], str]
 pytestmark = MTEB
@@ -132,3 +135,30 @@ def test_stopped_sweep_cancels_jobs_that_have_not_started(monkeypatch: pytest.Mo
     assert next(layer_scores_of).task == "task"
     layer_scores_of.close()  # type: ignore[attr-defined]  # as an error or Ctrl-C does
     assert [future.cancelled() for future in futures] == [False, True, True]
+
+
+def change_digits(path: Path) -> None:
+    """Change every digit of the scores in a JSON file."""
+    head, mark, tail = path.read_text().partition('"scores"')
+    path.write_text(head + mark + re.sub(r"0\.(\d)", lambda match: f"0.{9 - int(match[1])}", tail))
+
+
+@pytest.mark.parametrize("kind", ["together", "mteb"])
+def test_changed_digit_of_a_saved_score_is_never_returned(kind: str, tiny_folder: Folder, tmp_path: Path) -> None:
+    task, out = write_sts_task(tmp_path), tmp_path / "out"
+    first = sweep(tiny_folder("Llama"), task, out=out, **QUICK, layers=[1, 3])
+    changed = [path for path in (out / kind).rglob("*.json") if '"scores"' in path.read_text()]
+    assert changed
+    for path in changed:
+        change_digits(path)
+    assert sweep(tiny_folder("Llama"), task, out=out, **QUICK, layers=[1, 3]).frame.equals(first.frame)
+
+
+def test_changed_config_reuses_neither_scores_nor_vectors(tmp_path: Path) -> None:
+    task, out, folder = write_sts_task(tmp_path), tmp_path / "out", Path(save_tiny("Llama", tmp_path / "model"))
+    before = layer_scores_of(sweep(str(folder), task, out=out, **QUICK, layers=[1, 3]), task)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"hidden_act": "relu"}))
+    after = layer_scores_of(sweep(str(folder), task, out=out, **QUICK, layers=[1, 3]), task)
+    assert after[3] == pytest.approx(mteb_score(LayerEncoder(str(folder), 3, device="cpu"), task), abs=1e-3)
+    assert after[3] != pytest.approx(before[3], abs=1e-3)

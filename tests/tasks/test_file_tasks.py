@@ -226,6 +226,28 @@ def test_real_data_evaluates(shared_data: Path, name: str, task_type: str, expec
     assert tfidf_scores(task) == pytest.approx(expected, abs=0.02)
 
 
+def test_scores_follow_the_words_that_texts_share(tmp_path: Path) -> None:
+    """TF-IDF ranks pairs by their shared words, in data of thousands of rows."""
+    words = [f"word{number}" for number in range(40)]
+    rows = [
+        {
+            "sentence1": " ".join(words[start : start + 8]),
+            "sentence2": " ".join(words[start + 8 - shared : start + 16 - shared]),
+            "score": shared,
+        }
+        for start in range(20)
+        for shared in range(9)
+    ]
+    (task,) = resolve_tasks(write(tmp_path / "pairs.jsonl", rows))
+    assert task.metadata.type == "STS"
+    assert tfidf_scores(task) > 0.95
+    texts = [{"text": f"{words[number % 40]} {number}", "label": words[number % 7]} for number in range(7000)]
+    (large,) = resolve_tasks(write(tmp_path / "large.jsonl", texts))
+    large.load_data()
+    assert large.dataset is not None
+    assert len(large.dataset["test"]) > 3000
+
+
 @pytest.mark.parametrize("name", ["Banking77Classification", "StackOverflowTitlesClustering", "TwitterURLCorpus"])
 def test_large_real_data_loads(shared_data: Path, name: str) -> None:
     (task,) = resolve_tasks(shared_data / "tasks" / name)

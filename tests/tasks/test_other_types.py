@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +105,9 @@ def test_texts_without_labels_are_not_a_task_and_the_error_names_their_use(tmp_p
     (source,) = task_sources(path)
     with pytest.raises(TaskFileError, match=r"holds texts without labels.*midlayer select MODEL --texts .*mine.csv"):
         source.make()
+    hostile = write(tmp_path / "it's $(id).csv", [{"text": text} for text in SENTENCES])
+    with pytest.raises(TaskFileError, match=re.escape(f"midlayer select MODEL --texts {shlex.quote(str(hostile))}`")):
+        task_sources(hostile)[0].make()
     assert own_texts(path) == source.texts() == [*SENTENCES, SENTENCES[0]]  # one text per line of labels
     assert source_texts(source) == SENTENCES
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,8 +13,13 @@ from sentence_transformers.sentence_transformer.losses import MultipleNegativesR
 from torch import nn
 
 from midlayer_encoders import LayerEncoder
+from midlayer_encoders._isolation import isolated_random
+from midlayer_encoders._types import Stage
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.tuning.training import LabelRankingLoss, TuneSettings, make_loss
+from midlayer_encoders.tuning import trainer_internals
+from midlayer_encoders.tuning.training import LabelRankingLoss, TuneSettings, make_loss, train
+from midlayer_encoders.tuning.training_pairs import read_pairs
+from tests.tuning.rows import PAIRS
 
 Folder = Callable[[str], str]
 
@@ -116,3 +122,17 @@ def test_leading_dimensions_of_earlier_layers_are_trained_together(tiny_folder: 
         assert (
             loss(features, torch.zeros(2)) > make_loss(encoder, "pairs", TuneSettings())(features, torch.zeros(2)) > 0
         )
+
+
+@pytest.mark.parametrize("seed", [0, 5])
+def test_seed_is_set_before_adapters_are_initialized(
+    seed: int, tiny_folder: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: Any, **__: Any) -> None:
+        raise KeyError(torch.initial_seed())
+
+    monkeypatch.setattr(trainer_internals, "add_lora", stop)
+    encoder = LayerEncoder(tiny_folder("Llama"), 2, device="cpu")
+    settings = TuneSettings(lora=2, seed=seed, held_out=0)
+    with isolated_random(), pytest.raises(KeyError, match=str(seed)):
+        train(encoder, read_pairs(PAIRS), settings, tmp_path, Stage(None, "training"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -57,7 +58,7 @@ def test_the_held_out_loss_falls_and_the_plain_folder_gives_the_same_vectors(
 def test_every_layer_is_scored_before_and_after_and_the_page_shows_it(tiny_folder: Folder, tmp_path: Path) -> None:
     stages: list[tuple[str, int, int]] = []
     result = tuned(
-        tiny_folder("BERT"), tmp_path / "out", tasks=str(sts(tmp_path / "mine.jsonl")), max_steps=4,
+        tiny_folder("BERT"), tmp_path / 'my "best" run', tasks=str(sts(tmp_path / "mine.jsonl")), max_steps=4,
         progress=lambda *report: stages.append(report),
     )  # fmt: skip
     scores = result.frame.pivot(on="revision", index=["layer", "dataset"], values="value").sort("layer")
@@ -70,6 +71,8 @@ def test_every_layer_is_scored_before_and_after_and_the_page_shows_it(tiny_folde
     page = (result.folder / "report.html").read_text()
     for old, new in ((100 * old, 100 * new) for old, new in scores.select("before", "after").iter_rows()):
         assert f"<td>{old:.1f} → {new:.1f} (".replace("-", "−") in page
+    (line,) = re.findall(r"<code>(SentenceTransformer\(.*\))</code>", page)
+    assert eval(line, {"SentenceTransformer": str}) == str(result.model_folder)
     assert ("training", 4, 4) in stages
     assert {"before: scoring", "after: scoring"} <= {name for name, _, _ in stages}
     steps = result.trained.metrics["revision"].unique().to_list()

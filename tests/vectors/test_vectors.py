@@ -148,8 +148,8 @@ def test_invalid_outputs_are_refused(
 
 
 def test_encoders_whose_layers_cannot_be_read_are_refused(tiny_folder: Folder, tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="but has the module Normalize after it"):
-        embed(tiny_folder("Llama"), TEXTS, tmp_path / "v.npy", device="cpu", normalize=True)
+    with pytest.raises(OptionError, match="but has the module Dense"):
+        embed(tiny_folder("Llama"), TEXTS, tmp_path / "v.npy", device="cpu", center=TEXTS * 4)
     with pytest.raises(LayerIndexError, match="which have no mlp"):
         embed(tiny_folder("Llama"), TEXTS, tmp_path / "v.npy", device="cpu", site="mlp", layers=[0])
 

@@ -16,7 +16,7 @@ import pytest
 from safetensors import safe_open
 
 from midlayer_encoders import LayerEncoder, embed
-from midlayer_encoders.errors import FolderError
+from midlayer_encoders.errors import FolderError, OptionError
 from midlayer_encoders.files import folder_lock
 from midlayer_encoders.store import StoreError, TextNotStoredError
 from midlayer_encoders.vectors import embedding
@@ -114,6 +114,39 @@ def test_token_states_are_resumed_by_shard(
 def test_second_run_to_the_same_path_is_refused(encoder: LayerEncoder, tmp_path: Path) -> None:
     with folder_lock(tmp_path / "v.npy.part"), pytest.raises(FolderError, match="is in use"):
         embed(encoder, TEXTS, tmp_path / "v.npy")
+
+
+def test_folder_of_a_run_is_never_a_link_or_a_folder_of_other_files(encoder: LayerEncoder, tmp_path: Path) -> None:
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "mine.txt").write_text("mine")
+    part = tmp_path / "v.npy.part"
+    part.symlink_to(tmp_path / "home")
+    with pytest.raises(OptionError, match=r"must not be next to a link v.npy.part.*: remove it"):
+        embed(encoder, TEXTS[:2], tmp_path / "v.npy")
+    part.unlink()
+    part.mkdir()
+    (part / "0").symlink_to(tmp_path / "home")
+    with pytest.raises(OptionError, match=r"must not contain links that lead out of it, but .*v.npy.part/0 is a link"):
+        embed(encoder, TEXTS[:2], tmp_path / "v.npy")
+    (part / "0").unlink()
+    (part / "mine.txt").write_text("mine")
+    with pytest.raises(OptionError, match=r"but .*v.npy.part holds other files, such as 'mine.txt': choose another"):
+        embed(encoder, TEXTS[:2], tmp_path / "v.npy")
+    assert [path.name for path in (tmp_path / "home").iterdir()] == ["mine.txt"]
+    assert (part / "mine.txt").read_text() == "mine"
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "states").symlink_to("empty")
+    with pytest.raises(OptionError, match="must be a new or empty folder with `tokens`"):
+        embed(encoder, TEXTS[:2], tmp_path / "states", tokens=True)
+
+
+def test_token_states_of_a_killed_run_ship_no_temporary_file(encoder: LayerEncoder, tmp_path: Path) -> None:
+    with pytest.raises(StopError):
+        embed(encoder, TEXTS[:16], tmp_path / "states", tokens=True, progress=stop_after(16))
+    (shard,) = (tmp_path / "states.part").rglob("*.safetensors")
+    shard.with_name(f".{'a' * 32}.tmp").write_bytes(b"half")
+    folder = embed(encoder, TEXTS[:16], tmp_path / "states", tokens=True)
+    assert sorted(path.name for path in folder.iterdir()) == ["index.json", "states-000000.safetensors"]
 
 
 @pytest.mark.slow

@@ -1,0 +1,188 @@
+"""Read what a sentence-transformers folder holds besides its model: prompts, settings and the modules after it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from sentence_transformers.sentence_transformer.modules import Dropout, Normalize
+from sentence_transformers.sentence_transformer.modules import Pooling as PoolingModule
+from torch import nn
+
+from midlayer_encoders.encoder.options import EncoderOptions
+from midlayer_encoders.encoder.sentence_transformers_internals import without_transformer
+from midlayer_encoders.errors import ModelNotFoundError, OptionError
+from midlayer_encoders.files import read_json
+from midlayer_encoders.models.hub import local_only, model_file
+
+_SETTINGS_FILE = "config_sentence_transformers.json"
+_TRANSFORMER_SETTINGS = ("max_seq_length", "do_lower_case", "processing_kwargs", "query_length", "document_length")
+_OLD_NAMES = {"model_kwargs": "model_args", "processor_kwargs": "tokenizer_args", "config_kwargs": "config_args"}
+_STATES = ("last_hidden_state", "encoder_last_hidden_state")  # of a model, and of its encoder
+_UNTRAINED = (PoolingModule, Normalize, Dropout)
+
+
+@dataclass(frozen=True)
+class SavedFolder:
+    """The settings and modules of a sentence-transformers folder, except its model; empty for any other folder.
+
+    Attributes:
+        prompts: prompts by name.
+        default_prompt_name: name of the default prompt.
+        similarity_fn_name: similarity function.
+        truncate_dim: number of leading dimensions to keep.
+        first: keywords of its first module.
+        first_type: type of its first module.
+        modules: the modules after the first.
+        module_kwargs: keywords of ``encode`` for each module, by position.
+    """
+
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    default_prompt_name: str | None = None
+    similarity_fn_name: str | None = None
+    truncate_dim: int | None = None
+    first: Mapping[str, Any] = field(default_factory=dict)
+    first_type: str = "sentence_transformers.models.Transformer"
+    modules: Sequence[nn.Module] = ()
+    module_kwargs: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    @property
+    def trained(self) -> list[str]:
+        """Names of the modules that were trained for the last layer, or may have been."""
+        return [type(module).__name__ for module in self.modules if not isinstance(module, _UNTRAINED)]
+
+    @property
+    def transformer_settings(self) -> dict[str, Any]:
+        """Keywords of its first module that apply to any layer."""
+        return {name: self.first[name] for name in _TRANSFORMER_SETTINGS if name in self.first}
+
+    def keywords(self, name: str) -> dict[str, Any]:
+        """Return the ``model_kwargs``, ``processor_kwargs`` or ``config_kwargs`` of its first module."""
+        return dict(self.first.get(name) or self.first.get(_OLD_NAMES[name]) or {})
+
+    @property
+    def first_module_problem(self) -> str | None:
+        """Why its first module does not return the states after the last block, if so."""
+        if not self.first_type.startswith("sentence_transformers."):
+            return f"its first module is {self.first_type}"
+        for medium, entry in self.first.get("modality_config", {}).items():
+            if entry["method_output_name"] not in _STATES:
+                return f"it reads {entry['method_output_name']!r} for {medium}"
+        return None
+
+
+def load_saved_folder(model: str, options: EncoderOptions, *, gguf_file: str | None = None) -> SavedFolder:
+    """Return what ``SentenceTransformer`` loads from a folder or a name on the hub, except the model.
+
+    Args:
+        model: folder or name.
+        options: options of the encoder.
+        gguf_file: GGUF file with the weights.
+
+    Raises:
+        ModelNotFoundError: if there is no such model, or its settings or modules cannot be read.
+    """
+    local = local_only(model, options.revision, filename=gguf_file or "config.json")
+    find = partial(model_file, model, revision=options.revision, local=local)
+    try:
+        modules = find("modules.json")
+        settings = None if modules is None else find(_SETTINGS_FILE)
+    except OSError as reason:  # also raised for invalid names
+        raise ModelNotFoundError(f"`model` must be a folder or hub name, but got {model!r}: {reason}") from reason
+    if modules is None:
+        return SavedFolder()
+    try:
+        config = {} if settings is None else read_json(Path(settings))
+        # The modules and prompts of other classes, such as rerankers, do not apply.
+        if config.get("model_type", "SentenceTransformer") != "SentenceTransformer":
+            return SavedFolder()
+        if not all(isinstance(text, str | None) for text in (config.get("prompts") or {}).values()):
+            raise TypeError("a prompt is not a string")
+        rest = without_transformer(
+            model,
+            revision=options.revision,
+            token=options.token,
+            cache_folder=options.cache_folder,
+            local_files_only=local,
+            trust_remote_code=options.trust_remote_code,
+        )
+    except (AttributeError, ImportError, KeyError, OSError, TypeError, ValueError) as reason:
+        raise ModelNotFoundError(
+            f"`model` must hold settings and modules that sentence-transformers can read, but {model!r} does not "
+            f"({type(reason).__name__}: {reason}). Correct its {_SETTINGS_FILE}, its modules.json and the files that "
+            "this lists, or delete these to read a plain transformers model."
+        ) from reason
+    first, *later = rest
+    return SavedFolder(
+        prompts=rest.prompts,
+        default_prompt_name=rest.default_prompt_name,
+        similarity_fn_name=rest.similarity_fn_name,
+        truncate_dim=rest.truncate_dim,
+        first=first.settings,
+        first_type=rest.first_type,
+        modules=tuple(later),
+        module_kwargs={str(number): names for number, names in enumerate(rest.module_kwargs.values())},
+    )
+
+
+def later_modules(
+    saved: SavedFolder, width: int, options: EncoderOptions, name: str, *, last_layer: bool
+) -> list[nn.Module]:
+    """Return the modules after the first one: the pooling, and those of the folder that apply to the layer.
+
+    Args:
+        saved: what the folder holds.
+        width: width of the states.
+        options: options of the encoder.
+        name: name of the model, for errors.
+        last_layer: whether the states are those that the folder's modules were trained on.
+
+    Raises:
+        OptionError: if a module was trained for other states, or the folder does not pool.
+    """
+    if saved.trained and not last_layer and options.dense is None:
+        raise OptionError(
+            f"`dense` must be 'keep' or 'drop' to read an earlier layer of {name}, whose {', '.join(saved.trained)} "
+            "was trained for the last layer. 'drop' leaves it out; 'keep' applies it to this layer."
+        )
+    if last_layer and options.pooling is None and options.dense != "drop" and saved.first_module_problem:
+        raise OptionError(
+            f"`pooling` must be named for {name}, because {saved.first_module_problem}, so that its vectors are not "
+            "those of its last layer. For these, use SentenceTransformer, or the layer and norm that it reads."
+        )
+    modules = list(saved.modules)
+    if options.dense == "drop":
+        modules = [module for module in modules if isinstance(module, _UNTRAINED)]
+    if options.normalize is False:
+        modules = [module for module in modules if not isinstance(module, Normalize)]
+    poolings = [number for number, module in enumerate(modules) if isinstance(module, PoolingModule)]
+    if not saved.modules or (options.pooling is not None and not poolings):
+        return [_pooling_module(width, options.pooling or "mean"), *modules]
+    if not poolings and options.dense == "drop":
+        raise OptionError(f"`pooling` must be named for {name} without its {', '.join(saved.trained)}, which pools.")
+    if options.pooling is not None or (not last_layer and len(poolings) == 1):
+        if len(poolings) > 1:
+            raise OptionError(f"`pooling` must be None for {name}, whose folder pools {len(poolings)} times.")
+        folder_pooling: Any = modules[poolings[0]]
+        mode = options.pooling or folder_pooling.pooling_mode
+        modules[poolings[0]] = _pooling_module(width, mode, folder_pooling.include_prompt)
+    return modules
+
+
+def _pooling_module(width: int, mode: Any, include_prompt: bool = True) -> nn.Module:
+    mode = "lasttoken" if mode == "last" else mode  # its name in sentence-transformers
+    module: nn.Module = PoolingModule(width, pooling_mode=mode, include_prompt=include_prompt)
+    return module
+
+
+def pooling_name(modules: Sequence[nn.Module]) -> str:
+    """Return the pooling of an encoder's modules: several joined by a plus sign; those of a custom module, its name."""
+    poolings: list[Any] = [module for module in modules if isinstance(module, PoolingModule)]
+    if len(poolings) != 1:
+        return "+".join(type(module).__name__ for module in modules)
+    modes = poolings[0].pooling_mode
+    names = (modes,) if isinstance(modes, str) else modes
+    return "+".join("last" if name == "lasttoken" else name for name in names)

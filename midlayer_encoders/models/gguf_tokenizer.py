@@ -1,0 +1,381 @@
+"""Build a tokenizer from the fields of a GGUF file, with the same ids as llama.cpp.
+
+transformers' own conversion drops the BOS token of SentencePiece vocabularies, splits Gemma's words into fragments and
+uses one pre-tokenizer for many. Rules and defaults here are those of llama.cpp:
+https://github.com/ggml-org/llama.cpp/blob/master/src/llama-vocab.cpp
+"""
+
+from __future__ import annotations
+
+import mmap
+import re
+import struct
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from midlayer_encoders.errors import ModelNotFoundError, OptionError
+
+_CURE = "Pass the folder of the original model, which has its tokenizer's files, instead of the GGUF file."
+_FIELD = "tokenizer.ggml."
+_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_STRING, _ARRAY = 8, 9
+_UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4  # token types
+_SPACE = "▁"
+# llama.cpp treats these as control tokens whatever their type in the file.
+_END_TOKENS = (
+    "<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|flush|> <|calls|> <end_of_turn> <|endoftext|> </s> <|eom_id|> "
+    "<EOT> _<EOT> [EOT] [EOS] <|end_of_text|> <end_of_utterance> <eos> <turn|> <|tool_response> "
+    "<｜end▁of▁sentence｜> [e~["
+)
+_DEFAULT_IDS: dict[str, dict[str, int]] = {
+    "llama": {"bos": 1, "eos": 2, "unknown": 0},
+    "bert": {"bos": 101, "unknown": 100, "seperator": 102, "padding": 0, "mask": 103},
+    "t5": {"eos": 1, "unknown": 2, "padding": 0},
+    "gpt2": {},
+}
+_ROLES = {"bos": "bos", "eos": "eos", "unknown": "unk", "seperator": "sep", "padding": "pad", "mask": "mask"}
+
+# --- pre-tokenizers of byte-level BPE --------------------------------------------------------------------------------
+
+_GPT_2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_ENDINGS = r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
+_BREAKS = r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+_LLAMA_3 = _ENDINGS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*" + _BREAKS
+_QWEN_2 = _LLAMA_3.replace("{1,3}", "")
+_QWEN_35 = _ENDINGS + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*" + _BREAKS
+_UPPER, _LOWER = r"(?:(?=\p{L})[^a-z])", r"(?:(?=\p{L})[^A-Z])"
+_START = r"[^\r\n\p{L}\p{N}]?"
+_TEKKEN = f"{_START}{_UPPER}*{_LOWER}+|{_START}{_UPPER}+{_LOWER}*" + r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*" + _BREAKS
+_GPT_4O = (
+    f"{_START}{_UPPER}*{_LOWER}+{_ENDINGS}?|{_START}{_UPPER}+{_LOWER}*{_ENDINGS}?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*" + _BREAKS
+)
+_DEEPSEEK_LETTERS = (
+    "A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-\u1f7dᾀ-ᾴᾶ-ᾼ\u1fbe"
+    "ῂ-ῄῆ-ῌῐ-\u1fd3ῖ-\u1fdbῠ-Ῥῲ-ῴῶ-ῼ"
+    "ℂℇℊ-ℓℕℙ-ℝℤ\u2126ℨ\u212a-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃"
+)
+_DEEPSEEK_3 = (
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*"
+    + _BREAKS
+)
+_CHINESE = r"(?:(?!\s)[\x{4E00}-\x{9FA5}\x{800}-\x{4E00}\x{AC00}-\x{D7FF}])+"
+_BLOOM = r" ?[^(\s|.,!?…。，、।۔،)]+"
+
+# Characters that are words of their own in WordPiece: punctuation, ASCII symbols and Chinese characters.
+_ALONE = (
+    r"\p{P}$+<=>^`|~\x{4E00}-\x{9FFF}\x{3400}-\x{4DBF}\x{20000}-\x{2A6DF}\x{2A700}-\x{2B81F}\x{2B920}-\x{2CEAF}"
+    r"\x{F900}-\x{FAFF}\x{2F800}-\x{2FA1F}"
+)
+
+
+class _Splits(NamedTuple):
+    """The pre-tokenizer of names: its patterns in order, and whether words of the vocabulary are never split."""
+
+    names: str
+    patterns: tuple[str, ...]
+    whole_words: bool = False
+    add_bos: bool = False
+
+
+SPLITS = (
+    _Splits("default", (r"[\p{P}\$\+<=>\^~\|]+", _GPT_2, r"\p{N}+", "[0-9][0-9][0-9]")),
+    _Splits(
+        "llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano",
+        (_LLAMA_3,),
+        whole_words=True,
+        add_bos=True,
+    ),
+    _Splits("dbrx smaug-bpe glm4 chatglm-bpe", (_LLAMA_3,)),
+    _Splits(
+        "gpt-2 phi-2 jina-es jina-de gigachat jina-v2-es jina-v2-de a.x-4.0 mellum modern-bert jina-v1-en jina-v2-code "
+        "roberta-bpe exaone4 mpt olmo jais trillion granite-docling",
+        (_GPT_2,),
+    ),
+    _Splits("smollm starcoder refact command-r codeshell exaone minerva-7b mellum2", (r"\p{N}", _GPT_2)),
+    _Splits("qwen2 deepseek-r1-qwen kormo f2llmv2 stablelm2 hunyuan solar-open megrez grok-2", (_QWEN_2,)),
+    _Splits("qwen35", (_QWEN_35,)),
+    _Splits("falcon", (r"[\p{P}\$\+<=>\^~\|`]+", _GPT_2, "[0-9][0-9][0-9]")),
+    _Splits(
+        "deepseek-llm",
+        (
+            r"[\r\n]",
+            rf"\s?[{_DEEPSEEK_LETTERS}]+",
+            r"\s?[!-/:-~！-／：-～‘-‟、-。]+",
+            r"\s+\z",
+            _CHINESE,
+            r"\p{N}+",
+        ),
+    ),
+    _Splits("deepseek-coder", (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _CHINESE, r"\p{N}")),
+    _Splits(
+        "deepseek-v3 hunyuan-dense joyai-llm", (r"\p{N}{1,3}", r"[\x{4E00}-\x{9FA5}\x{3040}-\x{30FF}]+", _DEEPSEEK_3)
+    ),
+    _Splits("bloom poro-chat gpt3-finnish", (_BLOOM,)),
+    _Splits("viking", (_BLOOM, r"\p{N}")),
+    _Splits("tekken", (_TEKKEN,), whole_words=True, add_bos=True),
+    _Splits("gpt-4o llama4 kanana2 talkie minimax-m2", (_GPT_4O,)),
+    _Splits("minicpm5", (r"\p{N}{1,3}", _LLAMA_3.replace("{1,3}", "+")), whole_words=True),
+)
+
+# --- the file --------------------------------------------------------------------------------------------------------
+
+
+def read_fields(path: Path) -> dict[str, Any]:
+    """Return the metadata of a GGUF file by name.
+
+    ``gguf.GGUFReader`` takes ten seconds for the 49,000 tokens of SmolLM2.
+    """
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        try:
+            magic, version, _, num_fields = struct.unpack_from("<4sIQQ", data)
+            if magic != b"GGUF" or version not in (2, 3):
+                raise ValueError(f"it starts with {magic!r} and version {version}, not with b'GGUF' and version 2 or 3")
+            fields: dict[str, Any] = {}
+            offset = 24
+            for _ in range(num_fields):
+                name, offset = read_value(data, offset, _STRING)
+                (kind,) = struct.unpack_from("<I", data, offset)
+                fields[name], offset = read_value(data, offset + 4, kind)
+        except (ValueError, struct.error, KeyError) as reason:
+            raise ModelNotFoundError(
+                f"`gguf_file` must be a GGUF file in little-endian order, but {path.name} cannot be read: {reason}."
+            ) from reason
+    return fields
+
+
+def read_value(data: mmap.mmap | memoryview, offset: int, kind: int) -> tuple[Any, int]:
+    """Return the value of a kind at an offset, and the offset after it."""
+    if kind == _STRING:
+        (size,) = struct.unpack_from("<Q", data, offset)
+        end = offset + 8 + size
+        if end > len(data):
+            raise ValueError("it is truncated")
+        return str(data[offset + 8 : end], "utf8"), end
+    if kind == _ARRAY:
+        kind, count = struct.unpack_from("<IQ", data, offset)
+        offset += 12
+        if kind in _SCALARS:
+            dtype = np.dtype(f"<{_SCALARS[kind]}")
+            return np.frombuffer(data, dtype, count, offset).tolist(), offset + count * dtype.itemsize
+        items = []
+        for _ in range(count):
+            item, offset = read_value(data, offset, kind)
+            items.append(item)
+        return items, offset
+    (value,) = struct.unpack_from(f"<{_SCALARS[kind]}", data, offset)
+    return value, offset + struct.calcsize(f"<{_SCALARS[kind]}")
+
+
+# --- the tokenizer ---------------------------------------------------------------------------------------------------
+
+
+def build_tokenizer(fields: dict[str, Any]) -> Any:
+    """Return the tokenizer that the fields of a GGUF file describe, with the ids of llama.cpp.
+
+    Special tokens in a text become their ids, as in other tokenizers of transformers and in llama.cpp's embeddings
+    (``parse_special``).
+
+    Args:
+        fields: see :func:`read_fields`.
+
+    Raises:
+        OptionError: if llama.cpp would use a kind or rule of tokenization that is not supported here.
+    """
+    from tokenizers import AddedToken, processors
+    from transformers import PreTrainedTokenizerFast
+
+    kind = fields.get(f"{_FIELD}model")
+    builders = {"llama": _sentencepiece, "gpt2": _byte_level, "bert": _word_piece, "t5": _unigram}
+    if kind not in builders:
+        raise _refusal(f"is of the kind {kind!r}, but supported kinds are {', '.join(builders)}")
+    needed = {"llama": "scores", "t5": "scores", "gpt2": "merges"}
+    for name in filter(None, ("tokens", "token_type", needed.get(kind))):
+        if not fields.get(f"{_FIELD}{name}"):
+            raise _refusal(f"has no `{_FIELD}{name}`")
+    tokens = [token or f"[EMPTY_{number}]" for number, token in enumerate(fields[f"{_FIELD}tokens"])]
+    vocabulary = {token: number for number, token in enumerate(tokens)}
+    if len(vocabulary) != len(tokens):
+        raise _refusal(f"has {len(tokens) - len(vocabulary)} duplicate tokens")
+    ids = {role: fields.get(f"{_FIELD}{role}_token_id", _DEFAULT_IDS[kind].get(role)) for role in _ROLES}
+    names = {role: tokens[number] for role, number in ids.items() if number is not None and number < len(tokens)}
+    if kind in ("bert", "t5") and "unknown" not in names:
+        raise _refusal("has no token for unknown characters")
+    tokenizer = builders[kind](fields, vocabulary, names)
+    end_tokens = {*_END_TOKENS.split()}
+    special = {
+        token: token_type != _USER_DEFINED
+        for token, token_type in zip(tokens, fields[f"{_FIELD}token_type"], strict=True)
+        if token_type in (_UNKNOWN, _CONTROL, _USER_DEFINED) or token in end_tokens
+    }
+    right = "phi-3" in (model := str(fields.get("general.name", "")).lower()) or "phi3" in model
+    tokenizer.add_tokens(
+        [
+            AddedToken(
+                token,
+                normalized=False,
+                special=is_special,
+                rstrip=right and token not in ("<unk>", "<s>", "<|endoftext|>"),
+                lstrip=_takes_space_before(fields, token),
+            )
+            for token, is_special in special.items()
+        ]
+    )
+    first, last = _surrounding_roles(fields, kind)
+    if missing := [role for role in (first, last) if role and role not in names]:
+        raise _refusal(f"adds a {_ROLES[missing[0]].upper()} token to each text, but does not name it")
+    template = [*([names[first]] if first else []), "$A", *([names[last]] if last else [])]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=template, special_tokens=[(token, vocabulary[token]) for token in {*template} - {"$A"}]
+    )
+    named = {f"{_ROLES[role]}_token": token for role, token in names.items() if token in special}
+    if kind == "bert" and "bos_token" in named:
+        named["cls_token"] = named["bos_token"]
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, chat_template=fields.get("tokenizer.chat_template"), **named
+    )
+
+
+def _refusal(reason: str) -> OptionError:
+    return OptionError(f"The tokenizer in the GGUF file cannot be read as llama.cpp reads it: it {reason}. {_CURE}")
+
+
+def _flag(fields: dict[str, Any], name: str, default: bool) -> bool:
+    return bool(fields.get(f"{_FIELD}{name}", default))
+
+
+def _takes_space_before(fields: dict[str, Any], token: str) -> bool:
+    """Return whether llama.cpp drops the spaces before a token: it knows the masks of a few models by name."""
+    if token == "<mask>":
+        return fields.get(f"{_FIELD}pre") in ("jina-v2-de", "jina-v2-es", "jina-v2-code") or any(
+            name in fields.get("general.architecture", "") for name in ("nomic-bert-moe", "jina-bert-v3")
+        )
+    return token == "[MASK]" and "modern-bert" in str(fields.get("general.name", "")).lower()
+
+
+def _surrounding_roles(fields: dict[str, Any], kind: str) -> tuple[str | None, str | None]:
+    """Return the roles of the tokens before and after a text."""
+    if kind == "bert":
+        return "bos", "seperator"
+    add_bos = kind == "llama" or (kind == "gpt2" and _splits(fields).add_bos)
+    first = "bos" if _flag(fields, "add_bos_token", add_bos) else None
+    return first, "eos" if _flag(fields, "add_eos_token", kind == "t5") else None
+
+
+def _sentencepiece(fields: dict[str, Any], vocabulary: dict[str, int], names: dict[str, str]) -> Any:
+    """Return SentencePiece BPE: of two adjacent pieces, those whose union has the highest score are merged first."""
+    from tokenizers import Tokenizer, decoders, models, normalizers
+
+    if missing := [f"<0x{byte:02X}>" for byte in range(256) if f"<0x{byte:02X}>" not in vocabulary]:
+        raise _refusal(f"has no token for {len(missing)} of 256 bytes")
+    scores = np.asarray(fields[f"{_FIELD}scores"])
+    merges = [
+        (-scores[number], token[:end], token[end:])
+        for token, number in vocabulary.items()
+        for end in range(1, len(token))
+        if token[:end] in vocabulary and token[end:] in vocabulary
+    ]
+    merges.sort(key=lambda merge: merge[0])
+    model = models.BPE(
+        vocab=vocabulary,
+        merges=[(left, right) for _, left, right in merges],
+        unk_token=names.get("unknown"),
+        fuse_unk=True,
+        byte_fallback=True,
+    )
+    tokenizer = Tokenizer(model)
+    prefix = _flag(fields, "add_space_prefix", True)
+    tokenizer.normalizer = normalizers.Sequence(
+        [*([normalizers.Prepend(_SPACE)] if prefix else []), normalizers.Replace(" ", _SPACE)]
+    )
+    decoder = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence([*decoder, *([decoders.Strip(" ", 1, 0)] if prefix else [])])
+    return tokenizer
+
+
+def _splits(fields: dict[str, Any]) -> _Splits:
+    """Return the pre-tokenizer that a file names."""
+    name = fields.get(f"{_FIELD}pre", "default")
+    for splits in SPLITS:
+        if name in splits.names.split():
+            return splits
+    raise _refusal(f"splits texts by the rule {name!r}, which is not supported")
+
+
+def _byte_level(fields: dict[str, Any], vocabulary: dict[str, int], _: dict[str, str]) -> Any:
+    """Return byte-level BPE with the pre-tokenizer that the file names."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+
+    splits = _splits(fields)
+    pairs = [merge.partition(" ") if merge[:1] != " " else (" ", " ", merge[2:]) for merge in fields[f"{_FIELD}merges"]]
+    merges = [(left, right) for left, _, right in pairs]
+    try:
+        tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=splits.whole_words))
+    except Exception as reason:  # tokenizers has no other class
+        raise _refusal(f"has invalid merges ({reason})") from reason
+    steps: list[Any] = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in splits.patterns]
+    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
+    if absent := "".join(sorted({*pre_tokenizers.ByteLevel.alphabet()} - {*vocabulary})):
+        # Bytes without a token are dropped; the pieces on either side are not merged.
+        steps.append(pre_tokenizers.Split(Regex(f"[{re.escape(absent)}]"), "removed"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def _word_piece(fields: dict[str, Any], vocabulary: dict[str, int], names: dict[str, str]) -> Any:
+    """Return WordPiece over a vocabulary in which words start with ``▁`` and their later pieces have no mark."""
+    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+    model = models.WordPiece(
+        vocab=vocabulary, unk_token=names["unknown"], continuing_subword_prefix="", max_input_chars_per_word=10**9
+    )
+    tokenizer = Tokenizer(model)
+    lowercase = _flag(fields, "normalizer.lowercase", True)
+    steps: list[Any] = []
+    if _flag(fields, "normalizer.strip_accents", lowercase):
+        # llama.cpp keeps the first character of a decomposition: the first of the letters in a Hangul syllable.
+        for letter in range(19):
+            first = 0xAC00 + 588 * letter
+            syllables = Regex(rf"[\x{{{first:X}}}-\x{{{first + 587:X}}}]")
+            steps.append(normalizers.Replace(syllables, chr(0x1100 + letter)))
+        steps += [normalizers.NFD(), normalizers.Replace(Regex(r"\p{M}"), "")]
+    steps.append(normalizers.Replace(Regex(r"(?!\s)[\p{Cc}\p{Cf}\p{Co}\uFFFD]"), ""))
+    if lowercase:
+        steps.append(normalizers.Lowercase())
+    # `Metaspace` adds no mark to a word that starts with one.
+    steps.append(normalizers.Replace(Regex(rf"(?<![^\s{_ALONE}]){_SPACE}"), _SPACE * 2))
+    tokenizer.normalizer = normalizers.Sequence(steps)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(r"\s+"), "removed"),
+            pre_tokenizers.Split(Regex(f"[{_ALONE}]"), "isolated"),
+            pre_tokenizers.Metaspace(prepend_scheme="always", split=False),
+        ]
+    )
+    tokenizer.decoder = decoders.Metaspace()
+    return tokenizer
+
+
+def _unigram(fields: dict[str, Any], vocabulary: dict[str, int], names: dict[str, str]) -> Any:
+    """Return a Unigram model with SentencePiece's table of replaced characters."""
+    from tokenizers import Regex, Tokenizer, decoders, models, normalizers
+
+    scores = fields[f"{_FIELD}scores"]
+    tokenizer = Tokenizer(
+        models.Unigram(list(zip(vocabulary, scores, strict=True)), unk_id=vocabulary[names["unknown"]])
+    )
+    steps: list[Any] = []
+    if replaced := bytes(np.asarray(fields.get(f"{_FIELD}precompiled_charsmap", ()), dtype=np.int16).astype(np.uint8)):
+        steps.append(normalizers.Precompiled(replaced))
+    merge_spaces = _flag(fields, "remove_extra_whitespaces", False)
+    if merge_spaces:
+        steps += [normalizers.Replace(Regex(" +"), " "), normalizers.Replace(Regex(r"\A | \z"), "")]
+    if merge_spaces or _flag(fields, "add_space_prefix", False):
+        # Spaces alone get no prefix.
+        steps += [normalizers.Prepend(_SPACE), normalizers.Replace(Regex(rf"\A{_SPACE}(?= *\z)"), "")]
+    tokenizer.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", _SPACE)])
+    tokenizer.decoder = decoders.Metaspace()
+    return tokenizer

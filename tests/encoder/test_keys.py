@@ -1,0 +1,262 @@
+"""The digest of an encoder changes with everything that changes its vectors, and with nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812  (its usual name)
+from transformers import BertConfig, EsmTokenizer
+
+from midlayer_encoders import LayerEncoder
+from midlayer_encoders.encoder import spec as specs
+from tests.made_media import IMAGES
+from tests.tiny_folders import TEXTS, save_joint, save_tiny
+
+Folder = Callable[[str], str]
+
+
+def edit_json(path: Path, **changes: Any) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def swap_tokens(folder: Path) -> None:
+    content = json.loads((folder / "tokenizer.json").read_text())
+    vocabulary = content["model"]["vocab"]
+    vocabulary["a"], vocabulary["t"] = vocabulary["t"], vocabulary["a"]
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+
+
+def lowercase(folder: Path) -> None:
+    edit_json(folder / "tokenizer.json", normalizer={"type": "Replace", "pattern": {"String": "c"}, "content": "x"})
+
+
+def truncate_left(folder: Path) -> None:
+    edit_json(folder / "tokenizer_config.json", truncation_side="left", model_max_length=8)
+
+
+def shorten(folder: Path) -> None:
+    edit_json(folder / "tokenizer_config.json", model_max_length=8)
+
+
+CHANGES: dict[str, tuple[str, Callable[[Path], None] | dict[str, Any]]] = {
+    "activation": ("Llama", {"hidden_act": "relu"}),
+    "epsilon": ("Llama", {"rms_norm_eps": 0.5}),
+    "rotary base": ("Llama", {"rope_parameters": {"rope_type": "default", "rope_theta": 2.0}}),
+    "residual form": ("GPTNeoX", {"use_parallel_residual": False}),
+    "two swapped tokens": ("Llama", swap_tokens),
+    "normalizer": ("Llama", lowercase),
+    "longest text": ("Llama", shorten),
+    "truncation side": ("Llama", truncate_left),
+}
+
+
+def changed_copy(change: str, target: Path) -> str:
+    """Write a tiny model with one change that leaves its weights alone."""
+    family, edit = CHANGES[change]
+    save_tiny(family, target)
+    if callable(edit):
+        edit(target)
+    else:
+        edit_json(target / "config.json", **edit)
+    return str(target)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_file_that_changes_vectors_changes_the_digest(change: str, tiny_folder: Folder, tmp_path: Path) -> None:
+    source = Path(tiny_folder(CHANGES[change][0]))
+    encoder = LayerEncoder(str(shutil.copytree(source, tmp_path / "a" / "model")), 2, device="cpu")
+    changed = LayerEncoder(changed_copy(change, tmp_path / "b" / "model"), 2, device="cpu")
+    assert changed.spec.weights_digest == encoder.spec.weights_digest
+    assert np.abs(changed.encode(TEXTS) - encoder.encode(TEXTS)).max() > 1e-3
+    assert changed.spec.digest != encoder.spec.digest
+
+
+def test_sides_of_truncation_have_different_digests(tmp_path: Path) -> None:
+    encoders = [
+        LayerEncoder(changed_copy(change, tmp_path / change / "model"), 2, device="cpu")
+        for change in ("longest text", "truncation side")
+    ]
+    assert np.abs(encoders[0].encode(TEXTS) - encoders[1].encode(TEXTS)).max() > 1e-3
+    assert encoders[0].spec.digest != encoders[1].spec.digest
+
+
+def test_attention_implementations_have_different_digests(tiny_folder: Folder) -> None:
+    """They round differently."""
+    kinds = ("eager", "sdpa")
+    specs = {
+        LayerEncoder(tiny_folder("Llama"), 2, attn_implementation=kind, device="cpu").spec.digest for kind in kinds
+    }
+    assert len(specs) == len(kinds)
+
+
+def test_image_processor_settings_change_the_digest(tiny_folder: Folder, tmp_path: Path) -> None:
+    plain = LayerEncoder(tiny_folder("ViT"), 2, device="cpu")
+    folder = Path(shutil.copytree(tiny_folder("ViT"), tmp_path / Path(tiny_folder("ViT")).name))
+    edit_json(folder / "preprocessor_config.json", image_mean=[0.1, 0.5, 0.9])
+    dark = LayerEncoder(str(folder), 2, device="cpu")
+    assert np.abs(plain.encode(IMAGES) - dark.encode(IMAGES)).max() > 1e-3
+    assert [
+        name for (name, digest), other in zip(plain.spec.parts, dark.spec.parts, strict=True) if digest != other[1]
+    ] == ["processor"]
+
+
+def test_tokenizer_and_image_processor_of_a_joint_model_change_the_digest(tmp_path: Path) -> None:
+    folder = Path(save_joint("CLIP", tmp_path / "model"))
+    digests = {LayerEncoder(str(folder), -1, device="cpu").spec.digest}
+    swap_tokens(folder)
+    digests.add(LayerEncoder(str(folder), -1, device="cpu").spec.digest)
+    for path in folder.glob("*processor_config.json"):
+        content = path.read_text().replace("0.48145466", "0.1")
+        path.write_text(content)
+    digests.add(LayerEncoder(str(folder), -1, device="cpu").spec.digest)
+    assert len(digests) == 3
+
+
+def test_generation_of_the_numerics_changes_the_digest(tiny_folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder = LayerEncoder(tiny_folder("Llama"), 2, device="cpu")
+    before = encoder.spec.digest
+    monkeypatch.setattr(specs, "NUMERICS", specs.NUMERICS + 1)
+    assert encoder.spec.digest != before
+
+
+def test_use_of_an_encoder_leaves_its_digest(tiny_folder: Folder) -> None:
+    for family, inputs in (("Llama", TEXTS), ("ViT", IMAGES)):
+        encoder = LayerEncoder(tiny_folder(family), 2, device="cpu")
+        before = encoder.spec
+        encoder.encode(inputs)
+        encoder.encode(inputs[:1], batch_size=1)
+        assert encoder.spec == before
+
+
+def test_digest_depends_on_no_address_and_no_hash() -> None:
+    assert specs._plain({"b", "a", "c"}) == ["a", "b", "c"]
+    assert specs._plain([object(), {"x": object}]) == ["<object object>", {"x": "<class 'object'>"}]
+
+
+@pytest.mark.slow  # it imports the package once more
+def test_digest_is_the_same_in_every_process(tiny_folder: Folder) -> None:
+    folder = tiny_folder("Llama")
+    line = f"from midlayer_encoders import LayerEncoder; print(LayerEncoder({folder!r}, 2, device='cpu').spec.digest)"
+    environment = os.environ | {"PYTHONHASHSEED": "7"}
+    output = subprocess.run([sys.executable, "-c", line], env=environment, capture_output=True, text=True, check=True)
+    assert output.stdout.split()[-1] == LayerEncoder(folder, 2, device="cpu").spec.digest
+
+
+def test_slow_tokenizer_is_part_of_the_digest(tmp_path: Path) -> None:
+    states = []
+    for name, order in (("a", "LAGV"), ("b", "LAVG")):
+        (tmp_path / name).write_text("\n".join(["<cls>", "<pad>", "<eos>", "<unk>", *order, "<mask>"]))
+        states.append(specs._digest(specs._processor_state(EsmTokenizer(str(tmp_path / name)))))
+    (tmp_path / "copy").write_text((tmp_path / "a").read_text())
+    states.append(specs._digest(specs._processor_state(EsmTokenizer(str(tmp_path / "copy")))))
+    assert states[0] != states[1]
+    assert states[0] == states[2]
+
+
+# --- code that belongs to no package ---------------------------------------------------------------------------------
+
+
+class Block(nn.Module):
+    """A block whose activation and scale are no weights."""
+
+    def __init__(self, activation: Callable[[torch.Tensor], torch.Tensor] = F.gelu, scale: float = 1.0) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.activation = activation
+        self.scale = scale
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        return states + self.scale * self.activation(self.linear(states))
+
+
+class Squared(Block):
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        return states + self.activation(self.linear(states)) ** 2
+
+
+class Stack(nn.Module):
+    def __init__(self, make_block: Callable[[], nn.Module]) -> None:
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            self.blocks = nn.ModuleList(make_block() for _ in range(2))
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            states = block(states)
+        return states
+
+
+def pixels_as(scale: float) -> Callable[[list[Any]], torch.Tensor]:
+    return lambda images: torch.tensor(
+        np.stack([np.asarray(image.resize((4, 4)))[..., 0] / scale for image in images])
+    ).float()
+
+
+def test_code_and_settings_of_a_module_in_memory_change_the_digest() -> None:
+    def digest(make_block: Callable[[], nn.Module], scale: float = 255.0) -> str:
+        options: dict[str, Any] = {"blocks": "blocks", "processor": pixels_as(scale), "device": "cpu"}
+        return LayerEncoder.from_module(Stack(make_block), 2, **options).spec.digest
+
+    changed = [lambda: Block(F.relu), lambda: Block(scale=0.5), Squared]
+    digests = [digest(Block), digest(Block, 99.0), *map(digest, changed)]
+    assert len(set(digests)) == len(digests)
+    assert digest(Block) == digests[0]
+
+
+def test_code_typed_at_a_prompt_changes_the_digest() -> None:
+    sources = []
+    for sign in "+-":
+        scope: dict[str, Any] = {"nn": nn, "__name__": "typed"}
+        exec(f"class Typed(nn.Module):\n    def forward(self, x):\n        return x {sign} 1", scope)
+        sources.append(specs._digest(specs._source(scope["Typed"])))
+    assert sources[0] != sources[1]
+
+
+REMOTE = """
+from torch import nn
+from transformers import BertConfig, BertModel
+from .helper import SCALE
+
+class ScaledConfig(BertConfig):
+    model_type = "scaled"
+
+class ScaledModel(BertModel):
+    config_class = ScaledConfig
+
+    def forward(self, *args, **kwargs):
+        return super().forward(*args, **kwargs)
+"""
+
+
+def test_files_of_a_models_own_code_change_the_digest(tmp_path: Path) -> None:
+    digests = []
+    for number, scale in enumerate([1, 2, 1]):
+        folder = Path(save_tiny("BERT", tmp_path / str(number) / "model"))
+        (folder / "scaled.py").write_text(REMOTE)
+        (folder / "helper.py").write_text(f"SCALE = {scale}\n")
+        classes = {"AutoConfig": "scaled.ScaledConfig", "AutoModel": "scaled.ScaledModel"}
+        edit_json(folder / "config.json", model_type="scaled", auto_map=classes)
+        digests.append(LayerEncoder(str(folder), 2, device="cpu", trust_remote_code=True).spec.digest)
+    assert digests[0] == digests[2] != digests[1]
+
+
+def test_config_without_defaults_is_digested_as_a_whole() -> None:
+    class NeedyConfig(BertConfig):
+        def __init__(self, scale: float, **kwargs: Any) -> None:
+            super().__init__(**kwargs)
+            self.scale = scale
+
+    digests = {specs._digest(specs._changed_settings(NeedyConfig(scale))) for scale in (1.0, 2.0)}
+    assert len(digests) == 2

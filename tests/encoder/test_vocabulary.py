@@ -1,0 +1,62 @@
+"""Folders without a vocabulary, texts of unknown tokens, and configs that count too many blocks."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import transformers as tf
+
+from midlayer_encoders import LayerEncoder
+from midlayer_encoders.errors import ModelNotFoundError
+from tests.families import tiny
+from tests.tiny_folders import TEXTS, tokenizer
+
+Folder = Callable[[str], str]
+
+
+@pytest.mark.parametrize("family", ["BERT", "GPT2", "OPT", "T5"])
+def test_folder_without_a_vocabulary_is_refused(family: str, tmp_path: Path) -> None:
+    tiny(family).save_pretrained(tmp_path)  # type: ignore[operator]
+    with pytest.raises(ModelNotFoundError, match=r"must hold the vocabulary of its tokenizer, but .* does not"):
+        LayerEncoder(str(tmp_path), 2, device="cpu")
+
+
+@pytest.mark.parametrize(("rows", "is_refused"), [(99 + 1024, False), (99 + 1025, True)])
+def test_tokenizer_of_another_model_is_refused(rows: int, is_refused: bool, tmp_path: Path) -> None:
+    """Embeddings without a token are common, because their number is rounded up."""
+    config = tf.BertConfig(
+        vocab_size=rows, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16
+    )
+    tf.BertModel(config).save_pretrained(tmp_path)
+    tokenizer().save_pretrained(tmp_path)
+    if is_refused:
+        with pytest.raises(ModelNotFoundError, match="its tokenizer has 99 tokens and the model 1,124 embeddings"):
+            LayerEncoder(str(tmp_path), 1, device="cpu")
+    else:
+        assert LayerEncoder(str(tmp_path), 1, device="cpu").encode(TEXTS).shape == (len(TEXTS), 16)
+
+
+def test_batch_of_unknown_tokens_is_reported_once(tiny_folder: Folder, caplog: pytest.LogCaptureFixture) -> None:
+    encoder = LayerEncoder(tiny_folder("BERT"), 2, device="cpu")
+    with caplog.at_level(logging.WARNING):
+        encoder.encode([*TEXTS, "naïve"])
+        assert "unknown" not in caplog.text
+        for _ in range(2):
+            encoder.encode(["пример", "текст"])
+    assert caplog.text.count("100% of the tokens of a batch ('пример'…) are unknown to the tokenizer of") == 1
+
+
+@pytest.mark.parametrize("count", [10**7, 4097])
+def test_config_that_counts_too_many_blocks_is_refused(count: int, tiny_folder: Folder, tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny_folder("Llama"), tmp_path / "deep")
+    config = json.loads((folder / "config.json").read_text())
+    config["num_hidden_layers"] = count
+    config.pop("layer_types", None)
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelNotFoundError, match=f"`num_hidden_layers` in the config of .* but is {count:,}"):
+        LayerEncoder(str(folder), 2, device="cpu")

@@ -1,0 +1,166 @@
+"""GGUF files are converted once, the kept blocks only, and a converted model gives the same vectors."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.gguf_tokens import FIXTURE, write_vocabulary
+from midlayer_encoders import LayerEncoder
+from midlayer_encoders.models.gguf_cache import GGUF_CACHE, gguf_cache
+from tests.tiny_folders import TEXTS
+
+gguf = pytest.importorskip("gguf", reason="pip install 'midlayer-encoders[gguf]'")
+
+DEPTH = 4
+_FIELDS = json.loads(FIXTURE.read_text("utf8"))["vocabularies"]["llama"]
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> str:
+    (tmp_path / "source").mkdir()
+    write_vocabulary(tmp_path / "source" / "model.gguf", _FIELDS, blocks=DEPTH)
+    return str(tmp_path / "source")
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(GGUF_CACHE, str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def dequantized(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Return the shapes of the tensors that are dequantized from now on."""
+    shapes: list[Any] = []
+    original = gguf.dequantize
+
+    def dequantize(data: Any, kind: Any) -> Any:
+        shapes.append(data.shape)
+        return original(data, kind)
+
+    monkeypatch.setattr(gguf, "dequantize", dequantize)
+    return shapes
+
+
+def load(folder: str, layer: int = 2, **options: Any) -> LayerEncoder:
+    return LayerEncoder(folder, layer, gguf_file="model.gguf", device="cpu", **options)
+
+
+def converted(cache: Path) -> Path:
+    (folder,) = (path for path in cache.iterdir() if path.is_dir())
+    return folder
+
+
+def test_the_kept_blocks_are_dequantized_once(source: str, cache: Path, dequantized: list[Any]) -> None:
+    first = load(source)
+    assert len(dequantized) == 2 * 9 + 2
+    assert {path.name for path in converted(cache).glob("*.safetensors")} == {
+        "block-0.safetensors",
+        "block-1.safetensors",
+        "other.safetensors",
+    }
+    dequantized.clear()
+    for layer in (0, 1, 2):
+        load(source, layer)
+    assert not dequantized
+    deeper = load(source, DEPTH)
+    assert len(dequantized) == DEPTH * 9 + 2
+    assert first.num_layers == deeper.num_layers == DEPTH
+    np.testing.assert_array_equal(load(source).encode(TEXTS), first.encode(TEXTS))
+
+
+@pytest.mark.parametrize("dtype", [None, "bfloat16"])
+def test_vectors_are_the_same_with_and_without_the_cache(
+    source: str, cache: Path, monkeypatch: pytest.MonkeyPatch, dtype: str | None
+) -> None:
+    from transformers import AutoModel
+
+    vectors = [load(source, dtype=dtype).encode(TEXTS) for _ in range(2)]
+    monkeypatch.setenv(GGUF_CACHE, "0")
+    uncached = load(source, dtype=dtype)
+    for cached in vectors:
+        np.testing.assert_array_equal(cached, uncached.encode(TEXTS))
+    assert len([path for path in cache.iterdir() if path.is_dir()]) == 1
+    direct = AutoModel.from_pretrained(source, gguf_file="model.gguf", dtype=uncached.dtype).state_dict()
+    weights = uncached.transformer.state_dict()
+    assert len(weights) == 2 * 9 + 2
+    for name, weight in weights.items():
+        torch.testing.assert_close(weight, direct[name], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("block-1.safetensors", "flip"),
+        ("other.safetensors", "truncate"),
+        ("block-0.safetensors", "remove"),
+        ("config.json", "flip"),
+        ("tokenizer/tokenizer.json", "remove"),
+        ("model.safetensors.index.json", "flip"),
+        ("model.safetensors.index.json", "truncate"),
+    ],
+)
+def test_a_damaged_file_is_converted_again(source: str, cache: Path, name: str, change: str) -> None:
+    expected = load(source).encode(TEXTS)
+    path = converted(cache) / name
+    content = path.read_bytes()
+    middle = len(content) // 2
+    path.unlink()
+    if change != "remove":
+        flipped = bytes([content[middle] ^ 1])
+        path.write_bytes(content[:middle] + (flipped + content[middle + 1 :] if change == "flip" else b""))
+    np.testing.assert_array_equal(load(source).encode(TEXTS), expected)
+    assert path.read_bytes() == content
+
+
+def test_a_changed_file_has_a_folder_of_its_own(source: str, cache: Path) -> None:
+    before = load(source).encode(TEXTS)
+    path = Path(source, "model.gguf")
+    content = path.read_bytes()
+    weights = content.rindex(np.float32(load(source).transformer.norm.weight[0].item()).tobytes())
+    path.write_bytes(content[:weights] + np.float32(9).tobytes() + content[weights + 4 :])
+    assert np.abs(load(source).encode(TEXTS) - before).max() > 0.01
+    assert len([folder for folder in cache.iterdir() if folder.is_dir()]) == 2
+
+
+def test_threads_that_load_one_file_convert_it_once(source: str, cache: Path, dequantized: list[Any]) -> None:
+    vectors: list[Any] = []
+    threads = [threading.Thread(target=lambda: vectors.append(load(source).encode(TEXTS))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(vectors) == 3
+    assert len(dequantized) == 2 * 9 + 2
+    for other in vectors[1:]:
+        np.testing.assert_array_equal(vectors[0], other)
+
+
+def test_a_cache_that_is_not_writable_is_not_used(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv(GGUF_CACHE, str(tmp_path / "file" / "cache"))
+    with caplog.at_level(logging.WARNING):
+        load(source).encode(TEXTS)
+    assert f"{tmp_path}/file/cache is not writable: model.gguf is converted at every load" in caplog.text
+
+
+def test_the_cache_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv(GGUF_CACHE, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert gguf_cache() == tmp_path / "midlayer-encoders" / "gguf"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert gguf_cache() == Path.home() / ".cache" / "midlayer-encoders" / "gguf"
+    monkeypatch.setenv(GGUF_CACHE, "~/models")
+    assert gguf_cache() == Path.home() / "models"
+    monkeypatch.setenv(GGUF_CACHE, "0")
+    assert gguf_cache() is None

@@ -1,0 +1,360 @@
+"""Every digest and key changes with each of its parts: a part that is left out would return a stale result."""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import os
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import fields, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from PIL import Image
+
+import midlayer_encoders
+from midlayer_encoders import EncoderOptions, EncoderSpec, LayerEncoder
+from midlayer_encoders._types import content_digest
+from midlayer_encoders.comparing.checkpoints import Checkpoint, files_fingerprint
+from midlayer_encoders.comparing.progression import _StepIdentity
+from midlayer_encoders.models import gguf_cache
+from midlayer_encoders.paper.setting import Setting
+from midlayer_encoders.recipes import Recipe
+from midlayer_encoders.store import text_key
+from midlayer_encoders.sweeping import task_scoring
+from midlayer_encoders.sweeping.embedder import Embedder, item_key, map_identity, open_store, store_key
+from midlayer_encoders.sweeping.layer_sweep import _folder_name
+from midlayer_encoders.tasks import resolve_tasks
+from midlayer_encoders.tasks.docstrings import Entry, _order
+from midlayer_encoders.tasks.task_data import TaskData
+from midlayer_encoders.tuning.training import TuneSettings
+from midlayer_encoders.tuning.training_pairs import TrainingPairs
+from midlayer_encoders.tuning.tune import _run_identity
+from midlayer_encoders.vectors.embedding import _EmbedRun
+from midlayer_encoders.views.media_views import _generator
+from midlayer_encoders.views.text_views import augment
+from tests.sweeping.scoring import write_sts_task
+from tests.tiny_folders import TEXTS
+
+ROOT = Path(midlayer_encoders.__file__).parents[1]
+HASHES = {"blake2b", "sha256", "sha1", "md5", "crc32", "adler32", "file_digest", "content_digest", "_digest"}
+COVERED_BY = {  # tests of other files that change each part
+    "midlayer_encoders/encoder/spec.py": "tests/encoder/test_keys.py",
+    "midlayer_encoders/files.py": "tests/tuning/test_damage.py",
+    "midlayer_encoders/models/gguf_cache.py": "tests/models/test_gguf_cache.py",
+    "midlayer_encoders/report/pages.py": "tests/report/test_sweep_page.py",
+    "midlayer_encoders/store/shard.py": "tests/store/test_damage.py",
+    "midlayer_encoders/sweeping/mteb_jobs.py": "tests/sweeping/test_resume.py",
+    "callbacks/_recorder.py": "tests/callbacks/test_resume.py",
+}
+DIGESTS: dict[str, Callable[[Any], Any]] = {}
+"""By function, a test that yields the digest of a base and then that of each change."""
+
+
+def digest(path: str, *functions: str) -> Callable[[Callable[[Any], Any]], Callable[[Any], Any]]:
+    """Register a generator of digests for functions of a file."""
+
+    def register(make: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        DIGESTS.update({f"midlayer_encoders/{path}:{function}": make for function in functions})
+        return make
+
+    return register
+
+
+def changed_fields(base: Any, changes: dict[str, Any], without_effect: set[str] = frozenset()) -> Iterator[Any]:  # type: ignore[assignment]
+    """Yield an object and its copies with one changed field each; every field must be listed."""
+    assert {field.name for field in fields(base)} == changes.keys() | without_effect
+    yield base
+    for name, value in changes.items():
+        assert getattr(base, name) != value
+        yield replace(base, **{name: value})
+
+
+@digest("_types.py", "content_digest")
+def content_digests(_: Any) -> Iterator[str]:
+    yield content_digest("a")
+    yield content_digest("b")
+    yield content_digest("a", 4)
+
+
+@digest("_types.py", "EncoderSpec.digest")
+def spec_digests(world: Any) -> Iterator[str]:
+    spec = LayerEncoder(world.folder, 2, device="cpu").spec
+    for changed in changed_fields(spec, {field.name: "another" for field in fields(EncoderSpec)}):
+        yield changed.digest
+    for number, (name, _) in enumerate(spec.parts):
+        yield replace(spec, parts=(*spec.parts[:number], (name, "another"), *spec.parts[number + 1 :])).digest
+
+
+@digest("encoder/build.py", "BuiltEncoder.spec")
+def encoder_digests(world: Any) -> Iterator[str]:
+    encoder = LayerEncoder(world.folder, 2, device="cpu", prompts={"a": "x: ", "b": "y: "}, default_prompt_name="a")
+    yield encoder.spec.digest
+    for name, value in {
+        "default_prompt_name": "b", "prompts": {"a": "z: ", "b": "y: "}, "max_seq_length": 9, "truncate_dim": 4,
+        "similarity_fn_name": "dot",
+    }.items():  # fmt: skip
+        before = getattr(encoder, name)
+        setattr(encoder, name, value)
+        yield encoder.spec.digest
+        setattr(encoder, name, before)
+    assert encoder.spec.digest == LayerEncoder(world.folder, 2, **encoder.options.changed()).spec.digest
+
+
+@digest("store/embeddings.py", "text_key")
+def text_keys(_: Any) -> Iterator[str]:
+    yield from (text_key("a"), text_key("b"), text_key("a", "b"), text_key("ba"), text_key("", "ba"))
+
+
+@digest("sweeping/embedder.py", "item_key")
+def item_keys(_: Any) -> Iterator[str]:
+    pixels = np.zeros((4, 6, 3), dtype=np.uint8)
+    yield item_key("a text")
+    yield item_key("a text", "prompt")
+    yield item_key(Image.fromarray(pixels))
+    yield item_key(Image.fromarray(pixels + 1))
+    yield item_key(Image.fromarray(pixels.reshape(6, 4, 3)))
+    for samples in (np.zeros(8, dtype=np.float32), np.ones(8, dtype=np.float32)):
+        yield item_key((samples, 16000))
+        yield item_key((samples, 8000))
+
+
+@digest("sweeping/embedder.py", "Embedder._saved_plan")
+def plan_files(world: Any) -> Iterator[str]:
+    encoder = LayerEncoder(world.folder, -1, device="cpu")
+    store = open_store(world.path, encoder.spec, [1], encoder, "float32")
+    for items, budget in ((TEXTS, 64), (TEXTS[1:], 64), (TEXTS[::-1], 64), (TEXTS, 96)):
+        before = {path.name for path in store.folder.glob("plans/*")}
+        keys = {item_key(text): text for text in items}
+        Embedder(encoder, store, budget)._saved_plan(keys, set(range(len(items))), "")
+        (new,) = {path.name for path in store.folder.glob("plans/*")} - before
+        yield new
+
+
+@digest("sweeping/embedder.py", "store_key")
+def store_keys(world: Any) -> Iterator[str]:
+    spec = LayerEncoder(world.folder, 2, device="cpu").spec
+    assert store_key(replace(spec, layer=3, similarity="dot")) == store_key(spec)  # which change no stored vector
+    yield store_key(spec, "float16")
+    for name in {field.name for field in fields(spec)} - {"layer", "similarity"}:
+        yield store_key(replace(spec, **{name: "another"}))
+    yield store_key(spec)
+
+
+@digest("sweeping/embedder.py", "map_identity", "mapped_store")
+def map_identities(_: Any) -> Iterator[dict[str, Any]]:
+    recipe = Recipe(name="a", center=True)
+    yield map_identity(recipe, ["a", "b"])
+    yield map_identity(recipe, ["a", "c"])
+    yield map_identity(recipe, ["b", "a"])
+    for name in ("whiten", "embed_filter", "normalize"):
+        yield map_identity(replace(recipe, **{name: True}), ["a", "b"])
+    yield map_identity(Recipe(name="a"), ["a", "b"])
+
+
+@digest("sweeping/layer_sweep.py", "_folder_name")
+def recipe_folders(_: Any) -> Iterator[str]:
+    yield from (_folder_name(name).lower() for name in ("Mine", "mine", "m ne", "m_ne", "x" * 80, "x" * 81))
+
+
+@digest("sweeping/task_scoring.py", "_header")
+def score_headers(world: Any) -> Iterator[dict[str, Any]]:
+    (task,) = resolve_tasks(write_sts_task(world.path))
+    job: Any = SimpleNamespace(encoder=SimpleNamespace(store=SimpleNamespace(key="a")))
+    yield (header := task_scoring._header(task, job))
+    parts = {"format", "task", "data", "main_score", "splits", "subsets", "store", "mteb", "settings"}
+    assert header.keys() == parts
+    path = world.path / "scores.json"
+    path.write_bytes(task_scoring.sealed({"of": header, "scores": {"a": 1.0}}))
+    assert task_scoring._read_scores(path, header=header) == {"a": 1.0}
+    for name in parts:
+        assert task_scoring._read_scores(path, header=header | {name: "another"}) == {}
+    for name in ("seed", "n_experiments", "any_setting_of_a_task"):
+        setattr(task, name, 77)
+        yield task_scoring._header(task, job)
+    task._eval_splits = ["another"]
+    yield task_scoring._header(task, job)
+    job.encoder.store.key = "b"
+    yield task_scoring._header(task, job)
+    world.monkeypatch.setattr(task_scoring, "version", lambda _: "0.0")
+    yield task_scoring._header(task, job)
+
+
+@digest("vectors/embedding.py", "_EmbedRun.__post_init__", "_EmbedRun.identity")
+def resumed_folders(world: Any) -> Iterator[str]:
+    base = {"inputs": TEXTS, "requested_layers": [1, 2], "site": "block", "prompt": ""}
+    encoder = LayerEncoder(world.folder, -1, device="cpu")
+    changes: list[dict[str, Any]] = [
+        {}, {"inputs": TEXTS[1:]}, {"inputs": TEXTS[::-1]}, {"requested_layers": [1, 3]}, {"requested_layers": [1]},
+        {"site": "mlp"}, {"prompt": "a: "}, {"encoder": LayerEncoder(world.folder, -1, norm="none", device="cpu")},
+    ]  # fmt: skip
+    for change in changes:
+        yield _EmbedRun(**{"encoder": encoder, "out": world.path, "progress": None} | base | change).identity
+
+
+@digest("comparing/progression.py", "_StepIdentity.key", "progression")
+def step_keys(world: Any) -> Iterator[str]:
+    identity = _StepIdentity("model", "paper", "all", 16, 0, "texts", "digest", {})
+    checkpoint = Checkpoint("step1", 1, "hub/name", "step1")
+    for changed in changed_fields(identity, {field.name: "another" for field in fields(identity)}):
+        yield changed.key(checkpoint)
+    yield identity.key(replace(checkpoint, revision="step2"))
+
+    def stop(**settings: Any) -> None:
+        raise KeyError(settings["texts"])
+
+    world.monkeypatch.setattr(sys.modules[_StepIdentity.__module__], "_StepIdentity", stop)
+    for name in ("step1", "step2"):
+        (world.path / name).symlink_to(world.folder)
+    for texts in (TEXTS, TEXTS[1:], [*TEXTS[1:], TEXTS[0]]):
+        with pytest.raises(KeyError) as raised:
+            midlayer_encoders.progression(str(world.path), texts=texts, device="cpu")
+        yield str(raised.value)
+
+
+@digest("comparing/checkpoints.py", "files_fingerprint")
+def fingerprints(world: Any) -> Iterator[str]:
+    folder = world.path / "model"
+    folder.mkdir()
+    path = folder / "weights"
+    path.write_text("abc")
+    os.utime(path, ns=(0, 0))
+    yield files_fingerprint(folder)
+    path.write_text("abd")
+    os.utime(path, ns=(0, 0))  # the change time differs
+    yield files_fingerprint(folder)
+    os.utime(path, ns=(0, 1))
+    yield files_fingerprint(folder)
+    path.rename(folder / "renamed")
+    yield files_fingerprint(folder)
+    (folder / "more").write_text("")
+    yield files_fingerprint(folder)
+    yield files_fingerprint(folder / "absent")
+
+
+@digest("models/gguf_cache.py", "_key", "_file_digest")
+def converted_folders(world: Any) -> Iterator[str]:
+    path = world.path / "model.gguf"
+    path.write_bytes(b"abc")
+    yield gguf_cache._key(path)
+    world.monkeypatch.setattr(gguf_cache, "_GENERATION", -1)
+    yield gguf_cache._key(path)
+    for name in ("transformers", "gguf", "tokenizers"):
+        world.monkeypatch.setattr(importlib.metadata, "version", lambda package, name=name: str(package == name))
+        yield gguf_cache._key(path)
+    path.write_bytes(b"abcd")
+    yield gguf_cache._key(path)
+
+
+@digest("views/media_views.py", "_generator")
+def generator_draws(_: Any) -> Iterator[float]:
+    for arguments in (
+        (0, 0, (2,), b"ab"),
+        (1, 0, (2,), b"ab"),
+        (0, 1, (2,), b"ab"),
+        (0, 0, (1, 2), b"ab"),
+        (0, 0, (2,), b"ac"),
+    ):
+        yield _generator(*arguments).random()
+
+
+@digest("views/text_views.py", "_views_of_chunk")
+def text_views(_: Any) -> Iterator[list[str]]:
+    text = "the quick brown fox jumps over the lazy dog near the river bank"
+    first, second = augment([text, text], views=2, seed=0)
+    yield from (first[0], first[1], second[0], second[1])
+    yield from augment([text, text], views=1, seed=1)[0]
+
+
+@digest("tasks/docstrings.py", "_order")
+def orders(_: Any) -> Iterator[bytes]:
+    entry = Entry(**dict.fromkeys(Entry._fields, "a"))
+    yield _order(entry)
+    yield _order(entry._replace(summary="b"))
+    yield _order(entry._replace(description="b"))
+    yield _order(entry, entry)
+
+
+@digest("tasks/task_data.py", "TaskData.digest")
+def task_digests(_: Any) -> Iterator[str]:
+    data = TaskData(type="STS", splits={"test": {"score": [1, 2]}}, description="")
+    changes = {"type": "PairClassification", "splits": {"test": {"score": [2, 1]}}, "settings": {"n_experiments": 2}}
+    named = {"description", "label", "origin", "why", "note"}
+    for changed in changed_fields(data, changes, named):
+        yield changed.digest
+
+
+@digest("paper/setting.py", "Setting.digest")
+def paper_digests(world: Any) -> Iterator[str]:
+    setting = Setting(models=("a",), load=lambda _: None, out=world.path)  # type: ignore[arg-type, return-value]
+    changes: dict[str, Any] = {
+        "models": ("b",), "texts": ("a",), "solutions": ("a",), "reference": Path("tables"), "revisions": ("step1",),
+        "tasks": "other", "layers": (0, -1), "swept": (pl.DataFrame({"dime": [1.0]}),), "limit": 4, "max_length": 17,
+        "seed": 6, "pass_per_prefix": True, "options": EncoderOptions(dtype="float16"),
+    }  # fmt: skip
+    for changed in changed_fields(setting, changes, {"load", "out", "workers", "_loaded"}):
+        yield changed.digest
+
+
+@digest("tuning/training_pairs.py", "TrainingPairs.digest")
+def pair_digests(_: Any) -> Iterator[str]:
+    pairs = TrainingPairs("pairs", ({"anchor": "a", "positive": "b"}, {"anchor": "c", "positive": "d"}), "file")
+    for rows in (pairs.rows, pairs.rows[::-1], pairs.rows[:1], ({"anchor": "a", "positive": "c"}, pairs.rows[1])):
+        yield replace(pairs, rows=rows).digest
+
+
+@digest("tuning/tune.py", "_run_identity")
+def runs(_: Any) -> Iterator[dict[str, Any]]:
+    pairs = TrainingPairs("pairs", ({"anchor": "a", "positive": "b"},), "file")
+    encoder: Any = SimpleNamespace(spec=SimpleNamespace(digest="a"))
+    settings = TuneSettings()
+    yield _run_identity(pairs, encoder, settings)
+    yield _run_identity(replace(pairs, rows=({"anchor": "b", "positive": "a"},)), encoder, settings)
+    yield _run_identity(pairs, SimpleNamespace(spec=SimpleNamespace(digest="b")), settings)  # type: ignore[arg-type]
+    changes: dict[str, Any] = {
+        "lora": 4, "epochs": 2.0, "max_steps": 5, "batch_size": 8, "learning_rate": 1.0, "held_out": 0.2, "patience": 9,
+        "checkpoints": 4, "mini_batch": 2, "matryoshka": [4], "adaptive": True, "seed": 1,
+    }  # fmt: skip
+    for changed in list(changed_fields(settings, changes))[1:]:
+        yield _run_identity(pairs, encoder, changed)
+
+
+def hashing_functions() -> Iterator[str]:
+    """Yield the file and name of every function of the package that computes a hash."""
+    for path in sorted([*ROOT.glob("midlayer_encoders/**/*.py"), *ROOT.glob("callbacks/**/*.py")]):
+        source = path.read_text()
+        tree = ast.parse(source if any(name in source for name in HASHES) else "")
+        for node in (tree, *(node for node in tree.body if isinstance(node, ast.ClassDef))):
+            for scope in node.body:
+                if isinstance(scope, ast.FunctionDef):
+                    calls = [call.func for call in ast.walk(scope) if isinstance(call, ast.Call)]
+                    names = {getattr(call, "attr", getattr(call, "id", "")) for call in calls}
+                    if names & HASHES:
+                        owner = f"{node.name}." if isinstance(node, ast.ClassDef) else ""
+                        yield f"{path.relative_to(ROOT).as_posix()}:{owner}{scope.name}"
+
+
+def test_every_function_that_computes_a_hash_has_a_test() -> None:
+    functions = set(hashing_functions())
+    assert len(functions) > 20
+    untested = {function for function in functions - DIGESTS.keys() if function.partition(":")[0] not in COVERED_BY}
+    assert not untested, "register a generator that changes each part"
+    assert all((ROOT / path).is_file() for path in COVERED_BY.values())
+
+
+@pytest.fixture
+def world(tmp_path: Path, tiny_folder: Callable[[str], str], monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return what the generators need."""
+    return SimpleNamespace(path=tmp_path, folder=tiny_folder("Llama"), monkeypatch=monkeypatch)
+
+
+@pytest.mark.parametrize("function", sorted({make.__name__: name for name, make in DIGESTS.items()}.values()) or [""])
+def test_each_part_changes_the_digest(function: str, world: Any) -> None:
+    digests = list(DIGESTS[function](world))
+    assert len(digests) > 1
+    assert len(set(map(str, digests))) == len(digests)
