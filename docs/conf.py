@@ -61,7 +61,7 @@ nitpicky = True
 # Other libraries' names: their pages cannot be reached while this site is built offline.
 _OTHERS = (
     "torch|torchmetrics|lightning|transformers|sentence_transformers|mteb|numpy|np|npt|polars|pl|nn|collections|pathlib|os|abc"
-    "|datetime"
+    "|contextlib|datetime"
 )
 _SHORT = "AbsTask|Array|Axes|DataLoader|Figure|SubFigure|Image|Path|PretrainedConfig|Tensor"
 # Parts of signatures that nobody imports: base classes, protocols, the encoder's keywords once more.
