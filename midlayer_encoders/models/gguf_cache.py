@@ -27,7 +27,7 @@ import numpy as np
 from filelock import FileLock
 from torch import nn
 
-from midlayer_encoders.errors import FolderError, MidlayerError, ModelNotFoundError
+from midlayer_encoders.errors import CutError, FolderError, MidlayerError, ModelNotFoundError, OptionError
 from midlayer_encoders.files import atomic_write, expand_home, make_folder, read_json, write_folder, write_json
 from midlayer_encoders.models.gguf_tokenizer import build_tokenizer, read_fields, read_value
 from midlayer_encoders.models.hub import load_config, local_only, model_file
@@ -38,7 +38,7 @@ GGUF_CACHE = "MIDLAYER_GGUF_CACHE"
 TOKENIZER = "tokenizer"
 """Subfolder with the tokenizer: beside a config, transformers would choose its class by the type of the model."""
 
-_GENERATION = 2  # of the conversion; raise it when the content of a converted folder changes
+_GENERATION = 3  # of the conversion; raise it when the content of a converted folder changes
 _INDEX = "model.safetensors.index.json"  # lists the weights, and the checksum of every file
 _OTHER = "other.safetensors"  # all weights outside of the blocks
 _LONG = 1000  # items of an array that only the tokenizer reads
@@ -74,9 +74,16 @@ def converted_folder(model: str, gguf_file: str, revision: str | None) -> Iterat
         root = None
     with TemporaryDirectory() if root is None else nullcontext(root) as parent:
         folder = Path(parent, _key(path))
-        with LOADING, FileLock(f"{folder}.lock"):  # in this order everywhere
-            _write_base(folder, path)
-        yield str(folder), path
+        try:
+            with LOADING, FileLock(f"{folder}.lock"):  # in this order everywhere
+                _write_base(folder, path)
+            yield str(folder), path
+        except (CutError, ModelNotFoundError, OptionError) as error:  # they name the user's file
+            text = str(error)
+            for place in (str(folder / TOKENIZER), str(folder), repr(str(path.parent)), "the GGUF file"):
+                text = text.replace(place, os.path.join(model, gguf_file))  # noqa: PTH118  (a name on the hub is no path)
+            error.args = (text,)
+            raise
 
 
 def _local_path(model: str, gguf_file: str, revision: str | None) -> Path:
@@ -137,9 +144,18 @@ def _write_base(folder: Path, path: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
     def write(staging: Path) -> None:
-        with _fast_reader():
-            load_config(str(path.parent), local=True, gguf_file=path.name).save_pretrained(staging)
-        build_tokenizer(read_fields(path)).save_pretrained(staging / TOKENIZER)
+        tokenizer = build_tokenizer(read_fields(path))
+        try:
+            with _fast_reader():
+                config = load_config(str(path.parent), local=True, gguf_file=path.name)
+        except Exception as reason:  # damaged files fail in many ways
+            cause = str(reason.__cause__ or reason).rstrip(".")
+            raise ModelNotFoundError(
+                "`gguf_file` must be a complete file of an architecture that transformers can read, but the GGUF file "
+                f"is not: {cause}. Download it again, or pass the folder of the original model."
+            ) from reason
+        config.save_pretrained(staging)
+        tokenizer.save_pretrained(staging / TOKENIZER)
         files = [file for file in staging.rglob("*") if file.is_file()]
         checksums = {file.relative_to(staging).as_posix(): _checksum(file) for file in files}
         _write_index(staging / _INDEX, checksums, {})

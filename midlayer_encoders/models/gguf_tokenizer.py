@@ -10,6 +10,7 @@ from __future__ import annotations
 import mmap
 import re
 import struct
+from itertools import compress, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,14 +22,26 @@ _CURE = "Pass the folder of the original model, which has its tokenizer's files,
 _FIELD = "tokenizer.ggml."
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
-_UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4  # token types
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE_TYPE = range(1, 7)  # token types
 _SPACE = "▁"
+_BYTE = re.compile("<0x[0-9A-F]{2}>")
 # llama.cpp treats these as control tokens whatever their type in the file.
 _END_TOKENS = (
     "<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|flush|> <|calls|> <end_of_turn> <|endoftext|> </s> <|eom_id|> "
     "<EOT> _<EOT> [EOT] [EOS] <|end_of_text|> <end_of_utterance> <eos> <turn|> <|tool_response> "
-    "<｜end▁of▁sentence｜> [e~["
+    "<｜end▁of▁sentence｜> [e~[ <|channel|> <|message|> <|start|> <|constrain|>"
 )
+# Likewise one token for each role in infilling, unless the file names the token of that role.
+_INFILLING_TOKENS = {
+    "fim_pre prefix": "<|fim_prefix|> <fim-prefix> <fim_prefix> <｜fim▁begin｜> "
+    "<PRE> ▁<PRE> <|code_prefix|> <|prefix|>",
+    "fim_suf suffix": "<|fim_suffix|> <fim-suffix> <fim_suffix> <｜fim▁hole｜> <SUF> ▁<SUF> <|code_suffix|> <|suffix|>",
+    "fim_mid middle": "<|fim_middle|> <fim-middle> <fim_middle> <｜fim▁end｜> <MID> ▁<MID> <|code_middle|> <|middle|>",
+    "fim_pad": "<|fim_pad|> <fim-pad> <fim_pad> <PAD> [PAD]",
+    "fim_rep": "<|fim_repo|> <|repo_name|> <fim-repo> <REPO> <reponame>",
+    "fim_sep": "<|file_sep|>",
+}
+_MAX_PROBES = 500
 _DEFAULT_IDS: dict[str, dict[str, int]] = {
     "llama": {"bos": 1, "eos": 2, "unknown": 0},
     "bert": {"bos": 101, "unknown": 100, "seperator": 102, "padding": 0, "mask": 103},
@@ -128,21 +141,21 @@ def read_fields(path: Path) -> dict[str, Any]:
 
     ``gguf.GGUFReader`` takes ten seconds for the 49,000 tokens of SmolLM2.
     """
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        try:
+    fields: dict[str, Any] = {}
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             magic, version, _, num_fields = struct.unpack_from("<4sIQQ", data)
             if magic != b"GGUF" or version not in (2, 3):
                 raise ValueError(f"it starts with {magic!r} and version {version}, not with b'GGUF' and version 2 or 3")
-            fields: dict[str, Any] = {}
             offset = 24
             for _ in range(num_fields):
                 name, offset = read_value(data, offset, _STRING)
                 (kind,) = struct.unpack_from("<I", data, offset)
                 fields[name], offset = read_value(data, offset + 4, kind)
-        except (ValueError, struct.error, KeyError) as reason:
-            raise ModelNotFoundError(
-                f"`gguf_file` must be a GGUF file in little-endian order, but {path.name} cannot be read: {reason}."
-            ) from reason
+    except (ValueError, struct.error, KeyError) as reason:
+        raise ModelNotFoundError(
+            f"`gguf_file` must be a GGUF file in little-endian order, but {path.name} cannot be read: {reason}."
+        ) from reason
     return fields
 
 
@@ -195,21 +208,19 @@ def build_tokenizer(fields: dict[str, Any]) -> Any:
     for name in filter(None, ("tokens", "token_type", needed.get(kind))):
         if not fields.get(f"{_FIELD}{name}"):
             raise _refusal(f"has no `{_FIELD}{name}`")
+    for name in ("token_type", "scores"):
+        if len(values := fields.get(f"{_FIELD}{name}", fields[f"{_FIELD}tokens"])) != len(fields[f"{_FIELD}tokens"]):
+            raise _refusal(f"has {len(values):,} entries in `{_FIELD}{name}` for its tokens")
     tokens = [token or f"[EMPTY_{number}]" for number, token in enumerate(fields[f"{_FIELD}tokens"])]
     vocabulary = {token: number for number, token in enumerate(tokens)}
     if len(vocabulary) != len(tokens):
         raise _refusal(f"has {len(tokens) - len(vocabulary)} duplicate tokens")
     ids = {role: fields.get(f"{_FIELD}{role}_token_id", _DEFAULT_IDS[kind].get(role)) for role in _ROLES}
-    names = {role: tokens[number] for role, number in ids.items() if number is not None and number < len(tokens)}
+    names = {role: tokens[number] for role, number in ids.items() if number is not None and 0 <= number < len(tokens)}
     if kind in ("bert", "t5") and "unknown" not in names:
         raise _refusal("has no token for unknown characters")
     tokenizer = builders[kind](fields, vocabulary, names)
-    end_tokens = {*_END_TOKENS.split()}
-    special = {
-        token: token_type != _USER_DEFINED
-        for token, token_type in zip(tokens, fields[f"{_FIELD}token_type"], strict=True)
-        if token_type in (_UNKNOWN, _CONTROL, _USER_DEFINED) or token in end_tokens
-    }
+    special = _special_tokens(fields, tokens)
     right = "phi-3" in (model := str(fields.get("general.name", "")).lower()) or "phi3" in model
     tokenizer.add_tokens(
         [
@@ -236,6 +247,41 @@ def build_tokenizer(fields: dict[str, Any]) -> Any:
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, chat_template=fields.get("tokenizer.chat_template"), **named
     )
+
+
+def _special_tokens(fields: dict[str, Any], tokens: list[str]) -> dict[str, bool]:
+    """Return the tokens that are cut out of a text before it is split, and whether they are special."""
+    types = dict(zip(tokens, fields[f"{_FIELD}token_type"], strict=True))
+    cut_out = {token for token, kind in types.items() if kind in (_UNKNOWN, _CONTROL, _USER_DEFINED)}
+    cut_out |= types.keys() & _END_TOKENS.split()
+    for roles, names in _INFILLING_TOKENS.items():
+        candidates = types.keys() & names.split()
+        if candidates <= cut_out or any(f"{_FIELD}{role}_token_id" in fields for role in roles.split()):
+            continue
+        if len(candidates) > 1:
+            raise _refusal(f"has several tokens for one role in infilling: {', '.join(sorted(candidates))}")
+        cut_out |= candidates
+    if "<|tool_response>" in types:
+        cut_out.discard("</s>")
+    if (pair := _ambiguous_pair(cut_out)) is not None:
+        raise _refusal(f"has special tokens that can overlap in a text: {pair[0]!r} and {pair[1]!r}")
+    return {token: types[token] != _USER_DEFINED for token in tokens if token in cut_out}
+
+
+def _ambiguous_pair(tokens: set[str]) -> tuple[str, str] | None:
+    """Return two tokens that overlap in some text: llama.cpp then takes the longer one, tokenizers the first one."""
+    by_start: dict[str, list[str]] = {}
+    for token in sorted(tokens):
+        for end in range(1, len(token)):
+            by_start.setdefault(token[:end], []).append(token)
+    for first in sorted(tokens):
+        for start in range(1, len(first)):
+            for second in by_start.get(first[start:], ()):
+                text = first + second[len(first) - start :]
+                longer = any(text[:end] in tokens for end in range(len(first) + 1, len(text) + 1))
+                if second != first and len(second.encode()) >= len(first.encode()) and not longer:
+                    return first, second
+    return None
 
 
 def _refusal(reason: str) -> OptionError:
@@ -285,6 +331,8 @@ def _sentencepiece(fields: dict[str, Any], vocabulary: dict[str, int], names: di
         fuse_unk=True,
         byte_fallback=True,
     )
+    if (text := _other_merges(model, vocabulary, fields)) is not None:
+        raise _refusal(f"merges the pieces of {text!r} in an order that is not supported")
     tokenizer = Tokenizer(model)
     prefix = _flag(fields, "add_space_prefix", True)
     tokenizer.normalizer = normalizers.Sequence(
@@ -293,6 +341,39 @@ def _sentencepiece(fields: dict[str, Any], vocabulary: dict[str, int], names: di
     decoder = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     tokenizer.decoder = decoders.Sequence([*decoder, *([decoders.Strip(" ", 1, 0)] if prefix else [])])
     return tokenizer
+
+
+def _other_merges(model: Any, vocabulary: dict[str, int], fields: dict[str, Any]) -> str | None:
+    """Return a text that llama.cpp merges otherwise: by equal scores, or from characters that are not tokens."""
+    types = fields[f"{_FIELD}token_type"]
+    scores: dict[str, float] = dict(zip(vocabulary, fields[f"{_FIELD}scores"], strict=True))
+    reachable = [  # of special tokens, only those with a mark for a space can be in a text after these are cut out
+        token
+        for token, number in vocabulary.items()
+        if types[number] not in (_UNKNOWN, _CONTROL, _USER_DEFINED) or _SPACE in token
+    ]
+    by_score: dict[float, list[str]] = {}
+    for token in reachable:
+        if any(token[:end] in vocabulary and token[end:] in vocabulary for end in range(1, len(token))):
+            by_score.setdefault(scores[token], []).append(token)
+    probes = [token for token in reachable if len(token) > 1 and not vocabulary.keys() >= {*token}]
+    for tied in by_score.values():
+        if len(tied) > 1:
+            probes += [first + second for first, second in pairwise([*tied, tied[0]])]
+            probes += [token * count for token in tied[:20] for count in range(2, 6)]
+    for probe in probes[:_MAX_PROBES]:
+        pieces = [*probe]
+        while pairs := [
+            (scores[left + right], -place)
+            for place, (left, right) in enumerate(pairwise(pieces))
+            if left + right in scores
+        ]:
+            place = -max(pairs)[1]
+            pieces[place : place + 2] = ["".join(pieces[place : place + 2])]
+        whole = [piece for piece in pieces if piece in vocabulary]
+        if [token.value for token in model.tokenize(probe) if not _BYTE.fullmatch(token.value)] != whole:
+            return probe
+    return None
 
 
 def _splits(fields: dict[str, Any]) -> _Splits:
@@ -363,13 +444,23 @@ def _unigram(fields: dict[str, Any], vocabulary: dict[str, int], names: dict[str
     """Return a Unigram model with SentencePiece's table of replaced characters."""
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers
 
-    scores = fields[f"{_FIELD}scores"]
+    types = fields[f"{_FIELD}token_type"]
+    is_user_defined = [kind == _USER_DEFINED for kind in types]
+    by_kind = list(zip(types, fields[f"{_FIELD}scores"], strict=True))
+    lowest = min((score for kind, score in by_kind if kind == _NORMAL), default=0.0)  # ten less is an unknown character
+    if any(kind == _BYTE_TYPE or (kind == _UNUSED and score < lowest) for kind, score in by_kind):
+        raise _refusal("has tokens for bytes, or unused ones with lower scores than the others")
+    fixed = {_USER_DEFINED: 0.0, _UNKNOWN: lowest, _CONTROL: lowest}
+    scores = [fixed.get(kind, score) for kind, score in by_kind]
     tokenizer = Tokenizer(
         models.Unigram(list(zip(vocabulary, scores, strict=True)), unk_id=vocabulary[names["unknown"]])
     )
     steps: list[Any] = []
     if replaced := bytes(np.asarray(fields.get(f"{_FIELD}precompiled_charsmap", ()), dtype=np.int16).astype(np.uint8)):
         steps.append(normalizers.Precompiled(replaced))
+    for token in compress(vocabulary, is_user_defined):  # llama.cpp leaves the start of such a token in a text as it is
+        if not token.isascii() or any(step.normalize_str(char) != char for step in steps for char in token):
+            raise _refusal(f"has a user-defined token with characters that are replaced elsewhere: {token!r}")
     merge_spaces = _flag(fields, "remove_extra_whitespaces", False)
     if merge_spaces:
         steps += [normalizers.Replace(Regex(" +"), " "), normalizers.Replace(Regex(r"\A | \z"), "")]

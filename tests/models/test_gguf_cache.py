@@ -14,6 +14,7 @@ import torch
 
 from benchmarks.gguf_tokens import FIXTURE, write_vocabulary
 from midlayer_encoders import LayerEncoder
+from midlayer_encoders.errors import MidlayerError
 from midlayer_encoders.models.gguf_cache import GGUF_CACHE, gguf_cache
 from tests.tiny_folders import TEXTS
 
@@ -152,6 +153,38 @@ def test_a_cache_that_is_not_writable_is_not_used(
     with caplog.at_level(logging.WARNING):
         load(source).encode(TEXTS)
     assert f"{tmp_path}/file/cache is not writable: model.gguf is converted at every load" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"layer": 9}, r"`layer` must be in \[0, 4\]"),
+        ({"max_length": 10**6}, "`max_length` must be at most 512"),
+        ({"chat_template": True}, "`chat_template` must be False"),
+    ],
+)
+def test_errors_name_the_file_of_the_user(source: str, cache: Path, options: dict[str, Any], why: str) -> None:
+    with pytest.raises(MidlayerError, match=why) as error:
+        load(source, **options)
+    assert f"{source}/model.gguf" in str(error.value)
+    assert str(cache) not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda content: content[: len(content) // 2], "must be a complete file .* is not: cannot reshape"),
+        (lambda content: content.replace(b"blk.0.attn_q", b"blk.0.attn_z"), "must hold every weight .* but lack 1"),
+        (lambda content: content.replace(b"\0llama\x14", b"\0xyzzy\x14"), "architecture xyzzy is not supported"),
+        (lambda content: content.replace(b"ggml.model", b"ggml.xxxxx"), "The tokenizer in .* is of the kind None"),
+    ],
+)
+def test_a_damaged_file_is_refused_by_name(source: str, cache: Path, change: Any, why: str) -> None:
+    path = Path(source, "model.gguf")
+    path.write_bytes(change(path.read_bytes()))
+    with pytest.raises(MidlayerError, match=why) as error:
+        load(source)
+    assert f"{source}/model.gguf" in str(error.value)
 
 
 def test_the_cache_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -85,6 +85,64 @@ def test_end_tokens_are_special_whatever_their_type() -> None:
     assert end in tokenizer("a<|im_end|>b")["input_ids"]
 
 
+def extended(kind: str, tokens: dict[str, int], score: float = -1.0, **changes: Any) -> dict[str, Any]:
+    """Return the fields of a vocabulary with further tokens, by their types."""
+    fields = VOCABULARIES[kind]
+    result = {"tokens": [*fields["tokens"], *tokens], "token_type": [*fields["token_type"], *tokens.values()]}
+    if "scores" in fields:  # of a Unigram or SentencePiece model
+        result["scores"] = [*fields["scores"], *[score] * len(tokens)]
+    return named(fields | result | changes)
+
+
+def pieces(fields: dict[str, Any], text: str) -> list[str]:
+    tokenizer = build_tokenizer(fields)
+    return [fields["tokenizer.ggml.tokens"][number] for number in tokenizer(text)["input_ids"]]
+
+
+@pytest.mark.parametrize("token", ["<|fim_prefix|>", "▁<MID>", "<reponame>", "<|channel|>"])
+def test_tokens_that_llama_cpp_knows_by_name_are_special(token: str) -> None:
+    assert token in pieces(extended("gpt2", {token: 1}), f"a{token}b")
+
+
+def test_a_file_can_name_the_token_of_a_role() -> None:
+    fields = extended("gpt2", {"<PRE>": 1}, fim_pre_token_id=0)
+    assert "<PRE>" not in pieces(fields, "a<PRE>b")
+
+
+def test_an_end_of_text_beside_tool_responses_is_a_word() -> None:
+    assert "</s>" in pieces(extended("gpt2", {"</s>": 3}), "a</s>b")
+    assert "</s>" not in pieces(extended("gpt2", {"</s>": 3, "<|tool_response>": 3}), "a</s>b")
+
+
+def test_runs_of_spaces_can_be_special_tokens() -> None:
+    fields = extended("gpt2", {" " * number: 4 for number in range(2, 6)})
+    assert pieces(fields, "a" + " " * 8 + "b") == ["a", " " * 5, " " * 3, "b"]
+
+
+def test_unigram_scores_of_special_tokens_are_those_of_llama_cpp() -> None:
+    """User-defined tokens score 0 and are found after replacements; a control token does not lower the others."""
+    assert "<1>" in pieces(extended("t5", {"<1>": 4}, -1000.0), "<１>")
+    scores = [*VOCABULARIES["t5"]["scores"], -500.0, -9.0]
+    assert "▁the" in pieces(extended("t5", {"qq": 3, "e🦊": 1}, scores=scores), "the🦊")
+
+
+@pytest.mark.parametrize(
+    ("kind", "tokens", "why"),
+    [
+        ("llama", {"ab": 4, "bcd": 4}, "special tokens that can overlap in a text: 'ab' and 'bcd'"),
+        ("gpt2", {"<PRE>": 1, "<fim_prefix>": 1}, "several tokens for one role in infilling: <PRE>, <fim_prefix>"),
+        ("llama", {"🦊x": 1}, "merges the pieces of '🦊x'"),
+        ("llama", {"e<": 1, "<e": 1}, "merges the pieces of '.*' in an order that is not supported"),
+        ("t5", {"\n\n": 4}, "user-defined token with characters that are replaced elsewhere"),
+        ("t5", {"▁zq": 4}, "user-defined token with characters that are replaced elsewhere"),
+        ("t5", {"<0x41>": 6}, "has tokens for bytes"),
+    ],
+)
+def test_tokens_that_llama_cpp_treats_differently_are_refused(kind: str, tokens: dict[str, int], why: str) -> None:
+    with pytest.raises(OptionError, match=why):
+        build_tokenizer(extended(kind, tokens))
+
+
 @pytest.mark.parametrize(("pre", "is_whole"), [("llama-bpe", True), ("gpt-2", False)])
 def test_words_that_no_merge_reaches_are_whole_in_llama_3(pre: str, is_whole: bool) -> None:
     fields = named(VOCABULARIES["gpt2"] | {"pre": pre})
@@ -111,6 +169,9 @@ def test_the_reader_agrees_with_that_of_gguf(tmp_path: Path) -> None:
         ("llama", {"model": "rwkv"}, "is of the kind 'rwkv', but supported kinds are llama, gpt2, bert, t5"),
         ("gpt2", {"pre": "kimi-k2"}, "splits texts by the rule 'kimi-k2'"),
         ("gpt2", {"token_type": None}, "has no `tokenizer.ggml.token_type`"),
+        ("gpt2", {"token_type": [1]}, "has 1 entries in `tokenizer.ggml.token_type`"),
+        ("llama", {"scores": [0.0]}, "has 1 entries in `tokenizer.ggml.scores`"),
+        ("llama", {"scores": [0.0] * len(VOCABULARIES["llama"]["tokens"])}, "merges the pieces of"),
         ("gpt2", {"merges": None}, "has no `tokenizer.ggml.merges`"),
         ("t5", {"scores": None}, "has no `tokenizer.ggml.scores`"),
         ("gpt2", {"add_bos_token": True, "bos_token_id": None}, "adds a BOS token to each text, but does not name it"),
@@ -138,6 +199,7 @@ def test_a_tokenizer_that_is_not_supported_is_refused(kind: str, changes: dict[s
         (struct.pack(">4sIQQ", b"GGUF", 3, 0, 0), "version 50331648"),
         (struct.pack("<4sIQQQ", b"GGUF", 3, 0, 1, 100), "truncated"),
         (struct.pack("<4sIQQ", b"GGUF", 3, 0, 1), "buffer"),
+        (b"", "empty file"),
     ],
 )
 def test_a_damaged_file_is_named(tmp_path: Path, content: bytes, why: str) -> None:
