@@ -99,6 +99,7 @@ class BuiltEncoder(PlainOnDisk):
         saved = load_saved_folder(folder, options, gguf_file=gguf_file)
         prompting.resolve_prompts(options, saved)  # raises before anything large is loaded
         name = "local/all-MiniLM-L6-v2" if model == BUILT_IN_MINILM else names.base_name(folder, gguf_file)
+        folder = str(Path(folder, saved.first_path)) if saved.first_path and gguf_file is None else folder
         remote_code = options.trust_remote_code
         source = {"revision": None if gguf_file else options.revision, "trust_remote_code": remote_code}
         error: MidlayerError | None = None
@@ -351,6 +352,7 @@ class BuiltEncoder(PlainOnDisk):
     def output_embeddings(self) -> Tensor:
         """Return the output embeddings of the language model, shape ``(V, D)``."""
         folder, _ = model_location(self.source)
+        folder = str(Path(folder, self.saved.first_path)) if self.saved.first_path else folder
         with self.options.hub_access():
             return output_embeddings(self.transformer, folder, self.options.revision, gguf_file=self._gguf_file)
 

@@ -36,6 +36,7 @@ class SavedFolder:
         truncate_dim: number of leading dimensions to keep.
         first: keywords of its first module.
         first_type: type of its first module.
+        first_path: subfolder of its first module; empty for the folder itself.
         modules: the modules after the first.
         module_kwargs: keywords of ``encode`` for each module, by position.
     """
@@ -46,6 +47,7 @@ class SavedFolder:
     truncate_dim: int | None = None
     first: Mapping[str, Any] = field(default_factory=dict)
     first_type: str = "sentence_transformers.models.Transformer"
+    first_path: str = ""
     modules: Sequence[nn.Module] = ()
     module_kwargs: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
@@ -116,6 +118,12 @@ def load_saved_folder(model: str, options: EncoderOptions, *, gguf_file: str | N
             "this lists, or delete these to read a plain transformers model."
         ) from reason
     first, *later = rest
+    package, *_, first_class = rest.first_type.split(".")
+    if package == "sentence_transformers" and not first_class.endswith(("Transformer", "CLIPModel")):
+        raise ModelNotFoundError(
+            f"`model` must start with a Transformer to have layers, but the first module of {model!r} is a "
+            f"{first_class}. Pass the subfolder of a transformer in it, if it has one."
+        )
     return SavedFolder(
         prompts=rest.prompts,
         default_prompt_name=rest.default_prompt_name,
@@ -123,6 +131,7 @@ def load_saved_folder(model: str, options: EncoderOptions, *, gguf_file: str | N
         truncate_dim=rest.truncate_dim,
         first=first.settings,
         first_type=rest.first_type,
+        first_path=first.path,
         modules=tuple(later),
         module_kwargs={str(number): names for number, names in enumerate(rest.module_kwargs.values())},
     )

@@ -77,11 +77,13 @@ class _Placeholder(nn.Module):
     """Holds the settings of a ``Transformer`` module instead of its model."""
 
     settings: dict[str, Any]
+    path: str
 
     @classmethod
     def load(cls, model: str, **kwargs: Any) -> _Placeholder:
         names = ("subfolder", "token", "cache_folder", "revision", "local_files_only")
         placeholder = cls()
+        placeholder.path = kwargs["subfolder"]
         placeholder.settings = Transformer.load_config(model, **{name: kwargs[name] for name in names})
         return placeholder
 
@@ -89,8 +91,8 @@ class _Placeholder(nn.Module):
 def without_transformer(model: str, **options: Any) -> Any:
     """Return the ``SentenceTransformer`` of a folder or name on the hub without its transformer.
 
-    Its first module has only the attribute ``settings``, the keywords of the folder's ``Transformer``, and
-    ``first_type`` is the type of that module.
+    Its first module has only the attributes ``settings``, the keywords of the folder's ``Transformer``, and ``path``, its
+    subfolder. ``first_type`` is the type of that module.
     """
     return _WithoutTransformer(model, device="cpu", **options)
 

@@ -17,6 +17,8 @@ from sentence_transformers.sentence_transformer.modules import (
     LayerNorm,
     Normalize,
     Pooling,
+    Router,
+    StaticEmbedding,
     Transformer,
     WeightedLayerPooling,
 )
@@ -25,7 +27,7 @@ from midlayer_encoders import LayerEncoder, embed, measure, select_layer, sweep
 from midlayer_encoders.errors import ModelNotFoundError, OptionError
 from tests.encoder.test_mteb import sts_task
 from tests.others_warnings import MTEB
-from tests.tiny_folders import TEXTS
+from tests.tiny_folders import TEXTS, tokenizer
 
 pytestmark = MTEB
 
@@ -210,6 +212,37 @@ def test_folder_with_another_first_module_needs_a_pooling(tiny_folder: Folder, t
         LayerEncoder(str(tmp_path / "raw"), -1, device="cpu")
     again = LayerEncoder(str(tmp_path / "raw"), 2, device="cpu", norm="none")
     np.testing.assert_allclose(vectors(again), vectors(raw), atol=1e-6)
+
+
+def test_transformer_in_a_subfolder_is_read(tiny_folder: Folder, tmp_path: Path) -> None:
+    """sentence-transformers before 1.1 saved it there."""
+    path = Path(save(tiny_folder("BERT"), tmp_path / "model", STACKS["mean, Normalize"]()))
+    expected = LayerEncoder(str(path), 2, device="cpu")
+    (path / "0_Transformer").mkdir()
+    for file in [file for file in path.iterdir() if file.is_file() and file.name != "modules.json"]:
+        file.rename(path / "0_Transformer" / file.name)
+    modules = json.loads((path / "modules.json").read_text())
+    modules[0]["path"] = "0_Transformer"
+    (path / "modules.json").write_text(json.dumps(modules))
+    plain = SentenceTransformer(str(path), device="cpu")
+    np.testing.assert_array_equal(vectors(LayerEncoder(str(path), -1, device="cpu")), vectors(plain))
+    earlier = LayerEncoder(str(path), 2, device="cpu")
+    np.testing.assert_array_equal(vectors(earlier), vectors(expected))
+    assert earlier.name == expected.name == "local/model"
+    assert earlier.spec == expected.spec
+
+
+def test_folder_without_layers_is_refused(tiny_folder: Folder, tmp_path: Path) -> None:
+    static = StaticEmbedding(tokenizer().backend_tokenizer, embedding_dim=8)
+    transformer = [Transformer(tiny_folder("BERT")), Pooling(WIDTH, "mean")]
+    router = Router.for_query_document(query_modules=[static], document_modules=transformer)
+    for first in (static, router):
+        folder = tmp_path / type(first).__name__
+        SentenceTransformer(modules=[first], device="cpu").save_pretrained(str(folder), create_model_card=False)
+        with pytest.raises(ModelNotFoundError, match=f"must start with a Transformer .* is a {type(first).__name__}"):
+            LayerEncoder(str(folder), -1, device="cpu")
+    inside = LayerEncoder(str(tmp_path / "Router" / "document_0_Transformer"), -1, device="cpu")
+    np.testing.assert_array_equal(vectors(inside), vectors(LayerEncoder(tiny_folder("BERT"), -1, device="cpu")))
 
 
 def test_unreadable_modules_are_refused(tiny_folder: Folder, tmp_path: Path) -> None:
