@@ -143,7 +143,7 @@ def _check_vocabulary(tokenizer: Any, loaded: Any, model: str) -> None:
     size = len(tokenizer)
     table = internals.input_embeddings(getattr(loaded, "text_model", loaded))
     rows = getattr(table, "num_embeddings", None) or size
-    only_special = size <= len(set(tokenizer.all_special_ids)) + _EMPTY_TOKENS
+    only_special = size <= len(set(tokenizer.all_special_ids)) + (0 if size == rows else _EMPTY_TOKENS)
     if only_special or rows - size > max(size, _PADDING_ROWS):
         raise ModelNotFoundError(
             f"`model` must hold the vocabulary of its tokenizer, but {model!r} does not: its tokenizer has {size} "

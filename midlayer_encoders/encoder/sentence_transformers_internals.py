@@ -91,8 +91,8 @@ class _Placeholder(nn.Module):
 def without_transformer(model: str, **options: Any) -> Any:
     """Return the ``SentenceTransformer`` of a folder or name on the hub without its transformer.
 
-    Its first module has only the attributes ``settings``, the keywords of the folder's ``Transformer``, and ``path``, its
-    subfolder. ``first_type`` is the type of that module.
+    Its first module has only the attributes ``settings``, the keywords of the folder's ``Transformer``, and ``path``,
+    its subfolder. ``first_type`` is the type of that module.
     """
     return _WithoutTransformer(model, device="cpu", **options)
 

@@ -82,6 +82,14 @@ def test_file_that_changes_vectors_changes_the_digest(change: str, tiny_folder: 
     assert changed.spec.digest != encoder.spec.digest
 
 
+def test_settings_of_a_head_leave_the_digest_alone(tiny_folder: Folder, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(tiny_folder("BERT"), tmp_path / Path(tiny_folder("BERT")).name))
+    labels = {"id2label": {"0": "no", "1": "yes", "2": "?"}, "label2id": {"no": 0, "yes": 1, "?": 2}}
+    edit_json(folder / "config.json", **labels, problem_type="regression", initializer_range=0.5)
+    specs = [LayerEncoder(str(path), 2, device="cpu").spec for path in (folder, tiny_folder("BERT"))]
+    assert specs[0].digest == specs[1].digest
+
+
 def test_sides_of_truncation_have_different_digests(tmp_path: Path) -> None:
     encoders = [
         LayerEncoder(changed_copy(change, tmp_path / change / "model"), 2, device="cpu")

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 import transformers as tf
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import ModelNotFoundError
@@ -39,6 +41,15 @@ def test_tokenizer_of_another_model_is_refused(rows: int, is_refused: bool, tmp_
             LayerEncoder(str(tmp_path), 1, device="cpu")
     else:
         assert LayerEncoder(str(tmp_path), 1, device="cpu").encode(TEXTS).shape == (len(TEXTS), 16)
+
+
+def test_tiny_vocabulary_that_fits_its_model_is_read(tmp_path: Path) -> None:
+    config = tf.BertConfig(vocab_size=6, hidden_size=16, num_hidden_layers=2, num_attention_heads=2)
+    tf.BertModel(config).save_pretrained(tmp_path)
+    model = WordLevel({"[PAD]": 0, "[UNK]": 1, "[EOS]": 2, "[BOS]": 3, "0": 4, "1": 5}, unk_token="[UNK]")
+    names = {"pad_token": "[PAD]", "unk_token": "[UNK]", "eos_token": "[EOS]", "bos_token": "[BOS]"}
+    tf.PreTrainedTokenizerFast(tokenizer_object=Tokenizer(model), **names).save_pretrained(tmp_path)
+    assert LayerEncoder(str(tmp_path), 1, device="cpu").tokenizer("1")["input_ids"] == [5]
 
 
 def test_batch_of_unknown_tokens_is_reported_once(tiny_folder: Folder, caplog: pytest.LogCaptureFixture) -> None:
