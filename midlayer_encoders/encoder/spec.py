@@ -35,7 +35,7 @@ _TOKENIZER_SETTINGS = (
     "model_input_names",
     "chat_template",
 )
-# Settings that differ between copies of a model, that only act in training or in a head, or that the spec has elsewhere.
+# Settings that differ between copies of a model, only act in training or in a head, or are elsewhere in the spec.
 _WITHOUT_EFFECT = {
     "_name_or_path", "name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype", "training",
     "processor_class", "is_local", "local_files_only", "vocab_file", "tokenizer_file", "merges_file", "use_cache",
