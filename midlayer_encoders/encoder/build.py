@@ -175,11 +175,18 @@ class BuiltEncoder(PlainOnDisk):
         deepest = deepest_layer(requested, anatomy.num_layers, name=type(module).__name__)
         # The hook needs a block; layer 0 is its input.
         cut = Cut(anatomy, deepest, options.norm, max(deepest, 1), "last_hidden_state")
-        first = MemoryModule(copy.deepcopy(module).eval(), processor, cut, medium)
+        try:
+            copied = copy.deepcopy(module).eval()
+        except Exception as reason:  # whatever its attributes raise
+            raise OptionError(
+                f"`module` must be copyable with `copy.deepcopy`, but {type(module).__name__} is not ({reason}). "
+                "Remove the attribute, or detach the tensor, that cannot be copied."
+            ) from reason
+        first = MemoryModule(copied, processor, cut, medium)
         combined = _combined_layers(requested, options, cut)
         if combined is not None:
             first.layers = combined.layers
-        check_module(first, cut, *probe_features(first), module)
+        check_module(first, cut, *probe_features(first), module, find_final=final is None)
         name = f"module/{type(module).__name__}"
         encoder = cls.__new__(cls)
         encoder._assemble(name, name, first, cut, None, combined, options, SavedFolder())

@@ -264,10 +264,15 @@ class MemoryModule(InputModule):
         states: dict[int, Tensor] = {}
 
         def receive(layer: int, _: str, layer_states: Tensor) -> None:
-            states[layer] = layer_states
+            states[layer] = layer_states.clone() if len(self.layers) > 1 else layer_states  # blocks may change it
 
         inputs = self.arguments(features)
         capture(self.model, inputs, receive, anatomy=self.anatomy, layers=self.layers, norm=self.norm)
+        if len(states) < len(self.layers):
+            raise CutError(
+                f"{type(self.model).__name__} runs fewer than {max(self.layers)} of its blocks ({self.blocks!r}) on "
+                "this input, so it has no such layer. Wrap the module so that all blocks run on every input."
+            )
         return {**features, "token_embeddings": side_by_side([states[layer] for layer in self.layers])}
 
     def save(self, output_path: str, *_: Any, **__: Any) -> NoReturn:
@@ -312,7 +317,7 @@ class LayersTransformer(Transformer):
         output: dict[str, Any] = {**features}
 
         def receive(layer: int, _: str, layer_states: Tensor) -> None:
-            states[layer] = layer_states
+            states[layer] = layer_states.clone() if len(self.layers) > 1 else layer_states  # blocks may change it
 
         with layers_watched(
             self.model, receive, anatomy=self.anatomy, layers=hooked, norm=self.norm, complete=not self.uncut

@@ -18,7 +18,7 @@ from midlayer_encoders.models import transformers_internals as internals
 from midlayer_encoders.models.anatomy import Anatomy, find_anatomy
 from midlayer_encoders.models.cut import Cut, at_depth, change_depth, cut_model
 from midlayer_encoders.models.padding import mark_padding, mark_wants_padding, suffers_from_padding
-from midlayer_encoders.reading.capture import final_norm, first_tensor, input_states, seen_by_hooks
+from midlayer_encoders.reading.capture import final_norm, first_tensor, input_states, seen_by_hooks, side_by_side
 
 Features: TypeAlias = Mapping[str, Any]
 
@@ -26,7 +26,16 @@ _VERIFIED_BLOCKS = 2  # of a stack of identical blocks: one and the next
 _POSITION_NAMES = ("layer_idx", "layer_id", "layer_number", "layer_index", "idx", "block_idx")  # of a block's position
 _CONVOLVED = {"deberta-v2"}  # its first layer ends after a convolution outside the blocks
 # Errors that models raise when they run with fewer blocks than they were written for.
-_RUN_ERRORS = (ArithmeticError, LookupError, AttributeError, ValueError, TypeError, UnboundLocalError, RuntimeError)
+_RUN_ERRORS = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    NameError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
 _ORIGINAL_ATTENTION = 'Set "attention_type": "original_full" in its config.json.'
 _CURES = {
     "big_bird": _ORIGINAL_ATTENTION,
@@ -212,7 +221,9 @@ def close(expected: Tensor, states: Tensor, dtype: torch.dtype | None = None) ->
 
 
 @torch.no_grad()
-def check_module(first: Any, cut: Cut, alone: Features, padded: Features | None, uncut: nn.Module) -> None:
+def check_module(
+    first: Any, cut: Cut, alone: Features, padded: Features | None, uncut: nn.Module, *, find_final: bool
+) -> None:
     """Cut a module in memory, or keep all of its blocks if a cut would change the states of its layers.
 
     Args:
@@ -221,6 +232,7 @@ def check_module(first: Any, cut: Cut, alone: Features, padded: Features | None,
         alone: the features of one short input.
         padded: those of the same input and a longer one in one batch, or ``None`` if inputs are never padded.
         uncut: the module itself.
+        find_final: replace the modules after the last block by those that a pass goes through.
 
     Raises:
         CutError: if the module has no well-defined layers.
@@ -229,21 +241,40 @@ def check_module(first: Any, cut: Cut, alone: Features, padded: Features | None,
     anatomy = cut.anatomy
     name = type(uncut).__name__
     batch = padded or alone
-    record = _record_pass(first, batch, anatomy, run=lambda: first.model(**first.arguments(batch)))
+    try:
+        record = _record_pass(first, batch, anatomy, run=lambda: first.model(**first.arguments(batch)))
+    except _RUN_ERRORS as reason:
+        raise CutError(
+            f"{name} does not run on {', '.join(first.arguments(batch)) or 'no argument'} of a short input "
+            f"({type(reason).__name__}: {reason}). `processor` must return the arguments of `forward` by name, or one "
+            "tensor."
+        ) from reason
     if len(record.outputs) != anatomy.num_layers:
         cure = "Pass the path of a list whose blocks all run in order as `blocks`."
         raise CutError(f"{_miscounted(name, anatomy, len(record.outputs))} {cure}")
+    if anatomy.num_layers > 1 and torch.equal(*record.inputs[:2]):
+        raise CutError(
+            f"The blocks of {name} ({anatomy.blocks!r}) all receive the same first tensor, which is not their states. "
+            "Pass the states first, or as `hidden_states`."
+        )
     for layer in range(1, min(cut.layer + 1, anatomy.num_layers)):
         if not torch.equal(record.outputs[layer - 1], record.inputs[layer]):
             raise CutError(_ambiguous(name, layer, "Make the change inside a block, such as a residual sum."))
+    if find_final and cut.norm == "final":
+        first.final = list(_final_modules(record, anatomy, name))
+        first.find_layers()
     states = first(dict(alone))["token_embeddings"]
-    if states.ndim < 3 or len(states) != 1:
+    expected = first(dict(batch))["token_embeddings"]
+    if states.ndim != 3 or len(states) != 1 or states.shape[-1] != expected.shape[-1]:
         raise CutError(
             f"The blocks of {name} ({anatomy.blocks!r}) return states of shape {tuple(states.shape)} for one input, "
             "but their axes must be batch, tokens and width. Wrap the module, or permute inside its blocks."
         )
-    _check_mask(first, alone, padded, states)
-    expected = first(dict(batch))["token_embeddings"]
+    _check_mask(first, alone, padded, states, expected)
+    normed = final_norm(first.model, first.anatomy, cut.norm)
+    recorded = [record.outputs[layer - 1] if layer else record.inputs[0] for layer in first.layers]
+    if not torch.equal(side_by_side([normed(states) for states in recorded]), expected):
+        raise CutError(_changing(name))
     cut_model(first.model, cut)
     first.find_layers()
     try:
@@ -254,13 +285,39 @@ def check_module(first: Any, cut: Cut, alone: Features, padded: Features | None,
         first.model = copy.deepcopy(uncut).eval()
         first.find_layers()
         if not torch.equal(expected, first(dict(batch))["token_embeddings"]):
+            raise CutError(_changing(name))
+
+
+def _changing(name: str) -> str:
+    return (
+        f"{name} gives other states for the same input in a second pass: it is random, or a pass changes it. Its "
+        "layers cannot be read."
+    )
+
+
+def _final_modules(record: _Record, anatomy: Anatomy, name: str) -> tuple[str, ...]:
+    """Return the modules that turn the last block's output into the module's; a head after them is left out.
+
+    Raises:
+        CutError: if the module changes the states after its last block in another way.
+    """
+    states = record.outputs[-1]
+    output = record.model_output
+    if output is not None and output.shape == states.shape:
+        final = _observed_final(record)
+        if final is None:
             raise CutError(
-                f"{name} gives other states for the same input in a second pass: it is random, or a pass changes it. "
-                "Its layers cannot be read."
+                f"{name} changes its states after its last block in an unknown way. Pass norm='none', or the paths of "
+                "the modules after its last block as `final`."
             )
+        return final
+    received = {
+        path for path, before, _ in record.later if before.shape == states.shape and torch.equal(before, states)
+    }
+    return anatomy.final if received.issuperset(anatomy.final[:1]) else ()
 
 
-def _check_mask(first: Any, alone: Features, padded: Features | None, states: Tensor) -> None:
+def _check_mask(first: Any, alone: Features, padded: Features | None, states: Tensor, padded_states: Tensor) -> None:
     """Raise if a processor pads without a mask, or on the left; record whether padding changes the module's states."""
     if padded is None:
         return
@@ -270,11 +327,12 @@ def _check_mask(first: Any, alone: Features, padded: Features | None, states: Te
         rows = [value[0] for value in alone.values() if isinstance(value, Tensor) and value.ndim == 2]
         ids = [row for row in rows if not row.is_floating_point() and len(row) > 1]
         fills = any(bool(row[-1] == row[-2]) or bool(row[0] == row[1]) for row in ids)  # to a fixed length
-        longer = first(dict(padded))["token_embeddings"].shape[1] != states.shape[1]
-        if fills or longer or suffers_from_padding(first.model):
+        if fills or padded_states.shape[1] != states.shape[1] or suffers_from_padding(first.model):
             raise OptionError("`processor` must return an `attention_mask`, or must not pad: padding would be pooled.")
     elif mask.ndim == 2 and bool((mask.diff(dim=1) > 0).any()):
         raise OptionError("`processor` must pad on the right, which leaves positions unchanged, but pads on the left.")
+    elif mask.shape[1] != padded_states.shape[1] and not internals.is_pretrained(first.model):
+        mark_padding(first.model)  # it is unknown which of its states are padding
 
 
 # --- one recorded pass -----------------------------------------------------------------------------------------------
@@ -317,10 +375,13 @@ def _record_pass(
     model: Any = module.model
     record = _Record()
 
-    def after_block(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    # Clones, since a block, or the model after it, may change its states in place.
+    def before_block(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        record.inputs.append(input_states(args, kwargs).clone())
+
+    def after_block(_: nn.Module, __: Any, output: Any) -> None:
         after = first_tensor(output)
-        record.inputs.append(input_states(args, kwargs))
-        record.outputs += [] if after is None else [after]
+        record.outputs += [] if after is None else [after.clone()]
 
     def after_part(path: str, _: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         before, after = first_tensor(args), first_tensor(output)
@@ -337,10 +398,11 @@ def _record_pass(
         return output
 
     with contextlib.ExitStack() as stack:
-        for block in model.get_submodule(anatomy.blocks):
+        for block in dict.fromkeys(model.get_submodule(anatomy.blocks)):
             if anatomy.past_hooks:
                 stack.enter_context(seen_by_hooks(block))
-            stack.callback(block.register_forward_hook(after_block, with_kwargs=True).remove)
+            stack.callback(block.register_forward_pre_hook(before_block, with_kwargs=True).remove)
+            stack.callback(block.register_forward_hook(after_block).remove)
         for path, part in model.named_modules():
             if path and not path.startswith(f"{anatomy.blocks}.") and path != anatomy.blocks:
                 stack.callback(part.register_forward_hook(functools.partial(after_part, path)).remove)
@@ -395,6 +457,13 @@ def _observed_anatomy(model: Any, cut: Cut, record: _Record) -> Anatomy:
     anatomy = find_anatomy(model, blocks=cut.anatomy.blocks, final=cut.anatomy.final)
     if record.model_output is None:
         return anatomy
+    final = _observed_final(record)
+    return anatomy if final is None else replace(anatomy, final=final)
+
+
+def _observed_final(record: _Record) -> tuple[str, ...] | None:
+    """Return the modules from the last block's output to the model's, or ``None`` if something else changes it."""
+    assert record.model_output is not None
     states = record.outputs[-1]
     final: list[str] = []
     for path, before, after in record.later:
@@ -403,7 +472,7 @@ def _observed_anatomy(model: Any, cut: Cut, record: _Record) -> Anatomy:
         if before.shape == states.shape and torch.equal(before, states) and after.shape[:-1] == states.shape[:-1]:
             states = after
             final.append(path)
-    return replace(anatomy, final=tuple(final)) if _is_output(states, record.model_output) else anatomy
+    return tuple(final) if _is_output(states, record.model_output) else None
 
 
 def _is_output(states: Tensor, output: Tensor) -> bool:

@@ -155,6 +155,11 @@ def find_anatomy(model: nn.Module, *, blocks: str | None = None, final: tuple[st
         final = tuple(f"{owner}.{name}".lstrip(".") for name in _FINAL[model_type](config))
     elif final is None:
         final = _final_norm(model, path)
+    modules = dict(model.named_modules())
+    if unknown := [name for name in final if name not in modules]:
+        raise AnatomyError(
+            f"`final` must list paths of modules in {type(model).__name__}, but it has no {unknown[0]!r}."
+        )
     axes = _AXES.get(model_type, (0, 1, 2))
     return Anatomy(path, passes, final, _embeddings(model), num_blocks, axes, model_type in _PAST_HOOKS)
 

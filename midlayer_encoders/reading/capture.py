@@ -56,10 +56,15 @@ def capture(
 
 
 def accepted_arguments(model: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the inputs that a model's forward pass accepts; a module in memory may take no mask."""
+    """Return the inputs that a model's forward pass accepts; a module in memory may take no mask, or require one."""
     parameters = inspect.signature(model.forward).parameters
     any_name = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    return {name: value for name, value in inputs.items() if any_name or name in parameters}
+    accepted = {name: value for name, value in inputs.items() if any_name or name in parameters}
+    mask = parameters.get("attention_mask")
+    if accepted and mask is not None and mask.default is mask.empty and "attention_mask" not in accepted:
+        tokens = next(iter(accepted.values()))
+        accepted["attention_mask"] = torch.ones(tokens.shape[:2], dtype=torch.long, device=tokens.device)
+    return accepted
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from midlayer_encoders import LayerEncoder
-from midlayer_encoders.errors import CutError, OptionError
+from midlayer_encoders.errors import AnatomyError, CutError, OptionError
 from tests.families import tiny
 from tests.tiny_folders import TEXTS, tokenizer
 
@@ -129,6 +129,137 @@ class TokensFirst(Model):
         return states
 
 
+class SharedBlock(Model):
+    """One block in every place of the list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([self.blocks[0]] * DEPTH)
+
+
+class InPlaceBlocks(Model):
+    """Every block changes its input in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.ELU(inplace=True) for _ in range(DEPTH))
+
+
+class ScaledInPlace(Model):
+    def forward(self, input_ids: Tensor) -> Tensor:
+        states = self.table(input_ids)
+        for block in self.blocks:
+            states = block(states).mul_(2)
+        return states
+
+
+class Normed(Model):
+    """Norms before and after the blocks, in the order in which the rules on names choose the wrong one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.end = nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH))
+        self.norm = nn.LayerNorm(WIDTH)
+        with torch.random.fork_rng():
+            torch.manual_seed(1)
+            nn.init.normal_(self.norm.weight)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        states = self.norm(self.table(input_ids))
+        for block in self.blocks:
+            states = block(states)
+        return self.end(states)  # type: ignore[no-any-return]
+
+
+class NormedEmbeddings(Normed):
+    def forward(self, input_ids: Tensor) -> Tensor:
+        states = self.norm(self.table(input_ids))
+        for block in self.blocks:
+            states = block(states)
+        return states
+
+
+class Unnormed(Model):
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return nn.functional.normalize(super().forward(input_ids), dim=-1)
+
+
+class RemembersBatch(Model):
+    """Adds the mean of the previous batch, which is the same in every pass but the first if a batch is repeated."""
+
+    previous: Tensor | float = 0.0
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        states = self.table(input_ids) + self.previous
+        self.previous = self.table(input_ids).mean()
+        for block in self.blocks:
+            states = block(states)
+        return states
+
+
+class PositionsFirst(Model):
+    """Blocks receive positions before their states."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Bilinear(WIDTH, WIDTH, WIDTH) for _ in range(DEPTH))
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        states = self.table(input_ids)
+        positions = torch.ones_like(states).cumsum(dim=1)
+        for block in self.blocks:
+            states = block(positions, states)
+        return states
+
+
+class ChannelsFirst(Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Conv1d(WIDTH, WIDTH, 1) for _ in range(DEPTH))
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        states = self.table(input_ids).transpose(1, 2)
+        for block in self.blocks:
+            states = block(states)
+        return states
+
+
+class OtherArgument(Model):
+    def forward(self, tokens: Tensor) -> Tensor:
+        return super().forward(tokens)
+
+
+class FirstToken(Model):
+    """A token of the module's own before those of the text, so the mask of the inputs does not fit."""
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        states = self.table(input_ids)
+        states = torch.cat([torch.ones_like(states[:, :1]), states], dim=1)
+        for block in self.blocks:
+            states = block(states)
+        return states
+
+
+class RequiredMask(Model):
+    """Requires a mask that it ignores, so padding changes its states."""
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        assert attention_mask.shape == input_ids.shape
+        states = self.table(input_ids)
+        states = states - states.mean(dim=1, keepdim=True)
+        for block in self.blocks:
+            states = block(states)
+        return states
+
+
+class ShortTextsOnly(Model):
+    def forward(self, input_ids: Tensor) -> Tensor:
+        states = self.table(input_ids)
+        for block in list(self.blocks)[: DEPTH if input_ids.shape[1] < 20 else 1]:
+            states = block(states)
+        return states
+
+
 class Wrapper(nn.Module):
     """A module that passes its arguments on."""
 
@@ -177,7 +308,7 @@ def uncut_states(model: Model, text: str) -> tuple[list[Tensor], list[Tensor]]:
         inputs.append((*args, *kwargs.values())[0])
         outputs.append(output)
 
-    handles = [block.register_forward_hook(record, with_kwargs=True) for block in model.blocks]
+    handles = [block.register_forward_hook(record, with_kwargs=True) for block in dict.fromkeys(model.blocks)]
     model(torch.tensor(ids_of([text])))
     for handle in handles:
         handle.remove()
@@ -190,7 +321,7 @@ def expected_vector(model: Model, text: str, layer: int) -> np.ndarray:
     return states[0].mean(dim=0).numpy()
 
 
-@pytest.mark.parametrize("make", [Model, ScaledEmbeddings, Reversed])
+@pytest.mark.parametrize("make", [Model, ScaledEmbeddings, Reversed, SharedBlock, NormedEmbeddings])
 def test_every_layer_is_that_of_the_uncut_module(make: type[Model], tmp_path: Path) -> None:
     model = make()
     for layer in range(DEPTH + 1):
@@ -199,7 +330,7 @@ def test_every_layer_is_that_of_the_uncut_module(make: type[Model], tmp_path: Pa
         np.testing.assert_allclose(encoder.encode(TEXTS), expected, atol=1e-6)
         np.testing.assert_allclose(encoder.encode_layers(TEXTS)[layer], expected, atol=1e-6)
         size = len(encoder.transformer.blocks)  # type: ignore[arg-type]
-        assert size == (max(layer, 1) if make is Model or (make is Reversed and layer == 0) else DEPTH)
+        assert size == (DEPTH if make is ScaledEmbeddings or (make is Reversed and layer) else max(layer, 1))
     assert len(model.blocks) == DEPTH
     with pytest.raises(CutError, match="is a module in memory"):
         encoder.save_pretrained(str(tmp_path))
@@ -210,6 +341,56 @@ def test_several_layers_of_a_module_that_cannot_be_cut() -> None:
     vectors = encoder_of(model, [1, 3]).encode(TEXTS)
     expected = [(expected_vector(model, text, 1) + expected_vector(model, text, 3)) / 2 for text in TEXTS]
     np.testing.assert_allclose(vectors, np.stack(expected), atol=1e-6)
+
+
+def test_layers_of_blocks_that_change_their_input_in_place() -> None:
+    model = InPlaceBlocks()
+    expected = [encoder_of(model, layer).encode(TEXTS) for layer in (0, 2)]
+    assert np.abs(expected[0] - expected[1]).max() > 0.01
+    np.testing.assert_allclose(encoder_of(model, [0, 2]).encode(TEXTS), sum(expected) / 2, atol=1e-6)
+
+
+def test_final_modules_are_those_that_the_states_pass_through() -> None:
+    model = Normed().eval()
+    with torch.no_grad():
+        last = np.stack([model(torch.tensor(ids_of([text])))[0].mean(dim=0).numpy() for text in TEXTS])
+    np.testing.assert_allclose(encoder_of(model, -1).encode(TEXTS), last, atol=1e-6)
+    for layer in range(DEPTH + 1):
+        inputs, outputs = uncut_states(model, TEXTS[0])
+        states = outputs[layer - 1] if layer else inputs[0]
+        expected = model.end(states)[0].mean(dim=0).detach().numpy()
+        np.testing.assert_allclose(encoder_of(model, layer).encode(TEXTS[0]), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("make", [FirstToken, RequiredMask])
+def test_texts_in_a_padded_batch_have_the_vectors_that_they_have_alone(make: type[Model]) -> None:
+    model = make()
+    encoder = encoder_of(model, 2)
+    alone = np.stack([encoder.encode(text) for text in TEXTS])
+    if make is FirstToken:
+        expected = np.stack([expected_vector(model, text, 2) for text in TEXTS])
+        np.testing.assert_allclose(alone, expected, atol=1e-6)
+    np.testing.assert_allclose(encoder.encode(TEXTS), alone, atol=1e-6)
+    np.testing.assert_allclose(encoder.encode_layers(TEXTS)[2], alone, atol=1e-6)
+
+
+def test_text_on_which_fewer_blocks_run_is_refused() -> None:
+    encoder = encoder_of(ShortTextsOnly(), 2)
+    assert encoder.encode("short").shape == (WIDTH,)
+    with pytest.raises(CutError, match="runs fewer than 2 of its blocks"):
+        encoder.encode("a text of more than twenty letters")
+
+
+def test_final_module_must_exist() -> None:
+    with pytest.raises(AnatomyError, match="`final` must list paths of modules in Model, but it has no 'norm'"):
+        LayerEncoder.from_module(Model(), 2, processor=tokenizer(), medium="text", blocks="blocks", final=["norm"])
+
+
+def test_module_that_cannot_be_copied_is_refused() -> None:
+    model = Model()
+    model.cached = model.table.weight * 2  # type: ignore[assignment]
+    with pytest.raises(OptionError, match="`module` must be copyable"):
+        encoder_of(model, 2)
 
 
 def test_layers_before_the_first_skip_connection_are_exact_and_later_ones_refused() -> None:
@@ -230,6 +411,12 @@ def test_layers_before_the_first_skip_connection_are_exact_and_later_ones_refuse
         (CalledTwice, r"must call each of its 5 blocks \('blocks'\) once, but made 10 calls"),
         (RandomStates, "gives other states for the same input in a second pass"),
         (TokensFirst, r"states of shape \(5, 1, 16\) for one input"),
+        (ChannelsFirst, r"states of shape \(1, 16, 5\) for one input"),
+        (ScaledInPlace, "changes its states between blocks 1 and 2"),
+        (RemembersBatch, "gives other states for the same input in a second pass"),
+        (Unnormed, "changes its states after its last block in an unknown way. Pass norm='none'"),
+        (PositionsFirst, r"all receive the same first tensor, which is not their states"),
+        (OtherArgument, r"does not run on no argument.*missing 1 required.*by name, or one tensor"),
     ],
 )
 @pytest.mark.parametrize("layer", [2, DEPTH])
