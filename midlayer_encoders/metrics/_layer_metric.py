@@ -142,6 +142,16 @@ class LayerMetric(Metric):
             )
         return self
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> LayerMetric:
+        # torchmetrics converts the states if a module that holds the metric is converted with `to`, as Lightning does
+        # for precision="bf16-true".
+        def move(tensor: Tensor) -> Tensor:
+            moved = fn(tensor)
+            return moved if moved.dtype == tensor.dtype else tensor.to(moved.device)
+
+        super()._apply(move, *args, **kwargs)
+        return self
+
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """Add one layer of a batch as ``update`` does, and return that layer's value on this batch.
 

@@ -154,6 +154,18 @@ def test_running_window_of_stored_vectors_raises() -> None:
         wrapper.compute()
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("name", METRICS)
+def test_converting_the_module_that_holds_a_metric_leaves_the_states_unchanged(name: str, dtype: torch.dtype) -> None:
+    texts = corpus()
+    batches = list(torch.arange(13).split(7))
+    expected = feed(make(name, range(3)), texts, batches).compute()
+    module = torch.nn.ModuleDict({"metric": feed(make(name, range(3)), texts, batches[:1])})
+    module.to(dtype)
+    actual = feed(module["metric"], texts, batches[1:]).compute()  # type: ignore[arg-type]
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0, equal_nan=True)
+
+
 def test_min_max_needs_a_metric_of_one_layer() -> None:
     texts = corpus()
     wrapper = MinMaxMetric(make("anisotropy", [4]))
