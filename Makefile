@@ -19,6 +19,9 @@ export PYTEST_DEBUG_TEMPROOT := $(CACHE)
 export PIP_NO_CACHE_DIR := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export TOKENIZERS_PARALLELISM := false
+# Settings of pip that would install elsewhere than into .venv.
+export PIP_USER := 0
+unexport PIP_TARGET PIP_PREFIX PIP_ROOT PIP_DRY_RUN PIP_PYTHON
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo demo-vision docs tutorials test test-docs test-browser test-slow test-triton test-clients test-engines test-dist test-lowest check format bench dist clean

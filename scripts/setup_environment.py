@@ -14,7 +14,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import venv
 from pathlib import Path
 from typing import NoReturn
 
@@ -91,8 +90,10 @@ def check_cuda_packages(pip: Pip, torch_args: list[str]) -> None:
     """Warn if torch brings CUDA packages to a machine without a GPU, and exit if they do not fit on the disk."""
     if has_nvidia_gpu():
         return
-    report = pip.run("install", "--quiet", "--dry-run", "--report", "-", *torch_args).stdout
-    packages = json.loads(report)["install"] if report.strip() else []
+    report = LOG.with_name("torch.json")
+    report.unlink(missing_ok=True)
+    pip.run("install", "--quiet", "--dry-run", "--report", str(report), *torch_args)
+    packages = json.loads(report.read_bytes())["install"] if report.exists() else []
     cuda = [package for package in packages if package["metadata"]["name"].replace("_", "-").startswith("nvidia-")]
     if cuda:
         cure = "run make again with TORCH_BACKEND=cpu for the CPU build of torch"
@@ -137,13 +138,26 @@ def create_environment(folder: Path, *, system_site_packages: bool) -> None:
         [str(interpreter), "-m", "pip", "--version"], capture_output=True, check=False
     ).returncode:
         return
-    say(f"creating {folder.relative_to(ROOT)}; this takes a few minutes")
+    say(f"creating {folder}; this takes a few minutes")
     try:
+        import venv
+
         venv.create(folder, with_pip=True, clear=True, system_site_packages=system_site_packages)
-    except subprocess.CalledProcessError:
+    except (ImportError, subprocess.CalledProcessError):
         fail(
             f"{sys.executable} cannot create an environment with pip: "
             "install its venv module (Debian: apt install python3-venv)"
+        )
+    except ValueError as error:  # a colon in the path
+        fail(f"{error} Clone to another path.")
+
+
+def check_system_torch(python: Path) -> None:
+    """Exit if an environment does not see a torch that is already installed."""
+    if subprocess.run([str(python), "-c", "import torch"], capture_output=True, check=False).returncode:
+        fail(
+            f"TORCH=system needs an installed torch, but {python} cannot import one: install torch for "
+            f"{sys.executable}, remove {python.parent.parent} if it was created without it, and run make again"
         )
 
 
@@ -170,7 +184,9 @@ def main() -> None:
     create_environment(environment, system_site_packages=args.torch == "system")
     pip = Pip(python_of(environment))
     pip.run("install", "--upgrade", "pip")  # before 23.3 a dry run downloads every package
-    if args.torch != "system":
+    if args.torch == "system":
+        check_system_torch(pip.python)
+    else:
         say("installing torch")
         install_torch(pip, shlex.split(args.torch), args.torch_backend)
     install_pytrec_eval(pip)
@@ -182,4 +198,9 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        fail("interrupted: run make again to continue")
+    except OSError as error:
+        fail(f"{error}: free some space, or make {ROOT} writable, and run make again")

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import os
+import shutil
+import subprocess
 import sys
 import tomllib
+import venv
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -65,6 +69,7 @@ def test_cuda_packages_are_announced_before_the_download(
 ) -> None:
     write_wheel(tmp_path / "wheels", "torchlike", *(["nvidia-blas"] if cuda else []))
     write_wheel(tmp_path / "wheels", "nvidia_blas")
+    monkeypatch.setenv("PIP_VERBOSE", "1")  # pip then prints more than the report
     setup.check_cuda_packages(setup.Pip(Path(sys.executable)), ["torchlike"])
     printed = capsys.readouterr().out
     assert ("torch brings 1 CUDA packages" in printed and "TORCH_BACKEND=cpu" in printed) == cuda
@@ -89,6 +94,42 @@ def test_an_index_that_does_not_answer_is_named(setup: ModuleType, monkeypatch: 
     monkeypatch.delenv("PIP_NO_INDEX", raising=False)
     with pytest.raises(SystemExit, match="the package index did not answer: check the network or proxy"):
         setup.Pip(Path(sys.executable)).install("no-such-package-here")
+
+
+def run_copy(folder: Path) -> str:
+    """Run a copy of the script in a folder of its own, and return what it prints."""
+    script = folder / "scripts" / "setup_environment.py"
+    script.parent.mkdir(parents=True)
+    shutil.copy(ROOT / "scripts" / "setup_environment.py", script)
+    result = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
+    assert result.returncode == 1
+    assert "Traceback" not in result.stderr
+    return result.stderr
+
+
+def test_a_path_in_which_no_environment_can_be_created_is_named(tmp_path: Path) -> None:
+    assert "contains the PATH separator :. Clone to another path." in run_copy(tmp_path / "a:b")
+
+
+def test_a_log_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / ".cache").touch()
+    assert run_copy(tmp_path).startswith("setup: [Errno 17] File exists")
+
+
+def test_a_missing_torch_of_the_system_is_named(setup: ModuleType, tmp_path: Path) -> None:
+    venv.create(tmp_path / "environment", with_pip=False)
+    with pytest.raises(SystemExit, match=r"TORCH=system needs an installed torch, but .* run make again"):
+        setup.check_system_torch(setup.python_of(tmp_path / "environment"))
+    setup.check_system_torch(Path(sys.executable))
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+def test_settings_of_pip_cannot_move_the_installation(tmp_path: Path) -> None:
+    rule = "print:\n\t@echo $$PIP_USER $${PIP_TARGET-unset} $${PIP_PREFIX-unset}\n"
+    (tmp_path / "Makefile").write_text(f"include {ROOT / 'Makefile'}\n{rule}", encoding="utf8")
+    settings = {**os.environ, "PIP_USER": "1", "PIP_TARGET": "/elsewhere", "PIP_PREFIX": "/elsewhere"}
+    printed = subprocess.check_output(["make", "print"], cwd=tmp_path, env=settings, text=True)
+    assert printed.split() == ["0", "unset", "unset"]
 
 
 def test_the_stand_in_satisfies_mteb_and_yields_to_the_real_package() -> None:
