@@ -194,13 +194,14 @@ def _difference(previous: dict[str, Any] | None, current: dict[str, Any] | None)
 
 def read_state(path: Path) -> dict[str, Any]:
     """Return the state of the history that :meth:`MeasurementHistory.write` wrote."""
-    import polars as pl
+    from midlayer_encoders.frame.schema import read_parquet
 
-    frame = pl.read_parquet(path).select("revision", "name", "layer", "value")
+    saved, fields = read_parquet(path)
+    frame = saved.select("revision", "name", "layer", "value")
     steps: dict[int, MetricValues] = {}
     for revision, name, layer, value in frame.iter_rows():
         steps.setdefault(int(revision.removeprefix("step")), {}).setdefault(name, {})[layer] = value
-    metadata = json.loads(pl.read_parquet_metadata(path).get(_METADATA_KEY, "{}"))
+    metadata = json.loads(fields.get(_METADATA_KEY, "{}"))
     return {"layers": frame["layer"].unique().to_list(), **metadata, "steps": steps}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any, Literal, Protocol
 
 import polars as pl
 
+from midlayer_encoders._types import content_digest
 from midlayer_encoders.errors import OptionError, did_you_mean
 from midlayer_encoders.files import check_regular_file, read_text_file
 from midlayer_encoders.validation import check_fork
@@ -32,6 +34,8 @@ FRAME_SCHEMA = pl.Schema(
 KINDS = ("score", "metric", "confirmed")
 """A ``confirmed`` row is mteb's score of a layer whose ``score`` row comes from scoring all layers together."""
 
+_SEAL = rb"midlayer-[0-9a-f]{32}"
+_NO_SEAL = b"midlayer-" + b"0" * 32  # what a checksum replaces
 _IDENTITY = ["model", "revision", "layer", "kind", "dataset", "name"]
 
 
@@ -188,6 +192,33 @@ def _check_rows(frame: pl.DataFrame) -> None:
         )
 
 
+def parquet_bytes(frame: pl.DataFrame, metadata: Mapping[str, str] | None = None) -> bytes:
+    """Return a parquet file with metadata and a checksum of the whole file, for :func:`read_parquet`."""
+    content = io.BytesIO()
+    frame.write_parquet(content, metadata={**(metadata or {}), "checksum": _NO_SEAL.decode()})
+    return content.getvalue().replace(_NO_SEAL, _seal(content.getvalue()))
+
+
+def read_parquet(path: Path) -> tuple[pl.DataFrame, dict[str, str]]:
+    """Return a parquet file's frame and metadata, or raise a ``ValueError`` if it does not match its checksum.
+
+    The checksum is verified first, because a damaged file can end the process inside polars. Files that other programs
+    wrote have none.
+    """
+    content = path.read_bytes()
+    seal = re.search(_SEAL, content)
+    if seal is not None and seal[0] != _seal(content.replace(seal[0], _NO_SEAL)):
+        raise ValueError("its content does not match its checksum")
+    try:
+        return pl.read_parquet(io.BytesIO(content)), pl.read_parquet_metadata(io.BytesIO(content))
+    except pl.exceptions.PanicException as reason:  # not an `Exception`
+        raise ValueError(f"polars cannot read it: {reason}") from reason
+
+
+def _seal(content: bytes) -> bytes:
+    return b"midlayer-" + content_digest(content, 16).encode()
+
+
 def read_frame(path: Path) -> pl.DataFrame:
     """Return the valid frame of results in a parquet or CSV file; errors name the file."""
     check_fork()
@@ -196,8 +227,10 @@ def read_frame(path: Path) -> pl.DataFrame:
         if path.suffix.lower() == ".csv":
             frame = pl.read_csv(io.BytesIO(read_text_file(path, OptionError).encode()))
         else:
-            frame = pl.read_parquet(path, glob=False)
-    except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError) as reason:
+            frame, _ = read_parquet(path)
+    except (pl.exceptions.PolarsError, ValueError, OSError) as reason:
+        if isinstance(reason, OptionError):
+            raise
         raise OptionError(
             f"{path} must be a frame of results, but cannot be read: {str(reason).partition(chr(10))[0]}."
         ) from reason

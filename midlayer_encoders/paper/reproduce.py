@@ -14,6 +14,7 @@ import polars as pl
 
 from midlayer_encoders.errors import DiskFullError, MidlayerError, OptionError, error_summary
 from midlayer_encoders.files import check_links, folder_lock, read_artifact, write_file
+from midlayer_encoders.frame.schema import read_parquet
 from midlayer_encoders.paper import depth_figures as depth
 from midlayer_encoders.paper import token_experiments as tokens
 from midlayer_encoders.paper.setting import MissingInputError, Setting
@@ -213,12 +214,8 @@ def _outcome(name: str, setting: Setting) -> Outcome:
 def _saved_frame(name: str, setting: Setting) -> pl.DataFrame | None:
     """Return the frame of an earlier run with the same setting, if any."""
     digest = setting.digest
-
-    def read(path: Path) -> tuple[pl.DataFrame, bool]:
-        return pl.read_parquet(path), pl.read_parquet_metadata(path).get(_SETTING) == digest
-
-    frame, same = read_artifact(setting.out / f"{name}.parquet", read) or (None, False)
-    return frame if same else None
+    frame, metadata = read_artifact(setting.out / f"{name}.parquet", read_parquet) or (None, {})
+    return frame if metadata.get(_SETTING) == digest else None
 
 
 def _measure(name: str, setting: Setting) -> pl.DataFrame:

@@ -18,7 +18,7 @@ from midlayer_encoders.comparing.checkpoints import files_fingerprint
 from midlayer_encoders.encoder.options import EncoderOptions
 from midlayer_encoders.errors import MidlayerError, OptionError
 from midlayer_encoders.files import read_artifact
-from midlayer_encoders.frame.schema import FRAME_SCHEMA, check_frame, tidy_frame
+from midlayer_encoders.frame.schema import FRAME_SCHEMA, check_frame, read_parquet, tidy_frame
 from midlayer_encoders.measuring import measure_layers
 from midlayer_encoders.report.results import kept_frame
 from midlayer_encoders.tasks.docstrings import versions
@@ -223,7 +223,7 @@ class Setting:
 
         folder = self.out / "sweeps" / f"{self.models.index(model)}-{self.digest}"
         notes = read_artifact(folder / "sweep.json", read_notes)
-        frame = read_artifact(folder / "frame.parquet", pl.read_parquet)
+        frame, _ = read_artifact(folder / "frame.parquet", read_parquet) or (None, {})
         if notes is not None and frame is not None and not notes.failures:
             return frame
         # The paper's numbers are mteb's, so mteb scores every layer.

@@ -7,7 +7,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -15,6 +14,7 @@ import polars as pl
 
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.files import read_artifact, write_file
+from midlayer_encoders.frame.schema import parquet_bytes, read_parquet
 from midlayer_encoders.report.drawing import write_figure
 from midlayer_encoders.report.pages import write_page
 
@@ -78,22 +78,17 @@ class Result(ABC):
 
 
 def write_frame(frame: pl.DataFrame, path: Path, *, metadata: Mapping[str, str] | None = None) -> None:
-    """Write a frame atomically as CSV or as parquet with metadata, depending on the suffix."""
+    """Write a frame atomically as CSV or as parquet with metadata and a checksum, depending on the suffix."""
     # Polars' errors about a full disk name neither the disk nor the path.
-    content = BytesIO()
-    if path.suffix == ".csv":
-        frame.write_csv(content)
-    else:
-        frame.write_parquet(content, metadata=dict(metadata) if metadata else None)
-    write_file(path, content.getvalue())
+    write_file(path, frame.write_csv().encode() if path.suffix == ".csv" else parquet_bytes(frame, metadata))
 
 
 def kept_frame(path: Path, make: Callable[[], pl.DataFrame]) -> pl.DataFrame:
     """Return the frame saved in a parquet file, or make and save it.
 
-    An unreadable file is set aside with a warning and made again.
+    A damaged file is set aside with a warning and made again.
     """
-    frame = read_artifact(path, pl.read_parquet)
+    frame, _ = read_artifact(path, read_parquet) or (None, {})
     if frame is None:
         frame = make()
         write_frame(frame, path)

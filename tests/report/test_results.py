@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -11,12 +12,17 @@ import pytest
 
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.files import atomic_write
+from midlayer_encoders.frame import NamedSubject, read_frame, tidy_frame, tidy_rows
+from midlayer_encoders.frame.schema import parquet_bytes
 from midlayer_encoders.report.results import Result, kept_frame, write_frame
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FRAME = pl.DataFrame({"layer": [0, 1], "value": [0.25, 0.5]})
+RESULTS = tidy_frame(
+    tidy_rows({0: 0.25, 1: 0.5, 2: 0.7}, NamedSubject("m", None, 2), kind="metric", dataset="t", name="dime")
+)
 
 
 @dataclass(frozen=True)
@@ -82,3 +88,37 @@ def test_cached_frame_is_computed_once_unless_unreadable(tmp_path: Path, caplog:
     assert (len(calls), path.with_name("step1.parquet.broken").read_bytes()) == (2, b"PAR1 and half of it")
     assert "could not be read" in caplog.text
     assert pl.read_parquet(path).equals(FRAME)
+
+
+def test_frame_with_a_changed_bit_never_gives_other_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "frame.parquet"
+    write_frame(RESULTS, path)
+    content = path.read_bytes()
+    num_refused = 0
+    positions = range(0, len(content), 13)
+    for position in positions:
+        changed = bytearray(content)
+        changed[position] ^= 1 << position % 8
+        path.write_bytes(changed)
+        try:
+            frame = read_frame(path)
+        except OptionError:
+            num_refused += 1
+        else:
+            assert frame.equals(RESULTS), position
+    assert num_refused >= len(positions) - 4  # a file without a checksum is one that another program wrote
+
+
+def test_damaged_frame_is_computed_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "frame.parquet"
+    other = RESULTS.with_columns(value=pl.col("value") * 2)
+    path.write_bytes(parquet_bytes(RESULTS).replace(struct.pack("<d", 0.7), struct.pack("<d", 0.6)))
+    assert pl.read_parquet(path)["value"].to_list() == [0.25, 0.5, 0.6]
+    assert kept_frame(path, lambda: other).equals(other)
+    assert "does not match its checksum" in caplog.text
+
+
+def test_frame_that_another_program_wrote_has_no_checksum(tmp_path: Path) -> None:
+    path = tmp_path / "frame.parquet"
+    RESULTS.write_parquet(path)
+    assert read_frame(path).equals(RESULTS)
