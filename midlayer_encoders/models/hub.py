@@ -124,14 +124,17 @@ def load_config(model: str, revision: str | None = None, *, local: bool, **optio
 
     try:
         return AutoConfig.from_pretrained(model, revision=revision, **access_options(local=local), **options)
-    except (OSError, ValueError) as reason:
+    except ImportError:
+        raise
+    except Exception as reason:  # invalid configs fail in their own ways
         if (Path(model) / "adapter_config.json").is_file():
             raise ModelNotFoundError(
                 f"`model` must be a complete model, but {model!r} holds a PEFT adapter alone: pass its base model and "
                 f"pass adapters=[{model!r}] (--adapter)."
             ) from reason
         raise ModelNotFoundError(
-            f"`model` must hold a config that this transformers can read, but {model!r} does not: {reason}"
+            f"`model` must hold a config that this transformers can read, but {model!r} does not: "
+            f"{reason if isinstance(reason, OSError | ValueError) else error_summary(reason)}"
         ) from reason
 
 

@@ -20,7 +20,14 @@ from safetensors import SafetensorError
 from torch import nn
 
 from midlayer_encoders._types import Layer, Norm
-from midlayer_encoders.errors import CutError, LayerIndexError, MidlayerError, ModelNotFoundError, OptionError
+from midlayer_encoders.errors import (
+    CutError,
+    LayerIndexError,
+    MidlayerError,
+    ModelNotFoundError,
+    OptionError,
+    error_summary,
+)
 from midlayer_encoders.models import anatomy as anatomies
 from midlayer_encoders.models import transformers_internals as internals
 from midlayer_encoders.models.anatomy import Anatomy, find_anatomy
@@ -34,6 +41,7 @@ from midlayer_encoders.validation import check_choice
 _UNREAD = re.compile(r"(^|\.)(pooler|head|contact_head|mask_token|masked_spec_embed|post_layernorm)(\.|$)")
 _UNREAD_JOINT = re.compile(r"(^|\.)logit_(scale|bias)$")
 _MOST_BLOCKS = 4096
+_CORRECT_CONFIG = "Correct config.json, or download it again."
 _MAX_NAMED = 10  # missing weights that an error names
 _ROOT = "base_model.model."  # PEFT's prefix for the names of a model's modules
 
@@ -92,7 +100,7 @@ def load_cut(
     options |= {"revision": revision, **access_options(local=local), "dtype": "auto", **(model_kwargs or {})}
     loader = _Loader(model, layer, norm, adapters, options, config_kwargs or {}, plan, spare, gguf_file)
     with internals.LOADING:
-        complete = _empty(config, trust_remote_code)
+        complete = _complete_model(config, model, trust_remote_code)
         towers = anatomies.find_towers(complete)
         if tower is None and towers:
             return loader.load_joint(complete, towers)
@@ -116,14 +124,17 @@ def load_cut(
 
 
 def _check_depth(config: Any, model: str) -> None:
-    """Raise if a config, or one inside it, counts more blocks than any model has: building them would take hours."""
+    """Raise if a config, or one inside it, counts fewer or more blocks than a model can have.
+
+    Building millions of blocks would take hours.
+    """
     for part in (config, *vars(config).values()):
         for name in internals.COUNTS:
             count = getattr(part, name, None)
-            if isinstance(count, int) and count > _MOST_BLOCKS:
+            if isinstance(count, int) and not 0 <= count <= _MOST_BLOCKS:
                 raise ModelNotFoundError(
-                    f"`{name}` in the config of {model!r} must be at most {_MOST_BLOCKS:,}, but is {count:,}. Correct "
-                    "config.json, or download it again."
+                    f"`{name}` in the config of {model!r} must be in [0, {_MOST_BLOCKS:,}], but is {count:,}. "
+                    f"{_CORRECT_CONFIG}"
                 )
 
 
@@ -346,6 +357,18 @@ def _empty(config: Any, trust_remote_code: bool = False) -> Any:
                 "its layers cannot be read. Pass an encoder-only model."
             )
         return transformers.AutoModel.from_config(copy.deepcopy(config), trust_remote_code=trust_remote_code)
+
+
+def _complete_model(config: Any, model: str, trust_remote_code: bool) -> Any:
+    """Return the complete model without weights, or raise if its config is invalid."""
+    try:
+        return _empty(config, trust_remote_code)
+    except (MidlayerError, ImportError, OSError):
+        raise
+    except Exception as reason:  # invalid configs fail in their own ways
+        raise ModelNotFoundError(
+            f"{model!r} cannot be built from its config: {error_summary(reason)}. {_CORRECT_CONFIG}"
+        ) from reason
 
 
 def _empty_part(complete: Any, path: str) -> Any:

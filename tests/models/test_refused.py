@@ -14,7 +14,7 @@ from transformers.models.llama import modeling_llama
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders._types import Norm
-from midlayer_encoders.errors import CutError, MidlayerError
+from midlayer_encoders.errors import CutError, MidlayerError, ModelNotFoundError
 from midlayer_encoders.models import load
 from tests.tiny_folders import TEXTS
 
@@ -100,6 +100,24 @@ def test_states_that_change_between_two_blocks_are_detected_at_any_layer(
             LayerEncoder(folder, layer, norm=norm, device="cpu")
 
 
+@pytest.mark.parametrize(
+    ("setting", "problem"),
+    [
+        ('"num_hidden_layers": -1', r"`num_hidden_layers` .* must be in \[0, 4,096\], but is -1. Correct config.json"),
+        ('"num_hidden_layers": 10000000', r"must be in \[0, 4,096\], but is 10,000,000. Correct config.json"),
+        ('"num_hidden_layers": "4"', "config that this transformers can read, .* expected int, got str"),
+        ('"nested": ' + '{"a": ' * 5000 + "1" + "}" * 5000, "config that this transformers can read, .*RecursionError"),
+        ('"hidden_act": "unknown"', "cannot be built from its config: KeyError: 'unknown'. Correct config.json"),
+        ('"intermediate_size": -1', "cannot be built from its config: .* negative dimension .* Correct config.json"),
+    ],
+)
+def test_invalid_config_is_refused(setting: str, problem: str, tiny_folder: Folder, tmp_path: Path) -> None:
+    config = Path(tiny_folder("Llama"), "config.json").read_text()
+    (tmp_path / "config.json").write_text(config.rstrip().removesuffix("}") + f", {setting}}}")
+    with pytest.raises(ModelNotFoundError, match=f"(?s){problem}"):
+        LayerEncoder(str(tmp_path), 1, device="cpu")
+
+
 @pytest.mark.parametrize("reason", [CutError("no part of it is a model"), RuntimeError("of its own")])
 def test_model_that_cannot_be_created_is_refused_without_endless_retries(
     reason: Exception, tiny_folder: Folder, monkeypatch: pytest.MonkeyPatch
@@ -116,7 +134,7 @@ def test_model_that_cannot_be_created_is_refused_without_endless_retries(
 
     folder = tiny_folder("Llama")
     monkeypatch.setattr(load, "_empty", fail)
-    with pytest.raises(CutError, match=str(reason)):
+    with pytest.raises(CutError if isinstance(reason, CutError) else ModelNotFoundError, match=str(reason)):
         LayerEncoder(folder, 2, device="cpu")
 
 
