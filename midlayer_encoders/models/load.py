@@ -41,7 +41,6 @@ from midlayer_encoders.validation import check_choice
 _UNREAD = re.compile(r"(^|\.)(pooler|head|contact_head|mask_token|masked_spec_embed|post_layernorm)(\.|$)")
 _UNREAD_JOINT = re.compile(r"(^|\.)logit_(scale|bias)$")
 _MOST_BLOCKS = 4096
-_CORRECT_CONFIG = "Correct config.json, or download it again."
 _MAX_NAMED = 10  # missing weights that an error names
 _ROOT = "base_model.model."  # PEFT's prefix for the names of a model's modules
 
@@ -134,7 +133,7 @@ def _check_depth(config: Any, model: str) -> None:
             if isinstance(count, int) and not 0 <= count <= _MOST_BLOCKS:
                 raise ModelNotFoundError(
                     f"`{name}` in the config of {model!r} must be in [0, {_MOST_BLOCKS:,}], but is {count:,}. "
-                    f"{_CORRECT_CONFIG}"
+                    "Correct its config.json, or download it again."
                 )
 
 
@@ -356,18 +355,20 @@ def _empty(config: Any, trust_remote_code: bool = False) -> Any:
                 f"{type(config).__name__} has an encoder and a decoder, and its encoder is not a model on its own, so "
                 "its layers cannot be read. Pass an encoder-only model."
             )
+        internals.forget_remote_model(config)
         return transformers.AutoModel.from_config(copy.deepcopy(config), trust_remote_code=trust_remote_code)
 
 
 def _complete_model(config: Any, model: str, trust_remote_code: bool) -> Any:
-    """Return the complete model without weights, or raise if its config is invalid."""
+    """Return the complete model without weights, or raise if its config or its own code is invalid."""
     try:
         return _empty(config, trust_remote_code)
-    except (MidlayerError, ImportError, OSError):
+    except (MidlayerError, ImportError):
         raise
     except Exception as reason:  # invalid configs fail in their own ways
+        cure = "Correct its code or config.json" if trust_remote_code else "Correct its config.json"
         raise ModelNotFoundError(
-            f"{model!r} cannot be built from its config: {error_summary(reason)}. {_CORRECT_CONFIG}"
+            f"{model!r} cannot be built: {error_summary(reason)}. {cure}, or download it again."
         ) from reason
 
 

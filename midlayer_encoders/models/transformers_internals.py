@@ -197,6 +197,16 @@ def is_remote(model: nn.Module) -> bool:
     return not type(model).__module__.startswith("transformers.")
 
 
+def forget_remote_model(config: Any) -> None:
+    """Let ``AutoModel`` read a folder's own code again, which may have changed since it registered the model's class."""
+    from transformers import AutoModel
+
+    registered: dict[Any, type] = AutoModel._model_mapping._extra_content
+    model_class = registered.get(type(config))
+    if model_class is not None and model_class.__module__.startswith("transformers_modules."):
+        del registered[type(config)]
+
+
 def opt_lacks_final_norm(config: Any) -> bool:
     """Return whether an OPT checkpoint predates the final norm."""
     return bool(config._remove_final_layer_norm)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders._types import content_digest
-from midlayer_encoders.errors import CutError, MidlayerError
+from midlayer_encoders.errors import CutError, MidlayerError, ModelNotFoundError
 from tests.tiny_folders import TEXTS, tokenizer
 
 DEPTH = 6
@@ -184,3 +185,30 @@ def test_several_layers_of_a_model_that_is_not_cut(code_folder: Any) -> None:
     encoder: Any = remote_encoder(folder, [1, 3])  # type: ignore[arg-type]
     expected = (uncut_vectors(folder, 1, "final") + uncut_vectors(folder, 3, "final")) / 2
     np.testing.assert_allclose(encoder.encode(TEXTS), expected, atol=1e-5)
+
+
+def test_code_that_changed_since_the_last_load_is_used(code_folder: Any) -> None:
+    folder = code_folder()
+    other_folder = code_folder("3.0")  # with the same weights
+    before = remote_encoder(folder, 2)
+    shutil.copy(Path(other_folder, "modeling_custom.py"), folder)
+    after = remote_encoder(folder, 2)
+    np.testing.assert_allclose(after.encode(TEXTS), uncut_vectors(other_folder, 2, "final"), atol=1e-5)
+    assert np.abs(before.encode(TEXTS) - after.encode(TEXTS)).max() > 1e-3
+    assert dict(before.spec.parts)["code"] != dict(after.spec.parts)["code"]
+
+
+@pytest.mark.parametrize(
+    ("first_line", "problem"),
+    [
+        ("raise RuntimeError('unknown GPU')", "RuntimeError: unknown GPU"),
+        ("from .absent import name", "FileNotFoundError: .*absent.py"),
+        ("two words", "SyntaxError: invalid syntax"),
+    ],
+)
+def test_code_that_cannot_be_imported_is_refused(first_line: str, problem: str, code_folder: Any) -> None:
+    folder = code_folder()
+    code = Path(folder, "modeling_custom.py")
+    code.write_text(f"{first_line}\n{code.read_text()}")
+    with pytest.raises(ModelNotFoundError, match=f"cannot be built: {problem}.* Correct its code or config.json"):
+        remote_encoder(folder, 2)

@@ -103,12 +103,15 @@ def test_states_that_change_between_two_blocks_are_detected_at_any_layer(
 @pytest.mark.parametrize(
     ("setting", "problem"),
     [
-        ('"num_hidden_layers": -1', r"`num_hidden_layers` .* must be in \[0, 4,096\], but is -1. Correct config.json"),
-        ('"num_hidden_layers": 10000000', r"must be in \[0, 4,096\], but is 10,000,000. Correct config.json"),
+        (
+            '"num_hidden_layers": -1',
+            r"`num_hidden_layers` .* must be in \[0, 4,096\], but is -1. Correct its config.json",
+        ),
+        ('"num_hidden_layers": 10000000', r"must be in \[0, 4,096\], but is 10,000,000. Correct its config.json"),
         ('"num_hidden_layers": "4"', "config that this transformers can read, .* expected int, got str"),
         ('"nested": ' + '{"a": ' * 5000 + "1" + "}" * 5000, "config that this transformers can read, .*RecursionError"),
-        ('"hidden_act": "unknown"', "cannot be built from its config: KeyError: 'unknown'. Correct config.json"),
-        ('"intermediate_size": -1', "cannot be built from its config: .* negative dimension .* Correct config.json"),
+        ('"hidden_act": "unknown"', "cannot be built: KeyError: 'unknown'. Correct its config.json"),
+        ('"intermediate_size": -1', "cannot be built: .* negative dimension .* Correct its config.json"),
     ],
 )
 def test_invalid_config_is_refused(setting: str, problem: str, tiny_folder: Folder, tmp_path: Path) -> None:
