@@ -198,7 +198,7 @@ def is_remote(model: nn.Module) -> bool:
 
 
 def forget_remote_model(config: Any) -> None:
-    """Let ``AutoModel`` read a folder's own code again, which may have changed since it registered the model's class."""
+    """Let ``AutoModel`` read a folder's own code again, which may have changed since its class was registered."""
     from transformers import AutoModel
 
     registered: dict[Any, type] = AutoModel._model_mapping._extra_content

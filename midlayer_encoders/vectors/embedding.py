@@ -23,7 +23,18 @@ from midlayer_encoders._types import Layer, Progress, ReadSite, Stage, content_d
 from midlayer_encoders.encoder.options import EncoderKeywords
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import OptionError, did_you_mean, short_repr
-from midlayer_encoders.files import atomic_write, check_links, expand_home, explain_full_disk, folder_lock, write_file
+from midlayer_encoders.files import (
+    atomic_write,
+    check_links,
+    expand_home,
+    explain_full_disk,
+    file_checksums,
+    folder_lock,
+    read_artifact,
+    read_sealed,
+    sealed,
+    write_file,
+)
 from midlayer_encoders.media import check_taken, medium_of, read_image
 from midlayer_encoders.reading.batches import TokenBudget, batches_of, check_budget, count_tokens, tokens_that_fit
 from midlayer_encoders.reading.capture import final_norm
@@ -264,7 +275,7 @@ class _EmbedRun:
         return ", ".join(differences) or "the same model with other options"
 
     def write_states(self, part: Path, budget: TokenBudget) -> None:
-        """Write token states to shards, except those that exist, then ``index.json``, and move the folder into place.
+        """Write token states to shards, except complete ones, then ``index.json``, and move the folder into place.
 
         A shard holds ``layer.K`` ``(T, D)`` per layer, the concatenated states of its inputs; ``offsets`` ``(n + 1)``,
         where the states of each input begin; and ``counted`` ``(T)``, which states the pooling includes.
@@ -277,9 +288,12 @@ class _EmbedRun:
         for number, (start, end) in enumerate(self._shards()):
             path = folder / f"states-{number:06d}.safetensors"
             shards.append({"file": path.name, "first": start, "inputs": end - start})
-            if not path.is_file():
+            checksum_file = path.with_suffix(".json")  # for a run that resumes
+            saved = read_artifact(checksum_file, read_sealed)
+            if saved is None or saved != file_checksums(folder, path.name):
                 tensors = self._read_states(self.inputs[start:end], tokens)
                 write_safetensors(path, tensors, {**metadata, "first": start, "count": end - start})
+                write_file(checksum_file, sealed(file_checksums(folder, path.name)))
             stage.step(end - start)
         write_file(folder / "index.json", json.dumps({**metadata, "shards": shards}, indent=2).encode())
         for leftover in {path.name for path in folder.iterdir()} - {"index.json", *(shard["file"] for shard in shards)}:

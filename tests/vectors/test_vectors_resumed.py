@@ -149,6 +149,27 @@ def test_token_states_of_a_killed_run_ship_no_temporary_file(encoder: LayerEncod
     assert sorted(path.name for path in folder.iterdir()) == ["index.json", "states-000000.safetensors"]
 
 
+def test_damaged_shard_of_token_states_is_written_again(
+    encoder: LayerEncoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embedding, "_SHARD_BYTES", 4 * 32 * 150)  # 150 tokens of one layer
+    options: dict[str, Any] = {"layers": [2], "tokens": True}
+    complete = embed(encoder, TEXTS, tmp_path / "complete", **options)
+    with pytest.raises(StopError):
+        embed(encoder, TEXTS, tmp_path / "states", progress=stop_after(30), **options)
+    changed, swapped, other, truncated, *_ = sorted((tmp_path / "states.part").rglob("*.safetensors"))
+    content = bytearray(changed.read_bytes())
+    content[-5] ^= 1
+    changed.write_bytes(content)
+    swapped.write_bytes(other.read_bytes())
+    truncated.write_bytes(truncated.read_bytes()[:-4])
+    other.write_bytes(b"")
+    folder = embed(encoder, TEXTS, tmp_path / "states", **options)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == {
+        path.name: path.read_bytes() for path in complete.iterdir()
+    }
+
+
 @pytest.mark.slow
 def test_killed_command_can_be_resumed(tiny_folder: Folder, tmp_path: Path) -> None:
     texts, out = tmp_path / "texts.txt", tmp_path / "v.safetensors"
