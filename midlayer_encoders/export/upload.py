@@ -185,8 +185,8 @@ def _eval_result(row: dict[str, Any]) -> EvalResult:
 
 def _name_list(value: Any) -> list[str]:
     """Return the names in a card field as a list; YAML parses ``no`` (Norwegian) as false."""
-    names = [value] if isinstance(value, str | bool) else list(value or ())
-    return ["no" if name is False else str(name) for name in names]
+    names = value if isinstance(value, list) else [value]
+    return ["no" if name is False else name for name in names if name is False or isinstance(name, str)]
 
 
 def _license_terms(source: dict[str, Any], base: str | None) -> list[tuple[str, str]]:

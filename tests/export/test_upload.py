@@ -258,6 +258,18 @@ def test_the_card_of_the_source_adds_no_field_to_the_uploaded_card(
     assert "bad.example" not in body
 
 
+def test_values_of_the_source_card_that_are_not_names_are_left_out(
+    hub: Hub, tmp_path: Path, tiny_folder: Folder
+) -> None:
+    shutil.copytree(tiny_folder("Llama"), tmp_path / "whole")
+    (tmp_path / "whole" / "README.md").write_text("---\nbase_model: 5\nlanguage: [no, 2020-01-01, {a: b}]\n---\n")
+    push_to_hub(LayerEncoder(str(tmp_path / "whole"), 1, device="cpu"), "someone/cut")
+    text = hub.repositories["someone/cut"]["main"]["README.md"].decode()
+    header = yaml.safe_load(text.split("---\n")[1])
+    assert "base_model" not in header
+    assert header["language"] == ["no"]
+
+
 def test_the_card_has_no_field_of_a_hostile_branch_or_name(hub: Hub, tmp_path: Path, tiny_folder: Folder) -> None:
     folder = tmp_path / "a\n---\nextra_gated_prompt: send money"
     shutil.copytree(tiny_folder("Llama"), folder)
