@@ -31,6 +31,10 @@ NO_SITE = "`site` must be left out for an encoder: a cut model ends after a bloc
 _DTYPES = ("float32", "float16", "bfloat16", "float64")
 _DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")  # accelerate's strategies
 _DEPRECATED = {"weights": "layer_weights"}
+_WITHOUT_COUNTERPART = {
+    "modules": "A module in memory: LayerEncoder.from_module(module, layer, processor=…).",
+    "model_card_data": "Set its fields: encoder.model_card_data.language = ….",
+}
 SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")  # of sentence-transformers
 
 
@@ -92,6 +96,13 @@ def device_name(argument: str, device: Any) -> str:
 
 
 def _check_device_map(argument: str, value: Any) -> str:
+    if isinstance(value, Mapping):
+        if set(value) != {""}:
+            raise OptionError(
+                f"`{argument}` must be 'auto', a device, or {{'': device}} for an encoder, whose blocks are those up to "
+                f"its layer, but got {short_repr(value)}."
+            )
+        value = f"cuda:{value['']}" if isinstance(value[""], int) else device_name(argument, value[""])
     name = validation.check_text(argument, value)
     return name if re.fullmatch(r"[a-z]{2,4}(:\d+)?", name) else validation.check_choice(argument, name, _DEVICE_MAPS)
 
@@ -414,8 +425,12 @@ def make_options(keywords: Mapping[str, Any], **defaults: Any) -> EncoderOptions
 def _take_sentence_transformers_names(values: dict[str, Any]) -> None:
     """Replace keywords that are named otherwise in ``SentenceTransformer``, or that ``model_kwargs`` holds."""
     validation.check_choice("backend", values.pop("backend", "torch"), ("torch",))
+    for name, remedy in _WITHOUT_COUNTERPART.items():
+        if values.pop(name, None) is not None:
+            raise OptionError(f"`{name}` must be left out for an encoder of files. {remedy}")
     model_kwargs = _check_keywords("model_kwargs", {} if values.get("model_kwargs") is None else values["model_kwargs"])
     renamed = [(values, "max_seq_length", "max_length"), (values, "tokenizer_kwargs", "processor_kwargs")]
+    renamed.append((values, "use_auth_token", "token"))
     renamed += [(model_kwargs, name, name) for name in ("dtype", "device_map", "attn_implementation")]
     for keywords, old, new in [*renamed, (model_kwargs, "torch_dtype", "dtype")]:
         value = keywords.pop(old, None)

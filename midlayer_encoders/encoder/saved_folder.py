@@ -112,10 +112,15 @@ def load_saved_folder(model: str, options: EncoderOptions, *, gguf_file: str | N
             trust_remote_code=options.trust_remote_code,
         )
     except (AttributeError, ImportError, KeyError, OSError, TypeError, ValueError) as reason:
+        remedy = (
+            f" Correct its {_SETTINGS_FILE}, its modules.json and the files that this lists, or delete these to read a "
+            "plain transformers model."
+        )
+        if "pip install" in str(reason) or "trust_remote_code=True" in str(reason):
+            remedy = ""  # the reason names it
         raise ModelNotFoundError(
             f"`model` must hold settings and modules that sentence-transformers can read, but {model!r} does not "
-            f"({type(reason).__name__}: {reason}). Correct its {_SETTINGS_FILE}, its modules.json and the files that "
-            "this lists, or delete these to read a plain transformers model."
+            f"({type(reason).__name__}: {reason}).{remedy}"
         ) from reason
     first, *later = rest
     package, *_, first_class = rest.first_type.split(".")

@@ -14,7 +14,7 @@ import torch
 from sentence_transformers import SentenceTransformer, SimilarityFunction
 
 from midlayer_encoders import LayerEncoder
-from midlayer_encoders.encoder.options import EncoderOptions, python_line, shell_line
+from midlayer_encoders.encoder.options import EncoderOptions, make_options, python_line, shell_line
 from midlayer_encoders.errors import ModelNotFoundError, OptionError
 from tests.tiny_folders import TEXTS
 
@@ -22,7 +22,8 @@ Folder = Callable[[str], str]
 
 
 def both(folder: str, **keywords: Any) -> tuple[LayerEncoder, SentenceTransformer]:
-    return LayerEncoder(folder, -1, device="cpu", **keywords), SentenceTransformer(folder, device="cpu", **keywords)
+    keywords = {"device": "cpu", **keywords}
+    return LayerEncoder(folder, -1, **keywords), SentenceTransformer(folder, **keywords)
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +41,7 @@ def folder(tiny_folder: Folder, tmp_path_factory: pytest.TempPathFactory) -> str
         {"config_kwargs": {"hidden_act": "relu"}},
         {"config_kwargs": {"num_hidden_layers": 1}},
         {"processor_kwargs": {"model_max_length": 7}},
+        {"model_kwargs": {"device_map": {"": "cpu"}}, "device": None, "modules": None, "model_card_data": None},
         {"similarity_fn_name": SimilarityFunction.EUCLIDEAN, "truncate_dim": 6, "backend": "torch"},
         {"local_files_only": True, "token": False, "cache_folder": "nowhere", "prompts": {"query": "find: "}},
     ],
@@ -60,6 +62,9 @@ def test_other_names_of_the_arguments(folder: str) -> None:
     assert encoder.spec == expected.spec
     encoder = LayerEncoder(folder, 2, tokenizer_kwargs={"model_max_length": 9}, device="cpu")
     np.testing.assert_array_equal(encoder.encode(TEXTS), expected.encode(TEXTS))
+    options = {"use_auth_token": "secret", "device_map": {"": torch.device("cpu")}}
+    assert make_options(options) == EncoderOptions(token="secret", device_map="cpu")
+    assert make_options({"model_kwargs": {"device_map": {"": 1}}}).device_map == "cuda:1"
     assert LayerEncoder(folder, 2, attn_implementation="eager").transformer.config._attn_implementation == "eager"
     for keywords, match in (
         ({"max_length": 9, "max_seq_length": 8}, "`max_seq_length` must be left out with `max_length`"),
@@ -67,6 +72,9 @@ def test_other_names_of_the_arguments(folder: str) -> None:
         ({"backend": "onnx"}, "`backend` must be one of 'torch', but got 'onnx'"),
         ({"model_kwargs": "float16"}, "`model_kwargs` must be a dict of keywords"),
         ({"token": 3}, "`token` must be a token or True, but got a int"),
+        ({"modules": []}, r"`modules` must be left out .* LayerEncoder\.from_module"),
+        ({"model_card_data": {}}, r"`model_card_data` must be left out .* encoder\.model_card_data\.language = "),
+        ({"device_map": {"embeddings": 0}}, "`device_map` must be 'auto', a device, or {'': device} for an encoder"),
         ({"model_name_or_path": folder}, "`model_name_or_path` must be left out with `model`"),
     ):
         with pytest.raises(OptionError, match=match):
@@ -121,3 +129,24 @@ def test_settings_saved_for_the_model_apply(folder: str, tmp_path: Path) -> None
     encoder, plain = both(str(path))
     assert encoder.dtype == plain.dtype == torch.float64
     np.testing.assert_array_equal(encoder.encode(TEXTS), plain.encode(TEXTS))
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "remedy"),
+    [
+        ("config_sentence_transformers.json", {"__version__": {}, "requirements": {"torch": ">=999"}}, "pip install -U"),
+        ("modules.json", [{"idx": 0, "name": "0", "path": "", "type": "own.Module"}], "trust_remote_code=True"),
+    ],
+)
+def test_remedies_of_sentence_transformers_are_the_only_ones(
+    file: str, content: Any, remedy: str, folder: str, tmp_path: Path
+) -> None:
+    path = Path(shutil.copytree(folder, tmp_path / "model"))
+    if file == "modules.json":
+        content = [*json.loads((path / file).read_text()), {**content[0], "idx": 2, "name": "2"}]
+    (path / file).write_text(json.dumps(content))
+    with pytest.raises((ImportError, ValueError), match=remedy):
+        SentenceTransformer(str(path))
+    with pytest.raises(ModelNotFoundError, match=remedy) as error:
+        LayerEncoder(str(path), -1)
+    assert "Correct its" not in str(error.value)
