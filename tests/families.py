@@ -81,6 +81,42 @@ JOINT: dict[str, Callable[[], nn.Module]] = {  # a text and an image tower of di
     ),
 }
 
+_BERT_TEXT = _CLIP_TEXT | {"type_vocab_size": 2}
+_SIGLIP2_IMAGE = _CLIP_IMAGE | {"hidden_size": WIDTH, "num_patches": 256, "patch_size": 16}
+
+MORE_JOINT: dict[str, Callable[[], nn.Module]] = {
+    "MetaCLIP2": lambda: tf.MetaClip2Model(
+        tf.MetaClip2Config(text_config=_CLIP_TEXT, vision_config=_CLIP_IMAGE, projection_dim=16)
+    ),
+    "SigLIP2": lambda: tf.Siglip2Model(tf.Siglip2Config(text_config=_CLIP_TEXT, vision_config=_SIGLIP2_IMAGE)),
+    "AltCLIP": lambda: tf.AltCLIPModel(
+        tf.AltCLIPConfig(text_config=_BERT_TEXT | {"project_dim": 16}, vision_config=_CLIP_IMAGE, projection_dim=16)
+    ),
+    "ChineseCLIP": lambda: tf.ChineseCLIPModel(
+        tf.ChineseCLIPConfig(text_config=_BERT_TEXT, vision_config=_CLIP_IMAGE, projection_dim=16)
+    ),
+    "BLIP": lambda: tf.BlipModel(
+        tf.BlipConfig(
+            text_config=_BERT_TEXT | {"encoder_hidden_size": 24}, vision_config=_CLIP_IMAGE, projection_dim=16
+        )
+    ),
+    "DualEncoder": lambda: tf.VisionTextDualEncoderModel(
+        tf.VisionTextDualEncoderConfig.from_vision_text_configs(
+            tf.ViTConfig(**_CLIP_IMAGE), tf.BertConfig(**_BERT_TEXT), projection_dim=16
+        )
+    ),
+    "GroupViT": lambda: tf.GroupViTModel(
+        tf.GroupViTConfig(
+            text_config=_CLIP_TEXT,
+            vision_config={
+                "hidden_size": 24, "depths": [1, 1, 1], "num_hidden_layers": 3, "num_attention_heads": 4,
+                "image_size": 16, "patch_size": 4, "num_group_tokens": [4, 2, 0], "num_output_groups": [4, 2, 0],
+            },
+            projection_dim=16,
+        )
+    ),
+}  # fmt: skip
+
 FAMILIES: dict[str, Family] = {
     "GPTNeoX": Family(lambda: tf.GPTNeoXModel(_text(tf.GPTNeoXConfig)), final=("final_layer_norm",)),
     "GPTNeoX-sequential": Family(
@@ -200,7 +236,7 @@ def tiny(name: str, seed: int = 0) -> nn.Module:
 
 def tiny_joint(name: str, seed: int = 0) -> nn.Module:
     """Return the named joint model in eval mode, with perturbed norms and biases."""
-    return _create(JOINT[name], seed)
+    return _create((JOINT | MORE_JOINT)[name], seed)
 
 
 def _create(make: Callable[[], nn.Module], seed: int) -> nn.Module:

@@ -87,5 +87,8 @@ def save_joint(name: str, folder: Path) -> str:
     import transformers as tf
 
     tiny_joint(name).save_pretrained(folder)  # type: ignore[operator]
-    tf.CLIPProcessor(joint_image_processor(), tokenizer()).save_pretrained(folder)
+    if name == "SigLIP2":  # its images are lists of patches
+        tf.Siglip2Processor(tf.Siglip2ImageProcessorPil(), tokenizer()).save_pretrained(folder)
+    else:
+        tf.CLIPProcessor(joint_image_processor(), tokenizer()).save_pretrained(folder)
     return str(folder)

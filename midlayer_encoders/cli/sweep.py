@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 ONE_PASS_METRICS = ("prompt_entropy", "dataset_entropy", "effective_rank", "curvature")
 """The paper's metrics that compare no views of a text."""
+_DEFAULT_METRICS = ",".join(ONE_PASS_METRICS)
 
 _MIN_SECONDS = 45.0  # below it, starting takes most of the time
 _NOT_TIMED = "; imports, starting workers, TF-IDF and BM25 come on top"
@@ -46,7 +47,7 @@ def sweep(
     layers: _arguments.LayersWords = "all",
     recipes: _arguments.RecipeNames = None,
     site: _arguments.Site = "block",
-    metrics: Annotated[str, Option(help="none, paper, all, or names.")] = ",".join(ONE_PASS_METRICS),
+    metrics: Annotated[str, Option(help="none, paper, all, or names.")] = _DEFAULT_METRICS,
     out: Annotated[Path | None, Option(help="Folder for frame, results and page.")] = None,
     store: Annotated[Path | None, Option(help="Folder of embeddings, which sweeps can share.")] = None,
     store_dtype: Annotated[Literal["float32", "float16"], Option(help="float16 halves the disk space.")] = "float32",
@@ -99,7 +100,11 @@ def sweep(
             pass
     if is_first:
         _print_cost(metric_names)
-    run_sweep(_arguments.load_model(model, options), task_names, is_first=is_first, out=out, store=store, **arguments)
+    encoder = _arguments.load_model(model, options)
+    if encoder.tower_layers and metrics == _DEFAULT_METRICS:
+        arguments["metrics"] = []
+        _output.print_text("No metrics: the model has two towers, and metrics read one (--tower image, --tower text).")
+    run_sweep(encoder, task_names, is_first=is_first, out=out, store=store, **arguments)
 
 
 def _print_cost(metrics: str | list[str]) -> None:

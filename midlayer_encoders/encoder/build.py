@@ -32,10 +32,10 @@ from midlayer_encoders.encoder.verification import (
     turn_mask_off,
 )
 from midlayer_encoders.errors import CutError, MidlayerError, OptionError, short_repr, warn_deprecated
-from midlayer_encoders.models.anatomy import Anatomy, deepest_layer, find_anatomy, resolve_layer
+from midlayer_encoders.models.anatomy import Anatomy, deepest_layer, find_anatomy, find_towers, resolve_layer
 from midlayer_encoders.models.cut import MOST_PLANS, Cut, JointCut
 from midlayer_encoders.models.gguf_cache import TOKENIZER, converted_folder
-from midlayer_encoders.models.hub import BUILT_IN_MINILM, model_location, output_embeddings
+from midlayer_encoders.models.hub import BUILT_IN_MINILM, model_location, module_folder, output_embeddings
 from midlayer_encoders.models.load import NoPlanError, load_cut
 from midlayer_encoders.models.padding import wants_padding
 from midlayer_encoders.validation import check_choice
@@ -75,6 +75,7 @@ class BuiltEncoder(PlainOnDisk):
         layer: layer after which the model ends; it cannot be changed, nor can ``num_layers``, ``norm`` and ``pooling``.
         num_layers: blocks of the complete model.
         tower_layers: layer of each tower of a joint model.
+        tower_depths: number of blocks of each tower of the uncut model.
         mixture: layers that are combined, and their shares.
         norm: norm of the states.
         pooling: pooling of the states.
@@ -99,9 +100,10 @@ class BuiltEncoder(PlainOnDisk):
         saved = load_saved_folder(folder, options, gguf_file=gguf_file)
         prompting.resolve_prompts(options, saved)  # raises before anything large is loaded
         name = "local/all-MiniLM-L6-v2" if model == BUILT_IN_MINILM else names.base_name(folder, gguf_file)
-        folder = str(Path(folder, saved.first_path)) if saved.first_path and gguf_file is None else folder
-        remote_code = options.trust_remote_code
-        source = {"revision": None if gguf_file else options.revision, "trust_remote_code": remote_code}
+        revision = None if gguf_file else options.revision
+        if saved.first_path and gguf_file is None:
+            folder, revision = module_folder(folder, saved.first_path, revision), None
+        source = {"revision": revision, "trust_remote_code": options.trust_remote_code}
         error: MidlayerError | None = None
         for plan in range(MOST_PLANS):
             try:
@@ -218,11 +220,11 @@ class BuiltEncoder(PlainOnDisk):
             )
         main = cut.towers["image"] if isinstance(cut, JointCut) else cut
         normed = options.norm == "final" or not main.anatomy.final
-        last_layer = main.layer == main.anatomy.num_layers and normed and combined is None
-        modules = [first]
-        if not towers:
-            width = first.get_embedding_dimension()
-            modules += later_modules(saved, width, options, name, last_layer=last_layer)
+        cuts = cut.towers.values() if isinstance(cut, JointCut) else [cut]
+        complete = all(tower.layer == tower.anatomy.num_layers for tower in cuts)
+        last_layer = complete and normed and combined is None
+        width = first.get_embedding_dimension()
+        modules = [first, *later_modules(saved, width, options, name, last_layer=last_layer, pools=not towers)]
         if combined is not None:
             if not isinstance(modules[1], PoolingModule) or not isinstance(modules[1].pooling_mode, str):
                 raise OptionError(f"`pooling` must be named for several layers of {name}, which pools in its own way.")
@@ -245,6 +247,7 @@ class BuiltEncoder(PlainOnDisk):
         self.layer = main.layer
         self.num_layers = main.anatomy.num_layers
         self.tower_layers = {name: tower.layer for name, tower in towers.items()}
+        self.tower_depths = {name: tower.anatomy.num_layers for name, tower in towers.items()}
         self.mixture = () if combined is None else tuple(zip(combined.layers, combined.weights, strict=True))
         self.norm = options.norm
         self.pooling = cast(Any, "head" if towers else pooling_name(modules[1:]))
@@ -326,6 +329,12 @@ class BuiltEncoder(PlainOnDisk):
         return first.anatomy if isinstance(first, MemoryModule) else self._anatomy or find_anatomy(first.model)
 
     @property
+    def towers(self) -> dict[str, Anatomy]:
+        """The paths of the parts of each tower of a joint model; empty for other models."""
+        paths = find_towers(self.transformer) if self.tower_layers else {}
+        return {name: find_anatomy(self.transformer.get_submodule(path)).below(path) for name, path in paths.items()}
+
+    @property
     def transformer(self) -> nn.Module:
         """The model inside the first module."""
         first: Any = self[0]
@@ -359,9 +368,11 @@ class BuiltEncoder(PlainOnDisk):
     def output_embeddings(self) -> Tensor:
         """Return the output embeddings of the language model, shape ``(V, D)``."""
         folder, _ = model_location(self.source)
-        folder = str(Path(folder, self.saved.first_path)) if self.saved.first_path else folder
+        revision = self.options.revision
         with self.options.hub_access():
-            return output_embeddings(self.transformer, folder, self.options.revision, gguf_file=self._gguf_file)
+            if self.saved.first_path:
+                folder, revision = module_folder(folder, self.saved.first_path, revision), None
+            return output_embeddings(self.transformer, folder, revision, gguf_file=self._gguf_file)
 
     def for_mteb(self) -> Any:
         """Return this encoder for mteb, with its media, number of parameters and memory in its ``ModelMeta``.

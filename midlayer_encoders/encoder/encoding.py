@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 import operator
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from midlayer_encoders._types import Layer, ReadSite
 from midlayer_encoders.encoder import inputs as prepare
-from midlayer_encoders.encoder.first_module import MemoryModule, check_length
+from midlayer_encoders.encoder.first_module import MemoryModule, check_length, reads_padding
 from midlayer_encoders.encoder.options import check_device, device_name
 from midlayer_encoders.encoder.saving import SavableEncoder
 from midlayer_encoders.encoder.sentence_transformers_internals import encoding_order, prompt_length
@@ -27,10 +27,18 @@ from midlayer_encoders.errors import NotFiniteError, OptionError, short_repr
 from midlayer_encoders.media import InputError, medium_of
 from midlayer_encoders.models.padding import suffers_from_padding, wants_padding
 from midlayer_encoders.reading.ahead import ahead
-from midlayer_encoders.reading.batches import TextInputs, TokenBudget, batches_of, check_budget, tokens_that_fit
+from midlayer_encoders.reading.batches import (
+    TextInputs,
+    TokenBudget,
+    batches_of,
+    check_budget,
+    is_combined,
+    tokens_that_fit,
+)
 from midlayer_encoders.reading.locks import turn
 from midlayer_encoders.reading.pooling import real_tokens
-from midlayer_encoders.reading.reader import layer_reader
+from midlayer_encoders.reading.reader import LayerReader, layer_reader
+from midlayer_encoders.reading.towers import joint_reader
 from midlayer_encoders.recipes import Counting
 from midlayer_encoders.validation import check_choice, check_count, check_text
 
@@ -77,7 +85,7 @@ class EmbeddingEncoder(SavableEncoder):
         if not single and not isinstance(inputs, list):  # iterables, like the base class
             inputs = inputs.tolist() if isinstance(inputs, np.ndarray) else list(inputs)
         items = [inputs] if single else inputs
-        if self.tower_layers and items and isinstance(items[0], Mapping) and {"text", "image"} <= set(items[0]):
+        if self.tower_layers and items and is_combined(items[0]):
             return self._encode_text_with_image(inputs, single, *args, **kwargs)
         call = inspect.signature(SentenceTransformer.encode).bind(self, inputs, *args, **kwargs)
         for name, unit in (("batch_size", "inputs"), ("truncate_dim", "dimensions")):
@@ -113,7 +121,9 @@ class EmbeddingEncoder(SavableEncoder):
         """Return the embeddings at many layers from one pass over the inputs, shape ``(L + 1, N, D)`` for all layers.
 
         Row ``k`` equals ``LayerEncoder(model, k).encode(inputs)`` up to rounding, with this encoder's norm, pooling,
-        recipe and ``truncate_dim``. See :func:`~midlayer_encoders.embed` for vectors that do not fit in memory.
+        recipe and ``truncate_dim``; for a joint model, ``LayerEncoder(model, k / L)``: layers are those of its image
+        tower, and its text tower is read at the same relative depth. See :func:`~midlayer_encoders.embed` for vectors
+        that do not fit in memory.
 
         Args:
             inputs: a list of texts, images or waveforms; for a single one the result is ``(L + 1, D)``.
@@ -126,14 +136,14 @@ class EmbeddingEncoder(SavableEncoder):
             convert_to_tensor: return a tensor on the encoder's device instead of a NumPy array.
 
         Raises:
-            OptionError: for an encoder with modules after its pooling, or a joint model without ``tower``.
+            OptionError: for an encoder with modules after its pooling.
             NotFiniteError: naming the layer and the input whose states have NaN or infinity.
         """
         budget = check_budget(token_budget)
         single = self.is_singular_input(inputs)
         items = [inputs] if single else list(inputs)
         prompt = self.prompt_text(prompt_name, prompt, items)
-        reader = layer_reader(self, layers=layers, prompt=prompt, site=site)
+        reader = self.vector_reader(layers, prompt=prompt, site=site)
         tokens = tokens_that_fit(self) if budget == "auto" else budget
         batches = batches_of(self, items, token_budget=tokens, prompt=prompt)
         with tqdm(total=len(items), desc="Inputs", disable=not show_progress_bar) as bar:
@@ -142,6 +152,13 @@ class EmbeddingEncoder(SavableEncoder):
             vectors = vectors.new_empty(len(reader.layers), 0, self.get_embedding_dimension() or 0)
         vectors = vectors[:, 0] if single else vectors
         return vectors.to(self.device) if convert_to_tensor else vectors.numpy()
+
+    def vector_reader(
+        self, layers: Sequence[Layer] | str = "all", *, prompt: str = "", site: ReadSite = "block"
+    ) -> LayerReader:
+        """Return a reader of the vectors of layers; those of a joint model come from its heads."""
+        read = joint_reader if self.tower_layers else layer_reader
+        return read(self, layers=layers, prompt=prompt, site=site)
 
     def _encode_text_with_image(self, inputs: Any, single: bool, *args: Any, **kwargs: Any) -> Any:
         """Return the sum of the vectors of each text and its image, normalized afterwards if requested."""
@@ -166,7 +183,7 @@ class EmbeddingEncoder(SavableEncoder):
 
     def prompt_text(self, prompt_name: str | None, prompt: str | None, inputs: Sequence[Any]) -> str:
         """Return the prompt before each input: the given one, the named one, or the default one for texts."""
-        texts = bool(inputs) and medium_of(inputs[0], self.media) == "text"
+        texts = bool(inputs) and (is_combined(inputs[0]) or medium_of(inputs[0], self.media) == "text")
         if prompt is not None:
             prompt = check_text("prompt", prompt)
         elif prompt_name is not None:
@@ -217,7 +234,7 @@ class EmbeddingEncoder(SavableEncoder):
             features: dict[str, Any] = super().preprocess(["."] * len(inputs), prompt=prompt, **kwargs)
             features["attention_mask"] = torch.zeros_like(features["attention_mask"])
             return features
-        if not isinstance(self[0], MemoryModule):
+        if not isinstance(self[0], MemoryModule) and not reads_padding(self.transformer):
             self.tokenizer.padding_side = "right"  # which leaves positions unchanged
         features = super().preprocess(inputs, prompt=prompt, **kwargs)
         self._check_ids(features.get("input_ids"))

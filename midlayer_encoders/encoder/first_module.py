@@ -99,10 +99,15 @@ def transformer_module(
         module.processing_kwargs = {"audio": {"return_attention_mask": True}}
     if module.tokenizer is not None:
         _check_vocabulary(module.tokenizer, loaded, model)
-        _make_padding_safe(module.tokenizer, model)
+        _make_padding_safe(module.tokenizer, model, None if reads_padding(loaded) else "right")
         limits = (module.tokenizer.model_max_length, most_tokens(loaded))
         module.tokenizer.model_max_length = min(filter(None, limits))
     return module  # type: ignore[no-any-return]
+
+
+def reads_padding(model: Any) -> bool:
+    """Return whether a model pools the last position, padding or not, so that texts keep their tokenizer's side."""
+    return getattr(getattr(model, "config", None), "model_type", "") in ("siglip", "siglip2")
 
 
 def _processor_options(model: str, loaded: Any, source: Mapping[str, Any], max_length: int | None) -> dict[str, Any]:
@@ -151,9 +156,9 @@ def _check_vocabulary(tokenizer: Any, loaded: Any, model: str) -> None:
         )
 
 
-def _make_padding_safe(tokenizer: Any, model: str) -> None:
-    """Pad on the right, which leaves positions unchanged, with an existing token; it is masked."""
-    tokenizer.padding_side = "right"
+def _make_padding_safe(tokenizer: Any, model: str, side: str | None) -> None:
+    """Pad with an existing token, which is masked, on a side; the right one leaves positions unchanged."""
+    tokenizer.padding_side = side or tokenizer.padding_side
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token or tokenizer.bos_token
     if tokenizer.pad_token is None:

@@ -99,8 +99,8 @@ def _check_device_map(argument: str, value: Any) -> str:
     if isinstance(value, Mapping):
         if set(value) != {""}:
             raise OptionError(
-                f"`{argument}` must be 'auto', a device, or {{'': device}} for an encoder, whose blocks are those up to "
-                f"its layer, but got {short_repr(value)}."
+                f"`{argument}` must be 'auto', a device, or {{'': device}} for an encoder, whose later blocks do not "
+                f"exist, but got {short_repr(value)}."
             )
         value = f"cuda:{value['']}" if isinstance(value[""], int) else device_name(argument, value[""])
     name = validation.check_text(argument, value)

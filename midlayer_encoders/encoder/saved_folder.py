@@ -143,7 +143,7 @@ def load_saved_folder(model: str, options: EncoderOptions, *, gguf_file: str | N
 
 
 def later_modules(
-    saved: SavedFolder, width: int, options: EncoderOptions, name: str, *, last_layer: bool
+    saved: SavedFolder, width: int, options: EncoderOptions, name: str, *, last_layer: bool, pools: bool = True
 ) -> list[nn.Module]:
     """Return the modules after the first one: the pooling, and those of the folder that apply to the layer.
 
@@ -153,6 +153,7 @@ def later_modules(
         options: options of the encoder.
         name: name of the model, for errors.
         last_layer: whether the states are those that the folder's modules were trained on.
+        pools: whether a pooling follows the first module; the heads of a joint model pool themselves.
 
     Raises:
         OptionError: if a module was trained for other states, or the folder does not pool.
@@ -162,7 +163,7 @@ def later_modules(
             f"`dense` must be 'keep' or 'drop' to read an earlier layer of {name}, whose {', '.join(saved.trained)} "
             "was trained for the last layer. 'drop' leaves it out; 'keep' applies it to this layer."
         )
-    if last_layer and options.pooling is None and options.dense != "drop" and saved.first_module_problem:
+    if pools and last_layer and options.pooling is None and options.dense != "drop" and saved.first_module_problem:
         raise OptionError(
             f"`pooling` must be named for {name}, because {saved.first_module_problem}, so that its vectors are not "
             "those of its last layer. For these, use SentenceTransformer, or the layer and norm that it reads."
@@ -172,6 +173,8 @@ def later_modules(
         modules = [module for module in modules if isinstance(module, _UNTRAINED)]
     if options.normalize is False:
         modules = [module for module in modules if not isinstance(module, Normalize)]
+    if not pools:
+        return modules
     poolings = [number for number, module in enumerate(modules) if isinstance(module, PoolingModule)]
     if not saved.modules or (options.pooling is not None and not poolings):
         return [_pooling_module(width, options.pooling or "mean"), *modules]

@@ -119,6 +119,8 @@ class LayerEncoder(EmbeddingEncoder):
         Args:
             recipe: recipe or its name. This encoder must have no template.
         """
+        if self.tower_layers:
+            raise OptionError(f"`recipe` must be left out for {self.name}, which has two towers, or pass tower='text'.")
         has_maps = not set(self.after_pooling) <= {"Normalize"}
         if self.options.template is not None or has_maps or isinstance(self[0], MemoryModule):
             raise OptionError(

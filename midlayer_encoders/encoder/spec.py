@@ -31,6 +31,7 @@ _SETTINGS = (bool, int, float, str, FunctionType, BuiltinFunctionType)
 _TOKENIZER_SETTINGS = (
     "model_max_length",
     "truncation_side",
+    "padding_side",
     "special_tokens_map",
     "model_input_names",
     "chat_template",

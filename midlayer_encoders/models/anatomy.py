@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
@@ -125,6 +125,21 @@ def resolve_layers(layers: Sequence[Layer] | str, num_layers: int, *, name: str 
     if not layers:
         raise LayerIndexError("`layers` must name at least one layer, but got an empty list. Pass 'all' for all.")
     return sorted({resolve_layer(layer, num_layers, name=name) for layer in layers})
+
+
+def paired_layers(layer: int, depths: Mapping[str, int]) -> dict[str, int]:
+    """Return the layer of each tower of a joint model at the relative depth of a layer of its image tower.
+
+    Args:
+        layer: layer of the image tower.
+        depths: number of blocks of each tower.
+
+    Example:
+        >>> paired_layers(9, {"text": 12, "image": 24}), paired_layers(0, {"text": 12, "image": 24})
+        ({'text': 5, 'image': 9}, {'text': 0, 'image': 0})
+    """
+    share = layer / depths["image"]
+    return {tower: resolve_layer(share, depth) if layer else 0 for tower, depth in depths.items()}
 
 
 def find_anatomy(model: nn.Module, *, blocks: str | None = None, final: tuple[str, ...] | None = None) -> Anatomy:

@@ -6,7 +6,7 @@ import importlib.util
 import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
@@ -72,7 +72,13 @@ def local_only(model: str, revision: str | None = None, *, filename: str = "conf
         )
     if model.startswith((".", "/", "~")) or model.count("/") > 1:
         raise ModelNotFoundError(f"`model` must be a folder or a name on the hub, but there is no folder {model!r}.")
-    return _query_hub(model, revision, filename)
+    try:
+        return _query_hub(model, revision, filename)
+    except ModelNotFoundError:
+        with suppress(ModelNotFoundError):
+            if filename == "config.json":  # the model of some sentence-transformers repositories has a subfolder
+                return _query_hub(model, revision, "modules.json")
+        raise
 
 
 def _query_hub(model: str, revision: str | None, filename: str) -> bool:
@@ -145,6 +151,17 @@ def model_file(model: str, name: str, *, revision: str | None, local: bool) -> s
     quiet = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
     path = cached_file(model, name, revision=revision, **access_options(local=local), **quiet)
     return None if path is None else str(path)
+
+
+def module_folder(model: str, subfolder: str, revision: str | None = None) -> str:
+    """Return the folder of a module of a sentence-transformers model, downloaded if ``model`` is a name on the hub."""
+    folder = expand_home(model)
+    if not folder.is_dir():
+        from huggingface_hub import snapshot_download
+
+        options = access_options(local=local_only(model, revision))
+        folder = Path(snapshot_download(model, revision=revision, allow_patterns=f"{subfolder}/*", **options))
+    return str(folder / subfolder)
 
 
 def read_weight(model: str, names: Sequence[str], revision: str | None = None, *, local: bool) -> Tensor | None:

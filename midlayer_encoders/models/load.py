@@ -231,7 +231,15 @@ class _Loader:
         for name, layer in _tower_layers(self.layer, towers, self.model).items():
             path = towers[name]
             anatomy = find_anatomy(complete.get_submodule(path)).below(path)
-            resolved = anatomies.resolve_layer(layer, anatomy.num_layers, name=f"the {name} tower of {self.model}")
+            try:
+                resolved = anatomies.resolve_layer(layer, anatomy.num_layers, name=f"the {name} tower of {self.model}")
+            except LayerIndexError as reason:
+                if isinstance(self.layer, Mapping):
+                    raise
+                raise LayerIndexError(
+                    f"{reason} One number is for both towers: pass a fraction for the same relative depth, or a layer "
+                    f"for each, such as layer={{{', '.join(f'{tower!r}: 1' for tower in towers)}}}."
+                ) from None
             cuts[name] = plan_cuts(anatomy, resolved, self.norm)[0]
             attribute = anatomies.TOWERS[name].config
             tower_config = cut_config(getattr(config, attribute), anatomy.num_layers, cuts[name].keep)

@@ -6,7 +6,8 @@ block other threads. Here the ids are taken from the Rust encodings directly.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
@@ -150,8 +151,8 @@ def batches_of(
 ) -> list[list[int]]:
     """Return batches of texts, images or waveforms; see :func:`plan_batches`.
 
-    An image counts as one token, a waveform as its number of states. If padding changes the states of the model, a
-    batch holds inputs of one length.
+    An image, alone or with a text, counts as one token, a waveform as its number of states. A batch of a joint model
+    holds inputs of one kind. If padding changes the states of the model, it holds inputs of one length.
 
     Args:
         source: the model.
@@ -162,7 +163,16 @@ def batches_of(
     """
     if not inputs:
         return []
-    medium = medium_of(inputs[0], source.media)
+    if len(source.media) > 1:
+        groups: dict[str, list[int]] = {}
+        for position, item in enumerate(inputs):
+            kind = "combined" if is_combined(item) else medium_of(item, source.media)
+            groups.setdefault(kind, []).append(position)
+        if len(groups) > 1:
+            plan = partial(batches_of, source, token_budget=token_budget, max_texts=max_texts, prompt=prompt)
+            parts = {kind: plan([inputs[position] for position in group]) for kind, group in groups.items()}
+            return [[groups[kind][index] for index in batch] for kind, part in parts.items() for batch in part]
+    medium = "image" if is_combined(inputs[0]) else medium_of(inputs[0], source.media)
     check_taken(medium, source.media, inputs[0], model=source.name)
     if medium == "text":
         check_texts("texts", inputs)
@@ -179,6 +189,11 @@ def batches_of(
         for batch in batches
         for length in sorted({lengths[position] for position in batch}, reverse=True)
     ]
+
+
+def is_combined(item: Any) -> bool:
+    """Return whether an input of a joint model is a text with an image, ``{"text": …, "image": …}``."""
+    return isinstance(item, Mapping) and {"text", "image"} <= set(item)
 
 
 def count_tokens(source: LayerSource, texts: Sequence[str]) -> list[int]:

@@ -170,6 +170,25 @@ def blocks_bypassed(model: nn.Module, anatomy: Anatomy, layer: int) -> Iterator[
         yield
 
 
+@contextmanager
+def blocks_returning(model: nn.Module, anatomy: Anatomy, output: Any, states: Tensor) -> Iterator[None]:
+    """Make all blocks return the same states without running, inside a ``with`` block that holds the model's lock.
+
+    Args:
+        model: the model.
+        anatomy: structure of ``model``.
+        output: an output of a block, whose form the blocks keep.
+        states: the states.
+    """
+    replaced = _with_states(output, first_tensor(output), states)
+    if first_tensor(replaced) is not states:
+        raise CutError(f"The blocks of {type(model).__name__} return {type(output)}, whose states are unknown.")
+    with ExitStack() as stack:
+        for block in anatomy.distinct_blocks(model):
+            stack.enter_context(_forward_replaced(block, lambda *_, **__: replaced))
+        yield
+
+
 def _with_states(output: Any, states: Tensor | None, replacement: Tensor) -> Any:
     """Return the output of a block with other states."""
     if output is states:
@@ -244,14 +263,14 @@ def seen_by_hooks(block: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def compiled_blocks(model: nn.Module, anatomy: Anatomy) -> Iterator[None]:
+def compiled_blocks(model: nn.Module, *anatomies: Anatomy) -> Iterator[None]:
     """Compile each block of a model with ``torch.compile`` inside a ``with`` block.
 
     Blocks are compiled separately, for batches of any size, so they share compiled code and hooks between them still
     work. Rounding differs from the uncompiled model.
     """
     with ExitStack() as stack:
-        for block in anatomy.distinct_blocks(model):
+        for block in (block for anatomy in anatomies for block in anatomy.distinct_blocks(model)):
             # Compile `forward`, not the module, whose hooks change with each pass.
             stack.enter_context(_forward_replaced(block, torch.compile(block.forward, dynamic=True)))
         yield

@@ -110,6 +110,15 @@ class LayerReader:
     site: ReadSite = "block"
 
     @property
+    def anatomies(self) -> list[Anatomy]:
+        """The structure of each stack of blocks; a joint model has two."""
+        return [self.anatomy]
+
+    def flow(self, inputs: Sequence[Any], tokens: TokenReceive | None) -> Flow:
+        """Return the state that the batches of a run share."""
+        return Flow(self, inputs, tokens)
+
+    @property
     def sites(self) -> tuple[str]:
         """The name of the site inside a block."""
         return (STREAM if self.site == "block" else self.site,)
@@ -126,7 +135,7 @@ class LayerReader:
             positions: positions of the batch in the whole list, passed to ``tokens``.
             tokens: also called with the raw states of each layer.
         """
-        return _Flow(self, (), tokens, fused=False).read(inputs, inputs.get("attention_mask"), positions)
+        return Flow(self, (), tokens, fused=False).read(inputs, inputs.get("attention_mask"), positions)
 
     def embed(
         self, inputs: Sequence[Any], batches: Sequence[Sequence[int]], *, tokens: TokenReceive | None = None
@@ -154,7 +163,7 @@ class LayerReader:
         self, inputs: Sequence[Any], batches: Sequence[Sequence[int]], *, tokens: TokenReceive | None = None
     ) -> Generator[Passed, None, None]:
         """Yield each batch once its pass has started, without waiting for its vectors; see :meth:`embed`."""
-        flow = _Flow(self, inputs, tokens)
+        flow = self.flow(inputs, tokens)
         lists = [list(batch) for batch in batches]
         if len(lists) < 2:
             for batch in lists:
@@ -200,7 +209,7 @@ _Prepared: TypeAlias = tuple[dict[str, Any], bool]
 """The model's inputs of a batch, and whether they are only ids and a mask, padded on the right."""
 
 
-class _Flow:
+class Flow:
     """State shared by the batches of a run: pooling, streams and the size limit."""
 
     def __init__(
@@ -339,11 +348,7 @@ def layer_reader(
         site: part of each block to read. Layer 0 has no attention or MLP, so ``"all"`` then starts at layer 1.
     """
     check_choice("site", site, READ_SITES)
-    if of_one_layer := [name for name in source.after_pooling if name != "Normalize"]:
-        raise OptionError(
-            f"`encoder` must only pool and normalize to read its layers, but has the module {of_one_layer[0]}. "
-            "Create it without `center` and `embed_filter`, with dense='drop' and one layer."
-        )
+    check_after_pooling(source)
     counting = source.pooled_tokens(prompt)
     if counting.prompt_tokens and "weightedmean" in source.pooling:
         raise OptionError(
@@ -373,6 +378,15 @@ def layer_reader(
         normalize="Normalize" in source.after_pooling if normalize is None else normalize,
         site=site,
     )
+
+
+def check_after_pooling(source: LayerSource) -> None:
+    """Raise if a module after the pooling of a source belongs to one layer."""
+    if of_one_layer := [name for name in source.after_pooling if name != "Normalize"]:
+        raise OptionError(
+            f"`encoder` must only pool and normalize to read its layers, but has the module {of_one_layer[0]}. "
+            "Create it without `center` and `embed_filter`, with dense='drop' and one layer."
+        )
 
 
 def site_layers(layers: Sequence[Layer] | str, num_layers: int, site: ReadSite, *, name: str) -> list[int]:

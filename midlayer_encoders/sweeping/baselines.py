@@ -45,7 +45,7 @@ class Baseline:
 
     def applies(self, task: AbsTask) -> bool:
         """Return True if it can be scored on a task."""
-        return not self.searches or _ranks_texts(task)
+        return _ranks_texts(task) if self.searches else list(task.modalities) == ["text"]
 
     def score(self, task: AbsTask) -> float:
         """Return mteb's main score on a task, from 0 to 1; NaN if there is none."""

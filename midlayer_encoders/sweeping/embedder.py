@@ -21,9 +21,9 @@ from midlayer_encoders.errors import OptionError
 from midlayer_encoders.files import read_artifact, write_file_once
 from midlayer_encoders.media import is_pil, read_audio, read_image
 from midlayer_encoders.reading.ahead import Behind
-from midlayer_encoders.reading.batches import TokenBudget, batches_of, tokens_that_fit
+from midlayer_encoders.reading.batches import TokenBudget, batches_of, is_combined, tokens_that_fit
 from midlayer_encoders.reading.capture import compiled_blocks
-from midlayer_encoders.reading.reader import Passed, layer_reader
+from midlayer_encoders.reading.reader import Passed
 from midlayer_encoders.recipes import LEFT_OUT, Recipe, middle_directions, vector_map
 from midlayer_encoders.store import EmbeddingStore, StoreDtype, text_key
 from midlayer_encoders.sweeping.processes import Group
@@ -36,9 +36,11 @@ _Array: TypeAlias = npt.NDArray[np.float32]
 
 
 def item_key(item: Any, prompt: str = "") -> str:
-    """Return the key of a text under a prompt, of an image by its pixels, or of a waveform by its samples."""
+    """Return the key of a text under a prompt, of an image by its pixels, of both, or of a waveform by its samples."""
     if isinstance(item, str):
         return text_key(item, prompt)
+    if is_combined(item):
+        return content_digest(item_key(item["text"], prompt) + item_key(item["image"]), 16)
     if is_pil(item):
         # As the model reads it: palette images with equal bytes can have different colors.
         image = read_image(item, max_pixels=max(item.width * item.height, 1))
@@ -121,10 +123,10 @@ class Embedder:
 
     def _embed(self, items: Mapping[str, Any], missing: set[int], batches: list[list[int]], prompt: str) -> None:
         """Embed this process's share of the incomplete batches, and store the missing items."""
-        reader = layer_reader(self.encoder, layers=self.store.layers, prompt=prompt, site=self.site)
+        reader = self.encoder.vector_reader(self.store.layers, prompt=prompt, site=self.site)
         batches = self.group.part([batch for batch in batches if missing.intersection(batch)])
         self.stage.expect(sum(map(len, batches)))
-        blocks = compiled_blocks(reader.model, reader.anatomy) if self.compile else nullcontext()
+        blocks = compiled_blocks(reader.model, *reader.anatomies) if self.compile else nullcontext()
         contents = list(items.values())
         with blocks, Behind(done=self.stage.step) as writer, closing(reader.passes(contents, batches)) as passes:
             for passed in passes:
@@ -177,6 +179,8 @@ def store_key(spec: EncoderSpec, dtype: StoreDtype = "float32") -> str:
 
 def num_dims(encoder: LayerEncoder, norm: Norm) -> int:
     """Return the number of dimensions of a vector, after the final norm or projection and `truncate_dim`."""
+    if encoder.tower_layers:
+        return int(encoder.get_embedding_dimension() or 0)
     model, pooling = cast(Any, encoder[0]).model, cast(Any, encoder[1])
     final = encoder.anatomy.final if norm == "final" else ()
     last = model.get_submodule(final[-1]) if final else None

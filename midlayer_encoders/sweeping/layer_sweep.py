@@ -17,7 +17,7 @@ import polars as pl
 from mteb.abstasks import AbsTask
 
 from midlayer_encoders._deprecated import take_deprecated
-from midlayer_encoders._types import READ_SITES, Layer, Progress, ReadSite, Stage, content_digest
+from midlayer_encoders._types import READ_SITES, EncoderSpec, Layer, Progress, ReadSite, Stage, content_digest
 from midlayer_encoders.encoder.options import EncoderKeywords
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder, complete_encoder
 from midlayer_encoders.encoder.spec import result_name, result_revision
@@ -26,8 +26,8 @@ from midlayer_encoders.files import check_links, check_output_folder, folder_loc
 from midlayer_encoders.frame.schema import at_site, tidy_frame, tidy_rows
 from midlayer_encoders.measuring import measure_layers
 from midlayer_encoders.metrics import make_metrics
+from midlayer_encoders.models.anatomy import paired_layers
 from midlayer_encoders.reading.batches import TokenBudget, check_budget
-from midlayer_encoders.reading.reader import layer_reader, site_layers
 from midlayer_encoders.recipes import PLAIN, RECIPES, SMALLEST_SAMPLE, Recipe, recipes_of
 from midlayer_encoders.store import StoreDtype, text_key
 from midlayer_encoders.sweeping.baselines import baselines_for
@@ -307,8 +307,12 @@ class _SingleSweep:
 
     def __post_init__(self) -> None:
         encoder, request = self.encoder, self.request
-        self.layers = site_layers(request.layers, encoder.layer, request.site, name=encoder.name)
-        layer_reader(encoder, layers=self.layers, site=request.site)  # rejects an unreadable site before any work
+        self.layers = encoder.vector_reader(request.layers, site=request.site).layers
+        if encoder.tower_layers and request.has_metrics:
+            raise OptionError(
+                f"`metrics` must be left out for {encoder.name}, which has two towers: they read the states of one. "
+                "Pass tower='image' or tower='text'."
+            )
         self.spec = replace(encoder.spec, site=request.site)
         self.folder = request.folder(encoder)
         self.progress = request.progress if self.group.rank == 0 else None
@@ -370,7 +374,7 @@ class _SingleSweep:
                 media,
                 layer_spec.similarity,
             )
-            for layer_spec in (replace(spec, layer=layer) for layer in self.layers)
+            for layer_spec in map(partial(_at_layer, spec, self.encoder.tower_depths), self.layers)
         ]
 
     def _finish(self, scoring: ScoringResult, start: float, embedder: Embedder) -> SweepResult:
@@ -409,6 +413,12 @@ class _SingleSweep:
             if score.error is None
             for row in tidy_rows({score.layer: score.value}, spec, kind=kind, dataset=score.task, name=score.metric)
         )
+
+
+def _at_layer(spec: EncoderSpec, tower_depths: Mapping[str, int], layer: int) -> EncoderSpec:
+    """Return the spec at a layer; in a joint model, of its image tower."""
+    towers = paired_layers(layer, tower_depths) if tower_depths else {}
+    return replace(spec, layer=layer, tower_layers=tuple(towers.items()))
 
 
 def single_line_texts(sources: Sequence[TaskSource], stage: Stage) -> list[str]:

@@ -128,11 +128,15 @@ class StoredLayer:
         """Return the key of each input, after ``ensure`` has stored them."""
         items: list[Any] = []
         for batch in inputs:  # a task of images may also contain texts
-            medium = next((name for name in self.modalities if name in batch), None)
-            if medium is None:
+            media = [name for name in self.modalities if name in batch]
+            if not media:
                 accepted = ", ".join(self.modalities)
                 raise OptionError(f"The task provides {', '.join(batch)}, but the model takes {accepted}.")
-            items += batch[medium]
+            if len(media) == 1:
+                items += batch[media[0]]
+            else:  # a joint model adds the vectors of a text and its image
+                columns = [batch[name] for name in media]
+                items += [dict(zip(media, contents, strict=True)) for contents in zip(*columns, strict=True)]
         prompt = self.prompts.choose(task_metadata, prompt_type)
         keys = [item_key(item, prompt) for item in items]
         if self.ensure is not None:

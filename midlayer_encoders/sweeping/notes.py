@@ -15,6 +15,7 @@ from midlayer_encoders._types import EncoderSpec, Norm
 from midlayer_encoders.encoder.first_module import MemoryModule
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.frame.summaries import Baselines
+from midlayer_encoders.models.anatomy import paired_layers
 from midlayer_encoders.models.cut import plan_cuts
 from midlayer_encoders.models.hub import BUILT_IN, BUILT_IN_MINILM
 from midlayer_encoders.reading.capture import capture
@@ -62,7 +63,7 @@ def sweep_notes(
         how["left out"] = f"{', '.join(encoder.saved.trained)}, trained for the last layer"
     timing: dict[str, Any] = {}
     pass_seconds: dict[int, float] = {}
-    if of_blocks and "text" in encoder.media:
+    if of_blocks and encoder.media == ["text"]:
         pass_seconds, num_tokens = _time_passes(encoder, layers)
         timing = {"texts": len(_TIMED_TEXTS), "tokens": num_tokens, "device": _device_name(encoder)}
         batch = "{texts} texts of {tokens} tokens at once on {device}".format(**timing)
@@ -87,6 +88,7 @@ def sweep_notes(
         site=spec.site,
         dimensions=num_dims(encoder, spec.norm) if of_blocks else 0,
         timing=timing,
+        towers=dict(encoder.tower_depths),
     )
 
 
@@ -174,6 +176,8 @@ def _remarks(sources: Sequence[TaskSource], scoring: ScoringResult, baselines: B
 def _parameters(encoder: LayerEncoder, layers: Sequence[int], norm: Norm) -> dict[int, int]:
     """Return the number of parameters of a model cut at each layer."""
     model: Any = encoder[0].model
+    if encoder.tower_layers:
+        return _joint_parameters(encoder, layers)
     anatomy = encoder.anatomy
     sizes = [sum(p.numel() for p in block.parameters()) for block in model.get_submodule(anatomy.blocks)]
     outside = sum(parameter.numel() for parameter in model.parameters()) - sum(sizes)
@@ -186,6 +190,20 @@ def _parameters(encoder: LayerEncoder, layers: Sequence[int], norm: Norm) -> dic
 
     # A cut without the final norm keeps one more block, a copy of the last one at the end.
     return {layer: outside + sum((sizes + sizes[-1:])[: num_blocks(layer)]) for layer in layers}
+
+
+def _joint_parameters(encoder: LayerEncoder, layers: Sequence[int]) -> dict[int, int]:
+    """Return the number of parameters of a joint model whose towers are cut at each pair of layers."""
+    sizes = {
+        tower: [sum(p.numel() for p in block.parameters()) for block in anatomy.distinct_blocks(encoder.transformer)]
+        for tower, anatomy in encoder.towers.items()
+    }
+    outside = sum(p.numel() for p in encoder.transformer.parameters()) - sum(map(sum, sizes.values()))
+    pairs = {layer: paired_layers(layer, encoder.tower_depths) for layer in layers}
+    return {
+        layer: outside + sum(sum(sizes[tower][:depth]) for tower, depth in pair.items())
+        for layer, pair in pairs.items()
+    }
 
 
 def _device_name(encoder: LayerEncoder) -> str:

@@ -186,7 +186,7 @@ def _load(model: str | LayerEncoder, options: Mapping[str, Any]) -> tuple[LayerE
         encoder = model if isinstance(model, LayerEncoder) else complete_encoder(model, options)
     except (MidlayerError, OSError) as error:
         return None, str(error)
-    if "text" not in encoder.media:
+    if encoder.media != ["text"]:
         return None, f"{encoder.name} takes {', '.join(encoder.media)}: a preview needs a text model."
     return encoder, None
 

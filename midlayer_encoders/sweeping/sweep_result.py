@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import polars as pl
 
+from midlayer_encoders._types import LayerArgument
 from midlayer_encoders.encoder.options import EncoderOptions, python_line, shell_line
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.files import parse_json_object, read_artifact, read_text_file, shell_path, write_file
 from midlayer_encoders.frame.schema import read_frame
 from midlayer_encoders.frame.summaries import Baselines, Summary, summary
+from midlayer_encoders.models.anatomy import paired_layers
 from midlayer_encoders.report import plot_recipes, plot_scores, report_html
 from midlayer_encoders.report.layer_charts import best_recipe
 from midlayer_encoders.report.results import Result
@@ -33,7 +35,8 @@ class Notes:
     """How a sweep was measured, what each layer costs, and what failed.
 
     ``seconds`` is the time until a pass over a batch reaches each layer; ``timing`` describes the batch and the device.
-    ``dimensions`` is 0 in sweeps before 0.2.
+    ``dimensions`` is 0 in sweeps before 0.2. ``towers`` is the number of blocks of each tower of a joint model; its
+    layers are those of the image tower.
     """
 
     title: str
@@ -52,6 +55,7 @@ class Notes:
     site: str = "block"
     dimensions: int = 0
     timing: dict[str, Any] = field(default_factory=dict)
+    towers: dict[str, int] = field(default_factory=dict)
 
     @property
     def milliseconds(self) -> dict[int, float]:
@@ -292,12 +296,15 @@ def task_labels(names: Sequence[str]) -> dict[str, str]:
 
 def export_lines(notes: Notes, layer: int | list[int]) -> dict[str, str]:
     """Return the lines that create the encoder of a layer, or of several, in Python and in a shell."""
+    requested: LayerArgument = layer
+    if notes.towers and isinstance(layer, int):
+        requested = dict(paired_layers(layer, notes.towers))
     transforms = dict(notes.vectors)
     center = transforms.pop("center", "")
     options = EncoderOptions(**notes.options, **transforms)
     out = "layer-" + str(layer).strip("[]").replace(", ", "-")
-    python = python_line(notes.model, layer, options)
-    shell = shell_line(notes.model, layer, options, out=out)
+    python = python_line(notes.model, requested, options)
+    shell = shell_line(notes.model, requested, options, out=out)
     if center:
         python = f"{python.removesuffix(')')}, center=read_texts({center!r}))"
         shell, _, name = shell.rpartition(" --out ")  # a template may contain it too

@@ -38,6 +38,8 @@ FILES = {
     ("--audio", "FOLDER"): "recordings",
     ("--data", "FOLDER"): "classes",
     ("--tasks", "STSBenchmark"): "./mine",  # mteb would fetch it
+    ("--tasks", "CIFAR10ZeroShot"): "./mine",
+    ("--tasks", "Flickr30kT2IRetrieval"): "./mine",
     ("--tasks", "./my_data"): "./mine",
 }
 """What stands behind an option in a page, and in the test. Names of files, as ``texts.txt``, are those of the desk."""

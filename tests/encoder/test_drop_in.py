@@ -134,7 +134,11 @@ def test_settings_saved_for_the_model_apply(folder: str, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("file", "content", "remedy"),
     [
-        ("config_sentence_transformers.json", {"__version__": {}, "requirements": {"torch": ">=999"}}, "pip install -U"),
+        (
+            "config_sentence_transformers.json",
+            {"__version__": {}, "requirements": {"torch": ">=999"}},
+            "pip install -U",
+        ),
         ("modules.json", [{"idx": 0, "name": "0", "path": "", "type": "own.Module"}], "trust_remote_code=True"),
     ],
 )

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Normalize
 from typer.testing import CliRunner
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.cli import app
 from midlayer_encoders.encoder.sentence_transformers_encoder import measure
 from midlayer_encoders.errors import CutError, LayerIndexError, OptionError
-from midlayer_encoders.sweeping import sweep
 from tests.families import JOINT, tiny_joint
 from tests.made_media import IMAGES
 from tests.tiny_folders import TEXTS, joint_image_processor, save_joint, tokenizer
@@ -129,9 +131,8 @@ def test_export_command_saves_both_towers_or_one(joint_folder: Folder, tmp_path:
 def test_unsupported_calls_of_a_joint_model_are_refused(joint_folder: Folder, tiny_folder: Folder) -> None:
     folder = joint_folder("CLIP")
     encoder = LayerEncoder(folder, -1, device="cpu")
-    for call in (lambda: measure(encoder, IMAGES), lambda: sweep(encoder)):
-        with pytest.raises(OptionError, match=r"has two towers\. Load one: tower='image'"):
-            call()
+    with pytest.raises(OptionError, match=r"has two towers\. Load one: tower='image'"):
+        measure(encoder, IMAGES)
     for options, error, message in (
         ({"layer": {"text": 2}}, LayerIndexError, "has none for 'image'"),
         ({"layer": {"text": 2, "imgae": 1}}, OptionError, "Did you mean 'image'"),
@@ -146,3 +147,48 @@ def test_unsupported_calls_of_a_joint_model_are_refused(joint_folder: Folder, ti
         LayerEncoder(tiny_folder("ViT"), 2, tower="image", device="cpu")
     with pytest.raises(LayerIndexError, match="must be one number for"):
         LayerEncoder(tiny_folder("ViT"), {"image": 2}, device="cpu")
+
+
+@pytest.mark.parametrize("later", [[], [Normalize()]])
+def test_folder_of_sentence_transformers_has_its_vectors(
+    later: list[Any], joint_folder: Folder, tmp_path: Path
+) -> None:
+    first = SentenceTransformer(joint_folder("CLIP"), device="cpu")[0]
+    SentenceTransformer(modules=[first, *later], device="cpu").save_pretrained(str(tmp_path / "model"))
+    encoder = LayerEncoder(str(tmp_path / "model"), -1, device="cpu")
+    plain = SentenceTransformer(str(tmp_path / "model"), device="cpu")
+    for inputs in (TEXTS, IMAGES):
+        np.testing.assert_array_equal(encoder.encode(inputs), plain.encode(inputs))
+        lengths = np.linalg.norm(encoder.encode_layers(inputs), axis=-1)
+        assert bool(np.allclose(lengths, 1, atol=1e-5)) == bool(later)
+
+
+def test_model_in_a_subfolder_is_read_from_a_folder_and_from_the_cache(joint_folder: Folder, tmp_path: Path) -> None:
+    commit = "0" * 40
+    repository = tmp_path / "models--org--clip"
+    folder = repository / "snapshots" / commit
+    shutil.copytree(joint_folder("CLIP"), folder / "0_CLIPModel")  # as in sentence-transformers/clip-ViT-B-32
+    modules = [{"idx": 0, "name": "0", "path": "0_CLIPModel", "type": "sentence_transformers.models.CLIPModel"}]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(commit)
+    expected = SentenceTransformer(str(folder), device="cpu").encode(IMAGES)
+    np.testing.assert_array_equal(LayerEncoder(str(folder), -1, device="cpu").encode(IMAGES), expected)
+    encoder = LayerEncoder("org/clip", -1, device="cpu", cache_folder=str(tmp_path), local_files_only=True)
+    np.testing.assert_array_equal(encoder.encode(IMAGES), expected)
+    assert encoder.name == "org/clip"
+
+
+def test_siglip_pads_on_the_side_of_its_tokenizer(joint_folder: Folder, tmp_path: Path) -> None:
+    folder = shutil.copytree(joint_folder("SigLIP"), tmp_path / "model")
+    settings = folder / "tokenizer_config.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"padding_side": "left"}))
+    left = tokenizer()
+    left.padding_side = "left"
+    encoder, right = (LayerEncoder(str(path), -1, device="cpu") for path in (folder, joint_folder("SigLIP")))
+    tokens = left(TEXTS, padding="max_length", return_tensors="pt")
+    ids = {key: tokens[key] for key in ("input_ids", "attention_mask")}
+    with torch.no_grad():
+        expected = tiny_joint("SigLIP").get_text_features(**ids).pooler_output  # type: ignore[operator]
+    np.testing.assert_allclose(encoder.encode(TEXTS), expected.numpy(), atol=2e-5, rtol=1e-4)
+    assert encoder.spec.parts != right.spec.parts
