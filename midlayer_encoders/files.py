@@ -387,11 +387,21 @@ def expand_home(path: Path | str) -> Path:
 def shell_path(path: Path | str) -> str:
     """Return a path as a word of a shell command, which no program takes for a flag.
 
+    Characters that are not printed, such as a line break or a right-to-left mark, are escaped as in bash and zsh.
+
     Example:
         >>> print(shell_path("-rf"), shell_path("my model"), shell_path("EleutherAI/pythia-410m"))
         ./-rf 'my model' EleutherAI/pythia-410m
     """
-    return shlex.quote(f"./{path}" if str(path).startswith("-") else str(path))
+    word = f"./{path}" if str(path).startswith("-") else str(path)
+    if word.isprintable():
+        return shlex.quote(word)
+    escaped = (char if char.isprintable() and char not in "\\'" else _escaped_bytes(char) for char in word)
+    return f"$'{''.join(escaped)}'"
+
+
+def _escaped_bytes(char: str) -> str:
+    return "".join(f"\\x{byte:02x}" for byte in os.fsencode(char))
 
 
 def exists(path: Path) -> bool:

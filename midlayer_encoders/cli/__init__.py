@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import signal
 import sys
 
 from rich.console import Console
@@ -15,6 +16,7 @@ from midlayer_encoders.errors import MidlayerError, redact_tokens
 __all__ = ["app", "main"]
 
 _INTERRUPTED = 130
+_TERMINATED = 143
 _RESUMABLE = {"embed", "sweep", "demo", "progression", "reproduce", "tune"}
 
 # Each module registers its commands, in the order of the help.
@@ -25,8 +27,9 @@ for _module in ("demo", "select", "sweep", "export", "layers", "tune", "probe", 
 def main() -> None:
     """Run the command line; an error is one line, not a traceback.
 
-    The exit code is 2 for invalid arguments, 130 for Ctrl-C, and 1 for any other failure.
+    The exit code is 2 for invalid arguments, 130 for Ctrl-C, 143 for SIGTERM, and 1 for any other failure.
     """
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(_TERMINATED))
     try:
         app()
     except MidlayerError as error:
@@ -39,7 +42,7 @@ def main() -> None:
         sys.exit(1)
     except (KeyboardInterrupt, SystemExit) as ended:  # typer turns most interrupts into an exit code
         code = getattr(ended, "code", _INTERRUPTED)
-        if code == _INTERRUPTED:
+        if code in (_INTERRUPTED, _TERMINATED):
             effect = "continues from there" if set(sys.argv[1:2]) & _RESUMABLE else "starts from the beginning"
             _print_error(f"Stopped. The same command {effect}.", head="")
         sys.exit(code)

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import datasets
 import mteb
@@ -264,6 +264,8 @@ class Workers:
         max_jobs: maximum number of jobs at a time.
     """
 
+    _pools: ClassVar[dict[int, Any]] = {}  # joblib has one pool per process, and a forked process inherits this
+
     def __init__(self, count: int, max_jobs: int) -> None:
         self.count = max(min(count, max_jobs), 1)
         self.threads = max(count // max(max_jobs, 1), 1)
@@ -296,13 +298,20 @@ class Workers:
         # joblib reuses its workers from sweep to sweep and does not run the caller's script again. The pool must come
         # from joblib, not from loky: joblib fails on a pool that it did not create.
         environment = dict.fromkeys(_THREAD_VARIABLES, str(self.threads))
-        return get_memmapping_executor(
+        pool = self._pools[os.getpid()] = get_memmapping_executor(
             self.count,
             timeout=_IDLE_SECONDS,
             env=environment,
             initializer=end_with_parent,
             initargs=(os.getpid(),),
         )
+        return pool
+
+    @classmethod
+    def kill(cls) -> None:
+        """End the processes now; otherwise an interrupted sweep waits until they have imported mteb."""
+        if (pool := cls._pools.pop(os.getpid(), None)) is not None:
+            pool.terminate(kill_workers=True)
 
 
 def wait_for_score(future: Future[Score]) -> Score:

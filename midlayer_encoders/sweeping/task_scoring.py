@@ -98,11 +98,14 @@ class TaskScorer:
                 to_confirm += confirmed
                 if in_background:  # while the device embeds the texts of the next task
                     futures += workers.begin(confirmed)
+            return ScoringResult(scores, self._confirm(to_confirm, workers, futures), methods, baselines)
+        except (KeyboardInterrupt, SystemExit):
+            workers.kill()
+            raise
         except BaseException:
             for future in futures:
                 future.cancel()
             raise
-        return ScoringResult(scores, self._confirm(to_confirm, workers, futures), methods, baselines)
 
     def _score_at_once(self, jobs: Sequence[Job]) -> tuple[list[Score], str | None, dict[str, float]]:
         """Return the scores of all layers and of baselines, or the reason why mteb must score the task."""

@@ -255,6 +255,20 @@ def test_a_folder_of_other_files_is_refused_and_one_of_results_accepted(tmp_path
     check_output_folder(mine)
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["x\u202egnp 'é'\\n", "a\nrm b", "-\x1b[2Kc", os.fsdecode(b"\xff1")],
+    ids=["marks", "lines", "escape", "bytes"],
+)
+def test_a_path_in_a_printed_command_has_no_hidden_characters(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text("content")
+    line = f"cat {shell_path(name)}"
+    assert line.isprintable()
+    bash = shutil.which("bash") or pytest.skip("bash is not installed")
+    printed = subprocess.run([bash, "-c", line], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert printed.stdout == "content"
+
+
 @pytest.mark.parametrize("name", ["-rf", "a; touch pwned", "it's $(touch pwned)", "-"])
 def test_a_path_in_a_printed_command_is_one_word_and_no_flag(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text("content")
