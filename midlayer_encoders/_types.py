@@ -23,6 +23,9 @@ Norm: TypeAlias = Literal["final", "none"]
 
 Pooling: TypeAlias = Literal["mean", "last", "cls", "max", "weightedmean"]
 
+Join: TypeAlias = Literal["sum", "concat", "first", "second", "none"]
+"""How two readings of one sequence become one vector: see :func:`~midlayer_encoders.reading.joined_readings.join_readings`."""
+
 Medium: TypeAlias = Literal["text", "image", "audio"]
 
 ReadSite: TypeAlias = Literal["block", "attention", "mlp"]
@@ -40,6 +43,7 @@ Progress: TypeAlias = Callable[[str, int, int], None]
 NORMS: tuple[Norm, ...] = ("final", "none")
 READ_SITES: tuple[ReadSite, ...] = ("block", "attention", "mlp")
 POOLINGS: tuple[Pooling, ...] = ("mean", "last", "cls", "max", "weightedmean")
+JOINS: tuple[Join, ...] = ("sum", "concat", "first", "second", "none")
 
 
 @dataclass

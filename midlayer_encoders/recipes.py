@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from midlayer_encoders._types import NORMS, POOLINGS, Layer, Norm, Pooling
+from midlayer_encoders._types import JOINS, NORMS, POOLINGS, Join, Layer, Norm, Pooling
 from midlayer_encoders.errors import OptionError, deprecated_names, did_you_mean, short_repr
 from midlayer_encoders.validation import check_choice, check_count, check_flag, check_text
 
@@ -25,6 +25,7 @@ Template: TypeAlias = str | Mapping[str, str]
 """``'Before {text} after'``, or one for each of ``"query"``, ``"document"`` and ``"text"`` (all other texts)."""
 
 _PLACEHOLDER = "{text}"
+_MARK = "{read}"
 # Truncation makes an encoding of each remaining stretch of a text, and two copies every combination of them. Characters
 # far beyond the tokens that fit are therefore removed before the text is tokenized.
 _CHARACTERS_PER_TOKEN = 8
@@ -39,11 +40,19 @@ TEXT_KINDS = ("text", "query", "document")
 
 @dataclass(frozen=True)
 class TemplateParts:
-    """The parts of a template before the text, between its two copies (``None`` for one copy) and after it."""
+    """The parts of a template.
+
+    Attributes:
+        before: the part before the text.
+        between: the part between two copies of the text, or between the mark and the second copy; ``None`` for one copy.
+        after: the part after the text.
+        question: the part between the first copy and the mark ``{read}``, whose last token is read; ``None`` without.
+    """
 
     before: str = ""
     between: str | None = None
     after: str = ""
+    question: str | None = None
 
 
 @dataclass(frozen=True)
@@ -55,17 +64,19 @@ class TokenLayout:
         between: number of tokens between two copies.
         back: number of tokens after the last copy, including special tokens.
         copies: number of copies of the text.
+        question: number of tokens between the first copy and the mark; 0 without a mark.
     """
 
     front: int = 0
     between: int = 0
     back: int = 0
     copies: int = 1
+    question: int = 0
 
     @property
     def added(self) -> int:
         """Number of tokens that do not belong to the text."""
-        return self.front + self.between + self.back
+        return self.front + self.question + self.between + self.back
 
 
 def check_template(argument: str, template: Any) -> str | dict[str, str]:
@@ -92,7 +103,7 @@ def split_template(template: Template | None, argument: str = "template") -> dic
         check_choice(f"kind of text in {argument}", kind, TEXT_KINDS)
     templates = {kind: _split(f"{argument}[{kind!r}]", text) for kind, text in template.items()}
     parts = {kind: templates.get(kind, templates.get("text", TemplateParts())) for kind in TEXT_KINDS}
-    if len({(part.between, part.after) for part in parts.values()}) > 1:
+    if len({(part.question, part.between, part.after) for part in parts.values()}) > 1:
         missing = [kind for kind in TEXT_KINDS if kind not in template]
         hint = f" Add a template for {missing[0]!r}, which is the text alone by default." if missing else ""
         raise OptionError(
@@ -102,12 +113,30 @@ def split_template(template: Template | None, argument: str = "template") -> dic
     return parts
 
 
+def is_marked(template: Template | None) -> bool:
+    """Return True if a template marks a first reading.
+
+    Example:
+        >>> is_marked('"{text}" means:"{read}" Again: "{text}'), is_marked('"{text}" means:"')
+        (True, False)
+    """
+    return split_template(template)["text"].question is not None
+
+
 def _split(argument: str, template: Any) -> TemplateParts:
     parts = check_text(argument, template).split(_PLACEHOLDER)
     if len(parts) not in (2, 3):
         raise OptionError(
             f"`{argument}` must hold {_PLACEHOLDER} once, or twice to repeat the text, but got {short_repr(template)}."
         )
+    marked = parts[1].split(_MARK)
+    if _MARK in parts[0] + parts[-1] or len(marked) > (len(parts) - 1) or marked[0] == "" and len(marked) > 1:
+        raise OptionError(
+            f"`{argument}` must hold {_MARK} at most once, between two copies of the text and after other words, but got "
+            f"{short_repr(template)}."
+        )
+    if len(marked) > 1:
+        return TemplateParts(parts[0], marked[1], parts[-1], marked[0])
     return TemplateParts(parts[0], parts[1] if len(parts) > 2 else None, parts[-1])
 
 
@@ -131,11 +160,17 @@ def add_template(tokenizer: Any, parts: TemplateParts, *, model: str) -> tuple[A
     space_in_text = _space_belongs_to_text(tokenizer, parts)
     end = -1 if space_in_text else None
     before = _ids(tokenizer, parts.before[:end], model)
-    between = _following_ids(tokenizer, (parts.between or "")[:end], model)
     after = _following_ids(tokenizer, parts.after, model)
-    pieces = {"OPENING": opening, "BEFORE": before, "BETWEEN": between, "AFTER": after, "CLOSING": closing}
-    pieces = {name: ids for name, ids in pieces.items() if ids}
-    copies = ["$A"] if parts.between is None else ["$A", "BETWEEN", "$A"]
+    question: list[int] = []
+    if parts.question is None:
+        between = _following_ids(tokenizer, (parts.between or "")[:end], model)
+    else:  # the first half ends as a text of its own, and no token crosses the mark
+        question = _following_ids(tokenizer, parts.question, model) + closing
+        between = _ids(tokenizer, (parts.between or "")[:end], model)
+        closing = []
+    pieces = {"OPENING": opening, "BEFORE": before, "QUESTION": question, "BETWEEN": between, "AFTER": after}
+    pieces = {name: ids for name, ids in {**pieces, "CLOSING": closing}.items() if ids}
+    copies = ["$A"] if parts.between is None else ["$A", "QUESTION", "BETWEEN", "$A"]
 
     def sequence(texts: list[str]) -> str:
         names = ["OPENING", "BEFORE", *texts, "AFTER", "CLOSING"]
@@ -150,7 +185,8 @@ def add_template(tokenizer: Any, parts: TemplateParts, *, model: str) -> tuple[A
             for name, ids in pieces.items()
         ],
     )
-    layout = TokenLayout(len(opening) + len(before), len(between), len(after) + len(closing), copies.count("$A"))
+    back = len(after) + len(closing)
+    layout = TokenLayout(len(opening) + len(before), len(between), back, copies.count("$A"), len(question))
     max_length = int(tokenizer.model_max_length)
     room = (max_length - layout.added) // layout.copies
     if room < 1:
@@ -259,7 +295,9 @@ class Counting:
 
     @property
     def all(self) -> bool:
-        """Whether every real token is pooled."""
+        """Whether every real token is pooled, or the pooling itself finds the tokens of two readings."""
+        if self.placed.question:
+            return True
         leaves_out = self.skip_first or self.prompt_tokens
         return not leaves_out and (self.template_tokens or not self.placed.added)
 
@@ -363,7 +401,11 @@ class Recipe:
 
     Attributes:
         name: name in frames, on pages and in commands.
-        template: text with ``{text}`` once, or twice to repeat the text.
+        template: text with ``{text}`` once, or twice to repeat the text. ``{read}`` between two copies marks the end of
+            a first half, which is tokenized by itself and whose last token is read, too.
+        join: how two readings become one vector, for a template with ``{read}``: the ``"sum"`` of their unit vectors
+            (the default), or ``"concat"``, ``"first"``, ``"second"`` or ``"none"``, as in
+            :func:`~midlayer_encoders.reading.joined_readings.join_readings`.
         layer: default layer or layers of an encoder; sweeps and selections read all layers.
         norm: ``None`` keeps the encoder's norm.
         pooling: ``None`` keeps the encoder's pooling; a template that the model continues needs ``"last"``.
@@ -379,6 +421,7 @@ class Recipe:
 
     name: str
     template: Template | None = field(default=None, hash=False)  # a mapping has no hash
+    join: Join | None = None
     layer: Layer | Sequence[Layer] | None = None
     norm: Norm | None = None
     pooling: Pooling | None = None
@@ -400,16 +443,25 @@ class Recipe:
             object.__setattr__(self, "layer", tuple(self.layer))  # a list has no hash
         check_choice("norm", self.norm or "final", NORMS)
         check_choice("pooling", self.pooling or "mean", POOLINGS)
+        check_choice("join", self.join or "sum", JOINS)
         check_count("skip_first", self.skip_first, minimum=0)
         for name in ("template_tokens", "center", "whiten", "embed_filter", "normalize"):
             check_flag(name, getattr(self, name))
         if self.whiten and not self.center:
             raise OptionError("`whiten` must be False without `center`, because it scales directions around the mean.")
+        if is_marked(self.template):
+            object.__setattr__(self, "join", self.join or "sum")
+            object.__setattr__(self, "template_tokens", False)
+        check_join(self.template, self.join, self.pooling, self.skip_first)
 
     @property
     def changes_vectors(self) -> bool:
         """Whether the recipe transforms pooled vectors."""
         return self.center or self.embed_filter or self.normalize
+
+    def apart(self) -> Recipe:
+        """Return this recipe with its two readings side by side, from which every way of joining them follows."""
+        return replace(self, join="none") if self.join is not None else self
 
     def before_vectors(self) -> Recipe:
         """Return this recipe without its layer and its transformations of pooled vectors."""
@@ -425,6 +477,23 @@ class Recipe:
             for item in fields(self)
             if item.name not in ("name", "source") and getattr(self, item.name) != item.default
         }
+
+
+def check_join(template: Template | None, join: str | None, pooling: str | None, skip_first: int) -> None:
+    """Raise an :class:`OptionError` unless the options of two readings match the template."""
+    if not is_marked(template):
+        if join is not None:
+            raise OptionError(
+                f"`join` must be left out unless the template marks a first reading with {_MARK}, but got {join!r}."
+            )
+        return
+    if pooling not in (None, "mean"):
+        raise OptionError(f"`pooling` must be 'mean' for a template with {_MARK}, but got {pooling!r}.")
+    if skip_first:
+        raise OptionError(
+            f"`skip_first` must be 0 for a template with {_MARK}, which never pools the first tokens, but got "
+            f"{skip_first}."
+        )
 
 
 PLAIN = "plain"
@@ -452,6 +521,15 @@ _NAMED = (
         pooling="mean",
         template_tokens=False,
         source="Springer et al., 'Repetition Improves Language Model Embeddings', 2024",
+    ),
+    Recipe(
+        name="word-echo",
+        template='This sentence : "{text}" means in one word:"{read}". The rewritten sentence: "{text}',
+        join="sum",
+        norm="final",
+        pooling="mean",
+        template_tokens=False,
+        source="one-word and echo in one sequence, whose two readings are added",
     ),
     Recipe(
         name="instruction",
@@ -482,6 +560,8 @@ _SUFFIXES: Mapping[str, Mapping[str, Any]] = {
     "last": {"pooling": "last"},
 }
 """Suffixes of a recipe's name, after a plus sign."""
+_READINGS: Mapping[str, Join] = {"1": "first", "2": "second"}
+"""Names of one reading alone, after a slash."""
 
 
 def recipe_of(argument: str, value: Any) -> Recipe:
@@ -495,18 +575,40 @@ def recipe_of(argument: str, value: Any) -> Recipe:
     """
     if isinstance(value, Recipe):
         return value
-    name, *suffixes = value.split("+") if isinstance(value, str) else ("",)
+    whole, *suffixes = value.split("+") if isinstance(value, str) else ("",)
+    name, slash, reading = whole.partition("/")
     unknown = next((suffix for suffix in suffixes if suffix not in _SUFFIXES), None)
+    if slash and (name not in RECIPES or RECIPES[name].join is None or reading not in _READINGS):
+        joined = ", ".join(f"'{each.name}/{number}'" for each in _NAMED if each.join for number in _READINGS)
+        raise OptionError(f"`{argument}` must name one of two readings as {joined}, but got {value!r}.")
     if name not in RECIPES or unknown is not None:
         hint = did_you_mean(name, RECIPES) if unknown is None else did_you_mean(unknown, _SUFFIXES)
         raise OptionError(
             f"`{argument}` must be a Recipe or one of {', '.join(map(repr, RECIPES))}, with optional "
             f"{', '.join('+' + suffix for suffix in _SUFFIXES)}, but got {value!r}.{hint}"
         )
-    changes: dict[str, Any] = {}
+    changes: dict[str, Any] = {"join": _READINGS[reading]} if slash else {}
     for suffix in suffixes:
         changes |= _SUFFIXES[suffix]
-    return replace(RECIPES[name], **changes, name=value) if suffixes else RECIPES[name]
+    return replace(RECIPES[name], **changes, name=value) if changes else RECIPES[name]
+
+
+def with_readings(recipes: Sequence[Recipe]) -> list[Recipe]:
+    """Return recipes, each one that joins two readings followed by the readings alone, unless they are included.
+
+    Example:
+        >>> [recipe.name for recipe in with_readings([RECIPES["plain"], RECIPES["word-echo"]])]
+        ['plain', 'word-echo', 'word-echo/1', 'word-echo/2']
+    """
+    names = {recipe.name for recipe in recipes}
+    expanded: list[Recipe] = []
+    for recipe in recipes:
+        expanded.append(recipe)
+        if recipe.join in ("sum", "concat"):
+            base, plus, suffixes = recipe.name.partition("+")
+            parts = {f"{base}/{number}{plus}{suffixes}": join for number, join in _READINGS.items()}
+            expanded += [replace(recipe, name=name, join=join) for name, join in parts.items() if name not in names]
+    return expanded
 
 
 def has_name(recipe: Recipe) -> bool:

@@ -25,6 +25,7 @@ from midlayer_encoders.encoder.options import EncoderKeywords, EncoderOptions, m
 from midlayer_encoders.encoder.saved_folder import SavedFolder, later_modules, load_saved_folder, pooling_name
 from midlayer_encoders.encoder.sentence_transformers_internals import PlainOnDisk
 from midlayer_encoders.encoder.verification import (
+    check_first_reading,
     check_module,
     check_padding,
     check_states,
@@ -38,6 +39,7 @@ from midlayer_encoders.models.gguf_cache import TOKENIZER, converted_folder
 from midlayer_encoders.models.hub import BUILT_IN_MINILM, model_location, module_folder, output_embeddings
 from midlayer_encoders.models.load import NoPlanError, load_cut
 from midlayer_encoders.models.padding import wants_padding
+from midlayer_encoders.reading.joined_readings import JoinedReadings
 from midlayer_encoders.validation import check_choice
 
 # sentence-transformers replaces this placeholder by the repository when it pushes a folder.
@@ -224,7 +226,8 @@ class BuiltEncoder(PlainOnDisk):
         complete = all(tower.layer == tower.anatomy.num_layers for tower in cuts)
         last_layer = complete and normed and combined is None
         width = first.get_embedding_dimension()
-        modules = [first, *later_modules(saved, width, options, name, last_layer=last_layer, pools=not towers)]
+        later = later_modules(saved, width, options, name, last_layer=last_layer, pools=not towers)
+        modules = [first, *prompting.join_two_readings(later, counting.placed, options.join)]
         if combined is not None:
             if not isinstance(modules[1], PoolingModule) or not isinstance(modules[1].pooling_mode, str):
                 raise OptionError(f"`pooling` must be named for several layers of {name}, which pools in its own way.")
@@ -266,6 +269,8 @@ class BuiltEncoder(PlainOnDisk):
             if not isinstance(self[0], MemoryModule) and not wants_padding(self.transformer):
                 check_padding(self[0], *probe_features(self[0]))
         self.eval()
+        if self.readings is not None:
+            check_first_reading(first, probe_features(first)[0], self.readings, self.name)
         with self.truncate_embeddings(None):
             width = self.get_embedding_dimension()
             size = options.truncate_dim
@@ -363,7 +368,13 @@ class BuiltEncoder(PlainOnDisk):
     @property
     def after_pooling(self) -> list[str]:
         """Names of the modules after the first one, except the pooling."""
-        return [type(module).__name__ for module in list(self)[1:] if not isinstance(module, PoolingModule)]
+        poolings = (PoolingModule, JoinedReadings)
+        return [type(module).__name__ for module in list(self)[1:] if not isinstance(module, poolings)]
+
+    @property
+    def readings(self) -> JoinedReadings | None:
+        """The pooling of a template that marks two readings; ``None`` for one reading."""
+        return next((module for module in self if isinstance(module, JoinedReadings)), None)
 
     def output_embeddings(self) -> Tensor:
         """Return the output embeddings of the language model, shape ``(V, D)``."""

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
 
 from midlayer_encoders import validation
 from midlayer_encoders._deprecated import take_deprecated
-from midlayer_encoders._types import MAX_PIXELS, NORMS, POOLINGS, Combine, LayerArgument, Norm, Pooling
+from midlayer_encoders._types import JOINS, MAX_PIXELS, NORMS, POOLINGS, Combine, Join, LayerArgument, Norm, Pooling
 from midlayer_encoders.errors import DeviceError, LayerIndexError, OptionError, did_you_mean, short_repr
 from midlayer_encoders.files import shell_path
-from midlayer_encoders.recipes import SMALLEST_SAMPLE, TEXT_KINDS, Recipe, Template, check_template, has_name, recipe_of
+from midlayer_encoders.recipes import SMALLEST_SAMPLE, TEXT_KINDS, Recipe, Template, check_join, check_template, has_name, recipe_of
 
 if TYPE_CHECKING:
     import torch
@@ -63,6 +63,7 @@ class EncoderKeywords(TypedDict, total=False):
     template: Template | None
     skip_first: int
     template_tokens: bool | None
+    join: Join | None
     whiten: bool
     embed_filter: bool
     normalize: bool | None
@@ -229,11 +230,12 @@ class EncoderOptions:
         max_pixels: Largest image to read, in pixels.
         center: A few hundred sample texts, whose mean vector is subtracted from every vector. A ``Dense`` module with a
             bias does so in an exported folder.
-        recipe: Prompt template and pooling by name: plain, one-word, summarize, echo, instruction; see docs/recipes.md.
+        recipe: Prompt template and pooling by name: plain, one-word, summarize, echo, word-echo, instruction; see docs/recipes.md.
             Or a :class:`~midlayer_encoders.Recipe`, whose fields replace the options left at their defaults.
         template: Template around every text: 'The essence of "{text}" is:"'; or query=…, document=… and text=….
         skip_first: Number of tokens at the start that are not pooled.
         template_tokens: Pool the tokens of the template, too (the default).
+        join: sum, concat, first, second or none: how the two readings of a template with {read} become one vector.
         whiten: Scale directions by their spread over the texts of --center.
         embed_filter: Keep only the middle singular directions of the output embeddings.
         normalize: Scale every vector to length 1; by default only if a sentence-transformers folder does.
@@ -282,6 +284,7 @@ class EncoderOptions:
     template: Template | None = _option(None, check_template, parse=_parse_template, repeatable=True, medium="text")
     skip_first: int = _option(0, partial(validation.check_count, minimum=0), in_memory=True, medium="text")
     template_tokens: bool | None = _option(None, validation.check_flag, medium="text")
+    join: Join | None = _option(None, partial(validation.check_choice, choices=JOINS), medium="text")
     whiten: bool = _option(False, validation.check_flag, in_memory=True)
     embed_filter: bool = _option(False, validation.check_flag, medium="text")
     normalize: bool | None = _option(None, validation.check_flag, in_memory=True)
@@ -317,6 +320,7 @@ class EncoderOptions:
             raise OptionError(f"`device` must be None when `device_map` places the model, but got {self.device!r}.")
         if self.template is not None and self.chat_template:
             raise OptionError("`template` must be None with `chat_template`, which formats the text itself.")
+        check_join(self.template, self.join, self.pooling, self.skip_first)
         if self.default_prompt_name is not None and self.prompts is not None:  # else it names one of the folder's
             if not self.prompts:
                 raise OptionError("`default_prompt_name` must be None with prompts={}, which has no names.")

@@ -7,12 +7,14 @@ from dataclasses import replace
 from typing import Any
 
 from sentence_transformers.sentence_transformer.modules import Dense, Normalize
+from sentence_transformers.sentence_transformer.modules import Pooling as PoolingModule
 from torch import nn
 
 from midlayer_encoders import recipes
 from midlayer_encoders.encoder.options import EncoderOptions
 from midlayer_encoders.encoder.saved_folder import SavedFolder
 from midlayer_encoders.errors import OptionError
+from midlayer_encoders.reading.joined_readings import JoinedReadings
 
 # --- prompts ---------------------------------------------------------------------------------------------------------
 
@@ -88,7 +90,26 @@ def prompting_settings(options: EncoderOptions) -> str:
     return json.dumps(settings, sort_keys=True)
 
 
-# --- modules after the pooling ---------------------------------------------------------------------------------------
+# --- the pooling and the modules after it ---------------------------------------------------------------------------------------
+
+
+def join_two_readings(modules: list[Any], layout: recipes.TokenLayout, join: str | None) -> list[Any]:
+    """Return modules whose pooling reads both places of a template that marks one; otherwise the same modules.
+
+    Args:
+        modules: the modules after the first one.
+        layout: positions of the text's tokens.
+        join: the option.
+    """
+    if not layout.question:
+        return modules
+    poolings = [number for number, module in enumerate(modules) if isinstance(module, PoolingModule)]
+    width = modules[poolings[0]].embedding_dimension
+    counts = {name: getattr(layout, name) for name in ("front", "question", "between", "back")}
+    return [
+        JoinedReadings(width, **counts, join=join or "sum") if number in poolings else module
+        for number, module in enumerate(modules)
+    ]
 
 
 def modules_after_pooling(encoder: Any, options: EncoderOptions) -> list[nn.Module]:

@@ -17,6 +17,7 @@ from midlayer_encoders.encoder.sentence_transformers_internals import without_tr
 from midlayer_encoders.errors import ModelNotFoundError, OptionError
 from midlayer_encoders.files import read_json
 from midlayer_encoders.models.hub import local_only, model_file
+from midlayer_encoders.reading.joined_readings import JoinedReadings
 
 _SETTINGS_FILE = "config_sentence_transformers.json"
 _TRANSFORMER_SETTINGS = ("max_seq_length", "do_lower_case", "processing_kwargs", "query_length", "document_length")
@@ -197,6 +198,8 @@ def _pooling_module(width: int, mode: Any, include_prompt: bool = True) -> nn.Mo
 
 def pooling_name(modules: Sequence[nn.Module]) -> str:
     """Return the pooling of an encoder's modules: several joined by a plus sign; those of a custom module, its name."""
+    if any(isinstance(module, JoinedReadings) for module in modules):
+        return "last+mean"
     poolings: list[Any] = [module for module in modules if isinstance(module, PoolingModule)]
     if len(poolings) != 1:
         return "+".join(type(module).__name__ for module in modules)

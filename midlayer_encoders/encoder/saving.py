@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -22,11 +23,12 @@ from midlayer_encoders.encoder.older_versions import LOADER_FILES, make_readable
 from midlayer_encoders.encoder.spec import mteb_line
 from midlayer_encoders.encoder.verification import close, temporarily
 from midlayer_encoders.errors import CutError
-from midlayer_encoders.files import write_folder
+from midlayer_encoders.files import read_json, write_folder, write_json
 from midlayer_encoders.models import transformers_internals as internals
 from midlayer_encoders.models.cut import with_empty_decoder
 from midlayer_encoders.models.load import has_automatic_class
 from midlayer_encoders.models.padding import suffers_from_padding, wants_padding
+from midlayer_encoders.reading import joined_readings
 from midlayer_encoders.reading.locks import turn
 from midlayer_encoders.validation import check_path
 
@@ -58,6 +60,11 @@ class SavableEncoder(BuiltEncoder):
         super().save_pretrained(path, *args, **kwargs)
         if path is not None and not self.transformer.training:
             logger.warning("mteb reads no name from %s. Before evaluating it, set:\n%s", path, mteb_line(self.spec))
+            if self.readings is not None:
+                logger.warning(
+                    "The folder contains the code that reads two places, %s: load it with trust_remote_code=True.",
+                    Path(joined_readings.__file__).name,
+                )
 
     def save_files(self, path: str, *args: Any, **kwargs: Any) -> tuple[str, ...]:
         """Write a folder like :meth:`save`, and return the relative paths of its files."""
@@ -70,6 +77,8 @@ class SavableEncoder(BuiltEncoder):
             if self.mixture and (folder / "README.md").exists():  # rewrite the card, which described other modules
                 call = inspect.signature(SentenceTransformer.save).bind(self, str(folder), *args, **kwargs)
                 self._create_model_card(str(folder), call.arguments.get("model_name"))
+            if self.readings is not None:
+                _add_code(folder)
             make_readable_by_older(folder, self.max_seq_length)
             self.check_folder(folder, home)
 
@@ -116,7 +125,7 @@ class SavableEncoder(BuiltEncoder):
             str(folder),
             device=str(self.device),
             model_kwargs={"dtype": self.dtype},
-            trust_remote_code=self.options.trust_remote_code,
+            trust_remote_code=self.options.trust_remote_code or self.readings is not None,
         )
         options: dict[str, Any] = {"batch_size": 1, "convert_to_tensor": True, "show_progress_bar": False}
         expected = self.encode(inputs, **options).float()
@@ -155,6 +164,17 @@ class SavableEncoder(BuiltEncoder):
                 raise CutError(problem)
         if suffers_from_padding(model) or internals.has_mask_of_states(model):
             logger.warning("A plain folder pools the padding of shorter waveforms: encode with batch_size=1 there.")
+
+
+def _add_code(folder: Path) -> None:
+    """Add the code of the pooling of two readings to a folder, whose ``modules.json`` then names the folder's file."""
+    source = Path(joined_readings.__file__)
+    shutil.copy(source, folder / source.name)
+    modules = read_json(folder / "modules.json")
+    for entry in modules:
+        if entry["type"].endswith(f".{joined_readings.JoinedReadings.__name__}"):
+            entry["type"] = f"{source.stem}.{joined_readings.JoinedReadings.__name__}"
+    write_json(folder / "modules.json", modules)
 
 
 # --- several layers ---------------------------------------------------------------------------------------------------

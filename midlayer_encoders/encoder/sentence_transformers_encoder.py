@@ -19,9 +19,16 @@ from torch import nn
 from midlayer_encoders._types import Layer, LayerArgument, Progress, ReadSite
 from midlayer_encoders.encoder.encoding import EmbeddingEncoder
 from midlayer_encoders.encoder.first_module import MemoryModule
+from midlayer_encoders.encoder.inputs import probe_features
 from midlayer_encoders.encoder.options import EncoderKeywords, make_options, normalize_layer, option_fields
-from midlayer_encoders.encoder.prompting import apply_template, modules_after_pooling, resolve_prompts
+from midlayer_encoders.encoder.prompting import (
+    apply_template,
+    join_two_readings,
+    modules_after_pooling,
+    resolve_prompts,
+)
 from midlayer_encoders.encoder.saved_folder import later_modules, pooling_name
+from midlayer_encoders.encoder.verification import check_first_reading
 from midlayer_encoders.errors import OptionError, short_repr
 from midlayer_encoders.measuring import agreed, measure_layers
 from midlayer_encoders.models import transformers_internals as internals
@@ -137,8 +144,11 @@ class LayerEncoder(EmbeddingEncoder):
         encoder.options = options
         encoder.counting = apply_template(first, options, self.name)
         later = later_modules(self.saved, first.get_embedding_dimension(), options, self.name, last_layer=True)
+        later = join_two_readings(later, encoder.counting.placed, options.join)
         vars(encoder)["pooling"] = pooling_name(later)
         encoder._modules = {str(number): module for number, module in enumerate([first, *later])}
+        if encoder.readings is not None:
+            check_first_reading(first, probe_features(first)[0], encoder.readings, self.name)
         for module in modules_after_pooling(encoder, options):
             encoder.append(module)
         prompts, encoder.default_prompt_name = resolve_prompts(options, self.saved)

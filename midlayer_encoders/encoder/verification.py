@@ -19,6 +19,7 @@ from midlayer_encoders.models.anatomy import Anatomy, find_anatomy
 from midlayer_encoders.models.cut import Cut, at_depth, change_depth, cut_model
 from midlayer_encoders.models.padding import mark_padding, mark_wants_padding, suffers_from_padding
 from midlayer_encoders.reading.capture import final_norm, first_tensor, input_states, seen_by_hooks, side_by_side
+from midlayer_encoders.reading.joined_readings import JoinedReadings
 
 Features: TypeAlias = Mapping[str, Any]
 
@@ -205,6 +206,29 @@ def check_padding(module: nn.Module, alone: Features, padded: Features | None) -
     states = module(dict(alone))["token_embeddings"]
     if padded is not None and not close(states, module(dict(padded))["token_embeddings"][:1, : states.shape[1]]):
         mark_padding(module.model)  # type: ignore[arg-type]
+
+
+@torch.no_grad()
+def check_first_reading(first: Any, features: Features, readings: JoinedReadings, name: str) -> None:
+    """Raise unless the first reading is the same without the tokens after it, as in a causal model.
+
+    Args:
+        first: the first module.
+        features: the features of one text in the template.
+        readings: the two readings.
+        name: name of the model.
+    """
+    read = int(readings.masks(features["attention_mask"][:1])[0].int().argmax())
+    half = {
+        key: value[:1, : read + 1] if isinstance(value, Tensor) and value.ndim == 2 else value
+        for key, value in features.items()
+    }
+    whole_states = first(dict(features))["token_embeddings"][:1, : read + 1]
+    if not close(first(half)["token_embeddings"], whole_states):
+        raise OptionError(
+            f"`recipe` must read one place in {name}: a token of it sees the tokens after it, so that the first reading "
+            "would see the second copy of the text. Templates with {read} need a causal model."
+        )
 
 
 def close(expected: Tensor, states: Tensor, dtype: torch.dtype | None = None) -> bool:

@@ -18,6 +18,7 @@ from midlayer_encoders._types import EncoderSpec, Norm, Pooling
 from midlayer_encoders.media import audio_lengths, check_taken, medium_of
 from midlayer_encoders.models.anatomy import Anatomy
 from midlayer_encoders.models.padding import suffers_from_padding
+from midlayer_encoders.reading.joined_readings import JoinedReadings
 from midlayer_encoders.reading.locks import turn
 from midlayer_encoders.recipes import Counting
 from midlayer_encoders.validation import check_count, check_texts
@@ -76,6 +77,10 @@ class LayerSource(Protocol):
 
     def pooled_tokens(self, prompt: str) -> Counting:
         """Return which tokens to pool after a prompt."""
+
+    @property
+    def readings(self) -> JoinedReadings | None:
+        """The pooling of two readings; ``None`` for one reading."""
 
     @property
     def after_pooling(self) -> list[str]:

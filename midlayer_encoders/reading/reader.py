@@ -25,6 +25,7 @@ from midlayer_encoders.reading import causal
 from midlayer_encoders.reading.ahead import ahead
 from midlayer_encoders.reading.batches import LayerSource, TextInputs
 from midlayer_encoders.reading.capture import STREAM, capture, final_norm
+from midlayer_encoders.reading.joined_readings import JoinedReadings, join_readings
 from midlayer_encoders.reading.pooling import FusedPooling, real_tokens
 from midlayer_encoders.recipes import Counting
 from midlayer_encoders.validation import check_choice
@@ -92,6 +93,7 @@ class LayerReader:
         unmasked: omit the padding mask if a trial shows that it has no effect, as in causal models padded on the right.
         counting: which tokens to pool.
         normalize: scale every vector to length 1, before it is truncated.
+        readings: the pooling of two readings, used instead of ``pooling`` and ``counting``; ``None`` for one reading.
         site: ``"block"``, or ``"attention"`` or ``"mlp"`` for their contribution to the residual stream, before any
             scale or norm. ``norm`` applies to any site.
     """
@@ -107,6 +109,7 @@ class LayerReader:
     unmasked: bool = False
     counting: Counting = Counting()
     normalize: bool = False
+    readings: JoinedReadings | None = None
     site: ReadSite = "block"
 
     @property
@@ -219,7 +222,8 @@ class Flow:
         self.inputs = inputs
         self.tokens = tokens
         norm = final_norm(reader.model, reader.anatomy, reader.norm)
-        self.pooled = FusedPooling(norm, reader.pooling, enabled=fused)
+        poolings: tuple[Pooling, ...] = (reader.pooling,) if reader.readings is None else ("last", "mean")
+        self.pooled = [FusedPooling(norm, pooling, enabled=fused) for pooling in poolings]  # one for each reading
         self.needless: bool | None = None if reader.unmasked else False
         self.size_limit: int | None = None  # smallest size that ran out of memory
         self.outgoing: torch.cuda.Stream | None = None
@@ -306,21 +310,27 @@ class Flow:
     def read(self, inputs: Mapping[str, Any], real: Tensor | None, positions: list[int]) -> list[Tensor]:
         """Return the vectors of one batch at each layer; ``real`` is its attention mask."""
         reader = self.reader
-        masks: dict[Any, tuple[Tensor, Tensor]] = {}
-        vectors: dict[int, Tensor] = {}
+        masks: dict[Any, tuple[Tensor, Sequence[Tensor]]] = {}
+        by_reading: list[dict[int, Tensor]] = [{} for _ in self.pooled]
 
         def receive(layer: int, _: str, states: Tensor) -> None:
             key = states.shape[:2], states.device
             if key not in masks:
                 mask = real_tokens(real, states, model=reader.model)
-                masks[key] = mask, reader.counting(mask)
-            mask, counted = masks[key]
+                readings = reader.readings
+                masks[key] = mask, (reader.counting(mask),) if readings is None else readings.masks(mask)
+            mask, pooled_masks = masks[key]
             if self.tokens is not None:
                 self.tokens(layer, states, mask, positions)
-            vectors[layer] = self.pooled(layer, states, counted)
+            for vectors, pool, pooled_mask in zip(by_reading, self.pooled, pooled_masks, strict=True):
+                vectors[layer] = pool(layer, states, pooled_mask)
 
         capture(reader.model, inputs, receive, anatomy=reader.anatomy, layers=reader.layers, sites=reader.sites)
-        vectors |= self.pooled.settle()
+        by_reading = [vectors | pool.settle() for vectors, pool in zip(by_reading, self.pooled, strict=True)]
+        vectors = by_reading[0]
+        if reader.readings is not None:
+            join = reader.readings.join
+            vectors = {layer: join_readings(rows, by_reading[1][layer], join) for layer, rows in vectors.items()}
         if reader.normalize:
             vectors = {layer: torch.nn.functional.normalize(rows, dim=-1) for layer, rows in vectors.items()}
         return [vectors[layer][:, : reader.truncate_dim] for layer in reader.layers]
@@ -376,6 +386,7 @@ def layer_reader(
         unmasked=source.device.type in ("cpu", "cuda"),
         counting=counting,
         normalize="Normalize" in source.after_pooling if normalize is None else normalize,
+        readings=source.readings,
         site=site,
     )
 

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from midlayer_encoders._types import EncoderSpec, Norm, ReadSite, Stage, content_digest
+from midlayer_encoders._types import EncoderSpec, Join, Norm, ReadSite, Stage, content_digest
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.files import read_artifact, write_file_once
@@ -23,6 +23,7 @@ from midlayer_encoders.media import is_pil, read_audio, read_image
 from midlayer_encoders.reading.ahead import Behind
 from midlayer_encoders.reading.batches import TokenBudget, batches_of, is_combined, tokens_that_fit
 from midlayer_encoders.reading.capture import compiled_blocks
+from midlayer_encoders.reading.joined_readings import join_readings
 from midlayer_encoders.reading.reader import Passed
 from midlayer_encoders.recipes import LEFT_OUT, Recipe, middle_directions, vector_map
 from midlayer_encoders.store import EmbeddingStore, StoreDtype, text_key
@@ -198,17 +199,19 @@ class MappedStore:
         maps: matrix (``None`` for the identity) and offset of each layer.
         normalize: scale the result to length 1.
         key: identifies the store and the maps.
+        join: how the two readings of each stored vector are joined before they are mapped; ``None`` for one reading.
     """
 
     store: EmbeddingStore
     maps: Mapping[int, tuple[_Array | None, _Array]]
     normalize: bool
     key: str
+    join: Join | None = None
 
     @property
     def dim(self) -> int:
         """Number of dimensions."""
-        return self.store.dim
+        return self.store.dim if self.join in (None, "concat", "none") else self.store.dim // 2
 
     def refresh(self) -> None:
         """Read which vectors other processes have stored."""
@@ -216,7 +219,7 @@ class MappedStore:
 
     def read(self, layer: int, keys: Sequence[str]) -> _Array:
         """Return the transformed vectors of keys, shape ``(N, D)``."""
-        vectors = self.store.read(layer, keys)
+        vectors = _joined(self.store.read(layer, keys), self.join)
         if layer in self.maps:
             matrix, offset = self.maps[layer]
             vectors = (vectors if matrix is None else vectors @ matrix.T) + offset
@@ -224,6 +227,14 @@ class MappedStore:
             lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
             vectors = vectors / np.maximum(lengths, np.float32(1e-12))
         return vectors
+
+
+def _joined(vectors: _Array, join: Join | None) -> _Array:
+    """Return stored vectors with their two readings joined."""
+    if join is None:
+        return vectors
+    first, second = torch.from_numpy(vectors).chunk(2, dim=1)
+    return join_readings(first, second, join).numpy()
 
 
 Vectors: TypeAlias = EmbeddingStore | MappedStore
@@ -237,6 +248,7 @@ def map_identity(recipe: Recipe, texts: Sequence[str]) -> dict[str, Any]:
         "whiten": recipe.whiten,
         "embed_filter": LEFT_OUT if recipe.embed_filter else None,
         "normalize": recipe.normalize,
+        **({"join": recipe.join} if recipe.join is not None else {}),
     }
 
 
@@ -249,7 +261,7 @@ def mapped_store(embedder: Embedder, recipe: Recipe, texts: Sequence[str]) -> Ma
         texts: texts to fit the mean and the spread on.
     """
     encoder, store = embedder.encoder, embedder.store
-    if encoder.truncate_dim is not None and (recipe.center or recipe.embed_filter):
+    if encoder.truncate_dim is not None and (recipe.center or recipe.embed_filter or recipe.join is not None):
         raise OptionError(
             f"`truncate_dim` must be None with {recipe.name!r}, which maps whole vectors: truncate when you export."
         )
@@ -258,12 +270,13 @@ def mapped_store(embedder: Embedder, recipe: Recipe, texts: Sequence[str]) -> Ma
     keys = [item_key(text, prompt) for text in texts]
     if recipe.center:
         embedder(texts, keys, prompt)
+    joined = MappedStore(store, {}, False, store.key, recipe.join)
     maps: dict[int, tuple[_Array | None, _Array]] = {}
     if recipe.center or projection is not None:
         for layer in store.layers:
-            sample = torch.from_numpy(store.read(layer, keys)) if recipe.center else None
-            matrix, offset = vector_map(sample, width=store.dim, whiten=recipe.whiten, projection=projection)
+            sample = torch.from_numpy(joined.read(layer, keys)) if recipe.center else None
+            matrix, offset = vector_map(sample, width=joined.dim, whiten=recipe.whiten, projection=projection)
             only_offset = projection is None and not recipe.whiten
             maps[layer] = None if only_offset else matrix.float().numpy(), offset.float().numpy()
     identity = json.dumps([store.key, map_identity(recipe, texts)], sort_keys=True)
-    return MappedStore(store, maps, recipe.normalize, f"{store.key}-{content_digest(identity)}")
+    return MappedStore(store, maps, recipe.normalize, f"{store.key}-{content_digest(identity)}", recipe.join)

@@ -28,7 +28,7 @@ from midlayer_encoders.measuring import measure_layers
 from midlayer_encoders.metrics import make_metrics
 from midlayer_encoders.models.anatomy import paired_layers
 from midlayer_encoders.reading.batches import TokenBudget, check_budget
-from midlayer_encoders.recipes import PLAIN, RECIPES, SMALLEST_SAMPLE, Recipe, recipes_of
+from midlayer_encoders.recipes import PLAIN, RECIPES, SMALLEST_SAMPLE, Recipe, recipes_of, with_readings
 from midlayer_encoders.store import StoreDtype, text_key
 from midlayer_encoders.sweeping.baselines import baselines_for
 from midlayer_encoders.sweeping.embedder import Embedder, Vectors, item_key, map_identity, mapped_store, open_store
@@ -235,7 +235,9 @@ def _sweep_recipes(
     request: SweepRequest, encoder: LayerEncoder, sources: Sequence[TaskSource], group: Group, recipes: Sequence[Recipe]
 ) -> SweepResult:
     """Sweep under each recipe; the sweeps share the store, and baselines are scored once."""
-    encoders = [encoder.with_recipe(recipe) for recipe in recipes]  # rejects an unsuitable recipe before a task runs
+    recipes = with_readings(recipes)
+    # This rejects an unsuitable recipe before a task runs. Readings are joined when they are read from the store.
+    encoders = [encoder.with_recipe(recipe.apart()) for recipe in recipes]
     center_texts: list[str] = []
     if centered := [recipe.name for recipe in recipes if recipe.center]:
         center_texts = single_line_texts(sources, Stage(request.progress if group.rank == 0 else None, "reading"))
@@ -356,7 +358,7 @@ class _SingleSweep:
         """Return every layer with its vectors, transformed by the recipe."""
         vectors: Vectors = embedder.store
         spec = self.spec
-        if self.recipe.changes_vectors:
+        if self.recipe.changes_vectors or self.recipe.join is not None:
             if self.recipe.center and self.group.rank == 0:
                 write_file(self.center_file, ("\n".join(self.center_texts) + "\n").encode())
             identity = map_identity(self.recipe, self.center_texts)
