@@ -260,6 +260,7 @@ class BuiltEncoder(PlainOnDisk):
         self._gguf_file = gguf_file
         self._truncation_warned = False
         self._unknown_warned = False
+        self._empty_warned = False
         self._anatomy = anatomy
         options.check_for_media(self.media, self.name)
         if isinstance(cut, Cut) and options.bidirectional:

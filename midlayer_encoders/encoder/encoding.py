@@ -242,6 +242,8 @@ class EmbeddingEncoder(SavableEncoder):
             self._warn_truncation(inputs, features, prompt)
         if not self._unknown_warned:
             self._warn_unknown(inputs, features)
+        if self.readings is not None and not self._empty_warned:
+            self._warn_empty(features)
         return prepare.with_padded_column(features) if wants_padding(self.transformer) else features
 
     def _check_ids(self, ids: Tensor | None) -> None:
@@ -354,6 +356,11 @@ class EmbeddingEncoder(SavableEncoder):
                 f"{self.name}; reported once. Texts of unknown tokens have equal vectors: check letter case, language "
                 "and alphabet."
             )
+
+    def _warn_empty(self, features: dict[str, Any]) -> None:
+        if bool((features["attention_mask"].sum(dim=1) <= self.counting.placed.added).any()):
+            self._empty_warned = True
+            logger.warning("An empty text has no second copy to read: its vector is the first reading; reported once.")
 
     def _check_finite(self, inputs: Sequence[Any], embeddings: Any, single: bool) -> None:
         rows = [embeddings] if single else embeddings

@@ -1,0 +1,217 @@
+"""word-echo compared with a slow computation of its definition: tokens, readings, batches, truncation, sweep, export."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModel, BertConfig, BertModel, LlamaConfig, LlamaModel
+
+from midlayer_encoders import LayerEncoder, sweep
+from midlayer_encoders.errors import OptionError
+from midlayer_encoders.reading.joined_readings import JoinedReadings, join_readings
+from midlayer_encoders.recipes import Recipe, check_template
+from tests.recipes.test_template import TOKENIZERS
+
+TEXTS = ["a cat sat on the mat", "the cat", "a", "this sentence means the cat sat on a mat in one word"]
+SECOND_HALF = '". The rewritten sentence: "'
+
+
+@pytest.fixture(scope="module", params=["byte level", "Metaspace, one token before"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
+    return _save(request.param, tmp_path_factory.mktemp("causal"))
+
+
+@pytest.fixture(scope="module")
+def byte_level_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return _save("byte level", tmp_path_factory.mktemp("byte-level"))
+
+
+def _save(name: str, path: Path, model: Any = None) -> str:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=512, hidden_size=32, intermediate_size=48, num_hidden_layers=5, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=256,
+    )  # fmt: skip
+    tokenizer = TOKENIZERS[name]()
+    tokenizer.model_max_length = 256
+    (model or LlamaModel(config)).save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return str(path)
+
+
+@torch.no_grad()
+def _reference(folder: str, layer: int, texts: list[str]) -> np.ndarray:
+    """Return the vectors by the definition, one text at a time, from the hidden states of the uncut model."""
+    model = AutoModel.from_pretrained(folder).eval()
+    plain = LayerEncoder(folder, -1).tokenizer
+    one_word = LayerEncoder(folder, -1, recipe="one-word").tokenizer
+    rows = []
+    for text in texts:
+        first_half = one_word(text)["input_ids"]
+        copy = plain(text, add_special_tokens=False)["input_ids"]
+        second_half = plain(SECOND_HALF, add_special_tokens=False)["input_ids"] + copy
+        ids = torch.tensor([first_half + second_half])
+        states = model(ids, output_hidden_states=True).hidden_states[layer]
+        normed = states if layer == model.config.num_hidden_layers else model.norm(states)
+        first = normed[0, len(first_half) - 1]
+        second = normed[0, ids.shape[1] - len(copy) :].mean(dim=0)
+        rows.append(first / first.norm() + second / second.norm())
+    return torch.stack(rows).numpy()
+
+
+def _unit(vectors: Any) -> Any:
+    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+
+def test_vectors_equal_the_definition_alone_and_in_a_batch(folder: str) -> None:
+    encoder = LayerEncoder(folder, 0.8, recipe="word-echo")
+    expected = _reference(folder, 4, TEXTS)
+    for batch_size in (1, len(TEXTS)):
+        vectors = encoder.encode(TEXTS, batch_size=batch_size)
+        assert np.abs(_unit(vectors) - _unit(expected)).max() < 1e-5
+        assert np.abs(vectors - expected).max() < 1e-5  # not rescaled
+
+
+def test_every_layer_of_one_pass_equals_the_definition(folder: str) -> None:
+    vectors = LayerEncoder(folder, -1, recipe="word-echo").encode_layers(TEXTS)
+    for layer in range(6):
+        assert np.abs(vectors[layer] - _reference(folder, layer, TEXTS)).max() < 1e-5
+
+
+def test_the_first_reading_is_the_vector_of_one_word(folder: str) -> None:
+    one_word = LayerEncoder(folder, 3, recipe="one-word").encode(TEXTS)
+    assert np.abs(LayerEncoder(folder, 3, recipe="word-echo/1").encode(TEXTS) - one_word).max() < 1e-5
+
+
+def test_joining_by_hand() -> None:
+    first, second = torch.tensor([[3.0, 4.0], [0.0, 1.0]]), torch.tensor([[0.0, 2.0], [0.0, 0.0]])
+    assert join_readings(first, second).tolist() == [[pytest.approx(0.6), pytest.approx(1.8)], [0.0, 1.0]]
+    assert join_readings(first, second, "concat")[0].tolist() == pytest.approx([0.6, 0.8, 0.0, 1.0])
+    assert join_readings(first, second, "none")[0].tolist() == [3.0, 4.0, 0.0, 2.0]
+    assert join_readings(first, second, "second") is second
+
+
+def test_places_are_the_same_under_both_padding_sides() -> None:
+    readings = JoinedReadings(4, front=2, question=3, between=1, back=1)
+    right = torch.tensor([[1] * 13, [1] * 9 + [0] * 4, [1] * 7 + [0] * 6])
+    left = right.flip(1)
+    for mask in (right, left):
+        for row, copy in zip(range(3), (3, 1, 0), strict=True):
+            first, second = (found[row][mask[row].bool()].int().tolist() for found in readings.masks(mask))
+            length = 7 + 2 * copy
+            assert first == [int(n == 2 + copy + 2) for n in range(length)]
+            assert second == [int(6 + copy <= n < 6 + 2 * copy) for n in range(length)]
+    assert not readings.masks(right)[0][1, 9:].any()
+
+
+def test_truncation_shortens_both_copies_alike(byte_level_folder: str) -> None:
+    long = "cat sat on the mat " * 40
+    encoder = LayerEncoder(byte_level_folder, 2, recipe="word-echo", max_length=80)
+    plain = LayerEncoder(byte_level_folder, 2).tokenizer
+    readings = encoder.readings
+    assert readings is not None
+    ids = encoder.preprocess([long])["input_ids"][0].tolist()
+    added = readings.front + readings.question + readings.between + readings.back
+    copy = (80 - added) // 2
+    assert len(ids) == added + 2 * copy
+    text = plain(long, add_special_tokens=False, verbose=False)["input_ids"][:copy]
+    assert ids[readings.front : readings.front + copy] == text == ids[len(ids) - copy :]
+    short = LayerEncoder(byte_level_folder, 2, recipe="word-echo").encode([plain.decode(text)])
+    assert np.abs(encoder.encode([long]) - short).max() < 1e-5
+
+
+def test_an_empty_text_has_its_first_reading_and_warns_once(
+    byte_level_folder: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    encoder = LayerEncoder(byte_level_folder, 3, recipe="word-echo")
+    vectors = encoder.encode(["", "a cat"])
+    encoder.encode([""])
+    assert np.abs(vectors[0] - _unit(LayerEncoder(byte_level_folder, 3, recipe="one-word").encode([""]))[0]).max() < 1e-5
+    assert sum("no second copy" in record.message for record in caplog.records) == 1
+
+
+def test_models_whose_tokens_see_later_ones_are_refused(byte_level_folder: str, tmp_path: Path) -> None:
+    config = BertConfig(
+        vocab_size=512, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        max_position_embeddings=256,
+    )  # fmt: skip
+    bert = _save("byte level", tmp_path, BertModel(config))
+    for model, options in ((bert, {}), (byte_level_folder, {"bidirectional": True})):
+        with pytest.raises(OptionError, match="need a causal model"):
+            LayerEncoder(model, -1, recipe="word-echo", **options)
+    with pytest.raises(OptionError, match="need a causal model"):
+        LayerEncoder(bert, -1).with_recipe("word-echo")
+
+
+@pytest.mark.parametrize(
+    "template",
+    ['"{text}" means:"{read}', '{read}"{text}" "{text}"', '"{text}{read}" "{text}"', '"{text}" a {read} b {read} "{text}'],
+)
+def test_a_mark_in_the_wrong_place_is_refused(template: str) -> None:
+    with pytest.raises(OptionError, match="{read} at most once, between two copies"):
+        check_template("template", template)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"template": '"{text}" means:"', "join": "sum"}, "`join` must be left out"),
+        ({"template": '"{text}" means:"{read} "{text}', "pooling": "max"}, "`pooling` must be 'mean'"),
+        ({"template": '"{text}" means:"{read} "{text}', "skip_first": 1}, "`skip_first` must be 0"),
+        ({"template": '"{text}" means:"{read} "{text}', "join": "product"}, "`join` must be"),
+    ],
+)
+def test_options_that_do_not_match_two_readings_are_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        Recipe(name="mine", **fields)
+
+
+def test_unknown_readings_are_refused(byte_level_folder: str) -> None:
+    for name in ("word-echo/3", "one-word/1"):
+        with pytest.raises(OptionError, match=r"'word-echo/1', 'word-echo/2'"):
+            LayerEncoder(byte_level_folder, 1, recipe=name)
+
+
+def test_a_sweep_reports_each_reading_without_another_pass(byte_level_folder: str, tmp_path: Path) -> None:
+    rows = [f"{text} {n},{n % 2}" for n, text in enumerate(TEXTS * 6)]
+    data = tmp_path / "data.csv"
+    data.write_text("\n".join(["text,label", *rows]))
+    embedded: dict[str, int] = {}
+
+    def progress(stage: str, _: int, total: int) -> None:
+        embedded[stage] = total
+
+    names = ["word-echo", "one-word", "word-echo+center"]
+    result = sweep(byte_level_folder, data, recipes=names, baselines=False, out=tmp_path / "out", progress=progress)
+    assert embedded["embedding"] == 2 * len(rows)  # one pass for word-echo and its readings, one for one-word
+    frame = result.frame.filter(kind="score")
+    found = frame["recipe"].unique().to_list()
+    assert set(found) == {*names, *(f"word-echo/{n}{end}" for n in (1, 2) for end in ("", "+center"))}
+    scores = {name: frame.filter(recipe=name).sort("layer")["value"].to_list() for name in found}
+    assert scores["word-echo/1"] == pytest.approx(scores["one-word"], abs=1e-6)
+    alone = LayerEncoder(byte_level_folder, 4, recipe="word-echo")
+    assert result.notes.vectors.get("join") is None
+    assert alone.encode(TEXTS).shape == (len(TEXTS), 32)
+
+
+def test_the_folder_loads_without_this_package(byte_level_folder: str, tmp_path: Path) -> None:
+    encoder = LayerEncoder(byte_level_folder, 3, recipe="word-echo", normalize=True)
+    folder = tmp_path / "exported"
+    encoder.save_pretrained(str(folder))
+    code = """
+import sys
+sys.modules["midlayer_encoders"] = None
+import numpy as np
+from sentence_transformers import SentenceTransformer
+folder, out, *texts = sys.argv[1:]
+np.save(out, SentenceTransformer(folder, device="cpu", trust_remote_code=True).encode(texts))
+"""
+    out = tmp_path / "vectors.npy"
+    subprocess.run([sys.executable, "-c", code, str(folder), str(out), *TEXTS], check=True, cwd=tmp_path)
+    assert np.abs(np.load(out) - encoder.encode(TEXTS)).max() < 1e-5
