@@ -44,7 +44,7 @@ class TemplateParts:
 
     Attributes:
         before: the part before the text.
-        between: the part between two copies of the text, or between the mark and the second copy; ``None`` for one copy.
+        between: the part between two copies of the text, or after the mark if there is one; ``None`` for one copy.
         after: the part after the text.
         question: the part between the first copy and the mark ``{read}``, whose last token is read; ``None`` without.
     """
@@ -129,11 +129,11 @@ def _split(argument: str, template: Any) -> TemplateParts:
         raise OptionError(
             f"`{argument}` must hold {_PLACEHOLDER} once, or twice to repeat the text, but got {short_repr(template)}."
         )
-    marked = parts[1].split(_MARK)
-    if _MARK in parts[0] + parts[-1] or len(marked) > (len(parts) - 1) or marked[0] == "" and len(marked) > 1:
+    marked = parts[1].split(_MARK) if len(parts) > 2 else [""]
+    if len(marked) > 2 or template.count(_MARK) != len(marked) - 1 or (len(marked) == 2 and not marked[0]):
         raise OptionError(
-            f"`{argument}` must hold {_MARK} at most once, between two copies of the text and after other words, but got "
-            f"{short_repr(template)}."
+            f"`{argument}` must hold {_MARK} at most once, between two copies of the text and after other words, but "
+            f"got {short_repr(template)}."
         )
     if len(marked) > 1:
         return TemplateParts(parts[0], marked[1], parts[-1], marked[0])

@@ -21,7 +21,16 @@ from midlayer_encoders._deprecated import take_deprecated
 from midlayer_encoders._types import JOINS, MAX_PIXELS, NORMS, POOLINGS, Combine, Join, LayerArgument, Norm, Pooling
 from midlayer_encoders.errors import DeviceError, LayerIndexError, OptionError, did_you_mean, short_repr
 from midlayer_encoders.files import shell_path
-from midlayer_encoders.recipes import SMALLEST_SAMPLE, TEXT_KINDS, Recipe, Template, check_join, check_template, has_name, recipe_of
+from midlayer_encoders.recipes import (
+    SMALLEST_SAMPLE,
+    TEXT_KINDS,
+    Recipe,
+    Template,
+    check_join,
+    check_template,
+    has_name,
+    recipe_of,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -230,8 +239,9 @@ class EncoderOptions:
         max_pixels: Largest image to read, in pixels.
         center: A few hundred sample texts, whose mean vector is subtracted from every vector. A ``Dense`` module with a
             bias does so in an exported folder.
-        recipe: Prompt template and pooling by name: plain, one-word, summarize, echo, word-echo, instruction; see docs/recipes.md.
-            Or a :class:`~midlayer_encoders.Recipe`, whose fields replace the options left at their defaults.
+        recipe: Prompt template and pooling by name: plain, one-word, summarize, echo, word-echo, instruction; see
+            docs/recipes.md. Or a :class:`~midlayer_encoders.Recipe`, whose fields replace the options left at their
+            defaults.
         template: Template around every text: 'The essence of "{text}" is:"'; or query=…, document=… and text=….
         skip_first: Number of tokens at the start that are not pooled.
         template_tokens: Pool the tokens of the template, too (the default).

@@ -90,7 +90,7 @@ def prompting_settings(options: EncoderOptions) -> str:
     return json.dumps(settings, sort_keys=True)
 
 
-# --- the pooling and the modules after it ---------------------------------------------------------------------------------------
+# --- the pooling and the modules after it ---------------------------------------------------------------------------
 
 
 def join_two_readings(modules: list[Any], layout: recipes.TokenLayout, join: str | None) -> list[Any]:

@@ -226,8 +226,8 @@ def check_first_reading(first: Any, features: Features, readings: JoinedReadings
     whole_states = first(dict(features))["token_embeddings"][:1, : read + 1]
     if not close(first(half)["token_embeddings"], whole_states):
         raise OptionError(
-            f"`recipe` must read one place in {name}: a token of it sees the tokens after it, so that the first reading "
-            "would see the second copy of the text. Templates with {read} need a causal model."
+            f"`recipe` must read one place in {name}, whose tokens see later ones: the first reading would see the "
+            "second copy of the text. Templates with {read} need a causal model."
         )
 
 

@@ -6,7 +6,7 @@ An exported folder contains a copy of this file, so it imports nothing else of i
 from __future__ import annotations
 
 import json
-import os
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 try:
     from sentence_transformers.base.modules import Module
 except ImportError:  # sentence-transformers 5
-    from sentence_transformers.models import Module
+    from sentence_transformers.models import Module  # type: ignore[import-not-found,no-redef]
 
 JOINS = ("sum", "concat", "first", "second", "none")
 
@@ -44,7 +44,7 @@ def join_readings(first: Tensor, second: Tensor, join: str = "sum") -> Tensor:
     return units[0] + units[1] if join == "sum" else torch.cat(units, dim=-1)
 
 
-class JoinedReadings(Module):  # type: ignore[misc]
+class JoinedReadings(Module):
     """Pools a sequence that repeats its text: reads one token after the first copy, and the mean of the second copy.
 
     The sequence is ``front`` tokens, the text, ``question`` tokens, ``between`` tokens, the text again, and ``back``
@@ -64,7 +64,7 @@ class JoinedReadings(Module):  # type: ignore[misc]
     def __init__(
         self, embedding_dimension: int, front: int, question: int, between: int, back: int = 0, join: str = "sum"
     ) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         if join not in JOINS:
             raise ValueError(f"`join` must be one of {', '.join(map(repr, JOINS))}, but got {join!r}.")
         self.embedding_dimension = embedding_dimension
@@ -102,7 +102,7 @@ class JoinedReadings(Module):  # type: ignore[misc]
         start = read + 1 + self.between
         return mask & (position == read), mask & (position >= start) & (position < start + copy)
 
-    def forward(self, features: dict[str, Any]) -> dict[str, Any]:
+    def forward(self, features: dict[str, Any], **_: Any) -> dict[str, Any]:
         """Add the vector of each text to the features."""
         states = features["token_embeddings"]
         readings = []
@@ -116,5 +116,4 @@ class JoinedReadings(Module):  # type: ignore[misc]
     def save(self, output_path: str, *_: Any, **__: Any) -> None:
         """Write the settings; there are no weights."""
         settings = {name: getattr(self, name) for name in self.config_keys}
-        with open(os.path.join(output_path, "config.json"), "w", encoding="utf8") as file:
-            json.dump(settings, file, indent=2)
+        Path(output_path, "config.json").write_text(json.dumps(settings, indent=2), encoding="utf8")
