@@ -100,12 +100,12 @@ def questions(
     known: dict[str, list[Recorded]],
 ) -> tuple[Vectors, list[Recorded]]:
     """Return the vectors of a recipe, as a sweep into ``folder`` keeps them, and what mteb asks on each task."""
-    asked = encoder.with_recipe(recipe)
+    asked = encoder.with_recipe(recipe.apart())
     kept = open_store(folder / "embeddings", asked.spec, range(encoder.layer + 1), asked, "float32")
     embedder = Embedder(asked, kept)
     store = (
         mapped_store(embedder, recipe, single_line_texts(sources, Stage(None, "reading")))
-        if recipe.changes_vectors
+        if recipe.changes_vectors or recipe.join is not None
         else kept
     )
     prompts = Prompts(asked)

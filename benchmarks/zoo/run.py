@@ -1,0 +1,111 @@
+"""Sweep the models of the zoo under every recipe on real tasks, with 95 % intervals of what each choice gains.
+
+    python -m benchmarks.zoo.run TASKS --models built-in gte-small … --out benchmarks/zoo/results [--device cuda]
+
+TASKS is a folder with a folder for each task; a model is a folder that ``benchmarks.zoo.weights`` wrote, or the name of
+a built-in model. For each model it writes ``MODEL.csv``, the score of every recipe, layer and task, and
+``MODEL-choices.csv``, the choices that the pages compare, resampled over the same examples. ``benchmarks.zoo.table``
+makes the page.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+
+from benchmarks.recipes.run import Samples, intervals
+from midlayer_encoders import LayerEncoder, sweep
+from midlayer_encoders.errors import OptionError
+from midlayer_encoders.models.anatomy import resolve_layer
+from midlayer_encoders.recipes import PLAIN
+from midlayer_encoders.tasks import task_label, task_sources
+
+RECIPES = ("plain", "one-word", "summarize", "echo", "instruction", "word-echo")
+DEPTHS = (0.85, 0.9, 0.95)
+DEFAULT = ("word-echo", 0.95)
+
+
+def fitting_recipes(encoder: LayerEncoder, names: Sequence[str]) -> list[str]:
+    """Return the recipes that a model takes: two readings need a causal model, templates a tokenizer that knows them."""
+    fitting = []
+    for name in names:
+        try:
+            encoder.with_recipe(name)
+        except OptionError as reason:
+            print(f"{encoder.name} without {name}: {reason}", flush=True)
+        else:
+            fitting.append(name)
+    return fitting
+
+
+def choices(scores: pl.DataFrame, num_layers: int) -> dict[str, tuple[str, int]]:
+    """Return the recipe and layer of each choice that the page compares."""
+    means = scores.group_by("recipe", "layer").agg(pl.col("score").mean()).sort("score", descending=True)
+    plain = means.filter(recipe=PLAIN)
+    single = means.filter(~pl.col("recipe").str.starts_with("word-echo"))
+    found = {
+        "plain, last layer": (PLAIN, num_layers),
+        "plain, best layer": (PLAIN, int(plain["layer"][0])),
+        "best single recipe and layer": (str(single["recipe"][0]), int(single["layer"][0])),
+    }
+    recipes = set(scores["recipe"])
+    if DEFAULT[0] in recipes:
+        found |= {f"word-echo at {depth}": ("word-echo", resolve_layer(depth, num_layers)) for depth in DEPTHS}
+        found |= {"word-echo, last layer": ("word-echo", num_layers)}
+        found |= {
+            f"{name} at {DEFAULT[1]}": (name, resolve_layer(DEFAULT[1], num_layers)) for name in ("one-word", "echo")
+        }
+    return found
+
+
+def resampled_choices(samples: Samples, found: dict[str, tuple[str, int]]) -> pl.DataFrame:
+    """Return the mean of each choice over tasks and its gain over the best plain layer, with intervals."""
+    base = samples[found["plain, best layer"]].mean(axis=0)
+    rows = []
+    for choice, place in found.items():
+        values = samples[place].mean(axis=0)
+        bounds = [float(bound) for array in (values, values - base) for bound in np.quantile(array, [0.025, 0.975])]
+        gain = float((values - base).mean())
+        rows.append((choice, *place, float(values.mean()), *bounds[:2], gain, *bounds[2:]))
+    names = ["choice", "recipe", "layer", "score", "low", "high", "gain", "gain_low", "gain_high"]
+    return pl.DataFrame(rows, schema=names, orient="row")
+
+
+def main() -> None:
+    warnings.simplefilter("ignore")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tasks", type=Path)
+    parser.add_argument("--models", nargs="+", required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--recipes", nargs="+", default=list(RECIPES))
+    parser.add_argument("--device")
+    arguments = parser.parse_args()
+    folders = sorted(path for path in arguments.tasks.iterdir() if path.is_dir())
+    sources = task_sources(folders)
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    for model in arguments.models:
+        encoder = LayerEncoder(model, -1, device=arguments.device)
+        recipes = fitting_recipes(encoder, arguments.recipes)
+        name = Path(model).name
+        with tempfile.TemporaryDirectory() as folder:
+            result = sweep(encoder, folders, recipes=recipes, baselines=False, out=Path(folder, "sweep"))
+            rows = result.frame.filter(kind="score").select(
+                "recipe", "layer", pl.col("dataset").map_elements(task_label, pl.String).alias("task"),
+                (100 * pl.col("value")).round(3).alias("score"),
+            )  # fmt: skip
+            rows.write_csv(arguments.out / f"{name}.csv")
+            found = choices(rows, encoder.num_layers)
+            places = list(dict.fromkeys(found.values()))
+            *_, samples = intervals(places, sources, encoder, Path(folder, "sweep"))
+            resampled_choices(samples, found).write_csv(arguments.out / f"{name}-choices.csv", float_precision=2)
+        print(name, "done", flush=True)
+
+
+if __name__ == "__main__":
+    main()
