@@ -620,9 +620,12 @@ def has_name(recipe: Recipe) -> bool:
 
 
 def recipes_of(argument: str, values: Any) -> list[Recipe]:
-    """Return several recipes from names, :class:`Recipe` objects or ``"all"``; their names must differ."""
+    """Return several recipes from names, :class:`Recipe` objects or ``"all"``; their names must differ.
+
+    ``"all"`` are the named recipes that every text model takes: two readings need a causal one.
+    """
     if values == "all":
-        return list(_NAMED)
+        return [recipe for recipe in _NAMED if recipe.join is None]
     recipes = [recipe_of(argument, value) for value in (values if isinstance(values, list | tuple) else [values])]
     if not recipes:
         raise OptionError(f"`{argument}` must name a recipe, but got none. Write {argument}=['plain', 'one-word'].")

@@ -46,6 +46,7 @@ HASHES = {"blake2b", "sha256", "sha1", "md5", "crc32", "adler32", "file_digest",
 COVERED_BY = {  # tests of other files that change each part
     "midlayer_encoders/encoder/spec.py": "tests/encoder/test_keys.py",
     "midlayer_encoders/files.py": "tests/tuning/test_damage.py",
+    "midlayer_encoders/frame/schema.py": "tests/report/test_results.py",
     "midlayer_encoders/models/gguf_cache.py": "tests/models/test_gguf_cache.py",
     "midlayer_encoders/report/pages.py": "tests/report/test_sweep_page.py",
     "midlayer_encoders/store/shard.py": "tests/store/test_damage.py",

@@ -90,7 +90,8 @@ def main() -> None:
     sources = task_sources(folders)
     arguments.out.mkdir(parents=True, exist_ok=True)
     for model in arguments.models:
-        encoder = LayerEncoder(model, -1, device=arguments.device)
+        gguf_file = next((path.name for path in Path(model).glob("*.gguf")), None)
+        encoder = LayerEncoder(model, -1, device=arguments.device, gguf_file=gguf_file)
         recipes = fitting_recipes(encoder, arguments.recipes)
         name = Path(model).name
         with tempfile.TemporaryDirectory() as folder:

@@ -63,12 +63,13 @@ VALUES: dict[str, str] = {
     "prompts": "ask=q: ", "default_prompt_name": "ask", "template": "say {text}", "recipe": "echo", "tower": "text",
     "combine": "concat", "layer_weights": "1,2", "adapters": "folder", "gguf_file": "file.gguf", "tuned": "another",
     "held_out": "0.25", "store_dtype": "float16", "scoring": "mteb", "kind": "linear", "site": "mlp", "max_length": "9", "limit": "3",
+    "join": "concat",
 }  # fmt: skip
 NEEDS: dict[str, list[str]] = {
     "skip_bad": ["--images", "MIXED"], "mixture": ["--labels", "LABELS"], "int8": ["--for", "onnx"],
     "optimize": ["--for", "onnx"], "whiten": ["--center", "LINES"], "layer_weights": ["--layer", "1,2"],
     "combine": ["--layer", "1,2"], "default_prompt_name": ["--prompt", "ask=q: "],
-    "template_tokens": ["--template", "say {text}"],
+    "template_tokens": ["--template", "say {text}"], "join": ["--template", "say {text} now {read} and {text}"],
 }  # fmt: skip
 
 
@@ -84,7 +85,9 @@ def arrival(command: str, flags: list[str], patch: pytest.MonkeyPatch) -> str:
     def load(model: str, *arguments: Any, **options: Any) -> Any:
         calls.append(f"{model} {arguments} {options}")
         tokenizer = lambda line, **_: {"input_ids": line}  # noqa: E731
-        return SimpleNamespace(media=["text"], tokenizer=tokenizer, parameters=lambda: [], options=SimpleNamespace())
+        return SimpleNamespace(
+            media=["text"], tokenizer=tokenizer, parameters=lambda: [], options=SimpleNamespace(), tower_layers={}
+        )
 
     def call(*arguments: Any, **keywords: Any) -> None:
         keywords.pop("progress", None)

@@ -1,0 +1,121 @@
+"""Write the page of the zoo, ``benchmarks/zoo/README.md``, from the results that ``benchmarks.zoo.run`` wrote.
+
+python -m benchmarks.zoo.table
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import polars as pl
+
+from midlayer_encoders.models.anatomy import resolve_layer
+
+FOLDER = Path(__file__).parent
+CAUSAL = ("SmolLM2-135M", "Gemma-3-270M", "TinyStories-15M")
+EMBEDDING = ("all-MiniLM-L6-v2", "gte-small", "paraphrase-MiniLM-L3")
+DEPTH = 0.95
+
+
+def means(model: str) -> dict[tuple[str, int], float]:
+    """Return the mean score over tasks of each recipe and layer of a model."""
+    scores = pl.read_csv(FOLDER / "results" / f"{model}.csv")
+    rows = scores.group_by("recipe", "layer").agg(pl.col("score").mean()).iter_rows()
+    return {(recipe, layer): score for recipe, layer, score in rows}
+
+
+def best(scores: dict[tuple[str, int], float], *recipes: str) -> str:
+    """Return the highest score of recipes, with its recipe and layer."""
+    places = [place for place in scores if place[0] in recipes]
+    place = max(places, key=scores.__getitem__)
+    name = "" if len(recipes) == 1 else f"`{place[0]}` "
+    return f"{scores[place]:.1f} ({name}at {place[1]})"
+
+
+def gain(model: str) -> str:
+    """Return the interval of word-echo's gain over the best plain layer, if it was resampled."""
+    path = FOLDER / "results" / f"{model}-choices.csv"
+    if not path.is_file():
+        return "not resampled"
+    row = pl.read_csv(path).filter(choice=f"word-echo at {DEPTH}").row(0, named=True)
+    return f"{row['gain']:+.1f} ({row['gain_low']:.1f} to {row['gain_high']:.1f})"
+
+
+def causal_rows() -> list[str]:
+    """Return the table of the causal models."""
+    lines = [
+        "| model | plain, last layer | plain, best layer | `one-word`, `echo` at 0.95 | `word-echo` at 0.95 "
+        "| over the best plain layer | best single recipe and layer | `word-echo`, last layer |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for model in CAUSAL:
+        scores = means(model)
+        last = max(layer for _, layer in scores)
+        layer = resolve_layer(DEPTH, last)
+        single = sorted({recipe for recipe, _ in scores if not recipe.startswith("word-echo")})
+        cells = [
+            f"{model} ({last} blocks)",
+            f"{scores['plain', last]:.1f}",
+            best(scores, "plain"),
+            f"{scores['one-word', layer]:.1f}, {scores['echo', layer]:.1f}",
+            f"**{scores['word-echo', layer]:.1f}** (at {layer})",
+            gain(model),
+            best(scores, *single),
+            f"{scores['word-echo', last]:.1f}",
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+def embedding_rows() -> list[str]:
+    """Return the table of the embedding models."""
+    lines = ["| model | plain, last layer | plain, best layer | best other recipe and layer |", "|---|---|---|---|"]
+    for model in EMBEDDING:
+        scores = means(model)
+        last = max(layer for _, layer in scores)
+        others = sorted({recipe for recipe, _ in scores} - {"plain"})
+        cells = [
+            f"{model} ({last} blocks)",
+            f"{scores['plain', last]:.1f}",
+            best(scores, "plain"),
+            best(scores, *others),
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+def page() -> str:
+    """Return the page."""
+    return "\n".join(
+        [
+            "# Recipes on real models",
+            "",
+            "Mean of the main scores x 100 on six real tasks at full size (Banking77, Emotion, STSBenchmark, "
+            "StackOverflow titles,",
+            "TrecQA reranking, TwitterURLCorpus), every layer under every recipe, NVIDIA H200, float32. "
+            "`python -m benchmarks.zoo.weights`",
+            "fetches, converts and verifies the models, `python -m benchmarks.zoo.run` sweeps them, and `python -m "
+            "benchmarks.zoo.table`",
+            "writes this page from [the results](results).",
+            "",
+            "## Causal models",
+            "",
+            *causal_rows(),
+            "",
+            "Intervals of 95 % are over resampled examples, the same for both choices. SmolLM2-135M is the Instruct model "
+            "in 4 bits,",
+            "Gemma-3-270M the base model in 4 bits; both were swept under `plain`, `one-word`, `echo` and `word-echo` "
+            "only.",
+            "",
+            "## Embedding models",
+            "",
+            *embedding_rows(),
+            "",
+            "`word-echo` is refused for them: their tokens see later ones.",
+            "",
+        ]
+    )
+
+
+if __name__ == "__main__":
+    (FOLDER / "README.md").write_text(page(), encoding="utf8")
