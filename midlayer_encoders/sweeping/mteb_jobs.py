@@ -225,7 +225,7 @@ class ResultFiles(ResultCache):
         path = self.get_task_result_path(task_name, model_name)
 
         def verified(path: Path) -> Any:
-            if path.with_suffix(_CHECKSUM).read_text() != content_digest(path.read_bytes()):
+            if path.with_suffix(_CHECKSUM).read_text() != _result_checksum(path):
                 raise ValueError("its content does not match its checksum")
             return load(task_name, model_name, *args, **options)
 
@@ -242,11 +242,15 @@ class ResultFiles(ResultCache):
             if settings is not None:  # mteb appends to the settings of earlier tasks
                 result_file.with_name("run_settings.jsonl").write_bytes(settings)
             cache.save_to_cache(task_result, model_name, *args, **options)
-            checksum = content_digest(result_file.read_bytes())
-            result_file.with_suffix(_CHECKSUM).write_text(checksum)
+            result_file.with_suffix(_CHECKSUM).write_text(_result_checksum(result_file))
             # The result comes last: if it exists, the other files do too.
             for file in sorted(result_file.parent.iterdir(), key=lambda file: file == result_file):
                 write_file(path.with_name(file.name), file.read_bytes())
+
+
+def _result_checksum(path: Path) -> str:
+    """Return the checksum of a result and of the model, revision and task in its path."""
+    return content_digest("/".join(path.parts[-3:]).encode() + path.read_bytes())
 
 
 def _read_json_lines(path: Path) -> bytes:

@@ -81,6 +81,18 @@ def test_torn_files_are_set_aside_and_created_again(
     assert not caplog.text
 
 
+def test_results_of_two_layers_that_are_swapped_are_created_again(encoder: LayerEncoder, tmp_path: Path) -> None:
+    options = IN_MEMORY | {"layers": [1, 3], "scoring": "mteb"}
+    task, out = write_sts_task(tmp_path), tmp_path / "out"
+    first = sweep(encoder, task, out=out, **options)
+    for suffix in (".json", ".checksum"):
+        path, other_path = out.glob(f"mteb/**/near-*{suffix}")
+        content = path.read_bytes()
+        path.write_bytes(other_path.read_bytes())
+        other_path.write_bytes(content)
+    assert sweep(encoder, task, out=out, **options).frame.equals(first.frame)
+
+
 def test_mteb_files_match_those_written_by_mteb(encoder: LayerEncoder, tmp_path: Path) -> None:
     """The same names and contents except for times, and two tasks of a layer share a settings file."""
     import mteb
