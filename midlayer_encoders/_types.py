@@ -24,7 +24,7 @@ Norm: TypeAlias = Literal["final", "none"]
 Pooling: TypeAlias = Literal["mean", "last", "cls", "max", "weightedmean"]
 
 Join: TypeAlias = Literal["sum", "concat", "first", "second", "none"]
-"""How two readings become one vector, as in :func:`~midlayer_encoders.reading.joined_readings.join_readings`."""
+"""How two readings of one sequence become one vector; see :class:`~midlayer_encoders.Recipe`."""
 
 Medium: TypeAlias = Literal["text", "image", "audio"]
 

@@ -404,8 +404,8 @@ class Recipe:
         template: text with ``{text}`` once, or twice to repeat the text. ``{read}`` between two copies marks the end of
             a first half, which is tokenized by itself and whose last token is read, too.
         join: how two readings become one vector, for a template with ``{read}``: the ``"sum"`` of their unit vectors
-            (the default), or ``"concat"``, ``"first"``, ``"second"`` or ``"none"``, as in
-            :func:`~midlayer_encoders.reading.joined_readings.join_readings`.
+            (the default), ``"concat"`` for the unit vectors side by side, ``"first"`` or ``"second"`` for one of them
+            as it is, or ``"none"`` for both side by side and not scaled.
         layer: default layer or layers of an encoder; sweeps and selections read all layers.
         norm: ``None`` keeps the encoder's norm.
         pooling: ``None`` keeps the encoder's pooling; a template that the model continues needs ``"last"``.

@@ -96,7 +96,7 @@ def page() -> str:
             "`python -m benchmarks.zoo.weights`",
             "fetches, converts and verifies the models, `python -m benchmarks.zoo.run` sweeps them, and `python -m "
             "benchmarks.zoo.table`",
-            "writes this page from [the results](results).",
+            "writes this page from the files in `results`.",
             "",
             "## Causal models",
             "",
