@@ -94,7 +94,7 @@ def export(
         _output.print_text(f"  {exporting.serving_line(encoder, target, str(place))}", wrap=False)
     if target == "sentence-transformers":
         _output.print_text("Load it with:")
-        trust = ", trust_remote_code=True" if options.trust_remote_code else ""
+        trust = ", trust_remote_code=True" if encoder.folder_has_code else ""
         _output.print_text(f"  SentenceTransformer({json.dumps(str(place), ensure_ascii=False)}{trust})", wrap=False)
         _output.print_text("mteb reads no name from a folder. Before evaluating it, set:")
         _output.print_text(f"  {mteb_line(encoder.spec)}", wrap=False)

@@ -377,6 +377,11 @@ class BuiltEncoder(PlainOnDisk):
         """The pooling of a template that marks two readings; ``None`` for one reading."""
         return next((module for module in self if isinstance(module, JoinedReadings)), None)
 
+    @property
+    def folder_has_code(self) -> bool:
+        """Whether a saved folder contains code, so that it is loaded with ``trust_remote_code=True``."""
+        return self.options.trust_remote_code or self.readings is not None
+
     def output_embeddings(self) -> Tensor:
         """Return the output embeddings of the language model, shape ``(V, D)``."""
         folder, _ = model_location(self.source)

@@ -125,7 +125,7 @@ class SavableEncoder(BuiltEncoder):
             str(folder),
             device=str(self.device),
             model_kwargs={"dtype": self.dtype},
-            trust_remote_code=self.options.trust_remote_code or self.readings is not None,
+            trust_remote_code=self.folder_has_code,
         )
         options: dict[str, Any] = {"batch_size": 1, "convert_to_tensor": True, "show_progress_bar": False}
         expected = self.encode(inputs, **options).float()

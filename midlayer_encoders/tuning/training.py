@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 from transformers import EarlyStoppingCallback, PrinterCallback, TrainerCallback, set_seed
 
-from midlayer_encoders._types import MIN_MEASURED_TOKENS, Stage
+from midlayer_encoders._types import MIN_MEASURED_TOKENS, POOLINGS, Stage
 from midlayer_encoders.callbacks import LayerMetricsTrainerCallback
 from midlayer_encoders.errors import MidlayerError, NotFiniteError, OptionError
 from midlayer_encoders.files import file_checksums, read_artifact, read_sealed, sealed, write_file
@@ -320,7 +320,7 @@ def _make_callback(
         encoder.tokenizer,
         figures=False,
         dirpath=folder,
-        pooling=encoder.pooling,
+        pooling=encoder.pooling if encoder.pooling in POOLINGS else "mean",  # of several, the callback takes one
         metrics=["prompt_entropy", "dataset_entropy", "effective_rank", "curvature"],
         seed=settings.seed,
         max_length=min(encoder.max_seq_length or 64, 64),

@@ -16,6 +16,7 @@ from midlayer_encoders import LayerEncoder, sweep
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.reading.joined_readings import JoinedReadings, join_readings
 from midlayer_encoders.recipes import Recipe, check_template
+from midlayer_encoders.tuning import TuneSettings, tune
 from tests.recipes.test_template import TOKENIZERS
 
 TEXTS = ["a cat sat on the mat", "the cat", "a", "this sentence means the cat sat on a mat in one word"]
@@ -222,3 +223,19 @@ np.save(out, SentenceTransformer(folder, device="cpu", trust_remote_code=True).e
     out = tmp_path / "vectors.npy"
     subprocess.run([sys.executable, "-c", code, str(folder), str(out), *TEXTS], check=True, cwd=tmp_path)
     assert np.abs(np.load(out) - encoder.encode(TEXTS)).max() < 1e-5
+    assert "trust_remote_code=True)" in (folder / "README.md").read_text()
+
+
+def test_tuning_continues_from_its_folder(byte_level_folder: str, tmp_path: Path) -> None:
+    pairs = tmp_path / "pairs.csv"
+    pairs.write_text(
+        "\n".join(["anchor,positive", *(f"{text} {n},{text} again {n}" for n, text in enumerate(TEXTS * 4))])
+    )
+    arguments: dict[str, Any] = {
+        "pairs": pairs, "recipe": "word-echo", "out": tmp_path / "tuned", "tasks": (),
+        "settings": TuneSettings(epochs=1, batch_size=4),
+    }  # fmt: skip
+    first = tune(byte_level_folder, 2, **arguments).encoder.encode(TEXTS)
+    again = tune(byte_level_folder, 2, **arguments).encoder.encode(TEXTS)
+    assert np.abs(first - LayerEncoder(byte_level_folder, 2, recipe="word-echo").encode(TEXTS)).max() > 1e-4
+    assert np.abs(first - again).max() < 1e-6
