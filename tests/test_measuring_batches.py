@@ -54,6 +54,15 @@ def test_no_batch_of_texts_or_views_is_larger_than_the_budget(tiny_folder: Folde
     assert len(batch_shapes) < 3 * len(TEXTS) / 2, "batches are filled"
 
 
+def test_tokens_of_the_prompt_count_towards_the_budget(tiny_folder: Folder) -> None:
+    prompts = {"prompts": {"ask": "what is this about? "}, "default_prompt_name": "ask"}
+    encoder = LayerEncoder(tiny_folder("Llama"), -1, device="cpu", **prompts)  # type: ignore[arg-type]
+    with record_shapes(encoder) as batch_shapes:
+        measure(encoder, TEXTS, metrics="dataset_entropy", layers=[1], token_budget=160)
+    assert sum(count for count, _ in batch_shapes) == len(TEXTS)
+    assert all(count * tokens <= 160 for count, tokens in batch_shapes), batch_shapes
+
+
 def test_truncated_text_counts_its_remaining_tokens(tiny_folder: Folder) -> None:
     encoder = LayerEncoder(tiny_folder("Llama"), -1, device="cpu", max_length=16)
     long_texts = [text for text in TEXTS if len(text) > 16][:12]

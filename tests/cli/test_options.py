@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
-from midlayer_encoders import LayerEncoder
-from midlayer_encoders.cli import app
+from midlayer_encoders import EncoderOptions, LayerEncoder
+from midlayer_encoders.cli import _arguments, app
 from midlayer_encoders.encoder.sentence_transformers_encoder import measure
 from midlayer_encoders.errors import MidlayerError
 from midlayer_encoders.selection import select
@@ -91,6 +91,15 @@ def test_every_option_of_metrics_reaches_the_measurement(tiny_folder: Folder, te
     options = {"field": "title", "metrics": "anisotropy,infonce,prompt_entropy", "layers": "0,0.5,-1", "limit": 9}
     options |= {"norm": "final", "pooling": "last", "dtype": "float64", "max_length": 7, "seed": 3}
     check_every_option(command, call, options, plain={"field": "body", "limit": 3, "layers": "1,2"})
+
+
+@pytest.mark.parametrize(("pooling", "expected"), [(None, "last"), ("mean", "mean")])
+def test_template_beside_recipes_keeps_the_pooling(pooling: Any, expected: str) -> None:
+    options = EncoderOptions(template="{text}, in a word:", pooling=pooling)
+    recipes, remaining = _arguments.parse_recipes("plain", options)
+    assert recipes is not None
+    assert [(recipe.template, recipe.pooling) for recipe in recipes] == [(None, None), (options.template, expected)]
+    assert (remaining.template, remaining.pooling) == (None, None)
 
 
 def check_printed(output: str, frame: pl.DataFrame) -> None:

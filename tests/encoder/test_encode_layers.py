@@ -23,6 +23,7 @@ Folder = Callable[[str], str]
     [
         ("Llama", TEXTS, {}),
         ("Llama", TEXTS, {"recipe": "one-word", "norm": "none", "truncate_dim": 5}),
+        ("Llama", TEXTS, {"normalize": True, "truncate_dim": 5}),
         ("BERT", TEXTS, {"pooling": "cls", "prompts": {"q": "query: "}, "default_prompt_name": "q"}),
         ("ViT", IMAGES, {}),
         ("Wav2Vec2", WAVEFORMS, {}),

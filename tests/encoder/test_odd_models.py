@@ -90,6 +90,19 @@ def test_left_padding_is_corrected(tiny_folder: Folder) -> None:
     np.testing.assert_array_equal(encoder.encode(TEXTS, show_progress_bar=False), expected)
 
 
+def test_positions_that_depend_on_the_length_are_not_changed_by_padding(tmp_path: Path) -> None:
+    factors = {"short_factor": [1.0] * 4, "long_factor": [1.0, 9.0, 9.0, 9.0]}
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 24, **factors}
+    config = llama(len(tokenizer())).config
+    config.rope_parameters = rope
+    tf.LlamaModel(config).save_pretrained(tmp_path)
+    tokenizer().save_pretrained(tmp_path)
+    encoder = LayerEncoder(str(tmp_path), 2, device="cpu")
+    one_by_one = np.stack([encoder.encode(text) for text in TEXTS])  # of 5 to 32 tokens
+    np.testing.assert_allclose(encoder.encode(TEXTS), one_by_one, atol=1e-5)
+    np.testing.assert_allclose(encoder.encode_layers(TEXTS, [2])[0], one_by_one, atol=1e-5)
+
+
 def test_nonfinite_weights_error_names_the_layer(tmp_path: Path) -> None:
     model = llama(len(tokenizer()))
     with torch.no_grad():

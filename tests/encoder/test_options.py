@@ -103,6 +103,12 @@ def test_shell_lines_are_quoted() -> None:
         shell_line("m", 1, EncoderOptions(center=tuple("abcdefghijklmnop")), out="o")
 
 
+def test_printed_line_keeps_options_that_differ_from_the_recipe() -> None:
+    for pooling, printed in (("mean", "pooling='mean', "), ("last", ""), (None, "")):  # the recipe pools the last token
+        options = EncoderOptions(recipe="one-word", pooling=pooling)  # type: ignore[arg-type]
+        assert python_line("m", 1, options) == f"LayerEncoder('m', layer=1, {printed}recipe='one-word')"
+
+
 INVALID = {
     "trust_remote_code='no'": "`trust_remote_code` must be True or False, but got 'no'",
     "bidirectional=1": "`bidirectional` must be True or False, but got 1",

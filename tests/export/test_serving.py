@@ -44,6 +44,12 @@ def test_a_folder_for_a_server_is_still_a_plain_one(tiny_folder: Folder, tmp_pat
     assert card["serve"].startswith({"vllm": "vllm serve . --runner pooling", "tei": "text-embeddings-router"}[target])
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_line_for_vllm_names_the_dtype(tiny_folder: Folder, dtype: str) -> None:
+    encoder = LayerEncoder(tiny_folder("Llama"), 2, device="cpu", dtype=dtype)
+    assert serving_line(encoder, "vllm", "out") == f"vllm serve out --runner pooling --dtype {dtype}"
+
+
 def test_the_folder_holds_pooling_modules_length_and_tokens(tiny_folder: Folder, tmp_path: Path) -> None:
     encoder = LayerEncoder(tiny_folder("Llama"), 2, device="cpu", max_length=48, **CENTERED)
     export_for(encoder, "tei", tmp_path / "out")

@@ -37,6 +37,7 @@ def test_every_mode_becomes_rgb_like_pillow(mode: str) -> None:
 def test_transparency_becomes_white_also_in_a_palette(tmp_path: Path) -> None:
     clear = Image.new("RGBA", (4, 4), (200, 0, 0, 0))
     assert (pixels(clear) == 255).all()
+    assert (pixels(Image.new("LA", (4, 4), (90, 0))) == 255).all()
     half = Image.new("RGBA", (1, 1), (0, 0, 0, 128))
     assert 125 <= pixels(half)[0, 0, 0] <= 129
     palette = Image.new("P", (4, 4), 0)

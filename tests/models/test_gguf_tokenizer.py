@@ -143,6 +143,13 @@ def test_tokens_that_llama_cpp_treats_differently_are_refused(kind: str, tokens:
         build_tokenizer(extended(kind, tokens))
 
 
+def test_tokenizer_has_the_chat_template_of_its_file() -> None:
+    template = "{% for message in messages %}[{{ message.role }}] {{ message.content }}{% endfor %}"
+    tokenizer = build_tokenizer(named(VOCABULARIES["gpt2"]) | {"tokenizer.chat_template": template})
+    chat = [{"role": "user", "content": "hello"}]
+    assert tokenizer.apply_chat_template(chat, tokenize=False) == "[user] hello"
+
+
 @pytest.mark.parametrize(("pre", "is_whole"), [("llama-bpe", True), ("gpt-2", False)])
 def test_words_that_no_merge_reaches_are_whole_in_llama_3(pre: str, is_whole: bool) -> None:
     fields = named(VOCABULARIES["gpt2"] | {"pre": pre})

@@ -51,8 +51,11 @@ def missing_weights_in_error(folder: Path, layer: int) -> tuple[int, list[str]]:
     """Return the number of missing weights in the error and the names it lists."""
     with pytest.raises(ModelNotFoundError, match="must hold every weight of") as caught:
         load_cut(str(folder), layer)
-    count, names = re.search(r"but lack (\d+): (.*?)(?: and \d+ more)?\. They may be", str(caught.value)).groups()  # type: ignore[union-attr]
-    return int(count), names.split(", ")
+    pattern = r"but lack (\d+): (.*?)(?: and (\d+) more)?\. They may be"
+    count, listed, more = re.search(pattern, str(caught.value)).groups()  # type: ignore[union-attr]
+    names = listed.split(", ")
+    assert int(count) == len(names) + int(more or 0)
+    return int(count), names
 
 
 @pytest.mark.parametrize("shards", [1, 3])

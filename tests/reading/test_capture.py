@@ -171,3 +171,5 @@ def test_nan_error_names_layer_and_text(tiny_folder: Folder) -> None:
         full_encoder[0].model.layers[1].mlp.down_proj.weight[0, 0] = float("nan")
     with pytest.raises(NotFiniteError, match="Layer 2 gives NaN or infinity for 'the cat"):
         list(reader(full_encoder).embed(TEXTS, [[0, 1]]))
+    with pytest.raises(NotFiniteError, match="Layer 4 gives NaN"):
+        full_encoder.encode_layers(TEXTS, [1, 4])

@@ -105,6 +105,14 @@ def test_special_tokens_stay_at_the_ends_and_the_template_around_the_text(name: 
     assert short[len(short) - placed.back :] == actual[len(actual) - placed.back :]
 
 
+def test_kinds_without_a_template_have_that_of_other_texts() -> None:
+    parts = split_template({"text": "A text: {text}", "query": "A question: {text}"})
+    assert {kind: part.before for kind, part in parts.items()} == {
+        "text": "A text: ", "query": "A question: ", "document": "A text: ",
+    }  # fmt: skip
+    assert {part.before for part in split_template({"query": "{text}"}).values()} == {""}
+
+
 def test_text_in_a_byte_level_template_has_the_tokens_of_one_string() -> None:
     plain = byte_level()
     for template in ("Query: {text}", ASK, "{text} means in one word:"):

@@ -59,6 +59,19 @@ def test_identical_zero_and_repeated_rows_are_handled() -> None:
         torch.testing.assert_close((weights[problem], bias[problem]), expected, rtol=0, atol=1e-5)
 
 
+def test_experiments_of_other_classes_are_trained_separately() -> None:
+    rows, labels = examples(1, 48, 6, 3)
+    labels = labels[0]
+    test = torch.arange(24, 48)
+    experiments = []
+    for left_out in (2, 0):  # as many examples of as many classes, but others
+        train = torch.arange(24)[labels[:24] != left_out]
+        experiments.append(ClassifierData(train, labels[train], test, labels[test]))
+    both = Classifiers(tuple(experiments)).scores(rows)
+    alone = [Classifiers((experiment,)).scores(rows) for experiment in experiments]
+    torch.testing.assert_close(both, torch.stack(alone).mean(dim=0))
+
+
 @pytest.mark.slow
 def test_experiments_of_different_sizes_and_classes_match_single_ones() -> None:
     rows, labels = examples(1, 60, 16, 4)

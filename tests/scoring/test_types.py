@@ -171,15 +171,16 @@ def test_labels_refused_by_mteb_are_refused(task: AbsTask, reason: str) -> None:
         together(task)
 
 
+@pytest.mark.parametrize("cut", [3, 10])
 @pytest.mark.parametrize("score", ["ndcg", "map", "recall", "precision"])
-def test_queries_with_more_relevant_documents_than_the_cut_match_trec_eval(score: str) -> None:
-    """The ideal ranking ends at the cut, too."""
+def test_cut_before_and_after_the_last_document_matches_trec_eval(score: str, cut: int) -> None:
+    """The ideal ranking ends at the cut, too, and precision at 10 of six documents is a share of ten."""
     grades = [2, 0, 1, 1, 2, 1]  # in the order of the ranking
     names = [f"d{number}" for number in range(len(grades))]
     run = {"q": {name: float(len(names) - rank) for rank, name in enumerate(names)}}
     measure = {"ndcg": "ndcg_cut", "map": "map_cut", "recall": "recall", "precision": "P"}[score]
-    evaluator = pytrec_eval.RelevanceEvaluator({"q": dict(zip(names, grades, strict=True))}, {f"{measure}.3"})
-    expected = evaluator.evaluate(run)["q"][f"{measure}_3"]
+    evaluator = pytrec_eval.RelevanceEvaluator({"q": dict(zip(names, grades, strict=True))}, {f"{measure}.{cut}"})
+    expected = evaluator.evaluate(run)["q"][f"{measure}_{cut}"]
     gains, valid = torch.tensor(grades).float(), torch.ones(len(grades), dtype=torch.bool)
     ideal = gains.sort(descending=True).values
-    assert ranking_score(gains, valid, ideal, score=score, cut=3).item() == pytest.approx(expected)
+    assert ranking_score(gains, valid, ideal, score=score, cut=cut).item() == pytest.approx(expected)

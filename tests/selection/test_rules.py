@@ -61,6 +61,7 @@ def test_few_labels_takes_the_highest_smoothed_score() -> None:
     assert layer("few-labels", frame(scores={"A": BUMP, "B": BUMP})) == 6
     lucky = [0.1, 0.62, 0.1, 0.4, 0.55, 0.6, 0.55, 0.4, 0.3]
     assert layer("few-labels", frame(scores={"A": lucky})) == 5
+    assert layer("few-labels", frame(scores={"A": [0.62, 0.1, *lucky[2:]]})) == 5, "the first has one neighbor"
     assert best_layer({0: 0.5, 1: 0.5}) == 0, "of equal ones the lower costs less"
 
 

@@ -44,6 +44,7 @@ def test_pruning_by_key_age_and_size(tmp_path: Path) -> None:
         ({"keep_bytes": 2 * size + 10}, ["earlier"]),
         ({"keep_bytes": 0}, ["today", "yesterday", "earlier"]),
         ({"keys": ["today"], "unused_for": timedelta(hours=30)}, ["today", "earlier"]),
+        ({"keys": ["today"], "keep_bytes": 2 * size + 10}, ["today"]),  # the others fit
         ({"unused_for": timedelta(days=90)}, []),
     ]
     for options, expected in cases:

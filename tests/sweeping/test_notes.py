@@ -58,7 +58,7 @@ def test_depth_is_relative_to_the_models_own_blocks(tiny_folder: Folder, tmp_pat
         ("Llama", "final"),
         ("T5", "none"),  # has one extra block, and the first is larger than the others
         pytest.param("ModernBERT", "final", marks=pytest.mark.slow),  # has a block even at layer 0
-        pytest.param("ALBERT", "final", marks=pytest.mark.slow),  # one block for all layers
+        ("ALBERT", "final"),  # one block for all layers
     ],
 )
 def test_parameters_match_real_cut_encoders(family: str, norm: Any, tiny_folder: Folder, tmp_path: Path) -> None:

@@ -8,10 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from mteb.types import PromptType
 from sentence_transformers import SentenceTransformer
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.store import EmbeddingStore, list_stores, text_key
+from midlayer_encoders.sweeping.mteb_jobs import Prompts, quiet_mteb
+from midlayer_encoders.tasks import resolve_tasks
 from tests.others_warnings import MTEB
 from tests.sweeping.scoring import QUICK, layer_scores_of, sweep, write_reranking_task, write_sts_task
 from tests.tasks.rows import ROWS, SENTENCES
@@ -105,3 +108,16 @@ def test_sweep_uses_the_saved_prompts_of_a_folder(tiny_folder: Folder, tmp_path:
     for name, texts, encode in (("query", queries, model.encode_query), ("document", passages, model.encode_document)):
         vectors = store.read(2, [text_key(text, PROMPTS[name]) for text in texts])
         np.testing.assert_allclose(vectors, encode(texts), atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["document", "passage", "corpus"])
+def test_prompt_of_documents_is_chosen_as_encode_document_chooses_it(
+    name: str, tiny_folder: Folder, tmp_path: Path
+) -> None:
+    encoder = LayerEncoder(tiny_folder("Llama"), 2, device="cpu")
+    encoder.prompts = {"query": "find: ", name: "a text: "}
+    (task,) = resolve_tasks(write_reranking_task(tmp_path))
+    with quiet_mteb():  # which warns of names that it does not know
+        prompt = Prompts(encoder).choose(task.metadata, PromptType.document)
+    assert prompt == "a text: "
+    np.testing.assert_array_equal(encoder.encode(SENTENCES[:2], prompt=prompt), encoder.encode_document(SENTENCES[:2]))

@@ -12,11 +12,14 @@ import pytest
 from sentence_transformers import SentenceTransformer
 
 from midlayer_encoders import LayerEncoder, Recipe
+from midlayer_encoders._types import Stage
 from midlayer_encoders.encoder.options import EncoderOptions
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.media.text_lists import read_texts
 from midlayer_encoders.recipes import recipe_of
 from midlayer_encoders.sweeping import RecipesResult, SweepResult
+from midlayer_encoders.sweeping.layer_sweep import single_line_texts
+from midlayer_encoders.tasks import task_sources
 from tests.families import DEPTH
 from tests.others_warnings import MTEB
 from tests.sweeping.scoring import QUICK, mteb_score, sweep, write_reranking_task, write_sts_task
@@ -53,6 +56,15 @@ def test_scores_match_mteb_with_the_recipe(
         encoder = LayerEncoder(tiny_folder("Llama"), 3, device="cpu", **encoder_options)
         rows = result.frame.filter(pl.col("dataset").str.starts_with(task.stem), kind="score", layer=3, recipe=name)
         assert rows["value"].item() == pytest.approx(mteb_score(encoder, task), abs=2e-4), (name, task.stem)
+
+
+def test_texts_to_center_on_are_read_back_from_their_file(tmp_path: Path) -> None:
+    texts = ["one line", "two\nlines", "a\rreturn", "both\r\nof them", "a separator\u2028inside", "the end"]
+    task = write(tmp_path / "mine.jsonl", [{"text": text, "label": n % 2} for n, text in enumerate(texts * 2)])
+    lines = single_line_texts(task_sources(task), Stage(None, "reading"))
+    (tmp_path / "center.txt").write_text("\n".join(lines) + "\n", encoding="utf8", newline="")
+    assert read_texts(tmp_path / "center.txt") == lines
+    assert set(lines) == {"one line", "the end"}
 
 
 def test_layer_with_a_constant_last_token_has_no_score(recipes_sweep: tuple[RecipesResult, list[Path]]) -> None:

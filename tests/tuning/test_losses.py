@@ -17,7 +17,7 @@ from midlayer_encoders._isolation import isolated_random
 from midlayer_encoders._types import Stage
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.tuning import trainer_internals
-from midlayer_encoders.tuning.training import LabelRankingLoss, TuneSettings, make_loss, train
+from midlayer_encoders.tuning.training import LabelRankingLoss, TuneSettings, _prompts, make_loss, train
 from midlayer_encoders.tuning.training_pairs import read_pairs
 from tests.tuning.rows import PAIRS
 
@@ -136,3 +136,13 @@ def test_seed_is_set_before_adapters_are_initialized(
     settings = TuneSettings(lora=2, seed=seed, held_out=0)
     with isolated_random(), pytest.raises(KeyError, match=str(seed)):
         train(encoder, read_pairs(PAIRS), settings, tmp_path, Stage(None, "training"))
+
+
+def test_each_text_is_trained_with_the_prompt_of_its_role(tiny_folder: Folder) -> None:
+    prompts = {"query": "find: ", "document": "a text: ", "other": "say: "}
+    encoder = LayerEncoder(tiny_folder("Llama"), 2, device="cpu", prompts=prompts, default_prompt_name="other")
+    pair = {"anchor": "a", "positive": "b", "negative": "c", "negative_2": "d"}
+    expected = {"anchor": "find: "} | dict.fromkeys(("positive", "negative", "negative_2"), "a text: ")
+    assert _prompts(encoder, pair) == expected
+    assert _prompts(encoder, {"anchor": "a", "positive": "b", "label": 1}) == {"anchor": "say: ", "positive": "say: "}
+    assert _prompts(LayerEncoder(tiny_folder("Llama"), 2, device="cpu"), pair) is None

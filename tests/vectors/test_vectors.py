@@ -72,6 +72,16 @@ def test_file_holds_the_vectors_of_the_encoder_and_their_description(
         assert pl.read_parquet(out)["input"].to_list() == INPUTS
 
 
+def test_description_names_the_prompt_in_use(tiny_folder: Folder, tmp_path: Path) -> None:
+    prompts = {"ask": "what is ", "say": "this is "}
+    encoder = LayerEncoder(tiny_folder("Llama"), 1, prompts=prompts, default_prompt_name="ask", device="cpu")
+    options: list[dict[str, str]] = [{}, {"prompt_name": "say"}, {"prompt": "a: "}]
+    for keywords, prompt in zip(options, ("what is ", "this is ", "a: "), strict=True):
+        actual, about = read(embed(encoder, TEXTS, tmp_path / "vectors.npy", layers=[1], **keywords))  # type: ignore[arg-type]
+        assert about["prompt"] == prompt
+        np.testing.assert_allclose(actual[0], encoder.encode(TEXTS, prompt=prompt), atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("family", "inputs", "options"),
     [
