@@ -95,7 +95,7 @@ def split_template(template: Template | None, argument: str = "template") -> dic
 
     Example:
         >>> split_template('"{text}" in one word:')["query"]
-        TemplateParts(before='"', between=None, after='" in one word:')
+        TemplateParts(before='"', between=None, after='" in one word:', question=None)
     """
     if not isinstance(template, Mapping):
         return dict.fromkeys(TEXT_KINDS, TemplateParts() if template is None else _split(argument, template))

@@ -18,7 +18,6 @@ from midlayer_encoders.errors import OptionError
 from midlayer_encoders.files import parse_json_object, read_artifact, read_text_file, shell_path, write_file
 from midlayer_encoders.frame.schema import read_frame
 from midlayer_encoders.frame.summaries import Baselines, Summary, summary
-from midlayer_encoders.models.anatomy import paired_layers
 from midlayer_encoders.report import plot_recipes, plot_scores, report_html
 from midlayer_encoders.report.layer_charts import best_recipe
 from midlayer_encoders.report.results import Result
@@ -298,6 +297,8 @@ def export_lines(notes: Notes, layer: int | list[int]) -> dict[str, str]:
     """Return the lines that create the encoder of a layer, or of several, in Python and in a shell."""
     requested: LayerArgument = layer
     if notes.towers and isinstance(layer, int):
+        from midlayer_encoders.models.anatomy import paired_layers  # it imports torch, which a board does not need
+
         requested = dict(paired_layers(layer, notes.towers))
     transforms = dict(notes.vectors)
     center = transforms.pop("center", "")
