@@ -142,16 +142,6 @@ class LayerMetric(Metric):
             )
         return self
 
-    def __getstate__(self) -> dict[str, Any]:
-        caller = sys._getframe(1).f_back  # of `copy.deepcopy`, which a wrapper calls to copy the metric
-        if caller is not None and caller.f_globals.get("__name__") == "torchmetrics.wrappers.multioutput":
-            name = type(self).__name__
-            raise OptionError(
-                f"MultioutputWrapper must not wrap {name}: it splits every argument of `update`, even `layer`. Update "
-                f"one {name} for each output."
-            )
-        return super().__getstate__()
-
     def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> LayerMetric:
         # torchmetrics converts the states if a module that holds the metric is converted with `to`, as Lightning does
         # for precision="bf16-true".

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torchmetrics.wrappers import BootStrapper, MinMaxMetric, MultioutputWrapper, Running
+from torchmetrics.wrappers import BootStrapper, MinMaxMetric, Running
 
 from midlayer_encoders.errors import MidlayerError, OptionError
 from midlayer_encoders.metrics import METRICS, PromptEntropy
@@ -179,9 +179,3 @@ def test_min_max_needs_a_metric_of_one_layer() -> None:
         several.update(texts.pooled[row], layer=layer)
     with pytest.raises(RuntimeError, match="should be a float or scalar tensor"):
         several.compute()
-
-
-@pytest.mark.parametrize("name", METRICS)
-def test_multioutput_wrapper_is_refused(name: str) -> None:
-    with pytest.raises(OptionError, match=r"MultioutputWrapper must not wrap .* Update one .* for each output"):
-        MultioutputWrapper(make(name, LAYERS), 2)
