@@ -18,7 +18,7 @@ from mteb.abstasks import AbsTask
 
 from midlayer_encoders._deprecated import take_deprecated
 from midlayer_encoders._types import READ_SITES, EncoderSpec, Layer, Progress, ReadSite, Stage, content_digest
-from midlayer_encoders.encoder.options import EncoderKeywords
+from midlayer_encoders.encoder.options import EncoderKeywords, make_options
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder, complete_encoder
 from midlayer_encoders.encoder.spec import result_name, result_revision
 from midlayer_encoders.errors import OptionError
@@ -403,9 +403,18 @@ class _SingleSweep:
         }
         if self.recipe.center:
             vectors["center"] = str(self.center_file)
-        result = SweepResult(pl.concat(frames), self.folder, replace(notes, vectors=vectors))
+        notes = replace(notes, vectors=vectors, options=self._options())
+        result = SweepResult(pl.concat(frames), self.folder, notes)
         result.save()
         return result
+
+    def _options(self) -> dict[str, Any]:
+        """Return the options that recreate the encoder of a layer, whose readings are joined."""
+        options = self.encoder.options
+        if self.recipe.join is not None:  # the encoder of the sweep keeps its two readings apart
+            others = {name: value for name, value in options.changed().items() if name not in self.recipe.changed()}
+            options = make_options({**others, "recipe": self.recipe.before_vectors()})
+        return options.recreating()
 
     def _score_frame(self, scores: Sequence[Score], kind: Literal["score", "confirmed"]) -> pl.DataFrame:
         spec = at_site(self.spec, self.spec.site)

@@ -135,7 +135,7 @@ def preview(
         swept_layers = site_layers(layers, encoder.layer, site, name=encoder.name)
         encoders = [encoder]
         if recipes is not None:
-            encoders = [encoder.with_recipe(recipe) for recipe in recipes_of("recipes", recipes)]
+            encoders = [encoder.with_recipe(recipe.apart()) for recipe in recipes_of("recipes", recipes)]
         summary |= {
             "model": encoder.name,
             "layers": len(swept_layers),

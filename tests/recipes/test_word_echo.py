@@ -16,6 +16,8 @@ from midlayer_encoders import LayerEncoder, sweep
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.reading.joined_readings import JoinedReadings, join_readings
 from midlayer_encoders.recipes import Recipe, check_template
+from midlayer_encoders.sweeping import RecipesResult
+from midlayer_encoders.sweeping.sweep_result import export_lines
 from midlayer_encoders.tuning import TuneSettings, tune
 from tests.recipes.test_template import TOKENIZERS
 
@@ -203,9 +205,10 @@ def test_a_sweep_reports_each_reading_without_another_pass(byte_level_folder: st
     assert set(found) == {*names, *(f"word-echo/{n}{end}" for n in (1, 2) for end in ("", "+center"))}
     scores = {name: frame.filter(recipe=name).sort("layer")["value"].to_list() for name in found}
     assert scores["word-echo/1"] == pytest.approx(scores["one-word"], abs=1e-6)
-    alone = LayerEncoder(byte_level_folder, 4, recipe="word-echo")
-    assert result.notes.vectors.get("join") is None
-    assert alone.encode(TEXTS).shape == (len(TEXTS), 32)
+    assert isinstance(result, RecipesResult)
+    for name in ("word-echo", "word-echo/2"):
+        line = export_lines(result.parts[name].notes, 4)["Python"]
+        assert line.startswith(f"LayerEncoder({byte_level_folder!r}, layer=4, recipe={name!r})")
 
 
 def test_the_folder_loads_without_this_package(byte_level_folder: str, tmp_path: Path) -> None:
