@@ -126,7 +126,8 @@ def test_a_missing_torch_of_the_system_is_named(setup: ModuleType, tmp_path: Pat
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 def test_settings_of_pip_cannot_move_the_installation(tmp_path: Path) -> None:
     rule = "print:\n\t@echo $$PIP_USER $${PIP_TARGET-unset} $${PIP_PREFIX-unset}\n"
-    (tmp_path / "Makefile").write_text(f"include {ROOT / 'Makefile'}\n{rule}", encoding="utf8")
+    makefile = (ROOT / "Makefile").read_text(encoding="utf8")  # `include` takes no path with spaces
+    (tmp_path / "Makefile").write_text(f"{makefile}\n{rule}", encoding="utf8")
     settings = {**os.environ, "PIP_USER": "1", "PIP_TARGET": "/elsewhere", "PIP_PREFIX": "/elsewhere"}
     printed = subprocess.check_output(["make", "print"], cwd=tmp_path, env=settings, text=True)
     assert printed.split() == ["0", "unset", "unset"]
