@@ -129,7 +129,7 @@ def test_settings_of_pip_cannot_move_the_installation(tmp_path: Path) -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf8")  # `include` takes no path with spaces
     (tmp_path / "Makefile").write_text(f"{makefile}\n{rule}", encoding="utf8")
     settings = {**os.environ, "PIP_USER": "1", "PIP_TARGET": "/elsewhere", "PIP_PREFIX": "/elsewhere"}
-    printed = subprocess.check_output(["make", "print"], cwd=tmp_path, env=settings, text=True)
+    printed = subprocess.check_output(["make", "--no-print-directory", "print"], cwd=tmp_path, env=settings, text=True)
     assert printed.split() == ["0", "unset", "unset"]
 
 
