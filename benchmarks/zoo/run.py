@@ -20,6 +20,7 @@ import numpy as np
 import polars as pl
 
 from benchmarks.recipes.run import Samples, intervals
+from benchmarks.zoo.weights import open_model
 from midlayer_encoders import LayerEncoder, sweep
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.models.anatomy import resolve_layer
@@ -90,8 +91,7 @@ def main() -> None:
     sources = task_sources(folders)
     arguments.out.mkdir(parents=True, exist_ok=True)
     for model in arguments.models:
-        gguf_file = next((path.name for path in Path(model).glob("*.gguf")), None)
-        encoder = LayerEncoder(model, -1, device=arguments.device, gguf_file=gguf_file)
+        encoder = open_model(model, device=arguments.device)
         recipes = fitting_recipes(encoder, arguments.recipes)
         name = Path(model).name
         with tempfile.TemporaryDirectory() as folder:

@@ -216,12 +216,18 @@ def fetch(model: ZooModel, cache: Path) -> Path:
     return folder
 
 
+def open_model(model: str, **options: Any) -> LayerEncoder:
+    """Return the encoder of the last layer of a folder, also of one that holds a GGUF file, or of a built-in model."""
+    gguf_file = next((path.name for path in Path(model).glob("*.gguf")), None)
+    return LayerEncoder(model, -1, gguf_file=gguf_file, **options)
+
+
 def sts_score(folder: str, tasks: Path) -> float:
     """Return the score x 100 of the last layer, mean-pooled, on the test set of STSBenchmark."""
     from scipy.stats import spearmanr
 
     rows = [json.loads(line) for line in (tasks / "STSBenchmark/test.jsonl").read_text(encoding="utf8").splitlines()]
-    encoder = LayerEncoder(folder, -1, pooling="mean", normalize=True)
+    encoder = open_model(folder, pooling="mean", normalize=True)
     first, second = (encoder.encode([row[name] for row in rows]) for name in ("sentence1", "sentence2"))
     return 100 * float(spearmanr((first * second).sum(axis=1), [row["score"] for row in rows]).statistic)
 
@@ -229,7 +235,7 @@ def sts_score(folder: str, tasks: Path) -> float:
 @torch.no_grad()
 def bits_per_character(folder: str, text: str, *, tokens: int = 400) -> float:
     """Return the bits per character of a language model on the first tokens of a text, from the embedding encoder."""
-    encoder = LayerEncoder(folder, -1)
+    encoder = open_model(folder)
     ids = encoder.tokenizer(text, truncation=True, max_length=tokens, return_tensors="pt")["input_ids"]
     states = encoder[0]({"input_ids": ids, "attention_mask": torch.ones_like(ids), "modality": "text"})
     logits = states["token_embeddings"][0].float() @ encoder.output_embeddings().float().mT

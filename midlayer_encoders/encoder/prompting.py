@@ -103,12 +103,14 @@ def join_two_readings(modules: list[Any], layout: recipes.TokenLayout, join: str
     """
     if not layout.question:
         return modules
-    poolings = [number for number, module in enumerate(modules) if isinstance(module, PoolingModule)]
-    width = modules[poolings[0]].embedding_dimension
+    if not any(isinstance(module, PoolingModule) for module in modules):
+        raise OptionError("`template` must not mark a reading with {read} for a model that pools in its own way.")
     counts = {name: getattr(layout, name) for name in ("front", "question", "between", "back")}
     return [
-        JoinedReadings(width, **counts, join=join or "sum") if number in poolings else module
-        for number, module in enumerate(modules)
+        JoinedReadings(module.embedding_dimension, **counts, join=join or "sum")
+        if isinstance(module, PoolingModule)
+        else module
+        for module in modules
     ]
 
 

@@ -412,8 +412,9 @@ class _SingleSweep:
         """Return the options that recreate the encoder of a layer, whose readings are joined."""
         options = self.encoder.options
         if self.recipe.join is not None:  # the encoder of the sweep keeps its two readings apart
-            others = {name: value for name, value in options.changed().items() if name not in self.recipe.changed()}
-            options = make_options({**others, "recipe": self.recipe.before_vectors()})
+            recipe_fields = self.recipe.changed()
+            changed = {name: value for name, value in options.changed().items() if name not in recipe_fields}
+            options = make_options({**changed, "recipe": self.recipe.before_vectors()})
         return options.recreating()
 
     def _score_frame(self, scores: Sequence[Score], kind: Literal["score", "confirmed"]) -> pl.DataFrame:

@@ -12,14 +12,16 @@ import pytest
 import torch
 from transformers import AutoModel, BertConfig, BertModel, LlamaConfig, LlamaModel
 
-from midlayer_encoders import LayerEncoder, sweep
+from midlayer_encoders import LayerEncoder, _types, sweep
 from midlayer_encoders.errors import OptionError
+from midlayer_encoders.reading import joined_readings
 from midlayer_encoders.reading.joined_readings import JoinedReadings, join_readings
 from midlayer_encoders.recipes import Recipe, check_template
 from midlayer_encoders.sweeping import RecipesResult
 from midlayer_encoders.sweeping.sweep_result import export_lines
 from midlayer_encoders.tuning import TuneSettings, tune
 from tests.recipes.test_template import TOKENIZERS
+from tests.tiny_folders import save_joint
 
 TEXTS = ["a cat sat on the mat", "the cat", "a", "this sentence means the cat sat on a mat in one word"]
 SECOND_HALF = '". The rewritten sentence: "'
@@ -90,6 +92,15 @@ def test_every_layer_of_one_pass_equals_the_definition(folder: str) -> None:
 def test_the_first_reading_is_the_vector_of_one_word(folder: str) -> None:
     one_word = LayerEncoder(folder, 3, recipe="one-word").encode(TEXTS)
     assert np.abs(LayerEncoder(folder, 3, recipe="word-echo/1").encode(TEXTS) - one_word).max() < 1e-5
+
+
+def test_the_code_of_a_folder_knows_the_same_joins() -> None:
+    assert joined_readings.JOINS == _types.JOINS
+
+
+def test_a_joint_model_refuses_a_mark(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="pools in its own way"):
+        LayerEncoder(save_joint("CLIP", tmp_path), -1, template='"{text}":{read}"{text}')
 
 
 def test_joining_by_hand() -> None:
