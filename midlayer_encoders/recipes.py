@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import copy
 import json
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from midlayer_encoders._types import JOINS, NORMS, POOLINGS, Join, Layer, Norm, Pooling
 from midlayer_encoders.errors import OptionError, deprecated_names, did_you_mean, short_repr
@@ -20,6 +21,8 @@ from midlayer_encoders.validation import check_choice, check_count, check_flag, 
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+logger = logging.getLogger(__name__)
 
 Template: TypeAlias = str | Mapping[str, str]
 """``'Before {text} after'``, or one for each of ``"query"``, ``"document"`` and ``"text"`` (all other texts)."""
@@ -620,12 +623,9 @@ def has_name(recipe: Recipe) -> bool:
 
 
 def recipes_of(argument: str, values: Any) -> list[Recipe]:
-    """Return several recipes from names, :class:`Recipe` objects or ``"all"``; their names must differ.
-
-    ``"all"`` are the named recipes that every text model takes: two readings need a causal one.
-    """
+    """Return several recipes from names, :class:`Recipe` objects or ``"all"`` named ones; their names must differ."""
     if values == "all":
-        return [recipe for recipe in _NAMED if recipe.join is None]
+        return list(_NAMED)
     recipes = [recipe_of(argument, value) for value in (values if isinstance(values, list | tuple) else [values])]
     if not recipes:
         raise OptionError(f"`{argument}` must name a recipe, but got none. Write {argument}=['plain', 'one-word'].")
@@ -633,6 +633,32 @@ def recipes_of(argument: str, values: Any) -> list[Recipe]:
     if repeated := {name for name in names if names.count(name) > 1}:
         raise OptionError(f"`{argument}` must have different names, but got {min(repeated)!r} twice.")
     return recipes
+
+
+class TakesRecipe(Protocol):
+    """An encoder that can apply other recipes."""
+
+    name: str
+
+    def with_recipe(self, recipe: Recipe | str) -> Any:
+        """Return an encoder that shares the model and applies a recipe."""
+
+
+def takes_recipe(encoder: TakesRecipe, recipe: Recipe) -> bool:
+    """Return True if a model takes a recipe: two readings need a causal model, templates a fast tokenizer."""
+    try:
+        encoder.with_recipe(recipe.apart())
+    except OptionError as reason:
+        logger.warning("The recipe %s is left out for %s: %s", recipe.name, encoder.name, reason)
+        return False
+    return True
+
+
+def fitting_recipes(encoder: TakesRecipe, recipes: Sequence[Recipe]) -> list[Recipe]:
+    """Return recipes; if all named ones are among them, without those of two readings that the model does not take."""
+    if not set(RECIPES) <= {recipe.name for recipe in recipes}:
+        return list(recipes)
+    return [recipe for recipe in recipes if recipe.join is None or takes_recipe(encoder, recipe)]
 
 
 if not TYPE_CHECKING:  # otherwise type checkers would accept any name

@@ -38,11 +38,12 @@ def select_command(
     seed: _arguments.Seed = 0,
     options: EncoderOptions,
 ) -> None:
-    """Choose a layer of a model, and with --recipes a prompt; show what every other rule would choose.
+    """Choose a prompt and a layer of a model; show what the other recipes or rules would choose.
 
     Examples:
         midlayer select MODEL --texts texts.txt
         midlayer select MODEL --texts texts.txt --labels labels.txt --recipes all
+        midlayer select MODEL --texts texts.txt --recipes plain
     """
     from midlayer_encoders.selection import select, selection_passes
 
@@ -72,12 +73,13 @@ def select_command(
         )
     if out is not None:
         _write(selection, out)
-    _print_choices(selection, "rule" if recipe_list is None else "recipe")
+    _print_choices(selection)
     lines = encoder_lines(encoder, selection.keywords, texts if out is None else out / _CENTER_FILE)
     names = ("model", "layer", "num_layers", "rule", "reason", "confidence")
     _output.print_result(
         **{name: getattr(selection, name) for name in names},
         recipe=getattr(selection, "recipe", None),
+        tokens=getattr(selection, "tokens", {}).get(getattr(selection, "recipe", None)),
         choices=selection.to_frame().to_dicts(),
         folder=out,
         export=_output.print_encoder_lines(lines),
@@ -117,21 +119,28 @@ def encoder_lines(encoder: LayerEncoder, keywords: dict[str, Any], center: Path)
     return {**lines}
 
 
-def _print_choices(selection: Selection, label: str) -> None:
+def _print_choices(selection: Selection) -> None:
     """Print the choice of every rule or recipe."""
+    from midlayer_encoders.selection import RecipeSelection
+
     table = selection.to_frame()
-    columns = [label, "layer", *(["accuracy"] if "score" in table.columns else []), "why, or why not"]
+    label = "recipe" if isinstance(selection, RecipeSelection) else "rule"
+    numbers = {"score": ("accuracy", 100), "tokens": ("tokens per text", 1)}
+    shown = [name for name in numbers if name in table.columns and table[name].null_count() < len(table)]
+    columns = [label, "layer", *(numbers[name][0] for name in shown), "why, or why not"]
     rows = []
     for row in table.iter_rows(named=True):
         layer = "" if row["layer"] is None else str(row["layer"])
-        scores = ["" if row[name] is None else f"{100 * row[name]:.1f}" for name in ("score",) if name in row]
-        rows.append([row[label], layer, *scores, escape(row["reason"])])
+        cells = ["" if row[name] is None else f"{numbers[name][1] * row[name]:.1f}" for name in shown]
+        rows.append([row[label], layer, *cells, escape(row["reason"])])
     chosen = getattr(selection, label)
     title = f"Layer {selection.layer} of {selection.num_layers} of {selection.model}, by {label} {chosen}"
     best = table["chosen"].to_list().index(True)
     _output.print_table(columns, rows, title=title, bold=best, left=(label, "why, or why not"))
-    if label == "recipe":
+    if isinstance(selection, RecipeSelection):
         _output.print_text(f"{chosen}: {selection.reason}.", wrap=False)
+        if selection.cost:
+            _output.print_text(selection.cost, wrap=False)
     _output.print_text(selection.confidence, wrap=False)
     if selection.mixture is not None:
         _output.print_text(selection.mixture.verdict(), wrap=False)

@@ -34,7 +34,7 @@ from midlayer_encoders.measuring import agreed, measure_layers
 from midlayer_encoders.models import transformers_internals as internals
 from midlayer_encoders.reading.batches import TokenBudget
 from midlayer_encoders.reading.locks import turn
-from midlayer_encoders.recipes import Recipe, recipe_of
+from midlayer_encoders.recipes import PLAIN, Recipe, recipe_of
 from midlayer_encoders.selection import Selection, select
 from midlayer_encoders.selection.rules import check_rule
 from midlayer_encoders.validation import check_text
@@ -42,6 +42,8 @@ from midlayer_encoders.validation import check_text
 logger = logging.getLogger(__name__)
 
 _AUTO = "auto"
+_PROMPT_OPTIONS = {"prompts", "default_prompt_name", "chat_template", "template", "join"}
+_READING_OPTIONS = {"norm", "pooling", "bidirectional", "skip_first", "template_tokens"} | _PROMPT_OPTIONS
 _WITHOUT_VECTOR_MAPS = {"recipe": None, "center": None, "whiten": False, "embed_filter": False}
 
 
@@ -55,8 +57,8 @@ class LayerEncoder(EmbeddingEncoder):
         layer: an int in ``[0, num_layers]`` (``0`` = embeddings), a negative int from the end (``-1`` = the last), or
             a float in ``(0, 1]``, the fraction of the depth. For a joint model such as CLIP, one for both towers or one
             for each: ``{"text": 6, "image": 9}``. A list, ``[8, 12, 16]``, combines layers from one pass by their mean,
-            or as ``combine`` and ``layer_weights`` specify. A rule's name, such as ``"auto"``, selects a layer from
-            ``texts``; with ``recipe="auto"`` it also selects the recipe.
+            or as ``combine`` and ``layer_weights`` specify. A rule's name selects a layer from ``texts``. ``"auto"``
+            also selects the recipe, unless ``recipe`` or other options say how to read texts.
         model_name_or_path: the name of ``model`` in ``SentenceTransformer``.
         texts: texts for the rule; ``selection`` then holds the result and its reason.
         labels: class of each text for the rule, ``None`` for unlabeled texts.
@@ -105,7 +107,7 @@ class LayerEncoder(EmbeddingEncoder):
             check_rule(requested, argument="layer")
             # The recipe's fields are among the options; modules after the pooling depend on the layer.
             complete = complete_encoder(model, {**encoder_options.changed(), **_WITHOUT_VECTOR_MAPS})
-            selection = select(complete, texts, labels, rule=requested, recipes="all" if select_recipe else None)
+            selection = select(complete, texts, labels, rule=requested, recipes=PLAIN if recipe == PLAIN else None)
             keywords = dict(selection.keywords)
             requested = keywords.pop("layer")
             encoder_options = make_options({**encoder_options.changed(), "dense": complete.options.dense, **keywords})
@@ -156,6 +158,23 @@ class LayerEncoder(EmbeddingEncoder):
         encoder.model_card_data = copy.copy(self.model_card_data)
         encoder.model_card_data.register_model(encoder)
         return encoder
+
+    @property
+    def own_recipe(self) -> Recipe | None:
+        """The recipe that this encoder's template and pooling amount to; ``None`` without a template."""
+        if self.options.template is None:
+            return None
+        return Recipe(name="own", template=self.options.template, join=self.options.join, pooling=self.options.pooling)
+
+    @property
+    def reads_plainly(self) -> bool:
+        """Whether no option says how to read texts, so that a recipe may."""
+        return not set(self.options.changed()) & _READING_OPTIONS and not isinstance(self[0], MemoryModule)
+
+    @property
+    def has_saved_modules(self) -> bool:
+        """Whether the model's folder is one of sentence-transformers, whose modules were made for its last layer."""
+        return bool(self.saved.modules)
 
     def check_own(self, options: Mapping[str, Any]) -> None:
         """Raise if options that accompany this encoder differ from the encoder's."""
@@ -301,9 +320,10 @@ def select_layer(
         rule: ``"auto"``, ``"last"``, ``"fixed-depth"``, ``"half-match"``, ``"few-labels"``, ``"valley-midpoint"``,
             ``"min-dime"``, ``"min-infonce"``, ``"min-dataset-entropy"``, ``"min-prompt-entropy"``, or several of the
             last four ranked together, as in ``"min-dime+dataset-entropy"``.
-        recipes: as in :func:`~midlayer_encoders.sweep`, names, :class:`~midlayer_encoders.Recipe` objects or ``"all"``:
-            also choose the recipe. The result is then a ``RecipeSelection``, whose ``recipe`` and ``layer`` follow the
-            labels if these make one clearly better, and otherwise the model's kind (``docs/selection.md``).
+        recipes: candidates, as in :func:`~midlayer_encoders.sweep`: names, :class:`~midlayer_encoders.Recipe` objects
+            or ``"all"``. The result is then a ``RecipeSelection``, whose ``recipe`` and ``layer`` follow the labels if
+            these make one clearly better, and otherwise the model's kind (``docs/selection.md``). By default
+            ``word-echo`` and the plain text for a causal model that was not tuned for embeddings.
         all_rules: measure what every rule needs, in three passes over the texts instead of one.
         mixture: also learn a weighted mean of several layers from the labels; ``LayerEncoder(model,
             **selection.keywords)`` uses it if it is clearly better than the best single layer.

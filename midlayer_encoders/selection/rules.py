@@ -8,6 +8,7 @@ from functools import partial
 
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.frame.curves import ByLayer, Curves
+from midlayer_encoders.models.anatomy import resolve_layer
 from midlayer_encoders.validation import check_choice
 
 DEPTH = 0.8
@@ -90,7 +91,7 @@ def _last(curves: Curves) -> tuple[int, str]:
 
 def _fixed_depth(curves: Curves) -> tuple[int, str]:
     depth = f"{DEPTH} of {curves.num_layers} blocks"
-    return round(DEPTH * curves.num_layers), f"{depth}, the depth with the best record over the reference models"
+    return resolve_layer(DEPTH, curves.num_layers), f"{depth}, the depth with the best record over the reference models"
 
 
 def _lowest(curves: Curves, *, name: str) -> tuple[int, str]:

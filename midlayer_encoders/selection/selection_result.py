@@ -174,12 +174,16 @@ class RecipeSelection(Selection):
         parts: the selection of each recipe, by its name.
         custom_recipe: the recipe itself, if its name does not identify it.
         center: the texts that the recipe centers on, if it does.
+        tokens: mean number of tokens that the model reads for a text, by recipe; empty without texts.
+        record: how the default did on other models, if it is known.
     """
 
     recipe: str = field(kw_only=True)
     parts: Mapping[str, Selection] = field(kw_only=True)
     custom_recipe: Recipe | None = None
     center: tuple[str, ...] | None = None
+    tokens: Mapping[str, float] = field(default_factory=dict)
+    record: str = ""
 
     @property
     def keywords(self) -> dict[str, Any]:
@@ -194,18 +198,34 @@ class RecipeSelection(Selection):
         if self.labels is not None:
             return f"On {self.labels.count} labeled texts it is {self.labels.comparison()}."
         if self.frame.filter(kind="score").is_empty():
-            return "Without labels, this is the default for a model of its kind. A few labels would decide."
+            record = f" {self.record}" if self.record else ""
+            return f"Without labels, this is the default for a model of its kind.{record} A few labels would decide."
         return self.parts[self.recipe].confidence
 
+    @property
+    def cost(self) -> str:
+        """A sentence on the tokens that the recipe costs; empty without texts."""
+        if self.recipe not in self.tokens:
+            return ""
+        own = self.tokens[self.recipe]
+        ratio = f", {own / self.tokens[PLAIN]:.1f} times those of the plain text" if PLAIN in self.tokens else ""
+        return f"The model reads {own:.1f} tokens per text{ratio}."
+
     def to_frame(self) -> pl.DataFrame:
-        """Return a row for each recipe: its layer, the depth, the score, whether it was chosen, and the reason."""
+        """Return a row for each recipe: layer, depth, score, tokens per text, whether it was chosen, and the reason."""
         scores = self.frame.filter(kind="score")
         rows = [
-            (name, part.layer, scores.filter(recipe=name, layer=part.layer)["value"].mean(), part.reason)
+            {
+                "recipe": name,
+                "layer": part.layer,
+                "score": scores.filter(recipe=name, layer=part.layer)["value"].mean(),
+                "tokens": self.tokens.get(name),
+                "reason": part.reason,
+            }
             for name, part in self.parts.items()
         ]
-        schema = {"recipe": pl.String(), "layer": pl.Int64(), "score": pl.Float64(), "reason": pl.String()}
-        recipes = pl.DataFrame(rows, schema=schema, orient="row")
+        numbers = {"layer": pl.Int64(), "score": pl.Float64(), "tokens": pl.Float64()}
+        recipes = pl.DataFrame(rows, schema={"recipe": pl.String(), **numbers, "reason": pl.String()})
         return _with_model(recipes, self, chosen=pl.col("recipe") == self.recipe)
 
     def plot(self) -> Figure:
@@ -215,7 +235,8 @@ class RecipeSelection(Selection):
     def __str__(self) -> str:
         title = f"The recipe {self.recipe} at layer {self.layer} of {self.num_layers} of {self.model}: {self.reason}."
         rows: list[tuple[str, int | None, str]] = [(name, part.layer, part.reason) for name, part in self.parts.items()]
-        return "\n".join([title, self.confidence, *_table_lines(rows, self.recipe)])
+        cost = [self.cost] if self.cost else []
+        return "\n".join([title, self.confidence, *cost, *_table_lines(rows, self.recipe)])
 
 
 def make_selection(

@@ -28,7 +28,15 @@ from midlayer_encoders.measuring import measure_layers
 from midlayer_encoders.metrics import make_metrics
 from midlayer_encoders.models.anatomy import paired_layers
 from midlayer_encoders.reading.batches import TokenBudget, check_budget
-from midlayer_encoders.recipes import PLAIN, RECIPES, SMALLEST_SAMPLE, Recipe, recipes_of, with_readings
+from midlayer_encoders.recipes import (
+    PLAIN,
+    RECIPES,
+    SMALLEST_SAMPLE,
+    Recipe,
+    fitting_recipes,
+    recipes_of,
+    with_readings,
+)
 from midlayer_encoders.store import StoreDtype, text_key
 from midlayer_encoders.sweeping.baselines import baselines_for
 from midlayer_encoders.sweeping.embedder import Embedder, Vectors, item_key, map_identity, mapped_store, open_store
@@ -220,7 +228,8 @@ def sweep(
         encoder.to(group.device)
     if recipes is None:
         return _SingleSweep(request, encoder, sources, group).run()
-    return _sweep_recipes(request, encoder, sources, group, recipes_of("recipes", recipes))
+    candidates = fitting_recipes(encoder, recipes_of("recipes", recipes))
+    return _sweep_recipes(request, encoder, sources, group, candidates)
 
 
 def load_encoder(model: str | LayerEncoder, options: Mapping[str, Any]) -> LayerEncoder:

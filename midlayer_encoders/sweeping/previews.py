@@ -20,7 +20,7 @@ from midlayer_encoders.errors import MidlayerError
 from midlayer_encoders.measuring import num_passes
 from midlayer_encoders.reading.batches import batches_of, count_tokens, tokens_that_fit
 from midlayer_encoders.reading.reader import layer_reader, site_layers
-from midlayer_encoders.recipes import Recipe, recipes_of
+from midlayer_encoders.recipes import Recipe, fitting_recipes, recipes_of
 from midlayer_encoders.scoring import layer_scores
 from midlayer_encoders.scoring.recording import Recorded, record, scores_together
 from midlayer_encoders.sweeping.baselines import MINILM, MINILM_PARAMETERS, baselines_for, missing_baselines
@@ -135,7 +135,8 @@ def preview(
         swept_layers = site_layers(layers, encoder.layer, site, name=encoder.name)
         encoders = [encoder]
         if recipes is not None:
-            encoders = [encoder.with_recipe(recipe.apart()) for recipe in recipes_of("recipes", recipes)]
+            candidates = fitting_recipes(encoder, recipes_of("recipes", recipes))
+            encoders = [encoder.with_recipe(recipe.apart()) for recipe in candidates]
         summary |= {
             "model": encoder.name,
             "layers": len(swept_layers),

@@ -17,6 +17,7 @@ from midlayer_encoders.encoder.sentence_transformers_encoder import measure, sel
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.metrics import dataset_entropy
 from midlayer_encoders.selection import RecipeSelection
+from tests.recipes.test_word_echo import save_causal
 from tests.selection.test_select import KINDS, TEXTS
 
 Folder = Callable[[str], str]
@@ -42,16 +43,17 @@ def test_auto_without_texts_uses_the_fixed_depth(tiny_folder: Folder) -> None:
 
 
 def test_recipe_and_layer_are_chosen_together(tiny_folder: Folder, tmp_path: Path) -> None:
-    folder = tiny_folder("Llama")
+    folder = save_causal("byte level", tmp_path / "model")
     encoder = LayerEncoder(folder, "auto", recipe="auto", texts=TEXTS, device="cpu")
-    expected = select_layer(folder, TEXTS, recipes="all", device="cpu")
+    expected = select_layer(folder, TEXTS, device="cpu")
     assert isinstance(expected, RecipeSelection)
     assert encoder.selection is not None
-    assert encoder.options.recipe == expected.recipe == "one-word", "the default recipe of a causal language model"
-    by_hand = LayerEncoder(folder, expected.layer, recipe="one-word", device="cpu")
+    assert encoder.options.recipe == expected.recipe == "word-echo", "the default recipe of a causal language model"
+    by_hand = LayerEncoder(folder, expected.layer, recipe="word-echo", device="cpu")
     assert encoder.spec == by_hand.spec
-    encoder.save_pretrained(str(tmp_path))
-    np.testing.assert_array_equal(SentenceTransformer(str(tmp_path), device="cpu").encode(TEXTS), by_hand.encode(TEXTS))
+    encoder.save_pretrained(str(tmp_path / "saved"))
+    loaded = SentenceTransformer(str(tmp_path / "saved"), device="cpu", trust_remote_code=True)
+    np.testing.assert_allclose(loaded.encode(TEXTS), by_hand.encode(TEXTS), atol=1e-6)
     assert LayerEncoder(tiny_folder("BERT"), "auto", recipe="auto", device="cpu").options.recipe is None
     for layer in (2, "last"):
         with pytest.raises(OptionError, match="`layer` must be 'auto' with recipe='auto', which selects both"):

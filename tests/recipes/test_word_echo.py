@@ -29,15 +29,16 @@ SECOND_HALF = '". The rewritten sentence: "'
 
 @pytest.fixture(scope="module", params=["byte level", "Metaspace, one token before"])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
-    return _save(request.param, tmp_path_factory.mktemp("causal"))
+    return save_causal(request.param, tmp_path_factory.mktemp("causal"))
 
 
 @pytest.fixture(scope="module")
 def byte_level_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return _save("byte level", tmp_path_factory.mktemp("byte-level"))
+    return save_causal("byte level", tmp_path_factory.mktemp("byte-level"))
 
 
-def _save(name: str, path: Path, model: Any = None) -> str:
+def save_causal(name: str, path: Path, model: Any = None) -> str:
+    """Save a causal model of five blocks with room for the text twice, and return its folder."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=512, hidden_size=32, intermediate_size=48, num_hidden_layers=5, num_attention_heads=4,
@@ -157,7 +158,7 @@ def test_models_whose_tokens_see_later_ones_are_refused(byte_level_folder: str, 
         vocab_size=512, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
         max_position_embeddings=256,
     )  # fmt: skip
-    bert = _save("byte level", tmp_path, BertModel(config))
+    bert = save_causal("byte level", tmp_path, BertModel(config))
     for model, options in ((bert, {}), (byte_level_folder, {"bidirectional": True})):
         with pytest.raises(OptionError, match="need a causal model"):
             LayerEncoder(model, -1, recipe="word-echo", **options)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import random
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 from typing import get_args
 
 import numpy as np
@@ -13,21 +16,25 @@ import torch
 
 from midlayer_encoders import LayerEncoder, Recipe, select_layer
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.recipes import recipes_of
-from midlayer_encoders.selection import RecipeSelection, Selection, select
+from midlayer_encoders.models.anatomy import resolve_layer
+from midlayer_encoders.recipes import RECIPES, fitting_recipes, recipes_of
+from midlayer_encoders.selection import RULES, RecipeSelection, Selection, select
 from midlayer_encoders.selection.ridge import class_numbers, ridge_correct
 from midlayer_encoders.selection.select import (
     DEFAULTS,
     LABELS,
+    RECORD,
     ModelKind,
     default_depth,
     default_recipe,
     model_kind,
 )
+from tests.recipes.test_word_echo import save_causal
 from tests.selection.frames import frame
 from tests.selection.test_select import KINDS, TEXTS
 
 Folder = Callable[[str], str]
+ZOO = Path(__file__).parents[2] / "benchmarks" / "zoo" / "results"
 YOURS = Recipe(name="yours", template='a "{text}" is:', pooling="last")
 ASKED = ["plain", YOURS, "plain+center+normalize"]
 
@@ -97,12 +104,15 @@ def test_conclusive_labels_change_the_recipe(whole: LayerEncoder) -> None:
 
 
 def test_without_labels_the_kind_of_the_model_decides(tiny_folder: Folder) -> None:
+    embedding_model = frame({"half_match": [0.2] * 8 + [0.9]})
+    nothing = embedding_model.clear()
     for family, kind in (("Llama", "causal"), ("BERT", "bidirectional"), ("Mamba", "causal"), ("GPT2", "causal")):
         full_encoder = LayerEncoder(tiny_folder(family), -1, device="cpu")
-        assert model_kind(full_encoder, tuned=False) == kind, family
-        assert model_kind(full_encoder, tuned=True) == "tuned"
+        full_encoder.transformer.config.architectures = [f"{family}ForMaskedLM"]
+        assert model_kind(full_encoder, nothing).name == kind, family
+        assert model_kind(full_encoder, embedding_model).name == "tuned"
     image = LayerEncoder(tiny_folder("ViT"), -1, device="cpu")
-    assert model_kind(image, tuned=False) == "media"
+    assert model_kind(image, nothing).name == "media"
     selection = select(image, recipes="plain")
     assert selection.keywords == {"layer": 3}
     with pytest.raises(OptionError, match=r"must be left out for .*, which takes no text"):
@@ -158,3 +168,99 @@ def test_unused_arguments_are_refused(whole: LayerEncoder) -> None:
         select(whole, TEXTS, recipes=["one-wrod"])
     with pytest.raises(OptionError, match=r"`texts` must be at least 16.*'one-word\+center'.*but got 3"):
         select_layer(whole, ["a", "b", "c"], recipes=["plain", "one-word+center"])
+
+
+def test_model_saved_without_the_head_of_its_pretraining_keeps_its_last_layer(
+    tiny_folder: Folder, tmp_path: Path
+) -> None:
+    """Half match says nothing about many embedding models, of which 0.8 of the depth would cost points."""
+    folder = tiny_folder("BERT")
+    headless = select_layer(folder, TEXTS, device="cpu")
+    assert headless.layer == headless.num_layers
+    assert headless.reason == (
+        "the last layer of an embedding model: it was saved as BertModel, without the head of its pretraining"
+    )
+    shutil.copytree(folder, tmp_path / "masked")
+    config = json.loads((tmp_path / "masked" / "config.json").read_text())
+    (tmp_path / "masked" / "config.json").write_text(json.dumps({**config, "architectures": ["BertForMaskedLM"]}))
+    assert select_layer(str(tmp_path / "masked"), TEXTS, device="cpu").layer < headless.num_layers
+    LayerEncoder(folder, 3, device="cpu").save_pretrained(str(tmp_path / "cut"))
+    cut = select_layer(str(tmp_path / "cut"), TEXTS, device="cpu")
+    assert (cut.layer, cut.num_layers) == (3, 3)
+    assert cut.reason.endswith("its folder has modules of sentence-transformers")
+    labeled = select_layer(folder, TEXTS, KINDS, device="cpu")
+    assert labeled.layer == labeled.num_layers or "significantly more" in labeled.reason
+
+
+@pytest.fixture(scope="module")
+def causal_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return a causal model with room for the text twice."""
+    return save_causal("byte level", tmp_path_factory.mktemp("causal"))
+
+
+def test_causal_model_is_read_twice_by_default(causal_folder: str) -> None:
+    selection = select_layer(causal_folder, TEXTS, device="cpu")
+    assert isinstance(selection, RecipeSelection)
+    assert selection.keywords == {"layer": 5, "recipe": "word-echo"}, "0.95 of 5 blocks"
+    assert list(selection.parts) == ["word-echo", "plain"]
+    assert selection.parts["plain"].layer == 4, "what the plain text alone would have given"
+    assert {choice.rule for choice in selection.parts["plain"].choices} == set(RULES)
+    counted = {
+        name: LayerEncoder(causal_folder, -1, recipe=name, device="cpu").tokenizer(TEXTS)["input_ids"]
+        for name in ("word-echo", "plain")
+    }
+    means = {name: sum(map(len, ids)) / len(TEXTS) for name, ids in counted.items()}
+    assert selection.tokens == pytest.approx(means)
+    assert dict(selection.to_frame().select("recipe", "tokens").iter_rows()) == pytest.approx(means)
+    ratio = f"{means['word-echo'] / means['plain']:.1f}"
+    cost = f"The model reads {means['word-echo']:.1f} tokens per text, {ratio} times those of the plain text."
+    assert selection.cost == cost
+    assert cost in str(selection)
+    assert RECORD in selection.confidence
+    encoder = LayerEncoder(causal_folder, "auto", texts=TEXTS, device="cpu")
+    assert encoder.spec == LayerEncoder(causal_folder, device="cpu", **selection.keywords).spec
+    assert LayerEncoder(causal_folder, "auto", device="cpu").spec == encoder.spec, "without texts"
+
+
+def test_own_options_or_a_rule_leave_the_recipe_alone(causal_folder: str) -> None:
+    for options in ({"recipe": "plain"}, {"pooling": "last"}, {"norm": "none"}):
+        encoder = LayerEncoder(causal_folder, "auto", device="cpu", **options)  # type: ignore[arg-type]
+        assert encoder.layer == 4, options
+        assert encoder.options.template is None
+    assert LayerEncoder(causal_folder, "fixed-depth", device="cpu").options.template is None
+    own = LayerEncoder(causal_folder, "auto", template='"{text}" is:"', pooling="last", device="cpu")
+    assert (own.layer, own.options.template) == (5, '"{text}" is:"'), "0.95 of the depth, as for one-word"
+    mixed = select_layer(causal_folder, TEXTS, KINDS, mixture=True, device="cpu")
+    assert not isinstance(mixed, RecipeSelection)
+
+
+def test_labels_choose_between_word_echo_and_the_plain_text(causal_folder: str) -> None:
+    selection = select_layer(causal_folder, TEXTS, KINDS, device="cpu")
+    assert isinstance(selection, RecipeSelection)
+    scored = selection.frame.filter(kind="score").group_by("recipe").len()
+    assert dict(scored.iter_rows()) == {"word-echo": 6, "plain": 6}
+    assert selection.confidence.startswith("On 20 labeled texts it is ")
+
+
+def test_all_named_recipes_are_those_that_the_model_takes(
+    causal_folder: str, tiny_folder: Folder, caplog: pytest.LogCaptureFixture
+) -> None:
+    selection = select_layer(causal_folder, TEXTS, recipes="all", device="cpu")
+    assert isinstance(selection, RecipeSelection)
+    assert set(selection.parts) == set(RECIPES)
+    assert selection.recipe == "word-echo"
+    encoder = LayerEncoder(tiny_folder("BERT"), -1, device="cpu")
+    fitting = fitting_recipes(encoder, recipes_of("recipes", "all"))
+    assert {recipe.name for recipe in fitting} == set(RECIPES) - {"word-echo"}
+    assert "The recipe word-echo is left out for local/" in caplog.text
+    with pytest.raises(OptionError, match="must leave room for a text"):
+        select_layer(encoder, TEXTS, recipes=["plain", "word-echo"])
+
+
+def test_record_of_the_default_is_that_of_the_zoo() -> None:
+    gains = []
+    for model, num_layers in (("SmolLM2-135M", 30), ("Gemma-3-270M", 18)):
+        scores = pl.read_csv(ZOO / f"{model}.csv").group_by("recipe", "layer").agg(pl.col("score").mean())
+        chosen = scores.filter(recipe="word-echo", layer=resolve_layer(0.95, num_layers))["score"].item()
+        gains.append(chosen - scores.filter(recipe="plain")["score"].max())
+    assert f"it is {gains[0]:.1f} and {gains[1]:.1f} points above" in RECORD
