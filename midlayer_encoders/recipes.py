@@ -561,6 +561,7 @@ _SUFFIXES: Mapping[str, Mapping[str, Any]] = {
     "skip-first": {"skip_first": 1},
     "mean": {"pooling": "mean"},
     "last": {"pooling": "last"},
+    "weightedmean": {"pooling": "weightedmean", "template_tokens": True},
 }
 """Suffixes of a recipe's name, after a plus sign."""
 _READINGS: Mapping[str, Join] = {"1": "first", "2": "second"}

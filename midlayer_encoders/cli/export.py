@@ -38,6 +38,7 @@ def export(
     private: Annotated[bool | None, Option("--private", help="With --push: make the repository private.")] = None,
     int8: Annotated[bool, Option("--int8", help="onnx: also write an 8-bit graph. gguf: Q8_0, not F16.")] = False,
     optimize: Annotated[bool, Option("--optimize", help="onnx: also write a graph optimized by onnxruntime.")] = False,
+    stock: Annotated[bool, Option("--stock", help="word-echo: write the nearest encoder without code.")] = False,
     center: Annotated[Path | None, Option(help="File with a text per line, whose mean vector is subtracted.")] = None,
     overwrite: Annotated[bool, Option(help="Write into a folder that is not empty.")] = False,
     options: EncoderOptions,
@@ -53,7 +54,7 @@ def export(
     from midlayer_encoders.encoder.spec import mteb_line
     from midlayer_encoders.media.text_lists import read_texts
 
-    flags = {"overwrite": overwrite, "int8": int8, "optimize": optimize}
+    flags = {"overwrite": overwrite, "int8": int8, "optimize": optimize, "stock": stock}
     exporting.check_arguments(cast("Target", target), out, **flags)
     if push is None and out is None:
         raise OptionError("`--out` must name a folder to write, unless --push names a repository.")
@@ -94,10 +95,10 @@ def export(
         _output.print_text(f"  {exporting.serving_line(encoder, target, str(place))}", wrap=False)
     if target == "sentence-transformers":
         _output.print_text("Load it with:")
-        trust = ", trust_remote_code=True" if encoder.folder_has_code else ""
+        trust = ", trust_remote_code=True" if encoder.folder_has_code and not stock else ""
         _output.print_text(f"  SentenceTransformer({json.dumps(str(place), ensure_ascii=False)}{trust})", wrap=False)
         _output.print_text("mteb reads no name from a folder. Before evaluating it, set:")
-        _output.print_text(f"  {mteb_line(encoder.spec)}", wrap=False)
+        _output.print_text(f"  {mteb_line(encoder.spec, stock=stock)}", wrap=False)
 
 
 def _read_scores(folder: Path, encoder: LayerEncoder) -> pl.DataFrame:

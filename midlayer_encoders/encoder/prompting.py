@@ -62,6 +62,7 @@ def apply_template(first: Any, options: EncoderOptions, name: str) -> recipes.Co
     layout = recipes.TokenLayout()
     if first.tokenizer is not None and (options.template is not None or not pool_template):
         tokenizer, layout = recipes.add_template(first.tokenizer, _tokenizer_parts(options), model=name)
+        first.tokenizer_without_template = first.tokenizer
         if options.template is not None and first.processor is first.tokenizer:
             first.processor = tokenizer
         elif options.template is not None:

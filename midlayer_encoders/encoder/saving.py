@@ -21,6 +21,7 @@ from midlayer_encoders.encoder.first_module import CombinedLayers, LayersTransfo
 from midlayer_encoders.encoder.inputs import probe_features, probe_inputs
 from midlayer_encoders.encoder.older_versions import LOADER_FILES, make_readable_by_older
 from midlayer_encoders.encoder.spec import mteb_line
+from midlayer_encoders.encoder.stock_folder import stock_form
 from midlayer_encoders.encoder.verification import close, temporarily
 from midlayer_encoders.errors import CutError
 from midlayer_encoders.files import read_json, write_folder, write_json
@@ -30,10 +31,16 @@ from midlayer_encoders.models.load import has_automatic_class
 from midlayer_encoders.models.padding import suffers_from_padding, wants_padding
 from midlayer_encoders.reading import joined_readings
 from midlayer_encoders.reading.locks import turn
-from midlayer_encoders.validation import check_path
+from midlayer_encoders.validation import check_flag, check_path
 
 # Characters that tokenizers normalize, split or mark in different ways.
 _UNUSUAL_TEXT = "Cafe\u0301 ½ 12345  <s> don't\n\tDon’t straße 東京 한국 👍🏽 ﬁ \u00a0x_y"
+
+CODE_NOTE = (
+    f"The folder contains the code that reads two places, {Path(joined_readings.__file__).name}: load it with "
+    "trust_remote_code=True. A folder without code, at the cost of points: save_pretrained(path, stock=True)."
+)
+STOCK_NOTE = "The folder contains no code, and another encoder than this one: docs/recipes.md says what it costs."
 
 logger = logging.getLogger(__name__)
 
@@ -41,10 +48,17 @@ logger = logging.getLogger(__name__)
 class SavableEncoder(BuiltEncoder):
     """A ``LayerEncoder``'s methods that write a plain folder."""
 
-    def save(self, path: str | None, *args: Any, **kwargs: Any) -> None:
+    def save(self, path: str | None, *args: Any, stock: bool = False, **kwargs: Any) -> None:
         """Write a folder that any ``SentenceTransformer`` loads, or raise if it would give other vectors.
 
         The folder is written and verified beside ``path``, and then replaces it; unrelated files in it stay.
+
+        Args:
+            path: the folder.
+            args: as in ``SentenceTransformer.save``.
+            stock: for ``word-echo``, whose folder contains code: write the nearest encoder that needs none, which gives
+                other vectors (``docs/recipes.md``).
+            kwargs: as in ``SentenceTransformer.save``.
 
         Raises:
             CutError: naming the reason.
@@ -53,25 +67,29 @@ class SavableEncoder(BuiltEncoder):
         """
         check_path("path", path)
         if path is not None:  # which the base class allows
-            self.save_files(path, *args, **kwargs)
+            self.save_files(path, *args, stock=stock, **kwargs)
 
-    def save_pretrained(self, path: str, *args: Any, **kwargs: Any) -> None:
+    def save_pretrained(self, path: str, *args: Any, stock: bool = False, **kwargs: Any) -> None:
         """Write a folder like :meth:`save`, and log how to name it for mteb, unless it is a checkpoint."""
-        super().save_pretrained(path, *args, **kwargs)
+        self.save(path, *args, stock=stock, **kwargs)
         if path is not None and not self.transformer.training:
-            logger.warning("mteb reads no name from %s. Before evaluating it, set:\n%s", path, mteb_line(self.spec))
+            line = mteb_line(self.spec, stock=stock)
+            logger.warning("mteb reads no name from %s. Before evaluating it, set:\n%s", path, line)
             if self.readings is not None:
-                logger.warning(
-                    "The folder contains the code that reads two places, %s: load it with trust_remote_code=True.",
-                    Path(joined_readings.__file__).name,
-                )
+                logger.warning(STOCK_NOTE if stock else CODE_NOTE)
 
-    def save_files(self, path: str, *args: Any, **kwargs: Any) -> tuple[str, ...]:
+    def save_files(self, path: str, *args: Any, stock: bool = False, **kwargs: Any) -> tuple[str, ...]:
         """Write a folder like :meth:`save`, and return the relative paths of its files."""
         self.check_export()
         home = Path(path)
+        form = stock_form(self) if check_flag("stock", stock) else None
 
         def write(folder: Path) -> None:
+            if form is not None:
+                SentenceTransformer.save(form, str(folder), *args, **kwargs)
+                make_readable_by_older(folder, form.max_seq_length)
+                self.check_folder(folder, home, form)
+                return
             with self._complete_on_disk(), _plain_on_disk(self):
                 super(SavableEncoder, self).save(str(folder), *args, **kwargs)
             if self.mixture and (folder / "README.md").exists():  # rewrite the card, which described other modules
@@ -115,8 +133,15 @@ class SavableEncoder(BuiltEncoder):
         finally:
             del first.save
 
-    def check_folder(self, folder: Path, home: Path) -> None:
-        """Raise unless ``SentenceTransformer`` gives this encoder's vectors from ``folder``, written for ``home``."""
+    def check_folder(self, folder: Path, home: Path, form: SentenceTransformer | None = None) -> None:
+        """Raise unless ``SentenceTransformer`` gives the vectors of this encoder, or of its stock form, from a folder.
+
+        Args:
+            folder: the folder as it was written.
+            home: the folder that it will become, for errors.
+            form: the stock form, if the folder contains it.
+        """
+        source: Any = form or self
         if self.transformer.training or self.tower_layers:
             return
         probes = probe_inputs(self.media, self.sampling_rate, self.tokenizer)
@@ -125,13 +150,13 @@ class SavableEncoder(BuiltEncoder):
             str(folder),
             device=str(self.device),
             model_kwargs={"dtype": self.dtype},
-            trust_remote_code=self.folder_has_code,
+            trust_remote_code=self.options.trust_remote_code if form is not None else self.folder_has_code,
         )
         options: dict[str, Any] = {"batch_size": 1, "convert_to_tensor": True, "show_progress_bar": False}
-        expected = self.encode(inputs, **options).float()
+        expected = source.encode(inputs, **options).float()
         is_equal = close(expected, plain.encode(inputs, **options).float(), self.dtype)
         if is_equal and self.tokenizer is not None:
-            is_equal = self.tokenizer(_UNUSUAL_TEXT)["input_ids"] == plain.tokenizer(_UNUSUAL_TEXT)["input_ids"]
+            is_equal = source.tokenizer(_UNUSUAL_TEXT)["input_ids"] == plain.tokenizer(_UNUSUAL_TEXT)["input_ids"]
         if not is_equal:
             raise CutError(
                 f"The folder {home} would give other vectors than this encoder: transformers loads "

@@ -229,11 +229,17 @@ def result_revision(spec: EncoderSpec) -> str:
     return f"{readable[:_MAX_NAME]}-{spec.digest}"
 
 
-def mteb_line(spec: EncoderSpec) -> str:
-    """Return the statement that names a folder's ``model`` for mteb, which reads the name from no file."""
+def mteb_line(spec: EncoderSpec, *, stock: bool = False) -> str:
+    """Return the statement that names a folder's ``model`` for mteb, which reads the name from no file.
+
+    Args:
+        spec: of the encoder.
+        stock: whether the folder contains the encoder's stock form, which gives other vectors.
+    """
+    revision = f"{result_revision(spec)}{'-stock' if stock else ''}"
     return (
         "model.model_card_data.model_name, model.model_card_data.base_model_revision = "
-        f"{result_name(spec)!r}, {result_revision(spec)!r}"
+        f"{result_name(spec)!r}, {revision!r}"
     )
 
 

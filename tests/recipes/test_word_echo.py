@@ -10,13 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sentence_transformers import SentenceTransformer
 from transformers import AutoModel, BertConfig, BertModel, LlamaConfig, LlamaModel
 
 from midlayer_encoders import LayerEncoder, _types, sweep
+from midlayer_encoders.encoder.stock_folder import _SAMPLE, STOCK_TEMPLATE
 from midlayer_encoders.errors import OptionError
+from midlayer_encoders.export import export_for
 from midlayer_encoders.reading import joined_readings
 from midlayer_encoders.reading.joined_readings import JoinedReadings, join_readings
-from midlayer_encoders.recipes import Recipe, check_template
+from midlayer_encoders.recipes import RECIPES, Recipe, check_template
 from midlayer_encoders.sweeping import RecipesResult
 from midlayer_encoders.sweeping.sweep_result import export_lines
 from midlayer_encoders.tuning import TuneSettings, tune
@@ -254,3 +257,45 @@ def test_tuning_continues_from_its_folder(byte_level_folder: str, tmp_path: Path
     again = tune(byte_level_folder, 2, **arguments).encoder.encode(TEXTS)
     assert np.abs(first - LayerEncoder(byte_level_folder, 2, recipe="word-echo").encode(TEXTS)).max() > 1e-4
     assert np.abs(first - again).max() < 1e-6
+
+
+def test_stock_folder_needs_no_code_and_adds_both_readings(
+    byte_level_folder: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    encoder = LayerEncoder(byte_level_folder, 4, recipe="word-echo+normalize", device="cpu")
+    encoder.save_pretrained(str(tmp_path / "stock"), stock=True)
+    assert f"{encoder.model_card_data.base_model_revision}-stock'" in caplog.text, "mteb must not mix up both folders"
+    assert "The folder contains no code" in caplog.text
+    assert not list((tmp_path / "stock").glob("**/*.py"))
+    loaded = SentenceTransformer(str(tmp_path / "stock"), device="cpu")
+    vectors = loaded.encode(TEXTS)
+    assert vectors.shape == (4, 32)
+    parts = [
+        LayerEncoder(byte_level_folder, 4, template=STOCK_TEMPLATE, pooling=pooling, device="cpu")
+        for pooling in ("weightedmean", "last")
+    ]
+    lengths = [np.linalg.norm(part.encode(list(_SAMPLE)), axis=1).mean() for part in parts]
+    expected = sum(part.encode(TEXTS) / length for part, length in zip(parts, lengths, strict=True))
+    np.testing.assert_allclose(vectors, _unit(expected), atol=1e-6)
+    np.testing.assert_allclose(loaded.encode(TEXTS, batch_size=1), vectors, atol=1e-6)
+    assert loaded.tokenizer("a" * 999, truncation=True)["input_ids"][-4:] == loaded.tokenizer("a")["input_ids"][-4:]
+
+
+def test_stock_folder_is_for_word_echo_alone(byte_level_folder: str, tmp_path: Path) -> None:
+    one_word = LayerEncoder(byte_level_folder, 2, recipe="one-word", device="cpu")
+    with pytest.raises(OptionError, match="`stock` must be False except for an encoder with recipe='word-echo'"):
+        one_word.save_pretrained(str(tmp_path / "no"), stock=True)
+    centered = LayerEncoder(byte_level_folder, 2, recipe="word-echo+center", center=TEXTS * 4, device="cpu")
+    with pytest.raises(OptionError, match="`stock` must be False for an encoder with Dense after its pooling"):
+        centered.save_pretrained(str(tmp_path / "no"), stock=True)
+    with pytest.raises(OptionError, match="`stock` must be left out with target='onnx'"):
+        export_for(one_word, "onnx", tmp_path / "no", stock=True)
+    assert not (tmp_path / "no").exists()
+
+
+def test_echo_with_a_weighted_mean_needs_no_code(byte_level_folder: str, tmp_path: Path) -> None:
+    encoder = LayerEncoder(byte_level_folder, 3, recipe="echo+weightedmean", device="cpu")
+    whole = LayerEncoder(byte_level_folder, 3, template=RECIPES["echo"].template, pooling="weightedmean", device="cpu")
+    np.testing.assert_array_equal(encoder.encode(TEXTS), whole.encode(TEXTS))
+    encoder.save_pretrained(str(tmp_path))
+    np.testing.assert_array_equal(SentenceTransformer(str(tmp_path), device="cpu").encode(TEXTS), whole.encode(TEXTS))

@@ -1,0 +1,82 @@
+"""The form of ``word-echo`` that sentence-transformers' own modules can express."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Dense
+from sentence_transformers.sentence_transformer.modules import Pooling as PoolingModule
+from torch import nn
+
+from midlayer_encoders.encoder.build import BuiltEncoder
+from midlayer_encoders.errors import OptionError
+from midlayer_encoders.reading.joined_readings import JoinedReadings
+from midlayer_encoders.recipes import RECIPES, add_template, split_template
+
+STOCK_TEMPLATE = 'Rewrite the sentence "{text}". The rewritten sentence: "{text}" means in one word:"'
+"""The echo comes first here: ``Pooling`` reads the last token of a sequence, and no token in the middle."""
+
+_SAMPLE = (
+    "Yes.",
+    "The train was late again.",
+    "Where can I change my password?",
+    "She has lived in Lisbon for eleven years.",
+    "Preheat the oven to 200 degrees and grease a tin.",
+    "My card was declined although there is money in the account.",
+    "The function returns None if the key is missing, and raises an error otherwise.",
+    "A man with a red hat is playing the guitar in front of a crowded railway station.",
+    "Shares fell by three percent on Tuesday after the company lowered its forecast for the second half of the year.",
+    "I expected a quiet evening, but the neighbors had invited half of the town, and nobody slept before four.",
+)
+
+
+def stock_form(encoder: BuiltEncoder) -> SentenceTransformer:
+    """Return the nearest encoder of stock modules: they cannot read a token and the second copy of a text only.
+
+    The text is repeated first and the word is asked for last. ``Pooling`` concatenates the mean of all tokens, weighted
+    by their position, and the last token; a ``Dense`` of two scaled identity matrices adds them. The scales are the
+    inverse mean lengths of both on sample sentences.
+
+    Args:
+        encoder: an encoder with the recipe ``word-echo``.
+
+    Raises:
+        OptionError: if the encoder has another recipe, or maps its vectors.
+    """
+    if encoder.options.template != RECIPES["word-echo"].template or encoder.options.join != "sum":
+        raise OptionError("`stock` must be False except for an encoder with recipe='word-echo'.")
+    if not set(encoder.after_pooling) <= {"Normalize"}:
+        names = ", ".join(encoder.after_pooling)
+        raise OptionError(
+            f"`stock` must be False for an encoder with {names} after its pooling, fitted to other vectors."
+        )
+    template = split_template(STOCK_TEMPLATE)["text"]
+    first: Any = copy.copy(encoder[0])
+    first._modules = dict(first._modules)
+    tokenizer, _ = add_template(first.tokenizer_without_template, template, model=encoder.name)
+    if first.processor is first.tokenizer:
+        first.processor = tokenizer
+    else:
+        first.processor = copy.copy(first.processor)
+        first.processor.tokenizer = tokenizer
+    width = first.get_embedding_dimension()
+    pooling = PoolingModule(width, pooling_mode=("weightedmean", "lasttoken"))
+    parts = SentenceTransformer(modules=[first, pooling], device=str(encoder.device))
+    vectors = parts.encode(list(_SAMPLE), convert_to_tensor=True, show_progress_bar=False).float()
+    scales = [1 / part.norm(dim=1).mean() for part in vectors.split(width, dim=1)]
+    weight = torch.cat([scale * torch.eye(width, device=vectors.device) for scale in scales], dim=1)
+    added: Any = Dense(2 * width, width, bias=False, activation_function=nn.Identity(), init_weight=weight)
+    later = [module for module in list(encoder)[1:] if not isinstance(module, JoinedReadings)]
+    form = SentenceTransformer(
+        modules=[first, pooling, added.to(encoder.device, encoder.dtype), *later],
+        device=str(encoder.device),
+        prompts=dict(encoder.prompts),
+        default_prompt_name=encoder.default_prompt_name,
+        similarity_fn_name=encoder.similarity_fn_name,
+        truncate_dim=encoder.truncate_dim,
+    )
+    form.eval()
+    return form
