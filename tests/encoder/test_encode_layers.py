@@ -54,6 +54,18 @@ def test_shapes_types_and_prompts(tiny_folder: Folder) -> None:
         np.testing.assert_allclose(encoder.encode_layers(TEXTS, [-1], **prompt_kwargs)[0], expected, atol=1e-5)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(("token_budget", "num_passes"), [(1, 6), (10**6, 1), ("auto", 1)])
+def test_token_budget_bounds_the_batches(token_budget: Any, num_passes: int, tiny_folder: Folder) -> None:
+    encoder = LayerEncoder(tiny_folder("GPT2"), 1, device="cpu")
+    encoder.encode_layers(TEXTS)  # tries once whether the model needs its mask
+    sizes: list[int] = []
+    encoder.transformer.register_forward_pre_hook(
+        lambda _, __, inputs: sizes.append(len(inputs["input_ids"])), with_kwargs=True
+    )
+    encoder.encode_layers(TEXTS, token_budget=token_budget)
+    assert (len(sizes), sum(sizes)) == (num_passes, len(TEXTS))
+
+
 def test_invalid_calls_are_refused(tiny_folder: Folder, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     encoder = LayerEncoder(tiny_folder("Llama"), -1, device="cpu")
     with pytest.raises(LayerIndexError, match=r"in \[0, 4\]"):

@@ -189,6 +189,7 @@ def test_adapters_are_merged_in_order_before_the_cut(tiny_folder: Folder, tmp_pa
     np.testing.assert_allclose(encoder.encode(TEXTS), expected, atol=1e-5)
     assert np.abs(expected - LayerEncoder(tiny_folder("Llama"), 2, device="cpu").encode(TEXTS)).max() > 1e-2
     assert len(encoder[0].model.layers) == 2
+    assert encoder.spec.adapters == ("local/0", "local/1")
 
 
 def test_half_precision_and_prompts(tiny_folder: Folder) -> None:
@@ -343,6 +344,12 @@ def test_missing_pad_token_is_replaced_or_refused(tmp_path: Path, tiny_folder: F
     folder = save_tiny("Llama", tmp_path, pad=False)
     expected = LayerEncoder(tiny_folder("Llama"), 2, device="cpu").encode(TEXTS)
     np.testing.assert_allclose(LayerEncoder(folder, 2, device="cpu").encode(TEXTS), expected, atol=1e-6)
+    for name in ("unk_token", "bos_token"):
+        only = tokenizer(pad=False)
+        only.eos_token = only.bos_token = only.unk_token = None
+        setattr(only, name, "?")
+        only.save_pretrained(folder)
+        assert LayerEncoder(folder, 2, device="cpu").tokenizer.pad_token == "?"
     bare = tokenizer(pad=False)
     bare.eos_token = bare.bos_token = bare.unk_token = None
     bare.save_pretrained(folder)

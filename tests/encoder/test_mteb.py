@@ -215,6 +215,7 @@ def test_a_name_that_is_set_is_the_name_in_mteb(tiny_folder: Folder, tmp_path: P
     encoder = LayerEncoder(tiny_folder("Llama"), 2, device="cpu")
     encoder.model_card_data.model_name = "mine/two"
     encoder.model_card_data.base_model_revision = "second"
+    encoder[0].register_parameter("large", torch.nn.Parameter(torch.zeros(2**20)))  # 4 MiB
     meta = encoder.for_mteb().mteb_model_meta
     assert (meta.name, meta.revision) == ("mine/two", "second")
     assert meta.n_parameters == sum(parameter.numel() for parameter in encoder.parameters())

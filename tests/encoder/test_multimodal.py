@@ -131,6 +131,8 @@ def test_forms_channels_and_rates_of_a_waveform_give_one_vector(tiny_folder: Fol
     wavfile.write(tmp_path / "a.wav", RATE, samples)
     expected = encoder.encode((samples, RATE))
     assert expected.shape == (32,)
+    np.testing.assert_array_equal(encoder.encode((samples, np.int64(RATE))), expected)
+    assert encoder.encode([(samples[:20], RATE)]).any()  # the shortest waveform of one state
     stereo = np.stack([samples + 0.01, samples - 0.01])
     forms = [{"array": samples, "sampling_rate": RATE}, str(tmp_path / "a.wav"), tmp_path / "a.wav", (stereo, RATE)]
     forms += [(stereo.T, RATE), (torch.tensor(samples), RATE), {"audio": {"array": samples, "sampling_rate": RATE}}]
@@ -175,6 +177,8 @@ def test_waveform_longer_than_the_window_is_truncated_with_one_warning(
     encoder = LayerEncoder(tiny_folder("Whisper"), 2, device="cpu")
     long_waveform = (np.tile(WAVEFORMS[0][0], 12), RATE)
     with caplog.at_level(logging.WARNING, logger="midlayer_encoders.encoder.encoding"):
+        encoder.encode([(long_waveform[0][:RATE], RATE)])
+        assert not caplog.records  # it fills the window
         vectors = encoder.encode([long_waveform, (long_waveform[0][:RATE], RATE)])
         encoder.encode([long_waveform])
     assert sum("is truncated" in record.message for record in caplog.records) == 1

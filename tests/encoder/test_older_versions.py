@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 from transformers import AutoConfig, LlamaConfig, LlamaModel
 
 from midlayer_encoders import LayerEncoder
@@ -80,6 +82,24 @@ def test_older_releases_do_not_load_folders_they_would_misread(
 ) -> None:
     LayerEncoder(tiny_folder(name), layer, device="cpu", **options).save_pretrained(str(tmp_path))
     assert not any(name.startswith(OLDER) for name in module_types(tmp_path))
+
+
+@pytest.mark.parametrize(("max_length", "is_rewritten"), [(16, True), (17, False)])
+def test_sliding_window_matters_only_to_longer_texts(
+    tiny_folder: Folder, tmp_path: Path, max_length: int, is_rewritten: bool
+) -> None:
+    folder = shutil.copytree(tiny_folder("Mistral"), tmp_path / "whole")
+    (folder / "config.json").write_text(json.dumps({**read_json(folder, "config.json"), "sliding_window": 16}))
+    LayerEncoder(str(folder), 2, device="cpu", max_length=max_length).save_pretrained(str(tmp_path / "cut"))
+    assert module_types(tmp_path / "cut")[0].startswith(OLDER) == is_rewritten
+
+
+def test_pooling_that_leaves_out_prompts_stays_so(tiny_folder: Folder, tmp_path: Path) -> None:
+    modules = [Transformer(tiny_folder("RoBERTa")), Pooling(32, "mean", include_prompt=False)]
+    SentenceTransformer(modules=modules, device="cpu").save(str(tmp_path / "whole"), create_model_card=False)
+    LayerEncoder(str(tmp_path / "whole"), 2, device="cpu").save_pretrained(str(tmp_path / "cut"))
+    assert read_json(tmp_path / "cut", "1_Pooling/config.json")["include_prompt"] is False
+    assert read_json(tmp_path / "cut", "config.json")["position_embedding_type"] == "absolute"  # vLLM requires it
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,10 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import re
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +16,7 @@ from midlayer_encoders.encoder.options import (
     EncoderOptions,
     make_options,
     normalize_layer,
+    option_fields,
     option_help,
     python_line,
     shell_line,
@@ -90,6 +94,27 @@ def test_modules_refuse_file_options_and_files_refuse_module_options() -> None:
         LayerEncoder(module, 1)  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="`blocks` is not an option"):
         LayerEncoder("there/is-no-such-model", 1, blocks="h")  # type: ignore[call-arg]
+
+
+def test_built_in_model_takes_no_gguf_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "small.gguf").touch()
+    monkeypatch.setattr("midlayer_encoders.models.hub.package_folder", lambda _: tmp_path)
+    with pytest.raises(OptionError, match=r"`gguf_file` must be left out for 'built-in', but got 'other\.gguf'"):
+        LayerEncoder("built-in", 1, gguf_file="other.gguf")
+
+
+@pytest.mark.parametrize(
+    ("option", "words", "message"),
+    [
+        ("prompts", ["query"], "must be NAME=TEXT, but got 'query'"),
+        ("prompts", ["a=b", "=c"], "must be NAME=TEXT, but got ''"),
+        ("template", ["{text}", "query={text}"], "must be given once, or as query=…, document=… and text=…"),
+        ("layer_weights", "1,b", "must be numbers separated by commas, but got '1,b'"),
+    ],
+)
+def test_words_of_a_flag_that_cannot_be_parsed_are_refused(option: str, words: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        option_fields()[option].metadata["parse"](words)
 
 
 def test_shell_lines_are_quoted() -> None:

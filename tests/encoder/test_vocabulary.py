@@ -62,6 +62,14 @@ def test_batch_of_unknown_tokens_is_reported_once(tiny_folder: Folder, caplog: p
     assert caplog.text.count("100% of the tokens of a batch ('пример'…) are unknown to the tokenizer of") == 1
 
 
+def test_more_than_half_of_the_tokens_must_be_unknown(tiny_folder: Folder, caplog: pytest.LogCaptureFixture) -> None:
+    encoder = LayerEncoder(tiny_folder("BERT"), 1, device="cpu")
+    encoder.encode(["abпр"])
+    assert not caplog.messages
+    encoder.encode(["abпри"])
+    assert caplog.messages[0].startswith("60% of the tokens of a batch ('abпри'…)")
+
+
 @pytest.mark.parametrize("count", [10**7, 4097])
 def test_config_that_counts_too_many_blocks_is_refused(count: int, tiny_folder: Folder, tmp_path: Path) -> None:
     folder = shutil.copytree(tiny_folder("Llama"), tmp_path / "deep")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,26 @@ def test_features_that_llama_cpp_lacks_are_refused(
     with pytest.raises(CutError, match=why):
         export_for(encoder, "gguf", tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["weights.gguf"]
+
+
+@pytest.mark.parametrize(
+    ("option", "why"),
+    [
+        ({"chat_template": True}, "the tokenizer contains a template"),
+        ({"adapters": ("a",)}, "the file holds the model without `adapters`: leave it out"),
+        ({}, "the encoder was trained after loading, but the file was not"),
+    ],
+)
+def test_encoder_that_differs_from_its_file_is_refused(
+    tiny_folder: Folder, tmp_path: Path, option: dict[str, Any], why: str
+) -> None:
+    encoder = LayerEncoder(tiny_folder("Llama"), 2, device="cpu")
+    encoder.source, encoder._gguf_file = str(tmp_path), save_gguf(tmp_path / "weights.gguf", "llama").name
+    encoder.options = replace(encoder.options, **option)
+    if not option:
+        encoder.model_card_data.add_tags("generated_from_trainer")
+    with pytest.raises(CutError, match=why):
+        export_for(encoder, "gguf", tmp_path / "out")
 
 
 def test_weights_of_a_file_are_not_quantized_again(tiny_folder: Folder, tmp_path: Path) -> None:

@@ -11,12 +11,15 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers import normalizers
+from transformers import LlamaConfig
 
 from benchmarks.gguf_tokens import FIXTURE, sample_texts, write_vocabulary
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import CutError, DiskFullError
 from midlayer_encoders.export import export_for
 from midlayer_encoders.export._comparison import relative_error
+from midlayer_encoders.export._gguf_weights import _architecture
 from midlayer_encoders.models.gguf_tokenizer import build_tokenizer, read_fields
 from tests.export.tiny_bpe import SPLITS, bpe_tokenizer, save_bpe
 from tests.tiny_folders import TEXTS
@@ -56,6 +59,55 @@ def test_another_reader_finds_the_layer(
     expected = reading.GGMLQuantizationType.Q8_0 if int8 else reading.GGMLQuantizationType.F16
     assert kinds[0]["blk.1.attn_q.weight"][0] == kinds[0]["token_embd.weight"][0] == expected
     assert kinds[0]["blk.1.attn_norm.weight"][0] == reading.GGMLQuantizationType.F32
+
+
+@pytest.mark.parametrize(("int8", "pooling", "number"), [(False, "cls", 2), (True, "last", 3)])
+def test_every_setting_of_the_model_is_written(tmp_path: Path, int8: bool, pooling: Any, number: int) -> None:
+    rope = {"rope_type": "default", "rope_theta": 5000.0}
+    sizes = {"hidden_size": 48, "num_attention_heads": 3, "num_key_value_heads": 1}  # no multiple of Q8_0's 32
+    options: Any = {"max_position_embeddings": 80, "rms_norm_eps": 0.0625, "rope_parameters": rope, **sizes}
+    folder = save_bpe(tmp_path / "model", **options)
+    encoder = LayerEncoder(folder, 2, device="cpu", pooling=pooling, bidirectional=True)
+    export_for(encoder, "gguf", tmp_path / "out", int8=int8)
+    reader = reading.GGUFReader(tmp_path / "out" / "model.gguf")
+    fields = {name: field.contents() for name, field in reader.fields.items()}
+    assert {name: value for name, value in fields.items() if name.startswith(("general.", "llama."))} == {
+        "general.architecture": "llama",
+        "general.name": "local/model",
+        "general.file_type": 7 if int8 else 1,  # mostly Q8_0, mostly F16
+        "general.quantization_version": reading.GGML_QUANT_VERSION,
+        "llama.block_count": 2,
+        "llama.context_length": 80,
+        "llama.embedding_length": 48,
+        "llama.feed_forward_length": 96,
+        "llama.attention.head_count": 3,
+        "llama.attention.head_count_kv": 1,
+        "llama.attention.key_length": 16,
+        "llama.attention.value_length": 16,
+        "llama.attention.layer_norm_rms_epsilon": 0.0625,
+        "llama.attention.causal": False,
+        "llama.rope.dimension_count": 16,
+        "llama.rope.freq_base": 5000.0,
+        "llama.pooling_type": number,
+        "llama.vocab_size": 304,
+    }
+    kinds = {tensor.name: tensor.tensor_type.name for tensor in reader.tensors}
+    assert (kinds["blk.0.attn_q.weight"], kinds["blk.0.ffn_down.weight"]) == ("F16", "Q8_0" if int8 else "F16")
+    card = json.loads((tmp_path / "out" / "midlayer.json").read_text())
+    assert (card["file"], card["cosine"], list(card["versions"])) == ("model.gguf", None, ["gguf"])
+
+
+def test_added_tokens_and_the_unknown_token_are_described(tmp_path: Path) -> None:
+    tokenizer = bpe_tokenizer()
+    tokenizer.backend_tokenizer.normalizer = normalizers.NFC()
+    tokenizer.add_tokens(["zzz"])
+    tokenizer.unk_token = "</s>"
+    folder = save_bpe(tmp_path / "model", tokenizer=tokenizer)
+    export_for(LayerEncoder(folder, 1, device="cpu"), "gguf", tmp_path / "out")
+    fields = read_fields(tmp_path / "out" / "model.gguf")
+    assert fields["tokenizer.ggml.tokens"][300] == "zzz"
+    assert fields["tokenizer.ggml.token_type"][299:302] == [1, 4, 5]  # normal, user-defined, unused
+    assert fields["tokenizer.ggml.unknown_token_id"] == 1
 
 
 @pytest.mark.parametrize("split", SPLITS)
@@ -118,11 +170,18 @@ def _sentencepiece() -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=bytes_too, eos_token="</s>", pad_token="</s>")
 
 
+def _lowercase() -> Any:
+    result = bpe_tokenizer()
+    result.backend_tokenizer.normalizer = normalizers.Lowercase()
+    return result
+
+
 @pytest.mark.parametrize(
     ("make", "why"),
     [
         (lambda: bpe_tokenizer("spaces"), "it splits texts by .*String"),
         (lambda: bpe_tokenizer(around="<s> <s> $A"), "adds more than one BOS"),
+        (_lowercase, r"it normalizes texts \(Lowercase\)"),
         (_sentencepiece, "whose scores tokenizer.json does not hold"),
     ],
 )
@@ -133,6 +192,12 @@ def test_a_tokenizer_that_llama_cpp_reads_differently_is_refused(
     with pytest.raises(CutError, match=f"tokenizer cannot be exported as GGUF: .*{why}.*convert_hf_to_gguf"):
         export_for(encoder, "gguf", tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_partial_rotation_is_refused() -> None:
+    rope = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+    with pytest.raises(CutError, match="its rotary embedding is 'default' over 50% of a head"):
+        _architecture(LlamaConfig(rope_parameters=rope))
 
 
 def test_weights_that_overflow_float16_are_named(tmp_path: Path) -> None:

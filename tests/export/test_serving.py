@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable
+from dataclasses import replace
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 from tokenizers import Tokenizer
 
 from midlayer_encoders import LayerEncoder
@@ -35,13 +38,70 @@ def change(path: Path, **settings: Any) -> None:
 
 @pytest.mark.parametrize("target", ["vllm", "tei"])
 def test_a_folder_for_a_server_is_still_a_plain_one(tiny_folder: Folder, tmp_path: Path, target: Any) -> None:
-    encoder = LayerEncoder(tiny_folder("Llama"), 2, device="cpu", **CENTERED)
+    encoder = LayerEncoder(tiny_folder("Llama"), 2, device="cpu", max_length=50, **CENTERED)
+    encoder.options = replace(encoder.options, revision="step8")
     result = export_for(encoder, target, tmp_path / "out")
     assert (result.engine, result.error) == (None, None)  # neither is installed here
     np.testing.assert_array_equal(SentenceTransformer(str(result.folder)).encode(TEXTS), encoder.encode(TEXTS))
     card = json.loads((result.folder / "midlayer.json").read_text())
-    assert (card["target"], card["layer"], card["pooling"]) == (target, 2, "last")
-    assert card["serve"].startswith({"vllm": "vllm serve . --runner pooling", "tei": "text-embeddings-router"}[target])
+    dtype = {"vllm": "--runner pooling --dtype float32", "tei": "--dtype float16"}[target]
+    command = {"vllm": "vllm serve .", "tei": "text-embeddings-router --model-id ."}[target]
+    assert card == {
+        "target": target,
+        "model": encoder.name,
+        "revision": "step8",
+        "layer": 2,
+        "num_layers": 4,
+        "norm": "final",
+        "pooling": "last",
+        "weights": encoder.spec.weights_digest,
+        "max_length": 50,
+        "prompt": "",
+        "prompts": {},
+        "error": None,
+        "versions": {name: version(name) for name in ("torch", "transformers")},
+        "serve": f"{command} {dtype}",
+    }
+
+
+def test_nested_rotary_settings_are_written_under_their_older_names_only(tiny_folder: Folder, tmp_path: Path) -> None:
+    export_for(LayerEncoder(tiny_folder("ModernBERT"), 2, device="cpu"), "tei", tmp_path / "out")
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert "rope_parameters" not in config
+    assert (config["global_rope_theta"], config["local_rope_theta"]) == (160000.0, 10000.0)
+
+
+@pytest.mark.parametrize("target", ["vllm", "tei"])
+def test_chat_templates_and_pooling_without_the_prompt_are_refused(
+    tiny_folder: Folder, tmp_path: Path, target: Any
+) -> None:
+    modules = [Transformer(tiny_folder("BERT")), Pooling(32, "mean", include_prompt=False)]
+    SentenceTransformer(modules=modules, device="cpu").save(str(tmp_path / "model"), create_model_card=False)
+    prompted = LayerEncoder(str(tmp_path / "model"), 2, device="cpu", prompts={"ask": "hm: "})
+    with pytest.raises(CutError, match=r"it pools the tokens of a prompt: pass prompts=\{\}, or pool them"):
+        export_for(prompted, target, tmp_path / "out")
+    encoder = LayerEncoder(str(tmp_path / "model"), 2, device="cpu")
+    encoder.options = replace(encoder.options, chat_template=True)
+    with pytest.raises(CutError, match="it applies no chat template before embedding: leave out `chat_template`"):
+        export_for(encoder, target, tmp_path / "out")
+    encoder.options = replace(encoder.options, chat_template=False)
+    export_for(encoder, target, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        ("echo 'ValueError: no such' >&2; echo bye >&2; exit 1", "ValueError: no such"),
+        ("echo '[[1.0]]'; echo one >&2; echo last >&2; exit 1", "last"),
+        ("echo done", "no output"),
+    ],
+)
+def test_message_of_an_engine_that_fails_is_its_error(tmp_path: Path, script: str, message: str) -> None:
+    engine = tmp_path / "python"
+    engine.write_text(f"#!/bin/sh\ncat > /dev/null\n{script}\n")
+    engine.chmod(0o755)
+    with pytest.raises(RuntimeError, match=f"^{message}$"):
+        engine_vectors("llama", tmp_path, ["a"], python=str(engine))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -164,6 +224,7 @@ def test_a_prompt_that_a_server_does_not_add_causes_a_warning(
     export_for(encoder, "vllm", tmp_path / "vllm")
     export_for(encoder, "tei", tmp_path / "tei")
     assert "vLLM does not add the default prompt: prepend 'hm: ' to texts" in caplog.text
+    assert "text-embeddings-inference does not add the default prompt: pass --default-prompt-name" in caplog.text
     assert json.loads((tmp_path / "tei" / "midlayer.json").read_text())["serve"].endswith("--default-prompt-name ask")
     export_for(LayerEncoder(str(tmp_path / "tei"), -1, device="cpu"), "tei", tmp_path / "again")  # it keeps the prompt
     card = json.loads((tmp_path / "again" / "midlayer.json").read_text())

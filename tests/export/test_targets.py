@@ -14,7 +14,7 @@ from sentence_transformers import SentenceTransformer
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import MidlayerError, OptionError
 from midlayer_encoders.export import export_for
-from midlayer_encoders.export._comparison import cosine, relative_error
+from midlayer_encoders.export._comparison import cosine, relative_error, require_packages
 from tests.cli.calls import run
 from tests.tiny_folders import TEXTS
 
@@ -66,6 +66,11 @@ def test_a_missing_package_is_named_with_the_line_that_installs_it(
     with pytest.raises(MidlayerError, match=rf"pip install 'midlayer-encoders\[{target}\]'"):
         export_for(encoder, target, tmp_path / "out")
     assert not list(tmp_path.iterdir())
+
+
+def test_the_package_that_is_missing_is_named_among_the_required_ones() -> None:
+    with pytest.raises(MidlayerError, match=r"'x' needs json and no_such_package, but no_such_package is not inst"):
+        require_packages("x", "json", "no_such_package")
 
 
 def test_distances_are_those_of_the_worst_row() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import re
 import shutil
 import socket
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import mteb
 import numpy as np
 import polars as pl
 import pytest
@@ -22,6 +24,7 @@ from sentence_transformers import SentenceTransformer
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.export import Exported, HubError, export_for, push_to_hub
+from midlayer_encoders.export.upload import check_repository, score_results
 from midlayer_encoders.frame.schema import NamedSubject, tidy_frame, tidy_rows
 from midlayer_encoders.sweeping.sweep_result import Notes, SweepResult
 from tests.cli.calls import run
@@ -122,6 +125,63 @@ def test_a_license_of_its_own_keeps_its_name_and_link(
     assert (data.language, data.base_model) == (["en", "no"], "someone/whole")
     push_to_hub(LayerEncoder(str(tmp_path / "whole"), 1, device="cpu"), "someone/cut", license="mit", overwrite=True)
     assert b"license_name" not in hub.repositories["someone/cut"]["main"]["README.md"]
+
+
+def test_license_and_language_of_the_encoder_take_precedence_and_a_missing_license_is_warned_of(
+    hub: Hub, source: Path, tiny_folder: Folder, caplog: pytest.LogCaptureFixture
+) -> None:
+    encoder = LayerEncoder(str(source), 1, device="cpu")
+    encoder.model_card_data.license = "mit"
+    encoder.model_card_data.language = ["de"]
+    push_to_hub(encoder, "someone/cut")
+    header = yaml.safe_load(hub.repositories["someone/cut"]["main"]["README.md"].decode().split("---\n")[1])
+    assert (header["license"], header["language"]) == ("mit", ["de"])
+    assert "license" not in caplog.text
+    push_to_hub(LayerEncoder(tiny_folder("Llama"), 1, device="cpu"), "someone/other")
+    assert "has no license. Pass `license` if you know it" in caplog.text
+
+
+def test_an_unreadable_card_and_a_relative_link_without_a_base_are_left_out(
+    hub: Hub, tmp_path: Path, tiny_folder: Folder, caplog: pytest.LogCaptureFixture
+) -> None:
+    shutil.copytree(tiny_folder("Llama"), tmp_path / "whole")
+    encoder = LayerEncoder(str(tmp_path / "whole"), 1, device="cpu")
+    (tmp_path / "whole" / "README.md").write_text("---\nlicense: other\nlicense_name: x\nlicense_link: LICENSE\n---\n")
+    push_to_hub(encoder, "someone/cut")
+    header = yaml.safe_load(hub.repositories["someone/cut"]["main"]["README.md"].decode().split("---\n")[1])
+    assert header["license_name"] == "x"
+    assert "license_link" not in header
+    (tmp_path / "whole" / "README.md").write_text("---\nlicense: [\n---\n")
+    push_to_hub(encoder, "someone/other")
+    assert "The model card of local/whole cannot be read (" in caplog.text
+
+
+def test_a_token_may_be_passed_instead_of_stored(
+    hub: Hub, encoder: LayerEncoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HF_TOKEN")
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", "/nowhere/token")
+    check_repository("someone/cut", TOKEN)
+    push_to_hub(encoder, "someone/cut", token=TOKEN)
+    assert "modules.json" in hub.repositories["someone/cut"]["main"]
+
+
+def test_results_have_the_split_and_revision_of_mteb_and_leave_the_generators_alone(
+    source: Path, encoder: LayerEncoder
+) -> None:
+    state = random.getstate()
+    entries = {entry.dataset_name: entry for entry in score_results(encoder, frame(encoder))}
+    assert random.getstate() == state
+    assert list(entries) == ["MTEB STSBenchmark", "mine"]
+    task: Any = mteb.get_task("STSBenchmark").metadata
+    sts = entries["MTEB STSBenchmark"]
+    assert (sts.dataset_split, sts.dataset_revision) == ("test", task.dataset["revision"])
+    assert (entries["mine"].dataset_split, entries["mine"].dataset_revision) == (None, None)
+    other_model = frame(encoder).with_columns(model=pl.lit("other"))
+    several = LayerEncoder(str(source), [1, 2], device="cpu")
+    for model, scores in ((encoder, other_model), (several, frame(encoder))):
+        with pytest.raises(OptionError, match=r"`scores` must hold scores of local/.* at layer 2, but has none"):
+            score_results(model, scores)
 
 
 def test_a_private_upload_never_goes_to_a_public_repository(hub: Hub, encoder: LayerEncoder) -> None:
