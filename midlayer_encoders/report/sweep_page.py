@@ -109,7 +109,7 @@ def confirmed_words(frame: pl.DataFrame) -> list[str]:
     columns = ["dataset", "layer", "value"]
     confirmed = frame.filter(kind="confirmed").select(columns)
     together = frame.filter(kind="score").select(columns)
-    pairs = confirmed.join(together, on=["dataset", "layer"], suffix="_together")
+    pairs = confirmed.join(together, on=["dataset", "layer"], suffix="_together", maintain_order="left")
     lines = []
     for (task,), rows in pairs.group_by("dataset", maintain_order=True):
         texts = (

@@ -9,11 +9,13 @@ import re
 from html import unescape
 
 import pytest
+from matplotlib.colors import to_hex
 
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.frame.pareto import Point, Run, best_within, fronts_by_run, pareto_front
 from midlayer_encoders.report.board_page import board_html, plot_board
-from tests.report.drawn_artists import artists, details, titles
+from midlayer_encoders.report.style import SERIES
+from tests.report.drawn_artists import artists, details, points, titles
 from tests.report.made_runs import make_run
 
 A = {"STS": [0.2, 0.6, 0.5]}
@@ -131,3 +133,49 @@ def test_single_run_has_no_filters() -> None:
     assert 'class="filters"' not in page_html([make_run("a", A, **COSTS_A)])
     assert "the highest of its layers" in page_html([make_run("a", A, **COSTS_A)])
     assert math.isclose(make_run("a", A).average.gain, 10)
+
+
+def test_budget_and_its_encoder_are_drawn_in_the_panels_of_their_costs() -> None:
+    runs = make_two_runs()
+    figure = plot_board(runs, None, {"parameters": 600}, runs[1].best)
+    first, second, _ = figure.axes
+    assert [list(rule.get_xdata()) for rule in artists(first, "rule")] == [[600, 600]]
+    assert first.get_xlim()[1] > 600, "the budget is on the axis even if every layer is far below it"
+    assert not artists(second, "rule")
+    marks = [points(mark) for axes in figure.axes for mark in artists(axes, "mark")]
+    assert marks == [[(cost, pytest.approx(70))] for cost in (60, 4, 32)]
+    for kind in ("line", "dots"):
+        assert [to_hex(artist.get_color()) for artist in artists(first, kind)] == list(SERIES[:2])
+    assert second.get_label() == (
+        "Score by milliseconds per text. "
+        "b, layer 0: 10.0 points, 40 parameters, 0.05 ms per text, 32 bytes per vector; "
+        "a, layer 0: 20.0 points, 10 parameters, 0.1 ms per text, 64 bytes per vector; "
+        "b, layer 1: 30.0 points, 50 parameters, 0.5 ms per text, 32 bytes per vector; "
+        "a, layer 1: 60.0 points, 20 parameters, 1 ms per text, 64 bytes per vector; "
+        "b, layer 2: 70.0 points, 60 parameters, 4 ms per text, 32 bytes per vector"
+    )
+    assert page_html(runs, best=runs[0].best, budget={"parameters": 45.0}).count('class="mark"') == 4
+    assert 'class="mark"' not in page_html(runs)
+
+
+def test_page_states_costs_notes_and_each_task_at_the_best_layer_on_average() -> None:
+    tasks = {"A": [0.2, 0.6, 0.5], "B": [0.9, 0.7, 0.1]}  # 55, 65 and 30 on average
+    runs = [make_run("b", {"A": [0.1], "B": [0.2]}, bytes=8), make_run("a", tasks, **COSTS_A)]
+    page = page_html(runs, notes=["Left out: C."], baselines={"TF-IDF": {"A": 0.4, "B": 0.3}})
+    assert "<h1>Board of 2 runs</h1>" in page
+    assert "<title>Board of 1 run</title>" in page_html(runs[:1])
+    assert '<p class="soft">20 parameters, 1 ms per text, 64 bytes per vector</p>' in page
+    assert "<p>Left out: C.</p>" in page
+    row = re.search(r'<tr data-run="a".*?</tr>', page)
+    assert row is not None
+    assert re.findall(r"<td[^>]*>([^<]*)</td>", row[0])[-2:] == ["60.0", "70.0"]
+    foot = re.search(r"<tfoot>.*</tfoot>", page)
+    assert foot is not None
+    assert [cell for cell in re.findall(r"<td>(.*?)</td>", foot[0]) if cell] == ["35.0", "40.0", "30.0"]
+    assert "average over 2 tasks, the highest of 2 runs" in page
+
+
+@pytest.mark.parametrize(("count", "shown"), [(1, False), (2, True), (6, True), (7, False)])
+def test_tasks_have_columns_if_they_are_few(count: int, shown: bool) -> None:
+    page = page_html([make_run("a", {f"task{k}": [0.1, 0.2] for k in range(count)})])
+    assert (">task0</th>" in page) is shown

@@ -5,7 +5,7 @@ import pytest
 
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.report.layer_charts import plot_correlations
-from tests.report.drawn_artists import artists, details, points
+from tests.report.drawn_artists import artists, details, points, titles
 
 ROWS = [
     ("m", "r", "average", "dime", "dcor", 0.5, 0.4, 0.7, None),
@@ -37,3 +37,24 @@ def test_models_share_the_row_of_their_metric() -> None:
 def test_a_frame_without_correlations_is_refused() -> None:
     with pytest.raises(OptionError, match="must have correlations to plot, but got none"):
         plot_correlations(pl.DataFrame(schema=COLUMNS))
+
+
+def test_revisions_of_a_model_and_statistics_with_signs_have_their_labels_and_axes() -> None:
+    rows = [
+        ("m", revision, "average", "prompt_entropy", statistic, -0.5, None, None, None)
+        for revision in ("step1", "step2")
+        for statistic in ("dcor", "spearman", "kendall", "signed_dcor")
+    ]
+    frame = pl.DataFrame(rows, schema=COLUMNS, orient="row")
+    figure = plot_correlations(frame, statistics=["dcor", "spearman", "kendall", "signed_dcor"])
+    assert titles(figure) == [
+        "distance correlation",
+        "Spearman's ρ",
+        "Kendall's τ",
+        "distance correlation, with Spearman's sign",
+    ]
+    assert [round(axes.get_xlim()[0], 2) for axes in figure.axes] == [-0.03, -1.06, -1.06, -1.06]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["m, step1", "m, step2"]
+    assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == ["prompt entropy"]
+    with pytest.raises(OptionError, match=r"`statistics` must be one of .*Did you mean 'spearman'"):
+        plot_correlations(frame, statistics=["spearmen"])

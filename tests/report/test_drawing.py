@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from html import unescape
+from pathlib import Path
 
 import numpy as np
 import polars as pl
@@ -13,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
+from PIL import Image
 
-from midlayer_encoders.report import drawing, plot_metrics, plot_steps_curves, plot_steps_heat
+from midlayer_encoders.report import drawing, plot_heatmap, plot_metrics, plot_steps_curves, plot_steps_heat
 from midlayer_encoders.report.comparison_page import DIFFERENCES, SIMILARITY, plot_differences, plot_similarity
 from midlayer_encoders.report.labels import number, signed
 from midlayer_encoders.report.pages import figure_html
@@ -143,6 +145,100 @@ def test_amounts_far_apart_have_a_logarithmic_axis() -> None:
     assert [label.get_text() for tick, label in labels if low <= tick <= high] == [
         "20M", "50M", "100M", "200M", "500M", "1B",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("high", "scale", "ticks"),
+    [
+        (4.99, "linear", []),
+        (5, "log", ["1", "2", "5"]),
+        (99, "log", ["1", "2", "5", "10", "20", "50", "100"]),
+        (300, "log", ["1", "3", "10", "30", "100", "300"]),
+        (1000, "log", ["1", "10", "100", "1000"]),
+    ],
+)
+def test_axis_of_amounts_has_ticks_for_its_range(high: float, scale: str, ticks: list[str]) -> None:
+    axes = panel()
+    drawing.amount_axis(axes, "bytes", [1.0, high])
+    low, end = axes.get_xlim()
+    assert low < 1 < high < end
+    assert axes.get_xscale() == scale
+    if ticks:
+        axes.figure.draw_without_rendering()
+        labels = zip(axes.get_xticks(), axes.get_xticklabels(), strict=True)
+        assert [label.get_text() for tick, label in labels if low <= tick <= end] == ticks
+
+
+@pytest.mark.parametrize(
+    ("count", "options", "columns", "rows"),
+    [
+        (1, {}, 1, 1),
+        (2, {}, 2, 1),
+        (9, {}, 3, 3),
+        (10, {}, 4, 3),
+        (10, {"head": True}, 3, 4),
+        (8, {"stack": 2}, 3, 2),
+        (5, {"columns": 2}, 2, 3),
+    ],
+)
+def test_panels_are_in_a_grid(count: int, options: dict[str, int], columns: int, rows: int) -> None:
+    figure, panels = drawing.panel_grid(count, size=(2.0, 1.0), **options)  # type: ignore[arg-type]
+    place = panels[-1].get_subplotspec()
+    assert place is not None
+    grid = place.get_topmost_subplotspec().get_gridspec()
+    assert (len(panels), grid.ncols, grid.nrows) == (count, columns, rows)
+    head = options.get("head", False)
+    height = (rows - head) * 1.0 * options.get("stack", 1) + 3.2 * head + 0.3
+    assert figure.get_size_inches().tolist() == pytest.approx([max(2.0 * columns, 7.5 if head else 5.0), height])
+
+
+def test_long_curves_have_no_markers_and_levels_have_dashes_of_their_own() -> None:
+    axes = panel()
+    for count in (99, 100):
+        drawing.draw_points(axes, range(count), [0.0] * count)
+    assert [line.get_marker() for line in artists(axes, "line")] == ["o", ""]
+    for style in range(3):
+        drawing.draw_level(axes, style, "", style=style)
+    assert len({details(level)["dashes"] for level in artists(axes, "level")}) == 3
+    assert len({str(level._unscaled_dash_pattern) for level in artists(axes, "level")}) == 3  # type: ignore[attr-defined]
+
+
+def test_short_texts_of_a_caption_are_not_broken() -> None:
+    axes = panel()
+    short, long = "a text of 31 characters, no mor", "a text of 32 characters, no more"
+    drawing.set_title(axes, "title", caption=[short, long, short])
+    first, *lines = axes.get_title(loc="left").split("\n")
+    assert first == "title"
+    assert max(map(len, lines)) <= 44
+    assert " · ".join([short.replace(" ", "\N{NO-BREAK SPACE}"), long]) in " ".join(lines)
+    assert axes.get_label() == "title"
+
+
+def test_text_of_a_mark_at_layer_zero_does_not_cover_the_axis() -> None:
+    axes = panel()
+    for layer in (0, 1):
+        drawing.draw_mark(axes, "best", layer, 1.0, "best", large=True)
+    drawing.draw_mark(axes, "last", 1, 1.0, "last", large=True)
+    assert [text.get_horizontalalignment() for text in axes.texts] == ["left", "center", "left"]
+    assert [text.get_weight() for text in axes.texts] == ["bold", "bold", "normal"]
+
+
+@pytest.mark.parametrize(("suffix", "start"), [(".png", b"\x89PNG"), (".svg", b"<?xml"), ("", b"\x89PNG")])
+def test_suffix_selects_the_format_of_a_figure(suffix: str, start: bytes, tmp_path: Path) -> None:
+    figure, _ = drawing.panel_grid(1)
+    path = drawing.write_figure(figure, tmp_path / f"figure{suffix}")
+    assert path.read_bytes().startswith(start)
+    if suffix == ".png":
+        with Image.open(path) as image:
+            assert image.width == 150 * figure.get_size_inches()[0]
+
+
+def test_only_capped_scales_have_a_pointed_end() -> None:
+    scores = rows_frame([("m", "r", k, k / 2, "score", "A", "f1", 0.6 - k / 10) for k in range(3)])
+    for figure, end in ((plot_heatmap(scores), "max"), (plot_similarity(similarity()), "neither")):
+        bar = figure.axes[0].collections[0].colorbar
+        assert bar is not None
+        assert bar.extend == end
 
 
 def test_legends_and_scales_are_in_figures_and_on_pages() -> None:

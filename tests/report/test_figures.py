@@ -39,6 +39,9 @@ def test_models_of_different_depth_share_relative_depth() -> None:
     axes = plot_metrics(pl.concat(frames)).axes[0]
     assert axes.get_xlabel() == "depth (layer / number of layers)"
     assert [max(line.get_xdata()) for line in axes.lines] == [1.0, 1.0]
+    embeddings = frames[0].filter(layer=0).with_columns(model=pl.lit("only its embeddings"))
+    axes = plot_metrics(pl.concat([frames[0], embeddings])).axes[0]
+    assert axes.get_xlabel() == "layer", "layer 0 alone does not tell the depth of a model"
 
 
 def test_nonfinite_values_leave_a_gap(tmp_path: Path) -> None:
@@ -90,6 +93,7 @@ def test_heat_map_shows_points_below_the_best_of_each_task() -> None:
         "average",
         *(task.name for task in scores.tasks),
     ]
+    assert [line.get_ydata()[0] for line in figure.axes[0].lines if line.get_marker() == "None"] == [0.5]
 
 
 def test_color_scale_covers_nine_tenths_of_the_losses() -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from midlayer_encoders.report import plot_heatmap, plot_metrics, plot_scores, report_html
 from midlayer_encoders.report.comparison_page import DIFFERENCES, SIMILARITY, comparisons_html
+from midlayer_encoders.report.sweep_page import confirmed_words
 from midlayer_encoders.report.training_page import steps_html
 from tests.report.made_frames import metrics_frame, rows_frame
 
@@ -265,3 +266,81 @@ def test_malicious_name_in_a_training_history(location: str) -> None:
         frame = frame.with_columns(pl.col(location).replace({"m": HOSTILE, "t": HOSTILE, "dime": HOSTILE}))
     texts = {"title": HOSTILE if location == "title" else "T", "notes": [HOSTILE] if location == "notes" else []}
     check_harmless(steps_html(frame, how={}, **texts))  # type: ignore[arg-type]
+
+
+def test_tables_of_a_comparison_hold_every_difference_and_interval() -> None:
+    """Three metrics fill two tables for each model."""
+    names, models = ("lidar", "dime", "curvature"), ("b", "c")
+    rows = [
+        ("a", model, k, k, k / 2, "t", name, value, value - 0.25, value + 0.5)
+        for place, (model, name) in enumerate((model, name) for model in models for name in names)
+        for k in range(3)
+        for value in [10.0 * place + k - 1]
+    ]
+    similar = [("a", model, j, k, 0.5) for model in models for j in range(3) for k in range(3)]
+    frames = (
+        pl.DataFrame(rows, schema=DIFFERENCES, orient="row"),
+        pl.DataFrame(similar, schema=SIMILARITY, orient="row"),
+    )
+    page = comparisons_html(metrics_frame(2, names=["lidar"]), *frames, how={"seed": "7"}, notes=["a note"])
+    for model in models:
+        heads: list[str] = []
+        columns: list[list[str]] = []
+        tables = re.findall(rf"<table><caption>{model} by layer: minus a, and its interval.*?</table>", page)
+        assert len(tables) == 2
+        for table in tables:
+            head, *cells = table_cells(table, model)
+            heads += head[1:]
+            columns += [list(column) for column in zip(*cells, strict=True)][1:]
+        assert heads == [f"{name}{note}" for name in names for note in ("", "from", "to")]
+        own = [row for row in rows if row[1] == model]
+        expected = [[row for row in own if row[6] == name] for name in names]
+        assert columns == [
+            [f"{row[place]:#.4g}".replace("-", "−").removesuffix(".") if row[place] else "0" for row in part]
+            for part in expected
+            for place in (7, 8, 9)
+        ]
+    facts = dict(re.findall("<dt>(.*?)</dt><dd>(.*?)</dd>", page))
+    assert facts == {"Base": "a", "Compared": "b, c", "seed": "7"}
+    assert "<h1>b and c against a</h1>" in page
+    assert "<p>a note</p>" in page
+
+
+@pytest.mark.parametrize(
+    ("num_tasks", "ahead", "scored", "sentence"),
+    [
+        (8, 6, 8, "ahead of every layer on t0, t1, t2, t3, t4, t5 (6 of 8 tasks)."),
+        (8, 7, 8, "ahead of every layer on t0, t1, t2, t3, t4, t5, … (7 of 8 tasks)."),
+        (2, 1, 1, "ahead of every layer on t0."),
+        (4, 0, 3, "behind the best layer on all 3 tasks."),
+        (4, 0, 2, "behind the best layer on both tasks."),
+    ],
+)
+def test_sentence_counts_the_tasks_on_which_a_baseline_is_ahead(
+    num_tasks: int, ahead: int, scored: int, sentence: str
+) -> None:
+    frame = make_frame({f"t{k}": {0: 0.5} for k in range(num_tasks)})  # a single layer has no figures
+    baseline = {f"t{k}": 0.6 if k < ahead else 0.5 for k in range(scored)}
+    page = report_html(frame, title="T", how={}, baselines={"TF-IDF": baseline})
+    assert f"<p>TF-IDF is {sentence}</p>" in page
+
+
+def test_confirmed_scores_are_beside_those_of_their_layer() -> None:
+    scores = {"A": {0: 0.5, 3: 0.25, 12: 0.125}, "B": {3: 0.75, 12: 0.625}}
+    confirmed = make_frame({"A": {12: 0.13, 3: 0.26}, "B": {12: 0.63}}).with_columns(kind=pl.lit("confirmed"))
+    lines = confirmed_words(pl.concat([make_frame(scores), confirmed]))
+    assert lines == [
+        "A, confirmed by mteb: layer 3 26.0 (25.0 together), layer 12 13.0 (12.5 together).",
+        "B, confirmed by mteb: layer 12 63.0 (62.5 together).",
+    ]
+    page = report_html(pl.concat([make_frame(scores), confirmed]).filter(layer=12), title="T", how={}, notes=["a note"])
+    assert "<h2>Confirmed by mteb</h2>" in page
+    assert "layer 12 13.0 (12.5 together).</p>" in page
+
+
+def test_remarks_about_missing_scores_are_before_the_notes() -> None:
+    page = report_html(make_frame({"A": {3: 0.5}, "B": {4: 0.5}}), title="T", how={}, notes=["a note"])
+    assert re.findall("<p>(.*?)</p>", page)[:2] == [
+        "No layer was scored on every task, so there is no average.",
+        "a note",
+    ]

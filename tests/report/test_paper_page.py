@@ -110,6 +110,7 @@ def test_negative_side_is_counted_but_not_drawn_on_a_logarithmic_axis() -> None:
     (axes,) = figure.axes
     assert [line.get_xdata().tolist() for line in axes.lines if line.get_marker() == "|"] == [[0.5], [2.0]]
     assert [text.get_text() for text in axes.texts] == ["holds in 2 of 4"]
+    assert axes.texts[0].xy[0] > 2.0, "beside the draws"  # type: ignore[attr-defined]
     page = experiments_html([Finding("theorems", "t", "c", ("w",), figure)], title="T", how={})
     assert page.count("M 0 5.5 L 0 -5.5") == 2
     assert "holds in 2 of 4" in page
@@ -141,3 +142,41 @@ def test_labels_have_one_style_in_all_panels_and_a_single_label_has_no_legend() 
     assert len({*first, *second}) == 3
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a", "b", "c"]
     assert not plot_curves({"one": curves("a"), "two": curves("a")}, "layer").legends
+
+
+def test_panels_name_the_layers_of_models_of_different_depth() -> None:
+    extra = {"position": pl.Int64(), "deviation": pl.Float64(), "texts": pl.Int64()}
+    rows = [
+        (model, revision, k, k / depth, "metric", "t", "prompt_entropy", 1.0, 4, 0.5, 10)
+        for model, revision, depth in (("a", "main", 4), ("b", "step1", 8), ("b", "step2", 8))
+        for k in range(depth + 1)
+    ]
+    figure = plot_along(extra_frame(rows, **extra))
+    pairs = {"1 and 2": 25, "2 and 4": 50, "3 and 6": 75, "4 and 8": 100}
+    assert titles(figure) == [f"layers {pair}, {percent} % of the depth" for pair, percent in pairs.items()]
+    assert [line.get_label() for line in artists(figure.axes[0], "line")] == ["a", "b step1", "b step2"]
+    assert figure.axes[0].get_subplotspec().get_gridspec().ncols == 2  # type: ignore[union-attr]
+    assert titles(plot_along(extra_frame(rows[:5], **extra), depths=(0.7,))) == ["layer 3, 70 % of the depth"]
+
+
+def test_panels_of_several_models_name_them() -> None:
+    conditions = ("repetition", "resampling", "randomness", "length", "another")
+    rows = [
+        (model, "main", 0, 0.0, "metric", "t", "prompt_entropy", 1.0, condition, 2.0)
+        for model in ("m", "n")
+        for condition in conditions
+    ]
+    frame = extra_frame(rows, condition=pl.String(), amount=pl.Float64())
+    names = [
+        "repetition: tokens become one token of the text",
+        "resampling: tokens become others of the text",
+        "randomness: tokens become any of the vocabulary",
+        "length: the first n tokens, nats",
+        "another",
+    ]
+    assert titles(plot_prompts(frame.filter(model="m"))) == names
+    assert titles(plot_prompts(frame)) == [f"{name} ({model})" for model in ("m", "n") for name in names]
+    sites = [(model, "main", 1, 0.5, "metric", "t", "x", 1.0, "mlp_in") for model in ("m", "n")]
+    assert titles(plot_subblocks(extra_frame(sites, site=pl.String()))) == ["x (m)", "x (n)"]
+    scores = [("m", revision, 0, 0.0, "score", "a", "s", 0.5) for revision in ("step1", "step2")]
+    assert [curve.label for curve in score_curves(rows_frame(scores))] == ["m step1 (1 tasks)", "m step2 (1 tasks)"]

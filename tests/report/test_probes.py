@@ -21,6 +21,8 @@ def test_curves_are_in_percent_and_mark_the_layer_selected_on_validation() -> No
     assert curves["guessing (25%)"].get_ydata()[0] == pytest.approx(25)
     marks = [(line.get_xdata()[0], line.get_ydata()[0]) for line in axes.lines if len(line.get_xdata()) == 1]
     assert marks == [(2, pytest.approx(40)), (0, pytest.approx(60))]
+    assert axes.get_xticks().tolist() == [0, 1, 2]
+    assert axes.get_ylabel() == "accuracy, %"
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a", "b", "guessing (25%)"]
 
 

@@ -7,8 +7,8 @@ from html import unescape
 
 from midlayer_encoders.frame.summaries import Summary, summary
 from midlayer_encoders.report import report_html
-from midlayer_encoders.report.layer_charts import plot_recipe_curves, recipe_rows
-from tests.report.drawn_artists import artists
+from midlayer_encoders.report.layer_charts import plot_recipe_curves, plot_recipes, recipe_rows
+from tests.report.drawn_artists import artists, details, points
 from tests.report.made_frames import rows_frame
 
 SCORES = {
@@ -61,3 +61,17 @@ def test_page_names_the_best_recipe_and_the_missing_scores() -> None:
     single_recipe_page = report_html(FRAMES["plain"], title="T", how={}, recipes={"plain": SUMMARIES["plain"]})
     assert "Gray: not scored." not in single_recipe_page
     assert '<dt>Best recipe</dt><dd class="big">plain</dd><dd class="soft">of 1</dd>' in single_recipe_page
+
+
+def test_heat_map_of_recipes_shows_points_below_the_best_of_all() -> None:
+    """The averages are 25, 45 and 35 for plain, and 30 and 65 for one-word."""
+    curves, heat, _ = plot_recipes(SUMMARIES, BASELINES).axes
+    values = heat.collections[0].get_array()
+    assert values is not None
+    assert values.filled(-1).round(6).tolist() == [[40, 20, 30], [-1, 35, 0]]
+    assert [points(ring) for ring in heat.lines] == [[(1, 0)], [(2, 1)]]
+    assert [text.get_text() for text in heat.get_yticklabels()] == ["plain", "one-word"]
+    (mark,) = artists(curves, "mark")
+    assert (points(mark), details(mark)["tips"]) == ([(2, 65)], ["one-word, layer 2: 65.0"])
+    assert curves.get_title(loc="left") == "average of 2 tasks, points"
+    assert curves.get_label().startswith("plain: best 45.0 at layer 1; one-word: best 65.0 at layer 2; ")

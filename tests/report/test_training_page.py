@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 import re
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -197,3 +198,37 @@ def test_frames_without_a_history_are_refused(invalid_frame: pl.DataFrame, messa
 def test_invalid_settling_share_is_refused(within: float) -> None:
     with pytest.raises(OptionError, match=r"`within` must be a share in \(0, 1\)"):
         settled(make_history(), within=within)
+
+
+def test_page_states_the_share_within_which_layers_settle() -> None:
+    """Within 30 % of the range, which is 10, layer 0 is settled from step 2 and layer 2 from step 4 on."""
+    table = {1: (4.0, 0.0, 0.0), 2: (1.0, 0.0, 0.0), 4: (0.0, 0.0, 10.0), 8: (0.0, 0.0, 8.0)}
+    frame = pl.concat([make_history(table), make_history(dict.fromkeys(table, (1.0, 1.0, 1.0)), name="dime")])
+    words = steps_words(frame, within=0.3)
+    assert words == [
+        "Between successive steps a layer moves by 6.7 % of the metric's range in the first third of the depth, 0.0 % in "
+        "the middle and 20.0 % in the last.",
+        "Half of the curves of each third stay within 30 % of where they end from steps 2, 1 and 4 on, in the same order.",
+    ]
+    page = unescape(steps_html(frame, title="T", how={"Seed": "7"}, within=0.3))
+    assert f'<p class="verdict">{" ".join(words)}</p>' in page
+    assert "stays within 30 % of the range of its final value" in page
+    assert page.count("<figcaption>settled within 30 % from step</figcaption>") == 2
+    assert "first settled: layer 1 at step 1; last settled: layer 2 at step 4" in page
+    assert "first settled: layers 0 to 2 at step 1; last settled: layers 0 to 2 at step 1" in page
+    assert dict(re.findall("<dt>(.*?)</dt><dd>(.*?)</dd>", page)) == {"Model": "m", "Steps": "1, 2, 4, 8", "Seed": "7"}
+    assert "m, 4 steps from 1 to 8" in page
+    columns = {
+        re.sub("<.*?>", "", caption): [re.findall("<td>(.*?)</td>", row)[0] for row in rows.split("<tr>")[2:]]
+        for caption, rows in re.findall(r"<caption>(.*?)</caption>(.*?)</table>", page)
+    }
+    assert columns == {
+        "Metrics by layer at step 8": ["0", "0", "8.000"],
+        "Mean change between successive steps, % of the metric's range": ["13.33", "0", "40.00"],
+    }
+
+
+def test_legend_names_at_most_ten_steps() -> None:
+    figure = plot_steps_curves(make_history({step: (1.0, float(step)) for step in range(0, 24_000, 1000)}))
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert labels == ["step 2k", "step 5k", "step 8k", "step 11k", "step 14k", "step 17k", "step 20k", "step 23k"]

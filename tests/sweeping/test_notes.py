@@ -6,6 +6,7 @@ import html
 import json
 import re
 from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,13 @@ from sentence_transformers import SentenceTransformer
 from transformers import AutoConfig
 
 from midlayer_encoders import LayerEncoder
-from midlayer_encoders.sweeping import SweepResult
-from midlayer_encoders.tasks import resolve_tasks, tfidf_scores
+from midlayer_encoders.sweeping import RecipesResult, SweepResult
+from midlayer_encoders.sweeping.mteb_jobs import Score
+from midlayer_encoders.sweeping.notes import TOGETHER, ScoringResult, _how, _remarks
+from midlayer_encoders.sweeping.sweep_result import Notes, read_notes
+from midlayer_encoders.tasks import TextsSource, resolve_tasks, tfidf_scores
 from tests.others_warnings import MTEB
+from tests.report.made_frames import rows_frame
 from tests.sweeping.scoring import QUICK, layer_scores_of, sweep, write_reranking_task, write_sts_task
 
 Folder = Callable[[str], str]
@@ -133,3 +138,117 @@ def test_export_code_on_the_page_recreates_the_scored_encoder(
         expected.encode(texts), abs=1e-5
     )
     assert f"--layer {result.best()} --norm none --pooling last --out layer-{result.best()}" in page
+
+
+def test_remarks_state_what_mteb_and_baselines_could_not_score() -> None:
+    scores = [Score("A", 1, "f1", 0.5), Score("A", 2, "f1", 0.25), Score("A", 3, "f1", float("nan"))]
+    confirmed = [
+        Score("A", 1, "f1", 0.509),  # near enough
+        Score("A", 2, "f1", 0.2625),
+        Score("A", 2, "f1", float("nan")),
+        Score("A", 2, error="no data"),
+        Score("A", 3, "f1", 0.5),
+    ]
+    sources = [TextsSource(Path("lines.txt"), "lines-0123abcd", ""), TextsSource(Path("n.txt"), "NearnessSTS", "")]
+    baselines = {"TF-IDF": {"A": 0.5, "B-0123abcd": float("nan")}, "BM25": {"A": 0.5}}
+    together = "but all layers together gave 25.0: sweep with scoring='mteb' for scores by mteb only."
+    assert _remarks(sources, ScoringResult(scores, confirmed, {}, {}), baselines) == [
+        "Grades of NearnessSTS: 0: objects of two libraries; 1: two subjects of one library; 2: two files of one "
+        "subject; 3: two objects of one file; 4: one object.",
+        "lines, NearnessSTS: texts without labels, which are used for metrics and not scored.",
+        "No score at layer 3 of A: all vectors are the same or not finite there, or the task's labels do not differ.",
+        "No score of TF-IDF on B: it does not distinguish any two texts there.",
+        f"mteb scores A at layer 2 26.2, {together}",
+        f"mteb scores A at layer 2 nan, {together}",
+        "mteb could not score A at layer 2: no data",
+    ]
+
+
+def test_page_of_a_sweep_states_how_it_was_measured(tiny_folder: Folder) -> None:
+    spec = LayerEncoder(tiny_folder("Llama"), 2, norm="none", pooling="last", max_length=20, device="cpu").spec
+    methods = {"A-0123abcd": TOGETHER, "B-4567cdef": "by mteb, because it is odd"}
+    sources = [TextsSource(Path(name), name, "") for name in methods]
+    how = _how(spec, sources, methods, {"seconds": "7"})
+    together = "all layers together; the best, the second best and the last confirmed by mteb"
+    expected = {
+        "model": spec.model,
+        "revision": "default",
+        "norm": "none",
+        "pooling": "last",
+        "longest text": "20 tokens",
+        "dtype": "float32",
+        "weights": spec.weights_digest,
+        "tasks": "A, B",
+        "seconds": "7",
+        "scoring": f"{together}; B by mteb, because it is odd",
+    }
+    assert {name: how[name] for name in expected} == expected
+    assert how.keys() - expected.keys() == {"Python", "midlayer-encoders", "torch", "transformers",
+                                            "sentence-transformers", "mteb", "scikit-learn"}  # fmt: skip
+    other = _how(replace(spec, site="mlp", max_length=None, revision="step7"), [], {"B": "by mteb"}, {})
+    assert (other["tasks"], other["scoring"], other["revision"]) == ("none", "B by mteb", "step7")
+    assert other["site"] == "mlp: what it adds in each block, before any norm on it"
+    assert other["longest text"] == "as the model takes"
+    assert "scoring" not in _how(spec, [], {}, {})
+
+
+NOTES = Notes(
+    title="t",
+    model="m",
+    how={"seed": "0"},
+    parameters={0: 3, 12: 5},
+    seconds={0: 0.25, 12: 0.5},
+    baselines={"TF-IDF": {"A": 0.5}},
+    missing=["BM25"],
+    remarks=["a remark"],
+    failures={"B": "no data"},
+    options={"norm": "none"},
+    scoring={"A": TOGETHER},
+    vectors={"center": "center.txt", "whiten": True},
+    recipes={},  # of a result with several recipes
+    site="mlp",
+    dimensions=8,
+    timing={"texts": 4},
+    towers={"image": 12, "text": 6},
+)
+
+
+def test_every_field_of_the_notes_is_read_back(tmp_path: Path) -> None:
+    plain = Notes("", "", {})
+    same = [name for name, value in asdict(NOTES).items() if value == getattr(plain, name)]
+    assert same == ["recipes"], "a field without a value here"
+    rows = [("m", "main", 0, 0.0, "score", "A", "f1", 0.5)]
+    SweepResult(rows_frame(rows), tmp_path, NOTES).save()
+    assert SweepResult.load(tmp_path).notes == NOTES
+    assert NOTES.milliseconds == {0: 62.5, 12: 125.0}
+    assert replace(NOTES, timing={}).milliseconds == {0: 15.625, 12: 31.25}  # 16 texts before the number was noted
+    saved = json.loads((tmp_path / "sweep.json").read_text())
+    for name, value in saved.items():
+        wrong_value: object = 5 if isinstance(value, str) else "words"
+        (tmp_path / "sweep.json").write_text(json.dumps(saved | {name: wrong_value}))
+        with pytest.raises((TypeError, AttributeError), match=f"{name} is not a |has no attribute 'items'"):
+            read_notes(tmp_path / "sweep.json")
+
+
+def test_recipes_share_baselines_and_failures_name_their_recipe(tmp_path: Path) -> None:
+    parts = {}
+    for place, (recipe, score) in enumerate((("plain", 0.5), ("one-word", 0.75))):
+        rows = rows_frame([("m", "main", k, k / 1, "score", "A", "f1", score + k / 10) for k in (0, 1)])
+        notes = replace(NOTES, model=recipe, failures={"B": f"error {place}"}, site="block", vectors={}, towers={})
+        notes = replace(notes, baselines=notes.baselines if place == 0 else {}, missing=[f"missing {place}"])
+        parts[recipe] = SweepResult(rows, tmp_path / "recipes" / recipe, notes)
+        parts[recipe].save()
+    result = RecipesResult.of(parts, tmp_path)
+    assert (result.recipe, result.best(), result.notes.model) == ("one-word", 1, "one-word")
+    assert (result.notes.baselines, result.notes.missing) == (NOTES.baselines, ["missing 0"])
+    assert result.failures == {"B (plain)": "error 0", "B (one-word)": "error 1"}
+    result.save()
+    assert read_notes(tmp_path / "sweep.json").recipes == {"plain": "recipes/plain", "one-word": "recipes/one-word"}
+    loaded = SweepResult.load(tmp_path)
+    assert isinstance(loaded, RecipesResult)
+    assert loaded.frame.equals(result.frame)
+    page = loaded.html()
+    assert all(f"B ({recipe}) failed: error {place}" in page for place, recipe in enumerate(parts))
+    assert "missing 0" in page
+    assert "missing 1" not in page
+    assert set(loaded.plots()) == {"recipes", "scores"}

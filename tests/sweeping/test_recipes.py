@@ -18,7 +18,7 @@ from midlayer_encoders.errors import OptionError
 from midlayer_encoders.media.text_lists import read_texts
 from midlayer_encoders.recipes import recipe_of
 from midlayer_encoders.sweeping import RecipesResult, SweepResult
-from midlayer_encoders.sweeping.layer_sweep import single_line_texts
+from midlayer_encoders.sweeping.layer_sweep import _accumulate_progress, single_line_texts
 from midlayer_encoders.tasks import task_sources
 from tests.families import DEPTH
 from tests.others_warnings import MTEB
@@ -65,6 +65,35 @@ def test_texts_to_center_on_are_read_back_from_their_file(tmp_path: Path) -> Non
     (tmp_path / "center.txt").write_text("\n".join(lines) + "\n", encoding="utf8", newline="")
     assert read_texts(tmp_path / "center.txt") == lines
     assert set(lines) == {"one line", "the end"}
+
+
+def test_at_most_512_texts_are_centered_on_whatever_their_order(tmp_path: Path) -> None:
+    texts = [f"text {number}" for number in range(600)]
+    paths = [write(tmp_path / f"{name}.jsonl", [{"text": text} for text in part]) for name, part in
+             (("first", texts[:400]), ("second", texts[300:]))]  # fmt: skip
+    reports: list[tuple[str, int, int]] = []
+    stage = Stage(lambda *report: reports.append(report), "reading")
+    lines = single_line_texts(task_sources(paths), stage)
+    assert len(lines) == len(set(lines) & set(texts)) == 512
+    assert single_line_texts(task_sources(paths[::-1]), Stage(None, "")) == lines
+    assert reports[-1] == ("reading", 2, 2)
+
+
+def test_progress_of_recipes_is_added_up() -> None:
+    reports: list[tuple[str, int, int]] = []
+    latest: dict[str, tuple[int, int]] = {}
+    for _ in range(2):
+        progress = _accumulate_progress(lambda *report: reports.append(report), latest)
+        for done in (0, 3):
+            progress("embedding", done, 5)
+    progress("scoring", 1, 2)
+    assert reports == [
+        ("embedding", 0, 5),
+        ("embedding", 3, 5),
+        ("embedding", 3, 10),
+        ("embedding", 6, 10),
+        ("scoring", 1, 2),
+    ]
 
 
 def test_layer_with_a_constant_last_token_has_no_score(recipes_sweep: tuple[RecipesResult, list[Path]]) -> None:

@@ -1,0 +1,169 @@
+"""Every flag of the long commands is passed on; the calls are recorded, because each takes minutes."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, is_dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from midlayer_encoders import EncoderOptions
+from midlayer_encoders.cli import _arguments, app
+from midlayer_encoders.encoder.options import option_fields
+from midlayer_encoders.recipes import recipes_of
+from tests.cli.calls import option_flags, run
+
+TITLES = [f"title {number}" for number in range(12)]
+
+
+class RecordedError(Exception):
+    """Ends a command at the call that it is about to make."""
+
+    def __init__(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        self.arguments = arguments
+        self.keywords = keywords
+
+
+class EncoderName(str):
+    """The name of a model that was not loaded."""
+
+    tower_layers: Mapping[str, int] = {}
+
+
+class Case(NamedTuple):
+    """A command line, the function behind it, and the arguments of its call."""
+
+    function: str
+    models: list[str]
+    flags: dict[str, Any]
+    arguments: list[Any]
+    keywords: dict[str, Any]
+
+
+RECIPES = recipes_of("recipes", ["plain", "one-word"])
+ENCODER = {"max_length": 9, "pooling": "max", "device": "cpu"}
+SWEEP: dict[str, Any] = {
+    "tasks": "near.csv", "layers": "1,0.5", "recipes": "plain,one-word", "site": "mlp", "metrics": "lidar,dime",
+    "store_dtype": "float16", "half": True, "scoring": "mteb", "workers": 3, "devices": 1, "num_nodes": 1,
+    "compile": True,
+}  # fmt: skip
+SWEPT: dict[str, Any] = {
+    "layers": [1, 0.5], "recipes": RECIPES, "site": "mlp", "metrics": ["lidar", "dime"],
+    "settings": {"scoring": "mteb", "workers": 3, "store_dtype": "float16", "compile": True},
+}  # fmt: skip
+CASES = {
+    "sweep": Case(
+        "sweeping.sweep",
+        ["MODEL"],
+        {**SWEEP, "out": "o", "store": "s"},
+        ["MODEL", ["near.csv"]],
+        {**SWEPT, "out": Path("o"), "store": Path("s")},
+    ),
+    "sweep --dry-run": Case(
+        "sweeping.preview", ["MODEL"], {**SWEEP, "dry_run": True}, ["MODEL", ["near.csv"]], SWEPT | ENCODER
+    ),
+    "select": Case(
+        "selection.select",
+        ["MODEL"],
+        {"texts": "rows.jsonl", "labels": "labels.txt", "rule": "last", "recipes": "plain,one-word", "all_rules": True,
+         "mixture": True, "out": "o", "field": "title", "max_texts": 7, "seed": 3},
+        ["MODEL", TITLES, ["a", None] * 6],
+        {"rule": "last", "recipes": RECIPES, "all_rules": True, "mixture": True,
+         "max_texts": 7, "seed": 3},
+    ),
+    "embed": Case(
+        "vectors.embed",
+        ["MODEL"],
+        {"texts": "rows.jsonl", "field": "title", "limit": 5, "layers": "1,-1", "site": "mlp", "tokens": True,
+         "from": "swept", "token_budget": "64", "out": "states"},
+        ["MODEL", TITLES[:5], Path("states")],
+        {"layers": [1, -1], "site": "mlp", "tokens": True, "from_sweep": Path("swept"), "token_budget": 64},
+    ),
+    "metrics": Case(
+        "measure",
+        ["MODEL"],
+        {"texts": "rows.jsonl", "field": "title", "limit": 5, "layers": "1,-1", "site": "mlp", "metrics": "lidar,dime",
+         "seed": 3, "out": "o"},
+        ["MODEL", TITLES[:5]],
+        {"metrics": ["lidar", "dime"], "layers": [1, -1], "site": "mlp", "seed": 3, "dataset": "rows"},
+    ),
+    "compare": Case(
+        "comparing.compare",
+        ["a", "b", "c"],
+        {"texts": "rows.jsonl", "field": "title", "limit": 11, "layers": "1,-1", "metrics": "lidar,dime", "views": 3,
+         "resamples": 4, "seed": 3, "out": "o"},
+        ["a", "b", "c"],
+        {"texts": TITLES[:11], "layers": [1, -1], "metrics": ("lidar", "dime"), "views": 3, "seed": 3,
+         "intervals": {"resamples": 4}, "dataset": "rows", "out": Path("o"), "norm": "none", **ENCODER},
+    ),
+    "progression": Case(
+        "comparing.progression",
+        ["m"],
+        {"texts": "rows.jsonl", "field": "title", "limit": 5, "layers": "1,-1", "metrics": "lidar,dime", "views": 3,
+         "revisions": "step1, step2", "seed": 3, "out": "o"},
+        ["m", ["step1", "step2"]],
+        {"texts": TITLES[:5], "layers": [1, -1], "metrics": ["lidar", "dime"], "views": 3, "seed": 3,
+         "dataset": "rows", "out": Path("o"), "norm": "none", **ENCODER},
+    ),
+    "tune": Case(
+        "tuning.tune",
+        ["m"],
+        {"layer": "0.5", "pairs": "p.csv", "out": "o", "tasks": "A,B", "lora": 2, "epochs": 2.5, "max_steps": 7,
+         "batch_size": 5, "learning_rate": 0.25, "held_out": 0.3, "patience": 4, "checkpoints": 6, "mini_batch": 2,
+         "matryoshka": "8,4", "adaptive": True, "seed": 3},
+        ["m", 0.5, Path("p.csv")],
+        {"out": Path("o"), "tasks": ["A", "B"], "dtype": "float32", **ENCODER,
+         "settings": {"lora": 2, "epochs": 2.5, "max_steps": 7, "batch_size": 5, "learning_rate": 0.25,
+                      "held_out": 0.3, "patience": 4, "checkpoints": 6, "mini_batch": 2, "matryoshka": [8, 4],
+                      "adaptive": True, "seed": 3}},
+    ),
+}  # fmt: skip
+NOT_HERE = {"dry_run", "out", "store", "images", "audio", "skip_bad", "wikitext"}
+"""Flags that only some of the cases have, or that texts refuse."""
+
+
+@pytest.mark.parametrize("command", CASES)
+def test_every_flag_is_passed_on(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("rows.jsonl").write_text("\n".join(json.dumps({"body": title[::-1], "title": title}) for title in TITLES))
+    Path("near.csv").write_text("sentence1,sentence2,score\na,b,1\nc,d,0\n")
+    Path("labels.txt").write_text("a\n\n" * 6)
+    Path("MODEL").mkdir()
+    case = CASES[command]
+    loaded: list[EncoderOptions] = []
+
+    def record(*arguments: Any, **keywords: Any) -> None:
+        raise RecordedError(arguments, keywords)
+
+    def load(model: str, options: EncoderOptions) -> EncoderName:
+        loaded.append(options)
+        return EncoderName(model)
+
+    module, _, function = f"midlayer_encoders.{case.function}".rpartition(".")
+    monkeypatch.setattr(importlib.import_module(module), function, record)
+    monkeypatch.setattr("midlayer_encoders.models.hub.check_model", lambda *_, **__: None)
+    monkeypatch.setattr(_arguments, "load_model", load)
+    name = command.split()[0]
+    with pytest.raises(RecordedError) as call:
+        run(name, *case.models, *option_flags(case.flags | ENCODER))
+    assert list(call.value.arguments) == case.arguments
+    keywords = {key: value for key, value in call.value.keywords.items() if key not in ("progress", "is_first")}
+    assert set(keywords) == set(case.keywords)
+    for key, expected in case.keywords.items():
+        actual = keywords[key]
+        if is_dataclass(actual) and not isinstance(actual, type):
+            actual = {part: value for part, value in asdict(actual).items() if part in expected}
+        assert actual == expected, key
+    for options in loaded:
+        assert {key: getattr(options, key) for key in ENCODER} == ENCODER
+    (callback,) = (item.callback for item in app.registered_commands if name in (item.name, item.callback.__name__))  # type: ignore[union-attr]
+    assert callback is not None
+    flags = set(inspect.signature(callback).parameters) - set(option_fields()) - {"context", "as_json", "quiet"}
+    renamed = {"compiled": "compile", "from_sweep": "from", "metric_names": "metrics"}
+    cases = {"model", "base", "tuned", *case.flags, *NOT_HERE}
+    assert {renamed.get(flag, flag) for flag in flags} <= cases, "a flag that no case passes"
