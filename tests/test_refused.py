@@ -29,7 +29,10 @@ def encoder(tiny_folder: Callable[[str], str]) -> LayerEncoder:
         ({"layers": 3}, "`layers` must be a list of layers, but got 3"),
         ({"layers": [True]}, r"`layer` must be in \[0, 4\] .* but got True"),
         ({"views": 0}, "`views` must be a whole number, 1 or more, but got 0"),
-        ({"views": [["a"]], "metrics": ["infonce"]}, "`views` must be a number, or lists of 12 texts"),
+        (
+            {"views": [["a"], ["b", "c", "d"]], "metrics": ["infonce"]},
+            "`views` must be a number, or lists of 12 texts, one for each text, but got lists of 1, 3",
+        ),
         ({"seed": 0.5}, "`seed` must be a whole number from 0"),
         ({"token_budget": float("nan")}, "`token_budget` must be a positive number of tokens, but got nan"),
         ({"dataset": 3}, "`dataset` must be a string, but got 3"),

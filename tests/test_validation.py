@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from midlayer_encoders.errors import OptionError, short_repr
+from midlayer_encoders.errors import OptionError, error_summary, short_repr
 from midlayer_encoders.validation import (
     check_choice,
     check_count,
@@ -63,6 +63,29 @@ def test_invalid_arguments_are_refused_by_name(check: Callable[..., Any], values
     for value in values:
         with pytest.raises(OptionError, match=r"^`(x|seed)(\[\d\])?` must"):
             check(value) if check is check_seed else check("x", value)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: check_texts("x", []), "`x` must hold at least one text, but got none."),
+        (lambda: check_texts("x", ["a"], minimum=3), "`x` must hold 3 texts or more, but got 1."),
+        (lambda: check_list("x", [], "rows"), "`x` must hold at least one row, but got none."),
+        (lambda: check_number("x", -1), "`x` must be a finite number, 0 or more, but got -1."),
+        (lambda: check_number("x", 2, maximum=0.5), "`x` must be a finite number, from 0 to 0.5, but got 2."),
+        (lambda: check_count("x", 1, minimum=2), "`x` must be a whole number, 2 or more, but got 1."),
+    ],
+)
+def test_message_states_the_limits_and_the_value(call: Callable[[], Any], message: str) -> None:
+    with pytest.raises(OptionError) as error:
+        call()
+    assert str(error.value) == message
+
+
+@pytest.mark.parametrize("name", ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"])
+def test_tokens_of_the_environment_are_not_in_error_summaries(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, " s3cr ")
+    assert error_summary(ValueError("header s3cr")) == "ValueError: header hf_…"
 
 
 def test_choice_may_be_compared_with_any_object() -> None:

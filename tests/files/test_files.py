@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import signal
@@ -105,6 +106,18 @@ def test_a_full_disk_names_itself_and_the_file_and_goes_on_when_there_is_room(sm
     assert pl.read_parquet(path).equals(longer)
 
 
+def test_the_free_space_of_a_full_disk_is_in_mebibytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = shutil._ntuple_diskusage(total=9 * 2**20, used=2**20, free=3 * 2**19)  # type: ignore[attr-defined]
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    for error in (OSError(errno.ENOSPC, "full"), OSError(errno.EDQUOT, "quota")):
+        with pytest.raises(DiskFullError, match=r"is full \(1\.5 MiB free\)"), explain_full_disk(tmp_path / "a"):
+            raise error
+    for free, is_full in ((2**16, True), (2**16 + 1, False)):  # of an error without a number
+        usage = usage._replace(free=free)
+        with pytest.raises(DiskFullError if is_full else ValueError), explain_full_disk(tmp_path / "a"):
+            raise ValueError("a library failed")
+
+
 def test_a_folder_that_is_a_file_or_a_dangling_link_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     (tmp_path / "lost").symlink_to("nowhere")
@@ -142,8 +155,8 @@ def test_what_is_left_beside_a_file_is_removed_after_an_hour(tmp_path: Path) -> 
     old, young, own_options = (tmp_path / name for name in (f".{'a' * 32}.tmp", f".{'b' * 32}.tmp", ".mine.tmp"))
     for path in (old, young, own_options):
         path.write_text("half")
-    for path in (old, own_options):
-        os.utime(path, (time.time() - 3700,) * 2)
+    for path, age in ((old, 3700), (own_options, 3700), (young, 3500)):
+        os.utime(path, (time.time() - age,) * 2)
     remove_leftovers.cache_clear()  # as another process has it
     write_file(tmp_path / "frame.csv", b"")
     assert [path.exists() for path in (old, young, own_options)] == [False, True, True]
@@ -249,6 +262,7 @@ def test_a_folder_of_other_files_is_refused_and_one_of_results_accepted(tmp_path
     with folder_lock(mine):  # as after a run
         pass
     (mine / "midlayer.lock").unlink()
+    (mine / "other").touch()
     with pytest.raises(OptionError, match=r"`out` must be a new .* holds other files, such as 'embeddings': choose"):
         check_output_folder(mine)
     (mine / "frame.parquet").touch()  # of a release that did not lock the folder

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,6 +27,7 @@ from midlayer_encoders.probing import (
 )
 from midlayer_encoders.probing.examples import read_examples
 from midlayer_encoders.probing.probe import train_probes
+from midlayer_encoders.probing.tokens import read_tokens
 from midlayer_encoders.tasks import TaskFileError
 from tests.families import DEPTH
 from tests.grouped import probe
@@ -174,6 +177,8 @@ def test_neighbors_vote_by_definition() -> None:
             )[:5]
             votes = [sum(math.exp(cosine / 0.07) for cosine, label in near if label == item) for item in range(3)]
             assert int(actual[layer, row]) == votes.index(max(votes))
+    many = options.repeat(1, 200, 1)  # in several parts
+    assert torch.equal(nearest_classes(known_values, labels, many, neighbors=5), actual.repeat(1, 200))
     with pytest.raises(OptionError, match="`neighbors` must be at least 1"):
         nearest_classes(known_values, labels, options, neighbors=0)
 
@@ -204,6 +209,16 @@ def test_state_that_is_too_large_is_reported() -> None:
     states[1] = torch.inf
     with pytest.raises(NotFiniteError, match="layer number 1 "):
         probe_tokens(whole(states), labels, split_examples(labels), settings=ProbeSettings(epochs=1))
+
+
+@pytest.mark.parametrize(("keep_gb", "is_cached"), [(384e-9, True), (383e-9, False)])
+def test_tokens_are_cached_up_to_the_memory_limit(keep_gb: float, is_cached: bool) -> None:
+    states = torch.randn(2, 4, 3, 8, generator=seeded())  # 384 bytes in half precision
+    tokens: Any = SimpleNamespace(inputs=range(4), reader=SimpleNamespace(layers=(0, 1)), batch=whole(states).batch)
+    source: Any = read_tokens(tokens, [[2, 0], [1, 3]], keep_gb=keep_gb)
+    assert isinstance(source, CachedTokens) == is_cached
+    if is_cached:
+        torch.testing.assert_close(source.states.float(), states, atol=2e-3, rtol=1e-3)
 
 
 def images(folder: Path, *, count: int = 12) -> Path:
@@ -259,7 +274,9 @@ def test_text_probe_from_a_file(tiny_folder: Folder, tmp_path: Path) -> None:
     result = probe(encoder, inputs, labels, layers=[0, 2], epochs=6, batch_size=8, learning_rate=3e-2)
     assert result.layers == (0, 2)
     assert result.accuracy.min() > 0.8, result.table
+    encoder.options = replace(encoder.options, revision="step8")
     nearest = probe(encoder, inputs, labels, kind="knn", layers=[0], neighbors=3)
+    assert (nearest.revision, nearest.frame["revision"].unique().to_list()) == ("step8", ["step8"])
     assert nearest.accuracy[0] > 0.8
     assert nearest.epochs.tolist() == [0]
 
@@ -280,12 +297,14 @@ def test_best_layer_is_selected_on_validation_examples() -> None:
     right = torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1], [1, 0, 0, 0]]).bool()
     result = ProbeResult(
         model="m", revision="default", num_layers=4, layers=(0, 2, 4), kind="linear", dataset="d", classes=["a", "b"],
-        right=right, validation=torch.tensor([0.9, 0.5, 0.9]), epochs=torch.ones(3), chance=0.5, num_train=8,
+        right=right, validation=torch.tensor([0.9, 0.5, 0.9]), epochs=torch.ones(3), chance=0.4, num_train=8,
     )  # fmt: skip
     assert result.best_layer == 0
     assert result.gain()[0] == pytest.approx(0.25)
     assert "layer 0 of 4 is the choice for the linear probe: +25.0 points" in result.verdict()
     assert result.frame["depth"].to_list() == [0.0, 0.5, 1.0]
+    assert "8 to train, 4 to test, 2 classes" in result.html()
+    assert 40.0 in [line.get_ydata()[0] for line in result.plot().axes[0].lines]  # type: ignore[index]
 
 
 def test_invalid_input_is_refused(vit: LayerEncoder, coloured: Path, tmp_path: Path) -> None:
@@ -332,7 +351,7 @@ def test_corrupt_image_is_named_and_may_be_skipped(tmp_path: Path) -> None:
 
 
 def test_class_folders_of_texts(tmp_path: Path) -> None:
-    for name in ("a", "b"):
+    for name in ("a", "b", ".hidden"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "one.txt").write_text(f" {name} text\n")
     inputs, labels = read_examples(tmp_path, ["text"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 
 import pytest
 
@@ -69,6 +69,33 @@ def test_no_thread_is_left_when_the_caller_raises(
     with pytest.raises(error):
         fail(error)
     assert not ours()
+
+
+def close_ahead(call: Callable[[int], None]) -> None:
+    running = ahead(call, range(10), depth=3)
+    next(running)
+    running.close()
+
+
+def raise_behind(call: Callable[[int], None]) -> None:
+    with suppress(ValueError), Behind[None](depth=4) as behind:
+        for item in range(4):
+            behind.hand_on(call, item)
+        raise ValueError
+
+
+@pytest.mark.parametrize("leave", [close_ahead, raise_behind])
+def test_calls_that_have_not_started_are_dropped(leave: Callable[[Callable[[int], None]], None]) -> None:
+    started: list[int] = []
+    has_left = threading.Event()
+
+    def call(item: int) -> None:
+        started.append(item)
+        has_left.wait(5)
+
+    threading.Timer(0.1, has_left.set).start()  # the call that runs ends after the others were dropped
+    leave(call)
+    assert started == [0]
 
 
 def test_calls_run_in_order_and_pending_ones_are_bounded() -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention as attention
@@ -149,6 +151,17 @@ def test_custom_tokenizer_is_called_itself(tiny_folder: Folder) -> None:
         assert torch.equal(quick(batch)["input_ids"], encoder.host_inputs(batch)["input_ids"])
     assert quick.trusted is False
     assert count_tokens(encoder, LONG) == before[:1]
+
+
+def test_batches_of_media_are_small_and_count_states() -> None:
+    module = torch.nn.Linear(1, 1)
+    images: Any = SimpleNamespace(media=["image"], transformer=module, name="m")
+    batches = batches_of(images, [np.zeros((2, 2, 3))] * 70, token_budget=10**6)
+    assert list(map(len, batches)) == [32, 32, 6]
+    audio: Any = SimpleNamespace(media=["audio"], transformer=module, name="m", sampling_rate=16000)
+    waveforms = [(np.ones(length, dtype=np.float32), 16000) for length in (320, 321, 640)]
+    assert batches_of(audio, waveforms, token_budget=3) == [[1], [2], [0]]  # one state, and two of each other
+    assert batches_of(audio, waveforms, token_budget=4) == [[1, 2], [0]]
 
 
 @pytest.mark.parametrize("name", ["Llama", "BERT"])

@@ -124,6 +124,21 @@ def test_other_modules_use_the_plain_method(norms: list[nn.Module]) -> None:
     assert torch.equal(actual, pool(expected, mask, "mean"))
 
 
+def test_norm_that_differs_slightly_on_real_states_is_not_trusted() -> None:
+    class Rounded(LlamaRMSNorm):
+        def forward(self, states: Tensor) -> Tensor:
+            normed: Tensor = super().forward(states)
+            return torch.where(states.abs().amax(dim=-1, keepdim=True) > 1000, 1.001 * normed, normed)
+
+    states = torch.randn(2, 3, WIDTH, generator=torch.Generator().manual_seed(0))
+    mask = torch.ones(2, 3, dtype=torch.bool)
+    for scale, is_trusted in ((1.0, True), (1e4, False)):
+        fused = FusedPooling(nn.Sequential(Rounded(WIDTH)), "mean")
+        with torch.no_grad():
+            fused(3, scale * states, mask)
+        assert (fused.settle() == {}, fused.trusted) == (is_trusted, {3: is_trusted})
+
+
 def test_form_of_the_norm_is_detected_by_its_effect() -> None:
     states, _ = batch("right", torch.float32)
     forms = {name: find_form(nn.Sequential(made(make(), torch.float32)), states) for name, make in NORMS.items()}

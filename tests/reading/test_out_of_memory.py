@@ -84,7 +84,9 @@ def test_token_states_are_never_counted_twice(whole: LayerEncoder, metrics: str 
     assert max(passed) > 4, "or nothing ran out above"
 
 
-def test_batch_size_that_ran_out_of_memory_is_not_retried(whole: LayerEncoder) -> None:
+def test_batch_size_that_ran_out_of_memory_is_not_retried(
+    whole: LayerEncoder, caplog: pytest.LogCaptureFixture
+) -> None:
     sizes: list[int] = []
 
     def before(_: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -92,12 +94,16 @@ def test_batch_size_that_ran_out_of_memory_is_not_retried(whole: LayerEncoder) -
         if sizes[-1] > 2:
             raise torch.OutOfMemoryError
 
+    layer_reader(whole).vectors(["one two three"], [[0]])  # tries once whether the model needs its mask
     hook = whole[0].model.layers[2].register_forward_pre_hook(before, with_kwargs=True)
     try:
-        layer_reader(whole).vectors(["one two three"] * 12, [range(start, start + 4) for start in (0, 4, 8)])
+        texts = [*["one two three"] * 12, *["one"] * 3]
+        layer_reader(whole).vectors(texts, [*(range(start, start + 4) for start in (0, 4, 8)), range(12, 15)])
     finally:
         hook.remove()
-    assert sizes == [4, 2, 2, 2, 2, 2, 2]
+    assert sizes == [4, 2, 2, 2, 2, 2, 2, 3, 1, 2]  # the last batch has fewer tokens, so that it is tried
+    (message,) = caplog.messages  # once
+    assert message.startswith("Out of memory in a batch of 4 inputs")
 
 
 def test_single_text_that_does_not_fit_raises(whole: LayerEncoder) -> None:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 from importlib.metadata import version
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -66,3 +68,10 @@ def test_padding_to_whole_windows_counts_as_padding() -> None:
     mask = torch.tensor([[1, 1, 1], [1, 1, 0]])
     expected = [[True, True, True, False, False], [True, True, False, False, False]]
     assert real_tokens(mask, torch.zeros(2, 5, 4), model=model).tolist() == expected
+
+
+def test_mask_of_mel_frames_has_every_second_one() -> None:
+    model: Any = SimpleNamespace(main_input_name="input_features")
+    mask = torch.tensor([[1, 1, 1, 1, 1, 0, 0, 0], [1, 1, 0, 0, 0, 0, 0, 0]])
+    real = real_tokens(mask, torch.zeros(2, 4, 3), model=model)
+    assert real.tolist() == [[True, True, True, False], [True, False, False, False]]
