@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -12,6 +13,7 @@ import pytest
 from midlayer_encoders import board
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.sweeping import RecipesResult, SweepResult
+from tests.report.drawn_artists import artists
 from tests.report.made_runs import make_sweep
 
 ONE = {"STS": [0.2, 0.6, 0.5], "Own-0a1b2c3d": [0.4, 0.2, 0.3]}
@@ -161,3 +163,62 @@ def test_baselines_of_any_run_stand_below_the_table(tmp_path: Path) -> None:
     assert '<th scope="row">TF-IDF</th><td></td><td>55.0</td>' in page
     assert "Other" not in page
     assert board(tmp_path).plot().axes
+
+
+def test_frame_and_dictionary_hold_every_layer_and_the_best_one(tmp_path: Path) -> None:
+    make_sweep(tmp_path / "one", {"STS": [0.2, 0.6, 0.5]}, model="m1", baselines={"TF-IDF": {"STS": 0.4}})
+    make_sweep(tmp_path / "two", {"STS": [0.125, 0.25]}, model="m2", baselines={"TF-IDF": {"STS": 0.1}})
+    actual = board(tmp_path, max_parameters=105)
+    assert actual.to_frame().rows() == [
+        ("m1", "one", 0, 20.0, False, 100.0, 1.0, 32.0),
+        ("m1", "one", 1, 60.0, True, 110.0, 2.0, 32.0),
+        ("m1", "one", 2, 50.0, False, 120.0, 3.0, 32.0),
+        ("m2", "two", 0, 12.5, False, 100.0, 1.0, 32.0),
+        ("m2", "two", 1, 25.0, True, 110.0, 2.0, 32.0),
+    ]
+    assert actual.to_frame().columns == [
+        "run",
+        "folder",
+        "layer",
+        "score",
+        "best",
+        "parameters",
+        "milliseconds",
+        "bytes",
+    ]
+    values = actual.to_dict()
+    assert {name: values[name] for name in ("tasks", "left_out", "remarks", "budget")} == {
+        "tasks": ("STS",), "left_out": {}, "remarks": (), "budget": {"parameters": 105},
+    }  # fmt: skip
+    assert [(run["folder"], run["run"], run["layer"], run["gain"]) for run in values["runs"]] == [
+        ("one", "m1", 1, pytest.approx(10)),
+        ("two", "m2", 1, 0.0),
+    ]
+    figure = actual.plot()
+    assert [list(rule.get_xdata()) for rule in artists(figure.axes[0], "rule")] == [[105, 105]]
+    assert [level.get_label() for level in artists(figure.axes[0], "level")] == ["TF-IDF 40.0"], "of the first run"
+
+
+def test_page_states_how_and_where_times_were_measured(tmp_path: Path) -> None:
+    timings = {"m1": "on a cpu", "m2": "on a gpu", "m3": "on a cpu"}
+    for model, timing in timings.items():
+        make_sweep(tmp_path / model, {"STS": [0.2, 0.6]}, model=model, how={"weights": model, "time per text": timing})
+    page = board(tmp_path).html()
+    facts = dict(re.findall("<dt>(.*?)</dt><dd>(.*?)</dd>", page))
+    assert facts["Tasks"] == "STS"
+    assert (facts["Time per text, m1, m3"], facts["Time per text, m2"]) == ("on a cpu", "on a gpu")
+    alone = dict(re.findall("<dt>(.*?)</dt><dd>(.*?)</dd>", board(tmp_path / "m2").html()))
+    assert alone["Time per text"] == "on a gpu"
+
+
+def test_sweeps_are_found_four_folders_deep_and_not_in_hidden_ones(tmp_path: Path) -> None:
+    for place in ("a/b/c/d", "1/2/3/4/5", ".hidden/e"):
+        make_sweep(tmp_path / place, {"STS": [0.2, 0.6]}, model=place)
+    assert [run.name for run in board(tmp_path).runs] == ["a/b/c/d"]
+
+
+@pytest.mark.parametrize("name", ["weights", "dtype", "device", "longest text"])
+def test_runs_that_differ_in_what_changes_vectors_or_times_are_distinct(name: str, tmp_path: Path) -> None:
+    for value in "ab":
+        make_sweep(tmp_path / value, {"STS": [0.2, 0.6]}, how={name: value})
+    assert [run.name for run in board(tmp_path).runs] == ["m (a)", "m (b)"]

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import polars as pl
 import pytest
 
 from midlayer_encoders.errors import OptionError
+from midlayer_encoders.frame.curves import curves
 from midlayer_encoders.frame.schema import (
     FRAME_SCHEMA,
     NamedSubject,
@@ -13,6 +15,8 @@ from midlayer_encoders.frame.schema import (
     check_one_model,
     metric_series,
     number_of_layers,
+    parquet_bytes,
+    read_frame,
     tidy_frame,
     tidy_rows,
 )
@@ -99,3 +103,40 @@ def test_depths_are_of_the_whole_model_whichever_layers_were_measured() -> None:
     rows = tidy_rows({3: 0.5, 1: 0.25}, NamedSubject("m", None, 12), kind="metric", dataset="t", name="lidar")
     assert [(row["layer"], row["depth"], row["value"]) for row in rows] == [(3, 0.25, 0.5), (1, 1 / 12, 0.25)]
     assert number_of_layers(tidy_frame(rows)) == 12
+
+
+def test_frames_of_several_recipes_or_many_models_are_refused_with_their_names() -> None:
+    several = pl.concat([rows_frame([ROW]).with_columns(recipe=pl.lit(name)) for name in ("plain", "one-word")])
+    with pytest.raises(
+        OptionError, match=r"but has plain, one-word\. Filter it first: frame\.filter\(recipe='plain'\)"
+    ):
+        check_frame(several)
+    for count, names in ((4, "a at main, b at main, c at main, d at main; filter"), (5, "d at main, …; filter")):
+        with pytest.raises(OptionError, match=f"but got {count}: .*{names} it first"):
+            check_one_model(rows_frame([(model, *ROW[1:]) for model in "abcde"[:count]]))
+
+
+@pytest.mark.parametrize("name", ["frame.csv", "FRAME.CSV", "frame.parquet", "frame"])
+def test_frame_is_read_from_csv_or_parquet(name: str, tmp_path: Path) -> None:
+    frame = scores_frame(2, tasks=1)
+    path = tmp_path / name
+    path.write_bytes(frame.write_csv().encode() if path.suffix.lower() == ".csv" else parquet_bytes(frame))
+    assert read_frame(path).equals(frame)
+    path.write_bytes(b"model,revision" if path.suffix.lower() == ".csv" else b"PAR1 half PAR1")
+    with pytest.raises(OptionError, match=r"must be a frame of results, but cannot be read|must have the columns"):
+        read_frame(path)
+
+
+@pytest.mark.parametrize("num_layers", [1, 2])
+def test_curves_of_too_few_blocks_or_several_depths_are_refused(num_layers: int) -> None:
+    frame = scores_frame(num_layers, tasks=1, model="m")
+    with pytest.raises(OptionError, match=f"must have 3 blocks or more to select a layer, but m has {num_layers}: "):
+        curves(frame)
+    assert curves(scores_frame(3, tasks=1)).num_layers == 3
+    mixed = pl.concat(
+        [scores_frame(6, tasks=1, layers=[2], model="m"), scores_frame(12, tasks=1, layers=[1], model="m")]
+    )
+    with pytest.raises(OptionError, match="one model at one depth, but m has 6 and 12 blocks in it"):
+        curves(mixed)
+    with pytest.raises(OptionError, match="must have layers above 0 to select from, but m has only layer 0"):
+        curves(frame.filter(layer=0))

@@ -53,6 +53,14 @@ def test_layers_scored_on_some_tasks_only_are_left_out_and_named() -> None:
     assert actual.tasks[0].best_layer == 1
 
 
+def test_several_layers_scored_on_some_tasks_only_are_named() -> None:
+    actual = summary(
+        made(A=[0.4, None, 0.5, 0.1, None], B=[0.2, 0.3, None, None, 0.3]).with_columns(depth=0.25 * pl.col("layer"))
+    )
+    assert actual.incomplete == (1, 2, 3, 4)
+    assert actual.remarks == ("Layers 1 to 4 were scored on some tasks only and left out of the average.",)
+
+
 def test_no_layer_on_every_task_gives_no_average() -> None:
     actual = summary(made(A=[0.4, None, None], B=[None, 0.3, 0.2]))
     assert actual.average is None

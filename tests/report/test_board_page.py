@@ -77,6 +77,19 @@ def test_selection_is_the_best_layer_of_any_run_within_the_budget() -> None:
 def test_equal_scores_are_resolved_by_fewer_parameters() -> None:
     points = [Point("large", 1, 5.0, {"parameters": 9}), Point("small", 1, 5.0, {"parameters": 3})]
     assert best_within(points, {}).run == "small"
+    equal = [Point("m", layer, 5.0, {"parameters": 3}) for layer in (2, 1, 3)]
+    assert best_within(equal, {}).layer == 1, "the lowest layer"
+
+
+def test_nearest_layer_exceeds_its_worst_limit_the_least() -> None:
+    points = [
+        Point("far", 0, 9.0, {"parameters": 10, "bytes": 400}),
+        Point("near", 1, 5.0, {"parameters": 20, "bytes": 300}),
+        Point("near", 2, 6.0, {"parameters": 30, "bytes": 200}),  # 3 times the limit as well, and a higher score
+    ]
+    message = "none is within 10 parameters, 100 bytes per vector: the nearest is near at layer 2, 6.0 points, 30 param"
+    with pytest.raises(OptionError, match=message):
+        best_within(points, {"parameters": 10, "bytes": 100})
 
 
 def test_chart_has_a_curve_a_disc_and_a_front_for_each_cost() -> None:

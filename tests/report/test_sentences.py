@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
-from midlayer_encoders.cli import sweep
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from midlayer_encoders import EncoderOptions, sweeping
+from midlayer_encoders.cli import _arguments, compare, runs, sweep
+from midlayer_encoders.errors import OptionError
 from midlayer_encoders.frame.summaries import Curve, Summary
 from midlayer_encoders.report.layer_charts import recipe_words
+from midlayer_encoders.sweeping import RecipesResult, SweepResult
 from midlayer_encoders.sweeping.previews import Preview, TaskPreview
+from midlayer_encoders.sweeping.sweep_result import Notes
 from midlayer_encoders.tasks.overview import TaskOverview
+from tests.report.made_frames import rows_frame
 
 
 def summary_of(points: dict[int, float]) -> Summary:
@@ -58,3 +71,89 @@ def test_dry_run_states_the_estimated_times() -> None:
     assert "; without scoring far" in text
     one_batch = sweep._time_text(Preview(tasks=(), model="m", seconds=seconds | {"whole": 44.0}, timed=1))
     assert one_batch.startswith("under a minute, an estimate from 1 batch of")
+
+
+def printed(show: Callable[..., object], *arguments: Any, **keywords: Any) -> list[str]:
+    """Return the lines that a function prints on a wide terminal, and that it exits with 1 as its last line if so."""
+    application = typer.Typer()
+    application.command()(lambda: show(*arguments, **keywords))
+    result = CliRunner().invoke(application, [], env={"COLUMNS": "300"}, catch_exceptions=False)
+    return [line.rstrip() for line in result.output.splitlines()] + ["exit 1"] * result.exit_code
+
+
+def test_dry_run_states_the_size_of_the_whole_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
+    preview = Preview(
+        tasks=[TaskPreview(name="bad", error="no rows")], model="m", layers=5, dim=32, device="cpu", max_tokens=12,
+        texts=4321, store_bytes=2_500_000, missing=["BM25 is missing."], seconds=dict.fromkeys(("whole", "embedding", "scoring", "other"), 90.0),
+        timed=2,
+    )  # fmt: skip
+    monkeypatch.setattr(sweeping, "preview", lambda *_, **__: preview)
+    title, error, model, texts, seconds, store, baselines, end = printed(sweep._print_preview, "m", ["bad"])
+    assert (title, error) == ("bad: cannot be used", "  error  no rows")
+    assert model == "m: 5 layers of 32 dimensions on cpu"
+    assert texts == "  texts      4,321 to embed, each once"
+    assert seconds.startswith("  time       about 1 min 30 s, an estimate from 2 batches")
+    assert store == "  store      2.5 MB of vectors on disk"
+    assert baselines == "  baselines  BM25 is missing."
+    assert end == "exit 1", "because of the task"
+    monkeypatch.setattr(sweeping, "preview", lambda *_, **__: Preview(tasks=[], model="m", error="no weights"))
+    assert printed(sweep._print_preview, "m", []) == ["m: not measured", "  error  no weights", "exit 1"]
+    monkeypatch.setattr(sweeping, "preview", lambda *_, **__: Preview(tasks=[], model="m", layers=1, dim=2, device="d"))
+    assert "exit 1" not in printed(sweep._print_preview, "m", [])
+
+
+def test_sweep_without_scores_or_of_a_site_names_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    score = ("m", "r", 1, 0.5, "score", "A", "f1", 0.5)
+    metric = ("m", "r", 1, 0.5, "metric", "t", "dime", 0.5)
+    lines = {}
+    for name, rows, site in (("metrics", [metric], "block"), ("site", [score], "mlp"), ("scores", [score], "block")):
+        result = SweepResult(rows_frame(rows), tmp_path / name, Notes("Every layer of m", "my model", {}, site=site))
+        monkeypatch.setattr(sweeping, "sweep", lambda *_, result=result, **__: result)
+        lines[name] = printed(sweep.run_sweep, None, ["my texts.txt"], site=site)[-1]
+    assert lines["metrics"] == (
+        "Nothing was scored: there are no labels. To choose a layer without labels: midlayer select 'my model' --texts "
+        "'my texts.txt'"
+    )
+    assert lines["site"] == "The mlp of a layer cannot be exported as an encoder."
+    assert lines["scores"] == "In Python: LayerEncoder('my model', layer=1).save_pretrained(\"layer-1\")"
+
+
+def test_json_of_a_sweep_is_in_points(tmp_path: Path) -> None:
+    rows = [
+        ("m", "r", k, k / 2, "score", task, "f1", v + k / 8) for task, v in (("A", 0.5), ("B", 0.25)) for k in (1, 2)
+    ]
+    notes = Notes("t", "m", {}, baselines={"TF-IDF": {"A": 0.125}})
+    result = SweepResult(rows_frame(rows), tmp_path, notes)
+    assert sweep._result_values(result) == {
+        "model": "m", "revision": "r", "num_layers": 2, "best_layer": 2, "best": 62.5, "last": 62.5,
+        "layers": {1: 50.0, 2: 62.5},
+        "tasks": {"A": {"best_layer": 2, "best": 75.0, "last": 75.0, "layers": {1: 62.5, 2: 75.0}},
+                  "B": {"best_layer": 2, "best": 50.0, "last": 50.0, "layers": {1: 37.5, 2: 50.0}}},
+        "baselines": {"TF-IDF": {"A": 12.5}},
+    }  # fmt: skip
+    recipes = RecipesResult.of({"plain": result}, tmp_path)
+    assert sweep._result_values(recipes)["recipe"] == "plain"
+    unscored = SweepResult(rows_frame([]), tmp_path, notes)
+    assert sweep._result_values(unscored) == {"model": "m", "best_layer": None}
+
+
+@pytest.mark.parametrize(
+    ("difference", "low", "high", "cell"),
+    [
+        (1.2345, 0.5, 2.0, "+1.23"),
+        (-1.2345, -2.0, -0.5, "-1.23"),
+        (0.5, 0.0, 1.0, "[dim]+0.5[/]"),
+        (-0.5, -1.0, 0.0, "[dim]-0.5[/]"),
+        (0.0, 0.0, 0.0, "[dim]0[/]"),
+    ],
+)
+def test_differences_whose_interval_contains_zero_are_dim(
+    difference: float, low: float, high: float, cell: str
+) -> None:
+    assert compare._cell({"difference": difference, "low": low, "high": high}) == cell
+
+
+def test_cache_without_stores_and_a_recipe_beside_recipes_are_named(tmp_path: Path) -> None:
+    assert printed(runs.cache, root=tmp_path, as_json=False) == [f"There is no store of embeddings in {tmp_path}."]
+    with pytest.raises(OptionError, match="`--recipe` must be left out with `--recipes`: name it there"):
+        _arguments.parse_recipes("plain", EncoderOptions(recipe="one-word"))

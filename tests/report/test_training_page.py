@@ -40,7 +40,7 @@ def test_step_is_parsed_from_a_name(name: str, step: int) -> None:
     assert step_of(name) == step
 
 
-@pytest.mark.parametrize("name", ["main", "", "steps", "footstep5", "512", "v1.0"])
+@pytest.mark.parametrize("name", ["main", "", "steps", "footstep5", "512", "v1.0", "step1234567890123456789"])
 def test_name_without_a_step_is_refused(name: str) -> None:
     with pytest.raises(OptionError, match=f"must name a training step.*{name!r}"):
         step_of(name)
@@ -53,6 +53,13 @@ def test_history_is_ordered_by_step_with_gaps() -> None:
     expected[1, 0] = math.nan
     np.testing.assert_array_equal(history.values, expected)
     assert history.span == 10.0
+
+
+def test_confirmed_scores_are_no_history() -> None:
+    scores = make_history().with_columns(kind=pl.lit("score"))
+    confirmed = scores.filter(layer=1).with_columns(kind=pl.lit("confirmed"), value=pl.lit(7.0))
+    (history,) = histories(pl.concat([scores, confirmed]))
+    np.testing.assert_array_equal(history.values, np.array(list(TABLE.values())))
 
 
 def test_changes_are_between_measured_steps() -> None:

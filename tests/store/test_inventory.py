@@ -42,6 +42,8 @@ def test_pruning_by_key_age_and_size(tmp_path: Path) -> None:
         ({"keys": ["yesterday"]}, ["yesterday"]),
         ({"unused_for": timedelta(hours=12)}, ["yesterday", "earlier"]),
         ({"keep_bytes": 2 * size + 10}, ["earlier"]),
+        ({"keep_bytes": 2 * size}, ["earlier"]),
+        ({"keep_bytes": 2 * size - 1}, ["yesterday", "earlier"]),
         ({"keep_bytes": 0}, ["today", "yesterday", "earlier"]),
         ({"keys": ["today"], "unused_for": timedelta(hours=30)}, ["today", "earlier"]),
         ({"keys": ["today"], "keep_bytes": 2 * size + 10}, ["today"]),  # the others fit
