@@ -8,9 +8,18 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from midlayer_encoders.callbacks._measurement import find_backbone, make_batches
+from midlayer_encoders.callbacks._settings import CallbackSettings
+from midlayer_encoders.callbacks.trainer import _autocast
 
-from midlayer_encoders.callbacks import LayerMetricsCallback, LayerMetricsTrainerCallback
-from midlayer_encoders.errors import OptionError
+from midlayer_encoders.callbacks import (
+    LastLayerDecline,
+    LastLayerDeclineTrainerCallback,
+    LayerMetricsCallback,
+    LayerMetricsTrainerCallback,
+)
+from midlayer_encoders.errors import AnatomyError, MidlayerError, OptionError
 from tests.callbacks.oracles import TEXTS
 from tests.callbacks.training import ADVICE, TOKENIZER, Boring, Shapes, fit, neox
 
@@ -31,6 +40,47 @@ def test_signature_lists_every_argument_and_its_default(callback_class: Any) -> 
     assert {parameter.kind for parameter in others} == {inspect.Parameter.KEYWORD_ONLY}
     with pytest.raises(TypeError, match="unexpected keyword argument 'every_n_step'"):
         callback_class(TEXTS, TOKENIZER, every_n_step=3)
+
+
+@pytest.mark.parametrize("callback_class", [LastLayerDecline, LastLayerDeclineTrainerCallback])
+def test_defaults_and_limits_of_the_decline_callback(callback_class: Any) -> None:
+    callback = callback_class(TEXTS, TOKENIZER)
+    names = ("on_decline", "patience", "tolerance", "collapse_share", "name")
+    assert [getattr(callback, name) for name in names] == ["warn", 2, None, 0.2, "midlayer_decline"]
+    assert (callback.settings.norm, callback.settings.every_n_steps) == ("final", "log2")
+    assert callback.settings.metrics == ["prompt_entropy", "half_match"]
+    assert callback_class(TEXTS, TOKENIZER, labels=[0] * len(TEXTS)).settings.metrics == ["prompt_entropy"]
+    callback_class(TEXTS, TOKENIZER, patience=1, tolerance=0, collapse_share=0)
+    for option in ({"patience": 0}, {"tolerance": -0.1}, {"collapse_share": 1.0}, {"collapse_share": -0.1}):
+        ((_, value),) = option.items()
+        with pytest.raises(OptionError, match=rf"`collapse_share` in \[0, 1\), but got .*{value}"):
+            callback_class(TEXTS, TOKENIZER, **option)
+
+
+@pytest.mark.parametrize(("option", "strategy"), [("fsdp", "FSDP"), ("deepspeed", "DeepSpeed")])
+def test_trainer_that_shards_the_weights_is_refused(option: str, strategy: str) -> None:
+    callback = LayerMetricsTrainerCallback(TEXTS, TOKENIZER)
+    with pytest.raises(MidlayerError, match=f"but {strategy} shards its weights"):
+        callback.on_train_begin(SimpleNamespace(**{option: "on"}), None, None)
+
+
+@pytest.mark.parametrize(("option", "dtype"), [("bf16", torch.bfloat16), ("fp16", torch.float16)])
+def test_autocast_is_that_of_the_trainer(option: str, dtype: torch.dtype) -> None:
+    args = SimpleNamespace(**{"bf16": False, "fp16": False, option: True})
+    with _autocast(args, torch.nn.Linear(1, 1)):
+        assert (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")) == (True, dtype)
+
+
+def test_messages_count_the_inputs_that_are_missing() -> None:
+    with pytest.raises(OptionError, match="at least 2 texts of 4 tokens or more, but 1 of 3 are"):
+        make_batches(CallbackSettings(["long enough", "abc", "x"], TOKENIZER, metrics="curvature"), neox(), None)
+    loaders = [[{"input_ids": torch.ones(count, 5, dtype=torch.long)}] for count in (2, 2, 1)]
+    for views, source in ((loaders[1:], "view 1 gave 1"), (loaders[:2], "the dataloader gave 1")):
+        inputs = loaders[0] if "view" in source else loaders[2]
+        with pytest.raises(OptionError, match=f"must give at least 2 inputs, but {source}"):
+            make_batches(CallbackSettings(inputs, metrics=["infonce"], views=views), neox(), None)
+    with pytest.raises(AnatomyError, match=r"it has no 'model'\. Its transformers are: none"):
+        find_backbone(torch.nn.Linear(1, 1), "model")
 
 
 def test_default_cadence_views_and_length(tmp_path: Path) -> None:

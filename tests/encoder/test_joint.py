@@ -141,6 +141,8 @@ def test_unsupported_calls_of_a_joint_model_are_refused(joint_folder: Folder, ti
         ({"layer": {"text": 5, "image": 1}}, LayerIndexError, r"\[0, 4\] for the text tower of"),
         ({"layer": 2, "pooling": "mean"}, OptionError, "`pooling` must be None"),
         ({"layer": 2, "norm": "none"}, OptionError, "`norm` must be 'final'"),
+        ({"layer": 2, "adapters": ["a/b"]}, OptionError, r"`adapters` empty .* but got 'final' and \['a/b'\]"),
+        ({"layer": 4}, LayerIndexError, r"for each, such as layer=\{'text': 1, 'image': 1\}"),
         ({"layer": 2, "tower": "vision"}, OptionError, "`tower` must be one of 'text', 'image'"),
     ):
         with pytest.raises(error, match=message):

@@ -46,7 +46,13 @@ def test_wav_of_every_dtype_is_scaled_to_one(kind: type, tmp_path: Path) -> None
     np.testing.assert_allclose(result["array"], SAMPLES, atol=2 / scale if scale > 1 else 1e-6)
 
 
+def test_silence_and_the_extremes_of_integers_are_exact() -> None:
+    for dtype, values in ((np.uint8, (0, 128, 192)), (np.int16, (-(2**15), 0, 2**14))):
+        assert read_audio((np.array(values, dtype=dtype), RATE))["array"].tolist() == [-1.0, 0.0, 0.5]
+
+
 def test_channels_are_averaged_for_either_axis_order() -> None:
+    np.testing.assert_array_equal(read_audio((np.ones((16, 40)), RATE))["array"], np.ones(40))
     left, right = SAMPLES, 0.5 * SAMPLES
     for stereo in (np.stack([left, right]), np.stack([left, right], axis=1)):
         np.testing.assert_allclose(read_audio((stereo, RATE))["array"], 0.75 * SAMPLES, atol=1e-6)
@@ -70,6 +76,8 @@ def test_tone_keeps_its_pitch_at_another_rate(rate: int) -> None:
         ((np.zeros((2, 0)), RATE), "at least one sample"),
         ((np.full(9, np.nan), RATE), "must be finite"),
         ((SAMPLES, -1), "positive number of samples per second, but got -1"),
+        ((SAMPLES, True), "positive number of samples per second, but got True"),
+        ((np.zeros((17, 40)), RATE), r"\(T, C\), but got \(17, 40\)"),
         ((SAMPLES, 44.1), "positive number of samples per second, but got 44.1"),
         ((np.zeros((40, 40)), RATE), r"shape \(T,\), \(C, T\) or \(T, C\), but got \(40, 40\)"),
         (SAMPLES, r"must come with its rate: \(array, 16000\)"),

@@ -62,5 +62,9 @@ def test_invalid_folders_and_options(tmp_path: Path) -> None:
         media_files(tmp_path / "nowhere", "image")
     with pytest.raises(OptionError, match="at least one readable file"):
         media_files(tmp_path, "image")
+    for name in ("a.png", "b.png"):
+        (tmp_path / name).write_bytes(b"damaged")
+    with pytest.raises(OptionError, match=r"\.tif, \.tiff, \.webp\), but none of the 2 in .* can be read"):
+        media_files(tmp_path, "image", bad="skip")
     with pytest.raises(OptionError, match="Did you mean 'skip'"):
         media_files(tmp_path, "image", bad="skipp")

@@ -30,6 +30,7 @@ def test_blank_lines_that_shift_later_rows_are_warned_of(tmp_path: Path, caplog:
     [
         ("a.txt", "\n \n", None, "at least one text"),
         ("a.jsonl", '{"body": "x"}', None, "`field` must name the field with the text in a.jsonl, which has body"),
+        ("a.ndjson", '{"body": "x"}', None, "`field` must name the field with the text in a.ndjson, which has body"),
         ("a.jsonl", '{"body": "x"}', "bodi", "Did you mean 'body'"),
         (
             "a.jsonl",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -49,6 +51,39 @@ def test_make_metrics_suggests_names(names: str | list[str]) -> None:
 def test_make_metrics_expects_a_name(names: list[str], match: str) -> None:
     with pytest.raises(OptionError, match=match):
         make_metrics(names, [0])
+
+
+ENTROPY = {"alpha": 1.0, "normalization": "raw", "method": "auto"}
+SAMPLE = {"max_samples": 1000, "seed": 0}
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "prompt_entropy": {**ENTROPY, "center": True, "unit": True},
+    "dataset_entropy": {**ENTROPY, "center": False, "unit": False},
+    "effective_rank": {"center": False, "unit": False, "epsilon": 0.0, "method": "exact"},
+    "curvature": {"step": 1},
+    "infonce": {**SAMPLE, "temperature": 0.1, "form": "simclr"},
+    "lidar": {"views": 16, "max_samples": 500, "delta": 1e-4, "exponential": False, "method": "auto"},
+    "dime": {**SAMPLE, "alpha": 1.0, "permutations": 10, "unit": True, "method": "auto"},
+    "matrix_entropy": ENTROPY,
+    "prompt_effective_rank": {"center": False, "unit": False, "method": "exact"},
+    "anisotropy": {"form": "cosine", "method": "auto"},
+    "intrinsic_dimension": {**SAMPLE, "form": "fit", "discard": 0.1},
+    "alpha_req": {"first": 3, "last": 100, "weighted": True, "center": True, "method": "exact"},
+    "logdet_entropy": {"epsilon": 0.5, "center": False, "unit": True, "method": "auto"},
+    "first_token_share": {},
+    "cka": {**SAMPLE, "against": "previous", "unbiased": False},
+    "block_influence": {},
+    "neighbor_overlap": {**SAMPLE, "against": "previous", "k": 10, "distance": "cosine"},
+    "half_match": {**SAMPLE, "center": True},
+    "attention_sink_rate": {"epsilon": 0.3},
+}
+"""Values of other papers and releases can be compared only with the same options."""
+
+
+@pytest.mark.parametrize("name", [*METRICS, "attention_sink_rate"])
+def test_defaults_are_those_of_published_values(name: str) -> None:
+    metric = METRICS.get(name, metrics.AttentionSinkRate)([0, 1])
+    attributes = [option for option in DEFAULTS[name] if option not in metric.options]
+    assert {**metric.options, **{option: getattr(metric, option) for option in attributes}} == DEFAULTS[name]
 
 
 @pytest.mark.parametrize("name", [*METRICS, "attention_sink_rate"])

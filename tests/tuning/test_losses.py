@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from sentence_transformers.base.sampler import BatchSamplers
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 from torch import nn
 
@@ -17,8 +18,16 @@ from midlayer_encoders._isolation import isolated_random
 from midlayer_encoders._types import Stage
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.tuning import trainer_internals
-from midlayer_encoders.tuning.training import LabelRankingLoss, TuneSettings, _prompts, make_loss, train
-from midlayer_encoders.tuning.training_pairs import read_pairs
+from midlayer_encoders.tuning.training import (
+    LabelRankingLoss,
+    TuneSettings,
+    _make_callback,
+    _prompts,
+    _training_arguments,
+    make_loss,
+    train,
+)
+from midlayer_encoders.tuning.training_pairs import TrainingPairs, read_pairs
 from tests.tuning.rows import PAIRS
 
 Folder = Callable[[str], str]
@@ -146,3 +155,28 @@ def test_each_text_is_trained_with_the_prompt_of_its_role(tiny_folder: Folder) -
     assert _prompts(encoder, pair) == expected
     assert _prompts(encoder, {"anchor": "a", "positive": "b", "label": 1}) == {"anchor": "say: ", "positive": "say: "}
     assert _prompts(LayerEncoder(tiny_folder("Llama"), 2, device="cpu"), pair) is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "lora", "learning_rate", "sampler"),
+    [("pairs", True, 5e-4, BatchSamplers.NO_DUPLICATES), ("scored", False, 5e-5, BatchSamplers.BATCH_SAMPLER)],
+)
+def test_settings_reach_the_trainer(
+    kind: Any, lora: bool, learning_rate: float, sampler: Any, tiny_folder: Folder, tmp_path: Path
+) -> None:
+    encoder = LayerEncoder(tiny_folder("BERT"), 1, device="cpu", pooling="cls", max_length=20)
+    settings = TuneSettings(lora=lora, batch_size=12, checkpoints=4, seed=7)
+    args = _training_arguments(encoder, TrainingPairs(kind, (), "p"), {}, settings, tmp_path, 100)
+    assert (args.max_steps, args.warmup_steps, args.logging_steps) == (100, 10, 2)
+    assert (args.eval_steps, args.save_steps, args.save_total_limit) == (25, 25, 2)
+    assert (args.learning_rate, args.batch_sampler, args.seed) == (learning_rate, sampler, 7)
+    assert args.per_device_train_batch_size == args.per_device_eval_batch_size == 12
+    assert (args.use_cpu, args.bf16, args.load_best_model_at_end) == (True, False, True)
+    callback = _make_callback(encoder, ["a long text"] * 70, settings, tmp_path)
+    assert callback is not None
+    measured = callback.settings
+    assert (measured.pooling, measured.max_length, measured.seed, measured.dirpath) == ("cls", 20, 7, tmp_path)
+    assert len(list(measured.texts_or_dataloader)) == 64
+    trainer_internals.add_lora(encoder, 4)
+    config = encoder.transformer.peft_config["default"]  # type: ignore[index]
+    assert (config.r, config.lora_alpha, config.lora_dropout) == (4, 8, 0.05)

@@ -45,6 +45,10 @@ def test_every_format_holds_the_same_rows(suffix: str, tmp_path: Path) -> None:
             "pairs", {"anchor": "a", "positive": "b", "negative": "x", "negative_2": "y"},
         ),
         (
+            [{"anchor": n, "positive": "b", "negatives": "x"} for n in "ab"],
+            "pairs", {"anchor": "a", "positive": "b", "negatives": "x"},
+        ),
+        (
             [{"sentence1": "a", "sentence2": "b", "score": n} for n in (3, 4.5)],
             "scored", {"sentence1": "a", "sentence2": "b", "score": 3.0},
         ),

@@ -38,7 +38,7 @@ def sts(path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("lora", [pytest.param(False, marks=pytest.mark.slow), 4])
+@pytest.mark.parametrize("lora", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_the_held_out_loss_falls_and_the_plain_folder_gives_the_same_vectors(
     lora: Any, tiny_folder: Folder, tmp_path: Path
 ) -> None:
@@ -53,6 +53,20 @@ def test_the_held_out_loss_falls_and_the_plain_folder_gives_the_same_vectors(
     assert result.encoder.spec.digest != cut.spec.digest
     assert len(plain[0].model.layers) == 2
     assert not (result.folder / "checkpoints").exists()
+    linear = [module for module in plain.modules() if isinstance(module, torch.nn.Linear)]
+    adapters = sum(16 * (module.in_features + module.out_features) for module in linear)
+    trained = f"{adapters:,} (LoRA of rank 16)" if lora else f"{sum(p.numel() for p in plain.parameters()):,}"
+    expected = {
+        "Pairs": "`pairs`, 48 rows",
+        "Trained on": "43 rows of pairs, 5 held out",
+        "Loss": "MultipleNegativesRankingLoss",
+        "Trained parameters": trained,
+        "Batch size": "8",
+        "Learning rate": "0.005",
+        "Steps": f"{result.trained.steps} of at most 6",
+        "Layer": "2 of 4",
+    }
+    assert {name: result.how[name] for name in expected} == expected
 
 
 def test_every_layer_is_scored_before_and_after_and_the_page_shows_it(tiny_folder: Folder, tmp_path: Path) -> None:
