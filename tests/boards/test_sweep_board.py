@@ -222,3 +222,9 @@ def test_runs_that_differ_in_what_changes_vectors_or_times_are_distinct(name: st
     for value in "ab":
         make_sweep(tmp_path / value, {"STS": [0.2, 0.6]}, how={name: value})
     assert [run.name for run in board(tmp_path).runs] == ["m (a)", "m (b)"]
+
+
+def test_device_of_a_run_without_times_is_not_compared(tmp_path: Path) -> None:
+    make_sweep(tmp_path / "timed", {"STS": [0.2, 0.6]}, model="m1")
+    make_sweep(tmp_path / "untimed", {"STS": [0.2, 0.6]}, model="m2", seconds={}, timing={}, how={"device": "cuda:0"})
+    assert board(tmp_path).remarks == ("No milliseconds per text recorded for m2: repeat the sweep to add them.",)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
@@ -11,7 +11,11 @@ import pytrec_eval
 import torch
 from mteb.abstasks import AbsTask
 
+from midlayer_encoders.errors import OptionError
 from midlayer_encoders.scoring import all_layers
+from midlayer_encoders.scoring.all_layers import all_alike, layer_scores
+from midlayer_encoders.scoring.classification import ClassifierData, Classifiers
+from midlayer_encoders.scoring.clustering import Clusterings, Draws
 from midlayer_encoders.scoring.recording import scores_together
 from midlayer_encoders.scoring.retrieval import ranking_score
 from tests.others_warnings import MTEB
@@ -184,3 +188,40 @@ def test_cut_before_and_after_the_last_document_matches_trec_eval(score: str, cu
     gains, valid = torch.tensor(grades).float(), torch.ones(len(grades), dtype=torch.bool)
     ideal = gains.sort(descending=True).values
     assert ranking_score(gains, valid, ideal, score=score, cut=cut).item() == pytest.approx(expected)
+
+
+def test_layers_are_reported_as_they_are_scored() -> None:
+    class FirstEntry:
+        def scores(self, vectors: torch.Tensor) -> torch.Tensor:
+            return vectors[:, 0, 0].double()
+
+        def size_per_layer(self, rows: int, dim: int) -> int:
+            return rows * dim
+
+    def read(layer: int, keys: Sequence[str]) -> np.ndarray:
+        return np.array([[layer, 1], [0, 2]], dtype=np.float32)
+
+    for budget, expected in ((2 * 16, [2, 2, 1]), (2 * 16 + 15, [2, 2, 1]), (1, [1] * 5), (None, [5])):
+        counts: list[int] = []
+        scores = layer_scores(FirstEntry(), ["a", "b"], [9, 3, 4, 1, 7], read, device=torch.device("cpu"), budget=budget,
+                              done=counts.append)  # fmt: skip
+        assert scores == {9: 9, 3: 3, 4: 4, 1: 1, 7: 7}
+        assert counts == expected
+
+
+def test_vectors_are_alike_up_to_rounding_relative_to_the_largest_entry() -> None:
+    differences = torch.tensor([0.0, 0.5e-4, 2e-4, 1.0], dtype=torch.float64)
+    vectors = torch.tensor([[100.0, -1.0], [100.0, -1.0]], dtype=torch.float64).repeat(4, 1, 1)
+    vectors[:, 1, 1] += differences  # rounding is a millionth of 100
+    assert all_alike(vectors, ["a", "b"]).tolist() == [True, True, False, False]
+    assert all_alike(vectors, ["a", "a"]).tolist() == [False] * 4, "of one text"
+
+
+def test_classifiers_and_clusterings_of_too_few_examples_are_refused() -> None:
+    rows, vectors = torch.tensor([0, 1]), torch.randn(1, 2, 3, generator=torch.Generator().manual_seed(0))
+    one_class = ClassifierData(rows, torch.tensor([1, 1]), rows, rows)
+    with pytest.raises(OptionError, match="of two or more classes, but has one"):
+        Classifiers((one_class,)).scores(vectors)
+    draws = Draws(rows[None], rows[None], clusters=3)
+    with pytest.raises(OptionError, match=r"at least as many rows as clusters \(3\), but has 2"):
+        Clusterings((draws,), batch_size=4, seed=0).scores(vectors)
