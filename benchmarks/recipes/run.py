@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 import torch
-from scipy.stats import spearmanr
+from scipy.stats import rankdata
 from sklearn.metrics import average_precision_score
 
 from midlayer_encoders import LayerEncoder, sweep
@@ -53,21 +53,23 @@ def resampler(question: Any, vectors: torch.Tensor) -> Resampled:
     """Return a function that scores one layer, vectors ``(N, D)``, on examples drawn anew, of any type of task."""
     one = vectors[None]
     if isinstance(question, StsPairs):
-        near, wanted = (
-            pair_similarities(one, question.first, question.second, measure="cosine")[0].cpu().numpy(),
-            question.targets.cpu().numpy(),
-        )
-        return lambda draw: float(
-            spearmanr(near[rows := draw.integers(0, len(near), len(near))], wanted[rows]).statistic
-        )
+        near = pair_similarities(one, question.first, question.second, measure="cosine")[0].cpu().numpy()
+        ranks = np.stack([rankdata(near), rankdata(question.targets.cpu().numpy())])  # not ranked anew in a sample
+        return lambda draw: float(np.corrcoef(ranks[:, draw.integers(0, len(near), len(near))])[0, 1])
     if isinstance(question, LabeledPairs):
         labels = question.targets.cpu().numpy()
         ends = question.first, question.second
         every = [pair_similarities(one, *ends, measure=measure)[0].cpu().numpy() for measure in MEASURES]
         near = max(every, key=lambda values: average_precision_score(labels, values))  # as max_ap on all pairs
-        return lambda draw: float(
-            average_precision_score(labels[rows := draw.integers(0, len(near), len(near))], near[rows])
-        )
+        order = np.argsort(-near, kind="stable")
+        positive = labels[order] == 1
+
+        def average_precision(draw: np.random.Generator) -> float:
+            counts = np.bincount(draw.integers(0, len(near), len(near)), minlength=len(near))[order]
+            found = np.cumsum(counts * positive)
+            return float(np.sum(counts * positive * found / np.maximum(np.cumsum(counts), 1)) / found[-1])
+
+        return average_precision
     if isinstance(question, Classifiers):
         right = [(question.predictions(one, [data])[0, 0].cpu() == data.test_labels).double() for data in question.data]
         return _mean_of(torch.stack(right).mean(dim=0))

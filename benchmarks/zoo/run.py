@@ -27,7 +27,7 @@ from midlayer_encoders.models.anatomy import resolve_layer
 from midlayer_encoders.recipes import PLAIN
 from midlayer_encoders.tasks import task_label, task_sources
 
-RECIPES = ("plain", "one-word", "summarize", "echo", "instruction", "word-echo")
+RECIPES = ("plain", "one-word", "summarize", "echo", "echo+weightedmean", "instruction", "word-echo")
 DEPTHS = (0.85, 0.9, 0.95)
 DEFAULT = ("word-echo", 0.95)
 

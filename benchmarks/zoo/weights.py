@@ -216,10 +216,10 @@ def fetch(model: ZooModel, cache: Path) -> Path:
     return folder
 
 
-def open_model(model: str, **options: Any) -> LayerEncoder:
-    """Return the encoder of the last layer of a folder, also of one that holds a GGUF file, or of a built-in model."""
+def open_model(model: str, layer: int = -1, **options: Any) -> LayerEncoder:
+    """Return an encoder of a folder, also of one that holds a GGUF file, or of a built-in model."""
     gguf_file = next((path.name for path in Path(model).glob("*.gguf")), None)
-    return LayerEncoder(model, -1, gguf_file=gguf_file, **options)
+    return LayerEncoder(model, layer, gguf_file=gguf_file, **options)
 
 
 def sts_score(folder: str, tasks: Path) -> float:
