@@ -66,14 +66,14 @@ def stock_form(encoder: BuiltEncoder) -> SentenceTransformer:
     pooling = PoolingModule(width, pooling_mode=("weightedmean", "lasttoken"))
     parts = SentenceTransformer(modules=[first, pooling], device=str(encoder.device))
     vectors = parts.encode(list(_SAMPLE), convert_to_tensor=True, show_progress_bar=False).float()
-    scales = [1 / part.norm(dim=1).mean() for part in vectors.split(width, dim=1)]
+    scales = [1 / part.norm(dim=1).mean() for part in torch.split(vectors, width, dim=1)]
     weight = torch.cat([scale * torch.eye(width, device=vectors.device) for scale in scales], dim=1)
     added: Any = Dense(2 * width, width, bias=False, activation_function=nn.Identity(), init_weight=weight)
     later = [module for module in list(encoder)[1:] if not isinstance(module, JoinedReadings)]
     form = SentenceTransformer(
         modules=[first, pooling, added.to(encoder.device, encoder.dtype), *later],
         device=str(encoder.device),
-        prompts=dict(encoder.prompts),
+        prompts={name: prompt for name, prompt in encoder.prompts.items() if prompt is not None},
         default_prompt_name=encoder.default_prompt_name,
         similarity_fn_name=encoder.similarity_fn_name,
         truncate_dim=encoder.truncate_dim,
