@@ -10,6 +10,7 @@ import safetensors.torch
 from sentence_transformers import SentenceTransformerTrainer
 from torch import nn
 from transformers import TrainerCallback, TrainerState
+from transformers.trainer_utils import rotate_checkpoints
 
 from midlayer_encoders.errors import MidlayerError, OptionError
 from midlayer_encoders.files import atomic_write, file_checksums, sealed, write_file
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 
 WEIGHTS = "trained.safetensors"
+_NUM_CHECKPOINTS = 2  # on disk; the last one and the best one stay
 CHECKSUMS = "checksums.json"
 """File in a checkpoint with the checksums of the others; it is written last."""
 
@@ -39,9 +41,11 @@ class WeightsTrainer(SentenceTransformerTrainer):
             safetensors.torch.save_file(weights, temporary)
 
     def _save_checkpoint(self, *arguments: Any) -> None:
-        super()._save_checkpoint(*arguments)
         folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
+        super()._save_checkpoint(*arguments)
         write_file(folder / CHECKSUMS, sealed(file_checksums(folder)))
+        # Not before this checkpoint is complete: a run that is killed resumes from the earlier ones.
+        rotate_checkpoints(self.args.output_dir, _NUM_CHECKPOINTS, self.state.best_model_checkpoint)
 
     def _load_from_checkpoint(self, checkpoint_path: str, model: Any = None) -> None:  # noqa: ARG002
         weights = safetensors.torch.load_file(Path(checkpoint_path) / WEIGHTS)
@@ -49,7 +53,8 @@ class WeightsTrainer(SentenceTransformerTrainer):
             parameter.data.copy_(weights[name])
 
     def _load_best_model(self) -> None:
-        self._load_from_checkpoint(str(self.state.best_model_checkpoint))
+        # The state has the path of an earlier run, whose folder may have been moved.
+        self._load_from_checkpoint(str(Path(self.args.output_dir, Path(self.state.best_model_checkpoint).name)))
 
     def is_complete(self, checkpoint: str, steps: int, patience: int | None) -> bool:
         """Return True if a checkpoint is the end of its run: all steps are done, or its patience is exhausted."""
@@ -67,6 +72,12 @@ class WeightsTrainer(SentenceTransformerTrainer):
             self._load_best_model()
         if callback is not None:
             callback.on_train_end(self.args, self.state, self.control, **keywords)
+
+
+def best_checkpoint(checkpoint: Path) -> str | None:
+    """Return the name of the best checkpoint so far, which the end of a run needs, or ``None``."""
+    best = _state(str(checkpoint)).best_model_checkpoint
+    return None if best is None else Path(best).name
 
 
 def _state(checkpoint: str) -> TrainerState:

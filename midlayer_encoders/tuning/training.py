@@ -349,7 +349,6 @@ def _training_arguments(
         logging_steps=max(steps // 50, 1),
         save_strategy="steps" if settings.checkpoints else "no",
         save_steps=interval,
-        save_total_limit=2,
         load_best_model_at_end=bool(settings.held_out),
         report_to="none",
         disable_tqdm=True,
@@ -369,7 +368,7 @@ def _prompts(encoder: LayerEncoder, row: dict[str, Any]) -> dict[str, str] | Non
 
 
 def _last_checkpoint(folder: Path) -> str | None:
-    """Return the last checkpoint, and remove those that a killed run was writing or removing.
+    """Return the last checkpoint, and remove incomplete ones and those whose best checkpoint is missing.
 
     Raises:
         MidlayerError: a file of a checkpoint was changed.
@@ -386,6 +385,11 @@ def _last_checkpoint(folder: Path) -> str | None:
                 f"{path / changed[0]} does not match its checksum: remove {folder}, and run again to train anew."
             )
         complete.append(path)
+    names = {path.name for path in complete}
+    for path in complete.copy():
+        if trainer_internals.best_checkpoint(path) not in {None, *names}:
+            shutil.rmtree(path)
+            complete.remove(path)
     return str(max(complete, key=lambda path: int(path.name.rpartition("-")[2]))) if complete else None
 
 

@@ -17,8 +17,8 @@ from midlayer_encoders._isolation import isolated_random
 from midlayer_encoders._types import Layer, Progress, Stage
 from midlayer_encoders.encoder.options import EncoderKeywords
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
-from midlayer_encoders.errors import OptionError, short_repr
-from midlayer_encoders.files import LOCK, expand_home, folder_lock, read_artifact, write_file
+from midlayer_encoders.errors import MidlayerError, OptionError, error_summary, short_repr
+from midlayer_encoders.files import LOCK, expand_home, folder_lock, read_json, write_file
 from midlayer_encoders.frame.schema import tidy_frame
 from midlayer_encoders.models.anatomy import resolve_layer
 from midlayer_encoders.report.results import Result, versions, write_frame
@@ -214,8 +214,8 @@ def _checked_folder(out: Path | str) -> Path:
     if out is None:
         raise OptionError("`out` must be a folder, but got None.")
     folder = expand_home(out)
-    names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-    if names - {LOCK} and _RUN_FILE not in names:  # a run that is killed immediately leaves only its lock
+    names = {path.name for path in folder.glob("[!.]*")} if folder.is_dir() else set()
+    if names - {LOCK} and _RUN_FILE not in names:  # a run that is killed immediately leaves a lock and hidden files
         raise OptionError(
             f"`out` must be a new or empty folder, or that of an earlier run, but {folder} holds other files."
         )
@@ -232,10 +232,16 @@ def _claim_folder(folder: Path, run: dict[str, Any]) -> None:
     """Write the settings of a run, or raise if the folder belongs to another run."""
     run = json.loads(json.dumps(run))  # tuples become lists, as in the file
     path = folder / _RUN_FILE
-    previous = read_artifact(path, lambda path: dict(json.loads(path.read_text(encoding="utf8"))))
-    if previous is None:
+    if not path.exists():
         write_file(path, json.dumps(run, indent=2).encode())
-    elif previous != run:
+        return
+    try:
+        previous = dict(read_json(path))
+    except (ValueError, TypeError, RecursionError) as error:  # the checkpoints may belong to any run
+        raise MidlayerError(
+            f"{path} cannot be read ({error_summary(error)}): remove {folder}, or choose another folder."
+        ) from error
+    if previous != run:
         changed = ", ".join(name for name in run if previous.get(name) != run[name])
         raise OptionError(
             f"`out` must be a new folder, or that of a run with the same arguments, but the run in {folder} had other "

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.torch import load_file, save_file
 
+from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import MidlayerError
-from midlayer_encoders.files import file_checksums, sealed
+from midlayer_encoders.files import LOCK, file_checksums, sealed
 from midlayer_encoders.tuning import TuneResult
 from midlayer_encoders.tuning.trainer_internals import CHECKSUMS
 from midlayer_encoders.tuning.training import _last_checkpoint
@@ -75,6 +78,66 @@ def test_interrupted_run_is_not_resumed_from_a_damaged_checkpoint(tiny_folder: F
     resumed = tuned(tiny_folder("Llama"), tmp_path / "out", **OPTIONS)
     through = tuned(tiny_folder("Llama"), tmp_path / "through", **OPTIONS)
     np.testing.assert_array_equal(resumed.encoder.encode(TEXTS), through.encoder.encode(TEXTS))
+
+
+def stop(*_: Any, **__: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def test_unreadable_settings_do_not_admit_another_run(tiny_folder: Folder, tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        tuned(tiny_folder("Llama"), tmp_path / "out", **OPTIONS, progress=stop)
+    for content in ("", '{"seed": 0', "null"):
+        (tmp_path / "out" / "tuning.json").write_text(content)
+        with pytest.raises(MidlayerError, match=r"tuning\.json cannot be read \(.*\): remove .*out, or choose another"):
+            tuned(tiny_folder("Llama"), tmp_path / "out", **OPTIONS, seed=1)
+
+
+def test_run_that_was_killed_at_its_first_write_starts_again(tiny_folder: Folder, tmp_path: Path) -> None:
+    (tmp_path / LOCK).touch()
+    (tmp_path / f".{'a' * 32}.tmp").write_text("{")
+    with pytest.raises(KeyboardInterrupt):
+        tuned(tiny_folder("Llama"), tmp_path, **OPTIONS, progress=stop)
+
+
+IDLE: dict[str, Any] = {"max_steps": 4, "checkpoints": 4, "learning_rate": 0.0}  # the first step stays the best
+
+
+def test_run_does_not_continue_without_its_best_checkpoint(tiny_folder: Folder, tmp_path: Path) -> None:
+    def stop_at_end(_: str, step: int, __: int) -> None:
+        if step == 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        tuned(tiny_folder("Llama"), tmp_path / "out", progress=stop_at_end, **IDLE)
+    checkpoints = tmp_path / "out" / "checkpoints"
+    assert sorted(path.name for path in checkpoints.iterdir()) == ["checkpoint-1", "checkpoint-3"]
+    flip(checkpoints / "checkpoint-1" / CHECKSUMS)
+    steps: list[int] = []
+    resumed = tuned(tiny_folder("Llama"), tmp_path / "out", progress=lambda _, step, __: steps.append(step), **IDLE)
+    assert steps[:3] == [0, 0, 1]  # trained anew
+    assert resumed.trained.best_step == 1
+
+
+def test_moved_run_continues_with_its_own_checkpoints(
+    tiny_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = tuned(tiny_folder("Llama"), tmp_path / "through", **IDLE)
+    with monkeypatch.context() as patch:
+        patch.setattr(LayerEncoder, "save_pretrained", stop)
+        with pytest.raises(KeyboardInterrupt):
+            tuned(tiny_folder("Llama"), tmp_path / "old", **IDLE)
+    shutil.copytree(tmp_path / "old", tmp_path / "new")
+    weights = tmp_path / "old" / "checkpoints" / "checkpoint-1" / "trained.safetensors"
+    save_file({name: 2 * tensor for name, tensor in load_file(weights).items()}, weights)
+    for place in ("new", "newer"):
+        resumed = tuned(tiny_folder("Llama"), tmp_path / place, **IDLE)
+        assert resumed.trained.best_step == 1
+        np.testing.assert_array_equal(resumed.encoder.encode(TEXTS), expected.encoder.encode(TEXTS))
+        if place == "new":
+            (tmp_path / "old").rename(tmp_path / "newer")
+            weights = tmp_path / "newer" / "checkpoints" / "checkpoint-1" / "trained.safetensors"
+            save_file({name: tensor / 2 for name, tensor in load_file(weights).items()}, weights)
 
 
 def test_last_checkpoint_has_the_most_steps(tmp_path: Path) -> None:
