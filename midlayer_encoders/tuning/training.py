@@ -263,7 +263,8 @@ def train(
     if last is not None and trainer.is_complete(last, steps, settings.patience if held_out else None):
         trainer.restore_complete(last, callback)  # `train` would run another step
     else:
-        seconds = float(trainer.train(resume_from_checkpoint=last).metrics["train_runtime"])
+        with trainer_internals.unchanged_config(encoder.transformer):
+            seconds = float(trainer.train(resume_from_checkpoint=last).metrics["train_runtime"])
     trainer_internals.remove_autocast(encoder)
     if rank:
         trainer_internals.remove_lora(encoder)

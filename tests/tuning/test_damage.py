@@ -140,6 +140,23 @@ def test_moved_run_continues_with_its_own_checkpoints(
             save_file({name: tensor / 2 for name, tensor in load_file(weights).items()}, weights)
 
 
+def test_resumed_run_has_the_same_config_and_identity(
+    tiny_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The trainer copies special tokens of the tokenizer to the config."""
+    before = LayerEncoder(tiny_folder("Llama"), 2, device="cpu").spec
+    through = tuned(tiny_folder("Llama"), tmp_path / "through", **IDLE)
+    with monkeypatch.context() as patch:
+        patch.setattr(LayerEncoder, "save_pretrained", stop)
+        with pytest.raises(KeyboardInterrupt):
+            tuned(tiny_folder("Llama"), tmp_path / "out", **IDLE)
+    resumed = tuned(tiny_folder("Llama"), tmp_path / "out", **IDLE)
+    assert through.encoder.spec.digest == resumed.encoder.spec.digest
+    assert through.encoder.spec.parts == before.parts
+    for name in ("config.json", "model.safetensors"):
+        assert (resumed.model_folder / name).read_bytes() == (through.model_folder / name).read_bytes()
+
+
 def test_last_checkpoint_has_the_most_steps(tmp_path: Path) -> None:
     for steps in (900, 1000):
         folder = tmp_path / f"checkpoint-{steps}"
