@@ -15,7 +15,7 @@ from transformers import TrainerCallback, TrainerState
 from transformers.trainer_utils import rotate_checkpoints
 
 from midlayer_encoders.errors import MidlayerError, OptionError
-from midlayer_encoders.files import atomic_write, file_checksums, sealed, write_file
+from midlayer_encoders.files import atomic_write, explain_full_disk, file_checksums, sealed, write_file
 
 if TYPE_CHECKING:
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
@@ -44,7 +44,8 @@ class WeightsTrainer(SentenceTransformerTrainer):
 
     def _save_checkpoint(self, *arguments: Any) -> None:
         folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
-        super()._save_checkpoint(*arguments)
+        with explain_full_disk(folder):  # torch does not say that the disk is full
+            super()._save_checkpoint(*arguments)
         write_file(folder / CHECKSUMS, sealed(file_checksums(folder)))
         # Not before this checkpoint is complete: a run that is killed resumes from the earlier ones.
         rotate_checkpoints(self.args.output_dir, _NUM_CHECKPOINTS, self.state.best_model_checkpoint)

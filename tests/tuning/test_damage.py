@@ -12,7 +12,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from midlayer_encoders import LayerEncoder
-from midlayer_encoders.errors import MidlayerError
+from midlayer_encoders.errors import DiskFullError, MidlayerError
 from midlayer_encoders.files import LOCK, file_checksums, sealed
 from midlayer_encoders.tuning import TuneResult
 from midlayer_encoders.tuning.trainer_internals import CHECKSUMS
@@ -155,6 +155,17 @@ def test_resumed_run_has_the_same_config_and_identity(
     assert through.encoder.spec.parts == before.parts
     for name in ("config.json", "model.safetensors"):
         assert (resumed.model_folder / name).read_bytes() == (through.model_folder / name).read_bytes()
+
+
+def test_full_disk_is_named_and_the_run_continues(tiny_folder: Folder, small_disk: Path, tmp_path: Path) -> None:
+    """A checkpoint takes 260 kB, of which torch writes 170 kB."""
+    (small_disk / "ballast").write_bytes(bytes(shutil.disk_usage(small_disk).free - 130_000))
+    with pytest.raises(DiskFullError, match=f"disk of {small_disk} is full"):
+        tuned(tiny_folder("Llama"), small_disk / "out", **OPTIONS)
+    shutil.copytree(small_disk / "out", tmp_path / "out")
+    resumed = tuned(tiny_folder("Llama"), tmp_path / "out", **OPTIONS)
+    through = tuned(tiny_folder("Llama"), tmp_path / "through", **OPTIONS)
+    np.testing.assert_array_equal(resumed.encoder.encode(TEXTS), through.encoder.encode(TEXTS))
 
 
 def test_last_checkpoint_has_the_most_steps(tmp_path: Path) -> None:
