@@ -75,3 +75,8 @@ def test_heat_map_of_recipes_shows_points_below_the_best_of_all() -> None:
     assert (points(mark), details(mark)["tips"]) == ([(2, 65)], ["one-word, layer 2: 65.0"])
     assert curves.get_title(loc="left") == "average of 2 tasks, points"
     assert curves.get_label().startswith("plain: best 45.0 at layer 1; one-word: best 65.0 at layer 2; ")
+
+
+def test_page_of_recipes_without_plain_compares_with_none() -> None:
+    page = report_html(FRAMES["one-word"], title="T", how={}, recipes={"one-word": SUMMARIES["one-word"]})
+    assert '<dt>Best recipe</dt><dd class="big">one-word</dd><dd class="soft">of 1</dd>' in page
