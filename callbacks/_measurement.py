@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from midlayer_encoders._isolation import isolated_random
 from midlayer_encoders._types import MIN_MEASURED_TOKENS
 from midlayer_encoders.errors import AnatomyError, MidlayerError, NotFiniteError, OptionError
-from midlayer_encoders.measuring import compute_metrics, num_views, token_receiver, update_views
+from midlayer_encoders.measuring import compute_metrics, num_copies, num_views, token_receiver, update_views
 from midlayer_encoders.metrics import LayerMetric
 from midlayer_encoders.models.anatomy import Anatomy, find_anatomy, resolve_layers
 from midlayer_encoders.models.transformers_internals import without_cache
@@ -24,7 +24,7 @@ from midlayer_encoders.reading.batches import plan_batches
 from midlayer_encoders.reading.reader import LayerReader
 from midlayer_encoders.selection.ridge import check_labels, ridge_correct
 from midlayer_encoders.spectra import without_kernels
-from midlayer_encoders.views.text_views import augment
+from midlayer_encoders.views.text_views import augment, drop_words
 
 from ._settings import CallbackSettings
 
@@ -36,7 +36,8 @@ class InputBatch:
     """A batch of inputs and views for the model.
 
     Attributes:
-        positions: ascending positions of the rows in the list of all inputs, followed by all first views, and so on.
+        positions: ascending positions of the rows in the list of all inputs, followed by their shortened copies if a
+            metric needs them, all first views, and so on.
         inputs: keyword arguments of the model's forward.
     """
 
@@ -106,7 +107,7 @@ def _input_names(model: nn.Module) -> set[str] | None:
 
 
 def make_batches(settings: CallbackSettings, model: nn.Module, tokenizer: Any) -> tuple[list[InputBatch], int]:
-    """Return batches of the inputs and of the views that the metrics need, and the number of inputs.
+    """Return batches of the inputs, copies and views that the metrics need, and the number of inputs.
 
     The states of the global random generators do not change.
 
@@ -117,20 +118,23 @@ def make_batches(settings: CallbackSettings, model: nn.Module, tokenizer: Any) -
     """
     inputs = settings.texts_or_dataloader
     views = settings.views
-    num_needed = num_views(settings.make_metrics([0]))
+    metrics = settings.make_metrics([0])
+    num_needed = num_views(metrics)
     if not isinstance(views, int) and len(views) < num_needed:
         raise OptionError(f"`views` must hold {num_needed} views for these metrics, but got {len(views)}.")
     with isolated_random():
         if isinstance(inputs, Sequence) and (not inputs or isinstance(inputs[0], str)):
             tokenizer = tokenizer if settings.tokenizer is None else settings.tokenizer
-            return _text_batches(settings, num_needed, model, tokenizer), len(inputs)
-        if isinstance(views, int) and num_needed:
+            return _text_batches(settings, metrics, model, tokenizer), len(inputs)
+        num_read = max(num_needed, num_copies(metrics))  # the first view replaces the shortened copies of texts
+        if num_read and not (isinstance(views, Sequence) and views):
             raise OptionError(
                 "`views` must be given, a dataloader for each, where the inputs are a dataloader and a metric compares "
-                "views (InfoNCE, LiDAR, DiME). Pass them, texts instead, or other `metrics`."
+                "views (InfoNCE, LiDAR, DiME, Alignment). Pass them, texts instead, or other `metrics`."
             )
-        loaders = [inputs] if isinstance(views, int) else [inputs, *views[:num_needed]]
+        loaders = [inputs] if isinstance(views, int) else [inputs, *views[:num_read]]
         passes = [_read_loader(loader, model, settings.max_inputs, view) for view, loader in enumerate(loaders, -1)]
+        passes = [passes[0], *passes[1 : 1 + num_copies(metrics)], *passes[1 : 1 + num_needed]]
     counts = [sum(len(batch.positions) for batch in batches) for batches in passes]
     if len(set(counts)) > 1:
         raise OptionError(f"`views` must give one view for each input, but the numbers are {sorted(set(counts))}.")
@@ -151,8 +155,10 @@ def class_indices(labels: Sequence[int | str], count: int) -> Tensor:
     return indices
 
 
-def _text_batches(settings: CallbackSettings, num_needed: int, model: nn.Module, tokenizer: Any) -> list[InputBatch]:
-    """Return the texts and all their views as batches of token ids."""
+def _text_batches(
+    settings: CallbackSettings, metrics: Mapping[str, LayerMetric], model: nn.Module, tokenizer: Any
+) -> list[InputBatch]:
+    """Return the texts, the copies and all views that metrics need as batches of token ids."""
     texts: Any = settings.texts_or_dataloader
     if tokenizer is None:
         raise OptionError("`tokenizer` must be given with texts. Pass the model's, or a dataloader instead of texts.")
@@ -163,6 +169,7 @@ def _text_batches(settings: CallbackSettings, num_needed: int, model: nn.Module,
             raise OptionError(f"`texts` must hold only strings, but `texts[{index}]` is a {type(text).__name__}.")
     _check_vocabulary(tokenizer, model)
     views: Any = settings.views
+    num_needed = num_views(metrics)
     if isinstance(views, int):
         views = augment(texts, views=num_needed, seed=settings.seed) if num_needed else []
     for number, view in enumerate(views[:num_needed]):
@@ -170,9 +177,10 @@ def _text_batches(settings: CallbackSettings, num_needed: int, model: nn.Module,
             raise OptionError(
                 f"`views` must be lists of {len(texts)} texts, one for each text, but view {number} is not."
             )
+    copies = [drop_words(texts, seed=settings.seed)] if num_copies(metrics) else []
     tokenized = [
         tokenizer(list(view), truncation=True, max_length=settings.max_length, verbose=False)["input_ids"]
-        for view in (texts, *views[:num_needed])
+        for view in (texts, *copies, *views[:num_needed])
     ]
     long_enough = sum(len(ids) >= MIN_MEASURED_TOKENS for ids in tokenized[0])
     if long_enough < 2:

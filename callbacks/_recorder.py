@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from midlayer_encoders.errors import MidlayerError, OptionError
+from midlayer_encoders.measuring import num_copies
 
 from ._measurement import LABEL_ACCURACY, InputBatch, Measurement, MetricValues, make_measurement
 from ._settings import CallbackSettings, accepts_settings, is_due
@@ -53,11 +54,15 @@ def metric_identities(measurement: Measurement) -> MetricIdentities:
     location = {"module": measurement.module, "blocks": measurement.anatomy.blocks}
     vectors = {"norm": settings.norm, "pooling": settings.pooling}
     identities: MetricIdentities = {}
-    for name, metric in settings.make_metrics(measurement.layers).items():
+    metrics = settings.make_metrics(measurement.layers)
+    copies = [views.pop(0)] if num_copies(metrics) else []
+    for name, metric in metrics.items():
         if metric.kind == "views":
             identities[name] = {**location, **vectors, "views": views[: int(getattr(metric, "views", 0))]}
         else:
-            identities[name] = {**location, **(vectors if metric.kind == "pooled" else {}), "inputs": inputs}
+            identities[name] = {**location, **(vectors if metric.kind != "tokens" else {}), "inputs": inputs}
+        if metric.kind == "copies":
+            identities[name]["copies"] = copies
         if metric.needs_previous:
             identities[name]["layers"] = list(measurement.layers)
     if measurement.labels is not None:

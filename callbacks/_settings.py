@@ -64,7 +64,7 @@ class CallbackSettings:
         norm: norm applied to the pooled vectors; the paper uses ``"none"``.
         pooling: how token states become one vector.
         views: number of views of each text for LiDAR (InfoNCE and DiME use the first two), or the views themselves:
-            V lists of texts or V dataloaders. They are created once.
+            V lists of texts or V dataloaders (``alignment`` uses the first dataloader). They are created once.
         labels: class of each input; adds ``label_accuracy``, the cross-validated accuracy of a ridge classifier.
         seed: seed of the views and of the cross-validation folds.
         max_length: number of tokens after which texts are truncated.

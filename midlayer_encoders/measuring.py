@@ -1,4 +1,4 @@
-"""Metrics of every layer over a list of inputs, from one forward pass for the inputs and one for each view."""
+"""Metrics of every layer over a list of inputs, from one forward pass for the inputs, their copies and each view."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from midlayer_encoders.reading.batches import LayerSource, TokenBudget, batches_
 from midlayer_encoders.reading.reader import TokenReceive, layer_reader
 from midlayer_encoders.validation import check_count, check_fork, check_list, check_progress, check_seed, check_text
 from midlayer_encoders.views.media_views import augment_media
-from midlayer_encoders.views.text_views import augment
+from midlayer_encoders.views.text_views import augment, drop_words
 
 if TYPE_CHECKING:
     import polars as pl
@@ -71,15 +71,16 @@ def measure_layers(
         metric.distributed_available_fn = _not_distributed
     view_count = num_views(layer_metrics)
     view_passes = _augment(source, texts, view_count, seed) if isinstance(views, int) else views[:view_count]
-    stage = Stage(progress, "measuring", len(texts) * (1 + view_count))
+    copies = [_copies(source, texts, views, seed)] if num_copies(layer_metrics) else []
+    stage = Stage(progress, "measuring", len(texts) * (1 + len(copies) + view_count))
     if isinstance(texts[0], str) and view_count:
         # Batches over all views need less padding than batches per view. The batches of the texts stay the same.
         view_passes = [[text for view in view_passes for text in view]]
     tokens_per_batch = tokens_that_fit(source) if budget == "auto" else budget
     offset = 0
-    for inputs in (texts, *view_passes):
+    for inputs in (texts, *copies, *view_passes):
         batches = batches_of(source, inputs, token_budget=tokens_per_batch, prompt=prompt)
-        sorted_batches = [sorted(batch) for batch in batches]  # texts first, then each view
+        sorted_batches = [sorted(batch) for batch in batches]  # texts first, then copies and each view
         tokens = token_receiver(layer_metrics, len(texts)) if not offset else None
         for positions, vectors in reader.embed(inputs, sorted_batches, tokens=tokens):
             places = [offset + position for position in positions]
@@ -117,7 +118,18 @@ def num_passes(metrics: str | Sequence[str], *, views: int = 16) -> int:
         >>> num_passes("paper"), num_passes(["infonce"]), num_passes("curvature")
         (17, 3, 1)
     """
-    return 1 + num_views(make_for_views(metrics, [0], check_count("views", views)))
+    return 1 + sum(extra_passes(metrics, views=views))
+
+
+def extra_passes(metrics: str | Sequence[str], *, views: int = 16) -> tuple[int, int]:
+    """Return the number of passes over shortened copies of the texts, 0 or 1, and over augmented views of them.
+
+    Example:
+        >>> extra_passes("all"), extra_passes(["alignment"])
+        ((1, 16), (1, 0))
+    """
+    layer_metrics = make_for_views(metrics, [0], check_count("views", views))
+    return num_copies(layer_metrics), num_views(layer_metrics)
 
 
 def make_for_views(metrics: str | Sequence[str], layers: Sequence[int], views: int) -> dict[str, LayerMetric]:
@@ -132,6 +144,19 @@ def make_for_views(metrics: str | Sequence[str], layers: Sequence[int], views: i
 def num_views(metrics: Mapping[str, LayerMetric]) -> int:
     """Return the number of views of each text that metrics need, ``0`` if none does."""
     return max((int(getattr(metric, "views", 0)) for metric in metrics.values() if metric.kind == "views"), default=0)
+
+
+def num_copies(metrics: Mapping[str, LayerMetric]) -> int:
+    """Return 1 if a metric compares the texts with shortened copies, and 0 otherwise."""
+    return int(any(metric.kind == "copies" for metric in metrics.values()))
+
+
+def _copies(source: LayerSource, texts: Sequence[Any], views: int | Sequence[Any], seed: int) -> Sequence[Any]:
+    """Return the texts without a quarter of their words; for images and audio the first view, passed or new."""
+    if medium_of(texts[0], source.media) == "text":
+        return drop_words(texts, seed=seed)
+    passed = [] if isinstance(views, int) else views
+    return (passed or _augment(source, texts, 1, seed))[0]
 
 
 def _augment(source: LayerSource, texts: Sequence[Any], views: int, seed: int) -> Sequence[Sequence[Any]]:
@@ -168,28 +193,34 @@ def update_views(
     positions: Sequence[int],
     num_texts: int,
 ) -> None:
-    """Update the metrics that read one vector for each text with a batch that may hold texts and views of them.
+    """Update the metrics that read one vector for each text with a batch that may hold texts, copies and views of them.
 
     Args:
         metrics: metrics by name; updated in place.
         layers: layers of the vectors.
         vectors: ``(B, D)`` for each layer.
-        positions: ascending positions in the list of all texts, followed by the first view of each, and so on.
+        positions: ascending positions in the list of all texts, followed by the shortened copies if a metric needs
+            them, the first view of each text, and so on.
         num_texts: number of texts.
     """
-    split = bisect_left(positions, num_texts)
-    texts = torch.tensor(positions[:split])
-    views = torch.tensor(positions[split:])
-    is_mixed = 0 < split < len(positions)
+    first_view = 1 + num_copies(metrics)
+    texts_end = bisect_left(positions, num_texts)
+    copies_end = bisect_left(positions, num_texts * first_view)
+    places = torch.tensor(positions)
+    index = places % num_texts
+    parts: list[tuple[slice, dict[str, dict[str, Any]]]] = [
+        (slice(texts_end), {"pooled": {}, "copies": {"view": 0}}),
+        (slice(texts_end, copies_end), {"copies": {"view": 1}}),
+        (slice(copies_end, None), {"views": {"view": places[copies_end:] // num_texts - first_view}}),
+    ]
     for layer, rows in zip(layers, vectors, strict=True):
-        for kind, part, options in (
-            ("pooled", rows[:split], {"index": texts}),
-            ("views", rows[split:], {"index": views % num_texts, "view": views // num_texts - 1}),
-        ):
-            part = part.clone() if is_mixed else part  # metrics keep the vectors: clones free the rest of the batch
-            for metric in metrics.values() if len(part) else ():
-                if metric.kind == kind:
-                    metric.update(part, layer=layer, **options)
+        for part, options in parts:
+            part_rows = rows[part]
+            if 0 < len(part_rows) < len(rows):
+                part_rows = part_rows.clone()  # metrics keep the vectors: clones free the rest of the batch
+            for metric in metrics.values() if len(part_rows) else ():
+                if metric.kind in options:
+                    metric.update(part_rows, layer=layer, index=index[part], **options[metric.kind])
 
 
 def compute_metrics(metrics: Mapping[str, LayerMetric], *, named: bool = True) -> dict[str, dict[int, float]]:

@@ -16,7 +16,7 @@ import midlayer_encoders.metrics as of
 from midlayer_encoders import LayerEncoder, measure
 from midlayer_encoders.measuring import measure_layers
 from midlayer_encoders.metrics import METRICS
-from midlayer_encoders.views.text_views import augment
+from midlayer_encoders.views.text_views import augment, drop_words
 from tests.progress import record_steps
 
 Folder = Callable[[str], str]
@@ -52,22 +52,35 @@ def mean_halves(states: list[Tensor]) -> tuple[Tensor, Tensor]:
     return first, torch.stack([tokens[len(tokens) // 2 :].mean(dim=0) for tokens in long_enough])
 
 
-def by_hand(folder: str, layers: Sequence[int], views: list[list[str]], **options: Any) -> dict[str, dict[int, float]]:
+def by_hand(
+    folder: str, layers: Sequence[int], views: list[list[str]], *, seed: int, **options: Any
+) -> dict[str, dict[int, float]]:
     """Return every metric by name and layer; ``options`` apply to the vectors."""
+    copies = drop_words(TEXTS, seed=seed)
     expected: dict[str, dict[int, float]] = {name: {} for name in METRICS}
     states_before: list[Tensor] | None = None
     rows_before: Tensor | None = None
     for layer in layers:
         states = token_states(folder, layer)
         layer_encoder = encoder(folder, layer, **options)
-        rows, *view_rows = (torch.as_tensor(layer_encoder.encode(texts)).float() for texts in (TEXTS, *views))
+        rows, copy_rows, *view_rows = (
+            torch.as_tensor(layer_encoder.encode(texts)).float() for texts in (TEXTS, copies, *views)
+        )
         for name in ("prompt_entropy", "curvature", "prompt_effective_rank", "first_token_share"):
             expected[name][layer] = mean_over_texts(getattr(of, name), states)
         expected["matrix_entropy"][layer] = float(of.matrix_entropy(torch.cat(states)))
         expected["half_match"][layer] = float(of.half_match(*mean_halves(states)))
-        for name in ("dataset_entropy", "effective_rank", "anisotropy", "intrinsic_dimension", "alpha_req"):
+        for name in (
+            "dataset_entropy",
+            "effective_rank",
+            "anisotropy",
+            "intrinsic_dimension",
+            "alpha_req",
+            "uniformity",
+        ):
             expected[name][layer] = float(getattr(of, name)(rows.double()))
         expected["logdet_entropy"][layer] = float(of.logdet_entropy(rows.double()))
+        expected["alignment"][layer] = float(of.alignment(rows.double(), copy_rows.double()))
         expected["infonce"][layer] = float(of.infonce(view_rows[0].double(), view_rows[1].double()))
         expected["dime"][layer] = float(of.dime(view_rows[0].double(), view_rows[1].double()))
         expected["lidar"][layer] = float(of.lidar(torch.stack(view_rows).double()))
@@ -103,9 +116,9 @@ def test_every_metric_of_every_layer_matches_the_encoder_of_that_layer(
     frame = measure(
         full_encoder, TEXTS, metrics="all", views=3, seed=4, token_budget=120, progress=record_steps(batches)
     )
-    assert sum(batches) == 4 * len(TEXTS)
-    assert len(batches) > 4 * 3, "several batches in each pass"
-    assert_matches_by_hand(frame, by_hand(tiny_folder(name), range(5), VIEWS, **options))
+    assert sum(batches) == 5 * len(TEXTS)
+    assert len(batches) > 5 * 3, "several batches in each pass"
+    assert_matches_by_hand(frame, by_hand(tiny_folder(name), range(5), VIEWS, seed=4, **options))
 
 
 def test_passed_views_selected_layers_and_final_norm(tiny_folder: Folder) -> None:
@@ -120,7 +133,7 @@ def test_passed_views_selected_layers_and_final_norm(tiny_folder: Folder) -> Non
         encoder(folder, -1), TEXTS, metrics="all", views=passed_views, layers=[-1, 1, 0.5], token_budget=120,
         dataset="mine",
     )  # fmt: skip
-    assert_matches_by_hand(frame, by_hand(folder, [1, 2, 4], passed_views))
+    assert_matches_by_hand(frame, by_hand(folder, [1, 2, 4], passed_views, seed=0))
     assert frame.columns == ["model", "revision", "layer", "depth", "kind", "dataset", "name", "value"]
     assert set(frame.select("layer", "depth").unique().iter_rows()) == {(1, 0.25), (2, 0.5), (4, 1.0)}
     assert set(frame.select("revision", "kind", "dataset").unique().iter_rows()) == {("default", "metric", "mine")}

@@ -18,14 +18,17 @@ from midlayer_encoders.media import InputError
 from midlayer_encoders.metrics import (
     METRICS,
     TooFewTextsError,
+    alignment,
     curvature,
     dataset_entropy,
     infonce,
     lidar,
     prompt_entropy,
+    uniformity,
 )
-from midlayer_encoders.views.text_views import augment
+from midlayer_encoders.views.text_views import augment, drop_words
 from tests.families import DEPTH
+from tests.progress import record_steps
 
 Folder = Callable[[str], str]
 TEXTS = [
@@ -77,6 +80,33 @@ def test_every_metric_is_measured_independently_of_batches_and_order(tiny_folder
             atol=1e-4,
             msg=lambda m: f"{name}: {m}",
         )
+
+
+def test_alignment_reads_one_more_pass_and_leaves_other_metrics_unchanged(tiny_folder: Folder) -> None:
+    encoder = LayerEncoder(tiny_folder("Llama"), -1, device="cpu")
+    names = ["infonce", "dataset_entropy"]
+    steps: list[int] = []
+    options = {"token_budget": 60, "layers": [0, 3], "seed": 2}
+    frame = measure(
+        encoder, TEXTS, metrics=["alignment", *names, "uniformity"], progress=record_steps(steps), **options
+    )  # type: ignore[arg-type]
+    assert sum(steps) == 4 * len(TEXTS) == num_passes(["alignment", *names, "uniformity"]) * len(TEXTS)
+    assert frame.filter(pl.col("name").is_in(names)).equals(measure(encoder, TEXTS, metrics=names, **options))  # type: ignore[arg-type]
+    for layer in (0, 3):
+        layer_encoder = LayerEncoder(tiny_folder("Llama"), layer, device="cpu")
+        rows, copies = (torch.from_numpy(layer_encoder.encode(texts)) for texts in (TEXTS, drop_words(TEXTS, seed=2)))
+        actual = dict(frame.filter(layer=layer).select("name", "value").iter_rows())
+        assert actual["alignment"] == pytest.approx(float(alignment(rows, copies)), abs=1e-5)
+        assert actual["uniformity"] == pytest.approx(float(uniformity(rows)), abs=1e-5)
+    assert num_passes("alignment") == 2
+    assert num_passes("paper") == 17
+    assert num_passes("all") == 18
+
+
+def test_copies_do_not_replace_a_missing_view(tiny_folder: Folder) -> None:
+    encoder = LayerEncoder(tiny_folder("Llama"), -1, device="cpu")
+    with pytest.raises(TooFewTextsError, match="all 2 views of every text"):
+        measure(encoder, TEXTS, metrics=["alignment", "infonce"], views=[TEXTS])
 
 
 def test_passes_are_counted_and_reported(tiny_folder: Folder) -> None:
@@ -134,14 +164,15 @@ def test_command_writes_frame_and_figure(tiny_folder: Folder, tmp_path: Path) ->
     (tmp_path / "t.txt").write_text("\n".join(TEXTS))
     command = ["metrics", tiny_folder("Llama"), "--texts", str(tmp_path / "t.txt"), "--out", str(tmp_path / "out")]
     result = CliRunner().invoke(
-        app, [*command, "--layers", "0,0.5,-1", "--metrics", "curvature,prompt_entropy", "--device", "cpu"]
+        app, [*command, "--layers", "0,0.5,-1", "--metrics", "curvature,alignment,uniformity", "--device", "cpu"]
     )
     assert result.exit_code == 0, result.output
     frame = pl.read_parquet(tmp_path / "out/metrics.parquet")
     assert frame.equals(pl.read_csv(tmp_path / "out/metrics.csv").cast(frame.schema))
     assert sorted(set(frame["layer"])) == [0, 2, 4]
     assert (tmp_path / "out/metrics.png").stat().st_size > 1000
-    assert "curvature" in result.output
+    assert set(frame["name"]) == {"curvature", "alignment", "uniformity"}
+    assert all(name in result.output for name in frame["name"].unique())
 
 
 def test_metrics_of_a_group_that_need_more_texts_are_left_out_with_a_warning(

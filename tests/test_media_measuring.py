@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.cli import app
 from midlayer_encoders.encoder.sentence_transformers_encoder import measure
-from midlayer_encoders.metrics import METRICS, curvature, dataset_entropy, infonce, prompt_entropy
+from midlayer_encoders.metrics import METRICS, alignment, curvature, dataset_entropy, infonce, prompt_entropy
 from midlayer_encoders.reading.batches import batches_of
 from midlayer_encoders.store import EmbeddingStore
 from midlayer_encoders.sweeping import SweepSettings, sweep
@@ -73,6 +73,21 @@ def test_every_metric_is_measured_on_images_independently_of_batches(tiny_folder
         torch.testing.assert_close(
             metric_values(small_batches, name), metric_values(frame, name), rtol=2e-3, atol=1e-4, msg=str(name)
         )
+
+
+@pytest.mark.parametrize(("name", "items"), [("ViT", IMAGES), ("Wav2Vec2", WAVEFORMS)])
+def test_alignment_compares_images_and_audio_with_their_first_view(
+    name: str, items: list[Any], tiny_folder: Folder
+) -> None:
+    full_encoder = LayerEncoder(tiny_folder(name), -1, device="cpu")
+    first, second = (list(view) for view in augment_media(items, full_encoder.media[0], views=2, seed=3))  # type: ignore[arg-type]
+    rows, *view_rows = (torch.from_numpy(full_encoder.encode(inputs)) for inputs in (items, first, second))
+    for views, copies in ((2, view_rows[0]), ([second, first], view_rows[1])):
+        for names in (["alignment"], ["infonce", "alignment"]):
+            frame = measure(full_encoder, items, metrics=names, layers=[-1], views=views, seed=3)  # type: ignore[arg-type]
+            expected = {"alignment": float(alignment(rows, copies)), "infonce": float(infonce(*view_rows))}
+            actual = dict(frame.select("name", "value").iter_rows())
+            assert actual == pytest.approx({metric: expected[metric] for metric in names}, abs=1e-4)
 
 
 def test_waveforms_changed_by_padding_share_a_batch_only_at_equal_length(tiny_folder: Folder) -> None:

@@ -18,7 +18,7 @@ from midlayer_encoders.selection import Selection, select
 from tests.test_measured_by_hand import TEXTS
 
 Folder = Callable[[str], str]
-VIEW_METRICS = {"infonce", "lidar", "dime"}
+VIEW_METRICS = {"infonce", "lidar", "dime", "alignment"}
 KINDS = ["ab"[ord(text[0]) % 2] for text in TEXTS]
 
 

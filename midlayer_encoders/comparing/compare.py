@@ -24,14 +24,14 @@ from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import OptionError, short_repr
 from midlayer_encoders.files import check_output_folder, expand_home
 from midlayer_encoders.frame.schema import NamedSubject, tidy_frame, tidy_rows
-from midlayer_encoders.measuring import agreed, num_passes
+from midlayer_encoders.measuring import agreed, extra_passes
 from midlayer_encoders.metrics import METRICS, PAPER_METRICS, TooFewTextsError
 from midlayer_encoders.metrics.sample_metrics import cka_matrix
 from midlayer_encoders.reading.batches import batches_of
 from midlayer_encoders.reading.reader import layer_reader
 from midlayer_encoders.report import comparison_page, plot_metrics
 from midlayer_encoders.report.results import Result, versions
-from midlayer_encoders.views.text_views import augment
+from midlayer_encoders.views.text_views import augment, drop_words
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -172,10 +172,11 @@ def compare(
     if out is not None:
         check_output_folder(Path(out))
     validation.check_progress(progress)
-    num_views = num_passes(names, views=views) - 1
+    num_copies, num_views = extra_passes(names, views=views)
+    copies = [drop_words(texts, seed=seed)] if num_copies else []
     text_views = augment(texts, views=num_views, seed=seed) if num_views else []
     halves = random_halves(len(texts), intervals.resamples, seed=seed)
-    inputs = _Inputs(texts, text_views, names, layers, encoder_options, halves, progress)
+    inputs = _Inputs(texts, copies, text_views, names, layers, encoder_options, halves, progress)
     measured = _measure_all(models, inputs)
     first, *compared = measured
     result = CompareResult(
@@ -296,6 +297,7 @@ class _Inputs:
     """The inputs and options with which every model is measured."""
 
     texts: Sequence[str]
+    copies: Sequence[Sequence[str]]  # none, or one list
     views: Sequence[Sequence[str]]
     metrics: tuple[str, ...]
     layers: Sequence[Layer] | str
@@ -328,7 +330,8 @@ def _measure_model(encoder: LayerEncoder, inputs: _Inputs, previous: Sequence[_M
                 f"settings as {model.label}."
             )
     label = _unique_label(encoder, [model.label for model in previous])
-    stage = Stage(inputs.progress, f"texts of {label}", len(inputs.texts) * (1 + len(inputs.views)))
+    num_inputs = len(inputs.texts) * (1 + len(inputs.copies) + len(inputs.views))
+    stage = Stage(inputs.progress, f"texts of {label}", num_inputs)
     measurements = _measure_texts(encoder, inputs, stage.step)
     values = {name: measurements.value(name) for name in inputs.metrics}
     stage = Stage(inputs.progress, f"halves of {label}", len(inputs.halves) * len(inputs.metrics))
@@ -431,12 +434,14 @@ class _TextMeasurements:
         text_values: for each token metric the value for each layer and text, ``(L, N)`` float64; NaN for texts that
             are too short.
         vectors: one for each layer and text, ``(L, N, D)`` float32.
+        copies: those of the shortened texts, ``(L, N, D)``, or ``(L, 0, D)``.
         views: one for each layer, view and text, ``(L, V, N, D)`` float32.
     """
 
     layers: tuple[int, ...]
     text_values: dict[str, Tensor]
     vectors: Tensor
+    copies: Tensor
     views: Tensor
 
     def value(self, metric: str, texts: Tensor | None = None) -> Tensor:
@@ -448,6 +453,9 @@ class _TextMeasurements:
         function = getattr(metric_functions, metric)
         if kind == "pooled":
             return torch.stack([function(vectors[positions].double()) for vectors in self.vectors])
+        if kind == "copies":
+            pairs = zip(self.vectors[:, positions].double(), self.copies[:, positions].double(), strict=True)
+            return torch.stack([function(vectors, copies) for vectors, copies in pairs])
         views = self.views[:, :, positions].double()
         if metric == "lidar":
             return torch.stack([function(layer_views) for layer_views in views])
@@ -474,7 +482,7 @@ def comparable(metrics: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def _measure_texts(encoder: LayerEncoder, inputs: _Inputs, done: Callable[[int], None]) -> _TextMeasurements:
-    """Return the measurements of a model from one pass over the texts, and one over each view of them.
+    """Return the measurements of a model from one pass over the texts, their copies and each view of them.
 
     The encoder's pooling and default prompt apply; ``done`` is called after each batch with the number of its texts.
     """
@@ -493,7 +501,7 @@ def _measure_texts(encoder: LayerEncoder, inputs: _Inputs, done: Callable[[int],
             text_values[name][rows[layer], positions] = values
 
     vectors = []
-    for view, view_texts in enumerate((inputs.texts, *inputs.views)):
+    for view, view_texts in enumerate((inputs.texts, *inputs.copies, *inputs.views)):
         receive = measure_tokens if token_metrics and view == 0 else None
         batches = batches_of(encoder, view_texts, prompt=prompt)
         vectors.append(reader.vectors(view_texts, batches, tokens=receive, done=done))
@@ -502,6 +510,8 @@ def _measure_texts(encoder: LayerEncoder, inputs: _Inputs, done: Callable[[int],
             raise TooFewTextsError(
                 f"Texts long enough for {name} must be at least 1, but there are 0: give longer texts."
             )
+    first_view = 1 + len(inputs.copies)
     empty = vectors[0].new_empty(len(rows), 0, *vectors[0].shape[1:])
-    stacked_views = torch.stack(vectors[1:], dim=1) if len(vectors) > 1 else empty
-    return _TextMeasurements(tuple(reader.layers), text_values, vectors[0], stacked_views)
+    stacked_views = torch.stack(vectors[first_view:], dim=1) if len(vectors) > first_view else empty
+    copies = vectors[1] if inputs.copies else vectors[0][:, :0]
+    return _TextMeasurements(tuple(reader.layers), text_values, vectors[0], copies, stacked_views)

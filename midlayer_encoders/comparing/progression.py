@@ -22,7 +22,7 @@ from midlayer_encoders.encoder.spec import base_name
 from midlayer_encoders.errors import DiskFullError, MidlayerError, OptionError, error_summary
 from midlayer_encoders.files import check_links, folder_lock
 from midlayer_encoders.frame.steps import layer_changes, settled
-from midlayer_encoders.measuring import num_passes
+from midlayer_encoders.measuring import extra_passes, num_passes
 from midlayer_encoders.metrics import TooFewTextsError
 from midlayer_encoders.report import plot_steps_change, plot_steps_curves, plot_steps_heat
 from midlayer_encoders.report.results import Result, kept_frame, versions
@@ -147,7 +147,7 @@ def progression(
     check_text("dataset", dataset)
     check_path("out", out)
     check_progress(progress)
-    num_views = num_passes(metrics, views=views) - 1  # rejects an unknown metric before anything is loaded
+    _, num_views = extra_passes(metrics, views=views)  # rejects an unknown metric before anything is loaded
     checkpoints = find_checkpoints(model, revisions, trust_remote_code=encoder_options.trust_remote_code)
     identity = _StepIdentity(
         model=base_name(model),
@@ -196,7 +196,7 @@ class _CheckpointMeasurer:
         """Return the frames of the checkpoints, and the errors of those that failed; raise if all did."""
         frames: list[pl.DataFrame] = []
         failures: dict[str, str] = {}
-        count = (1 + len(self.views)) * len(self.texts)
+        count = num_passes(self.identity.metrics, views=self.identity.views) * len(self.texts)
         for position, checkpoint in enumerate(checkpoints):
             stage = Stage(progress, checkpoint.name, count * len(checkpoints), count * position)
             try:
@@ -223,6 +223,7 @@ class _CheckpointMeasurer:
             metrics=self.identity.metrics,
             layers=self.identity.layers,
             views=self.views or self.identity.views,
+            seed=self.identity.seed,
             dataset=self.identity.dataset,
             progress=lambda _, done, __: stage.step(start + done - stage.done),
         )

@@ -257,6 +257,7 @@ def measure(
 
     Token metrics read the raw states; the others read one vector per text, with the encoder's norm, pooling and default
     prompt. Invariance metrics share their views: the sixteen passes of LiDAR serve InfoNCE and DiME.
+    ``alignment`` needs one more pass, over copies of the texts without a quarter of their words.
 
     Args:
         model: folder or hub name, read with ``norm="none"`` like the paper; or an encoder of the whole model, or of one
@@ -268,7 +269,7 @@ def measure(
             revision names it, as in ``"default:mlp"``.
         views: number of views of each text for LiDAR (InfoNCE and DiME take the first two), or the views themselves,
             V lists of N texts.
-        seed: seed of the views.
+        seed: seed of the views and of the copies.
         dataset: name of the texts in the frame.
         token_budget: tokens in a batch; ``"auto"`` finds the fastest size for the device.
         progress: called after each batch, with the stage ``"measuring"``.

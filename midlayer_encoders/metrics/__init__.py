@@ -24,12 +24,15 @@ from midlayer_encoders.metrics.row_metrics import (
 )
 from midlayer_encoders.metrics.sample_metrics import (
     CKA,
+    Alignment,
     DiME,
     HalfMatch,
     InfoNCE,
     IntrinsicDimension,
     LiDAR,
     NeighborOverlap,
+    Uniformity,
+    alignment,
     cka,
     dime,
     half_match,
@@ -37,6 +40,7 @@ from midlayer_encoders.metrics.sample_metrics import (
     intrinsic_dimension,
     lidar,
     neighbor_overlap,
+    uniformity,
 )
 from midlayer_encoders.metrics.token_metrics import (
     AttentionSinkRate,
@@ -60,6 +64,7 @@ __all__ = [
     "CKA",
     "METRICS",
     "PAPER_METRICS",
+    "Alignment",
     "AlphaReQ",
     "Anisotropy",
     "AttentionSinkRate",
@@ -82,6 +87,8 @@ __all__ = [
     "PromptEffectiveRank",
     "PromptEntropy",
     "TooFewTextsError",
+    "Uniformity",
+    "alignment",
     "alpha_req",
     "anisotropy",
     "attention_sink_rate",
@@ -103,6 +110,7 @@ __all__ = [
     "neighbor_overlap",
     "prompt_effective_rank",
     "prompt_entropy",
+    "uniformity",
 ]
 
 METRICS: dict[str, type[LayerMetric]] = {
@@ -124,6 +132,8 @@ METRICS: dict[str, type[LayerMetric]] = {
     "block_influence": BlockInfluence,
     "neighbor_overlap": NeighborOverlap,
     "half_match": HalfMatch,
+    "alignment": Alignment,
+    "uniformity": Uniformity,
 }
 """All metrics by the name that the function, command-line option and log key share."""
 

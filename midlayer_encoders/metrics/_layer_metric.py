@@ -29,8 +29,9 @@ if TYPE_CHECKING:
 _STACK_SIZE = 2**24  # numbers of several layers that are stacked: 128 MB in float64
 _MAX_TEMPORARIES = 2**24  # temporary numbers at once, 64 MB in float32: a large batch is never copied whole
 
-Kind: TypeAlias = Literal["tokens", "pooled", "views", "attentions"]
-"""The input of ``update``: token states and their mask, one vector per text, one per text and view, or attentions."""
+Kind: TypeAlias = Literal["tokens", "pooled", "views", "copies", "attentions"]
+"""The input of ``update``: token states and their mask, one vector per text, one per text and view, one of each text
+(view 0) and one of its shortened copy (view 1), or attentions."""
 
 
 class TooFewTextsError(MidlayerError, ValueError):
@@ -53,7 +54,7 @@ class LayerMetric(Metric):
         options: options of the metric's function, and torchmetrics' own, such as ``process_group``.
 
     Attributes:
-        kind: the input of ``update``: ``"tokens"``, ``"pooled"``, ``"views"`` or ``"attentions"``.
+        kind: the input of ``update``: ``"tokens"``, ``"pooled"``, ``"views"``, ``"copies"`` or ``"attentions"``.
         needs_previous: True if each layer is compared with the one listed before it, so that the first value is NaN.
         options: values of the function's options.
     """
@@ -453,7 +454,7 @@ def prepared(states: Tensor, mask: Tensor | None, *, center: bool, unit: bool) -
     rows, mean = _centered(states, mask, center)
     if not center and not unit:
         return rows
-    return rows * _scale(lengths(rows), lengths(mean), mask, unit).unsqueeze(-1)
+    return rows * row_scale(lengths(rows), lengths(mean), mask, unit).unsqueeze(-1)
 
 
 def token_gram(states: Tensor, mask: Tensor, *, center: bool, unit: bool) -> tuple[Tensor, Tensor | None]:
@@ -480,7 +481,7 @@ def token_gram(states: Tensor, mask: Tensor, *, center: bool, unit: bool) -> tup
     gram = smaller_gram(rows)
     if center or unit:
         # The squared lengths are on the diagonal, and scaling T x T numbers is faster than T x D.
-        scale = _scale(gram.diagonal(dim1=-2, dim2=-1).sqrt(), lengths(mean), mask, unit)
+        scale = row_scale(gram.diagonal(dim1=-2, dim2=-1).sqrt(), lengths(mean), mask, unit)
         gram = gram.mul_(scale.unsqueeze(-1)).mul_(scale.unsqueeze(-2))
     return gram, mask.sum(dim=-1)
 
@@ -495,7 +496,7 @@ def _centered(states: Tensor, mask: Tensor | None, center: bool) -> tuple[Tensor
     return rows - mean, mean
 
 
-def _scale(length: Tensor, mean_length: Tensor, mask: Tensor | None, unit: bool) -> Tensor:
+def row_scale(length: Tensor, mean_length: Tensor, mask: Tensor | None, unit: bool) -> Tensor:
     """Return the factor of each row, shape ``(*, N)``: 0 for padding and for rows that are only rounding."""
     real = torch.ones_like(length, dtype=torch.bool) if mask is None else mask
     longest = torch.where(real, length, 0.0).amax(dim=-1, keepdim=True)

@@ -672,6 +672,99 @@ class LiDAR(ViewMetric, function=lidar, check=_check_delta, number=_lidar):
         self.views = check_count("views", views, minimum=2)
 
 
+def alignment(first: Tensor, second: Tensor, *, center: bool = True) -> Tensor:
+    r"""Return the mean cosine between the vectors of each text and of a shortened copy of it.
+
+    .. math::
+        \frac{1}{N} \sum_i \cos(x_i - \bar x, y_i - \bar x)
+
+    With unit vectors :math:`u` and :math:`v` of these differences it is :math:`1 - \frac{1}{2N} \sum_i \lVert u_i -
+    v_i \rVert^2`, which falls as the alignment loss of Wang & Isola (2020) rises.
+
+    Args:
+        first: one row per text, shape ``(N, D)``, two texts or more.
+        second: rows of copies of the same texts, shape ``(N, D)``, such as without a quarter of their words.
+        center: subtract the mean of the texts from both, which removes common components.
+
+    Returns:
+        Scalar, between ``-1`` and ``1``. A row that equals the mean has cosine 0. NaN if the rows hold NaN or infinity.
+
+    Example:
+        >>> texts = torch.tensor([[1.0, 0.0], [-1.0, 0.0]])
+        >>> alignment(texts, texts + torch.tensor([0.0, 1.0]))  # each copy is turned by 45 degrees
+        tensor(0.7071)
+    """
+    check_pair(first, second, same_width=True)
+    return _alignment(first, second, center=center).to(result_dtype(first))
+
+
+def _alignment(first: Tensor, second: Tensor, *, center: bool) -> Tensor:
+    """Return the mean cosine of texts and copies, each ``(*, N, D)``: shape ``(*)``."""
+    mean = precise(first).mean(dim=-2, keepdim=True) * center
+    rows = precise(torch.cat([first, second], dim=-2)) - mean
+    rows = rows * base.row_scale(base.lengths(rows), base.lengths(mean), None, unit=True).unsqueeze(-1)
+    x, y = rows.chunk(2, dim=-2)
+    return (x * y).sum(dim=-1).mean(dim=-1)
+
+
+class Alignment(ViewMetric, function=alignment, number=_alignment):
+    """:func:`alignment` of each text, view 0, and its shortened copy, view 1, per layer.
+
+    Options are those of the function and of :class:`SampleMetric`.
+    """
+
+    kind: ClassVar[Kind] = "copies"
+
+
+def uniformity(embeddings: Tensor, *, t: float = 2.0, center: bool = True) -> Tensor:
+    r"""Return the logarithm of the mean Gaussian potential of all pairs of texts on the unit sphere.
+
+    .. math::
+        \log \frac{2}{N(N-1)} \sum_{i < j} \exp(-t \lVert u_i - u_j \rVert^2), \qquad
+        u_i = \frac{z_i - \bar z}{\lVert z_i - \bar z \rVert}
+
+    (Wang & Isola, 2020, who do not subtract the mean.)
+
+    Args:
+        embeddings: one row per text, shape ``(N, D)``, two texts or more.
+        t: scale of the squared distances, ``> 0``.
+        center: subtract the mean of the rows, before they are scaled to unit length.
+
+    Returns:
+        Scalar, between ``-4 t`` and ``0``; ``0`` for equal rows, about ``-2 t`` for independent directions in many
+        dimensions. A row that equals the mean stays zero. NaN if the rows hold NaN or infinity.
+
+    Example:
+        >>> uniformity(torch.tensor([[1.0, 0.0], [-1.0, 0.0]])), uniformity(torch.ones(3, 2))
+        (tensor(-8.), tensor(0.))
+    """
+    _check_t(t)
+    base.check_at_least(2, len(embeddings), "Rows of `embeddings`")
+    return _uniformity(embeddings, t=t, center=center).to(result_dtype(embeddings))
+
+
+def _uniformity(embeddings: Tensor, *, t: float, center: bool) -> Tensor:
+    """Return the uniformity of sets of rows ``(*, N, D)``: shape ``(*)``."""
+    rows = base.prepared(embeddings, None, center=center, unit=True)
+    squares = rows.square().sum(dim=-1)
+    distances = squares.unsqueeze(-1) + squares.unsqueeze(-2) - 2 * products(rows, rows)
+    potentials = -t * distances.clamp(min=0.0)
+    potentials.diagonal(dim1=-2, dim2=-1).fill_(-torch.inf)  # a text is no pair with itself
+    texts = rows.shape[-2]
+    return potentials.flatten(-2).logsumexp(dim=-1) - math.log(texts * (texts - 1))
+
+
+def _check_t(t: float) -> None:
+    base.check_positive("t", t)
+
+
+class Uniformity(PooledSampleMetric, function=uniformity, check=_check_t, number=_uniformity):
+    """:func:`uniformity` of one vector per text, per layer.
+
+    Options are those of the function and of :class:`SampleMetric`.
+    """
+
+
 def cka(first: Tensor, second: Tensor, *, unbiased: bool = False) -> Tensor:
     r"""Return the linear centered kernel alignment of two layers' or models' vectors of the same texts.
 

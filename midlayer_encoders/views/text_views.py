@@ -1,4 +1,4 @@
-"""Seeded views of texts: the paper's three nlpaug augmentations in sequence.
+"""Seeded views of texts: the paper's three nlpaug augmentations in sequence, and copies without some words.
 
 nlpaug draws from the global random generators; here its augmenters draw from a local generator instead.
 """
@@ -65,10 +65,7 @@ def augment(
         >>> second
         ['the e ^! niaF rrWi2 was la te aga in']
     """
-    texts, seed = check_list("texts", texts, minimum=0), check_seed(seed)
-    for place, text in enumerate(texts):
-        if not isinstance(text, str):
-            check_text(f"texts[{place}]", text)
+    texts, seed = _check_strings(texts), check_seed(seed)
     for name, value in (("views", views), ("max_words", max_words), ("workers", workers)):
         if value is not None or name == "views":
             check_count(name, value)
@@ -92,6 +89,42 @@ def augment(
     for chunk in augmented:
         by_text += chunk
     return [[text_views[view] for text_views in by_text] for view in range(views)]
+
+
+def drop_words(texts: Sequence[str], *, seed: int = 0) -> list[str]:
+    """Return a copy of every text without a random quarter of its words, rounded down but at least one.
+
+    Whitespace separates words; single spaces join those of a copy. A text of one word or none is its own copy. A copy
+    depends on the text and ``seed`` only, so equal texts have equal copies.
+
+    Args:
+        texts: N texts.
+        seed: seed of the copies.
+
+    Example:
+        >>> drop_words(["the evening train was late again", "Hello"])
+        ['the evening train late again', 'Hello']
+    """
+    texts, seed = _check_strings(texts), check_seed(seed)
+
+    def shortened(text: str) -> str:
+        words = text.split()
+        if len(words) < 2:
+            return text
+        random = Random(f"{seed}\0{text}".encode("utf-8", "surrogatepass"))
+        remaining = random.sample(range(len(words)), len(words) - max(1, len(words) // 4))
+        return " ".join(words[place] for place in sorted(remaining))
+
+    return [shortened(text) for text in texts]
+
+
+def _check_strings(texts: Sequence[str]) -> list[str]:
+    """Return texts as a list; unlike ``check_texts``, unpaired surrogates are allowed."""
+    texts = check_list("texts", texts, minimum=0)
+    for place, text in enumerate(texts):
+        if not isinstance(text, str):
+            check_text(f"texts[{place}]", text)
+    return texts
 
 
 def _augmented(

@@ -201,6 +201,8 @@ class Two(Boring):
         (None, lambda: LayerMetricsCallback([{"pixels": torch.ones(2, 4)}], metrics=CHEAP[:1]), OptionError, "it gave \\['pixels'\\]"),
         (None, lambda: LayerMetricsCallback([torch.ones(1, 4).long()], metrics=CHEAP[:1]), OptionError, "at least 2 inputs"),
         (None, lambda: LayerMetricsCallback([torch.ones(2, 4).long()]), OptionError, "`views` must be given"),
+        (None, lambda: LayerMetricsCallback([torch.ones(2, 4).long()], metrics="alignment"), OptionError, "`views` must be given.*Alignment"),
+        (None, lambda: LayerMetricsCallback([torch.ones(2, 4).long()], metrics="alignment", views=[]), OptionError, "`views` must be given"),
     ],
 )  # fmt: skip
 def test_invalid_settings_are_refused_before_training(

@@ -24,11 +24,11 @@ pytestmark = ADVICE
 
 LABELS = [0, 1] * 6
 BASE = {
-    "metrics": ["prompt_entropy", "block_influence", "dataset_entropy", "infonce", "lidar"], "labels": LABELS,
+    "metrics": ["prompt_entropy", "block_influence", "dataset_entropy", "infonce", "lidar", "alignment"], "labels": LABELS,
     "every_n_steps": 2, "figures": False, "strict": True,
 }  # fmt: skip
 NAMES = {*BASE["metrics"], "label_accuracy"}  # type: ignore[misc]
-VECTORS = {"dataset_entropy", "infonce", "lidar", "label_accuracy"}
+VECTORS = {"dataset_entropy", "infonce", "lidar", "alignment", "label_accuracy"}
 CHANGED: dict[str, tuple[dict[str, Any], set[str], str]] = {
     # name: the change, the names whose earlier values are then incompatible, and the setting in the warning
     "nothing": ({}, set(), ""),
@@ -41,7 +41,7 @@ CHANGED: dict[str, tuple[dict[str, Any], set[str], str]] = {
     "pooling": ({"pooling": "last"}, VECTORS, "pooling"),
     "views": ({"views": 3}, {"lidar"}, "views"),
     "given_views": ({"views": VIEWS}, {"infonce", "lidar"}, "views"),
-    "seed": ({"seed": 1}, {"infonce", "lidar", "label_accuracy"}, "seed"),
+    "seed": ({"seed": 1}, {"infonce", "lidar", "alignment", "label_accuracy"}, "seed"),
     "max_length": ({"max_length": 20}, NAMES, "inputs"),
     "labels": ({"labels": [0, 0, 1] * 4}, {"label_accuracy"}, "labels"),
     "renamed_labels": ({"labels": ["no", "yes"] * 6}, set(), ""),

@@ -12,7 +12,7 @@ from lightning.pytorch.loggers import CSVLogger
 from torch.utils.data import DataLoader
 
 from midlayer_encoders.callbacks import LayerMetricsCallback, LayerMetricsTrainerCallback, _measurement
-from midlayer_encoders.metrics import curvature, dataset_entropy, infonce, prompt_entropy
+from midlayer_encoders.metrics import alignment, curvature, dataset_entropy, infonce, prompt_entropy, uniformity
 from midlayer_encoders.selection.ridge import label_folds
 from midlayer_encoders.spectra import kernels_enabled
 from tests.callbacks.oracles import (
@@ -30,7 +30,7 @@ from tests.callbacks.training import ADVICE, TOKENIZER, Boring, fit, neox
 pytestmark = ADVICE
 
 STEPS = [0, 2, 3]
-KINDS = ["prompt_entropy", "block_influence", "half_match", "dataset_entropy", "cka", "infonce", "lidar"]
+KINDS = ["prompt_entropy", "block_influence", "half_match", "dataset_entropy", "cka", "infonce", "lidar", "alignment"]
 SETTINGS: dict[str, dict[str, Any]] = {
     "all": {"metrics": "all", "views": 2},
     "some": {
@@ -112,13 +112,14 @@ def make_loader(rows: torch.Tensor, lengths: list[int], batch_size: int) -> Data
     return DataLoader(items, batch_size)
 
 
-def test_dataloader_is_read_up_to_max_inputs_with_its_views(tmp_path: Path) -> None:
+@pytest.mark.parametrize("more", [[], ["alignment", "uniformity"]])
+def test_dataloader_is_read_up_to_max_inputs_with_its_views(more: list[str], tmp_path: Path) -> None:
     generator = torch.Generator().manual_seed(2)
     rows, first_view, second_view = (torch.randint(4, 90, (9, 11), generator=generator) for _ in range(3))
     lengths = [11, 4, 7, 5, 11, 6, 8, 9, 10]
     weights = Weights()
     callback = LayerMetricsCallback(
-        make_loader(rows, lengths, 3), metrics=["prompt_entropy", "curvature", "dataset_entropy", "infonce"], max_inputs=7,
+        make_loader(rows, lengths, 3), metrics=["prompt_entropy", "curvature", "dataset_entropy", "infonce", *more], max_inputs=7,
         views=[make_loader(first_view, lengths, 2), make_loader(second_view, lengths, 9)], every_n_steps=[2], figures=False, strict=True,
     )  # fmt: skip
     fit(Boring(neox()), tmp_path, [weights, callback], max_steps=2)
@@ -139,6 +140,8 @@ def test_dataloader_is_read_up_to_max_inputs_with_its_views(tmp_path: Path) -> N
             "dataset_entropy": dataset_entropy(pooled),
             "infonce": infonce(*pooled_views),
         }
+        if more:
+            expected |= {"alignment": alignment(pooled, pooled_views[0]), "uniformity": uniformity(pooled)}
         actual = dict(callback.frame.filter(polars.col("layer") == layer).select("name", "value").iter_rows())
         assert actual == pytest.approx({name: float(value) for name, value in expected.items()}, rel=1e-4)
 

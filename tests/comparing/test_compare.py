@@ -69,6 +69,20 @@ def test_metrics_match_each_model_measured_alone(base: str, tuned: str, done: Co
             assert_frame_equal(own_rows.filter(sample), frame.filter(sample), check_row_order=False, rel_tol=within)
 
 
+def test_alignment_compares_with_the_shortened_texts_of_the_seed(base: str, tuned: str) -> None:
+    names = ["alignment", "infonce", "uniformity"]
+    steps: list[tuple[int, int]] = []
+    result = compare(
+        base, tuned, metrics=names, seed=3, layers=[-1], progress=lambda _, *step: steps.append(step), **OPTIONS
+    )  # type: ignore[arg-type]
+    for folder in (base, tuned):
+        encoder = LayerEncoder(folder, -1, norm="none", device="cpu")
+        expected = measure(encoder, TEXTS, metrics=names, views=2, seed=3, layers=[-1])
+        own_rows = result.frame.filter(pl.col("model") == f"local/{Path(folder).name}")
+        assert_frame_equal(own_rows, expected, rel_tol=1e-5)
+    assert max(done for done, total in steps if total == 4 * len(TEXTS)) == 4 * len(TEXTS), "each text, copy and view"
+
+
 def test_differences_match_the_frame_and_are_zero_for_unchanged_layers(done: CompareResult) -> None:
     keys = ["layer", "name"]
     wide = done.frame.pivot("model", index=keys, values="value")

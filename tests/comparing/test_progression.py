@@ -63,6 +63,17 @@ def test_every_step_matches_a_separate_measurement(run: Path, done: ProgressionR
         assert len(own_rows) == (DEPTH + 1) * len(METRICS)
 
 
+def test_alignment_uses_the_seed_of_the_progression(run: Path) -> None:
+    steps: list[tuple[int, int]] = []
+    options = {"metrics": ["infonce", "alignment"], "seed": 5}
+    result = progress(run, revisions=["step1", "checkpoint-2"], progress=lambda _, *step: steps.append(step), **options)
+    encoder = LayerEncoder(str(run / "checkpoint-2"), -1, norm="none", device="cpu")
+    expected = measure(encoder, TEXTS, dataset="mine", **options)  # type: ignore[arg-type]
+    own_rows = result.frame.filter(pl.col("revision") == "step2")
+    assert_frame_equal(own_rows.drop("model", "revision"), expected.drop("model", "revision"), rel_tol=1e-12)
+    assert steps[-1] == (8 * len(TEXTS), 8 * len(TEXTS)), "texts, copies and two views at two steps"
+
+
 def test_everything_is_written(done: ProgressionResult) -> None:
     assert done.folder is not None
     assert_frame_equal(pl.read_parquet(done.folder / "frame.parquet"), done.frame)

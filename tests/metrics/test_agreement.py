@@ -48,6 +48,8 @@ GRID: dict[str, dict[str, list[object]]] = {
     "block_influence": {},
     "neighbor_overlap": {"k": [1, 4], "distance": ["cosine", "euclidean"]},
     "half_match": {"center": BOTH},
+    "alignment": {"center": BOTH},
+    "uniformity": {"t": [0.5, 2.0], "center": BOTH},
 }
 
 

@@ -13,7 +13,7 @@ from midlayer_encoders.metrics.token_metrics import WaitingTokenMetric
 from tests.metrics.feeding import Corpus, corpus, feed, make
 from tests.metrics.test_layer_metric import COMPARING, SAMPLES
 
-KINDS = ["tokens", "pooled", "views"]
+KINDS = ["tokens", "pooled", "views", "copies"]
 MORE: list[tuple[str, dict[str, object]]] = [
     ("prompt_entropy", {"center": False}),
     ("prompt_entropy", {}),
@@ -23,6 +23,8 @@ MORE: list[tuple[str, dict[str, object]]] = [
     ("anisotropy", {"form": "spectral"}),
     ("cka", {"against": 0, "max_samples": 30}),
     ("infonce", {"max_samples": 30, "seed": 5}),
+    ("alignment", {"center": False}),
+    ("uniformity", {"t": 1.0}),
 ]
 """The same metrics with other options, one of them twice."""
 

@@ -18,8 +18,9 @@ from tests.metrics.feeding import corpus, feed, make, value
 TOKENS = [name for name, metric in METRICS.items() if metric.kind == "tokens"]
 ROWS = ["dataset_entropy", "effective_rank", "anisotropy", "alpha_req", "logdet_entropy"]
 SAMPLES = ["infonce", "lidar", "dime", "intrinsic_dimension", "cka", "neighbor_overlap", "half_match"]
+SAMPLES += ["alignment", "uniformity"]
 FIRST_IS_NAN = ["block_influence", "cka", "neighbor_overlap"]
-COMPARING = [*FIRST_IS_NAN, "infonce", "lidar", "dime"]
+COMPARING = [*FIRST_IS_NAN, "infonce", "lidar", "dime", "alignment"]
 
 
 @pytest.mark.parametrize("name", METRICS)
@@ -46,7 +47,7 @@ class Costly(TorchDispatchMode):
         return op(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("name", [*ROWS[:3], ROWS[4], "infonce", "lidar", "dime", "half_match"])
+@pytest.mark.parametrize("name", [*ROWS[:3], ROWS[4], "infonce", "lidar", "dime", "half_match", "uniformity"])
 def test_layers_are_computed_together(name: str) -> None:
     counts = []
     for layers in (2, 9):
@@ -143,7 +144,19 @@ def test_no_text_is_an_error(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["infonce", "lidar", "dime", "anisotropy", "cka", "neighbor_overlap", "alpha_req", "half_match"]
+    "name",
+    [
+        "infonce",
+        "lidar",
+        "dime",
+        "anisotropy",
+        "cka",
+        "neighbor_overlap",
+        "alpha_req",
+        "half_match",
+        "alignment",
+        "uniformity",
+    ],
 )
 def test_one_text_is_an_error_for_metrics_that_compare_texts(name: str) -> None:
     metric = feed(make(name, range(3)), corpus(texts=1), [torch.arange(1)])
@@ -161,6 +174,7 @@ def test_unknown_layer_and_invalid_shapes_are_refused(name: str) -> None:
         "pooled": lambda: metric.update(texts.pooled[0], index=torch.arange(1), layer=1),
         "views": lambda: metric.update(texts.views[0, 0], view=0, index=torch.arange(1), layer=1),
     }
+    wrong["copies"] = wrong["views"]
     with pytest.raises(OptionError, match="must be"):
         wrong[metric.kind]()
 

@@ -35,6 +35,8 @@ CHANGED: dict[str, dict[str, Any]] = {
     "block_influence": {},
     "neighbor_overlap": {"against": 0, "k": 5, "distance": "euclidean"},
     "half_match": {"center": False},
+    "alignment": {"center": False},
+    "uniformity": {"t": 1.0, "center": False},
 }
 """A non-default value of each option."""
 
@@ -67,7 +69,7 @@ def of_one_layer(name: str, texts: Corpus, row: int, **options: Any) -> Tensor:
             return function(texts.pooled[before], texts.pooled[row], **options)  # type: ignore[no-any-return]
         case "lidar":
             return function(texts.views[row, : options.pop("views")], **options)  # type: ignore[no-any-return]
-        case "infonce" | "dime":
+        case "infonce" | "dime" | "alignment":
             return function(texts.views[row, 0], texts.views[row, 1], **options)  # type: ignore[no-any-return]
     return function(texts.pooled[row], **options)  # type: ignore[no-any-return]
 

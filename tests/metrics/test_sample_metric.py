@@ -58,7 +58,7 @@ def test_repeated_text_counts_once(name: str) -> None:
     assert torch.equal(value(name, texts, twice)[1:], value(name, texts)[1:])
 
 
-@pytest.mark.parametrize("name", ["intrinsic_dimension", "cka", "neighbor_overlap"])
+@pytest.mark.parametrize("name", ["intrinsic_dimension", "cka", "neighbor_overlap", "uniformity"])
 def test_without_index_texts_are_numbered_in_order(name: str) -> None:
     texts = corpus()
     metric = make(name, range(3))
@@ -68,7 +68,7 @@ def test_without_index_texts_are_numbered_in_order(name: str) -> None:
     assert torch.equal(metric.compute()[1:], value(name, texts)[1:])
 
 
-@pytest.mark.parametrize("name", ["infonce", "lidar", "dime"])
+@pytest.mark.parametrize("name", ["infonce", "lidar", "dime", "alignment"])
 def test_missing_view_is_an_error(name: str) -> None:
     texts = corpus()
     metric = feed(make(name, range(3)), texts, [torch.arange(13)])
@@ -77,7 +77,7 @@ def test_missing_view_is_an_error(name: str) -> None:
         metric.compute()
 
 
-@pytest.mark.parametrize("name", ["infonce", "dime"])
+@pytest.mark.parametrize("name", ["infonce", "dime", "alignment"])
 def test_views_after_the_second_are_ignored(name: str) -> None:
     texts = corpus(views=6)
     two = corpus(views=6)

@@ -15,6 +15,7 @@ from midlayer_encoders.errors import MidlayerError, OptionError
 from midlayer_encoders.metrics import METRICS, PromptEntropy
 from midlayer_encoders.metrics.token_metrics import WaitingTokenMetric
 from tests.metrics.feeding import Corpus, corpus, feed, make
+from tests.metrics.test_uniformity import uniformity_by_definition
 
 COMPARING = [name for name in METRICS if make(name, [0])._compares]
 LAYERS = [3, 8]
@@ -51,7 +52,7 @@ def bootstrapped(name: str, texts: Corpus) -> Tensor:
     return wrapper.compute()["raw"]
 
 
-@pytest.mark.parametrize("name", ["anisotropy", "first_token_share"])
+@pytest.mark.parametrize("name", ["anisotropy", "uniformity", "first_token_share"])
 def test_bootstrap_samples_have_the_values_of_the_drawn_texts(name: str) -> None:
     texts = corpus(texts=12)
     with torch.random.fork_rng():
@@ -60,8 +61,9 @@ def test_bootstrap_samples_have_the_values_of_the_drawn_texts(name: str) -> None
     for sample in range(4):
         for column in range(2):
             drawn = np.concatenate([rows[column, sample], 6 + rows[2 + column, sample]])
-            if name == "anisotropy":
-                expected = mean_cosine(texts.pooled[column].numpy()[drawn])
+            if name != "first_token_share":
+                oracle = mean_cosine if name == "anisotropy" else uniformity_by_definition
+                expected = oracle(texts.pooled[column].numpy()[drawn])
             else:
                 expected = first_share(texts.states[column].numpy()[drawn], texts.mask.numpy()[drawn])
             assert float(actual[sample, column]) == pytest.approx(expected, rel=1e-10)
@@ -78,7 +80,7 @@ def test_bootstrap_calls_that_would_draw_the_wrong_texts_are_refused() -> None:
     with pytest.raises(OptionError, match="`index` must be None in a BootStrapper of IntrinsicDimension"):
         wrapper.update(texts.pooled[0], layer=3, index=torch.arange(13))
     for name in COMPARING:
-        compared = "two layers" if make(name, [0]).kind != "views" else "the views"
+        compared = "two layers" if make(name, [0]).kind not in ("views", "copies") else "the views"
         with pytest.raises(MidlayerError, match=f"compares {compared} of the same texts. Draw the texts yourself"):
             BootStrapper(make(name, LAYERS), num_bootstraps=2).update(texts.pooled[0], layer=3)
 
@@ -93,7 +95,7 @@ def test_old_order_of_arguments_gives_the_same_values_with_a_warning(name: str) 
             "tokens": [((texts.states[layer], texts.mask), {})],
             "pooled": [((texts.pooled[layer],), {})],
             "views": [((rows,), {"view": view}) for view, rows in enumerate(texts.views[layer])],
-        }[old.kind]
+        }[old.kind.replace("copies", "views")]
         for tensors, options in calls:
             with pytest.warns(DeprecationWarning, match=r"is now `update\(states, layer=layer\)`"):
                 old.update(layer, *tensors, **options, index=index)
@@ -122,7 +124,7 @@ def test_types_other_than_float64_are_refused(name: str) -> None:
     )
 
 
-@pytest.mark.parametrize("name", [name for name in METRICS if make(name, [0]).kind == "views"])
+@pytest.mark.parametrize("name", [name for name in METRICS if make(name, [0]).kind in ("views", "copies")])
 def test_views_without_an_index_are_refused_with_the_cure(name: str) -> None:
     with pytest.raises(OptionError, match=r"`index` must be the position .* but got None. Pass index=torch.arange"):
         make(name, [0]).update(torch.ones(2, 2), layer=0, view=0)
@@ -146,9 +148,10 @@ def test_running_window_holds_the_last_updates_of_all_layers(
     torch.testing.assert_close(wrapper.compute(), expected.compute(), rtol=1e-12, atol=1e-12)
 
 
-def test_running_window_of_stored_vectors_raises() -> None:
+@pytest.mark.parametrize("name", ["anisotropy", "uniformity"])
+def test_running_window_of_stored_vectors_raises(name: str) -> None:
     texts = corpus()
-    wrapper = Running(make("anisotropy", [0]), window=2)
+    wrapper = Running(make(name, [0]), window=2)
     wrapper.update(texts.pooled[0], layer=0)
     with pytest.raises(MidlayerError, match="must be at least 2, but there are 0"):
         wrapper.compute()

@@ -15,7 +15,7 @@ import pytest
 
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.views import text_views
-from midlayer_encoders.views.text_views import augment
+from midlayer_encoders.views.text_views import augment, drop_words
 
 WORDS = ["elephant", "mountain", "umbrella", "keyboard", "notebook", "sunlight", "hospital", "calendar"]
 TEXTS = [" ".join(WORDS[i % 8 :] + WORDS[: i % 8]) + f" number{i}" for i in range(150)]
@@ -93,6 +93,7 @@ def test_global_generators_are_unchanged() -> None:
     np.random.seed(2)
     python, numpy = random.getstate(), np.random.get_state(legacy=False)
     augment(TEXTS[:20])
+    drop_words(TEXTS[:20])
     assert random.getstate() == python
     np.testing.assert_equal(np.random.get_state(legacy=False), numpy)
 
@@ -220,3 +221,68 @@ def test_progress_is_printed_to_stderr(capsys: pytest.CaptureFixture[str], two_v
 def test_invalid_arguments_are_refused(texts, options: dict[str, int], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         augment(texts, **options)
+
+
+# --- copies without some words --------------------------------------------------------------------------------------
+
+
+def is_subsequence(part: list[str], words: list[str]) -> bool:
+    remaining = iter(words)
+    return all(word in remaining for word in part)
+
+
+@pytest.mark.parametrize("seed", [0, 3])
+@pytest.mark.parametrize(
+    ("num_words", "num_dropped"), [(2, 1), (3, 1), (4, 1), (7, 1), (8, 2), (11, 2), (12, 3), (100, 25), (103, 25)]
+)
+def test_a_quarter_of_the_words_is_dropped_and_the_others_stay_in_order(
+    num_words: int, num_dropped: int, seed: int
+) -> None:
+    words = [f"w{number}" for number in range(num_words)]
+    (copy,) = drop_words(["  ".join(words) + "\n"], seed=seed)
+    assert len(copy.split(" ")) == num_words - num_dropped
+    assert is_subsequence(copy.split(" "), words)
+
+
+@pytest.mark.parametrize("text", ["", " ", "\n\t ", "word", " word\n", "語" * 40, "\ud800"])
+def test_text_of_one_word_or_none_is_its_own_copy(text: str) -> None:
+    assert drop_words([text]) == [text]
+
+
+def test_known_copy_is_the_same_on_every_machine() -> None:
+    text = "Every morning the old baker opens his little shop."
+    assert drop_words([text], seed=7) == ["the old baker opens his little shop."]
+    assert drop_words(["an unpaired \ud800 surrogate"]) == ["an unpaired surrogate"]
+
+
+def test_copy_depends_only_on_its_text_and_the_seed() -> None:
+    copies = drop_words(TEXTS, seed=3)
+    assert drop_words(TEXTS[::-1], seed=3)[::-1] == copies
+    assert [drop_words([text], seed=3)[0] for text in TEXTS[:20]] == copies[:20]
+    assert drop_words([TEXTS[0], TEXTS[0]], seed=3) == [copies[0], copies[0]], "unlike views"
+    random.seed(123)
+    assert drop_words(TEXTS, seed=3) == copies
+    assert sum(a == b for a, b in zip(copies, drop_words(TEXTS, seed=4), strict=True)) < 20
+
+
+def test_every_word_is_dropped_equally_often() -> None:
+    counts = dict.fromkeys(WORDS, 0)
+    for seed in range(2000):
+        (copy,) = drop_words([" ".join(WORDS)], seed=seed)
+        for word in set(WORDS) - set(copy.split()):
+            counts[word] += 1
+    assert sum(counts.values()) == 4000, "two of eight words each time"
+    assert max(abs(count - 500) for count in counts.values()) < 5 * math.sqrt(2000 * 0.25 * 0.75)
+
+
+@pytest.mark.parametrize(
+    ("texts", "options", "message"),
+    [
+        ("one text", {}, r"`texts` must be a list of texts, but got one: 'one text'"),
+        (["a", None], {}, r"`texts\[1\]` must be a string, but got None \(NoneType\)"),
+        (["a"], {"seed": -1}, "`seed` must be"),
+    ],
+)
+def test_invalid_arguments_of_drop_words_are_refused(texts, options: dict[str, int], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        drop_words(texts, **options)
