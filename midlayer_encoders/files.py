@@ -254,7 +254,11 @@ def sealed(content: Mapping[str, Any]) -> bytes:
 
 def read_sealed(path: Path) -> dict[str, Any]:
     """Return the content of a file of :func:`sealed`, or raise a ``ValueError`` if it was changed."""
-    content: dict[str, Any] = json.loads(path.read_bytes())
+    return unsealed(json.loads(path.read_bytes()))
+
+
+def unsealed(content: dict[str, Any]) -> dict[str, Any]:
+    """Return parsed JSON of :func:`sealed` without its checksum, or raise a ``ValueError`` if it was changed."""
     if content.pop("checksum", None) != _content_checksum(content):
         raise ValueError("its content does not match its checksum")
     return content

@@ -15,7 +15,15 @@ import polars as pl
 from midlayer_encoders._types import LayerArgument
 from midlayer_encoders.encoder.options import EncoderOptions, python_line, shell_line
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.files import parse_json_object, read_artifact, read_text_file, shell_path, write_file
+from midlayer_encoders.files import (
+    parse_json_object,
+    read_artifact,
+    read_text_file,
+    sealed,
+    shell_path,
+    unsealed,
+    write_file,
+)
 from midlayer_encoders.frame.schema import read_frame
 from midlayer_encoders.frame.summaries import Baselines, Summary, summary
 from midlayer_encoders.report import plot_recipes, plot_scores, report_html
@@ -151,7 +159,8 @@ class SweepResult(Result):
         """Write the frame (parquet and CSV) and the notes into a folder, by default the result's, and return it."""
         home = self._write_tables(folder)
         notes = replace(self.notes, recipes=self._recipe_folders(home))
-        write_file(home / "sweep.json", json.dumps(asdict(notes), indent=2, default=str).encode())
+        content = json.loads(json.dumps(asdict(notes), default=str))  # layers become strings, as in the file
+        write_file(home / "sweep.json", sealed(content))
         return home
 
     def _recipe_folders(self, home: Path) -> dict[str, str]:  # noqa: ARG002
@@ -276,6 +285,8 @@ def without_nan(baselines: Baselines) -> dict[str, dict[str, float]]:
 def read_notes(path: Path) -> Notes:
     """Return the notes of a sweep from its ``sweep.json``."""
     values = parse_json_object(read_text_file(path, OptionError), str(path), OptionError)
+    if "checksum" in values:  # since 0.3
+        values = unsealed(values)
     for name in ("parameters", "seconds"):
         values[name] = {int(layer): value for layer, value in values[name].items()}
     types = {"dimensions": int, "missing": list, "model": str, "remarks": list, "site": str, "title": str}

@@ -222,7 +222,16 @@ def test_every_field_of_the_notes_is_read_back(tmp_path: Path) -> None:
     assert SweepResult.load(tmp_path).notes == NOTES
     assert NOTES.milliseconds == {0: 62.5, 12: 125.0}
     assert replace(NOTES, timing={}).milliseconds == {0: 15.625, 12: 31.25}  # 16 texts before the number was noted
-    saved = json.loads((tmp_path / "sweep.json").read_text())
+    content = (tmp_path / "sweep.json").read_bytes()
+    saved = json.loads(content)
+    for value, wrong in ((b'"A": 0.5', b'"A": 0.6'), (b'"12": 5', b'"13": 5'), (b'"a remark"', b'"a rumark"')):
+        assert value in content
+        (tmp_path / "sweep.json").write_bytes(content.replace(value, wrong))
+        with pytest.raises(ValueError, match="does not match its checksum"):
+            read_notes(tmp_path / "sweep.json")
+    del saved["checksum"]  # as older versions wrote it
+    (tmp_path / "sweep.json").write_text(json.dumps(saved))
+    assert read_notes(tmp_path / "sweep.json") == NOTES
     for name, value in saved.items():
         wrong_value: object = 5 if isinstance(value, str) else "words"
         (tmp_path / "sweep.json").write_text(json.dumps(saved | {name: wrong_value}))
