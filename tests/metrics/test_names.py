@@ -74,6 +74,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "block_influence": {},
     "neighbor_overlap": {**SAMPLE, "against": "previous", "k": 10, "distance": "cosine"},
     "half_match": {**SAMPLE, "center": True},
+    "alignment": {**SAMPLE, "center": True, "views": 2},
+    "uniformity": {**SAMPLE, "t": 2.0, "center": True},
     "attention_sink_rate": {"epsilon": 0.3},
 }
 """Values of other papers and releases can be compared only with the same options."""
