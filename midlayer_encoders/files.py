@@ -149,6 +149,8 @@ def scratch(folder: Path) -> Iterator[Path]:
 
     A later process removes the leftovers of a killed one after an hour.
     """
+    if folder.exists() and not os.access(folder, os.W_OK):
+        raise FolderError(f"The folder {folder} is not writable: choose another path, or change its permissions.")
     remove_leftovers(folder)
     temporary = folder / f".{uuid4().hex}.tmp"
     try:
@@ -176,10 +178,15 @@ def _remove(path: Path) -> None:
 
 @contextmanager
 def explain_full_disk(path: Path) -> Iterator[None]:
-    """Turn the error of a full disk into one that names the disk and the path."""
+    """Turn the error of a full disk, or of a file too large for it, into one that names the disk and the path."""
     try:
         yield
     except Exception as error:
+        if _error_number(error) == errno.EFBIG:
+            raise DiskFullError(
+                f"{path} was not written: it is larger than its disk, or `ulimit -f`, permits. Write elsewhere, or "
+                "raise the limit, and run again."
+            ) from error
         folder = next(parent for parent in path.absolute().parents if parent.exists()).resolve()
         if not _means_full(error, folder):
             raise
@@ -192,11 +199,19 @@ def explain_full_disk(path: Path) -> Iterator[None]:
 
 
 def _means_full(error: Exception, folder: Path) -> bool:
-    if isinstance(error, MidlayerError) or (isinstance(error, OSError) and error.errno is not None):
-        return getattr(error, "errno", None) in _DISK_FULL
-    rust_error = any(f"(os error {number})" in str(error) for number in _DISK_FULL)
+    number = _error_number(error)
+    if isinstance(error, MidlayerError) or number is not None:
+        return number in _DISK_FULL
     numpy_error = str(error).startswith("Not enough free space")
-    return rust_error or numpy_error or shutil.disk_usage(folder).free <= _FULL_DISK_BYTES
+    return numpy_error or shutil.disk_usage(folder).free <= _FULL_DISK_BYTES
+
+
+def _error_number(error: Exception) -> int | None:
+    """Return the number of an error of the operating system, which Rust libraries only write into the message."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno
+    rust_error = re.search(r"\(os error (\d+)\)", str(error))
+    return int(rust_error[1]) if rust_error else None
 
 
 def _sync(path: Path) -> None:

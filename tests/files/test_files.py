@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -11,11 +12,14 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 import pytest
+from safetensors.numpy import save_file
 
 from midlayer_encoders.errors import DiskFullError, FolderError, OptionError
 from midlayer_encoders.files import (
+    atomic_write,
     check_links,
     check_output_folder,
     explain_full_disk,
@@ -104,6 +108,27 @@ def test_a_full_disk_names_itself_and_the_file_and_goes_on_when_there_is_room(sm
     filler.unlink()
     write_frame(longer, path)
     assert pl.read_parquet(path).equals(longer)
+
+
+def test_a_folder_of_a_read_only_disk_is_named(read_only_disk: Path) -> None:
+    folder = read_only_disk / "out"
+    for write in (write_file, write_file_once):
+        with pytest.raises(FolderError, match=rf"The folder {folder} is not writable: choose another path"):
+            write(folder / "file", b"content")
+
+
+def test_a_file_that_exceeds_the_largest_one_permitted_is_named(tmp_path: Path) -> None:
+    """As on a FAT32 disk, which has room for more files but not for one of more than 4 GiB."""
+    path = tmp_path / "file"
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, limits[1]))
+    try:
+        with pytest.raises(DiskFullError, match=rf"{path} was not written: it is larger than its disk, or `ulimit -f`"):
+            write_file(path, bytes(2**21))
+        with pytest.raises(DiskFullError, match="is larger"), atomic_write(path) as temporary:
+            save_file({"zeros": np.zeros(2**21, np.uint8)}, temporary)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def test_the_free_space_of_a_full_disk_is_in_mebibytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
