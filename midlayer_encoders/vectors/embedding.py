@@ -122,6 +122,7 @@ def embed(
         )
     check_links(part, [part])
     with folder_lock(part):
+        check_out(path, tokens=tokens)  # another run may have written it since
         if tokens:
             run.write_states(part, budget)
         else:
@@ -296,9 +297,10 @@ class _EmbedRun:
                 write_file(checksum_file, sealed(file_checksums(folder, path.name)))
             stage.step(end - start)
         write_file(folder / "index.json", json.dumps({**metadata, "shards": shards}, indent=2).encode())
-        for leftover in {path.name for path in folder.iterdir()} - {"index.json", *(shard["file"] for shard in shards)}:
-            (folder / leftover).unlink()  # of a killed run
+        leftovers = {path.name for path in folder.iterdir()} - {"index.json", *(shard["file"] for shard in shards)}
         with explain_full_disk(self.out):
+            for leftover in leftovers:
+                (folder / leftover).unlink()  # of a killed run
             folder.replace(self.out)  # replaces an empty folder
 
     def _shards(self) -> Iterator[tuple[int, int]]:

@@ -116,6 +116,20 @@ def test_second_run_to_the_same_path_is_refused(encoder: LayerEncoder, tmp_path:
         embed(encoder, TEXTS, tmp_path / "v.npy")
 
 
+def test_folder_that_another_run_completes_meanwhile_is_refused_before_the_model_runs(
+    encoder: LayerEncoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lock_after_another_run(part: Path) -> Any:
+        monkeypatch.undo()
+        embed(encoder, TEXTS[:2], tmp_path / "states", tokens=True)
+        return folder_lock(part)
+
+    monkeypatch.setattr(embedding, "folder_lock", lock_after_another_run)
+    with passed(encoder) as recorded, pytest.raises(OptionError, match="must be a new or empty folder with `tokens`"):
+        embed(encoder, TEXTS, tmp_path / "states", tokens=True)
+    assert sum(recorded) == 2
+
+
 def test_folder_of_a_run_is_never_a_link_or_a_folder_of_other_files(encoder: LayerEncoder, tmp_path: Path) -> None:
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "mine.txt").write_text("mine")
