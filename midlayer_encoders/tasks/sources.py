@@ -205,7 +205,12 @@ def _sources(name: str | Path | AbsTask) -> Sequence[TaskSource]:
         return [LocalSource(label, builtin_data(label).name) for label in labels] or _mteb_sources(name)
     if not hasattr(name, "metadata"):
         raise OptionError(f"`tasks` must be names, paths or mteb's task objects, but got {short_repr(name)}.")
-    return [ObjectSource(name)]
+    source = ObjectSource(name)
+    if not source.name.isprintable() or {"/", "\\"} & set(source.name):
+        raise OptionError(
+            f"`tasks` must have names that are names of files, but got {short_repr(source.name)}: rename the task."
+        )
+    return [source]
 
 
 def own_texts(path: Path, *, column: str | None = None) -> list[str]:

@@ -108,6 +108,15 @@ def test_bare_name_is_an_mteb_task_before_a_folder(tmp_path: Path, monkeypatch: 
     assert names[0] == "STS12"
 
 
+@pytest.mark.parametrize("name", ["../../outside", "a/b", "a\\b", "two\nlines"])
+def test_task_object_whose_name_is_no_file_name_is_refused(name: str, tmp_path: Path) -> None:
+    """Its scores would be written outside the folder of the sweep."""
+    (task,) = resolve_tasks(write(tmp_path / "mine.jsonl", ROWS["STS"]))
+    task.metadata = task.metadata.model_copy(update={"name": name})
+    with pytest.raises(OptionError, match=r"`tasks` must have names that are names of files, but got .*: rename"):
+        resolve_tasks(task)
+
+
 def test_no_mteb_name_looks_like_a_path() -> None:
     import mteb
     from mteb.get_tasks import TASK_LIST
