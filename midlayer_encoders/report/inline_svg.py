@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _FONT_SIZE = 11.5
+_SETTINGS_LOCK = Lock()  # matplotlib's settings belong to the process, and a callback draws in a thread
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,7 @@ def _matplotlib_svg(axes: Axes, size: Size, *, x_label: bool) -> str:
     figure.patch.set_visible(False)
     axes.patch.set_visible(False)
     content = BytesIO()
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "", "text.parse_math": False}):
+    with _SETTINGS_LOCK, rc_context({"svg.fonttype": "none", "svg.hashsalt": "", "text.parse_math": False}):
         figure.savefig(content, format="svg")
     return content.getvalue().decode()
 

@@ -2,11 +2,15 @@ from __future__ import annotations
 
 import math
 import re
+from threading import Event, Thread, current_thread
+from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from matplotlib import rcParams
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from midlayer_encoders.report import drawing
 from midlayer_encoders.report.inline_svg import MAP, PANEL, PHONE, WIDE, Size, panel_svg, rows_size
@@ -177,3 +181,34 @@ def test_named_rows_have_room_for_their_names() -> None:
     size = rows_size(axes)
     assert size.left > 6 * len(names[0])
     assert {names[0], "second", "line"} <= {text.text for text in svg(axes, size).iter("text")}
+
+
+def test_pages_drawn_in_two_threads_share_no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second thread would draw its words as outlines, after the first one has restored matplotlib's settings."""
+    before = dict(rcParams)
+    second_draws, first_ended = Event(), Event()
+    save = Figure.savefig
+
+    def wait_and_save(figure: Figure, *args: Any, **options: Any) -> None:
+        if current_thread() is second:
+            second_draws.set()
+            first_ended.wait(10)
+        else:
+            second.start()
+            second_draws.wait(0.2)  # it does not draw before this one ends
+        save(figure, *args, **options)
+
+    def draw() -> str:
+        axes = curve(1.0, 3.0)
+        axes.set_xlabel("words")
+        return panel_svg(axes, WIDE, x_label=True)
+
+    expected = draw()
+    drawn: list[str] = []
+    second = Thread(target=lambda: drawn.append(draw()))
+    monkeypatch.setattr(Figure, "savefig", wait_and_save)
+    drawn.append(draw())
+    first_ended.set()
+    second.join()
+    assert drawn == [expected] * 2
+    assert dict(rcParams) == before
