@@ -67,6 +67,23 @@ def causal_rows() -> list[str]:
     return lines
 
 
+def variant_rows() -> list[str]:
+    """Return the table of other ways to read a causal model, at the depth of the default."""
+    tables = {}
+    for model in CAUSAL:
+        rows = pl.read_csv(FOLDER / "results" / f"{model}-variants.csv")
+        layer = resolve_layer(DEPTH, max(layer for _, layer in means(model)))
+        tables[model] = dict(
+            rows.filter(layer=layer).group_by("variant", maintain_order=True).agg(pl.col("score").mean()).iter_rows()
+        )
+    lines = ["| | " + " | ".join(CAUSAL) + " |", "|---" * (len(CAUSAL) + 1) + "|"]
+    for variant in sorted(tables[CAUSAL[0]], key=lambda variant: -sum(tables[model][variant] for model in CAUSAL[:2])):
+        cells = [f"{tables[model][variant]:.1f}" for model in CAUSAL]
+        name = f"**{variant}**" if variant == "word-echo" else variant
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return lines
+
+
 def embedding_rows() -> list[str]:
     """Return the table of the embedding models."""
     lines = ["| model | plain, last layer | plain, best layer | best other recipe and layer |", "|---|---|---|---|"]
@@ -104,8 +121,21 @@ def page() -> str:
             "",
             "Intervals of 95 % are over resampled examples, the same for both choices. SmolLM2-135M is the Instruct model "
             "in 4 bits,",
-            "Gemma-3-270M the base model in 4 bits; both were swept under `plain`, `one-word`, `echo` and `word-echo` "
-            "only.",
+            "Gemma-3-270M the base model in 4 bits. TinyStories-15M knows only the words of stories for small children.",
+            "",
+            "## Other ways to read a causal model",
+            "",
+            f"At {DEPTH} of the depth (`python -m benchmarks.zoo.variants`; `results/*-variants.csv` has three other "
+            "depths):",
+            "",
+            *variant_rows(),
+            "",
+            "*Side by side* concatenates the two readings, *1:2* and *2:1* weight the first and the second, *knowledge* and",
+            "*step-by-step* are the prompts of Zhang et al. 2024. Token Prepending (Fu et al. 2024) is our implementation "
+            "with `one-word`:",
+            "a token before the text takes the state of the last token after each block up to that depth. *Stock folder* "
+            "is what",
+            "`save_pretrained(path, stock=True)` writes.",
             "",
             "## Embedding models",
             "",

