@@ -1,6 +1,7 @@
 """Sweep the models of the zoo under every recipe on real tasks, with 95 % intervals of what each choice gains.
 
     python -m benchmarks.zoo.run TASKS --models built-in gte-small … --out benchmarks/zoo/results [--device cuda]
+    python -m benchmarks.zoo.run … --choices    # only the intervals, of scores that are there
 
 TASKS is a folder with a folder for each task; a model is a folder that ``benchmarks.zoo.weights`` wrote, or the name of
 a built-in model. For each model it writes ``MODEL.csv``, the score of every recipe, layer and task, and
@@ -15,17 +16,19 @@ import tempfile
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
 
-from benchmarks.recipes.run import Samples, intervals
+from benchmarks.recipes.run import SAMPLES, Samples, resampler
 from benchmarks.zoo.weights import open_model
 from midlayer_encoders import LayerEncoder, sweep
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.models.anatomy import resolve_layer
-from midlayer_encoders.recipes import PLAIN
-from midlayer_encoders.tasks import task_label, task_sources
+from midlayer_encoders.recipes import PLAIN, recipe_of
+from midlayer_encoders.scoring.recording import Recorded, record
+from midlayer_encoders.tasks import isolated_random, task_label, task_sources
 
 RECIPES = ("plain", "one-word", "summarize", "echo", "echo+weightedmean", "instruction", "word-echo")
 DEPTHS = (0.85, 0.9, 0.95)
@@ -65,6 +68,39 @@ def choices(scores: pl.DataFrame, num_layers: int) -> dict[str, tuple[str, int]]
     return found
 
 
+def recorded_tasks(folders: Sequence[Path]) -> dict[str, Recorded]:
+    """Return the scorer of each task; the keys of its rows are the texts themselves."""
+
+    def texts(inputs: Any, **_: Any) -> list[str]:
+        return [text for batch in inputs for text in batch["text"]]
+
+    tasks = {}
+    for source in task_sources(folders):
+        with isolated_random():
+            tasks[task_label(source.name)] = record(source.make(), texts)[0]
+    return tasks
+
+
+def resample(encoder: LayerEncoder, places: Sequence[tuple[str, int]], tasks: dict[str, Recorded]) -> Samples:
+    """Return resampled scores x 100 of recipes at layers, shape ``(tasks, samples)`` each."""
+    rows = {text: row for row, text in enumerate(dict.fromkeys(key for task in tasks.values() for key in task.keys))}
+    samples: Samples = {}
+    for recipe in dict.fromkeys(name for name, _ in places):
+        layers = sorted(layer for name, layer in places if name == recipe)
+        reader = encoder.with_recipe(recipe_of("recipe", recipe))
+        for layer, vectors in zip(
+            layers, reader.encode_layers(list(rows), layers, convert_to_tensor=True), strict=True
+        ):
+            scores = []
+            for task in tasks.values():
+                score = resampler(task.scorer, vectors[[rows[text] for text in task.keys]].float())
+                draw = np.random.default_rng(0)  # the same examples for all
+                scores.append([score(draw) for _ in range(SAMPLES)])
+            samples[recipe, layer] = 100 * np.array(scores)
+            print(f"{recipe} at layer {layer}: {samples[recipe, layer].mean():.1f}", flush=True)
+    return samples
+
+
 def resampled_choices(samples: Samples, found: dict[str, tuple[str, int]]) -> pl.DataFrame:
     """Return the mean of each choice over tasks and its gain over the best plain layer, with intervals."""
     base = samples[found["plain, best layer"]].mean(axis=0)
@@ -86,25 +122,25 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--recipes", nargs="+", default=list(RECIPES))
     parser.add_argument("--device")
+    parser.add_argument("--choices", action="store_true")
     arguments = parser.parse_args()
     folders = sorted(path for path in arguments.tasks.iterdir() if path.is_dir())
-    sources = task_sources(folders)
+    tasks = recorded_tasks(folders)
     arguments.out.mkdir(parents=True, exist_ok=True)
     for model in arguments.models:
         encoder = open_model(model, device=arguments.device)
-        recipes = fitting_recipes(encoder, arguments.recipes)
         name = Path(model).name
-        with tempfile.TemporaryDirectory() as folder:
-            result = sweep(encoder, folders, recipes=recipes, baselines=False, out=Path(folder, "sweep"))
-            rows = result.frame.filter(kind="score").select(
-                "recipe", "layer", pl.col("dataset").map_elements(task_label, pl.String).alias("task"),
-                (100 * pl.col("value")).round(3).alias("score"),
-            )  # fmt: skip
-            rows.write_csv(arguments.out / f"{name}.csv")
-            found = choices(rows, encoder.num_layers)
-            places = list(dict.fromkeys(found.values()))
-            *_, samples = intervals(places, sources, encoder, Path(folder, "sweep"))
-            resampled_choices(samples, found).write_csv(arguments.out / f"{name}-choices.csv", float_precision=2)
+        if not arguments.choices:
+            recipes = fitting_recipes(encoder, arguments.recipes)
+            with tempfile.TemporaryDirectory() as folder:
+                result = sweep(encoder, folders, recipes=recipes, baselines=False, out=Path(folder, "sweep"))
+                result.frame.filter(kind="score").select(
+                    "recipe", "layer", pl.col("dataset").map_elements(task_label, pl.String).alias("task"),
+                    (100 * pl.col("value")).round(3).alias("score"),
+                ).write_csv(arguments.out / f"{name}.csv")  # fmt: skip
+        found = choices(pl.read_csv(arguments.out / f"{name}.csv"), encoder.num_layers)
+        samples = resample(encoder, list(dict.fromkeys(found.values())), tasks)
+        resampled_choices(samples, found).write_csv(arguments.out / f"{name}-choices.csv", float_precision=2)
         print(name, "done", flush=True)
 
 

@@ -3,7 +3,7 @@
     python -m benchmarks.zoo.variants TASKS --models built-in Gemma-3-270M … --out benchmarks/zoo/results [--device cuda]
 
 Writes ``MODEL-variants.csv``, the score of every variant, layer and task. Each variant is scored at four depths on the
-texts that mteb evaluates. Token Prepending (Fu et al., 2024, arXiv 2412.11556) is implemented here only: it changes
+texts that mteb evaluates, attention outputs at every layer (``--attention``, ``MODEL-attention.csv``). Token Prepending (Fu et al., 2024, arXiv 2412.11556) is implemented here only: it changes
 states between blocks, which a plain folder cannot do.
 """
 
@@ -21,12 +21,12 @@ import torch
 from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
+from benchmarks.zoo.run import recorded_tasks
 from benchmarks.zoo.weights import open_model
 from midlayer_encoders import LayerEncoder, Recipe
 from midlayer_encoders.models.anatomy import resolve_layer
 from midlayer_encoders.recipes import RECIPES
-from midlayer_encoders.scoring.recording import Recorded, record
-from midlayer_encoders.tasks import isolated_random, task_label, task_sources
+from midlayer_encoders.scoring.recording import Recorded
 
 DEPTHS = (0.85, 0.9, 0.95, 1.0)
 SEVERAL = (0.85, 0.9, 0.95)
@@ -58,19 +58,6 @@ Vectors = dict[tuple[str, int], Tensor]
 """Vectors by variant and layer, shape ``(N, D)`` each."""
 
 
-def recorded_tasks(folders: Sequence[Path]) -> dict[str, Recorded]:
-    """Return the scorer of each task; the keys of its rows are the texts themselves."""
-
-    def texts(inputs: Any, **_: Any) -> list[str]:
-        return [text for batch in inputs for text in batch["text"]]
-
-    tasks = {}
-    for source in task_sources(folders):
-        with isolated_random():
-            tasks[task_label(source.name)] = record(source.make(), texts)[0]
-    return tasks
-
-
 def unit(vectors: Tensor) -> Tensor:
     """Return unit vectors."""
     return torch.nn.functional.normalize(vectors, dim=-1)
@@ -96,6 +83,13 @@ def recipe_vectors(encoder: LayerEncoder, texts: list[str], layers: Sequence[int
         for variant, rows in joined.items():
             numbers = layers if len(rows) > 1 else [layers[several[-1]]]
             yield from ((variant, layer, vectors) for layer, vectors in zip(numbers, rows, strict=True))
+
+
+def attention_vectors(encoder: LayerEncoder, texts: list[str]) -> Iterator[tuple[str, int, Tensor]]:
+    """Yield what the attention of each block adds to the states, the nearest to aggregated values (arXiv 2602.01572)."""
+    for name in ("plain", "one-word"):
+        rows = encoder.with_recipe(name).encode_layers(texts, site="attention", convert_to_tensor=True)
+        yield from ((f"attention, {name}", layer, vectors) for layer, vectors in enumerate(rows, 1))
 
 
 def stock_vectors(model: str, texts: list[str], layers: Sequence[int], device: str | None) -> Iterator[Any]:
@@ -170,6 +164,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--device")
+    parser.add_argument("--attention", action="store_true", help="only attention outputs, in MODEL-attention.csv")
     arguments = parser.parse_args()
     tasks = recorded_tasks(sorted(path for path in arguments.tasks.iterdir() if path.is_dir()))
     texts = {text: row for row, text in enumerate(dict.fromkeys(key for task in tasks.values() for key in task.keys))}
@@ -179,6 +174,9 @@ def main() -> None:
         rows = []
 
         def variants(encoder: LayerEncoder = encoder, layers: list[int] = layers, model: str = model) -> Iterator[Any]:
+            if arguments.attention:
+                yield from attention_vectors(encoder, list(texts))
+                return
             yield from recipe_vectors(encoder, list(texts), layers)
             for depth in PREPENDED_UP_TO:
                 yield from prepended_vectors(encoder, list(texts), layers, depth)
@@ -189,7 +187,8 @@ def main() -> None:
             rows += [(variant, layer, name, round(value, 3)) for name, value in scores.items()]
             print(f"{Path(model).name} {variant} at {layer}: {sum(scores.values()) / len(scores):.1f}", flush=True)
             table = pl.DataFrame(rows, schema=["variant", "layer", "task", "score"], orient="row")
-            table.write_csv(arguments.out / f"{Path(model).name}-variants.csv")
+            kind = "attention" if arguments.attention else "variants"
+            table.write_csv(arguments.out / f"{Path(model).name}-{kind}.csv")
 
 
 if __name__ == "__main__":
