@@ -9,6 +9,7 @@ from pathlib import Path
 
 import polars as pl
 
+from benchmarks.zoo import rules
 from midlayer_encoders.models.anatomy import resolve_layer
 
 FOLDER = Path(__file__).parent
@@ -84,6 +85,17 @@ def variant_rows() -> list[str]:
     return lines
 
 
+def rule_rows() -> list[str]:
+    """Return the table of rules that choose recipe and layer for each task without labels."""
+    models = CAUSAL[:2]
+    found = rules.table(FOLDER / "results", list(models))
+    lines = ["| | " + " | ".join(models) + " |", "|---" * (len(models) + 1) + "|"]
+    for rule in dict.fromkeys(found["rule"]):
+        scores = [found.filter(model=model, rule=rule)["score"].item() for model in models]
+        lines.append(f"| {rule} | " + " | ".join(f"{score:.1f}" for score in scores) + " |")
+    return lines
+
+
 def embedding_rows() -> list[str]:
     """Return the table of the embedding models."""
     lines = ["| model | plain, last layer | plain, best layer | best other recipe and layer |", "|---|---|---|---|"]
@@ -139,6 +151,16 @@ def page() -> str:
             "(`results/*-attention.csv`,",
             "the nearest to value aggregation, arXiv 2602.01572) scores at most 57.5 on Gemma-3-270M, with `one-word` at "
             "layer 16.",
+            "",
+            "## Rules that choose for each task",
+            "",
+            "Among the recipes and the layers from half of the depth on, a rule takes the pair with the highest "
+            "alignment on 400",
+            "texts of the task, or the highest sum of the ranks of alignment and uniformity (`python -m "
+            "benchmarks.zoo.rules`). No rule",
+            "reaches the fixed choice, so `select` does not use one.",
+            "",
+            *rule_rows(),
             "",
             "## Embedding models",
             "",
