@@ -140,17 +140,7 @@ def select(
         if texts is not None or labels is not None:
             raise OptionError("`texts` and `labels` must be None with a frame: give the model to measure them on.")
         return select_in_frame(source, rule)
-    check_blocks(source.num_layers, source.spec.model)
-    if source.spec.tower_layers:
-        raise OptionError(
-            f"`model` must have one stack of layers to choose from, but {source.spec.model} has two towers. "
-            "Pass `tower` to choose for one of them."
-        )
-    if source.layer != source.num_layers:
-        raise OptionError(
-            f"`model` must be an encoder of the whole model to choose between its layers, but got one cut at layer "
-            f"{source.layer} of {source.num_layers}. Make it with layer=-1."
-        )
+    _check_whole(source)
     texts = None if texts is None else check_list("texts", texts, minimum=0)
     labeled, classes = _labeled_texts(texts, labels, max_texts)
     inputs = SelectionInputs(texts, labeled, classes, max_texts, seed, token_budget, progress)
@@ -179,6 +169,21 @@ def select(
     return select_from_scores(
         source, inputs, metrics, accuracy, rule=rule, unmeasured=unmeasured, default=default, mixture=learned
     )
+
+
+def _check_whole(source: LayerSource) -> None:
+    """Raise an :class:`OptionError` unless an encoder is that of a whole model with several layers."""
+    check_blocks(source.num_layers, source.spec.model)
+    if source.spec.tower_layers:
+        raise OptionError(
+            f"`model` must have one stack of layers to choose from, but {source.spec.model} has two towers. "
+            "Pass `tower` to choose for one of them."
+        )
+    if source.layer != source.num_layers:
+        raise OptionError(
+            f"`model` must be an encoder of the whole model to choose between its layers, but got one cut at layer "
+            f"{source.layer} of {source.num_layers}. Make it with layer=-1."
+        )
 
 
 def selection_passes(rule: str, *, labeled: bool = False, all_rules: bool = False) -> int:
