@@ -43,7 +43,6 @@ def select_command(
     Examples:
         midlayer select MODEL --texts texts.txt
         midlayer select MODEL --texts texts.txt --labels labels.txt --recipes all
-        midlayer select MODEL --texts texts.txt --recipes plain
     """
     from midlayer_encoders.selection import select, selection_passes
 
