@@ -26,8 +26,9 @@ from midlayer_encoders.reading.reader import LayerReader
 from midlayer_encoders.recipes import PLAIN
 
 BATCH_TOKENS = 65_536  # of a measurement
-# It takes five times as long as all others together, and says what the prompt entropy says.
-MEASURED = tuple(name for name in METRICS if name != "prompt_effective_rank")
+# The effective rank takes five times as long as all others together, and says what the prompt entropy says. Alignment
+# reads shortened copies of the texts, which the record does not have.
+MEASURED = tuple(name for name in METRICS if name not in ("prompt_effective_rank", "alignment"))
 KINDS: dict[str, tuple[Norm, int]] = {
     "probe": ("none", 0), "probe-later": ("none", 1), "probe-normed": ("final", 0), "probe-normed-later": ("final", 1)
 }  # fmt: skip
