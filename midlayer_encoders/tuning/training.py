@@ -21,7 +21,7 @@ from transformers import EarlyStoppingCallback, PrinterCallback, TrainerCallback
 from midlayer_encoders._types import MIN_MEASURED_TOKENS, POOLINGS, Stage
 from midlayer_encoders.callbacks import LayerMetricsTrainerCallback
 from midlayer_encoders.errors import MidlayerError, NotFiniteError, OptionError
-from midlayer_encoders.files import file_checksums, read_artifact, read_sealed, sealed, write_file
+from midlayer_encoders.files import file_checksums, make_folder, read_artifact, read_sealed, sealed, write_file
 from midlayer_encoders.frame.schema import tidy_frame
 from midlayer_encoders.reading.batches import count_tokens
 from midlayer_encoders.tuning import trainer_internals
@@ -242,6 +242,7 @@ def train(
     encoder.requires_grad_(True)  # merged PEFT adapters leave frozen weights
     if rank:
         trainer_internals.add_lora(encoder, rank)
+    make_folder(folder / "checkpoints")
     last = _last_checkpoint(folder / "checkpoints")
     steps = settings.max_steps or math.ceil(math.ceil(len(rows) / settings.batch_size) * settings.epochs)
     callback = _make_callback(encoder, [*(held_out.texts if held_out else ()), *train_pairs.texts], settings, folder)

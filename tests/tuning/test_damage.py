@@ -12,7 +12,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from midlayer_encoders import LayerEncoder
-from midlayer_encoders.errors import DiskFullError, MidlayerError
+from midlayer_encoders.errors import DiskFullError, FolderError, MidlayerError
 from midlayer_encoders.files import LOCK, file_checksums, sealed
 from midlayer_encoders.tuning import TuneResult
 from midlayer_encoders.tuning.trainer_internals import CHECKSUMS
@@ -98,6 +98,15 @@ def test_run_that_was_killed_at_its_first_write_starts_again(tiny_folder: Folder
     (tmp_path / f".{'a' * 32}.tmp").write_text("{")
     with pytest.raises(KeyboardInterrupt):
         tuned(tiny_folder("Llama"), tmp_path, **OPTIONS, progress=stop)
+
+
+def test_file_in_place_of_the_checkpoints_is_named(tiny_folder: Folder, tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        tuned(tiny_folder("Llama"), tmp_path, **OPTIONS, progress=stop)
+    shutil.rmtree(tmp_path / "checkpoints")
+    (tmp_path / "checkpoints").touch()
+    with pytest.raises(FolderError, match="checkpoints must be a folder, but .*checkpoints is a file: remove it"):
+        tuned(tiny_folder("Llama"), tmp_path, **OPTIONS)
 
 
 IDLE: dict[str, Any] = {"max_steps": 4, "checkpoints": 4, "learning_rate": 0.0}  # the first step stays the best
