@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from midlayer_encoders.files import file_checksums
 from tests.store.filling import check_vectors, fill, make_keys, open_store
 from tests.tasks.rows import ROWS
 from tests.tiny_folders import TEXTS, save_tiny
@@ -236,7 +238,71 @@ def resumed(data: Path) -> Scenario:
     return run
 
 
+def vectors(data: Path) -> Scenario:
+    """A file of vectors, over an earlier one."""
+    from midlayer_encoders import LayerEncoder, embed
+
+    encoder = LayerEncoder(save_tiny("GPTNeoX", data / "model"), -1, device="cpu")
+
+    def run(out: Path) -> Any:
+        path = out / "vectors.npy"
+        embed(encoder, TEXTS[:2], path, layers=[1], token_budget=64)
+        embed(encoder, TEXTS, path, layers=[0, 2], token_budget=64)
+        label = json.loads((out / "vectors.npy.json").read_text())
+        return [np.load(path).tolist(), label, sorted(each.name for each in out.glob("[!.]*"))]
+
+    return run
+
+
+def token_states(data: Path) -> Scenario:
+    """A folder of token states in several shards."""
+    from midlayer_encoders import LayerEncoder, embed
+    from midlayer_encoders.vectors import embedding
+
+    encoder = LayerEncoder(save_tiny("GPTNeoX", data / "model"), -1, device="cpu")
+    embedding._SHARD_BYTES = 4 * 32 * 50  # 50 tokens of one layer
+
+    def run(out: Path) -> Any:
+        folder = out / "states"
+        if not folder.exists():
+            embed(encoder, TEXTS, folder, layers=[2], tokens=True, token_budget=64)
+        return file_checksums(folder)
+
+    return run
+
+
+def tuning(data: Path) -> Scenario:
+    """A tuned encoder, with its checkpoints, held-out losses and page."""
+    from tests.tuning.rows import tuned
+
+    model = save_tiny("Llama", data / "model")
+    logging.getLogger("midlayer_encoders.encoder.saving").setLevel(logging.ERROR)  # the model has no name for mteb
+
+    def run(out: Path) -> Any:
+        result = tuned(model, out, max_steps=4, checkpoints=4, patience=9, held_out=0.2, epochs=2.0)
+        steps = result.trained.losses.rows(), result.trained.metrics.rows(), result.trained.best_step
+        names = sorted(path.name for path in out.glob("[!.]*"))
+        digests = file_checksums(out / "model", "*.safetensors"), result.encoder.spec.digest
+        return [steps, names, digests, result.encoder.encode(TEXTS).tolist()]
+
+    return run
+
+
 SCENARIOS: dict[str, Callable[[Path], Scenario]] = {
-    one.__name__: one for one in (store, sweep, metrics, progression, reproduce, export, saved, history, resumed)
+    scenario.__name__: scenario
+    for scenario in (
+        store,
+        sweep,
+        metrics,
+        progression,
+        reproduce,
+        export,
+        saved,
+        history,
+        resumed,
+        vectors,
+        token_states,
+        tuning,
+    )
 }
 """Each prepares what it needs in a folder, without polars, whose threads a fork does not survive."""

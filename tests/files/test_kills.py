@@ -44,6 +44,9 @@ def test_some_points() -> None:
         ("saved", 60),
         ("history", 30),
         ("resumed", 12),
+        ("vectors", 160),
+        ("token_states", 120),
+        ("tuning:5", 40),
     ],
 )
 def test_every_point(name: str, points: int) -> None:
