@@ -255,3 +255,10 @@ def test_centering_recipe_needs_texts_and_recipe_layer_is_used(tied_folder: str)
     np.testing.assert_allclose(centered.encode(SAMPLE).mean(axis=0), 0, atol=1e-4)
     with pytest.raises(OptionError, match="`layer` must be a number, or several, unless a Recipe names one"):
         LayerEncoder(tied_folder, device="cpu", recipe="one-word")
+
+
+def test_number_of_skipped_tokens_is_part_of_the_spec(tiny_folder: Folder) -> None:
+    template = {"template": "say {text}"}
+    options: list[Any] = [{}, {"skip_first": 1}, {"skip_first": 2}, template, {**template, "skip_first": 1}]
+    digests = {LayerEncoder(tiny_folder("Llama"), 1, device="cpu", **each).spec.digest for each in options}
+    assert len(digests) == len(options), "the second sweep would read the vectors of the first"

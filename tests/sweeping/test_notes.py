@@ -61,6 +61,7 @@ def test_depth_is_relative_to_the_models_own_blocks(tiny_folder: Folder, tmp_pat
     ("family", "norm"),
     [
         ("Llama", "final"),
+        ("Llama", "none"),  # the last layer keeps a copy of the last block
         ("T5", "none"),  # has one extra block, and the first is larger than the others
         pytest.param("ModernBERT", "final", marks=pytest.mark.slow),  # has a block even at layer 0
         ("ALBERT", "final"),  # one block for all layers

@@ -17,8 +17,10 @@ import pytest
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import OptionError
+from midlayer_encoders.measuring import measure_layers
+from midlayer_encoders.store.embeddings import text_key
 from midlayer_encoders.sweeping import SweepResult
-from midlayer_encoders.tasks import isolated_random, task_sources
+from midlayer_encoders.tasks import isolated_random, task_sources, task_texts
 from tests.families import DEPTH
 from tests.others_warnings import MTEB
 from tests.sweeping.scoring import sweep
@@ -148,6 +150,10 @@ def test_metrics_and_scores_are_saved_and_loaded(
         workers=1, device="cpu",
     )  # fmt: skip
     assert set(result.frame["kind"]) == {"score", "metric", "confirmed"}
+    texts = sorted(task_texts(task_sources(task_folders["near"])[0].make()), key=text_key)[:12]
+    whole = LayerEncoder(tiny_folder("Llama"), -1, device="cpu")
+    expected = measure_layers(whole, texts, metrics="lidar", views=3)["value"].to_list()
+    assert result.frame.filter(name="lidar")["value"].to_list() == pytest.approx(expected, rel=1e-5)
     assert set(result.notes.baselines["TF-IDF"]) == set(result.frame.filter(pl.col("kind") == "score")["dataset"])
     loaded = SweepResult.load(tmp_path)
     assert loaded.frame.equals(result.frame)
