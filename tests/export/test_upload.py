@@ -255,6 +255,10 @@ def test_the_command_takes_the_scores_of_a_sweep_with_the_same_options(
     with pytest.raises(OptionError, match=r"`--scores` must be a sweep with the options of this encoder .*'one-word'"):
         run(*line)
     assert not hub.repositories
+    notes = Notes("a sweep", str(source), {}, options={"recipe": "one-word"}, site="mlp")
+    SweepResult(frame(encoder), tmp_path / "mlp", notes).save()
+    with pytest.raises(OptionError, match=r"`--scores` must be a sweep with the options .*'site': 'mlp'"):
+        run(*line[:-1], str(tmp_path / "mlp"), "--recipe", "one-word")
     output = run(*line, "--recipe", "one-word", "--for", "vllm")
     assert "vllm serve someone/cut --runner pooling" in output
     files = hub.repositories["someone/cut"]["main"]
