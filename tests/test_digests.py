@@ -171,8 +171,8 @@ def score_headers(world: Any) -> Iterator[dict[str, Any]]:
     parts = {"format", "task", "data", "main_score", "splits", "subsets", "store", "mteb", "settings"}
     assert header.keys() == parts
     path = world.path / "scores.json"
-    path.write_bytes(task_scoring.sealed({"of": header, "scores": {"a": 1.0}}))
-    assert task_scoring._read_scores(path, header=header) == {"a": 1.0}
+    path.write_bytes(task_scoring.sealed({"of": header, "scores": {"a": [1.0, None]}}))
+    assert task_scoring._read_scores(path, header=header) == {"a": pytest.approx([1.0, float("nan")], nan_ok=True)}
     for name in parts:
         assert task_scoring._read_scores(path, header=header | {name: "another"}) == {}
     for name in ("seed", "n_experiments", "any_setting_of_a_task"):

@@ -17,6 +17,7 @@ import polars as pl
 
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.files import LOCK, expand_home
+from midlayer_encoders.frame.gains import paired_gain
 from midlayer_encoders.frame.pareto import COSTS, Budget, Point, Run, best_within, fronts_by_run
 from midlayer_encoders.frame.summaries import summary
 from midlayer_encoders.recipes import PLAIN
@@ -74,7 +75,8 @@ class _Sweep:
             )
         size = _FLOAT_BYTES * notes.dimensions or None
         device = str(notes.timing.get("device") or notes.how.get("device", ""))
-        return Run(name, self.home.name, scores, notes.parameters, notes.milliseconds, size, device)
+        gain = paired_gain(scores, self.result.resamples.with_columns(pl.col("dataset").replace(labels)))
+        return Run(name, self.home.name, scores, notes.parameters, notes.milliseconds, size, device, gain=gain)
 
 
 @dataclass(frozen=True)
@@ -165,6 +167,7 @@ class Board:
                 **asdict(run.best),
                 "lines": self.lines(run.best),
                 "gain": run.average.gain,
+                "interval": run.gain.interval if run.gain else None,
                 "fronts": fronts[run.name],
             }
             for run in self.runs
@@ -191,6 +194,7 @@ class Board:
             "Tasks": ", ".join(self.tasks),
             "Score": "mean of the tasks' main scores, for layers with a score on all of them",
             "Best layer": "chosen by the same scores: differences of a fraction of a point may be chance",
+            "Over its last layer": "with the 95 % interval of a paired bootstrap over test items",
             "Bytes": "of a float32 vector",
         }
         for timing, names in runs_by_timing.items():

@@ -173,12 +173,15 @@ def _result_values(result: SweepResult) -> dict[str, Any]:
         name: {task: 100 * score for task, score in scores.items()} for name, scores in result.notes.baselines.items()
     }
     model = {"model": summary.model, "revision": summary.revision, "num_layers": summary.num_layers}
-    return {**model, **recipe, **average, "tasks": points, "baselines": baselines}
+    gain = result.gain()
+    gains = {"gain": gain.points, "interval": gain.interval}
+    return {**model, **recipe, **average, **gains, "tasks": points, "baselines": baselines}
 
 
 def _print_scores(result: SweepResult) -> None:
     """Print a row for each layer, a column for each task, and the gain of the best layer over the last."""
     from midlayer_encoders.frame.summaries import average_baseline
+    from midlayer_encoders.report.labels import interval_words
     from midlayer_encoders.report.sweep_page import confirmed_words
     from midlayer_encoders.sweeping import RecipesResult
     from midlayer_encoders.sweeping.sweep_result import task_labels
@@ -209,10 +212,11 @@ def _print_scores(result: SweepResult) -> None:
     for sentence in notes.missing:
         _output.print_text(sentence)
     if average is not None:
+        interval = f" ({interval_words(result.gain())})" if average.best_layer != average.last_layer else ""
         last = "the last layer" if average.last_layer == summary.num_layers else f"layer {average.last_layer}"
         _output.print_text(
             f"Best layer: {average.best_layer} of {summary.num_layers}, {average.best:.1f} points, "
-            f"{average.gain:+.1f} over {last}."
+            f"{average.gain:+.1f} over {last}{interval}."
         )
     for sentence in confirmed_words(result.frame):
         _output.print_text(sentence)
@@ -227,11 +231,11 @@ def _print_recipes(result: RecipesResult) -> None:
     from midlayer_encoders.report.layer_charts import recipe_rows, recipe_words
     from midlayer_encoders.tasks import task_label
 
-    summaries = result.summaries()
-    head, *rows = recipe_rows(summaries, result.notes.baselines)
+    summaries, gains = result.summaries(), result.gains()
+    head, *rows = recipe_rows(summaries, result.notes.baselines, gains)
     best = [row[0] for row in rows].index(result.recipe)
     _output.print_table([task_label(word) for word in head], rows, title="Recipes at their best layers", bold=best)
-    _output.print_text(recipe_words(summaries))
+    _output.print_text(recipe_words(summaries, gains))
 
 
 def _print_preview(model: str, tasks: list[str], **arguments: Any) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, cast
 
 from midlayer_encoders.errors import OptionError
+from midlayer_encoders.frame.gains import Gain
 from midlayer_encoders.frame.summaries import Curve, Summary
 
 Cost: TypeAlias = Literal["parameters", "milliseconds", "bytes"]
@@ -50,6 +51,7 @@ class Run:
         bytes: per vector.
         device: on which the time was measured.
         page: URL of the sweep's page; empty if there is none.
+        gain: of the best layer over the last, for its interval.
     """
 
     name: str
@@ -60,6 +62,7 @@ class Run:
     bytes: int | None = None
     device: str = ""
     page: str = ""
+    gain: Gain | None = None
 
     @property
     def average(self) -> Curve:

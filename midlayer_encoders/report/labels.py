@@ -1,8 +1,10 @@
-"""Numbers as text."""
+"""Numbers and intervals as text."""
 
 from __future__ import annotations
 
 import math
+
+from midlayer_encoders.frame.gains import Gain
 
 
 def number(value: float | None, digits: int = 1) -> str:
@@ -50,6 +52,33 @@ def signed(value: float, digits: int = 1) -> str:
     """
     text = _minus(f"{value:+.{digits}f}")
     return text[1:] if float(f"{value:.{digits}f}") == 0 else text
+
+
+def interval_words(gain: Gain) -> str:
+    """Return the interval of a gain, and whether it separates the two; the tasks that lack it if there is none.
+
+    Example:
+        >>> interval_words(Gain(8.3, -4.0, 20.8)), interval_words(Gain(8.3, without=("STS",)))
+        ('95 % interval −4.0 to +20.8: the two are not separable', 'no interval: STS was not resampled')
+    """
+    if gain.without:
+        names = ", ".join(gain.without[:3]) + (", …" if len(gain.without) > 3 else "")
+        return f"no interval: {names} {'was' if len(gain.without) == 1 else 'were'} not resampled"
+    text = f"95 % interval {signed(gain.low)} to {signed(gain.high)}"
+    return text if gain.separable else f"{text}: the two are not separable"
+
+
+def with_interval(points: float, gain: Gain | None) -> str:
+    """Return a difference with its sign, and the interval if there is a gain.
+
+    Example:
+        >>> with_interval(8.3, Gain(8.3, -4.0, 20.8)), with_interval(8.3, Gain(8.3, without=("STS",)))
+        ('+8.3 (−4.0 to +20.8)', '+8.3 (no interval)')
+    """
+    if gain is None:
+        return signed(points)
+    interval = "no interval" if gain.without else f"{signed(gain.low)} to {signed(gain.high)}"
+    return f"{signed(points)} ({interval})"
 
 
 def _minus(text: str) -> str:

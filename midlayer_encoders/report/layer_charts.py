@@ -7,16 +7,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import polars as pl
 
 from midlayer_encoders.errors import OptionError
+from midlayer_encoders.frame.gains import Gain
 from midlayer_encoders.frame.schema import check_frame, metric_series, number_of_layers
 from midlayer_encoders.frame.summaries import Baselines, Curve, Summary, average_baseline, summary
 from midlayer_encoders.report import drawing
-from midlayer_encoders.report.labels import number, signed
+from midlayer_encoders.report.labels import interval_words, number, signed, with_interval
 from midlayer_encoders.report.style import LIGHT
 from midlayer_encoders.validation import check_choice
 
@@ -180,24 +181,31 @@ def best_recipe(recipes: Mapping[str, Summary]) -> str:
     return max(averages, key=lambda name: averages[name].best)
 
 
-def recipe_words(recipes: Mapping[str, Summary]) -> str:
+RecipeGains: TypeAlias = Mapping[str, tuple[Gain, Gain]]
+"""Gains of each recipe's best layer over the best and the last layer of the plain text, or of itself without it."""
+
+
+def recipe_words(recipes: Mapping[str, Summary], gains: RecipeGains | None = None) -> str:
     """Return a sentence about the gain of the best recipe."""
     averages = _averages(recipes)
     winner = best_recipe(recipes)
     best = averages[winner]
     text = f"{winner} at layer {best.best_layer} of {recipes[winner].num_layers} scores {number(best.best)}"
+    over_best, over_last = (f" ({interval_words(gain)})" for gain in gains[winner]) if gains else ("", "")
     plain = averages.get(_PLAIN)
     if plain is None:
-        return f"{text}, {number(best.gain)} points more than at its last layer."
+        return f"{text}, {number(best.gain)} points more than at its last layer{over_last}."
     if winner == _PLAIN:
         return f"{text}: no recipe is better than the plain text here."
     return (
-        f"{text}: {number(best.best - plain.best)} points more than the best layer of the plain text "
-        f"({plain.best_layer}, {number(plain.best)}), {number(best.best - plain.last)} more than its last."
+        f"{text}: {number(best.best - plain.best)} points more{over_best} than the best layer of the plain text "
+        f"({plain.best_layer}, {number(plain.best)}), {number(best.best - plain.last)} more than its last{over_last}."
     )
 
 
-def recipe_rows(recipes: Mapping[str, Summary], baselines: Baselines | None = None) -> list[list[str]]:
+def recipe_rows(
+    recipes: Mapping[str, Summary], baselines: Baselines | None = None, gains: RecipeGains | None = None
+) -> list[list[str]]:
     """Return a table of the average and each task at each recipe's best layer, with the baselines below."""
     averages = _averages(recipes)
     winner = recipes[best_recipe(recipes)]
@@ -206,7 +214,8 @@ def recipe_rows(recipes: Mapping[str, Summary], baselines: Baselines | None = No
     rows = [["recipe", "best layer", "average", *(["gain over plain"] if plain else []), *tasks]]
     for name, average in averages.items():
         curves = {task.name: task for task in recipes[name].tasks}
-        gain = [signed(average.best - plain.best)] if plain else []
+        interval = gains[name][0] if gains and name != _PLAIN else None
+        gain = [with_interval(average.best - plain.best, interval)] if plain else []
         cells = [number(curves[task].points.get(average.best_layer)) if task in curves else "" for task in tasks]
         rows.append([name, str(average.best_layer), number(average.best), *gain, *cells])
     for name, scores in (baselines or {}).items():

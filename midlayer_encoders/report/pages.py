@@ -19,7 +19,7 @@ from numpy.ma import MaskedArray
 from midlayer_encoders.files import write_file
 from midlayer_encoders.frame.pareto import amount
 from midlayer_encoders.report import inline_svg, style
-from midlayer_encoders.report.labels import duration, number, signed, significant
+from midlayer_encoders.report.labels import duration, number, signed, significant, with_interval
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -62,6 +62,7 @@ def _environment() -> Environment:
         "duration": duration,
         "number": number,
         "signed": signed,
+        "with_interval": with_interval,
     }
     return environment
 

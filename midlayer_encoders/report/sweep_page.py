@@ -8,11 +8,12 @@ from typing import Any
 
 import polars as pl
 
+from midlayer_encoders.frame.gains import Gain
 from midlayer_encoders.frame.pareto import Cost, amount, cost_text
 from midlayer_encoders.frame.schema import metric_series
 from midlayer_encoders.frame.summaries import Baselines, Curve, Summary, average_baseline, summary
 from midlayer_encoders.report import layer_charts
-from midlayer_encoders.report.labels import number
+from midlayer_encoders.report.labels import interval_words, number
 from midlayer_encoders.report.pages import Column, metric_column, render, write_page
 
 
@@ -43,6 +44,8 @@ def report_html(
     notes: Sequence[str] = (),
     baselines: Baselines | None = None,
     recipes: Mapping[str, Summary] | None = None,
+    gain: Gain | None = None,
+    recipe_gains: layer_charts.RecipeGains | None = None,
 ) -> str:
     """Return a self-contained page about one model: its best layer, the gain, and how they were measured.
 
@@ -56,6 +59,8 @@ def report_html(
         notes: sentences below the verdict, such as failed tasks.
         baselines: score of each baseline on each task, a fraction.
         recipes: scores of each recipe, if there are several; ``frame`` holds the best one.
+        gain: of the best layer over the last, for its interval.
+        recipe_gains: of each recipe, for their intervals.
     """
     scores = summary(frame)
     metrics = metric_series(frame)
@@ -80,6 +85,8 @@ def report_html(
         export=export or {},
         how={"model": scores.model, "revision": scores.revision, **how},
         recipes=recipes,
+        recipe_gains=recipe_gains,
+        interval=interval_words(gain) if gain else "",
         charts=layer_charts,
         line_names=list(zip(("dashed line", "dotted one", "one of dashes and dots"), shared, strict=False)),
         metrics=metrics,

@@ -22,8 +22,11 @@ Read = Callable[[int, Sequence[str]], _Rows]
 class Scorer(Protocol):
     """Scores the vectors of a task's rows."""
 
-    def scores(self, vectors: Tensor) -> Tensor:
-        """Return one score per layer from vectors ``(L, N, D)``."""
+    def resampled(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
+        """Return one score per layer from vectors ``(L, N, D)``, and its scores on resampled items ``(L, S)``.
+
+        The second has no columns if the score cannot be computed from values of the items.
+        """
 
     def size_per_layer(self, rows: int, dim: int) -> int:
         """Return approximately how many numbers of four bytes a layer needs."""
@@ -46,7 +49,24 @@ def layer_scores(
     budget: int | None = None,
     done: Callable[[int], None] = lambda _: None,
 ) -> dict[int, float]:
-    """Return the score of each layer; NaN if its vectors are not finite or its score is undefined.
+    """Return the first value of :func:`resampled_scores`, the score of each layer."""
+    values = resampled_scores(scorer, keys, layers, read, device=device, budget=budget, done=done)
+    return {layer: score for layer, (score, *_) in values.items()}
+
+
+def resampled_scores(
+    scorer: Scorer,
+    keys: Sequence[str],
+    layers: Sequence[int],
+    read: Read,
+    *,
+    device: torch.device,
+    budget: int | None = None,
+    done: Callable[[int], None] = lambda _: None,
+) -> dict[int, list[float]]:
+    """Return the score of each layer, followed by its scores on resampled items, if these can be computed.
+
+    A score is NaN if the vectors are not finite or it is undefined.
 
     Args:
         scorer: computes the scores.
@@ -59,7 +79,7 @@ def layer_scores(
     """
     if device.type not in ("cpu", "cuda"):
         device = torch.device("cpu")
-    layer_values: dict[int, float] = {}
+    layer_values: dict[int, list[float]] = {}
     first = read(layers[0], keys)
     layer_bytes = 4 * scorer.size_per_layer(*first.shape)
     count = max((budget or memory_budget(device)) // max(layer_bytes, 1), 1)
@@ -77,7 +97,7 @@ def layer_scores(
                 layer_vectors.copy_(torch.from_numpy(rows))
             valid = vectors.isfinite().flatten(1).all(dim=1) & ~all_alike(vectors, keys)
             scores = _scores(scorer, torch.where(valid[:, None, None], vectors, 0))
-            scores = torch.where(valid, scores, torch.nan)
+            scores = torch.where(valid[:, None], scores, torch.nan)
             layer_values |= dict(zip(part, scores.tolist(), strict=True))
             done(len(part))
     return layer_values
@@ -97,9 +117,10 @@ def all_alike(vectors: Tensor, keys: Sequence[str]) -> Tensor:
 
 
 def _scores(scorer: Scorer, vectors: Tensor) -> Tensor:
-    """Return the scores of layers, computed for fewer layers at once if the GPU runs out of memory."""
+    """Return scores and resampled scores ``(L, 1 + S)``, of fewer layers at once if the GPU runs out of memory."""
     try:
-        return scorer.scores(vectors)
+        scores, resampled = scorer.resampled(vectors)
+        return torch.cat([scores[:, None], resampled.to(scores)], dim=1)
     except torch.cuda.OutOfMemoryError:
         if len(vectors) == 1:
             raise

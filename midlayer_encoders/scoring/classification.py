@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn.functional import log_softmax, one_hot, softplus
 
 from midlayer_encoders.errors import OptionError
+from midlayer_encoders.scoring.resampling import resampled_means
 
 
 def logistic_regressions(
@@ -333,8 +334,13 @@ class Classifiers:
 
     def scores(self, vectors: Tensor) -> Tensor:
         """Return the mean score of the classifiers at each layer, shape ``(L,)``."""
+        return self.resampled(vectors)[0]
+
+    def resampled(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the same, and scores on resampled test rows ``(L, S)``; these are defined for accuracy only."""
         total = vectors.new_zeros(len(vectors), dtype=torch.float64)
         groups: dict[Any, list[ClassifierData]] = {}  # of classifiers that can be trained at once
+        shares: dict[Any, Tensor] = {}  # of the score that each test row contributes, by test set
         for data in self.data:
             classes = tuple(torch.unique(data.train_labels).tolist())
             groups.setdefault((len(data.train), classes, tuple(data.test.tolist())), []).append(data)
@@ -342,7 +348,12 @@ class Classifiers:
             predicted = self.predictions(vectors, group)
             labels = torch.stack([data.test_labels for data in group]).to(predicted.device)
             total += self._measured(labels, predicted).sum(dim=1)
-        return total / len(self.data)
+            test = tuple(group[0].test.tolist())
+            share = (predicted == labels).double().sum(dim=1) / (len(test) * len(self.data))
+            shares[test] = share + shares[test] if test in shares else share
+        rows = torch.cat(list(shares.values()), dim=1)
+        resampled = resampled_means(rows * rows.shape[1]) if self.measure is None else rows[:, :0]
+        return total / len(self.data), resampled
 
     def predictions(self, vectors: Tensor, group: Sequence[ClassifierData]) -> Tensor:
         """Return the predicted labels of T test rows, shape ``(L, E, T)``.

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.scoring.k_means import mini_batch_k_means
+from midlayer_encoders.scoring.resampling import resampled_v_measures
 
 _LAYERS_ON_CPU = 4  # clustered at once
 
@@ -63,13 +64,21 @@ class Clusterings:
 
     def scores(self, vectors: Tensor) -> Tensor:
         """Return the V-measure at each layer, averaged over all draws, shape ``(L,)``."""
+        return self.resampled(vectors)[0]
+
+    def resampled(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the same, and scores on resampled texts ``(L, S)``."""
         # All problems at once run until the last one stops, which only a GPU benefits from.
         size = _LAYERS_ON_CPU if vectors.device.type == "cpu" else len(vectors)
-        return torch.cat([self.draw_scores(part).mean(dim=1) for part in torch.split(vectors, size)])
+        parts = [self._resampled(part) for part in torch.split(vectors, size)]
+        return torch.cat([scores.mean(dim=1) for scores, _ in parts]), torch.cat([values for _, values in parts])
 
     def draw_scores(self, vectors: Tensor) -> Tensor:
         """Return the V-measure of each draw at each layer, shape ``(L, R)``."""
-        scores = []
+        return self._resampled(vectors)[0]
+
+    def _resampled(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
+        scores, resampled = [], []
         for draws in self.draws:
             if draws.rows.shape[1] < draws.clusters:
                 raise OptionError(
@@ -80,7 +89,10 @@ class Clusterings:
                 vectors, draws.rows, clusters=draws.clusters, batch_size=self.batch_size, seed=self.seed
             )
             scores.append(v_measure(draws.labels.to(clusters.device).expand_as(clusters), clusters))
-        return torch.cat(scores, dim=1)
+            means = resampled_v_measures(draws.labels, clusters, draws.rows, vectors.shape[1])
+            resampled.append(len(draws.rows) * means)
+        total = torch.stack(resampled).sum(dim=0)
+        return torch.cat(scores, dim=1), total / sum(len(draws.rows) for draws in self.draws)
 
     def size_per_layer(self, rows: int, dim: int) -> int:
         """Return approximately how many numbers of four bytes a layer needs."""

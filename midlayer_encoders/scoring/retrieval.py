@@ -15,6 +15,8 @@ from sklearn.metrics import average_precision_score
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from midlayer_encoders.scoring.resampling import resampled_correlations, resampled_means, resampled_precisions
+
 _BLOCK = 1 << 24  # numbers of a block of pairs or similarities: 64 MiB
 
 
@@ -76,13 +78,13 @@ class _Pairs:
     score: str
     similarity: str = "cosine"
 
-    def _scores(self, vectors: Tensor, measure: str, score: Callable[[Any, Any], float]) -> Tensor:
-        """Return a score of the targets and of the similarity of each pair at each layer, shape ``(L,)``."""
+    def _scores(self, vectors: Tensor, measure: str, score: Callable[[Any, Any], float]) -> tuple[Tensor, Tensor]:
+        """Return a score of the targets and of the similarities at each layer ``(L,)``, and the similarities."""
         similarities = pair_similarities(vectors, self.first, self.second, measure=measure, similarity=self.similarity)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of constant similarities, or targets without a positive pair
             values = [score(self.targets.numpy(), layer) for layer in similarities.double().cpu().numpy()]
-        return torch.tensor(values, dtype=torch.float64, device=vectors.device)
+        return torch.tensor(values, dtype=torch.float64, device=vectors.device), similarities
 
     def size_per_layer(self, rows: int, dim: int) -> int:
         """Return approximately how many numbers of four bytes a layer needs."""
@@ -105,9 +107,19 @@ class StsPairs(_Pairs):
 
     def scores(self, vectors: Tensor) -> Tensor:
         """Return the correlation with the gold similarities at each layer, shape ``(L,)``; NaN if one is constant."""
+        return self.resampled(vectors)[0]
+
+    def resampled(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the same, and scores on resampled pairs ``(L, S)``; ranks are those among all pairs."""
         measure, _, kind = self.score.rpartition("_")
         correlate: Callable[..., Any] = stats.spearmanr if kind == "spearman" else stats.pearsonr
-        return self._scores(vectors, measure or "similarity", lambda targets, layer: correlate(targets, layer)[0])
+        scores, similarities = self._scores(
+            vectors, measure or "similarity", lambda targets, layer: correlate(targets, layer)[0]
+        )
+        rows = torch.cat([self.targets[None].double(), similarities.double().cpu()])
+        if kind == "spearman":
+            rows = torch.from_numpy(stats.rankdata(rows.numpy(), axis=1))
+        return scores, resampled_correlations(rows[1:], rows[0])
 
 
 @dataclass(frozen=True)
@@ -126,8 +138,15 @@ class LabeledPairs(_Pairs):
 
     def scores(self, vectors: Tensor) -> Tensor:
         """Return the average precision at each layer, shape ``(L,)``."""
+        return self.resampled(vectors)[0]
+
+    def resampled(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the same, and scores on resampled pairs ``(L, S)``, by the measure that is best on all pairs."""
         measures = ("similarity", *MEASURES) if self.score == "max_ap" else (self.score.removesuffix("_ap"),)
-        return torch.stack([self._scores(vectors, measure, _average_precision) for measure in measures]).amax(dim=0)
+        scored = [self._scores(vectors, measure, _average_precision) for measure in measures]
+        scores, best = torch.stack([scores for scores, _ in scored]).max(dim=0)
+        similarities = torch.stack([scored[measure][1][layer] for layer, measure in enumerate(best.tolist())])
+        return scores, resampled_precisions(similarities.nan_to_num(), self.targets == 1)
 
 
 RANKING_SCORES = ("ndcg", "map", "recall", "precision", "mrr", "hit_rate")
@@ -204,14 +223,21 @@ class Ranking:
 
     def scores(self, vectors: Tensor) -> Tensor:
         """Return the mean over queries for each layer, rounded like mteb's, shape ``(L,)``."""
+        return self.resampled(vectors)[0]
+
+    def resampled(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the same, and means over resampled queries ``(L, S)``."""
+        by_query = []
         total = vectors.new_zeros(len(vectors), dtype=torch.float64)
         blocks = self._whole(vectors) if self.candidates is None else self._reranked(vectors)
         for places, numbers, valid in blocks:
             gains, ideal = self._gains(places, numbers)
             valid = valid & (numbers != self.same.to(numbers.device)[places][:, None])
-            total += ranking_score(gains, valid, ideal, score=self.score, cut=self.cut).sum(dim=1)
+            by_query.append(ranking_score(gains, valid, ideal, score=self.score, cut=self.cut))
+            total += by_query[-1].sum(dim=1)
         mean = total / len(self.queries)
-        return mean if self.score == "mrr" else (mean * 1e5).round() / 1e5
+        rounded = mean if self.score == "mrr" else (mean * 1e5).round() / 1e5
+        return rounded, resampled_means(torch.cat(by_query, dim=1))
 
     def size_per_layer(self, rows: int, dim: int) -> int:
         """Return approximately how many numbers of four bytes a layer needs."""

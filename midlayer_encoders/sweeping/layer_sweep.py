@@ -23,6 +23,7 @@ from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.encoder.spec import result_name, result_revision
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.files import check_links, check_output_folder, folder_lock, write_file
+from midlayer_encoders.frame.gains import RESAMPLES_SCHEMA
 from midlayer_encoders.frame.schema import at_site, tidy_frame, tidy_rows
 from midlayer_encoders.measuring import measure_layers
 from midlayer_encoders.metrics import make_metrics
@@ -413,7 +414,9 @@ class _SingleSweep:
         if self.recipe.center:
             vectors["center"] = str(self.center_file)
         notes = replace(notes, vectors=vectors, options=self._options())
-        result = SweepResult(pl.concat(frames), self.folder, notes)
+        rows = [(score.task, score.layer, score.resampled) for score in scoring.scores if score.resampled]
+        resamples = pl.DataFrame(rows, schema=RESAMPLES_SCHEMA, orient="row")
+        result = SweepResult(pl.concat(frames), self.folder, notes, resamples=resamples)
         result.save()
         return result
 

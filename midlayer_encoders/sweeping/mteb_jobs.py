@@ -160,7 +160,10 @@ class Job:
 
 @dataclass(frozen=True)
 class Score:
-    """The outcome of a job: the main score, or an error message."""
+    """The outcome of a job: the main score, or an error message.
+
+    ``resampled`` holds scores on resampled test items, if the layers were scored together.
+    """
 
     task: str
     layer: int
@@ -168,6 +171,7 @@ class Score:
     value: float = float("nan")
     error: str | None = None
     lacked_a_text: bool = False
+    resampled: Sequence[float] = ()
 
 
 def run_job(job: Job, embedder: Embedder | None = None) -> Score:

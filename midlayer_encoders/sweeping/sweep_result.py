@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import polars as pl
 
@@ -24,8 +24,10 @@ from midlayer_encoders.files import (
     unsealed,
     write_file,
 )
+from midlayer_encoders.frame.gains import RESAMPLES_SCHEMA, Gain, paired_gain, read_resamples
 from midlayer_encoders.frame.schema import read_frame
-from midlayer_encoders.frame.summaries import Baselines, Summary, summary
+from midlayer_encoders.frame.summaries import Baselines, Curve, Summary, summary
+from midlayer_encoders.recipes import PLAIN
 from midlayer_encoders.report import plot_recipes, plot_scores, report_html
 from midlayer_encoders.report.layer_charts import best_recipe
 from midlayer_encoders.report.results import Result
@@ -80,10 +82,12 @@ class SweepResult(Result):
             ``confirmed`` hold mteb's score of some layers that were scored together.
         folder: folder of the frame, mteb's result files, the embeddings and the page.
         notes: how it was measured.
+        resamples: scores of each task and layer on resampled test items, for the intervals of :meth:`gain`.
     """
 
     folder: Path
     notes: Notes
+    resamples: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=RESAMPLES_SCHEMA), kw_only=True)
 
     made_by: ClassVar[str] = "sweep"
 
@@ -104,6 +108,24 @@ class SweepResult(Result):
         if average is None:
             raise OptionError("No layer was scored on every task, so none is the best: see `failures`, or sweep again.")
         return int(average.best_layer)
+
+    def gain(self, layer: int | None = None, *, over: int | None = None, other: SweepResult | None = None) -> Gain:
+        """Return the points of a layer above another, with the 95 % interval of a paired bootstrap over test items.
+
+        The interval does not cover the choice of the layer by the same scores.
+
+        Args:
+            layer: the best by default.
+            over: the last by default.
+            other: result on the same tasks, such as another recipe's, that has the layer ``over``.
+        """
+        pair = None if other is None else (other.summary(), other.resamples)
+        gain = paired_gain(self.summary(), self.resamples, layer=layer, over=over, other=pair)
+        return replace(gain, without=tuple(map(task_label, gain.without)))
+
+    def tables(self) -> Mapping[str, pl.DataFrame]:
+        """Return frame and resampled scores by file name."""
+        return {**super().tables(), "resamples.parquet": self.resamples}
 
     def _reasons(self) -> str:
         """Return why there is no score."""
@@ -153,6 +175,8 @@ class SweepResult(Result):
                 for name, scores in baselines_from.baselines.items()
             },
             recipes=recipes,
+            gain=None if self.summary().average is None else self.gain(),
+            recipe_gains=whole.gains() if whole else None,
         )
 
     def save(self, folder: Path | str | None = None) -> Path:
@@ -185,7 +209,8 @@ class SweepResult(Result):
                 f"`folder` must be the --out of a sweep, but {folder} has no readable frame.parquet and sweep.json. "
                 "Run the sweep again: it resumes."
             )
-        return cls(frame, folder, notes)
+        resamples = read_artifact(folder / "resamples.parquet", read_resamples)
+        return cls(frame, folder, notes, **({} if resamples is None else {"resamples": resamples}))
 
 
 @dataclass(frozen=True)
@@ -209,7 +234,7 @@ class RecipesResult(SweepResult):
         summaries = _summaries(parts)
         best = parts[best_recipe(summaries)] if summaries else first
         notes = replace(best.notes, baselines=first.notes.baselines, missing=first.notes.missing)
-        return cls(frame, folder, notes, parts)
+        return cls(frame, folder, notes, parts, resamples=best.resamples)
 
     @property
     def recipe(self) -> str:
@@ -232,6 +257,20 @@ class RecipesResult(SweepResult):
         if not summaries:
             raise OptionError("No layer of any recipe was scored on every task: see `failures`, or sweep again.")
         return summaries
+
+    def gains(self) -> dict[str, tuple[Gain, Gain]]:
+        """Return the gains of each recipe's best layer over the best and over the last layer of the plain text.
+
+        Without a plain recipe, they are gains over the recipe's own layers.
+        """
+        summaries = self.summaries()
+        gains = {}
+        for name in summaries:
+            base = PLAIN if PLAIN in summaries else name
+            best = cast(Curve, summaries[base].average).best_layer
+            part, other = self.parts[name], self.parts[base]
+            gains[name] = part.gain(over=best, other=other), part.gain(other=other)
+        return gains
 
     def summary(self) -> Summary:
         """Return mean scores by layer of the best recipe, its best layer, the last, and the gain between them."""

@@ -18,7 +18,7 @@ from mteb.results import TaskResult
 from midlayer_encoders._types import Stage
 from midlayer_encoders.errors import error_summary
 from midlayer_encoders.files import read_artifact, read_sealed, sealed, write_file
-from midlayer_encoders.scoring import Read, layer_scores
+from midlayer_encoders.scoring import Read, resampled_scores
 from midlayer_encoders.scoring.recording import Recorded, record, scores_together
 from midlayer_encoders.sweeping.baselines import Baseline
 from midlayer_encoders.sweeping.embedder import Embedder
@@ -28,7 +28,8 @@ from midlayer_encoders.sweeping.processes import FATAL, Group
 from midlayer_encoders.tasks import isolated_random, task_texts
 
 MAX_CONFIRMED = 3  # layers per task: the best, the second best and the last
-_FORMAT = 1  # of the score files; another number invalidates them
+_FORMAT = 2  # of the score files; another number invalidates them
+_DIGITS = 7  # of resampled scores
 
 
 def layers_to_confirm(scores: Sequence[Score]) -> list[int]:
@@ -136,7 +137,7 @@ class TaskScorer:
         self.scoring.step(len(jobs) - len(missing))
         baselines = [baseline for baseline in self.baselines if baseline.applies(_task(first))]
 
-        def compute() -> dict[str, float]:
+        def compute() -> dict[str, list[float]]:
             """Compute, save and return this process's share of the missing scores."""
             recorded = self._record(first)  # also embeds this process's share of the texts
             self.embedder.planning.step()
@@ -144,9 +145,9 @@ class TaskScorer:
             scores = self._main_scores(first, recorded, list(jobs), first.encoder.store.read, self.scoring)
             new = {_identity(jobs[layer]): value for layer, value in scores.items()}
             if self.group.rank == 0:
-                new |= {each.key: self._baseline(each, first) for each in baselines if each.key not in values}
+                new |= {each.key: [self._baseline(each, first)] for each in baselines if each.key not in values}
             if new:
-                numbers = {name: None if math.isnan(value) else value for name, value in (values | new).items()}
+                numbers = {name: [None if math.isnan(x) else x for x in row] for name, row in (values | new).items()}
                 content = sealed({"of": header, "scores": numbers})
                 write_file(folder / f"{header['task']}.{self.group.rank}.json", content)
             return new
@@ -157,8 +158,11 @@ class TaskScorer:
             self.scoring.step(len(missing) - len(self.group.part(missing)))
         else:
             self.embedder.planning.step()
-        scores = [Score(first.task.name, job.layer, header["main_score"], values[_identity(job)]) for job in jobs]
-        return scores, {baseline.name: values[baseline.key] for baseline in baselines}
+        scores = []
+        for job in jobs:
+            score, *resampled = values[_identity(job)]
+            scores.append(Score(first.task.name, job.layer, header["main_score"], score, resampled=resampled))
+        return scores, {baseline.name: values[baseline.key][0] for baseline in baselines}
 
     def _record(self, job: Job) -> list[Recorded]:
         """Record how mteb evaluates the task; every text is then in the store."""
@@ -174,25 +178,32 @@ class TaskScorer:
                 return baseline.score(task)
             encoder = baseline.encoder_for(task_texts(task))
             recorded = record(task, lambda inputs, **_: [text for batch in inputs for text in batch["text"]])
-        return self._main_scores(job, recorded, [0], lambda _, texts: encoder.vectors(texts))[0]
+        return self._main_scores(job, recorded, [0], lambda _, texts: encoder.vectors(texts))[0][0]
 
     def _main_scores(
         self, job: Job, recorded: Sequence[Recorded], layers: Sequence[int], read: Read, stage: Stage | None = None
-    ) -> dict[int, float]:
-        """Return the main score of each layer, combined over splits and subsets as mteb does."""
+    ) -> dict[int, list[float]]:
+        """Return the main score of each layer and its resamples, combined over splits and subsets as mteb does."""
         if not layers:
             return {}
         device = self.embedder.encoder.device
         scores: dict[int, dict[str, dict[str, Any]]] = {layer: {} for layer in layers}
+        resampled: dict[int, list[list[float]]] = {layer: [] for layer in layers}
         for evaluation in recorded:
             last = evaluation is recorded[-1]
             step = stage.step if stage is not None and last else lambda _: None
-            values = layer_scores(evaluation.scorer, evaluation.keys, layers, read, device=device, done=step)
+            values = resampled_scores(evaluation.scorer, evaluation.keys, layers, read, device=device, done=step)
             for layer in layers:
-                scores[layer].setdefault(evaluation.split, {})[evaluation.subset] = {"main_score": values[layer]}
+                score, *samples = values[layer]
+                scores[layer].setdefault(evaluation.split, {})[evaluation.subset] = {"main_score": score}
+                resampled[layer].append(samples)
         task = _task(job)
         return {
-            layer: float(TaskResult.from_task_results(task, by_split, evaluation_time=0).get_score())
+            layer: [
+                float(TaskResult.from_task_results(task, by_split, evaluation_time=0).get_score()),
+                # mteb's mean over all splits and subsets; nothing if one of them has no resamples.
+                *(round(math.fsum(sample) / len(sample), _DIGITS) for sample in zip(*resampled[layer], strict=False)),
+            ]
             for layer, by_split in scores.items()
         }
 
@@ -267,18 +278,21 @@ def _header(task: AbsTask, job: Job) -> dict[str, Any]:
     }
 
 
-def _saved_scores(folder: Path, job: Job) -> tuple[dict[str, Any], dict[str, float]]:
+def _saved_scores(folder: Path, job: Job) -> tuple[dict[str, Any], dict[str, list[float]]]:
     """Return what the scores of a task depend on, and the scores that any process has saved."""
     header = _header(_task(job), job)
-    values: dict[str, float] = {}
+    values: dict[str, list[float]] = {}
     for path in sorted(folder.glob(f"{header['task']}.*.json")):
         values |= read_artifact(path, partial(_read_scores, header=header)) or {}
     return header, values
 
 
-def _read_scores(path: Path, *, header: Mapping[str, Any]) -> dict[str, float]:
-    """Return the scores in a file, or none if they belong to something else."""
+def _read_scores(path: Path, *, header: Mapping[str, Any]) -> dict[str, list[float]]:
+    """Return the scores in a file, with their resamples, or none if they belong to something else."""
     if json.loads(path.read_bytes())["of"] != header:
         return {}
     content = read_sealed(path)
-    return {str(name): math.nan if value is None else float(value) for name, value in content["scores"].items()}
+    return {
+        str(name): [math.nan if number is None else float(number) for number in numbers]
+        for name, numbers in content["scores"].items()
+    }

@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 from midlayer_encoders import LayerEncoder, sweep, sweeping
 from midlayer_encoders.cli import app
 from midlayer_encoders.errors import OptionError
+from midlayer_encoders.report.labels import interval_words
 from midlayer_encoders.store import EmbeddingStore, list_stores, text_key
 from midlayer_encoders.sweeping import RecipesResult, SweepResult, SweepSettings
 from midlayer_encoders.sweeping.sweep_result import Notes
@@ -67,7 +68,8 @@ def check_table(output: str, result: SweepResult) -> None:
     best = max(layers, key=lambda layer: (means[layer], -layer))
     last = "the last layer" if layers[-1] == 4 else f"layer {layers[-1]}"
     gain = means[best] - means[layers[-1]]
-    assert f"Best layer: {best} of 4, {means[best]:.1f} points, {gain:+.1f} over {last}." in output
+    interval = f" ({interval_words(result.gain())})" if best != layers[-1] else ""
+    assert f"Best layer: {best} of 4, {means[best]:.1f} points, {gain:+.1f} over {last}{interval}." in output
 
 
 def test_every_option_of_sweep_reaches_it(tiny_folder: Folder, tasks: dict[str, str], tmp_path: Path) -> None:
@@ -172,11 +174,14 @@ def test_table_with_gaps_ties_and_failures(
         ["3", "90.0", "", ""],
         ["4", "20.0", "50.0", "35.0"],
     ]
-    assert "Best layer: 1 of 4, 40.0 points, +5.0 over the last layer." in output
+    assert "40.0 points, +5.0 over the last layer (no interval: A, B were not resampled)." in output
     assert "C failed, layer 1: no data" in output
     page = (tmp_path / "report.html").read_text()
     assert "C failed: layer 1: no data" in page
-    assert "Layer 1 of 4 scores 40.0 on average over 2 tasks, 5.0 points more than the last layer (35.0)." in page
+    assert (
+        "Layer 1 of 4 scores 40.0 on average over 2 tasks, 5.0 points more than the last layer (35.0), no interval: A, B"
+        in page
+    )
 
 
 def test_two_tasks_with_the_same_name_keep_their_digests(
@@ -204,7 +209,7 @@ def test_recipes_and_baselines_are_listed_and_the_code_of_the_winner_is_last(
     (_, *recipes), (_, *layers) = tables(output)
     assert recipes == [
         ["plain", "1", "50.0", "0.0", "50.0"],
-        ["one-word", "3", "60.0", "+10.0", "60.0"],
+        ["one-word", "3", "60.0", "+10.0 (no interval)", "60.0"],
         ["MiniLM", "", "70.0", "+20.0", "70.0"],
     ]
     assert layers == [

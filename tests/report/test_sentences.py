@@ -126,7 +126,7 @@ def test_json_of_a_sweep_is_in_points(tmp_path: Path) -> None:
     result = SweepResult(rows_frame(rows), tmp_path, notes)
     assert sweep._result_values(result) == {
         "model": "m", "revision": "r", "num_layers": 2, "best_layer": 2, "best": 62.5, "last": 62.5,
-        "layers": {1: 50.0, 2: 62.5},
+        "layers": {1: 50.0, 2: 62.5}, "gain": 0.0, "interval": None,
         "tasks": {"A": {"best_layer": 2, "best": 75.0, "last": 75.0, "layers": {1: 62.5, 2: 75.0}},
                   "B": {"best_layer": 2, "best": 50.0, "last": 50.0, "layers": {1: 37.5, 2: 50.0}}},
         "baselines": {"TF-IDF": {"A": 12.5}},

@@ -129,15 +129,15 @@ def test_layers_with_identical_or_nonfinite_vectors_have_no_score(monkeypatch: p
 def test_out_of_memory_scores_fewer_layers_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     from midlayer_encoders.scoring.retrieval import StsPairs
 
-    complete, plain, counts = together(sts()), StsPairs.scores, list[int]()
+    complete, plain, counts = together(sts()), StsPairs.resampled, list[int]()
 
-    def small(self: StsPairs, vectors: torch.Tensor) -> torch.Tensor:
+    def small(self: StsPairs, vectors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         counts.append(len(vectors))
         if len(vectors) > 1:
             raise torch.cuda.OutOfMemoryError("CUDA out of memory")
         return plain(self, vectors)
 
-    monkeypatch.setattr(StsPairs, "scores", small)
+    monkeypatch.setattr(StsPairs, "resampled", small)
     assert together(sts()) == pytest.approx(complete, abs=1e-12)
     assert counts == [3, 1, 2, 1, 1]
 
@@ -192,8 +192,8 @@ def test_cut_before_and_after_the_last_document_matches_trec_eval(score: str, cu
 
 def test_layers_are_reported_as_they_are_scored() -> None:
     class FirstEntry:
-        def scores(self, vectors: torch.Tensor) -> torch.Tensor:
-            return vectors[:, 0, 0].double()
+        def resampled(self, vectors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return vectors[:, 0, 0].double(), vectors[:, 0, :0]
 
         def size_per_layer(self, rows: int, dim: int) -> int:
             return rows * dim

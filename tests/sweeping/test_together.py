@@ -61,7 +61,7 @@ def test_scores_of_one_method_are_not_reused_for_the_other(
     content = json.loads(saved.read_text())
     assert len(content["scores"]) == 3
     # Different numbers in each file show where a score comes from.
-    content["scores"] = dict.fromkeys(content["scores"], 0.125)
+    content["scores"] = {key: [0.125] for key in content["scores"]}
     saved.write_text(json.dumps(content))
     assert set(layer_scores_of(sweep(encoder, task, **options), task).values()) == {0.125}
     assert layer_scores_of(sweep(encoder, task, scoring="mteb", **options), task) == pytest.approx(
@@ -77,7 +77,7 @@ def test_scores_of_one_method_are_not_reused_for_the_other(
     def fail(*_: Any, **__: Any) -> None:
         raise AssertionError("scored again")
 
-    monkeypatch.setattr(task_scoring, "layer_scores", fail)
+    monkeypatch.setattr(task_scoring, "resampled_scores", fail)
     assert sweep(encoder, task, **options).frame.equals(rescored.frame)
 
 
@@ -96,7 +96,7 @@ def test_task_that_cannot_be_scored_together_is_left_to_mteb_with_the_reason(
     def fails(*_: Any, **__: Any) -> None:
         raise ZeroDivisionError("in the middle")
 
-    monkeypatch.setattr(task_scoring, "layer_scores", fails)
+    monkeypatch.setattr(task_scoring, "resampled_scores", fails)
     reports: dict[str, tuple[int, int]] = {}
     broken = sweep(
         tiny_folder("Llama"), path, layers=[1, 2], out=tmp_path / "other",
@@ -111,18 +111,20 @@ def test_page_reports_scores_that_differ_from_mteb(
     tiny_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = write_sts_task(tmp_path)
-    original_scores = task_scoring.layer_scores
+    original_scores = task_scoring.resampled_scores
     monkeypatch.setattr(
         task_scoring,
-        "layer_scores",
-        lambda *a, **k: {layer: value + 0.02 for layer, value in original_scores(*a, **k).items()},
+        "resampled_scores",
+        lambda *a, **k: {
+            layer: [value + 0.02 for value in values] for layer, values in original_scores(*a, **k).items()
+        },
     )
     result = sweep(tiny_folder("Llama"), task, layers=[2], out=tmp_path / "out", **QUICK)
     (remark,) = result.notes.remarks
     assert remark.startswith("mteb scores near at layer 2 ")
     assert "sweep with scoring='mteb'" in remark
     monkeypatch.setattr(
-        task_scoring, "layer_scores", lambda *a, **k: dict.fromkeys(original_scores(*a, **k), float("nan"))
+        task_scoring, "resampled_scores", lambda *a, **k: {key: [float("nan")] for key in original_scores(*a, **k)}
     )
     undefined = sweep(tiny_folder("Llama"), task, layers=[2], out=tmp_path / "nan", **QUICK)
     (remark,) = undefined.notes.remarks
