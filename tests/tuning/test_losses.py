@@ -168,7 +168,8 @@ def test_settings_reach_the_trainer(
     settings = TuneSettings(lora=lora, batch_size=12, checkpoints=4, seed=7)
     args = _training_arguments(encoder, TrainingPairs(kind, (), "p"), {}, settings, tmp_path, 100)
     assert (args.max_steps, args.warmup_steps, args.logging_steps) == (100, 10, 2)
-    assert (args.eval_steps, args.save_steps, args.save_total_limit) == (25, 25, 2)
+    assert (args.eval_steps, args.save_steps) == (25, 25)
+    assert args.save_total_limit is None  # `WeightsTrainer` removes earlier checkpoints after it has completed one
     assert (args.learning_rate, args.batch_sampler, args.seed) == (learning_rate, sampler, 7)
     assert args.per_device_train_batch_size == args.per_device_eval_batch_size == 12
     assert (args.use_cpu, args.bf16, args.load_best_model_at_end) == (True, False, True)
