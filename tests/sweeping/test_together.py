@@ -16,6 +16,7 @@ import torch
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import OptionError
+from midlayer_encoders.files import read_sealed, sealed
 from midlayer_encoders.sweeping import SweepResult, mteb_jobs, task_scoring
 from midlayer_encoders.tasks import task_sources, tfidf_scores
 from tests.families import DEPTH
@@ -58,17 +59,17 @@ def test_scores_of_one_method_are_not_reused_for_the_other(
     options: dict[str, Any] = {"out": out, "layers": [1, 2, 3], "workers": 1, "baselines": False}
     first = sweep(encoder, task, **options)
     (saved,) = (out / "together").glob("*.json")
-    content = json.loads(saved.read_text())
+    content = read_sealed(saved)
     assert len(content["scores"]) == 3
     # Different numbers in each file show where a score comes from.
     content["scores"] = {key: [0.125] for key in content["scores"]}
-    saved.write_text(json.dumps(content))
+    saved.write_bytes(sealed(content))
     assert set(layer_scores_of(sweep(encoder, task, **options), task).values()) == {0.125}
     assert layer_scores_of(sweep(encoder, task, scoring="mteb", **options), task) == pytest.approx(
         layer_scores_of(first, task), abs=1e-4
     )
     content["of"]["mteb"] = "1.0"  # another mteb version may sample or score differently
-    saved.write_text(json.dumps(content))
+    saved.write_bytes(sealed(content))
     rescored = sweep(encoder, task, **options)
     assert layer_scores_of(rescored, task) == layer_scores_of(first, task)
     saved.write_text("{")  # torn
