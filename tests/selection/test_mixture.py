@@ -80,6 +80,9 @@ def test_complementary_layers_are_mixed_and_significantly_better() -> None:
     assert actual.accuracy > actual.single_accuracy + 0.2
     assert actual.accuracy == pytest.approx(float(mixture_correct(vectors, classes).double().mean()))
     assert f"significantly better than layer {actual.single} alone" in actual.verdict()
+    points = 100 * (actual.accuracy - actual.single_accuracy)
+    assert actual.low < points < actual.high
+    assert f"({points:+.1f} points, {actual.low:+.1f} to {actual.high:+.1f})" in actual.verdict()
 
 
 def test_single_sufficient_layer_is_not_beaten() -> None:
