@@ -188,8 +188,7 @@ def _parameters(encoder: LayerEncoder, layers: Sequence[int], norm: Norm) -> dic
         keep = plan_cuts(anatomy, layer, norm, config=getattr(model, "config", None))[0].keep
         return min(keep, anatomy.num_blocks) if anatomy.shared else keep
 
-    # A cut without the final norm keeps one more block, a copy of the last one at the end.
-    return {layer: outside + sum((sizes + sizes[-1:])[: num_blocks(layer)]) for layer in layers}
+    return {layer: outside + sum(sizes[: num_blocks(layer)]) for layer in layers}
 
 
 def _joint_parameters(encoder: LayerEncoder, layers: Sequence[int]) -> dict[int, int]:
