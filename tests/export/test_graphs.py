@@ -20,6 +20,7 @@ from midlayer_encoders.export import export_for
 from midlayer_encoders.export._comparison import relative_error, sample_inputs
 from midlayer_encoders.models.hub import package_folder
 from tests.cli.calls import run
+from tests.recipes.test_word_echo import save_causal
 from tests.tiny_folders import TEXTS, save_joint
 
 pytestmark = pytest.mark.engines
@@ -123,6 +124,12 @@ def test_the_ten_lines_of_the_page_encode_without_torch(
     script = f"{without}{snippet}\nnp.save('vectors.npy', encode({TEXTS!r}))\n"
     subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True, timeout=120)
     assert relative_error(encoder.encode(TEXTS), np.load(tmp_path / "vectors.npy")) < 1e-5
+
+
+@pytest.mark.parametrize("target", ["onnx", "openvino"])
+def test_graph_contains_both_readings(tmp_path: Path, target: Any) -> None:
+    encoder = LayerEncoder(save_causal("byte level", tmp_path / "model"), 4, recipe="word-echo", device="cpu")
+    assert export_for(encoder, target, tmp_path / "graph").error < 1e-5  # type: ignore[operator]
 
 
 def test_8_bit_and_optimized_graphs_and_the_error_that_the_command_prints(tiny_folder: Folder, tmp_path: Path) -> None:
