@@ -486,3 +486,27 @@ def test_wrapper_that_takes_any_argument_gets_the_features_of_the_processor() ->
     expected = LayerEncoder.from_module(model, 2, **options).encode(TEXTS)
     wrapped = LayerEncoder.from_module(Wrapper(model), 2, blocks="inner.layers", final=["inner.norm"], **options)
     np.testing.assert_allclose(wrapped.encode(TEXTS), expected, atol=1e-6)
+
+
+class MeanBlock(nn.Module):
+    """A residual block that sees all tokens, padding too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, states: Tensor) -> Tensor:
+        return states + self.linear(states.mean(dim=1, keepdim=True)).tanh()
+
+
+class ScaledAndUnmasked(ScaledEmbeddings):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(MeanBlock() for _ in range(DEPTH))
+
+
+def test_uncut_module_is_not_padded_if_padding_changes_its_states() -> None:
+    encoder = encoder_of(ScaledAndUnmasked(), 2)
+    texts = ["a", "a longer text"]
+    alone = np.stack([encoder.encode(text) for text in texts])
+    np.testing.assert_allclose(encoder.encode(texts), alone, atol=1e-6)
