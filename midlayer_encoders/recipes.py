@@ -22,7 +22,7 @@ from midlayer_encoders.validation import check_choice, check_count, check_flag, 
 if TYPE_CHECKING:
     from torch import Tensor
 
-logger = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
 Template: TypeAlias = str | Mapping[str, str]
 """``'Before {text} after'``, or one for each of ``"query"``, ``"document"`` and ``"text"`` (all other texts)."""
@@ -650,7 +650,7 @@ def takes_recipe(encoder: TakesRecipe, recipe: Recipe) -> bool:
     try:
         encoder.with_recipe(recipe.apart())
     except OptionError as reason:
-        logger.warning("The recipe %s is left out for %s: %s", recipe.name, encoder.name, reason)
+        _logger.warning("The recipe %s is left out for %s: %s", recipe.name, encoder.name, reason)
         return False
     return True
 

@@ -68,9 +68,9 @@ def resampled_precisions(similarities: Tensor, positive: Tensor) -> Tensor:
             hits = positive[order].nonzero()[:, 0]
             last = (sizes.cumsum(dim=0) - 1)[group[hits]]
             ordered = counts[order]
-            found = (ordered * positive[order, None]).cumsum(dim=0)
-            precision = found[last] / ordered.cumsum(dim=0)[last].clamp(min=1)
-            precisions.append((ordered[hits] * precision).sum(dim=0) / found[-1])
+            positives = (ordered * positive[order, None]).cumsum(dim=0)
+            precision = positives[last] / ordered.cumsum(dim=0)[last].clamp(min=1)
+            precisions.append((ordered[hits] * precision).sum(dim=0) / positives[-1])
         blocks.append(torch.stack(precisions))
     return torch.cat(blocks, dim=1)
 
@@ -89,9 +89,9 @@ def resampled_v_measures(labels: Tensor, clusters: Tensor, rows: Tensor, num_row
     for counts in resampled_counts(num_rows):
         by_label = [_entropy(y, at, counts.numpy()) for y, at in zip(truth, places, strict=True)]
         layers = []
-        for found in clusters.cpu().numpy():
-            by_cluster = [_entropy(c, at, counts.numpy()) for c, at in zip(found, places, strict=True)]
-            cells = truth * (found.max() + 1) + found
+        for layer in clusters.cpu().numpy():
+            by_cluster = [_entropy(c, at, counts.numpy()) for c, at in zip(layer, places, strict=True)]
+            cells = truth * (layer.max() + 1) + layer
             both = [_entropy(cell, at, counts.numpy()) for cell, at in zip(cells, places, strict=True)]
             total = np.add(by_label, by_cluster)
             shared = np.maximum(total - both, 0)

@@ -258,8 +258,8 @@ def _default_layer(source: RecipeSource, kind: KindOfModel) -> tuple[int, str] |
     """Return layer and reason of ``auto`` without labels, ``None`` for those of the rule itself."""
     if kind.name == "tuned":
         return source.num_layers, f"the last layer of an embedding model: {kind.evidence}"
-    own = source.own_recipe
-    depth = DEFAULTS[kind.name][PLAIN] if own is None else default_depth(own, kind.name)
+    recipe = source.own_recipe
+    depth = DEFAULTS[kind.name][PLAIN] if recipe is None else default_depth(recipe, kind.name)
     if depth == DEFAULTS[kind.name][PLAIN]:
         return None
     return resolve_layer(depth, source.num_layers), f"{depth} of {source.num_layers} blocks, the default depth"

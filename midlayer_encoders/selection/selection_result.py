@@ -207,9 +207,9 @@ class RecipeSelection(Selection):
         """A sentence on the tokens that the recipe costs; empty without texts."""
         if self.recipe not in self.tokens:
             return ""
-        own = self.tokens[self.recipe]
-        ratio = f", {own / self.tokens[PLAIN]:.1f} times those of the plain text" if PLAIN in self.tokens else ""
-        return f"The model reads {own:.1f} tokens per text{ratio}."
+        tokens = self.tokens[self.recipe]
+        ratio = f", {tokens / self.tokens[PLAIN]:.1f} times those of the plain text" if PLAIN in self.tokens else ""
+        return f"The model reads {tokens:.1f} tokens per text{ratio}."
 
     def to_frame(self) -> pl.DataFrame:
         """Return a row for each recipe: layer, depth, score, tokens per text, whether it was chosen, and the reason."""
