@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from benchmarks.zoo import table as zoo
 from tests.docs.frames import (
     MINILM,
     SMOLLM2,
@@ -22,19 +23,28 @@ from tests.docs.stated import Claim
 SELECTION, RECIPES, BENCHMARK = "docs/selection.md", "docs/recipes.md", "benchmarks/selection/README.md"
 
 
-def _row(name: str) -> list[float]:
-    curve = recipe(name)
-    return [last(curve), curve[24], *best(curve)]
+def _zoo(number: int) -> list[float]:
+    """Of a causal model: plain at the last and its best layer; at 0.95 `one-word`, `echo`, `word-echo`; best pair, last."""
+    scores = zoo.means(zoo.CAUSAL[number])
+    num_layers = max(layer for _, layer in scores)
+    layer = zoo.resolve_layer(zoo.DEPTH, num_layers)
+    best_plain = max(score for (name, _), score in scores.items() if name == "plain")
+    best_pair = max(score for (name, _), score in scores.items() if not name.startswith("word-echo"))
+    named = [scores[name, layer] for name in ("one-word", "echo", "word-echo")]
+    return [scores["plain", num_layers], best_plain, *named, best_pair, scores["word-echo", num_layers]]
 
 
-def _asked() -> list[float]:
-    """Of ``one-word`` at layer 28: the score, and what it gains over the last layer, depth 0.8, the best plain layer."""
-    plain, score = recipe("plain"), recipe("one-word")[28]
-    return [score, score - last(plain), score - plain[24], score - best(plain)[0]]
+def _gain(number: int) -> list[float]:
+    """Of a causal model: the gain of `word-echo` at 0.95 over the best plain layer, and its interval."""
+    rows = table(f"zoo/results/{zoo.CAUSAL[number]}-choices.csv").filter(choice="word-echo at 0.95")
+    return [rows[name].item() for name in ("gain", "gain_low", "gain_high")]
 
 
-def _below_the_best(model: str, curve: dict[int, float], layer: int) -> float:
-    return max(best(every)[0] for every in recipes(model).values()) - curve[layer]
+def _variant(name: str, number: int) -> float:
+    """Return the score of a variant at 0.95 of the depth of a causal model."""
+    model = zoo.CAUSAL[number]
+    layer = zoo.resolve_layer(zoo.DEPTH, max(layer for _, layer in zoo.means(model)))
+    return table(f"zoo/results/{model}-variants.csv").filter(variant=name, layer=layer)["score"].mean()  # type: ignore[return-value]
 
 
 def _half_match(model: str) -> dict[str, dict[int, float]]:
@@ -54,9 +64,16 @@ def _worse(rule: str) -> list[float]:
 CLAIMS = [
     Claim(
         "README.md",
-        "the last layer scores {}, the best layer {}, and the best layer with the [one-word prompt](docs/recipes.md) {}",
-        lambda: [last(recipe("plain")), best(recipe("plain"))[0], best(recipe("one-word"))[0]],
+        "the last layer scores {}, the best layer {}, and the answer of `midlayer select` without labels, "
+        "[a prompt](docs/recipes.md) at 0.95 of the depth, {}: {} points over the best layer (95 % interval {} to {})",
+        lambda: [*_zoo(0)[:2], _zoo(0)[4], *_gain(0)],
     ),
+    Claim(
+        "README.md",
+        "Gemma-3-270M: {}, {} and {} ({} to {} over the best layer)",
+        lambda: [*_zoo(1)[:2], _zoo(1)[4], *_gain(1)[1:]],
+    ),
+    Claim("README.md", "the prompt loses {} points", lambda: [-_gain(2)[0]]),
     Claim(
         "README.md",
         "all-MiniLM-L6-v2 ({}M parameters) scores {}",
@@ -70,27 +87,13 @@ CLAIMS = [
     # --- docs/selection.md -------------------------------------------------------------------------------------------
     Claim(
         SELECTION,
-        "this scores {} on average: {} more than the last layer with plain text, {} more than plain text at a relative "
-        "depth of 0.8, {} more than the best layer with plain text, and {} below the best of {} recipes at all {} layers",
-        lambda: [*_asked(), _below_the_best("smollm2", recipe("one-word"), 28), len(recipes("smollm2")), 31],
+        "on none of {} measurements of [untrained models](../benchmarks/selection/README.md#the-gate)",
+        lambda: [len(gates().filter(kind="untrained", now=False))],
     ),
     Claim(
         SELECTION,
-        "its last layer, {} below its best; `one-word` would cost it {} points there",
-        lambda: [
-            _below_the_best("minilm", recipe("plain", "minilm"), 6),
-            last(recipe("plain", "minilm")) - last(recipe("one-word", "minilm")),
-        ],
-    ),
-    Claim(
-        SELECTION,
-        "on none of {} measurements of [untrained models](../benchmarks/selection/README.md#the-gate), of which {} passed",
-        lambda: [len(gates().filter(kind="untrained", now=False)), len(gates().filter(kind="untrained", was=True))],
-    ),
-    Claim(
-        SELECTION,
-        "`auto` (without texts) is {} points below the best layer on average, the last layer {}; on the {} transformers with "
-        "12 blocks or more, {} and {}",
+        "`fixed-depth` is {} points below the best layer on average, the last layer {}; on the {} transformers with 12 "
+        "blocks or more, {} and {}",
         lambda: [
             *(selection_table("ten")[rule][0] for rule in ("auto", "last")),
             7,
@@ -99,9 +102,8 @@ CLAIMS = [
     ),
     Claim(
         SELECTION,
-        "which are not in those tables, `auto` is {} and {} points below the best layer; depth 0.8 "
-        "alone would lose {} points on MiniLM",
-        lambda: [regret("fixed-depth", SMOLLM2), regret("last", MINILM), regret("fixed-depth", MINILM)],
+        "a depth of 0.8 is {} points below the best layer; on all-MiniLM-L6-v2 it would lose {}",
+        lambda: [regret("fixed-depth", SMOLLM2), regret("fixed-depth", MINILM)],
     ),
     Claim(
         SELECTION,
@@ -130,10 +132,23 @@ CLAIMS = [
         SELECTION,
         "the last layer of all-MiniLM-L6-v2 scores {}, the best of SmolLM2-135M {}, with {} times the parameters",
         lambda: [
-            last(six_tasks(MINILM)),
-            best(six_tasks(SMOLLM2))[0],
+            last(recipe("plain", "minilm")),
+            _zoo(0)[1],
             round(_parameters(SMOLLM2) / _parameters(MINILM)),
         ],
+    ),
+    Claim(
+        SELECTION,
+        "`word-echo` closes {} % of the gap",
+        lambda: [100 * (_zoo(0)[4] - _zoo(0)[1]) / (last(recipe("plain", "minilm")) - _zoo(0)[1])],
+    ),
+    *(
+        Claim(
+            SELECTION,
+            f"| {model} | {{}} | {{}} | {{}} | {{}} |",
+            lambda number=number: [_zoo(number)[place] for place in (0, 1, 4, 5)],
+        )
+        for number, model in enumerate(zoo.CAUSAL)
     ),
     # --- benchmarks/selection/README.md ------------------------------------------------------------------------------
     Claim(BENCHMARK, "| last | 7 of 7 | {} | 10.03 |", lambda: [mean_regret("last")]),
@@ -157,35 +172,52 @@ CLAIMS = [
     Claim(BENCHMARK, "by 0.97), and {} of {} of `few-labels`", lambda: _worse("few-labels")),
     Claim(BENCHMARK, "untrained models ({} of {} below)", lambda: [gates().filter(kind="untrained")["was"].sum(), 150]),
     # --- docs/recipes.md ---------------------------------------------------------------------------------------------
-    Claim(RECIPES, "| plain text, mean of its tokens | {} | {} | {} at {} |", lambda: _row("plain")),
-    Claim(RECIPES, "| `one-word` | {} | {} | {} at {} |", lambda: _row("one-word")),
-    Claim(RECIPES, "| `one-word+filter` | {} | {} | {} at {} |", lambda: _row("one-word+filter")),
-    Claim(RECIPES, "| `echo` | {} | {} | {} at {} |", lambda: _row("echo")),
-    Claim(
-        RECIPES,
-        "Over the last layer with plain text: best layer {} points, prompt {}, both {}",
-        lambda: [
-            best(recipe("plain"))[0] - last(recipe("plain")),
-            last(recipe("one-word")) - last(recipe("plain")),
-            best(recipe("one-word"))[0] - last(recipe("plain")),
-        ],
+    *(
+        Claim(RECIPES, f"| {label} | {{}} | {{}} | {{}} |", lambda place=place: [_zoo(k)[place] for k in range(3)])
+        for place, label in enumerate(
+            (
+                "plain text, last layer",
+                "",
+                "`one-word` at 0.95 of the depth",
+                "`echo` at 0.95",
+                "",
+                "best single recipe and layer, chosen with labels",
+                "`word-echo`, last layer",
+            )
+        )
+        if label
     ),
     Claim(
         RECIPES,
-        "the last token of a plain text loses {} points, the template with the mean gains {}",
-        lambda: [
-            best(recipe("plain"))[0] - best(recipe("plain+last"))[0],
-            best(recipe("one-word+mean"))[0] - best(recipe("plain"))[0],
-        ],
+        "| plain text, best layer | {} at 6 of 30 | {} at 13 of 18 | {} at 1 of 6 |",
+        lambda: [_zoo(k)[1] for k in range(3)],
     ),
     Claim(
         RECIPES,
-        "The prompt gains {} points over the best plain layer",
-        lambda: [best(recipe("one-word"))[0] - best(recipe("plain"))[0]],
+        "| `word-echo` at 0.95, nothing chosen | **{}** | **{}** | {} |",
+        lambda: [_zoo(k)[4] for k in range(3)],
     ),
     Claim(
         RECIPES,
-        "all-MiniLM-L6-v2 scores {} with plain text and {} with `one-word`",
+        "| over the best plain layer | +{} [{} to {}] | +{} [{} to {}] | −{} [−{} to −{}] |",
+        lambda: [*_gain(0), *_gain(1), *(-value for value in _gain(2))],
+    ),
+    Claim(
+        RECIPES,
+        "(path, trust_remote_code=True)` | {} | {} | {} |",
+        lambda: [_zoo(k)[4] for k in range(3)],
+    ),
+    Claim(
+        RECIPES, "`SentenceTransformer(path)` | {} | {} | {} |", lambda: [_variant("stock folder", k) for k in range(3)]
+    ),
+    Claim(
+        RECIPES,
+        "scores {} on SmolLM2 and {} on Gemma at the same depth",
+        lambda: [_variant("Token Prepending up to 0.15", k) for k in range(2)],
+    ),
+    Claim(
+        RECIPES,
+        "all-MiniLM-L6-v2 {}. Embedding models do not benefit: MiniLM scores {} with `one-word`",
         lambda: [last(recipe("plain", "minilm")), last(recipe("one-word", "minilm"))],
     ),
     Claim(

@@ -166,6 +166,8 @@ def test_resumed_run_has_the_same_config_and_identity(
         assert (resumed.model_folder / name).read_bytes() == (through.model_folder / name).read_bytes()
 
 
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # torch leaves it open on a full disk
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_full_disk_is_named_and_the_run_continues(tiny_folder: Folder, small_disk: Path, tmp_path: Path) -> None:
     """A checkpoint takes 260 kB, of which torch writes 170 kB."""
     (small_disk / "ballast").write_bytes(bytes(shutil.disk_usage(small_disk).free - 130_000))
