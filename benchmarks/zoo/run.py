@@ -24,28 +24,14 @@ import polars as pl
 from benchmarks.recipes.run import SAMPLES, Samples, resampler
 from benchmarks.zoo.weights import open_model
 from midlayer_encoders import LayerEncoder, sweep
-from midlayer_encoders.errors import OptionError
 from midlayer_encoders.models.anatomy import resolve_layer
-from midlayer_encoders.recipes import PLAIN, recipe_of
+from midlayer_encoders.recipes import PLAIN, recipe_of, takes_recipe
 from midlayer_encoders.scoring.recording import Recorded, record
 from midlayer_encoders.tasks import isolated_random, task_label, task_sources
 
 RECIPES = ("plain", "one-word", "summarize", "echo", "echo+weightedmean", "instruction", "word-echo")
 DEPTHS = (0.85, 0.9, 0.95)
 DEFAULT = ("word-echo", 0.95)
-
-
-def fitting_recipes(encoder: LayerEncoder, names: Sequence[str]) -> list[str]:
-    """Return the recipes that a model takes: two readings need a causal model, templates a tokenizer that knows them."""
-    fitting = []
-    for name in names:
-        try:
-            encoder.with_recipe(name)
-        except OptionError as reason:
-            print(f"{encoder.name} without {name}: {reason}", flush=True)
-        else:
-            fitting.append(name)
-    return fitting
 
 
 def choices(scores: pl.DataFrame, num_layers: int) -> dict[str, tuple[str, int]]:
@@ -131,7 +117,7 @@ def main() -> None:
         encoder = open_model(model, device=arguments.device)
         name = Path(model).name
         if not arguments.choices:
-            recipes = fitting_recipes(encoder, arguments.recipes)
+            recipes = [name for name in arguments.recipes if takes_recipe(encoder, recipe_of("recipes", name))]
             with tempfile.TemporaryDirectory() as folder:
                 result = sweep(encoder, folders, recipes=recipes, baselines=False, out=Path(folder, "sweep"))
                 result.frame.filter(kind="score").select(

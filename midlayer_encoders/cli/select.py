@@ -125,12 +125,12 @@ def _print_choices(selection: Selection) -> None:
     table = selection.to_frame()
     label = "recipe" if isinstance(selection, RecipeSelection) else "rule"
     numbers = {"score": ("accuracy", 100), "tokens": ("tokens per text", 1)}
-    shown = [name for name in numbers if name in table.columns and table[name].null_count() < len(table)]
-    columns = [label, "layer", *(numbers[name][0] for name in shown), "why, or why not"]
+    number_columns = [name for name in numbers if name in table.columns and table[name].null_count() < len(table)]
+    columns = [label, "layer", *(numbers[name][0] for name in number_columns), "why, or why not"]
     rows = []
     for row in table.iter_rows(named=True):
         layer = "" if row["layer"] is None else str(row["layer"])
-        cells = ["" if row[name] is None else f"{numbers[name][1] * row[name]:.1f}" for name in shown]
+        cells = ["" if row[name] is None else f"{numbers[name][1] * row[name]:.1f}" for name in number_columns]
         rows.append([row[label], layer, *cells, escape(row["reason"])])
     chosen = getattr(selection, label)
     title = f"Layer {selection.layer} of {selection.num_layers} of {selection.model}, by {label} {chosen}"
