@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 HERE = Path(__file__).parent
-SHOWN = ("plain", "plain+last", "one-word", "one-word+mean", "one-word+filter", "summarize", "echo")
+SHOWN = ("plain", "plain+last", "one-word", "one-word+mean", "one-word+filter", "echo")
 
 
 FIGURES = HERE.parents[1] / "docs" / "figures"

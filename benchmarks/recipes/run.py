@@ -41,7 +41,7 @@ from midlayer_encoders.tasks import TaskSource, isolated_random, task_label, tas
 RECIPES = (
     "plain", "plain+last", "plain+skip-first", "plain+center", "plain+filter", "plain+whiten",
     "one-word", "one-word+mean", "one-word+center", "one-word+filter", "one-word+whiten",
-    "summarize", "summarize+center", "echo", "instruction",
+    "echo",
 )  # fmt: skip
 SAMPLES = 1000
 

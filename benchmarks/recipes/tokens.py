@@ -28,7 +28,7 @@ from midlayer_encoders.scoring.recording import Recorded, record
 from midlayer_encoders.tasks import isolated_random, task_label, task_sources
 
 DEPTH = 0.95
-NAMES = ("one-word", "summarize", "echo")
+NAMES = ("one-word", "echo")
 WAYS = ("whole", "parts", "parts, no space")
 MAX_TOKENS = 96  # of a text: two copies fit into TinyStories' 256 positions
 

@@ -20,7 +20,7 @@ import polars as pl
 from benchmarks.selection.run import write_part
 from midlayer_encoders.frame.curves import ByLayer, curves_by_dataset, mean_curve
 from midlayer_encoders.frame.schema import number_of_layers
-from midlayer_encoders.recipes import recipe_of
+from midlayer_encoders.recipes import recipe_of, removed_fields
 from midlayer_encoders.selection.select import ModelKind, default_depth, default_recipe
 
 DEPTHS = [place / 20 for place in range(10, 21)]
@@ -56,6 +56,7 @@ class Swept:
 def read(kind: str, path: Path) -> Swept:
     frame = pl.read_csv(path).filter(kind="score").with_columns(pl.col("value") * 100)
     tasks = {str(recipe): curves_by_dataset(part) for (recipe,), part in frame.group_by("recipe", maintain_order=True)}
+    tasks = {recipe: curves for recipe, curves in tasks.items() if not removed_fields(recipe)}
     return Swept(frame["model"][0].split("/")[-1], kind, number_of_layers(frame), tasks)  # type: ignore[arg-type]
 
 
@@ -104,7 +105,7 @@ def table(models: Sequence[Swept]) -> list[str]:
     row("**default by kind of model**", [by_kind(one) for one in models])
     row("plain, last layer", [("plain", 1.0)] * len(models))
     row("plain, depth 0.8", [("plain", 0.8)] * len(models))
-    for recipe in ("one-word", "one-word+center", "summarize", "echo"):
+    for recipe in ("one-word", "one-word+center", "echo"):
         if all(recipe in one.tasks for one in models):
             for depth in (0.8, 0.9, 0.95, 1.0):
                 row(f"{recipe}, depth {depth}", [(recipe, depth)] * len(models))

@@ -24,7 +24,7 @@ from midlayer_encoders.models.anatomy import resolve_layer
 from midlayer_encoders.recipes import recipe_of
 from midlayer_encoders.views.text_views import drop_words
 
-RECIPES = ("plain", "one-word", "summarize", "echo", "echo+weightedmean", "word-echo")
+RECIPES = ("plain", "one-word", "echo", "echo+weightedmean", "word-echo")
 TEXTS = 400
 DEPTH = 0.95
 

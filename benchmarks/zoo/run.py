@@ -29,7 +29,7 @@ from midlayer_encoders.recipes import PLAIN, recipe_of, takes_recipe
 from midlayer_encoders.scoring.recording import Recorded, record
 from midlayer_encoders.tasks import isolated_random, task_label, task_sources
 
-RECIPES = ("plain", "one-word", "summarize", "echo", "echo+weightedmean", "instruction", "word-echo")
+RECIPES = ("plain", "one-word", "echo", "echo+weightedmean", "word-echo")
 DEPTHS = (0.85, 0.9, 0.95)
 DEFAULT = ("word-echo", 0.95)
 

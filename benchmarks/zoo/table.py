@@ -11,6 +11,7 @@ import polars as pl
 
 from benchmarks.zoo import rules
 from midlayer_encoders.models.anatomy import resolve_layer
+from midlayer_encoders.recipes import removed_fields
 
 FOLDER = Path(__file__).parent
 CAUSAL = ("SmolLM2-135M", "Gemma-3-270M", "TinyStories-15M")
@@ -29,7 +30,7 @@ def best(scores: dict[tuple[str, int], float], *recipes: str) -> str:
     """Return the highest score of recipes, with its recipe and layer."""
     places = [place for place in scores if place[0] in recipes]
     place = max(places, key=scores.__getitem__)
-    name = "" if len(recipes) == 1 else f"`{place[0]}` "
+    name = "" if len(recipes) == 1 else f"`{place[0]}`{', since removed,' if removed_fields(place[0]) else ''} "
     return f"{scores[place]:.1f} ({name}at {place[1]})"
 
 

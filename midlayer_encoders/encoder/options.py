@@ -239,9 +239,8 @@ class EncoderOptions:
         max_pixels: Largest image to read, in pixels.
         center: A few hundred sample texts, whose mean vector is subtracted from every vector. A ``Dense`` module with a
             bias does so in an exported folder.
-        recipe: Prompt template and pooling by name: plain, one-word, summarize, echo, word-echo, instruction; see
-            docs/recipes.md. Or a :class:`~midlayer_encoders.Recipe`, whose fields replace the options left at their
-            defaults.
+        recipe: Prompt template and pooling by name: plain, one-word, echo, word-echo; see docs/recipes.md. Or a
+            :class:`~midlayer_encoders.Recipe`, whose fields replace the options left at their defaults.
         template: Template around every text: 'The essence of "{text}" is:"'; or query=…, document=… and text=….
         skip_first: Number of tokens at the start that are not pooled.
         template_tokens: Pool the tokens of the template, too (the default).

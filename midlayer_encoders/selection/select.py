@@ -59,7 +59,7 @@ ModelKind: TypeAlias = Literal["tuned", "causal", "bidirectional", "media"]
 
 DEFAULTS: Mapping[ModelKind, Mapping[str, float]] = {
     "tuned": {PLAIN: 1.0},
-    "causal": {"word-echo": 0.95, "one-word": 0.95, "echo": 0.95, "summarize": 0.95, PLAIN: rules.DEPTH},
+    "causal": {"word-echo": 0.95, "one-word": 0.95, "echo": 0.95, PLAIN: rules.DEPTH},
     "bidirectional": {PLAIN: rules.DEPTH},
     "media": {PLAIN: rules.DEPTH},
 }

@@ -27,7 +27,7 @@ from midlayer_encoders.files import (
 from midlayer_encoders.frame.gains import RESAMPLES_SCHEMA, Gain, paired_gain, read_resamples
 from midlayer_encoders.frame.schema import read_frame
 from midlayer_encoders.frame.summaries import Baselines, Curve, Summary, summary
-from midlayer_encoders.recipes import PLAIN
+from midlayer_encoders.recipes import PLAIN, removed_fields
 from midlayer_encoders.report import plot_recipes, plot_scores, report_html
 from midlayer_encoders.report.layer_charts import best_recipe
 from midlayer_encoders.report.results import Result
@@ -334,6 +334,9 @@ def read_notes(path: Path) -> Notes:
         if not isinstance(values.get(name, expected()), expected):
             raise TypeError(f"{name} is not a {expected.__name__}")
     values["baselines"] = without_nan(values.get("baselines", {}))
+    options = values.get("options", {})
+    if removed := removed_fields(str(options.get("recipe"))):  # swept with 0.2
+        values["options"] = {**removed, **{name: value for name, value in options.items() if name != "recipe"}}
     return Notes(**values)
 
 

@@ -225,6 +225,16 @@ CLAIMS = [
         "depth 0.8 alone {}, the best single layer {}; with `one-word`",
         lambda: [recipe("plain")[24], best(recipe("plain"))[0]],
     ),
+    # --- CHANGELOG.md ------------------------------------------------------------------------------------------------
+    Claim(
+        "CHANGELOG.md",
+        "`summarize` scores {}, {} and {} and `instruction` {}, {} and {}, where `word-echo` scores {}, {} and {}",
+        lambda: [
+            zoo.means(model)[name, layer]
+            for name in ("summarize", "instruction", "word-echo")
+            for model, layer in zip(zoo.CAUSAL, (29, 17, 6), strict=True)
+        ],
+    ),
     # --- docs/replication.md -----------------------------------------------------------------------------------------
     Claim(
         "docs/replication.md",

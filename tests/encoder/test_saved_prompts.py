@@ -12,7 +12,7 @@ import pytest
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 
-from midlayer_encoders import LayerEncoder, embed
+from midlayer_encoders import LayerEncoder, Recipe, embed
 from midlayer_encoders.encoder.options import EncoderOptions, shell_line
 from midlayer_encoders.encoder.saved_folder import load_saved_folder
 from midlayer_encoders.errors import ModelNotFoundError, OptionError
@@ -21,6 +21,7 @@ from tests.tiny_folders import TEXTS, save_tiny
 Folder = Callable[[str], str]
 PROMPTS = {"query": "find: ", "document": "a text: ", "STS": "alike? "}
 TEMPLATE = 'say "{text}":'
+QUERIES = Recipe(name="queries", template={"query": "Ask: {text}", "text": "Say: {text}"}, pooling="last")
 
 
 def save_with_prompts(model: str, folder: Path, default: str | None = "STS", prompts: dict[str, str] = PROMPTS) -> str:
@@ -96,7 +97,7 @@ def test_template_replaces_the_saved_prompts(folder: str, tiny_folder: Folder) -
     with_saved_prompts = load_last_layer(folder)
     assert not any(with_saved_prompts.with_recipe("one-word").prompts.values())
     assert with_saved_prompts.with_recipe("one-word").default_prompt == ""
-    assert with_saved_prompts.with_recipe("instruction").prompts["query"].startswith("Instruct: ")
+    assert with_saved_prompts.with_recipe(QUERIES).prompts["query"] == "Ask: "
     assert with_saved_prompts.with_recipe("plain").prompts == with_saved_prompts.prompts
     np.testing.assert_array_equal(
         with_saved_prompts.with_recipe("plain").encode(TEXTS), with_saved_prompts.encode(TEXTS)
@@ -105,7 +106,7 @@ def test_template_replaces_the_saved_prompts(folder: str, tiny_folder: Folder) -
         load_last_layer(folder, template=TEMPLATE, default_prompt_name="query")
 
 
-@pytest.mark.parametrize("options", [{}, {"recipe": "instruction"}])
+@pytest.mark.parametrize("options", [{}, {"recipe": QUERIES}])
 def test_saved_prompts_round_trip(options: dict[str, Any], folder: str, tmp_path: Path) -> None:
     encoder = LayerEncoder(folder, 2, device="cpu", **options)
     assert any(encoder.prompts.values())
