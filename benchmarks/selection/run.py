@@ -21,6 +21,7 @@ import numpy as np
 import polars as pl
 
 from benchmarks import pages
+from benchmarks.intervals import mean_cell
 from midlayer_encoders.errors import MidlayerError
 from midlayer_encoders.frame.curves import ByLayer, Curves
 from midlayer_encoders.frame.schema import FRAME_SCHEMA
@@ -153,21 +154,23 @@ def layers(models: list[Model]) -> dict[str, list[int | None]]:
 
 
 def table(models: list[Model], found: dict[str, list[int | None]]) -> list[str]:
-    """Return the lines of a table: a rule a row, over the models on which it answers."""
+    """Return the lines of a table: a rule a row, over the models on which it answers, with intervals over models."""
     lines = [
-        "| rule | models | mean regret | worst regret | gain over last | worst gain over last |",
-        "|---|---|---|---|---|---|",
+        "| rule | models | mean regret | worst regret | gain over last | worst gain over last | gain over fixed-depth |",
+        "|---|---|---|---|---|---|---|",
     ]
     for rule, choices in found.items():
-        pairs = [(one, layer) for one, layer in zip(models, choices, strict=True) if layer is not None]
-        if not pairs:
-            lines.append(f"| {rule} | 0 of {len(models)} | | | | |")
+        places = [place for place, layer in enumerate(choices) if layer is not None]
+        if not places:
+            lines.append(f"| {rule} | 0 of {len(models)} | | | | | |")
             continue
-        regret = [one.best - one.at(layer) for one, layer in pairs]
-        gain = [one.at(layer) - one.last for one, layer in pairs]
-        lines.append(
-            f"| {rule} | {len(pairs)} of {len(models)} | {np.mean(regret):.2f} | {max(regret):.2f} | {np.mean(gain):+.2f} | {min(gain):+.2f} |"
-        )
+        fixed = [models[place].at(found["fixed-depth"][place]) for place in places]
+        scores = [models[place].at(choices[place]) for place in places]
+        regret = [models[place].best - score for place, score in zip(places, scores, strict=True)]
+        gain = [score - models[place].last for place, score in zip(places, scores, strict=True)]
+        cells = [mean_cell(regret), f"{max(regret):.2f}", mean_cell(gain, "+.2f"), f"{min(gain):+.2f}"]
+        cells.append(mean_cell([score - other for score, other in zip(scores, fixed, strict=True)], "+.2f"))
+        lines.append(f"| {rule} | {len(places)} of {len(models)} | " + " | ".join(cells) + " |")
     return lines
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from benchmarks.intervals import mean_interval
 from benchmarks.zoo import table as zoo
+from midlayer_encoders.selection import RULES
 from tests.docs.frames import (
     MINILM,
     SMOLLM2,
@@ -11,8 +13,9 @@ from tests.docs.frames import (
     last,
     mean_regret,
     metric,
+    outside,
+    over_tasks,
     recipe,
-    recipes,
     regret,
     selection_table,
     six_tasks,
@@ -34,10 +37,32 @@ def _zoo(number: int) -> list[float]:
     return [scores["plain", num_layers], best_plain, *named, best_pair, scores["word-echo", num_layers]]
 
 
-def _gain(number: int) -> list[float]:
-    """Of a causal model: the gain of `word-echo` at 0.95 over the best plain layer, and its interval."""
-    rows = table(f"zoo/results/{zoo.CAUSAL[number]}-choices.csv").filter(choice="word-echo at 0.95")
-    return [rows[name].item() for name in ("gain", "gain_low", "gain_high")]
+def _choice(model: str, choice: str, *columns: str) -> list[float]:
+    rows = table(f"zoo/results/{model}-choices.csv").filter(choice=choice)
+    return [rows[name].item() for name in columns]
+
+
+def _gain(number: int, choice: str = "word-echo at 0.95") -> list[float]:
+    """Of a causal model: the gain of a choice over the best plain layer, and its interval."""
+    return _choice(zoo.CAUSAL[number], choice, "gain", "gain_low", "gain_high")
+
+
+def _best_over_last(number: int) -> list[float]:
+    """Of a causal model: the interval of the gain of the best plain layer over the last."""
+    return [-end for end in _gain(number, "plain, last layer")[:0:-1]]
+
+
+def _with_intervals(number: int) -> list[float]:
+    """Of a causal model: plain at the last and the best layer, and the answer without labels, with intervals; its gain."""
+    choices = ("plain, last layer", "plain, best layer", "word-echo at 0.95")
+    scores = [_zoo(number)[place] for place in (0, 1, 4)]
+    ends = [_choice(zoo.CAUSAL[number], choice, "low", "high") for choice in choices]
+    return [*(value for score, both in zip(scores, ends, strict=True) for value in (score, *both)), *_gain(number)]
+
+
+def _absolute(values: list[float]) -> list[float]:
+    """Return a loss and the ends of its interval, the smaller one first, without their signs."""
+    return [-values[0], -values[2], -values[1]]
 
 
 def _variant(name: str, number: int) -> float:
@@ -56,6 +81,19 @@ def _parameters(model: str) -> int:
     return table("results/tuning.csv").filter(model=model)["parameters"].max()  # type: ignore[return-value]
 
 
+def _minilm() -> list[float]:
+    return [last(recipe("plain", "minilm")), *_choice(MINILM, "plain, last layer", "low", "high")]
+
+
+def _ten(column: str, rule: str = "fixed-depth") -> list[float]:
+    return selection_table("ten")[rule, column]
+
+
+def _models_of(part: str, rule: str = "fixed-depth") -> float:
+    """Return the number of models on which a rule was scored."""
+    return selection_table(part)[rule, "models"][0]
+
+
 def _worse(rule: str) -> list[float]:
     draws = table("selection/results/few_labels.csv").filter(rule=rule)
     return [(draws["average_over_last"] < -0.5).sum(), len(draws)]
@@ -63,26 +101,32 @@ def _worse(rule: str) -> list[float]:
 
 CLAIMS = [
     Claim(
-        "README.md",
-        "the last layer scores {}, the best layer {}, and the answer of `midlayer select` without labels, "
-        "[a prompt](docs/recipes.md) at 0.95 of the depth, {}: {} points over the best layer (95 % interval {} to {})",
-        lambda: [*_zoo(0)[:2], _zoo(0)[4], *_gain(0)],
+        "midlayer_encoders/selection/select.py",
+        'it gains {} (SmolLM2-135M), {} (Gemma-3-270M) and {} points " "(TinyStories-15M)',
+        lambda: [_gain(number)[0] for number in range(3)],
     ),
     Claim(
         "README.md",
-        "Gemma-3-270M: {}, {} and {} ({} to {} over the best layer)",
-        lambda: [*_zoo(1)[:2], _zoo(1)[4], *_gain(1)[1:]],
-    ),
-    Claim("README.md", "the prompt loses {} points", lambda: [-_gain(2)[0]]),
-    Claim(
-        "README.md",
-        "all-MiniLM-L6-v2 ({}M parameters) scores {}",
-        lambda: [_parameters("all-MiniLM-L6-v2") / 1e6, last(recipes("minilm")["plain"])],
+        "scores {} at its last layer, {} at the best ({} to {} points more, 95 % interval), and {} as `midlayer select` reads "
+        "it without labels, with [a prompt](docs/recipes.md) at 0.95 of the depth ({} to {} over the best layer)",
+        lambda: [*_zoo(0)[:2], *_best_over_last(0), _zoo(0)[4], *_gain(0)[1:]],
     ),
     Claim(
         "README.md",
-        "it is {} points below the best layer on average, the last layer {}",
-        lambda: [selection_table("ten")[rule][0] for rule in ("auto", "last")],
+        "Gemma-3-270M: {}, {} ({} to {}) and {} ({} to {})",
+        lambda: [*_zoo(1)[:2], *_best_over_last(1), _zoo(1)[4], *_gain(1)[1:]],
+    ),
+    Claim("README.md", "the prompt loses {} to {} points", lambda: _absolute(_gain(2))[1:]),
+    Claim(
+        "README.md",
+        "all-MiniLM-L6-v2 ({}M parameters) scores {} ({} to {})",
+        lambda: [_parameters("all-MiniLM-L6-v2") / 1e6, *_minilm()],
+    ),
+    Claim(
+        "README.md",
+        "a relative depth of 0.8 scores {} points more than the last layer on average over {} public models (95 % interval "
+        "{} to {}), and {} less than the best one ({} to {})",
+        lambda: [(gain := _ten("gain over last"))[0], _models_of("ten"), *gain[1:], *_ten("mean regret")],
     ),
     # --- docs/selection.md -------------------------------------------------------------------------------------------
     Claim(
@@ -92,71 +136,75 @@ CLAIMS = [
     ),
     Claim(
         SELECTION,
-        "`fixed-depth` is {} points below the best layer on average, the last layer {}; on the {} transformers with 12 "
-        "blocks or more, {} and {}",
+        "On {} models of the paper's tables, `fixed-depth` scores {} points more than the last layer ({} to {}) and {} less "
+        "than the best one ({} to {}); on the seven transformers with 12 blocks or more, {} more ({} to {}) and {} less ({} "
+        "to {})",
         lambda: [
-            *(selection_table("ten")[rule][0] for rule in ("auto", "last")),
-            7,
-            *(selection_table("seven")[rule][0] for rule in ("auto", "last")),
-        ],
-    ),
-    Claim(
-        SELECTION,
-        "a depth of 0.8 is {} points below the best layer; on all-MiniLM-L6-v2 it would lose {}",
-        lambda: [regret("fixed-depth", SMOLLM2), regret("fixed-depth", MINILM)],
-    ),
-    Claim(
-        SELECTION,
-        "[docs/training_first.md](training_first.md), it is {} to {} below: {} of them are best at layer 0",
-        lambda: [
-            min(
-                _of_trained := [
-                    regret("fixed-depth", run) for run in ("causal", "masked", "simcse", "ssm", "supervised")
-                ]
+            _models_of("ten"),
+            *(
+                number
+                for part in ("ten", "seven")
+                for column in ("gain over last", "mean regret")
+                for number in selection_table(part)["fixed-depth", column]
             ),
-            max(_of_trained),
-            4,
         ],
     ),
     Claim(
         SELECTION,
-        "`min-infonce` is {} points below the best layer on average, `min-prompt-entropy` and the four metrics together {}, "
-        "a depth of 0.8 {}, `auto` {}; but on the paper's models `min-infonce` costs {}, a fixed depth {}",
+        "On {} models outside those tables (SmolLM2-135M, all-MiniLM-L6-v2 and the five of "
+        "[docs/training_first.md](training_first.md)), a depth of 0.8 is as good as the last layer ({}, {} to {}) and {} "
+        "points below the best one ({} to {}); `auto`, which keeps the last layer of MiniLM, is {} below ({} to {}); {} of "
+        "the seven are best at layer 0",
         lambda: [
-            *(mean_regret(rule) for rule in ("min-infonce", "min-prompt-entropy", "fixed-depth")),
-            selection_table("outside")["auto"][0],
-            *(selection_table("ten")[rule][0] for rule in ("min-infonce", "fixed-depth")),
+            _models_of("outside"),
+            *selection_table("outside")["fixed-depth", "gain over last"],
+            *selection_table("outside")["fixed-depth", "mean regret"],
+            *selection_table("outside")["auto", "mean regret"],
+            sum(best(scores)[1] == 0 for scores, _ in outside().values()),
         ],
     ),
     Claim(
         SELECTION,
-        "the last layer of all-MiniLM-L6-v2 scores {}, the best of SmolLM2-135M {}, with {} times the parameters",
+        "On {} of its models they score {} to {} points less, significantly so `min-infonce` ({}, {} to {}), which scores "
+        "the most on the seven other models ({}, {} to {})",
+        lambda: _rules_of_the_paper(),
+    ),
+    Claim(
+        SELECTION,
+        "the last layer of all-MiniLM-L6-v2 scores {} ({} to {}, resampled examples), with a sixth of the parameters",
+        lambda: _minilm() if round(_parameters(SMOLLM2) / _parameters(MINILM)) == 6 else [],
+    ),
+    Claim(
+        SELECTION,
+        "of {} draws of 30 to 200 labels on two models, the layer with the highest accuracy is more than 0.5 points below "
+        "the last in {}, that of `auto` in {}",
+        lambda: [_worse("few-labels")[1], _worse("few-labels")[0], _worse("auto")[0]],
+    ),
+    Claim(
+        SELECTION,
+        "by {} points (95 % interval over tasks {} to {}) and that of MiniLM's last layer by {} ({} to {})",
         lambda: [
-            last(recipe("plain", "minilm")),
-            _zoo(0)[1],
-            round(_parameters(SMOLLM2) / _parameters(MINILM)),
+            *over_tasks("smollm2", [("plain+center", 6), ("plain", 6)]),
+            *over_tasks("minilm", [("plain+center", 6), ("plain", 6)]),
         ],
-    ),
-    Claim(
-        SELECTION,
-        "`word-echo` closes {} % of the gap",
-        lambda: [100 * (_zoo(0)[4] - _zoo(0)[1]) / (last(recipe("plain", "minilm")) - _zoo(0)[1])],
     ),
     *(
         Claim(
             SELECTION,
-            f"| {model} | {{}} | {{}} | {{}} | {{}} |",
-            lambda number=number: [_zoo(number)[place] for place in (0, 1, 4, 5)],
+            f"| {model} | " + "{} ({} to {}) | " * 4,
+            lambda number=number: _with_intervals(number),
         )
         for number, model in enumerate(zoo.CAUSAL)
     ),
     # --- benchmarks/selection/README.md ------------------------------------------------------------------------------
-    Claim(BENCHMARK, "| last | 7 of 7 | {} | 10.03 |", lambda: [mean_regret("last")]),
+    Claim(BENCHMARK, "| last | 7 of 7 | {} (1.93 to 8.00) | 10.03 |", lambda: [mean_regret("last")]),
     Claim(
-        BENCHMARK, "| fixed-depth | 7 of 7 | {} | {} | {} | {} |\n| min-dime | 7 of 7 | {} |", lambda: _outside_rows()
+        BENCHMARK,
+        "| fixed-depth | 7 of 7 | {} ({} to {}) | {} | {} ({} to {}) | {} | +0.00 |\n| min-dime | 7 of 7 | {} (",
+        lambda: _outside_rows(),
     ),
-    Claim(BENCHMARK, "| min-infonce | 7 of 7 | {} |", lambda: [mean_regret("min-infonce")]),
-    Claim(BENCHMARK, "| min-prompt-entropy | 7 of 7 | {} |", lambda: [mean_regret("min-prompt-entropy")]),
+    Claim(BENCHMARK, "| min-infonce | 7 of 7 | {} (", lambda: [mean_regret("min-infonce")]),
+    Claim(BENCHMARK, "| min-prompt-entropy | 7 of 7 | {} (", lambda: [mean_regret("min-prompt-entropy")]),
     Claim(
         BENCHMARK,
         "half match is by far the highest at the last layer of MiniLM ({} to {} on six corpora); on SmolLM2 it is highest at "
@@ -279,13 +327,23 @@ def _above_the_others(curves: dict[str, dict[int, float]]) -> list[int]:
     return [*sorted(set.intersection(*tops)), len(curves)]
 
 
+def _rules_of_the_paper() -> list[float]:
+    """Check that no rule's gain over a fixed depth is above zero with its interval, and return what the page says."""
+    rules = [rule for rule in RULES if rule.startswith(("min-", "valley"))]
+    on = {
+        part: {rule: selection_table(part)[rule, "gain over fixed-depth"] for rule in rules}
+        for part in ("ten", "outside")
+    }
+    (models,) = {_models_of("ten", rule) for rule in rules}
+    gains = [gain for part in on.values() for gain in part.values() if len(gain) == 3]
+    assert all(low <= 0 for _, low, _ in gains)
+    assert [rule for rule in rules if on["ten"][rule][2] < 0] == ["min-infonce"]
+    assert max(rules, key=lambda rule: on["outside"][rule][0]) == "min-infonce"
+    losses = sorted(-gain[0] for gain in on["ten"].values())
+    return [models, losses[0], losses[-1], *on["ten"]["min-infonce"], *on["outside"]["min-infonce"]]
+
+
 def _outside_rows() -> list[float]:
-    gains = [regret("last", model) - regret("fixed-depth", model) for model in _models()]
-    worst = max(regret("fixed-depth", model) for model in _models())
-    return [mean_regret("fixed-depth"), worst, sum(gains) / 7, min(gains), mean_regret("min-dime")]
-
-
-def _models() -> list[str]:
-    from tests.docs.frames import outside
-
-    return list(outside())
+    gains = [regret("last", model) - regret("fixed-depth", model) for model in outside()]
+    costs = [regret("fixed-depth", model) for model in outside()]
+    return [*mean_interval(costs), max(costs), *mean_interval(gains), min(gains), mean_regret("min-dime")]

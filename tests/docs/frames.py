@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
 import polars as pl
 
+from benchmarks.intervals import mean_interval
+from benchmarks.pages import part_of
 from midlayer_encoders.frame.steps import step_of
 from tests.docs.stated import ROOT
 
@@ -43,9 +47,13 @@ def recipe(name: str, model: str = "smollm2") -> Curve:
     return mean_by_layer(complete)
 
 
-@cache
-def recipes(model: str) -> dict[str, Curve]:
-    return {name: recipe(name, model) for name in table(f"recipes/results/{model}.csv")["recipe"].unique()}
+def over_tasks(model: str, places: Sequence[tuple[str, int]]) -> tuple[float, float, float]:
+    """Return the gain of a recipe at a layer over another, and its interval over the six tasks."""
+    rows = table(f"recipes/results/{model}.csv").filter(kind="score")
+    one, other = (rows.filter(recipe=name, layer=layer).sort("dataset") for name, layer in places)
+    assert one["dataset"].to_list() == other["dataset"].to_list()
+    assert len(one) == 6
+    return mean_interval((100 * (one["value"] - other["value"])).to_list())
 
 
 def best(curve: Curve) -> tuple[float, int]:
@@ -105,15 +113,18 @@ def mean_regret(rule: str) -> float:
 
 
 @cache
-def selection_table(part: str) -> dict[str, list[float]]:
-    """Return a part of benchmarks/selection/README.md: mean and worst regret, gain over the last layer, by rule.
+def selection_table(part: str) -> dict[tuple[str, str], list[float]]:
+    """Return a part of benchmarks/selection/README.md: by rule and column a number, and the ends of its interval.
 
     ``benchmarks/selection/run.py`` writes it from the paper's tables, which are not in the repository.
     """
-    text = (BENCH / "selection" / "README.md").read_text(encoding="utf8")
-    lines = text.partition(f"<!-- {part} -->\n")[2].partition("<!-- /")[0].splitlines()[2:]
-    rows = ([cell.strip() for cell in line.strip("| ").split("|")] for line in lines)
-    return {rule: [float(cell) for cell in cells] for rule, _, *cells in rows if cells and cells[0]}
+    head, _, *rows = part_of(BENCH / "selection" / "README.md", part).splitlines()
+    columns, *cells_by_rule = ([cell.strip() for cell in row.strip("|").split("|")] for row in (head, *rows))
+    return {
+        (rule, column): [float(number) for number in re.findall(r"[+-]?\d+(?:\.\d+)?", cell)]
+        for rule, *cells in cells_by_rule
+        for column, cell in zip(columns[1:], cells, strict=True)
+    }
 
 
 @cache

@@ -86,6 +86,29 @@ def test_table_2_is_what_the_paper_s_tables_give(request: pytest.FixtureRequest)
     assert not said, "\n".join(said)
 
 
+@pytest.mark.docs
+def test_the_correlations_of_a_model_are_what_the_paper_s_tables_give(request: pytest.FixtureRequest) -> None:
+    from midlayer_encoders.comparing import correlate
+    from midlayer_encoders.paper.setting import reference_metrics, reference_scores
+
+    if (tables := _reference(request)) is None:
+        pytest.skip("the paper's tables are not here")
+    frame = pl.concat([reference_scores(tables), reference_metrics(tables)])
+    found = correlate(frame.filter(model="Pythia-410m", revision="main"))
+    mine = found.filter(task="average", statistic="spearman", layers=25)
+    numbers = {row["metric"]: [row[name] for name in ("value", "low", "high")] for row in mine.iter_rows(named=True)}
+    names = ("dime", "prompt_entropy", "dataset_entropy", "lidar", "infonce")
+    words = ("DiME", "prompt entropy", "dataset entropy", "LiDAR", "InfoNCE")
+    said = wrong(
+        Claim(
+            "docs/selection.md",
+            ", ".join(f"{word} {{}} ({{}} to {{}})" for word in words),
+            lambda: [number for name in names for number in numbers[name]],
+        )
+    )
+    assert not said, "\n".join(said)
+
+
 def _reference(request: pytest.FixtureRequest) -> Path | None:
     try:
         tables = request.getfixturevalue("shared_data").parent / "reference"
