@@ -1,4 +1,4 @@
-"""What pages say of layers, recipes and rules, and the frames that say it."""
+"""What pages say of layers and rules, and the frames that say it."""
 
 from __future__ import annotations
 
@@ -15,74 +15,20 @@ from tests.docs.frames import (
     metric,
     outside,
     over_tasks,
-    recipe,
     regret,
     selection_table,
     six_tasks,
     table,
 )
 from tests.docs.stated import Claim
+from tests.docs.zoo_numbers import minilm, parameters, with_intervals
 
-SELECTION, RECIPES, BENCHMARK = "docs/selection.md", "docs/recipes.md", "benchmarks/selection/README.md"
-
-
-def _zoo(number: int) -> list[float]:
-    """Of a causal model: plain at the last and its best layer; at 0.95 `one-word`, `echo`, `word-echo`; best pair, last."""
-    scores = zoo.means(zoo.CAUSAL[number])
-    num_layers = max(layer for _, layer in scores)
-    layer = zoo.resolve_layer(zoo.DEPTH, num_layers)
-    best_plain = max(score for (name, _), score in scores.items() if name == "plain")
-    best_pair = max(score for (name, _), score in scores.items() if not name.startswith("word-echo"))
-    named = [scores[name, layer] for name in ("one-word", "echo", "word-echo")]
-    return [scores["plain", num_layers], best_plain, *named, best_pair, scores["word-echo", num_layers]]
-
-
-def _choice(model: str, choice: str, *columns: str) -> list[float]:
-    rows = table(f"zoo/results/{model}-choices.csv").filter(choice=choice)
-    return [rows[name].item() for name in columns]
-
-
-def _gain(number: int, choice: str = "word-echo at 0.95") -> list[float]:
-    """Of a causal model: the gain of a choice over the best plain layer, and its interval."""
-    return _choice(zoo.CAUSAL[number], choice, "gain", "gain_low", "gain_high")
-
-
-def _best_over_last(number: int) -> list[float]:
-    """Of a causal model: the interval of the gain of the best plain layer over the last."""
-    return [-end for end in _gain(number, "plain, last layer")[:0:-1]]
-
-
-def _with_intervals(number: int) -> list[float]:
-    """Of a causal model: plain at the last and the best layer, and the answer without labels, with intervals; its gain."""
-    choices = ("plain, last layer", "plain, best layer", "word-echo at 0.95")
-    scores = [_zoo(number)[place] for place in (0, 1, 4)]
-    ends = [_choice(zoo.CAUSAL[number], choice, "low", "high") for choice in choices]
-    return [*(value for score, both in zip(scores, ends, strict=True) for value in (score, *both)), *_gain(number)]
-
-
-def _absolute(values: list[float]) -> list[float]:
-    """Return a loss and the ends of its interval, the smaller one first, without their signs."""
-    return [-values[0], -values[2], -values[1]]
-
-
-def _variant(name: str, number: int) -> float:
-    """Return the score of a variant at 0.95 of the depth of a causal model."""
-    model = zoo.CAUSAL[number]
-    layer = zoo.resolve_layer(zoo.DEPTH, max(layer for _, layer in zoo.means(model)))
-    return table(f"zoo/results/{model}-variants.csv").filter(variant=name, layer=layer)["score"].mean()  # type: ignore[return-value]
+SELECTION, BENCHMARK = "docs/selection.md", "benchmarks/selection/README.md"
 
 
 def _half_match(model: str) -> dict[str, dict[int, float]]:
     rows = table("selection/results/real_metrics.csv").filter(model=model, name="half_match")
     return {task: metric(rows, "half_match", dataset=task) for task in rows["dataset"].unique(maintain_order=True)}
-
-
-def _parameters(model: str) -> int:
-    return table("results/tuning.csv").filter(model=model)["parameters"].max()  # type: ignore[return-value]
-
-
-def _minilm() -> list[float]:
-    return [last(recipe("plain", "minilm")), *_choice(MINILM, "plain, last layer", "low", "high")]
 
 
 def _ten(column: str, rule: str = "fixed-depth") -> list[float]:
@@ -100,28 +46,6 @@ def _worse(rule: str) -> list[float]:
 
 
 CLAIMS = [
-    Claim(
-        "midlayer_encoders/selection/select.py",
-        'it gains {} (SmolLM2-135M), {} (Gemma-3-270M) and {} points " "(TinyStories-15M)',
-        lambda: [_gain(number)[0] for number in range(3)],
-    ),
-    Claim(
-        "README.md",
-        "scores {} at its last layer, {} at the best ({} to {} points more, 95 % interval), and {} as `midlayer select` reads "
-        "it without labels, with [a prompt](docs/recipes.md) at 0.95 of the depth ({} to {} over the best layer)",
-        lambda: [*_zoo(0)[:2], *_best_over_last(0), _zoo(0)[4], *_gain(0)[1:]],
-    ),
-    Claim(
-        "README.md",
-        "Gemma-3-270M: {}, {} ({} to {}) and {} ({} to {})",
-        lambda: [*_zoo(1)[:2], *_best_over_last(1), _zoo(1)[4], *_gain(1)[1:]],
-    ),
-    Claim("README.md", "the prompt loses {} to {} points", lambda: _absolute(_gain(2))[1:]),
-    Claim(
-        "README.md",
-        "all-MiniLM-L6-v2 ({}M parameters) scores {} ({} to {})",
-        lambda: [_parameters("all-MiniLM-L6-v2") / 1e6, *_minilm()],
-    ),
     Claim(
         "README.md",
         "a relative depth of 0.8 scores {} points more than the last layer on average over {} public models (95 % interval "
@@ -172,7 +96,7 @@ CLAIMS = [
     Claim(
         SELECTION,
         "the last layer of all-MiniLM-L6-v2 scores {} ({} to {}, resampled examples), with a sixth of the parameters",
-        lambda: _minilm() if round(_parameters(SMOLLM2) / _parameters(MINILM)) == 6 else [],
+        lambda: minilm() if round(parameters(SMOLLM2) / parameters(MINILM)) == 6 else [],
     ),
     Claim(
         SELECTION,
@@ -192,7 +116,7 @@ CLAIMS = [
         Claim(
             SELECTION,
             f"| {model} | " + "{} ({} to {}) | " * 4,
-            lambda number=number: _with_intervals(number),
+            lambda number=number: with_intervals(number),
         )
         for number, model in enumerate(zoo.CAUSAL)
     ),
@@ -219,70 +143,6 @@ CLAIMS = [
     Claim(BENCHMARK, "{} of {} draws of `auto` are more than 0.5 points below", lambda: _worse("auto")),
     Claim(BENCHMARK, "by 0.97), and {} of {} of `few-labels`", lambda: _worse("few-labels")),
     Claim(BENCHMARK, "untrained models ({} of {} below)", lambda: [gates().filter(kind="untrained")["was"].sum(), 150]),
-    # --- docs/recipes.md ---------------------------------------------------------------------------------------------
-    *(
-        Claim(RECIPES, f"| {label} | {{}} | {{}} | {{}} |", lambda place=place: [_zoo(k)[place] for k in range(3)])
-        for place, label in enumerate(
-            (
-                "plain text, last layer",
-                "",
-                "`one-word` at 0.95 of the depth",
-                "`echo` at 0.95",
-                "",
-                "best single recipe and layer, chosen with labels",
-                "`word-echo`, last layer",
-            )
-        )
-        if label
-    ),
-    Claim(
-        RECIPES,
-        "| plain text, best layer | {} at 6 of 30 | {} at 13 of 18 | {} at 1 of 6 |",
-        lambda: [_zoo(k)[1] for k in range(3)],
-    ),
-    Claim(
-        RECIPES,
-        "| `word-echo` at 0.95, nothing chosen | **{}** | **{}** | {} |",
-        lambda: [_zoo(k)[4] for k in range(3)],
-    ),
-    Claim(
-        RECIPES,
-        "| over the best plain layer | +{} [{} to {}] | +{} [{} to {}] | −{} [−{} to −{}] |",
-        lambda: [*_gain(0), *_gain(1), *(-value for value in _gain(2))],
-    ),
-    Claim(
-        RECIPES,
-        "(path, trust_remote_code=True)` | {} | {} | {} |",
-        lambda: [_zoo(k)[4] for k in range(3)],
-    ),
-    Claim(
-        RECIPES, "`SentenceTransformer(path)` | {} | {} | {} |", lambda: [_variant("stock folder", k) for k in range(3)]
-    ),
-    Claim(
-        RECIPES,
-        "scores {} on SmolLM2 and {} on Gemma at the same depth",
-        lambda: [_variant("Token Prepending up to 0.15", k) for k in range(2)],
-    ),
-    Claim(
-        RECIPES,
-        "all-MiniLM-L6-v2 {}. Embedding models do not benefit: MiniLM scores {} with `one-word`",
-        lambda: [last(recipe("plain", "minilm")), last(recipe("one-word", "minilm"))],
-    ),
-    Claim(
-        RECIPES,
-        "depth 0.8 alone {}, the best single layer {}; with `one-word`",
-        lambda: [recipe("plain")[24], best(recipe("plain"))[0]],
-    ),
-    # --- CHANGELOG.md ------------------------------------------------------------------------------------------------
-    Claim(
-        "CHANGELOG.md",
-        "`summarize` scores {}, {} and {} and `instruction` {}, {} and {}, where `word-echo` scores {}, {} and {}",
-        lambda: [
-            zoo.means(model)[name, layer]
-            for name in ("summarize", "instruction", "word-echo")
-            for model, layer in zip(zoo.CAUSAL, (29, 17, 6), strict=True)
-        ],
-    ),
     # --- docs/replication.md -----------------------------------------------------------------------------------------
     Claim(
         "docs/replication.md",

@@ -9,6 +9,7 @@ import pytest
 from tests.docs import (
     claims_cut,
     claims_long_run,
+    claims_recipes,
     claims_record,
     claims_selection,
     claims_sink,
@@ -21,6 +22,7 @@ CLAIMS = [
     claim
     for room in (
         claims_selection,
+        claims_recipes,
         claims_training,
         claims_cut,
         claims_record,

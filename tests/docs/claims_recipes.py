@@ -1,0 +1,160 @@
+"""What pages say of recipes, and the frames that say it."""
+
+from __future__ import annotations
+
+import re
+
+from benchmarks.intervals import mean_interval
+from benchmarks.zoo import table as zoo
+from tests.docs.frames import BENCH, table
+from tests.docs.stated import Claim
+from tests.docs.zoo_numbers import (
+    absolute,
+    best_over_last,
+    minilm,
+    parameters,
+    variant_gain,
+    zoo_gain,
+    zoo_scores,
+)
+
+RECIPES = "docs/recipes.md"
+ROWS = {
+    "plain text, last layer": (0, "plain, last layer"),
+    "`one-word` at 0.95 of the depth": (2, "one-word at 0.95"),
+    "`echo` at 0.95": (3, "echo at 0.95"),
+    "best single recipe and layer, chosen with labels": (5, "best single recipe and layer"),
+    "`word-echo`, last layer": (6, "word-echo, last layer"),
+}
+"""Rows of the table of gains: the place in ``zoo_scores`` and the choice that was resampled."""
+
+
+def _row(place: int, choice: str) -> list[float]:
+    """Return the score of each causal model, and the interval of its gain over the best plain layer."""
+    return [number for k in range(3) for number in (zoo_scores(k)[place], *zoo_gain(k, choice)[1:])]
+
+
+def _stated(recipe: str, *, layers: str) -> list[list[float]]:
+    """Return the numbers of each cell after a recipe and its layers, in the tables of benchmarks/recipes/README.md."""
+    text = (BENCH / "recipes" / "README.md").read_text(encoding="utf8")
+    (row,) = re.findall(rf"^\| {re.escape(recipe)} \| {re.escape(layers)} \|(.*)\|$", text, re.MULTILINE)
+    return [[float(number) for number in re.findall(r"-?\d+\.\d+", cell)] for cell in row.split("|")]
+
+
+def _mean_of_layers(recipe: str, *, layers: str, over: str) -> tuple[float, float, float]:
+    """Return the gain of a mean of layers over one of them, and its interval over the six tasks."""
+    one, other = (_stated(recipe, layers=words)[1:] for words in (layers, over))
+    return mean_interval([here[0] - there[0] for here, there in zip(one, other, strict=True)])
+
+
+def _ids() -> list[float]:
+    """Return the least and the most that separate ids gain, and the interval that excludes zero, if it is Gemma's `echo`."""
+    gains = {}
+    for model in ("gemma-3-270m", "tinystories-15m"):
+        for recipe in ("one-word", "echo"):
+            rows = table(f"results/recipe_tokens_{model}.csv").filter(recipe=recipe).sort("task")
+            parts, whole = (rows.filter(ids=ids)["score"] for ids in ("parts", "whole"))
+            gains[model, recipe] = mean_interval((parts - whole).to_list())
+    ((place, (_, low, high)),) = [(key, gain) for key, gain in gains.items() if gain[1] > 0]
+    assert place == ("gemma-3-270m", "echo")
+    means = [mean for mean, _, _ in gains.values()]
+    return [min(means), max(means), len(gains), low, high]
+
+
+def _stock_folder() -> list[float]:
+    """Return the gains of the stock folder; no other variant is better on all models, and Token Prepending on none."""
+    variants = table(f"zoo/results/{zoo.CAUSAL[0]}-variants.csv")["variant"].unique()
+    gains = {name: [variant_gain(name, k)[0] for k in range(3)] for name in variants}
+    assert all(min(values) <= 0 for values in gains.values())
+    assert all(max(gains[name]) < 0 for name in gains if name.startswith("Token Prepending"))
+    return [number for k in range(3) for number in variant_gain("stock folder", k)]
+
+
+CLAIMS = [
+    Claim(
+        "midlayer_encoders/selection/select.py",
+        'it gains {} (SmolLM2-135M), {} (Gemma-3-270M) and {} points " "(TinyStories-15M)',
+        lambda: [zoo_gain(number)[0] for number in range(3)],
+    ),
+    Claim(
+        "README.md",
+        "scores {} at its last layer, {} at the best ({} to {} points more, 95 % interval), and {} as `midlayer select` reads "
+        "it without labels, with [a prompt](docs/recipes.md) at 0.95 of the depth ({} to {} over the best layer)",
+        lambda: [*zoo_scores(0)[:2], *best_over_last(0), zoo_scores(0)[4], *zoo_gain(0)[1:]],
+    ),
+    Claim(
+        "README.md",
+        "Gemma-3-270M: {}, {} ({} to {}) and {} ({} to {})",
+        lambda: [*zoo_scores(1)[:2], *best_over_last(1), zoo_scores(1)[4], *zoo_gain(1)[1:]],
+    ),
+    Claim("README.md", "the prompt loses {} to {} points", lambda: absolute(zoo_gain(2))[1:]),
+    Claim(
+        "README.md",
+        "all-MiniLM-L6-v2 ({}M parameters) scores {} ({} to {})",
+        lambda: [parameters("all-MiniLM-L6-v2") / 1e6, *minilm()],
+    ),
+    *(
+        Claim(
+            RECIPES,
+            f"| {label} | {{}} [{{}} to {{}}] | {{}} [{{}} to {{}}] | {{}} [{{}} to {{}}] |",
+            lambda place=place, choice=choice: _row(place, choice),
+        )
+        for label, (place, choice) in ROWS.items()
+    ),
+    Claim(
+        RECIPES,
+        "| plain text, best layer | {} at 6 of 30 | {} at 13 of 18 | {} at 1 of 6 |",
+        lambda: [zoo_scores(k)[1] for k in range(3)],
+    ),
+    Claim(
+        RECIPES,
+        "| `word-echo` at 0.95, nothing chosen | **{}** [{} to {}] | **{}** [{} to {}] | {} [{} to {}] |",
+        lambda: _row(4, "word-echo at 0.95"),
+    ),
+    Claim(
+        RECIPES,
+        "TF-IDF scores {} on these tasks, all-MiniLM-L6-v2 {} [{} to {}]. Embedding models do not benefit: `one-word` costs "
+        "MiniLM {} points [{} to {}]",
+        lambda: [_tf_idf(), *minilm(), *absolute(_stated("`one-word`", layers="6")[1])],
+    ),
+    Claim(
+        RECIPES,
+        "changes the score by {} points on SmolLM2-135M (95 % interval over tasks {} to {}), {} on Gemma-3-270M ({} to {}) "
+        "and {} on TinyStories-15M ({} to {})",
+        _stock_folder,
+    ),
+    Claim(
+        RECIPES,
+        "the separate ids score {} to {} points more on average over six tasks of at most 1,000 test rows",
+        lambda: _ids()[:2],
+    ),
+    Claim(RECIPES, "of the {} 95 % intervals over tasks, only that of Gemma's `echo` ({} to {})", lambda: _ids()[2:]),
+    Claim(
+        RECIPES,
+        "gains {} points over a depth of 0.8 with plain text (95 % interval over tasks {} to {}), and with `one-word` the "
+        "mean of the last quarter {} over the last layer ({} to {}",
+        lambda: [
+            *_mean_of_layers("plain", layers="mean of all", over="depth 0.8"),
+            *_mean_of_layers("one-word", layers="mean of the last quarter", over="last"),
+        ],
+    ),
+    Claim("README.md", "TF-IDF scores {}", lambda: [_tf_idf()]),
+    Claim(
+        "CHANGELOG.md",
+        "`summarize` scores {}, {} and {} and `instruction` {}, {} and {}, where `word-echo` scores {}, {} and {}",
+        lambda: [
+            zoo.means(model)[name, layer]
+            for name in ("summarize", "instruction", "word-echo")
+            for model, layer in zip(zoo.CAUSAL, (29, 17, 6), strict=True)
+        ],
+    ),
+]
+
+
+def _tf_idf() -> float:
+    """Return the mean of TF-IDF over the tasks, which the page of benchmarks states beside each task's score."""
+    text = (BENCH / "recipes" / "README.md").read_text(encoding="utf8")
+    (row,) = re.findall(r"^\| TF-IDF \|(.*)\|$", text, re.MULTILINE)
+    mean, *scores = (float(number) for number in re.findall(r"\d+\.\d+", row))
+    assert abs(mean - sum(scores) / 6) < 0.05
+    return mean
