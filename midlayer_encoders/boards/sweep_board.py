@@ -73,10 +73,20 @@ class _Sweep:
             raise OptionError(
                 f"`runs` must have a layer with a score on every shared task, but {self.home} has none: sweep it again."
             )
-        size = _FLOAT_BYTES * notes.dimensions or None
+        tokens = [notes.tokens[task] for task, _ in tasks if task in notes.tokens]
         device = str(notes.timing.get("device") or notes.how.get("device", ""))
         gain = paired_gain(scores, self.result.resamples.with_columns(pl.col("dataset").replace(labels)))
-        return Run(name, self.home.name, scores, notes.parameters, notes.milliseconds, size, device, gain=gain)
+        return Run(
+            name,
+            self.home.name,
+            scores,
+            notes.parameters,
+            notes.milliseconds,
+            sum(tokens) / len(tokens) if tokens else None,
+            _FLOAT_BYTES * notes.dimensions or None,
+            device,
+            gain=gain,
+        )
 
 
 @dataclass(frozen=True)
@@ -195,6 +205,7 @@ class Board:
             "Score": "mean of the tasks' main scores, for layers with a score on all of them",
             "Best layer": "chosen by the same scores: differences of a fraction of a point may be chance",
             "Over its last layer": "with the 95 % interval of a paired bootstrap over test items",
+            "Tokens": "of a text with its prompt, mean over the texts of each task, then over the tasks",
             "Bytes": "of a float32 vector",
         }
         for timing, names in runs_by_timing.items():

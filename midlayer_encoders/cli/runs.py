@@ -61,7 +61,7 @@ def board_command(
         costs = (amount(run.best.costs[cost]) if cost in run.best.costs else "–" for cost in COSTS)
         layer = f"{run.best.layer} of {run.summary.num_layers}"
         rows.append([escape(run.name), layer, f"{run.best.score:.1f}", *costs])
-    columns = ["run", "layer", "score", "parameters", "ms per text", "bytes"]
+    columns = ["run", "layer", "score", "parameters", "ms per text", "tokens", "bytes"]
     _output.print_table(columns, rows, title=f"Best layer of each run on {tasks}", left=("run",))
     for remark in result.remarks:
         _output.print_text(remark)

@@ -10,12 +10,13 @@ from midlayer_encoders.errors import OptionError
 from midlayer_encoders.frame.gains import Gain
 from midlayer_encoders.frame.summaries import Curve, Summary
 
-Cost: TypeAlias = Literal["parameters", "milliseconds", "bytes"]
+Cost: TypeAlias = Literal["parameters", "milliseconds", "tokens", "bytes"]
 """What an encoder costs."""
 
 COSTS: Mapping[Cost, str] = {
     "parameters": "parameters",
     "milliseconds": "milliseconds per text",
+    "tokens": "tokens per text",
     "bytes": "bytes per vector",
 }
 """The label of each cost on an axis."""
@@ -48,6 +49,7 @@ class Run:
         summary: scores on the tasks that all runs share.
         parameters: of the model cut at each layer.
         milliseconds: per text, up to each layer.
+        tokens: per text, that the model reads.
         bytes: per vector.
         device: on which the time was measured.
         page: URL of the sweep's page; empty if there is none.
@@ -59,6 +61,7 @@ class Run:
     summary: Summary
     parameters: Mapping[int, int] = field(default_factory=dict)
     milliseconds: Mapping[int, float] = field(default_factory=dict)
+    tokens: float | None = None
     bytes: int | None = None
     device: str = ""
     page: str = ""
@@ -80,7 +83,7 @@ class Run:
         return next(point for point in self.points if point.layer == self.average.best_layer)
 
     def _costs(self, layer: int) -> dict[Cost, float]:
-        values = (self.parameters.get(layer), self.milliseconds.get(layer), self.bytes)
+        values = (self.parameters.get(layer), self.milliseconds.get(layer), self.tokens, self.bytes)
         return {cost: value for cost, value in zip(COSTS, values, strict=True) if value is not None}
 
 
@@ -152,5 +155,5 @@ def cost_text(costs: Mapping[Cost, float]) -> str:
         >>> cost_text({"parameters": 22_713_216, "milliseconds": 1.25})
         '22.7M parameters, 1.25 ms per text'
     """
-    units = {"parameters": "parameters", "milliseconds": "ms per text", "bytes": "bytes per vector"}
+    units = {**COSTS, "milliseconds": "ms per text"}
     return ", ".join(f"{amount(value)} {units[cost]}" for cost, value in costs.items())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +35,13 @@ _MAX_DIFFERENCE = 0.01  # from mteb's score; a larger one is reported
 
 @dataclass(frozen=True)
 class ScoringResult:
-    """The scores of each layer on each task, those that mteb confirmed, how tasks were scored, and baselines."""
+    """The scores of each layer on each task, those that mteb confirmed, how tasks were scored, baselines and tokens."""
 
     scores: Sequence[Score]
     confirmed: Sequence[Score]
     methods: Mapping[str, str]
     baselines: Mapping[str, Mapping[str, float]]
+    tokens: Mapping[str, float] = field(default_factory=dict)
 
 
 def sweep_notes(
@@ -89,6 +90,7 @@ def sweep_notes(
         dimensions=num_dims(encoder, spec.norm) if of_blocks else 0,
         timing=timing,
         towers=dict(encoder.tower_depths),
+        tokens=dict(scoring.tokens),
     )
 
 

@@ -45,7 +45,8 @@ class Notes:
 
     ``seconds`` is the time until a pass over a batch reaches each layer; ``timing`` describes the batch and the device.
     ``dimensions`` is 0 in sweeps before 0.2. ``towers`` is the number of blocks of each tower of a joint model; its
-    layers are those of the image tower.
+    layers are those of the image tower. ``tokens`` is the mean number of tokens that the model reads for a text of each
+    task whose layers were scored together.
     """
 
     title: str
@@ -65,6 +66,7 @@ class Notes:
     dimensions: int = 0
     timing: dict[str, Any] = field(default_factory=dict)
     towers: dict[str, int] = field(default_factory=dict)
+    tokens: dict[str, float] = field(default_factory=dict)
 
     @property
     def milliseconds(self) -> dict[int, float]:

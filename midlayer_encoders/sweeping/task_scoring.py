@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from mteb.abstasks import AbsTask
@@ -18,6 +19,7 @@ from mteb.results import TaskResult
 from midlayer_encoders._types import Stage
 from midlayer_encoders.errors import error_summary
 from midlayer_encoders.files import read_artifact, read_sealed, sealed, write_file
+from midlayer_encoders.reading.batches import count_tokens
 from midlayer_encoders.scoring import Read, resampled_scores
 from midlayer_encoders.scoring.recording import Recorded, record, scores_together
 from midlayer_encoders.sweeping.baselines import Baseline
@@ -30,6 +32,8 @@ from midlayer_encoders.tasks import isolated_random, task_texts
 MAX_CONFIRMED = 3  # layers per task: the best, the second best and the last
 _FORMAT = 2  # of the score files; another number invalidates them
 _DIGITS = 7  # of resampled scores
+_TOKENS = "tokens per text"  # beside the scores of a task
+_COUNTED_TEXTS = 512  # for the tokens per text, of each split and prompt
 
 
 def layers_to_confirm(scores: Sequence[Score]) -> list[int]:
@@ -77,6 +81,7 @@ class TaskScorer:
         to_confirm: list[Job] = []
         methods: dict[str, str] = {}
         baselines: dict[str, dict[str, float]] = {}
+        tokens: dict[str, float] = {}
         workers = Workers(self.workers, MAX_CONFIRMED * len(jobs_by_task))
         if self.folder is not None:
             workers.start()
@@ -86,20 +91,22 @@ class TaskScorer:
             for jobs in jobs_by_task:
                 planning.step(0)  # loading a task's data may take longer than everything else
                 name = jobs[0].task.name
-                task_scores, reason, baselines_of_task = self._score_at_once(jobs)
+                task_scores, reason, others = self._score_at_once(jobs)
                 if reason is not None:
                     methods[name] = f"by mteb, because {reason}"
                     scores += self._score_with_mteb(jobs)
                     continue
                 methods[name] = TOGETHER
                 scores += task_scores
-                baselines[name] = baselines_of_task
+                if _TOKENS in others:
+                    tokens[name] = others.pop(_TOKENS)
+                baselines[name] = others
                 layers = layers_to_confirm(task_scores)
                 confirmed = [job for job in jobs if job.layer in layers]
                 to_confirm += confirmed
                 if in_background:  # while the device embeds the texts of the next task
                     futures += workers.begin(confirmed)
-            return ScoringResult(scores, self._confirm(to_confirm, workers, futures), methods, baselines)
+            return ScoringResult(scores, self._confirm(to_confirm, workers, futures), methods, baselines, tokens)
         except (KeyboardInterrupt, SystemExit):
             workers.kill()
             raise
@@ -109,7 +116,7 @@ class TaskScorer:
             raise
 
     def _score_at_once(self, jobs: Sequence[Job]) -> tuple[list[Score], str | None, dict[str, float]]:
-        """Return the scores of all layers and of baselines, or the reason why mteb must score the task."""
+        """Return the scores of all layers, those of baselines and the tokens per text, or why mteb must score it."""
         if self.folder is None:
             return [], "it was requested", {}
         stages = self.embedder.planning, self.scoring
@@ -118,8 +125,8 @@ class TaskScorer:
             reason = self.group.share(lambda: scores_together(jobs[0].task.make()))[0]
             if reason is not None:
                 return [], reason, {}
-            scores, baselines = self._score_together(jobs, self.folder)
-            return scores, None, baselines
+            scores, others = self._score_together(jobs, self.folder)
+            return scores, None, others
         except FATAL:
             raise
         except Exception as error:  # mteb reports what is wrong with the task, or can score it
@@ -128,7 +135,7 @@ class TaskScorer:
             return [], error_summary(error), {}
 
     def _score_together(self, jobs: Sequence[Job], folder: Path) -> tuple[list[Score], dict[str, float]]:
-        """Return the scores of the jobs of a task, and the score of each baseline by name."""
+        """Return the scores of the jobs of a task, the score of each baseline by name, and the tokens per text."""
         first = jobs[0]
         saved = self.group.share(partial(_saved_scores, folder, first))
         header = saved[self.group.rank][0]
@@ -136,23 +143,27 @@ class TaskScorer:
         missing = [job for job in jobs if _identity(job) not in values]
         self.scoring.step(len(jobs) - len(missing))
         baselines = [baseline for baseline in self.baselines if baseline.applies(_task(first))]
+        others = {baseline.key: baseline.name for baseline in baselines}
+        if self.embedder.encoder.media == ["text"]:
+            others[_TOKENS] = _TOKENS
 
         def compute() -> dict[str, list[float]]:
             """Compute, save and return this process's share of the missing scores."""
-            recorded = self._record(first)  # also embeds this process's share of the texts
+            recorded, tokens = self._record(first)  # also embeds this process's share of the texts
             self.embedder.planning.step()
             jobs = {job.layer: job for job in self.group.part(missing)}
             scores = self._main_scores(first, recorded, list(jobs), first.encoder.store.read, self.scoring)
             new = {_identity(jobs[layer]): value for layer, value in scores.items()}
             if self.group.rank == 0:
                 new |= {each.key: [self._baseline(each, first)] for each in baselines if each.key not in values}
+                new |= {_TOKENS: [tokens]} if _TOKENS in others else {}
             if new:
                 numbers = {name: [None if math.isnan(x) else x for x in row] for name, row in (values | new).items()}
                 content = sealed({"of": header, "scores": numbers})
                 write_file(folder / f"{header['task']}.{self.group.rank}.json", content)
             return new
 
-        if missing or any(baseline.key not in values for baseline in baselines):
+        if missing or not set(others) <= set(values):
             for new in self.group.share(compute):
                 values |= new
             self.scoring.step(len(missing) - len(self.group.part(missing)))
@@ -162,13 +173,24 @@ class TaskScorer:
         for job in jobs:
             score, *resampled = values[_identity(job)]
             scores.append(Score(first.task.name, job.layer, header["main_score"], score, resampled=resampled))
-        return scores, {baseline.name: values[baseline.key][0] for baseline in baselines}
+        return scores, {name: values[key][0] for key, name in others.items()}
 
-    def _record(self, job: Job) -> list[Recorded]:
-        """Record how mteb evaluates the task; every text is then in the store."""
+    def _record(self, job: Job) -> tuple[list[Recorded], float]:
+        """Record how mteb evaluates the task, and the mean tokens of its texts; every text is then in the store."""
+        encoder = self.embedder.encoder
+        counts: list[tuple[float, int]] = []
+
+        def embed(items: Sequence[Any], keys: Sequence[str], prompt: str) -> None:
+            if encoder.media == ["text"] and items:
+                sample = items[:: math.ceil(len(items) / _COUNTED_TEXTS)]
+                mean = fmean(count_tokens(encoder, [prompt + text for text in sample]))
+                counts.append((mean, len(items)))
+            self.embedder(items, keys, prompt)
+
         with isolated_random(), quiet_mteb():
-            layer = replace(job.encoder, ensure=self.embedder)
-            return record(with_data(job.task).make(), layer.keys, similarity=layer.similarity_name)
+            layer = replace(job.encoder, ensure=embed)
+            recorded = record(with_data(job.task).make(), layer.keys, similarity=layer.similarity_name)
+        return recorded, sum(mean * texts for mean, texts in counts) / max(sum(texts for _, texts in counts), 1)
 
     def _baseline(self, baseline: Baseline, job: Job) -> float:
         """Return the score of a baseline on the task."""

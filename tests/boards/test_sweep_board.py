@@ -31,7 +31,12 @@ def test_only_tasks_that_all_runs_share_are_compared(tmp_path: Path) -> None:
     ]
     assert actual.left_out == {"Else": ("m1",), "Own": ("m2",)}
     assert set(actual.remarks) == {"Left out: Else, not in m1.", "Left out: Own, not in m2."}
-    assert actual.runs[0].best.costs == {"parameters": 120, "milliseconds": pytest.approx(3.0), "bytes": 32}
+    assert actual.runs[0].best.costs == {
+        "parameters": 120,
+        "milliseconds": pytest.approx(3.0),
+        "tokens": 9.5,
+        "bytes": 32,
+    }
 
 
 def test_runs_are_ranked_by_their_best_layer_not_their_last(tmp_path: Path) -> None:
@@ -138,16 +143,24 @@ def test_links_lead_from_the_page_to_each_sweep_s_own_which_is_written_where_it_
 def test_older_runs_have_dashes_and_other_devices_a_warning(tmp_path: Path) -> None:
     make_sweep(tmp_path / "new", ONE, model="m1")
     old = make_sweep(
-        tmp_path / "old", ONE, model="m2", timing={}, dimensions=0, seconds={2: 0.016}, how={"device": "cuda:0"}
+        tmp_path / "old",
+        ONE,
+        model="m2",
+        timing={},
+        dimensions=0,
+        tokens={},
+        seconds={2: 0.016},
+        how={"device": "cuda:0"},
     )
     data = json.loads((tmp_path / "old/sweep.json").read_text())
     (tmp_path / "old/sweep.json").write_text(
-        json.dumps({k: v for k, v in data.items() if k not in ("timing", "dimensions", "checksum")})
+        json.dumps({k: v for k, v in data.items() if k not in ("timing", "dimensions", "tokens", "checksum")})
     )
     assert SweepResult.load(tmp_path / "old").notes == old.notes
     actual = board(tmp_path)
     assert "Times are from different devices (cpu, 1 thread; cuda:0): compare them within one." in actual.remarks
     assert "No milliseconds per text recorded for m2: repeat the sweep to add them." in actual.remarks
+    assert "No tokens per text recorded for m2: repeat the sweep to add them." in actual.remarks
     assert "No bytes per vector recorded for m2: repeat the sweep to add them." in actual.remarks
     assert actual.to_frame().filter(run="m2", layer=2)["milliseconds"].item() == pytest.approx(1.0)  # of 16 texts
     assert actual.to_frame()["bytes"].to_list() == [32.0] * 3 + [None] * 3
@@ -170,11 +183,11 @@ def test_frame_and_dictionary_hold_every_layer_and_the_best_one(tmp_path: Path) 
     make_sweep(tmp_path / "two", {"STS": [0.125, 0.25]}, model="m2", baselines={"TF-IDF": {"STS": 0.1}})
     actual = board(tmp_path, max_parameters=105)
     assert actual.to_frame().rows() == [
-        ("m1", "one", 0, 20.0, False, 100.0, 1.0, 32.0),
-        ("m1", "one", 1, 60.0, True, 110.0, 2.0, 32.0),
-        ("m1", "one", 2, 50.0, False, 120.0, 3.0, 32.0),
-        ("m2", "two", 0, 12.5, False, 100.0, 1.0, 32.0),
-        ("m2", "two", 1, 25.0, True, 110.0, 2.0, 32.0),
+        ("m1", "one", 0, 20.0, False, 100.0, 1.0, 9.5, 32.0),
+        ("m1", "one", 1, 60.0, True, 110.0, 2.0, 9.5, 32.0),
+        ("m1", "one", 2, 50.0, False, 120.0, 3.0, 9.5, 32.0),
+        ("m2", "two", 0, 12.5, False, 100.0, 1.0, 9.5, 32.0),
+        ("m2", "two", 1, 25.0, True, 110.0, 2.0, 9.5, 32.0),
     ]
     assert actual.to_frame().columns == [
         "run",
@@ -184,6 +197,7 @@ def test_frame_and_dictionary_hold_every_layer_and_the_best_one(tmp_path: Path) 
         "best",
         "parameters",
         "milliseconds",
+        "tokens",
         "bytes",
     ]
     values = actual.to_dict()
@@ -197,6 +211,19 @@ def test_frame_and_dictionary_hold_every_layer_and_the_best_one(tmp_path: Path) 
     figure = actual.plot()
     assert [list(rule.get_xdata()) for rule in artists(figure.axes[0], "rule")] == [[105, 105]]
     assert [level.get_label() for level in artists(figure.axes[0], "level")] == ["TF-IDF 40.0"], "of the first run"
+
+
+def test_tokens_are_those_of_the_shared_tasks_and_on_the_page(tmp_path: Path) -> None:
+    scores = {"STS": [0.2, 0.6], "Own": [0.2, 0.6], "Else": [0.2, 0.6]}
+    tokens = {"STS": 10.0, "Own": 25.0, "Else": 400.0}
+    make_sweep(tmp_path / "one", scores, model="m1", tokens=tokens)
+    make_sweep(tmp_path / "two", {"STS": [0.2, 0.5], "Own": [0.2, 0.5]}, model="m2", tokens={"STS": 30.0})
+    actual = board(tmp_path)
+    assert actual.to_frame().filter(layer=1)["tokens"].to_list() == [17.5, 30.0]
+    assert [run["costs"]["tokens"] for run in actual.to_dict()["runs"]] == [17.5, 30.0]
+    page = actual.html()
+    assert re.findall(r'data-cost="tokens">(.*?)</td>', page) == ["17.5", "30"]
+    assert "17.5 tokens per text" in page
 
 
 def test_page_states_how_and_where_times_were_measured(tmp_path: Path) -> None:

@@ -27,12 +27,15 @@ def runs(tmp_path: Path) -> Path:
 def test_board_prints_the_table_the_page_and_the_code(runs: Path, tmp_path: Path) -> None:
     output = run("board", str(runs), "--out", str(tmp_path / "board.html"))
     ((head, *rows),) = tables(output)
-    assert head == ["run", "layer", "score", "parameters", "ms per text", "bytes"]
-    assert rows == [["m2", "2 of 2", "70.0", "120", "3", "32"], ["[red]m1", "1 of 2", "60.0", "110", "2", "32"]]
+    assert head == ["run", "layer", "score", "parameters", "ms per text", "tokens", "bytes"]
+    assert rows == [
+        ["m2", "2 of 2", "70.0", "120", "3", "9.5", "32"],
+        ["[red]m1", "1 of 2", "60.0", "110", "2", "9.5", "32"],
+    ]
     assert "Left out: B, not in [red]m1." in output
     assert output.splitlines()[-4:] == [
         f"The report: {tmp_path / 'board.html'}",
-        "Use m2 at layer 2: 70.0 points, 120 parameters, 3 ms per text, 32 bytes per vector.",
+        "Use m2 at layer 2: 70.0 points, 120 parameters, 3 ms per text, 9.5 tokens per text, 32 bytes per vector.",
         "Export it: midlayer export m2 --layer 2 --out layer-2",
         "In Python: LayerEncoder('m2', layer=2).save_pretrained(\"layer-2\")",
     ]
@@ -59,7 +62,7 @@ def test_budget_reaches_the_selection_and_json_is_complete(runs: Path, tmp_path:
     assert {key: output[key] for key in result.to_dict()} == json.loads(json.dumps(result.to_dict()))
     assert output["budget"] == {"parameters": 115, "milliseconds": 2.5, "bytes": 32}
     assert [entry["fronts"] for entry in output["runs"]] == [
-        ["parameters", "milliseconds", "bytes"],
+        ["parameters", "milliseconds", "tokens", "bytes"],
         ["parameters", "milliseconds"],
     ]
 

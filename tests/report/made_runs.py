@@ -32,13 +32,14 @@ def make_run(name: str, scores: Scores, **costs: Any) -> Run:
 def make_sweep(
     folder: Path, scores: Scores, *, model: str = "m", revision: str = "default", **notes: Any
 ) -> SweepResult:
-    """Save a sweep in a folder; by default each layer adds 10 parameters and a millisecond."""
+    """Save a sweep in a folder; by default each layer adds 10 parameters and a millisecond; texts have 9.5 tokens."""
     layers = range(max(map(len, scores.values()), default=0))
     defaults = {
         "parameters": {k: 100 + 10 * k for k in layers},
         "seconds": {k: 0.016 * (k + 1) for k in layers},
         "timing": {"texts": 16, "tokens": 9, "device": "cpu, 1 thread"},
         "dimensions": 8,
+        "tokens": dict.fromkeys(scores, 9.5),
         "how": {"weights": model, "dtype": "float32"},
     }
     result = SweepResult(

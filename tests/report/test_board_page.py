@@ -128,8 +128,8 @@ def test_table_lists_score_cost_and_fronts_of_each_best_layer() -> None:
     rows = re.findall(r"<tr data-run=.*?</tr>", page)
     cells = [[unescape(re.sub("<.*?>", "", cell)) for cell in re.findall(r"<td.*?</td>", row)] for row in rows]
     assert cells == [
-        ["1 of 2", "60.0", "+10.0", "20", "1", "64", "parameters, time"],
-        ["2 of 2", "70.0", "0.0", "60", "4", "32", "parameters, time, bytes"],
+        ["1 of 2", "60.0", "+10.0", "20", "1", "–", "64", "parameters, time"],
+        ["2 of 2", "70.0", "0.0", "60", "4", "–", "32", "parameters, time, bytes"],
     ]
     assert "b at layer 2 scores 70.0 on STS, the highest of 2 runs." in page
     assert '<tr><th scope="row">TF-IDF</th><td></td><td>40.0</td>' in page

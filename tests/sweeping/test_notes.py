@@ -211,6 +211,7 @@ NOTES = Notes(
     dimensions=8,
     timing={"texts": 4},
     towers={"image": 12, "text": 6},
+    tokens={"A": 14.25},
 )
 
 

@@ -16,6 +16,7 @@ from midlayer_encoders import LayerEncoder, Recipe, board
 from midlayer_encoders._types import Stage
 from midlayer_encoders.encoder.options import EncoderOptions
 from midlayer_encoders.errors import OptionError
+from midlayer_encoders.files import read_sealed, sealed
 from midlayer_encoders.media.text_lists import read_texts
 from midlayer_encoders.recipes import recipe_of
 from midlayer_encoders.sweeping import RecipesResult, SweepResult
@@ -57,6 +58,37 @@ def test_scores_match_mteb_with_the_recipe(
         encoder = LayerEncoder(tiny_folder("Llama"), 3, device="cpu", **encoder_options)
         rows = result.frame.filter(pl.col("dataset").str.starts_with(task.stem), kind="score", layer=3, recipe=name)
         assert rows["value"].item() == pytest.approx(mteb_score(encoder, task), abs=2e-4), (name, task.stem)
+
+
+def test_tokens_per_text_are_those_of_the_formatted_texts(
+    recipes_sweep: tuple[RecipesResult, list[Path]],
+) -> None:
+    result, tasks = recipes_sweep
+    texts = [row[name] for row in ROWS["STS"] for name in ("sentence1", "sentence2")]
+    tokens = {name: part.notes.tokens for name, part in result.parts.items()}
+    near = next(name for name in tokens["plain"] if name.startswith("near"))
+    for name, template in {"plain": "{text}", "plain+whiten+normalize": "{text}", "yours": 'a "{text}" is:'}.items():
+        lengths = [min(len(template.replace("{text}", text)), 64) for text in texts]  # a token is a letter
+        assert tokens[name][near] == pytest.approx(sum(lengths) / len(lengths)), name
+    assert len(tokens["plain"]) == len(tasks)
+    loaded = SweepResult.load(result.folder)
+    assert isinstance(loaded, RecipesResult)
+    assert {name: part.notes.tokens for name, part in loaded.parts.items()} == tokens
+
+
+def test_resumed_sweep_counts_tokens_that_an_older_one_did_not(tiny_folder: Folder, tmp_path: Path) -> None:
+    task = write(tmp_path / "near.jsonl", ROWS["STS"] * 6)
+    first = sweep(tiny_folder("Llama"), task, layers=[2], out=tmp_path / "out", **QUICK)
+    assert (
+        sweep(tiny_folder("Llama"), task, layers=[2], out=tmp_path / "out", **QUICK).notes.tokens == first.notes.tokens
+    )
+    (path,) = (tmp_path / "out" / "together").glob("*.json")
+    content = read_sealed(path)
+    del content["scores"]["tokens per text"]
+    path.write_bytes(sealed(content))
+    again = sweep(tiny_folder("Llama"), task, layers=[2], out=tmp_path / "out", **QUICK)
+    assert again.notes.tokens == first.notes.tokens != {}
+    assert again.frame.equals(first.frame)
 
 
 def test_texts_to_center_on_are_read_back_from_their_file(tmp_path: Path) -> None:
