@@ -44,9 +44,9 @@ print(plain.confidence)
 
 # %% [markdown]
 # The rules often disagree, because each uses a different property of the layers: the diversity of the tokens in a
-# text, the diversity of the texts, or whether the two halves of a text match. On models that the rules were not
-# fitted on, a fixed depth of 0.8 does well, and `auto` selects it for plain text unless the model looks like an
-# embedding model; [Which layer?](../selection.md) has the tables. Plot the curves that the rules use:
+# text, the diversity of the texts, or whether the two halves of a text match. None of them is significantly better
+# than a fixed depth of 0.8, which `auto` selects for plain text unless the model looks like an embedding model;
+# [Which layer?](../selection.md) has the numbers. Plot the curves that the rules use:
 
 # %%
 figure = plain.plot()

@@ -14,6 +14,7 @@ from tests.docs.zoo_numbers import (
     minilm,
     parameters,
     variant_gain,
+    with_intervals,
     zoo_gain,
     zoo_scores,
 )
@@ -139,6 +140,12 @@ CLAIMS = [
         ],
     ),
     Claim("README.md", "TF-IDF scores {}", lambda: [_tf_idf()]),
+    Claim(
+        "docs/faq.md",
+        "scores {} at its best layer ({} to {}) and {} with the [default prompt](recipes.md) ({} to {})",
+        lambda: with_intervals(0)[3:9],
+    ),
+    Claim("docs/faq.md", "trained for embeddings, scores **{}** ({} to {})", minilm),
     Claim(
         "CHANGELOG.md",
         "`summarize` scores {}, {} and {} and `instruction` {}, {} and {}, where `word-echo` scores {}, {} and {}",

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs import (
+    claims_cost,
     claims_cut,
     claims_long_run,
     claims_recipes,
@@ -29,6 +30,7 @@ CLAIMS = [
         claims_sink,
         claims_long_run,
         claims_tuning,
+        claims_cost,
     )
     for claim in room.CLAIMS
 ]

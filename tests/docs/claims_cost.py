@@ -1,0 +1,106 @@
+"""What pages say of time, memory and equality of runs, and the tables of benchmarks that say it."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import numpy as np
+
+from midlayer_encoders._types import Norm
+from tests.docs.frames import BENCH, over_tasks, table
+from tests.docs.stated import Claim
+from tests.integration.test_real_models import EXPECTED
+
+CALLBACKS, ENCODERS, FAQ = (f"docs/{page}.md" for page in ("callbacks", "encoders", "faq"))
+PAIRS = 1379  # of STSBenchmark's test part
+
+
+def _row(page: str, start: str) -> list[float]:
+    """Return the numbers after the first cells of a row, in the tables of a page of results."""
+    text = (BENCH / "results" / page).read_text(encoding="utf8")
+    rows = re.findall(rf"^\| {re.escape(start)}(.*)\|$", text, re.MULTILINE)
+    assert len(set(rows)) == 1, rows
+    return [float(number) for number in re.findall(r"-?\d+\.?\d*", rows[0])]
+
+
+def _callback(device: str, step: str) -> list[float]:
+    """Return seconds of a later measurement, the first one, the preparation and a step; overheads in percent."""
+    page = f"callbacks_{device}.md"
+    prepared, first, later, _, _ = _row(page, f"{step} ms | ")[:5]
+    overheads = [_row(page, f"{steps} |")[0] for steps in (1024, 16384)]
+    return [later / 1000, first / 1000, prepared / 1000, float(step) / 1000, *overheads]
+
+
+def _sts(norm: Norm) -> list[float]:
+    """Return the score at layer 16 and the 95 % interval of a rank correlation of that many pairs (Fieller et al. 1957)."""
+    score = EXPECTED[norm][16]
+    half = 1.96 * 1.03 / (PAIRS - 3) ** 0.5
+    return [score, *(100 * np.tanh(np.arctanh(score / 100) + np.array([-half, half])))]
+
+
+def _planted() -> list[float]:
+    """Return the number of planted mistakes, and of those that are in none of the three recorded runs."""
+    planted = [mistake["id"] for mistake in json.loads((BENCH / "mistakes" / "planted.json").read_text())]
+    later = [name for name in planted if name.startswith(("second-", "third-"))]
+    return [len(planted), len(planted) - len(later) - 143]
+
+
+def _fewer_parameters() -> float:
+    """Return by how many percent a cut at layer 24 makes SmolLM2-135M smaller, if it scores no less after tuning."""
+    rows = table("results/tuning.csv").filter(model="SmolLM2-135M", when="after")
+    for task in rows["task"].unique():
+        cut, whole = (rows.filter(task=task, layer=layer)["score"].mean() for layer in (24, 30))
+        assert cut >= whole, task  # type: ignore[operator]
+    sizes = dict(
+        table("results/tuning.csv")
+        .filter(model="SmolLM2-135M")
+        .drop_nulls("parameters")
+        .select("layer", "parameters")
+        .iter_rows()
+    )
+    return 100 * (1 - sizes[24] / sizes[30])
+
+
+CLAIMS = [
+    Claim("README.md", "{} passes with baselines", lambda: _row("sweep_gpu.md", "the sweep |")[1:]),
+    Claim("README.md", "{} of the time ([encode]", lambda: _row("sweep_gpu.md", "12 | 1.55 |")[1:]),
+    Claim("README.md", "{} % fewer parameters at no loss", lambda: [_fewer_parameters()]),
+    Claim(
+        FAQ,
+        "took {} times one pass of sentence-transformers on a model of 24 blocks, {} times the first time",
+        lambda: [
+            _row("sweep_gpu.md", f"the sweep{more} |")[1]
+            for more in ("", ", first run (starts workers, compiles kernels)")
+        ],
+    ),
+    Claim(
+        FAQ,
+        "{} times its peak on a CPU, {} on a GPU",
+        lambda: [_row("sweep.md", "680 | 751 |")[0], _row("sweep_gpu.md", "all layers into the store |")[-1]],
+    ),
+    Claim(FAQ, "[{} times](../benchmarks/results/sweep.md) a last-layer pass", lambda: [_row("sweep.md", "**")[0]]),
+    Claim(
+        CALLBACKS,
+        "| 2.9M | {} s (the first {} s, after {} s of preparation), a step {} s | {} % of 1,024 steps, {} % of 16,384 |",
+        lambda: _callback("cpu", "182.0"),
+    ),
+    Claim(
+        CALLBACKS,
+        "| 46M | {} s (the first {} s, after {} s of preparation), a step {} s | {} % of 1,024 steps, {} % of 16,384 |",
+        lambda: _callback("cuda", "55.4"),
+    ),
+    Claim(ENCODERS, "scores {} with raw states (95 % interval {} to {}, of 1,379 pairs)", lambda: _sts("none")),
+    Claim(ENCODERS, "and {} with the norm ({} to {})", lambda: _sts("final")),
+    Claim(
+        ENCODERS,
+        "{} points below the mean (95 % interval over tasks {} to {}); at its last layer with `one-word`, the mean scores {} "
+        "below the last token ({} to {};",
+        lambda: [
+            *over_tasks("smollm2", [("plain", 6), ("plain+last", 28)]),
+            *over_tasks("smollm2", [("one-word", 30), ("one-word+mean", 30)]),
+        ],
+    ),
+    Claim("docs/reliability.md", "contains {} realistic programming errors", lambda: _planted()[:1]),
+    Claim("docs/reliability.md", "No run is recorded for {} of them", lambda: _planted()[1:]),
+]
