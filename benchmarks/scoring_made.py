@@ -20,7 +20,7 @@ import joblib
 import numpy as np
 import torch
 
-from midlayer_encoders.scoring import layer_scores
+from midlayer_encoders.scoring import resampled_scores
 from midlayer_encoders.tasks import isolated_random, task_sources
 
 WORDS = 1 << 15
@@ -121,15 +121,18 @@ def main() -> None:
         if device.type == "cuda":
             torch.cuda.synchronize()
         start, before = time.perf_counter(), time.process_time()
-        found = layer_scores(asked.scorer, asked.keys, layers, lambda layer, _, of=vectors: of[layer], device=device)
+        values = resampled_scores(
+            asked.scorer, asked.keys, layers, lambda layer, _, of=vectors: of[layer], device=device
+        )
+        found = {layer: score for layer, (score, *_) in values.items()}
         seconds = time.perf_counter() - start
         total += seconds + recording
         processor += time.process_time() - before
-        cpu = layer_scores(
+        cpu = resampled_scores(
             asked.scorer, asked.keys, layers[:: max(given.layers // given.check, 1)][: given.check],
             lambda layer, _, of=vectors: of[layer], device=torch.device("cpu"),
         ) if given.check else {}  # fmt: skip
-        apart = max((100 * abs(found[layer] - value) for layer, value in cpu.items()), default=float("nan"))
+        apart = max((100 * abs(found[layer] - value) for layer, (value, *_) in cpu.items()), default=float("nan"))
         name = source.name.rpartition("-")[0]
         kept[name] = {key: row for row, key in enumerate(asked.keys)}, vectors, found
         print(f"| {name} | {len(asked.keys)} | {recording:.2f} | {seconds:.2f} | {apart:.5f} |", flush=True)

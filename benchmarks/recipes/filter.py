@@ -19,7 +19,7 @@ import torch
 from benchmarks.recipes.run import arguments, questions
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.recipes import middle_directions, recipe_of
-from midlayer_encoders.scoring import layer_scores
+from midlayer_encoders.scoring import resampled_scores
 from midlayer_encoders.selection.rules import DEPTH
 from midlayer_encoders.sweeping.embedder import Vectors
 from midlayer_encoders.tasks import task_sources
@@ -61,13 +61,13 @@ def main() -> None:
         cells = [f"{share:g}" for share in shares]
         for store, recorded in asked.values():
             each = [
-                layer_scores(
+                resampled_scores(
                     one.scorer, one.keys, layers, partial(filtered, store, matrix),
                     device=torch.device(encoder.device),
                 )
                 for one in recorded
             ]  # fmt: skip
-            mean = {layer: 100 * sum(scores[layer] for scores in each) / len(each) for layer in layers}
+            mean = {layer: 100 * sum(scores[layer][0] for scores in each) / len(each) for layer in layers}
             best = max(mean, key=lambda layer: mean[layer])
             places = [encoder.layer, round(DEPTH * encoder.layer), best]
             cells += [*(f"{mean[layer]:.1f}" for layer in places), str(best)]

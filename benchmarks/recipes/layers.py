@@ -16,7 +16,7 @@ import numpy as np
 from benchmarks.recipes.run import arguments, questions
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.recipes import recipe_of
-from midlayer_encoders.scoring import layer_scores
+from midlayer_encoders.scoring import resampled_scores
 from midlayer_encoders.selection.rules import DEPTH
 from midlayer_encoders.sweeping.embedder import Vectors
 from midlayer_encoders.tasks import task_label, task_sources
@@ -48,10 +48,10 @@ def main() -> None:
         store, asked = questions(recipe_of("recipe", name), sources, encoder, given.out, {})
         read = partial(mean_of, store, list(sets.values()))
         found = [
-            layer_scores(one.scorer, one.keys, range(len(sets)), read, device=encoder.device) for one in asked
+            resampled_scores(one.scorer, one.keys, range(len(sets)), read, device=encoder.device) for one in asked
         ]  # fmt: skip
         for number, words in enumerate(sets):
-            scores = [100 * each[number] for each in found]
+            scores = [100 * each[number][0] for each in found]
             cells = " | ".join(f"{score:.1f}" for score in scores)
             lines.append(f"| {name} | {words} | **{np.mean(scores):.1f}** | {cells} |")
             print(lines[-1], flush=True)

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from midlayer_encoders.scoring.all_layers import Read, all_alike, layer_scores, memory_budget, resampled_scores
+from midlayer_encoders.scoring.all_layers import Read, all_alike, memory_budget, resampled_scores
 
-__all__ = ["Read", "all_alike", "layer_scores", "memory_budget", "resampled_scores"]
+__all__ = ["Read", "all_alike", "memory_budget", "resampled_scores"]

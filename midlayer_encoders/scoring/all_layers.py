@@ -39,21 +39,6 @@ def memory_budget(device: torch.device) -> int:
     return 1 << 30
 
 
-def layer_scores(
-    scorer: Scorer,
-    keys: Sequence[str],
-    layers: Sequence[int],
-    read: Read,
-    *,
-    device: torch.device,
-    budget: int | None = None,
-    done: Callable[[int], None] = lambda _: None,
-) -> dict[int, float]:
-    """Return the first value of :func:`resampled_scores`, the score of each layer."""
-    values = resampled_scores(scorer, keys, layers, read, device=device, budget=budget, done=done)
-    return {layer: score for layer, (score, *_) in values.items()}
-
-
 def resampled_scores(
     scorer: Scorer,
     keys: Sequence[str],

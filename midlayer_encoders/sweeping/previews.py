@@ -21,7 +21,7 @@ from midlayer_encoders.measuring import num_passes
 from midlayer_encoders.reading.batches import batches_of, count_tokens, tokens_that_fit
 from midlayer_encoders.reading.reader import layer_reader, site_layers
 from midlayer_encoders.recipes import Recipe, fitting_recipes, recipes_of
-from midlayer_encoders.scoring import layer_scores
+from midlayer_encoders.scoring import resampled_scores
 from midlayer_encoders.scoring.recording import Recorded, record, scores_together
 from midlayer_encoders.sweeping.baselines import MINILM, MINILM_PARAMETERS, baselines_for, missing_baselines
 from midlayer_encoders.sweeping.embedder import item_key, max_batch_texts, num_dims, store_key
@@ -323,7 +323,7 @@ def _time_scoring(encoder: LayerEncoder, tasks: Sequence[_InspectedTask], stage:
         stage.expect(1)
         start = time.perf_counter()
         for evaluation in task.recorded:
-            layer_scores(
+            resampled_scores(
                 evaluation.scorer, evaluation.keys, [0], lambda _, keys: vectors[: len(keys)], device=encoder.device
             )
         seconds += time.perf_counter() - start

@@ -24,7 +24,7 @@ from mteb.models.model_meta import ModelMeta, ScoringFunction
 from mteb.results import TaskResult
 from sentence_transformers.util import SimilarityFunction
 
-from midlayer_encoders.scoring import layer_scores
+from midlayer_encoders.scoring import resampled_scores
 from midlayer_encoders.scoring.recording import record
 from midlayer_encoders.tasks import isolated_random
 from midlayer_encoders.tasks.mteb_internals import with_listed_labels
@@ -94,12 +94,12 @@ def together(task: AbsTask, similarity: str = "cosine", *, dtype: Any = np.float
         requested = record(with_listed_labels(type(task)()), keys, similarity=similarity)
     result = lambda layer, texts: vectors(texts, layer).astype(dtype)  # noqa: E731
     options = {"device": torch.device("cpu"), **options}
-    actual = [(item, layer_scores(item.scorer, item.keys, LAYERS, result, **options)) for item in requested]
+    actual = [(item, resampled_scores(item.scorer, item.keys, LAYERS, result, **options)) for item in requested]
     results = []
     for layer in LAYERS:
         scores: dict[str, dict[str, Any]] = {}
         for item, values in actual:
-            scores.setdefault(item.split, {})[item.subset] = {"main_score": values[layer]}
+            scores.setdefault(item.split, {})[item.subset] = {"main_score": values[layer][0]}
         results.append(float(TaskResult.from_task_results(task, scores, evaluation_time=0).get_score()))
     return results
 

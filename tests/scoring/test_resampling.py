@@ -12,7 +12,7 @@ import torch
 from scipy import stats
 from sklearn.metrics import accuracy_score, average_precision_score, v_measure_score
 
-from midlayer_encoders.scoring import layer_scores, resampled_scores, resampling
+from midlayer_encoders.scoring import resampled_scores, resampling
 from midlayer_encoders.scoring.classification import ClassifierData, Classifiers
 from midlayer_encoders.scoring.clustering import Clusterings, Draws
 from midlayer_encoders.scoring.k_means import mini_batch_k_means
@@ -177,5 +177,3 @@ def test_layers_without_vectors_have_no_resamples_and_equal_layers_equal_ones() 
     assert values[0] == values[1]
     assert len(values[0]) == 1 + resampling.RESAMPLES
     assert np.isnan(values[2]).all()
-    scores = layer_scores(pairs, keys, range(2), lambda layer, _: vectors[layer].numpy(), **options)
-    assert scores == {0: values[0][0], 1: values[1][0]}

@@ -13,7 +13,7 @@ from mteb.abstasks import AbsTask
 
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.scoring import all_layers
-from midlayer_encoders.scoring.all_layers import all_alike, layer_scores
+from midlayer_encoders.scoring.all_layers import all_alike, resampled_scores
 from midlayer_encoders.scoring.classification import ClassifierData, Classifiers
 from midlayer_encoders.scoring.clustering import Clusterings, Draws
 from midlayer_encoders.scoring.recording import scores_together
@@ -203,9 +203,9 @@ def test_layers_are_reported_as_they_are_scored() -> None:
 
     for budget, expected in ((2 * 16, [2, 2, 1]), (2 * 16 + 15, [2, 2, 1]), (1, [1] * 5), (None, [5])):
         counts: list[int] = []
-        scores = layer_scores(FirstEntry(), ["a", "b"], [9, 3, 4, 1, 7], read, device=torch.device("cpu"), budget=budget,
-                              done=counts.append)  # fmt: skip
-        assert scores == {9: 9, 3: 3, 4: 4, 1: 1, 7: 7}
+        scores = resampled_scores(FirstEntry(), ["a", "b"], [9, 3, 4, 1, 7], read, device=torch.device("cpu"),
+                                  budget=budget, done=counts.append)  # fmt: skip
+        assert scores == {9: [9], 3: [3], 4: [4], 1: [1], 7: [7]}
         assert counts == expected
 
 

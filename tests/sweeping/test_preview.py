@@ -106,7 +106,7 @@ def test_tasks_of_the_same_name_are_timed_separately(
 ) -> None:
     timed: list[int] = []
     monkeypatch.setattr(
-        "midlayer_encoders.sweeping.previews.layer_scores", lambda _, keys, *__, **___: timed.append(len(keys))
+        "midlayer_encoders.sweeping.previews.resampled_scores", lambda _, keys, *__, **___: timed.append(len(keys))
     )
     rows = ROWS["STS"]
     tasks = [write(tmp_path / "one/mine.jsonl", rows[:20]), write(tmp_path / "two/mine.jsonl", rows[20:45])]
