@@ -31,4 +31,5 @@ def mean_cell(values: Sequence[float], form: str = ".2f") -> str:
     if len(values) < FEWEST or len(set(values)) == 1:
         return f"{fmean(values):{form}}"
     mean, low, high = mean_interval(values)
-    return f"{mean:{form}} ({low:.2f} to {high:.2f})"
+    ends = form.lstrip("+")
+    return f"{mean:{form}} ({low:{ends}} to {high:{ends}})"

@@ -18,8 +18,8 @@ from midlayer_encoders.selection import RULES
 from midlayer_encoders.selection.rules import CannotChooseError, choose
 
 __all__ = [
-    "EVENTS", "RAW", "THIRDS", "WITHOUT_LABELS", "Event", "Valley", "Winner", "crossing", "event", "event_layer", "lowering",
-    "mean_by_layer", "moved", "overtaking", "regrets", "settled_at", "thirds", "valley", "winners",
+    "EVENTS", "RAW", "THIRDS", "WITHOUT_LABELS", "Event", "Valley", "Winner", "crossing", "event", "event_layer", "gained",
+    "leads", "lowering", "mean_by_layer", "moved", "overtaking", "regrets", "settled_at", "thirds", "valley", "winners",
 ]  # fmt: skip
 
 Values = NDArray[np.float64]
@@ -141,6 +141,20 @@ def winners(run: Run, recipe: str = "plain") -> list[Winner]:
         layer = max(range(1, len(row) - 1), key=row.__getitem__)
         made.append(Winner(step, row[0], layer, row[layer], row[-1]))
     return made
+
+
+def leads(run: Run, *, over: int, stage: int = -1) -> list[float]:
+    """Return by how many points the best of layers 1 to 11 is ahead of a layer on each task, by default at the end."""
+    winner = winners(run)[stage]
+    pairs = zip(run.task_scores(winner.step, winner.layer), run.task_scores(winner.step, over), strict=True)
+    return [best - other for best, other in pairs]
+
+
+def gained(run: Run, layer: int) -> list[float]:
+    """Return the points that a layer gains from the first stage of a run to the last, on each task."""
+    stages = run.scores().steps
+    before, after = (run.task_scores(step, layer) for step in (stages[0], stages[-1]))
+    return [end - start for start, end in zip(before, after, strict=True)]
 
 
 def overtaking(run: Run) -> tuple[int | None, int | None]:

@@ -56,6 +56,11 @@ class Run:
         mean = 100 * np.mean([one.values for one in every], axis=0)
         return History("score", recipe, "mean score", every[0].steps, every[0].layers, mean)
 
+    def task_scores(self, step: int, layer: int) -> list[float]:
+        """Return the score x 100 of a layer on each task at a stage."""
+        rows = self.frame.filter(~pl.col("dataset").str.contains(" "), kind="score", revision=f"step{step}")
+        return [100 * value for value in rows.filter(layer=layer).sort("dataset")["value"]]
+
     @property
     def steps(self) -> int:
         return int(self.told["steps"])

@@ -9,15 +9,17 @@ from statistics import fmean
 import numpy as np
 import torch
 
+from benchmarks.intervals import mean_cell, mean_interval
 from benchmarks.pretraining.findings import (
     EVENTS,
     RAW,
     THIRDS,
     event,
     event_layer,
+    gained,
+    leads,
     lowering,
     moved,
-    overtaking,
     regrets,
     settled_at,
     thirds,
@@ -44,6 +46,7 @@ RUNS = (
     "mamba2",
     "long",
 )
+RULE_STEPS = (512, 1024, 2000)
 SETTLING = ("prompt_entropy", RAW, "dataset_entropy", "curvature", "infonce", "dime", "effective_rank", "cka")
 
 
@@ -234,15 +237,11 @@ def stages() -> str:
 
 
 def middle() -> str:
-    """Return each run's scores at the end, and since when a middle layer wins."""
+    """Return each run's scores at the end, and the gains of the best middle layer with intervals over tasks."""
 
-    def since(some: Sequence[Run], place: int) -> str:
-        found = [overtaking(run)[place] for run in some]
-        if any(step is None for step in found):
-            return "never" if not any(found) else "not in all seeds"
-        if found[0] == winners(some[0])[0].step > 0:
-            return f"{found[0] * TOKENS / 1e6:.0f}M, the first stage"
-        return _millions([step * TOKENS for step in found if step is not None])
+    def gain(some: Sequence[Run], over: int) -> str:
+        by_task = zip(*(leads(run, over=over) for run in some), strict=True)
+        return mean_cell([fmean(seeds_of_task) for seeds_of_task in by_task], ".1f")
 
     rows = []
     for name, _, some in _groups():
@@ -250,17 +249,9 @@ def middle() -> str:
         rows.append([
             name, _spread([one.first for one in ends], 1),
             f"{_spread([one.best for one in ends], 1)} at {_layers([one.layer for one in ends])}",
-            _spread([one.last for one in ends], 1), _spread([one.best - one.last for one in ends], 1), since(some, 0), since(some, 1),
+            _spread([one.last for one in ends], 1), gain(some, 0), gain(some, 12),
         ])  # fmt: skip
-    head = [
-        "run",
-        "embeddings",
-        "best middle layer",
-        "last",
-        "gain over last",
-        "ahead of embeddings from",
-        "ahead of last from",
-    ]
+    head = ["run", "embeddings", "best middle layer", "last", "gain over embeddings", "gain over last"]
     return table(head, rows)
 
 
@@ -279,26 +270,27 @@ def settling() -> str:
 
 
 def rules() -> str:
-    """Return what each rule would have lost at each stage of the base, and the layers it points at, over the seeds."""
+    """Return what each rule would have lost at stages of the base, and the layers it points at, over the seeds."""
     every = [regrets(run) for run in seeds()]
-    steps = list(every[0]["last"])
     rows = []
     for rule in every[0]:
-        chosen = [_layers([one[rule][step][0] for one in every]) for step in steps]
-        lost = [[one[rule][step][1] for one in every] for step in steps]
-        points = [*(f"{fmean(some):.1f}" for some in lost[:-1]), _spread(lost[-1], 1)]
+        chosen = [_layers([one[rule][step][0] for one in every]) for step in RULE_STEPS]
+        points = [_spread([one[rule][step][1] for one in every], 1) for step in RULE_STEPS]
         rows.append([f"`{rule}`", *(f"{some} at {layers}" for some, layers in zip(points, chosen, strict=True))])
-    return table(["rule", *(f"{step * TOKENS / 1e6:.0f}M" for step in steps)], rows)
+    return table(["rule", *(f"{step * TOKENS / 1e6:.0f}M" for step in RULE_STEPS)], rows)
 
 
 def finetuning(layers: Sequence[int] = (1, 3, 6, 9, 12)) -> str:
-    """Return metrics and scores before and after each fine-tuning."""
+    """Return metrics and scores before and after each fine-tuning, and the interval of a score's change over tasks."""
     rows = []
     for name in (RAW, "prompt_entropy", "dataset_entropy", "infonce", "lidar", "anisotropy", "score"):
         for run in known(*TUNED):
             one = run.scores() if name == "score" else run.metric(name)
             digits = 1 if name == "score" else 2
             ends = [(one.values[0][one.layers.index(k)], one.values[-1][one.layers.index(k)]) for k in layers]
-            cells = (f"{before:.{digits}f} → {after:.{digits}f}" for before, after in ends)
+            cells = [f"{before:.{digits}f} → {after:.{digits}f}" for before, after in ends]
+            if name == "score":
+                changes = (mean_interval(gained(run, k))[1:] for k in layers)
+                cells = [f"{cell} ({low:.1f} to {high:.1f})" for cell, (low, high) in zip(cells, changes, strict=True)]
             rows.append([name, run.told["tuning"], *cells])
     return table(["metric", "tuning", *(f"layer {k}" for k in layers)], rows)

@@ -22,3 +22,4 @@ def test_two_values_and_equal_values_have_no_interval() -> None:
     assert mean_cell([1.0, 2.0]) == "1.50"
     assert mean_cell([0.0, 0.0, 0.0], "+.2f") == "+0.00"
     assert mean_cell([1.0, 2.0, 3.0], "+.2f") == "+2.00 (-0.48 to 4.48)"
+    assert mean_cell([1.0, 2.0, 3.0], ".1f") == "2.0 (-0.5 to 4.5)"

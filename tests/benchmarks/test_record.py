@@ -18,6 +18,8 @@ from benchmarks.pretraining.findings import (
     Valley,
     crossing,
     event,
+    gained,
+    leads,
     lowering,
     mean_by_layer,
     moved,
@@ -105,6 +107,16 @@ def test_a_middle_layer_overtakes_when_it_wins_until_the_end() -> None:
     item = scored(lambda step, layer: curves[step][layer])
     assert [(actual.layer, round(actual.best)) for actual in winners(item)] == [(1, 90), (1, 40), (2, 60), (3, 70)]
     assert overtaking(item) == (16, None)
+
+
+def test_gains_are_those_of_the_best_middle_layer_and_of_a_layer_on_each_task() -> None:
+    def value(task: int) -> Callable[[int, int], float]:
+        return lambda step, layer: (0.5, 0.4, 0.6 + task / 100, 0.4, 0.3)[layer] + step / 1000
+
+    process = run(*(rows("score", task, "accuracy", value(number)) for number, task in enumerate(TASKS)))
+    assert leads(process, over=4) == pytest.approx([30, 31, 32, 33, 34, 35])
+    assert leads(process, over=0, stage=0) == pytest.approx([10, 11, 12, 13, 14, 15])
+    assert gained(process, 2) == pytest.approx([6.4] * 6)
 
 
 def test_a_rule_loses_what_its_layer_lacks_and_takes_the_last_where_it_cannot_choose() -> None:

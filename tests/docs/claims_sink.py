@@ -9,11 +9,8 @@ from tests.docs.record_numbers import (
     depth,
     dimension,
     ends,
-    every_run,
     highest,
     mean_rate,
-    over_first,
-    over_last,
     share,
     takes,
 )
@@ -49,21 +46,6 @@ def _one_dimension() -> list[float]:
     assert found["one-added"] == found["no-decay"] == dimension(seeds()[0], since=362)
     assert found["half-bos"] == found["first-hidden"]
     return [found["no-decay"], found["half-bos"], dimension(read_run("own-key"), since=2000)]
-
-
-def _few_heads() -> list[float]:
-    """Return the most of all heads that the runs with little of a sink have, and what others are ahead of the embeddings by."""
-    few = ("no-bos", "half-bos", "own-key", "first-hidden")
-    others = [run for run in every_run() if run.told["variant"]["objective"] == "causal"]
-    assert {run.name for run in others if run.told["variant"]["blocks"] != "mamba2" and mean_rate(run)[-1] < 0.031} == {
-        *few, "low-rate"
-    }  # fmt: skip
-    return [
-        max(over_first(read_run(name)) for name in few),
-        max(map(_rate, few)),
-        *ends([over_first(run) for run in seeds()]),
-        *(over_first(read_run(name)) for name in ("no-decay", "low-rate")),
-    ]
 
 
 CLAIMS = [
@@ -131,15 +113,5 @@ CLAIMS = [
         PAGE,
         "The valley, at layer 1, is {} nats deep, and {} without the first token",
         lambda: [depth(run := read_run("first-hidden")), depth(run, texts="probe-later")],
-    ),
-    Claim(
-        PAGE,
-        "(a learned key: {} points) or none (no `[BOS]`: {}; a hidden first token: {})",
-        lambda: [over_last(read_run(name)) for name in ("own-key", "no-bos", "first-hidden")],
-    ),
-    Claim(
-        PAGE,
-        "{} points or none in the four runs at the base's learning rate in which at most {} of all heads attend to the first token (`no-bos`, `half-bos`, `own-key`, `first-hidden`); the base has {} to {}. But `no-decay`, with a sink, has {}, and the low rate, with hardly one, {}",
-        _few_heads,
     ),
 ]

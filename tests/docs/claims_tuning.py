@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 
 import numpy as np
-import polars as pl
 from numpy.typing import NDArray
 
-from benchmarks.pretraining.findings import RAW, valley, winners
+from benchmarks.intervals import mean_interval
+from benchmarks.pretraining.findings import RAW, gained, leads, valley, winners
 from benchmarks.pretraining.pairs import SIMILAR
 from benchmarks.pretraining.record import TUNED, Run, read_run
 from tests.docs.record_numbers import at_layer, depth, ends, mean_rate
@@ -29,11 +29,6 @@ def _risen(run: Run, name: str, texts: str = "probe") -> NDArray[np.float64]:
     return risen
 
 
-def _gained(run: Run) -> float:
-    found = winners(run)
-    return found[-1].last - found[0].last
-
-
 def _valleys() -> list[float]:
     """Return the valley before, and after each tuning: at layer 3 all of them."""
     curves = [_tuned()[0].metric(RAW).values[0], *(run.metric(RAW).values[-1] for run in _tuned())]
@@ -41,14 +36,16 @@ def _valleys() -> list[float]:
     return [valley(curve).depth for curve in curves]
 
 
-def _in_short() -> list[float]:
-    return [*map(_gained, _tuned()), *_leads("last"), *_valleys()[1:]]
+def _gains() -> list[float]:
+    """Return what the last layer gains by each tuning, and the intervals over tasks."""
+    return [number for run in _tuned() for number in mean_interval(gained(run, 12))]
 
 
-def _leads(other: str) -> list[float]:
-    """Return by how much the best middle layer is ahead, before and after each tuning."""
-    found = [winners(run) for run in _tuned()]
-    return [one.best - getattr(one, other) for one in (found[0][0], *(some[-1] for some in found))]
+def _leads() -> list[float]:
+    """Return the lead of the best middle layer over the last before and after each tuning, and the intervals over tasks."""
+    simcse, supervised = _tuned()
+    stages = ((simcse, 0), (simcse, -1), (supervised, -1))
+    return [number for run, stage in stages for number in mean_interval(leads(run, over=12, stage=stage))]
 
 
 def _kinds() -> list[float]:
@@ -114,33 +111,18 @@ def _invariance() -> list[float]:
     ]  # fmt: skip
 
 
-def _of_others(run: Run) -> list[float]:
-    """Return the last layer's mean over the tasks that lend no pairs, before and after."""
-    rows = run.frame.filter(~pl.col("dataset").is_in(LENDING), kind="score", layer=12)
-    assert rows["dataset"].n_unique() == 4
-    return [100 * float(rows.filter(revision=f"step{step}")["value"].to_numpy().mean()) for step in (0, run.steps)]
+def _of_others(run: Run) -> tuple[float, float, float]:
+    """Return what the last layer gains on the tasks that lend no pairs, and the interval over them."""
+    tasks = sorted(run.frame.filter(kind="score")["dataset"].unique())
+    gains = dict(zip(tasks, gained(run, 12), strict=True))
+    assert set(LENDING) < set(tasks)
+    return mean_interval([gain for task, gain in gains.items() if task not in LENDING])
 
 
 def _tasks() -> list[float]:
-    found = [winners(run) for run in _tuned()]
-    assert {one[-1].layer for one in found} == {11}
-    return [
-        *(one[-1].last for one in found),
-        found[0][0].last,
-        *(_of_others(run)[1] for run in _tuned()),
-        _of_others(_tuned()[0])[0],
-        *_of_one_task("TwitterURLCorpus"),
-        *_leads("last"),
-        *_leads("first")[1:],
-        _leads("first")[0],
-    ]
-
-
-def _of_one_task(name: str) -> list[float]:
-    """Return the last layer's score before and after each tuning; it falls."""
-    rows = [run.frame.filter(kind="score", dataset=name, layer=12) for run in _tuned()]
-    ends_of = [100 * one.filter(revision="step600")["value"].item() for one in rows]
-    return [100 * rows[0].filter(revision="step0")["value"].item(), *ends_of]
+    assert {winners(run)[-1].layer for run in _tuned()} == {11}
+    others = [_of_others(run) for run in _tuned()]
+    return [*(gain for gain, _, _ in others), *(end for _, *both in others for end in both), *_leads()]
 
 
 def _fig13() -> list[float]:
@@ -150,20 +132,20 @@ def _fig13() -> list[float]:
         *(value for name in ("prompt_entropy", "dataset_entropy", "infonce") for value in (
             simcse.metric(name).values[0][12], *(at_layer(run, name, 12) for run in (simcse, supervised))
         )),
-        *lowered, *map(_gained, _tuned()),
+        *lowered, *_gains(),
     ]  # fmt: skip
 
 
 CLAIMS = [
     Claim(
         REPLICATION,
-        "(the paper's metric, last layer: {} to {} and {} nats); dataset entropy of the last layer {} to {} and {}; InfoNCE of the last layer {} to {} and {}, lower at {} of 12 blocks after SimCSE, at {} after supervised tuning; the last layer gains {} and {} points",
+        "(the paper's metric, last layer: {} to {} and {} nats); dataset entropy of the last layer {} to {} and {}; InfoNCE of the last layer {} to {} and {}, lower at {} of 12 blocks after SimCSE, at {} after supervised tuning; the last layer gains {} points on six tasks (95 % interval over them {} to {}) and {} ({} to {})",
         _fig13,
     ),
     Claim(
         PAGE,
-        "the last layer gains {} (SimCSE) and {} points (labeled pairs); the lead of the best of layers 1 to 11 changes from {} to {} and {}, and the valley is {} and {} nats deep",
-        _in_short,
+        "the last layer gains {} points (SimCSE; 95 % interval over the six tasks {} to {}) and {} (labeled pairs; {} to {}), and the valley is {} and {} nats deep",
+        lambda: [*_gains(), *_valleys()[1:]],
     ),
     Claim(
         PAGE,
@@ -194,7 +176,7 @@ CLAIMS = [
     ),
     Claim(
         PAGE,
-        "The last layer scores {} and {}, from {}. On the four tasks that contribute no pairs, it scores {} and {}, from {}; on one of them, TwitterURLCorpus, it falls ({} to {} and {}). The best of layers 1 to 11 led the last by {} points; afterward it leads by {} and {}, at layer 11, and the embeddings by {} and {}, from {}",
+        "The last layer gains {} and {} points on the four tasks that contribute no pairs (95 % intervals over them {} to {} and {} to {}). The best of layers 1 to 11 led the last by {} points (over six tasks {} to {}); afterward it leads by {} ({} to {}) and {} ({} to {}), at layer 11",
         _tasks,
     ),
 ]

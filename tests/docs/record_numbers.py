@@ -59,9 +59,3 @@ def over_last(run: Run) -> float:
     """Return by how many points the best of layers 1 to 11 is ahead of the last at the end."""
     end = winners(run)[-1]
     return end.best - end.last
-
-
-def over_first(run: Run) -> float:
-    """Return by how many points the best of layers 1 to 11 is ahead of the embeddings at the end."""
-    end = winners(run)[-1]
-    return end.best - end.first
