@@ -108,13 +108,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--recipes", nargs="+", default=list(RECIPES))
     parser.add_argument("--device")
+    parser.add_argument("--max-length", type=int, help="tokens of a text; the model's maximum by default")
     parser.add_argument("--choices", action="store_true")
     arguments = parser.parse_args()
     folders = sorted(path for path in arguments.tasks.iterdir() if path.is_dir())
     tasks = recorded_tasks(folders)
     arguments.out.mkdir(parents=True, exist_ok=True)
     for model in arguments.models:
-        encoder = open_model(model, device=arguments.device)
+        encoder = open_model(model, device=arguments.device, max_length=arguments.max_length)
         name = Path(model).name
         if not arguments.choices:
             recipes = [name for name in arguments.recipes if takes_recipe(encoder, recipe_of("recipes", name))]

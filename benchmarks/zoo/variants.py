@@ -1,10 +1,12 @@
 """Other ways to get one vector from a causal model, on the tasks of the zoo: is ``word-echo`` the best of them?
 
     python -m benchmarks.zoo.variants TASKS --models built-in Gemma-3-270M … --out benchmarks/zoo/results [--device cuda]
+    python -m benchmarks.zoo.variants … --part attention     # outputs of the attention, at every layer
+    python -m benchmarks.zoo.variants … --part prepending    # Token Prepending, at eight depths
 
-Writes ``MODEL-variants.csv``, the score of every variant, layer and task. Each variant is scored at four depths on the
-texts that mteb evaluates, attention outputs at every layer (``--attention``, ``MODEL-attention.csv``). Token Prepending (Fu et al., 2024, arXiv 2412.11556) is implemented here only: it changes
-states between blocks, which a plain folder cannot do.
+Writes ``MODEL-PART.csv``, the score of every variant, layer and task, on the texts that mteb evaluates. Token
+Prepending (Fu et al., 2024, arXiv 2412.11556) and its hierarchical form (Ding et al., 2025, arXiv 2511.14868) are
+implemented here only: they change states between blocks, which a plain folder cannot do.
 """
 
 from __future__ import annotations
@@ -29,10 +31,13 @@ from midlayer_encoders.recipes import RECIPES
 from midlayer_encoders.scoring.recording import Recorded
 
 DEPTHS = (0.85, 0.9, 0.95, 1.0)
+MIDDLE = (0.4, 0.5, 0.6, 0.7)
 SEVERAL = (0.85, 0.9, 0.95)
 WEIGHTS = {"1:2": (1, 2), "2:1": (2, 1)}
 PREPENDED_UP_TO = (0.15, 0.25)
 """Depths up to which Token Prepending replaces the state of its token; its authors use the first quarter or less."""
+HIERARCHICAL_UP_TO = (0.25, 1.0)
+PARTS = (2, 4)
 _KNOWLEDGE = (
     "The essence of a sentence is often captured by its main subjects and actions, while descriptive terms provide "
     "additional but less central details. With this in mind , this sentence : "
@@ -102,19 +107,21 @@ def stock_vectors(model: str, texts: list[str], layers: Sequence[int], device: s
 
 
 @torch.inference_mode()
-def prepended_vectors(encoder: LayerEncoder, texts: list[str], layers: Sequence[int], depth: float) -> Iterator[Any]:
-    """Yield the vectors of Token Prepending with ``one-word``.
+def prepended_states(
+    encoder: LayerEncoder, texts: list[str], layers: Sequence[int], *, depth: float, parts: int = 1
+) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """Yield each layer, the states of the last token, and the means over the text, of Token Prepending with ``encoder``.
 
-    A token before the text takes the state of the last token after each block up to ``depth``, so that the text sees
-    what the model made of the whole sequence in the block before.
+    One token before the text for each of its ``parts`` takes the state of that part's last token after each block up to
+    ``depth``, so that the text sees what the model made of later parts in the block before. With one part, this is
+    Token Prepending; several are its hierarchical form.
     """
-    asked = encoder.with_recipe("one-word")
-    model: Any = asked.transformer
+    model: Any = encoder.transformer
     blocks = list(model.get_submodule(encoder.anatomy.blocks))
-    front = asked.counting.placed.front
+    front = encoder.counting.placed.front
     final = torch.nn.Sequential(*map(model.get_submodule, encoder.anatomy.final))
     last_replaced = resolve_layer(depth, encoder.num_layers)
-    found: dict[int, list[Tensor]] = {layer: [] for layer in layers}
+    found: dict[int, list[tuple[Tensor, Tensor]]] = {layer: [] for layer in layers}
     order = sorted(range(len(texts)), key=lambda index: len(texts[index]))
 
     def replace_state(number: int) -> Callable[..., Any]:
@@ -122,9 +129,11 @@ def prepended_vectors(encoder: LayerEncoder, texts: list[str], layers: Sequence[
             states = output[0] if isinstance(output, tuple) else output
             if number <= last_replaced:
                 states = states.clone()
-                states[:, front] = states[rows, last]
+                states[:, front : front + parts] = states[rows[:, None], ends]
             if number in found:
-                found[number].append(final(states[rows, last]).float())
+                normed = final(states).float()
+                mean = (normed * read[..., None]).sum(dim=1) / read.sum(dim=1, keepdim=True)
+                found[number].append((normed[rows, ends[:, -1]], mean))
             return (states, *output[1:]) if isinstance(output, tuple) else states
 
         return hook
@@ -132,21 +141,46 @@ def prepended_vectors(encoder: LayerEncoder, texts: list[str], layers: Sequence[
     handles = [block.register_forward_hook(replace_state(number)) for number, block in enumerate(blocks, 1)]
     token = encoder.tokenizer.eos_token_id or 0
     try:
-        for start in range(0, len(order), 512):
-            inputs = asked.model_inputs([texts[index] for index in order[start : start + 512]])
+        for start in range(0, len(order), 256):
+            inputs = encoder.model_inputs([texts[index] for index in order[start : start + 256]])
             ids, mask = inputs["input_ids"], inputs["attention_mask"]
-            column = torch.full_like(ids[:, :1], token)
-            ids = torch.cat([ids[:, :front], column, ids[:, front:]], dim=1)
-            mask = torch.cat([torch.ones_like(mask[:, :1]), mask], dim=1)
+            columns = ids.new_full((len(ids), parts), token)
+            ids = torch.cat([ids[:, :front], columns, ids[:, front:]], dim=1)
+            mask = torch.cat([mask.new_ones(len(ids), parts), mask], dim=1)
             rows = torch.arange(len(ids), device=ids.device)
-            last = mask.sum(dim=1) - 1
+            length = mask.sum(dim=1) - front - parts
+            shares = torch.arange(1, parts + 1, device=ids.device) / parts
+            ends = front + parts - 1 + (length[:, None] * shares).ceil().long()
+            read = mask.float()
+            read[:, : front + parts] = 0
             model(input_ids=ids, attention_mask=mask)
     finally:
         for handle in handles:
             handle.remove()
     places = torch.tensor(order, device=encoder.device).argsort()
     for layer in layers:
-        yield f"Token Prepending up to {depth}", layer, torch.cat(found[layer])[places]
+        last, mean = (torch.cat(batches)[places] for batches in zip(*found[layer], strict=True))
+        yield layer, last, mean
+
+
+def prepending_vectors(
+    encoder: LayerEncoder, texts: list[str], layers: Sequence[int]
+) -> Iterator[tuple[str, int, Tensor]]:
+    """Yield the vectors of Token Prepending with ``one-word``, and of its hierarchical form, read as its authors do."""
+    for depth in PREPENDED_UP_TO:
+        for layer, last, _ in prepended_states(encoder.with_recipe("one-word"), texts, layers, depth=depth):
+            yield f"Token Prepending up to {depth}", layer, last
+    for depth in HIERARCHICAL_UP_TO:
+        for parts in PARTS:
+            name = f"{parts} parts up to {depth}"
+            for layer, last, _ in prepended_states(
+                encoder.with_recipe("one-word"), texts, layers, depth=depth, parts=parts
+            ):
+                yield f"Hierarchical Token Prepending, {name}", layer, last
+            for layer, _, mean in prepended_states(
+                encoder.with_recipe("plain"), texts, layers, depth=depth, parts=parts
+            ):
+                yield f"Hierarchical Token Prepending, {name}, mean", layer, mean
 
 
 def score(tasks: dict[str, Recorded], texts: dict[str, int], vectors: Tensor) -> dict[str, float]:
@@ -157,6 +191,21 @@ def score(tasks: dict[str, Recorded], texts: dict[str, int], vectors: Tensor) ->
     }
 
 
+def variants(part: str, encoder: LayerEncoder, texts: list[str], model: str) -> Iterator[tuple[str, int, Tensor]]:
+    """Yield the vectors of each variant of a part at each of its layers."""
+
+    def layers(*depths: float) -> list[int]:
+        return sorted({resolve_layer(depth, encoder.num_layers) for depth in depths})
+
+    if part == "attention":
+        yield from attention_vectors(encoder, texts)
+    elif part == "prepending":
+        yield from prepending_vectors(encoder, texts, layers(*MIDDLE, *DEPTHS))
+    else:
+        yield from recipe_vectors(encoder, texts, layers(*DEPTHS))
+        yield from stock_vectors(model, texts, layers(*DEPTHS), str(encoder.device))
+
+
 def main() -> None:
     warnings.simplefilter("ignore")
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -164,31 +213,18 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--device")
-    parser.add_argument("--attention", action="store_true", help="only attention outputs, in MODEL-attention.csv")
+    parser.add_argument("--part", choices=("variants", "attention", "prepending"), default="variants")
     arguments = parser.parse_args()
     tasks = recorded_tasks(sorted(path for path in arguments.tasks.iterdir() if path.is_dir()))
     texts = {text: row for row, text in enumerate(dict.fromkeys(key for task in tasks.values() for key in task.keys))}
     for model in arguments.models:
-        encoder = open_model(model, device=arguments.device)
-        layers = sorted({resolve_layer(depth, encoder.num_layers) for depth in DEPTHS})
-        rows = []
-
-        def variants(encoder: LayerEncoder = encoder, layers: list[int] = layers, model: str = model) -> Iterator[Any]:
-            if arguments.attention:
-                yield from attention_vectors(encoder, list(texts))
-                return
-            yield from recipe_vectors(encoder, list(texts), layers)
-            for depth in PREPENDED_UP_TO:
-                yield from prepended_vectors(encoder, list(texts), layers, depth)
-            yield from stock_vectors(model, list(texts), layers, arguments.device)
-
-        for variant, layer, vectors in variants():
+        encoder, rows = open_model(model, device=arguments.device), []
+        for variant, layer, vectors in variants(arguments.part, encoder, list(texts), model):
             scores = score(tasks, texts, vectors.to(encoder.device).float())
             rows += [(variant, layer, name, round(value, 3)) for name, value in scores.items()]
             print(f"{Path(model).name} {variant} at {layer}: {sum(scores.values()) / len(scores):.1f}", flush=True)
             table = pl.DataFrame(rows, schema=["variant", "layer", "task", "score"], orient="row")
-            kind = "attention" if arguments.attention else "variants"
-            table.write_csv(arguments.out / f"{Path(model).name}-{kind}.csv")
+            table.write_csv(arguments.out / f"{Path(model).name}-{arguments.part}.csv")
 
 
 if __name__ == "__main__":
