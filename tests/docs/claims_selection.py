@@ -21,7 +21,7 @@ from tests.docs.frames import (
     table,
 )
 from tests.docs.stated import Claim
-from tests.docs.zoo_numbers import minilm, parameters, with_intervals
+from tests.docs.zoo_numbers import long_losses, minilm, parameters, with_intervals
 
 SELECTION, BENCHMARK = "docs/selection.md", "benchmarks/selection/README.md"
 
@@ -46,6 +46,16 @@ def _worse(rule: str) -> list[float]:
 
 
 CLAIMS = [
+    Claim(
+        SELECTION,
+        "by {} points on SmolLM2-135M ({} to {}, resampled examples) and {} on Gemma-3-270M ({} to {})",
+        lambda: [number for loss in long_losses() for number in loss],
+    ),
+    Claim(
+        "docs/recipes.md",
+        "`word-echo` is {} and {} points below it (two models, three tasks",
+        lambda: sorted(loss for loss, _, _ in long_losses()),
+    ),
     Claim(
         "README.md",
         "a relative depth of 0.8 scores {} points more than the last layer on average over {} public models (95 % interval "

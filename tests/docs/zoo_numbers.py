@@ -62,3 +62,11 @@ def parameters(model: str) -> int:
 
 def minilm() -> list[float]:
     return [last(recipe("plain", "minilm")), *zoo_choice(MINILM, "plain, last layer", "low", "high")]
+
+
+def long_losses() -> list[tuple[float, float, float]]:
+    """Return how far ``word-echo`` is below the best plain layer on long documents, with the interval, of each model."""
+    rows = [table(f"zoo/results/long/{model}-choices.csv") for model in ("SmolLM2-135M", "Gemma-3-270M")]
+    chosen = [row.filter(choice="word-echo at 0.95").row(0, named=True) for row in rows]
+    assert all(row.filter(choice="best single recipe and layer")["gain_low"].item() < 0 for row in rows)
+    return [(-row["gain"], -row["gain_high"], -row["gain_low"]) for row in chosen]

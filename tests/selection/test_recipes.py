@@ -16,13 +16,13 @@ import torch
 
 from midlayer_encoders import LayerEncoder, Recipe, select_layer
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.models.anatomy import resolve_layer
 from midlayer_encoders.recipes import RECIPES, fitting_recipes, recipes_of
 from midlayer_encoders.selection import RULES, RecipeSelection, Selection, select
 from midlayer_encoders.selection.ridge import class_numbers, ridge_correct
 from midlayer_encoders.selection.select import (
     DEFAULTS,
     LABELS,
+    LONG_RECORD,
     RECORD,
     ModelKind,
     default_depth,
@@ -258,9 +258,16 @@ def test_all_named_recipes_are_those_that_the_model_takes(
 
 
 def test_record_of_the_default_is_that_of_the_zoo() -> None:
-    gains = []
-    for model, num_layers in (("SmolLM2-135M", 30), ("Gemma-3-270M", 18)):
-        scores = pl.read_csv(ZOO / f"{model}.csv").group_by("recipe", "layer").agg(pl.col("score").mean())
-        chosen = scores.filter(recipe="word-echo", layer=resolve_layer(0.95, num_layers))["score"].item()
-        gains.append(chosen - scores.filter(recipe="plain")["score"].max())
-    assert f"it is {gains[0]:.1f} and {gains[1]:.1f} points above" in RECORD
+    def gains(folder: Path, *models: str) -> list[float]:
+        tables = [pl.read_csv(folder / f"{model}-choices.csv") for model in models]
+        return [float(table.filter(choice="word-echo at 0.95")["gain"].item()) for table in tables]
+
+    first, second, third = gains(ZOO, "SmolLM2-135M", "Gemma-3-270M", "TinyStories-15M")
+    assert f"it gains {first:.1f} (SmolLM2-135M), {second:.1f} (Gemma-3-270M) and {third:.1f} points (Tiny" in RECORD
+    first, second = gains(ZOO / "long", "SmolLM2-135M", "Gemma-3-270M")
+    assert f"it is {-first:.1f} (SmolLM2-135M) and {-second:.1f} points (Gemma-3-270M) below" in LONG_RECORD
+
+
+def test_record_of_long_texts_is_shown_for_long_texts(causal_folder: str) -> None:
+    assert LONG_RECORD not in select_layer(causal_folder, TEXTS, device="cpu").confidence
+    assert LONG_RECORD in select_layer(causal_folder, [f"{text} word" * 250 for text in TEXTS], device="cpu").confidence
