@@ -12,6 +12,7 @@ from typing import Any
 
 import polars as pl
 
+from benchmarks.intervals import mean_cell
 from benchmarks.panels import Axis, Dots, Line, Panel, Part, draw, layer_axis, value_axis
 from benchmarks.pretraining.findings import THIRDS, valley
 from benchmarks.pretraining.tables import table
@@ -100,28 +101,26 @@ def settled_table(
     return table(["objective", "metric", "layer 0", *(f"layers {third}" for third in THIRDS)], rows)
 
 
+def last_stage(name: str) -> pl.DataFrame:
+    """Return a run's score x 100 on each task at its last stage, a column for each layer."""
+    frame = read_frame(name).filter(pl.col("kind") == "score")
+    last = max(frame["revision"].unique(), key=step_of)
+    frame = frame.filter(revision=last).with_columns(value=100 * pl.col("value")).sort("dataset", "layer")
+    return frame.pivot("layer", index="dataset", values="value").drop("dataset")
+
+
 def best_table() -> str:
+    """Return each run's mean scores at the end, and the gains of its best block with intervals over the tasks."""
     rows = []
     for name in (*OBJECTIVES, *TUNINGS):
-        for step, scores in mean_scores(read_frame(name)).items():
-            inner = max(range(1, len(scores)), key=scores.__getitem__)
-            cells = [f"{scores[0]:.1f}", f"{scores[inner]:.1f} at {inner}", f"{scores[-1]:.1f}"]
-            rows.append([name, str(step), *cells, f"{scores[inner] - scores[-1]:+.1f}"])
-    return table(["run", "step", "embeddings", "best of layers 1 to 12", "last", "best over last"], rows)
-
-
-def task_table() -> str:
-    rows = []
-    for name in (*OBJECTIVES, *TUNINGS):
-        frame = read_frame(name).filter(pl.col("kind") == "score")
-        last = max(frame["revision"].unique(), key=step_of)
-        cells = []
-        for _, one in frame.filter(revision=last).sort("dataset", "layer").group_by("dataset", maintain_order=True):
-            scores = [100 * value for value in one["value"]]
-            inner = max(range(1, len(scores)), key=scores.__getitem__)
-            cells.append(f"{scores[0]:.1f}, {scores[inner]:.1f} at {inner}, {scores[-1]:.1f}")
-        rows.append([name, *cells])
-    return table(["run", *sorted(frame["dataset"].unique())], rows)
+        scores = last_stage(name)
+        means = scores.mean().row(0)
+        inner = max(range(1, len(means)), key=means.__getitem__)
+        cells = [f"{means[0]:.1f}", f"{means[inner]:.1f} at {inner}", f"{means[-1]:.1f}"]
+        gains = (scores[str(inner)] - scores[other] for other in ("0", str(len(means) - 1)))
+        rows.append([name, *cells, *(mean_cell(gain.to_list(), "+.1f") for gain in gains)])
+    head = ["run", "embeddings", "best of layers 1 to 12", "last", "best over embeddings", "best over last"]
+    return table(head, rows)
 
 
 def tuning_table(layers: tuple[int, ...] = (1, 6, 9, 12)) -> str:
@@ -221,7 +220,7 @@ def figures() -> dict[str, Any]:
 
 def tables() -> tuple[str, ...]:
     """Return the tables of the page."""
-    return run_table(), dip_table(), settled_table(), best_table(), task_table(), tuning_table()
+    return run_table(), dip_table(), settled_table(), best_table(), tuning_table()
 
 
 def main() -> None:
