@@ -183,6 +183,14 @@ def test_stored_layer_identifies_audio_by_its_samples(tiny_folder: Folder, tmp_p
     expected = LayerEncoder(tiny_folder("HuBERT"), 2, device="cpu").encode(items)
     np.testing.assert_allclose(vectors, expected, atol=2e-5, rtol=1e-4)
     assert len(store) == 6
+    for samples, rate in WAVEFORMS[:2]:  # a file is identified by its samples as well, not by its path
+        wavfile.write(tmp_path / "a.wav", rate, samples)
+        files: Any = [{"audio": [str(tmp_path / "a.wav")]}]
+        decoded: Any = [{"audio": [{"array": samples, "sampling_rate": rate}]}]
+        assert stored.keys(files, task_metadata=None, prompt_type=None) == stored.keys(
+            decoded, task_metadata=None, prompt_type=None
+        )
+    assert len(store) == 6
 
 
 @pytest.mark.slow

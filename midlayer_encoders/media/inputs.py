@@ -208,6 +208,8 @@ def read_audio(source: Any, *, rate: int | None = None) -> Waveform:
         ((16000,), 16000)
     """
     array, source_rate, name = _samples_and_rate(source)
+    if getattr(source_rate, "shape", None) == ():  # datasets formats it as an array or tensor without axes
+        source_rate = source_rate.item()
     if isinstance(source_rate, bool) or not isinstance(source_rate, int | np.integer) or source_rate < 1:
         raise InputError(
             f"The rate of {name} must be a positive number of samples per second, but got {source_rate!r}."

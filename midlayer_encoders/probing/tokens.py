@@ -103,7 +103,10 @@ def read_tokens(
     cached_mask = torch.empty(0)
     for positions in batches:
         states, mask = live.batch(torch.tensor(positions))
-        layers, _, length, width = states.shape
+        layers, _, _, width = states.shape
+        places = mask.any(dim=0).nonzero()
+        length = int(places[-1]) + 1 if len(places) else 1  # Whisper pads every waveform to 30 s
+        states, mask = states[:, :, :length], mask[:, :length]
         if not cached_mask.numel():
             if 2 * layers * count * length * width > 1e9 * keep_gb:
                 return live

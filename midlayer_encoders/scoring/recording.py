@@ -46,7 +46,7 @@ def scores_together(task: AbsTask) -> str | None:
 
     mteb scores tasks that change its evaluation.
     """
-    if list(task.modalities) != ["text"]:
+    if len(task.modalities) != 1:
         return f"its modalities are {', '.join(task.modalities)}"
     base = next((task_type for task_type in _TYPES if isinstance(task, task_type)), None)
     if base is None:

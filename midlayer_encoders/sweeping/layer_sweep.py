@@ -466,10 +466,10 @@ def _sample(sources: Sequence[TaskSource], medium: str, count: int) -> list[Any]
 
 
 def _media(dataset: Any, medium: str) -> Iterator[Any]:
-    """Yield the items of the columns that ``datasets`` decodes as images or audio, in all subsets and splits."""
+    """Yield the images or audio in all subsets and splits: columns that ``datasets`` decodes, or named as mteb does."""
     if hasattr(dataset, "features") and not isinstance(dataset.column_names, dict):
         for column, feature in dataset.features.items():
-            if type(feature).__name__.lower() == medium:
+            if medium in (column, type(feature).__name__.lower()):
                 yield from (item for item in dataset[column] if item is not None)
     elif isinstance(dataset, Mapping):
         for part in dataset.values():

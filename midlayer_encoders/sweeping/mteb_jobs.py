@@ -132,7 +132,9 @@ class StoredLayer:
             if not media:
                 accepted = ", ".join(self.modalities)
                 raise OptionError(f"The task provides {', '.join(batch)}, but the model takes {accepted}.")
-            if len(media) == 1:
+            if media == ["audio"]:  # a string is the path of a file, whose samples identify it
+                items += [Path(item) if isinstance(item, str) else item for item in batch["audio"]]
+            elif len(media) == 1:
                 items += batch[media[0]]
             else:  # a joint model adds the vectors of a text and its image
                 columns = [batch[name] for name in media]

@@ -56,6 +56,10 @@ states, mask = torch.randn(4, 9, 16), torch.ones(4, 9, dtype=torch.bool)
 
 BEFORE = {
     ("docs/board.md", "board("): "sweep(model, './mine', metrics=[], out='runs/one')",
+    ("docs/media.md", "AbsTaskClassification"): """
+recordings = sorted(map(str, Path("recordings").iterdir()))
+training_files = test_files = recordings, [("yes", "no")[n % 2] for n, _ in enumerate(recordings)]
+""",
     ("docs/selection.md", "selection.confidence"): """
 from types import SimpleNamespace
 from midlayer_encoders import measure

@@ -27,8 +27,15 @@ class Decoder:
 
 @pytest.mark.parametrize(
     "source",
-    [(SAMPLES, RATE), {"array": SAMPLES, "sampling_rate": RATE}, (torch.tensor(SAMPLES), np.int64(RATE)), Decoder()],
-    ids=["pair", "dict", "tensor", "decoder"],
+    [
+        (SAMPLES, RATE),
+        {"array": SAMPLES, "sampling_rate": RATE},
+        (torch.tensor(SAMPLES), np.int64(RATE)),
+        Decoder(),
+        {"array": SAMPLES, "sampling_rate": np.array(RATE)},
+        {"array": torch.tensor(SAMPLES), "sampling_rate": torch.tensor(RATE)},
+    ],
+    ids=["pair", "dict", "tensor", "decoder", "numpy format", "torch format"],
 )
 def test_every_form_gives_the_same_samples(source: object) -> None:
     result = read_audio(source)

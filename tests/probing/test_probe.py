@@ -27,10 +27,12 @@ from midlayer_encoders.probing import (
 )
 from midlayer_encoders.probing.examples import read_examples
 from midlayer_encoders.probing.probe import train_probes
-from midlayer_encoders.probing.tokens import read_tokens
+from midlayer_encoders.probing.tokens import LiveTokens, read_tokens
+from midlayer_encoders.reading.reader import layer_reader
 from midlayer_encoders.tasks import TaskFileError
 from tests.families import DEPTH
 from tests.grouped import probe
+from tests.made_media import waveform
 
 Folder = Callable[[str], str]
 LAYERS, COUNT, TOKENS, WIDTH, CLASSES = 3, 200, 5, 16, 4
@@ -219,6 +221,20 @@ def test_tokens_are_cached_up_to_the_memory_limit(keep_gb: float, is_cached: boo
     assert isinstance(source, CachedTokens) == is_cached
     if is_cached:
         torch.testing.assert_close(source.states.float(), states, atol=2e-3, rtol=1e-3)
+
+
+def test_padding_after_the_longest_example_is_not_cached(tiny_folder: Folder) -> None:
+    """Whisper pads every waveform to its window, 20 states here."""
+    encoder = LayerEncoder(tiny_folder("Whisper"), -1, device="cpu")
+    waveforms = [waveform(n, 800 * states) for n, states in enumerate((3, 5, 2))]
+    live = LiveTokens(layer_reader(encoder, layers="all"), waveforms)
+    source: Any = read_tokens(live, [[2], [0, 1]], keep_gb=1.0)
+    states, mask = live.batch(torch.arange(3))
+    assert states.shape[2] == 20
+    assert mask.sum(dim=1).tolist() == [3, 5, 2]
+    assert torch.equal(source.mask, mask[:, :5])
+    expected = states[:, :, :5].masked_fill(~source.mask[None, :, :, None], 0.0)
+    torch.testing.assert_close(source.states.float(), expected, atol=2e-3, rtol=1e-3)
 
 
 def images(folder: Path, *, count: int = 12) -> Path:
