@@ -25,12 +25,9 @@ def demo(out: Annotated[Path, Option(help="Folder for the results.")] = Path("mi
     from midlayer_encoders.cli.sweep import ONE_PASS_METRICS, run_sweep
     from midlayer_encoders.files import check_output_folder
     from midlayer_encoders.models.hub import BUILT_IN, check_model
-    from midlayer_encoders.tasks.docstrings import versions
 
     check_output_folder(out)
     check_model(BUILT_IN)  # refuses missing weights before anything is read
-    libraries = ", ".join(f"{name} {version}" for name, version in versions().items())
-    _output.print_text(f"Scores depend on these versions, whose docstrings the tasks are made of: {libraries}.")
     encoder = _arguments.load_model(BUILT_IN, EncoderOptions(device="cpu"))
     run_sweep(encoder, ["builtin"], recipes=["plain", "one-word"], metrics=list(ONE_PASS_METRICS), out=out)
 

@@ -21,7 +21,6 @@ from midlayer_encoders.files import read_artifact
 from midlayer_encoders.frame.schema import FRAME_SCHEMA, check_frame, read_parquet, tidy_frame
 from midlayer_encoders.measuring import measure_layers
 from midlayer_encoders.report.results import kept_frame
-from midlayer_encoders.tasks.docstrings import versions
 from midlayer_encoders.tasks.sources import REFERENCE_DATASETS
 
 if TYPE_CHECKING:
@@ -180,7 +179,6 @@ class Setting:
         parts: list[Any] = [self.models, self.texts, self.solutions, str(self.reference), self.revisions, self.tasks]
         parts += [frames, self.layers, self.limit]
         parts += [self.max_length, self.seed, self.pass_per_prefix, self.options.recreating()]
-        parts += [versions() if "builtin" in self.tasks.split(",") else {}]  # those tasks are made of their docstrings
         text = json.dumps([*parts, [files_fingerprint(place) for place in self._places()]])
         return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
 

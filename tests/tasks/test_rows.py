@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 
 from midlayer_encoders.tasks import docstrings
-from midlayer_encoders.tasks.docstrings import SHELVES, Entry
+from midlayer_encoders.tasks.docstrings import Entry
 from midlayer_encoders.tasks.file_tasks import files_data
 from midlayer_encoders.tasks.task_data import TaskData
 
+SHELVES = {"first": ["a", "b"], "second": ["a"]}
+"""The subjects of each synthetic library."""
 FILES = {"a.py": 12, "b.py": 5, "c.py": 3}
 """Number of objects in each file of each synthetic shelf: as many as the built-in tasks use."""
 
@@ -32,7 +34,7 @@ def parse_location(text: str) -> list[str]:
 
 @pytest.fixture
 def synthetic_entries(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Create the built-in tasks from objects whose texts name their location, since reading real ones takes seconds."""
+    """Create the built-in tasks from objects whose texts name their location."""
     locations = [
         (library, shelf, file, str(number))
         for library in SHELVES

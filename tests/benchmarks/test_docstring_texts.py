@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from midlayer_encoders.tasks.docstrings import _sentences, plain
+from benchmarks.docstring_texts.extract import SHELVES, _sentences, entries, plain, versions
+from midlayer_encoders.tasks import docstrings
 
 
 @pytest.mark.parametrize(
@@ -54,3 +57,12 @@ def test_description_follows_the_first_sentence() -> None:
         "Return the mean of all the values.",
         "It is the sum of them, over their number.",
     )
+
+
+@pytest.mark.slow
+def test_texts_of_the_built_in_tasks_are_those_of_the_versions_they_name() -> None:
+    content = json.loads(docstrings.TEXTS.read_bytes())
+    assert set(content["versions"]) == {*SHELVES, "python"} - {"stdlib"}
+    if content["versions"] != versions():
+        pytest.skip("other versions of the libraries are installed")
+    assert entries() == docstrings.entries()
