@@ -67,6 +67,11 @@ class Model:
     def last(self) -> float:
         return self.score[max(self.score)]
 
+    def best_over_last(self) -> list[float]:
+        """Return the gain of the best layer over the last on each task."""
+        best = max(self.score, key=self.score.__getitem__)
+        return [curve[best] - curve[max(self.score)] for curve in self.tasks.values()]
+
     def at(self, layer: int) -> float:
         """Return the score of the nearest scored layer."""
         return self.score[min(self.score, key=lambda one: (abs(one - layer), one))]
@@ -181,6 +186,9 @@ def by_model(models: list[Model], found: dict[str, list[int | None]]) -> list[st
         "| best | " + " | ".join(f"{one.best:.2f} at {max(one.score, key=one.score.get)}" for one in models) + " |"
     )
     lines.append("| last | " + " | ".join(f"{one.last:.2f} at {max(one.score)}" for one in models) + " |")
+    lines.append(
+        "| best over last, over tasks | " + " | ".join(mean_cell(one.best_over_last()) for one in models) + " |"
+    )
     for rule, choices in found.items():
         if rule == "last":
             continue

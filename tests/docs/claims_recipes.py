@@ -81,12 +81,12 @@ CLAIMS = [
         "README.md",
         "scores {} at its last layer, {} at the best ({} to {} points more, 95 % interval), and {} as `midlayer select` reads "
         "it without labels, with [a prompt](docs/recipes.md) at 0.95 of the depth ({} to {} over the best layer)",
-        lambda: [*zoo_scores(0)[:2], *best_over_last(0), zoo_scores(0)[4], *zoo_gain(0)[1:]],
+        lambda: [*zoo_scores(0)[:2], *best_over_last(0)[1:], zoo_scores(0)[4], *zoo_gain(0)[1:]],
     ),
     Claim(
         "README.md",
         "Gemma-3-270M: {}, {} ({} to {}) and {} ({} to {})",
-        lambda: [*zoo_scores(1)[:2], *best_over_last(1), zoo_scores(1)[4], *zoo_gain(1)[1:]],
+        lambda: [*zoo_scores(1)[:2], *best_over_last(1)[1:], zoo_scores(1)[4], *zoo_gain(1)[1:]],
     ),
     Claim("README.md", "the prompt loses {} to {} points", lambda: absolute(zoo_gain(2))[1:]),
     Claim(

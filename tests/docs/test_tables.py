@@ -61,32 +61,6 @@ def test_the_tables_of_rules_are_what_the_script_writes(request: pytest.FixtureR
 
 
 @pytest.mark.docs
-def test_table_2_is_what_the_paper_s_tables_give(request: pytest.FixtureRequest) -> None:
-    from midlayer_encoders.paper.depth_figures import chosen_layers
-    from midlayer_encoders.paper.setting import Setting
-
-    if (tables := _reference(request)) is None:
-        pytest.skip("the paper's tables are not here")
-    chosen = chosen_layers(Setting((), lambda _: pytest.fail("no model is needed"), Path(), reference=tables))
-    chosen = chosen.with_columns(value=100 * pl.col("value"))
-    rules = ("best", "last", "min-dime", "min-infonce", "min-dataset-entropy", "fixed-depth")
-    stated: list[float] = []
-    for model in ("Pythia-410m", "LLM2Vec-mntp-unsup-simcse-8B"):
-        mine = chosen.filter(model=f"{model} (reference)")
-        means = dict(mine.group_by("name").agg(pl.col("value").mean()).iter_rows())
-        stated += [mine["dataset"].n_unique(), *(means[rule] for rule in rules)]
-    said = wrong(
-        Claim(
-            "docs/replication.md",
-            "on the {} tasks that have every metric: best {}, last {}, min-DiME {}, min-InfoNCE {}, min-dataset-entropy {}, "
-            "a fixed depth of .8 {}. LLM2Vec-8B, on {}: {}, {}, {}, {}, {}, {}.",
-            lambda: stated,
-        )
-    )
-    assert not said, "\n".join(said)
-
-
-@pytest.mark.docs
 def test_the_correlations_of_a_model_are_what_the_paper_s_tables_give(request: pytest.FixtureRequest) -> None:
     from midlayer_encoders.comparing import correlate
     from midlayer_encoders.paper.setting import reference_metrics, reference_scores

@@ -29,8 +29,15 @@ def zoo_gain(number: int, choice: str = "word-echo at 0.95") -> list[float]:
 
 
 def best_over_last(number: int) -> list[float]:
-    """Of a causal model: the interval of the gain of the best plain layer over the last."""
-    return [-end for end in zoo_gain(number, "plain, last layer")[:0:-1]]
+    """Of a causal model: the gain of the best plain layer over the last, and its interval."""
+    return absolute(zoo_gain(number, "plain, last layer"))
+
+
+def best_plain_depth(number: int) -> float:
+    """Of a causal model: the depth of the best plain layer in percent."""
+    scores = zoo.means(zoo.CAUSAL[number])
+    layer = max((place for place in scores if place[0] == "plain"), key=scores.__getitem__)[1]
+    return 100 * layer / max(layer for _, layer in scores)
 
 
 def with_intervals(number: int) -> list[float]:
