@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 
 import numpy as np
 
@@ -103,6 +104,67 @@ CLAIMS = [
             *over_tasks("smollm2", [("one-word", 30), ("one-word+mean", 30)]),
         ],
     ),
+    Claim(
+        ENCODERS,
+        "SmolLM2-135M at layer 24 takes {} s of CPU time the first time and {} s afterwards, and {} MB of disk",
+        lambda: [
+            (first := _row("gguf_loading.md", "24 | first |"))[1],
+            _row("gguf_loading.md", "24 | second |")[1],
+            first[2],
+        ],
+    ),
+    Claim(
+        "docs/vision.md",
+        "together took {} s, one layer at a time {} s ({} times) with stored tokens, and {} s against {} s ({} times) with a "
+        "forward pass in every step",
+        lambda: [
+            *_row("probing.md", "stored after one pass |")[:3],
+            *_row("probing.md", "a pass in every step |")[:3],
+        ],
+    ),
+    Claim("docs/media.md", "costs {} and {} times one pass", lambda: _media()[:2]),
+    Claim("docs/media.md", "and {} times for Wav2Vec2", lambda: _media()[2:3]),
+    Claim("docs/media.md", "single rounds range from {} to {};", lambda: _media()[3:]),
+    Claim(
+        "docs/progression.md",
+        "shifts InfoNCE and DiME by {} and {} true standard deviations",
+        lambda: [_row("halves.md", f"{metric} |")[-1] for metric in ("infonce", "dime")],
+    ),
+    Claim("docs/progression.md", "are {} to {} times the true ones, and {} times for LiDAR", lambda: _halves()),
+    Claim(
+        "docs/reliability.md",
+        "of {} types of transformers 5.22: {} exact, {} at some layers, {} refused, {} not examined (with the reason), 0 wrong",
+        lambda: _census(),
+    ),
+    Claim(
+        "docs/reliability.md",
+        "of {}: {} exact, {} refused, {} wrong, which led to a fix",
+        lambda: _row("fuzz.md", "all |")[:4],
+    ),
     Claim("docs/reliability.md", "contains {} realistic programming errors", lambda: _planted()[:1]),
     Claim("docs/reliability.md", "No run is recorded for {} of them", lambda: _planted()[1:]),
 ]
+
+
+def _media() -> list[float]:
+    """Return the ratio of all layers to the last for two image models and one of audio, and the ends of their rounds."""
+    starts = ("64 images of 224 x 224 | 13 |", "256 images of 32 x 32 | 13 |")
+    images = [_row("media.md", f"ViT, 12 blocks of 192, {start}") for start in starts]
+    every = [*images, _row("media.md", "Wav2Vec2, 12 blocks of 192, 32 waveforms of 2 s | 13 |")]
+    rounds = [number for row in every for number in row[3:5]]
+    return [*(row[1] for row in every), min(rounds), max(rounds)]
+
+
+def _halves() -> list[float]:
+    text = (BENCH / "results" / "halves.md").read_text(encoding="utf8")
+    rows = re.findall(r"^\| (\w+) \| [\d.]+ \| ([\d.]+) \|", text, re.MULTILINE)
+    errors = {metric: float(number) for metric, number in rows}
+    lidar = errors.pop("lidar")
+    return [min(errors.values()), max(errors.values()), lidar]
+
+
+def _census() -> list[float]:
+    lines = (BENCH / "results" / "census.jsonl").read_text(encoding="utf8").splitlines()
+    verdicts = Counter(json.loads(line)["verdict"] for line in lines)
+    assert verdicts.keys() == {"exact", "some layers", "refused", "not examined"}
+    return [len(lines), *(verdicts[name] for name in ("exact", "some layers", "refused", "not examined"))]
