@@ -73,11 +73,6 @@ def _stock_folder() -> list[float]:
 
 CLAIMS = [
     Claim(
-        "midlayer_encoders/selection/select.py",
-        'it gains {} (SmolLM2-135M), {} (Gemma-3-270M) and {} points " "(TinyStories-15M)',
-        lambda: [zoo_gain(number)[0] for number in range(3)],
-    ),
-    Claim(
         "README.md",
         "scores {} at its last layer, {} at the best ({} to {} points more, 95 % interval), and {} as `midlayer select` reads "
         "it without labels, with [a prompt](docs/recipes.md) at 0.95 of the depth ({} to {} over the best layer)",
