@@ -19,7 +19,13 @@ from torch import Tensor, nn
 from midlayer_encoders._types import EncoderSpec, Layer, LayerArgument, Medium, Norm, Pooling
 from midlayer_encoders.encoder import prompting
 from midlayer_encoders.encoder import spec as names
-from midlayer_encoders.encoder.first_module import CombinedLayers, LayersTransformer, MemoryModule, transformer_module
+from midlayer_encoders.encoder.first_module import (
+    CombinedLayers,
+    LayersTransformer,
+    MemoryModule,
+    states_width,
+    transformer_module,
+)
 from midlayer_encoders.encoder.inputs import probe_features, sampling_rate, supported_media
 from midlayer_encoders.encoder.options import EncoderKeywords, EncoderOptions, make_options, normalize_layer
 from midlayer_encoders.encoder.saved_folder import SavedFolder, later_modules, load_saved_folder, pooling_name
@@ -225,7 +231,7 @@ class BuiltEncoder(PlainOnDisk):
         cuts = cut.towers.values() if isinstance(cut, JointCut) else [cut]
         complete = all(tower.layer == tower.anatomy.num_layers for tower in cuts)
         last_layer = complete and normed and combined is None
-        width = first.get_embedding_dimension()
+        width = states_width(first, None if combined is not None else anatomy, options.norm)
         later = later_modules(saved, width, options, name, last_layer=last_layer, pools=not towers)
         modules = [first, *prompting.join_two_readings(later, counting.placed, options.join)]
         if combined is not None:

@@ -191,6 +191,20 @@ def check_length(argument: str, length: object, model: nn.Module, name: str) -> 
     return number
 
 
+def states_width(first: Any, anatomy: Anatomy | None, norm: Norm) -> int:
+    """Return the width of the states of the first module: a projection after the blocks, as in OPT-350m, narrows them.
+
+    Args:
+        first: first module of the encoder.
+        anatomy: of its model; ``None`` if the module itself knows the width.
+        norm: of the encoder.
+    """
+    final = anatomy.final if anatomy is not None and norm == "final" else ()
+    modules = [first.model.get_submodule(path) for path in final]
+    projections = [module.out_features for module in modules if isinstance(module, nn.Linear)]
+    return int(projections[-1] if projections else first.get_embedding_dimension())
+
+
 # --- a model in memory ------------------------------------------------------------------------------------------------
 
 

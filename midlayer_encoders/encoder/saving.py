@@ -21,7 +21,7 @@ from midlayer_encoders.encoder.first_module import CombinedLayers, LayersTransfo
 from midlayer_encoders.encoder.inputs import probe_features, probe_inputs
 from midlayer_encoders.encoder.older_versions import LOADER_FILES, make_readable_by_older
 from midlayer_encoders.encoder.spec import mteb_line
-from midlayer_encoders.encoder.stock_folder import stock_form
+from midlayer_encoders.encoder.stock_folder import stock_form, stock_problem
 from midlayer_encoders.encoder.verification import close, temporarily
 from midlayer_encoders.errors import CutError
 from midlayer_encoders.files import read_json, write_folder, write_json
@@ -38,8 +38,9 @@ _UNUSUAL_TEXT = "Cafe\u0301 ½ 12345  <s> don't\n\tDon’t straße 東京 한국
 
 CODE_NOTE = (
     f"The folder contains the code that reads two places, {Path(joined_readings.__file__).name}: load it with "
-    "trust_remote_code=True. A folder without code, at the cost of points: save_pretrained(path, stock=True)."
+    "trust_remote_code=True."
 )
+_STOCK_HINT = " A folder without code, at the cost of points: save_pretrained(path, stock=True)."
 STOCK_NOTE = "The folder contains no code, and another encoder than this one: docs/recipes.md says what it costs."
 
 logger = logging.getLogger(__name__)
@@ -76,7 +77,8 @@ class SavableEncoder(BuiltEncoder):
             line = mteb_line(self.spec, stock=stock)
             logger.warning("mteb reads no name from %s. Before evaluating it, set:\n%s", path, line)
             if self.readings is not None:
-                logger.warning(STOCK_NOTE if stock else CODE_NOTE)
+                hint = "" if stock_problem(self) else _STOCK_HINT
+                logger.warning(STOCK_NOTE if stock else CODE_NOTE + hint)
 
     def save_files(self, path: str, *args: Any, stock: bool = False, **kwargs: Any) -> tuple[str, ...]:
         """Write a folder like :meth:`save`, and return the relative paths of its files."""
@@ -156,7 +158,7 @@ class SavableEncoder(BuiltEncoder):
         expected = source.encode(inputs, **options).float()
         is_equal = close(expected, plain.encode(inputs, **options).float(), self.dtype)
         if is_equal and self.tokenizer is not None:
-            is_equal = source.tokenizer(_UNUSUAL_TEXT)["input_ids"] == plain.tokenizer(_UNUSUAL_TEXT)["input_ids"]
+            is_equal = _unusual_ids(source) == _unusual_ids(plain)
         if not is_equal:
             raise CutError(
                 f"The folder {home} would give other vectors than this encoder: transformers loads "
@@ -189,6 +191,11 @@ class SavableEncoder(BuiltEncoder):
                 raise CutError(problem)
         if suffers_from_padding(model) or internals.has_mask_of_states(model):
             logger.warning("A plain folder pools the padding of shorter waveforms: encode with batch_size=1 there.")
+
+
+def _unusual_ids(encoder: SentenceTransformer) -> list[int]:
+    ids: list[int] = encoder.tokenizer(_UNUSUAL_TEXT, verbose=False)["input_ids"]
+    return ids
 
 
 def _add_code(folder: Path) -> None:

@@ -18,7 +18,7 @@ from torch import nn
 
 from midlayer_encoders._types import Layer, LayerArgument, Progress, ReadSite
 from midlayer_encoders.encoder.encoding import EmbeddingEncoder
-from midlayer_encoders.encoder.first_module import MemoryModule
+from midlayer_encoders.encoder.first_module import MemoryModule, states_width
 from midlayer_encoders.encoder.inputs import probe_features
 from midlayer_encoders.encoder.options import EncoderKeywords, make_options, normalize_layer, option_fields
 from midlayer_encoders.encoder.prompting import (
@@ -145,7 +145,8 @@ class LayerEncoder(EmbeddingEncoder):
             first.processor = copy.copy(first.processor)
         encoder.options = options
         encoder.counting = apply_template(first, options, self.name)
-        later = later_modules(self.saved, first.get_embedding_dimension(), options, self.name, last_layer=True)
+        width = states_width(first, self._anatomy, options.norm)
+        later = later_modules(self.saved, width, options, self.name, last_layer=True)
         later = join_two_readings(later, encoder.counting.placed, options.join)
         vars(encoder)["pooling"] = pooling_name(later)
         encoder._modules = {str(number): module for number, module in enumerate([first, *later])}

@@ -12,6 +12,7 @@ from sentence_transformers.sentence_transformer.modules import Pooling as Poolin
 from torch import nn
 
 from midlayer_encoders.encoder.build import BuiltEncoder
+from midlayer_encoders.encoder.first_module import states_width
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.reading.joined_readings import JoinedReadings
 from midlayer_encoders.recipes import RECIPES, add_template, split_template
@@ -33,6 +34,16 @@ _SAMPLE = (
 )
 
 
+def stock_problem(encoder: BuiltEncoder) -> str | None:
+    """Return why an encoder has no stock form, ``None`` if it has one."""
+    if encoder.options.template != RECIPES["word-echo"].template or encoder.options.join != "sum":
+        return "`stock` must be False except for an encoder with recipe='word-echo'."
+    if not set(encoder.after_pooling) <= {"Normalize"}:
+        names = ", ".join(encoder.after_pooling)
+        return f"`stock` must be False for an encoder with {names} after its pooling, fitted to other vectors."
+    return None
+
+
 def stock_form(encoder: BuiltEncoder) -> SentenceTransformer:
     """Return the nearest encoder of stock modules: they cannot read a token and the second copy of a text only.
 
@@ -46,13 +57,8 @@ def stock_form(encoder: BuiltEncoder) -> SentenceTransformer:
     Raises:
         OptionError: if the encoder has another recipe, or maps its vectors.
     """
-    if encoder.options.template != RECIPES["word-echo"].template or encoder.options.join != "sum":
-        raise OptionError("`stock` must be False except for an encoder with recipe='word-echo'.")
-    if not set(encoder.after_pooling) <= {"Normalize"}:
-        names = ", ".join(encoder.after_pooling)
-        raise OptionError(
-            f"`stock` must be False for an encoder with {names} after its pooling, fitted to other vectors."
-        )
+    if problem := stock_problem(encoder):
+        raise OptionError(problem)
     template = split_template(STOCK_TEMPLATE)["text"]
     first: Any = copy.copy(encoder[0])
     first._modules = dict(first._modules)
@@ -62,7 +68,7 @@ def stock_form(encoder: BuiltEncoder) -> SentenceTransformer:
     else:
         first.processor = copy.copy(first.processor)
         first.processor.tokenizer = tokenizer
-    width = first.get_embedding_dimension()
+    width = states_width(first, encoder.anatomy, encoder.norm)
     pooling = PoolingModule(width, pooling_mode=("weightedmean", "lasttoken"))
     parts = SentenceTransformer(modules=[first, pooling], device=str(encoder.device))
     vectors = parts.encode(list(_SAMPLE), convert_to_tensor=True, show_progress_bar=False).float()

@@ -43,7 +43,15 @@ from midlayer_encoders.selection.selection_result import (
     gain_in_points,
     make_selection,
 )
-from midlayer_encoders.validation import check_count, check_effect, check_flag, check_list, check_progress, check_seed
+from midlayer_encoders.validation import (
+    check_count,
+    check_effect,
+    check_flag,
+    check_list,
+    check_progress,
+    check_seed,
+    check_texts,
+)
 
 LABELS = "your labels"
 """Name of the labels in the frame; the score is cross-validated accuracy."""
@@ -152,7 +160,8 @@ def select(
             raise OptionError("`texts` and `labels` must be None with a frame: give the model to measure them on.")
         return select_in_frame(source, rule)
     _check_whole(source)
-    texts = None if texts is None else check_list("texts", texts, minimum=0)
+    if texts is not None:
+        texts = (check_texts if source.media == ["text"] else check_list)("texts", texts, minimum=0)
     labeled, classes = _labeled_texts(texts, labels, max_texts)
     inputs = SelectionInputs(texts, labeled, classes, max_texts, seed, token_budget, progress)
     if recipes is not None:

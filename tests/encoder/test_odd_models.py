@@ -152,3 +152,15 @@ def test_key_value_cache_is_off(tiny_folder: Folder) -> None:
     encoder = LayerEncoder(tiny_folder("Llama"), 2, device="cpu")
     with torch.no_grad():
         assert encoder.transformer(torch.tensor([[5, 6]])).past_key_values is None
+
+
+@pytest.mark.parametrize("norm", ["final", "none"])
+def test_dimension_is_that_of_vectors_after_a_projection(norm: Any, tiny_folder: Folder) -> None:
+    """OPT-350m projects its states to half of ``hidden_size``, which sentence-transformers takes for the dimension."""
+    folder = tiny_folder("OPT-350m")
+    cases: tuple[dict[str, Any], ...] = ({}, {"center": TEXTS * 3}, {"layer": [1, 2]})
+    for options in cases:
+        encoder = LayerEncoder(folder, **{"layer": 2, "norm": norm, "device": "cpu", **options})
+        assert encoder.encode(TEXTS).shape == (len(TEXTS), encoder.get_embedding_dimension())
+    whole = LayerEncoder(folder, -1, norm=norm, device="cpu").with_recipe("one-word")
+    assert whole.encode(TEXTS).shape[1] == whole.get_embedding_dimension()

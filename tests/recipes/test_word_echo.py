@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from sentence_transformers import SentenceTransformer
-from transformers import AutoModel, BertConfig, BertModel, LlamaConfig, LlamaModel
+from transformers import AutoModel, BertConfig, BertModel, LlamaConfig, LlamaModel, OPTConfig, OPTModel
 
 from midlayer_encoders import LayerEncoder, _types, sweep
 from midlayer_encoders.encoder.stock_folder import _SAMPLE, STOCK_TEMPLATE
@@ -281,7 +281,22 @@ def test_stock_folder_needs_no_code_and_adds_both_readings(
     assert loaded.tokenizer("a" * 999, truncation=True)["input_ids"][-4:] == loaded.tokenizer("a")["input_ids"][-4:]
 
 
-def test_stock_folder_is_for_word_echo_alone(byte_level_folder: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("stock", [False, True])
+def test_folders_of_a_model_that_projects_its_states(stock: bool, tmp_path: Path) -> None:
+    """OPT-350m projects its states to half of ``hidden_size``, which sentence-transformers takes for the dimension."""
+    config = OPTConfig(
+        vocab_size=512, hidden_size=32, ffn_dim=48, num_hidden_layers=2, num_attention_heads=4,
+        max_position_embeddings=256, word_embed_proj_dim=16, do_layer_norm_before=False,
+    )  # fmt: skip
+    folder = save_causal("byte level", tmp_path / "model", OPTModel(config))
+    LayerEncoder(folder, 1, recipe="word-echo").save_pretrained(str(tmp_path / "out"), stock=stock)
+    loaded = SentenceTransformer(str(tmp_path / "out"), device="cpu", trust_remote_code=not stock)
+    assert loaded.encode(TEXTS).shape == (len(TEXTS), loaded.get_embedding_dimension()) == (4, 16)
+
+
+def test_stock_folder_is_for_word_echo_alone(
+    byte_level_folder: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     one_word = LayerEncoder(byte_level_folder, 2, recipe="one-word", device="cpu")
     with pytest.raises(OptionError, match="`stock` must be False except for an encoder with recipe='word-echo'"):
         one_word.save_pretrained(str(tmp_path / "no"), stock=True)
@@ -291,6 +306,11 @@ def test_stock_folder_is_for_word_echo_alone(byte_level_folder: str, tmp_path: P
     with pytest.raises(OptionError, match="`stock` must be left out with target='onnx'"):
         export_for(one_word, "onnx", tmp_path / "no", stock=True)
     assert not (tmp_path / "no").exists()
+    centered.save_pretrained(str(tmp_path / "yes"))
+    assert "trust_remote_code=True." in caplog.text
+    assert "stock=True" not in caplog.text, "the advice must work"
+    LayerEncoder(byte_level_folder, 2, recipe="word-echo").save_pretrained(str(tmp_path / "yes"))
+    assert "A folder without code, at the cost of points: save_pretrained(path, stock=True)" in caplog.text
 
 
 def test_echo_with_a_weighted_mean_needs_no_code(byte_level_folder: str, tmp_path: Path) -> None:

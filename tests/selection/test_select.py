@@ -173,6 +173,12 @@ def test_single_string_is_not_a_list_of_texts(whole: LayerEncoder) -> None:
         select(whole, "texts.txt")
 
 
+@pytest.mark.parametrize("texts", [[*TEXTS, None], ["a text", 2]])
+def test_texts_that_are_not_strings_are_refused(whole: LayerEncoder, texts: Any) -> None:
+    with pytest.raises(OptionError, match=rf"`texts\[{len(texts) - 1}\]` must be a string, but got"):
+        select(whole, texts)
+
+
 def test_empty_texts_are_refused(whole: LayerEncoder) -> None:
     with pytest.raises(OptionError, match="`max_texts` must be a whole number, 1 or more, but got 0"):
         select(whole, TEXTS, max_texts=0)
