@@ -30,7 +30,7 @@ demo: $(VENV)/installed
 	$(BIN)/midlayer demo --out runs/demo
 
 demo-vision: $(VENV)/installed
-	$(BIN)/midlayer demo-vision --out runs/demo-vision
+	mkdir -p runs/demo-vision && cd runs/demo-vision && ../../$(BIN)/python ../../examples/image_probes.py 25
 
 # The site, build/site/index.html, from docs/ and the docstrings. A warning, a dead link or a public name in no page fails.
 docs: $(VENV)/installed

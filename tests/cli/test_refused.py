@@ -39,7 +39,6 @@ def test_flag_without_effect_is_refused_before_the_model_is_loaded(arguments: st
 OUTPUT_FOLDERS = {
     "compare": "MODEL MODEL --texts texts.txt",
     "demo": "",
-    "demo-vision": "",
     "metrics": "MODEL --texts texts.txt",
     "probe": "MODEL --data texts.txt",
     "progression": "MODEL --texts texts.txt",

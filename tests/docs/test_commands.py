@@ -20,7 +20,7 @@ NOT_RUN = {
     r"midlayer sweep .*--devices\b": "starts processes; tests/sweeping/test_processes.py does",
     r"(torchrun|srun|sbatch)\b": "starts processes; tests/sweeping/test_processes.py does",
     r"(llama-server|vllm|text-embeddings-router|ollama|echo)\b": "another program",
-    r"midlayer demo\b|midlayer demo-vision\b": "minutes; tests/cli/test_demo_numbers.py runs it",
+    r"midlayer demo\b": "minutes",
 }
 """Commands that are not run here, by how they begin, and why."""
 

