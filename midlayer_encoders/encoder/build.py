@@ -279,11 +279,11 @@ class BuiltEncoder(PlainOnDisk):
         if self.readings is not None:
             check_first_reading(first, probe_features(first)[0], self.readings, self.name)
         with self.truncate_embeddings(None):
-            width = self.get_embedding_dimension()
+            dimension = self.get_embedding_dimension()
             size = options.truncate_dim
-            if size is not None and width is not None and size > width:
+            if size is not None and dimension is not None and size > dimension:
                 raise OptionError(
-                    f"`truncate_dim` must be at most {width}, the dimensions of {self.name}, but got {size}."
+                    f"`truncate_dim` must be at most {dimension}, the dimensions of {self.name}, but got {size}."
                 )
             for module in prompting.modules_after_pooling(self, options):
                 self.append(module.to(device=self.device, dtype=self.dtype))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import logging
-import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -98,7 +97,7 @@ class SavableEncoder(BuiltEncoder):
                 call = inspect.signature(SentenceTransformer.save).bind(self, str(folder), *args, **kwargs)
                 self._create_model_card(str(folder), call.arguments.get("model_name"))
             if self.readings is not None:
-                _add_code(folder)
+                _name_code(folder)
             make_readable_by_older(folder, self.max_seq_length)
             self.check_folder(folder, home)
 
@@ -198,10 +197,9 @@ def _unusual_ids(encoder: SentenceTransformer) -> list[int]:
     return ids
 
 
-def _add_code(folder: Path) -> None:
-    """Add the code of the pooling of two readings to a folder, whose ``modules.json`` then names the folder's file."""
+def _name_code(folder: Path) -> None:
+    """Name the folder's copy of the pooling of two readings in its ``modules.json``."""
     source = Path(joined_readings.__file__)
-    shutil.copy(source, folder / source.name)
     modules = read_json(folder / "modules.json")
     for entry in modules:
         if entry["type"].endswith(f".{joined_readings.JoinedReadings.__name__}"):

@@ -6,6 +6,7 @@ An exported folder contains a copy of this file, so it imports nothing else of i
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +115,8 @@ class JoinedReadings(Module):
         return features
 
     def save(self, output_path: str, *_: Any, **__: Any) -> None:
-        """Write the settings; there are no weights."""
+        """Write the settings, and this file into the folder above, where ``SentenceTransformer`` looks for code."""
         settings = {name: getattr(self, name) for name in self.config_keys}
+        source = Path(__file__)
+        shutil.copy(source, Path(output_path).parent / source.name)
         Path(output_path, "config.json").write_text(json.dumps(settings, indent=2), encoding="utf8")

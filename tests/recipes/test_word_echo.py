@@ -226,7 +226,7 @@ def test_a_sweep_reports_each_reading_without_another_pass(byte_level_folder: st
         assert line.startswith(f"LayerEncoder({byte_level_folder!r}, layer=4, recipe={name!r})")
 
 
-def test_the_folder_loads_without_this_package(byte_level_folder: str, tmp_path: Path) -> None:
+def test_the_folder_loads_and_is_saved_again_without_this_package(byte_level_folder: str, tmp_path: Path) -> None:
     encoder = LayerEncoder(byte_level_folder, 3, recipe="word-echo", normalize=True)
     folder = tmp_path / "exported"
     encoder.save_pretrained(str(folder))
@@ -236,6 +236,9 @@ sys.modules["midlayer_encoders"] = None
 import numpy as np
 from sentence_transformers import SentenceTransformer
 folder, out, *texts = sys.argv[1:]
+for copied in (folder + " again", folder + " and again"):
+    SentenceTransformer(folder, device="cpu", trust_remote_code=True).save_pretrained(copied)
+    folder = copied
 np.save(out, SentenceTransformer(folder, device="cpu", trust_remote_code=True).encode(texts))
 """
     out = tmp_path / "vectors.npy"
