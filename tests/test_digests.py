@@ -296,7 +296,7 @@ def paper_digests(world: Any) -> Iterator[str]:
     changes: dict[str, Any] = {
         "models": ("b",), "texts": ("a",), "solutions": ("a",), "reference": Path("tables"), "revisions": ("step1",),
         "tasks": "other", "layers": (0, -1), "swept": (pl.DataFrame({"dime": [1.0]}),), "limit": 4, "max_length": 17,
-        "seed": 6, "pass_per_prefix": True, "options": EncoderOptions(dtype="float16"),
+        "seed": 6, "options": EncoderOptions(dtype="float16"),
     }  # fmt: skip
     for changed in changed_fields(setting, changes, {"load", "out", "workers", "_loaded"}):
         yield changed.digest

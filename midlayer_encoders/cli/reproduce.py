@@ -41,7 +41,6 @@ def reproduce(
     layers: Annotated[str, Option(help="Layers to score: tenths of the depth, all, or layers: 0,6,-1.")] = "tenths",
     swept: Annotated[list[Path] | None, Option(help="Frame of an earlier sweep, instead of a new one.")] = None,
     limit: Annotated[int, Option(min=2, help="Texts for prompts; metrics use four times as many.")] = 8,
-    pass_per_prefix: Annotated[bool, Option(help="fig5 on a bidirectional model: one pass per prefix.")] = False,
     seed: _arguments.Seed = 0,
     options: EncoderOptions,
 ) -> None:
@@ -76,7 +75,6 @@ def reproduce(
         limit=limit,
         max_length=max_length,
         seed=seed,
-        pass_per_prefix=pass_per_prefix,
         options=options,
     )
     outcomes = paper.reproduce(experiments, setting, report=_print_outcome)

@@ -149,7 +149,6 @@ class Setting:
         limit: how many texts a prompt experiment takes; metrics over texts take four times as many.
         max_length: tokens after which a text is truncated.
         seed: of every draw.
-        pass_per_prefix: pass each prefix of a solution through the model by itself, for models that look ahead.
         workers: processes that score layers; ``None`` for all cores.
         options: that ``load`` makes an encoder with.
     """
@@ -167,7 +166,6 @@ class Setting:
     limit: int = 8
     max_length: int = 64
     seed: int = 0
-    pass_per_prefix: bool = False
     workers: int | None = None
     options: EncoderOptions = field(default_factory=EncoderOptions)
     _loaded: dict[tuple[str, str], LayerEncoder] = field(default_factory=dict, repr=False)
@@ -178,7 +176,7 @@ class Setting:
         frames = [frame.hash_rows().sort().to_list() for frame in self.swept]
         parts: list[Any] = [self.models, self.texts, self.solutions, str(self.reference), self.revisions, self.tasks]
         parts += [frames, self.layers, self.limit]
-        parts += [self.max_length, self.seed, self.pass_per_prefix, self.options.recreating()]
+        parts += [self.max_length, self.seed, self.options.recreating()]
         text = json.dumps([*parts, [files_fingerprint(place) for place in self._places()]])
         return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
 

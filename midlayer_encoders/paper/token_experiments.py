@@ -122,7 +122,6 @@ def entropy_along(
     *,
     stride: int = 1,
     max_length: int = 128,
-    pass_per_prefix: bool = False,
     dataset: str = "texts",
 ) -> pl.DataFrame:
     """Return the tidy frame of prompt entropy along texts: mean and deviation over texts at each position.
@@ -131,11 +130,10 @@ def entropy_along(
     prefixes.
 
     Args:
-        encoder: an encoder with the whole model.
+        encoder: an encoder with the whole model, which must be causal.
         texts: two or more texts of at least three tokens each, such as worked solutions.
         stride: number of tokens between the measured prefixes.
         max_length: number of tokens after which a text is truncated.
-        pass_per_prefix: run a separate pass for every prefix, which a bidirectional model needs.
         dataset: name of the texts in the frame.
 
     Returns:
@@ -144,20 +142,13 @@ def entropy_along(
     """
     ids = _token_ids(encoder, texts, max_length)
     reader = _ids_reader(encoder)
-    num_prefixes = max(map(len, ids)) // stride
-    if pass_per_prefix:
-        pairs = [(text, prefix) for text, text_ids in enumerate(ids) for prefix in range(len(text_ids) // stride)]
-        prefixes = [ids[text][: stride * (prefix + 1)] for text, prefix in pairs]
-        values = torch.full((len(reader.layers), len(ids), num_prefixes), torch.nan, dtype=torch.float64)
-        text_index, prefix_index = torch.tensor(pairs).T
-        values[:, text_index, prefix_index] = _text_values(reader, prefixes, _entropies)[..., 0]
-    elif looks_ahead(reader.model, reader.anatomy, reader.preprocess([ids[0]])):
+    if looks_ahead(reader.model, reader.anatomy, reader.preprocess([ids[0]])):
         raise OptionError(
-            f"`encoder` must hold a causal model to measure all prefixes in one pass, but the first token of "
-            f"{encoder.spec.model} attends to the last. Pass `pass_per_prefix=True` (--pass-per-prefix)."
+            f"`encoder` must hold a causal model, whose states serve all prefixes, but the first token of "
+            f"{encoder.spec.model} attends to the last. Pass another model."
         )
-    else:
-        values = _text_values(reader, ids, partial(_prefix_entropies, stride=stride), num_prefixes)
+    num_prefixes = max(map(len, ids)) // stride
+    values = _text_values(reader, ids, partial(_prefix_entropies, stride=stride), num_prefixes)
     rows = [
         {
             "layer": layer,
@@ -341,9 +332,8 @@ def along_solutions(setting: Setting) -> pl.DataFrame:
     texts = setting.solutions[: 2 * setting.limit]
     if not texts:
         raise MissingInputError("It needs worked solutions: pass --solutions FILE (the paper uses GSM8K).")
-    options: dict[str, Any] = {"max_length": 2 * setting.max_length, "pass_per_prefix": setting.pass_per_prefix}
-    along = partial(entropy_along, texts=texts, stride=4, dataset="solutions", **options)
-    return setting.for_each_model(along)
+    options: dict[str, Any] = {"stride": 4, "max_length": 2 * setting.max_length, "dataset": "solutions"}
+    return setting.for_each_model(partial(entropy_along, texts=texts, **options))
 
 
 def along_words(frame: pl.DataFrame) -> list[str]:

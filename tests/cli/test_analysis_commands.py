@@ -219,13 +219,13 @@ def test_every_option_of_reproduce_is_in_the_setting(
     flags += ["--texts", str(tmp_path / "texts.txt"), "--solutions", str(tmp_path / "gsm.jsonl"), "--limit", "3"]
     flags += ["--reference", str(tmp_path), "--revisions", "step1,step5", "--tasks", "STS12", "--layers", "0,0.5"]
     flags += ["--swept", str(tmp_path / "a.parquet"), "--swept", str(tmp_path / "b.csv"), "--max-length", "20"]
-    flags += ["--pass-per-prefix", "--dtype", "float64", "--device", "cpu", "--seed", "5", "--out", str(tmp_path / "o")]
+    flags += ["--dtype", "float64", "--device", "cpu", "--seed", "5", "--out", str(tmp_path / "o")]
     run("reproduce", "fig6", *flags)
     (result,) = settings
     assert (result.models, result.out, result.reference) == ((folder, "another"), tmp_path / "o", tmp_path)
     assert (result.texts, result.solutions) == ((long, f"{long} more"), ("first", "second"))
     assert (result.revisions, result.tasks, result.layers) == (("step1", "step5"), "STS12", (0, 0.5))
-    assert (result.limit, result.max_length, result.seed, result.pass_per_prefix) == (3, 20, 5, True)
+    assert (result.limit, result.max_length, result.seed) == (3, 20, 5)
     assert all(frame.equals(sweep_frame) for frame, sweep_frame in zip(result.swept, sweep_frames, strict=True))
     encoder = result.load(folder)
     assert (encoder.spec.dtype, encoder.layer, encoder.max_seq_length, encoder.source) == ("float64", 4, 40, folder)
@@ -233,7 +233,7 @@ def test_every_option_of_reproduce_is_in_the_setting(
     plain = settings[1]
     assert (plain.models, plain.texts, plain.solutions, plain.reference, plain.swept) == ((), (), (), None, ())
     assert (plain.layers, plain.tasks, plain.revisions) == (TENTHS, "builtin", ())
-    assert (plain.limit, plain.max_length, plain.seed, plain.pass_per_prefix) == (8, 64, 0, False)
+    assert (plain.limit, plain.max_length, plain.seed) == (8, 64, 0)
     monkeypatch.setenv("MIDLAYER_DATA", str(tmp_path / "data"))
     (tmp_path / "data" / "corpora").mkdir(parents=True)
     (tmp_path / "reference").mkdir()

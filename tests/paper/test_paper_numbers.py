@@ -116,7 +116,7 @@ def test_checkpoints_follow_the_setting(setting: Setting, folders: tuple[str, st
 CHANGES: dict[str, Any] = {
     "models": ("two",), "texts": TEXTS[1:], "solutions": SOLUTIONS[1:], "reference": Path("tables"),
     "revisions": ("step1", "step2"), "tasks": "other", "layers": (0, -1), "swept": (frame({"dime": [1.0, 2.0]}),),
-    "limit": 4, "max_length": 17, "seed": 6, "pass_per_prefix": True,
+    "limit": 4, "max_length": 17, "seed": 6,
     "options": EncoderOptions(dtype="float16"),
 }  # fmt: skip
 

@@ -61,32 +61,31 @@ def hidden_states(encoder: LayerEncoder, ids: Sequence[int], layer: int) -> Tens
 # --- along a text -----------------------------------------------------------------------------------------------------
 
 
-def test_one_pass_equals_a_pass_per_prefix(llama: LayerEncoder, monkeypatch: pytest.MonkeyPatch) -> None:
-    many = entropy_along(llama, LONG, stride=3, dataset="solutions", pass_per_prefix=True)
+def test_batches_do_not_change_the_frame(llama: LayerEncoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = entropy_along(llama, LONG, stride=3, dataset="solutions")
     monkeypatch.setattr(token_experiments, "_TOKEN_BUDGET", 64)
     single = entropy_along(llama, LONG, stride=3, dataset="solutions")
     assert single.columns == [*FRAME_SCHEMA, "position", "deviation", "texts"]
     assert set(single["dataset"]) == {"solutions"}
-    assert_frame_equal(single, many, rel_tol=1e-3, abs_tol=1e-4)
+    assert_frame_equal(single, whole, rel_tol=1e-3, abs_tol=1e-4)
 
 
-def test_frame_holds_means_over_texts_that_are_long_enough(llama: LayerEncoder) -> None:
-    frame = entropy_along(llama, LONG, stride=5).filter(layer=2)
-    assert set(frame["depth"]) == {2 / DEPTH}
+@pytest.mark.parametrize("layer", [1, 2])
+def test_one_pass_equals_a_pass_per_prefix(layer: int, llama: LayerEncoder) -> None:
+    frame = entropy_along(llama, LONG, stride=5).filter(layer=layer)
+    assert set(frame["depth"]) == {layer / DEPTH}
     for position, texts, value, deviation in frame.select("position", "texts", "value", "deviation").iter_rows():
         ids = [llama.tokenizer(text[:position])["input_ids"] for text in LONG if len(text) >= position]
         assert texts == len(ids)
-        separate = torch.cat([prompt_entropy(hidden_states(llama, text_ids, 2)) for text_ids in ids]).double()
+        separate = torch.cat([prompt_entropy(hidden_states(llama, text_ids, layer)) for text_ids in ids]).double()
         expected = (float(separate.mean()), float(separate.std(correction=0)))
         assert (value, deviation) == pytest.approx(expected, rel=1e-3, abs=1e-4)
     assert frame["position"].max() == 5 * (max(map(len, LONG)) // 5)  # a token is a character
 
 
-def test_bidirectional_model_error_names_the_fix(bert: LayerEncoder) -> None:
-    with pytest.raises(OptionError, match=r"causal model.*Pass `pass_per_prefix=True`"):
+def test_bidirectional_model_is_refused(bert: LayerEncoder) -> None:
+    with pytest.raises(OptionError, match=r"must hold a causal model.* attends to the last"):
         entropy_along(bert, LONG)
-    frame = entropy_along(bert, LONG, stride=10, pass_per_prefix=True)
-    assert frame.filter(layer=DEPTH)["value"].is_finite().all()
 
 
 def test_length_limits_of_encoder_and_experiment_both_apply(tiny_folder: Folder, llama: LayerEncoder) -> None:
