@@ -182,7 +182,7 @@ def add_template(tokenizer: Any, parts: TemplateParts, *, model: str) -> tuple[A
     backend = copy.deepcopy(backend)
     backend.post_processor = processors.TemplateProcessing(
         single=sequence(copies),
-        pair=sequence(["$A", "$B"]),
+        pair=sequence([part for name in copies for part in (("$A", "$B") if name == "$A" else (name,))]),
         special_tokens=[
             {"id": name, "ids": ids, "tokens": [str(token) for token in tokenizer.convert_ids_to_tokens(ids)]}
             for name, ids in pieces.items()

@@ -15,6 +15,7 @@ from huggingface_hub import ModelCard, ModelCardData
 from sentence_transformers.sentence_transformer.modules import Pooling as PoolingModule
 from sentence_transformers.util import get_device_name
 from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
 
 from midlayer_encoders._types import EncoderSpec, Layer, LayerArgument, Medium, Norm, Pooling
 from midlayer_encoders.encoder import prompting
@@ -177,6 +178,8 @@ class BuiltEncoder(PlainOnDisk):
             raise OptionError(
                 f"`processor` must be a transformers processor or a function, but got {short_repr(processor)}."
             )
+        if medium != "text" and isinstance(processor, PreTrainedTokenizerBase):
+            raise OptionError(f"`medium` must be 'text' for a tokenizer, but got {medium!r}.")
         requested = normalize_layer(layer)
         if isinstance(requested, Mapping):
             raise OptionError(f"`layer` must be one number for a module in memory, but got {requested}.")
@@ -235,6 +238,11 @@ class BuiltEncoder(PlainOnDisk):
         later = later_modules(saved, width, options, name, last_layer=last_layer, pools=not towers)
         modules = [first, *prompting.join_two_readings(later, counting.placed, options.join)]
         if combined is not None:
+            if counting.placed.question:
+                raise OptionError(
+                    "`layer` must be one layer for a template that marks a first reading with {read}, but got "
+                    f"{', '.join(map(str, combined.layers))}."
+                )
             if not isinstance(modules[1], PoolingModule) or not isinstance(modules[1].pooling_mode, str):
                 raise OptionError(f"`pooling` must be named for several layers of {name}, which pools in its own way.")
             combined.embedding_dimension = width if combined.combine == "concat" else width // len(combined.layers)

@@ -510,3 +510,8 @@ def test_uncut_module_is_not_padded_if_padding_changes_its_states() -> None:
     texts = ["a", "a longer text"]
     alone = np.stack([encoder.encode(text) for text in texts])
     np.testing.assert_allclose(encoder.encode(texts), alone, atol=1e-6)
+
+
+def test_a_tokenizer_is_for_texts() -> None:
+    with pytest.raises(OptionError, match="`medium` must be 'text' for a tokenizer, but got 'image'"):
+        LayerEncoder.from_module(tiny("Llama"), 2, processor=tokenizer())

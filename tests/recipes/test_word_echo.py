@@ -93,6 +93,25 @@ def test_every_layer_of_one_pass_equals_the_definition(folder: str) -> None:
         assert np.abs(vectors[layer] - _reference(folder, layer, TEXTS)).max() < 1e-5
 
 
+@pytest.mark.parametrize("recipe", ["word-echo", "echo"])
+def test_a_pair_of_texts_is_repeated_as_one_text(folder: str, recipe: str) -> None:
+    encoder = LayerEncoder(folder, 3, recipe=recipe)
+    plain = LayerEncoder(folder, -1).tokenizer
+    copy = [token for text in TEXTS[:2] for token in plain(text, add_special_tokens=False)["input_ids"]]
+    ids = encoder.preprocess([tuple(TEXTS[:2])])["input_ids"][0].tolist()
+    back = encoder.counting.placed.back
+    assert ids[len(ids) - back - len(copy) : len(ids) - back] == copy
+    assert len(ids) == encoder.counting.placed.added + 2 * len(copy)
+    pair, lonely = encoder.encode([tuple(TEXTS[:2]), ("", TEXTS[0])])
+    assert np.abs(lonely - encoder.encode(TEXTS[0])).max() < 1e-5
+    assert np.linalg.norm(pair) > 0.1
+
+
+def test_several_layers_are_refused(byte_level_folder: str) -> None:
+    with pytest.raises(OptionError, match="`layer` must be one layer for a template that marks .*, but got 1, 3"):
+        LayerEncoder(byte_level_folder, [1, 3], recipe="word-echo")
+
+
 def test_the_first_reading_is_the_vector_of_one_word(folder: str) -> None:
     one_word = LayerEncoder(folder, 3, recipe="one-word").encode(TEXTS)
     assert np.abs(LayerEncoder(folder, 3, recipe="word-echo/1").encode(TEXTS) - one_word).max() < 1e-5
