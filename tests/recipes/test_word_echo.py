@@ -108,7 +108,7 @@ def test_a_pair_of_texts_is_repeated_as_one_text(folder: str, recipe: str) -> No
 
 
 def test_several_layers_are_refused(byte_level_folder: str) -> None:
-    with pytest.raises(OptionError, match="`layer` must be one layer for a template that marks .*, but got 1, 3"):
+    with pytest.raises(OptionError, match=r"`layer` must be one layer for a template that marks .*, but got 1, 3"):
         LayerEncoder(byte_level_folder, [1, 3], recipe="word-echo")
 
 
