@@ -117,8 +117,21 @@ def check_text(argument: str, value: object) -> str:
     return value
 
 
+def _text_column(argument: str, table: Any) -> Any:
+    """Return the column ``text`` of a data frame or a dataset, or its only column; another value unchanged."""
+    names = getattr(table, "column_names", None) or getattr(table, "columns", None)
+    if names is None or isinstance(table, Mapping):
+        return table
+    column = next((name for name in names if len(names) == 1 or str(name).lower() == "text"), None)
+    if column is None:
+        listed = ", ".join(map(str, names))
+        raise OptionError(f"`{argument}` must be texts, but got a table with {listed}: pass the column of the texts.")
+    values = table[column]
+    return values.to_pylist() if hasattr(values, "to_pylist") else values
+
+
 def check_list(argument: str, values: object, items: str = "texts", *, minimum: int = 1) -> list[Any]:
-    """Return the values of any sequence as a list; a single string is rejected.
+    """Return the values of any sequence as a list, of a table its texts; a single string is rejected.
 
     Example:
         >>> check_list("texts", "a text")
@@ -129,6 +142,7 @@ def check_list(argument: str, values: object, items: str = "texts", *, minimum: 
     if isinstance(values, str):
         text = short_repr(values)
         raise OptionError(f"`{argument}` must be a list of {items}, but got one: {text}. Write [{text}].")
+    values = _text_column(argument, values)
     is_scalar = getattr(values, "ndim", 1) == 0  # an array or tensor
     if not isinstance(values, Iterable) or isinstance(values, bytes | Mapping | Set) or is_scalar:
         raise OptionError(

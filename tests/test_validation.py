@@ -8,7 +8,11 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
+import datasets
 import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
 import pytest
 import torch
 
@@ -27,6 +31,9 @@ from midlayer_encoders.validation import (
     check_texts,
 )
 
+ROWS = [{"label": 1, "Text": "a"}, {"label": 2, "Text": "b"}]
+TABLES = [pd.DataFrame(ROWS), pl.DataFrame(ROWS), datasets.Dataset.from_list(ROWS), pa.Table.from_pylist(ROWS)]
+
 ACCEPTED: list[tuple[Callable[..., Any], Any, Any]] = [
     (check_count, np.int64(3), 3),
     (check_count, torch.tensor(3), 3),
@@ -39,6 +46,8 @@ ACCEPTED: list[tuple[Callable[..., Any], Any, Any]] = [
     (check_texts, np.array(["a", "b"]), ["a", "b"]),
     (check_texts, (text for text in "ab"), ["a", "b"]),
     (check_list, range(2), [0, 1]),
+    *((check_list, table, ["a", "b"]) for table in TABLES),
+    (check_list, pd.DataFrame({"review": ["a", "b"]}), ["a", "b"]),
 ]
 REFUSED: list[tuple[Callable[..., Any], tuple[Any, ...]]] = [
     (check_count, (True, 0, -1, 1.0, "1", None, math.nan, math.inf, 2**63, np.bool_(True), torch.zeros(2), [1])),
@@ -70,6 +79,10 @@ def test_invalid_arguments_are_refused_by_name(check: Callable[..., Any], values
     [
         (lambda: check_texts("x", []), "`x` must hold at least one text, but got none."),
         (lambda: check_texts("x", ["a"], minimum=3), "`x` must hold 3 texts or more, but got 1."),
+        (
+            lambda: check_list("x", pd.DataFrame({"title": ["a"], "body": ["b"]})),
+            "`x` must be texts, but got a table with title, body: pass the column of the texts.",
+        ),
         (lambda: check_list("x", [], "rows"), "`x` must hold at least one row, but got none."),
         (lambda: check_number("x", -1), "`x` must be a finite number, 0 or more, but got -1."),
         (lambda: check_number("x", 2, maximum=0.5), "`x` must be a finite number, from 0 to 0.5, but got 2."),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,17 +19,18 @@ if TYPE_CHECKING:
     from midlayer_encoders.encoder.options import EncoderOptions
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 
-_TEXTS = Option("--texts", help="One text per line, or your data (JSONL, CSV, parquet, a folder); see --field.")
+_MOST_LAYERS = 10_000
+_TEXTS = Option("--texts", help="One text per line, or your data (JSONL, CSV, parquet, a folder).")
 
 Model = Annotated[str, Argument(help="Folder or hub name, built-in (SmolLM2-135M) or built-in-minilm (MiniLM).")]
 LayerWords = Annotated[str, Option("--layer", help="17, -1 (the last), 0.7 (of the depth), or several: 8,12,16.")]
-LayersWords = Annotated[str, Option("--layers", help="all, or layers separated by commas: 0,6,0.5,-1.")]
 MetricNames = Annotated[str, Option("--metrics", help="paper, all, or names separated by commas.")]
 TextsFile = Annotated[Path, _TEXTS]
 OptionalTexts = Annotated[Path | None, _TEXTS]
 OptionalImages = Annotated[Path | None, Option("--images", help="Folder of images, for an image model.")]
 OptionalAudio = Annotated[Path | None, Option("--audio", help="Folder of audio files, for an audio model.")]
-FieldName = Annotated[str | None, Option("--field", help="Column, or field of each JSON line, that holds the text.")]
+TextColumn = Annotated[str | None, Option("--text-column", help="Column of the texts, if it is not text.")]
+LabelColumn = Annotated[str | None, Option("--label-column", help="Column of the labels, if it is not label.")]
 Limit = Annotated[int | None, Option("--limit", min=1, help="Use only the first LIMIT inputs.")]
 Out = Annotated[Path | None, Option("--out", help="Folder; by default midlayer-results/COMMAND-MODEL.")]
 RecipeNames = Annotated[str | None, Option("--recipes", help="plain,one-word …, or all; --template adds your own.")]
@@ -52,13 +54,32 @@ def parse_layer(word: str) -> int | float:
 
 
 def parse_layers(words: str) -> str | list[int | float]:
-    """Return layers from words separated by commas.
+    """Return layers from words separated by commas; ``0-6`` includes its end and ``0:6`` does not, as in Python.
 
     Example:
-        >>> parse_layers("all"), parse_layers("0,6,0.5,-1")
-        ('all', [0, 6, 0.5, -1])
+        >>> parse_layers("all"), parse_layers("0,6,0.5,-1"), parse_layers("0-3,4:9:2")
+        ('all', [0, 6, 0.5, -1], [0, 1, 2, 3, 4, 6, 8])
     """
-    return "all" if words == "all" else [parse_layer(word.strip()) for word in words.split(",")]
+    try:
+        return words if words == "all" else [layer for word in words.split(",") for layer in _layer_range(word.strip())]
+    except (ValueError, OverflowError):
+        expected = "all, or layers separated by commas, such as 17, -1, 0.7 (of the depth), 0-6 or 0:31:2"
+        raise BadParameter(f"must be {expected}, but got {words!r}") from None
+
+
+def _layer_range(word: str) -> Sequence[int | float]:
+    match = re.fullmatch(r"(\d+)-(\d+)|(\d*):(\d+)(?::([1-9]\d*))?", word)
+    if match is None:
+        return [float(word) if "." in word else int(word)]
+    first, last, start, stop, step = (int(number or 0) for number in match.groups())
+    layers = range(start, stop, step or 1) if ":" in word else range(first, last + 1)
+    if not 0 < len(layers) <= _MOST_LAYERS:
+        raise ValueError(word)
+    return layers
+
+
+_LAYERS = Option("--layers", parser=parse_layers, metavar="TEXT", help="all, or layers: 0,6,0.5,-1, or 0-6, or 0:31:2.")
+Layers = Annotated[Any, _LAYERS]
 
 
 def parse_metrics(words: str) -> str | list[str]:
@@ -97,7 +118,7 @@ def refuse_flags(context: Context, reason: str, *names: str) -> None:
 
 
 def read_inputs(
-    context: Context, paths: dict[str, Path | None], *, field: str | None, skip_bad: bool
+    context: Context, paths: dict[str, Path | None], *, text_column: str | None, skip_bad: bool
 ) -> tuple[str, Path, list[Any]]:
     """Return the kind and path of the only source that was named, and its texts or the paths of its files."""
     from midlayer_encoders.media import media_files
@@ -108,33 +129,27 @@ def read_inputs(
     kind, path = sources[0]
     if kind == "texts":
         refuse_flags(context, "for texts: it applies to files of images and audio", "skip_bad")
-        return kind, path, read_texts(path, field=field)
-    refuse_flags(context, f"for {kind}: it applies to texts", "field", "wikitext")
+        return kind, path, read_texts(path, column=text_column)
+    refuse_flags(context, f"for {kind}: it applies to texts", "text_column", "wikitext")
     bad = "skip" if skip_bad else "refuse"
     return kind, path, list(media_files(path, "image" if kind == "images" else "audio", bad=bad))
 
 
-def read_texts(path: Path, *, field: str | None) -> list[str]:
+def read_texts(path: Path, *, column: str | None) -> list[str]:
     """Return the texts of a file of lines, or of data in any format that a sweep accepts.
 
     Args:
         path: one text per line; or JSONL, CSV, TSV, parquet or a folder of them.
-        field: the column that holds the text, if the columns are not those of a task.
+        column: the column that holds the text, if it is not ``text``.
     """
     from midlayer_encoders.files import expand_home
     from midlayer_encoders.media import text_lists
-    from midlayer_encoders.tasks import SUFFIXES, ColumnsError, own_texts
+    from midlayer_encoders.tasks import SUFFIXES, own_texts
 
     path = expand_home(path)
-    is_json_lines = path.suffix.lower() in (".jsonl", ".ndjson")
-    if not path.is_dir() and (path.suffix.lower() not in SUFFIXES or (field and is_json_lines)):
-        return text_lists.read_texts(path, field=field)
-    try:
-        return own_texts(path, column=field)
-    except ColumnsError:
-        if is_json_lines:
-            return text_lists.read_texts(path)  # its error names the fields to choose from
-        raise
+    if not path.is_dir() and path.suffix.lower() not in SUFFIXES:
+        return text_lists.read_texts(path, field=column)
+    return own_texts(path, column=column)
 
 
 def results_folder(out: Path | None, command: str, *models: str) -> Path:

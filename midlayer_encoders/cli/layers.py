@@ -24,11 +24,11 @@ def embed(
     images: _arguments.OptionalImages = None,
     audio: _arguments.OptionalAudio = None,
     skip_bad: _arguments.SkipBad = False,
-    layers: _arguments.LayersWords = "all",
+    layers: _arguments.Layers = "all",
     site: _arguments.Site = "block",
     tokens: Annotated[bool, Option(help="Write the states of every token, in shards, not vectors.")] = False,
     from_sweep: Annotated[Path | None, Option("--from", help="Sweep whose vectors to read, not run the model.")] = None,
-    field: _arguments.FieldName = None,
+    text_column: _arguments.TextColumn = None,
     limit: _arguments.Limit = None,
     token_budget: Annotated[str, Option(help="Tokens in a batch; auto finds the fastest size.")] = "auto",
     options: EncoderOptions,
@@ -43,7 +43,7 @@ def embed(
 
     vectors.check_out(out, tokens=tokens)  # before anything is loaded
     paths = {"texts": texts, "images": images, "audio": audio}
-    kind, _, inputs = _arguments.read_inputs(context, paths, field=field, skip_bad=skip_bad)
+    kind, _, inputs = _arguments.read_inputs(context, paths, text_column=text_column, skip_bad=skip_bad)
     inputs = inputs[:limit]
     encoder = _arguments.load_model(model, options)
     unit = "waveforms" if kind == "audio" else kind
@@ -52,7 +52,7 @@ def embed(
             encoder,
             inputs,
             out,
-            layers=_arguments.parse_layers(layers),
+            layers=layers,
             site=site,
             tokens=tokens,
             from_sweep=from_sweep,
@@ -74,9 +74,9 @@ def metrics(
     audio: _arguments.OptionalAudio = None,
     skip_bad: _arguments.SkipBad = False,
     metric_names: _arguments.MetricNames = "paper",
-    layers: _arguments.LayersWords = "all",
+    layers: _arguments.Layers = "all",
     site: _arguments.Site = "block",
-    field: _arguments.FieldName = None,
+    text_column: _arguments.TextColumn = None,
     wikitext: Annotated[bool, Option(help="Drop headings and paragraphs under 30 tokens.")] = False,
     limit: _arguments.Limit = None,
     seed: _arguments.Seed = 0,
@@ -98,7 +98,7 @@ def metrics(
     names = _arguments.parse_metrics(metric_names)
     passes = num_passes(names)  # refuses an unknown name before the model is loaded
     paths = {"texts": texts, "images": images, "audio": audio}
-    kind, path, inputs = _arguments.read_inputs(context, paths, field=field, skip_bad=skip_bad)
+    kind, path, inputs = _arguments.read_inputs(context, paths, text_column=text_column, skip_bad=skip_bad)
     encoder = _arguments.load_model(model, options)
     if wikitext:  # counts the tokens of the whole paragraph, whatever --max-length is
         inputs = wikitext_paragraphs(inputs, lambda line: len(encoder.tokenizer(line, verbose=False)["input_ids"]))
@@ -109,7 +109,7 @@ def metrics(
             encoder,
             inputs,
             metrics=names,
-            layers=_arguments.parse_layers(layers),
+            layers=layers,
             site=site,
             seed=seed,
             dataset=path.stem,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -25,8 +26,10 @@ def probe(
     data: Annotated[Path, Option(help="A folder for each class, or a file with the columns text and label.")],
     out: _arguments.Out = None,
     test: Annotated[Path | None, Option(help="Test data; by default a fifth of each class.")] = None,
+    text_column: _arguments.TextColumn = None,
+    label_column: _arguments.LabelColumn = None,
     kind: Annotated[Literal["attentive", "linear", "knn"], Option(help="The classifier.")] = "attentive",
-    layers: _arguments.LayersWords = "all",
+    layers: _arguments.Layers = "all",
     site: _arguments.Site = "block",
     mixture: Annotated[bool, Option("--mixture", help="Also learn a weighted mean of layers.")] = False,
     epochs: Annotated[int, Option(help="Maximum number of epochs; each layer keeps its best.")] = 30,
@@ -46,6 +49,7 @@ def probe(
     from midlayer_encoders import probing
     from midlayer_encoders.probing.examples import check_examples_path, read_examples
     from midlayer_encoders.probing.probe import UNUSED_SETTINGS
+    from midlayer_encoders.tasks import Columns
 
     out = _arguments.results_folder(out, "probe", model)
     reason, names = UNUSED_SETTINGS[kind]
@@ -58,9 +62,14 @@ def probe(
         if path is not None:
             check_examples_path(path)
     encoder = _arguments.load_model(model, options)
-    bad = "skip" if skip_bad else "refuse"
-    inputs, labels = read_examples(data, encoder.media, bad=bad)
-    test_inputs, test_labels = read_examples(test, encoder.media, bad=bad) if test is not None else ([], [])
+    read = partial(
+        read_examples,
+        media=encoder.media,
+        bad="skip" if skip_bad else "refuse",
+        columns=Columns(text_column, label_column),
+    )
+    inputs, labels = read(data)
+    test_inputs, test_labels = read(test) if test is not None else ([], [])
     with _progress.show_progress(STAGES) as progress:
         result = probing.probe(
             encoder,
@@ -69,7 +78,7 @@ def probe(
             test_inputs=test_inputs,
             test_labels=test_labels,
             kind=kind,
-            layers=_arguments.parse_layers(layers),
+            layers=layers,
             site=site,
             settings=settings,
             dataset=data.stem,

@@ -28,12 +28,14 @@ def select_command(
     model: _arguments.Model,
     texts: _arguments.TextsFile,
     labels: Annotated[Path | None, Option(help="File with the label of each text per line; or blank.")] = None,
+    text_column: _arguments.TextColumn = None,
+    label_column: Annotated[str | None, Option(help="Column of the labels, instead of --labels.")] = None,
     rule: Annotated[str, Option(help="auto, few-labels, half-match, valley-midpoint, fixed-depth, last …")] = "auto",
     recipes: _arguments.RecipeNames = None,
     all_rules: Annotated[bool, Option(help="Apply every rule, in 3 passes instead of 1.")] = False,
     mixture: Annotated[bool, Option("--mixture", help="Learn a weighted mean of layers from the labels.")] = False,
     out: Annotated[Path | None, Option(help="Folder for the table, the frame and the figure.")] = None,
-    field: _arguments.FieldName = None,
+    limit: _arguments.Limit = None,
     max_texts: Annotated[int, Option(min=1, help="Maximum number of texts, evenly spaced.")] = 500,
     seed: _arguments.Seed = 0,
     options: EncoderOptions,
@@ -45,23 +47,28 @@ def select_command(
         midlayer select MODEL --texts texts.txt --labels labels.txt --recipes all
     """
     from midlayer_encoders.selection import select, selection_passes
+    from midlayer_encoders.tasks import Columns, own_labels
 
     selection_passes(rule, all_rules=all_rules)  # refuses an unknown rule before the model is loaded
-    if mixture and labels is None:
+    if labels is not None and label_column is not None:
+        raise OptionError("`--label-column` must be left out with `--labels`, which is another file of labels.")
+    if mixture and labels is None and label_column is None:
         raise OptionError("`--mixture` must be left out without --labels, from which its weights are learned.")
     recipe_list, options = _arguments.parse_recipes(recipes, options)
-    if field is not None and out is None and any(recipe.center for recipe in recipe_list or ()):
-        raise OptionError("`--out` must be given with `--field` and a recipe that centers: it stores the texts.")
+    if text_column is not None and out is None and any(recipe.center for recipe in recipe_list or ()):
+        raise OptionError("`--out` must be given with `--text-column` and a recipe that centers: it stores the texts.")
     if out is not None:
         check_output_folder(out)
-    inputs = _arguments.read_texts(texts, field=field)
+    inputs = _arguments.read_texts(texts, column=text_column)
     label_list = None if labels is None else _read_labels(labels, len(inputs))
+    if label_column is not None:
+        label_list = own_labels(texts, Columns(text_column, label_column))
     encoder = _arguments.load_model(model, options)
     with _progress.show_progress({"measuring": "texts measured", "labels": "labeled texts read"}) as progress:
         selection = select(
             encoder,
-            inputs,
-            label_list,
+            inputs[:limit],
+            None if label_list is None else label_list[:limit],
             rule=rule,
             recipes=recipe_list,
             all_rules=all_rules,

@@ -44,10 +44,13 @@ def sweep(
     *,
     model: _arguments.Model,
     tasks: Annotated[str, Option(help="mteb tasks or benchmarks, paper, builtin, or paths, separated by commas.")],
-    layers: _arguments.LayersWords = "all",
+    text_column: _arguments.TextColumn = None,
+    label_column: _arguments.LabelColumn = None,
+    layers: _arguments.Layers = "all",
     recipes: _arguments.RecipeNames = None,
     site: _arguments.Site = "block",
     metrics: Annotated[str, Option(help="none, paper, all, or names.")] = _DEFAULT_METRICS,
+    no_baselines: Annotated[bool, Option("--no-baselines", help="Do not score TF-IDF, BM25 and MiniLM.")] = False,
     out: Annotated[Path | None, Option(help="Folder for frame, results and page.")] = None,
     store: Annotated[Path | None, Option(help="Folder of embeddings, which sweeps can share.")] = None,
     store_dtype: Annotated[Literal["float32", "float16"], Option(help="float16 halves the disk space.")] = "float32",
@@ -89,12 +92,13 @@ def sweep(
     metric_names = _arguments.parse_metrics(metrics)
     recipe_list, options = _arguments.parse_recipes(recipes, options)
     arguments: dict[str, Any] = {"recipes": recipe_list, "metrics": metric_names, "settings": settings}
-    arguments |= {"layers": _arguments.parse_layers(layers), "site": site}
+    columns = {"text_column": text_column, "label_column": label_column}
+    arguments |= {"layers": layers, "site": site, "baselines": not no_baselines, **columns}
     if dry_run:
         _print_preview(model, task_names, **arguments, **options.changed())
         return
     with _progress.show_waiting("tasks", "Reading the tasks"):
-        task_sources(task_names)  # refuses unknown tasks before the model is loaded
+        task_sources(task_names, **columns)  # refuses unknown tasks before the model is loaded
     if is_first and out is not None and out.is_dir():
         with folder_lock(out):  # refuses a folder that another sweep is writing
             pass
@@ -138,6 +142,8 @@ def run_sweep(encoder: LayerEncoder, tasks: list[str], *, is_first: bool = True,
     export = None
     if set(result.frame["kind"]) == {"metric"} and not result.failures:
         line = f"midlayer select {shell_path(result.notes.model)} --texts {shell_path(tasks[0])}"
+        if (column := arguments.get("text_column")) is not None:
+            line += f" --text-column {shell_path(column)}"
         advice = f"Nothing was scored: there are no labels. To choose a layer without labels: {line}"
         _output.print_text(advice, wrap=False)
     elif site != "block":

@@ -14,7 +14,7 @@ from midlayer_encoders.errors import OptionError, did_you_mean, short_repr
 from midlayer_encoders.files import exists, expand_home, read_text_file
 from midlayer_encoders.media import media_files
 from midlayer_encoders.selection.ridge import label_folds
-from midlayer_encoders.tasks.table_files import LABEL, SUFFIXES, TEXT, Table, read_table
+from midlayer_encoders.tasks.table_files import LABEL, NAMED_AS_USUAL, SUFFIXES, TEXT, Columns, Table, read_table
 
 _FOLDS = 5  # one tests, one chooses the epoch, the others train
 
@@ -28,7 +28,9 @@ class Split:
     test: Tensor
 
 
-def read_examples(path: Path | str, media: Sequence[str], *, bad: str = "refuse") -> tuple[list[Any], list[str]]:
+def read_examples(
+    path: Path | str, media: Sequence[str], *, bad: str = "refuse", columns: Columns = NAMED_AS_USUAL
+) -> tuple[list[Any], list[str]]:
     """Return the inputs and labels of a folder of class folders, or of a table with the column ``label``.
 
     A class folder holds images, audio files or ``.txt`` files, depending on the model. A table (JSONL, CSV or parquet)
@@ -38,10 +40,13 @@ def read_examples(path: Path | str, media: Sequence[str], *, bad: str = "refuse"
         path: folder or file.
         media: input types of the model, of ``"text"``, ``"image"`` and ``"audio"``.
         bad: ``"refuse"`` raises for an unreadable file; ``"skip"`` leaves it out and logs its name.
+        columns: names of a table's columns.
     """
     path = check_examples_path(path)
     if not path.is_dir():
-        return _examples_in_table(read_table(path))
+        return _examples_in_table(read_table(path, columns))
+    if any(columns):
+        raise OptionError(f"`text_column` and `label_column` must be left out for a folder, but {path} is one.")
     folders = sorted(folder for folder in path.iterdir() if folder.is_dir() and not folder.name.startswith("."))
     if len(folders) < 2:
         raise OptionError(

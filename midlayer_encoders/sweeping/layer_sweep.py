@@ -14,7 +14,6 @@ from typing import Any, Literal, TypeAlias, Unpack, cast, get_args
 
 import joblib
 import polars as pl
-from mteb.abstasks import AbsTask
 
 from midlayer_encoders._deprecated import take_deprecated
 from midlayer_encoders._types import READ_SITES, EncoderSpec, Layer, Progress, ReadSite, Stage, content_digest
@@ -46,7 +45,7 @@ from midlayer_encoders.sweeping.notes import ScoringResult, sweep_notes
 from midlayer_encoders.sweeping.processes import Group, launch
 from midlayer_encoders.sweeping.sweep_result import RecipesResult, SweepResult
 from midlayer_encoders.sweeping.task_scoring import TaskScorer
-from midlayer_encoders.tasks import TaskSource, TextsSource, source_texts, task_sources
+from midlayer_encoders.tasks import Tasks, TaskSource, TextsSource, source_texts, task_sources
 from midlayer_encoders.validation import (
     check_choice,
     check_count,
@@ -155,8 +154,10 @@ class SweepRequest:
 
 def sweep(
     model: str | LayerEncoder,
-    tasks: str | Path | AbsTask | Sequence[str | Path | AbsTask] = (),
+    tasks: Tasks = (),
     *,
+    text_column: str | None = None,
+    label_column: str | None = None,
     layers: Sequence[Layer] | str = "all",
     site: ReadSite = "block",
     recipes: str | Recipe | Sequence[str | Recipe] | None = None,
@@ -175,8 +176,10 @@ def sweep(
 
     Args:
         model: a folder or name on the hub, or a ``LayerEncoder`` with the whole model.
-        tasks: names of mteb tasks or benchmarks, ``"paper"``, ``"builtin"``, paths of your own data, task objects. Data
-            without labels is only used for metrics.
+        tasks: names of mteb tasks or benchmarks, ``"paper"``, ``"builtin"``, task objects, and your own data: paths,
+            data frames, datasets, lists of rows, or ``(texts, labels)``. Data without labels is only used for metrics.
+        text_column: column of your own data that holds the texts, if it is not ``text``.
+        label_column: column of your own data that holds the labels, if it is not ``label``.
         layers: ``"all"``, or some layers, each as ``layer`` of :class:`LayerEncoder`.
         site: ``"block"``, or ``"attention"`` or ``"mlp"`` to read what these add in each block, from layer 1 up. The
             frame's revision then names the site, as in ``"default:mlp"``; vectors of a site cannot be exported as an
@@ -210,7 +213,9 @@ def sweep(
         progress=progress,
         settings=SweepSettings.with_deprecated(settings, cast(dict[str, Any], options)),
     )
-    sources = task_sources(tasks) if not isinstance(tasks, tuple) or tasks else []
+    sources: list[TaskSource] = []
+    if not isinstance(tasks, tuple) or tasks:
+        sources = task_sources(tasks, text_column=text_column, label_column=label_column)
     if sources and all(isinstance(source, TextsSource) for source in sources):
         if recipes is not None:
             raise OptionError(

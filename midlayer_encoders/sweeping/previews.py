@@ -29,8 +29,18 @@ from midlayer_encoders.sweeping.layer_sweep import SweepSettings
 from midlayer_encoders.sweeping.mteb_jobs import Prompts, quiet_mteb
 from midlayer_encoders.sweeping.notes import TOGETHER
 from midlayer_encoders.sweeping.task_scoring import MAX_CONFIRMED
-from midlayer_encoders.tasks import TaskSource, TextsSource, isolated_random, task_label, task_sources, task_texts
+from midlayer_encoders.tasks import (
+    Tasks,
+    TaskSource,
+    TextsSource,
+    isolated_random,
+    task_items,
+    task_label,
+    task_sources,
+    task_texts,
+)
 from midlayer_encoders.tasks.overview import TaskOverview, task_overview
+from midlayer_encoders.validation import check_flag
 
 _MAX_COUNTED = 20_000  # texts of a task whose tokens are counted
 _TIMED_SHARES = (0.5, 0.9, 0.1, 0.7, 0.3)  # positions of the timed batches among all tokens
@@ -101,12 +111,15 @@ class Preview:
 
 def preview(
     model: str | LayerEncoder,
-    tasks: str | Path | AbsTask | Sequence[str | Path | AbsTask],
+    tasks: Tasks,
     *,
+    text_column: str | None = None,
+    label_column: str | None = None,
     layers: Sequence[Layer] | str = "all",
     site: ReadSite = "block",
     recipes: str | Recipe | Sequence[str | Recipe] | None = None,
     metrics: str | Sequence[str] = (),
+    baselines: bool = True,
     progress: Progress | None = None,
     settings: SweepSettings | None = None,
     **options: Unpack[EncoderKeywords],
@@ -119,10 +132,13 @@ def preview(
     Args:
         model: as in :func:`sweep`.
         tasks: as in :func:`sweep`.
+        text_column: as in :func:`sweep`.
+        label_column: as in :func:`sweep`.
         layers: as in :func:`sweep`.
         site: as in :func:`sweep`.
         recipes: as in :func:`sweep`.
         metrics: as in :func:`sweep`.
+        baselines: as in :func:`sweep`.
         progress: called with the stages ``"looking"`` (tasks) and ``"timing"`` (batches and tasks).
         settings: as in :func:`sweep`.
         options: as in :func:`sweep`.
@@ -144,14 +160,15 @@ def preview(
             "max_tokens": encoder.max_seq_length,
             "device": str(encoder.device),
         }
-    names = tasks if isinstance(tasks, Sequence) and not isinstance(tasks, str) else [tasks]
-    looking = Stage(progress, "looking", len(names))
+    items = task_items(tasks)
+    looking = Stage(progress, "looking", len(items))
     inspected: list[_InspectedTask] = []
-    for name in names:
-        inspected += _inspect(name, encoder)
+    for item in items:
+        inspected += _inspect(item, encoder, text_column=text_column, label_column=label_column)
         looking.step()
     summary["tasks"] = [task.preview for task in inspected]
-    summary["missing"] = missing_baselines(task.task for task in inspected if task.task is not None)
+    if check_flag("baselines", baselines):
+        summary["missing"] = missing_baselines(task.task for task in inspected if task.task is not None)
     pairs = list(dict.fromkeys(pair for task in inspected for pair in task.pairs))
     if encoder is None or not pairs:
         return Preview(**summary)
@@ -164,7 +181,7 @@ def preview(
     lengths = [sum(count_tokens(each, sample)) for each in (encoder, *by_store.values())]
     metric_passes = passes * min(settings.metric_texts, len(pairs)) / len(pairs) * len(encoders)
     size = sum(parameter.numel() for parameter in encoder.parameters())
-    has_minilm = any(each.name == MINILM for each in baselines_for(encoder, Stage(None, "")))
+    has_minilm = baselines and any(each.name == MINILM for each in baselines_for(encoder, Stage(None, "")))
     seconds = {
         "embedding": one_pass * sum(lengths[1:]) / lengths[0],
         "scoring": one_layer * (len(swept_layers) + MAX_CONFIRMED) * len(encoders),
@@ -202,12 +219,13 @@ class _InspectedTask:
     recorded: Sequence[Recorded] = ()
 
 
-def _inspect(name: str | Path | AbsTask, encoder: LayerEncoder | None) -> list[_InspectedTask]:
+def _inspect(item: Any, encoder: LayerEncoder | None, **columns: str | None) -> list[_InspectedTask]:
     """Return the tasks that an argument names, or its error."""
     try:
-        sources = task_sources(name)
+        sources = task_sources(item, **columns)
     except MidlayerError as error:
-        return [_InspectedTask(TaskPreview(name=str(name), error=str(error)))]
+        name = str(item) if isinstance(item, str | Path) else "data"
+        return [_InspectedTask(TaskPreview(name=name, error=str(error)))]
     inspected = []
     for source in sources:
         try:

@@ -8,14 +8,26 @@ from __future__ import annotations
 import random
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any, TypeAlias
 
-from midlayer_encoders.files import check_regular_file, parse_json_object, read_text_file
+from midlayer_encoders.files import check_regular_file, parse_json_object, read_text_file, shell_path
 from midlayer_encoders.tasks import table_files
-from midlayer_encoders.tasks.table_files import SUFFIXES, TEXT, ColumnsError, Rule, Table, TaskFileError, is_text
+from midlayer_encoders.tasks.table_files import (
+    NAMED_AS_USUAL,
+    SUFFIXES,
+    TEXT,
+    Columns,
+    ColumnsError,
+    Rule,
+    Table,
+    TaskFileError,
+    is_text,
+)
 from midlayer_encoders.tasks.task_data import TASK_TYPES, TaskData, TaskType, as_columns
 from midlayer_encoders.validation import check_choice, lone_surrogate
 
@@ -25,6 +37,7 @@ Tables: TypeAlias = dict[str, dict[str, list[Any]]]
 _SPLIT_SEED = 42
 _LONGEST_LABEL = 120  # bytes: with digest and suffix it is a file name, which has at most 255
 _NEIGHBORS = 5  # of mteb's multilabel classifier
+_GUESSED_ROWS = 1000  # enough to see which columns hold texts and labels
 _MOST_RELEVANT = 1_000_000  # trec_eval allocates memory for every grade and returns 0 for 1e9
 
 _QRELS = ("query-id", "corpus-id", "score")
@@ -81,7 +94,7 @@ _COLUMNS: dict[TaskType, dict[str, tuple[str, Rule]]] = {
 }
 
 
-def files_data(path: Path) -> TaskData:
+def files_data(path: Path, columns: Columns = NAMED_AS_USUAL) -> TaskData:
     """Return the task in the file or folder ``path``.
 
     A folder holds ``test.*``, for a classification also ``train.*``, or ``corpus.*``, ``queries.*`` and
@@ -93,9 +106,32 @@ def files_data(path: Path) -> TaskData:
     """
     options = _options(path)
     files = _beir_files(path, options)
-    task = _read_rows(path, options) if files is None else _read_beir(files)
-    data_name = options.get("name") or (path.stem if path.is_file() else path.resolve().name)
-    return replace(task, label=re.sub(r"[^\w.()-]+", "_", data_name).encode()[:_LONGEST_LABEL].decode(errors="ignore"))
+    if files is None:
+        files = _split_files(path)
+        readers = {split: partial(table_files.read_table, file, columns) for split, file in files.items()}
+        task = _read_rows(readers, path, options.get("type"))
+    elif columns != NAMED_AS_USUAL:
+        raise TaskFileError(f"`text_column` and `label_column` must be left out for {path}, which is in BEIR's layout.")
+    else:
+        task = _read_beir(files)
+    names = ", ".join(file.name for file in files.values())
+    return _labeled(task, options.get("name") or (path.stem if path.is_file() else path.resolve().name), names)
+
+
+def tables_data(tables: Mapping[str, Table], name: str) -> TaskData:
+    """Return the task in the tables ``test`` and, for a classification, ``train``.
+
+    Raises:
+        TaskFileError: for invalid columns or rows.
+    """
+    readers = {split: partial(tables.__getitem__, split) for split in tables}
+    return _labeled(_read_rows(readers, Path(name)), name, "memory")
+
+
+def _labeled(task: TaskData, name: str, origin: str) -> TaskData:
+    """Return a task with a name that a file can have, and a description."""
+    label = re.sub(r"[^\w.()-]+", "_", name).encode()[:_LONGEST_LABEL].decode(errors="ignore")
+    return replace(task, label=label, description=f"{task.type} from {origin}. {task.note}".strip())
 
 
 def _read_beir(files: Mapping[str, Path]) -> TaskData:
@@ -108,22 +144,16 @@ def _read_beir(files: Mapping[str, Path]) -> TaskData:
     return TaskData(
         type="Retrieval",
         splits=tables,
-        description=_description("Retrieval", files, note),
         why="corpus, queries and qrels",
         note=note,
         settings={"ignore_identical_ids": 1} if finds_itself else {},
     )
 
 
-def _description(task_type: TaskType, files: Mapping[str, Path], note: str) -> str:
-    return f"{task_type} from {', '.join(file.name for file in files.values())}. {note}".strip()
-
-
-def _read_rows(path: Path, options: Mapping[str, Any]) -> TaskData:
-    """Return the task in a file or in a folder with ``test.*``."""
-    files = _split_files(path)
-    test = table_files.read_table(files["test"])
-    task_type, why = (options["type"], "task.json") if "type" in options else _type(test)
+def _read_rows(readers: Mapping[str, Callable[[], Table]], path: Path, task_type: Any = None) -> TaskData:
+    """Return the task in the table ``test``, and in ``train``, which is read only if the task needs it."""
+    test = readers["test"]()
+    task_type, why = (task_type, "task.json") if task_type is not None else _type(test)
     rows = _checked(test, task_type)
     splits: Tables = {"test": rows}
     note = ""
@@ -134,12 +164,12 @@ def _read_rows(path: Path, options: Mapping[str, Any]) -> TaskData:
     elif task_type == "Clustering":
         # mteb draws this many rows with replacement, ten times; 2048 are still quick to cluster.
         settings = {"max_documents_per_cluster": min(len(test.rows), 2048)}
-    elif task_type in _TRAINED and "train" in files:
-        splits["train"] = _checked(table_files.read_table(files["train"]), task_type)
+    elif task_type in _TRAINED and "train" in readers:
+        splits["train"] = _checked(readers["train"](), task_type)
     elif task_type in _TRAINED:
-        splits = _halves(rows, files["test"])
+        splits = _halves(rows, test.path)
         evenly = "stratified by label" if task_type == "Classification" else "the labels spread evenly"
-        note = f"There is no train file: the rows were split in halves, {evenly}, with seed {_SPLIT_SEED}."
+        note = f"There are no train rows: all rows were split in halves, {evenly}, with seed {_SPLIT_SEED}."
     if task_type in (*_TRAINED, "Clustering"):
         splits = _numbered(splits, _label_column(task_type), path=path)
     if task_type == "MultilabelClassification" and sum(map(bool, splits["train"]["label"])) < _NEIGHBORS:
@@ -147,8 +177,7 @@ def _read_rows(path: Path, options: Mapping[str, Any]) -> TaskData:
             f"{path} must have {_NEIGHBORS} rows with a label or more to train on, as many as are compared with each "
             f"text, but has {sum(map(bool, splits['train']['label']))}. Add rows."
         )
-    description = _description(task_type, files, note)
-    return TaskData(type=task_type, splits=splits, description=description, why=why, note=note, settings=settings)
+    return TaskData(type=task_type, splits=splits, why=why, note=note, settings=settings)
 
 
 def _check_corpus(tables: Tables, path: Path) -> None:
@@ -336,14 +365,32 @@ def _type(table: Table) -> tuple[TaskType, str]:
             return task_type, why
     if (alone := _TYPE_BY_ALL_COLUMNS.get(frozenset(columns))) is not None:
         return alone, f"columns {', '.join(columns)}" if len(columns) > 1 else f"column {columns[0]} alone"
-    types = (
-        f"{task_type} needs {', '.join(names.replace(' ', ' or ') for names in accepted)}"
-        for task_type, accepted in _TYPE_BY_COLUMNS.items()
-    )
-    raise ColumnsError(
-        f"{table.path} must have the columns of a task, but has {', '.join(columns)}. {'; '.join(types)}. "
-        "Texts without labels, or sentence1 and sentence2 of translations, must stand alone."
-    )
+    raise ColumnsError(f"{table.path} must have the columns of a task, but has {', '.join(columns)}. {_cure(table)}")
+
+
+def _cure(table: Table) -> str:
+    """Return which columns to name if they look like texts and labels, and otherwise which columns tasks have."""
+    rows = table.rows[:_GUESSED_ROWS]
+    lengths = {
+        name: fmean(len(value) if isinstance(value := row.get(name), str) else 0 for row in rows)
+        for name in table.columns
+    }
+    text, *others = sorted(lengths, key=lambda name: (name == "text", lengths[name]), reverse=True)
+    num_values = {name: len({repr(row.get(name)) for row in rows}) for name in others}
+    label = min(num_values, key=lambda name: num_values[name], default="")
+    is_label = len(others) == 1 or 2 <= num_values.get(label, 0) <= len(rows) / 2
+    found = {"text": text, **({"label": label} if is_label else {})}
+    renamed = {column: name for column, name in found.items() if column != name}
+    has_other_texts = any(2 * lengths[name] > lengths[text] for name in others if name not in found.values())
+    if has_other_texts or not renamed or not lengths[text]:
+        return (
+            "A task has text and label; sentence1, sentence2 and score or label; or query and positive. "
+            "Texts without labels, or sentence1 and sentence2 of translations, must stand alone."
+        )
+    holds = " and ".join(f"{name} holds the {column}s" for column, name in renamed.items())
+    python = ", ".join(f"{column}_column={name!r}" for column, name in renamed.items())
+    flags = " ".join(f"--{column}-column {shell_path(name)}" for column, name in renamed.items())
+    return f"If {holds}, pass {python} ({flags})."
 
 
 def _checked(table: Table, task_type: TaskType) -> dict[str, list[Any]]:
@@ -398,7 +445,7 @@ def _halves(columns: Mapping[str, list[Any]], path: Path) -> Tables:
     if rare:
         raise TaskFileError(
             f"{path} must have every label twice or more, to be split in train and test, but has one row of "
-            f"{', '.join(map(repr, rare[:5]))}. Add rows, or give a train file and a test file."
+            f"{', '.join(map(repr, rare[:5]))}. Add rows, or give train and test rows."
         )
     numbers = range(len(columns["label"]))
     if any(isinstance(value, list) for value in columns["label"]):

@@ -1,4 +1,4 @@
-"""Resolve names, paths and objects to descriptions from which every process can create the same tasks."""
+"""Resolve names, paths, data and objects to descriptions from which every process can create the same tasks."""
 
 from __future__ import annotations
 
@@ -8,17 +8,26 @@ import logging
 import os
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from midlayer_encoders._isolation import isolated_random
 from midlayer_encoders.errors import OptionError, did_you_mean, short_repr
 from midlayer_encoders.files import exists, expand_home, shell_path
 from midlayer_encoders.tasks.docstrings import BUILTIN_TASKS, builtin_data
-from midlayer_encoders.tasks.file_tasks import files_data
-from midlayer_encoders.tasks.table_files import SUFFIXES, TEXT, TaskFileError, read_table
+from midlayer_encoders.tasks.file_tasks import files_data, tables_data
+from midlayer_encoders.tasks.memory_tables import is_data, is_named, split_tables
+from midlayer_encoders.tasks.table_files import (
+    NAMED_AS_USUAL,
+    SUFFIXES,
+    TEXT,
+    TEXT_SUFFIX,
+    Columns,
+    TaskFileError,
+    read_table,
+)
 from midlayer_encoders.tasks.task_data import TaskData
 
 if TYPE_CHECKING:
@@ -66,19 +75,21 @@ class MtebSource:
 
 @dataclass(frozen=True)
 class LocalSource:
-    """A built-in task, or a task from files.
+    """A built-in task, or a task from files or from data in memory.
 
     Attributes:
-        origin: label of the built-in task, or path of the files.
+        origin: label of the built-in task, path of the files, or the data.
         name: name of the task, which contains a digest of its rows.
+        columns: names of the files' columns.
     """
 
-    origin: str | Path
+    origin: str | Path | TaskData = field(hash=False)
     name: str
+    columns: Columns = NAMED_AS_USUAL
 
     def make(self) -> AbsTask:
         """Return a new task; raise an error if the files have changed."""
-        data = builtin_data(self.origin) if isinstance(self.origin, str) else _files_data(self.origin)
+        data = builtin_data(self.origin) if isinstance(self.origin, str) else _own_data(self.origin, self.columns)
         if data.name != self.name:
             raise TaskFileError(f"{self.origin} must not change while it is used, but its rows changed. Start again.")
         with isolated_random():  # importing mteb seeds the global generators
@@ -92,26 +103,31 @@ class TextsSource:
     """Texts without labels.
 
     Attributes:
-        path: file or folder of the texts.
+        path: file or folder of the texts, or the data.
         name: name that contains a digest of the texts.
         why: reason why the data counts as texts without labels.
+        columns: names of the file's columns.
     """
 
-    path: Path
+    path: Path | TaskData = field(hash=False)
     name: str
     why: str
+    columns: Columns = NAMED_AS_USUAL
 
     def make(self) -> AbsTask:
         """Raise an error, because texts without labels cannot be scored."""
-        path = shell_path(self.path)
+        name, select, metrics = self.name, "select_layer(model, texts)", "measure(model, texts)"
+        if isinstance(self.path, Path):
+            name = shell_path(self.path)
+            select, metrics = (f"midlayer {command} MODEL --texts {name}" for command in ("select", "metrics"))
         raise TaskFileError(
-            f"{path} holds texts without labels, which cannot be scored. `midlayer select MODEL --texts {path}`"
-            f" chooses a layer without labels, `midlayer metrics MODEL --texts {path}` measures every layer."
+            f"{name} holds texts without labels, which cannot be scored. `{select}` chooses a layer without labels, "
+            f"`{metrics}` measures every layer."
         )
 
     def texts(self) -> list[str]:
         """Return the texts in their order."""
-        return own_texts(self.path)
+        return list(_own_data(self.path, self.columns).splits["test"]["text"])
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,30 +169,49 @@ def paper_tasks() -> list[AbsTask]:
     return resolve_tasks("paper")
 
 
-def resolve_tasks(names: str | Path | AbsTask | Sequence[str | Path | AbsTask]) -> list[AbsTask]:
+Tasks: TypeAlias = Any
+"""Tasks as :func:`resolve_tasks` accepts them."""
+
+
+def resolve_tasks(names: Tasks, *, text_column: str | None = None, label_column: str | None = None) -> list[AbsTask]:
     """Return the tasks for ``names`` as new objects, without changing the global random generators.
 
     Args:
         names: one or several of: ``"paper"``; ``"builtin"``, or the label of a built-in task; the name of an mteb task
-            or benchmark; a path to your own data; a task object. Write a folder with the name of an mteb task as a
-            path (``./STS12``).
+            or benchmark; a path to your own data; a task object; data in memory. Write a folder with the name of an
+            mteb task as a path (``./STS12``). Data is a data frame of pandas or polars, a dataset, a dict of columns, a
+            list of dicts or of pairs of a text and its label, a tuple of texts and labels; ``{"train": …, "test": …}``
+            of these, or a dict of them by the name of their task.
+        text_column: column of your own data that holds the texts, if it is not ``text``.
+        label_column: column of your own data that holds the labels, if it is not ``label``.
 
     Raises:
         OptionError: for an unknown name.
         TaskFileError: for data that is not a valid task.
     """
-    return [source.make() for source in task_sources(names)]
+    sources = task_sources(names, text_column=text_column, label_column=label_column)
+    return [source.make() for source in sources]
 
 
-def task_sources(names: str | Path | AbsTask | Sequence[str | Path | AbsTask]) -> list[TaskSource]:
+def task_items(names: Tasks) -> list[Any]:
+    """Return several tasks one by one, each as :func:`task_sources` accepts it."""
+    if is_named(names):
+        return [{name: data} for name, data in names.items()]
+    is_single = is_data(names) or isinstance(names, str) or not isinstance(names, Sequence)
+    return [names] if is_single else list(names)
+
+
+def task_sources(names: Tasks, *, text_column: str | None = None, label_column: str | None = None) -> list[TaskSource]:
     """Return the distinct sources of the tasks for ``names``, for use in other processes.
 
     Args:
         names: as in :func:`resolve_tasks`.
+        text_column: as in :func:`resolve_tasks`.
+        label_column: as in :func:`resolve_tasks`.
     """
-    items = names if isinstance(names, Sequence) and not isinstance(names, str) else [names]
+    columns = Columns(text_column, label_column)
     sources: dict[str, TaskSource] = {}
-    for source in (source for item in items for source in _sources(item)):
+    for source in (source for item in task_items(names) for source in _sources(item, columns)):
         if sources.setdefault(source.name, source) != source:
             raise OptionError(
                 f"`tasks` must have different names, because results are stored by name, but two different ones are "
@@ -184,10 +219,15 @@ def task_sources(names: str | Path | AbsTask | Sequence[str | Path | AbsTask]) -
             )
     if not sources:
         raise OptionError("`tasks` must name at least one task, but is empty.")
+    if any(columns) and not any(getattr(source, "columns", None) == columns for source in sources.values()):
+        raise OptionError("`text_column` and `label_column` must be left out unless a task is your own data.")
     return list(sources.values())
 
 
-def _sources(name: str | Path | AbsTask) -> Sequence[TaskSource]:
+def _sources(name: Any, columns: Columns) -> Sequence[TaskSource]:
+    if is_data(name):
+        label, rows = next(iter(name.items())) if is_named(name) else ("data", name)
+        return [_own_source(tables_data(split_tables(rows, label, columns), label), columns)]
     if isinstance(name, str) and not name.strip():
         raise OptionError("`tasks` must be names or paths, but one of them is empty. Remove the extra comma.")
     if isinstance(name, Path) or (isinstance(name, str) and _is_path(name)):
@@ -196,15 +236,12 @@ def _sources(name: str | Path | AbsTask) -> Sequence[TaskSource]:
             raise OptionError(
                 f"`tasks` must be names or paths that exist, but there is no {short_repr(str(path), 200)}."
             )
-        data = _files_data(path)
-        if data.note:
-            _log.warning("%s: %s", path, data.note)
-        return [TextsSource(path, data.name, data.why) if data.type == "Unlabeled" else LocalSource(path, data.name)]
+        return [_own_source(path, columns)]
     if isinstance(name, str):
         labels = BUILTIN_TASKS if name == "builtin" else [label for label in BUILTIN_TASKS if label == name]
-        return [LocalSource(label, builtin_data(label).name) for label in labels] or _mteb_sources(name)
+        return [LocalSource(label, builtin_data(label).name) for label in labels] or _mteb_sources(name, columns)
     if not hasattr(name, "metadata"):
-        raise OptionError(f"`tasks` must be names, paths or mteb's task objects, but got {short_repr(name)}.")
+        raise OptionError(f"`tasks` must be names, paths, data or mteb's task objects, but got {short_repr(name)}.")
     source = ObjectSource(name)
     if not source.name.isprintable() or {"/", "\\"} & set(source.name):
         raise OptionError(
@@ -213,24 +250,33 @@ def _sources(name: str | Path | AbsTask) -> Sequence[TaskSource]:
     return [source]
 
 
+def _own_source(origin: Path | TaskData, columns: Columns) -> TaskSource:
+    data = _own_data(origin, columns)
+    if data.note:
+        _log.warning("%s: %s", origin if isinstance(origin, Path) else data.label, data.note)
+    if data.type == "Unlabeled":
+        return TextsSource(origin, data.name, data.why, columns)
+    return LocalSource(origin, data.name, columns)
+
+
 def own_texts(path: Path, *, column: str | None = None) -> list[str]:
     """Return the texts of your own data, with or without labels, in order.
 
-    Without labels, all rows are returned; for a task, each distinct text is returned once.
+    The texts of a file with a text column are those of all its rows; of another task, each distinct text once.
 
     Args:
         path: a file or folder, as in :func:`task_sources`.
-        column: text column of a file that is not a task.
+        column: text column of a file, if it is not ``text``.
 
     Raises:
         TaskFileError: for data that is neither a valid task nor texts.
     """
     path = path.absolute()
-    if column is not None:
-        return list(read_table(path).cells(column, TEXT))
-    data = _files_data(path)
-    if data.type == "Unlabeled":
-        return list(data.splits["test"]["text"])
+    if column is not None or not path.is_dir():
+        table = read_table(path, Columns(column))
+        if "text" in table.columns:
+            return list(table.cells("text", TEXT))
+    data = _own_data(path)
     texts: dict[str, None] = {}
     for rows in data.splits.values():
         for name in _TEXT_COLUMNS:
@@ -239,14 +285,21 @@ def own_texts(path: Path, *, column: str | None = None) -> list[str]:
     return [text for text in texts if text.strip()]
 
 
-def _files_data(path: Path) -> TaskData:
-    """Return the data of files, cached until a file changes: a sweep creates each task for every layer."""
-    return _cached_data(path, _stamps(path))
+def own_labels(path: Path, columns: Columns) -> list[str | None]:
+    """Return the label of each text of a file, in the order of :func:`own_texts`; ``None`` for an empty cell."""
+    table = read_table(path.absolute(), columns)
+    labels = [row.get(table.column("label")) for row in table.rows]
+    return [None if label is None or not str(label).strip() else str(label) for label in labels]
+
+
+def _own_data(origin: Path | TaskData, columns: Columns = NAMED_AS_USUAL) -> TaskData:
+    """Return data in memory, or that of files, cached until one changes: a sweep creates each task for every layer."""
+    return origin if isinstance(origin, TaskData) else _cached_data(origin, columns, _stamps(origin))
 
 
 @lru_cache(maxsize=8)
-def _cached_data(path: Path, stamps: tuple[tuple[str, int, int, int], ...]) -> TaskData:  # noqa: ARG001
-    return files_data(path)
+def _cached_data(path: Path, columns: Columns, stamps: tuple[tuple[str, int, int, int], ...]) -> TaskData:  # noqa: ARG001
+    return files_data(path, columns)
 
 
 def _stamps(path: Path) -> tuple[tuple[str, int, int, int], ...]:
@@ -262,10 +315,11 @@ def _stamps(path: Path) -> tuple[tuple[str, int, int, int], ...]:
 def _is_path(name: str) -> bool:
     """Return True if a name looks like a path: it has a separator, a known suffix, or a leading dot or tilde."""
     separators = {os.sep, os.altsep or os.sep}
-    return any(separator in name for separator in separators) or name.startswith(("~", ".")) or name.endswith(SUFFIXES)
+    suffixes = (*SUFFIXES, TEXT_SUFFIX)
+    return any(separator in name for separator in separators) or name.startswith(("~", ".")) or name.endswith(suffixes)
 
 
-def _mteb_sources(name: str) -> Sequence[TaskSource]:
+def _mteb_sources(name: str, columns: Columns) -> Sequence[TaskSource]:
     with isolated_random():
         import mteb
 
@@ -284,7 +338,7 @@ def _mteb_sources(name: str) -> Sequence[TaskSource]:
             members = map(MtebSource.of, benchmarks[benchmark_name].tasks)
             return [source for source in members if name != "paper" or source.name in PAPER_TASKS]
     if exists(Path(name)):
-        return _sources(Path(name))
+        return _sources(Path(name), columns)
     choices = ("paper", "builtin", *BUILTIN_TASKS, *benchmarks, *sorted(tasks))
     raise OptionError(
         f"`tasks` must be 'paper', 'builtin', the name of an mteb task or benchmark, or a path to your own data, "

@@ -1,4 +1,4 @@
-"""Rows of JSONL, CSV, TSV and parquet files with their line numbers."""
+"""Rows of JSONL, CSV, TSV, parquet and text files with their line numbers."""
 
 from __future__ import annotations
 
@@ -8,19 +8,38 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
-from midlayer_encoders.errors import MidlayerError, short_repr
-from midlayer_encoders.files import check_regular_file, read_json_lines, read_text_file
+from midlayer_encoders.errors import MidlayerError, did_you_mean, short_repr
+from midlayer_encoders.files import check_regular_file, read_json_lines, read_lines, read_text_file
 from midlayer_encoders.validation import lone_surrogate
 
 Rule: TypeAlias = tuple[str, Callable[[object], bool]]
 """A requirement for a cell: its description and a function that tests it."""
 
 SUFFIXES = (".jsonl", ".ndjson", ".csv", ".tsv", ".parquet")
+TEXT_SUFFIX = ".txt"
+"""Suffix of a file with one text per line: a table with the column ``text``."""
+
+_SEPARATORS = {",": "comma", "\t": "tab", ";": "semicolon", "|": "bar"}
+_TASK_COLUMNS = frozenset(
+    (
+        "text",
+        "label",
+        "labels",
+        "sentences",
+        "sentence1",
+        "sentence2",
+        "score",
+        "query",
+        "anchor",
+        "positive",
+        "negative",
+    )
+)
 _NUMBER = re.compile(r"0|-?[1-9][0-9]{0,17}")  # 007 is a name, not a number
 
 
@@ -32,19 +51,64 @@ class ColumnsError(TaskFileError):
     """A file whose columns match no task type."""
 
 
+class Columns(NamedTuple):
+    """The columns of texts and labels, if their names are not ``text`` and ``label``."""
+
+    text: str | None = None
+    label: str | None = None
+
+    def renamed(self, names: Sequence[str], path: Path) -> list[str]:
+        """Return the names of a table's columns for the rules of tasks, which ignore the case of known names.
+
+        Example:
+            >>> Columns(text="body").renamed(["id", "body", "Label", "text"], Path("mine.csv"))
+            ['id', 'text', 'label', 'text (unused)']
+        """
+        requested = {name: column for column, name in self._asdict().items() if name is not None}
+        for name, column in requested.items():
+            if name not in names:
+                raise TaskFileError(
+                    f"`{column}_column` must be a column of {path}, which has {', '.join(names)}, but got {name!r}."
+                    f"{did_you_mean(name, names)}"
+                )
+        taken = {*names, *requested.values()}
+        result: list[str] = []
+        for name in names:
+            known = name.strip().lower()
+            if known not in _TASK_COLUMNS or known in taken:
+                known = f"{name} (unused)" if name in requested.values() else name
+            result.append(requested.get(name, known))
+            taken.add(result[-1])
+        return result
+
+
+NAMED_AS_USUAL = Columns()
+
+
 @dataclass(frozen=True)
 class Table:
-    """The rows of a file and their line or row numbers."""
+    """The rows of a file or of data in memory, and their line or row numbers."""
 
     path: Path
     unit: str
     numbers: list[int]
     rows: list[dict[str, Any]]
 
+    def __post_init__(self) -> None:
+        if not self.rows:
+            raise TaskFileError(f"{self.path} must have rows, but is empty.")
+
     @cached_property
     def columns(self) -> list[str]:
         """All columns, including those that only some rows have."""
         return list(dict.fromkeys(name for row in self.rows for name in row))
+
+    def renamed(self, columns: Columns) -> Table:
+        """Return the table with the names of its columns as tasks know them."""
+        names = dict(zip(self.columns, columns.renamed(self.columns, self.path), strict=True))
+        if all(old == new for old, new in names.items()):
+            return self
+        return replace(self, rows=[{names[name]: value for name, value in row.items()} for row in self.rows])
 
     def column(self, *names: str, purpose: str = "", cure: str = "") -> str:
         """Return the first of several columns that the table has."""
@@ -84,19 +148,17 @@ class Table:
             raise TaskFileError(f"{self.path} must have {noun} of one kind, but some are strings and some are numbers.")
 
 
-def read_table(path: Path) -> Table:
-    """Return the rows of a nonempty file whose suffix is one of :data:`SUFFIXES`."""
+def read_table(path: Path, columns: Columns = NAMED_AS_USUAL) -> Table:
+    """Return the rows of a nonempty file whose suffix is one of :data:`SUFFIXES`, or :data:`TEXT_SUFFIX`."""
     check_regular_file(path, TaskFileError)
     suffix = path.suffix.lower()
-    if suffix not in SUFFIXES:
-        raise TaskFileError(f"{path} must be one of {', '.join(SUFFIXES)}, but its name ends in {path.suffix!r}.")
-    if suffix == ".parquet":
-        table = _read_parquet(path)
-    else:
-        table = _read_csv(path) if suffix in (".csv", ".tsv") else _read_jsonl(path)
-    if not table.rows:
-        raise TaskFileError(f"{path} must have rows, but is empty.")
-    return table
+    if suffix in (".csv", ".tsv"):
+        return _read_csv(path, columns)  # how cells are read depends on the names of the columns
+    readers = {".parquet": _read_parquet, TEXT_SUFFIX: _read_text, ".jsonl": _read_jsonl, ".ndjson": _read_jsonl}
+    if suffix not in readers:
+        suffixes = ", ".join((*SUFFIXES, TEXT_SUFFIX))
+        raise TaskFileError(f"{path} must be one of {suffixes}, but its name ends in {path.suffix!r}.")
+    return readers[suffix](path).renamed(columns)
 
 
 def is_text(value: object) -> bool:
@@ -136,11 +198,23 @@ def _read_jsonl(path: Path) -> Table:
     return Table(path, "line", [number for number, _ in rows], [row for _, row in rows])
 
 
-def _read_csv(path: Path) -> Table:
+def _read_text(path: Path) -> Table:
+    lines = [(number, line) for number, line in enumerate(read_lines(path, TaskFileError), 1) if line.strip()]
+    return Table(path, "line", [number for number, _ in lines], [{"text": line} for _, line in lines])
+
+
+def _separator(path: Path, content: str) -> str:
+    """Return the separator of a CSV or TSV file, another one if the first line does not contain the usual one."""
+    usual = "\t" if path.suffix.lower() == ".tsv" else ","
+    header = re.split(r"[\r\n]", content.lstrip(), maxsplit=1)[0]
+    return usual if usual in header else max(_SEPARATORS, key=lambda mark: (header.count(mark), mark == usual))
+
+
+def _read_csv(path: Path, columns: Columns) -> Table:
     """Return the rows of a CSV or TSV file; strict parsing detects a quote that is never closed."""
     # polars' `read_csv` decompresses files, renames duplicate columns and does not name the line of an error.
     content = read_text_file(path, TaskFileError)
-    separator, separator_name = ("\t", "tab") if path.suffix.lower() == ".tsv" else (",", "comma")
+    separator = _separator(path, content)
     reader = csv.reader(io.StringIO(content, newline=""), delimiter=separator, strict=True)
     numbers: list[int] = []  # of the first line of each row that is not blank
     cells: list[list[str]] = []
@@ -167,11 +241,12 @@ def _read_csv(path: Path) -> Table:
         if len(row) > len(header):
             raise TaskFileError(
                 f"{path}, line {number}: must have {len(header)} cells, as the first line has, but has {len(row)}. "
-                f"Put a cell that holds a {separator_name} in quotes."
+                f"Put a cell that holds a {_SEPARATORS[separator]} in quotes."
             )
         row += [""] * (len(header) - len(row))
-    columns = [_parsed(name, [row[index] for row in cells[1:]]) for index, name in enumerate(header)]
-    rows = [dict(zip(header, row, strict=True)) for row in zip(*columns, strict=True)]
+    header = columns.renamed(header, path)
+    values = [_parsed(name, [row[index] for row in cells[1:]]) for index, name in enumerate(header)]
+    rows = [dict(zip(header, row, strict=True)) for row in zip(*values, strict=True)]
     return Table(path, "line", numbers[1:], rows)
 
 

@@ -47,7 +47,7 @@ class TaskData:
 
     type: TaskType
     splits: Mapping[str, Mapping[str, Sequence[Any]]]
-    description: str
+    description: str = ""
     label: str = ""
     origin: str = "files"
     why: str = ""

@@ -56,7 +56,7 @@ CALLS: dict[str, tuple[str, list[str]]] = {
 }
 VALUES: dict[str, str] = {
     "layers": "0,1", "layer": "1", "metrics": "anisotropy", "metric_names": "anisotropy", "recipes": "plain,echo",
-    "rule": "last", "token_budget": "99", "field": "title", "revisions": "step1", "max_params": "10M", "tasks": "OTHER",
+    "rule": "last", "token_budget": "99", "text_column": "title", "label_column": "kind", "revisions": "step1", "max_params": "10M", "tasks": "OTHER",
     "matryoshka": "8,4", "target": "vllm", "texts": "OTHER", "data": "OTHER", "test": "OTHER", "pairs": "OTHER",
     "labels": "LABELS", "swept": "FRAME", "out": "ANOTHER", "store": "ANOTHER", "solutions": "OTHER", "reference": "ANOTHER",
     "from_sweep": "ANOTHER", "images": "IMAGES", "audio": "AUDIO", "remove": "key", "model": "second", "center": "LINES",
@@ -111,7 +111,7 @@ def fill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]
     """Return a function that replaces the names of files by their paths."""
     monkeypatch.chdir(tmp_path)
     rows = [
-        f'{{"text": "{word} {number}", "title": "{number} {word}", "label": "{word}"}}\n'
+        f'{{"text": "{word} {number}", "title": "{number} {word}", "label": "{word}", "kind": {number % 2}}}\n'
         for word in "ab"
         for number in range(9)
     ]

@@ -11,7 +11,6 @@ from typer.testing import CliRunner
 
 from midlayer_encoders.cli import app
 from midlayer_encoders.cli._arguments import read_texts
-from midlayer_encoders.errors import OptionError
 from midlayer_encoders.tasks import TaskFileError
 from tests.cli.calls import run, tables
 from tests.others_warnings import MTEB
@@ -59,7 +58,7 @@ def test_dry_run_without_a_model_still_reports_the_tasks(tmp_path: Path) -> None
 @pytest.mark.slow
 def test_your_own_data_can_be_texts(tiny_folder: Folder, tmp_path: Path) -> None:
     folder = write(tmp_path / "mine/test.csv", [{"text": text} for text in SENTENCES]).parent
-    assert read_texts(folder, field=None) == SENTENCES
+    assert read_texts(folder, column=None) == SENTENCES
     output = run("metrics", tiny_folder("Llama"), "--texts", str(folder), "--metrics", "curvature", "--device", "cpu",
                "--out", str(tmp_path / "out"))  # fmt: skip
     assert tables(output)[0][0] == ["layer", "curvature"]
@@ -70,16 +69,15 @@ def test_your_own_data_can_be_texts(tiny_folder: Folder, tmp_path: Path) -> None
     assert "Export it:" in output
 
 
-def test_field_names_another_column(tmp_path: Path) -> None:
+def test_text_column_names_another_column(tmp_path: Path) -> None:
     rows = [{"question": text, "answer": "x"} for text in SENTENCES]
     for suffix in (".jsonl", ".csv", ".parquet"):
-        assert read_texts(write(tmp_path / f"mine{suffix}", rows), field="question") == SENTENCES
-    with pytest.raises(
-        OptionError, match=r"`field` must name the field with the text in mine.jsonl, which has question, answer"
-    ):
-        read_texts(tmp_path / "mine.jsonl", field=None)
-    with pytest.raises(TaskFileError, match="must have the columns of a task, but has question, answer"):
-        read_texts(tmp_path / "mine.csv", field=None)
+        assert read_texts(write(tmp_path / f"mine{suffix}", rows), column="question") == SENTENCES
+    for suffix in (".jsonl", ".csv"):
+        with pytest.raises(TaskFileError, match=r"but has question, answer\. If .*\(--text-column question "):
+            read_texts(tmp_path / f"mine{suffix}", column=None)
+    others = [{"id": n, "text": text, "label": n % 2} for n, text in enumerate(SENTENCES)]
+    assert read_texts(write(tmp_path / "others.csv", others), column=None) == SENTENCES  # in the order of the rows
     lines = tmp_path / "lines.txt"
     lines.write_text("one\n\ntwo\n")
-    assert read_texts(lines, field=None) == ["one", "two"]
+    assert read_texts(lines, column=None) == ["one", "two"]

@@ -207,9 +207,9 @@ def test_model_options_reach_the_model(
     task_file = tmp_path / "near.jsonl"
     task_file.write_text("".join(f'{{"sentence1": "a", "sentence2": "b", "score": {score}}}\n' for score in (1, 2)))
     arguments = {
-        "metrics": ["--texts", str(texts), "--field", "body", *out],
+        "metrics": ["--texts", str(texts), "--text-column", "body", *out],
         "export": ["--layer", "1", *out],
-        "select": ["--texts", str(texts), "--field", "body", *out],
+        "select": ["--texts", str(texts), "--text-column", "body", *out],
         "sweep": ["--tasks", str(task_file), *out],
         "probe": ["--data", str(tmp_path / "data.jsonl"), *out],
     }[command]

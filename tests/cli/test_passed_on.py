@@ -48,12 +48,12 @@ class Case(NamedTuple):
 RECIPES = recipes_of("recipes", ["plain", "one-word"])
 ENCODER = {"max_length": 9, "pooling": "max", "device": "cpu"}
 SWEEP: dict[str, Any] = {
-    "tasks": "near.csv", "layers": "1,0.5", "recipes": "plain,one-word", "site": "mlp", "metrics": "lidar,dime",
+    "tasks": "near.csv", "text_column": "t", "label_column": "l", "no_baselines": True, "layers": "1,0.5,2-3", "recipes": "plain,one-word", "site": "mlp", "metrics": "lidar,dime",
     "store_dtype": "float16", "half": True, "scoring": "mteb", "workers": 3, "devices": 1, "num_nodes": 1,
     "compile": True,
 }  # fmt: skip
 SWEPT: dict[str, Any] = {
-    "layers": [1, 0.5], "recipes": RECIPES, "site": "mlp", "metrics": ["lidar", "dime"],
+    "layers": [1, 0.5, 2, 3], "text_column": "t", "label_column": "l", "baselines": False, "recipes": RECIPES, "site": "mlp", "metrics": ["lidar", "dime"],
     "settings": {"scoring": "mteb", "workers": 3, "store_dtype": "float16", "compile": True},
 }  # fmt: skip
 CASES = {
@@ -71,15 +71,15 @@ CASES = {
         "selection.select",
         ["MODEL"],
         {"texts": "rows.jsonl", "labels": "labels.txt", "rule": "last", "recipes": "plain,one-word", "all_rules": True,
-         "mixture": True, "out": "o", "field": "title", "max_texts": 7, "seed": 3},
-        ["MODEL", TITLES, ["a", None] * 6],
+         "mixture": True, "out": "o", "text_column": "title", "limit": 11, "max_texts": 7, "seed": 3},
+        ["MODEL", TITLES[:11], (["a", None] * 6)[:11]],
         {"rule": "last", "recipes": RECIPES, "all_rules": True, "mixture": True,
          "max_texts": 7, "seed": 3},
     ),
     "embed": Case(
         "vectors.embed",
         ["MODEL"],
-        {"texts": "rows.jsonl", "field": "title", "limit": 5, "layers": "1,-1", "site": "mlp", "tokens": True,
+        {"texts": "rows.jsonl", "text_column": "title", "limit": 5, "layers": "1,-1", "site": "mlp", "tokens": True,
          "from": "swept", "token_budget": "64", "out": "states"},
         ["MODEL", TITLES[:5], Path("states")],
         {"layers": [1, -1], "site": "mlp", "tokens": True, "from_sweep": Path("swept"), "token_budget": 64},
@@ -87,7 +87,7 @@ CASES = {
     "metrics": Case(
         "measure",
         ["MODEL"],
-        {"texts": "rows.jsonl", "field": "title", "limit": 5, "layers": "1,-1", "site": "mlp", "metrics": "lidar,dime",
+        {"texts": "rows.jsonl", "text_column": "title", "limit": 5, "layers": "1,-1", "site": "mlp", "metrics": "lidar,dime",
          "seed": 3, "out": "o"},
         ["MODEL", TITLES[:5]],
         {"metrics": ["lidar", "dime"], "layers": [1, -1], "site": "mlp", "seed": 3, "dataset": "rows"},
@@ -95,7 +95,7 @@ CASES = {
     "compare": Case(
         "comparing.compare",
         ["a", "b", "c"],
-        {"texts": "rows.jsonl", "field": "title", "limit": 11, "layers": "1,-1", "metrics": "lidar,dime", "views": 3,
+        {"texts": "rows.jsonl", "text_column": "title", "limit": 11, "layers": "1,-1", "metrics": "lidar,dime", "views": 3,
          "resamples": 4, "seed": 3, "out": "o"},
         ["a", "b", "c"],
         {"texts": TITLES[:11], "layers": [1, -1], "metrics": ("lidar", "dime"), "views": 3, "seed": 3,
@@ -104,7 +104,7 @@ CASES = {
     "progression": Case(
         "comparing.progression",
         ["m"],
-        {"texts": "rows.jsonl", "field": "title", "limit": 5, "layers": "1,-1", "metrics": "lidar,dime", "views": 3,
+        {"texts": "rows.jsonl", "text_column": "title", "limit": 5, "layers": "1,-1", "metrics": "lidar,dime", "views": 3,
          "revisions": "step1, step2", "seed": 3, "out": "o"},
         ["m", ["step1", "step2"]],
         {"texts": TITLES[:5], "layers": [1, -1], "metrics": ["lidar", "dime"], "views": 3, "seed": 3,
@@ -123,7 +123,7 @@ CASES = {
                       "adaptive": True, "seed": 3}},
     ),
 }  # fmt: skip
-NOT_HERE = {"dry_run", "out", "store", "images", "audio", "skip_bad", "wikitext"}
+NOT_HERE = {"dry_run", "out", "store", "images", "audio", "skip_bad", "wikitext", "label_column"}
 """Flags that only some of the cases have, or that texts refuse."""
 
 
@@ -131,7 +131,7 @@ NOT_HERE = {"dry_run", "out", "store", "images", "audio", "skip_bad", "wikitext"
 def test_every_flag_is_passed_on(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("rows.jsonl").write_text("\n".join(json.dumps({"body": title[::-1], "title": title}) for title in TITLES))
-    Path("near.csv").write_text("sentence1,sentence2,score\na,b,1\nc,d,0\n")
+    Path("near.csv").write_text("sentence1,sentence2,score,t,l\na,b,1,x,y\nc,d,0,x,y\n")
     Path("labels.txt").write_text("a\n\n" * 6)
     Path("MODEL").mkdir()
     case = CASES[command]

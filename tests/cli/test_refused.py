@@ -23,7 +23,7 @@ WITHOUT_EFFECT = {
     "probe --data . --kind knn --epochs 30": "`--epochs` must be left out with `--kind knn`, which trains nothing",
     "probe --data . --kind knn --learning-rate 1": "`--learning-rate` must be left out with `--kind knn`",
     "metrics --texts lines.txt --skip-bad": "`--skip-bad` must be left out for texts",
-    "metrics --images . --field text": "`--field` must be left out for images: it applies to texts",
+    "metrics --images . --text-column text": "`--text-column` must be left out for images: it applies to texts",
     "metrics --audio . --wikitext": "`--wikitext` must be left out for audio: it applies to texts",
 }
 
@@ -121,6 +121,11 @@ def test_invalid_value_is_refused_before_the_model_is_loaded(
         ("select no/model --texts lines.txt --seed -1", "--seed"),
         ("cache . --unused-days -1", "--unused-days"),
         ("sweep no/model --tasks builtin --scoring all", "--scoring"),
+        ("sweep no/model --tasks builtin --layers first", "--layers"),
+        ("embed no/model --texts lines.txt --out v.npy --layers 6-0", "--layers"),
+        ("metrics no/model --texts lines.txt --layers 0:9:0", "--layers"),
+        ("probe no/model --data classes --layers 0,,2", "--layers"),
+        ("metrics no/model --texts lines.txt --layers ::2", "--layers"),
     ],
 )
 def test_value_out_of_range_is_refused_by_the_parser(arguments: str, flag: str) -> None:

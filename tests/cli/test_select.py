@@ -15,6 +15,7 @@ from midlayer_encoders.cli import app
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.media.text_lists import read_texts
 from tests.selection.test_select import KINDS, TEXTS
+from tests.tasks.rows import write
 
 
 @pytest.fixture
@@ -44,6 +45,22 @@ def test_table_frame_and_figure(tiny_folder: Callable[[str], str], files: tuple[
     assert "On 15 labeled texts" in output
     assert set(pl.read_parquet(out / "frame.parquet")["kind"]) == {"metric", "score"}
     assert (out / "selection.png").stat().st_size > 10_000
+
+
+def test_label_column_gives_the_labels_of_a_file_in_the_order_of_its_rows(
+    tiny_folder: Callable[[str], str], files: tuple[Path, Path], tmp_path: Path
+) -> None:
+    texts, labels = (path.read_text(encoding="utf8").splitlines() for path in files)
+    rows = [{"review": text, "kind": label or None} for text, label in zip(texts, labels, strict=True)]
+    table = write(tmp_path / "rows.jsonl", rows)
+    common = ("--rule", "few-labels", "--device", "cpu", "--limit", "18", "--out")
+    run(tiny_folder("Llama"), "--texts", str(files[0]), "--labels", str(files[1]), *common, str(tmp_path / "lines"))
+    columns = ("--text-column", "review", "--label-column", "kind")
+    run(tiny_folder("Llama"), "--texts", str(table), *columns, *common, str(tmp_path / "columns"))
+    expected = pl.read_parquet(tmp_path / "lines/frame.parquet")
+    assert pl.read_parquet(tmp_path / "columns/frame.parquet").equals(expected)
+    with pytest.raises(OptionError, match="`--label-column` must be left out with `--labels`"):
+        run("no/model", "--texts", str(table), *columns, "--labels", str(files[1]))
 
 
 def test_invalid_rule_and_labels_are_refused_before_the_model_is_loaded(
@@ -82,5 +99,5 @@ def test_recipes_print_the_code_of_the_encoder(
     scored = run(*common, "--labels", str(labels), "--recipes", "plain", "--template", 'a "{text}" is:"')
     assert "15 labeled texts" in scored
     assert "yours" in scored
-    with pytest.raises(OptionError, match="`--out` must be given with `--field`"):
-        run(*common, "--recipes", "plain+center", "--field", "text")
+    with pytest.raises(OptionError, match="`--out` must be given with `--text-column`"):
+        run(*common, "--recipes", "plain+center", "--text-column", "text")

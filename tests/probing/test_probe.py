@@ -29,7 +29,7 @@ from midlayer_encoders.probing.examples import read_examples
 from midlayer_encoders.probing.probe import train_probes
 from midlayer_encoders.probing.tokens import LiveTokens, read_tokens
 from midlayer_encoders.reading.reader import layer_reader
-from midlayer_encoders.tasks import TaskFileError
+from midlayer_encoders.tasks import Columns, TaskFileError
 from tests.families import DEPTH
 from tests.grouped import probe
 from tests.made_media import waveform
@@ -295,6 +295,11 @@ def test_text_probe_from_a_file(tiny_folder: Folder, tmp_path: Path) -> None:
     assert (nearest.revision, nearest.frame["revision"].unique().to_list()) == ("step8", ["step8"])
     assert nearest.accuracy[0] > 0.8
     assert nearest.epochs.tolist() == [0]
+    (tmp_path / "renamed.csv").write_text("review;kind\n" + "\n".join(rows).replace(",", ";"))
+    columns = Columns("review", "kind")
+    assert read_examples(tmp_path / "renamed.csv", encoder.media, columns=columns) == (inputs, labels)
+    with pytest.raises(OptionError, match="`text_column` and `label_column` must be left out for a folder"):
+        read_examples(tmp_path, encoder.media, columns=columns)
 
 
 def test_audio_probe_with_different_lengths(tiny_folder: Folder) -> None:

@@ -8,16 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import polars as pl
 import pytest
 import pytrec_eval
 
+from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.sweeping import SweepResult
 from tests.families import DEPTH
 from tests.others_warnings import MTEB
 from tests.sweeping.scoring import QUICK, layer_scores_of, sweep, write_sts_task
 from tests.sweeping.test_prompts import PROMPTS, cosine, save_layer_2
+from tests.sweeping.test_resume import HEADS, record_texts
 from tests.tasks.rows import ROWS, SENTENCES, write
 from tests.tasks.test_beir import CORPUS, QRELS, QUERIES, write_beir
 
@@ -48,6 +51,31 @@ def test_beir_folder_is_scored_with_query_and_document_prompts(tiny_folder: Fold
     assert set(result.frame.filter(kind="score")["name"]) == {"ndcg_at_10"}
     checked = result.frame.filter(kind="confirmed", layer=2)["value"].to_list()
     assert checked == [pytest.approx(expected, abs=1e-4)]
+
+
+def test_data_in_memory_is_scored_like_its_file_and_resumed(tiny_folder: Folder, tmp_path: Path) -> None:
+    encoder = LayerEncoder(tiny_folder("Llama"), -1, device="cpu")
+    options: dict[str, Any] = {"layers": [1, 3], "workers": 1, "baselines": False}
+    expected = sweep(encoder, write_sts_task(tmp_path), out=tmp_path / "file", **options)
+    frame = pd.DataFrame(ROWS["STS"]).rename(columns={"score": "Score"})
+    first = sweep(encoder, {"near": frame}, out=tmp_path / "memory", **options)
+    assert first.frame.equals(expected.frame)
+    with record_texts(encoder) as read:
+        assert sweep(encoder, {"near": frame}, out=tmp_path / "memory", **options).frame.equals(expected.frame)
+        assert not read & HEADS
+        sweep(encoder, {"near": frame[:40]}, out=tmp_path / "memory", store=tmp_path / "new", **options)
+        assert read & HEADS
+
+
+@pytest.mark.slow
+def test_data_in_memory_is_scored_by_worker_processes(tiny_folder: Folder, tmp_path: Path) -> None:
+    data = [row["text"] for row in ROWS["Classification"]], [row["label"] for row in ROWS["Classification"]]
+    options: dict[str, Any] = {"layers": [1, 2, 3], "scoring": "mteb", "baselines": False, "device": "cpu"}
+    frames = [
+        sweep(tiny_folder("Llama"), data, out=tmp_path / str(count), workers=count, **options).frame for count in (1, 2)
+    ]
+    assert len(frames[0]) == 3
+    assert frames[0].equals(frames[1])
 
 
 def test_mteb_warnings_are_suppressed_in_a_sweep_with_baselines(tiny_folder: Folder, tmp_path: Path) -> None:

@@ -99,6 +99,37 @@ def test_texts_of_digits_stay_texts_in_csv(tmp_path: Path) -> None:
     assert sorted([*data.splits["train"]["text"], *data.splits["test"]["text"]]) == [str(n) for n in range(8)]
 
 
+@pytest.mark.parametrize("suffix", [".csv", ".tsv"])
+@pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
+def test_separator_is_read_from_the_first_line(tmp_path: Path, separator: str, suffix: str) -> None:
+    path = tmp_path / f"mine{suffix}"
+    cells = [
+        ["text", "label"],
+        *([f'"{text}, a|b; c"', label] for text, label in map(dict.values, ROWS["Classification"])),
+    ]
+    path.write_text("\r\n".join(separator.join(row) for row in cells))
+    splits = files_data(path).splits
+    expected = {f"{row['text']}, a|b; c" for row in ROWS["Classification"]}
+    assert {*splits["train"]["text"], *splits["test"]["text"]} == expected
+
+
+def test_case_of_column_names_is_ignored(tmp_path: Path) -> None:
+    rows = [{"Text": row["text"], "LABEL": row["label"]} for row in ROWS["Classification"]]
+    expected = files_data(write(tmp_path / "mine.csv", ROWS["Classification"])).name
+    for suffix in SUFFIXES:
+        assert files_data(write(tmp_path / suffix / f"mine{suffix}", rows)).name == expected
+    both = [{"text": row["text"], "label": row["label"], "Label": "other"} for row in ROWS["Classification"]]
+    assert files_data(write(tmp_path / "mine.jsonl", both)).name == expected
+
+
+def test_lines_of_a_text_file_are_texts_without_labels(tmp_path: Path) -> None:
+    texts = [row["text"] for row in ROWS["Classification"]]
+    (tmp_path / "mine.txt").write_text("\n\n".join(texts))
+    data = files_data(tmp_path / "mine.txt")
+    assert (data.type, data.splits["test"]["text"]) == ("Unlabeled", texts)
+    assert data.name == files_data(write(tmp_path / "mine.jsonl", [{"text": text} for text in texts])).name
+
+
 def change_row(task_type: str, number: int, **values: Any) -> Rows:
     rows = [dict(row) for row in ROWS[task_type]]
     rows[number] |= values
@@ -110,8 +141,18 @@ def change_row(task_type: str, number: int, **values: Any) -> Rows:
     [
         ([], "must have rows, but is empty"),
         (
-            [{"text": "a", "tag": 1}],
-            r"has text, tag\. .*Classification needs text, label; ",
+            [{"id": n, "sentence": f"sentence {n}", "my category": n % 2} for n in range(9)],
+            r"has id, sentence, my category\. If sentence holds the texts and my category holds the labels, pass "
+            r"text_column='sentence', label_column='my category' "
+            r"\(--text-column sentence --label-column 'my category'\)\.$",
+        ),
+        (
+            [{"id": n, "body": f"text {n}", "date": f"{n}"} for n in range(9)],
+            r"If body holds the texts, pass text_column='body' \(--text-column body\)\.$",
+        ),
+        (
+            [{"question1": f"a {n}", "question2": f"b {n}", "is_duplicate": n % 2} for n in range(9)],
+            "A task has text and label; sentence1, sentence2 and score or label; or query and positive",
         ),
         (change_row("STS", 2, sentence1=" "), "line 3: `sentence1` must be a string that is not empty, but got ' '"),
         (change_row("STS", 0, sentence2=5), "line 1: `sentence2` must be a string that is not empty, but got 5"),
@@ -152,7 +193,12 @@ def test_invalid_rows_are_refused(tmp_path: Path, rows: Rows, message: str) -> N
         ("mine.csv", b"query,positive,negative\na,b,c\n", r"line 2: `positive` must be a list .* \(in CSV: as JSON\)"),
         ("mine.csv", b"sentence1,sentence2,score\na,b,1\nc,d,two\n", "line 3: `score` .* but got 'two'"),
         ("mine.parquet", b"PAR1", "cannot be read as parquet"),
-        ("mine.txt", b"text", "must be one of .jsonl, .ndjson, .csv, .tsv, .parquet, but its name ends in '.txt'"),
+        (
+            "mine.json",
+            b"[]",
+            "must be one of .jsonl, .ndjson, .csv, .tsv, .parquet, .txt, but its name ends in '.json'",
+        ),
+        ("mine.csv", b"text;label\na, b;1\nc;2;3\n", "line 3: must have 2 cells, .* Put a cell that holds a semicolon"),
     ],
 )
 def test_unreadable_files_are_refused(tmp_path: Path, name: str, content: bytes, message: str) -> None:

@@ -79,9 +79,11 @@ def test_translations_are_matched_by_the_nearest_sentence(tmp_path: Path) -> Non
 
 
 def test_extra_column_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(TaskFileError, match="STS needs sentence1, sentence2, score"):
+    with pytest.raises(TaskFileError, match="sentence1, sentence2 and score or label"):
         files_data(write(tmp_path / "pairs.jsonl", [{**row, "grade": 1} for row in ROWS["BitextMining"]]))
-    with pytest.raises(TaskFileError, match=r"Texts without labels, .* must stand alone"):
+    with pytest.raises(
+        TaskFileError, match=r"has text, topic\. If topic holds the labels, pass label_column='topic' \(--label-"
+    ):
         files_data(write(tmp_path / "texts.jsonl", [{"text": "a text", "topic": 1}]))
 
 

@@ -92,8 +92,8 @@ def test_unknown_names_are_refused_with_a_suggestion(name: str, hint: str) -> No
 def test_empty_list_and_missing_paths_are_refused(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="at least one task"):
         task_sources([])
-    with pytest.raises(OptionError, match="must be names, paths or mteb's task objects, but got 5"):
-        task_sources([5])  # type: ignore[list-item]
+    with pytest.raises(OptionError, match="must be names, paths, data or mteb's task objects, but got 5"):
+        task_sources([5])
     for missing in (tmp_path / "none.csv", str(tmp_path / "none"), "./none", "none.csv", "~/none-of-this"):
         with pytest.raises(OptionError, match=r"paths that exist, but there is no .*none"):
             task_sources(missing)
