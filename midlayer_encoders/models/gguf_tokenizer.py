@@ -10,6 +10,7 @@ from __future__ import annotations
 import mmap
 import re
 import struct
+import tomllib
 from itertools import compress, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,22 +26,6 @@ _STRING, _ARRAY = 8, 9
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE_TYPE = range(1, 7)  # token types
 _SPACE = "▁"
 _BYTE = re.compile("<0x[0-9A-F]{2}>")
-# llama.cpp treats these as control tokens whatever their type in the file.
-_END_TOKENS = (
-    "<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|flush|> <|calls|> <end_of_turn> <|endoftext|> </s> <|eom_id|> "
-    "<EOT> _<EOT> [EOT] [EOS] <|end_of_text|> <end_of_utterance> <eos> <turn|> <|tool_response> "
-    "<｜end▁of▁sentence｜> [e~[ <|channel|> <|message|> <|start|> <|constrain|>"
-)
-# Likewise one token for each role in infilling, unless the file names the token of that role.
-_INFILLING_TOKENS = {
-    "fim_pre prefix": "<|fim_prefix|> <fim-prefix> <fim_prefix> <｜fim▁begin｜> "
-    "<PRE> ▁<PRE> <|code_prefix|> <|prefix|>",
-    "fim_suf suffix": "<|fim_suffix|> <fim-suffix> <fim_suffix> <｜fim▁hole｜> <SUF> ▁<SUF> <|code_suffix|> <|suffix|>",
-    "fim_mid middle": "<|fim_middle|> <fim-middle> <fim_middle> <｜fim▁end｜> <MID> ▁<MID> <|code_middle|> <|middle|>",
-    "fim_pad": "<|fim_pad|> <fim-pad> <fim_pad> <PAD> [PAD]",
-    "fim_rep": "<|fim_repo|> <|repo_name|> <fim-repo> <REPO> <reponame>",
-    "fim_sep": "<|file_sep|>",
-}
 _MAX_PROBES = 500
 _DEFAULT_IDS: dict[str, dict[str, int]] = {
     "llama": {"bos": 1, "eos": 2, "unknown": 0},
@@ -49,33 +34,6 @@ _DEFAULT_IDS: dict[str, dict[str, int]] = {
     "gpt2": {},
 }
 _ROLES = {"bos": "bos", "eos": "eos", "unknown": "unk", "seperator": "sep", "padding": "pad", "mask": "mask"}
-
-# --- pre-tokenizers of byte-level BPE --------------------------------------------------------------------------------
-
-_GPT_2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-_ENDINGS = r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
-_BREAKS = r"|\s*[\r\n]+|\s+(?!\S)|\s+"
-_LLAMA_3 = _ENDINGS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*" + _BREAKS
-_QWEN_2 = _LLAMA_3.replace("{1,3}", "")
-_QWEN_35 = _ENDINGS + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*" + _BREAKS
-_UPPER, _LOWER = r"(?:(?=\p{L})[^a-z])", r"(?:(?=\p{L})[^A-Z])"
-_START = r"[^\r\n\p{L}\p{N}]?"
-_TEKKEN = f"{_START}{_UPPER}*{_LOWER}+|{_START}{_UPPER}+{_LOWER}*" + r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*" + _BREAKS
-_GPT_4O = (
-    f"{_START}{_UPPER}*{_LOWER}+{_ENDINGS}?|{_START}{_UPPER}+{_LOWER}*{_ENDINGS}?"
-    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*" + _BREAKS
-)
-_DEEPSEEK_LETTERS = (
-    "A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-\u1f7dᾀ-ᾴᾶ-ᾼ\u1fbe"
-    "ῂ-ῄῆ-ῌῐ-\u1fd3ῖ-\u1fdbῠ-Ῥῲ-ῴῶ-ῼ"
-    "ℂℇℊ-ℓℕℙ-ℝℤ\u2126ℨ\u212a-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃"
-)
-_DEEPSEEK_3 = (
-    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*"
-    + _BREAKS
-)
-_CHINESE = r"(?:(?!\s)[\x{4E00}-\x{9FA5}\x{800}-\x{4E00}\x{AC00}-\x{D7FF}])+"
-_BLOOM = r" ?[^(\s|.,!?…。，、।۔،)]+"
 
 # Characters that are words of their own in WordPiece: punctuation, ASCII symbols and Chinese characters.
 _ALONE = (
@@ -93,45 +51,8 @@ class _Splits(NamedTuple):
     add_bos: bool = False
 
 
-SPLITS = (
-    _Splits("default", (r"[\p{P}\$\+<=>\^~\|]+", _GPT_2, r"\p{N}+", "[0-9][0-9][0-9]")),
-    _Splits(
-        "llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano",
-        (_LLAMA_3,),
-        whole_words=True,
-        add_bos=True,
-    ),
-    _Splits("dbrx smaug-bpe glm4 chatglm-bpe", (_LLAMA_3,)),
-    _Splits(
-        "gpt-2 phi-2 jina-es jina-de gigachat jina-v2-es jina-v2-de a.x-4.0 mellum modern-bert jina-v1-en jina-v2-code "
-        "roberta-bpe exaone4 mpt olmo jais trillion granite-docling",
-        (_GPT_2,),
-    ),
-    _Splits("smollm starcoder refact command-r codeshell exaone minerva-7b mellum2", (r"\p{N}", _GPT_2)),
-    _Splits("qwen2 deepseek-r1-qwen kormo f2llmv2 stablelm2 hunyuan solar-open megrez grok-2", (_QWEN_2,)),
-    _Splits("qwen35", (_QWEN_35,)),
-    _Splits("falcon", (r"[\p{P}\$\+<=>\^~\|`]+", _GPT_2, "[0-9][0-9][0-9]")),
-    _Splits(
-        "deepseek-llm",
-        (
-            r"[\r\n]",
-            rf"\s?[{_DEEPSEEK_LETTERS}]+",
-            r"\s?[!-/:-~！-／：-～‘-‟、-。]+",
-            r"\s+\z",
-            _CHINESE,
-            r"\p{N}+",
-        ),
-    ),
-    _Splits("deepseek-coder", (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _CHINESE, r"\p{N}")),
-    _Splits(
-        "deepseek-v3 hunyuan-dense joyai-llm", (r"\p{N}{1,3}", r"[\x{4E00}-\x{9FA5}\x{3040}-\x{30FF}]+", _DEEPSEEK_3)
-    ),
-    _Splits("bloom poro-chat gpt3-finnish", (_BLOOM,)),
-    _Splits("viking", (_BLOOM, r"\p{N}")),
-    _Splits("tekken", (_TEKKEN,), whole_words=True, add_bos=True),
-    _Splits("gpt-4o llama4 kanana2 talkie minimax-m2", (_GPT_4O,)),
-    _Splits("minicpm5", (r"\p{N}{1,3}", _LLAMA_3.replace("{1,3}", "+")), whole_words=True),
-)
+_TABLES = tomllib.loads(Path(__file__).with_name("gguf_tables.toml").read_text(encoding="utf8"))
+SPLITS = tuple(_Splits(**{**splits, "patterns": tuple(splits["patterns"])}) for splits in _TABLES["splits"])
 
 # --- the file --------------------------------------------------------------------------------------------------------
 
@@ -253,8 +174,8 @@ def _special_tokens(fields: dict[str, Any], tokens: list[str]) -> dict[str, bool
     """Return the tokens that are cut out of a text before it is split, and whether they are special."""
     types = dict(zip(tokens, fields[f"{_FIELD}token_type"], strict=True))
     cut_out = {token for token, kind in types.items() if kind in (_UNKNOWN, _CONTROL, _USER_DEFINED)}
-    cut_out |= types.keys() & _END_TOKENS.split()
-    for roles, names in _INFILLING_TOKENS.items():
+    cut_out |= types.keys() & _TABLES["end_tokens"].split()
+    for roles, names in _TABLES["infilling_tokens"].items():
         candidates = types.keys() & names.split()
         if candidates <= cut_out or any(f"{_FIELD}{role}_token_id" in fields for role in roles.split()):
             continue
