@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from midlayer_encoders.report import drawing
+from midlayer_encoders.report.style import SERIES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -63,11 +64,12 @@ class Rule:
 
 @dataclass(frozen=True)
 class Word:
-    """A bold text to the right of a position."""
+    """A bold text to the right of a position, in the color of a curve if it has a style."""
 
     x: float
     y: float
     text: str
+    style: int | None = None
 
 
 Part: TypeAlias = Line | Dots | Level | Rule | Word
@@ -94,11 +96,11 @@ def amount_axis(label: str, amounts: Sequence[float]) -> Axis:
     return Axis(label, min(amounts), max(amounts), kind="amounts")
 
 
-def value_axis(parts: Sequence[Part]) -> Axis:
+def value_axis(parts: Sequence[Part], label: str = "") -> Axis:
     """Return an axis that holds all curves and levels with a margin."""
     values = [value for part in parts if isinstance(part, Line) for value in part.y]
     values += [part.value for part in parts if isinstance(part, Level)]
-    return Axis("", *drawing.padded(values))
+    return Axis(label, *drawing.padded(values))
 
 
 def draw(panels: Sequence[Panel], *, columns: int = 0, size: tuple[float, float] = (3.2, 2.2)) -> Figure:
@@ -123,7 +125,8 @@ def _draw_part(axes: Axes, part: Part, ordered: int) -> None:
         case Rule():
             drawing.draw_rule(axes, part.x)
         case Word():
-            drawing.write(axes, part.text, (part.x, part.y), bold=True, va="center")
+            color = None if part.style is None else SERIES[part.style]
+            drawing.write(axes, part.text, (part.x, part.y), bold=True, va="center", color=color)
 
 
 def _set_axes(axes: Axes, panel: Panel) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from benchmarks.panels import Dots, Level, Line, Panel, Word, draw, layer_axis, value_axis
+from benchmarks.zoo import table as zoo
 from midlayer_encoders.frame.summaries import Curve, summary
 from midlayer_encoders.report.layer_charts import plot_recipes
 
@@ -18,6 +19,7 @@ HERE = Path(__file__).parent
 SHOWN = ("plain", "plain+last", "one-word", "one-word+mean", "one-word+filter", "echo")
 
 
+SHOWN_GAIN = {"plain": "the plain text", "word-echo": "the prompt word-echo"}
 FIGURES = HERE.parents[1] / "docs" / "figures"
 
 
@@ -29,31 +31,33 @@ def averages(name: str, recipes: tuple[str, ...]) -> dict[str, Curve]:
 
 
 def gain() -> Figure:
-    """Return the README's picture: the last layer, a better one, a better question, and a model made for embeddings."""
-    plain, asked = averages("smollm2", ("plain", "one-word")).values()
-    made = averages("minilm", ("plain",))["plain"].last
-    lines = [
-        Line(tuple(curve.points), tuple(curve.points.values()), label, style)
-        for style, (label, curve) in enumerate(
-            {"the plain text": plain, "asked for its meaning in one word": asked}.items()
-        )
-    ]
-    places = [(plain.best_layer, plain.best, 0), (plain.last_layer, plain.last, 0), (asked.best_layer, asked.best, 1)]
-    dots = [Dots((layer,), (value,), style=style) for layer, value, style in places]
-    told = (("best layer", -2.4, 3.0), ("last layer", -2.9, -3.2), ("best layer", -2.9, 3.2))  # where there is room
-    words = [
-        Word(layer + right, value + up, f"{word} {value:.1f}")
-        for (layer, value, _), (word, right, up) in zip(places, told, strict=True)
-    ]
-    level = Level(made, f"{made:.1f}", f"all-MiniLM-L6-v2, made for embeddings: {made:.1f}")
-    parts = (*lines, *dots, level, *words)
-    panel = Panel(
-        "SmolLM2-135M: mean score on six tasks, by layer",
-        layer_axis(plain.last_layer, room=1.5),
-        value_axis(parts),
-        parts,
-    )
-    return draw([panel], size=(7.2, 3.4))
+    """Return the README's picture: the last layer, a better one, and the answer without labels, on two models."""
+    made = zoo.means("all-MiniLM-L6-v2")
+    minilm = made["plain", max(layer for _, layer in made)]
+    panels = []
+    for model in zoo.CAUSAL[:2]:
+        scores = zoo.means(model)
+        last = max(layer for _, layer in scores)
+        curves = {name: {k: scores[name, k] for k in range(last + 1) if (name, k) in scores} for name in SHOWN_GAIN}
+        plain, prompted = curves.values()
+        chosen = zoo.resolve_layer(zoo.DEPTH, last)
+        best = max(plain, key=plain.__getitem__)
+        lines = [
+            Line(tuple(curve), tuple(curve.values()), label, style)
+            for style, (label, curve) in enumerate(zip(SHOWN_GAIN.values(), curves.values(), strict=True))
+        ]
+        places = [(best, plain[best], 0, "best layer", 3.2), (last, plain[last], 0, "last layer", -3.6)]
+        places.append((chosen, prompted[chosen], 1, "without labels", 2.2))
+        dots = [Dots((layer,), (value,), style=style) for layer, value, style, _, _ in places]
+        words = [
+            Word(layer - 0.12 * last if layer == best else 0.72 * last, value + up, f"{word} {value:.1f}", style)
+            for layer, value, style, word, up in places
+        ]
+        level = Level(minilm, f"{minilm:.1f}", f"all-MiniLM-L6-v2, made for embeddings: {minilm:.1f}")
+        parts = (*lines, *dots, level, *words)
+        axis = value_axis(parts, label="mean score on six tasks")
+        panels.append(Panel(f"{model}, {last} blocks", layer_axis(last, room=1.5), axis, parts))
+    return draw(panels, columns=2, size=(5.2, 3.4))
 
 
 def main() -> None:

@@ -86,7 +86,7 @@ class _Rate(progress.ProgressColumn):
 
 
 class _Display:
-    """Shows stages as bars, or as a line when a stage begins and ends and at intervals, even if nothing is reported."""
+    """Shows stages as bars, or as lines: one when a stage begins, one when all end, and one at intervals."""
 
     def __init__(self) -> None:
         self._mode = _mode or ("bars" if sys.stderr.isatty() else "lines")
@@ -114,63 +114,69 @@ class _Display:
         self._bars.stop()
         self._ended.set()
         self._timer.join()
-        if self._current is not None and (self._mode == "json" or (self._current.elapsed or 0.0) >= 1):
-            self._write(self._current)
+        for task in self._tasks.values():
+            if self._has_changed(task) and (self._mode == "json" or task.fields["seconds"] >= 1):
+                self._write(task, task.fields["seconds"])
 
     def report(self, stage: str, title: str, done: int, total: int | None) -> None:
         """Show that ``done`` of ``total`` steps of a stage are done; ``None`` for an unknown total."""
         if stage not in self._tasks:
-            number = self._bars.add_task(title, total=total, stage=stage, written=None)
+            number = self._bars.add_task(title, total=total, stage=stage, written=None, seconds=0.0)
             self._tasks[stage] = self._bars.tasks[number]
         task = self._tasks[stage]
-        self._bars.update(task.id, completed=done, total=total)
+        self._bars.update(task.id, completed=done, total=total, seconds=task.elapsed or 0.0)
         if task is not self._current:
             previous = self._current
             self._current = task
-            for changed in (previous, task):  # stages alternate, so write only new progress
-                if changed is not None and changed.fields["written"] != (changed.completed, changed.total):
-                    self._write(changed)
+            if self._mode == "json" and previous is not None and self._has_changed(previous):
+                self._write(previous)
+            if task.fields["written"] is None or (self._mode == "json" and self._has_changed(task)):
+                self._write(task)
+
+    def _has_changed(self, task: progress.Task) -> bool:
+        return bool(task.fields["written"] != (task.completed, task.total))
 
     def _write_regularly(self) -> None:
         while not self._ended.wait(_SECONDS_BETWEEN_LINES.get(self._mode)):
             if self._current is not None:
                 self._write(self._current)
 
-    def _write(self, task: progress.Task) -> None:
+    def _write(self, task: progress.Task, seconds: float | None = None) -> None:
+        """Write a line for a stage that took this long, by default until now."""
         task.fields["written"] = (task.completed, task.total)
+        seconds = task.elapsed or 0.0 if seconds is None else seconds
         if self._mode in _SECONDS_BETWEEN_LINES:
-            sys.stderr.write(_json_line(task) if self._mode == "json" else _line(task))
+            sys.stderr.write(_json_line(task, seconds) if self._mode == "json" else _line(task, seconds))
             sys.stderr.flush()
 
 
-def _seconds_left(task: progress.Task) -> float | None:
-    if not task.elapsed or not task.completed or task.total is None:
+def _seconds_left(task: progress.Task, seconds: float) -> float | None:
+    if not seconds or not task.completed or task.total is None:
         return None
-    return (task.total - task.completed) * task.elapsed / task.completed
+    return (task.total - task.completed) * seconds / task.completed
 
 
-def _json_line(task: progress.Task) -> str:
-    left = _seconds_left(task)
+def _json_line(task: progress.Task, seconds: float) -> str:
+    left = _seconds_left(task, seconds)
     values = {
         "stage": task.fields["stage"],
         "title": task.description,
         "done": task.completed,
         "total": task.total,
-        "seconds": round(task.elapsed or 0.0, 2),
+        "seconds": round(seconds, 2),
         "seconds_left": None if left is None else round(left, 1),
     }
     return json.dumps(values) + "\n"
 
 
-def _line(task: progress.Task) -> str:
-    seconds = task.elapsed or 0.0
+def _line(task: progress.Task, seconds: float) -> str:
     if task.total is None:
         return f"{task.description}: {duration(seconds)}\n" if seconds >= 1 else f"{task.description} …\n"
     parts = [f"{task.description}: {task.completed:,} of {task.total:,}"]
     if seconds >= 1:
         parts.append(duration(seconds))
         parts += [f"{_number(task.completed / seconds)} per second"] if task.completed else []
-        parts += [f"{duration(left)} left"] if (left := _seconds_left(task)) else []
+        parts += [f"{duration(left)} left"] if (left := _seconds_left(task, seconds)) else []
     return ", ".join(parts) + "\n"
 
 

@@ -150,7 +150,7 @@ def run_sweep(encoder: LayerEncoder, tasks: list[str], *, is_first: bool = True,
         _output.print_text(f"The {site} of a layer cannot be exported as an encoder.")
     elif _has_best(result):
         export = _output.print_encoder_lines(export_lines(result.notes, result.best()))
-    values = _result_values(result)
+    values = result_values(result)
     _output.print_result(**values, folder=result.folder, report=page, failures=result.failures, export=export)
     if result.failures:
         raise Exit(1)
@@ -161,7 +161,7 @@ def _has_best(result: SweepResult) -> bool:
     return bool(result.frame.filter(kind="score").height) and result.summary().average is not None
 
 
-def _result_values(result: SweepResult) -> dict[str, Any]:
+def result_values(result: SweepResult) -> dict[str, Any]:
     """Return the best layer of a sweep, on average and for each task, in points."""
     from midlayer_encoders.sweeping import RecipesResult
 

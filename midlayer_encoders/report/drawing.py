@@ -212,6 +212,7 @@ def write(
     *,
     bold: bool = False,
     va: str = "baseline",
+    color: str | None = None,
 ) -> None:
     """Write a text beside a position, or centered on it without an offset."""
     artist = axes.annotate(
@@ -221,7 +222,7 @@ def write(
         textcoords="offset points",
         ha="left" if offset[0] else "center",
         va=va,
-        color=LIGHT["best" if bold else "ink"],
+        color=color or LIGHT["best" if bold else "ink"],
         weight="bold" if bold else "normal",
         fontsize=8 if va == "center" else 9,
         annotation_clip=False,

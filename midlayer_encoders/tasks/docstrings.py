@@ -32,7 +32,9 @@ STS_GRADES: tuple[str, ...] = (
 )
 """Meaning of each grade of the built-in STS task, from 0 to 4."""
 
-_PER_SHELF = 20
+BUILTIN_SETS: dict[str, int] = {"builtin": 20, "builtin-small": 6}
+"""Names of the sets of all built-in tasks, and the number of objects of each subject."""
+
 _CANDIDATES = 10
 
 TEXTS = Path(__file__).with_name("docstring_texts.json")
@@ -70,9 +72,10 @@ Pool: TypeAlias = tuple[tuple[Entry, ...], ...]
 
 
 @cache
-def builtin_data(label: str) -> TaskData:
-    """Return the rows of the built-in task ``label``."""
-    return TaskData(label=label, type=BUILTIN_TASKS[label], origin="docstrings", **_MAKERS[label](_pool()))
+def builtin_data(label: str, name: str = "builtin") -> TaskData:
+    """Return the rows of the built-in task ``label`` in the set ``name``."""
+    pool = _pool(BUILTIN_SETS[name])
+    return TaskData(label=label, type=BUILTIN_TASKS[label], origin="docstrings", **_MAKERS[label](pool))
 
 
 def _library(pool: Pool) -> dict[str, Any]:
@@ -151,12 +154,12 @@ def _on_shelves(pool: Pool) -> Iterator[tuple[Entry, Sequence[Entry]]]:
 
 
 @cache
-def _pool() -> Pool:
-    """Return twenty objects of each shelf, ordered by a hash of their texts so that new texts change few rows."""
+def _pool(size: int) -> Pool:
+    """Return ``size`` objects of each shelf, ordered by a hash of their texts so that new texts change few rows."""
     shelves: dict[tuple[str, str], list[Entry]] = {}
     for entry in entries():
         shelves.setdefault((entry.library, entry.shelf), []).append(entry)
-    return tuple(tuple(sorted(objects, key=_order)[:_PER_SHELF]) for objects in shelves.values())
+    return tuple(tuple(sorted(objects, key=_order)[:size]) for objects in shelves.values())
 
 
 def _order(*objects: Entry) -> bytes:

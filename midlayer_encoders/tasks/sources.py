@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from midlayer_encoders._isolation import isolated_random
 from midlayer_encoders.errors import OptionError, did_you_mean, short_repr
 from midlayer_encoders.files import exists, expand_home, shell_path
-from midlayer_encoders.tasks.docstrings import BUILTIN_TASKS, builtin_data
+from midlayer_encoders.tasks.docstrings import BUILTIN_SETS, BUILTIN_TASKS, builtin_data
 from midlayer_encoders.tasks.file_tasks import files_data, tables_data
 from midlayer_encoders.tasks.memory_tables import is_data, is_named, split_tables
 from midlayer_encoders.tasks.table_files import (
@@ -78,18 +78,18 @@ class LocalSource:
     """A built-in task, or a task from files or from data in memory.
 
     Attributes:
-        origin: label of the built-in task, path of the files, or the data.
+        origin: label of the built-in task and its set, path of the files, or the data.
         name: name of the task, which contains a digest of its rows.
         columns: names of the files' columns.
     """
 
-    origin: str | Path | TaskData = field(hash=False)
+    origin: tuple[str, str] | Path | TaskData = field(hash=False)
     name: str
     columns: Columns = NAMED_AS_USUAL
 
     def make(self) -> AbsTask:
         """Return a new task; raise an error if the files have changed."""
-        data = builtin_data(self.origin) if isinstance(self.origin, str) else _own_data(self.origin, self.columns)
+        data = builtin_data(*self.origin) if isinstance(self.origin, tuple) else _own_data(self.origin, self.columns)
         if data.name != self.name:
             raise TaskFileError(f"{self.origin} must not change while it is used, but its rows changed. Start again.")
         with isolated_random():  # importing mteb seeds the global generators
@@ -238,8 +238,9 @@ def _sources(name: Any, columns: Columns) -> Sequence[TaskSource]:
             )
         return [_own_source(path, columns)]
     if isinstance(name, str):
-        labels = BUILTIN_TASKS if name == "builtin" else [label for label in BUILTIN_TASKS if label == name]
-        return [LocalSource(label, builtin_data(label).name) for label in labels] or _mteb_sources(name, columns)
+        labels = BUILTIN_TASKS if name in BUILTIN_SETS else [label for label in BUILTIN_TASKS if label == name]
+        origins = [(label, name if name in BUILTIN_SETS else "builtin") for label in labels]
+        return [LocalSource(origin, builtin_data(*origin).name) for origin in origins] or _mteb_sources(name, columns)
     if not hasattr(name, "metadata"):
         raise OptionError(f"`tasks` must be names, paths, data or mteb's task objects, but got {short_repr(name)}.")
     source = ObjectSource(name)
@@ -339,7 +340,7 @@ def _mteb_sources(name: str, columns: Columns) -> Sequence[TaskSource]:
             return [source for source in members if name != "paper" or source.name in PAPER_TASKS]
     if exists(Path(name)):
         return _sources(Path(name), columns)
-    choices = ("paper", "builtin", *BUILTIN_TASKS, *benchmarks, *sorted(tasks))
+    choices = ("paper", *BUILTIN_SETS, *BUILTIN_TASKS, *benchmarks, *sorted(tasks))
     raise OptionError(
         f"`tasks` must be 'paper', 'builtin', the name of an mteb task or benchmark, or a path to your own data, "
         f"but got {short_repr(name)}.{did_you_mean(name, choices)}"

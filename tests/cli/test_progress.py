@@ -45,27 +45,34 @@ def test_without_a_terminal_lines_mark_the_start_and_end_of_a_stage(
         progress("embedding", 100, 400)
         now = 4.0
         progress("scoring", 0, 31)
+        progress("embedding", 400, 400)
         now = 70.0
         progress("scoring", 31, 31)
     assert error_lines(capsys) == [
         "texts embedded: 0 of 400",
-        "texts embedded: 100 of 400, 4 s, 25 per second, 12 s left",
         "scoring: 0 of 31",
+        "texts embedded: 400 of 400, 4 s, 100 per second",
         "scoring: 31 of 31, 1 min 6 s, 0.47 per second",
     ]
 
 
-def test_alternating_stages_print_only_changes(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("mode", [None, "json"])
+def test_only_programs_read_every_change_of_alternating_stages(
+    mode: Any, set_mode: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    set_mode(mode)
     monkeypatch.setattr(_progress.time, "monotonic", lambda: 0.0)
     with show_progress() as progress:
-        for _ in range(3):
-            progress("planning", 0, 5)
+        for done in (0, 1, 2):
+            progress("planning", done, 5)
             progress("scoring", 0, 31)
-        progress("planning", 1, 5)
-        progress("scoring", 0, 31)
-    assert error_lines(capsys) == ["planning: 0 of 5", "scoring: 0 of 31", "planning: 1 of 5"]
+    if mode is None:
+        assert error_lines(capsys) == ["planning: 0 of 5", "scoring: 0 of 31"]
+    else:
+        reports = [json.loads(line) for line in error_lines(capsys)]
+        assert [(report["stage"], report["done"]) for report in reports] == [
+            ("planning", 0), ("scoring", 0), ("planning", 1), ("planning", 2),
+        ]  # fmt: skip
 
 
 def test_stage_without_reports_still_writes_lines(

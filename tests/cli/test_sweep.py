@@ -1,4 +1,4 @@
-"""``midlayer sweep``, ``report``, ``demo`` and ``cache``: options reach the sweep, tables print the frame."""
+"""``midlayer sweep``, ``report`` and ``cache``: options reach the sweep, tables print the frame."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import polars as pl
 import pytest
 from typer.testing import CliRunner
 
-from midlayer_encoders import LayerEncoder, sweep, sweeping
+from midlayer_encoders import sweep, sweeping
 from midlayer_encoders.cli import app
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.report.labels import interval_words
@@ -107,12 +107,11 @@ def test_every_option_of_sweep_reaches_it(tiny_folder: Folder, tasks: dict[str, 
     check_every_option(command, call, options, plain={"tasks": tasks["near"], "metrics": "none"}, check_each=False)
 
 
-def test_processes_reach_the_sweep_and_demo_uses_the_built_in_model(
+def test_processes_reach_the_sweep(
     tiny_folder: Folder, tasks: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The calls are recorded, not run: several processes and a real model take minutes."""
     from midlayer_encoders import sweeping
-    from midlayer_encoders.models import hub
 
     reports: list[dict[str, Any]] = []
     result = SweepResult(rows_frame([]), tmp_path, Notes("", "m", {}))
@@ -131,12 +130,6 @@ def test_processes_reach_the_sweep_and_demo_uses_the_built_in_model(
     run("sweep", tiny_folder("Llama"), "--tasks", tasks["near"], "--half")
     run("sweep", tiny_folder("Llama"), "--tasks", tasks["near"], "--store-dtype", "float16")
     assert reports.pop()["settings"] == reports.pop()["settings"] == SweepSettings(store_dtype="float16")
-    monkeypatch.setattr(hub, "built_in_model", lambda _: (tiny_folder("Llama"), None))
-    run("demo", "--out", str(tmp_path / "demo"))
-    assert isinstance(reports[2]["model"], LayerEncoder)
-    assert reports[2]["model"].source == "built-in"
-    assert (reports[2]["model"].layer, reports[2]["tasks"], reports[2]["out"]) == (4, ["builtin"], tmp_path / "demo")
-    assert (reports[2]["recipes"], reports[2]["metrics"]) == (["plain", "one-word"], one_pass)
 
 
 def save_sweep(folder: Path, scores: dict[str, list[float | None]], **notes: Any) -> SweepResult:

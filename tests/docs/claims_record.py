@@ -173,16 +173,6 @@ def _early_valley() -> list[float]:
 
 CLAIMS = [
     Claim(
-        "README.md",
-        "A language model of {}M parameters",
-        lambda: [read_run("base").told["parameters"] / 1e6],
-    ),
-    Claim(
-        "README.md",
-        "takes {} to {} nats from the entropy (three seeds; the first is shown; in one, the spot is no darker than the band on the right). Without `[BOS]` (right, one run) it takes {}",
-        lambda: [*ends([takes(run) for run in seeds()]), takes(read_run("no-bos"))],
-    ),
-    Claim(
         PAGE,
         "lowers the entropy by {} nats, compared with {} to {} in the base (three seeds)",
         lambda: [takes(read_run("no-bos")), *ends([takes(run) for run in seeds()])],
