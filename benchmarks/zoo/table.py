@@ -171,6 +171,14 @@ def embedding_rows() -> list[str]:
     return lines
 
 
+def chinese_words() -> str:
+    """Return the sentence on the Chinese model."""
+    rows = pl.read_csv(FOLDER / "results" / "chinese" / "m3e-small-choices.csv")
+    last, best = (rows.filter(choice=f"plain, {name} layer").row(0, named=True) for name in ("last", "best"))
+    where = "its last layer, which is its best" if best["layer"] == last["layer"] else f"layer {best['layer']}"
+    return f"{best['score']:.1f} ({best['low']:.1f} to {best['high']:.1f}) at {where}"
+
+
 def page() -> str:
     """Return the page."""
     return "\n".join(
@@ -252,6 +260,10 @@ def page() -> str:
             *embedding_rows(),
             "",
             "`word-echo` is refused for them: their tokens see later ones.",
+            "",
+            "m3e-small, a Chinese embedding model with 4 blocks whose license forbids commercial use, has an accuracy x 100 of",
+            f"{chinese_words()}, on 600 Chinese reviews (`python -m",
+            "benchmarks.zoo.chinese_reviews`). No causal model was measured on another language than English.",
             "",
         ]
     )
