@@ -20,6 +20,7 @@ from transformers import PreTrainedTokenizerBase
 from midlayer_encoders._types import EncoderSpec, Layer, LayerArgument, Medium, Norm, Pooling
 from midlayer_encoders.encoder import prompting
 from midlayer_encoders.encoder import spec as names
+from midlayer_encoders.encoder.bidirectional import turn_mask_off
 from midlayer_encoders.encoder.first_module import (
     CombinedLayers,
     LayersTransformer,
@@ -37,7 +38,6 @@ from midlayer_encoders.encoder.verification import (
     check_padding,
     check_states,
     check_uncut,
-    turn_mask_off,
 )
 from midlayer_encoders.errors import CutError, MidlayerError, OptionError, short_repr, warn_deprecated
 from midlayer_encoders.models.anatomy import Anatomy, deepest_layer, find_anatomy, find_towers, resolve_layer

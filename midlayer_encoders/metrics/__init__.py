@@ -24,21 +24,13 @@ from midlayer_encoders.metrics.row_metrics import (
 )
 from midlayer_encoders.metrics.sample_metrics import (
     CKA,
-    Alignment,
-    DiME,
     HalfMatch,
-    InfoNCE,
     IntrinsicDimension,
-    LiDAR,
     NeighborOverlap,
     Uniformity,
-    alignment,
     cka,
-    dime,
     half_match,
-    infonce,
     intrinsic_dimension,
-    lidar,
     neighbor_overlap,
     uniformity,
 )
@@ -57,6 +49,7 @@ from midlayer_encoders.metrics.token_metrics import (
     prompt_effective_rank,
     prompt_entropy,
 )
+from midlayer_encoders.metrics.view_metrics import Alignment, DiME, InfoNCE, LiDAR, alignment, dime, infonce, lidar
 from midlayer_encoders.validation import check_choice
 
 __all__ = [

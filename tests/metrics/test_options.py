@@ -11,7 +11,7 @@ from torch import Tensor
 
 from midlayer_encoders import metrics
 from midlayer_encoders.metrics import METRICS
-from midlayer_encoders.metrics.sample_metrics import SampleMetric
+from midlayer_encoders.metrics._sample_metric import SampleMetric
 from tests.metrics.feeding import OPTIONS, Corpus, corpus, value
 
 TEXTS = corpus(texts=17, layers=3, tokens=9, width=6, views=3, seed=5)

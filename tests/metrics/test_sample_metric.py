@@ -7,7 +7,7 @@ import torch
 
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.metrics import TooFewTextsError
-from midlayer_encoders.metrics.sample_metrics import SampleMetric, hashed
+from midlayer_encoders.metrics._sample_metric import SampleMetric, hashed
 from tests.metrics.feeding import corpus, feed, make, value
 from tests.metrics.test_layer_metric import SAMPLES
 

@@ -1,0 +1,275 @@
+"""Base classes of metrics that compare texts: all of them, or a capped sample that every process draws alike."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from midlayer_encoders.errors import OptionError
+from midlayer_encoders.metrics import _layer_metric as base
+from midlayer_encoders.metrics._layer_metric import Kind, LayerMetric
+from midlayer_encoders.validation import check_count
+
+_STATES = ("rows", "index", "view")
+
+
+class SampleMetric(LayerMetric):
+    """A number that depends on the distances between texts.
+
+    Stores the vectors of at most ``max_samples`` texts per layer (up to twice as many between updates): those whose
+    position in the whole list has the smallest seeded hash. So every order, batch split and sharding gives the same
+    sample and bitwise the same value. A repeated text counts once. Most such values depend on the number of texts:
+    compare only values of equal ``num_samples``.
+
+    A subclass passes ``number``, which computes the numbers of samples, shape ``(*)``, from the vectors of each view,
+    ``(*, N, D)`` float64, and the options.
+
+    Args:
+        layers: as in :class:`LayerMetric`.
+        max_samples: largest number of texts stored, 2 or more.
+        seed: seed of the sample if there are more texts.
+        options: as in :class:`LayerMetric`.
+
+    Attributes:
+        num_samples: texts that the last ``compute`` used; ``None`` before.
+        views: number of views of each text.
+        least: smallest number of texts that has a value.
+        counted: description of the texts that count.
+    """
+
+    views: int = 1
+    least: int = 2
+    counted: ClassVar[str] = "Different texts"
+    _counts_repeats = False
+
+    def __init__(self, layers: Sequence[int], *, max_samples: int = 1000, seed: int = 0, **options: Any) -> None:
+        if "seed" in self._option_defaults:
+            options["seed"] = seed
+        super().__init__(layers, **options)
+        self._number_of_views = partial(self._number, **self.options)
+        self.max_samples = check_count("max_samples", max_samples, minimum=2)
+        self.seed = seed
+        self.num_samples: int | None = None
+        self._num_texts: Counter[int] = Counter()
+        for layer in self.layers:
+            for name in _STATES:
+                self.add_state(f"{name}_{layer}", [], dist_reduce_fx="cat")
+
+    def _numbered(self, layer: int, count: int, index: Tensor | None) -> Tensor:
+        """Return the index, or if there is none, number the texts of a layer in order of arrival."""
+        if index is not None:
+            return index
+        if base.is_distributed():
+            raise OptionError("`index` must be given when several processes share the texts, but got None.")
+        self._position(layer)
+        self._num_texts[layer] += count
+        return torch.arange(self._num_texts[layer] - count, self._num_texts[layer])
+
+    def reset(self) -> None:
+        """Remove all texts."""
+        super().reset()
+        self._num_texts = Counter()
+
+    def _store(self, layer: int, embeddings: Tensor, index: Tensor, view: int | Tensor) -> None:
+        base.check_embeddings(embeddings, index)
+        self._position(layer)
+        # The index usually is on the CPU, where choosing the sample does not wait for a GPU.
+        index = index.to(torch.int64)
+        new_states = (base.owned(embeddings), index, torch.zeros_like(index) + view)
+        for name, new in zip(_STATES, new_states, strict=True):
+            getattr(self, f"{name}_{layer}").append(new)
+        if sum(map(len, getattr(self, f"index_{layer}"))) > 2 * self.max_samples * self.views:
+            self._thin(layer)
+
+    def _thin(self, layer: int) -> None:
+        """Drop texts outside the sample and repeated texts from a layer."""
+        index = torch.cat(getattr(self, f"index_{layer}"))
+        view = torch.cat(getattr(self, f"view_{layer}"))
+        sample = self._sample(index, view)
+        for name in _STATES:
+            state = getattr(self, f"{name}_{layer}")
+            tensor = torch.cat(state)
+            state[:] = [tensor[sample.to(tensor.device)]]
+
+    def _sample(self, index: Tensor, view: Tensor) -> Tensor:
+        """Return the rows of the sample, sorted by view and then index."""
+        index, view = index.cpu(), view.cpu()
+        keys, order = torch.sort(index * self.views + view, stable=True)
+        first = torch.ones_like(keys, dtype=torch.bool)
+        first[1:] = keys[1:] != keys[:-1]
+        order = order[first]
+        hashes = hashed(index[order], self.seed)
+        largest = torch.unique(hashes)[: self.max_samples][-1:]
+        order = order[hashes <= largest]
+        return order[torch.argsort(view[order], stable=True)]
+
+    def _values(self, layers: Sequence[int]) -> Tensor:
+        samples = [sample for sample, _ in self._samples(layers)]
+        views, texts, _ = samples[0].shape
+        return base.one_device(
+            base.in_stacks(samples, self._number_of_stack, temporaries=self._temporaries(views, texts))
+        )
+
+    def _number_of_stack(self, samples: Tensor) -> Tensor:
+        """Return the numbers of several layers, shape ``(L,)``, from their samples, ``(L, V, N, D)``."""
+        samples = samples.double()
+        finite = torch.isfinite(samples.flatten(1).sum(dim=1))  # without waiting for a GPU
+        return torch.where(finite, self._number_of_views(*samples.unbind(dim=1)), torch.nan)
+
+    def _temporaries(self, views: int, texts: int) -> int:
+        """Return how many temporary numbers one layer needs: the similarities of all texts and views."""
+        return views * texts * views * texts
+
+    def _samples(self, layers: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
+        """Return each layer's sample ``(V, N, D)`` and the index of each text, ascending, ``(N,)``.
+
+        Layers usually have the same texts, so that the sample is chosen once.
+        """
+        samples: list[tuple[Tensor, Tensor]] = []
+        previous: tuple[Tensor, Tensor] | None = None
+        for layer in layers:
+            rows, index, view = (base.joined(getattr(self, f"{name}_{layer}")) for name in _STATES)
+            current = index.cpu(), view.cpu()
+            if previous is None or not all(map(torch.equal, current, previous)):
+                previous = current
+                sample = self._sample(*current)
+                texts = self._checked_texts(layer, current[0][sample])
+                in_order = torch.equal(sample, torch.arange(len(sample)))
+            rows = rows if in_order and len(rows) == len(sample) else rows[sample.to(rows.device)]
+            samples.append((rows.reshape(self.views, len(texts), -1), texts))
+        return samples
+
+    def _checked_texts(self, layer: int, index: Tensor) -> Tensor:
+        """Return the texts of a sample, or raise if views or texts are missing."""
+        texts: Tensor = torch.unique(index)
+        name = type(self).__name__
+        if len(index) != len(texts) * self.views:
+            raise base.TooFewTextsError(
+                f"{name} must have all {self.views} views of every text, but layer {layer} has {len(index)} vectors of "
+                f"{len(texts)} texts: pass every view from 0 to {self.views - 1} of each index."
+            )
+        base.check_at_least(self.least, len(texts), f"{self.counted} for {name} at layer {layer}")
+        self.num_samples = len(texts)
+        return texts
+
+
+class PooledSampleMetric(SampleMetric):
+    """A :class:`SampleMetric` of one vector per text."""
+
+    kind: ClassVar[Kind] = "pooled"
+
+    def update(self, embeddings: Tensor, *, layer: int, index: Tensor | None = None) -> None:
+        """Add one layer's vectors of a batch.
+
+        Args:
+            embeddings: one row per text, shape ``(B, D)``.
+            layer: one of ``layers``.
+            index: position of each text in the whole list, shape ``(B,)``. By default texts are numbered in order of
+                arrival, which does not work with several processes.
+        """
+        self._store(layer, embeddings, self._numbered(layer, len(embeddings), index), view=0)
+
+
+class ViewMetric(SampleMetric):
+    """A :class:`SampleMetric` of several views of each text, which arrive one at a time; ``forward`` raises."""
+
+    kind: ClassVar[Kind] = "views"
+    views: int = 2
+    _compares = "the views"
+
+    def update(self, embeddings: Tensor, *, layer: int, view: int | Tensor, index: Tensor | None = None) -> None:
+        """Add one layer's vectors of one or several views of a batch.
+
+        Args:
+            embeddings: one row per text, shape ``(B, D)``.
+            layer: one of ``layers``.
+            view: view number, from 0, of all rows or of each, shape ``(B,)``; views that the metric does not use are
+                ignored, so that metrics with different numbers of views can share the passes.
+            index: position of each text in the whole list, shape ``(B,)``; required.
+        """
+        if index is None:
+            raise OptionError(
+                f"`index` must be the position of each text in the whole list, shape (B,), by which "
+                f"{type(self).__name__} joins the views of a text, but got None. "
+                "Pass index=torch.arange(start, start + len(embeddings))."
+            )
+        views = torch.as_tensor(view).expand(index.shape)
+        if views.numel() and int(views.min()) < 0:
+            raise OptionError(f"`view` must be 0 or more, but got {int(views.min())}.")
+        used = (views < self.views).nonzero().squeeze(1)
+        if len(used) == len(views):
+            self._store(layer, embeddings, index, views)
+        elif len(used):
+            self._store(layer, embeddings[used.to(embeddings.device)], index[used.to(index.device)], views[used])
+
+
+class PairMetric(PooledSampleMetric):
+    """A :class:`PooledSampleMetric` that compares the same texts at two layers; ``forward`` raises.
+
+    ``number`` compares two sets of vectors of the same texts, each ``(N, D)``.
+
+    Args:
+        layers: as in :class:`LayerMetric`.
+        against: ``"previous"`` compares each layer with the one listed before it; the first value is NaN. A layer
+            number, one of ``layers``, compares every layer with that one.
+        options: as in :class:`SampleMetric`.
+    """
+
+    _compares = "two layers"
+
+    def __init__(
+        self, layers: Sequence[int], *, against: int | Literal["previous"] = "previous", **options: Any
+    ) -> None:
+        super().__init__(layers, **options)
+        if against != "previous":
+            self._position(against)
+        self.against = against
+        self.needs_previous = against == "previous"
+
+    def _values(self, layers: Sequence[int]) -> Tensor:
+        partners = {layer: self._partner(layer) for layer in layers if self._has_value(layer)}
+        needed = list(dict.fromkeys([*layers, *partners.values()]))
+        samples = dict(zip(needed, self._samples(needed), strict=True))
+        for layer, partner in partners.items():
+            if not torch.equal(samples[partner][1], samples[layer][1]):
+                raise OptionError(
+                    f"Layers {partner} and {layer} must be updated with the same texts, but have different `index`."
+                )
+        rows = {layer: sample.squeeze(0).double() for layer, (sample, _) in samples.items()}
+        for layer, layer_rows in rows.items():  # a layer that is not finite has no value with the next one either
+            if not torch.isfinite(layer_rows.sum()):
+                raise self._not_finite(layer, float(layer_rows.sum()))
+        numbers = {layer: self._number_of_views(rows[partner], rows[layer]) for layer, partner in partners.items()}
+        return base.one_device([numbers.get(layer, rows[layer].new_tensor(torch.nan)) for layer in layers])
+
+    def _partner(self, layer: int) -> int:
+        return self.layers[self._position(layer) - 1] if self.against == "previous" else self.against
+
+
+def check_pair(first: Tensor, second: Tensor, *, least: int = 2, same_width: bool = False) -> None:
+    """Raise an :class:`OptionError` unless both have one row for each of ``least`` or more texts."""
+    paired = first.ndim == second.ndim == 2 and len(first) == len(second) >= least
+    if not paired or (same_width and first.shape != second.shape):
+        raise OptionError(
+            f"`first` and `second` must be (N, D) and (N, {'D' if same_width else 'E'}) with N of {least} or more, "
+            f"but got {tuple(first.shape)} and {tuple(second.shape)}."
+        )
+
+
+def hashed(index: Tensor, seed: int) -> Tensor:
+    """Return a pseudo-random int64 per index, different for different indices: the finalizer of SplitMix64.
+
+    Example:
+        >>> hashed(torch.tensor([0, 1, 2]), seed=0).argsort()
+        tensor([0, 2, 1])
+    """
+    mixed = (index + seed + 1).numpy().astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
+    return torch.from_numpy((mixed ^ (mixed >> np.uint64(31))).view(np.int64))
