@@ -7,7 +7,7 @@ import json
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 Layer: TypeAlias = int | float
 """``0`` = embeddings, ``k`` = after block ``k``, ``-1`` = the last, a float in ``(0, 1]`` = fraction of depth."""
@@ -39,6 +39,32 @@ MAX_PIXELS = 50_000_000
 
 Progress: TypeAlias = Callable[[str, int, int], None]
 """Called with a stage (``"embedding"``), the number of its steps done so far, and their total."""
+
+
+@runtime_checkable
+class EncoderChoice(Protocol):
+    """A layer that was chosen for a model: a :class:`~midlayer_encoders.Selection`, or the best layer of a sweep."""
+
+    @property
+    def model(self) -> str:
+        """Name of the model."""
+
+    @property
+    def revision(self) -> str:
+        """Revision of the model; ``default``, and for a part of the blocks, such as ``default:mlp``, its name."""
+
+    @property
+    def num_layers(self) -> int:
+        """Number of blocks of the model."""
+
+    @property
+    def options(self) -> Mapping[str, Any] | None:
+        """Options of the encoder whose layers were measured; ``None`` if they are not known."""
+
+    @property
+    def keywords(self) -> Mapping[str, Any]:
+        """Keywords of ``LayerEncoder``: the layer, and the recipe if that was chosen, too."""
+
 
 NORMS: tuple[Norm, ...] = ("final", "none")
 READ_SITES: tuple[ReadSite, ...] = ("block", "attention", "mlp")

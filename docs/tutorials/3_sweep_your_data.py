@@ -92,7 +92,7 @@ for layer, value in rows.sort("value", descending=True).head(3).iter_rows():
 # and ends with the lines that build the encoder of the best layer:
 
 # %%
-from midlayer_encoders.sweeping.sweep_result import export_lines
+from midlayer_encoders.sweeping.best_layer import export_lines
 
 for language, line in export_lines(result.notes, result.best()).items():
     print(f"{language}: {line}")

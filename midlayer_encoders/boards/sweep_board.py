@@ -10,24 +10,30 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 from urllib.parse import quote
 
 import polars as pl
 
+from midlayer_encoders.encoder.options import EncoderKeywords
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.files import LOCK, expand_home
-from midlayer_encoders.frame.gains import paired_gain
-from midlayer_encoders.frame.pareto import COSTS, Budget, Point, Run, best_within, fronts_by_run
+from midlayer_encoders.frame.gains import Gain, paired_gain
+from midlayer_encoders.frame.pareto import COSTS, Budget, Point, Run, amount, best_within, fronts_by_run
 from midlayer_encoders.frame.summaries import summary
 from midlayer_encoders.recipes import PLAIN
 from midlayer_encoders.report.board_page import board_html, plot_board
-from midlayer_encoders.report.pages import write_page
-from midlayer_encoders.sweeping.sweep_result import RecipesResult, SweepResult, export_lines, task_labels
+from midlayer_encoders.report.labels import gain_text, number
+from midlayer_encoders.report.pages import notebook_html, write_page
+from midlayer_encoders.report.results import TidyResult
+from midlayer_encoders.sweeping.best_layer import BestLayer, export_lines
+from midlayer_encoders.sweeping.sweep_result import RecipesResult, SweepResult, task_labels
 from midlayer_encoders.validation import check_list, check_number, check_path
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 
 _SWEEP_FOLDERS = ("together", "mteb", "recipes", "embeddings")  # created before a sweep is finished
 _MAX_DEPTH = 4  # of folders below the one that is named
@@ -65,17 +71,15 @@ class _Sweep:
 
     def run(self, name: str, tasks: set[tuple[str, str]], labels: Mapping[str, str]) -> Run:
         """Return the scores on some tasks and the costs."""
-        frame, notes = self.result.frame, self.result.notes
-        selected = pl.DataFrame(sorted(tasks), schema=["dataset", "name"], orient="row")
-        rows = selected.join(frame.filter(pl.col("kind") == "score"), on=["dataset", "name"], maintain_order="left")
-        scores = summary(rows.select(frame.columns).with_columns(pl.col("dataset").replace(labels)))
+        notes = self.result.notes
+        scores = summary(self.scores(tasks, labels))
         if scores.average is None:
             raise OptionError(
                 f"`runs` must have a layer with a score on every shared task, but {self.home} has none: sweep it again."
             )
         tokens = [notes.tokens[task] for task, _ in tasks if task in notes.tokens]
         device = str(notes.timing.get("device") or notes.how.get("device", ""))
-        gain = paired_gain(scores, self.result.resamples.with_columns(pl.col("dataset").replace(labels)))
+        gain = paired_gain(scores, self.resamples(labels))
         return Run(
             name,
             self.home.name,
@@ -88,9 +92,19 @@ class _Sweep:
             gain=gain,
         )
 
+    def scores(self, tasks: set[tuple[str, str]], labels: Mapping[str, str]) -> pl.DataFrame:
+        """Return the tidy scores on some tasks, with their labels."""
+        selected = pl.DataFrame(sorted(tasks), schema=["dataset", "name"], orient="row")
+        rows = selected.join(self.result.scores, on=["dataset", "name"], maintain_order="left")
+        return rows.select(self.result.frame.columns).with_columns(pl.col("dataset").replace(labels))
+
+    def resamples(self, labels: Mapping[str, str]) -> pl.DataFrame:
+        """Return the scores on resampled test items, with the labels of the tasks."""
+        return self.result.resamples.with_columns(pl.col("dataset").replace(labels))
+
 
 @dataclass(frozen=True)
-class Board:
+class Board(TidyResult):
     """Many runs on their shared tasks, the best first.
 
     Attributes:
@@ -108,6 +122,13 @@ class Board:
     remarks: tuple[str, ...]
     _sweeps: Mapping[str, _Sweep]
 
+    @cached_property
+    def frame(self) -> pl.DataFrame:
+        """The tidy scores of every run on the shared tasks, with the column ``run``."""
+        shared = set.intersection(*(sweep.tasks for sweep in self._sweeps.values()))
+        frames = {name: sweep.scores(shared, self._labels) for name, sweep in self._sweeps.items()}
+        return pl.concat(frame.with_columns(run=pl.lit(name)) for name, frame in frames.items())
+
     @property
     def points(self) -> list[Point]:
         """Every layer of every run."""
@@ -116,6 +137,28 @@ class Board:
     def chosen(self) -> Point:
         """Return the layer with the highest score within the budget; if there is none, an error names the nearest."""
         return best_within(self.points, self.budget)
+
+    def best(self, task: str | None = None) -> BestLayer:
+        """Return the layer with the highest score within the budget, its recipe, score and gain over its run's last.
+
+        Args:
+            task: one of :attr:`tasks`; the mean over all of them by default.
+        """
+        summaries = {run.name: run.summary if task is None else run.summary.only(task) for run in self.runs}
+        points = [point for run in self.runs for point in replace(run, summary=summaries[run.name]).points]
+        point = best_within(points, self.budget)
+        scores, sweep = summaries[point.run], self._sweeps[point.run]
+        gain = paired_gain(scores, sweep.resamples(self._labels), layer=point.layer)
+        return BestLayer.of(scores, point.layer, recipe=sweep.recipe, gain=gain, notes=sweep.result.notes)
+
+    def encoder(self, task: str | None = None, **options: Unpack[EncoderKeywords]) -> LayerEncoder:
+        """Return the encoder of the best layer within the budget, with the options that were scored.
+
+        Args:
+            task: as in :meth:`best`.
+            options: ``device`` and others of :class:`~midlayer_encoders.EncoderOptions` that do not contradict these.
+        """
+        return self.best(task).encoder(**options)
 
     def lines(self, point: Point) -> dict[str, str]:
         """Return the lines that create the encoder of a layer, by language."""
@@ -140,6 +183,17 @@ class Board:
     def plot(self) -> Figure:
         """Return the figure of scores against costs."""
         return plot_board(self.runs, self._baselines(), self.budget)
+
+    def _repr_html_(self) -> str:
+        """Return the best layer of each run and the figure, as a notebook shows them."""
+        rows = [["run", "best layer", "score", "gain over its last layer", "parameters", "ms per text"]]
+        for run in self.runs:
+            best = run.best
+            costs = [amount(best.costs[cost]) if cost in best.costs else "–" for cost in ("parameters", "milliseconds")]
+            gain = gain_text(run.gain or Gain(run.average.gain))
+            rows.append([run.name, f"{best.layer} of {run.summary.num_layers}", number(best.score), gain, *costs])
+        has_costs = any(point.costs for point in self.points)
+        return notebook_html(f"Board: {', '.join(self.tasks)}", rows, self.plot() if has_costs else None, self.remarks)
 
     def html(self, folder: Path | str = ".") -> str:
         """Return the self-contained page; its links to the pages of the sweeps are relative to ``folder``."""
@@ -185,13 +239,17 @@ class Board:
         shared = {name: getattr(self, name) for name in ("tasks", "left_out", "remarks", "budget")}
         return {**shared, "runs": runs}
 
+    @cached_property
+    def _labels(self) -> dict[str, str]:
+        """The label of every task of any run."""
+        return task_labels(sorted({name for sweep in self._sweeps.values() for name, _ in sweep.tasks}))
+
     def _baselines(self) -> dict[str, dict[str, float]]:
         """Return each baseline that has a score on every shared task, from the first run that has it."""
-        labels = task_labels(sorted({name for sweep in self._sweeps.values() for name, _ in sweep.tasks}))
         baselines: dict[str, dict[str, float]] = {}
         for sweep in self._sweeps.values():
             for name, scores in sweep.result.notes.baselines.items():
-                by_label = {labels.get(task, task): score for task, score in scores.items()}
+                by_label = {self._labels.get(task, task): score for task, score in scores.items()}
                 baselines.setdefault(name, {task: by_label[task] for task in self.tasks if task in by_label})
         return {name: scores for name, scores in baselines.items() if len(scores) == len(self.tasks)}
 

@@ -103,7 +103,7 @@ def _read_sweep(path: Path) -> pl.DataFrame:
     """Return the frame of a sweep, or raise an error if one of its tasks failed."""
     from midlayer_encoders.files import read_artifact
     from midlayer_encoders.frame.schema import read_frame
-    from midlayer_encoders.sweeping.sweep_result import read_notes
+    from midlayer_encoders.sweeping.best_layer import read_notes
 
     frame = read_frame(path)
     notes = read_artifact(path.with_name("sweep.json"), read_notes)

@@ -109,7 +109,7 @@ def encoder_lines(encoder: LayerEncoder, keywords: dict[str, Any], center: Path)
         keywords: of the selection.
         center: file with the texts that a recipe centers on.
     """
-    from midlayer_encoders.sweeping.sweep_result import Notes, export_lines
+    from midlayer_encoders.sweeping.best_layer import Notes, export_lines
 
     name = encoder.source if isinstance(encoder.source, str) else encoder.name
     options = encoder.options.changed() | keywords

@@ -126,7 +126,7 @@ def run_sweep(encoder: LayerEncoder, tasks: list[str], *, is_first: bool = True,
     """Run a sweep with progress, and print its table and report; exit with 1 if a task failed."""
     from midlayer_encoders import sweeping
     from midlayer_encoders.files import shell_path
-    from midlayer_encoders.sweeping.sweep_result import export_lines
+    from midlayer_encoders.sweeping.best_layer import export_lines
 
     with _progress.show_progress(STAGES) as progress:
         result = sweeping.sweep(encoder, tasks, progress=progress, **arguments)

@@ -74,6 +74,13 @@ class _FixedSetting:
         vars(encoder)[self.name] = value
 
 
+def encoder_name(model: str, gguf_file: str | None = None) -> str:
+    """Return the name of a folder or of a model on the hub in results and errors."""
+    if model == BUILT_IN_MINILM:
+        return "local/all-MiniLM-L6-v2"
+    return names.base_name(*model_location(model, gguf_file))
+
+
 class BuiltEncoder(PlainOnDisk):
     """The construction and the description of a ``LayerEncoder``.
 
@@ -108,7 +115,7 @@ class BuiltEncoder(PlainOnDisk):
             raise OptionError(f"`gguf_file` must be left out for {model!r}, but got {options.gguf_file!r}.")
         saved = load_saved_folder(folder, options, gguf_file=gguf_file)
         prompting.resolve_prompts(options, saved)  # raises before anything large is loaded
-        name = "local/all-MiniLM-L6-v2" if model == BUILT_IN_MINILM else names.base_name(folder, gguf_file)
+        name = encoder_name(model, gguf_file)
         revision = None if gguf_file else options.revision
         if saved.first_path and gguf_file is None:
             folder, revision = module_folder(folder, saved.first_path, revision), None

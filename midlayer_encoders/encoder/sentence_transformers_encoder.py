@@ -11,16 +11,25 @@ import inspect
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any, Unpack
 
 import polars as pl
 from torch import nn
 
-from midlayer_encoders._types import Layer, LayerArgument, Progress, ReadSite
+from midlayer_encoders._types import EncoderChoice, Layer, LayerArgument, Progress, ReadSite
+from midlayer_encoders.encoder.choice import READING_OPTIONS, apply_choice
 from midlayer_encoders.encoder.encoding import EmbeddingEncoder
 from midlayer_encoders.encoder.first_module import MemoryModule, states_width
 from midlayer_encoders.encoder.inputs import probe_features
-from midlayer_encoders.encoder.options import EncoderKeywords, make_options, normalize_layer, option_fields
+from midlayer_encoders.encoder.options import (
+    EncoderKeywords,
+    EncoderOptions,
+    make_options,
+    normalize_layer,
+    option_fields,
+)
 from midlayer_encoders.encoder.prompting import (
     apply_template,
     join_two_readings,
@@ -42,8 +51,6 @@ from midlayer_encoders.validation import check_text
 logger = logging.getLogger(__name__)
 
 _AUTO = "auto"
-_PROMPT_OPTIONS = {"prompts", "default_prompt_name", "chat_template", "template", "join"}
-_READING_OPTIONS = {"norm", "pooling", "bidirectional", "skip_first", "template_tokens"} | _PROMPT_OPTIONS
 _WITHOUT_VECTOR_MAPS = {"recipe": None, "center": None, "whiten": False, "embed_filter": False}
 
 
@@ -58,7 +65,8 @@ class LayerEncoder(EmbeddingEncoder):
             a float in ``(0, 1]``, the fraction of the depth. For a joint model such as CLIP, one for both towers or one
             for each: ``{"text": 6, "image": 9}``. A list, ``[8, 12, 16]``, combines layers from one pass by their mean,
             or as ``combine`` and ``layer_weights`` specify. A rule's name selects a layer from ``texts``. ``"auto"``
-            also selects the recipe, unless ``recipe`` or other options say how to read texts.
+            also selects the recipe, unless ``recipe`` or other options say how to read texts. A
+            :class:`~midlayer_encoders.Selection`, or the best layer of a sweep, brings its recipe and its options.
         model_name_or_path: the name of ``model`` in ``SentenceTransformer``.
         texts: texts for the rule; ``selection`` then holds the result and its reason.
         labels: class of each text for the rule, ``None`` for unlabeled texts.
@@ -76,7 +84,7 @@ class LayerEncoder(EmbeddingEncoder):
     def __init__(
         self,
         model: str | None = None,
-        layer: LayerArgument | str | None = None,
+        layer: LayerArgument | EncoderChoice | str | None = None,
         *,
         model_name_or_path: str | None = None,
         texts: Sequence[str] | None = None,
@@ -91,6 +99,9 @@ class LayerEncoder(EmbeddingEncoder):
                 "`model` must be a folder or hub name. A module: LayerEncoder.from_module(module, layer, processor=…)."
             )
         model = check_text("model", os.fspath(model) if isinstance(model, os.PathLike) else model)
+        choice = layer if isinstance(layer, EncoderChoice) else None
+        if choice is not None:
+            layer, options = apply_choice(choice, model, options)
         recipe = options.get("recipe")
         select_recipe = isinstance(recipe, str) and recipe == _AUTO
         encoder_options = make_options({**options, "recipe": None} if select_recipe else options)
@@ -102,7 +113,7 @@ class LayerEncoder(EmbeddingEncoder):
             raise OptionError(f"`layer` must be 'auto' with recipe='auto', which selects both, but got {requested!r}.")
         if not isinstance(requested, str) and (texts is not None or labels is not None):
             raise OptionError(f"`texts` and `labels` must be None unless `layer` names a rule, but it is {requested}.")
-        selection = None
+        selection = choice if isinstance(choice, Selection) else None
         if isinstance(requested, str):
             check_rule(requested, argument="layer")
             # The recipe's fields are among the options; modules after the pooling depend on the layer.
@@ -111,7 +122,13 @@ class LayerEncoder(EmbeddingEncoder):
             keywords = dict(selection.keywords)
             requested = keywords.pop("layer")
             encoder_options = make_options({**encoder_options.changed(), "dense": complete.options.dense, **keywords})
+            selection = _with_encoder(selection, model, encoder_options)
         self._build_from_files(model, requested, encoder_options)
+        if choice is not None and choice.num_layers not in (0, self.num_layers):  # 0 in a frame of layer 0 alone
+            raise OptionError(
+                f"`layer` must be chosen for {self.name}, which has {self.num_layers} blocks, but it was chosen for a "
+                f"model of {choice.num_layers}. Select a layer of this model."
+            )
         self.selection = selection
 
     @classmethod
@@ -170,7 +187,7 @@ class LayerEncoder(EmbeddingEncoder):
     @property
     def reads_plainly(self) -> bool:
         """Whether no option says how to read texts, so that a recipe may."""
-        return not set(self.options.changed()) & _READING_OPTIONS and not isinstance(self[0], MemoryModule)
+        return not set(self.options.changed()) & READING_OPTIONS and not isinstance(self[0], MemoryModule)
 
     @property
     def has_saved_modules(self) -> bool:
@@ -189,6 +206,21 @@ class LayerEncoder(EmbeddingEncoder):
         }
         for name in {**options, **requested.changed()}.keys() & option_fields().keys():
             agreed(name, getattr(requested, name), current.get(name, getattr(self.options, name)))
+
+    def __repr__(self) -> str:
+        """Return the model, the layer and the options; ``print`` shows the modules, as for SentenceTransformer."""
+        if "norm" not in vars(self):
+            return object.__repr__(self)  # it is not built yet
+        layers = [layer for layer, _ in self.mixture] or self.tower_layers or self.layer
+        blocks = self.tower_depths or self.num_layers
+        options = {"recipe": self.options.recipe, "norm": self.norm, "pooling": self.pooling}
+        options |= self.options.recreating()
+        texts = [f"{name}={short_repr(value)}" for name, value in options.items() if value is not None]
+        name = self.name.removeprefix("local/")
+        return f"{type(self).__name__}({name!r}, layer={layers} of {blocks}, {', '.join(texts)})"
+
+    def __str__(self) -> str:
+        return nn.Module.__repr__(self)
 
     # --- process pools and copies -----------------------------------------------------------------------------------
 
@@ -238,6 +270,11 @@ def complete_encoder(model: str, options: Mapping[str, Any]) -> LayerEncoder:
             ", ".join(encoder.saved.trained),
         )
     return encoder
+
+
+def _with_encoder(selection: Selection, model: str, options: EncoderOptions) -> Selection:
+    """Return a selection that can create its encoder."""
+    return replace(selection, options=options.recreating(), make_encoder=partial(LayerEncoder, model))
 
 
 def measure(
@@ -351,7 +388,7 @@ def select_layer(
         )
     elif options:
         raise OptionError(f"`{next(iter(options))}` must be left out with an encoder or a frame.")
-    return select(
+    selection = select(
         source,
         texts,
         labels,
@@ -362,3 +399,5 @@ def select_layer(
         max_texts=max_texts,
         seed=seed,
     )
+    has_files = isinstance(source, LayerEncoder) and not isinstance(source[0], MemoryModule)
+    return _with_encoder(selection, source.source, source.options) if has_files else selection

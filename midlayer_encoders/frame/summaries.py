@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeAlias
 
@@ -12,6 +12,7 @@ import polars as pl
 
 from midlayer_encoders.frame.curves import curves_by_dataset, mean_curve
 from midlayer_encoders.frame.schema import check_frame, check_one_model, number_of_layers
+from midlayer_encoders.validation import check_choice
 
 Baselines: TypeAlias = Mapping[str, Mapping[str, float]]
 """Score of each baseline on each task, a fraction."""
@@ -78,6 +79,12 @@ class Summary:
     average: Curve | None
     incomplete: tuple[int, ...]
     remarks: tuple[str, ...]
+
+    def only(self, task: str) -> Summary:
+        """Return the summary of one task."""
+        curves = {curve.name: curve for curve in self.tasks}
+        curve = curves[check_choice("task", task, curves)]
+        return replace(self, tasks=(curve,), average=curve, incomplete=(), remarks=())
 
 
 def summary(frame: pl.DataFrame) -> Summary:

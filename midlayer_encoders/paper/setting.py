@@ -215,7 +215,7 @@ class Setting:
     def sweep(self, model: str) -> pl.DataFrame:
         """Return scores on the tasks, and metrics on their texts, of every layer; kept in the folder."""
         from midlayer_encoders.sweeping import SweepSettings, sweep
-        from midlayer_encoders.sweeping.sweep_result import read_notes
+        from midlayer_encoders.sweeping.best_layer import read_notes
 
         folder = self.out / "sweeps" / f"{self.models.index(model)}-{self.digest}"
         notes = read_artifact(folder / "sweep.json", read_notes)

@@ -6,6 +6,7 @@ import json
 import math
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -56,6 +57,8 @@ def panel_grid(
     columns = columns or max(min(num_cells, 3 if num_cells <= 9 else 4), 1)
     heights = [_HEAD_HEIGHT] * head + [size[1] * stack] * math.ceil(num_cells / columns)
     figure = Figure(figsize=(max(columns * size[0], 7.5 if head else 5.0), sum(heights) + 0.3), layout="constrained")
+    # A notebook draws only figures of pyplot by itself.
+    figure._repr_png_ = partial(figure_bytes, figure)  # type: ignore[attr-defined]
     grid = figure.add_gridspec(len(heights), columns, height_ratios=heights)
     if head:
         figure.add_subplot(grid[0, :])
@@ -110,10 +113,15 @@ def finish(figure: Figure, *, y_label: str = "") -> Figure:
 
 def write_figure(figure: Figure, path: Path, *, dpi: int = 150) -> Path:
     """Write a figure in the format that the file name's suffix selects, and return the path."""
-    content = BytesIO()
-    figure.savefig(content, dpi=dpi, format=path.suffix.removeprefix(".") or "png")
-    write_file(path, content.getvalue())
+    write_file(path, figure_bytes(figure, path.suffix.removeprefix(".") or "png", dpi=dpi))
     return path
+
+
+def figure_bytes(figure: Figure, image_format: str = "png", *, dpi: int = 100) -> bytes:
+    """Return the content of an image file."""
+    content = BytesIO()
+    figure.savefig(content, dpi=dpi, format=image_format)
+    return content.getvalue()
 
 
 def annotate(artist: Artist, kind: str, tips: Sequence[str] = (), **details: object) -> None:

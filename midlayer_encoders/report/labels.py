@@ -81,5 +81,18 @@ def with_interval(points: float, gain: Gain | None) -> str:
     return f"{signed(points)} ({interval})"
 
 
+def gain_text(gain: Gain) -> str:
+    """Return a gain with its interval, and whether it is separable from zero.
+
+    Example:
+        >>> gain_text(Gain(8.3, -4.0, 20.8)), gain_text(Gain(8.3, 2.0, 14.1)), gain_text(Gain(0.0))
+        ('+8.3 (−4.0 to +20.8), not separable', '+8.3 (+2.0 to +14.1)', '0.0')
+    """
+    if not gain.points:
+        return number(0)
+    text = with_interval(gain.points, gain)
+    return text if gain.separable or gain.without else f"{text}, not separable"
+
+
 def _minus(text: str) -> str:
     return text.replace("-", "−")

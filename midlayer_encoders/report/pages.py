@@ -18,7 +18,7 @@ from numpy.ma import MaskedArray
 
 from midlayer_encoders.files import write_file
 from midlayer_encoders.frame.pareto import amount
-from midlayer_encoders.report import inline_svg, style
+from midlayer_encoders.report import drawing, inline_svg, style
 from midlayer_encoders.report.labels import duration, number, signed, significant, with_interval
 
 if TYPE_CHECKING:
@@ -36,6 +36,21 @@ def write_page(text: str, path: str | Path) -> Path:
 def render(template: str, **context: Any) -> str:
     """Return a template of this package as text."""
     return _environment().get_template(template).render(context)
+
+
+def notebook_html(
+    title: str, rows: Sequence[Sequence[str]] = (), figure: Figure | None = None, notes: Sequence[str] = ()
+) -> str:
+    """Return a title, notes, a table and a figure as HTML for the cell of a notebook.
+
+    Args:
+        title: also the alternative text of the figure.
+        rows: of the table, the headings first.
+        figure: drawn as PNG, because the colors of an inline SVG depend on the CSS of a page.
+        notes: sentences below the title.
+    """
+    image = b64encode(drawing.figure_bytes(figure)).decode() if figure is not None else ""
+    return render("notebook.html", title=title, notes=notes, rows=rows, image=image)
 
 
 @cache

@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import polars as pl
 
-from midlayer_encoders.errors import OptionError
+from midlayer_encoders.errors import MidlayerError, OptionError
 from midlayer_encoders.files import read_artifact, write_file
 from midlayer_encoders.frame.schema import parquet_bytes, read_parquet
 from midlayer_encoders.report.drawing import write_figure
@@ -24,8 +24,30 @@ if TYPE_CHECKING:
 _PACKAGES = ("midlayer-encoders", "torch", "transformers", "sentence-transformers")
 
 
+class TidyResult:
+    """A result with a tidy frame."""
+
+    if TYPE_CHECKING:
+
+        @property
+        def frame(self) -> pl.DataFrame:
+            """Tidy rows."""
+
+    @property
+    def scores(self) -> pl.DataFrame:
+        """The rows of the frame that hold scores, without metrics."""
+        return self.frame.filter(kind="score")
+
+    def to_pandas(self) -> Any:
+        """Return the frame as a pandas frame."""
+        try:
+            return self.frame.to_pandas()
+        except ModuleNotFoundError as error:
+            raise MidlayerError("`to_pandas` needs pandas: pip install pandas.") from error
+
+
 @dataclass(frozen=True)
-class Result(ABC):
+class Result(TidyResult, ABC):
     """A tidy frame with its figures and page.
 
     Attributes:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
 from torch import Tensor
 
+from midlayer_encoders.errors import OptionError
 from midlayer_encoders.frame.curves import Curves
 from midlayer_encoders.recipes import PLAIN, Recipe
+from midlayer_encoders.report.labels import significant
+from midlayer_encoders.report.pages import notebook_html
+from midlayer_encoders.report.results import TidyResult
 from midlayer_encoders.selection.ridge import Mixture, gain_interval
 from midlayer_encoders.selection.rules import RULES, CannotChooseError, Choice, choose, metrics_of
 
@@ -53,7 +57,7 @@ def gain_in_points(accuracy: Tensor, baseline: Tensor, *, seed: int) -> dict[str
 
 
 @dataclass(frozen=True)
-class Selection:
+class Selection(TidyResult):
     """A layer, and the evidence for it.
 
     Attributes:
@@ -67,6 +71,8 @@ class Selection:
         frame: the tidy frame that the rules read.
         labels: the evidence of labels; ``None`` without labels.
         mixture: several layers and weights learned from labels; ``None`` unless requested.
+        options: options of the encoder that was measured; ``None`` if the selection is from a frame.
+        make_encoder: creates the encoder of a selection; ``None`` if the selection is from a frame.
     """
 
     model: str
@@ -79,6 +85,8 @@ class Selection:
     frame: pl.DataFrame
     labels: LabelEvidence | None = None
     mixture: Mixture | None = None
+    options: Mapping[str, Any] | None = field(default=None, repr=False)
+    make_encoder: Callable[..., Any] | None = field(default=None, repr=False)
 
     @property
     def keywords(self) -> dict[str, Any]:
@@ -86,6 +94,20 @@ class Selection:
         if self.mixture is not None and self.mixture.better:
             return {"layer": list(self.mixture.layers), "layer_weights": list(self.mixture.weights)}
         return {"layer": self.layer}
+
+    def encoder(self, **options: Any) -> Any:
+        """Return the :class:`~midlayer_encoders.LayerEncoder` of the selected layer and recipe.
+
+        Args:
+            options: ``device`` and others of :class:`~midlayer_encoders.EncoderOptions` that do not contradict those
+                of the encoder that was measured, which apply, too.
+        """
+        if self.make_encoder is None:
+            raise OptionError(
+                f"The selection must be of a model to create its encoder, but it is of a frame of results of "
+                f"{self.model}. Pass the model: LayerEncoder(model, selection)."
+            )
+        return self.make_encoder(self, **options)
 
     @property
     def _layers_by_rule(self) -> dict[str, int]:
@@ -138,6 +160,13 @@ class Selection:
         choices = self._layers_by_rule
         return plot_selection(self.frame, layer=self.layer, rule=self.rule, choices=choices, num_layers=self.num_layers)
 
+    def _repr_html_(self) -> str:
+        """Return the choice of each rule or recipe and the figure, as a notebook shows them."""
+        title, _, _ = str(self).partition("\n")
+        table = self.to_frame().drop("model", "revision", "depth", "chosen")
+        rows = [[_cell_text(value) for value in row] for row in table.iter_rows()]
+        return notebook_html(title, [table.columns, *rows], self.plot(), [self.confidence])
+
     def __str__(self) -> str:
         title = f"Layer {self.layer} of {self.num_layers} of {self.model}, by {self.rule}: {self.reason}."
         rows = [(choice.rule, choice.layer, choice.reason) for choice in self.choices]
@@ -152,6 +181,10 @@ def _with_model(rows: pl.DataFrame, selection: Selection, *, chosen: pl.Expr) ->
     model = pl.lit(selection.model).alias("model")
     revision = pl.lit(selection.revision).alias("revision")
     return rows.select(model, revision, name, layer, depth, *score, chosen.alias("chosen"), reason)
+
+
+def _cell_text(value: object) -> str:
+    return "" if value is None else significant(value, 3) if isinstance(value, float) else str(value)
 
 
 def _table_lines(rows: list[tuple[str, int | None, str]], chosen: str) -> list[str]:

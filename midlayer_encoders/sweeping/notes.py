@@ -21,9 +21,9 @@ from midlayer_encoders.models.hub import BUILT_IN, BUILT_IN_MINILM
 from midlayer_encoders.reading.capture import capture
 from midlayer_encoders.report.results import versions
 from midlayer_encoders.sweeping.baselines import Baseline, missing_baselines
+from midlayer_encoders.sweeping.best_layer import Notes, without_nan
 from midlayer_encoders.sweeping.embedder import num_dims
 from midlayer_encoders.sweeping.mteb_jobs import Score, quiet_mteb
-from midlayer_encoders.sweeping.sweep_result import Notes, without_nan
 from midlayer_encoders.tasks import STS_GRADES, TaskSource, TextsSource, task_label
 
 TOGETHER = "all layers together"

@@ -6,76 +6,35 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, ClassVar, Unpack, cast
 
 import polars as pl
 
-from midlayer_encoders._types import LayerArgument
-from midlayer_encoders.encoder.options import EncoderOptions, python_line, shell_line
+from midlayer_encoders.encoder.options import EncoderKeywords
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.files import (
-    parse_json_object,
-    read_artifact,
-    read_text_file,
-    sealed,
-    shell_path,
-    unsealed,
-    write_file,
-)
+from midlayer_encoders.files import read_artifact, sealed, write_file
 from midlayer_encoders.frame.gains import RESAMPLES_SCHEMA, Gain, paired_gain, read_resamples
 from midlayer_encoders.frame.schema import read_frame
-from midlayer_encoders.frame.summaries import Baselines, Curve, Summary, summary
-from midlayer_encoders.recipes import PLAIN, removed_fields
+from midlayer_encoders.frame.summaries import Curve, Summary, summary
+from midlayer_encoders.recipes import PLAIN
 from midlayer_encoders.report import plot_recipes, plot_scores, report_html
 from midlayer_encoders.report.layer_charts import best_recipe
+from midlayer_encoders.report.pages import notebook_html
 from midlayer_encoders.report.results import Result
+from midlayer_encoders.sweeping.best_layer import BestLayer, Notes, export_lines, read_notes
 from midlayer_encoders.tasks import task_label
+from midlayer_encoders.validation import check_choice
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_TIMED_TEXTS = 16  # before sweeps noted the number
+    from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 
 
-@dataclass(frozen=True)
-class Notes:
-    """How a sweep was measured, what each layer costs, and what failed.
-
-    ``seconds`` is the time until a pass over a batch reaches each layer; ``timing`` describes the batch and the device.
-    ``dimensions`` is 0 in sweeps before 0.2. ``towers`` is the number of blocks of each tower of a joint model; its
-    layers are those of the image tower. ``tokens`` is the mean number of tokens that the model reads for a text of each
-    task whose layers were scored together.
-    """
-
-    title: str
-    model: str
-    how: dict[str, str]
-    parameters: dict[int, int] = field(default_factory=dict)
-    seconds: dict[int, float] = field(default_factory=dict)
-    baselines: dict[str, dict[str, float]] = field(default_factory=dict)
-    missing: list[str] = field(default_factory=list)
-    remarks: list[str] = field(default_factory=list)
-    failures: dict[str, str] = field(default_factory=dict)
-    options: dict[str, Any] = field(default_factory=dict)
-    scoring: dict[str, str] = field(default_factory=dict)
-    vectors: dict[str, Any] = field(default_factory=dict)
-    recipes: dict[str, str] = field(default_factory=dict)
-    site: str = "block"
-    dimensions: int = 0
-    timing: dict[str, Any] = field(default_factory=dict)
-    towers: dict[str, int] = field(default_factory=dict)
-    tokens: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def milliseconds(self) -> dict[int, float]:
-        """Milliseconds per text up to each layer."""
-        texts = self.timing.get("texts", _TIMED_TEXTS)
-        return {layer: 1e3 * seconds / texts for layer, seconds in self.seconds.items()}
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class SweepResult(Result):
     """Scores and metrics of every layer.
 
@@ -102,16 +61,36 @@ class SweepResult(Result):
         """Return mean scores by layer, the best layer, the last, and the gain between them."""
         return summary(self.frame)
 
-    def best(self) -> int:
-        """Return the layer with the highest mean score over the tasks."""
-        if self.frame.filter(pl.col("kind") == "score").is_empty():
-            raise OptionError(f"There is no score to choose a layer by. {self._reasons()}")
-        average = self.summary().average
-        if average is None:
-            raise OptionError("No layer was scored on every task, so none is the best: see `failures`, or sweep again.")
-        return int(average.best_layer)
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """Labels of the tasks that have scores."""
+        return tuple(self._task_labels())
 
-    def gain(self, layer: int | None = None, *, over: int | None = None, other: SweepResult | None = None) -> Gain:
+    def best(self, task: str | None = None) -> BestLayer:
+        """Return the layer with the highest score, its recipe, its score and its gain over the last layer.
+
+        Args:
+            task: one of :attr:`tasks`; the mean over all of them by default.
+        """
+        return self._best(task, str(self.notes.options.get("recipe") or PLAIN))
+
+    def encoder(self, task: str | None = None, **options: Unpack[EncoderKeywords]) -> LayerEncoder:
+        """Return the encoder of the best layer, with the options that were scored.
+
+        Args:
+            task: as in :meth:`best`.
+            options: ``device`` and others of :class:`~midlayer_encoders.EncoderOptions` that do not contradict these.
+        """
+        return self.best(task).encoder(**options)
+
+    def gain(
+        self,
+        layer: int | None = None,
+        *,
+        over: int | None = None,
+        other: SweepResult | None = None,
+        task: str | None = None,
+    ) -> Gain:
         """Return the points of a layer above another, with the 95 % interval of a paired bootstrap over test items.
 
         The interval does not cover the choice of the layer by the same scores.
@@ -120,10 +99,39 @@ class SweepResult(Result):
             layer: the best by default.
             over: the last by default.
             other: result on the same tasks, such as another recipe's, that has the layer ``over``.
+            task: one of :attr:`tasks`; the mean over all of them by default.
         """
-        pair = None if other is None else (other.summary(), other.resamples)
-        gain = paired_gain(self.summary(), self.resamples, layer=layer, over=over, other=pair)
+        pair = None if other is None else (other._task_summary(task), other.resamples)
+        gain = paired_gain(self._task_summary(task), self.resamples, layer=layer, over=over, other=pair)
         return replace(gain, without=tuple(map(task_label, gain.without)))
+
+    def _best(self, task: str | None, recipe: str, other: SweepResult | None = None) -> BestLayer:
+        """Return the best layer under a recipe; its gain is that over the last layer of ``other``."""
+        if self.scores.is_empty():
+            raise OptionError(f"There is no score to choose a layer by. {self._reasons()}")
+        scores = self._task_summary(task)
+        if scores.average is None:
+            raise OptionError("No layer was scored on every task, so none is the best: see `failures`, or sweep again.")
+        gain = self.gain(task=task, other=other)
+        return BestLayer.of(scores, scores.average.best_layer, recipe=recipe, gain=gain, notes=self.notes)
+
+    @property
+    def _labels(self) -> dict[str, str]:
+        """The label of each dataset in the frame."""
+        return task_labels(self.frame["dataset"].unique().to_list())
+
+    def _task_labels(self) -> dict[str, str]:
+        """Return the name of each task that has scores, by its label."""
+        names = self.scores.filter(pl.col("value").is_finite())["dataset"].unique(maintain_order=True)
+        return {label: name for name, label in task_labels(names.to_list()).items()}
+
+    def _task_name(self, task: str) -> str:
+        """Return the name of a task in the frame."""
+        names = self._task_labels()
+        return task if task in names.values() else names[check_choice("task", task, names)]
+
+    def _task_summary(self, task: str | None) -> Summary:
+        return self.summary() if task is None else self.summary().only(self._task_name(task))
 
     def tables(self) -> Mapping[str, pl.DataFrame]:
         """Return frame and resampled scores by file name."""
@@ -136,7 +144,27 @@ class SweepResult(Result):
 
     def plot(self) -> Figure:
         """Return the figure of scores by depth."""
-        return plot_scores(self.frame)
+        return plot_scores(_with_labels(self.frame, self._labels))
+
+    def _repr_html_(self) -> str:
+        """Return the best layer of each task and the figure, as a notebook shows them."""
+        failures = [f"{task} failed: {error}" for task, error in self.failures.items()]
+        if not self.tasks:
+            return notebook_html(self.notes.title, notes=failures or [self._reasons()])
+        last = "last layer of plain" if isinstance(self, RecipesResult) and PLAIN in self.parts else "last layer"
+        rows = [["task", "recipe", "best layer", "score", last, "gain (95 % interval)"]]
+        figure = None
+        with suppress(OptionError):  # no recipe has a layer that was scored on every task
+            figure = self.plot()
+        if len(self.tasks) > 1:
+            with suppress(OptionError):
+                rows.append(["average", *self.best().cells()])
+        rows += [[task, *self.best(task).cells()] for task in self.tasks]
+        return notebook_html(self.notes.title, rows, figure, failures)
+
+    def __repr__(self) -> str:
+        """Return the title, the tasks and the folder; the frame would fill the screen."""
+        return f"<{type(self).__name__}: {self.notes.title}, tasks={list(self.tasks)}, folder={str(self.folder)!r}>"
 
     def plots(self) -> dict[str, Figure]:
         """Return the figures by name: ``scores``."""
@@ -152,16 +180,10 @@ class SweepResult(Result):
         """Return the page of this result, as the best of several recipes if ``whole`` holds them."""
         notes = self.notes
         baselines_from = whole.notes if whole is not None else notes  # they are scored once
-        labels = task_labels(self.frame["dataset"].unique().to_list())
-
-        def labeled(frame: pl.DataFrame) -> pl.DataFrame:
-            return frame.with_columns(pl.col("dataset").replace(labels))
-
         recipe = {"recipe": whole.recipe} if whole is not None else {}
-        recipes = {name: summary(labeled(whole.parts[name].frame)) for name in whole.summaries()} if whole else None
         can_export = _average(self) is not None and notes.site == "block"
         return report_html(
-            labeled(self.frame),
+            _with_labels(self.frame, self._labels),
             title=notes.title,
             how=recipe | notes.how,
             parameters=notes.parameters or None,
@@ -172,11 +194,8 @@ class SweepResult(Result):
                 *notes.remarks,
                 *(f"{task} failed: {error}" for task, error in failures.items()),
             ],
-            baselines={
-                name: {labels.get(task, task): score for task, score in scores.items()}
-                for name, scores in baselines_from.baselines.items()
-            },
-            recipes=recipes,
+            baselines=_labeled_baselines(baselines_from, self._labels),
+            recipes=whole._labeled_summaries() if whole else None,
             gain=None if self.summary().average is None else self.gain(),
             recipe_gains=whole.gains() if whole else None,
         )
@@ -215,7 +234,7 @@ class SweepResult(Result):
         return cls(frame, folder, notes, **({} if resamples is None else {"resamples": resamples}))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RecipesResult(SweepResult):
     """Scores and metrics of every layer under every recipe; its summary and page are those of the best recipe.
 
@@ -278,13 +297,27 @@ class RecipesResult(SweepResult):
         """Return mean scores by layer of the best recipe, its best layer, the last, and the gain between them."""
         return self.winner.summary()
 
-    def best(self) -> int:
-        """Return the layer with the highest mean score over the tasks, under the best recipe."""
-        return self.winner.best()
+    def best(self, task: str | None = None) -> BestLayer:
+        """Return the recipe and layer with the highest score, with its gain over the last layer of the plain text.
+
+        Args:
+            task: one of :attr:`tasks`; the mean over all of them by default.
+        """
+        if task is None:
+            candidates = self.summaries()
+        else:
+            task = self._task_name(task)
+            parts = {name: part for name, part in self.parts.items() if task in part._task_labels().values()}
+            candidates = {name: part._task_summary(task) for name, part in parts.items()}
+        recipe = best_recipe(candidates)
+        return self.parts[recipe]._best(task, recipe, self.parts[PLAIN if PLAIN in candidates else recipe])
 
     def plot(self) -> Figure:
         """Return the figure of scores by layer and recipe."""
-        return plot_recipes(self.summaries(), self.notes.baselines)
+        return plot_recipes(self._labeled_summaries(), _labeled_baselines(self.notes, self._labels))
+
+    def _labeled_summaries(self) -> dict[str, Summary]:
+        return {name: summary(_with_labels(self.parts[name].frame, self._labels)) for name in self.summaries()}
 
     def plots(self) -> dict[str, Figure]:
         """Return the figures by name: ``recipes``, and ``scores`` of the best recipe."""
@@ -298,6 +331,17 @@ class RecipesResult(SweepResult):
         return {name: os.path.relpath(part._home(), home) for name, part in self.parts.items()}
 
 
+def _with_labels(frame: pl.DataFrame, labels: Mapping[str, str]) -> pl.DataFrame:
+    return frame.with_columns(pl.col("dataset").replace(labels))
+
+
+def _labeled_baselines(notes: Notes, labels: Mapping[str, str]) -> dict[str, dict[str, float]]:
+    return {
+        name: {labels.get(task, task): score for task, score in scores.items()}
+        for name, scores in notes.baselines.items()
+    }
+
+
 def _average(part: SweepResult) -> float | None:
     if part.frame.filter(pl.col("kind") == "score", pl.col("value").is_finite()).is_empty():
         return None
@@ -309,60 +353,7 @@ def _summaries(parts: Mapping[str, SweepResult]) -> dict[str, Summary]:
     return {name: part.summary() for name, part in parts.items() if _average(part) is not None}
 
 
-def without_nan(baselines: Baselines) -> dict[str, dict[str, float]]:
-    """Return the scores of baselines without NaN, as the frame has no row for a layer without a score.
-
-    Example:
-        >>> without_nan({"TF-IDF": {"A": 0.5, "B": float("nan")}, "BM25": {"B": float("nan")}})
-        {'TF-IDF': {'A': 0.5}}
-    """
-    finite = {
-        name: {task: score for task, score in scores.items() if not math.isnan(score)}
-        for name, scores in baselines.items()
-    }
-    return {name: scores for name, scores in finite.items() if scores}
-
-
-def read_notes(path: Path) -> Notes:
-    """Return the notes of a sweep from its ``sweep.json``."""
-    values = parse_json_object(read_text_file(path, OptionError), str(path), OptionError)
-    if "checksum" in values:  # since 0.3
-        values = unsealed(values)
-    for name in ("parameters", "seconds"):
-        values[name] = {int(layer): value for layer, value in values[name].items()}
-    types = {"dimensions": int, "missing": list, "model": str, "remarks": list, "site": str, "title": str}
-    for name in (each.name for each in fields(Notes)):
-        expected = types.get(name, dict)
-        if not isinstance(values.get(name, expected()), expected):
-            raise TypeError(f"{name} is not a {expected.__name__}")
-    values["baselines"] = without_nan(values.get("baselines", {}))
-    options = values.get("options", {})
-    if removed := removed_fields(str(options.get("recipe"))):  # swept with 0.2
-        values["options"] = {**removed, **{name: value for name, value in options.items() if name != "recipe"}}
-    return Notes(**values)
-
-
 def task_labels(names: Sequence[str]) -> dict[str, str]:
     """Return the names of tasks without the digests of their data, if they stay distinct."""
     labels = {name: task_label(name) for name in names}
     return labels if len(set(labels.values())) == len(labels) else {name: name for name in names}
-
-
-def export_lines(notes: Notes, layer: int | list[int]) -> dict[str, str]:
-    """Return the lines that create the encoder of a layer, or of several, in Python and in a shell."""
-    requested: LayerArgument = layer
-    if notes.towers and isinstance(layer, int):
-        from midlayer_encoders.models.anatomy import paired_layers  # it imports torch, which a board does not need
-
-        requested = dict(paired_layers(layer, notes.towers))
-    transforms = dict(notes.vectors)
-    center = transforms.pop("center", "")
-    options = EncoderOptions(**notes.options, **transforms)
-    out = "layer-" + str(layer).strip("[]").replace(", ", "-")
-    python = python_line(notes.model, requested, options)
-    shell = shell_line(notes.model, requested, options, out=out)
-    if center:
-        python = f"{python.removesuffix(')')}, center=read_texts({center!r}))"
-        shell, _, name = shell.rpartition(" --out ")  # a template may contain it too
-        shell = f"{shell} --center {shell_path(center)} --out {name}"
-    return {"Python": f'{python}.save_pretrained("{out}")', "shell": shell}

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
 
-from midlayer_encoders import board
+from midlayer_encoders import LayerEncoder, board
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.sweeping import RecipesResult, SweepResult
 from tests.report.drawn_artists import artists
@@ -124,6 +126,36 @@ def test_each_recipe_of_a_sweep_is_a_run_with_lines_of_its_own(tmp_path: Path) -
     with pytest.raises(OptionError, match=r"a recipe of a sweep is in its folder recipes/NAME"):
         board(tmp_path)
     assert len(board([tmp_path / "both/recipes/one-word", tmp_path / "plain again"]).runs) == 2
+
+
+def test_best_layer_of_a_board_is_that_within_the_budget(tmp_path: Path) -> None:
+    one = make_sweep(tmp_path / "one", {"STS": [0.2, 0.6, 0.5], "Own-0a1b2c3d": [0.4, 0.2, 0.3]}, model="m1")
+    other = {"STS": [0.1, 0.3, 0.7], "Own-0a1b2c3d": [0.1, 0.1, 0.2]}
+    make_sweep(tmp_path / "other", other, model="m2", options={"recipe": "echo"})
+    actual = board(tmp_path)
+    best = actual.best("STS")
+    assert (best.layer, best.model, best.recipe, best.score) == (2, "m2", "echo", pytest.approx(70))
+    assert (actual.best("Own"), actual.best("Own").model) == (0, "m1")
+    assert (actual.best(), actual.best().score, actual.best().gain.points) == (2, pytest.approx(45), 0)
+    small = board(tmp_path, max_parameters=115)
+    assert (small.best("STS"), small.best("STS").model) == (1, "m1")
+    assert small.best().layer == small.chosen().layer
+    with pytest.raises(OptionError, match="`task` must be one of"):
+        actual.best("Else")
+    assert set(actual.frame["run"]) == {"m1", "m2 with echo"}
+    own = actual.frame.filter(run="m1").sort("layer").filter(dataset="Own")
+    assert own["value"].to_list() == [0.4, 0.2, 0.3]
+    assert len(actual.to_pandas()) == len(actual.scores) == 12
+    assert one.best("STS").gain.without == ("STS",)
+
+
+def test_encoder_of_a_board_is_that_of_the_best_run(tiny_folder: Callable[[str], str], tmp_path: Path) -> None:
+    for family, scores in (("Llama", [0.1, 0.2, 0.5, 0.4, 0.3]), ("BERT", [0.1, 0.2, 0.1, 0.4, 0.3])):
+        folder = tiny_folder(family)
+        result = make_sweep(tmp_path / family, {"STS": scores}, model=f"local/{Path(folder).name}")
+        replace(result, notes=replace(result.notes, model=folder)).save()
+    encoder = board(tmp_path).encoder("STS", device="cpu")
+    assert encoder.spec == LayerEncoder(tiny_folder("Llama"), 2, device="cpu").spec
 
 
 def test_links_lead_from_the_page_to_each_sweep_s_own_which_is_written_where_it_lacks(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from midlayer_encoders.errors import OptionError
 from midlayer_encoders.report.labels import interval_words
 from midlayer_encoders.store import EmbeddingStore, list_stores, text_key
 from midlayer_encoders.sweeping import RecipesResult, SweepResult, SweepSettings
-from midlayer_encoders.sweeping.sweep_result import Notes
+from midlayer_encoders.sweeping.best_layer import Notes
 from tests.cli.calls import check_every_option, run, tables
 from tests.report.made_frames import rows_frame
 from tests.tiny_folders import TEXTS

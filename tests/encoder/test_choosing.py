@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -58,6 +60,56 @@ def test_recipe_and_layer_are_chosen_together(tiny_folder: Folder, tmp_path: Pat
     for layer in (2, "last"):
         with pytest.raises(OptionError, match="`layer` must be 'auto' with recipe='auto', which selects both"):
             LayerEncoder(folder, layer, recipe="auto", device="cpu")
+
+
+def test_selection_takes_the_place_of_the_layer(tiny_folder: Folder, tmp_path: Path) -> None:
+    folder = save_causal("byte level", tmp_path / "model")
+    selection = select_layer(folder, TEXTS, max_length=60, device="cpu")
+    assert isinstance(selection, RecipeSelection)
+    expected = LayerEncoder(folder, selection.layer, recipe=selection.recipe, max_length=60, device="cpu")
+    for encoder in (LayerEncoder(folder, selection, device="cpu"), selection.encoder(device="cpu")):
+        assert encoder.spec == expected.spec
+        assert encoder.selection is selection
+    by_name = LayerEncoder(folder, "auto", texts=TEXTS, max_length=60, device="cpu").selection
+    assert by_name is not None
+    assert by_name.encoder(device="cpu").spec == expected.spec
+    assert LayerEncoder(folder, selection, recipe="word-echo", device="cpu").spec == expected.spec
+    contradictions: list[dict[str, Any]] = [
+        {"recipe": "echo"},
+        {"bidirectional": True},
+        {"norm": "none"},
+        {"revision": "v2"},
+    ]
+    for options in contradictions:
+        with pytest.raises(OptionError, match=f"`{next(iter(options))}` must be .* for which the layer was chosen"):
+            LayerEncoder(folder, selection, device="cpu", **options)
+    with pytest.raises(OptionError, match="`texts` and `labels` must be None unless `layer` names a rule"):
+        LayerEncoder(folder, selection, texts=TEXTS)
+
+
+def test_selection_of_another_model_is_refused(tiny_folder: Folder, tmp_path: Path) -> None:
+    selection = select_layer(tiny_folder("Llama"), device="cpu")
+    with pytest.raises(OptionError, match=r"`layer` must be chosen for local/.*, but it was chosen for local/Llama"):
+        LayerEncoder(tiny_folder("BERT"), selection, device="cpu")
+    copied = tmp_path / Path(tiny_folder("Llama")).name.upper()
+    shutil.copytree(tiny_folder("Llama"), copied)
+    assert LayerEncoder(str(copied), selection, device="cpu").layer == selection.layer
+    shallow = replace(selection, num_layers=7)
+    with pytest.raises(OptionError, match="which has 4 blocks, but it was chosen for a model of 7"):
+        LayerEncoder(str(copied), shallow, device="cpu")
+
+
+def test_selection_from_a_frame_needs_the_model_and_takes_its_options(tiny_folder: Folder) -> None:
+    folder = tiny_folder("Llama")
+    selection = select_layer(
+        measure(folder, TEXTS, metrics="dataset_entropy", device="cpu"), rule="min-dataset-entropy"
+    )
+    encoder = LayerEncoder(folder, selection, norm="none", pooling="last", device="cpu")
+    assert encoder.spec == LayerEncoder(folder, selection.layer, norm="none", pooling="last", device="cpu").spec
+    with pytest.raises(OptionError, match=r"it is of a frame of results of local/.*LayerEncoder\(model, selection\)"):
+        selection.encoder()
+    assert selection.to_pandas()["value"].tolist() == selection.frame["value"].to_list()
+    assert selection.scores.is_empty()
 
 
 def test_mean_of_texts_is_subtracted_and_saved(tiny_folder: Folder, tmp_path: Path) -> None:

@@ -268,3 +268,16 @@ def test_saving_in_training_mode_keeps_the_modes(tiny_folder: Folder, tmp_path: 
 def test_layer_weights_become_plain_floats() -> None:
     assert EncoderOptions(layer_weights=torch.tensor([1, 2])).layer_weights == (1.0, 2.0)  # type: ignore[arg-type]
     assert EncoderOptions(layer_weights=np.array([0.5, 2])).layer_weights == (0.5, 2.0)  # type: ignore[arg-type]
+
+
+def test_repr_names_model_layer_and_options(tiny_folder: Folder) -> None:
+    folder = tiny_folder("Llama")
+    name = Path(folder).name
+    encoder = LayerEncoder(folder, 2, recipe="echo", device="cpu")
+    assert repr(encoder) == f"LayerEncoder({name!r}, layer=2 of 4, recipe='echo', norm='final', pooling='mean')"
+    several = LayerEncoder(folder, [1, 3], norm="none", center=[f"text {number}" for number in range(16)], device="cpu")
+    assert repr(several).startswith(f"LayerEncoder({name!r}, layer=[1, 3] of 4, norm='none', pooling='mean', center=(")
+    assert len(repr(several)) < 200
+    assert str(encoder) == torch.nn.Module.__repr__(encoder), "the modules, as sentence-transformers has them"
+    assert "(1): Pooling" in str(encoder)
+    assert "LayerEncoder object" in repr(LayerEncoder.__new__(LayerEncoder)), "as in the traceback of a constructor"

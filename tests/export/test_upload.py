@@ -26,7 +26,8 @@ from midlayer_encoders.errors import OptionError
 from midlayer_encoders.export import Exported, HubError, export_for, push_to_hub
 from midlayer_encoders.export.upload import check_repository, score_results
 from midlayer_encoders.frame.schema import NamedSubject, tidy_frame, tidy_rows
-from midlayer_encoders.sweeping.sweep_result import Notes, SweepResult
+from midlayer_encoders.sweeping.best_layer import Notes
+from midlayer_encoders.sweeping.sweep_result import SweepResult
 from tests.cli.calls import run
 from tests.export.hub_server import TOKEN, Hub, running_hub
 from tests.tiny_folders import TEXTS, save_tiny

@@ -21,7 +21,7 @@ from midlayer_encoders.reading import joined_readings
 from midlayer_encoders.reading.joined_readings import JoinedReadings, join_readings
 from midlayer_encoders.recipes import RECIPES, Recipe, check_template
 from midlayer_encoders.sweeping import RecipesResult
-from midlayer_encoders.sweeping.sweep_result import export_lines
+from midlayer_encoders.sweeping.best_layer import export_lines
 from midlayer_encoders.tuning import TuneSettings, tune
 from tests.recipes.test_template import TOKENIZERS
 from tests.tiny_folders import save_joint

@@ -9,7 +9,7 @@ from typing import Any
 from midlayer_encoders.frame.pareto import Run
 from midlayer_encoders.frame.summaries import summary
 from midlayer_encoders.sweeping import SweepResult
-from midlayer_encoders.sweeping.sweep_result import Notes
+from midlayer_encoders.sweeping.best_layer import Notes
 from tests.report.made_frames import rows_frame
 
 Scores = dict[str, Sequence[float]]

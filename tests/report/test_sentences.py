@@ -16,8 +16,8 @@ from midlayer_encoders.errors import OptionError
 from midlayer_encoders.frame.summaries import Curve, Summary
 from midlayer_encoders.report.layer_charts import recipe_words
 from midlayer_encoders.sweeping import RecipesResult, SweepResult
+from midlayer_encoders.sweeping.best_layer import Notes
 from midlayer_encoders.sweeping.previews import Preview, TaskPreview
-from midlayer_encoders.sweeping.sweep_result import Notes
 from midlayer_encoders.tasks.overview import TaskOverview
 from tests.report.made_frames import rows_frame
 

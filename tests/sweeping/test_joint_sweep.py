@@ -19,7 +19,7 @@ from midlayer_encoders.cli import app
 from midlayer_encoders.errors import CutError, LayerIndexError, OptionError
 from midlayer_encoders.models.anatomy import paired_layers
 from midlayer_encoders.sweeping import SweepResult
-from midlayer_encoders.sweeping.sweep_result import export_lines
+from midlayer_encoders.sweeping.best_layer import export_lines
 from tests.families import JOINT, MORE_JOINT, tiny_joint
 from tests.made_media import IMAGES, image
 from tests.others_warnings import MTEB

@@ -10,10 +10,10 @@ import pytest
 from PIL import Image
 
 from midlayer_encoders.sweeping import SweepResult
+from midlayer_encoders.sweeping.best_layer import Notes
 from midlayer_encoders.sweeping.embedder import item_key
 from midlayer_encoders.sweeping.mteb_jobs import Score
 from midlayer_encoders.sweeping.notes import _undefined_scores
-from midlayer_encoders.sweeping.sweep_result import Notes
 from tests.report.made_frames import rows_frame
 
 

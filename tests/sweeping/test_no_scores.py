@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.sweeping.sweep_result import Notes, SweepResult
+from midlayer_encoders.sweeping.best_layer import Notes
+from midlayer_encoders.sweeping.sweep_result import SweepResult
 from tests.report.made_frames import rows_frame
 
 

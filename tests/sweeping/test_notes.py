@@ -17,9 +17,9 @@ from transformers import AutoConfig
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.sweeping import RecipesResult, SweepResult
+from midlayer_encoders.sweeping.best_layer import Notes, read_notes
 from midlayer_encoders.sweeping.mteb_jobs import Score
 from midlayer_encoders.sweeping.notes import TOGETHER, ScoringResult, _how, _remarks
-from midlayer_encoders.sweeping.sweep_result import Notes, read_notes
 from midlayer_encoders.tasks import TextsSource, resolve_tasks, tfidf_scores
 from tests.others_warnings import MTEB
 from tests.report.made_frames import rows_frame

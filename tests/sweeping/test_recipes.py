@@ -60,6 +60,19 @@ def test_scores_match_mteb_with_the_recipe(
         assert rows["value"].item() == pytest.approx(mteb_score(encoder, task), abs=2e-4), (name, task.stem)
 
 
+def test_encoder_of_a_task_has_the_best_score_of_the_sweep(
+    recipes_sweep: tuple[RecipesResult, list[Path]],
+) -> None:
+    result, tasks = recipes_sweep
+    for task in tasks:
+        best = result.best(task.stem)
+        rows = result.scores.filter(pl.col("dataset").str.starts_with(task.stem))
+        assert best.score == 100 * rows["value"].max()
+        encoder = result.encoder(task.stem, device="cpu")
+        assert encoder.layer == best
+        assert mteb_score(encoder, task) == pytest.approx(best.score / 100, abs=2e-4)
+
+
 def test_tokens_per_text_are_those_of_the_formatted_texts(
     recipes_sweep: tuple[RecipesResult, list[Path]],
 ) -> None:
@@ -177,7 +190,7 @@ def test_too_few_texts_to_center_on_are_refused_before_scoring(tiny_folder: Fold
 def test_printed_code_exports_a_centered_winner(
     tiny_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from midlayer_encoders.sweeping.sweep_result import export_lines
+    from midlayer_encoders.sweeping.best_layer import export_lines
 
     task = write(tmp_path / "near.jsonl", ROWS["STS"] * 6)
     monkeypatch.chdir(tmp_path)

@@ -1,0 +1,53 @@
+"""``LayerEncoder(model, selection)``: the layer and the options of a selection, or of the best layer of a sweep."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+from midlayer_encoders._types import EncoderChoice, LayerArgument
+from midlayer_encoders.encoder.build import encoder_name
+from midlayer_encoders.encoder.options import EncoderKeywords, make_options
+from midlayer_encoders.errors import OptionError, short_repr
+
+_PROMPT_OPTIONS = {"prompts", "default_prompt_name", "chat_template", "template", "join"}
+READING_OPTIONS = {"norm", "pooling", "bidirectional", "skip_first", "template_tokens"} | _PROMPT_OPTIONS
+"""Options that say how to read texts."""
+
+_FILE_OPTIONS = {"revision", "tower", "adapters", "gguf_file"}
+_VECTOR_OPTIONS = {"recipe", "center", "whiten", "embed_filter", "combine", "layer_weights"}
+_CHOSEN_OPTIONS = READING_OPTIONS | _FILE_OPTIONS | _VECTOR_OPTIONS
+
+
+def apply_choice(choice: EncoderChoice, model: str, options: EncoderKeywords) -> tuple[LayerArgument, EncoderKeywords]:
+    """Return the layer of a choice, and its options with others that do not contradict it.
+
+    Raises:
+        OptionError: the choice is of another model, or was made with other options.
+    """
+    keywords: dict[str, Any] = {**(choice.options or {}), **choice.keywords}
+    layer = keywords.pop("layer")
+    chosen = make_options(keywords)
+    requested = make_options({**keywords, **options})
+    name = encoder_name(model, requested.gguf_file)
+    if Path(name).name.lower() != Path(choice.model).name.lower():
+        raise OptionError(
+            f"`layer` must be chosen for {name}, but it was chosen for {choice.model}. If both have the same weights: "
+            "LayerEncoder(model, **selection.keywords)."
+        )
+    revision, _, site = choice.revision.partition(":")
+    if site:
+        raise OptionError(
+            f"`layer` must be chosen for whole blocks, but it was chosen for the {site} of each: a cut model ends "
+            "after a block."
+        )
+    fixed = set(chosen.changed()) if choice.options is None else _CHOSEN_OPTIONS
+    settings = {name: (getattr(chosen, name), getattr(requested, name)) for name in options.keys() & fixed}
+    settings["revision"] = revision, requested.revision or "default"
+    for name, (expected, value) in settings.items():
+        if value != expected:
+            raise OptionError(
+                f"`{name}` must be {short_repr(expected)}, for which the layer was chosen, but got "
+                f"{short_repr(value)}. Leave it out, or pass the number of the layer."
+            )
+    return layer, cast(EncoderKeywords, {**keywords, **options})

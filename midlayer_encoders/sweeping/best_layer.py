@@ -1,0 +1,181 @@
+"""The notes of a sweep, and the best layer with the encoder that they describe."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, Unpack, cast
+
+from midlayer_encoders._types import LayerArgument
+from midlayer_encoders.encoder.options import EncoderKeywords, EncoderOptions, python_line, shell_line
+from midlayer_encoders.errors import OptionError
+from midlayer_encoders.files import parse_json_object, read_text_file, shell_path, unsealed
+from midlayer_encoders.frame.gains import Gain
+from midlayer_encoders.frame.summaries import Baselines, Curve, Summary
+from midlayer_encoders.media.text_lists import read_texts
+from midlayer_encoders.recipes import removed_fields
+from midlayer_encoders.report.labels import gain_text, number
+
+if TYPE_CHECKING:
+    from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
+
+_TIMED_TEXTS = 16  # before sweeps noted the number
+
+
+@dataclass(frozen=True)
+class Notes:
+    """How a sweep was measured, what each layer costs, and what failed.
+
+    ``seconds`` is the time until a pass over a batch reaches each layer; ``timing`` describes the batch and the device.
+    ``dimensions`` is 0 in sweeps before 0.2. ``towers`` is the number of blocks of each tower of a joint model; its
+    layers are those of the image tower. ``tokens`` is the mean number of tokens that the model reads for a text of each
+    task whose layers were scored together.
+    """
+
+    title: str
+    model: str
+    how: dict[str, str]
+    parameters: dict[int, int] = field(default_factory=dict)
+    seconds: dict[int, float] = field(default_factory=dict)
+    baselines: dict[str, dict[str, float]] = field(default_factory=dict)
+    missing: list[str] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+    failures: dict[str, str] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
+    scoring: dict[str, str] = field(default_factory=dict)
+    vectors: dict[str, Any] = field(default_factory=dict)
+    recipes: dict[str, str] = field(default_factory=dict)
+    site: str = "block"
+    dimensions: int = 0
+    timing: dict[str, Any] = field(default_factory=dict)
+    towers: dict[str, int] = field(default_factory=dict)
+    tokens: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def milliseconds(self) -> dict[int, float]:
+        """Milliseconds per text up to each layer."""
+        texts = self.timing.get("texts", _TIMED_TEXTS)
+        return {layer: 1e3 * seconds / texts for layer, seconds in self.seconds.items()}
+
+
+@dataclass(frozen=True, eq=False)
+class BestLayer(int):
+    """The number of the best layer, with its score and the encoder that has it.
+
+    It is the number itself, too: ``encoder.encode_layers(texts)[best]``. ``LayerEncoder(model, best)`` has the layer
+    and the recipe.
+
+    Attributes:
+        layer: the number.
+        num_layers: number of blocks of the model.
+        recipe: name of the recipe.
+        score: in points, on one task or as the mean of several.
+        gain: points above the last layer; in a sweep over recipes, above that of the plain text if that is one of them.
+        model: name of the model.
+        revision: of the model.
+        notes: how the sweep was measured.
+    """
+
+    layer: int
+    num_layers: int = field(kw_only=True)
+    recipe: str = field(kw_only=True)
+    score: float = field(kw_only=True)
+    gain: Gain = field(kw_only=True)
+    model: str = field(kw_only=True)
+    revision: str = field(kw_only=True)
+    notes: Notes = field(kw_only=True, repr=False)
+
+    def __new__(cls, layer: int, **_: Any) -> Self:
+        """Return the number; the dataclass adds the fields."""
+        return super().__new__(cls, layer)
+
+    @classmethod
+    def of(cls, scores: Summary, layer: int, *, recipe: str, gain: Gain, notes: Notes) -> Self:
+        """Return a layer with its score in a summary that has an average."""
+        score = cast(Curve, scores.average).points[layer]
+        of_model: dict[str, Any] = {"num_layers": scores.num_layers, "model": scores.model, "revision": scores.revision}
+        return cls(layer, recipe=recipe, score=score, gain=gain, notes=notes, **of_model)
+
+    def __str__(self) -> str:
+        return str(self.layer)
+
+    def cells(self) -> list[str]:
+        """Return recipe, layer, score, the score of the last layer, and the gain as texts of a table."""
+        scores = self.score, self.score - self.gain.points
+        return [self.recipe, f"{self.layer} of {self.num_layers}", *map(number, scores), gain_text(self.gain)]
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Options of the encoder, without the layer."""
+        options = {**self.notes.options, **self.notes.vectors}
+        return options | ({"center": read_texts(options["center"])} if "center" in options else {})
+
+    @property
+    def keywords(self) -> dict[str, Any]:
+        """Keywords for ``LayerEncoder(model, **keywords)``."""
+        return {"layer": _layer_argument(self.notes, self.layer), **self.options}
+
+    def encoder(self, **options: Unpack[EncoderKeywords]) -> LayerEncoder:
+        """Return the encoder; options such as ``device`` must not contradict those that were scored."""
+        from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder  # it imports torch
+
+        return LayerEncoder(self.notes.model, self, **options)
+
+
+def without_nan(baselines: Baselines) -> dict[str, dict[str, float]]:
+    """Return the scores of baselines without NaN, as the frame has no row for a layer without a score.
+
+    Example:
+        >>> without_nan({"TF-IDF": {"A": 0.5, "B": float("nan")}, "BM25": {"B": float("nan")}})
+        {'TF-IDF': {'A': 0.5}}
+    """
+    finite = {
+        name: {task: score for task, score in scores.items() if not math.isnan(score)}
+        for name, scores in baselines.items()
+    }
+    return {name: scores for name, scores in finite.items() if scores}
+
+
+def read_notes(path: Path) -> Notes:
+    """Return the notes of a sweep from its ``sweep.json``."""
+    values = parse_json_object(read_text_file(path, OptionError), str(path), OptionError)
+    if "checksum" in values:  # since 0.3
+        values = unsealed(values)
+    for name in ("parameters", "seconds"):
+        values[name] = {int(layer): value for layer, value in values[name].items()}
+    types = {"dimensions": int, "missing": list, "model": str, "remarks": list, "site": str, "title": str}
+    for name in (each.name for each in fields(Notes)):
+        expected = types.get(name, dict)
+        if not isinstance(values.get(name, expected()), expected):
+            raise TypeError(f"{name} is not a {expected.__name__}")
+    values["baselines"] = without_nan(values.get("baselines", {}))
+    options = values.get("options", {})
+    if removed := removed_fields(str(options.get("recipe"))):  # swept with 0.2
+        values["options"] = {**removed, **{name: value for name, value in options.items() if name != "recipe"}}
+    return Notes(**values)
+
+
+def export_lines(notes: Notes, layer: int | list[int]) -> dict[str, str]:
+    """Return the lines that create the encoder of a layer, or of several, in Python and in a shell."""
+    requested = _layer_argument(notes, layer)
+    transforms = dict(notes.vectors)
+    center = transforms.pop("center", "")
+    options = EncoderOptions(**notes.options, **transforms)
+    out = "layer-" + str(layer).strip("[]").replace(", ", "-")
+    python = python_line(notes.model, requested, options)
+    shell = shell_line(notes.model, requested, options, out=out)
+    if center:
+        python = f"{python.removesuffix(')')}, center=read_texts({center!r}))"
+        shell, _, name = shell.rpartition(" --out ")  # a template may contain it too
+        shell = f"{shell} --center {shell_path(center)} --out {name}"
+    return {"Python": f'{python}.save_pretrained("{out}")', "shell": shell}
+
+
+def _layer_argument(notes: Notes, layer: int | list[int]) -> LayerArgument:
+    """Return the ``layer`` of an encoder: for a joint model, that of each tower."""
+    if not notes.towers or isinstance(layer, list):
+        return layer if isinstance(layer, list) else int(layer)
+    from midlayer_encoders.models.anatomy import paired_layers  # it imports torch, which a board does not need
+
+    return dict(paired_layers(layer, notes.towers))
