@@ -54,13 +54,30 @@ class NotFiniteError(MidlayerError, ArithmeticError):
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
     """Return `` Did you mean 'x'?`` for the choice closest to a misspelled word, or an empty string.
 
+    Without a very close one, choices that contain the word come first.
+
     Example:
         >>> did_you_mean("maen", ["mean", "last"]), did_you_mean("sts13", ["STS13"])
         (" Did you mean 'mean'?", " Did you mean 'STS13'?")
+        >>> did_you_mean("entropy", ["anisotropy", "prompt_entropy", "dataset_entropy"])
+        " Did you mean 'prompt_entropy' or 'dataset_entropy'?"
     """
     by_lowercase = {name.lower(): name for name in choices}
-    matches = get_close_matches(word.lower(), by_lowercase, n=1)
-    return f" Did you mean {by_lowercase[matches[0]]!r}?" if matches else ""
+    word = word.lower()
+    containing = [name for name in by_lowercase if len(word) > 2 and word in name][:3]
+    very_close, close = (get_close_matches(word, by_lowercase, n=1, cutoff=cutoff) for cutoff in (0.85, 0.6))
+    matches = very_close or containing or close
+    return f" Did you mean {' or '.join(repr(by_lowercase[name]) for name in matches)}?" if matches else ""
+
+
+def counted(count: int, noun: str, plural: str = "") -> str:
+    """Return a number of things in words.
+
+    Example:
+        >>> counted(1, "text"), counted(1200, "text"), counted(2, "pass", "passes")
+        ('1 text', '1,200 texts', '2 passes')
+    """
+    return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"
 
 
 def short_repr(value: object, max_length: int = 60) -> str:

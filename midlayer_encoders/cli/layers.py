@@ -10,6 +10,7 @@ from typer import Context, Option
 from midlayer_encoders.cli import _arguments, _output, _progress
 from midlayer_encoders.cli._app import command
 from midlayer_encoders.encoder.options import EncoderOptions
+from midlayer_encoders.errors import counted
 
 _METRIC_FILES = ["metrics.parquet", "metrics.csv", "metrics.png"]
 
@@ -47,6 +48,7 @@ def embed(
     inputs = inputs[:limit]
     encoder = _arguments.load_model(model, options)
     unit = "waveforms" if kind == "audio" else kind
+    number = counted(len(inputs), unit.removesuffix("s"))
     with _progress.show_progress({"embedding": f"Embedding {unit}", "writing": "Writing vectors"}) as progress:
         written = vectors.embed(
             encoder,
@@ -60,7 +62,7 @@ def embed(
             progress=progress,
         )
     _output.print_result(path=written, inputs=len(inputs), kind=kind)
-    _output.print_text(f"{'States' if tokens else 'Vectors'} of {len(inputs):,} {unit} are in {written}.", wrap=False)
+    _output.print_text(f"{'States' if tokens else 'Vectors'} of {number} are in {written}.", wrap=False)
 
 
 @command("Look inside", norm="none")
@@ -103,8 +105,9 @@ def metrics(
     if wikitext:  # counts the tokens of the whole paragraph, whatever --max-length is
         inputs = wikitext_paragraphs(inputs, lambda line: len(encoder.tokenizer(line, verbose=False)["input_ids"]))
     inputs = inputs[:limit]
-    unit = "waveforms" if kind == "audio" else kind
-    with _progress.show_progress({"measuring": f"{len(inputs)} {unit}, {passes} passes"}) as progress:
+    number = counted(len(inputs), "waveform" if kind == "audio" else kind.removesuffix("s"))
+    title = f"{number}, {counted(passes, 'pass', 'passes')}"
+    with _progress.show_progress({"measuring": title}) as progress:
         frame = measure(
             encoder,
             inputs,

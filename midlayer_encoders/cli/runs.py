@@ -13,7 +13,7 @@ from typer import Argument, Option
 
 from midlayer_encoders.cli import _output
 from midlayer_encoders.cli._app import command
-from midlayer_encoders.errors import OptionError
+from midlayer_encoders.errors import OptionError, counted
 from midlayer_encoders.validation import check_number
 
 _UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9}
@@ -113,7 +113,7 @@ def cache(
     removed = []
     if remove or unused_for is not None or keep_bytes is not None:
         removed = prune(root, keys=remove or None, unused_for=unused_for, keep_bytes=keep_bytes, dry_run=dry_run)
-        _output.print_text(f"{'Would remove' if dry_run else 'Removed'} {len(removed)} stores.")
+        _output.print_text(f"{'Would remove' if dry_run else 'Removed'} {counted(len(removed), 'store')}.")
     elif dry_run:
         raise OptionError("`--dry-run` must be left out if nothing is to be removed.")
     stores = list_stores(root)

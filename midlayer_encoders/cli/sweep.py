@@ -16,6 +16,7 @@ from typer import Exit, Option
 from midlayer_encoders.cli import _arguments, _output, _progress
 from midlayer_encoders.cli._app import command
 from midlayer_encoders.encoder.options import EncoderOptions
+from midlayer_encoders.errors import counted
 
 if TYPE_CHECKING:
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
@@ -79,6 +80,7 @@ def sweep(
     if not is_first:
         _progress.silence()
     from midlayer_encoders.sweeping import SweepSettings
+    from midlayer_encoders.sweeping.mteb_jobs import check_data
 
     settings = SweepSettings(
         scoring=scoring,
@@ -98,7 +100,9 @@ def sweep(
         _print_preview(model, task_names, **arguments, **options.changed())
         return
     with _progress.show_waiting("tasks", "Reading the tasks"):
-        task_sources(task_names, **columns)  # refuses unknown tasks before the model is loaded
+        sources = task_sources(task_names, **columns)  # refuses unknown tasks before the model is loaded
+        if out is None or not out.is_dir():
+            check_data(sources)
     if is_first and out is not None and out.is_dir():
         with folder_lock(out):  # refuses a folder that another sweep is writing
             pass
@@ -254,7 +258,7 @@ def _print_preview(model: str, tasks: list[str], **arguments: Any) -> None:
     for task in preview.tasks:
         kind = f"{task.data.type} ({task.data.why})" if task.data is not None else "cannot be used"
         _print_block(f"{task.name}: {kind}", _task_lines(task, preview.max_tokens))
-    size = f"{preview.layers} layers of {preview.dim} dimensions on {preview.device}"
+    size = f"{counted(preview.layers, 'layer')} of {preview.dim} dimensions on {preview.device}"
     lines = {
         "error": preview.error or "",
         "texts": f"{preview.texts:,} to embed, each once" if preview.texts else "",
@@ -292,7 +296,7 @@ def _task_lines(task: TaskPreview, max_tokens: int | None) -> dict[str, str]:
         if max_tokens is not None:
             share = f"{task.truncated:.1%} of the texts are" if task.truncated else "none is"
             lines["tokens"] += f"; {share} truncated at {max_tokens:,}"
-    texts = f"{task.texts:,} distinct texts" if task.texts else ""
+    texts = counted(task.texts, "distinct text") if task.texts else ""
     return lines | {"to embed": texts, "scored": task.scoring}
 
 
@@ -313,6 +317,6 @@ def _time_text(preview: Preview) -> str:
     seconds = preview.seconds
     parts = ", ".join(f"{name} {_progress.duration(seconds[name])}" for name in ("embedding", "scoring", "other"))
     whole = "under a minute" if seconds["whole"] < _MIN_SECONDS else f"about {_progress.duration(seconds['whole'])}"
-    batches = f"{preview.timed} batch{'' if preview.timed == 1 else 'es'}"
+    batches = counted(preview.timed, "batch", "batches")
     untimed = f"; without scoring {', '.join(preview.not_timed)}" if preview.not_timed else ""
     return f"{whole}, an estimate from {batches} of these texts: {parts}{untimed}{_NOT_TIMED}"

@@ -81,6 +81,11 @@ class EmbeddingEncoder(SavableEncoder):
             InputError: for an image or waveform that cannot be read, or a medium that the model does not support.
             NotFiniteError: naming the layer and the first text whose vector has NaN or infinity.
         """
+        if (layer := kwargs.get("layer")) is not None:
+            raise OptionError(
+                f"`layer` must be given to the encoder: LayerEncoder(model, layer={layer!r}), or to "
+                f"encode_layers(inputs, layers=[{layer!r}])."
+            )
         single = self.is_singular_input(inputs)
         if not single and not isinstance(inputs, list):  # iterables, like the base class
             inputs = inputs.tolist() if isinstance(inputs, np.ndarray) else list(inputs)

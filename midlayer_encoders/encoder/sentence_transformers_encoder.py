@@ -107,7 +107,10 @@ class LayerEncoder(EmbeddingEncoder):
         encoder_options = make_options({**options, "recipe": None} if select_recipe else options)
         layer = recipe.layer if layer is None and isinstance(recipe, Recipe) else layer
         if layer is None:
-            raise OptionError("`layer` must be a number, or several, unless a Recipe names one, but got None.")
+            raise OptionError(
+                "`layer` must be a number, several, or 'auto', unless a Recipe names one, but got None. -1 is the last "
+                "layer; 'auto' selects one, from `texts` if you pass some."
+            )
         requested = normalize_layer(layer)
         if select_recipe and requested != _AUTO:
             raise OptionError(f"`layer` must be 'auto' with recipe='auto', which selects both, but got {requested!r}.")

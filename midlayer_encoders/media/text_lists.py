@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from midlayer_encoders.errors import OptionError, did_you_mean, short_repr
+from midlayer_encoders.errors import OptionError, counted, did_you_mean, short_repr
 from midlayer_encoders.files import exists, expand_home, read_json_lines, read_lines
 
 _log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ def read_texts(path: Path | str, *, field: str | None = None) -> list[str]:
     if not positions:
         raise OptionError(f"`texts` must hold at least one text, but {path} has none.")
     if blank := positions[-1] + 1 - len(positions):  # blank lines at the end do not shift any text
-        _log.warning("%s: %d blank lines were skipped: row n is the n-th text, not the n-th line.", path, blank)
+        _log.warning("%s: skipped %s: row n is the n-th text, not the n-th line.", path, counted(blank, "blank line"))
     return [texts[position] for position in positions]
 
 

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from midlayer_encoders.errors import ModelNotFoundError, OptionError, error_summary
+from midlayer_encoders.errors import ModelNotFoundError, OptionError, did_you_mean, error_summary
 from midlayer_encoders.files import exists, expand_home
 
 if TYPE_CHECKING:
@@ -87,12 +87,13 @@ def _query_hub(model: str, revision: str | None, filename: str) -> bool:
 
     page = f"{constants.ENDPOINT}/{model}"
     where = f"{model!r}" + (f" at revision {revision!r}" if revision else "")
+    built_in = did_you_mean(model, (BUILT_IN, BUILT_IN_MINILM)) if "/" not in model else ""
     problems: dict[type[Exception], str] = {
         errors.RevisionNotFoundError: f"`revision` must be a branch, tag or commit of {model!r} on the hub, "
         f"but it has no {revision!r}.",
         errors.GatedRepoError: f"{where} is gated: request access at {page}, then run `hf auth login` or set HF_TOKEN.",
-        errors.RepositoryNotFoundError: f"`model` must be a folder or a name on the hub, but {where} is neither. "
-        "Check the spelling; for a private model run `hf auth login`.",
+        errors.RepositoryNotFoundError: f"`model` must be a folder or a name on the hub, but {where} is neither."
+        + (built_in or " Check the spelling; for a private model run `hf auth login`."),
         errors.EntryNotFoundError: f"{where} has no {filename} on the hub: it is not a transformers model.",
     }
     problems[errors.HFValidationError] = problems[errors.RepositoryNotFoundError]
@@ -109,7 +110,9 @@ def _query_hub(model: str, revision: str | None, filename: str) -> bool:
         cached = try_to_load_from_cache(model, filename, cache_dir=access.get("cache_dir"), revision=revision)
         if isinstance(cached, str):
             return True
-        cause = "HF_HUB_OFFLINE is set" if isinstance(reason, errors.OfflineModeIsEnabled) else error_summary(reason)
+        if built_in:
+            raise ModelNotFoundError(problems[errors.RepositoryNotFoundError]) from None
+        cause = _cause(reason)
         if "local_files_only" in access:
             cause = "`local_files_only` is True"
         fetch = shlex.join(["hf", "download", model, *(["--revision", revision] if revision else [])])
@@ -118,6 +121,25 @@ def _query_hub(model: str, revision: str | None, filename: str) -> bool:
             f"Pass a local folder, or download it on a machine with a network: `{fetch}`."
         ) from None
     return False
+
+
+def _cause(reason: Exception) -> str:
+    from huggingface_hub import errors
+
+    return "HF_HUB_OFFLINE is set" if isinstance(reason, errors.OfflineModeIsEnabled) else error_summary(reason)
+
+
+def offline_cause() -> str | None:
+    """Return why the hub cannot be reached; ``None`` if it answers."""
+    from huggingface_hub import constants, errors, get_hf_file_metadata
+
+    try:
+        get_hf_file_metadata(f"{constants.ENDPOINT}/gpt2/resolve/main/config.json", timeout=_TIMEOUT)
+    except errors.HfHubHTTPError:
+        return None
+    except Exception as reason:  # each transport has its own errors
+        return _cause(reason)
+    return None
 
 
 def load_config(model: str, revision: str | None = None, *, local: bool, **options: Any) -> Any:

@@ -180,22 +180,16 @@ class _Loader:
             _check(complete, depth_config, [(anatomy, depth)], options["trust_remote_code"])
         if loaded_blocks < anatomy.num_layers:
             config = cut_config(config, anatomy.num_layers, loaded_blocks)
-        dropped = _dropped(anatomy, loaded_blocks)
         if self.gguf_file is not None:
             place = str(self.gguf_file.parent)
             from_file = {"gguf_file": self.gguf_file.name, "local_files_only": True, "dtype": torch.float32}
-            convert = partial(_read, type(complete), place, config, from_file, final=anatomy.final, ignored=dropped)
+            convert = partial(_read, type(complete), place, config, from_file, final=anatomy.final)
             add_blocks(Path(self.model), anatomy.blocks, loaded_blocks, convert)
         names = list(weight_files(self.model, options["revision"], local=self._local) if path else ())
         prefix = _prefix_in_files(names, complete, path or "")
         if renamed := _shared_embeddings(names, complete, prefix):
             options["key_mapping"] = renamed
-        # The files also hold the other tower, or the decoder.
-        ignored = [rf"^(?!{re.escape(prefix)}\.)"] if prefix else []
-        if getattr(config, "model_type", "") == internals.TIMM:
-            ignored.append(r"^timm_model\.head\.")
-        ignored += dropped
-        loaded = _read(type(complete), self.model, config, options, final=anatomy.final, ignored=ignored, prefix=prefix)
+        loaded = _read(type(complete), self.model, config, options, final=anatomy.final, prefix=prefix)
         if self.adapters:
             loaded = _merge_adapters(loaded, self.adapters)
         if loaded_blocks > keep and not (remote and self.spare):
@@ -251,8 +245,7 @@ class _Loader:
                 f"be verified. Pass `tower` to load one of {', '.join(towers)}, or layer=-1."
             )
         _check(complete, config, depths, self.options["trust_remote_code"])
-        ignored = [pattern for anatomy, keep in depths for pattern in _dropped(anatomy, keep)]
-        loaded = _read(type(complete), self.model, config, self.options, ignored=ignored, unread=_UNREAD_JOINT)
+        loaded = _read(type(complete), self.model, config, self.options, unread=_UNREAD_JOINT)
         return loaded.eval(), JointCut(cuts)
 
     def _planned_cut(self, complete: Any) -> Cut:
@@ -492,11 +485,10 @@ def _read(
     options: Mapping[str, Any],
     *,
     final: Sequence[str] = (),
-    ignored: Sequence[str] = (),
     prefix: str | None = None,
     unread: re.Pattern[str] = _UNREAD,
 ) -> Any:
-    """Load the weights of ``config``'s model; ignored weights may be in the files.
+    """Load the weights of ``config``'s model; the files may hold more, such as later blocks or another tower.
 
     Raises:
         ModelNotFoundError: if the files cannot be read, or lack a weight that affects the states.
@@ -504,13 +496,9 @@ def _read(
     if options["dtype"] not in ("auto", None) and not options["dtype"].is_floating_point:
         raise OptionError(f"`dtype` must be a floating point type, but got {options['dtype']}.")
     options = {key: value for key, value in options.items() if value is not None}
-    # Checkpoints of a language model hold the same blocks below a prefix.
-    anywhere = [pattern.replace("^", r"(^|\.)", 1) for pattern in ignored if "(?!" not in pattern]
     options |= {"config": config, "ignore_mismatched_sizes": True}
     try:
-        loaded, report = internals.read_weights(
-            model_class, model, unexpected=[*anywhere, *ignored], prefix=prefix, **options
-        )
+        loaded, report = internals.read_weights(model_class, model, prefix=prefix, **options)
     except (OSError, SafetensorError) as reason:
         raise ModelNotFoundError(f"The weights of {model!r} cannot be read: {reason}") from reason
     except (ArithmeticError, LookupError, AttributeError, ValueError, TypeError) as reason:

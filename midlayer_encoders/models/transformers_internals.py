@@ -8,14 +8,16 @@ from __future__ import annotations
 import copy
 import inspect
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from operator import attrgetter
 from typing import Any, NamedTuple
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from transformers.utils import logging as transformers_logging
 
 LOADING = threading.RLock()
 """Held while a model is loaded.
@@ -70,18 +72,15 @@ def without_weights() -> Iterator[None]:
         yield
 
 
-def read_weights(
-    kind: Any, model: str, *, unexpected: Sequence[str] = (), prefix: str | None = None, **options: Any
-) -> tuple[Any, dict[str, Any]]:
-    """Return the model that ``kind.from_pretrained`` loads, in eval mode, and its loading report.
+def read_weights(kind: Any, model: str, *, prefix: str | None = None, **options: Any) -> tuple[Any, dict[str, Any]]:
+    """Return the model that ``kind.from_pretrained`` loads, in eval mode, and its loading report, which is not logged.
 
-    transformers reads ``unexpected`` and ``prefix`` from class attributes only, so a temporary subclass loads the
-    model; ``kind`` itself never changes.
+    transformers reads ``prefix`` from a class attribute only, so a temporary subclass loads the model; ``kind`` itself
+    never changes.
 
     Args:
         kind: class of the model.
         model: folder or name on the hub.
-        unexpected: patterns of weights in the files that the model lacks, which are then not logged.
         prefix: prefix of the model's keys in the files, if it is not the class's.
         options: of ``from_pretrained``.
     """
@@ -89,11 +88,13 @@ def read_weights(
         # transformers looks up conversions and recorded outputs by name and module.
         "__module__": kind.__module__,
         "__qualname__": kind.__qualname__,
-        "_keys_to_ignore_on_load_unexpected": [*(kind._keys_to_ignore_on_load_unexpected or ()), *unexpected],
         "base_model_prefix": prefix or kind.base_model_prefix,
     }
     subclass: Any = type(kind.__name__, (kind,), attributes)
-    with LOADING:
+    # `disable_progress_bar` would disable the bars of downloads, too, and a level of the logger would add other lines.
+    no_bar = mock.patch.object(transformers_logging, "_tqdm_active", False)
+    no_log = mock.patch.object(transformers_logging.get_logger("transformers.modeling_utils"), "disabled", True)
+    with LOADING, no_bar, no_log:
         loaded, report = subclass.from_pretrained(model, output_loading_info=True, **options)
     loaded.__class__ = kind
     return loaded, report

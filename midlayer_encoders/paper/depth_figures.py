@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import polars as pl
 
 from midlayer_encoders.comparing.correlation import correlate
+from midlayer_encoders.errors import counted
 from midlayer_encoders.frame.curves import curves
 from midlayer_encoders.frame.schema import tidy_frame, tidy_rows
 from midlayer_encoders.paper.setting import REFERENCE, MissingInputError, Setting, reference_scores
@@ -216,7 +217,10 @@ def chosen_table(frame: pl.DataFrame) -> Rows:
     """Return the mean score of each rule, a column for each model."""
     models = frame["model"].unique(maintain_order=True).to_list()
     means = frame.group_by("model", "name").agg(pl.col("value").mean(), pl.len())
-    cells = {(model, rule): f"{100 * value:.1f} ({count} tasks)" for model, rule, value, count in means.iter_rows()}
+    cells = {
+        (model, rule): f"{100 * value:.1f} ({counted(count, 'task')})"
+        for model, rule, value, count in means.iter_rows()
+    }
     rows = [(rule, *(cells.get((model, rule), "–") for model in models)) for rule in ("best", *_RULES)]
     return (("rule", *models), *rows)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from midlayer_encoders.errors import OptionError
+from midlayer_encoders.errors import OptionError, counted
 from midlayer_encoders.frame.schema import check_frame
 from midlayer_encoders.report import drawing
 from midlayer_encoders.report.layer_charts import model_label
@@ -119,7 +119,7 @@ def score_curves(frame: pl.DataFrame) -> list[LabeledCurve]:
         num_tasks = part["dataset"].n_unique()
         mean = part.group_by("layer", "depth").agg(pl.col("value").mean(), pl.len()).filter(pl.col("len") == num_tasks)
         mean = mean.sort("layer")
-        label = f"{model_label(scores, model, revision)} ({num_tasks} tasks)"
+        label = f"{model_label(scores, model, revision)} ({counted(num_tasks, 'task')})"
         curves.append(LabeledCurve(label, (100 * mean["depth"]).to_list(), (100 * mean["value"]).to_list()))
     return curves
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize, one_hot
 
-from midlayer_encoders.errors import OptionError, short_repr
+from midlayer_encoders.errors import OptionError, counted, short_repr
 from midlayer_encoders.validation import check_list, lone_surrogate
 
 _PENALTIES = tuple(10.0**power for power in range(-4, 3))
@@ -203,7 +203,7 @@ def check_labels(labels: Tensor, *, folds: int = 5) -> None:
     if usable < 2:
         raise OptionError(
             "`labels` must have 2 classes or more with at least 2 texts each, "
-            f"but {len(labels)} labels have {usable} such class{'es' if usable != 1 else ''}: label more."
+            f"but {len(labels)} labels have {counted(usable, 'such class', 'such classes')}: label more."
         )
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from midlayer_encoders._types import Progress, Stage
-from midlayer_encoders.errors import OptionError
+from midlayer_encoders.errors import OptionError, counted
 from midlayer_encoders.frame.curves import Curves, check_blocks, curves
 from midlayer_encoders.frame.schema import tidy_frame, tidy_rows
 from midlayer_encoders.measuring import measure_layers, num_passes
@@ -226,8 +226,8 @@ def _labeled_texts(
     num_texts = len(texts or ())
     if texts is None or num_texts != len(labels):
         raise OptionError(
-            f"`labels` must be one for each text, None for those without, but got {len(labels)} labels and "
-            f"{num_texts} texts."
+            f"`labels` must be one for each text, None for those without, but got {counted(len(labels), 'label')} and "
+            f"{counted(num_texts, 'text')}."
         )
     pairs = [(text, str(label)) for text, label in zip(texts, labels, strict=True) if label is not None]
     pairs = [pairs[position] for position in ridge.equal_steps(len(pairs), max_texts)]

@@ -40,7 +40,7 @@ from midlayer_encoders.recipes import (
 from midlayer_encoders.store import StoreDtype, text_key
 from midlayer_encoders.sweeping.baselines import baselines_for
 from midlayer_encoders.sweeping.embedder import Embedder, Vectors, item_key, map_identity, mapped_store, open_store
-from midlayer_encoders.sweeping.mteb_jobs import Job, Prompts, Score, StoredLayer, with_data
+from midlayer_encoders.sweeping.mteb_jobs import Job, Prompts, Score, StoredLayer, check_data, with_data
 from midlayer_encoders.sweeping.notes import ScoringResult, sweep_notes
 from midlayer_encoders.sweeping.processes import Group, launch
 from midlayer_encoders.sweeping.sweep_result import RecipesResult, SweepResult
@@ -227,6 +227,8 @@ def sweep(
                 f"`metrics` must name at least one metric for {', '.join(source.name for source in sources)}: texts "
                 "without labels cannot be scored. `select` chooses a layer without labels."
             )
+    if request.out is None or not Path(request.out).is_dir():  # an earlier run may have all scores
+        check_data(sources)
     device = model.device.type if isinstance(model, LayerEncoder) else options.get("device")
     group = launch(request.settings.devices, request.settings.num_nodes, cpu=device == "cpu")
     encoder = load_encoder(model, options)

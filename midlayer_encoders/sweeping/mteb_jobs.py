@@ -13,12 +13,14 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
+from unittest import mock
 
 import datasets
 import mteb
 import numpy as np
 import numpy.typing as npt
 import torch
+from huggingface_hub import constants as huggingface_constants
 from joblib.executor import get_memmapping_executor
 from mteb.abstasks import AbsTask
 from mteb.abstasks.task_metadata import TaskMetadata
@@ -34,11 +36,12 @@ from midlayer_encoders._types import content_digest
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import MidlayerError, OptionError, error_summary
 from midlayer_encoders.files import explain_full_disk, make_folder, read_artifact, scratch, write_file
+from midlayer_encoders.models.hub import offline_cause
 from midlayer_encoders.scoring import all_alike
 from midlayer_encoders.store import TextNotStoredError
 from midlayer_encoders.sweeping.embedder import Embedder, Vectors, item_key
 from midlayer_encoders.sweeping.processes import FATAL, end_with_parent
-from midlayer_encoders.tasks import TaskSource, isolated_random, task_sources
+from midlayer_encoders.tasks import MtebSource, TaskSource, isolated_random, task_sources
 from midlayer_encoders.tasks.mteb_internals import prompt_name
 
 _CHECKSUM = ".checksum"  # suffix of the file with the checksum of mteb's result
@@ -74,6 +77,10 @@ class Prompts:
 
 class UndefinedScoreError(MidlayerError):
     """A layer has the same vector for all inputs, so a score would be chance or ties."""
+
+
+class DataUnavailableError(MidlayerError):
+    """The data of a task is not cached, and the hub cannot be reached."""
 
 
 @dataclass(eq=False)
@@ -214,8 +221,40 @@ def with_data(source: TaskSource) -> TaskSource:
     """Return a task with its data, loaded once per process since the layers of a task follow each other."""
     task = source.make()
     if not task.data_loaded:
-        task.load_data()
+        cause = offline_cause() if isinstance(source, MtebSource) else None
+        if cause is None:
+            task.load_data()
+        else:
+            _load_cached(task, cause)
     return task_sources(task)[0]
+
+
+def _load_cached(task: AbsTask, cause: str) -> None:
+    """Load data that was downloaded before; `datasets` would try to reach the hub for half a minute."""
+    hub_offline = mock.patch.object(huggingface_constants, "HF_HUB_OFFLINE", True)
+    try:
+        with hub_offline, mock.patch.object(datasets.config, "HF_HUB_OFFLINE", True):
+            task.load_data()
+    except Exception as error:
+        raise DataUnavailableError(
+            f"The data of {task.metadata.name} is not cached on this machine and the hub cannot be reached ({cause}). "
+            "Score your own data or 'builtin', or run it once with a network."
+        ) from error
+
+
+def check_data(sources: Sequence[TaskSource]) -> None:
+    """Raise a :class:`DataUnavailableError` if the data of no task can be loaded, before anything is embedded."""
+    unavailable: DataUnavailableError | None = None
+    if all(isinstance(source, MtebSource) for source in sources) and offline_cause() is not None:
+        for source in sources:
+            try:
+                with isolated_random(), quiet_mteb():
+                    with_data(source)
+                    return
+            except DataUnavailableError as error:
+                unavailable = error
+    if unavailable is not None:
+        raise unavailable
 
 
 class ResultFiles(ResultCache):

@@ -26,7 +26,7 @@ from midlayer_encoders.scoring.recording import Recorded, record, scores_togethe
 from midlayer_encoders.sweeping.baselines import MINILM, MINILM_PARAMETERS, baselines_for, missing_baselines
 from midlayer_encoders.sweeping.embedder import item_key, max_batch_texts, num_dims, store_key
 from midlayer_encoders.sweeping.layer_sweep import SweepSettings
-from midlayer_encoders.sweeping.mteb_jobs import Prompts, quiet_mteb
+from midlayer_encoders.sweeping.mteb_jobs import Prompts, quiet_mteb, with_data
 from midlayer_encoders.sweeping.notes import TOGETHER
 from midlayer_encoders.sweeping.task_scoring import MAX_CONFIRMED
 from midlayer_encoders.tasks import (
@@ -244,7 +244,7 @@ def _inspect_source(source: TaskSource, encoder: LayerEncoder | None) -> _Inspec
         texts = [("", text) for text in dict.fromkeys(source.texts())]
         lengths = _lengths(encoder, texts) if encoder is not None else {}
         return _InspectedTask(TaskPreview(name=label, data=data, scoring="none: it has no labels", **lengths))
-    task = source.make()
+    task = with_data(source).make()
     data = task_overview(source, task)
     reason = scores_together(task)
     scoring = TOGETHER if reason is None else f"by mteb, because {reason}"

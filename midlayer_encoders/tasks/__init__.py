@@ -19,6 +19,7 @@ from midlayer_encoders.tasks.docstrings import BUILTIN_TASKS, STS_GRADES
 from midlayer_encoders.tasks.overview import TaskOverview, task_overview
 from midlayer_encoders.tasks.sources import (
     PAPER_TASKS,
+    MtebSource,
     Tasks,
     TaskSource,
     TextsSource,
@@ -43,6 +44,7 @@ __all__ = [
     "Bm25Search",
     "Columns",
     "ColumnsError",
+    "MtebSource",
     "TaskFileError",
     "TaskOverview",
     "TaskSource",

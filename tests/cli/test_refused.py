@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from midlayer_encoders import compare, progression
 from midlayer_encoders.cli import app
-from midlayer_encoders.errors import DeviceError, OptionError
+from midlayer_encoders.errors import MidlayerError, OptionError
 from tests.cli.calls import run
 from tests.tiny_folders import TEXTS
 
@@ -89,6 +89,11 @@ def test_revision_is_refused_in_python() -> None:
         ("cache . --keep-gb nan", "`--keep-gb` must be a finite number, 0 or more, but got nan"),
         ("cache . --dry-run", "`--dry-run` must be left out if nothing is to be removed"),
         ("sweep . --tasks ,", "`tasks` must be names or paths, but one of them is empty"),
+        ("sweep builtin --tasks lines.txt", "'builtin' is neither. Did you mean 'built-in'?"),
+        ("sweep . --tasks ./rows.csv", "(--text-column sentence --label-column category)"),
+        ("sweep . --tasks ./rows.csv --text-column sentense", "but got 'sentense'. Did you mean 'sentence'?"),
+        ("metrics . --texts lines.txt --metrics entropy", "Did you mean 'prompt_entropy' or 'dataset_entropy'"),
+        ("metrics . --texts rows.csv", "(--text-column sentence --label-column category)"),
         ("export no/model --layer 1 --device gpu", "`device` must be one of cpu"),
         ("export no/model --layer 1 --device cuda:99", "`device` must be one of cpu"),
         ("reproduce fig1 --swept broken.parquet", "broken.parquet must be a frame of results, but cannot be read"),
@@ -100,15 +105,17 @@ def test_invalid_value_is_refused_before_the_model_is_loaded(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("lines.txt").write_text("\n".join(TEXTS))
+    Path("rows.csv").write_text("sentence;category\n" + "".join(f"a, b and {n};c{n % 2}\n" for n in range(8)))
     Path("broken.parquet").write_bytes(b"PAR1")
     Path("swept").mkdir()
     Path("swept/sweep.json").write_text('{"title": ')
     Path("swept/frame.parquet").write_bytes(b"PAR1")
     command = arguments.split()
     out = [] if command[0] in ("cache", "report") else ["--out", "out"]
-    with pytest.raises((OptionError, DeviceError)) as error:
+    with pytest.raises(MidlayerError) as error:
         run(*command, *out)
     assert message in str(error.value)
+    assert not Path("out").exists()
 
 
 @pytest.mark.parametrize(

@@ -297,6 +297,19 @@ def test_invalid_options_name_the_fix(
         LayerEncoder(tiny_folder("Llama"), **({"layer": 2, "device": "cpu"} | options))  # type: ignore[arg-type]
 
 
+def test_missing_layer_and_layer_of_encode_name_the_fix(tiny_folder: Folder) -> None:
+    with pytest.raises(
+        OptionError, match=r"`layer` must be a number, several, or 'auto'.* -1 is the last layer; 'auto' "
+    ):
+        LayerEncoder(tiny_folder("Llama"), device="cpu")
+    encoder = LayerEncoder(tiny_folder("Llama"), 2, device="cpu")
+    for encode in (encoder.encode, encoder.encode_query):
+        with pytest.raises(
+            OptionError, match=r"LayerEncoder\(model, layer=1\), .* encode_layers\(inputs, layers=\[1\]"
+        ):
+            encode(TEXTS, layer=1)
+
+
 def test_a_wrong_layer_is_refused_before_weights_are_read(tmp_path: Path) -> None:
     folder = Path(save_tiny("Llama", tmp_path))
     (folder / "model.safetensors").unlink()

@@ -292,7 +292,7 @@ def test_centering_recipe_needs_texts_and_recipe_layer_is_used(tied_folder: str)
     assert mixed.mixture == LayerEncoder(tied_folder, [1, 3], device="cpu").mixture
     centered = LayerEncoder(tied_folder, "last", device="cpu", recipe="one-word+center", center=SAMPLE)
     np.testing.assert_allclose(centered.encode(SAMPLE).mean(axis=0), 0, atol=1e-4)
-    with pytest.raises(OptionError, match="`layer` must be a number, or several, unless a Recipe names one"):
+    with pytest.raises(OptionError, match="`layer` must be a number, several, or 'auto', unless a Recipe names one"):
         LayerEncoder(tied_folder, device="cpu", recipe="one-word")
 
 

@@ -22,7 +22,7 @@ def test_blank_lines_that_shift_later_rows_are_warned_of(tmp_path: Path, caplog:
     assert not caplog.text  # blank lines at the end shift none
     (tmp_path / "b.txt").write_text("one\n\n \ntwo\n\n")
     assert read_texts(tmp_path / "b.txt") == ["one", "two"]
-    assert "b.txt: 2 blank lines were skipped: row n is the n-th text, not the n-th line." in caplog.text
+    assert "b.txt: skipped 2 blank lines: row n is the n-th text, not the n-th line." in caplog.text
 
 
 @pytest.mark.parametrize(

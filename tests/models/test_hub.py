@@ -77,6 +77,22 @@ def test_private_model_is_read_with_the_token() -> None:
     assert access_options() == {}
 
 
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("builtin", "built-in"),
+        ("built-in-minlm", "built-in-minilm"),
+        ("Built-In", "built-in"),
+        ("minilm", "built-in-minilm"),
+    ],
+)
+def test_misspelled_built_in_model_is_suggested(name: str, expected: str) -> None:
+    with pytest.raises(
+        ModelNotFoundError, match=rf"^`model` must be a folder .*{name}' is neither\. Did you mean '{expected}'"
+    ):
+        LayerEncoder(name, 2)
+
+
 def test_unreachable_hub_fails_immediately(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
