@@ -228,7 +228,7 @@ def _print_scores(result: SweepResult) -> None:
             f"Best layer: {average.best_layer} of {summary.num_layers}, {average.best:.1f} points, "
             f"{average.gain:+.1f} over {last}{interval}."
         )
-    for sentence in confirmed_words(result.frame):
+    if sentence := confirmed_words(result.frame):
         _output.print_text(sentence)
 
 

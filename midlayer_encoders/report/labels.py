@@ -54,6 +54,31 @@ def signed(value: float, digits: int = 1) -> str:
     return text[1:] if float(f"{value:.{digits}f}") == 0 else text
 
 
+METRIC_MEANINGS: dict[str, str] = {
+    "alignment": "how near a text is to a copy without a quarter of its words; higher is nearer",
+    "alpha_req": "how fast the spectrum of the texts' vectors decays; higher is faster",
+    "anisotropy": "mean cosine between different texts; 0 if directions are even, 1 if all are equal",
+    "block_influence": "how much the next block turns the states; 0 for not at all",
+    "cka": "similarity of a layer's geometry to that of the layer it is compared with; 1 if equal",
+    "curvature": "how sharply the states turn from token to token, in radians",
+    "dataset_entropy": "how many directions the texts' vectors span, in nats; higher is more",
+    "dime": "how well a text is matched with its augmented copy, beyond chance; lower is better matched",
+    "effective_rank": "number of directions that the texts' vectors span",
+    "first_token_share": "share of the squared length of a text's states that its first token holds",
+    "half_match": "how well the two halves of a text find each other among all texts; 1 is always",
+    "infonce": "how well a text is found by its augmented copy; lower is better found",
+    "intrinsic_dimension": "number of dimensions that the texts' neighborhoods need",
+    "lidar": "how well augmented copies of a text are told apart from those of others, in nats; higher is better",
+    "logdet_entropy": "how many directions the texts' vectors span, by a determinant; higher is more",
+    "matrix_entropy": "how many directions the texts' vectors span, in nats; higher is more",
+    "neighbor_overlap": "share of the nearest neighbors that the layer has in common with the one it is compared with",
+    "prompt_effective_rank": "number of directions that the tokens of a text span",
+    "prompt_entropy": "how many directions the tokens of a text span, in nats; higher is more",
+    "uniformity": "how evenly the texts cover the sphere; lower is more even",
+}
+"""What a metric's value says, in one line."""
+
+
 def interval_words(gain: Gain) -> str:
     """Return the interval of a gain, and whether it separates the two; the tasks that lack it if there is none.
 

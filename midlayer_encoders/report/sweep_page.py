@@ -13,7 +13,7 @@ from midlayer_encoders.frame.pareto import Cost, amount, cost_text
 from midlayer_encoders.frame.schema import metric_series
 from midlayer_encoders.frame.summaries import Baselines, Curve, Summary, average_baseline, summary
 from midlayer_encoders.report import layer_charts
-from midlayer_encoders.report.labels import interval_words, number
+from midlayer_encoders.report.labels import METRIC_MEANINGS, interval_words, number
 from midlayer_encoders.report.pages import Column, metric_column, render, write_page
 
 
@@ -91,6 +91,7 @@ def report_html(
         line_names=list(zip(("dashed line", "dotted one", "one of dashes and dots"), shared, strict=False)),
         metrics=metrics,
         metrics_chart=metrics_chart,
+        meanings={name.replace("_", " "): METRIC_MEANINGS[name] for name in metrics if name in METRIC_MEANINGS},
         gaps=layer_charts.gap_text(metrics_chart) if metrics_chart else "",
         best=best,
         confirmed=confirmed_words(frame),
@@ -103,28 +104,26 @@ def report_html(
     )
 
 
-def confirmed_words(frame: pl.DataFrame) -> list[str]:
-    """Return a line for each task that compares mteb's scores with those computed for all layers together.
+def confirmed_words(frame: pl.DataFrame) -> str:
+    """Return a sentence that compares mteb's scores with those computed for all layers together; empty without any.
 
     Example:
         >>> from midlayer_encoders.frame import FRAME_SCHEMA
         >>> pair = ("score", 0.7), ("confirmed", 0.71)
         >>> rows = [("m", "main", 1, 0.5, kind, "STS", "spearman", value) for kind, value in pair]
         >>> confirmed_words(pl.DataFrame(rows, schema=FRAME_SCHEMA, orient="row"))
-        ['STS, confirmed by mteb: layer 1 71.0 (70.0 together).']
+        'mteb confirmed 1 score: it differs by at most 1.00 points (STS at layer 1).'
     """
     columns = ["dataset", "layer", "value"]
     confirmed = frame.filter(kind="confirmed").select(columns)
     together = frame.filter(kind="score").select(columns)
     pairs = confirmed.join(together, on=["dataset", "layer"], suffix="_together", maintain_order="left")
-    lines = []
-    for (task,), rows in pairs.group_by("dataset", maintain_order=True):
-        texts = (
-            f"layer {layer} {number(100 * mteb)} ({number(100 * together)} together)"
-            for _, layer, mteb, together in rows.sort("layer").iter_rows()
-        )
-        lines.append(f"{task}, confirmed by mteb: {', '.join(texts)}.")
-    return lines
+    if pairs.is_empty():
+        return ""
+    points = pairs.with_columns(points=100 * (pl.col("value") - pl.col("value_together")).abs())
+    task, layer, most = points.sort("points", descending=True).select("dataset", "layer", "points").row(0)
+    scores = "1 score: it differs" if len(pairs) == 1 else f"{len(pairs)} scores: they differ"
+    return f"mteb confirmed {scores} by at most {most:.2f} points ({task} at layer {layer})."
 
 
 def _score_columns(

@@ -10,8 +10,11 @@ from typing import Any
 import polars as pl
 import pytest
 
+from midlayer_encoders.frame import FRAME_SCHEMA
+from midlayer_encoders.metrics import METRICS
 from midlayer_encoders.report import plot_heatmap, plot_metrics, plot_scores, report_html
 from midlayer_encoders.report.comparison_page import DIFFERENCES, SIMILARITY, comparisons_html
+from midlayer_encoders.report.labels import METRIC_MEANINGS
 from midlayer_encoders.report.sweep_page import confirmed_words
 from midlayer_encoders.report.training_page import steps_html
 from tests.report.made_frames import metrics_frame, rows_frame
@@ -328,14 +331,12 @@ def test_sentence_counts_the_tasks_on_which_a_baseline_is_ahead(
 def test_confirmed_scores_are_beside_those_of_their_layer() -> None:
     scores = {"A": {0: 0.5, 3: 0.25, 12: 0.125}, "B": {3: 0.75, 12: 0.625}}
     confirmed = make_frame({"A": {12: 0.13, 3: 0.26}, "B": {12: 0.63}}).with_columns(kind=pl.lit("confirmed"))
-    lines = confirmed_words(pl.concat([make_frame(scores), confirmed]))
-    assert lines == [
-        "A, confirmed by mteb: layer 3 26.0 (25.0 together), layer 12 13.0 (12.5 together).",
-        "B, confirmed by mteb: layer 12 63.0 (62.5 together).",
-    ]
+    both = pl.concat([make_frame(scores), confirmed])
+    assert confirmed_words(both) == "mteb confirmed 3 scores: they differ by at most 1.00 points (A at layer 3)."
+    assert confirmed_words(make_frame(scores)) == ""
     page = report_html(pl.concat([make_frame(scores), confirmed]).filter(layer=12), title="T", how={}, notes=["a note"])
     assert "<h2>Confirmed by mteb</h2>" in page
-    assert "layer 12 13.0 (12.5 together).</p>" in page
+    assert "mteb confirmed 2 scores: they differ by at most 0.50 points (" in page
 
 
 def test_remarks_about_missing_scores_are_before_the_notes() -> None:
@@ -344,3 +345,19 @@ def test_remarks_about_missing_scores_are_before_the_notes() -> None:
         "No layer was scored on every task, so there is no average.",
         "a note",
     ]
+
+
+def test_page_says_what_each_metric_means() -> None:
+    assert METRIC_MEANINGS.keys() == set(METRICS)
+    rows = [("m", "main", layer, layer / 2, "metric", "texts", "lidar", float(layer)) for layer in range(3)]
+    page = report_html(pl.DataFrame(rows, schema=FRAME_SCHEMA, orient="row"), title="T", how={})
+    assert f"<dt>lidar</dt><dd>{METRIC_MEANINGS['lidar']}</dd>" in page
+    assert METRIC_MEANINGS["dime"] not in page
+
+
+def test_chart_comes_before_the_words() -> None:
+    frame = make_frame({"A": {0: 0.5, 1: 0.6}, "B": {0: 0.5, 1: 0.7}})
+    page = report_html(frame, title="T", how={}, baselines={"TF-IDF": {"A": 0.1}}, export={"Python": "x"})
+    main = page[page.index("<h2>") :]
+    assert main.index("<svg") < main.index("in points (score") < main.index("TF-IDF is behind")
+    assert main.index("<svg") < main.index("<h2>Use this layer</h2>")

@@ -124,7 +124,7 @@ def test_json_of_a_sweep_is_in_points(tmp_path: Path) -> None:
     ]
     notes = Notes("t", "m", {}, baselines={"TF-IDF": {"A": 0.125}})
     result = SweepResult(rows_frame(rows), tmp_path, notes)
-    assert sweep._result_values(result) == {
+    assert sweep.result_values(result) == {
         "model": "m", "revision": "r", "num_layers": 2, "best_layer": 2, "best": 62.5, "last": 62.5,
         "layers": {1: 50.0, 2: 62.5}, "gain": 0.0, "interval": None,
         "tasks": {"A": {"best_layer": 2, "best": 75.0, "last": 75.0, "layers": {1: 62.5, 2: 75.0}},
@@ -132,9 +132,9 @@ def test_json_of_a_sweep_is_in_points(tmp_path: Path) -> None:
         "baselines": {"TF-IDF": {"A": 12.5}},
     }  # fmt: skip
     recipes = RecipesResult.of({"plain": result}, tmp_path)
-    assert sweep._result_values(recipes)["recipe"] == "plain"
+    assert sweep.result_values(recipes)["recipe"] == "plain"
     unscored = SweepResult(rows_frame([]), tmp_path, notes)
-    assert sweep._result_values(unscored) == {"model": "m", "best_layer": None}
+    assert sweep.result_values(unscored) == {"model": "m", "best_layer": None}
 
 
 @pytest.mark.parametrize(

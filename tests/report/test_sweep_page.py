@@ -120,8 +120,8 @@ def test_page_has_all_sections() -> None:
     )
     headings = re.findall(r"<h2>(.*?)</h2>", text)
     assert headings == [
-        "Use this layer",
         "Score by depth",
+        "Use this layer",
         "Layers and tasks",
         "Metrics by depth",
         "The numbers",

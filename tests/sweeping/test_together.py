@@ -41,12 +41,12 @@ def test_mteb_confirms_the_best_second_best_and_last_layer_only(tiny_folder: Fol
     assert len(list((tmp_path / "out/mteb").rglob("near-*.json"))) == len(checked)
     assert result.notes.scoring == {task_sources(task)[0].name: "all layers together"}
     page = result.to_html().read_text()
-    assert f"near, confirmed by mteb: layer {min(checked)} {100 * checked[min(checked)]:.1f} (" in page
+    assert f"mteb confirmed {len(checked)} scores: they differ by at most 0.0" in page
     assert "the best, the second best and the last confirmed by mteb" in page
     by_mteb = sweep(tiny_folder("Llama"), task, out=tmp_path / "mteb", scoring="mteb", **QUICK)
     assert layer_scores_of(by_mteb, task) == pytest.approx(scores_by_layer, abs=1e-4)
     assert not confirmed_scores(by_mteb)
-    assert "confirmed by mteb" not in by_mteb.html()
+    assert "mteb confirmed" not in by_mteb.html()
     assert by_mteb.notes.how["scoring"] == "near by mteb, because it was requested"
 
 
