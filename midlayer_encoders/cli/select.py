@@ -161,5 +161,6 @@ def _write(selection: Selection, out: Path) -> None:
     write_figure(selection.plot(), out / "selection.png")
     center = getattr(selection, "center", None)
     if center is not None:
-        write_file(out / _CENTER_FILE, ("\n".join(center) + "\n").encode())
+        lines = [" ".join(text.splitlines()) for text in center]
+        write_file(out / _CENTER_FILE, ("\n".join(lines) + "\n").encode())
     _output.print_text(f"Written to {out}: selection.csv, frame.parquet, selection.png")

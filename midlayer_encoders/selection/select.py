@@ -31,6 +31,7 @@ from midlayer_encoders.recipes import (
     has_name,
     middle_directions,
     recipes_of,
+    split_template,
     takes_recipe,
     vector_map,
 )
@@ -94,7 +95,7 @@ KIND_NAMES: Mapping[ModelKind, str] = {
     "media": "a model of images or audio",
 }
 
-_TEMPLATE_RECIPE = "one-word"  # its depth applies to other templates with last-token pooling
+_TEMPLATE_RECIPE = "one-word"  # its depth applies to other prompts
 _SAMPLE_TEXT = "A few words to see."
 
 
@@ -307,7 +308,7 @@ def default_recipe(recipes: Sequence[Recipe], kind: ModelKind) -> Recipe:
 
 
 def default_depth(recipe: Recipe, kind: ModelKind) -> float:
-    """Return the default depth of a recipe.
+    """Return the default depth of a recipe; other templates that repeat the text or end in a question have the prompts'.
 
     Example:
         >>> from midlayer_encoders.recipes import RECIPES
@@ -316,7 +317,8 @@ def default_depth(recipe: Recipe, kind: ModelKind) -> float:
     """
     depths = DEFAULTS[kind]
     name = recipe.before_vectors().name
-    if name not in depths and recipe.template is not None and recipe.pooling == "last":
+    is_prompt = recipe.pooling == "last" or split_template(recipe.template)["text"].between is not None
+    if name not in depths and recipe.template is not None and is_prompt:
         name = _TEMPLATE_RECIPE
     return depths.get(name, depths[PLAIN])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -101,3 +102,8 @@ def test_recipes_print_the_code_of_the_encoder(
     assert "yours" in scored
     with pytest.raises(OptionError, match="`--out` must be given with `--text-column`"):
         run(*common, "--recipes", "plain+center", "--text-column", "text")
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("\n".join(json.dumps({"text": f"{text}\n{text}"}) for text in TEXTS), encoding="utf8")
+    two_lines = ("--texts", str(rows), "--text-column", "text", "--out", str(out))
+    run(folder, *two_lines, "--recipes", "plain+center", "--device", "cpu")
+    assert read_texts(center) == [f"{text} {text}" for text in TEXTS], "a text is a line"

@@ -234,6 +234,12 @@ def test_own_options_or_a_rule_leave_the_recipe_alone(causal_folder: str) -> Non
     assert not isinstance(mixed, RecipeSelection)
 
 
+@pytest.mark.parametrize("recipe", ["word-echo", "one-word", "echo", "word-echo/1", "word-echo/2", "echo+weightedmean"])
+def test_a_prompt_has_the_same_depth_as_an_option_and_as_a_candidate(causal_folder: str, recipe: str) -> None:
+    assert LayerEncoder(causal_folder, "auto", recipe=recipe, device="cpu").layer == 5, "0.95 of 5 blocks"
+    assert select_layer(causal_folder, recipes=[recipe], device="cpu").layer == 5
+
+
 def test_labels_choose_between_word_echo_and_the_plain_text(causal_folder: str) -> None:
     selection = select_layer(causal_folder, TEXTS, KINDS, device="cpu")
     assert isinstance(selection, RecipeSelection)
