@@ -50,6 +50,7 @@ def export(
         midlayer export MODEL --layer 0.7 --for onnx --out encoder-onnx
     """
     from midlayer_encoders import export as exporting
+    from midlayer_encoders.encoder.saving import STOCK_NOTE
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
     from midlayer_encoders.encoder.spec import mteb_line
     from midlayer_encoders.media.text_lists import read_texts
@@ -62,6 +63,8 @@ def export(
         raise OptionError("`--scores`, `--license` and `--private` must be left out without --push.")
     if push is not None and target not in exporting.PUSHED:
         raise OptionError(f"`--push` must be left out with --for {target}: model cards describe plain folders.")
+    if push is not None and stock:
+        raise OptionError(f"`--push` must be left out with --stock. Write a folder, then run: hf upload {push} FOLDER")
     if push is not None:  # an invalid token costs a second, not the export
         exporting.check_repository(push, private=private, overwrite=overwrite)
     if center is not None:
@@ -85,6 +88,8 @@ def export(
     _output.print_result(**values)
     position = layer_numbers if encoder.tower_layers else f"{layer_numbers or encoder.layer} of {encoder.num_layers}"
     _output.print_text(f"Layer {position}, {parameters / 1e6:.1f}M parameters, is in {place}.")
+    if stock:
+        _output.print_text(STOCK_NOTE)
     if exported.engine is not None:
         measure = "one minus cosine" if target == "gguf" else "relative error"
         int8_text = "" if exported.int8_cosine is None else f"; 8-bit: cosine {exported.int8_cosine:.4f}"
@@ -95,7 +100,7 @@ def export(
         _output.print_text(f"  {exporting.serving_line(encoder, target, str(place))}", wrap=False)
     if target == "sentence-transformers":
         _output.print_text("Load it with:")
-        trust = ", trust_remote_code=True" if encoder.folder_has_code and not stock else ""
+        trust = ", trust_remote_code=True" if encoder.needs_trust(stock=stock) else ""
         _output.print_text(f"  SentenceTransformer({json.dumps(str(place), ensure_ascii=False)}{trust})", wrap=False)
         _output.print_text("mteb reads no name from a folder. Before evaluating it, set:")
         _output.print_text(f"  {mteb_line(encoder.spec, stock=stock)}", wrap=False)

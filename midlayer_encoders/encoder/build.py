@@ -398,10 +398,9 @@ class BuiltEncoder(PlainOnDisk):
         """The pooling of a template that marks two readings; ``None`` for one reading."""
         return next((module for module in self if isinstance(module, JoinedReadings)), None)
 
-    @property
-    def folder_has_code(self) -> bool:
-        """Whether a saved folder contains code, so that it is loaded with ``trust_remote_code=True``."""
-        return self.options.trust_remote_code or self.readings is not None
+    def needs_trust(self, *, stock: bool = False) -> bool:
+        """Return whether a saved folder, or that of the stock form, is loaded with ``trust_remote_code=True``."""
+        return self.options.trust_remote_code or (self.readings is not None and not stock)
 
     def output_embeddings(self) -> Tensor:
         """Return the output embeddings of the language model, shape ``(V, D)``."""
@@ -431,8 +430,16 @@ class BuiltEncoder(PlainOnDisk):
         )
         return wrapped
 
-    def model_card_text(self, repository: str | None = None, branch: str | None = None) -> str:
-        """Return the README that ``save_pretrained`` writes to a folder, or ``push_to_hub`` to a repository."""
+    def model_card_text(
+        self, repository: str | None = None, branch: str | None = None, *, stock_template: str | None = None
+    ) -> str:
+        """Return the README that ``save_pretrained`` writes to a folder, or ``push_to_hub`` to a repository.
+
+        Args:
+            repository: name of the repository; ``None`` for a folder.
+            branch: branch of the repository.
+            stock_template: template of the encoder's stock form, if the card describes it.
+        """
         spec = self.spec
         data = cast(names.CardData, self.model_card_data)
         metadata = ModelCardData(
@@ -447,7 +454,10 @@ class BuiltEncoder(PlainOnDisk):
         template = str(Path(__file__).with_name("model_card.md.jinja"))
         size = sum(parameter.numel() for parameter in self.parameters())
         place = {"repository": repository, "branch": branch, "location": repository or _FOLDER}
-        card = ModelCard.from_template(metadata, template, encoder=self, spec=spec, names=names, size=size, **place)
+        form = {"stock_template": stock_template, "trust": self.needs_trust(stock=stock_template is not None)}
+        card = ModelCard.from_template(
+            metadata, template, encoder=self, spec=spec, names=names, size=size, **place, **form
+        )
         return f"{card}\n"
 
 

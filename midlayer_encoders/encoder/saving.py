@@ -20,7 +20,7 @@ from midlayer_encoders.encoder.first_module import CombinedLayers, LayersTransfo
 from midlayer_encoders.encoder.inputs import probe_features, probe_inputs
 from midlayer_encoders.encoder.older_versions import LOADER_FILES, make_readable_by_older
 from midlayer_encoders.encoder.spec import mteb_line
-from midlayer_encoders.encoder.stock_folder import stock_form, stock_problem
+from midlayer_encoders.encoder.stock_folder import STOCK_TEMPLATE, stock_form, stock_problem
 from midlayer_encoders.encoder.verification import close, temporarily
 from midlayer_encoders.errors import CutError
 from midlayer_encoders.files import read_json, write_folder, write_json
@@ -88,6 +88,9 @@ class SavableEncoder(BuiltEncoder):
         def write(folder: Path) -> None:
             if form is not None:
                 SentenceTransformer.save(form, str(folder), *args, **kwargs)
+                if (folder / "README.md").exists():  # the card of the base class describes no layer
+                    text = self.model_card_text(stock_template=STOCK_TEMPLATE)
+                    (folder / "README.md").write_text(text, encoding="utf8")
                 make_readable_by_older(folder, form.max_seq_length)
                 self.check_folder(folder, home, form)
                 return
@@ -151,7 +154,7 @@ class SavableEncoder(BuiltEncoder):
             str(folder),
             device=str(self.device),
             model_kwargs={"dtype": self.dtype},
-            trust_remote_code=self.options.trust_remote_code if form is not None else self.folder_has_code,
+            trust_remote_code=self.needs_trust(stock=form is not None),
         )
         options: dict[str, Any] = {"batch_size": 1, "convert_to_tensor": True, "show_progress_bar": False}
         expected = source.encode(inputs, **options).float()

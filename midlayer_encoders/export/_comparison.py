@@ -39,6 +39,7 @@ class Exported:
             smallest cosine.
         int8_cosine: smallest cosine between the 8-bit graph and the encoder, if one was written.
         files: written files, relative to the folder.
+        stock: whether the folder contains the stock form of the encoder.
     """
 
     target: str
@@ -47,6 +48,7 @@ class Exported:
     error: float | None = None
     int8_cosine: float | None = None
     files: tuple[str, ...] = ()
+    stock: bool = False
 
 
 def require_packages(extra: str, *packages: str) -> None:
@@ -83,6 +85,8 @@ def common_obstacle(encoder: LayerEncoder) -> str | None:
         return "it always applies the final norm: pass norm='final'"
     if encoder.layer == 0:
         return "it runs no model without blocks: pass layer 1 or higher"
+    if encoder.readings is not None:
+        return "it reads one place of a sequence, and this encoder two: export it for sentence-transformers or onnx"
     if encoder.pooling not in ENGINE_POOLINGS:
         return f"it has no pooling {encoder.pooling!r}: pass {', '.join(map(repr, ENGINE_POOLINGS))}"
     if encoder.leaves_out_prompts and any(encoder.prompts.values()):

@@ -61,7 +61,7 @@ def export_for(
         return export_openvino(encoder, path)
     if target in ("vllm", "tei"):
         return export_served(encoder, path, target)
-    return Exported(target, path, files=encoder.save_files(str(path), stock=stock))
+    return Exported(target, path, files=encoder.save_files(str(path), stock=stock), stock=stock)
 
 
 def check_arguments(

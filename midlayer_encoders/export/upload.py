@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -72,6 +73,11 @@ def push_to_hub(
     check_flag("overwrite", overwrite)
     if exported is not None and (not isinstance(exported, Exported) or exported.target not in PUSHED):
         raise OptionError(f"`exported` must be the result of export_for for {', '.join(PUSHED)}, but got {exported!r}.")
+    if exported is not None and exported.stock:
+        raise OptionError(
+            "`exported` must not be a stock folder, because the model card describes the encoder. Upload it with: "
+            f"hf upload {repository} {shlex.quote(str(exported.folder))}"
+        )
     check_repository(repository, token, private=private, overwrite=overwrite)
     data = cast(CardData, encoder.model_card_data)
     source = _source_card(encoder)

@@ -308,7 +308,7 @@ def default_recipe(recipes: Sequence[Recipe], kind: ModelKind) -> Recipe:
 
 
 def default_depth(recipe: Recipe, kind: ModelKind) -> float:
-    """Return the default depth of a recipe; other templates that repeat the text or end in a question have the prompts'.
+    """Return the default depth of a recipe; any template that repeats the text or reads its last token has a prompt's.
 
     Example:
         >>> from midlayer_encoders.recipes import RECIPES

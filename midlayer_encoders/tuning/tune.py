@@ -254,7 +254,7 @@ def _train_or_load(encoder: LayerEncoder, folder: Path, train_encoder: Callable[
     model_folder = folder / "model"
     record = read_record(folder / _RECORD_FILE) if model_folder.is_dir() else None
     if record is not None:
-        tuned = SentenceTransformer(str(model_folder), device="cpu", trust_remote_code=encoder.folder_has_code)
+        tuned = SentenceTransformer(str(model_folder), device="cpu", trust_remote_code=encoder.needs_trust())
         encoder.load_state_dict(tuned.state_dict())
     else:
         with isolated_random():

@@ -14,15 +14,17 @@ from sentence_transformers import SentenceTransformer
 from transformers import AutoModel, BertConfig, BertModel, LlamaConfig, LlamaModel, OPTConfig, OPTModel
 
 from midlayer_encoders import LayerEncoder, _types, sweep
+from midlayer_encoders.encoder.spec import mteb_line
 from midlayer_encoders.encoder.stock_folder import _SAMPLE, STOCK_TEMPLATE
-from midlayer_encoders.errors import OptionError
-from midlayer_encoders.export import export_for
+from midlayer_encoders.errors import MidlayerError, OptionError
+from midlayer_encoders.export import export_for, push_to_hub
 from midlayer_encoders.reading import joined_readings
 from midlayer_encoders.reading.joined_readings import JoinedReadings, join_readings
 from midlayer_encoders.recipes import RECIPES, Recipe, check_template
 from midlayer_encoders.sweeping import RecipesResult
 from midlayer_encoders.sweeping.best_layer import export_lines
 from midlayer_encoders.tuning import TuneSettings, tune
+from tests.cli.calls import run
 from tests.recipes.test_template import TOKENIZERS
 from tests.tiny_folders import save_joint
 
@@ -289,6 +291,12 @@ def test_stock_folder_needs_no_code_and_adds_both_readings(
     assert f"{encoder.model_card_data.base_model_revision}-stock'" in caplog.text, "mteb must not mix up both folders"
     assert "The folder contains no code" in caplog.text
     assert not list((tmp_path / "stock").glob("**/*.py"))
+    card = (tmp_path / "stock" / "README.md").read_text(encoding="utf8")
+    assert mteb_line(encoder.spec, stock=True) in card
+    assert "similar but not equal" in card
+    assert "| pooling | `weightedmean+last`, added by a Dense |" in card
+    assert f"| template | `{STOCK_TEMPLATE}` |" in card
+    assert "trust_remote_code" not in card
     loaded = SentenceTransformer(str(tmp_path / "stock"), device="cpu")
     vectors = loaded.encode(TEXTS)
     assert vectors.shape == (4, 32)
@@ -327,12 +335,34 @@ def test_stock_folder_is_for_word_echo_alone(
         centered.save_pretrained(str(tmp_path / "no"), stock=True)
     with pytest.raises(OptionError, match="`stock` must be left out with target='onnx'"):
         export_for(one_word, "onnx", tmp_path / "no", stock=True)
+    stock = export_for(
+        LayerEncoder(byte_level_folder, 2, recipe="word-echo"), "sentence-transformers", tmp_path / "a b", stock=True
+    )
+    with pytest.raises(OptionError, match=r"must not be a stock folder.*hf upload me/it '.*a b'"):
+        push_to_hub(one_word, "me/it", exported=stock)
     assert not (tmp_path / "no").exists()
     centered.save_pretrained(str(tmp_path / "yes"))
     assert "trust_remote_code=True." in caplog.text
     assert "stock=True" not in caplog.text, "the advice must work"
     LayerEncoder(byte_level_folder, 2, recipe="word-echo").save_pretrained(str(tmp_path / "yes"))
     assert "A folder without code, at the cost of points: save_pretrained(path, stock=True)" in caplog.text
+
+
+def test_command_says_that_the_stock_folder_is_another_encoder(byte_level_folder: str, tmp_path: Path) -> None:
+    line = ["export", byte_level_folder, "--layer", "2", "--recipe", "word-echo", "--device", "cpu"]
+    stock = run(*line, "--stock", "--out", str(tmp_path / "stock"))
+    assert "another encoder than this one" in " ".join(stock.split())
+    assert f'SentenceTransformer("{tmp_path / "stock"}")' in stock
+    exact = run(*line, "--out", str(tmp_path / "exact"))
+    assert "another encoder" not in exact
+    assert f'SentenceTransformer("{tmp_path / "exact"}", trust_remote_code=True)' in exact
+
+
+@pytest.mark.parametrize("target", ["vllm", "tei", "gguf"])
+def test_engines_that_read_one_place_are_refused(byte_level_folder: str, tmp_path: Path, target: Any) -> None:
+    encoder = LayerEncoder(byte_level_folder, 2, recipe="word-echo", device="cpu")
+    with pytest.raises(MidlayerError, match="reads one place of a sequence, and this encoder two: export it for sent"):
+        export_for(encoder, target, tmp_path / "no")
 
 
 def test_echo_with_a_weighted_mean_needs_no_code(byte_level_folder: str, tmp_path: Path) -> None:
