@@ -49,7 +49,7 @@ def probe(
     from midlayer_encoders import probing
     from midlayer_encoders.probing.examples import check_examples_path, read_examples
     from midlayer_encoders.probing.probe import UNUSED_SETTINGS
-    from midlayer_encoders.tasks import Columns
+    from midlayer_encoders.tasks.table_files import Columns
 
     out = _arguments.results_folder(out, "probe", model)
     reason, names = UNUSED_SETTINGS[kind]
@@ -62,12 +62,8 @@ def probe(
         if path is not None:
             check_examples_path(path)
     encoder = _arguments.load_model(model, options)
-    read = partial(
-        read_examples,
-        media=encoder.media,
-        bad="skip" if skip_bad else "refuse",
-        columns=Columns(text_column, label_column),
-    )
+    bad = "skip" if skip_bad else "refuse"
+    read = partial(read_examples, media=encoder.media, bad=bad, columns=Columns(text_column, label_column))
     inputs, labels = read(data)
     test_inputs, test_labels = read(test) if test is not None else ([], [])
     with _progress.show_progress(STAGES) as progress:

@@ -47,7 +47,7 @@ def select_command(
         midlayer select MODEL --texts texts.txt --labels labels.txt --recipes all
     """
     from midlayer_encoders.selection import select, selection_passes
-    from midlayer_encoders.tasks import Columns, own_labels
+    from midlayer_encoders.tasks.sources import own_labels
 
     selection_passes(rule, all_rules=all_rules)  # refuses an unknown rule before the model is loaded
     if labels is not None and label_column is not None:
@@ -62,7 +62,7 @@ def select_command(
     inputs = _arguments.read_texts(texts, column=text_column)
     label_list = None if labels is None else _read_labels(labels, len(inputs))
     if label_column is not None:
-        label_list = own_labels(texts, Columns(text_column, label_column))
+        label_list = own_labels(texts, text_column=text_column, label_column=label_column)
     encoder = _arguments.load_model(model, options)
     with _progress.show_progress({"measuring": "texts measured", "labels": "labeled texts read"}) as progress:
         selection = select(

@@ -136,7 +136,7 @@ def offline_cause() -> str | None:
     try:
         get_hf_file_metadata(f"{constants.ENDPOINT}/gpt2/resolve/main/config.json", timeout=_TIMEOUT)
     except errors.HfHubHTTPError:
-        return None
+        pass
     except Exception as reason:  # each transport has its own errors
         return _cause(reason)
     return None

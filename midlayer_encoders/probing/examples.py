@@ -14,7 +14,7 @@ from midlayer_encoders.errors import OptionError, did_you_mean, short_repr
 from midlayer_encoders.files import exists, expand_home, read_text_file
 from midlayer_encoders.media import media_files
 from midlayer_encoders.selection.ridge import label_folds
-from midlayer_encoders.tasks.table_files import LABEL, NAMED_AS_USUAL, SUFFIXES, TEXT, Columns, Table, read_table
+from midlayer_encoders.tasks.table_files import LABEL, SUFFIXES, TEXT, USUAL_NAMES, Columns, Table, read_table
 
 _FOLDS = 5  # one tests, one chooses the epoch, the others train
 
@@ -29,7 +29,7 @@ class Split:
 
 
 def read_examples(
-    path: Path | str, media: Sequence[str], *, bad: str = "refuse", columns: Columns = NAMED_AS_USUAL
+    path: Path | str, media: Sequence[str], *, bad: str = "refuse", columns: Columns = USUAL_NAMES
 ) -> tuple[list[Any], list[str]]:
     """Return the inputs and labels of a folder of class folders, or of a table with the column ``label``.
 

@@ -45,7 +45,8 @@ from midlayer_encoders.sweeping.notes import ScoringResult, sweep_notes
 from midlayer_encoders.sweeping.processes import Group, launch
 from midlayer_encoders.sweeping.sweep_result import RecipesResult, SweepResult
 from midlayer_encoders.sweeping.task_scoring import TaskScorer
-from midlayer_encoders.tasks import Tasks, TaskSource, TextsSource, source_texts, task_sources
+from midlayer_encoders.tasks import TaskSource, TextsSource, source_texts, task_sources
+from midlayer_encoders.tasks.sources import Tasks
 from midlayer_encoders.validation import (
     check_choice,
     check_count,

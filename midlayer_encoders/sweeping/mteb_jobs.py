@@ -41,8 +41,9 @@ from midlayer_encoders.scoring import all_alike
 from midlayer_encoders.store import TextNotStoredError
 from midlayer_encoders.sweeping.embedder import Embedder, Vectors, item_key
 from midlayer_encoders.sweeping.processes import FATAL, end_with_parent
-from midlayer_encoders.tasks import MtebSource, TaskSource, isolated_random, task_sources
+from midlayer_encoders.tasks import TaskSource, isolated_random, task_sources
 from midlayer_encoders.tasks.mteb_internals import prompt_name
+from midlayer_encoders.tasks.sources import MtebSource
 
 _CHECKSUM = ".checksum"  # suffix of the file with the checksum of mteb's result
 _IDLE_SECONDS = 300  # after which an unused worker ends

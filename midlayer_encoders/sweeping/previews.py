@@ -29,17 +29,9 @@ from midlayer_encoders.sweeping.layer_sweep import SweepSettings
 from midlayer_encoders.sweeping.mteb_jobs import Prompts, quiet_mteb, with_data
 from midlayer_encoders.sweeping.notes import TOGETHER
 from midlayer_encoders.sweeping.task_scoring import MAX_CONFIRMED
-from midlayer_encoders.tasks import (
-    Tasks,
-    TaskSource,
-    TextsSource,
-    isolated_random,
-    task_items,
-    task_label,
-    task_sources,
-    task_texts,
-)
+from midlayer_encoders.tasks import TaskSource, TextsSource, isolated_random, task_label, task_sources, task_texts
 from midlayer_encoders.tasks.overview import TaskOverview, task_overview
+from midlayer_encoders.tasks.sources import Tasks, task_items
 from midlayer_encoders.validation import check_flag
 
 _MAX_COUNTED = 20_000  # texts of a task whose tokens are counted

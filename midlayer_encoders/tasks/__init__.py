@@ -19,19 +19,15 @@ from midlayer_encoders.tasks.docstrings import BUILTIN_TASKS, STS_GRADES
 from midlayer_encoders.tasks.overview import TaskOverview, task_overview
 from midlayer_encoders.tasks.sources import (
     PAPER_TASKS,
-    MtebSource,
-    Tasks,
     TaskSource,
     TextsSource,
     builtin_tasks,
-    own_labels,
     own_texts,
     paper_tasks,
     resolve_tasks,
-    task_items,
     task_sources,
 )
-from midlayer_encoders.tasks.table_files import SUFFIXES, Columns, ColumnsError, TaskFileError
+from midlayer_encoders.tasks.table_files import SUFFIXES, TaskFileError
 from midlayer_encoders.tasks.task_data import TASK_TYPES, TaskType, task_label
 
 __all__ = [
@@ -42,14 +38,10 @@ __all__ = [
     "SUFFIXES",
     "TASK_TYPES",
     "Bm25Search",
-    "Columns",
-    "ColumnsError",
-    "MtebSource",
     "TaskFileError",
     "TaskOverview",
     "TaskSource",
     "TaskType",
-    "Tasks",
     "TextEncoder",
     "TextsSource",
     "TfidfEncoder",
@@ -57,12 +49,10 @@ __all__ = [
     "encoder_score",
     "has_bm25",
     "isolated_random",
-    "own_labels",
     "own_texts",
     "paper_tasks",
     "resolve_tasks",
     "source_texts",
-    "task_items",
     "task_label",
     "task_overview",
     "task_sources",

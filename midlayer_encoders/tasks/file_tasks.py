@@ -17,17 +17,7 @@ from typing import Any, TypeAlias
 
 from midlayer_encoders.files import check_regular_file, parse_json_object, read_text_file, shell_path
 from midlayer_encoders.tasks import table_files
-from midlayer_encoders.tasks.table_files import (
-    NAMED_AS_USUAL,
-    SUFFIXES,
-    TEXT,
-    Columns,
-    ColumnsError,
-    Rule,
-    Table,
-    TaskFileError,
-    is_text,
-)
+from midlayer_encoders.tasks.table_files import SUFFIXES, TEXT, USUAL_NAMES, Columns, Rule, Table, TaskFileError
 from midlayer_encoders.tasks.task_data import TASK_TYPES, TaskData, TaskType, as_columns
 from midlayer_encoders.validation import check_choice, lone_surrogate
 
@@ -71,7 +61,7 @@ _LABELS: Rule = (
 )
 _ID: Rule = (
     "an id, a string that is not empty or a whole number",
-    lambda value: is_text(value) or (isinstance(value, int) and not isinstance(value, bool)),
+    lambda value: table_files.is_text(value) or (isinstance(value, int) and not isinstance(value, bool)),
 )
 _RELEVANCE: Rule = (
     f"a whole number, 1 or more for what is relevant, {_MOST_RELEVANT} at most",
@@ -94,7 +84,7 @@ _COLUMNS: dict[TaskType, dict[str, tuple[str, Rule]]] = {
 }
 
 
-def files_data(path: Path, columns: Columns = NAMED_AS_USUAL) -> TaskData:
+def files_data(path: Path, columns: Columns = USUAL_NAMES) -> TaskData:
     """Return the task in the file or folder ``path``.
 
     A folder holds ``test.*``, for a classification also ``train.*``, or ``corpus.*``, ``queries.*`` and
@@ -110,7 +100,7 @@ def files_data(path: Path, columns: Columns = NAMED_AS_USUAL) -> TaskData:
         files = _split_files(path)
         readers = {split: partial(table_files.read_table, file, columns) for split, file in files.items()}
         task = _read_rows(readers, path, options.get("type"))
-    elif columns != NAMED_AS_USUAL:
+    elif columns != USUAL_NAMES:
         raise TaskFileError(f"`text_column` and `label_column` must be left out for {path}, which is in BEIR's layout.")
     else:
         task = _read_beir(files)
@@ -365,7 +355,7 @@ def _type(table: Table) -> tuple[TaskType, str]:
             return task_type, why
     if (alone := _TYPE_BY_ALL_COLUMNS.get(frozenset(columns))) is not None:
         return alone, f"columns {', '.join(columns)}" if len(columns) > 1 else f"column {columns[0]} alone"
-    raise ColumnsError(f"{table.path} must have the columns of a task, but has {', '.join(columns)}. {_cure(table)}")
+    raise TaskFileError(f"{table.path} must have the columns of a task, but has {', '.join(columns)}. {_cure(table)}")
 
 
 def _cure(table: Table) -> str:

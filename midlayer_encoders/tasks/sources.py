@@ -19,15 +19,7 @@ from midlayer_encoders.files import exists, expand_home, shell_path
 from midlayer_encoders.tasks.docstrings import BUILTIN_SETS, BUILTIN_TASKS, builtin_data
 from midlayer_encoders.tasks.file_tasks import files_data, tables_data
 from midlayer_encoders.tasks.memory_tables import is_data, is_named, split_tables
-from midlayer_encoders.tasks.table_files import (
-    NAMED_AS_USUAL,
-    SUFFIXES,
-    TEXT,
-    TEXT_SUFFIX,
-    Columns,
-    TaskFileError,
-    read_table,
-)
+from midlayer_encoders.tasks.table_files import SUFFIXES, TEXT, USUAL_NAMES, Columns, TaskFileError, read_table
 from midlayer_encoders.tasks.task_data import TaskData
 
 if TYPE_CHECKING:
@@ -85,7 +77,7 @@ class LocalSource:
 
     origin: tuple[str, str] | Path | TaskData = field(hash=False)
     name: str
-    columns: Columns = NAMED_AS_USUAL
+    columns: Columns = USUAL_NAMES
 
     def make(self) -> AbsTask:
         """Return a new task; raise an error if the files have changed."""
@@ -112,7 +104,7 @@ class TextsSource:
     path: Path | TaskData = field(hash=False)
     name: str
     why: str
-    columns: Columns = NAMED_AS_USUAL
+    columns: Columns = USUAL_NAMES
 
     def make(self) -> AbsTask:
         """Raise an error, because texts without labels cannot be scored."""
@@ -278,6 +270,8 @@ def own_texts(path: Path, *, column: str | None = None) -> list[str]:
         if "text" in table.columns:
             return list(table.cells("text", TEXT))
     data = _own_data(path)
+    if data.type == "Unlabeled":
+        return list(data.splits["test"]["text"])
     texts: dict[str, None] = {}
     for rows in data.splits.values():
         for name in _TEXT_COLUMNS:
@@ -286,14 +280,14 @@ def own_texts(path: Path, *, column: str | None = None) -> list[str]:
     return [text for text in texts if text.strip()]
 
 
-def own_labels(path: Path, columns: Columns) -> list[str | None]:
+def own_labels(path: Path, *, text_column: str | None, label_column: str) -> list[str | None]:
     """Return the label of each text of a file, in the order of :func:`own_texts`; ``None`` for an empty cell."""
-    table = read_table(path.absolute(), columns)
+    table = read_table(expand_home(path).absolute(), Columns(text_column, label_column))
     labels = [row.get(table.column("label")) for row in table.rows]
     return [None if label is None or not str(label).strip() else str(label) for label in labels]
 
 
-def _own_data(origin: Path | TaskData, columns: Columns = NAMED_AS_USUAL) -> TaskData:
+def _own_data(origin: Path | TaskData, columns: Columns = USUAL_NAMES) -> TaskData:
     """Return data in memory, or that of files, cached until one changes: a sweep creates each task for every layer."""
     return origin if isinstance(origin, TaskData) else _cached_data(origin, columns, _stamps(origin))
 
@@ -316,8 +310,8 @@ def _stamps(path: Path) -> tuple[tuple[str, int, int, int], ...]:
 def _is_path(name: str) -> bool:
     """Return True if a name looks like a path: it has a separator, a known suffix, or a leading dot or tilde."""
     separators = {os.sep, os.altsep or os.sep}
-    suffixes = (*SUFFIXES, TEXT_SUFFIX)
-    return any(separator in name for separator in separators) or name.startswith(("~", ".")) or name.endswith(suffixes)
+    is_named_so = name.startswith(("~", ".")) or name.endswith((*SUFFIXES, ".txt"))
+    return is_named_so or any(separator in name for separator in separators)
 
 
 def _mteb_sources(name: str, columns: Columns) -> Sequence[TaskSource]:

@@ -21,9 +21,6 @@ Rule: TypeAlias = tuple[str, Callable[[object], bool]]
 """A requirement for a cell: its description and a function that tests it."""
 
 SUFFIXES = (".jsonl", ".ndjson", ".csv", ".tsv", ".parquet")
-TEXT_SUFFIX = ".txt"
-"""Suffix of a file with one text per line: a table with the column ``text``."""
-
 _SEPARATORS = {",": "comma", "\t": "tab", ";": "semicolon", "|": "bar"}
 _TASK_COLUMNS = frozenset(
     (
@@ -45,10 +42,6 @@ _NUMBER = re.compile(r"0|-?[1-9][0-9]{0,17}")  # 007 is a name, not a number
 
 class TaskFileError(MidlayerError, ValueError):
     """A file that is not a valid task."""
-
-
-class ColumnsError(TaskFileError):
-    """A file whose columns match no task type."""
 
 
 class Columns(NamedTuple):
@@ -82,7 +75,7 @@ class Columns(NamedTuple):
         return result
 
 
-NAMED_AS_USUAL = Columns()
+USUAL_NAMES = Columns()
 
 
 @dataclass(frozen=True)
@@ -148,16 +141,16 @@ class Table:
             raise TaskFileError(f"{self.path} must have {noun} of one kind, but some are strings and some are numbers.")
 
 
-def read_table(path: Path, columns: Columns = NAMED_AS_USUAL) -> Table:
-    """Return the rows of a nonempty file whose suffix is one of :data:`SUFFIXES`, or :data:`TEXT_SUFFIX`."""
+def read_table(path: Path, columns: Columns = USUAL_NAMES) -> Table:
+    """Return the rows of a nonempty file: one of :data:`SUFFIXES`, or ``.txt``, whose lines are texts."""
     check_regular_file(path, TaskFileError)
     suffix = path.suffix.lower()
     if suffix in (".csv", ".tsv"):
         return _read_csv(path, columns)  # how cells are read depends on the names of the columns
-    readers = {".parquet": _read_parquet, TEXT_SUFFIX: _read_text, ".jsonl": _read_jsonl, ".ndjson": _read_jsonl}
+    readers = {".parquet": _read_parquet, ".txt": _read_text, ".jsonl": _read_jsonl, ".ndjson": _read_jsonl}
     if suffix not in readers:
-        suffixes = ", ".join((*SUFFIXES, TEXT_SUFFIX))
-        raise TaskFileError(f"{path} must be one of {suffixes}, but its name ends in {path.suffix!r}.")
+        suffixes = ", ".join(SUFFIXES)
+        raise TaskFileError(f"{path} must be one of {suffixes}, .txt, but its name ends in {path.suffix!r}.")
     return readers[suffix](path).renamed(columns)
 
 

@@ -29,7 +29,8 @@ from midlayer_encoders.probing.examples import read_examples
 from midlayer_encoders.probing.probe import train_probes
 from midlayer_encoders.probing.tokens import LiveTokens, read_tokens
 from midlayer_encoders.reading.reader import layer_reader
-from midlayer_encoders.tasks import Columns, TaskFileError
+from midlayer_encoders.tasks import TaskFileError
+from midlayer_encoders.tasks.table_files import Columns
 from tests.families import DEPTH
 from tests.grouped import probe
 from tests.made_media import waveform

@@ -111,6 +111,8 @@ def test_texts_without_labels_are_not_a_task_and_the_error_names_their_use(tmp_p
     with pytest.raises(TaskFileError, match=re.escape(f"midlayer select MODEL --texts {shlex.quote(str(hostile))}`")):
         task_sources(hostile)[0].make()
     assert own_texts(path) == source.texts() == [*SENTENCES, SENTENCES[0]]  # one text per line of labels
+    folder = write(tmp_path / "folder/test.csv", [{"sentences": text} for text in (*SENTENCES, SENTENCES[0])]).parent
+    assert own_texts(folder) == own_texts(path)
     assert source_texts(source) == SENTENCES
 
 

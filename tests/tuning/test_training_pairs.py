@@ -100,7 +100,7 @@ def test_a_query_with_several_passages_is_a_row_for_each() -> None:
         ("a.csv", "text,label\na,x\nb,x\n", "two different labels, but all 2 rows have 'x'"),
         ("a.jsonl", '{"text": "a", "label": 1}\n{"text": "b", "label": "x"}\n', "labels of one kind"),
         ("a.tsv", "anchor\tpositive\na\tb\tc\n", "must have 2 cells.* Put a cell that holds a tab in quotes"),
-        ("a.txt", "a", "must be one of .jsonl"),
+        ("a.json", "a", "must be one of .jsonl"),
     ],
 )
 def test_invalid_training_rows_are_refused(name: str, content: str, words: str, tmp_path: Path) -> None:
