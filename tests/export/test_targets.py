@@ -91,7 +91,7 @@ def test_the_command_refuses_before_a_model_is_read(tmp_path: Path) -> None:
         run(*line, "--for", "tflite")
     with pytest.raises(OptionError, match="`int8` must be left out with target='sentence-transformers'"):
         run(*line, "--int8")
-    with pytest.raises(OptionError, match=r"`--push` must be left out with --stock\.*hf upload me/it FOLDER"):
+    with pytest.raises(OptionError, match=r"`--push` must be left out with --stock\. .*hf upload me/it FOLDER"):
         run(*line, "--stock", "--push", "me/it")
     with pytest.raises(OptionError, match="`optimize` must be left out with target='gguf'"):
         run(*line, "--for", "gguf", "--optimize")
