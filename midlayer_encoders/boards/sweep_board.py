@@ -152,7 +152,7 @@ class Board(TidyResult):
         return BestLayer.of(scores, point.layer, recipe=sweep.recipe, gain=gain, notes=sweep.result.notes)
 
     def encoder(self, task: str | None = None, **options: Unpack[EncoderKeywords]) -> LayerEncoder:
-        """Return the encoder of the best layer within the budget, with the options that were scored.
+        """Return the encoder of the best layer within the budget, from the model's files, with the options of its run.
 
         Args:
             task: as in :meth:`best`.

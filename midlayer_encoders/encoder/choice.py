@@ -25,6 +25,11 @@ def apply_choice(choice: EncoderChoice, model: str, options: EncoderKeywords) ->
     Raises:
         OptionError: the choice is of another model, or was made with other options.
     """
+    if choice.model.startswith("module/"):
+        raise OptionError(
+            f"`layer` must be chosen for files, but it was chosen for {choice.model}, a module in memory: "
+            "LayerEncoder.from_module(module, layer, processor=…)."
+        )
     keywords: dict[str, Any] = {**(choice.options or {}), **choice.keywords}
     layer = keywords.pop("layer")
     chosen = make_options(keywords)

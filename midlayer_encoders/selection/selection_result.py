@@ -71,8 +71,8 @@ class Selection(TidyResult):
         frame: the tidy frame that the rules read.
         labels: the evidence of labels; ``None`` without labels.
         mixture: several layers and weights learned from labels; ``None`` unless requested.
-        options: options of the encoder that was measured; ``None`` if the selection is from a frame.
-        make_encoder: creates the encoder of a selection; ``None`` if the selection is from a frame.
+        options: options of the encoder that was measured; ``None`` for a frame or a module in memory.
+        make_encoder: creates the encoder of a selection; ``None`` for a frame or a module in memory.
     """
 
     model: str
@@ -96,7 +96,7 @@ class Selection(TidyResult):
         return {"layer": self.layer}
 
     def encoder(self, **options: Any) -> Any:
-        """Return the :class:`~midlayer_encoders.LayerEncoder` of the selected layer and recipe.
+        """Return the :class:`~midlayer_encoders.LayerEncoder` of the selected layer and recipe, from the model's files.
 
         Args:
             options: ``device`` and others of :class:`~midlayer_encoders.EncoderOptions` that do not contradict those
@@ -104,8 +104,9 @@ class Selection(TidyResult):
         """
         if self.make_encoder is None:
             raise OptionError(
-                f"The selection must be of a model to create its encoder, but it is of a frame of results of "
-                f"{self.model}. Pass the model: LayerEncoder(model, selection)."
+                f"The selection must be of a model's files to create their encoder, but it is of a frame of results or "
+                f"a module in memory, {self.model}. Pass it: LayerEncoder(model, selection), or "
+                "LayerEncoder.from_module(module, selection.layer, processor=…)."
             )
         return self.make_encoder(self, **options)
 

@@ -75,7 +75,7 @@ class SweepResult(Result):
         return self._best(task, str(self.notes.options.get("recipe") or PLAIN))
 
     def encoder(self, task: str | None = None, **options: Unpack[EncoderKeywords]) -> LayerEncoder:
-        """Return the encoder of the best layer, with the options that were scored.
+        """Return the encoder of the best layer, from the model's files, with the options that were scored.
 
         Args:
             task: as in :meth:`best`.

@@ -129,6 +129,9 @@ def test_encoder_has_the_layer_and_options_of_the_sweep(tiny_folder: Folder, tmp
         result.encoder(pooling="mean")
     with pytest.raises(OptionError, match=r"`layer` must be chosen for .*, but it was chosen for local/.*keywords"):
         LayerEncoder(tiny_folder("BERT"), result.best(), device="cpu")
+    in_memory = replace(result, frame=result.frame.with_columns(model=pl.lit("module/Stack")))
+    with pytest.raises(OptionError, match=r"chosen for module/Stack, a module in memory: LayerEncoder.from_module"):
+        in_memory.encoder(device="cpu")
     at_site = replace(result, frame=result.frame.with_columns(revision=pl.lit("default:mlp")))
     with pytest.raises(OptionError, match="must be chosen for whole blocks, but it was chosen for the mlp of each"):
         at_site.encoder(device="cpu")
