@@ -67,7 +67,7 @@ def test_measure_accepts_numpy_arrays(encoder: LayerEncoder) -> None:
         ({"baselines": "no"}, "`baselines` must be True or False, but got 'no'"),
         ({"devices": -1}, "`devices` must be a whole number, 1 or more"),
         ({"out": 3}, "`out` must be a string, but got 3"),
-        ({"tasks": [3]}, "`tasks` must be names, paths or mteb's task objects, but got 3"),
+        ({"tasks": [3]}, "`tasks` must be names, paths, data or mteb's task objects, but got 3"),
     ],
 )
 def test_sweep(encoder: LayerEncoder, options: dict[str, Any], message: str, tmp_path: Path) -> None:

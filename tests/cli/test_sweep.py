@@ -261,11 +261,11 @@ def test_cache_lists_and_removes_the_requested_stores(tmp_path: Path) -> None:
         for name, texts, layers in (("new", 3, 5), ("mid", 2, 3), ("old", 1, 1))
         for info in [infos[name]]
     ]
-    assert "Would remove 1 stores." in run("cache", str(root), "--unused-days", "15", "--dry-run")
+    assert "Would remove 1 store." in run("cache", str(root), "--unused-days", "15", "--dry-run")
     assert "Would remove 2 stores." in run("cache", str(root), "--unused-days", "10", "--dry-run")
     room = infos["new"].bytes + infos["mid"].bytes
     for limit in (room + 9, room + infos["old"].bytes - 9):  # the oldest does not fit into either
-        assert "Would remove 1 stores." in run("cache", str(root), "--keep-gb", str(limit / 1e9), "--dry-run")
+        assert "Would remove 1 store." in run("cache", str(root), "--keep-gb", str(limit / 1e9), "--dry-run")
     flags = ["--remove", infos["new"].key, "--remove", infos["old"].key]
     assert "Would remove 2 stores." in run("cache", str(root), *flags, "--dry-run")
     assert len(list_rows()) == 3
