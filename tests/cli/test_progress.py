@@ -165,7 +165,7 @@ def test_output_is_separate_from_progress(tiny_folder: Any, tmp_path: Path) -> N
     assert [report["stage"] for report in reports[:1]] == [
         "loading"
     ]  # the same in every release; titles are for people
-    assert ("measuring", "8 texts, 1 passes") in [(report["stage"], report["title"]) for report in reports]
+    assert ("measuring", "8 texts, 1 pass") in [(report["stage"], report["title"]) for report in reports]
 
 
 @pytest.mark.filterwarnings("ignore")  # from mteb and datasets

@@ -179,4 +179,4 @@ def test_panels_of_several_models_name_them() -> None:
     sites = [(model, "main", 1, 0.5, "metric", "t", "x", 1.0, "mlp_in") for model in ("m", "n")]
     assert titles(plot_subblocks(extra_frame(sites, site=pl.String()))) == ["x (m)", "x (n)"]
     scores = [("m", revision, 0, 0.0, "score", "a", "s", 0.5) for revision in ("step1", "step2")]
-    assert [curve.label for curve in score_curves(rows_frame(scores))] == ["m step1 (1 tasks)", "m step2 (1 tasks)"]
+    assert [curve.label for curve in score_curves(rows_frame(scores))] == ["m step1 (1 task)", "m step2 (1 task)"]
