@@ -16,12 +16,20 @@ from scipy.special import xlogy
 from torch import Tensor
 
 RESAMPLES = 200
+FEWEST_ITEMS = 10
+"""Fewer items are not resampled: with two or three, a third of all differences that are chance would look separable."""
 _BLOCK = 1 << 22  # counts of a block of resamples: 32 MiB
 _CONSTANT = 1e-12  # variance below it, of values with variance 1, is rounding
 
 
 def resampled_counts(items: int) -> Iterator[Tensor]:
-    """Yield how often each of N items occurs in each resample, in blocks ``(N, S)`` with N items per resample."""
+    """Yield how often each of N items occurs in each resample, in blocks ``(N, S)`` with N items per resample.
+
+    A block without columns if there are fewer than :data:`FEWEST_ITEMS`.
+    """
+    if items < FEWEST_ITEMS:
+        yield torch.zeros(items, 0, dtype=torch.float64)
+        return
     generator = np.random.default_rng(items)
     for start in range(0, RESAMPLES, size := max(_BLOCK // max(items, 1), 1)):
         draws = (generator.integers(0, max(items, 1), items) for _ in range(min(size, RESAMPLES - start)))

@@ -52,7 +52,7 @@ def assert_resampled(scorer: Any, expected: np.ndarray) -> None:
     np.testing.assert_allclose(resampled.numpy(), expected, atol=1e-6)
 
 
-@pytest.mark.parametrize("items", [1, 12, 1000])
+@pytest.mark.parametrize("items", [10, 12, 1000])
 def test_each_resample_draws_as_many_items_as_there_are(items: int, monkeypatch: pytest.MonkeyPatch) -> None:
     (counts,) = resampled_counts(items)
     assert counts.shape == (items, resampling.RESAMPLES)
@@ -75,9 +75,9 @@ def test_correlation(kind: str) -> None:
 
 
 def test_correlation_is_undefined_if_the_drawn_targets_are_equal() -> None:
-    pairs = StsPairs(FIRST[:3], SECOND[:3], torch.tensor([0.0, 0.0, 1.0]), "cosine_pearson")
-    (counts,) = resampled_counts(3)
-    constant = (counts[2] == 0) | (counts[2] == 3)
+    pairs = StsPairs(FIRST, SECOND, torch.tensor([0.0] * 11 + [1.0]), "cosine_pearson")
+    (counts,) = resampled_counts(ITEMS)
+    constant = counts[11] == 0
     assert 0 < constant.sum() < resampling.RESAMPLES
     assert torch.equal(pairs.resampled(VECTORS)[1].isnan(), constant.expand(LAYERS, -1))
 
@@ -164,6 +164,28 @@ def test_v_measure_of_resampled_texts() -> None:
         return float(np.mean(scores))
 
     assert_resampled(clusterings, brute_force(mean, items=24))
+
+
+def test_fewer_than_ten_items_are_not_resampled() -> None:
+    """Of two pairs, every resample without a constant gives the same difference, which would look certain."""
+    labels = torch.arange(8) % 2
+    few = FIRST[:9], SECOND[:9]
+    queries = {f"q{number}": number for number in range(9)}
+    documents = {f"d{number}": number for number in range(9, 24)}
+    relevant = {name: {"d9": 1} for name in queries}
+    scorers: list[Any] = [
+        StsPairs(*few, GOLD[:9], "cosine_spearman"),
+        StsPairs(FIRST[:2], SECOND[:2], GOLD[:2], "cosine_spearman"),
+        LabeledPairs(*few, (GOLD[:9] > 2).long(), "max_ap"),
+        make_ranking(queries, documents, relevant, score="ndcg_at_10"),
+        Classifiers((ClassifierData(FIRST[:8], labels, SECOND[:8], labels),)),
+    ]
+    for scorer in scorers:
+        scores, resampled = scorer.resampled(VECTORS)
+        assert scores.shape == (LAYERS,)
+        assert resampled.shape == (LAYERS, 0), scorer
+    clusterings = Clusterings((Draws(torch.arange(9)[None], labels[torch.arange(9) % 8][None], clusters=2),), 16, 0)
+    assert clusterings.resampled(VECTORS[:, :9])[1].shape == (LAYERS, 0)
 
 
 def test_layers_without_vectors_have_no_resamples_and_equal_layers_equal_ones() -> None:
