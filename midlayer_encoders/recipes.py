@@ -31,7 +31,7 @@ _PLACEHOLDER = "{text}"
 _MARK = "{read}"
 # Truncation makes an encoding of each remaining stretch of a text, and two copies every combination of them. Characters
 # far beyond the tokens that fit are therefore removed before the text is tokenized.
-_CHARACTERS_PER_TOKEN = 8
+CHARACTERS_PER_TOKEN = 8
 _LARGEST_REPEAT = 100_000  # in a pattern of Oniguruma
 _BEYOND = {"right": r"\A(?:[\s\S]{%d}){%d}\K[\s\S]+", "left": r"\A[\s\S]+(?=(?:[\s\S]{%d}){%d}\z)"}
 TEXT_KINDS = ("text", "query", "document")
@@ -199,7 +199,7 @@ def add_template(tokenizer: Any, parts: TemplateParts, *, model: str) -> tuple[A
         )
     steps: list[Any] = [normalizers.Prepend(" ")] if space_in_text else []
     if layout.copies > 1 and room <= _LARGEST_REPEAT:
-        beyond = _BEYOND[tokenizer.truncation_side] % (room, _CHARACTERS_PER_TOKEN)
+        beyond = _BEYOND[tokenizer.truncation_side] % (room, CHARACTERS_PER_TOKEN)
         steps.insert(0, normalizers.Replace(Regex(beyond), ""))
     if steps:
         existing = [backend.normalizer] if backend.normalizer is not None else []

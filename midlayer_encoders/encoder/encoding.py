@@ -39,7 +39,7 @@ from midlayer_encoders.reading.locks import turn
 from midlayer_encoders.reading.pooling import real_tokens
 from midlayer_encoders.reading.reader import LayerReader, layer_reader
 from midlayer_encoders.reading.towers import joint_reader
-from midlayer_encoders.recipes import Counting
+from midlayer_encoders.recipes import CHARACTERS_PER_TOKEN, Counting
 from midlayer_encoders.validation import check_choice, check_count, check_text
 
 logger = logging.getLogger(__name__)
@@ -331,18 +331,31 @@ class EmbeddingEncoder(SavableEncoder):
     def _warn_truncation(self, inputs: Sequence[Any], features: dict[str, Any], prompt: str | None) -> None:
         limit = self.max_seq_length
         mask = features.get("attention_mask")
-        if limit is None or mask is None or mask.ndim != 2 or (longest := int(mask.sum(dim=1).max())) < limit:
+        if limit is None or mask is None or mask.ndim != 2 or self.tokenizer is None:
             return
-        row = int(mask.sum(dim=1).argmax())
-        if not isinstance(inputs[row], str) or self.tokenizer is None:
+        tokens = mask.sum(dim=1).tolist()
+        characters = [len(text) if isinstance(text, str) else 0 for text in inputs]
+        row = max(range(len(tokens)), key=tokens.__getitem__)
+        placed = self.counting.placed
+        if placed.copies > 1 and max(characters) > CHARACTERS_PER_TOKEN * (limit - placed.added):
+            row = characters.index(max(characters))  # its end was removed before the text was tokenized
+        elif tokens[row] < limit:
             return
-        length = len(self.tokenizer((prompt or "") + inputs[row], truncation=False, verbose=False)["input_ids"])
-        if length > longest:  # both copies of a repeated text count
+        if characters[row] and (length := self._count_tokens((prompt or "") + inputs[row])) > tokens[row]:
             self._truncation_warned = True
             logger.warning(
-                f"A text of {length} tokens is truncated to {longest} ({inputs[row][:40]!r}…); reported once. "
+                f"A text of {length} tokens is truncated to {tokens[row]} ({inputs[row][:40]!r}…); reported once. "
                 "Pass `max_length` to choose the limit, or split long texts."
             )
+
+    def _count_tokens(self, text: str) -> int:
+        """Return the number of tokens of a text in its template, without truncation; both copies of one count."""
+        placed = self.counting.placed
+        if placed.copies == 1:
+            return len(self.tokenizer(text, truncation=False, verbose=False)["input_ids"])
+        plain: Any = self[0].tokenizer_without_template
+        ids = plain(text, add_special_tokens=False, truncation=False, verbose=False)["input_ids"]
+        return placed.added + placed.copies * len(ids)
 
     def _warn_unknown(self, inputs: Sequence[Any], features: dict[str, Any]) -> None:
         unknown = getattr(self.tokenizer, "unk_token_id", None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import string
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import transformers as tf
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from midlayer_encoders import LayerEncoder, select_layer
 from midlayer_encoders.errors import DeviceError, OptionError
@@ -54,6 +56,28 @@ def test_max_seq_length_of_a_repeated_text_is_set_by_the_constructor(
     assert "truncated" not in caplog.text  # 15 tokens fit twice
     assert encoder.preprocess(["abcdefghijklmnop"])["input_ids"].shape[1] == 31
     assert "A text of 33 tokens is truncated to 31 ('abcdefghijklmnop'…)" in caplog.text
+    longer = LayerEncoder(folder, 1, device="cpu", template="{text}-{text}", max_length=31)
+    longer.preprocess(["short", "x" * 500])
+    assert "A text of 1001 tokens is truncated to 31 ('xxxx" in caplog.text
+
+
+def test_characters_that_are_removed_from_a_repeated_text_are_reported(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A repeated text is limited to eight characters for each token that fits, and longer tokens exist."""
+    long_word = "internationalization"
+    vocabulary = {word: number for number, word in enumerate(["[PAD]", "[UNK]", "-", long_word, *string.ascii_letters])}
+    words = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    names = {"pad_token": "[PAD]", "unk_token": "[UNK]"}
+    tf.PreTrainedTokenizerFast(tokenizer_object=words, model_max_length=64, **names).save_pretrained(tmp_path)
+    tf.LlamaModel(tf.LlamaConfig(**_SIZES)).save_pretrained(tmp_path)
+    encoder = LayerEncoder(str(tmp_path), 1, device="cpu", template="{text}-{text}", max_length=9)
+    encoder.preprocess(["a b c d", long_word])
+    assert "truncated" not in caplog.text
+    kept = encoder.preprocess(["a b c", f"{long_word} " * 4])["input_ids"][1].tolist()
+    assert kept == [3, 1, 2, 3, 1, 0, 0], "32 of 83 characters"
+    assert "A text of 9 tokens is truncated to 5 ('internationalization" in caplog.text
 
 
 @pytest.mark.parametrize(
