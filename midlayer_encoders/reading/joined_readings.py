@@ -106,12 +106,14 @@ class JoinedReadings(Module):
     def forward(self, features: dict[str, Any], **_: Any) -> dict[str, Any]:
         """Add the vector of each text to the features."""
         states = features["token_embeddings"]
+        dtype = states.dtype
+        states = states.float() if dtype in (torch.float16, torch.bfloat16) else states  # a long text would overflow
         readings = []
         for mask in self.masks(features["attention_mask"]):
             weights = mask.to(states.dtype)
             total = torch.einsum("btd,bt->bd", states, weights)
             readings.append(total / weights.sum(dim=1, keepdim=True).clamp(min=1))
-        features["sentence_embedding"] = join_readings(readings[0], readings[1], self.join)
+        features["sentence_embedding"] = join_readings(readings[0], readings[1], self.join).to(dtype)
         return features
 
     def save(self, output_path: str, *_: Any, **__: Any) -> None:

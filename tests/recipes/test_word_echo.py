@@ -149,6 +149,15 @@ def test_places_are_the_same_under_both_padding_sides() -> None:
     assert not readings.masks(right)[0][1, 9:].any()
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_long_text_does_not_overflow_in_half_precision(dtype: torch.dtype) -> None:
+    readings = JoinedReadings(2, front=1, question=1, between=1, join="second")
+    features = {"token_embeddings": torch.full((1, 4003, 2), 96.0, dtype=dtype), "attention_mask": torch.ones(1, 4003)}
+    vector = readings(features)["sentence_embedding"]
+    assert vector.dtype == dtype
+    assert vector.tolist() == [[96.0, 96.0]], "the sum of 2,000 tokens is beyond 65,504"
+
+
 def test_truncation_shortens_both_copies_alike(byte_level_folder: str) -> None:
     long = "cat sat on the mat " * 40
     encoder = LayerEncoder(byte_level_folder, 2, recipe="word-echo", max_length=80)
