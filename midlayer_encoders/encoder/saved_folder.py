@@ -23,7 +23,7 @@ _SETTINGS_FILE = "config_sentence_transformers.json"
 _TRANSFORMER_SETTINGS = ("max_seq_length", "do_lower_case", "processing_kwargs", "query_length", "document_length")
 _OLD_NAMES = {"model_kwargs": "model_args", "processor_kwargs": "tokenizer_args", "config_kwargs": "config_args"}
 _STATES = ("last_hidden_state", "encoder_last_hidden_state")  # of a model, and of its encoder
-_UNTRAINED = (PoolingModule, Normalize, Dropout)
+_UNTRAINED = (PoolingModule, Normalize, Dropout, JoinedReadings)
 
 
 @dataclass(frozen=True)
@@ -138,9 +138,16 @@ def load_saved_folder(model: str, options: EncoderOptions, *, gguf_file: str | N
         first=first.settings,
         first_type=rest.first_type,
         first_path=first.path,
-        modules=tuple(later),
+        modules=tuple(map(_own_readings, later)),
         module_kwargs={str(number): names for number, names in enumerate(rest.module_kwargs.values())},
     )
+
+
+def _own_readings(module: nn.Module) -> nn.Module:
+    """Return the pooling of two readings that a folder's copy of its code defines; other modules unchanged."""
+    if type(module).__name__ != JoinedReadings.__name__:
+        return module
+    return JoinedReadings(**{name: getattr(module, name) for name in JoinedReadings.config_keys})
 
 
 def later_modules(
@@ -176,6 +183,8 @@ def later_modules(
         modules = [module for module in modules if not isinstance(module, Normalize)]
     if not pools:
         return modules
+    if options.pooling is not None and any(isinstance(module, JoinedReadings) for module in modules):
+        raise OptionError(f"`pooling` must be None for {name}, whose folder joins two readings.")
     poolings = [number for number, module in enumerate(modules) if isinstance(module, PoolingModule)]
     if not saved.modules or (options.pooling is not None and not poolings):
         return [_pooling_module(width, options.pooling or "mean"), *modules]

@@ -13,7 +13,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 from transformers import AutoModel, BertConfig, BertModel, LlamaConfig, LlamaModel, OPTConfig, OPTModel
 
-from midlayer_encoders import LayerEncoder, _types, sweep
+from midlayer_encoders import LayerEncoder, _types, select_layer, sweep
 from midlayer_encoders.encoder.spec import mteb_line
 from midlayer_encoders.encoder.stock_folder import _SAMPLE, STOCK_TEMPLATE
 from midlayer_encoders.errors import MidlayerError, OptionError
@@ -275,6 +275,23 @@ np.save(out, SentenceTransformer(folder, device="cpu", trust_remote_code=True).e
     subprocess.run([sys.executable, "-c", code, str(folder), str(out), *TEXTS], check=True, cwd=tmp_path)
     assert np.abs(np.load(out) - encoder.encode(TEXTS)).max() < 1e-5
     assert "trust_remote_code=True)" in (folder / "README.md").read_text()
+
+
+def test_the_layers_of_a_folder_can_be_read_and_selected(byte_level_folder: str, tmp_path: Path) -> None:
+    folder = str(tmp_path / "exported")
+    LayerEncoder(byte_level_folder, 4, recipe="word-echo").save_pretrained(folder)
+    reloaded = LayerEncoder(folder, -1, trust_remote_code=True)
+    layers = LayerEncoder(byte_level_folder, 4, recipe="word-echo").encode_layers(TEXTS)
+    np.testing.assert_allclose(reloaded.encode_layers(TEXTS), layers, atol=1e-6)
+    np.testing.assert_allclose(LayerEncoder(folder, 2, trust_remote_code=True).encode(TEXTS), layers[2], atol=1e-6)
+    reloaded.save_pretrained(str(tmp_path / "again"))
+    again = SentenceTransformer(str(tmp_path / "again"), device="cpu", trust_remote_code=True)
+    np.testing.assert_allclose(again.encode(TEXTS), layers[4], atol=1e-6)
+    selection = select_layer(folder, TEXTS, trust_remote_code=True)
+    assert selection.keywords == {"layer": 4}
+    assert "its folder has modules of sentence-transformers" in selection.reason
+    with pytest.raises(OptionError, match=r"`pooling` must be None for .*, whose folder joins two readings"):
+        LayerEncoder(folder, -1, pooling="last", trust_remote_code=True)
 
 
 def test_tuning_continues_from_its_folder(byte_level_folder: str, tmp_path: Path) -> None:
