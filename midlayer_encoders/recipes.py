@@ -29,9 +29,11 @@ Template: TypeAlias = str | Mapping[str, str]
 
 _PLACEHOLDER = "{text}"
 _MARK = "{read}"
-# Truncation makes an encoding of each remaining stretch of a text, and two copies every combination of them. Characters
-# far beyond the tokens that fit are therefore removed before the text is tokenized.
 CHARACTERS_PER_TOKEN = 8
+"""Characters of a repeated text that are read for each token that fits; those beyond are removed before tokenizing.
+
+Truncation makes an encoding of each remaining stretch of a text, and two copies every combination of them.
+"""
 _LARGEST_REPEAT = 100_000  # in a pattern of Oniguruma
 _BEYOND = {"right": r"\A(?:[\s\S]{%d}){%d}\K[\s\S]+", "left": r"\A[\s\S]+(?=(?:[\s\S]{%d}){%d}\z)"}
 TEXT_KINDS = ("text", "query", "document")

@@ -56,3 +56,12 @@ def apply_choice(choice: EncoderChoice, model: str, options: EncoderKeywords) ->
                 f"{short_repr(value)}. Leave it out, or pass the number of the layer."
             )
     return layer, cast(EncoderKeywords, {**keywords, **options})
+
+
+def check_choice_fits(choice: EncoderChoice, name: str, num_layers: int) -> None:
+    """Raise if a choice was made for a model with another number of blocks."""
+    if choice.num_layers not in (0, num_layers):  # 0 in a frame of layer 0 alone
+        raise OptionError(
+            f"`layer` must be chosen for {name}, which has {num_layers} blocks, but it was chosen for a model of "
+            f"{choice.num_layers}. Select a layer of this model."
+        )

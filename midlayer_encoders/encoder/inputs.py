@@ -15,6 +15,7 @@ from midlayer_encoders._types import Medium
 from midlayer_encoders.errors import CutError, OptionError
 from midlayer_encoders.media import InputError, check_taken, medium_of, read_audio, read_image
 from midlayer_encoders.models.padding import suffers_from_padding
+from midlayer_encoders.reading.locks import turn
 from midlayer_encoders.validation import check_text, lone_surrogate
 
 _MEDIA: tuple[Medium, ...] = ("text", "image", "audio")
@@ -226,9 +227,11 @@ def probe_features(first: Any) -> tuple[dict[str, Any], dict[str, Any] | None]:
         raise CutError(
             f"{type(model).__name__} takes neither text nor images nor audio by itself: it cannot be an encoder."
         )
-    short, longer = probe_inputs(media, sampling_rate(first.processor), getattr(first, "tokenizer", None))
+    tokenizer = getattr(first, "tokenizer", None)
 
     def features(inputs: list[Any]) -> dict[str, Any]:
         return to_device(model_features(model, first.preprocess(inputs)), next(model.parameters()).device)
 
-    return features([short]), features([short, longer]) if longer is not None else None
+    with turn(first.processor if tokenizer is None else tokenizer):  # other threads may encode with it
+        short, longer = probe_inputs(media, sampling_rate(first.processor), tokenizer)
+        return features([short]), features([short, longer]) if longer is not None else None

@@ -19,7 +19,7 @@ import polars as pl
 from torch import nn
 
 from midlayer_encoders._types import EncoderChoice, Layer, LayerArgument, Progress, ReadSite
-from midlayer_encoders.encoder.choice import READING_OPTIONS, apply_choice
+from midlayer_encoders.encoder.choice import READING_OPTIONS, apply_choice, check_choice_fits
 from midlayer_encoders.encoder.encoding import EmbeddingEncoder
 from midlayer_encoders.encoder.first_module import MemoryModule, states_width
 from midlayer_encoders.encoder.inputs import probe_features
@@ -91,14 +91,7 @@ class LayerEncoder(EmbeddingEncoder):
         labels: Sequence[int | str | None] | None = None,
         **options: Unpack[EncoderKeywords],
     ) -> None:
-        if model is not None and model_name_or_path is not None:
-            raise OptionError("`model_name_or_path` must be left out with `model`, which means the same.")
-        model = model_name_or_path if model is None else model
-        if isinstance(model, nn.Module):
-            raise OptionError(
-                "`model` must be a folder or hub name. A module: LayerEncoder.from_module(module, layer, processor=…)."
-            )
-        model = check_text("model", os.fspath(model) if isinstance(model, os.PathLike) else model)
+        model = _model_name(model, model_name_or_path)
         choice = layer if isinstance(layer, EncoderChoice) else None
         if choice is not None:
             layer, options = apply_choice(choice, model, options)
@@ -106,12 +99,7 @@ class LayerEncoder(EmbeddingEncoder):
         select_recipe = isinstance(recipe, str) and recipe == _AUTO
         encoder_options = make_options({**options, "recipe": None} if select_recipe else options)
         layer = recipe.layer if layer is None and isinstance(recipe, Recipe) else layer
-        if layer is None:
-            raise OptionError(
-                "`layer` must be a number, several, or 'auto', unless a Recipe names one, but got None. -1 is the last "
-                "layer; 'auto' selects one, from `texts` if you pass some."
-            )
-        requested = normalize_layer(layer)
+        requested = _requested_layer(layer)
         if select_recipe and requested != _AUTO:
             raise OptionError(f"`layer` must be 'auto' with recipe='auto', which selects both, but got {requested!r}.")
         if not isinstance(requested, str) and (texts is not None or labels is not None):
@@ -127,11 +115,8 @@ class LayerEncoder(EmbeddingEncoder):
             encoder_options = make_options({**encoder_options.changed(), "dense": complete.options.dense, **keywords})
             selection = _with_encoder(selection, model, encoder_options)
         self._build_from_files(model, requested, encoder_options)
-        if choice is not None and choice.num_layers not in (0, self.num_layers):  # 0 in a frame of layer 0 alone
-            raise OptionError(
-                f"`layer` must be chosen for {self.name}, which has {self.num_layers} blocks, but it was chosen for a "
-                f"model of {choice.num_layers}. Select a layer of this model."
-            )
+        if choice is not None:
+            check_choice_fits(choice, self.name, self.num_layers)
         self.selection = selection
 
     @classmethod
@@ -273,6 +258,28 @@ def complete_encoder(model: str, options: Mapping[str, Any]) -> LayerEncoder:
             ", ".join(encoder.saved.trained),
         )
     return encoder
+
+
+def _requested_layer(layer: Any) -> Any:
+    """Return the layer in its normal form; raise if there is none."""
+    if layer is None:
+        raise OptionError(
+            "`layer` must be a number, several, or 'auto', unless a Recipe names one, but got None. -1 is the last "
+            "layer; 'auto' selects one, from `texts` if you pass some."
+        )
+    return normalize_layer(layer)
+
+
+def _model_name(model: Any, model_name_or_path: str | None) -> str:
+    """Return the folder or hub name of a model, which has two keywords."""
+    if model is not None and model_name_or_path is not None:
+        raise OptionError("`model_name_or_path` must be left out with `model`, which means the same.")
+    model = model_name_or_path if model is None else model
+    if isinstance(model, nn.Module):
+        raise OptionError(
+            "`model` must be a folder or hub name. A module: LayerEncoder.from_module(module, layer, processor=…)."
+        )
+    return check_text("model", os.fspath(model) if isinstance(model, os.PathLike) else model)
 
 
 def _with_encoder(selection: Selection, model: str, options: EncoderOptions) -> Selection:

@@ -118,10 +118,13 @@ def test_sweep_report_and_cache(tiny_folder: Folder, tmp_path: Path) -> None:
 
 
 def test_failed_task_sets_the_exit_code(tiny_folder: Folder, tmp_path: Path) -> None:
-    command = ["sweep", tiny_folder("Llama"), "--tasks", "STS12", "--out", str(tmp_path / "out"), "--layers", "1"]
+    path = tmp_path / "near.jsonl"
+    rows = [{"sentence1": f"one {n}", "sentence2": f"two {n}", "score": n % 3} for n in range(8)]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    tasks = f"{path},STS12"  # the data of the second is on the hub
+    command = ["sweep", tiny_folder("Llama"), "--tasks", tasks, "--out", str(tmp_path / "out"), "--layers", "1"]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        # Its data is on the hub.
         result = CliRunner().invoke(app, [*command, "--device", "cpu", "--metrics", "none", "--workers", "1"])
     assert result.exit_code == 1, (result.output, result.exception)
     assert "STS12 failed" in result.output
