@@ -38,6 +38,13 @@ def test_the_page_of_the_zoo_is_the_one_that_its_results_give() -> None:
     assert (ROOT / "benchmarks" / "zoo" / "README.md").read_text(encoding="utf8") == table.page()
 
 
+def test_the_page_of_speech_is_the_one_that_its_scores_give() -> None:
+    from benchmarks import speech
+
+    page = speech.page(pl.read_csv(speech.RESULTS / "speech.csv"))
+    assert (speech.RESULTS / "speech.md").read_text(encoding="utf8") == page
+
+
 @pytest.mark.docs
 def test_the_training_record_has_the_tables_that_its_frames_give() -> None:
     from benchmarks.pages import part_of
