@@ -10,6 +10,7 @@ from tests.docs import (
     claims_cost,
     claims_cut,
     claims_long_run,
+    claims_media,
     claims_recipes,
     claims_record,
     claims_selection,
@@ -31,6 +32,7 @@ CLAIMS = [
         claims_long_run,
         claims_tuning,
         claims_cost,
+        claims_media,
     )
     for claim in room.CLAIMS
 ]

@@ -1,0 +1,59 @@
+"""What the page on images and audio says of words and voices in Whisper, and the frame that says it."""
+
+from __future__ import annotations
+
+from benchmarks import speech
+from tests.docs.frames import Curve, best, last, table
+from tests.docs.stated import Claim
+
+PAGE = "docs/media.md"
+
+
+def _curve(task: str, method: str, column: str = "accuracy") -> Curve:
+    rows = table("results/speech.csv").filter(task=task, method=method).sort("layer")
+    return dict(rows.select("layer", column).iter_rows())
+
+
+def _words() -> list[float]:
+    """Return the accuracy of words at the first and last layer, and how far the layer before is below, with its interval."""
+    accuracy = _curve("words", "sweep")
+    assert list(accuracy.values()) == sorted(accuracy.values())
+    before = max(accuracy) - 1
+    loss = [-_curve("words", "sweep", column)[before] for column in ("gain", "gain_high", "gain_low")]
+    return [accuracy[0], 0, last(accuracy), max(accuracy), before, *loss]
+
+
+def _voices() -> list[float]:
+    """Return the best layer for voices and its accuracy, that of the last layer, and the difference with its interval."""
+    accuracy = _curve("voices", "sweep")
+    value, layer = best(accuracy)
+    gain = [_curve("voices", "sweep", column)[layer] for column in ("gain", "gain_low", "gain_high")]
+    return [layer, value, last(accuracy), *gain]
+
+
+def _attention() -> list[float]:
+    """Return the range of words, the voices at the last layer and at the two best, which are equal."""
+    words, voices = _curve("words", "probe"), _curve("voices", "probe")
+    highest = [layer for layer, value in voices.items() if value == best(voices)[0]]
+    return [min(words.values()), max(words.values()), last(voices), best(voices)[0], *highest]
+
+
+CLAIMS = [
+    Claim(
+        PAGE,
+        "on {} recordings by espeak-ng of {} rhyming words in {} voices",
+        lambda: [len(speech.WORDS) * len(speech.VOICES), len(speech.WORDS), len(speech.VOICES)],
+    ),
+    Claim(
+        PAGE,
+        "accuracy rises from {} % at layer {} to {} % at layer {}. Layer {} is {} points lower ({} to {})",
+        _words,
+    ),
+    Claim(PAGE, "Layer {} is best with {} %; the last layer has {} %, {} points less ({} to {})", _voices),
+    Claim(
+        PAGE,
+        "at every layer, {} to {} %. It does not recover the voices at the last layer: {} %, compared with {} % at layers "
+        "{} and {}",
+        _attention,
+    ),
+]
