@@ -61,33 +61,7 @@ def _cut_and_tuned() -> list[float]:
     return [100 * (1 - sizes[24] / sizes[30]), *gains]
 
 
-def _speech(task: str, method: str, layer: int, *columns: str) -> list[float]:
-    row = table("results/speech.csv").filter(task=task, method=method, layer=layer)
-    return [row[name].item() for name in columns]
-
-
-def _probed_words() -> list[float]:
-    accuracy = table("results/speech.csv").filter(task="words", method="probe")["accuracy"]
-    return [float(accuracy.min()), float(accuracy.max())]  # type: ignore[arg-type]
-
-
 CLAIMS = [
-    Claim(
-        "docs/media.md",
-        "best at the last layer, {} % ({} to {}, 95 % interval)",
-        lambda: _speech("words", "sweep", 4, "accuracy", "low", "high"),
-    ),
-    Claim("docs/media.md", "attention over the states reads {} to {} % from every layer", _probed_words),
-    Claim(
-        "docs/media.md",
-        "best at layer 1, {} points ({} to {}) above the last one",
-        lambda: _speech("voices", "sweep", 1, "gain", "gain_low", "gain_high"),
-    ),
-    Claim(
-        "docs/media.md",
-        "layer 1 is {} points ({} to {}) above the last",
-        lambda: _speech("voices", "probe", 1, "gain", "gain_low", "gain_high"),
-    ),
     Claim("README.md", "{} passes with baselines", lambda: _row("sweep_gpu.md", "the sweep |")[1:]),
     Claim("README.md", "{} of the time ([encode]", lambda: _row("sweep_gpu.md", "12 | 1.55 |")[1:]),
     Claim(
