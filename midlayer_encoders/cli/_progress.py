@@ -86,7 +86,7 @@ class _Rate(progress.ProgressColumn):
 
 
 class _Display:
-    """Shows stages as bars, or as lines: one when a stage begins, one when all end, and one at intervals."""
+    """Shows stages as bars, or as lines: one at intervals, and one of each stage at the end."""
 
     def __init__(self) -> None:
         self._mode = _mode or ("bars" if sys.stderr.isatty() else "lines")
@@ -130,7 +130,7 @@ class _Display:
             self._current = task
             if self._mode == "json" and previous is not None and self._has_changed(previous):
                 self._write(previous)
-            if task.fields["written"] is None or (self._mode == "json" and self._has_changed(task)):
+            if total is None or (self._mode == "json" and self._has_changed(task)):
                 self._write(task)
 
     def _has_changed(self, task: progress.Task) -> bool:

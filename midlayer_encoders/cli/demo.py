@@ -27,7 +27,7 @@ def demo(out: Annotated[Path, Option(help="Folder for the results.")] = Path("mi
     from midlayer_encoders.encoder.options import python_line, shell_line
     from midlayer_encoders.files import check_output_folder
     from midlayer_encoders.models.hub import BUILT_IN, check_model
-    from midlayer_encoders.sweeping import RecipesResult
+    from midlayer_encoders.sweeping import RecipesResult, SweepSettings
     from midlayer_encoders.tasks.docstrings import builtin_data
 
     check_output_folder(out)
@@ -36,7 +36,9 @@ def demo(out: Annotated[Path, Option(help="Folder for the results.")] = Path("mi
     chosen = select_layer(encoder)  # a causal model: a recipe and a layer
     recipe, layer = chosen.keywords["recipe"], chosen.layer
     with _progress.show_progress(STAGES) as progress:
-        result = sweep(encoder, "builtin-small", recipes=[PLAIN, recipe], out=out, progress=progress)
+        # On tasks this small, worker processes would import mteb for longer than they score.
+        settings = SweepSettings(workers=1)
+        result = sweep(encoder, "builtin-small", recipes=[PLAIN, recipe], out=out, settings=settings, progress=progress)
     assert isinstance(result, RecipesResult), "there are two recipes"
     page = result.to_html()
     options = EncoderOptions(recipe=recipe)

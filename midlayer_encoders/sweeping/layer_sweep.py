@@ -274,7 +274,7 @@ def _sweep_recipes(
                 out=folder / "recipes" / _folder_name(recipe.name),
                 store=request.store or folder / "embeddings",
                 baselines=request.baselines and index == 0,
-                progress=_accumulate_progress(request.progress, latest) if request.progress is not None else None,
+                progress=request.progress and _accumulate_progress(request.progress, latest, len(recipes) - index),
             )
             texts = center_texts if recipe.center else []
             single = _SingleSweep(recipe_request, recipe_encoder, sources, group, recipe, folder / "center.txt", texts)
@@ -288,14 +288,18 @@ def _sweep_recipes(
         return group.first(finish)
 
 
-def _accumulate_progress(progress: Progress, latest: dict[str, tuple[int, int]]) -> Progress:
-    """Return a callback that adds the steps of the next sweep to those of earlier ones, which ``latest`` holds."""
+def _accumulate_progress(progress: Progress, latest: dict[str, tuple[int, int]], sweeps_left: int) -> Progress:
+    """Return a callback that adds the steps of the next sweep to those of earlier ones, which ``latest`` holds.
+
+    Each of the ``sweeps_left`` sweeps plans the same tasks and scores the same layers.
+    """
     earlier = dict(latest)
 
     def report(stage: str, done: int, total: int) -> None:
         earlier_done, earlier_total = earlier.get(stage, (0, 0))
         latest[stage] = earlier_done + done, earlier_total + total
-        progress(stage, *latest[stage])
+        times = sweeps_left if stage in ("planning", "scoring") else 1
+        progress(stage, earlier_done + done, earlier_total + total * times)
 
     return report
 

@@ -9,8 +9,10 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
+from typer.testing import CliRunner
 
 from midlayer_encoders import LayerEncoder, sweep
+from midlayer_encoders.cli import app
 from midlayer_encoders.cli._demo_story import Ranked, rank_descriptions, story_lines
 from midlayer_encoders.frame.gains import RESAMPLES_SCHEMA
 from midlayer_encoders.models import hub
@@ -19,7 +21,6 @@ from midlayer_encoders.sweeping.sweep_result import Notes
 from midlayer_encoders.tasks import resolve_tasks, task_label
 from midlayer_encoders.tasks.docstrings import BUILTIN_TASKS, builtin_data
 from midlayer_encoders.tasks.task_data import TaskData, as_columns
-from tests.cli.calls import run
 from tests.recipes.test_word_echo import save_causal
 from tests.report.made_frames import rows_frame
 
@@ -118,7 +119,8 @@ def test_demo_prints_one_screen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     """A tiny model stands for the built-in one, whose demo takes minutes."""
     folder = save_causal("byte level", tmp_path / "model")
     monkeypatch.setattr(hub, "built_in_model", lambda _: (folder, None))
-    lines = run("demo", "--out", str(tmp_path / "demo")).splitlines()
+    result = CliRunner().invoke(app, ["demo", "--out", str(tmp_path / "demo")], catch_exceptions=False)
+    lines = result.stdout.splitlines()
     assert re.fullmatch(r"SmolLM2-135M scores [\d.]+ with word-echo at layer 5, and [\d.]+ as it comes.", lines[0])
     assert len(lines) <= 24
     assert max(map(len, lines[:-1])) <= 79

@@ -33,7 +33,7 @@ def error_lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
     return err.splitlines()
 
 
-def test_without_a_terminal_lines_mark_the_start_and_end_of_a_stage(
+def test_without_a_terminal_lines_mark_the_end_of_each_stage(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 0.0
@@ -49,8 +49,6 @@ def test_without_a_terminal_lines_mark_the_start_and_end_of_a_stage(
         now = 70.0
         progress("scoring", 31, 31)
     assert error_lines(capsys) == [
-        "texts embedded: 0 of 400",
-        "scoring: 0 of 31",
         "texts embedded: 400 of 400, 4 s, 100 per second",
         "scoring: 31 of 31, 1 min 6 s, 0.47 per second",
     ]
@@ -67,7 +65,7 @@ def test_only_programs_read_every_change_of_alternating_stages(
             progress("planning", done, 5)
             progress("scoring", 0, 31)
     if mode is None:
-        assert error_lines(capsys) == ["planning: 0 of 5", "scoring: 0 of 31"]
+        assert error_lines(capsys) == []
     else:
         reports = [json.loads(line) for line in error_lines(capsys)]
         assert [(report["stage"], report["done"]) for report in reports] == [
@@ -178,9 +176,10 @@ def test_reading_and_planning_are_stages_of_a_sweep(
     command = ["sweep", model, "--tasks", tasks, "--metrics", "none", "--device", "cpu", "--workers", "1", "--out"]
     lines = CliRunner().invoke(app, [*command, str(tmp_path / "lines")]).stderr.splitlines()
     machine = CliRunner().invoke(app, [*command, str(tmp_path / "json"), "--json"]).stderr.splitlines()
-    first_lines = [line for line in lines if line.startswith(("Reading", "tasks planned: 0", "texts embedded: 0"))]
-    assert [line.split()[0] for line in dict.fromkeys(first_lines)] == ["Reading", "tasks", "texts"]
+    assert any(line.startswith("Reading") for line in lines)
     reports = [json.loads(line) for line in machine if line.startswith("{")]
+    stages = list(dict.fromkeys(report["stage"] for report in reports))
+    assert stages[:3] == ["tasks", "loading", "planning"]
     planned = [(report["done"], report["total"]) for report in reports if report["stage"] == "planning"]
     assert (planned[0], planned[-1]) == ((0, 1), (1, 1))
     monkeypatch.setenv("FORCE_COLOR", "1")  # a terminal to rich

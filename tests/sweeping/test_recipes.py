@@ -128,17 +128,18 @@ def test_at_most_512_texts_are_centered_on_whatever_their_order(tmp_path: Path) 
 def test_progress_of_recipes_is_added_up() -> None:
     reports: list[tuple[str, int, int]] = []
     latest: dict[str, tuple[int, int]] = {}
-    for _ in range(2):
-        progress = _accumulate_progress(lambda *report: reports.append(report), latest)
+    for sweeps_left in (2, 1):
+        progress = _accumulate_progress(lambda *report: reports.append(report), latest, sweeps_left)
         for done in (0, 3):
             progress("embedding", done, 5)
-    progress("scoring", 1, 2)
+        progress("scoring", 1, 2)
     assert reports == [
         ("embedding", 0, 5),
         ("embedding", 3, 5),
+        ("scoring", 1, 4),  # the layers of both recipes are known from the start
         ("embedding", 3, 10),
         ("embedding", 6, 10),
-        ("scoring", 1, 2),
+        ("scoring", 2, 4),
     ]
 
 
