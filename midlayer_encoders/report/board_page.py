@@ -45,7 +45,7 @@ def board_html(
     means = {name: average_baseline(runs[0].summary, scores) for name, scores in (baselines or {}).items()}
     scope = f"within {cost_text(budget)}" if budget else f"of {len(runs)} runs" if len(runs) > 1 else "of its layers"
     subject = tasks[0] if len(tasks) == 1 else f"average over {len(tasks)} tasks"
-    is_priced = any(point.costs for run in runs for point in run.points)
+    costs = _recorded_costs(runs)
     return render(
         "board.html",
         title=f"Board of {len(runs)} run{'' if len(runs) == 1 else 's'}",
@@ -54,8 +54,8 @@ def board_html(
         costs=cost_text(best.costs),
         lines=lines,
         budget=budget,
-        chart=plot_board(runs, baselines, budget, best if budget else None) if is_priced else None,
-        cost_labels=COSTS,
+        chart=plot_board(runs, baselines, budget, best if budget else None) if costs else None,
+        cost_labels={cost: COSTS[cost] for cost in costs},
         runs=runs,
         fronts=fronts_by_run(runs),
         tasks=tasks if 1 < len(tasks) <= _MAX_TASKS else [],
@@ -76,7 +76,7 @@ def plot_board(
         budget: drawn as vertical lines.
         marked: the layer selected within the budget.
     """
-    costs = [cost for cost in COSTS if any(cost in point.costs for run in runs for point in run.points)]
+    costs = _recorded_costs(runs)
     figure, panels = drawing.panel_grid(len(costs), columns=1, size=(7.5, 3.2), head=True)
     for axes, cost in zip(panels, costs, strict=True):
         points = [point for run in runs for point in run.points if cost in point.costs]
@@ -95,7 +95,11 @@ def plot_board(
         label = f"{title}. " + "; ".join(point.describe().replace("\n", ", ") for point in front)
         drawing.set_title(axes, title, label)
     drawing.value_axis(*panels)
-    return drawing.finish(figure)
+    return drawing.finish(figure, y_label="points (score × 100)")
+
+
+def _recorded_costs(runs: Sequence[Run]) -> list[Cost]:
+    return [cost for cost in COSTS if any(cost in point.costs for run in runs for point in run.points)]
 
 
 def _draw_front(axes: Axes, front: Sequence[Point], cost: Cost) -> None:

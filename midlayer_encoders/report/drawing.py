@@ -81,7 +81,7 @@ def set_title(axes: Axes, title: str, label: str = "", caption: Sequence[str] = 
     """Set a title with a caption of short texts below it; ``label`` is for screen readers, by default the title."""
     # `textwrap` does not break at no-break spaces.
     parts = (part.replace(" ", "\N{NO-BREAK SPACE}") if len(part) < 32 else part for part in caption)
-    lines = textwrap.wrap(" · ".join(parts), _CAPTION_WIDTH)
+    lines = textwrap.wrap(" · ".join(parts), _CAPTION_WIDTH, break_on_hyphens=False)
     axes.set_title("\n".join([title, *lines]), loc="left", fontsize=11 if large else 9 if lines else 10)
     axes.set_label(label or title)
 
@@ -309,7 +309,7 @@ def layer_axis(axes: Axes, num_layers: int, label: str = "layer", *, room: float
         axes.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0 %", "25 %", "50 %", "75 %", "100 %"])
     else:
         axes.set_xticks(layer_ticks(last, 7))
-    axes.set_xlabel("depth (layer / number of layers)" if relative else label)
+    axes.set_xlabel("relative depth" if relative else label)
 
 
 def row_axis(axes: Axes, names: Sequence[str]) -> None:

@@ -22,23 +22,23 @@ _SETTINGS_LOCK = Lock()  # matplotlib's settings belong to the process, and a ca
 
 @dataclass(frozen=True)
 class Size:
-    """Size of an SVG in CSS pixels, with the margins for the tick labels."""
+    """Size of an SVG in CSS pixels, with the margins for the labels of ticks and axes."""
 
     width: int
     height: int
     left: int
     right: int
     top: int
-    bottom: int = 24
+    bottom: int = 40
 
 
-WIDE = Size(780, 320, 44, 112, 30, 40)
-PHONE = Size(343, 260, 36, 76, 30, 40)
-PANEL = Size(220, 124, 42, 10, 8)
-ALONE = Size(780, 300, 44, 20, 10)
-SMALL = Size(343, 220, 44, 20, 10)
-PAIR = Size(380, 200, 44, 14, 10)
-MAP = Size(220, 150, 30, 12, 4)
+WIDE = Size(780, 310, 58, 112, 24)
+PHONE = Size(343, 260, 50, 76, 30)
+PANEL = Size(220, 140, 42, 10, 8)
+ALONE = Size(780, 300, 58, 20, 10)
+SMALL = Size(343, 230, 56, 20, 10)
+PAIR = Size(380, 216, 44, 14, 10)
+MAP = Size(220, 166, 30, 12, 4)
 
 
 def rows_size(axes: Axes) -> Size:
@@ -48,7 +48,7 @@ def rows_size(axes: Axes) -> Size:
     texts = [text.get_text() for text in axes.texts if text.get_horizontalalignment() == "left"]
     left = 12 + 6 * max(len(line) for name in names for line in name.split("\n"))
     right = 14 + 6 * max(map(len, texts), default=0)
-    return Size(left + right + 190, 26 * len(names) + 30, left, right, 6)
+    return Size(left + right + 190, 26 * len(names) + 46, left, right, 6)
 
 
 def legend_items(panels: Sequence[Axes]) -> dict[str, dict[str, Any]]:
@@ -64,9 +64,9 @@ def legend_items(panels: Sequence[Axes]) -> dict[str, dict[str, Any]]:
     return items
 
 
-def panel_svg(axes: Axes, size: Size, *, x_label: bool = False) -> str:
+def panel_svg(axes: Axes, size: Size, y_label: str = "") -> str:
     """Return the SVG element of one axes of a figure, without its title; the figure is changed."""
-    root = ElementTree.fromstring(_matplotlib_svg(axes, size, x_label=x_label))
+    root = ElementTree.fromstring(_matplotlib_svg(axes, size, y_label))
     for element in root.iter():
         element.tag = element.tag.rpartition("}")[2]
     _inline_definitions(root)
@@ -85,7 +85,7 @@ def panel_svg(axes: Axes, size: Size, *, x_label: bool = False) -> str:
     return ElementTree.tostring(root, encoding="unicode")
 
 
-def _matplotlib_svg(axes: Axes, size: Size, *, x_label: bool) -> str:
+def _matplotlib_svg(axes: Axes, size: Size, y_label: str) -> str:
     from matplotlib import rc_context
     from matplotlib.figure import Figure
     from matplotlib.ticker import AutoLocator
@@ -100,9 +100,9 @@ def _matplotlib_svg(axes: Axes, size: Size, *, x_label: bool) -> str:
     height = size.height - size.top - size.bottom
     axes.set_position((size.left / size.width, size.bottom / size.height, width / size.width, height / size.height))
     axes.set_title("", loc="left")
-    axes.set_ylabel("")
     figure.supylabel("")
-    axes.set_xlabel(axes.get_xlabel() if x_label else "", fontsize=_FONT_SIZE)
+    axes.set_ylabel(y_label, fontsize=_FONT_SIZE)
+    axes.xaxis.label.set_fontsize(_FONT_SIZE)
     axes.tick_params(labelsize=_FONT_SIZE)
     if isinstance(axes.yaxis.get_major_locator(), AutoLocator):
         axes.locator_params(axis="y", nbins=3 if height < 100 else 6)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _PLAIN = "plain"
+_MIN_GAIN = 0.1  # of the vertical axis; the text of a smaller one would cover the last layer's
 _STATISTICS = {
     "dcor": "distance correlation",
     "signed_dcor": "distance correlation, with Spearman's sign",
@@ -260,7 +261,8 @@ def _draw_curve(
     drawing.draw_mark(axes, "best", curve.best_layer, curve.best, best_text, large=large)
     drawing.layer_axis(axes, num_layers)
     drawing.value_axis(axes, pad=0.16 if large else 0.08)
-    if large and differ:  # a dotted line from the best mark to the last one, and the difference
+    low, high = axes.get_ylim()
+    if large and curve.gain > _MIN_GAIN * (high - low):  # a dotted line from the best mark to the last one
         drawing.write(axes, signed(curve.gain), (curve.last_layer, curve.best), (14, -4), bold=True)
         right = curve.last_layer + 0.015 * max(num_layers, 1)
         corners = [curve.best_layer, right, right], [curve.best, curve.best, curve.last]
@@ -312,9 +314,10 @@ def _draw_recipes(axes: Axes, recipes: Mapping[str, Summary], baselines: Baselin
     drawing.value_axis(axes, pad=0.12)
     tasks = recipes[winner].tasks
     title = tasks[0].name if len(tasks) == 1 else f"average of {len(tasks)} tasks"
+    axes.set_ylabel("points (score × 100)")
     texts = [f"{name}: best {number(curve.best)} at layer {curve.best_layer}" for name, curve in averages.items()]
     label = "; ".join([*texts, *average_levels(recipes[winner], baselines or {})])
-    drawing.set_title(axes, f"{title}, points", label)
+    drawing.set_title(axes, title, label)
 
 
 def _averages(recipes: Mapping[str, Summary]) -> dict[str, Curve]:

@@ -134,6 +134,13 @@
     });
   }
 
+  // --- tables that continue to the right fade out there -----------------------------------------------------------
+  for (const box of all(document, ".scroll")) {
+    const fade = () => box.toggleAttribute("data-more", box.scrollWidth - box.clientWidth - box.scrollLeft > 1);
+    box.addEventListener("scroll", fade);
+    new ResizeObserver(fade).observe(box);
+  }
+
   // "100M", "1.5B" or "5"; NaN for anything else.
   const amountOf = text => {
     const [, digits, unit] = /^([0-9.]+)\s*([kmbg]?)$/i.exec(text.trim()) ?? [, NaN, ""];
@@ -142,6 +149,7 @@
 
   for (const filters of all(document, ".filters")) {
     const section = filters.closest("section"), rows = [...section.querySelector("table").tBodies[0].rows];
+    const others = all(section, "tbody tr").filter(row => !rows.includes(row)); // the same runs in a second table
     const words = filters.querySelector("[data-words]"), front = filters.querySelector("[data-front]");
     const within = (row, input) => {
       const most = amountOf(input.value), cell = row.querySelector(`[data-cost="${input.dataset.most}"]`);
@@ -157,6 +165,7 @@
         row.hidden = !matches;
         if (!matches) away.add(row.dataset.run);
       }
+      for (const row of others) row.hidden = away.has(row.dataset.run);
       for (const part of all(document, "[data-curve]")) part.toggleAttribute("data-away", away.has(part.dataset.curve));
       filters.querySelector("[role=status]").textContent = `${rows.length - away.size} of ${rows.length} runs`;
     };

@@ -19,7 +19,7 @@ from numpy.ma import MaskedArray
 from midlayer_encoders.files import write_file
 from midlayer_encoders.frame.pareto import amount
 from midlayer_encoders.report import drawing, inline_svg, style
-from midlayer_encoders.report.labels import duration, number, signed, significant, with_interval
+from midlayer_encoders.report.labels import METRIC_MEANINGS, duration, number, signed, significant, with_interval
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -92,7 +92,7 @@ def breakable(name: str) -> Markup:
     return Markup("<wbr>".join(escape(part) for part in re.split(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[_/-])", name) if part))
 
 
-def _panel(axes: Axes) -> dict[str, Any]:
+def _panel(axes: Axes, figure: Figure, *, meanings: bool) -> dict[str, Any]:
     """Return an axes and the texts that a page shows as HTML; ``scale`` is that of a heat map's colors."""
     title, *lines = axes.get_title(loc="left").split("\n")
     limits = [artist.get_clim() for artist in axes.collections if isinstance(artist.get_array(), MaskedArray)]
@@ -100,13 +100,16 @@ def _panel(axes: Axes) -> dict[str, Any]:
         "axes": axes,
         "title": title,
         "caption": " ".join(lines).replace("\N{NO-BREAK SPACE}", " ").split(" · "),
-        "x_label": axes.get_xlabel(),
+        "meaning": METRIC_MEANINGS.get(title, "") if meanings else "",
+        "y_label": axes.get_ylabel() or figure.get_supylabel(),
         "scale": [significant(limit) for limit in limits[0]] if limits else None,
         "is_named": axes.yaxis_inverted(),
     }
 
 
-def figure_html(figure: Figure, *, words: bool = False, head: bool = False, stack: int = 1) -> Markup:
+def figure_html(
+    figure: Figure, *, words: bool = False, head: bool = False, stack: int = 1, meanings: bool = False
+) -> Markup:
     """Return the HTML of a figure, which is changed.
 
     Args:
@@ -114,9 +117,10 @@ def figure_html(figure: Figure, *, words: bool = False, head: bool = False, stac
         words: whether the marks of a panel that is as wide as the page have texts.
         head: whether the first of several panels is as wide as the page.
         stack: number of successive panels stacked in one place.
+        meanings: whether panels of metrics say what their values mean.
     """
     bars = [axes for axes in figure.axes if axes.get_label() == "<colorbar>"]
-    panels = [_panel(axes) for axes in figure.axes if axes.axison and axes not in bars]
+    panels = [_panel(axes, figure, meanings=meanings) for axes in figure.axes if axes.axison and axes not in bars]
     wide = head or (len(panels) == 1 and not panels[0]["is_named"] and panels[0]["scale"] is None)
     scale_label = bars[0].get_ylabel() if bars else ""
     context = {"words": words, "wide": wide, "stack_size": stack, "scale_label": scale_label}

@@ -13,7 +13,7 @@ from midlayer_encoders.frame.pareto import Cost, amount, cost_text
 from midlayer_encoders.frame.schema import metric_series
 from midlayer_encoders.frame.summaries import Baselines, Curve, Summary, average_baseline, summary
 from midlayer_encoders.report import layer_charts
-from midlayer_encoders.report.labels import METRIC_MEANINGS, interval_words, number
+from midlayer_encoders.report.labels import interval_words, number
 from midlayer_encoders.report.pages import Column, metric_column, render, write_page
 
 
@@ -91,7 +91,6 @@ def report_html(
         line_names=list(zip(("dashed line", "dotted one", "one of dashes and dots"), shared, strict=False)),
         metrics=metrics,
         metrics_chart=metrics_chart,
-        meanings={name.replace("_", " "): METRIC_MEANINGS[name] for name in metrics if name in METRIC_MEANINGS},
         gaps=layer_charts.gap_text(metrics_chart) if metrics_chart else "",
         best=best,
         confirmed=confirmed_words(frame),

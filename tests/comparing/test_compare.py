@@ -181,7 +181,7 @@ def test_models_of_different_depth_and_width_are_compared_at_equal_depth(base: s
     page = result.to_html(tmp_path / "page.html").read_text()
     assert "relative depth in percent" in page
     figure = plot_differences(result.differences)
-    assert figure.axes[0].get_xlabel() == "depth (layer / number of layers)"
+    assert figure.axes[0].get_xlabel() == "relative depth"
     assert figure.axes[0].lines[1].get_xdata().tolist() == [0.0, 0.5, 1.0]
 
 

@@ -102,6 +102,32 @@ def visible_curves(page: Any) -> set[str]:
     return {line.get_attribute("data-curve") for line in page.locator(".wide g.line:visible").all()}
 
 
+def test_table_of_tasks_fits_a_desk_and_fades_out_where_it_continues(chromium: Any, tmp_path: Path) -> None:
+    names = ("Banking77Classification", "EmotionClassification", "STSBenchmark", "StackOverflowTitlesClustering",
+             "TrecQAReranking", "TwitterURLCorpus")  # fmt: skip
+    for model in ("all-MiniLM-L6-v2", "SmolLM2-135M with word-echo"):
+        make_sweep(tmp_path / model, {name: [0.1, 0.3] for name in names}, model=model)
+    board(tmp_path).to_html(tmp_path / "board.html")
+    continues = "boxes => boxes.map(box => box.hasAttribute('data-more'))"
+    with OpenedPage(chromium, tmp_path / "board.html", viewport={"width": 1280, "height": 800}) as page:
+        assert page.eval_on_selector_all(".scroll", continues) == [False, False]
+        page.get_by_label("Name, or part of it").fill("smol")
+        assert page.locator("tbody tr:visible").count() == 2  # one in each table
+    with OpenedPage(chromium, tmp_path / "board.html", viewport=PHONE) as page:
+        assert page.eval_on_selector_all(".scroll", continues) == [True, True]
+        page.locator(".scroll").last.evaluate("box => box.scrollLeft = box.scrollWidth")
+        page.wait_for_timeout(100)
+        assert page.eval_on_selector_all(".scroll", continues) == [True, False]
+        assert page.locator("tbody th").last.bounding_box()["x"] >= 0  # the names stay
+
+
+@pytest.mark.parametrize("name", ["sweep", "runs/a/report"])
+def test_first_chart_is_visible_without_scrolling(chromium: Any, folder: Path, name: str) -> None:
+    with OpenedPage(chromium, folder / f"{name}.html", viewport={"width": 1280, "height": 800}) as page:
+        box = page.locator(".wide svg").first.bounding_box()
+        assert box["y"] + box["height"] <= 800
+
+
 @pytest.mark.parametrize("name", ["board", "sweep"])
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("size", [PHONE, DESK], ids=["phone", "desk"])
@@ -154,7 +180,7 @@ def test_columns_sort_in_both_directions_with_unknown_values_last(chromium: Any,
             bytes_head.get_by_role("button").click()
             assert bytes_head.get_attribute("aria-sort") == direction
             assert head.get_attribute("aria-sort") is None
-            assert page.locator("tbody tr td:nth-child(7)").all_inner_texts() == cells
+            assert page.locator("tbody tr td:nth-child(8)").all_inner_texts() == cells
         page.get_by_role("columnheader", name="Run").get_by_role("button").click()
         assert visible_runs(page) == ["b", "c", "a", "a", "d"]  # in dictionary order: <img, an/, m, m with, Arabic
 
@@ -226,7 +252,7 @@ def test_everything_is_reachable_by_keyboard(chromium: Any, folder: Path) -> Non
             page.keyboard.press("Tab")
             stops.append(page.evaluate(focused))
         assert stops.count("FIGURE ") == 1  # one stop for all points of a figure
-        assert stops.count("DIV panels pair") == 1
+        assert stops.count("DIV panels") == 1
         assert not any(stop.startswith("circle") for stop in stops)
         page.locator("figure").first.focus()
         assert not tip.is_visible()

@@ -298,7 +298,7 @@ def test_differences_are_ordered_by_depth() -> None:
 def test_models_of_different_depth_are_compared_by_relative_depth() -> None:
     axes = plot_differences(differences({0: 0, 1: 2, 2: 4})).axes[0]
     line = artists(axes, "line")[0]
-    assert axes.get_xlabel() == "depth (layer / number of layers)"
+    assert axes.get_xlabel() == "relative depth"
     assert list(line.get_xdata()) == [0, 0.5, 1]
     assert details(line)["tips"][2].startswith("layer 4: ")
 

@@ -7,6 +7,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from midlayer_encoders.report import drawing
+from midlayer_encoders.report.labels import METRIC_MEANINGS
 from midlayer_encoders.report.pages import figure_html
 
 
@@ -57,12 +58,26 @@ def test_named_rows_are_as_wide_as_their_names() -> None:
     assert 'class="panels rows"' in text
 
 
-def test_captions_name_the_horizontal_axis_and_the_color_scale() -> None:
+@pytest.mark.parametrize("count", [1, 2])
+def test_horizontal_axis_is_labeled_and_the_vertical_one_if_the_panel_is_wide(count: int) -> None:
+    figure = make_figure(count, x_label="exponent")
+    drawing.finish(figure, y_label="points")
+    labels = re.findall(r">([a-z]+)</text>", figure_html(figure))
+    assert labels == (["exponent", "points"] if count == 1 else ["exponent"]) * 2
+
+
+def test_panels_say_what_their_metric_means_where_asked() -> None:
+    meaning = METRIC_MEANINGS["lidar"]
+    assert f"<figcaption><h3>lidar</h3>{meaning}</figcaption>" in figure_html(make_figure(2), meanings=True)
+    assert meaning not in figure_html(make_figure(2))
+
+
+def test_captions_keep_names_with_hyphens_and_name_the_color_scale() -> None:
     figure, (axes,) = drawing.panel_grid(1)
     drawing.draw_scale(drawing.draw_cells(axes, [[1.0, 2.0]], 1, 2, tips=["a", "b"]), [axes])
     assert "1 (faint) to 2" in figure_html(drawing.finish(figure))
-    assert "by layer" not in figure_html(make_figure())
-    assert "by exponent" in figure_html(make_figure(x_label="exponent"))
+    for length in range(40):  # wherever its line breaks
+        assert "all-MiniLM-L6-v2 52.8" in figure_html(make_figure(2, caption=("x" * length, "all-MiniLM-L6-v2 52.8")))
     text = figure_html(make_figure(2, caption=("accuracy", "best 60.0 at 3")))
     assert '<span class="whole">accuracy ·</span> <span class="whole">best 60.0 at 3</span>' in text
 

@@ -37,7 +37,7 @@ def test_series_have_distinct_styles_and_a_legend() -> None:
 def test_models_of_different_depth_share_relative_depth() -> None:
     frames = [metrics_frame(depth, names=["lidar"], model=f"m{depth}") for depth in (6, 24)]
     axes = plot_metrics(pl.concat(frames)).axes[0]
-    assert axes.get_xlabel() == "depth (layer / number of layers)"
+    assert axes.get_xlabel() == "relative depth"
     assert [max(line.get_xdata()) for line in axes.lines] == [1.0, 1.0]
     embeddings = frames[0].filter(layer=0).with_columns(model=pl.lit("only its embeddings"))
     axes = plot_metrics(pl.concat([frames[0], embeddings])).axes[0]

@@ -201,7 +201,7 @@ def test_pages_drawn_in_two_threads_share_no_settings(monkeypatch: pytest.Monkey
     def draw() -> str:
         axes = curve(1.0, 3.0)
         axes.set_xlabel("words")
-        return panel_svg(axes, WIDE, x_label=True)
+        return panel_svg(axes, WIDE, "values")
 
     expected = draw()
     drawn: list[str] = []

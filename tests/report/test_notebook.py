@@ -150,7 +150,7 @@ def test_figures_are_images_in_a_notebook_and_name_tasks_by_their_labels(tmp_pat
         texts = [axes.get_title(loc="left") for axes in figure.axes]
         assert not any("0a1b2c3d" in text for text in texts), texts
     single = RecipesResult.of({"plain": make_sweep(tmp_path / "own", {"Own-0a1b2c3d": [0.2, 0.3]})}, tmp_path)
-    assert single.plot().axes[0].get_title(loc="left").startswith("Own, points")
+    assert single.plot().axes[0].get_title(loc="left").startswith("Own")
 
 
 @pytest.mark.parametrize("value", ["<b>", "a & b"])

@@ -86,10 +86,7 @@ def test_table_tiles_and_summary(scores: dict[str, dict[int, float]]) -> None:
     expected = [format_number(100 * value) for value in baselines.values()]
     assert foot == ["BM25", "", "", *([format_number(mean)] if averaged else []), *expected]
     best, last = min(means, key=lambda k: (-means[k], k)), max(means)
-    tiles = [
-        unescape(re.sub("<.*?>", " ", tile)).split("  ")
-        for tile in re.findall(r"<div><dt>(.*?)</div>", page.split("</header>")[0])
-    ]
+    tiles = [unescape(re.sub("<.*?>", " ", tile)).split("  ") for tile in re.findall(r"<div><dt>(.*?)</div>", page)]
     shown = [[part.strip() for part in tile if part.strip()] for tile in tiles]
     expected_tiles = [["Best layer", f"{best} of 24", f"{format_number(means[best])} points"]]
     if best != last:
@@ -351,7 +348,7 @@ def test_page_says_what_each_metric_means() -> None:
     assert METRIC_MEANINGS.keys() == set(METRICS)
     rows = [("m", "main", layer, layer / 2, "metric", "texts", "lidar", float(layer)) for layer in range(3)]
     page = report_html(pl.DataFrame(rows, schema=FRAME_SCHEMA, orient="row"), title="T", how={})
-    assert f"<dt>lidar</dt><dd>{METRIC_MEANINGS['lidar']}</dd>" in page
+    assert f"<figcaption><h3>lidar</h3>{METRIC_MEANINGS['lidar']}</figcaption>" in page
     assert METRIC_MEANINGS["dime"] not in page
 
 

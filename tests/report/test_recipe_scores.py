@@ -73,7 +73,7 @@ def test_heat_map_of_recipes_shows_points_below_the_best_of_all() -> None:
     assert [text.get_text() for text in heat.get_yticklabels()] == ["plain", "one-word"]
     (mark,) = artists(curves, "mark")
     assert (points(mark), details(mark)["tips"]) == ([(2, 65)], ["one-word, layer 2: 65.0"])
-    assert curves.get_title(loc="left") == "average of 2 tasks, points"
+    assert (curves.get_title(loc="left"), curves.get_ylabel()) == ("average of 2 tasks", "points (score × 100)")
     assert curves.get_label().startswith("plain: best 45.0 at layer 1; one-word: best 65.0 at layer 2; ")
 
 
