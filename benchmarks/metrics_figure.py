@@ -46,9 +46,9 @@ def main() -> None:
     rows = pl.concat(frame.select("model", "dataset", "layer", "name", "value") for frame in kept)
     rows = rows.filter(pl.col("model").str.contains("SmolLM2") & pl.col("dataset").str.contains("wikitext"))
     drawn = [name for name in METRICS if name in SHOWS and not rows.filter(name=name).is_empty()]
-    columns = 4
+    columns = 3
     figure, axes = plt.subplots(
-        -(-len(drawn) // columns), columns, figsize=(13, 2.35 * -(-len(drawn) // columns)), layout="constrained"
+        -(-len(drawn) // columns), columns, figsize=(9.6, 2.35 * -(-len(drawn) // columns)), layout="constrained"
     )
     for name, box in zip(drawn, axes.flat, strict=False):
         curve = rows.filter(name=name).unique("layer", keep="first", maintain_order=True).sort("layer")
@@ -66,7 +66,7 @@ def main() -> None:
         fontsize=9,
         color=LIGHT["soft"],
     )
-    figure.savefig(OUT, dpi=80)
+    figure.savefig(OUT, dpi=90)
 
 
 if __name__ == "__main__":

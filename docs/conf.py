@@ -39,6 +39,7 @@ html_theme_options = {"top_of_page_buttons": []}
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_copy_source = html_show_sourcelink = False
+html_show_copyright = False  # the license is in the repository
 html_show_search_summary = False  # pages that are opened as files cannot fetch one another; the list of hits works
 html_math_renderer = "mathml"  # the browser's own, without a script from a network
 pygments_style, pygments_dark_style = "friendly", "monokai"

@@ -275,9 +275,14 @@ def block_counts(frame: pl.DataFrame) -> list[int]:
 
 
 def metric_series(frame: pl.DataFrame) -> dict[str, list[Series]]:
-    """Return the series of each metric: one for each model, revision and dataset."""
+    """Return the series of each metric: one for each model, revision and dataset.
+
+    A label has the model, the revision and the dataset where several could be meant.
+    """
     metrics = frame.filter(pl.col("kind") == "metric")
-    keys = [column for column in ("model", "revision", "dataset") if metrics[column].n_unique() > 1]
+    keys = [column for column in ("model", "dataset") if metrics[column].n_unique() > 1]
+    if metrics.select("model", "revision").n_unique() > metrics["model"].n_unique():
+        keys.insert(keys.count("model"), "revision")
     series: dict[str, list[Series]] = {name: [] for name in metrics["name"].unique(maintain_order=True)}
     for (name, *_), unsorted in metrics.group_by("name", "model", "revision", "dataset", maintain_order=True):
         rows = unsorted.sort("layer")

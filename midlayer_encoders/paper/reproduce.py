@@ -58,10 +58,11 @@ _PYTHIA_SIZES = tuple(f"Pythia-{size}" for size in ("14m", "70m", "160m", "410m"
 _ALL_METRICS = ("prompt_entropy", "dataset_entropy", "curvature", "infonce", "lidar", "dime")
 
 
-def _depth_experiment(title: str, claim: str, *reference: str) -> PaperExperiment:
+def _depth_experiment(
+    title: str, claim: str, *reference: str, draw: Callable[[pl.DataFrame], Figure] = plot_metrics
+) -> PaperExperiment:
     """Return an experiment on metrics by depth, beside the paper's models in ``reference``."""
-    run = partial(depth.metrics_beside, reference=reference)
-    return PaperExperiment(title, claim, run, depth.valley_words, plot_metrics)
+    return PaperExperiment(title, claim, partial(depth.metrics_beside, reference=reference), depth.valley_words, draw)
 
 
 def _correlation_experiment(
@@ -85,7 +86,8 @@ EXPERIMENTS: dict[str, PaperExperiment] = {
         depth.scores_by_depth, depth.score_words, page.plot_score_curves,
     ),
     "fig2": _depth_experiment(
-        "Metrics by depth of three architectures", _VALLEY, "Pythia-410m", "mamba-370m", "bert-base"
+        "Entropy by depth of three architectures", _VALLEY, "Pythia-410m", "mamba-370m", "bert-base",
+        draw=page.plot_entropies,
     ),
     "fig3": _correlation_experiment("Metrics against scores", "Pythia-410m", statistics=["dcor"]),
     "fig4": _training_experiment("Metrics while a model learns", "prompt_entropy", "curvature", "lidar"),
@@ -106,7 +108,9 @@ EXPERIMENTS: dict[str, PaperExperiment] = {
     "fig9": _correlation_experiment("Metrics against scores of BERT", "bert-base", "bert-large"),
     "fig10": _depth_experiment("All metrics by depth, Pythia and Mamba", _VALLEY, "Pythia-410m", "mamba-370m"),
     "fig11": _training_experiment("All metrics while a model learns", *_ALL_METRICS),
-    "fig12": _depth_experiment("Metrics by depth and size", "larger models have a deeper valley.", *_PYTHIA_SIZES),
+    "fig12": _depth_experiment(
+        "Entropy by depth and size", "larger models have a deeper valley.", *_PYTHIA_SIZES, draw=page.plot_entropies
+    ),
     "fig13": PaperExperiment(
         "Fine-tuning", "tuning for embeddings raises invariance; unsupervised raises, supervised lowers entropy.",
         depth.tuned_beside_base, depth.tuned_words, plot_metrics,

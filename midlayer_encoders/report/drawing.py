@@ -54,7 +54,7 @@ def panel_grid(
     from matplotlib.figure import Figure
 
     num_cells = (count - head) // stack
-    columns = columns or max(min(num_cells, 3 if num_cells <= 9 else 4), 1)
+    columns = columns or (2 if num_cells in (2, 4) else max(min(num_cells, 3), 1))  # more are illegible on a page
     heights = [_HEAD_HEIGHT] * head + [size[1] * stack] * math.ceil(num_cells / columns)
     figure = Figure(figsize=(max(columns * size[0], 7.5 if head else 5.0), sum(heights) + 0.3), layout="constrained")
     # A notebook draws only figures of pyplot by itself.

@@ -12,7 +12,7 @@ import polars as pl
 from midlayer_encoders.errors import OptionError, counted
 from midlayer_encoders.frame.schema import check_frame
 from midlayer_encoders.report import drawing
-from midlayer_encoders.report.layer_charts import model_label
+from midlayer_encoders.report.layer_charts import model_label, plot_metrics
 from midlayer_encoders.report.pages import render
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def plot_curves(panels: Mapping[str, Sequence[LabeledCurve]], x_label: str, *, o
     if not any(panels.values()):
         raise OptionError("`panels` must hold curves to draw, but got none.")
     labels = list(dict.fromkeys(curve.label for curves in panels.values() for curve in curves))
-    figure, grid = drawing.panel_grid(len(panels), columns=2 if len(panels) in (2, 4) else 0, size=(4.2, 2.8))
+    figure, grid = drawing.panel_grid(len(panels), size=(4.2, 2.8))
     for axes, (title, curves) in zip(grid, panels.items(), strict=True):
         for curve in curves:
             drawing.draw_points(
@@ -127,6 +127,15 @@ def score_curves(frame: pl.DataFrame) -> list[LabeledCurve]:
 def plot_score_curves(frame: pl.DataFrame) -> Figure:
     """Return the curves of :func:`score_curves` (Figure 1)."""
     return plot_curves({"mean score, points": score_curves(frame)}, "depth, % of the layers")
+
+
+def plot_entropies(frame: pl.DataFrame) -> Figure:
+    """Return prompt and dataset entropy by depth, the published values in panels of their own (Figures 2, 12)."""
+    names = ("prompt_entropy", "dataset_entropy")
+    order = [name + suffix for suffix in ("", " (reference)") for name in names]
+    rows = pl.concat(frame.filter(name=name) for name in order)
+    # Published values are named by their suffix; the legend need not name their texts, too.
+    return plot_metrics(rows.with_columns(dataset=pl.lit("texts")))
 
 
 def plot_along(frame: pl.DataFrame, *, depths: Sequence[float] = (0.25, 0.5, 0.75, 1.0)) -> Figure:

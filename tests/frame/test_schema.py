@@ -85,6 +85,11 @@ def test_series_are_told_apart_by_what_differs_only() -> None:
     assert [item.label for item in texts["curvature"]] == ["a", "b"]
     models = pl.concat([metrics_frame(names=["lidar"], model="x"), metrics_frame(names=["lidar"], model="y")])
     assert [item.label for item in metric_series(models)["lidar"]] == ["x", "y"]
+    other = models.with_columns(revision=pl.lit("step1"))
+    mixed = pl.concat([models.filter(model="x"), other.filter(model="y")])
+    assert [item.label for item in metric_series(mixed)["lidar"]] == ["x", "y"]
+    both = pl.concat([models.filter(model="x"), other])
+    assert [item.label for item in metric_series(both)["lidar"]] == ["x, main", "x, step1", "y, step1"]
 
 
 def test_series_are_in_order_of_layers_and_keep_what_is_not_finite() -> None:

@@ -132,7 +132,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     quick = replace(
         EXPERIMENTS["fig7"], run=run, words=lambda stored: [f"run {stored['value'][0]:g}"],
-        draw=EXPERIMENTS["fig2"].draw,
+        draw=EXPERIMENTS["fig10"].draw,
     )  # fmt: skip
     monkeypatch.setitem(EXPERIMENTS, "fig7", quick)
     return runs

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from midlayer_encoders import board
 from midlayer_encoders.report import report_html
@@ -313,3 +314,23 @@ def test_page_is_readable_without_scripts(chromium: Any, folder: Path) -> None:
         assert not page.locator(".filters").is_visible()
         assert page.locator(".legend button").count() == 0
         assert page.locator(".wide circle title").count() > 10
+
+
+@pytest.mark.parametrize(
+    ("scheme", "theme", "dark"),
+    [("light", "auto", False), ("dark", "auto", True), ("dark", "light", False), ("light", "dark", True)],
+)
+def test_figures_of_the_site_are_dark_in_its_dark_theme(
+    chromium: Any, tmp_path: Path, scheme: str, theme: str, dark: bool
+) -> None:
+    css = (Path(__file__).parents[2] / "docs/_static/site.css").read_text(encoding="utf-8")
+    Image.new("RGB", (40, 40), "white").save(tmp_path / "figure.png")
+    page_text = f"<style>body {{ margin: 0 }} {css}</style><body data-theme={theme}><img src=figure.png>"
+    (tmp_path / "page.html").write_text(page_text, encoding="utf-8")
+    context = chromium.new_context(color_scheme=scheme)
+    page = context.new_page()
+    page.goto((tmp_path / "page.html").as_uri())
+    page.screenshot(path=tmp_path / "seen.png")
+    context.close()
+    color = Image.open(tmp_path / "seen.png").convert("RGB").getpixel((20, 20))
+    assert max(color) < 40 if dark else min(color) == 255

@@ -175,9 +175,10 @@ def test_axis_of_amounts_has_ticks_for_its_range(high: float, scale: str, ticks:
         (1, {}, 1, 1),
         (2, {}, 2, 1),
         (9, {}, 3, 3),
-        (10, {}, 4, 3),
+        (4, {}, 2, 2),
+        (10, {}, 3, 4),
         (10, {"head": True}, 3, 4),
-        (8, {"stack": 2}, 3, 2),
+        (8, {"stack": 2}, 2, 2),
         (5, {"columns": 2}, 2, 3),
     ],
 )

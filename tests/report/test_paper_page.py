@@ -12,6 +12,7 @@ from midlayer_encoders.report.paper_page import (
     experiments_html,
     plot_along,
     plot_curves,
+    plot_entropies,
     plot_orders,
     plot_prompts,
     plot_rules,
@@ -35,6 +36,18 @@ def test_scores_by_depth_average_the_layers_with_every_task() -> None:
     assert (curve.label, curve.x, curve.y) == ("m (2 tasks)", [0.0, 50.0], [pytest.approx(20), pytest.approx(40)])
     with pytest.raises(OptionError, match="rows of kind 'score'"):
         score_curves(rows_frame([]))
+
+
+def test_published_entropies_have_panels_below_the_measured_ones() -> None:
+    names = ("dataset_entropy", "prompt_entropy", "lidar")
+    measured = [("m", "main", k, k / 2, "metric", "mine", name, 1.0) for name in names for k in range(3)]
+    published = [
+        ("p", "main", k, k / 4, "metric", "wikitext", f"{name} (reference)", 1.0) for name in names for k in range(5)
+    ]
+    figure = plot_entropies(rows_frame(published + measured))
+    entropies = ["prompt_entropy", "dataset_entropy"]
+    assert titles(figure) == [*entropies, *(f"{name} (reference)" for name in entropies)]
+    assert [text.get_text() for text in figure.legends[0].texts] == ["m", "p"]
 
 
 def test_positions_reached_by_few_texts_are_left_out() -> None:
