@@ -23,6 +23,7 @@ from midlayer_encoders._types import Progress
 
 Mode = Literal["bars", "lines", "json", "quiet"]
 _SECONDS_BETWEEN_LINES: dict[str, float] = {"lines": 30.0, "json": 1.0}
+_UNEVEN = ("planning",)  # the first of several tasks may embed the texts of all: a rate would mislead
 
 _mode: Mode | None = None  # set by the flags of the running command; None means bars or lines
 
@@ -151,7 +152,7 @@ class _Display:
 
 
 def _seconds_left(task: progress.Task, seconds: float) -> float | None:
-    if not seconds or not task.completed or task.total is None:
+    if not seconds or not task.completed or task.total is None or task.fields["stage"] in _UNEVEN:
         return None
     return (task.total - task.completed) * seconds / task.completed
 
@@ -173,9 +174,10 @@ def _line(task: progress.Task, seconds: float) -> str:
     if task.total is None:
         return f"{task.description}: {duration(seconds)}\n" if seconds >= 1 else f"{task.description} …\n"
     parts = [f"{task.description}: {task.completed:,} of {task.total:,}"]
+    is_even = task.fields["stage"] not in _UNEVEN
     if seconds >= 1:
         parts.append(duration(seconds))
-        parts += [f"{_number(task.completed / seconds)} per second"] if task.completed else []
+        parts += [f"{_number(task.completed / seconds)} per second"] if task.completed and is_even else []
         parts += [f"{duration(left)} left"] if (left := _seconds_left(task, seconds)) else []
     return ", ".join(parts) + "\n"
 

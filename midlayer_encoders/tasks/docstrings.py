@@ -32,7 +32,7 @@ STS_GRADES: tuple[str, ...] = (
 )
 """Meaning of each grade of the built-in STS task, from 0 to 4."""
 
-BUILTIN_SETS: dict[str, int] = {"builtin": 20, "builtin-small": 6}
+BUILTIN_SETS: dict[str, int] = {"builtin": 20, "builtin-small": 4}
 """Names of the sets of all built-in tasks, and the number of objects of each subject."""
 
 _CANDIDATES = 10

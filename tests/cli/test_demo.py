@@ -103,14 +103,14 @@ def test_ranking_is_that_of_the_encoders(tmp_path: Path) -> None:
             np.testing.assert_allclose(near, vectors[1:] @ vectors[0], atol=1e-5)
 
 
-def test_small_tasks_have_six_objects_of_each_subject() -> None:
+def test_small_tasks_have_four_objects_of_each_subject() -> None:
     small = {task_label(task.metadata.name): task.metadata.name for task in resolve_tasks("builtin-small")}
     assert small.keys() == BUILTIN_TASKS.keys()
     assert not {task.metadata.name for task in resolve_tasks("builtin")} & set(small.values())
     for label in ("DocstringDescriptionReranking", "DocstringSubjectClustering"):
         few, all_rows = (builtin_data(label, name).splits["test"] for name in ("builtin-small", "builtin"))
         column = "query" if "query" in few else "sentences"
-        assert len(few[column]) == 24 * 6
+        assert len(few[column]) == 24 * 4
         assert set(few[column]) < set(all_rows[column])
 
 

@@ -54,6 +54,16 @@ def test_without_a_terminal_lines_mark_the_end_of_each_stage(
     ]
 
 
+def test_tasks_have_no_rate(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(_progress.time, "monotonic", lambda: now)
+    with show_progress(STAGES) as progress:
+        progress("planning", 0, 20)
+        now = 60.0
+        progress("planning", 1, 20)
+    assert error_lines(capsys) == ["tasks planned: 1 of 20, 1 min 0 s"]
+
+
 @pytest.mark.parametrize("mode", [None, "json"])
 def test_only_programs_read_every_change_of_alternating_stages(
     mode: Any, set_mode: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
