@@ -306,7 +306,7 @@ def layer_axis(axes: Axes, num_layers: int, label: str = "layer", *, room: float
     margin = room + 0.03 * (last + 2 * room)  # for the dots at the ends
     axes.set_xlim(-margin, last + margin)
     if relative:
-        axes.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0 %", "25 %", "50 %", "75 %", "100 %"])
+        axes.set_xticks([0, 0.5, 1], ["0 %", "50 %", "100 %"])
     else:
         axes.set_xticks(layer_ticks(last, 7))
     axes.set_xlabel("relative depth" if relative else label)

@@ -320,7 +320,7 @@ def test_sentence_counts_the_tasks_on_which_a_baseline_is_ahead(
     num_tasks: int, ahead: int, scored: int, sentence: str
 ) -> None:
     frame = make_frame({f"t{k}": {0: 0.5} for k in range(num_tasks)})  # a single layer has no figures
-    baseline = {f"t{k}": 0.6 if k < ahead else 0.5 for k in range(scored)}
+    baseline = {f"t{k}": 0.6 if k < ahead else 0.4 for k in range(scored)}
     page = report_html(frame, title="T", how={}, baselines={"TF-IDF": baseline})
     assert f"<p>TF-IDF is {sentence}</p>" in page
 
