@@ -19,7 +19,6 @@ from midlayer_encoders.encoder.build import BuiltEncoder
 from midlayer_encoders.encoder.first_module import CombinedLayers, LayersTransformer, MemoryModule
 from midlayer_encoders.encoder.inputs import probe_features, probe_inputs
 from midlayer_encoders.encoder.older_versions import LOADER_FILES, make_readable_by_older
-from midlayer_encoders.encoder.spec import mteb_line
 from midlayer_encoders.encoder.stock_folder import STOCK_TEMPLATE, stock_form, stock_problem
 from midlayer_encoders.encoder.verification import close, temporarily
 from midlayer_encoders.errors import CutError
@@ -70,14 +69,10 @@ class SavableEncoder(BuiltEncoder):
             self.save_files(path, *args, stock=stock, **kwargs)
 
     def save_pretrained(self, path: str, *args: Any, stock: bool = False, **kwargs: Any) -> None:
-        """Write a folder like :meth:`save`, and log how to name it for mteb, unless it is a checkpoint."""
+        """Write a folder like :meth:`save`, and log whether it contains code, unless it is a checkpoint."""
         self.save(path, *args, stock=stock, **kwargs)
-        if path is not None and not self.transformer.training:
-            line = mteb_line(self.spec, stock=stock)
-            logger.warning("mteb reads no name from %s. Before evaluating it, set:\n%s", path, line)
-            if self.readings is not None:
-                hint = "" if stock_problem(self) else _STOCK_HINT
-                logger.warning(STOCK_NOTE if stock else CODE_NOTE + hint)
+        if path is not None and self.readings is not None and not self.transformer.training:
+            logger.warning(STOCK_NOTE if stock else CODE_NOTE + ("" if stock_problem(self) else _STOCK_HINT))
 
     def save_files(self, path: str, *args: Any, stock: bool = False, **kwargs: Any) -> tuple[str, ...]:
         """Write a folder like :meth:`save`, and return the relative paths of its files."""
@@ -104,7 +99,8 @@ class SavableEncoder(BuiltEncoder):
             make_readable_by_older(folder, self.max_seq_length)
             self.check_folder(folder, home)
 
-        return write_folder(home, write, last=LOADER_FILES)
+        with internals.without_bars():
+            return write_folder(home, write, last=LOADER_FILES)
 
     @contextmanager
     def _complete_on_disk(self) -> Iterator[None]:

@@ -6,10 +6,12 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import inspect
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from operator import attrgetter
 from typing import Any, NamedTuple
 from unittest import mock
@@ -72,6 +74,17 @@ def without_weights() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def without_bars() -> Iterator[None]:
+    """Hide the bars of weights that are read, converted or written; those of downloads are shown."""
+    converting: Any = importlib.import_module("transformers.modeling_gguf_pytorch_utils")
+    no_tqdm = partial(converting.tqdm, disable=True)
+    # `disable_progress_bar` would disable the bars of downloads, too.
+    no_bar = mock.patch.object(transformers_logging, "_tqdm_active", False)
+    with LOADING, no_bar, mock.patch.object(converting, "tqdm", no_tqdm):
+        yield
+
+
 def read_weights(kind: Any, model: str, *, prefix: str | None = None, **options: Any) -> tuple[Any, dict[str, Any]]:
     """Return the model that ``kind.from_pretrained`` loads, in eval mode, and its loading report, which is not logged.
 
@@ -91,10 +104,9 @@ def read_weights(kind: Any, model: str, *, prefix: str | None = None, **options:
         "base_model_prefix": prefix or kind.base_model_prefix,
     }
     subclass: Any = type(kind.__name__, (kind,), attributes)
-    # `disable_progress_bar` would disable the bars of downloads, too, and a level of the logger would add other lines.
-    no_bar = mock.patch.object(transformers_logging, "_tqdm_active", False)
+    # A level of the logger would add other lines.
     no_log = mock.patch.object(transformers_logging.get_logger("transformers.modeling_utils"), "disabled", True)
-    with LOADING, no_bar, no_log:
+    with without_bars(), no_log:
         loaded, report = subclass.from_pretrained(model, output_loading_info=True, **options)
     loaded.__class__ = kind
     return loaded, report

@@ -78,6 +78,11 @@ def test_the_kept_blocks_are_dequantized_once(source: str, cache: Path, dequanti
     np.testing.assert_array_equal(load(source).encode(TEXTS), first.encode(TEXTS))
 
 
+def test_no_bars_are_shown(source: str, cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    load(source).save_pretrained(str(tmp_path / "encoder"))
+    assert capsys.readouterr() == ("", "")
+
+
 @pytest.mark.parametrize("dtype", [None, "bfloat16"])
 def test_vectors_are_the_same_with_and_without_the_cache(
     source: str, cache: Path, monkeypatch: pytest.MonkeyPatch, dtype: str | None
