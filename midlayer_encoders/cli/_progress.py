@@ -46,8 +46,8 @@ def prints_json() -> bool:
 
 def is_first_process() -> bool:
     """Return True in the first of the processes that torchrun, SLURM or Fabric started for one command."""
-    rank = next((name for name in ("RANK", "SLURM_PROCID") if name in os.environ), None)
-    names = ["NODE_RANK", "LOCAL_RANK"] if rank is None else [rank]
+    # In a task of SLURM, Fabric may start the others.
+    names = ["RANK"] if "RANK" in os.environ else ["SLURM_PROCID", "NODE_RANK", "LOCAL_RANK"]
     return all(os.environ.get(name, "0") == "0" for name in names)
 
 

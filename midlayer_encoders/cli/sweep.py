@@ -81,6 +81,7 @@ def sweep(
         _progress.silence()
     from midlayer_encoders.sweeping import SweepSettings
     from midlayer_encoders.sweeping.mteb_jobs import check_data
+    from midlayer_encoders.sweeping.processes import check_launcher
 
     settings = SweepSettings(
         scoring=scoring,
@@ -99,6 +100,7 @@ def sweep(
     if dry_run:
         _print_preview(model, task_names, **arguments, **options.changed())
         return
+    check_launcher(devices, num_nodes)
     with _progress.show_waiting("tasks", "Reading the tasks"):
         sources = task_sources(task_names, **columns)  # refuses unknown tasks before the model is loaded
         if out is None or not out.is_dir():

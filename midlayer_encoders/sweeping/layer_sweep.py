@@ -6,13 +6,11 @@ import json
 import re
 import time
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, Unpack, cast, get_args
 
-import joblib
 import polars as pl
 
 from midlayer_encoders._deprecated import take_deprecated
@@ -21,7 +19,7 @@ from midlayer_encoders.encoder.options import EncoderKeywords, make_options
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder, complete_encoder
 from midlayer_encoders.encoder.spec import result_name, result_revision
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.files import check_links, check_output_folder, folder_lock, write_file
+from midlayer_encoders.files import check_links, check_output_folder, write_file
 from midlayer_encoders.frame.gains import RESAMPLES_SCHEMA
 from midlayer_encoders.frame.schema import at_site, tidy_frame, tidy_rows
 from midlayer_encoders.measuring import measure_layers
@@ -42,7 +40,7 @@ from midlayer_encoders.sweeping.baselines import baselines_for
 from midlayer_encoders.sweeping.embedder import Embedder, Vectors, item_key, map_identity, mapped_store, open_store
 from midlayer_encoders.sweeping.mteb_jobs import Job, Prompts, Score, StoredLayer, check_data, with_data
 from midlayer_encoders.sweeping.notes import ScoringResult, sweep_notes
-from midlayer_encoders.sweeping.processes import Group, launch
+from midlayer_encoders.sweeping.processes import Group, cpus_per_process, launch
 from midlayer_encoders.sweeping.sweep_result import RecipesResult, SweepResult
 from midlayer_encoders.sweeping.task_scoring import TaskScorer
 from midlayer_encoders.tasks import TaskSource, TextsSource, source_texts, task_sources
@@ -267,7 +265,7 @@ def _sweep_recipes(
     folder = request.folder(encoder)
     latest: dict[str, tuple[int, int]] = {}
     results: dict[str, SweepResult] = {}
-    with nullcontext() if group.rank else folder_lock(folder):
+    with group.lock(folder):
         for index, (recipe, recipe_encoder) in enumerate(zip(recipes, encoders, strict=True)):
             recipe_request = replace(
                 request,
@@ -346,7 +344,7 @@ class _SingleSweep:
         """Return the result, the same in every process."""
         own_store = [] if self.request.store else [self.folder / "embeddings"]
         check_links(self.folder, [self.folder / "mteb", self.folder / "together", *own_store])
-        with nullcontext() if self.group.rank else folder_lock(self.folder):
+        with self.group.lock(self.folder):
             start = time.perf_counter()
             settings = self.request.settings
             store = self.request.store or self.folder / "embeddings"
@@ -365,7 +363,7 @@ class _SingleSweep:
                 embedder,
                 self.folder / "together" if settings.scoring == "together" else None,
                 self.baselines,
-                settings.workers or max(int(joblib.cpu_count()) // settings.devices, 1),
+                settings.workers or cpus_per_process(settings.devices),
                 Stage(self.progress, "scoring"),
                 Stage(self.progress, "confirming"),
             )

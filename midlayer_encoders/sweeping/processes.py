@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, TypeVar, cast
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+import joblib
 import torch
 import torch.distributed as dist
 
 from midlayer_encoders._isolation import quiet_loggers
-from midlayer_encoders.errors import DiskFullError, FolderError, MidlayerError, OptionError, error_summary
+from midlayer_encoders.errors import DiskFullError, FolderError, MidlayerError, OptionError, counted, error_summary
+from midlayer_encoders.files import folder_lock
+
+if TYPE_CHECKING:
+    from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
 
 T = TypeVar("T")
 
@@ -89,6 +98,17 @@ class Group:
         """Call a function in the first process and return its result in every process."""
         return self.share(cast(Callable[[], T], function if self.rank == 0 else lambda: None), inside=inside)[0]
 
+    @contextmanager
+    def lock(self, folder: Path) -> Iterator[None]:
+        """Lock a folder in the first process, before any process writes to it."""
+        with ExitStack() as stack:
+
+            def enter() -> None:
+                stack.enter_context(folder_lock(folder))
+
+            self.first(enter)
+            yield
+
     def _gather(self, item: Any) -> list[Any]:
         items: list[Any] = [None] * self.world
         try:
@@ -116,17 +136,108 @@ def end_with_parent(parent: int) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def launch(devices: int, num_nodes: int, *, cpu: bool) -> Group:
-    """Join the processes that Fabric, torchrun or SLURM starts, and return their group; only this one by default."""
-    if devices * num_nodes == 1:
+def _slurm_tasks() -> int:
+    """Return the number of tasks that srun started together with this process.
+
+    A batch script, a shell of salloc and the terminal of ``srun --pty`` run alone. With torchrun, srun starts only its
+    agents.
+    """
+    if "TORCHELASTIC_RUN_ID" in os.environ or ("SLURM_PTY_PORT" in os.environ and _has_terminal()):
+        return 1
+    return int(os.environ.get("SLURM_STEP_NUM_TASKS", "1"))
+
+
+def _has_terminal() -> bool:
+    """Return True if a terminal controls this process; srun starts tasks without one, except with ``--pty``."""
+    try:
+        os.close(os.open(os.ctermid(), os.O_RDWR))
+    except OSError:
+        return False
+    return True
+
+
+def check_launcher(devices: int, num_nodes: int) -> None:
+    """Raise an error if torchrun or SLURM started a different number of processes."""
+    if dist.is_initialized():  # a process that measures while others train
+        return
+    if "TORCHELASTIC_RUN_ID" in os.environ:
         world = int(os.environ.get("WORLD_SIZE", "1"))
-        rank = int(os.environ.get("RANK", "0"))
-        if "TORCHELASTIC_RUN_ID" in os.environ and rank > 0 and not dist.is_initialized():
+        # Here, too, the first process may be the one that measures.
+        if devices * num_nodes == 1 and int(os.environ.get("RANK", "0")) > 0:
             local = os.environ.get("LOCAL_WORLD_SIZE", str(world))
             raise OptionError(
                 f"`devices` must be {local} and `num_nodes` {world // int(local)}, because torchrun started {world} "
                 "processes, but got 1 and 1: each process would run the whole sweep."
             )
+        return
+    tasks = _slurm_tasks()
+    if tasks == 1:
+        if num_nodes > 1 and "SLURM_JOB_ID" in os.environ and "NODE_RANK" not in os.environ:
+            raise OptionError(
+                f"`num_nodes` must be 1 in a single task of SLURM, but got {num_nodes}: start the program with srun."
+            )
+        return
+    nodes = int(os.environ.get("SLURM_STEP_NUM_NODES", "1"))
+    if "," in os.environ.get("SLURM_STEP_TASKS_PER_NODE", ""):
+        raise OptionError(
+            f"A sweep needs the same number of tasks on each of the {nodes} nodes: start it with "
+            "srun --ntasks-per-node."
+        )
+    if (devices, num_nodes) != (tasks // nodes, nodes):
+        raise OptionError(
+            f"`devices` must be {tasks // nodes} and `num_nodes` {nodes} (--devices {tasks // nodes} --num-nodes "
+            f"{nodes}), because srun started {tasks} tasks on {counted(nodes, 'node')}, but got {devices} and "
+            f"{num_nodes}. To run a separate sweep in each task, unset SLURM_STEP_NUM_TASKS."
+        )
+
+
+def cpus_per_process(devices: int) -> int:
+    """Return the number of CPUs that each of several processes on this machine may use.
+
+    Args:
+        devices: number of processes on this machine.
+    """
+    sharing = 1 if _slurm_tasks() > 1 else devices  # processes that share the CPUs of this one
+    cpus = [int(joblib.cpu_count()) // sharing]  # respects affinity and cgroups
+    if "SLURM_CPUS_ON_NODE" in os.environ:
+        cpus.append(int(os.environ["SLURM_CPUS_ON_NODE"]) // devices)
+    if "SLURM_CPUS_PER_TASK" in os.environ and "SLURM_STEP_NUM_TASKS" in os.environ:
+        cpus.append(int(os.environ["SLURM_CPUS_PER_TASK"]) // sharing)
+    return max(min(cpus), 1)
+
+
+def _slurm_environment(devices: int) -> ClusterEnvironment | None:
+    """Return Lightning's environment in a job of SLURM; ``None`` elsewhere, where Lightning detects it.
+
+    Lightning goes by variables that are also set in a batch script, and ignores tasks in jobs named ``bash`` or
+    ``interactive``.
+    """
+    if "TORCHELASTIC_RUN_ID" in os.environ or "SLURM_JOB_ID" not in os.environ:
+        return None
+    from lightning.fabric.plugins.environments.lightning import LightningEnvironment
+    from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
+
+    if _slurm_tasks() == 1:
+        return LightningEnvironment()
+    os.environ["SLURM_NTASKS_PER_NODE"] = str(devices)  # not set by srun -n; check_launcher has compared the number
+    return SLURMEnvironment()
+
+
+def _check_address(address: str) -> None:
+    """Raise an error if the address of the first process cannot be resolved; torch would try again forever."""
+    try:
+        socket.getaddrinfo(address, None)
+    except (OSError, UnicodeError) as error:
+        raise MidlayerError(
+            f"The address of the first process, {address!r}, cannot be resolved on {socket.gethostname()}: {error}. "
+            "Set MASTER_ADDR to an address of the first machine that all machines can reach."
+        ) from error
+
+
+def launch(devices: int, num_nodes: int, *, cpu: bool) -> Group:
+    """Join the processes that Fabric, torchrun or SLURM starts, and return their group; only this one by default."""
+    check_launcher(devices, num_nodes)
+    if devices * num_nodes == 1:
         return Group()
     if os.environ.get(_LAUNCHER) == str(os.getppid()):
         end_with_parent(os.getppid())
@@ -134,15 +245,20 @@ def launch(devices: int, num_nodes: int, *, cpu: bool) -> Group:
         os.environ[_LAUNCHER] = str(os.getpid())
     from lightning.fabric import Fabric
     from lightning.fabric.strategies.ddp import DDPStrategy
+    from lightning.fabric.utilities.warnings import PossibleUserWarning
 
-    # Processes exchange small objects only, so gloo is sufficient for GPUs too.
-    strategy = DDPStrategy(process_group_backend="gloo", timeout=_TIMEOUT)
     accelerator = "cpu" if cpu else "auto"
     try:
         with quiet_loggers("lightning.fabric", "lightning.pytorch", level=logging.WARNING):
-            fabric = Fabric(accelerator=accelerator, devices=devices, num_nodes=num_nodes, strategy=strategy)
+            with warnings.catch_warnings(action="ignore", category=PossibleUserWarning):  # srun is installed, not used
+                # Processes exchange small objects only, so gloo is sufficient for GPUs too.
+                environment = _slurm_environment(devices)
+                strategy = DDPStrategy(cluster_environment=environment, process_group_backend="gloo", timeout=_TIMEOUT)
+                fabric = Fabric(accelerator=accelerator, devices=devices, num_nodes=num_nodes, strategy=strategy)
+            if strategy.cluster_environment is not None:
+                _check_address(strategy.cluster_environment.main_address)
             fabric.launch()
-    except ValueError as error:  # torchrun or SLURM started a different number of processes
+    except ValueError as error:  # torchrun started a different number of processes
         raise OptionError(
             f"`devices` must be the number of processes per machine and `num_nodes` the number of machines that "
             f"torchrun or SLURM started, but got {devices} and {num_nodes}: {error}"

@@ -207,6 +207,7 @@ def test_reading_and_planning_are_stages_of_a_sweep(
         ({"RANK": "0", "LOCAL_RANK": "0", "SLURM_PROCID": "3"}, True),  # torchrun inside a job of SLURM
         ({"RANK": "4", "LOCAL_RANK": "0"}, False),
         ({"SLURM_PROCID": "2"}, False),
+        ({"SLURM_PROCID": "0", "NODE_RANK": "0", "LOCAL_RANK": "1"}, False),  # Fabric inside a job of SLURM
         ({"NODE_RANK": "1", "LOCAL_RANK": "0"}, False),
         ({"NODE_RANK": "0", "LOCAL_RANK": "0"}, True),
         ({"NODE_RANK": "0", "LOCAL_RANK": "1"}, False),

@@ -52,6 +52,20 @@ def tasks(tmp_path: Path) -> dict[str, str]:
     return result
 
 
+def test_task_of_srun_without_devices_is_refused_before_it_reads_tasks(
+    tiny_folder: Folder, tasks: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two tasks would write to the same folder."""
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
+    result = CliRunner().invoke(
+        app, ["sweep", tiny_folder("Llama"), "--tasks", tasks["near"], "--out", str(tmp_path / "out")]
+    )
+    assert isinstance(result.exception, OptionError)
+    assert "--devices 2 --num-nodes 1" in str(result.exception)
+    assert "Reading the tasks" not in result.output
+    assert not (tmp_path / "out").exists()
+
+
 def check_table(output: str, result: SweepResult) -> None:
     """Assert that the printed table matches the frame: scores, means, the best layer and its gain."""
     scores = result.frame.filter(pl.col("kind") == "score")

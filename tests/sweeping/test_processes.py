@@ -4,28 +4,35 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pty
 import select
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
+import joblib
 import numpy as np
 import polars as pl
 import pytest
 import torch
 import torch.distributed as dist
+from lightning.fabric import Fabric
 
 from midlayer_encoders import LayerEncoder, measure
-from midlayer_encoders.errors import DiskFullError, MidlayerError, OptionError
+from midlayer_encoders.errors import DiskFullError, FolderError, MidlayerError, OptionError
+from midlayer_encoders.files import folder_lock
 from midlayer_encoders.sweeping.mteb_jobs import Workers
 from midlayer_encoders.sweeping.processes import (
     Group,
     OtherProcessError,
     ProcessLostError,
+    cpus_per_process,
     end_with_parent,
     launch,
 )
@@ -34,6 +41,7 @@ from tests.sweeping.scoring import sweep
 from tests.sweeping.test_sweep import sentence, write_rows
 
 Folder = Callable[[str], str]
+SetSlurm = Callable[..., None]
 pytestmark = MTEB
 
 
@@ -78,7 +86,25 @@ def killed_process(group: Group) -> Any:
     return "noticed"
 
 
+def folder_locked_by_the_first_process(group: Group) -> Any:
+    """A second process that is faster must not write before the first has checked that the folder is new."""
+    if group.rank == 0:
+        time.sleep(0.2)
+    with group.lock(Path("out")):
+        Path("out/embeddings").mkdir(parents=True, exist_ok=True)
+    return "done"
+
+
+def folder_in_use(group: Group) -> Any:
+    other_run = folder_lock(Path("out")) if group.rank == 0 else nullcontext()
+    with pytest.raises(FolderError, match="in use"), other_run, group.lock(Path("out")):
+        pass
+    return "refused"
+
+
 CASES: dict[Any, Any] = {
+    folder_locked_by_the_first_process: ["done"] * 2,
+    folder_in_use: ["refused"] * 2,
     share_in_step: [([0, 1], [0, 2, 4]), ([0, 1], [1, 3])],
     error_in_one_process: [["and on"] * 2] * 2,
     full_disk_in_one_process: [["and on"] * 2] * 2,
@@ -89,6 +115,7 @@ CASES: dict[Any, Any] = {
 
 def run_process(case: Any, rank: int, folder: str, answer: Any) -> None:
     torch.set_num_threads(1)
+    os.chdir(folder)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
     answer.send(case(Group(rank, 2)))
 
@@ -208,6 +235,157 @@ def test_torchrun_without_matching_devices_is_refused(monkeypatch: pytest.Monkey
         launch(1, 1, cpu=True)
     monkeypatch.setenv("RANK", "0")  # a process that measures while others train may be the first of several
     assert launch(1, 1, cpu=True) == Group()
+
+
+@pytest.fixture
+def set_slurm() -> Iterator[SetSlurm]:
+    """Return a function that sets the variables of a SLURM job, and no others of SLURM or torchrun."""
+
+    def setter(**values: str) -> None:
+        os.environ.update({f"SLURM_{name}": value for name, value in values.items()})
+
+    with patch.dict(os.environ):
+        for name in list(os.environ):
+            if name.startswith(("SLURM_", "TORCHELASTIC_", "MASTER_")) or name in ("RANK", "LOCAL_RANK", "NODE_RANK"):
+                del os.environ[name]
+        yield setter
+
+
+BATCH = {"JOB_ID": "7", "JOB_NAME": "sweep", "NTASKS": "2", "PROCID": "0", "NNODES": "1", "CPUS_ON_NODE": "2"}
+STEP = {
+    **BATCH,
+    "STEP_NUM_TASKS": "2",
+    "STEP_NUM_NODES": "1",
+    "STEP_TASKS_PER_NODE": "2",
+    "NODEID": "0",
+    "LOCALID": "0",
+}
+TWO_NODES = {**STEP, "NNODES": "2", "STEP_NUM_NODES": "2", "STEP_TASKS_PER_NODE": "1(x2)", "CPUS_ON_NODE": "1"}
+"""Variables that SLURM 22.05 sets in a batch script and in a step of srun."""
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+@pytest.mark.parametrize(
+    ("slurm", "given", "flags"),
+    [
+        (STEP, (1, 1), "--devices 2 --num-nodes 1"),
+        ({**STEP, "JOB_NAME": "interactive"}, (1, 1), "--devices 2 --num-nodes 1"),  # srun in a shell of salloc
+        (
+            {**STEP, "PTY_PORT": "4"},
+            (1, 1),
+            "--devices 2 --num-nodes 1",
+        ),  # in a shell of srun --pty, without a terminal
+        (STEP, (4, 1), "--devices 2 --num-nodes 1"),
+        (TWO_NODES, (1, 1), "--devices 1 --num-nodes 2"),
+        (TWO_NODES, (2, 1), "--devices 1 --num-nodes 2"),
+        ({**TWO_NODES, "STEP_NUM_TASKS": "3", "STEP_TASKS_PER_NODE": "2,1"}, (1, 1), "srun --ntasks-per-node"),
+        (BATCH, (1, 2), "srun"),  # no other process would join
+    ],
+)
+def test_srun_without_matching_devices_is_refused_in_every_task(
+    slurm: dict[str, str],
+    given: tuple[int, int],
+    flags: str,
+    rank: str,
+    set_slurm: SetSlurm,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    set_slurm(**{**slurm, "PROCID": rank})
+    monkeypatch.setattr(os, "ctermid", lambda: "/nowhere/tty")  # the tests may run in a terminal
+    with pytest.raises(OptionError, match=flags):
+        launch(*given, cpu=True)
+
+
+@pytest.mark.parametrize(
+    "slurm",
+    [
+        BATCH,
+        {"JOB_ID": "7", "JOB_NAME": "interactive", "NTASKS": "2"},  # a shell of salloc
+        {**STEP, "STEP_NUM_TASKS": "1", "STEP_TASKS_PER_NODE": "1", "ARRAY_TASK_ID": "3"},  # a job array
+    ],
+)
+def test_only_process_of_a_slurm_job_sweeps_alone(slurm: dict[str, str], set_slurm: SetSlurm) -> None:
+    set_slurm(**slurm)
+    assert launch(1, 1, cpu=True) == Group()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_shell_of_srun_in_a_terminal_sweeps_alone(set_slurm: SetSlurm) -> None:
+    set_slurm(**STEP, PTY_PORT="4")
+    process, terminal = pty.fork()
+    if process == 0:
+        os._exit(0 if launch(1, 1, cpu=True) == Group() else 1)
+    _, status = os.waitpid(process, 0)
+    os.close(terminal)
+    assert status == 0
+
+
+def test_training_process_sweeps_alone(set_slurm: SetSlurm, tmp_path: Path) -> None:
+    """The first of several tasks may sweep while the others wait."""
+    set_slurm(**STEP)
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
+    try:
+        assert launch(1, 1, cpu=True) == Group()
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("slurm", "devices", "environment"),
+    [
+        (STEP, 2, "SLURMEnvironment"),
+        ({**STEP, "JOB_NAME": "interactive"}, 2, "SLURMEnvironment"),
+        ({**STEP, "NTASKS_PER_NODE": "4"}, 2, "SLURMEnvironment"),  # of sbatch, which srun -n 2 overrides
+        (BATCH, 2, "LightningEnvironment"),  # without srun, Fabric starts the other processes
+        ({**STEP, "STEP_NUM_TASKS": "1", "NTASKS": "1"}, 2, "LightningEnvironment"),
+    ],
+)
+def test_unresolvable_address_of_the_first_process_is_refused(
+    slurm: dict[str, str], devices: int, environment: str, set_slurm: SetSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environments: list[str] = []
+    set_slurm(**slurm)
+    monkeypatch.setenv("MASTER_ADDR", "no-such-host.invalid")
+    monkeypatch.setattr(Fabric, "launch", lambda self: pytest.fail("would wait for the address"))
+    init = Fabric.__init__
+
+    def record(self: Fabric, **arguments: Any) -> None:
+        init(self, **arguments)
+        environments.append(type(self.strategy.cluster_environment).__name__)
+
+    monkeypatch.setattr(Fabric, "__init__", record)
+    with pytest.raises(MidlayerError, match=r"'no-such-host\.invalid'.*Set MASTER_ADDR"):
+        launch(devices, 1, cpu=True)
+    assert environments == [environment]
+
+
+def test_name_of_a_node_that_does_not_resolve_is_refused(set_slurm: SetSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
+    set_slurm(**STEP, NODELIST="no-such-host[3-4].invalid")
+    monkeypatch.setattr(Fabric, "launch", lambda self: pytest.fail("would wait for the address"))
+    with pytest.raises(MidlayerError, match=r"'no-such-host3\.invalid'.*Set MASTER_ADDR"):
+        launch(2, 1, cpu=True)
+
+
+@pytest.mark.parametrize(
+    ("slurm", "cores", "devices", "expected"),
+    [
+        ({}, 8, 1, 8),
+        ({}, 8, 2, 4),
+        ({}, 1, 2, 1),
+        (TWO_NODES, 2, 1, 1),  # two nodes on one machine
+        ({**STEP, "CPUS_ON_NODE": "16"}, 64, 2, 8),  # tasks not bound to cores
+        ({**STEP, "CPUS_ON_NODE": "16"}, 8, 2, 8),  # bound
+        ({**STEP, "CPUS_ON_NODE": "16", "CPUS_PER_TASK": "4"}, 64, 2, 4),
+        ({**STEP, "STEP_NUM_TASKS": "1", "CPUS_PER_TASK": "8", "CPUS_ON_NODE": "8"}, 64, 2, 4),  # Fabric starts two
+        ({**BATCH, "CPUS_PER_TASK": "1"}, 2, 1, 2),  # the script may use the CPUs of both tasks
+    ],
+)
+def test_workers_use_the_cpus_of_their_process(
+    slurm: dict[str, str], cores: int, devices: int, expected: int, set_slurm: SetSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_slurm(**slurm)
+    monkeypatch.setattr(joblib, "cpu_count", lambda: cores)
+    assert cpus_per_process(devices) == expected
 
 
 _SCRIPT = """
