@@ -143,11 +143,12 @@ def read_texts(path: Path, *, column: str | None) -> list[str]:
         column: the column that holds the text, if it is not ``text``.
     """
     from midlayer_encoders.files import expand_home
-    from midlayer_encoders.media import text_lists
     from midlayer_encoders.tasks import SUFFIXES, own_texts
 
     path = expand_home(path)
     if not path.is_dir() and path.suffix.lower() not in SUFFIXES:
+        from midlayer_encoders.media import text_lists
+
         return text_lists.read_texts(path, field=column)
     return own_texts(path, column=column)
 

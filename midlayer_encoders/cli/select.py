@@ -46,10 +46,8 @@ def select_command(
         midlayer select MODEL --texts texts.txt
         midlayer select MODEL --texts texts.txt --labels labels.txt --recipes all
     """
-    from midlayer_encoders.selection import select, selection_passes
     from midlayer_encoders.tasks.sources import own_labels
 
-    selection_passes(rule, all_rules=all_rules)  # refuses an unknown rule before the model is loaded
     if labels is not None and label_column is not None:
         raise OptionError("`--label-column` must be left out with `--labels`, which is another file of labels.")
     if mixture and labels is None and label_column is None:
@@ -63,6 +61,9 @@ def select_command(
     label_list = None if labels is None else _read_labels(labels, len(inputs))
     if label_column is not None:
         label_list = own_labels(texts, text_column=text_column, label_column=label_column)
+    from midlayer_encoders.selection import select, selection_passes  # imports torch
+
+    selection_passes(rule, all_rules=all_rules)  # refuses an unknown rule before the model is loaded
     encoder = _arguments.load_model(model, options)
     with _progress.show_progress({"measuring": "texts measured", "labels": "labeled texts read"}) as progress:
         selection = select(

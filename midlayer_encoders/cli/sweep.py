@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -70,18 +71,27 @@ def sweep(
         midlayer sweep MODEL --tasks ./reviews.jsonl --out runs/reviews
         midlayer sweep built-in --tasks builtin --recipes plain,one-word
     """
-    from midlayer_encoders.files import folder_lock
+    from midlayer_encoders.files import check_output_folder, folder_lock
     from midlayer_encoders.models.hub import check_model
     from midlayer_encoders.tasks import task_sources
 
-    if not dry_run:  # a dry run reports what it can without the model
-        check_model(model, options.revision, gguf_file=options.gguf_file)  # before mteb and torch are imported
     is_first = devices * num_nodes <= 1 or _progress.is_first_process()
     if not is_first:
         _progress.silence()
+    task_names = tasks.split(",")
+    columns = {"text_column": text_column, "label_column": label_column}
+    if not dry_run:  # a dry run reports what it can without the model or a task
+        check_model(model, options.revision, gguf_file=options.gguf_file)  # before mteb and torch are imported
+        if any(name.startswith(("SLURM_", "TORCHELASTIC_")) for name in os.environ):
+            from midlayer_encoders.sweeping.processes import check_launcher  # imports torch
+
+            check_launcher(devices, num_nodes)
+        with _progress.show_waiting("tasks", "Reading the tasks"):
+            sources = task_sources(task_names, **columns)
+        if out is not None and devices * num_nodes <= 1:  # several processes check it together
+            check_output_folder(out)
     from midlayer_encoders.sweeping import SweepSettings
     from midlayer_encoders.sweeping.mteb_jobs import check_data
-    from midlayer_encoders.sweeping.processes import check_launcher
 
     settings = SweepSettings(
         scoring=scoring,
@@ -91,20 +101,15 @@ def sweep(
         devices=devices,
         num_nodes=num_nodes,
     )
-    task_names = tasks.split(",")
     metric_names = _arguments.parse_metrics(metrics)
     recipe_list, options = _arguments.parse_recipes(recipes, options)
     arguments: dict[str, Any] = {"recipes": recipe_list, "metrics": metric_names, "settings": settings}
-    columns = {"text_column": text_column, "label_column": label_column}
     arguments |= {"layers": layers, "site": site, "baselines": not no_baselines, **columns}
     if dry_run:
         _print_preview(model, task_names, **arguments, **options.changed())
         return
-    check_launcher(devices, num_nodes)
-    with _progress.show_waiting("tasks", "Reading the tasks"):
-        sources = task_sources(task_names, **columns)  # refuses unknown tasks before the model is loaded
-        if out is None or not out.is_dir():
-            check_data(sources)
+    if out is None or not out.is_dir():
+        check_data(sources)
     if is_first and out is not None and out.is_dir():
         with folder_lock(out):  # refuses a folder that another sweep is writing
             pass

@@ -181,7 +181,9 @@ class EmbeddingEncoder(SavableEncoder):
     # --- inputs ------------------------------------------------------------------------------------------------------
 
     def is_singular_input(self, inputs: Any) -> bool:  # type: ignore[override]
-        """Return whether this is a single input; a waveform as ``(array, rate)`` is one."""
+        """Return whether this is a single input; a waveform as ``(array, rate)`` is one, a column of a frame is not."""
+        if hasattr(inputs, "to_list"):  # a Series of pandas or polars
+            return False
         if isinstance(inputs, tuple) and len(inputs) == 2 and isinstance(inputs[1], int | np.integer):
             return True
         return bool(super().is_singular_input(inputs))

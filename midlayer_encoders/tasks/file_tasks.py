@@ -215,7 +215,8 @@ def _split_files(path: Path) -> dict[str, Path]:
         return {"test": next(iter(files.values()))}
     raise TaskFileError(
         f"{path} must hold a test file ({', '.join(f'test{suffix}' for suffix in SUFFIXES)}), or one file alone, "
-        f"but holds {', '.join(file.name for file in files.values()) or 'no such file'}."
+        f"but holds {', '.join(file.name for file in files.values()) or 'no such file'}. Pass the path of a file, or "
+        "of several, or rename one to test."
     )
 
 
@@ -361,6 +362,13 @@ def _type(table: Table) -> tuple[TaskType, str]:
 def _cure(table: Table) -> str:
     """Return which columns to name if they look like texts and labels, and otherwise which columns tasks have."""
     rows = table.rows[:_GUESSED_ROWS]
+    if (
+        value := next((name for name in table.columns if any(row.get(name) == name for row in rows)), None)
+    ) is not None:
+        return (
+            f"{value!r} is also a value of its column: if the first line is a row, insert a line above it with names "
+            "such as text and label."
+        )
     lengths = {
         name: fmean(len(value) if isinstance(value := row.get(name), str) else 0 for row in rows)
         for name in table.columns
@@ -390,7 +398,8 @@ def _checked(table: Table, task_type: TaskType) -> dict[str, list[Any]]:
         values = table.cells(table.column(*accepted.split(), purpose=f" to be a {task_type}"), rule)
         if (task_type, name) == ("Retrieval", "positive"):
             values = [[value] if isinstance(value, str) else value for value in values]
-        columns[name] = [int(v) if isinstance(v, bool) else v for v in values]
+        numbers = bool if name == "score" else bool | float
+        columns[name] = [int(value) if isinstance(value, numbers) else value for value in values]
     _check_whole(table, task_type, columns=columns)
     return columns
 

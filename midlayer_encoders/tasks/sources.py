@@ -246,10 +246,16 @@ def _sources(name: Any, columns: Columns) -> Sequence[TaskSource]:
 def _own_source(origin: Path | TaskData, columns: Columns) -> TaskSource:
     data = _own_data(origin, columns)
     if data.note:
-        _log.warning("%s: %s", origin if isinstance(origin, Path) else data.label, data.note)
+        _warn_once(f"{origin if isinstance(origin, Path) else data.label}: {data.note}", data.name)
     if data.type == "Unlabeled":
         return TextsSource(origin, data.name, data.why, columns)
     return LocalSource(origin, data.name, columns)
+
+
+@lru_cache(maxsize=64)
+def _warn_once(message: str, name: str) -> None:  # noqa: ARG001  # the name has a digest of the rows
+    """Log a warning about data once, although a command and its sweep both read it."""
+    _log.warning(message)
 
 
 def own_texts(path: Path, *, column: str | None = None) -> list[str]:

@@ -150,7 +150,9 @@ def read_table(path: Path, columns: Columns = USUAL_NAMES) -> Table:
     readers = {".parquet": _read_parquet, ".txt": _read_text, ".jsonl": _read_jsonl, ".ndjson": _read_jsonl}
     if suffix not in readers:
         suffixes = ", ".join(SUFFIXES)
-        raise TaskFileError(f"{path} must be one of {suffixes}, .txt, but its name ends in {path.suffix!r}.")
+        raise TaskFileError(
+            f"{path} must be one of {suffixes}, .txt, but its name ends in {path.suffix!r}. Convert it to CSV."
+        )
     return readers[suffix](path).renamed(columns)
 
 
@@ -165,8 +167,8 @@ def is_texts(value: object) -> bool:
 
 
 def is_label(value: object) -> bool:
-    """Return True if a cell is the name or the number of a class."""
-    return isinstance(value, int) or is_text(value)
+    """Return True if a cell is the name or the number of a class; pandas makes 1.0 of 1 next to a missing label."""
+    return isinstance(value, int) or (isinstance(value, float) and value.is_integer()) or is_text(value)
 
 
 def is_score(value: object) -> bool:
@@ -182,7 +184,7 @@ TEXT_OR_TEXTS: Rule = (
 )
 LABEL: Rule = ("a label, a string or a whole number", is_label)
 SCORE: Rule = ("a finite number", is_score)
-ZERO_ONE: Rule = ("0 or 1", lambda value: isinstance(value, int) and value in (0, 1))
+ZERO_ONE: Rule = ("0 or 1", lambda value: isinstance(value, int | float) and value in (0, 1))
 
 
 def _read_jsonl(path: Path) -> Table:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+import pandas as pd
+import polars as pl
 import pytest
 import torch
 from sentence_transformers import SentenceTransformer
@@ -72,6 +74,12 @@ def encoder(tiny_folder: Folder) -> LayerEncoder:
 def test_encode(inputs: Any, options: dict[str, Any], encoder: LayerEncoder) -> None:
     expected = _outcome(make_plain(encoder).encode, inputs, options)
     assert_same(_outcome(encoder.encode, inputs, options), expected)
+
+
+@pytest.mark.parametrize("series", [pd.Series(TEXTS, index=range(7, 7 + len(TEXTS))), pl.Series(TEXTS)], ids=type)
+def test_column_of_a_data_frame_is_a_batch(series: Any, encoder: LayerEncoder) -> None:
+    assert_same(encoder.encode(series), encoder.encode(TEXTS))
+    assert_same(encoder.encode_layers(series, layers=[1]), encoder.encode_layers(TEXTS, layers=[1]))
 
 
 def _outcome(encode: Callable[..., Any], inputs: Any, options: dict[str, Any]) -> Any:

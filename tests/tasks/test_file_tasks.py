@@ -86,7 +86,8 @@ def test_single_file_is_split_by_label_with_a_warning(tmp_path: Path, caplog: py
     path = write(tmp_path / "mine.csv", ROWS["Classification"])
     with caplog.at_level(logging.WARNING):
         task_sources(path)
-    assert "split in halves, stratified by label, with seed 42" in caplog.text
+        task_sources(path)  # as the sweep does after its command
+    assert caplog.text.count("split in halves, stratified by label, with seed 42") == 1
     splits = files_data(path).splits
     assert not set(splits["train"]["text"]) & set(splits["test"]["text"])
     assert [splits[split]["label"].count(label) for split in splits for label in range(4)] == [6] * 8
@@ -196,7 +197,13 @@ def test_invalid_rows_are_refused(tmp_path: Path, rows: Rows, message: str) -> N
         (
             "mine.json",
             b"[]",
-            "must be one of .jsonl, .ndjson, .csv, .tsv, .parquet, .txt, but its name ends in '.json'",
+            "must be one of .jsonl, .ndjson, .csv, .tsv, .parquet, .txt, but its name ends in '.json'. Convert it",
+        ),
+        (
+            "mine.csv",
+            b"a long text;sport\nanother text;politics\nthird text;sport\n",
+            r"must have the columns of a task, but has a long text, sport\. 'sport' is also a value of its column: if "
+            r"the first line is a row, insert a line above it with names such as text and label\.$",
         ),
         ("mine.csv", b"text;label\na, b;1\nc;2;3\n", "line 3: must have 2 cells, .* Put a cell that holds a semicolon"),
     ],
@@ -213,7 +220,7 @@ def test_folders_without_a_clear_test_file_are_refused(tmp_path: Path) -> None:
     write(tmp_path / "a.jsonl", ROWS["STS"])
     assert files_data(tmp_path).type == "STS"
     write(tmp_path / "b.jsonl", ROWS["STS"])
-    with pytest.raises(TaskFileError, match=r"but holds a\.jsonl, b\.jsonl"):
+    with pytest.raises(TaskFileError, match=r"but holds a\.jsonl, b\.jsonl\. Pass the path of a file, or of several"):
         files_data(tmp_path)
     write(tmp_path / "a.csv", ROWS["STS"])
     with pytest.raises(TaskFileError, match=r"one file of each name, but has a\.csv and a\.jsonl"):

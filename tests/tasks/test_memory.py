@@ -113,6 +113,15 @@ def test_column_names_are_chosen_and_their_case_is_ignored(tmp_path: Path) -> No
         task_sources("builtin", label_column="category")
 
 
+@pytest.mark.parametrize("task_type", ["Classification", "Clustering", "PairClassification"])
+def test_whole_floats_are_labels(task_type: str) -> None:
+    rows = pd.DataFrame(ROWS[task_type])
+    column = "label" if "label" in rows else "labels"
+    rows[column] = rows[column].astype("category").cat.codes.astype(int)
+    floats = rows.astype({column: float})  # as pandas reads them next to a missing label
+    assert task_sources(floats)[0].name == task_sources(rows)[0].name
+
+
 def test_texts_without_labels_name_their_use() -> None:
     (source,) = task_sources(pd.DataFrame({"text": SENTENCES}))
     assert isinstance(source, TextsSource)
@@ -125,7 +134,7 @@ def test_texts_without_labels_name_their_use() -> None:
     ("data", "message"),
     [
         (pd.DataFrame({"text": ["a", None], "label": [1, 2]}), "^data, row 2: `text` must be a string that is not empty, but got nan"),
-        (pl.DataFrame({"text": ["a", "b"], "label": [1.5, 2]}), "^data, rows 1, 2: `label` must be a label"),
+        (pl.DataFrame({"text": ["a", "b"], "label": [1.5, 2.5]}), "^data, rows 1, 2: `label` must be a label"),
         (pd.DataFrame([["a", "x"]] * 9), r"has 0, 1\. If 0 holds the texts and 1 holds the labels, pass text_column='0'"),
         (pd.DataFrame({"text": []}), "^data must have rows, but is empty"),
         ({"text": ["a"], "label": [1, 2]}, "^data must have columns of the same length, but has 1 of text, 2 of label"),
