@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from midlayer_encoders.probing.probe import probe
     from midlayer_encoders.recipes import Recipe
     from midlayer_encoders.selection import Selection
-    from midlayer_encoders.sweeping import SweepResult, sweep
+    from midlayer_encoders.sweeping import SweepResult, sweep, sweep_many
     from midlayer_encoders.tasks import paper_tasks
     from midlayer_encoders.tuning.tune import TuneResult, tune
     from midlayer_encoders.vectors import embed
@@ -42,6 +42,7 @@ __all__ = [
     "read_texts",
     "select_layer",
     "sweep",
+    "sweep_many",
     "tune",
 ]
 
@@ -69,6 +70,7 @@ if not TYPE_CHECKING:
         "read_texts": "media.text_lists",
         "select_layer": "encoder.sentence_transformers_encoder",
         "sweep": "sweeping",
+        "sweep_many": "sweeping",
         "tune": "tuning",
     }
 

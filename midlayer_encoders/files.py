@@ -38,7 +38,7 @@ T = TypeVar("T")
 LOCK = "midlayer.lock"
 """Name of the lock file in a folder that one run at a time may write to."""
 
-_RESULT_FILES = {LOCK, "frame.parquet", "metrics.parquet", "probe.parquet"}  # a folder of results has one of them
+_RESULT_FILES = {LOCK, "frame.parquet", "metrics.parquet", "probe.parquet", "units"}  # a results folder has one
 _STALE_SECONDS = 3600.0  # after which a leftover temporary file belongs to a killed process
 _TEMPORARY = re.compile(r"\.?[0-9a-f]{32}\.tmp")
 _FULL_DISK_BYTES = 2**16  # free bytes that may remain when a library fails without saying that the disk is full

@@ -19,7 +19,7 @@ from midlayer_encoders.encoder.options import EncoderKeywords, make_options
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder, complete_encoder
 from midlayer_encoders.encoder.spec import result_name, result_revision
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.files import check_links, check_output_folder, write_file
+from midlayer_encoders.files import LOCK, check_links, check_output_folder, make_folder, write_file
 from midlayer_encoders.frame.gains import RESAMPLES_SCHEMA
 from midlayer_encoders.frame.schema import at_site, tidy_frame, tidy_rows
 from midlayer_encoders.measuring import measure_layers
@@ -234,7 +234,7 @@ def sweep(
     if group.device is not None:
         encoder.to(group.device)
     if recipes is None:
-        return _SingleSweep(request, encoder, sources, group).run()
+        return SingleSweep(request, encoder, sources, group).run()
     candidates = fitting_recipes(encoder, recipes_of("recipes", recipes))
     return _sweep_recipes(request, encoder, sources, group, candidates)
 
@@ -251,6 +251,23 @@ def _sweep_recipes(
     request: SweepRequest, encoder: LayerEncoder, sources: Sequence[TaskSource], group: Group, recipes: Sequence[Recipe]
 ) -> SweepResult:
     """Sweep under each recipe; the sweeps share the store, and baselines are scored once."""
+    folder = request.folder(encoder)
+    sweeps = recipe_sweeps(request, encoder, sources, group, recipes)
+    with group.lock(folder):
+        results = {single.recipe.name: single.run() for single in sweeps}
+
+        def finish() -> RecipesResult:
+            result = RecipesResult.of(results, folder)
+            result.save()
+            return result
+
+        return group.first(finish)
+
+
+def recipe_sweeps(
+    request: SweepRequest, encoder: LayerEncoder, sources: Sequence[TaskSource], group: Group, recipes: Sequence[Recipe]
+) -> Iterator[SingleSweep]:
+    """Return the sweep under each recipe and each of its readings; the first one scores the baselines."""
     recipes = with_readings(recipes)
     # This rejects an unsuitable recipe before a task runs. Readings are joined when they are read from the store.
     encoders = [encoder.with_recipe(recipe.apart()) for recipe in recipes]
@@ -264,26 +281,20 @@ def _sweep_recipes(
             )
     folder = request.folder(encoder)
     latest: dict[str, tuple[int, int]] = {}
-    results: dict[str, SweepResult] = {}
-    with group.lock(folder):
-        for index, (recipe, recipe_encoder) in enumerate(zip(recipes, encoders, strict=True)):
-            recipe_request = replace(
-                request,
-                out=folder / "recipes" / _folder_name(recipe.name),
-                store=request.store or folder / "embeddings",
-                baselines=request.baselines and index == 0,
-                progress=request.progress and _accumulate_progress(request.progress, latest, len(recipes) - index),
-            )
-            texts = center_texts if recipe.center else []
-            single = _SingleSweep(recipe_request, recipe_encoder, sources, group, recipe, folder / "center.txt", texts)
-            results[recipe.name] = single.run()
 
-        def finish() -> RecipesResult:
-            result = RecipesResult.of(results, folder)
-            result.save()
-            return result
+    def single(index: int) -> SingleSweep:
+        recipe = recipes[index]
+        recipe_request = replace(
+            request,
+            out=folder / "recipes" / _folder_name(recipe.name),
+            store=request.store or folder / "embeddings",
+            baselines=request.baselines and index == 0,
+            progress=request.progress and _accumulate_progress(request.progress, latest, len(recipes) - index),
+        )
+        texts = center_texts if recipe.center else []
+        return SingleSweep(recipe_request, encoders[index], sources, group, recipe, folder / "center.txt", texts)
 
-        return group.first(finish)
+    return map(single, range(len(recipes)))  # one by one: each adds to the progress of those before it
 
 
 def _accumulate_progress(progress: Progress, latest: dict[str, tuple[int, int]], sweeps_left: int) -> Progress:
@@ -316,7 +327,7 @@ def _folder_name(recipe: str) -> str:
 
 
 @dataclass
-class _SingleSweep:
+class SingleSweep:
     """A sweep under one recipe, or this process's share of it."""
 
     request: SweepRequest
@@ -346,33 +357,53 @@ class _SingleSweep:
         check_links(self.folder, [self.folder / "mteb", self.folder / "together", *own_store])
         with self.group.lock(self.folder):
             start = time.perf_counter()
-            settings = self.request.settings
-            store = self.request.store or self.folder / "embeddings"
-            embedder = Embedder(
-                self.encoder,
-                open_store(store, self.spec, self.layers, self.encoder, settings.store_dtype),
-                settings.token_budget,
-                Stage(self.progress, "embedding"),
-                self.group,
-                settings.compile,
-                Stage(self.progress, "planning"),
-                self.request.site,
-            )
-            layers = self._stored_layers(embedder)
-            scorer = TaskScorer(
-                embedder,
-                self.folder / "together" if settings.scoring == "together" else None,
-                self.baselines,
-                settings.workers or cpus_per_process(settings.devices),
-                Stage(self.progress, "scoring"),
-                Stage(self.progress, "confirming"),
-            )
-            labeled = [source for source in self.sources if not isinstance(source, TextsSource)]
-            scoring = scorer.score(
-                [[Job(source, layer, self.folder / "mteb") for layer in layers] for source in labeled]
-            )
+            embedder = self._embedder()
+            scoring = self._score(self.sources, embedder)
             # The rest is fast: the first process does it and shares the result.
             return self.group.first(partial(self._finish, scoring, start, embedder))
+
+    def score_task(self, source: TaskSource) -> dict[str, str]:
+        """Score the layers on one of the tasks, for a later :meth:`run` to find, and return errors by task.
+
+        Other processes may score other tasks at the same time, or even the same one.
+        """
+        make_folder(self.folder)
+        (self.folder / LOCK).touch()  # a folder of results, which is not locked here
+        scores = self._score([source], self._embedder()).scores
+        return {score.task: score.error for score in scores if score.error is not None}
+
+    def _embedder(self) -> Embedder:
+        settings = self.request.settings
+        return Embedder(
+            self.encoder,
+            open_store(
+                self.request.store or self.folder / "embeddings",
+                self.spec,
+                self.layers,
+                self.encoder,
+                settings.store_dtype,
+            ),
+            settings.token_budget,
+            Stage(self.progress, "embedding"),
+            self.group,
+            settings.compile,
+            Stage(self.progress, "planning"),
+            self.request.site,
+        )
+
+    def _score(self, sources: Sequence[TaskSource], embedder: Embedder) -> ScoringResult:
+        settings = self.request.settings
+        layers = self._stored_layers(embedder)
+        scorer = TaskScorer(
+            embedder,
+            self.folder / "together" if settings.scoring == "together" else None,
+            self.baselines,
+            settings.workers or cpus_per_process(settings.devices),
+            Stage(self.progress, "scoring"),
+            Stage(self.progress, "confirming"),
+        )
+        labeled = [source for source in sources if not isinstance(source, TextsSource)]
+        return scorer.score([[Job(source, layer, self.folder / "mteb") for layer in layers] for source in labeled])
 
     def _stored_layers(self, embedder: Embedder) -> list[StoredLayer]:
         """Return every layer with its vectors, transformed by the recipe."""

@@ -1,0 +1,323 @@
+"""Sweep many models as jobs of submitit: units of one model, recipe and task, then each model's whole sweep."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, get_args
+
+from midlayer_encoders._types import Progress, Stage, content_digest
+from midlayer_encoders.errors import MidlayerError, OptionError, counted, error_summary
+from midlayer_encoders.files import make_folder, read_artifact, read_json, write_json
+from midlayer_encoders.recipes import Recipe, fitting_recipes, recipes_of
+from midlayer_encoders.sweeping.layer_sweep import SingleSweep, SweepRequest, load_encoder, recipe_sweeps, sweep
+from midlayer_encoders.sweeping.processes import Group
+from midlayer_encoders.sweeping.sweep_result import SweepResult
+from midlayer_encoders.tasks import TaskSource, TextsSource, task_sources
+from midlayer_encoders.tasks.sources import Tasks
+from midlayer_encoders.validation import check_choice, check_count
+
+Cluster: TypeAlias = Literal["slurm", "local"]
+"""Where jobs run: on a cluster with SLURM, or as processes of this machine."""
+
+_MINUTES = 24 * 60  # of a job, unless the caller says otherwise; submitit would end it after five
+_POLL_SECONDS = 1.0
+_GRACE_SECONDS = 20.0  # until the file of a job that has left the queue appears on a network's file system
+_FOLDER = "units"  # in the folder of a sweep
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A job: one task under one recipe, or the whole sweep of a model, which finds the scores of its tasks.
+
+    Attributes:
+        model: folder or name on the hub.
+        options: of the encoder, among them the revision.
+        tasks: all tasks of the sweep, as the caller gave them.
+        columns: ``text_column`` and ``label_column``.
+        arguments: of :class:`~midlayer_encoders.sweeping.layer_sweep.SweepRequest`.
+        recipes: all recipes of the sweep; ``None`` if it has none.
+        source: the task; ``None`` for the whole sweep.
+        recipe: name of the recipe; ``None`` without recipes.
+    """
+
+    model: str
+    options: Mapping[str, Any]
+    tasks: Any = field(repr=False)
+    columns: Mapping[str, Any]
+    arguments: Mapping[str, Any]
+    recipes: tuple[Recipe, ...] | None = None
+    source: TaskSource | None = None
+    recipe: str | None = None
+
+    @cached_property
+    def outcome(self) -> Path:
+        """The file that the job writes at its end: its error, or none."""
+        names = [source.name for source in self._sources()] if self.source is None else self.source.name
+        arguments = {name: value for name, value in self.arguments.items() if name not in ("out", "store", "progress")}
+        identity = [self.model, self.options, names, arguments, self.recipes, self.recipe]
+        return Path(self.arguments["out"]) / _FOLDER / f"{content_digest(json.dumps(identity, default=repr))}.json"
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the job has ended without an error."""
+        outcome = read_artifact(self.outcome, read_json)
+        return outcome is not None and outcome["error"] is None
+
+    def _sources(self) -> list[TaskSource]:
+        return list(task_sources(self.tasks, **self.columns))
+
+    def __call__(self) -> None:
+        """Do the work and write the outcome."""
+        try:
+            error = self._run_whole() if self.source is None else self._score()
+        except MidlayerError as raised:
+            error = str(raised)
+        except Exception as raised:  # the caller shows it beside those of other units
+            error = error_summary(raised)
+        make_folder(self.outcome.parent)
+        write_json(self.outcome, {"error": error})
+
+    def _run_whole(self) -> str | None:
+        recipes = None if self.recipes is None else list(self.recipes)
+        result = sweep(self.model, self.tasks, recipes=recipes, **self.columns, **self.arguments, **self.options)
+        return "; ".join(f"{task}: {error}" for task, error in result.failures.items()) or None
+
+    def _score(self) -> str | None:
+        assert self.source is not None
+        encoder = load_encoder(self.model, self.options)
+        request = SweepRequest(**self.arguments)
+        if self.recipes is None:
+            sweeps: Iterator[SingleSweep] = iter([SingleSweep(request, encoder, self._sources(), Group())])
+        else:
+            recipes = fitting_recipes(encoder, self.recipes)
+            is_first = bool(recipes) and recipes[0].name == self.recipe
+            chosen = [recipe for recipe in recipes if recipe.name == self.recipe]
+            request = replace(request, baselines=request.baselines and is_first)
+            sweeps = recipe_sweeps(request, encoder, self._sources(), Group(), chosen)
+        errors = [error for single in sweeps for error in single.score_task(self.source).values()]
+        return errors[0] if errors else None
+
+
+def sweep_many(
+    models: Sequence[str],
+    tasks: Tasks,
+    *,
+    executor: Cluster | Any = None,
+    recipes: str | Recipe | Sequence[str | Recipe] | None = None,
+    out: Path | str = "midlayer-results",
+    attempts: int = 3,
+    parameters: Mapping[str, Any] | None = None,
+    text_column: str | None = None,
+    label_column: str | None = None,
+    progress: Progress | None = None,
+    **arguments: Any,
+) -> dict[str, SweepResult]:
+    """Sweep several models, as jobs of a cluster if an executor is given, and return their results by name.
+
+    Each task of each model under each recipe is a job of its own; when those of a model are done, another job makes
+    its result from their scores. A call with the same ``out`` continues where the last one ended. A job that ends
+    without a word, because its node was lost or it was killed, is submitted again; the others are not.
+
+    Args:
+        models: folders or names on the hub; ``"name@revision"`` for a revision.
+        tasks: as in :func:`~midlayer_encoders.sweep`.
+        executor: ``"slurm"``, ``"local"`` for processes of this machine, an executor of submitit, or ``None`` to sweep
+            one model after another in this process.
+        recipes: as in :func:`~midlayer_encoders.sweep`.
+        out: folder that every node can write to; each model has a folder in it.
+        attempts: number of times that a job which ends without a word is started.
+        parameters: of submitit's ``update_parameters``, such as ``{"slurm_partition": "gpu", "gpus_per_node": 1,
+            "timeout_min": 120, "slurm_array_parallelism": 16, "slurm_setup": ["module load cuda"]}``; on this machine
+            ``parallel`` is the number of jobs at once, 1 by default. A job may take a day by default.
+        text_column: as in :func:`~midlayer_encoders.sweep`.
+        label_column: as in :func:`~midlayer_encoders.sweep`.
+        progress: called with the stage ``"units"`` and the number of jobs; without an executor, with the stages of
+            :func:`~midlayer_encoders.sweep`.
+        arguments: of :func:`~midlayer_encoders.sweep`; ``settings`` and the options of the encoders are among them.
+
+    Raises:
+        OptionError: an argument is wrong.
+        MidlayerError: jobs failed; the message has the first error. The results of the others are on disk.
+    """
+    check_count("attempts", attempts)
+    request_names = SweepRequest.__dataclass_fields__
+    options = {name: value for name, value in arguments.items() if name not in request_names}
+    shared = {name: value for name, value in arguments.items() if name in request_names}
+    columns: dict[str, Any] = {"text_column": text_column, "label_column": label_column}
+    candidates = None if recipes is None else tuple(recipes_of("recipes", recipes))
+    sources = [source for source in task_sources(tasks, **columns) if not isinstance(source, TextsSource)]
+    wholes: dict[str, Unit] = {}
+    for name, (model, revision) in _named(models).items():
+        own = options | ({} if revision is None else {"revision": revision})
+        folder = Path(out).absolute() / name
+        wholes[name] = Unit(model, own, tasks, columns, shared | {"out": folder}, candidates)
+    if executor is None:
+        results = {}
+        for name, whole in wholes.items():
+            own = {**whole.arguments, **whole.options, **columns}
+            results[name] = sweep(whole.model, tasks, recipes=recipes, progress=progress, **own)
+        return results
+    names = [None] if candidates is None else [recipe.name for recipe in candidates]
+    parts = {
+        name: [replace(whole, source=source, recipe=recipe) for recipe in names for source in sources]
+        for name, whole in wholes.items()
+    }
+    queue = _Queue(executor, Path(out).absolute() / "jobs", dict(parameters or {}), attempts)
+    queue.run(parts, wholes, Stage(progress, "units"))
+    return {name: SweepResult.load(Path(whole.arguments["out"])) for name, whole in wholes.items()}
+
+
+def _named(models: Sequence[str]) -> dict[str, tuple[str, str | None]]:
+    """Return models and revisions by the names of their folders.
+
+    Example:
+        >>> list(_named(["org/model", "org/model@step1", "elsewhere/model"]))
+        ['org_model', 'org_model@step1', 'elsewhere_model']
+    """
+    if isinstance(models, str) or not models:
+        raise OptionError(f"`models` must be a list of names or folders, but got {models!r}.")
+    named: dict[str, tuple[str, str | None]] = {}
+    for text in models:
+        model, at, revision = (text, "", "") if Path(text).exists() else text.partition("@")
+        folder = re.sub(r"[^\w.@-]+", "_", text).strip("_")
+        if folder in named:
+            raise OptionError(f"`models` must have different names, but {text!r} and {named[folder][0]!r} do not.")
+        named[folder] = model, revision if at else None
+    return named
+
+
+@dataclass
+class _Running:
+    unit: Unit
+    job: Any
+    attempt: int = 1
+    ended: float | None = None  # when it was first seen to have ended
+
+
+class _Queue:
+    """Submits units, waits for their files, and submits those again that ended without one."""
+
+    def __init__(self, executor: Cluster | Any, folder: Path, parameters: dict[str, Any], attempts: int) -> None:
+        try:
+            import submitit
+        except ImportError as error:
+            raise OptionError("`executor` needs submitit: pip install 'midlayer-encoders[submit]'.") from error
+        self.parallel: int | None = None
+        if isinstance(executor, str):
+            check_choice("executor", executor, get_args(Cluster))
+            if executor == "local":
+                self.parallel = check_count("parallel", parameters.pop("parallel", 1), "jobs")
+            folder.mkdir(parents=True, exist_ok=True)
+            executor = submitit.AutoExecutor(folder=folder, cluster=executor)
+            try:
+                executor.update_parameters(**{"timeout_min": _MINUTES, "name": "midlayer", **parameters})
+            except (NameError, TypeError, AssertionError) as error:
+                raise OptionError(f"`parameters` must be those of submitit's update_parameters: {error}") from error
+        elif parameters:
+            raise OptionError("`parameters` must be left out with an executor: call its `update_parameters`.")
+        self.executor = executor
+        self.attempts = attempts
+        self.running: list[_Running] = []
+        self.errors: dict[str, str] = {}
+
+    def run(self, parts: Mapping[str, Sequence[Unit]], wholes: Mapping[str, Unit], stage: Stage) -> None:
+        """Run the units of each model that are not done, then its whole sweep; raise an error if one failed."""
+        waiting = {name: [unit for unit in units if not unit.is_done] for name, units in parts.items()}
+        stage.expect(sum(map(len, parts.values())) + len(wholes))
+        stage.step(sum(map(len, parts.values())) - sum(map(len, waiting.values())))
+        try:
+            self._drain([unit for units in waiting.values() for unit in units], stage)
+            merging = [unit for unit in wholes.values() if not _is_merged(unit)]
+            stage.step(len(wholes) - len(merging))
+            self._drain(merging, stage)
+        except BaseException:
+            for running in self.running:
+                running.job.cancel()
+            raise
+        if self.errors:
+            first, error = next(iter(self.errors.items()))
+            raise MidlayerError(
+                f"{counted(len(self.errors), 'job')} failed, such as {first}: {error} Run the same call again to "
+                "repeat them; the others are done."
+            )
+
+    def _drain(self, units: Sequence[Unit], stage: Stage) -> None:
+        """Submit units, all at once or as many as may run at a time, and wait until each has ended."""
+        left = list(units)
+        for unit in left:
+            unit.outcome.unlink(missing_ok=True)  # an error of an earlier call
+        while left or self.running:
+            room = len(left) if self.parallel is None else self.parallel - len(self.running)
+            if left and room > 0:
+                now, left = left[:room], left[room:]
+                self.running += map(_Running, now, self.executor.map_array(_call, now))
+            time.sleep(_POLL_SECONDS)
+            self._look(stage)
+
+    def _look(self, stage: Stage) -> None:
+        """Remove units that have ended, and submit those again that ended without a word."""
+        has_ended = self._ended([running.job for running in self.running])
+        again: list[_Running] = []
+        for running in list(self.running):
+            outcome = read_artifact(running.unit.outcome, read_json)
+            if outcome is not None:
+                self._end(running, outcome["error"], stage)
+            elif has_ended(running.job):
+                running.ended = running.ended or time.monotonic()
+                if time.monotonic() - running.ended < (_GRACE_SECONDS if self._on_cluster(running.job) else 0):
+                    continue
+                if running.attempt < self.attempts:
+                    self.running.remove(running)
+                    again.append(running)
+                else:
+                    log = running.job.paths.stderr
+                    self._end(running, f"it ended {self.attempts} times without a word; its log is {log}.", stage)
+        if again:
+            jobs = self.executor.map_array(_call, [running.unit for running in again])
+            self.running += [
+                _Running(running.unit, job, running.attempt + 1) for running, job in zip(again, jobs, strict=True)
+            ]
+
+    def _end(self, running: _Running, error: str | None, stage: Stage) -> None:
+        self.running.remove(running)
+        stage.step()
+        if error is not None:
+            unit = running.unit
+            place = [unit.model, unit.recipe, None if unit.source is None else unit.source.name]
+            self.errors[", ".join(filter(None, place))] = error
+
+    @staticmethod
+    def _on_cluster(job: Any) -> bool:
+        return type(job).__module__.startswith("submitit.slurm")
+
+    def _ended(self, jobs: Sequence[Any]) -> Callable[[Any], bool]:
+        """Return a function that tells whether a job has ended; one call of ``squeue`` for all of them.
+
+        submitit asks ``sacct``, and waits forever where a cluster keeps no accounts.
+        """
+        if not any(map(self._on_cluster, jobs)):
+            return lambda job: bool(job.done())
+        arrays = ",".join(sorted({job.job_id.partition("_")[0] for job in jobs}))
+        asked = subprocess.run(
+            ["squeue", "--noheader", "--array", "--format=%i", f"--jobs={arrays}"],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        if asked.returncode and "Invalid job id" not in asked.stderr:  # the controller does not answer
+            return lambda _: False
+        queued = set(asked.stdout.split())
+        return lambda job: job.job_id not in queued
+
+
+def _call(unit: Unit) -> None:
+    unit()
+
+
+def _is_merged(whole: Unit) -> bool:
+    return whole.is_done and (Path(whole.arguments["out"]) / "sweep.json").is_file()
