@@ -6,7 +6,7 @@ import re
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.markup import escape
 from typer import Argument, Option
@@ -15,6 +15,9 @@ from midlayer_encoders.cli import _output
 from midlayer_encoders.cli._app import command
 from midlayer_encoders.errors import OptionError, counted
 from midlayer_encoders.validation import check_number
+
+if TYPE_CHECKING:
+    from midlayer_encoders.boards import Board
 
 _UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9}
 
@@ -50,10 +53,16 @@ def board_command(
         midlayer board runs --max-params 100M --max-ms 5
     """
     from midlayer_encoders.boards import board
-    from midlayer_encoders.frame.pareto import COSTS, amount, cost_text
 
     max_parameters = None if max_params is None else parse_amount(max_params)
     result = board(runs, max_parameters=max_parameters, max_milliseconds=max_ms, max_bytes=max_bytes)
+    print_board(result, out)
+
+
+def print_board(result: Board, out: Path) -> None:
+    """Write the page of a board, and print its table and the best encoder."""
+    from midlayer_encoders.frame.pareto import COSTS, amount, cost_text
+
     page = result.to_html(out)
     tasks = f"{len(result.tasks)} shared tasks" if len(result.tasks) > 1 else result.tasks[0]
     rows = []

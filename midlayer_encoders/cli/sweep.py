@@ -17,7 +17,7 @@ from typer import Exit, Option
 from midlayer_encoders.cli import _arguments, _output, _progress
 from midlayer_encoders.cli._app import command
 from midlayer_encoders.encoder.options import EncoderOptions
-from midlayer_encoders.errors import counted
+from midlayer_encoders.errors import OptionError, counted
 
 if TYPE_CHECKING:
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
@@ -44,7 +44,7 @@ STAGES = {
 @command("Find the layer")
 def sweep(
     *,
-    model: _arguments.Model,
+    models: _arguments.Models,
     tasks: Annotated[str, Option(help="mteb tasks or benchmarks, paper, builtin, or paths, separated by commas.")],
     text_column: _arguments.TextColumn = None,
     label_column: _arguments.LabelColumn = None,
@@ -63,6 +63,8 @@ def sweep(
     num_nodes: Annotated[int, Option(help="Machines that share the sweep, started by torchrun or SLURM.")] = 1,
     compiled: Annotated[bool, Option("--compile", help="Compile the blocks; worth it for many texts.")] = False,
     dry_run: Annotated[bool, Option("--dry-run", help="Print how tasks are read and the estimated time.")] = False,
+    submit: Annotated[Literal["slurm", "local"] | None, Option(help="Run each task of a model as a job.")] = None,
+    submit_option: Annotated[list[str] | None, Option(help="Of submitit: gpus_per_node=1; repeatable.")] = None,
     options: EncoderOptions,
 ) -> None:
     """Score every layer of a model on tasks, from one forward pass over each text.
@@ -75,12 +77,18 @@ def sweep(
     from midlayer_encoders.models.hub import check_model
     from midlayer_encoders.tasks import task_sources
 
+    model, *others = models
+    is_alone = not others and submit is None
+    if dry_run and not is_alone:
+        raise OptionError("`--dry-run` takes one model, and no `--submit`.")
+    if submit_option and submit is None:
+        raise OptionError("`--submit-option` needs `--submit slurm` or `--submit local`.")
     is_first = devices * num_nodes <= 1 or _progress.is_first_process()
     if not is_first:
         _progress.silence()
     task_names = tasks.split(",")
     columns = {"text_column": text_column, "label_column": label_column}
-    if not dry_run:  # a dry run reports what it can without the model or a task
+    if not dry_run and is_alone:  # a dry run reports what it can without the model or a task
         check_model(model, options.revision, gguf_file=options.gguf_file)  # before mteb and torch are imported
         if any(name.startswith(("SLURM_", "TORCHELASTIC_")) for name in os.environ):
             from midlayer_encoders.sweeping.processes import check_launcher  # imports torch
@@ -107,6 +115,11 @@ def sweep(
     arguments |= {"layers": layers, "site": site, "baselines": not no_baselines, **columns}
     if dry_run:
         _print_preview(model, task_names, **arguments, **options.changed())
+        return
+    if not is_alone:
+        parameters = parse_submit_options(submit_option or [])
+        arguments |= {"executor": submit, "parameters": parameters or None, "store": store}
+        _sweep_models(models, task_names, out or Path("midlayer-results"), **arguments, **options.changed())
         return
     if out is None or not out.is_dir():
         check_data(sources)
@@ -136,13 +149,55 @@ def _print_cost(metrics: str | list[str]) -> None:
 def run_sweep(encoder: LayerEncoder, tasks: list[str], *, is_first: bool = True, **arguments: Any) -> None:
     """Run a sweep with progress, and print its table and report; exit with 1 if a task failed."""
     from midlayer_encoders import sweeping
-    from midlayer_encoders.files import shell_path
-    from midlayer_encoders.sweeping.best_layer import export_lines
 
     with _progress.show_progress(STAGES) as progress:
         result = sweeping.sweep(encoder, tasks, progress=progress, **arguments)
-    if not is_first:
+    if is_first:
+        _print_sweep(result, tasks, arguments)
+
+
+def _sweep_models(models: list[str], tasks: list[str], out: Path, **arguments: Any) -> None:
+    """Sweep several models, or one as jobs, and print its table or the board of all."""
+    from midlayer_encoders import board, sweeping
+    from midlayer_encoders.cli.runs import print_board
+
+    with _progress.show_progress({**STAGES, "units": "jobs done"}) as progress:
+        results = sweeping.sweep_many(models, tasks, out=out, progress=progress, **arguments)
+    if len(results) == 1:
+        (result,) = results.values()
+        _print_sweep(result, tasks, arguments)
         return
+    failures = {f"{name}, {task}": error for name, result in results.items() for task, error in result.failures.items()}
+    _output.print_failures(failures)
+    for result in results.values():
+        if not result.frame.is_empty():
+            result.to_html()
+    print_board(board([result.folder for result in results.values()]), out / "board.html")
+    if failures:
+        raise Exit(1)
+
+
+def parse_submit_options(words: list[str]) -> dict[str, Any]:
+    """Return the parameters of submitit from words; those of a setup, and repeated ones, are lists.
+
+    Example:
+        >>> parse_submit_options(["slurm_partition=gpu", "timeout_min=60", "slurm_setup=module load cuda"])
+        {'slurm_partition': 'gpu', 'timeout_min': 60, 'slurm_setup': ['module load cuda']}
+    """
+    values: dict[str, list[Any]] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not name or not equals:
+            raise OptionError(f"`--submit-option` must be NAME=VALUE, such as gpus_per_node=1, but got {word!r}.")
+        values.setdefault(name, []).append(int(value) if value.isdecimal() else value)
+    return {name: each if len(each) > 1 or name.endswith("setup") else each[0] for name, each in values.items()}
+
+
+def _print_sweep(result: SweepResult, tasks: list[str], arguments: Mapping[str, Any]) -> None:
+    """Print the table of a sweep, and where its page is; exit with 1 if a task failed."""
+    from midlayer_encoders.files import shell_path
+    from midlayer_encoders.sweeping.best_layer import export_lines
+
     _print_scores(result)
     _output.print_failures(result.failures)
     page = None

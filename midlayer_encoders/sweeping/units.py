@@ -7,7 +7,7 @@ import re
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
@@ -39,8 +39,7 @@ class Unit:
     Attributes:
         model: folder or name on the hub.
         options: of the encoder, among them the revision.
-        tasks: all tasks of the sweep, as the caller gave them.
-        columns: ``text_column`` and ``label_column``.
+        sources: all tasks of the sweep.
         arguments: of :class:`~midlayer_encoders.sweeping.layer_sweep.SweepRequest`.
         recipes: all recipes of the sweep; ``None`` if it has none.
         source: the task; ``None`` for the whole sweep.
@@ -49,8 +48,7 @@ class Unit:
 
     model: str
     options: Mapping[str, Any]
-    tasks: Any = field(repr=False)
-    columns: Mapping[str, Any]
+    sources: Sequence[TaskSource]
     arguments: Mapping[str, Any]
     recipes: tuple[Recipe, ...] | None = None
     source: TaskSource | None = None
@@ -59,7 +57,7 @@ class Unit:
     @cached_property
     def outcome(self) -> Path:
         """The file that the job writes at its end: its error, or none."""
-        names = [source.name for source in self._sources()] if self.source is None else self.source.name
+        names = [source.name for source in self.sources] if self.source is None else self.source.name
         arguments = {name: value for name, value in self.arguments.items() if name not in ("out", "store", "progress")}
         identity = [self.model, self.options, names, arguments, self.recipes, self.recipe]
         return Path(self.arguments["out"]) / _FOLDER / f"{content_digest(json.dumps(identity, default=repr))}.json"
@@ -69,9 +67,6 @@ class Unit:
         """Whether the job has ended without an error."""
         outcome = read_artifact(self.outcome, read_json)
         return outcome is not None and outcome["error"] is None
-
-    def _sources(self) -> list[TaskSource]:
-        return list(task_sources(self.tasks, **self.columns))
 
     def __call__(self) -> None:
         """Do the work and write the outcome."""
@@ -86,7 +81,7 @@ class Unit:
 
     def _run_whole(self) -> str | None:
         recipes = None if self.recipes is None else list(self.recipes)
-        result = sweep(self.model, self.tasks, recipes=recipes, **self.columns, **self.arguments, **self.options)
+        result = sweep(self.model, self.sources, recipes=recipes, **self.arguments, **self.options)
         return "; ".join(f"{task}: {error}" for task, error in result.failures.items()) or None
 
     def _score(self) -> str | None:
@@ -94,13 +89,13 @@ class Unit:
         encoder = load_encoder(self.model, self.options)
         request = SweepRequest(**self.arguments)
         if self.recipes is None:
-            sweeps: Iterator[SingleSweep] = iter([SingleSweep(request, encoder, self._sources(), Group())])
+            sweeps: Iterator[SingleSweep] = iter([SingleSweep(request, encoder, self.sources, Group())])
         else:
             recipes = fitting_recipes(encoder, self.recipes)
             is_first = bool(recipes) and recipes[0].name == self.recipe
             chosen = [recipe for recipe in recipes if recipe.name == self.recipe]
             request = replace(request, baselines=request.baselines and is_first)
-            sweeps = recipe_sweeps(request, encoder, self._sources(), Group(), chosen)
+            sweeps = recipe_sweeps(request, encoder, self.sources, Group(), chosen)
         errors = [error for single in sweeps for error in single.score_task(self.source).values()]
         return errors[0] if errors else None
 
@@ -150,23 +145,22 @@ def sweep_many(
     request_names = SweepRequest.__dataclass_fields__
     options = {name: value for name, value in arguments.items() if name not in request_names}
     shared = {name: value for name, value in arguments.items() if name in request_names}
-    columns: dict[str, Any] = {"text_column": text_column, "label_column": label_column}
     candidates = None if recipes is None else tuple(recipes_of("recipes", recipes))
-    sources = [source for source in task_sources(tasks, **columns) if not isinstance(source, TextsSource)]
+    sources = task_sources(tasks, text_column=text_column, label_column=label_column)
     wholes: dict[str, Unit] = {}
     for name, (model, revision) in _named(models).items():
         own = options | ({} if revision is None else {"revision": revision})
         folder = Path(out).absolute() / name
-        wholes[name] = Unit(model, own, tasks, columns, shared | {"out": folder}, candidates)
+        wholes[name] = Unit(model, own, sources, shared | {"out": folder}, candidates)
     if executor is None:
-        results = {}
-        for name, whole in wholes.items():
-            own = {**whole.arguments, **whole.options, **columns}
-            results[name] = sweep(whole.model, tasks, recipes=recipes, progress=progress, **own)
-        return results
+        return {
+            name: sweep(each.model, sources, recipes=recipes, progress=progress, **each.arguments, **each.options)
+            for name, each in wholes.items()
+        }
+    labeled = [source for source in sources if not isinstance(source, TextsSource)]
     names = [None] if candidates is None else [recipe.name for recipe in candidates]
     parts = {
-        name: [replace(whole, source=source, recipe=recipe) for recipe in names for source in sources]
+        name: [replace(whole, source=source, recipe=recipe) for recipe in names for source in labeled]
         for name, whole in wholes.items()
     }
     queue = _Queue(executor, Path(out).absolute() / "jobs", dict(parameters or {}), attempts)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, get_args
 
 from midlayer_encoders._isolation import isolated_random
 from midlayer_encoders.errors import OptionError, did_you_mean, short_repr
@@ -217,6 +217,8 @@ def task_sources(names: Tasks, *, text_column: str | None = None, label_column: 
 
 
 def _sources(name: Any, columns: Columns) -> Sequence[TaskSource]:
+    if isinstance(name, get_args(TaskSource)):
+        return [name]
     if is_data(name):
         label, rows = next(iter(name.items())) if is_named(name) else ("data", name)
         return [_own_source(tables_data(split_tables(rows, label, columns), label), columns)]

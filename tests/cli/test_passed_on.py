@@ -67,6 +67,13 @@ CASES = {
     "sweep --dry-run": Case(
         "sweeping.preview", ["MODEL"], {**SWEEP, "dry_run": True}, ["MODEL", ["near.csv"]], SWEPT | ENCODER
     ),
+    "sweep --submit": Case(
+        "sweeping.sweep_many",
+        ["MODEL", "m@step1"],
+        {**SWEEP, "out": "o", "store": "s", "submit": "local", "submit_option": "timeout_min=7"},
+        [["MODEL", "m@step1"], ["near.csv"]],
+        {**SWEPT, "out": Path("o"), "store": Path("s"), "executor": "local", "parameters": {"timeout_min": 7}, **ENCODER},
+    ),
     "select": Case(
         "selection.select",
         ["MODEL"],
@@ -165,5 +172,6 @@ def test_every_flag_is_passed_on(command: str, tmp_path: Path, monkeypatch: pyte
     assert callback is not None
     flags = set(inspect.signature(callback).parameters) - set(option_fields()) - {"context", "as_json", "quiet"}
     renamed = {"compiled": "compile", "from_sweep": "from", "metric_names": "metrics"}
-    cases = {"model", "base", "tuned", *case.flags, *NOT_HERE}
+    tried = {flag for other, case in CASES.items() if other.split()[0] == name for flag in case.flags}
+    cases = {"model", "models", "base", "tuned", *tried, *NOT_HERE}
     assert {renamed.get(flag, flag) for flag in flags} <= cases, "a flag that no case passes"

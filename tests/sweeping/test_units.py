@@ -107,7 +107,9 @@ def test_unit_scores_and_the_whole_sweep_only_merges(
             stages.append(len(embedded))
             return super().map_array(call, found)
 
-    sweep_many([model], tasks, executor=Counting(), recipes=["plain", "plain+center"], out=tmp_path / "many", device="cpu")
+    sweep_many(
+        [model], tasks, executor=Counting(), recipes=["plain", "plain+center"], out=tmp_path / "many", device="cpu"
+    )
     assert len(stages) == 2
     assert len(embedded) == stages[1] > 0
 
