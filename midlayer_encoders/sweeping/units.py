@@ -16,7 +16,14 @@ from midlayer_encoders._types import Progress, Stage, content_digest
 from midlayer_encoders.errors import MidlayerError, OptionError, counted, error_summary
 from midlayer_encoders.files import make_folder, read_artifact, read_json, write_json
 from midlayer_encoders.recipes import Recipe, fitting_recipes, recipes_of
-from midlayer_encoders.sweeping.layer_sweep import SingleSweep, SweepRequest, load_encoder, recipe_sweeps, sweep
+from midlayer_encoders.sweeping.layer_sweep import (
+    SingleSweep,
+    SweepRequest,
+    SweepSettings,
+    load_encoder,
+    recipe_sweeps,
+    sweep,
+)
 from midlayer_encoders.sweeping.processes import Group
 from midlayer_encoders.sweeping.sweep_result import SweepResult
 from midlayer_encoders.tasks import TaskSource, TextsSource, task_sources
@@ -157,6 +164,9 @@ def sweep_many(
             name: sweep(each.model, sources, recipes=recipes, progress=progress, **each.arguments, **each.options)
             for name, each in wholes.items()
         }
+    settings = shared.get("settings", SweepSettings())
+    if settings.devices * settings.num_nodes > 1:
+        raise OptionError("`devices` and `num_nodes` must be 1 with an executor: each job is one process.")
     labeled = [source for source in sources if not isinstance(source, TextsSource)]
     names = [None] if candidates is None else [recipe.name for recipe in candidates]
     parts = {

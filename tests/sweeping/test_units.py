@@ -16,7 +16,7 @@ from polars.testing import assert_frame_equal
 
 from midlayer_encoders import sweep, sweep_many
 from midlayer_encoders.errors import MidlayerError, OptionError
-from midlayer_encoders.sweeping import units
+from midlayer_encoders.sweeping import SweepSettings, units
 from midlayer_encoders.sweeping.units import Unit
 
 RECIPES = ["plain", "one-word"]
@@ -138,6 +138,7 @@ def test_models_with_one_folder_and_other_mistakes_are_refused(tasks: list[str],
         "`models` must be a list": ("org/model", {}),
         "`executor` must be one of 'slurm', 'local'": (["org/model"], {"executor": "pbs"}),
         "`parameters` must be those of submitit's": (["m"], {"executor": "local", "parameters": {"partitoin": "gpu"}}),
+        "`devices` and `num_nodes` must be 1": (["m"], {"executor": Jobs(), "settings": SweepSettings(devices=2)}),
         "`parallel` must be": (["m"], {"executor": "local", "parameters": {"parallel": 0}}),
     }
     for message, (models, options) in cases.items():
