@@ -6,18 +6,14 @@ import re
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
-from rich.markup import escape
 from typer import Argument, Option
 
 from midlayer_encoders.cli import _output
 from midlayer_encoders.cli._app import command
 from midlayer_encoders.errors import OptionError, counted
 from midlayer_encoders.validation import check_number
-
-if TYPE_CHECKING:
-    from midlayer_encoders.boards import Board
 
 _UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9}
 
@@ -56,36 +52,7 @@ def board_command(
 
     max_parameters = None if max_params is None else parse_amount(max_params)
     result = board(runs, max_parameters=max_parameters, max_milliseconds=max_ms, max_bytes=max_bytes)
-    print_board(result, out)
-
-
-def print_board(result: Board, out: Path) -> None:
-    """Write the page of a board, and print its table and the best encoder."""
-    from midlayer_encoders.frame.pareto import COSTS, amount, cost_text
-
-    page = result.to_html(out)
-    tasks = f"{len(result.tasks)} shared tasks" if len(result.tasks) > 1 else result.tasks[0]
-    rows = []
-    for run in result.runs:
-        costs = (amount(run.best.costs[cost]) if cost in run.best.costs else "–" for cost in COSTS)
-        layer = f"{run.best.layer} of {run.summary.num_layers}"
-        rows.append([escape(run.name), layer, f"{run.best.score:.1f}", *costs])
-    columns = ["run", "layer", "score", "parameters", "ms per text", "tokens", "bytes"]
-    _output.print_table(columns, rows, title=f"Best layer of each run on {tasks}", left=("run",))
-    for remark in result.remarks:
-        _output.print_text(remark)
-    _output.print_report(page)
-    choice: dict[str, Any] | None = None
-    try:
-        point = result.chosen()
-        lines = result.lines(point)
-        choice = {"run": point.run, "layer": point.layer, "score": point.score, "costs": dict(point.costs)}
-        choice["lines"] = lines
-    finally:  # --json lists the runs even if none is within the budget
-        _output.print_result(page=page, **result.to_dict(), chosen=choice)
-    summary = f"Use {point.run} at layer {point.layer}: {point.score:.1f} points, {cost_text(point.costs)}."
-    _output.print_text(summary, wrap=False)
-    _output.print_encoder_lines(lines)
+    _output.print_board(result, out)
 
 
 def parse_amount(text: str) -> float:

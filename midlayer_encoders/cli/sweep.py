@@ -159,7 +159,6 @@ def run_sweep(encoder: LayerEncoder, tasks: list[str], *, is_first: bool = True,
 def _sweep_models(models: list[str], tasks: list[str], out: Path, **arguments: Any) -> None:
     """Sweep several models, or one as jobs, and print its table or the board of all."""
     from midlayer_encoders import board, sweeping
-    from midlayer_encoders.cli.runs import print_board
 
     with _progress.show_progress({**STAGES, "units": "jobs done"}) as progress:
         results = sweeping.sweep_many(models, tasks, out=out, progress=progress, **arguments)
@@ -172,7 +171,7 @@ def _sweep_models(models: list[str], tasks: list[str], out: Path, **arguments: A
     for result in results.values():
         if not result.frame.is_empty():
             result.to_html()
-    print_board(board([result.folder for result in results.values()]), out / "board.html")
+    _output.print_board(board([result.folder for result in results.values()]), out / "board.html")
     if failures:
         raise Exit(1)
 
