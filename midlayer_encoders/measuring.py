@@ -88,9 +88,10 @@ def measure_layers(
             stage.step(len(positions))
         offset += len(inputs)
     values = compute_metrics(layer_metrics, named=metrics not in ("all", "paper"))
+    subject = at_site(source.spec, site)  # a spec reads all weights
     rows = []
     for name, by_layer in values.items():
-        rows += tidy_rows(by_layer, at_site(source.spec, site), kind="metric", dataset=dataset, name=name)
+        rows += tidy_rows(by_layer, subject, kind="metric", dataset=dataset, name=name)
     return tidy_frame(rows)
 
 

@@ -11,7 +11,9 @@ from typer.testing import CliRunner
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.cli import app
+from midlayer_encoders.encoder import spec
 from midlayer_encoders.encoder.sentence_transformers_encoder import measure
+from midlayer_encoders.encoder.spec import weights_digest
 from midlayer_encoders.errors import LayerIndexError, OptionError
 from midlayer_encoders.measuring import num_passes
 from midlayer_encoders.media import InputError
@@ -101,6 +103,20 @@ def test_alignment_reads_one_more_pass_and_leaves_other_metrics_unchanged(tiny_f
     assert num_passes("alignment") == 2
     assert num_passes("paper") == 17
     assert num_passes("all") == 18
+
+
+def test_weights_are_digested_once_for_all_metrics(tiny_folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A digest reads all weights, which takes seconds for a large model."""
+    encoder = LayerEncoder(tiny_folder("Llama"), -1, device="cpu")
+    digests: list[str] = []
+
+    def counted_digest(module: torch.nn.Module) -> str:
+        digests.append(weights_digest(module))
+        return digests[-1]
+
+    monkeypatch.setattr(spec, "weights_digest", counted_digest)
+    measure(encoder, TEXTS, metrics=["anisotropy", "effective_rank", "curvature"])
+    assert len(digests) == 1
 
 
 def test_copies_do_not_replace_a_missing_view(tiny_folder: Folder) -> None:

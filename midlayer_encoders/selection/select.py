@@ -194,10 +194,11 @@ def select(
 
 def _check_whole(source: LayerSource) -> None:
     """Raise an :class:`OptionError` unless an encoder is that of a whole model with several layers."""
-    check_blocks(source.num_layers, source.spec.model)
-    if source.spec.tower_layers:
+    spec = source.spec
+    check_blocks(source.num_layers, spec.model)
+    if spec.tower_layers:
         raise OptionError(
-            f"`model` must have one stack of layers to choose from, but {source.spec.model} has two towers. "
+            f"`model` must have one stack of layers to choose from, but {spec.model} has two towers. "
             "Pass `tower` to choose for one of them."
         )
     if source.layer != source.num_layers:
