@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from midlayer_encoders._types import Progress, Stage, content_digest
 from midlayer_encoders.errors import MidlayerError, OptionError, counted, error_summary
-from midlayer_encoders.files import make_folder, read_artifact, read_json, write_json
+from midlayer_encoders.files import check_output_folder, make_folder, read_artifact, read_json, write_json
 from midlayer_encoders.recipes import Recipe, fitting_recipes, recipes_of
 from midlayer_encoders.sweeping.layer_sweep import (
     SingleSweep,
@@ -83,7 +83,6 @@ class Unit:
             error = str(raised)
         except Exception as raised:  # the caller shows it beside those of other units
             error = error_summary(raised)
-        make_folder(self.outcome.parent)
         write_json(self.outcome, {"error": error})
 
     def _run_whole(self) -> str | None:
@@ -173,6 +172,9 @@ def sweep_many(
         name: [replace(whole, source=source, recipe=recipe) for recipe in names for source in labeled]
         for name, whole in wholes.items()
     }
+    for whole in wholes.values():
+        check_output_folder(Path(whole.arguments["out"]))
+        make_folder(whole.outcome.parent)  # before the jobs, which all check the folder
     queue = _Queue(executor, Path(out).absolute() / "jobs", dict(parameters or {}), attempts)
     queue.run(parts, wholes, Stage(progress, "units"))
     return {name: SweepResult.load(Path(whole.arguments["out"])) for name, whole in wholes.items()}

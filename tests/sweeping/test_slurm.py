@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -71,6 +74,38 @@ def test_two_nodes_make_the_frame_of_one_process(two_nodes: Cluster, command: li
     expected = frame_of(two_nodes, *command)
     two = ["srun", "--nodes=2", "--ntasks-per-node=1", *command, "--num-nodes", "2"]
     assert frame_of(two_nodes, *two, MASTER_ADDR="127.0.0.1") == expected
+
+
+def test_array_with_a_killed_job_makes_the_frame_of_one_process(one_node: Cluster, command: list[str]) -> None:
+    command = [*command, "--recipes", "plain,one-word", "--metrics", "none"]
+    expected = frame_of(one_node, *command)
+    shutil.rmtree("out")
+    killed: list[int] = []
+    killer = threading.Thread(target=kill_one_job, args=(killed, Path("out").absolute()), daemon=True)
+    killer.start()
+    process = one_node.run(*command, "--submit", "slurm", "--submit-option", "cpus_per_task=1", timeout=400)
+    assert process.returncode == 0, process.stdout[-3000:] + process.stderr[-3000:] + one_node.logs()
+    assert killed
+    (frame,) = Path("out").glob("*/frame.csv")
+    assert frame.read_bytes() == expected
+    started = len(list(Path("out/jobs").glob("*_log.err")))
+    assert started == 6, "four units, the killed one again, and the whole sweep"
+    again = one_node.run(*command, "--submit", "slurm", timeout=100)
+    assert again.returncode == 0, again.stderr[-3000:]
+    assert len(list(Path("out/jobs").glob("*_log.err"))) == started, "nothing is done twice"
+
+
+def kill_one_job(killed: list[int], out: Path) -> None:
+    """Kill the first process of a job that appears."""
+    while not killed:
+        time.sleep(0.2)
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            with suppress(OSError):
+                words = path.read_bytes()
+                if b"submitit.core._submit" in words and str(out).encode() in words and b"srun" not in words:
+                    killed.append(int(path.parent.name))
+                    os.kill(killed[0], signal.SIGKILL)
+                    return
 
 
 def test_tasks_without_matching_flags_are_refused(one_node: Cluster, command: list[str]) -> None:
