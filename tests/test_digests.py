@@ -24,12 +24,13 @@ from midlayer_encoders.comparing.checkpoints import Checkpoint, files_fingerprin
 from midlayer_encoders.comparing.progression import _StepIdentity
 from midlayer_encoders.models import gguf_cache
 from midlayer_encoders.paper.setting import Setting
-from midlayer_encoders.recipes import Recipe
+from midlayer_encoders.recipes import Recipe, recipes_of
 from midlayer_encoders.store import text_key
 from midlayer_encoders.sweeping import task_scoring
 from midlayer_encoders.sweeping.embedder import Embedder, item_key, map_identity, open_store, store_key
 from midlayer_encoders.sweeping.layer_sweep import _folder_name
-from midlayer_encoders.tasks import resolve_tasks
+from midlayer_encoders.sweeping.units import Unit
+from midlayer_encoders.tasks import resolve_tasks, task_sources
 from midlayer_encoders.tasks.docstrings import Entry, _order
 from midlayer_encoders.tasks.task_data import TaskData
 from midlayer_encoders.tuning.training import TuneSettings
@@ -270,6 +271,26 @@ def text_views(_: Any) -> Iterator[list[str]]:
     first, second = augment([text, text], views=2, seed=0)
     yield from (first[0], first[1], second[0], second[1])
     yield from augment([text, text], views=1, seed=1)[0]
+
+
+@digest("sweeping/units.py", "Unit.outcome")
+def unit_outcomes(world: Any) -> Iterator[Path]:
+    sources = task_sources(["DocstringNearnessSTS", "STS12", "STS13"])
+    plain, word = recipes_of("recipes", ["plain", "one-word"])
+    unit = Unit("m", {"device": "cpu"}, sources, {"out": world.path}, (plain, word), sources[0], "plain")
+    changes: dict[str, Any] = {
+        "model": "n", "options": {"revision": "step1"}, "arguments": {"out": world.path, "layers": [1]},
+        "recipes": (word, plain), "source": sources[1], "recipe": "one-word",
+    }  # fmt: skip
+    for changed in changed_fields(unit, changes, {"sources"}):
+        yield changed.outcome
+    yield replace(unit, source=replace(sources[1], eval_splits=("train",))).outcome
+    yield replace(unit, source=replace(sources[1], hf_subsets=("fr",))).outcome
+    whole = replace(unit, source=None, recipe=None)
+    yield whole.outcome
+    yield replace(whole, sources=sources[:2]).outcome
+    yield replace(whole, recipes=(plain,)).outcome
+    yield replace(whole, recipes=None).outcome
 
 
 @digest("tasks/docstrings.py", "_order")

@@ -64,9 +64,14 @@ class Unit:
     @cached_property
     def outcome(self) -> Path:
         """The file that the job writes at its end: its error, or none."""
-        names = [source.name for source in self.sources] if self.source is None else self.source.name
+        sources = self.sources if self.source is None else [self.source]
+        tasks = [[getattr(source, name, None) for name in ("name", "hf_subsets", "eval_splits")] for source in sources]
         arguments = {name: value for name, value in self.arguments.items() if name not in ("out", "store", "progress")}
-        identity = [self.model, self.options, names, arguments, self.recipes, self.recipe]
+        recipes: Any = self.recipes
+        if self.recipes is not None and self.recipe is not None:
+            own = [recipe for recipe in self.recipes if recipe.name == self.recipe]
+            recipes = own, own[0] == self.recipes[0]  # the first one scores the baselines
+        identity = [self.model, self.options, tasks, arguments, recipes]
         return Path(self.arguments["out"]) / _FOLDER / f"{content_digest(json.dumps(identity, default=repr))}.json"
 
     @property

@@ -185,7 +185,7 @@ def test_probe_memory_limit_is_respected(tiny_folder: Folder, tmp_path: Path) ->
     ]
     frames = []
     for number, extra in enumerate(([], ["--keep-gb", "0"])):
-        output = run(*command, "--layers", "1", "--out", str(tmp_path / f"{number}"), *extra)
+        output = run(*command, "--layers", "1", "--out", str(tmp_path / f"{number}"), "--json", *extra)
         assert ("examples read" in output) is (not extra)
         frames.append(pl.read_parquet(tmp_path / f"{number}" / "probe.parquet"))
     assert frames[0].equals(frames[1])

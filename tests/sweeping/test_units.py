@@ -84,6 +84,9 @@ def test_units_give_the_result_of_one_process(tiny_folder: Any, tasks: list[str]
     again = Jobs()
     sweep_many([model], tasks, executor=again, **arguments)
     assert not again.calls, "everything is done"
+    sweep_many([model], tasks, executor=again, **arguments | {"recipes": [*RECIPES, "echo"]})
+    assert [unit.recipe for unit in again.calls] == ["echo", "echo", None], "the others are done"
+    again.calls.clear()
     Path(tasks[0]).write_text(Path(tasks[0]).read_text() + '\n{"text": "new", "label": 1}')
     sweep_many([model], tasks, executor=again, **arguments)
     assert [unit.source and unit.source.name.partition("-")[0] for unit in again.calls] == ["labeled", "labeled", None]
