@@ -226,7 +226,10 @@ class _Queue:
             if executor == "local":
                 self.parallel = check_count("parallel", parameters.pop("parallel", 1), "jobs")
             folder.mkdir(parents=True, exist_ok=True)
-            executor = submitit.AutoExecutor(folder=folder, cluster=executor)
+            try:
+                executor = submitit.AutoExecutor(folder=folder, cluster=executor)
+            except RuntimeError as error:
+                raise OptionError(f"`executor` must be 'local' on a machine without SLURM: {error}") from error
             try:
                 executor.update_parameters(**{"timeout_min": _MINUTES, "name": "midlayer", **parameters})
             except (NameError, TypeError, AssertionError) as error:
@@ -268,9 +271,15 @@ class _Queue:
             room = len(left) if self.parallel is None else self.parallel - len(self.running)
             if left and room > 0:
                 now, left = left[:room], left[room:]
-                self.running += map(_Running, now, self.executor.map_array(_call, now))
+                self.running += map(_Running, now, self._submit(now))
             time.sleep(_POLL_SECONDS)
             self._look(stage)
+
+    def _submit(self, units: Sequence[Unit]) -> Sequence[Any]:
+        try:
+            return list(self.executor.map_array(_call, units))
+        except RuntimeError as error:  # of submitit
+            raise MidlayerError(f"The cluster did not take the jobs: {error}") from error
 
     def _look(self, stage: Stage) -> None:
         """Remove units that have ended, and submit those again that ended without a word."""
@@ -291,7 +300,7 @@ class _Queue:
                     log = running.job.paths.stderr
                     self._end(running, f"it ended {self.attempts} times without a word; its log is {log}.", stage)
         if again:
-            jobs = self.executor.map_array(_call, [running.unit for running in again])
+            jobs = self._submit([running.unit for running in again])
             self.running += [
                 _Running(running.unit, job, running.attempt + 1) for running, job in zip(again, jobs, strict=True)
             ]

@@ -149,6 +149,21 @@ def test_models_with_one_folder_and_other_mistakes_are_refused(tasks: list[str],
             sweep_many(models, tasks, out=tmp_path / "many", **options)
 
 
+def test_machine_without_slurm_and_a_cluster_that_refuses_are_named(
+    tasks: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    monkeypatch.setenv("PATH", str(programs))
+    with pytest.raises(OptionError, match="`executor` must be 'local' on a machine without SLURM"):
+        sweep_many(["m"], tasks, executor="slurm", out=tmp_path / "many")
+    for name in ("srun", "sbatch"):
+        (programs / name).write_text("#!/bin/sh\necho 'Invalid partition name' >&2\nexit 1\n")
+        (programs / name).chmod(0o755)
+    with pytest.raises(MidlayerError, match=r"The cluster did not take the jobs: .*Invalid partition name"):
+        sweep_many(["m"], tasks, executor="slurm", out=tmp_path / "many")
+
+
 @pytest.mark.dist
 @pytest.mark.filterwarnings("ignore")
 def test_killed_process_is_started_again(tiny_folder: Any, tasks: list[str], tmp_path: Path) -> None:
