@@ -277,7 +277,8 @@ def text_views(_: Any) -> Iterator[list[str]]:
 def unit_outcomes(world: Any) -> Iterator[Path]:
     sources = task_sources(["DocstringNearnessSTS", "STS12", "STS13"])
     plain, word = recipes_of("recipes", ["plain", "one-word"])
-    unit = Unit("m", {"device": "cpu"}, sources, {"out": world.path}, (plain, word), sources[0], "plain")
+    (world.path / "config.json").write_text("{}")
+    unit = Unit(str(world.path), {"device": "cpu"}, sources, {"out": world.path}, (plain, word), sources[0], "plain")
     changes: dict[str, Any] = {
         "model": "n", "options": {"revision": "step1"}, "arguments": {"out": world.path, "layers": [1]},
         "recipes": (word, plain), "source": sources[1], "recipe": "one-word",
@@ -286,6 +287,8 @@ def unit_outcomes(world: Any) -> Iterator[Path]:
         yield changed.outcome
     yield replace(unit, source=replace(sources[1], eval_splits=("train",))).outcome
     yield replace(unit, source=replace(sources[1], hf_subsets=("fr",))).outcome
+    (world.path / "config.json").write_text("[1]")  # another model under its name
+    yield replace(unit).outcome
     whole = replace(unit, source=None, recipe=None)
     yield whole.outcome
     yield replace(whole, sources=sources[:2]).outcome

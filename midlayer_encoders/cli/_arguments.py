@@ -24,7 +24,8 @@ _TEXTS = Option("--texts", help="One text per line, or your data (JSONL, CSV, pa
 
 Model = Annotated[str, Argument(help="Folder or hub name, built-in (SmolLM2-135M) or built-in-minilm (MiniLM).")]
 Models = Annotated[
-    list[str], Argument(metavar="MODEL...", help="Like MODEL elsewhere; of several, also name@revision.")
+    list[str],
+    Argument(metavar="MODEL...", help="Folders, hub names, built-in; of several, also name@revision."),
 ]
 LayerWords = Annotated[str, Option("--layer", help="17, -1 (the last), 0.7 (of the depth), or several: 8,12,16.")]
 MetricNames = Annotated[str, Option("--metrics", help="paper, all, or names separated by commas.")]

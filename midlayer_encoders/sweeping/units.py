@@ -16,6 +16,7 @@ from midlayer_encoders._types import Progress, Stage, content_digest
 from midlayer_encoders.errors import MidlayerError, OptionError, counted, error_summary
 from midlayer_encoders.files import check_output_folder, make_folder, read_artifact, read_json, write_json
 from midlayer_encoders.recipes import Recipe, fitting_recipes, recipes_of
+from midlayer_encoders.report.results import versions
 from midlayer_encoders.sweeping.layer_sweep import (
     SingleSweep,
     SweepRequest,
@@ -34,6 +35,7 @@ Cluster: TypeAlias = Literal["slurm", "local"]
 """Where jobs run: on a cluster with SLURM, or as processes of this machine."""
 
 _MINUTES = 24 * 60  # of a job, unless the caller says otherwise; submitit would end it after five
+_PACKAGES = ("midlayer-encoders", "torch", "transformers", "sentence-transformers", "mteb")
 _POLL_SECONDS = 1.0
 _GRACE_SECONDS = 20.0  # until the file of a job that has left the queue appears on a network's file system
 _FOLDER = "units"  # in the folder of a sweep
@@ -69,9 +71,10 @@ class Unit:
         arguments = {name: value for name, value in self.arguments.items() if name not in ("out", "store", "progress")}
         recipes: Any = self.recipes
         if self.recipes is not None and self.recipe is not None:
-            own = [recipe for recipe in self.recipes if recipe.name == self.recipe]
-            recipes = own, own[0] == self.recipes[0]  # the first one scores the baselines
-        identity = [self.model, self.options, tasks, arguments, recipes]
+            matching = [recipe for recipe in self.recipes if recipe.name == self.recipe]
+            recipes = matching, matching[0] == self.recipes[0]  # the first one scores the baselines
+        model = [self.model, self.options, _file_times(Path(self.model)), versions(_PACKAGES)]
+        identity = [model, tasks, arguments, recipes]
         return Path(self.arguments["out"]) / _FOLDER / f"{content_digest(json.dumps(identity, default=repr))}.json"
 
     @property
@@ -127,9 +130,9 @@ def sweep_many(
 ) -> dict[str, SweepResult]:
     """Sweep several models, as jobs of a cluster if an executor is given, and return their results by name.
 
-    Each task of each model under each recipe is a job of its own; when those of a model are done, another job makes
-    its result from their scores. A call with the same ``out`` continues where the last one ended. A job that ends
-    without a word, because its node was lost or it was killed, is submitted again; the others are not.
+    Each task of each model under each recipe is a job; when all have ended, one more job for each model makes its
+    result from their scores. A call with the same ``out`` continues where the last one ended. A job that ends without a
+    result, because its node was lost or it was killed, is submitted again; the others are not.
 
     Args:
         models: folders or names on the hub; ``"name@revision"`` for a revision.
@@ -138,7 +141,7 @@ def sweep_many(
             one model after another in this process.
         recipes: as in :func:`~midlayer_encoders.sweep`.
         out: folder that every node can write to; each model has a folder in it.
-        attempts: number of times that a job which ends without a word is started.
+        attempts: number of times that a job which ends without a result is started.
         parameters: of submitit's ``update_parameters``, such as ``{"slurm_partition": "gpu", "gpus_per_node": 1,
             "timeout_min": 120, "slurm_array_parallelism": 16, "slurm_setup": ["module load cuda"]}``; on this machine
             ``parallel`` is the number of jobs at once, 1 by default. A job may take a day by default.
@@ -160,9 +163,9 @@ def sweep_many(
     sources = task_sources(tasks, text_column=text_column, label_column=label_column)
     wholes: dict[str, Unit] = {}
     for name, (model, revision) in _named(models).items():
-        own = options | ({} if revision is None else {"revision": revision})
+        model_options = options if revision is None else options | {"revision": revision}
         folder = Path(out).absolute() / name
-        wholes[name] = Unit(model, own, sources, shared | {"out": folder}, candidates)
+        wholes[name] = Unit(model, model_options, sources, shared | {"out": folder}, candidates)
     if executor is None:
         return {
             name: sweep(each.model, sources, recipes=recipes, progress=progress, **each.arguments, **each.options)
@@ -173,15 +176,17 @@ def sweep_many(
         raise OptionError("`devices` and `num_nodes` must be 1 with an executor: each job is one process.")
     labeled = [source for source in sources if not isinstance(source, TextsSource)]
     names = [None] if candidates is None else [recipe.name for recipe in candidates]
-    parts = {
-        name: [replace(whole, source=source, recipe=recipe) for recipe in names for source in labeled]
-        for name, whole in wholes.items()
-    }
+    units = [
+        replace(whole, source=source, recipe=recipe)
+        for whole in wholes.values()
+        for recipe in names
+        for source in labeled
+    ]
     for whole in wholes.values():
         check_output_folder(Path(whole.arguments["out"]))
         make_folder(whole.outcome.parent)  # before the jobs, which all check the folder
     queue = _Queue(executor, Path(out).absolute() / "jobs", dict(parameters or {}), attempts)
-    queue.run(parts, wholes, Stage(progress, "units"))
+    queue.run(units, list(wholes.values()), Stage(progress, "units"))
     return {name: SweepResult.load(Path(whole.arguments["out"])) for name, whole in wholes.items()}
 
 
@@ -241,16 +246,12 @@ class _Queue:
         self.running: list[_Running] = []
         self.errors: dict[str, str] = {}
 
-    def run(self, parts: Mapping[str, Sequence[Unit]], wholes: Mapping[str, Unit], stage: Stage) -> None:
-        """Run the units of each model that are not done, then its whole sweep; raise an error if one failed."""
-        waiting = {name: [unit for unit in units if not unit.is_done] for name, units in parts.items()}
-        stage.expect(sum(map(len, parts.values())) + len(wholes))
-        stage.step(sum(map(len, parts.values())) - sum(map(len, waiting.values())))
+    def run(self, units: Sequence[Unit], wholes: Sequence[Unit], stage: Stage) -> None:
+        """Run the units that are not done, then the whole sweeps; raise an error if one failed."""
+        stage.expect(len(units) + len(wholes))
         try:
-            self._drain([unit for units in waiting.values() for unit in units], stage)
-            merging = [unit for unit in wholes.values() if not _is_merged(unit)]
-            stage.step(len(wholes) - len(merging))
-            self._drain(merging, stage)
+            self._drain([unit for unit in units if not unit.is_done], len(units), stage)
+            self._drain([unit for unit in wholes if not _is_merged(unit)], len(wholes), stage)
         except BaseException:
             for running in self.running:
                 running.job.cancel()
@@ -262,8 +263,9 @@ class _Queue:
                 "repeat them; the others are done."
             )
 
-    def _drain(self, units: Sequence[Unit], stage: Stage) -> None:
-        """Submit units, all at once or as many as may run at a time, and wait until each has ended."""
+    def _drain(self, units: Sequence[Unit], total: int, stage: Stage) -> None:
+        """Submit those of ``total`` units that are not done, as many as may run at a time, and wait for them."""
+        stage.step(total - len(units))
         left = list(units)
         for unit in left:
             unit.outcome.unlink(missing_ok=True)  # an error of an earlier call
@@ -282,7 +284,7 @@ class _Queue:
             raise MidlayerError(f"The cluster did not take the jobs: {error}") from error
 
     def _look(self, stage: Stage) -> None:
-        """Remove units that have ended, and submit those again that ended without a word."""
+        """Remove units that have ended, and submit those again that ended without a result."""
         has_ended = self._ended([running.job for running in self.running])
         again: list[_Running] = []
         for running in list(self.running):
@@ -298,7 +300,7 @@ class _Queue:
                     again.append(running)
                 else:
                     log = running.job.paths.stderr
-                    self._end(running, f"it ended {self.attempts} times without a word; its log is {log}.", stage)
+                    self._end(running, f"it ended {self.attempts} times without a result; its log is {log}.", stage)
         if again:
             jobs = self._submit([running.unit for running in again])
             self.running += [
@@ -325,18 +327,24 @@ class _Queue:
         if not any(map(self._on_cluster, jobs)):
             return lambda job: bool(job.done())
         arrays = ",".join(sorted({job.job_id.partition("_")[0] for job in jobs}))
-        asked = subprocess.run(
+        squeue = subprocess.run(
             ["squeue", "--noheader", "--array", "--format=%i", f"--jobs={arrays}"],
             capture_output=True, text=True, check=False,
         )  # fmt: skip
-        if asked.returncode and "Invalid job id" not in asked.stderr:  # the controller does not answer
+        if squeue.returncode and "Invalid job id" not in squeue.stderr:  # the controller does not answer
             return lambda _: False
-        queued = set(asked.stdout.split())
+        queued = set(squeue.stdout.split())
         return lambda job: job.job_id not in queued
 
 
 def _call(unit: Unit) -> None:
     unit()
+
+
+def _file_times(model: Path) -> list[tuple[str, int, int]]:
+    """Return the name, size and time of each file of a model's folder, which may be written again under its name."""
+    files = sorted(path for path in model.rglob("*") if path.is_file())
+    return [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
 
 
 def _is_merged(whole: Unit) -> bool:

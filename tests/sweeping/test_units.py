@@ -23,18 +23,18 @@ RECIPES = ["plain", "one-word"]
 
 
 class Jobs:
-    """An executor that runs jobs in this process, but for those in ``lost``, which end without a word."""
+    """An executor that runs jobs in this process, but for those in ``lost``, which end without a result."""
 
     def __init__(self, lost: Sequence[int] = ()) -> None:
         self.calls: list[Unit] = []
         self.lost = set(lost)
 
-    def map_array(self, call: Callable[[Unit], None], found: Sequence[Unit]) -> list[Any]:
-        for unit in found:
+    def map_array(self, call: Callable[[Unit], None], given: Sequence[Unit]) -> list[Any]:
+        for unit in given:
             if len(self.calls) not in self.lost:
                 call(unit)
             self.calls.append(unit)
-        return [_Ended() for _ in found]
+        return [_Ended() for _ in given]
 
 
 class _Ended:
@@ -106,9 +106,9 @@ def test_unit_scores_and_the_whole_sweep_only_merges(
     stages: list[int] = []
 
     class Counting(Jobs):
-        def map_array(self, call: Callable[[Unit], None], found: Sequence[Unit]) -> list[Any]:
+        def map_array(self, call: Callable[[Unit], None], given: Sequence[Unit]) -> list[Any]:
             stages.append(len(embedded))
-            return super().map_array(call, found)
+            return super().map_array(call, given)
 
     sweep_many(
         [model], tasks, executor=Counting(), recipes=["plain", "plain+center"], out=tmp_path / "many", device="cpu"
@@ -130,7 +130,7 @@ def test_failed_units_are_named_and_the_others_are_not_repeated(
         sweep_many([good, bad], tasks, executor=again, **arguments)
     assert {unit.model for unit in again.calls} == {bad}
     lost = Jobs(lost=range(9))
-    with pytest.raises(MidlayerError, match=r"it ended 2 times without a word; its log is log\.err"):
+    with pytest.raises(MidlayerError, match=r"it ended 2 times without a result; its log is log\.err"):
         sweep_many([good], tasks, executor=lost, attempts=2, **arguments | {"out": tmp_path / "lost"})
     assert len(lost.calls) == 6
 
