@@ -111,7 +111,7 @@ def test_unit_scores_and_the_whole_sweep_only_merges(
             return super().map_array(call, given)
 
     sweep_many(
-        [model], tasks, executor=Counting(), recipes=["plain", "plain+center"], out=tmp_path / "many", device="cpu"
+        [model], tasks, executor=Counting(), recipes=[*RECIPES, "plain+center"], out=tmp_path / "many", device="cpu"
     )
     assert len(stages) == 2
     assert len(embedded) == stages[1] > 0
