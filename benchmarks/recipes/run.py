@@ -29,8 +29,9 @@ from midlayer_encoders.reading.batches import count_tokens
 from midlayer_encoders.recipes import PLAIN, Recipe, recipe_of
 from midlayer_encoders.scoring.classification import Classifiers
 from midlayer_encoders.scoring.clustering import Clusterings
+from midlayer_encoders.scoring.pairs import MEASURES, LabeledPairs, StsPairs, pair_similarities
 from midlayer_encoders.scoring.recording import Recorded, record
-from midlayer_encoders.scoring.retrieval import MEASURES, LabeledPairs, Ranking, StsPairs, pair_similarities
+from midlayer_encoders.scoring.retrieval import Ranking
 from midlayer_encoders.selection.rules import DEPTH
 from midlayer_encoders.sweeping import RecipesResult
 from midlayer_encoders.sweeping.embedder import Embedder, Vectors, mapped_store, open_store

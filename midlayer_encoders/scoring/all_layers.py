@@ -12,7 +12,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from midlayer_encoders.scoring.retrieval import Ranking
+
 _ROUNDING = 1e-6  # relative difference between vectors of the same input in different batches
+_WHOLE_LAYER = 1 << 26  # numbers of a layer that is read at once: 256 MiB
 
 _Rows = npt.NDArray[np.float32]
 Read = Callable[[int, Sequence[str]], _Rows]
@@ -64,6 +67,9 @@ def resampled_scores(
     """
     if device.type not in ("cpu", "cuda"):
         device = torch.device("cpu")
+    dim = read(layers[0], keys[:1]).shape[1]
+    if isinstance(scorer, Ranking) and scorer.candidates is None and len(keys) * dim > _WHOLE_LAYER:
+        return {layer: _scores_in_blocks(scorer, keys, layer, read, dim, device, done) for layer in layers}
     layer_values: dict[int, list[float]] = {}
     first = read(layers[0], keys)
     layer_bytes = 4 * scorer.size_per_layer(*first.shape)
@@ -86,6 +92,35 @@ def resampled_scores(
             layer_values |= dict(zip(part, scores.tolist(), strict=True))
             done(len(part))
     return layer_values
+
+
+def _scores_in_blocks(
+    scorer: Ranking,
+    keys: Sequence[str],
+    layer: int,
+    read: Read,
+    dim: int,
+    device: torch.device,
+    done: Callable[[int], None],
+) -> list[float]:
+    """Return the score of a layer and its resampled scores, from vectors that are read block by block."""
+    lowest = torch.full((dim,), torch.inf, device=device)
+    highest = -lowest
+
+    def read_rows(rows: Tensor) -> Tensor:
+        vectors = torch.from_numpy(read(layer, [keys[row] for row in rows.tolist()])).to(device)
+        torch.minimum(lowest, vectors.amin(dim=0), out=lowest)
+        torch.maximum(highest, vectors.amax(dim=0), out=highest)
+        return vectors[None]
+
+    with _exact_products(), torch.inference_mode():
+        scores, resampled = scorer.resampled_in_blocks(read_rows, dim)
+        values = torch.cat([scores[:, None], resampled], dim=1)[0]
+    extremes = torch.stack([lowest, highest])
+    done(1)
+    if not extremes.isfinite().all() or all_alike(extremes[None], keys).item():
+        return [torch.nan] * len(values)
+    return values.tolist()
 
 
 def all_alike(vectors: Tensor, keys: Sequence[str]) -> Tensor:

@@ -30,7 +30,8 @@ from torch import Tensor
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.scoring.classification import ClassifierData, Classifiers
 from midlayer_encoders.scoring.clustering import Clusterings, Draws
-from midlayer_encoders.scoring.retrieval import RANKING_SCORES, LabeledPairs, StsPairs, make_ranking
+from midlayer_encoders.scoring.pairs import LabeledPairs, StsPairs
+from midlayer_encoders.scoring.retrieval import RANKING_SCORES, make_ranking
 
 if TYPE_CHECKING:
     from midlayer_encoders.scoring.all_layers import Scorer

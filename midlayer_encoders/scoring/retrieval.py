@@ -1,153 +1,21 @@
-"""Tasks on similarities: pairs, and retrieval and reranking with trec_eval's scores, for all layers at once."""
+"""Retrieval and reranking with trec_eval's scores, for all layers at once; a large corpus is read block by block."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeAlias
 
-import numpy as np
 import torch
-from scipy import stats
 from sentence_transformers.util import SimilarityFunction
-from sklearn.metrics import average_precision_score
 from torch import Tensor
-from torch.nn.functional import normalize
+from torch.nn.utils.rnn import pad_sequence
 
-from midlayer_encoders.scoring.resampling import resampled_correlations, resampled_means, resampled_precisions
+from midlayer_encoders.reading.ahead import ahead
+from midlayer_encoders.scoring.pairs import pair_similarities
+from midlayer_encoders.scoring.resampling import resampled_means
 
-_BLOCK = 1 << 24  # numbers of a block of pairs or similarities: 64 MiB
-
-
-def _cosine(first: Tensor, second: Tensor) -> Tensor:
-    # The formula that scikit-learn uses in float32, so that equal values there are equal here.
-    return 1 - 0.5 * (normalize(first, dim=-1) - normalize(second, dim=-1)).square().sum(dim=-1)
-
-
-MEASURES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "cosine": _cosine,
-    "manhattan": lambda first, second: -(first - second).abs().sum(dim=-1),
-    "euclidean": lambda first, second: -(first - second).square().sum(dim=-1).sqrt(),
-    "dot": lambda first, second: (first * second).sum(dim=-1),
-}
-"""Similarities by mteb's name, from vectors ``(*, D)`` to numbers ``(*)``; larger means more similar."""
-
-
-def pair_similarities(
-    vectors: Tensor, first: Tensor, second: Tensor, *, measure: str, similarity: str = "cosine"
-) -> Tensor:
-    """Return the similarity of each pair at each layer, shape ``(L, P)``.
-
-    Args:
-        vectors: of N rows at L layers, shape ``(L, N, D)``.
-        first: row of the first element of each of P pairs.
-        second: row of the second element.
-        measure: one of :data:`MEASURES`, or ``"similarity"`` for the encoder's similarity.
-        similarity: the encoder's similarity, as in sentence-transformers' ``similarity_fn_name``.
-    """
-    function = MEASURES.get(measure) or SimilarityFunction.to_similarity_pairwise_fn(similarity)
-    size = max(_BLOCK // (len(vectors) * vectors.shape[2]), 1)
-    blocks = []
-    for first_rows, second_rows in zip(torch.split(first, size), torch.split(second, size), strict=True):
-        x = vectors[:, first_rows.to(vectors.device)]
-        y = vectors[:, second_rows.to(vectors.device)]
-        blocks.append(function(x.flatten(0, 1), y.flatten(0, 1)).view(x.shape[:2]))
-    return torch.cat(blocks, dim=1)
-
-
-def _average_precision(labels: Any, similarities: Any) -> float:
-    return float(average_precision_score(labels == 1, np.nan_to_num(similarities)))
-
-
-@dataclass(frozen=True)
-class _Pairs:
-    """The pairs of a task.
-
-    Attributes:
-        first: row of the first element of each of P pairs.
-        second: row of the second element.
-        targets: gold similarity, or label (1 for a positive pair), shape ``(P,)``.
-        score: mteb's name of the score.
-        similarity: the encoder's similarity.
-    """
-
-    first: Tensor
-    second: Tensor
-    targets: Tensor
-    score: str
-    similarity: str = "cosine"
-
-    def _scores(self, vectors: Tensor, measure: str, score: Callable[[Any, Any], float]) -> tuple[Tensor, Tensor]:
-        """Return a score of the targets and of the similarities at each layer ``(L,)``, and the similarities."""
-        similarities = pair_similarities(vectors, self.first, self.second, measure=measure, similarity=self.similarity)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of constant similarities, or targets without a positive pair
-            values = [score(self.targets.numpy(), layer) for layer in similarities.double().cpu().numpy()]
-        return torch.tensor(values, dtype=torch.float64, device=vectors.device), similarities
-
-    def size_per_layer(self, rows: int, dim: int) -> int:
-        """Return approximately how many numbers of four bytes a layer needs."""
-        return rows * dim + 16 * len(self.first)
-
-
-@dataclass(frozen=True)
-class StsPairs(_Pairs):
-    """Pairs with gold similarities.
-
-    ``score`` is ``spearman`` or ``pearson``, after ``cosine_``, ``manhattan_`` or ``euclidean_``, or alone for the
-    encoder's similarity.
-
-    Example:
-        >>> vectors = torch.tensor([[[1.0, 0.0], [1.0, 0.1], [0.0, 1.0]]])
-        >>> first, second, gold = torch.tensor([0, 0, 1]), torch.tensor([1, 2, 2]), torch.tensor([5.0, 1.0, 0.0])
-        >>> StsPairs(first, second, gold, "cosine_spearman").scores(vectors)
-        tensor([0.5000], dtype=torch.float64)
-    """
-
-    def scores(self, vectors: Tensor) -> Tensor:
-        """Return the correlation with the gold similarities at each layer, shape ``(L,)``; NaN if one is constant."""
-        return self.resampled(vectors)[0]
-
-    def resampled(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the same, and scores on resampled pairs ``(L, S)``; ranks are those among all pairs."""
-        measure, _, kind = self.score.rpartition("_")
-        correlate: Callable[..., Any] = stats.spearmanr if kind == "spearman" else stats.pearsonr
-        scores, similarities = self._scores(
-            vectors, measure or "similarity", lambda targets, layer: correlate(targets, layer)[0]
-        )
-        rows = torch.cat([self.targets[None].double(), similarities.double().cpu()])
-        if kind == "spearman":
-            rows = torch.from_numpy(stats.rankdata(rows.numpy(), axis=1))
-        return scores, resampled_correlations(rows[1:], rows[0])
-
-
-@dataclass(frozen=True)
-class LabeledPairs(_Pairs):
-    """Pairs with labels.
-
-    ``score`` is ``max_ap`` for the best of all measures, or the name of one, such as ``dot_ap``; ``similarity_ap`` is
-    the encoder's similarity.
-
-    Example:
-        >>> vectors = torch.tensor([[[1.0, 0.0], [1.0, 0.1], [0.0, 1.0]]])
-        >>> pairs = LabeledPairs(torch.tensor([0, 0]), torch.tensor([1, 2]), torch.tensor([1, 0]), "max_ap")
-        >>> pairs.scores(vectors)
-        tensor([1.], dtype=torch.float64)
-    """
-
-    def scores(self, vectors: Tensor) -> Tensor:
-        """Return the average precision at each layer, shape ``(L,)``."""
-        return self.resampled(vectors)[0]
-
-    def resampled(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the same, and scores on resampled pairs ``(L, S)``, by the measure that is best on all pairs."""
-        measures = ("similarity", *MEASURES) if self.score == "max_ap" else (self.score.removesuffix("_ap"),)
-        scored = [self._scores(vectors, measure, _average_precision) for measure in measures]
-        scores, best = torch.stack([scores for scores, _ in scored]).max(dim=0)
-        similarities = torch.stack([scored[measure][1][layer] for layer, measure in enumerate(best.tolist())])
-        return scores, resampled_precisions(similarities.nan_to_num(), self.targets == 1)
-
+_BLOCK = 1 << 24  # numbers of a block of similarities or documents, or of the best similarities: 64 MiB
 
 RANKING_SCORES = ("ndcg", "map", "recall", "precision", "mrr", "hit_rate")
 """Names of scores, before ``_at_10``."""
@@ -191,6 +59,13 @@ def ranking_score(gains: Tensor, valid: Tensor, ideal: Tensor, *, score: str, cu
     return (hits / rank if score == "mrr" else hits).amax(dim=-1)  # mrr, hit_rate
 
 
+ReadRows: TypeAlias = Callable[[Tensor], Tensor]
+"""Returns the vectors of some of a task's rows at each layer, shape ``(L, N, D)``."""
+
+_Best: TypeAlias = Sequence[tuple[Tensor, Tensor]]
+"""Similarities and numbers ``(L, Q, K)`` of the most similar documents of each part of the queries."""
+
+
 @dataclass(frozen=True)
 class Ranking:
     """Queries and their documents.
@@ -227,15 +102,26 @@ class Ranking:
 
     def resampled(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
         """Return the same, and means over resampled queries ``(L, S)``."""
+        if self.candidates is not None:
+            return self._means(self._reranked(vectors))
+        return self._means(self._searched(lambda rows: vectors[:, rows.to(vectors.device)], len(self.documents)))
+
+    def resampled_in_blocks(self, read: ReadRows, dim: int) -> tuple[Tensor, Tensor]:
+        """Return the same from vectors that are read block by block, for queries that rank all documents.
+
+        Args:
+            read: called in another thread, one block ahead.
+            dim: number D of dimensions of the vectors at all layers that are read.
+        """
+        return self._means(self._searched(read, max(_BLOCK // dim, 1)))
+
+    def _means(self, rankings: Iterator[tuple[Tensor, Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
         by_query = []
-        total = vectors.new_zeros(len(vectors), dtype=torch.float64)
-        blocks = self._whole(vectors) if self.candidates is None else self._reranked(vectors)
-        for places, numbers, valid in blocks:
+        for places, numbers, valid in rankings:
             gains, ideal = self._gains(places, numbers)
             valid = valid & (numbers != self.same.to(numbers.device)[places][:, None])
             by_query.append(ranking_score(gains, valid, ideal, score=self.score, cut=self.cut))
-            total += by_query[-1].sum(dim=1)
-        mean = total / len(self.queries)
+        mean = torch.stack([block.sum(dim=1) for block in by_query]).sum(dim=0) / len(self.queries)
         rounded = mean if self.score == "mrr" else (mean * 1e5).round() / 1e5
         return rounded, resampled_means(torch.cat(by_query, dim=1))
 
@@ -243,19 +129,46 @@ class Ranking:
         """Return approximately how many numbers of four bytes a layer needs."""
         return 3 * rows * dim
 
-    def _whole(self, vectors: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Yield blocks of queries: places, ranked documents at each layer ``(L, Q, K)``, and which are valid."""
-        similarity = SimilarityFunction.to_similarity_fn(self.similarity)
-        documents = vectors[:, self.documents.to(vectors.device)]
+    def _searched(self, read: ReadRows, block: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Yield groups of queries: places, ranked documents at each layer ``(L, Q, K)``, and which are valid.
+
+        Args:
+            read: returns the vectors of rows.
+            block: documents that are read at a time.
+        """
+        blocks = torch.split(self.documents.argsort(), block)  # in the order of rows: nearby rows are stored together
+        all_queries = read(self.queries)
+        device = all_queries.device
         depth = min(self.depth + 1, len(self.documents))
-        size = max(_BLOCK // (len(vectors) * len(self.documents)), 1)
-        for places in torch.split(torch.arange(len(self.queries), device=vectors.device), size):
-            queries = vectors[:, self.queries.to(vectors.device)[places]]
-            similarities = torch.stack([similarity(x, y) for x, y in zip(queries, documents, strict=True)])
-            numbers = similarities.topk(depth, dim=2).indices.sort(dim=2).values  # ties in the order of their ids
-            order = similarities.gather(2, numbers).sort(dim=2, descending=True, stable=True).indices[..., : self.depth]
-            numbers = numbers.gather(2, order)
+        size = max(_BLOCK // (len(all_queries) * min(block, len(self.documents))), 1)
+        group = size if len(blocks) == 1 else max(_BLOCK // (len(all_queries) * depth), 1)
+        documents = read(self.documents[blocks[0]]) if len(blocks) == 1 else None
+        for places in torch.split(torch.arange(len(self.queries), device=device), group):
+            queries = torch.split(all_queries[:, places], size, dim=1)
+            best: _Best = [(part[:, :, :0], part[:, :, :0].long()) for part in queries]
+            if documents is not None:
+                best = self._closer(best, queries, documents, blocks[0].to(device), depth)
+            else:
+                for numbers, following in ahead(lambda numbers: read(self.documents[numbers]), blocks, depth=1):
+                    best = self._closer(best, queries, following(), numbers.to(device), depth)
+            similarities, numbers = (torch.cat(parts, dim=1) for parts in zip(*best, strict=True))
+            by_id = numbers.argsort(dim=2)  # ties in the order of their ids
+            order = similarities.gather(2, by_id).sort(dim=2, descending=True, stable=True).indices[..., : self.depth]
+            numbers = numbers.gather(2, by_id).gather(2, order)
             yield places, numbers, torch.ones_like(numbers, dtype=torch.bool)
+
+    def _closer(self, best: _Best, queries: Sequence[Tensor], documents: Tensor, numbers: Tensor, depth: int) -> _Best:
+        """Return the most similar documents of each query among those found before and the documents of a block."""
+        similarity = SimilarityFunction.to_similarity_fn(self.similarity)
+        merged = []
+        for (values, found), part in zip(best, queries, strict=True):
+            similarities = torch.stack([similarity(x, y) for x, y in zip(part, documents, strict=True)])
+            closest = similarities.topk(min(depth, similarities.shape[2]), dim=2)
+            values = torch.cat([values, closest.values], dim=2)
+            found = torch.cat([found, numbers[closest.indices]], dim=2)
+            kept = values.topk(min(depth, values.shape[2]), dim=2)
+            merged.append((kept.values, found.gather(2, kept.indices)))
+        return merged
 
     def _reranked(self, vectors: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Yield the same for queries that rank only their candidates."""
@@ -265,7 +178,7 @@ class Ranking:
         documents = self.documents.to(vectors.device)
         for places in torch.split(torch.arange(len(self.queries)), size):
             candidates = [self.candidates[place].sort().values for place in places]
-            numbers = torch.nn.utils.rnn.pad_sequence(candidates, batch_first=True, padding_value=-1).to(vectors.device)
+            numbers = pad_sequence(candidates, batch_first=True, padding_value=-1).to(vectors.device)
             places = places.to(vectors.device)
             valid = numbers >= 0
             queries = self.queries.to(vectors.device)[places][:, None].expand_as(numbers)
@@ -280,15 +193,21 @@ class Ranking:
     def _gains(self, places: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
         """Return the relevance of ranked documents ``(L, Q, K)`` and of all judged ones, descending, ``(Q, J)``."""
         judged = [self.relevance[place] for place in places.tolist()]
-        table = numbers.new_zeros(len(judged), len(self.documents) + 1, dtype=torch.float32)  # the last for no document
-        for row, relevance in zip(table, judged, strict=True):
-            row[list(relevance)] = torch.tensor(list(relevance.values()), dtype=row.dtype, device=row.device)
-        gains = table.expand(len(numbers), -1, -1).gather(2, numbers % (len(self.documents) + 1))
+        # Judged documents, sorted by query and number; a table of all documents would grow with the corpus.
+        count = len(self.documents) + 1
+        pairs = sorted(
+            (row * count + number, gain) for row, known in enumerate(judged) for number, gain in known.items()
+        )
+        known = torch.tensor([pair for pair, _ in pairs] + [len(judged) * count], device=numbers.device)
+        values = torch.tensor([gain for _, gain in pairs] + [0.0], device=numbers.device)
+        wanted = numbers + count * torch.arange(len(judged), device=numbers.device)[:, None]
+        found = torch.searchsorted(known, wanted)
+        gains = torch.where(known[found] == wanted, values[found], 0)
         ideal = [
             torch.tensor(sorted([*relevance.values(), *self.outside[place]], reverse=True), dtype=torch.float32)
             for place, relevance in zip(places.tolist(), judged, strict=True)
         ]
-        return gains, torch.nn.utils.rnn.pad_sequence(ideal, batch_first=True).to(numbers.device)
+        return gains, pad_sequence(ideal, batch_first=True).to(numbers.device)
 
 
 def make_ranking(

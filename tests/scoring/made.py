@@ -191,7 +191,9 @@ def clustering(**settings: Any) -> AbsTask:
     return made(AbsTaskClustering, data, inputs, k_mean_batch_size=16, **options)
 
 
-def retrieval(main_score: str = "ndcg_at_10", *, ranked: bool = False, same_ids: bool = False) -> AbsTask:
+def retrieval(
+    main_score: str = "ndcg_at_10", *, ranked: bool = False, same_ids: bool = False, **settings: Any
+) -> AbsTask:
     """Queries with several relevant documents of different grades, some unknown; repeated documents; optional candidates."""
     documents, queries = sentences(60, seed=4), sentences(12, seed=5)
     documents[:12] = [" ".join(query.split()[:3]) + f" and {number}" for number, query in enumerate(queries)]
@@ -219,4 +221,4 @@ def retrieval(main_score: str = "ndcg_at_10", *, ranked: bool = False, same_ids:
         }
 
     kind = "Reranking" if ranked else "Retrieval"
-    return made(AbsTaskRetrieval, data, metadata(kind, main_score), ignore_identical_ids=same_ids)
+    return made(AbsTaskRetrieval, data, metadata(kind, main_score), ignore_identical_ids=same_ids, **settings)

@@ -16,15 +16,9 @@ from midlayer_encoders.scoring import resampled_scores, resampling
 from midlayer_encoders.scoring.classification import ClassifierData, Classifiers
 from midlayer_encoders.scoring.clustering import Clusterings, Draws
 from midlayer_encoders.scoring.k_means import mini_batch_k_means
+from midlayer_encoders.scoring.pairs import MEASURES, LabeledPairs, StsPairs, pair_similarities
 from midlayer_encoders.scoring.resampling import resampled_counts
-from midlayer_encoders.scoring.retrieval import (
-    MEASURES,
-    LabeledPairs,
-    Ranking,
-    StsPairs,
-    make_ranking,
-    pair_similarities,
-)
+from midlayer_encoders.scoring.retrieval import Ranking, make_ranking
 
 LAYERS, ITEMS, DIM = 3, 12, 4
 VECTORS = torch.randn(LAYERS, 24, DIM, generator=torch.Generator().manual_seed(0))

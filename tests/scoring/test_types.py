@@ -13,6 +13,7 @@ from mteb.abstasks import AbsTask
 
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.scoring import all_layers
+from midlayer_encoders.scoring import retrieval as retrieval_scores
 from midlayer_encoders.scoring.all_layers import all_alike, resampled_scores
 from midlayer_encoders.scoring.classification import ClassifierData, Classifiers
 from midlayer_encoders.scoring.clustering import Clusterings, Draws
@@ -126,8 +127,51 @@ def test_layers_with_identical_or_nonfinite_vectors_have_no_score(monkeypatch: p
         assert np.isnan(actual[1])
 
 
+@pytest.mark.parametrize("documents", [1, 7, 59])
+@pytest.mark.parametrize(
+    "make",
+    [
+        retrieval,
+        lambda: retrieval("map_at_1000"),
+        lambda: retrieval("ndcg_at_3", same_ids=True),
+        lambda: retrieval("recall_at_10", _top_k=12),
+    ],
+)
+def test_corpus_read_in_blocks_matches_mteb(
+    make: Callable[[], AbsTask], documents: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Documents of equal texts are in several blocks, and few queries are ranked at a time."""
+    from tests.scoring import made
+
+    task, plain = make(), made.vectors
+    expected, resampled = by_mteb(task), together(task)
+    monkeypatch.setattr(all_layers, "_WHOLE_LAYER", 0)
+    monkeypatch.setattr(retrieval_scores, "_BLOCK", documents * plain(["a"], 0).shape[1])
+    rows: list[int] = []
+    monkeypatch.setattr(made, "vectors", lambda texts, layer: rows.append(len(texts)) or plain(texts, layer))
+    assert together(task) == pytest.approx(expected, abs=1e-6) == resampled
+    assert max(rows) == max(documents, 11), "judged queries at once, documents block by block"
+
+
+def test_layers_in_blocks_with_identical_or_nonfinite_vectors_have_no_score(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.scoring import made
+
+    task, plain, counts = retrieval(), made.vectors, list[int]()
+    complete = together(task)
+    monkeypatch.setattr(all_layers, "_WHOLE_LAYER", 0)
+    monkeypatch.setattr(retrieval_scores, "_BLOCK", 7 * plain(["a"], 0).shape[1])
+    for odd in (lambda texts: np.ones_like(plain(texts, 1)), lambda texts: plain(texts, 1) * np.nan):
+        monkeypatch.setattr(
+            made, "vectors", lambda texts, layer, odd=odd: odd(texts) if layer == 1 else plain(texts, layer)
+        )
+        actual = together(task, done=counts.append)
+        assert np.isnan(actual[1])
+        assert (actual[0], actual[2]) == pytest.approx((complete[0], complete[2]), abs=1e-9)
+    assert counts == [1] * 6
+
+
 def test_out_of_memory_scores_fewer_layers_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from midlayer_encoders.scoring.retrieval import StsPairs
+    from midlayer_encoders.scoring.pairs import StsPairs
 
     complete, plain, counts = together(sts()), StsPairs.resampled, list[int]()
 
