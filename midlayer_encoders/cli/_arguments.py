@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, BadParameter, Context, Option
 
 from midlayer_encoders._types import ReadSite
-from midlayer_encoders.cli._progress import show_waiting
+from midlayer_encoders.cli._progress import is_first_process, show_waiting, silence
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.recipes import Recipe, recipes_of
 
@@ -41,6 +42,8 @@ RecipeNames = Annotated[str | None, Option("--recipes", help="plain,one-word …
 Site = Annotated[ReadSite, Option("--site", help="block, or the output of attention or mlp in each block.")]
 SkipBad = Annotated[bool, Option("--skip-bad", help="Skip files that cannot be read, and list them.")]
 Views = Annotated[int, Option("--views", help="Augmented views of each text, for LiDAR.")]
+Devices = Annotated[int, Option("--devices", min=1, help="Processes per machine that share the work.")]
+NumNodes = Annotated[int, Option("--num-nodes", min=1, help="Machines that share it, started by torchrun or SLURM.")]
 Seed = Annotated[int, Option("--seed", min=0, help="Random seed.")]
 
 
@@ -173,9 +176,26 @@ def results_folder(out: Path | None, command: str, *models: str) -> Path:
     return folder
 
 
-def load_model(model: str, options: EncoderOptions) -> LayerEncoder:
-    """Return the encoder of a whole model."""
-    from midlayer_encoders.encoder.sentence_transformers_encoder import complete_encoder
+def writes_results(devices: int, num_nodes: int) -> bool:
+    """Return True if this process prints and writes; silence the others of those that share a command.
+
+    Raises:
+        OptionError: torchrun or SLURM started another number of processes.
+    """
+    if any(name.startswith(("SLURM_", "TORCHELASTIC_")) for name in os.environ):
+        from midlayer_encoders.processes import check_launcher  # imports torch
+
+        check_launcher(devices, num_nodes)
+    is_first = devices * num_nodes == 1 or is_first_process()
+    if not is_first:
+        silence()
+    return is_first
+
+
+def load_model(model: str, options: EncoderOptions, *, devices: int = 1, num_nodes: int = 1) -> LayerEncoder:
+    """Return the encoder of a whole model, on the device of this process if several share the work."""
+    from midlayer_encoders.encoder.sentence_transformers_encoder import load_shared
 
     with show_waiting("loading", f"Loading {model}"):
-        return complete_encoder(model, options.changed())
+        encoder, _ = load_shared(model, options.changed(), devices, num_nodes)
+        return encoder

@@ -13,15 +13,15 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from midlayer_encoders.cli._progress import prints_json
+from midlayer_encoders.cli._progress import is_silent, prints_json
 
 if TYPE_CHECKING:
     from midlayer_encoders.boards import Board
 
 
 def console() -> Console:
-    """Return the console for human-readable output, which is silent under ``--json``."""
-    return Console(quiet=prints_json())
+    """Return the console for human-readable output, which is silent under ``--json`` and in all processes but one."""
+    return Console(quiet=prints_json() or is_silent())
 
 
 def print_text(text: str, *, style: str | None = None, wrap: bool = True) -> None:

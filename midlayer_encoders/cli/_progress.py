@@ -21,7 +21,7 @@ from rich.text import Text
 
 from midlayer_encoders._types import Progress
 
-Mode = Literal["bars", "lines", "json", "quiet"]
+Mode = Literal["bars", "lines", "json", "quiet", "silent"]
 _SECONDS_BETWEEN_LINES: dict[str, float] = {"lines": 30.0, "json": 1.0}
 _UNEVEN = ("planning",)  # the first of several tasks may embed the texts of all: a rate would mislead
 
@@ -52,9 +52,14 @@ def is_first_process() -> bool:
 
 
 def silence() -> None:
-    """Show no progress until the command ends, because another process shows it."""
+    """Show and print nothing until the command ends, because another process does."""
     global _mode
-    _mode = "quiet"
+    _mode = "silent"
+
+
+def is_silent() -> bool:
+    """Return True in a process whose command is shown by another one."""
+    return _mode == "silent"
 
 
 @contextmanager

@@ -32,6 +32,8 @@ def embed(
     text_column: _arguments.TextColumn = None,
     limit: _arguments.Limit = None,
     token_budget: Annotated[str, Option(help="Tokens in a batch; auto finds the fastest size.")] = "auto",
+    devices: _arguments.Devices = 1,
+    num_nodes: _arguments.NumNodes = 1,
     options: EncoderOptions,
 ) -> None:
     """Write the vectors of texts, images or audio at many layers to a file, from one pass of the model.
@@ -42,11 +44,12 @@ def embed(
     """
     from midlayer_encoders import vectors
 
+    _arguments.writes_results(devices, num_nodes)
     vectors.check_out(out, tokens=tokens)  # before anything is loaded
     paths = {"texts": texts, "images": images, "audio": audio}
     kind, _, inputs = _arguments.read_inputs(context, paths, text_column=text_column, skip_bad=skip_bad)
     inputs = inputs[:limit]
-    encoder = _arguments.load_model(model, options)
+    encoder = _arguments.load_model(model, options, devices=devices, num_nodes=num_nodes)
     unit = "waveforms" if kind == "audio" else kind
     number = counted(len(inputs), unit.removesuffix("s"))
     with _progress.show_progress({"embedding": f"Embedding {unit}", "writing": "Writing vectors"}) as progress:
@@ -59,6 +62,8 @@ def embed(
             tokens=tokens,
             from_sweep=from_sweep,
             token_budget=int(token_budget) if token_budget.lstrip("-").isdigit() else token_budget,  # type: ignore[arg-type]
+            devices=devices,
+            num_nodes=num_nodes,
             progress=progress,
         )
     _output.print_result(path=written, inputs=len(inputs), kind=kind)

@@ -91,7 +91,7 @@ def sweep(
     if not dry_run and is_alone:  # a dry run reports what it can without the model or a task
         check_model(model, options.revision, gguf_file=options.gguf_file)  # before mteb and torch are imported
         if any(name.startswith(("SLURM_", "TORCHELASTIC_")) for name in os.environ):
-            from midlayer_encoders.sweeping.processes import check_launcher  # imports torch
+            from midlayer_encoders.processes import check_launcher  # imports torch
 
             check_launcher(devices, num_nodes)
         with _progress.show_waiting("tasks", "Reading the tasks"):

@@ -41,12 +41,13 @@ from midlayer_encoders.encoder.verification import check_first_reading
 from midlayer_encoders.errors import OptionError, short_repr
 from midlayer_encoders.measuring import agreed, measure_layers
 from midlayer_encoders.models import transformers_internals as internals
+from midlayer_encoders.processes import Group, launch, share_model
 from midlayer_encoders.reading.batches import TokenBudget
 from midlayer_encoders.reading.locks import turn
 from midlayer_encoders.recipes import PLAIN, Recipe, recipe_of
 from midlayer_encoders.selection import Selection, select
 from midlayer_encoders.selection.rules import check_rule
-from midlayer_encoders.validation import check_text
+from midlayer_encoders.validation import check_count, check_text
 
 logger = logging.getLogger(__name__)
 
@@ -258,6 +259,32 @@ def complete_encoder(model: str, options: Mapping[str, Any]) -> LayerEncoder:
             ", ".join(encoder.saved.trained),
         )
     return encoder
+
+
+def load_encoder(model: str | LayerEncoder, options: Mapping[str, Any]) -> LayerEncoder:
+    """Return the encoder of a named model with all its layers, or verify that the options match an encoder's own."""
+    if not isinstance(model, LayerEncoder):
+        return complete_encoder(model, options)
+    model.check_own(options)
+    return model
+
+
+def load_shared(
+    model: str | LayerEncoder, options: Mapping[str, Any], devices: int, num_nodes: int
+) -> tuple[LayerEncoder, Group]:
+    """Return :func:`load_encoder`'s encoder on the device of this process, and the processes that share its work.
+
+    Args:
+        model: folder or hub name, or an encoder.
+        options: keywords of :class:`~midlayer_encoders.EncoderOptions`.
+        devices: processes on this machine.
+        num_nodes: number of machines.
+    """
+    devices, num_nodes = check_count("devices", devices), check_count("num_nodes", num_nodes)
+    if not isinstance(model, LayerEncoder) and devices * num_nodes > 1:
+        launch(devices, num_nodes, cpu=options.get("device") == "cpu")  # each process loads onto its own device
+    encoder = load_encoder(model, options)
+    return encoder, share_model(encoder, devices, num_nodes)
 
 
 def _requested_layer(layer: Any) -> Any:

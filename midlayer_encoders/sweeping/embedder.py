@@ -20,6 +20,7 @@ from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.files import read_artifact, write_file_once
 from midlayer_encoders.media import is_pil, read_audio, read_image
+from midlayer_encoders.processes import Group
 from midlayer_encoders.reading.ahead import Behind
 from midlayer_encoders.reading.batches import TokenBudget, batches_of, is_combined, tokens_that_fit
 from midlayer_encoders.reading.capture import compiled_blocks
@@ -27,7 +28,6 @@ from midlayer_encoders.reading.joined_readings import join_readings
 from midlayer_encoders.reading.reader import Passed
 from midlayer_encoders.recipes import LEFT_OUT, Recipe, middle_directions, vector_map
 from midlayer_encoders.store import EmbeddingStore, StoreDtype, text_key
-from midlayer_encoders.sweeping.processes import Group
 
 _SHORT_TEXT = 16  # tokens of a text in a batch with as many texts as possible
 _MIN_TEXTS = 256  # that any batch may hold

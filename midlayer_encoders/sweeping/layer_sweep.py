@@ -16,7 +16,7 @@ import polars as pl
 from midlayer_encoders._deprecated import take_deprecated
 from midlayer_encoders._types import READ_SITES, EncoderSpec, Layer, Progress, ReadSite, Stage, content_digest
 from midlayer_encoders.encoder.options import EncoderKeywords, make_options
-from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder, complete_encoder
+from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder, load_shared
 from midlayer_encoders.encoder.spec import result_name, result_revision
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.files import LOCK, check_links, check_output_folder, make_folder, write_file
@@ -25,6 +25,7 @@ from midlayer_encoders.frame.schema import at_site, tidy_frame, tidy_rows
 from midlayer_encoders.measuring import measure_layers
 from midlayer_encoders.metrics import make_metrics
 from midlayer_encoders.models.anatomy import paired_layers
+from midlayer_encoders.processes import Group, check_launcher, cpus_per_process
 from midlayer_encoders.reading.batches import TokenBudget, check_budget
 from midlayer_encoders.recipes import (
     PLAIN,
@@ -40,7 +41,6 @@ from midlayer_encoders.sweeping.baselines import baselines_for
 from midlayer_encoders.sweeping.embedder import Embedder, Vectors, item_key, map_identity, mapped_store, open_store
 from midlayer_encoders.sweeping.mteb_jobs import Job, Prompts, Score, StoredLayer, check_data, with_data
 from midlayer_encoders.sweeping.notes import ScoringResult, sweep_notes
-from midlayer_encoders.sweeping.processes import Group, cpus_per_process, launch
 from midlayer_encoders.sweeping.sweep_result import RecipesResult, SweepResult
 from midlayer_encoders.sweeping.task_scoring import TaskScorer
 from midlayer_encoders.tasks import TaskSource, TextsSource, source_texts, task_sources
@@ -228,23 +228,13 @@ def sweep(
             )
     if request.out is None or not Path(request.out).is_dir():  # an earlier run may have all scores
         check_data(sources)
-    device = model.device.type if isinstance(model, LayerEncoder) else options.get("device")
-    group = launch(request.settings.devices, request.settings.num_nodes, cpu=device == "cpu")
-    encoder = load_encoder(model, options)
-    if group.device is not None:
-        encoder.to(group.device)
+    devices, num_nodes = request.settings.devices, request.settings.num_nodes
+    check_launcher(devices, num_nodes)
+    encoder, group = load_shared(model, options, devices, num_nodes)
     if recipes is None:
         return SingleSweep(request, encoder, sources, group).run()
     candidates = fitting_recipes(encoder, recipes_of("recipes", recipes))
     return _sweep_recipes(request, encoder, sources, group, candidates)
-
-
-def load_encoder(model: str | LayerEncoder, options: Mapping[str, Any]) -> LayerEncoder:
-    """Return the encoder of a named model with all its layers, or verify that the options match an encoder's own."""
-    if not isinstance(model, LayerEncoder):
-        return complete_encoder(model, options)
-    model.check_own(options)
-    return model
 
 
 def _sweep_recipes(

@@ -37,10 +37,10 @@ from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import MidlayerError, OptionError, error_summary
 from midlayer_encoders.files import explain_full_disk, make_folder, read_artifact, scratch, write_file
 from midlayer_encoders.models.hub import offline_cause
+from midlayer_encoders.processes import FATAL, end_with_parent
 from midlayer_encoders.scoring import all_alike
 from midlayer_encoders.store import TextNotStoredError
 from midlayer_encoders.sweeping.embedder import Embedder, Vectors, item_key
-from midlayer_encoders.sweeping.processes import FATAL, end_with_parent
 from midlayer_encoders.tasks import TaskSource, isolated_random, task_sources
 from midlayer_encoders.tasks.mteb_internals import prompt_name
 from midlayer_encoders.tasks.sources import MtebSource

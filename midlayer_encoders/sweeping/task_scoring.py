@@ -19,6 +19,7 @@ from mteb.results import TaskResult
 from midlayer_encoders._types import Stage
 from midlayer_encoders.errors import error_summary
 from midlayer_encoders.files import read_artifact, read_sealed, sealed, write_file
+from midlayer_encoders.processes import FATAL, Group
 from midlayer_encoders.reading.batches import count_tokens
 from midlayer_encoders.scoring import Read, resampled_scores
 from midlayer_encoders.scoring.recording import Recorded, record, scores_together
@@ -26,7 +27,6 @@ from midlayer_encoders.sweeping.baselines import Baseline
 from midlayer_encoders.sweeping.embedder import Embedder
 from midlayer_encoders.sweeping.mteb_jobs import Job, Score, Workers, quiet_mteb, run_job, wait_for_score, with_data
 from midlayer_encoders.sweeping.notes import TOGETHER, ScoringResult
-from midlayer_encoders.sweeping.processes import FATAL, Group
 from midlayer_encoders.tasks import isolated_random, task_texts
 
 MAX_CONFIRMED = 3  # layers per task: the best, the second best and the last

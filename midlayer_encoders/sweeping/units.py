@@ -13,19 +13,19 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
 from midlayer_encoders._types import Progress, Stage, content_digest
+from midlayer_encoders.encoder.sentence_transformers_encoder import load_encoder
 from midlayer_encoders.errors import MidlayerError, OptionError, counted, error_summary
 from midlayer_encoders.files import check_output_folder, make_folder, read_artifact, read_json, write_json
+from midlayer_encoders.processes import Group
 from midlayer_encoders.recipes import Recipe, fitting_recipes, recipes_of
 from midlayer_encoders.report.results import versions
 from midlayer_encoders.sweeping.layer_sweep import (
     SingleSweep,
     SweepRequest,
     SweepSettings,
-    load_encoder,
     recipe_sweeps,
     sweep,
 )
-from midlayer_encoders.sweeping.processes import Group
 from midlayer_encoders.sweeping.sweep_result import SweepResult
 from midlayer_encoders.tasks import TaskSource, TextsSource, task_sources
 from midlayer_encoders.tasks.sources import Tasks

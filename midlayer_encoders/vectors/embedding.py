@@ -21,7 +21,7 @@ import torch
 
 from midlayer_encoders._types import Layer, Progress, ReadSite, Stage, content_digest
 from midlayer_encoders.encoder.options import EncoderKeywords
-from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
+from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder, load_shared
 from midlayer_encoders.errors import OptionError, did_you_mean, short_repr
 from midlayer_encoders.files import (
     atomic_write,
@@ -29,21 +29,20 @@ from midlayer_encoders.files import (
     expand_home,
     explain_full_disk,
     file_checksums,
-    folder_lock,
     read_artifact,
     read_sealed,
     sealed,
     write_file,
 )
 from midlayer_encoders.media import check_taken, medium_of, read_image
+from midlayer_encoders.processes import Group
 from midlayer_encoders.reading.batches import TokenBudget, batches_of, check_budget, count_tokens, tokens_that_fit
 from midlayer_encoders.reading.capture import final_norm
 from midlayer_encoders.reading.reader import layer_reader
 from midlayer_encoders.report.results import versions
 from midlayer_encoders.store import EmbeddingStore, StoreDtype, StoreError, TextNotStoredError, list_stores
 from midlayer_encoders.sweeping.embedder import Embedder, item_key, num_dims, open_store, store_key
-from midlayer_encoders.sweeping.layer_sweep import load_encoder
-from midlayer_encoders.validation import check_flag, check_list, check_path, check_progress, check_texts
+from midlayer_encoders.validation import check_effect, check_flag, check_list, check_path, check_progress, check_texts
 
 _CHUNK = 1 << 16  # inputs per store: the index of a single store would grow with the number of inputs
 _MAX_NAMED = 3  # missing texts in an error message
@@ -74,6 +73,8 @@ def embed(
     prompt_name: str | None = None,
     prompt: str | None = None,
     token_budget: TokenBudget = "auto",
+    devices: int = 1,
+    num_nodes: int = 1,
     progress: Progress | None = None,
     **options: Unpack[EncoderKeywords],
 ) -> Path:
@@ -95,7 +96,10 @@ def embed(
         prompt_name: name of the encoder's prompt for each text; its default prompt by default.
         prompt: text of the prompt.
         token_budget: tokens per batch; ``"auto"`` chooses the fastest size for the device.
-        progress: called with the stages ``"embedding"`` (inputs) and ``"writing"`` (vectors).
+        devices: processes on this machine that share the inputs; the first one writes the file, which is that of one
+            process, to the bit if the batches are the same (on a CPU, or with ``token_budget``).
+        num_nodes: number of machines that share the inputs; ``out`` is then on a disk that all of them can write to.
+        progress: called by the first process with the stages ``"embedding"`` (inputs) and ``"writing"`` (vectors).
         options: as in :class:`~midlayer_encoders.EncoderOptions` if ``model`` is a name; with an encoder they must
             match its own.
 
@@ -110,8 +114,11 @@ def embed(
     if tokens and from_sweep is not None:
         raise OptionError("`tokens` must be False with `from_sweep`: a sweep stores pooled vectors only.")
     check_path("from_sweep", from_sweep)
-    encoder = load_encoder(model, options)
-    run = _EmbedRun(encoder, items, path, layers, site, encoder.prompt_text(prompt_name, prompt, items), progress)
+    if from_sweep is not None:
+        check_effect(embed, "with `from_sweep`: the model does not run", devices=devices, num_nodes=num_nodes)
+    encoder, group = load_shared(model, options, devices, num_nodes)
+    text = encoder.prompt_text(prompt_name, prompt, items)
+    run = _EmbedRun(encoder, items, path, layers, site, text, group.progress(progress), group)
     if from_sweep is not None:
         run.write_vectors(run.stored_by_sweep(expand_home(from_sweep)))
         return path
@@ -121,13 +128,11 @@ def embed(
             f"`out` must not be next to a link {part.name}, which this run would write through: remove it."
         )
     check_links(part, [part])
-    with folder_lock(part):
-        check_out(path, tokens=tokens)  # another run may have written it since
-        if tokens:
-            run.write_states(part, budget)
-        else:
-            run.write_vectors(run.embed(part, budget))
-        shutil.rmtree(part, ignore_errors=True)
+    with group.lock(part):
+        group.first(lambda: check_out(path, tokens=tokens))  # another run may have written it since
+        group.share(lambda: run.write_states(part, budget) if tokens else run.embed_and_write(part, budget))
+        if group.is_first:
+            shutil.rmtree(part, ignore_errors=True)
     return path
 
 
@@ -156,10 +161,22 @@ def check_out(out: Path | str, *, tokens: bool) -> Path:
     return path
 
 
+@dataclass
 class _FixedTotal(Stage):
-    """A stage with a fixed total, which ignores expected steps."""
+    """A stage with a fixed total, which ignores expected steps; each step of this process stands for ``world``."""
+
+    world: int = 1
 
     def expect(self, more: int) -> None:  # noqa: ARG002  (the signature of the base class)
+        self._report()
+
+    def step(self, count: int = 1) -> None:
+        """Count the steps of all processes, which take as long as this one."""
+        self.reach(min(self.done + self.world * count, self.total))
+
+    def reach(self, done: int) -> None:
+        """Set the number of steps done."""
+        self.done = done
         self._report()
 
 
@@ -174,6 +191,7 @@ class _EmbedRun:
     site: ReadSite
     prompt: str
     progress: Progress | None
+    group: Group
 
     def __post_init__(self, requested_layers: Sequence[Layer] | str) -> None:
         encoder, inputs = self.encoder, self.inputs
@@ -220,18 +238,24 @@ class _EmbedRun:
                     stage.step(len(keys))
                 yield start, vectors
 
+    def embed_and_write(self, part: Path, budget: TokenBudget) -> None:
+        """Embed this process's share of the inputs, and write the file in the first process."""
+        store_of = self.embed(part, budget)
+        if self.group.is_first:
+            self.write_vectors(store_of)
+
     def embed(self, part: Path, budget: TokenBudget) -> Callable[[int], EmbeddingStore]:
-        """Embed every input, and return a function that opens the store of a chunk."""
+        """Embed this process's share of the inputs, and return a function that opens the store of a chunk."""
 
         def open_chunk(chunk: int) -> EmbeddingStore:
             return open_store(part / str(chunk), self.spec, self.layers, self.encoder, "float32")
 
-        stage = _FixedTotal(self.progress, "embedding", len(self.inputs))
+        stage = _FixedTotal(self.progress, "embedding", len(self.inputs), world=self.group.world)
         for start in range(0, len(self.inputs), _CHUNK):
             end = min(start + _CHUNK, len(self.inputs))
-            embedder = Embedder(self.encoder, open_chunk(start // _CHUNK), budget, stage, site=self.site)
+            embedder = Embedder(self.encoder, open_chunk(start // _CHUNK), budget, stage, self.group, site=self.site)
             embedder(self.inputs[start:end], self.keys(start, end), self.prompt)
-            stage.step(end - stage.done)  # including stored and repeated inputs
+            stage.reach(end)  # including stored and repeated inputs
         return open_chunk
 
     def stored_by_sweep(self, folder: Path) -> Callable[[int], EmbeddingStore]:
@@ -276,32 +300,45 @@ class _EmbedRun:
         return ", ".join(differences) or "the same model with other options"
 
     def write_states(self, part: Path, budget: TokenBudget) -> None:
-        """Write token states to shards, except complete ones, then ``index.json``, and move the folder into place.
+        """Write this process's share of the shards of token states, except complete ones.
+
+        The first process then writes ``index.json`` and moves the folder into place.
 
         A shard holds ``layer.K`` ``(T, D)`` per layer, the concatenated states of its inputs; ``offsets`` ``(n + 1)``,
         where the states of each input begin; and ``counted`` ``(T)``, which states the pooling includes.
         """
         folder = part / self.identity
-        tokens = tokens_that_fit(self.encoder) if budget == "auto" else budget
+        group = self.group
+        tokens = group.first(lambda: tokens_that_fit(self.encoder) if budget == "auto" else budget, inside=True)
         metadata = self.metadata(tokens=True)
-        stage = Stage(self.progress, "embedding", len(self.inputs))
-        shards = []
-        for number, (start, end) in enumerate(self._shards()):
-            path = folder / f"states-{number:06d}.safetensors"
-            shards.append({"file": path.name, "first": start, "inputs": end - start})
-            checksum_file = path.with_suffix(".json")  # for a run that resumes
-            saved = read_artifact(checksum_file, read_sealed)
-            if saved is None or saved != file_checksums(folder, path.name):
-                tensors = self._read_states(self.inputs[start:end], tokens)
-                write_safetensors(path, tensors, {**metadata, "first": start, "count": end - start})
-                write_file(checksum_file, sealed(file_checksums(folder, path.name)))
-            stage.step(end - start)
-        write_file(folder / "index.json", json.dumps({**metadata, "shards": shards}, indent=2).encode())
-        leftovers = {path.name for path in folder.iterdir()} - {"index.json", *(shard["file"] for shard in shards)}
+        stage = _FixedTotal(self.progress, "embedding", len(self.inputs), world=group.world)
+        shards = {f"states-{number:06d}.safetensors": shard for number, shard in enumerate(self._shards())}
+
+        def write_part() -> None:
+            for name, (start, end) in group.part(list(shards.items())):
+                self._write_shard(folder / name, start, end, tokens, metadata)
+                stage.step(end - start)
+
+        group.share(write_part, inside=True)
+        if not group.is_first:
+            return
+        stage.reach(len(self.inputs))
+        index = [{"file": name, "first": start, "inputs": end - start} for name, (start, end) in shards.items()]
+        write_file(folder / "index.json", json.dumps({**metadata, "shards": index}, indent=2).encode())
+        leftovers = {path.name for path in folder.iterdir()} - {"index.json", *shards}
         with explain_full_disk(self.out):
             for leftover in leftovers:
                 (folder / leftover).unlink()  # of a killed run
             folder.replace(self.out)  # replaces an empty folder
+
+    def _write_shard(self, path: Path, start: int, end: int, tokens: int, metadata: Mapping[str, Any]) -> None:
+        """Write a shard and its checksum, unless an interrupted run has written both."""
+        checksum_file = path.with_suffix(".json")  # for a run that resumes
+        saved = read_artifact(checksum_file, read_sealed)
+        if saved is None or saved != file_checksums(path.parent, path.name):
+            tensors = self._read_states(self.inputs[start:end], tokens)
+            write_safetensors(path, tensors, {**metadata, "first": start, "count": end - start})
+            write_file(checksum_file, sealed(file_checksums(path.parent, path.name)))
 
     def _shards(self) -> Iterator[tuple[int, int]]:
         """Yield the start and end of each shard, which depend on the inputs only, so that a run can resume."""

@@ -47,6 +47,7 @@ class Case(NamedTuple):
 
 RECIPES = recipes_of("recipes", ["plain", "one-word"])
 ENCODER = {"max_length": 9, "pooling": "max", "device": "cpu"}
+SHARED = {"devices": 2, "num_nodes": 3}
 SWEEP: dict[str, Any] = {
     "tasks": "near.csv", "text_column": "t", "label_column": "l", "no_baselines": True, "layers": "1,0.5,2-3", "recipes": "plain,one-word", "site": "mlp", "metrics": "lidar,dime",
     "store_dtype": "float16", "half": True, "scoring": "mteb", "workers": 3, "devices": 1, "num_nodes": 1,
@@ -87,9 +88,9 @@ CASES = {
         "vectors.embed",
         ["MODEL"],
         {"texts": "rows.jsonl", "text_column": "title", "limit": 5, "layers": "1,-1", "site": "mlp", "tokens": True,
-         "from": "swept", "token_budget": "64", "out": "states"},
+         "from": "swept", "token_budget": "64", "out": "states", **SHARED},
         ["MODEL", TITLES[:5], Path("states")],
-        {"layers": [1, -1], "site": "mlp", "tokens": True, "from_sweep": Path("swept"), "token_budget": 64},
+        {"layers": [1, -1], "site": "mlp", "tokens": True, "from_sweep": Path("swept"), "token_budget": 64, **SHARED},
     ),
     "metrics": Case(
         "measure",
@@ -147,7 +148,7 @@ def test_every_flag_is_passed_on(command: str, tmp_path: Path, monkeypatch: pyte
     def record(*arguments: Any, **keywords: Any) -> None:
         raise RecordedError(arguments, keywords)
 
-    def load(model: str, options: EncoderOptions) -> EncoderName:
+    def load(model: str, options: EncoderOptions, **_: int) -> EncoderName:
         loaded.append(options)
         return EncoderName(model)
 

@@ -17,9 +17,9 @@ NOT_RUN = {
     r"python -m benchmarks\.": "a benchmark: it needs data that is not in the repository, or a GPU",
     r"midlayer export .*--push\b": "needs the hub; tests/export/test_upload.py pushes to a stand-in",
     r"midlayer export .*--for (onnx|openvino)\b": "needs an engine; tests/export runs it under make test-engines",
-    r"midlayer sweep .*--devices\b": "starts processes; tests/sweeping/test_processes.py does",
+    r"midlayer \w+ .*--devices\b": "starts processes; tests/test_processes.py does",
     r"midlayer sweep .*--submit\b": "starts jobs; tests/sweeping/test_units.py and test_slurm.py do",
-    r"(torchrun|srun|sbatch)\b": "starts processes; tests/sweeping/test_processes.py does",
+    r"(torchrun|srun|sbatch)\b": "starts processes; tests/test_processes.py does",
     r"(llama-server|vllm|text-embeddings-router|ollama|echo)\b": "another program",
     r"midlayer demo\b": "minutes",
 }

@@ -1,4 +1,4 @@
-"""Share a sweep among processes: divide the work, and exchange results and errors."""
+"""Share work among processes: start them, divide the work, and exchange results and errors."""
 
 from __future__ import annotations
 
@@ -12,19 +12,32 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
-import joblib
 import torch
 import torch.distributed as dist
 
 from midlayer_encoders._isolation import quiet_loggers
+from midlayer_encoders._types import Progress
 from midlayer_encoders.errors import DiskFullError, FolderError, MidlayerError, OptionError, counted, error_summary
 from midlayer_encoders.files import folder_lock
 
 if TYPE_CHECKING:
     from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
+
+
+class Placed(Protocol):
+    """A model that can be moved to a device."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where it is."""
+
+    def to(self, device: torch.device) -> Any:
+        """Move it to a device."""
+
 
 T = TypeVar("T")
 
@@ -46,7 +59,7 @@ FATAL = DiskFullError, FolderError, ProcessLostError
 
 @dataclass(frozen=True)
 class Group:
-    """The processes that share a sweep; only this one by default.
+    """The processes that share some work; only this one by default.
 
     Attributes:
         rank: number of this process.
@@ -58,6 +71,15 @@ class Group:
     world: int = 1
     device: torch.device | None = None
 
+    @property
+    def is_first(self) -> bool:
+        """Whether this process prints and writes for all."""
+        return self.rank == 0
+
+    def progress(self, progress: Progress | None) -> Progress | None:
+        """Return the callback in the first process, and ``None`` in the others."""
+        return progress if self.is_first else None
+
     def part(self, items: Sequence[T]) -> list[T]:
         """Return this process's share of the items."""
         return list(items[self.rank :: self.world])
@@ -65,9 +87,10 @@ class Group:
     def share(self, function: Callable[[], T], *, inside: bool = False) -> list[T]:
         """Call a function in every process and return all results; an error in one is raised in all.
 
-        Every process must make this call, so code between two calls must not fail in one process only. While mteb
-        evaluates a task inside an outer call, it requests vectors in an ``inside`` call. If a process fails before its
-        ``inside`` call, it returns to the outer call, and the processes that wait inside raise an error.
+        Every process must make this call, so code between two calls must not fail in one process only, unless it runs
+        inside an outer call: while mteb evaluates a task there, it requests vectors in an ``inside`` call. If a process
+        fails before its ``inside`` call, it returns to the outer call, and the processes that wait inside raise an
+        error.
         """
         if self.world == 1:
             return [function()]
@@ -87,16 +110,37 @@ class Group:
             if all(level == inside for level, _, _ in outcomes):
                 break
             if inside:  # the processes outside wait until all have left the inside call
-                raise error or OtherProcessError(
-                    "Another process could not evaluate the task, or already had its score."
+                raise (
+                    error
+                    or _first_failure(outcomes)
+                    or OtherProcessError("Another process could not evaluate the task, or already had its score.")
                 )
-        if first_error := error or next((failure for _, _, failure in outcomes if failure is not None), None):
+        if first_error := error or _first_failure(outcomes):
             raise first_error
         return [result for _, result, _ in outcomes]
 
     def first(self, function: Callable[[], T], *, inside: bool = False) -> T:
         """Call a function in the first process and return its result in every process."""
         return self.share(cast(Callable[[], T], function if self.rank == 0 else lambda: None), inside=inside)[0]
+
+    def in_order(self, results: Iterator[T]) -> Iterator[T]:
+        """Yield the results of all processes in turn, in the first process; the others only compute theirs.
+
+        The results of ``map(function, group.part(items))`` come in the order of the items. Call it inside a
+        :meth:`share` of every process, which raises an error of the loop around it in all of them.
+        """
+        if self.world == 1:
+            yield from results
+            return
+        turn: list[T] = []
+
+        def advance() -> int:
+            turn[:] = islice(results, 1)
+            return len(turn)
+
+        while any(self.share(advance, inside=True)):
+            for other in self._gather_in_first(turn):
+                yield from other
 
     @contextmanager
     def lock(self, folder: Path) -> Iterator[None]:
@@ -111,14 +155,26 @@ class Group:
 
     def _gather(self, item: Any) -> list[Any]:
         items: list[Any] = [None] * self.world
+        self._exchange(dist.all_gather_object, items, item)
+        return items
+
+    def _gather_in_first(self, item: Any) -> list[Any]:
+        items: list[Any] | None = [None] * self.world if self.is_first else None
+        self._exchange(dist.gather_object, item, items)
+        return items or []
+
+    def _exchange(self, collective: Callable[..., None], *arguments: Any) -> None:
         try:
-            dist.all_gather_object(items, item)
+            collective(*arguments)
         except RuntimeError as error:
             raise ProcessLostError(
                 f"Another of the {self.world} processes ended. Finished embeddings and scores are saved. Look for its "
                 "error, and run the same command again to resume."
             ) from error
-        return items
+
+
+def _first_failure(outcomes: Sequence[tuple[bool, Any, MidlayerError | None]]) -> MidlayerError | None:
+    return next((failure for _, _, failure in outcomes if failure is not None), None)
 
 
 def end_with_parent(parent: int) -> None:
@@ -167,7 +223,7 @@ def check_launcher(devices: int, num_nodes: int) -> None:
             local = os.environ.get("LOCAL_WORLD_SIZE", str(world))
             raise OptionError(
                 f"`devices` must be {local} and `num_nodes` {world // int(local)}, because torchrun started {world} "
-                "processes, but got 1 and 1: each process would run the whole sweep."
+                "processes, but got 1 and 1: each process would do the whole work."
             )
         return
     tasks = _slurm_tasks()
@@ -180,14 +236,13 @@ def check_launcher(devices: int, num_nodes: int) -> None:
     nodes = int(os.environ.get("SLURM_STEP_NUM_NODES", "1"))
     if "," in os.environ.get("SLURM_STEP_TASKS_PER_NODE", ""):
         raise OptionError(
-            f"A sweep needs the same number of tasks on each of the {nodes} nodes: start it with "
-            "srun --ntasks-per-node."
+            f"Each of the {nodes} nodes must have the same number of tasks: start them with srun --ntasks-per-node."
         )
     if (devices, num_nodes) != (tasks // nodes, nodes):
         raise OptionError(
             f"`devices` must be {tasks // nodes} and `num_nodes` {nodes} (--devices {tasks // nodes} --num-nodes "
             f"{nodes}), because srun started {tasks} tasks on {counted(nodes, 'node')}, but got {devices} and "
-            f"{num_nodes}. To run a separate sweep in each task, unset SLURM_STEP_NUM_TASKS."
+            f"{num_nodes}. To do separate work in each task, unset SLURM_STEP_NUM_TASKS."
         )
 
 
@@ -197,6 +252,8 @@ def cpus_per_process(devices: int) -> int:
     Args:
         devices: number of processes on this machine.
     """
+    import joblib
+
     sharing = 1 if _slurm_tasks() > 1 else devices  # processes that share the CPUs of this one
     cpus = [int(joblib.cpu_count()) // sharing]  # respects affinity and cgroups
     if "SLURM_CPUS_ON_NODE" in os.environ:
@@ -264,3 +321,17 @@ def launch(devices: int, num_nodes: int, *, cpu: bool) -> Group:
             f"torchrun or SLURM started, but got {devices} and {num_nodes}: {error}"
         ) from error
     return Group(fabric.global_rank, fabric.world_size, fabric.device)
+
+
+def share_model(model: Placed, devices: int, num_nodes: int) -> Group:
+    """Join the processes that share a loaded model's work, and move it to the device of this process.
+
+    Unlike :func:`launch`, one process does not look for others: a library call in each of several processes that
+    torchrun started is the caller's own.
+    """
+    if devices * num_nodes == 1:
+        return Group()
+    group = launch(devices, num_nodes, cpu=model.device.type == "cpu")
+    if group.device is not None:
+        model.to(group.device)
+    return group

@@ -27,8 +27,7 @@ from lightning.fabric import Fabric
 from midlayer_encoders import LayerEncoder, measure
 from midlayer_encoders.errors import DiskFullError, FolderError, MidlayerError, OptionError
 from midlayer_encoders.files import folder_lock
-from midlayer_encoders.sweeping.mteb_jobs import Workers
-from midlayer_encoders.sweeping.processes import (
+from midlayer_encoders.processes import (
     Group,
     OtherProcessError,
     ProcessLostError,
@@ -36,6 +35,7 @@ from midlayer_encoders.sweeping.processes import (
     end_with_parent,
     launch,
 )
+from midlayer_encoders.sweeping.mteb_jobs import Workers
 from tests.others_warnings import MTEB
 from tests.sweeping.scoring import sweep
 from tests.sweeping.test_sweep import sentence, write_rows
@@ -216,7 +216,7 @@ if __name__ == "__main__":
 @pytest.mark.slow  # processes that import mteb
 def test_workers_end_with_their_killed_parent(tmp_path: Path) -> None:
     (tmp_path / "run.py").write_text(_WORKERS_SCRIPT)
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
     with subprocess.Popen([sys.executable, str(tmp_path / "run.py")], stdout=subprocess.PIPE, env=env) as parent:
         assert parent.stdout is not None
         workers = parent.stdout.readline().split()
@@ -416,7 +416,7 @@ def run_script(
     (folder / "run.py").write_text(_SCRIPT)
     out = folder / "two"
     command = [sys.executable, *starter, str(folder / "run.py"), mode, model, str(out), *map(str, tasks)]
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1])}
     return subprocess.run(command, capture_output=True, text=True, env=env, check=False, timeout=300)
 
 
