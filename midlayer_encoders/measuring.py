@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -15,6 +15,8 @@ from midlayer_encoders.errors import OptionError, short_repr
 from midlayer_encoders.frame.schema import at_site, tidy_frame, tidy_rows
 from midlayer_encoders.media import medium_of
 from midlayer_encoders.metrics import LayerMetric, LiDAR, TooFewTextsError, make_metrics
+from midlayer_encoders.metrics.token_metrics import MeanOverTexts
+from midlayer_encoders.processes import ALONE, Group
 from midlayer_encoders.reading.batches import LayerSource, TokenBudget, batches_of, check_budget, tokens_that_fit
 from midlayer_encoders.reading.reader import TokenReceive, layer_reader
 from midlayer_encoders.validation import check_count, check_fork, check_list, check_progress, check_seed, check_text
@@ -52,10 +54,12 @@ def measure_layers(
     dataset: str = "texts",
     token_budget: TokenBudget = "auto",
     progress: Progress | None = None,
+    group: Group = ALONE,
 ) -> pl.DataFrame:
     """Return the tidy frame of :func:`~midlayer_encoders.measure`, with the norm of the vectors as an argument.
 
-    Sweeps and selection measure raw states, like the paper, while they score states with the final norm.
+    Sweeps and selection measure raw states, like the paper, while they score states with the final norm. The processes
+    of ``group`` share the passes, and the first one computes the metrics.
     """
     check_fork()
     texts = check_list("texts", texts)
@@ -72,27 +76,76 @@ def measure_layers(
     view_count = num_views(layer_metrics)
     view_passes = _augment(source, texts, view_count, seed) if isinstance(views, int) else views[:view_count]
     copies = [_copies(source, texts, views, seed)] if num_copies(layer_metrics) else []
-    stage = Stage(progress, "measuring", len(texts) * (1 + len(copies) + view_count))
+    stage = Stage(group.progress(progress), "measuring", len(texts) * (1 + len(copies) + view_count))
     if isinstance(texts[0], str) and view_count:
         # Batches over all views need less padding than batches per view. The batches of the texts stay the same.
         view_passes = [[text for view in view_passes for text in view]]
-    tokens_per_batch = tokens_that_fit(source) if budget == "auto" else budget
-    offset = 0
-    for inputs in (texts, *copies, *view_passes):
-        batches = batches_of(source, inputs, token_budget=tokens_per_batch, prompt=prompt)
-        sorted_batches = [sorted(batch) for batch in batches]  # texts first, then copies and each view
-        tokens = token_receiver(layer_metrics, len(texts)) if not offset else None
-        for positions, vectors in reader.embed(inputs, sorted_batches, tokens=tokens):
-            places = [offset + position for position in positions]
-            update_views(layer_metrics, reader.layers, vectors, places, len(texts))
-            stage.step(len(positions))
-        offset += len(inputs)
-    values = compute_metrics(layer_metrics, named=metrics not in ("all", "paper"))
-    subject = at_site(source.spec, site)  # a spec reads all weights
-    rows = []
-    for name, by_layer in values.items():
-        rows += tidy_rows(by_layer, subject, kind="metric", dataset=dataset, name=name)
-    return tidy_frame(rows)
+
+    def compute() -> pl.DataFrame | None:
+        tokens_per_batch = group.first(lambda: tokens_that_fit(source) if budget == "auto" else budget, inside=True)
+        shared = _SharedTokens(layer_metrics, group)
+        offset = 0
+        for inputs in (texts, *copies, *view_passes):
+            batches = batches_of(source, inputs, token_budget=tokens_per_batch, prompt=prompt)
+            sorted_batches = [sorted(batch) for batch in batches]  # texts first, then copies and each view
+            tokens = token_receiver(layer_metrics, len(texts)) if not offset else None
+            passes = reader.embed(inputs, group.part(sorted_batches), tokens=tokens)
+            for positions, vectors, numbers in group.in_order((*passed, shared.take()) for passed in passes):
+                shared.add(numbers)
+                places = [offset + position for position in positions]
+                update_views(layer_metrics, reader.layers, vectors, places, len(texts))
+                stage.step(len(positions))
+            offset += len(inputs)
+        shared.merge()
+        if not group.is_first:
+            return None
+        values = compute_metrics(layer_metrics, named=metrics not in ("all", "paper"))
+        subject = at_site(source.spec, site)  # a spec reads all weights
+        return tidy_frame(
+            row
+            for name, by_layer in values.items()
+            for row in tidy_rows(by_layer, subject, kind="metric", dataset=dataset, name=name)
+        )
+
+    return cast("pl.DataFrame", group.share(compute)[0])
+
+
+class _SharedTokens:
+    """The token metrics of several processes, whose states are too large to be sent.
+
+    The first process adds the numbers of each text in the order of one process; on a GPU, where even one process sums
+    in any order, numbers may come with a later batch. Sums over the tokens of all texts, which are matrices, are added
+    at the end, so ``matrix_entropy`` is that of one process up to rounding.
+    """
+
+    def __init__(self, metrics: Mapping[str, LayerMetric], group: Group) -> None:
+        self.group = group
+        shared = [metric for metric in metrics.values() if metric.kind == "tokens" and group.world > 1]
+        self.means = [metric for metric in shared if isinstance(metric, MeanOverTexts)]
+        self.others = [metric for metric in shared if not isinstance(metric, MeanOverTexts)]
+        for metric in self.means:
+            metric.defer()
+
+    def take(self) -> list[Any]:
+        """Return the numbers of this process since the last call."""
+        return [metric.take() for metric in self.means]
+
+    def add(self, numbers: Sequence[Any]) -> None:
+        """Add the numbers that a process has taken, in the first process."""
+        for metric, metric_numbers in zip(self.means, numbers, strict=True):
+            metric.add(metric_numbers)
+
+    def merge(self) -> None:
+        """Add what is left in the other processes, in the first process."""
+        for metric in (*self.means, *self.others):
+            metric.settle()
+            metric.cpu()
+        left = iter([(self.take(), [metric.metric_state for metric in self.others])])
+        for rank, (numbers, states) in enumerate(self.group.in_order(left)):
+            self.add(numbers)
+            for metric, state in zip(self.others, states, strict=True):
+                if rank:
+                    metric.merge_state(state)
 
 
 def _not_distributed() -> bool:

@@ -173,6 +173,10 @@ class Group:
             ) from error
 
 
+ALONE = Group()
+"""Only this process."""
+
+
 def _first_failure(outcomes: Sequence[tuple[bool, Any, MidlayerError | None]]) -> MidlayerError | None:
     return next((failure for _, _, failure in outcomes if failure is not None), None)
 

@@ -87,6 +87,8 @@ def metrics(
     wikitext: Annotated[bool, Option(help="Drop headings and paragraphs under 30 tokens.")] = False,
     limit: _arguments.Limit = None,
     seed: _arguments.Seed = 0,
+    devices: _arguments.Devices = 1,
+    num_nodes: _arguments.NumNodes = 1,
     options: EncoderOptions,
 ) -> None:
     """Measure every layer of a model on your texts, images or audio.
@@ -101,12 +103,13 @@ def metrics(
     from midlayer_encoders.report import write_metrics_figure
     from midlayer_encoders.report.results import write_frame
 
+    is_first = _arguments.writes_results(devices, num_nodes)
     out = _arguments.results_folder(out, "metrics", model)
     names = _arguments.parse_metrics(metric_names)
     passes = num_passes(names)  # refuses an unknown name before the model is loaded
     paths = {"texts": texts, "images": images, "audio": audio}
     kind, path, inputs = _arguments.read_inputs(context, paths, text_column=text_column, skip_bad=skip_bad)
-    encoder = _arguments.load_model(model, options)
+    encoder = _arguments.load_model(model, options, devices=devices, num_nodes=num_nodes)
     if wikitext:  # counts the tokens of the whole paragraph, whatever --max-length is
         inputs = wikitext_paragraphs(inputs, lambda line: len(encoder.tokenizer(line, verbose=False)["input_ids"]))
     inputs = inputs[:limit]
@@ -121,8 +124,12 @@ def metrics(
             site=site,
             seed=seed,
             dataset=path.stem,
+            devices=devices,
+            num_nodes=num_nodes,
             progress=progress,
         )
+    if not is_first:
+        return
     for name in ("metrics.parquet", "metrics.csv"):
         write_frame(frame, out / name)
     write_metrics_figure(frame, out / "metrics.png")

@@ -325,6 +325,8 @@ def measure(
     seed: int = 0,
     dataset: str = "texts",
     token_budget: TokenBudget = "auto",
+    devices: int = 1,
+    num_nodes: int = 1,
     progress: Progress | None = None,
     **options: Unpack[EncoderKeywords],
 ) -> pl.DataFrame:
@@ -347,17 +349,18 @@ def measure(
         seed: seed of the views and of the copies.
         dataset: name of the texts in the frame.
         token_budget: tokens in a batch; ``"auto"`` finds the fastest size for the device.
-        progress: called after each batch, with the stage ``"measuring"``.
+        devices: processes on this machine that share the texts, on Lightning Fabric. On CPUs the frame is that of one
+            process to the bit, except ``matrix_entropy``: its sums over all tokens are added in another order.
+        num_nodes: number of machines that share the texts.
+        progress: called by the first process after each batch, with the stage ``"measuring"``.
         options: keywords of :class:`~midlayer_encoders.EncoderOptions`; with an encoder they must equal its options.
     """
     if isinstance(model, str | os.PathLike):
         options.setdefault("norm", "none")
-        encoder = complete_encoder(os.fspath(model), options)
-    elif isinstance(model, LayerEncoder):
-        encoder = model
-        encoder.check_own(options)
-    else:
+        model = os.fspath(model)
+    elif not isinstance(model, LayerEncoder):
         raise OptionError(f"`model` must be a folder, a hub name or a LayerEncoder, but got {short_repr(model)}.")
+    encoder, group = load_shared(model, options, devices, num_nodes)
     return measure_layers(
         encoder,
         texts,
@@ -370,6 +373,7 @@ def measure(
         dataset=dataset,
         token_budget=token_budget,
         progress=progress,
+        group=group,
     )
 
 

@@ -11,7 +11,7 @@ import itertools
 import json
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import InitVar, dataclass, replace
+from dataclasses import InitVar, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias, Unpack
 
@@ -191,7 +191,7 @@ class _EmbedRun:
     site: ReadSite
     prompt: str
     progress: Progress | None
-    group: Group
+    group: Group = field(default_factory=Group)
 
     def __post_init__(self, requested_layers: Sequence[Layer] | str) -> None:
         encoder, inputs = self.encoder, self.inputs

@@ -96,9 +96,9 @@ CASES = {
         "measure",
         ["MODEL"],
         {"texts": "rows.jsonl", "text_column": "title", "limit": 5, "layers": "1,-1", "site": "mlp", "metrics": "lidar,dime",
-         "seed": 3, "out": "o"},
+         "seed": 3, "out": "o", **SHARED},
         ["MODEL", TITLES[:5]],
-        {"metrics": ["lidar", "dime"], "layers": [1, -1], "site": "mlp", "seed": 3, "dataset": "rows"},
+        {"metrics": ["lidar", "dime"], "layers": [1, -1], "site": "mlp", "seed": 3, "dataset": "rows", **SHARED},
     ),
     "compare": Case(
         "comparing.compare",
