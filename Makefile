@@ -26,7 +26,7 @@ export PIP_USER := 0
 unexport PIP_TARGET PIP_PREFIX PIP_ROOT PIP_DRY_RUN PIP_PYTHON
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo demo-vision docs tutorials test test-docs test-browser test-slow test-triton test-clients test-engines test-slurm test-dist test-lowest check format bench dist clean
+.PHONY: demo demo-vision docs tutorials test test-docs test-browser test-slow test-triton test-clients test-engines test-slurm test-ray test-dist test-lowest check format bench dist clean
 
 demo: $(VENV)/installed
 	$(BIN)/midlayer demo --out runs/demo
@@ -81,6 +81,11 @@ test-slurm: $(VENV)/installed
 	@for program in munged slurmctld slurmd srun; do command -v $$program > /dev/null || \
 		{ echo "apt-get install --no-install-recommends slurm-wlm munge"; exit 1; }; done
 	$(BIN)/pytest -m slurm tests/sweeping/test_slurm.py
+
+# Embedding in actors of Ray, whose cluster of two CPUs runs on this machine.
+test-ray: $(VENV)/installed
+	$(BIN)/pip install --quiet --editable ".[ray]" $(CONSTRAINTS)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m ray tests/vectors/test_ray.py
 
 # The wheel in clean environments of Python 3.11 to 3.13, where they are; MIDLAYER_TORCH is what pip installs as torch there.
 test-dist: dist

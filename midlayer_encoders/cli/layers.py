@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
+from contextlib import redirect_stdout
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-from typer import Context, Option
+from typer import BadParameter, Context, Option
 
 from midlayer_encoders.cli import _arguments, _output, _progress
 from midlayer_encoders.cli._app import command
@@ -20,7 +22,7 @@ def embed(
     *,
     context: Context,
     model: _arguments.Model,
-    out: Annotated[Path, Option(help="vectors.npy, .safetensors or .parquet; with --tokens a new folder.")],
+    out: Annotated[Path, Option(help="vectors.npy, .safetensors or .parquet; with --tokens or --ray a new folder.")],
     texts: _arguments.OptionalTexts = None,
     images: _arguments.OptionalImages = None,
     audio: _arguments.OptionalAudio = None,
@@ -34,6 +36,9 @@ def embed(
     token_budget: Annotated[str, Option(help="Tokens in a batch; auto finds the fastest size.")] = "auto",
     devices: _arguments.Devices = 1,
     num_nodes: _arguments.NumNodes = 1,
+    ray: Annotated[bool, Option("--ray", help="Embed parquet (--texts) in actors of Ray, on a cluster.")] = False,
+    concurrency: Annotated[int | None, Option(min=1, help="With --ray: actors; by default one per GPU or CPU.")] = None,
+    batch_size: Annotated[int, Option(min=1, help="With --ray: texts in a file of the output.")] = 1024,
     options: EncoderOptions,
 ) -> None:
     """Write the vectors of texts, images or audio at many layers to a file, from one pass of the model.
@@ -44,6 +49,28 @@ def embed(
     """
     from midlayer_encoders import vectors
 
+    budget: Any = int(token_budget) if token_budget.lstrip("-").isdigit() else token_budget
+    if ray:
+        reason = "with --ray, which writes vectors of texts: run it without --ray"
+        _arguments.refuse_flags(context, reason, "tokens", "from_sweep", "images", "audio", "skip_bad")
+        _arguments.refuse_flags(context, "with --ray: use --concurrency", "devices", "num_nodes")
+        if texts is None:
+            raise BadParameter("name the parquet file or folder with --texts", param_hint="--ray")
+        _embed_with_ray(
+            model,
+            texts,
+            out,
+            layers=layers,
+            text_column=text_column or "text",
+            site=site,
+            token_budget=budget,
+            batch_size=batch_size,
+            concurrency=concurrency,
+            limit=limit,
+            **options.changed(),
+        )
+        return
+    _arguments.refuse_flags(context, "without --ray", "concurrency", "batch_size")
     _arguments.writes_results(devices, num_nodes)
     vectors.check_out(out, tokens=tokens)  # before anything is loaded
     paths = {"texts": texts, "images": images, "audio": audio}
@@ -61,13 +88,27 @@ def embed(
             site=site,
             tokens=tokens,
             from_sweep=from_sweep,
-            token_budget=int(token_budget) if token_budget.lstrip("-").isdigit() else token_budget,  # type: ignore[arg-type]
+            token_budget=budget,
             devices=devices,
             num_nodes=num_nodes,
             progress=progress,
         )
     _output.print_result(path=written, inputs=len(inputs), kind=kind)
     _output.print_text(f"{'States' if tokens else 'Vectors'} of {number} are in {written}.", wrap=False)
+
+
+def _embed_with_ray(model: str, source: Path, out: Path, **arguments: Any) -> None:
+    """Embed parquet files with Ray, and print where the vectors are."""
+    import pyarrow.dataset
+
+    from midlayer_encoders.vectors import ray
+
+    # Ray prints lines about lost workers, which it replaces.
+    with _progress.show_progress({"embedding": "Embedding texts"}) as progress, redirect_stdout(io.StringIO()):
+        written = ray.embed_parquet(model, source, out, progress=progress, **arguments)
+    num_texts = pyarrow.dataset.dataset(written).count_rows()
+    _output.print_result(path=written, inputs=num_texts, kind="texts")
+    _output.print_text(f"Vectors of {counted(num_texts, 'text')} are in {written}.", wrap=False)
 
 
 @command("Look inside", norm="none")

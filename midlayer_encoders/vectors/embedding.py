@@ -138,19 +138,9 @@ def embed(
 
 def check_out(out: Path | str, *, tokens: bool) -> Path:
     """Return the path to write to, or raise if it cannot be written."""
-    check_path("out", out)
-    path = expand_home(out)
-    if not path.parent.is_dir():
-        raise OptionError(f"`out` must be in an existing folder, but {path.parent} does not exist: create it first.")
     if tokens:
-        if path.suffix in _SUFFIXES:
-            raise OptionError(
-                f"`out` must be a new folder with `tokens`, for safetensors shards, but got {path.name!r}: "
-                f"each text has a different number of states. Name it {path.stem!r}."
-            )
-        if path.is_file() or path.is_symlink() or (path.is_dir() and any(path.iterdir())):
-            raise OptionError(f"`out` must be a new or empty folder with `tokens`, but {path} is not: use another.")
-        return path
+        return check_new_folder(out, "with `tokens`", "each text has a different number of states")
+    path = _check_parent(out)
     if path.suffix not in _SUFFIXES:
         raise OptionError(
             f"`out` must end in {', '.join(_SUFFIXES)}, which selects the format, but got {path.name!r}."
@@ -158,6 +148,32 @@ def check_out(out: Path | str, *, tokens: bool) -> Path:
         )
     if path.is_dir():
         raise OptionError(f"`out` must be a file, but {path} is a folder: use another name.")
+    return path
+
+
+def check_new_folder(out: Path | str, condition: str, reason: str) -> Path:
+    """Return the folder to write several files to, or raise unless it is new or empty.
+
+    Args:
+        out: path of the folder.
+        condition: when the output is a folder, for an error message.
+        reason: why it is not a file.
+    """
+    path = _check_parent(out)
+    if path.suffix in _SUFFIXES:
+        raise OptionError(
+            f"`out` must be a new folder {condition}, but got {path.name!r}: {reason}. Name it {path.stem!r}."
+        )
+    if path.is_file() or path.is_symlink() or (path.is_dir() and any(path.iterdir())):
+        raise OptionError(f"`out` must be a new or empty folder {condition}, but {path} is not: use another.")
+    return path
+
+
+def _check_parent(out: Path | str) -> Path:
+    check_path("out", out)
+    path = expand_home(out)
+    if not path.parent.is_dir():
+        raise OptionError(f"`out` must be in an existing folder, but {path.parent} does not exist: create it first.")
     return path
 
 
@@ -405,6 +421,13 @@ class _EmbedRun:
         }
 
 
+def describe_vectors(
+    encoder: LayerEncoder, texts: list[str], *, layers: Sequence[int], site: ReadSite, prompt: str
+) -> dict[str, Any]:
+    """Return the description that a file with the vectors of these texts holds."""
+    return _EmbedRun(encoder, texts, Path(), layers, site, prompt, None).metadata()
+
+
 def _key(item: Any, medium: str, encoder: LayerEncoder, prompt: str) -> str:
     """Return the key of an input; of an image by its pixels, even if it is a file."""
     if medium == "image":
@@ -463,8 +486,15 @@ def _write_parquet(
         for start, vectors in blocks:
             columns: list[Any] = [pa.array(names[start : start + len(vectors[0])], pa.string())]
             for rows in vectors:
-                columns.append(pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), dim))
+                columns.append(vector_column(rows))
             writer.write_table(pa.Table.from_arrays(columns, schema=schema))
+
+
+def vector_column(rows: npt.NDArray[np.float32]) -> Any:
+    """Return vectors ``(N, D)`` as a pyarrow array of lists of D numbers."""
+    import pyarrow as pa
+
+    return pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), rows.shape[1])
 
 
 def write_safetensors(out: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> None:

@@ -92,6 +92,15 @@ CASES = {
         ["MODEL", TITLES[:5], Path("states")],
         {"layers": [1, -1], "site": "mlp", "tokens": True, "from_sweep": Path("swept"), "token_budget": 64, **SHARED},
     ),
+    "embed --ray": Case(
+        "vectors.ray.embed_parquet",
+        ["MODEL"],
+        {"texts": "rows.parquet", "text_column": "title", "limit": 5, "layers": "1,-1", "site": "mlp", "token_budget": "64",
+         "ray": True, "concurrency": 3, "batch_size": 9, "out": "vectors"},
+        ["MODEL", Path("rows.parquet"), Path("vectors")],
+        {"layers": [1, -1], "site": "mlp", "token_budget": 64, "text_column": "title", "limit": 5, "concurrency": 3,
+         "batch_size": 9, **ENCODER},
+    ),
     "metrics": Case(
         "measure",
         ["MODEL"],
