@@ -32,6 +32,7 @@ from midlayer_encoders.sweeping.layer_sweep import _folder_name
 from midlayer_encoders.sweeping.units import Unit
 from midlayer_encoders.tasks import resolve_tasks, task_sources
 from midlayer_encoders.tasks.docstrings import Entry, _order
+from midlayer_encoders.tasks.samples import _rank
 from midlayer_encoders.tasks.task_data import TaskData
 from midlayer_encoders.tuning.training import TuneSettings
 from midlayer_encoders.tuning.training_pairs import TrainingPairs
@@ -106,6 +107,11 @@ def encoder_digests(world: Any) -> Iterator[str]:
         yield encoder.spec.digest
         setattr(encoder, name, before)
     assert encoder.spec.digest == LayerEncoder(world.folder, 2, **encoder.options.changed()).spec.digest
+
+
+@digest("tasks/samples.py", "_rank")
+def ranks(_: Any) -> Iterator[str]:
+    yield from (_rank(1), _rank("1"), _rank("2"), _rank(2))
 
 
 @digest("store/embeddings.py", "text_key")

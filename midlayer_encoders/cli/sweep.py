@@ -48,6 +48,7 @@ def sweep(
     tasks: Annotated[str, Option(help="mteb tasks or benchmarks, paper, builtin, or paths, separated by commas.")],
     text_column: _arguments.TextColumn = None,
     label_column: _arguments.LabelColumn = None,
+    limit: Annotated[int | None, Option(help="Score a sample of at most so many rows of each split.")] = None,
     layers: _arguments.Layers = "all",
     recipes: _arguments.RecipeNames = None,
     site: _arguments.Site = "block",
@@ -75,7 +76,7 @@ def sweep(
     """
     from midlayer_encoders.files import check_output_folder, folder_lock
     from midlayer_encoders.models.hub import check_model
-    from midlayer_encoders.tasks import task_sources
+    from midlayer_encoders.tasks import limited_sources, task_sources
 
     model, *others = models
     is_alone = not others and submit is None
@@ -95,7 +96,7 @@ def sweep(
 
             check_launcher(devices, num_nodes)
         with _progress.show_waiting("tasks", "Reading the tasks"):
-            sources = task_sources(task_names, **columns)
+            sources = limited_sources(task_sources(task_names, **columns), limit)
         if out is not None and devices * num_nodes <= 1:  # several processes check it together
             check_output_folder(out)
     from midlayer_encoders.sweeping import SweepSettings
@@ -112,7 +113,7 @@ def sweep(
     metric_names = _arguments.parse_metrics(metrics)
     recipe_list, options = _arguments.parse_recipes(recipes, options)
     arguments: dict[str, Any] = {"recipes": recipe_list, "metrics": metric_names, "settings": settings}
-    arguments |= {"layers": layers, "site": site, "baselines": not no_baselines, **columns}
+    arguments |= {"layers": layers, "site": site, "baselines": not no_baselines, "limit": limit, **columns}
     if dry_run:
         _print_preview(model, task_names, **arguments, **options.changed())
         return
@@ -246,7 +247,8 @@ def result_values(result: SweepResult) -> dict[str, Any]:
     model = {"model": summary.model, "revision": summary.revision, "num_layers": summary.num_layers}
     gain = result.gain()
     gains = {"gain": gain.points, "interval": gain.interval}
-    return {**model, **recipe, **average, **gains, "tasks": points, "baselines": baselines}
+    rows = {"rows": result.notes.rows} if result.notes.rows else {}
+    return {**model, **recipe, **average, **gains, "tasks": points, "baselines": baselines, **rows}
 
 
 def _print_scores(result: SweepResult) -> None:
@@ -289,8 +291,9 @@ def _print_scores(result: SweepResult) -> None:
             f"Best layer: {average.best_layer} of {summary.num_layers}, {average.best:.1f} points, "
             f"{average.gain:+.1f} over {last}{interval}."
         )
-    if sentence := confirmed_words(result.frame):
-        _output.print_text(sentence)
+    for sentence in (confirmed_words(result.frame), result.sample_words()):
+        if sentence:
+            _output.print_text(sentence)
 
 
 def _points(value: float | None) -> str:

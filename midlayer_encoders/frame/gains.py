@@ -101,6 +101,17 @@ def paired_gain(
     return Gain(points, float(low), float(high))
 
 
+def score_interval(scores: Summary, resamples: pl.DataFrame, layer: int) -> tuple[float, float] | None:
+    """Return the central 95 % of a layer's average score in resamples, in points; ``None`` if a task has none."""
+    samples = _by_task(resamples, layer)
+    if not scores.tasks or any(task.name not in samples for task in scores.tasks):
+        return None
+    size = min(len(samples[task.name]) for task in scores.tasks)
+    means = 100 * np.mean([samples[task.name][:size] for task in scores.tasks], axis=0)
+    defined = means[np.isfinite(means)]
+    return (float(np.quantile(defined, 0.025)), float(np.quantile(defined, 0.975))) if len(defined) else None
+
+
 def read_resamples(path: Path) -> pl.DataFrame:
     """Return the frame of :data:`RESAMPLES_SCHEMA` in a parquet file."""
     frame, _ = read_parquet(path)

@@ -7,15 +7,17 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, Unpack, cast
 
+import polars as pl
+
 from midlayer_encoders._types import LayerArgument
 from midlayer_encoders.encoder.options import EncoderKeywords, EncoderOptions, python_line, shell_line
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.files import parse_json_object, read_text_file, shell_path, unsealed
-from midlayer_encoders.frame.gains import Gain
+from midlayer_encoders.frame.gains import Gain, score_interval
 from midlayer_encoders.frame.summaries import Baselines, Curve, Summary
 from midlayer_encoders.media.text_lists import read_texts
 from midlayer_encoders.recipes import removed_fields
-from midlayer_encoders.report.labels import gain_text, number
+from midlayer_encoders.report.labels import gain_text, number, significant
 
 if TYPE_CHECKING:
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
@@ -30,7 +32,8 @@ class Notes:
     ``seconds`` is the time until a pass over a batch reaches each layer; ``timing`` describes the batch and the device.
     ``dimensions`` is 0 in sweeps before 0.2. ``towers`` is the number of blocks of each tower of a joint model; its
     layers are those of the image tower. ``tokens`` is the mean number of tokens that the model reads for a text of each
-    task whose layers were scored together.
+    task whose layers were scored together. ``rows`` holds, for each split of a task that was limited to a sample, its
+    rows, those of the whole task, and the texts of a row.
     """
 
     title: str
@@ -51,6 +54,7 @@ class Notes:
     timing: dict[str, Any] = field(default_factory=dict)
     towers: dict[str, int] = field(default_factory=dict)
     tokens: dict[str, float] = field(default_factory=dict)
+    rows: dict[str, dict[str, list[int]]] = field(default_factory=dict)
 
     @property
     def milliseconds(self) -> dict[int, float]:
@@ -121,6 +125,24 @@ class BestLayer(int):
         from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder  # it imports torch
 
         return LayerEncoder(self.notes.model, self, **options)
+
+
+def sample_words(notes: Notes, scores: Summary, resamples: pl.DataFrame) -> str:
+    """Return what a sample saved and the interval of the best score on it; empty if all rows were scored."""
+    parts = [(counts, notes.tokens.get(task, 0.0)) for task, splits in notes.rows.items() for counts in splits.values()]
+    if not parts:
+        return ""
+    rows, whole = (sum(counts[column] for counts, _ in parts) for column in (0, 1))
+    sentence = f"Scored on a sample of {rows:,} of {whole:,} rows ({rows / whole:.0%})"
+    read, tokens = (sum(counts[column] * counts[2] * tokens for counts, tokens in parts) for column in (0, 1))
+    if tokens > read:
+        sentence += f"; about {significant(tokens - read, 2)} tokens ({1 - read / tokens:.0%}) were not read"
+    if scores.average is None:
+        return f"{sentence}."
+    best = scores.average.best_layer
+    interval = score_interval(scores, resamples, best)
+    words = "no interval" if interval is None else f"95 % interval {number(interval[0])} to {number(interval[1])}"
+    return f"{sentence}. Layer {best} has {number(scores.average.best)} points ({words})."
 
 
 def without_nan(baselines: Baselines) -> dict[str, dict[str, float]]:

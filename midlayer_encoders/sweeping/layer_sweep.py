@@ -43,7 +43,7 @@ from midlayer_encoders.sweeping.mteb_jobs import Job, Prompts, Score, StoredLaye
 from midlayer_encoders.sweeping.notes import ScoringResult, sweep_notes
 from midlayer_encoders.sweeping.sweep_result import RecipesResult, SweepResult
 from midlayer_encoders.sweeping.task_scoring import TaskScorer
-from midlayer_encoders.tasks import TaskSource, TextsSource, source_texts, task_sources
+from midlayer_encoders.tasks import TaskSource, TextsSource, limited_sources, source_texts, task_sources
 from midlayer_encoders.tasks.sources import Tasks
 from midlayer_encoders.validation import (
     check_choice,
@@ -157,6 +157,7 @@ def sweep(
     *,
     text_column: str | None = None,
     label_column: str | None = None,
+    limit: int | None = None,
     layers: Sequence[Layer] | str = "all",
     site: ReadSite = "block",
     recipes: str | Recipe | Sequence[str | Recipe] | None = None,
@@ -179,6 +180,10 @@ def sweep(
             data frames, datasets, lists of rows, or ``(texts, labels)``. Data without labels is only used for metrics.
         text_column: column of your own data that holds the texts, if it is not ``text``.
         label_column: column of your own data that holds the labels, if it is not ``label``.
+        limit: score a sample of at most so many rows of each split, at least 10, the same in every run; results have
+            it in the task's name (``"STS12[500]"``). Rows are sampled in proportion to their labels or grades, with
+            as many training rows for each label as mteb trains on; a search has ``limit`` queries with their relevant
+            documents and 20 others for each query.
         layers: ``"all"``, or some layers, each as ``layer`` of :class:`LayerEncoder`.
         site: ``"block"``, or ``"attention"`` or ``"mlp"`` to read what these add in each block, from layer 1 up. The
             frame's revision then names the site, as in ``"default:mlp"``; vectors of a site cannot be exported as an
@@ -214,7 +219,7 @@ def sweep(
     )
     sources: list[TaskSource] = []
     if not isinstance(tasks, tuple) or tasks:
-        sources = task_sources(tasks, text_column=text_column, label_column=label_column)
+        sources = limited_sources(task_sources(tasks, text_column=text_column, label_column=label_column), limit)
     if sources and all(isinstance(source, TextsSource) for source in sources):
         if recipes is not None:
             raise OptionError(

@@ -41,7 +41,7 @@ from midlayer_encoders.processes import FATAL, end_with_parent
 from midlayer_encoders.scoring import all_alike
 from midlayer_encoders.store import TextNotStoredError
 from midlayer_encoders.sweeping.embedder import Embedder, Vectors, item_key
-from midlayer_encoders.tasks import TaskSource, isolated_random, task_sources
+from midlayer_encoders.tasks import TaskSource, isolated_random, task_sources, whole_name, whole_source
 from midlayer_encoders.tasks.mteb_internals import prompt_name
 from midlayer_encoders.tasks.sources import MtebSource
 
@@ -67,7 +67,8 @@ class Prompts:
             return ""
         mteb_prompts = {name: text for name, text in prompts.items() if name != "text"}  # mteb would warn about it
         valid, _ = AbsEncoder.validate_task_to_prompt_name(mteb_prompts, raise_for_invalid_keys=False)
-        name = prompt_name(valid, task, prompt_type) if valid else None
+        whole = task.model_copy(update={"name": whole_name(task.name)})  # a sample has the prompts of its task
+        name = prompt_name(valid, whole, prompt_type) if valid else None
         if name is not None:
             return prompts[name]
         for fallback in _PROMPT_NAMES.get(prompt_type.value, ()) if prompt_type is not None else ():
@@ -222,7 +223,7 @@ def with_data(source: TaskSource) -> TaskSource:
     """Return a task with its data, loaded once per process since the layers of a task follow each other."""
     task = source.make()
     if not task.data_loaded:
-        cause = offline_cause() if isinstance(source, MtebSource) else None
+        cause = offline_cause() if isinstance(whole_source(source), MtebSource) else None
         if cause is None:
             task.load_data()
         else:
@@ -246,7 +247,7 @@ def _load_cached(task: AbsTask, cause: str) -> None:
 def check_data(sources: Sequence[TaskSource]) -> None:
     """Raise a :class:`DataUnavailableError` if the data of no task can be loaded, before anything is embedded."""
     unavailable: DataUnavailableError | None = None
-    if all(isinstance(source, MtebSource) for source in sources) and offline_cause() is not None:
+    if all(isinstance(whole_source(source), MtebSource) for source in sources) and offline_cause() is not None:
         for source in sources:
             try:
                 with isolated_random(), quiet_mteb():

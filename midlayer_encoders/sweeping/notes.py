@@ -23,8 +23,9 @@ from midlayer_encoders.report.results import versions
 from midlayer_encoders.sweeping.baselines import Baseline, missing_baselines
 from midlayer_encoders.sweeping.best_layer import Notes, without_nan
 from midlayer_encoders.sweeping.embedder import num_dims
-from midlayer_encoders.sweeping.mteb_jobs import Score, quiet_mteb
-from midlayer_encoders.tasks import STS_GRADES, TaskSource, TextsSource, task_label
+from midlayer_encoders.sweeping.mteb_jobs import Score, quiet_mteb, with_data
+from midlayer_encoders.tasks import STS_GRADES, SampledSource, TaskSource, TextsSource, isolated_random, task_label
+from midlayer_encoders.tasks.sampled_tasks import sampled_rows
 
 TOGETHER = "all layers together"
 _PACKAGES = ("midlayer-encoders", "torch", "transformers", "sentence-transformers", "mteb", "scikit-learn")
@@ -92,7 +93,18 @@ def sweep_notes(
         timing=timing,
         towers=dict(encoder.tower_depths),
         tokens=dict(scoring.tokens),
+        rows=_sampled_rows(succeeded),
     )
+
+
+def _sampled_rows(sources: Sequence[TaskSource]) -> dict[str, dict[str, list[int]]]:
+    """Return the rows of each sample; its data is loaded if its scores were not computed in this process."""
+    sampled = [source for source in sources if isinstance(source, SampledSource)]
+    for source in sampled:
+        if not source.rows:
+            with isolated_random(), quiet_mteb():
+                source.rows.update(sampled_rows(with_data(source).make()))
+    return {source.name: {split: list(counts) for split, counts in source.rows.items()} for source in sampled}
 
 
 def _baseline_scores(

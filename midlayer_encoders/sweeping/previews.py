@@ -29,7 +29,15 @@ from midlayer_encoders.sweeping.layer_sweep import SweepSettings
 from midlayer_encoders.sweeping.mteb_jobs import Prompts, quiet_mteb, with_data
 from midlayer_encoders.sweeping.notes import TOGETHER
 from midlayer_encoders.sweeping.task_scoring import MAX_CONFIRMED
-from midlayer_encoders.tasks import TaskSource, TextsSource, isolated_random, task_label, task_sources, task_texts
+from midlayer_encoders.tasks import (
+    TaskSource,
+    TextsSource,
+    isolated_random,
+    limited_sources,
+    task_label,
+    task_sources,
+    task_texts,
+)
 from midlayer_encoders.tasks.overview import TaskOverview, task_overview
 from midlayer_encoders.tasks.sources import Tasks, task_items
 from midlayer_encoders.validation import check_flag
@@ -107,6 +115,7 @@ def preview(
     *,
     text_column: str | None = None,
     label_column: str | None = None,
+    limit: int | None = None,
     layers: Sequence[Layer] | str = "all",
     site: ReadSite = "block",
     recipes: str | Recipe | Sequence[str | Recipe] | None = None,
@@ -126,6 +135,7 @@ def preview(
         tasks: as in :func:`sweep`.
         text_column: as in :func:`sweep`.
         label_column: as in :func:`sweep`.
+        limit: as in :func:`sweep`.
         layers: as in :func:`sweep`.
         site: as in :func:`sweep`.
         recipes: as in :func:`sweep`.
@@ -156,7 +166,7 @@ def preview(
     looking = Stage(progress, "looking", len(items))
     inspected: list[_InspectedTask] = []
     for item in items:
-        inspected += _inspect(item, encoder, text_column=text_column, label_column=label_column)
+        inspected += _inspect(item, encoder, limit, text_column=text_column, label_column=label_column)
         looking.step()
     summary["tasks"] = [task.preview for task in inspected]
     if check_flag("baselines", baselines):
@@ -211,10 +221,12 @@ class _InspectedTask:
     recorded: Sequence[Recorded] = ()
 
 
-def _inspect(item: Any, encoder: LayerEncoder | None, **columns: str | None) -> list[_InspectedTask]:
+def _inspect(
+    item: Any, encoder: LayerEncoder | None, limit: int | None = None, **columns: str | None
+) -> list[_InspectedTask]:
     """Return the tasks that an argument names, or its error."""
     try:
-        sources = task_sources(item, **columns)
+        sources = limited_sources(task_sources(item, **columns), limit)
     except MidlayerError as error:
         name = str(item) if isinstance(item, str | Path) else "data"
         return [_InspectedTask(TaskPreview(name=name, error=str(error)))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -304,7 +305,7 @@ def _saved_scores(folder: Path, job: Job) -> tuple[dict[str, Any], dict[str, lis
     """Return what the scores of a task depend on, and the scores that any process has saved."""
     header = _header(_task(job), job)
     values: dict[str, list[float]] = {}
-    for path in sorted(folder.glob(f"{header['task']}.*.json")):
+    for path in sorted(folder.glob(f"{glob.escape(header['task'])}.*.json")):
         values |= read_artifact(path, partial(_read_scores, header=header)) or {}
     return header, values
 

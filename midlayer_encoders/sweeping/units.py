@@ -27,7 +27,7 @@ from midlayer_encoders.sweeping.layer_sweep import (
     sweep,
 )
 from midlayer_encoders.sweeping.sweep_result import SweepResult
-from midlayer_encoders.tasks import TaskSource, TextsSource, task_sources
+from midlayer_encoders.tasks import TaskSource, TextsSource, limited_sources, task_sources
 from midlayer_encoders.tasks.sources import Tasks
 from midlayer_encoders.validation import check_choice, check_count
 
@@ -125,6 +125,7 @@ def sweep_many(
     parameters: Mapping[str, Any] | None = None,
     text_column: str | None = None,
     label_column: str | None = None,
+    limit: int | None = None,
     progress: Progress | None = None,
     **arguments: Any,
 ) -> dict[str, SweepResult]:
@@ -147,6 +148,7 @@ def sweep_many(
             ``parallel`` is the number of jobs at once, 1 by default. A job may take a day by default.
         text_column: as in :func:`~midlayer_encoders.sweep`.
         label_column: as in :func:`~midlayer_encoders.sweep`.
+        limit: as in :func:`~midlayer_encoders.sweep`.
         progress: called with the stage ``"units"`` and the number of jobs; without an executor, with the stages of
             :func:`~midlayer_encoders.sweep`.
         arguments: of :func:`~midlayer_encoders.sweep`; ``settings`` and the options of the encoders are among them.
@@ -160,7 +162,7 @@ def sweep_many(
     options = {name: value for name, value in arguments.items() if name not in request_names}
     shared = {name: value for name, value in arguments.items() if name in request_names}
     candidates = None if recipes is None else tuple(recipes_of("recipes", recipes))
-    sources = task_sources(tasks, text_column=text_column, label_column=label_column)
+    sources = limited_sources(task_sources(tasks, text_column=text_column, label_column=label_column), limit)
     wholes: dict[str, Unit] = {}
     for name, (model, revision) in _named(models).items():
         model_options = options if revision is None else options | {"revision": revision}

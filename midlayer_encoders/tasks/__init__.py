@@ -17,11 +17,14 @@ from midlayer_encoders.tasks.baselines import (
 )
 from midlayer_encoders.tasks.docstrings import BUILTIN_TASKS, STS_GRADES
 from midlayer_encoders.tasks.overview import TaskOverview, task_overview
+from midlayer_encoders.tasks.sampled_source import SampledSource, whole_source
+from midlayer_encoders.tasks.samples import whole_name
 from midlayer_encoders.tasks.sources import (
     PAPER_TASKS,
     TaskSource,
     TextsSource,
     builtin_tasks,
+    limited_sources,
     own_texts,
     paper_tasks,
     resolve_tasks,
@@ -38,6 +41,7 @@ __all__ = [
     "SUFFIXES",
     "TASK_TYPES",
     "Bm25Search",
+    "SampledSource",
     "TaskFileError",
     "TaskOverview",
     "TaskSource",
@@ -49,6 +53,7 @@ __all__ = [
     "encoder_score",
     "has_bm25",
     "isolated_random",
+    "limited_sources",
     "own_texts",
     "paper_tasks",
     "resolve_tasks",
@@ -58,4 +63,6 @@ __all__ = [
     "task_sources",
     "task_texts",
     "tfidf_scores",
+    "whole_name",
+    "whole_source",
 ]

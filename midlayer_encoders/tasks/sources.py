@@ -19,8 +19,11 @@ from midlayer_encoders.files import exists, expand_home, shell_path
 from midlayer_encoders.tasks.docstrings import BUILTIN_SETS, BUILTIN_TASKS, builtin_data
 from midlayer_encoders.tasks.file_tasks import files_data, tables_data
 from midlayer_encoders.tasks.memory_tables import is_data, is_named, split_tables
+from midlayer_encoders.tasks.sampled_source import SampledSource
+from midlayer_encoders.tasks.samples import SMALLEST_LIMIT
 from midlayer_encoders.tasks.table_files import SUFFIXES, TEXT, USUAL_NAMES, Columns, TaskFileError, read_table
 from midlayer_encoders.tasks.task_data import TaskData
+from midlayer_encoders.validation import check_count
 
 if TYPE_CHECKING:
     from mteb.abstasks import AbsTask
@@ -144,7 +147,7 @@ class ObjectSource:
         return with_listed_labels(task)
 
 
-TaskSource: TypeAlias = MtebSource | LocalSource | TextsSource | ObjectSource
+TaskSource: TypeAlias = MtebSource | LocalSource | TextsSource | ObjectSource | SampledSource
 """A picklable description of a task that creates the same task in any process.
 
 ``make`` returns a new task, because mteb's clustering tasks give a different score when they are evaluated again.
@@ -214,6 +217,14 @@ def task_sources(names: Tasks, *, text_column: str | None = None, label_column: 
     if any(columns) and not any(getattr(source, "columns", None) == columns for source in sources.values()):
         raise OptionError("`text_column` and `label_column` must be left out unless a task is your own data.")
     return list(sources.values())
+
+
+def limited_sources(sources: Sequence[TaskSource], limit: int | None) -> list[TaskSource]:
+    """Return the sources limited to a sample of ``limit`` rows; all rows if it is ``None``. Texts stay as they are."""
+    if limit is None:
+        return list(sources)
+    limit = check_count("limit", limit, minimum=SMALLEST_LIMIT)
+    return [source if isinstance(source, TextsSource) else SampledSource(source, limit) for source in sources]
 
 
 def _sources(name: Any, columns: Columns) -> Sequence[TaskSource]:

@@ -72,13 +72,13 @@ class TaskData:
 
 
 def task_label(name: str) -> str:
-    """Return a task's name without the digest at the end of a local task's name.
+    """Return a task's name without the digest at the end of a local task's name; a limit of its rows stays.
 
     Example:
-        >>> task_label("my_reviews-0a1b2c3d"), task_label("STS12")
-        ('my_reviews', 'STS12')
+        >>> task_label("my_reviews-0a1b2c3d"), task_label("my_reviews-0a1b2c3d[500]"), task_label("STS12")
+        ('my_reviews', 'my_reviews[500]', 'STS12')
     """
-    return re.sub(r"-[0-9a-f]{8}$", "", name)
+    return re.sub(r"-[0-9a-f]{8}(?=$|\[\d+\]$)", "", name)
 
 
 def as_columns(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> dict[str, list[Any]]:

@@ -49,12 +49,12 @@ RECIPES = recipes_of("recipes", ["plain", "one-word"])
 ENCODER = {"max_length": 9, "pooling": "max", "device": "cpu"}
 SHARED = {"devices": 2, "num_nodes": 3}
 SWEEP: dict[str, Any] = {
-    "tasks": "near.csv", "text_column": "t", "label_column": "l", "no_baselines": True, "layers": "1,0.5,2-3", "recipes": "plain,one-word", "site": "mlp", "metrics": "lidar,dime",
+    "tasks": "near.csv", "text_column": "t", "label_column": "l", "limit": 50, "no_baselines": True, "layers": "1,0.5,2-3", "recipes": "plain,one-word", "site": "mlp", "metrics": "lidar,dime",
     "store_dtype": "float16", "half": True, "scoring": "mteb", "workers": 3, "devices": 1, "num_nodes": 1,
     "compile": True,
 }  # fmt: skip
 SWEPT: dict[str, Any] = {
-    "layers": [1, 0.5, 2, 3], "text_column": "t", "label_column": "l", "baselines": False, "recipes": RECIPES, "site": "mlp", "metrics": ["lidar", "dime"],
+    "layers": [1, 0.5, 2, 3], "text_column": "t", "label_column": "l", "limit": 50, "baselines": False, "recipes": RECIPES, "site": "mlp", "metrics": ["lidar", "dime"],
     "settings": {"scoring": "mteb", "workers": 3, "store_dtype": "float16", "compile": True},
 }  # fmt: skip
 CASES = {
