@@ -6,7 +6,7 @@ import hashlib
 import json
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 Layer: TypeAlias = int | float
@@ -30,6 +30,9 @@ Medium: TypeAlias = Literal["text", "image", "audio"]
 
 ReadSite: TypeAlias = Literal["block", "attention", "mlp"]
 """The part of a layer to read: the residual stream after its block, or the output of its attention or MLP."""
+
+Engine: TypeAlias = Literal["transformers", "vllm"]
+"""What computes the states of layers: transformers in this process, or vLLM in another."""
 
 MIN_MEASURED_TOKENS = 4
 """Shortest text that every metric can measure: curvature needs two angles, and each half needs two tokens."""
@@ -66,6 +69,7 @@ class EncoderChoice(Protocol):
         """Keywords of ``LayerEncoder``: the layer, and the recipe if that was chosen, too."""
 
 
+ENGINES: tuple[Engine, ...] = ("transformers", "vllm")
 NORMS: tuple[Norm, ...] = ("final", "none")
 READ_SITES: tuple[ReadSite, ...] = ("block", "attention", "mlp")
 POOLINGS: tuple[Pooling, ...] = ("mean", "last", "cls", "max", "weightedmean")
@@ -182,6 +186,10 @@ class EncoderSpec:
     def to_dict(self) -> dict[str, Any]:
         """Return the fields by the names that files on disk have for them."""
         return {_NAMES_ON_DISK.get(name, name): value for name, value in asdict(self).items()}
+
+    def read_by(self, engine: Engine) -> EncoderSpec:
+        """Return the spec of vectors that another engine computes: they differ in their last digits."""
+        return self if engine == "transformers" else replace(self, parts=(*self.parts, ("engine", engine)))
 
     def __getattr__(self, name: str) -> Any:
         for new, old in _NAMES_ON_DISK.items():

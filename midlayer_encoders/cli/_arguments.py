@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, BadParameter, Context, Option
 
-from midlayer_encoders._types import ReadSite
+from midlayer_encoders._types import Engine, ReadSite
 from midlayer_encoders.cli._progress import is_first_process, show_waiting, silence
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.recipes import Recipe, recipes_of
@@ -29,6 +29,7 @@ Models = Annotated[
     Argument(metavar="MODEL...", help="Folders, hub names, built-in; of several, also name@revision."),
 ]
 LayerWords = Annotated[str, Option("--layer", help="17, -1 (the last), 0.7 (of the depth), or several: 8,12,16.")]
+EngineName = Annotated[Engine, Option("--engine", help="vllm computes the states with vLLM, in its own environment.")]
 MetricNames = Annotated[str, Option("--metrics", help="paper, all, or names separated by commas.")]
 TextsFile = Annotated[Path, _TEXTS]
 OptionalTexts = Annotated[Path | None, _TEXTS]

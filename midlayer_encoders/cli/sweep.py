@@ -52,6 +52,7 @@ def sweep(
     layers: _arguments.Layers = "all",
     recipes: _arguments.RecipeNames = None,
     site: _arguments.Site = "block",
+    engine: _arguments.EngineName = "transformers",
     metrics: Annotated[str, Option(help="none, paper, all, or names.")] = _DEFAULT_METRICS,
     no_baselines: Annotated[bool, Option("--no-baselines", help="Do not score TF-IDF, BM25 and MiniLM.")] = False,
     out: Annotated[Path | None, Option(help="Folder for frame, results and page.")] = None,
@@ -82,6 +83,8 @@ def sweep(
     is_alone = not others and submit is None
     if dry_run and not is_alone:
         raise OptionError("`--dry-run` takes one model, and no `--submit`.")
+    if dry_run and engine != "transformers":
+        raise OptionError("`--engine` must be left out with `--dry-run`, which times the passes of transformers.")
     if submit_option and submit is None:
         raise OptionError("`--submit-option` needs `--submit slurm` or `--submit local`.")
     is_first = devices * num_nodes <= 1 or _progress.is_first_process()
@@ -117,6 +120,7 @@ def sweep(
     if dry_run:
         _print_preview(model, task_names, **arguments, **options.changed())
         return
+    arguments["engine"] = engine
     if not is_alone:
         parameters = parse_submit_options(submit_option or [])
         arguments |= {"executor": submit, "parameters": parameters or None, "store": store}

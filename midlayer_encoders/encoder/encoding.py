@@ -17,7 +17,7 @@ from sentence_transformers import SentenceTransformer
 from torch import Tensor
 from tqdm import tqdm
 
-from midlayer_encoders._types import Layer, ReadSite
+from midlayer_encoders._types import Engine, Layer, ReadSite
 from midlayer_encoders.encoder import inputs as prepare
 from midlayer_encoders.encoder.first_module import MemoryModule, check_length, reads_padding
 from midlayer_encoders.encoder.options import check_device, device_name
@@ -39,6 +39,7 @@ from midlayer_encoders.reading.locks import turn
 from midlayer_encoders.reading.pooling import real_tokens
 from midlayer_encoders.reading.reader import LayerReader, layer_reader
 from midlayer_encoders.reading.towers import joint_reader
+from midlayer_encoders.reading.vllm import check_engine, vllm_reader
 from midlayer_encoders.recipes import CHARACTERS_PER_TOKEN, Counting
 from midlayer_encoders.validation import check_choice, check_count, check_text
 
@@ -119,6 +120,7 @@ class EmbeddingEncoder(SavableEncoder):
         prompt_name: str | None = None,
         prompt: str | None = None,
         site: ReadSite = "block",
+        engine: Engine = "transformers",
         token_budget: TokenBudget = "auto",
         show_progress_bar: bool = False,
         convert_to_tensor: bool = False,
@@ -136,6 +138,8 @@ class EmbeddingEncoder(SavableEncoder):
             prompt_name: name of the prompt before each text; the default prompt by default.
             prompt: text of the prompt.
             site: ``"block"``, or ``"attention"`` or ``"mlp"`` for what these add in each block, from layer 1.
+            engine: ``"vllm"`` to compute the states with vLLM, in its own environment; the process stays up as long as
+                the encoder's model. See ``docs/scale.md``.
             token_budget: tokens in a batch; ``"auto"`` chooses a number for the device.
             show_progress_bar: show the progress on standard error.
             convert_to_tensor: return a tensor on the encoder's device instead of a NumPy array.
@@ -148,7 +152,7 @@ class EmbeddingEncoder(SavableEncoder):
         single = self.is_singular_input(inputs)
         items = [inputs] if single else list(inputs)
         prompt = self.prompt_text(prompt_name, prompt, items)
-        reader = self.vector_reader(layers, prompt=prompt, site=site)
+        reader = self.vector_reader(layers, prompt=prompt, site=site, engine=engine)
         tokens = tokens_that_fit(self) if budget == "auto" else budget
         batches = batches_of(self, items, token_budget=tokens, prompt=prompt)
         with tqdm(total=len(items), desc="Inputs", disable=not show_progress_bar) as bar:
@@ -159,11 +163,20 @@ class EmbeddingEncoder(SavableEncoder):
         return vectors.to(self.device) if convert_to_tensor else vectors.numpy()
 
     def vector_reader(
-        self, layers: Sequence[Layer] | str = "all", *, prompt: str = "", site: ReadSite = "block"
+        self,
+        layers: Sequence[Layer] | str = "all",
+        *,
+        prompt: str = "",
+        site: ReadSite = "block",
+        engine: Engine = "transformers",
     ) -> LayerReader:
         """Return a reader of the vectors of layers; those of a joint model come from its heads."""
+        check_engine(engine)
         read = joint_reader if self.tower_layers else layer_reader
-        return read(self, layers=layers, prompt=prompt, site=site)
+        reader = read(self, layers=layers, prompt=prompt, site=site)
+        if engine == "vllm":
+            return vllm_reader(reader, self, bidirectional=self.options.bidirectional)
+        return reader
 
     def _encode_text_with_image(self, inputs: Any, single: bool, *args: Any, **kwargs: Any) -> Any:
         """Return the sum of the vectors of each text and its image, normalized afterwards if requested."""

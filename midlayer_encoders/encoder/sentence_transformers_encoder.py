@@ -41,13 +41,13 @@ from midlayer_encoders.encoder.verification import check_first_reading
 from midlayer_encoders.errors import OptionError, short_repr
 from midlayer_encoders.measuring import agreed, measure_layers
 from midlayer_encoders.models import transformers_internals as internals
-from midlayer_encoders.processes import Group, join, share_model
+from midlayer_encoders.processes import Group, launch, share_model
 from midlayer_encoders.reading.batches import TokenBudget
 from midlayer_encoders.reading.locks import turn
 from midlayer_encoders.recipes import PLAIN, Recipe, recipe_of
 from midlayer_encoders.selection import Selection, select
 from midlayer_encoders.selection.rules import check_rule
-from midlayer_encoders.validation import check_text
+from midlayer_encoders.validation import check_count, check_text
 
 logger = logging.getLogger(__name__)
 
@@ -280,8 +280,9 @@ def load_shared(
         devices: processes on this machine.
         num_nodes: number of machines.
     """
-    if not isinstance(model, LayerEncoder):  # each process loads onto its own device
-        join(devices, num_nodes, cpu=options.get("device") == "cpu")
+    devices, num_nodes = check_count("devices", devices), check_count("num_nodes", num_nodes)
+    if not isinstance(model, LayerEncoder) and devices * num_nodes > 1:
+        launch(devices, num_nodes, cpu=options.get("device") == "cpu")  # each process loads onto its own device
     encoder = load_encoder(model, options)
     return encoder, share_model(encoder, devices, num_nodes)
 
@@ -387,8 +388,6 @@ def select_layer(
     mixture: bool = False,
     max_texts: int = 500,
     seed: int = 0,
-    devices: int = 1,
-    num_nodes: int = 1,
     **options: Unpack[EncoderKeywords],
 ) -> Selection:
     """Return the layer of a model to use, the reason, and the choice of every other rule.
@@ -410,8 +409,6 @@ def select_layer(
             **selection.keywords)`` uses it if it is clearly better than the best single layer.
         max_texts: maximum number of texts to read.
         seed: seed of augmented views, folds and resamples.
-        devices: processes on this machine that share the texts, on Lightning Fabric; all return the selection of one.
-        num_nodes: number of machines that share the texts.
         options: keywords of :class:`~midlayer_encoders.EncoderOptions`, if ``model`` is a name.
 
     Example:
@@ -425,7 +422,7 @@ def select_layer(
     """
     source: Any = model
     if isinstance(model, str | os.PathLike):
-        source, _ = load_shared(os.fspath(model), options, devices, num_nodes)
+        source = complete_encoder(os.fspath(model), options)
     elif not isinstance(model, LayerEncoder | pl.DataFrame):
         raise OptionError(
             f"`model` must be a folder, a hub name, a LayerEncoder or a frame of results, but got {short_repr(model)}."
@@ -442,8 +439,6 @@ def select_layer(
         mixture=mixture,
         max_texts=max_texts,
         seed=seed,
-        devices=devices,
-        num_nodes=num_nodes,
     )
     has_files = isinstance(source, LayerEncoder) and not isinstance(source[0], MemoryModule)
     return _with_encoder(selection, source.source, source.options) if has_files else selection

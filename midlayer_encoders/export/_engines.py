@@ -78,7 +78,7 @@ def _run_vllm(folder: str, texts: list[str], dtype: str) -> list[list[float]]:
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB
-    from vllm import LLM  # type: ignore[import-not-found]
+    from vllm import LLM
 
     model = LLM(folder, runner="pooling", convert="embed", dtype=dtype, enforce_eager=True, disable_log_stats=True)
     outputs = model.embed(texts, use_tqdm=False, tokenization_kwargs={"truncate_prompt_tokens": -1})

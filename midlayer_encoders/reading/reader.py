@@ -21,7 +21,6 @@ from midlayer_encoders._types import READ_SITES, Layer, Norm, Pooling, ReadSite
 from midlayer_encoders.errors import LayerIndexError, NotFiniteError, OptionError
 from midlayer_encoders.models.anatomy import Anatomy, resolve_layers
 from midlayer_encoders.models.transformers_internals import without_cache
-from midlayer_encoders.processes import ALONE, Group
 from midlayer_encoders.reading import causal
 from midlayer_encoders.reading.ahead import ahead
 from midlayer_encoders.reading.batches import LayerSource, TextInputs
@@ -184,7 +183,6 @@ class LayerReader:
         *,
         tokens: TokenReceive | None = None,
         done: Callable[[int], None] | None = None,
-        group: Group = ALONE,
     ) -> Tensor:
         """Return the vectors of all inputs in order, shape ``(L, N, D)`` float32 on the CPU.
 
@@ -193,10 +191,9 @@ class LayerReader:
             batches: positions of each batch, covering all inputs.
             tokens: see :meth:`embed`.
             done: called after each batch with its number of inputs.
-            group: processes that share the batches; only the first one returns vectors.
         """
         all_vectors: Tensor | None = None
-        for positions, vectors in group.in_order(self.embed(inputs, group.part(batches), tokens=tokens)):
+        for positions, vectors in self.embed(inputs, batches, tokens=tokens):
             if all_vectors is None:
                 all_vectors = vectors.new_empty(len(vectors), len(inputs), vectors.shape[2])
             all_vectors[:, positions] = vectors
@@ -329,7 +326,11 @@ class Flow:
                 vectors[layer] = pool(layer, states, pooled_mask)
 
         capture(reader.model, inputs, receive, anatomy=reader.anatomy, layers=reader.layers, sites=reader.sites)
-        by_reading = [vectors | pool.settle() for vectors, pool in zip(by_reading, self.pooled, strict=True)]
+        return self.finish([vectors | pool.settle() for vectors, pool in zip(by_reading, self.pooled, strict=True)])
+
+    def finish(self, by_reading: Sequence[dict[int, Tensor]]) -> list[Tensor]:
+        """Return the vectors of each layer from those of one or two readings: joined, normalized and truncated."""
+        reader = self.reader
         vectors = by_reading[0]
         if reader.readings is not None:
             join = reader.readings.join

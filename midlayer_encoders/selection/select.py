@@ -18,7 +18,6 @@ from midlayer_encoders.measuring import measure_layers, num_passes
 from midlayer_encoders.media import medium_of
 from midlayer_encoders.metrics.sample_metrics import LEAST_TOKENS
 from midlayer_encoders.models.anatomy import resolve_layer
-from midlayer_encoders.processes import ALONE, Group, share_model
 from midlayer_encoders.reading.batches import LayerSource, batches_of, count_tokens
 from midlayer_encoders.reading.causal import looks_ahead
 from midlayer_encoders.reading.reader import layer_reader
@@ -112,8 +111,6 @@ def select(
     max_texts: int = 500,
     seed: int = 0,
     token_budget: int = 4096,
-    devices: int = 1,
-    num_nodes: int = 1,
     progress: Progress | None = None,
 ) -> Selection:
     """Return the layer that a rule chooses, with the choices of all other rules.
@@ -137,9 +134,7 @@ def select(
         max_texts: maximum number of texts to measure, at equal steps through the list.
         seed: for augmented views, folds and resamples.
         token_budget: tokens in a batch.
-        devices: processes on this machine that share the texts, and all return the selection of one process.
-        num_nodes: number of machines that share the texts.
-        progress: called by the first process after each batch, with the stages ``"measuring"`` and ``"labels"``.
+        progress: called after each batch, with the stages ``"measuring"`` and ``"labels"``.
 
     Raises:
         CannotChooseError: if the rule lacks its input.
@@ -161,7 +156,6 @@ def select(
     options: dict[str, Any] = {"all_rules": all_rules, "mixture": mixture}
     if isinstance(source, pl.DataFrame):
         options |= {"max_texts": max_texts, "token_budget": token_budget, "recipes": recipes}
-        options |= {"devices": devices, "num_nodes": num_nodes}
         check_effect(select, "with a frame, of which nothing is measured", **options)
         if texts is not None or labels is not None:
             raise OptionError("`texts` and `labels` must be None with a frame: give the model to measure them on.")
@@ -170,9 +164,7 @@ def select(
     if texts is not None:
         texts = (check_texts if source.media == ["text"] else check_list)("texts", texts, minimum=0)
     labeled, classes = _labeled_texts(texts, labels, max_texts)
-    group = share_model(source, devices, num_nodes)
-    progress = group.progress(progress)
-    inputs = SelectionInputs(texts, labeled, classes, max_texts, seed, token_budget, progress, group)
+    inputs = SelectionInputs(texts, labeled, classes, max_texts, seed, token_budget, progress)
     if recipes is not None:
         reason = "with `recipes`, of which one is chosen by labels, or by the model's kind"
         check_effect(select, reason, rule=rule, **options)
@@ -335,9 +327,6 @@ def default_depth(recipe: Recipe, kind: ModelKind) -> float:
 class RecipeSource(LayerSource, TakesRecipe, Protocol):
     """An encoder that can apply other recipes."""
 
-    def to(self, device: torch.device) -> Any:
-        """Move the model to a device."""
-
     def output_embeddings(self) -> Tensor:
         """Return the output embeddings of the language model, shape ``(T, D)``."""
 
@@ -499,7 +488,6 @@ class SelectionInputs:
         seed: for views, folds and resamples.
         token_budget: tokens in a batch.
         progress: called after each batch.
-        group: processes that share the texts.
     """
 
     texts: list[Any] | None
@@ -509,7 +497,6 @@ class SelectionInputs:
     seed: int
     token_budget: int
     progress: Progress | None
-    group: Group = ALONE
 
     @property
     def sample(self) -> list[Any]:
@@ -544,13 +531,7 @@ def measure_metrics(
         if num_long_texts < MIN_TEXTS:
             names = [name for name in names if name not in ("half_match", "prompt_entropy")]
     frame = measure_layers(
-        source,
-        texts,
-        metrics=names,
-        seed=inputs.seed,
-        token_budget=inputs.token_budget,
-        progress=inputs.progress,
-        group=inputs.group,
+        source, texts, metrics=names, seed=inputs.seed, token_budget=inputs.token_budget, progress=inputs.progress
     )
     return frame, ""
 
@@ -560,8 +541,7 @@ def label_vectors(source: LayerSource, inputs: SelectionInputs, done: Callable[[
     prompt = source.default_prompt
     reader = layer_reader(source, prompt=prompt)
     batches = batches_of(source, inputs.labeled, token_budget=inputs.token_budget, prompt=prompt)
-    group = inputs.group
-    return group.share(lambda: reader.vectors(inputs.labeled, batches, done=done, group=group))[0]
+    return reader.vectors(inputs.labeled, batches, done=done)
 
 
 def label_accuracy(vectors: Tensor, inputs: SelectionInputs) -> Tensor:

@@ -14,7 +14,16 @@ from typing import Any, Literal, TypeAlias, Unpack, cast, get_args
 import polars as pl
 
 from midlayer_encoders._deprecated import take_deprecated
-from midlayer_encoders._types import READ_SITES, EncoderSpec, Layer, Progress, ReadSite, Stage, content_digest
+from midlayer_encoders._types import (
+    READ_SITES,
+    EncoderSpec,
+    Engine,
+    Layer,
+    Progress,
+    ReadSite,
+    Stage,
+    content_digest,
+)
 from midlayer_encoders.encoder.options import EncoderKeywords, make_options
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder, load_shared
 from midlayer_encoders.encoder.spec import result_name, result_revision
@@ -27,6 +36,7 @@ from midlayer_encoders.metrics import make_metrics
 from midlayer_encoders.models.anatomy import paired_layers
 from midlayer_encoders.processes import Group, check_launcher, cpus_per_process
 from midlayer_encoders.reading.batches import TokenBudget, check_budget
+from midlayer_encoders.reading.vllm import check_engine
 from midlayer_encoders.recipes import (
     PLAIN,
     RECIPES,
@@ -113,6 +123,7 @@ class SweepRequest:
 
     layers: Sequence[Layer] | str = "all"
     site: ReadSite = "block"
+    engine: Engine = "transformers"
     metrics: str | Sequence[str] = ()
     baselines: bool = True
     out: Path | str | None = None
@@ -127,6 +138,8 @@ class SweepRequest:
             raise OptionError(
                 f"`compile` must be False with site={self.site!r}: the inside of a compiled block cannot be read."
             )
+        values = {name: getattr(self.settings, name) for name in ("compile", "devices", "num_nodes")}
+        check_engine(self.engine, **values)
         check_path("out", self.out)
         if self.out is not None:
             check_output_folder(Path(self.out))
@@ -160,6 +173,7 @@ def sweep(
     limit: int | None = None,
     layers: Sequence[Layer] | str = "all",
     site: ReadSite = "block",
+    engine: Engine = "transformers",
     recipes: str | Recipe | Sequence[str | Recipe] | None = None,
     metrics: str | Sequence[str] = (),
     baselines: bool = True,
@@ -188,6 +202,8 @@ def sweep(
         site: ``"block"``, or ``"attention"`` or ``"mlp"`` to read what these add in each block, from layer 1 up. The
             frame's revision then names the site, as in ``"default:mlp"``; vectors of a site cannot be exported as an
             encoder.
+        engine: ``"vllm"`` to compute the embedded texts with vLLM, in its own environment; their vectors have a store
+            of their own. Metrics and times are those of transformers. See ``docs/scale.md``.
         recipes: names of recipes (``"one-word"``, ``"plain+center"``), :class:`~midlayer_encoders.Recipe` objects, or
             ``"all"``: every layer under each of them, with one pass per recipe. The result is then a
             ``RecipesResult``, whose frame has the column ``recipe``. Centering and whitening are fitted on texts of
@@ -210,6 +226,7 @@ def sweep(
     request = SweepRequest(
         layers=layers,
         site=site,
+        engine=engine,
         metrics=metrics,
         baselines=baselines,
         out=out,
@@ -335,13 +352,13 @@ class SingleSweep:
 
     def __post_init__(self) -> None:
         encoder, request = self.encoder, self.request
-        self.layers = encoder.vector_reader(request.layers, site=request.site).layers
+        self.layers = encoder.vector_reader(request.layers, site=request.site, engine=request.engine).layers
         if encoder.tower_layers and request.has_metrics:
             raise OptionError(
                 f"`metrics` must be left out for {encoder.name}, which has two towers: they read the states of one. "
                 "Pass tower='image' or tower='text'."
             )
-        self.spec = replace(encoder.spec, site=request.site)
+        self.spec = replace(encoder.spec, site=request.site).read_by(request.engine)
         self.folder = request.folder(encoder)
         self.progress = request.progress if self.group.rank == 0 else None
         self.baselines = baselines_for(encoder, Stage(self.progress, "comparing")) if request.baselines else []
@@ -384,6 +401,7 @@ class SingleSweep:
             settings.compile,
             Stage(self.progress, "planning"),
             self.request.site,
+            self.request.engine,
         )
 
     def _score(self, sources: Sequence[TaskSource], embedder: Embedder) -> ScoringResult:

@@ -137,6 +137,7 @@ def _how(
         "site": "" if spec.site == "block" else f"{spec.site}: what it adds in each block, before any norm on it",
         "longest text": f"{spec.max_length} tokens" if spec.max_length else "as the model takes",
         "dtype": spec.dtype,
+        "engine": dict(spec.parts).get("engine", ""),
         "weights": spec.weights_digest,
         "tasks": ", ".join(task_label(source.name) for source in sources) or "none",
         **run,

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from midlayer_encoders._types import Layer, Progress, ReadSite, Stage, content_digest
+from midlayer_encoders._types import Engine, Layer, Progress, ReadSite, Stage, content_digest
 from midlayer_encoders.encoder.options import EncoderKeywords
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder, load_shared
 from midlayer_encoders.errors import OptionError, did_you_mean, short_repr
@@ -39,6 +39,7 @@ from midlayer_encoders.processes import Group
 from midlayer_encoders.reading.batches import TokenBudget, batches_of, check_budget, count_tokens, tokens_that_fit
 from midlayer_encoders.reading.capture import final_norm
 from midlayer_encoders.reading.reader import layer_reader
+from midlayer_encoders.reading.vllm import check_engine
 from midlayer_encoders.report.results import versions
 from midlayer_encoders.store import EmbeddingStore, StoreDtype, StoreError, TextNotStoredError, list_stores
 from midlayer_encoders.sweeping.embedder import Embedder, item_key, num_dims, open_store, store_key
@@ -68,6 +69,7 @@ def embed(
     *,
     layers: Sequence[Layer] | str = "all",
     site: ReadSite = "block",
+    engine: Engine = "transformers",
     tokens: bool = False,
     from_sweep: Path | str | None = None,
     prompt_name: str | None = None,
@@ -90,6 +92,7 @@ def embed(
             ``tokens`` a new folder. Its parent folder must exist.
         layers: ``"all"``, or some layers; they are written in ascending order.
         site: ``"block"``, or ``"attention"`` or ``"mlp"`` to read what these add in each block, from layer 1 up.
+        engine: ``"vllm"`` to compute the states with vLLM, in its own environment; see ``docs/scale.md``.
         tokens: write the states of every token, with the encoder's norm, instead of pooled vectors: safetensors shards
             and an ``index.json`` that lists them.
         from_sweep: folder of a sweep of this model; vectors are read from its store, and the model does not run.
@@ -116,9 +119,10 @@ def embed(
     check_path("from_sweep", from_sweep)
     if from_sweep is not None:
         check_effect(embed, "with `from_sweep`: the model does not run", devices=devices, num_nodes=num_nodes)
+    check_engine(engine, tokens=tokens, devices=devices, num_nodes=num_nodes)
     encoder, group = load_shared(model, options, devices, num_nodes)
     text = encoder.prompt_text(prompt_name, prompt, items)
-    run = _EmbedRun(encoder, items, path, layers, site, text, group.progress(progress), group)
+    run = _EmbedRun(encoder, items, path, layers, site, engine, text, group.progress(progress), group)
     if from_sweep is not None:
         run.write_vectors(run.stored_by_sweep(expand_home(from_sweep)))
         return path
@@ -205,6 +209,7 @@ class _EmbedRun:
     out: Path
     requested_layers: InitVar[Sequence[Layer] | str]
     site: ReadSite
+    engine: Engine
     prompt: str
     progress: Progress | None
     group: Group = field(default_factory=Group)
@@ -214,7 +219,8 @@ class _EmbedRun:
         # Rejects an unreadable site.
         self.reader = layer_reader(encoder, layers=requested_layers, prompt=self.prompt, site=self.site)
         self.layers = self.reader.layers
-        self.spec = replace(encoder.spec, site=self.site)
+        encoder.vector_reader(self.layers, site=self.site, engine=self.engine)  # rejects what the engine cannot read
+        self.spec = replace(encoder.spec, site=self.site).read_by(self.engine)
         self.dim = num_dims(encoder, self.spec.norm)
         self.medium = medium_of(inputs[0], encoder.media)
         check_taken(self.medium, encoder.media, inputs[0], model=encoder.name)
@@ -269,7 +275,8 @@ class _EmbedRun:
         stage = _FixedTotal(self.progress, "embedding", len(self.inputs), world=self.group.world)
         for start in range(0, len(self.inputs), _CHUNK):
             end = min(start + _CHUNK, len(self.inputs))
-            embedder = Embedder(self.encoder, open_chunk(start // _CHUNK), budget, stage, self.group, site=self.site)
+            store = open_chunk(start // _CHUNK)
+            embedder = Embedder(self.encoder, store, budget, stage, self.group, site=self.site, engine=self.engine)
             embedder(self.inputs[start:end], self.keys(start, end), self.prompt)
             stage.reach(end)  # including stored and repeated inputs
         return open_chunk
@@ -414,6 +421,7 @@ class _EmbedRun:
             "layers": list(self.layers),
             "recipe": self.encoder.options.recipe,
             "prompt": self.prompt,
+            "engine": self.engine,
             "spec": store_key(self.spec),
             "inputs": len(self.inputs),
             "inputs_digest": self.digest,
@@ -425,7 +433,7 @@ def describe_vectors(
     encoder: LayerEncoder, texts: list[str], *, layers: Sequence[int], site: ReadSite, prompt: str
 ) -> dict[str, Any]:
     """Return the description that a file with the vectors of these texts holds."""
-    return _EmbedRun(encoder, texts, Path(), layers, site, prompt, None).metadata()
+    return _EmbedRun(encoder, texts, Path(), layers, site, "transformers", prompt, None).metadata()
 
 
 def _key(item: Any, medium: str, encoder: LayerEncoder, prompt: str) -> str:

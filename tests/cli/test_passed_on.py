@@ -61,9 +61,9 @@ CASES = {
     "sweep": Case(
         "sweeping.sweep",
         ["MODEL"],
-        {**SWEEP, "out": "o", "store": "s"},
+        {**SWEEP, "engine": "vllm", "out": "o", "store": "s"},
         ["MODEL", ["near.csv"]],
-        {**SWEPT, "out": Path("o"), "store": Path("s")},
+        {**SWEPT, "engine": "vllm", "out": Path("o"), "store": Path("s")},
     ),
     "sweep --dry-run": Case(
         "sweeping.preview", ["MODEL"], {**SWEEP, "dry_run": True}, ["MODEL", ["near.csv"]], SWEPT | ENCODER
@@ -71,26 +71,26 @@ CASES = {
     "sweep --submit": Case(
         "sweeping.sweep_many",
         ["MODEL", "m@step1"],
-        {**SWEEP, "out": "o", "store": "s", "submit": "local", "submit_option": "timeout_min=7"},
+        {**SWEEP, "engine": "vllm", "out": "o", "store": "s", "submit": "local", "submit_option": "timeout_min=7"},
         [["MODEL", "m@step1"], ["near.csv"]],
-        {**SWEPT, "out": Path("o"), "store": Path("s"), "executor": "local", "parameters": {"timeout_min": 7}, **ENCODER},
+        {**SWEPT, "engine": "vllm", "out": Path("o"), "store": Path("s"), "executor": "local", "parameters": {"timeout_min": 7}, **ENCODER},
     ),
     "select": Case(
         "selection.select",
         ["MODEL"],
         {"texts": "rows.jsonl", "labels": "labels.txt", "rule": "last", "recipes": "plain,one-word", "all_rules": True,
-         "mixture": True, "out": "o", "text_column": "title", "limit": 11, "max_texts": 7, "seed": 3, **SHARED},
+         "mixture": True, "out": "o", "text_column": "title", "limit": 11, "max_texts": 7, "seed": 3},
         ["MODEL", TITLES[:11], (["a", None] * 6)[:11]],
         {"rule": "last", "recipes": RECIPES, "all_rules": True, "mixture": True,
-         "max_texts": 7, "seed": 3, **SHARED},
+         "max_texts": 7, "seed": 3},
     ),
     "embed": Case(
         "vectors.embed",
         ["MODEL"],
-        {"texts": "rows.jsonl", "text_column": "title", "limit": 5, "layers": "1,-1", "site": "mlp", "tokens": True,
+        {"texts": "rows.jsonl", "text_column": "title", "limit": 5, "layers": "1,-1", "site": "mlp", "engine": "vllm", "tokens": True,
          "from": "swept", "token_budget": "64", "out": "states", **SHARED},
         ["MODEL", TITLES[:5], Path("states")],
-        {"layers": [1, -1], "site": "mlp", "tokens": True, "from_sweep": Path("swept"), "token_budget": 64, **SHARED},
+        {"layers": [1, -1], "site": "mlp", "engine": "vllm", "tokens": True, "from_sweep": Path("swept"), "token_budget": 64, **SHARED},
     ),
     "embed --ray": Case(
         "vectors.ray.embed_parquet",
@@ -122,10 +122,10 @@ CASES = {
         "comparing.progression",
         ["m"],
         {"texts": "rows.jsonl", "text_column": "title", "limit": 5, "layers": "1,-1", "metrics": "lidar,dime", "views": 3,
-         "revisions": "step1, step2", "seed": 3, "out": "o", **SHARED},
+         "revisions": "step1, step2", "seed": 3, "out": "o"},
         ["m", ["step1", "step2"]],
         {"texts": TITLES[:5], "layers": [1, -1], "metrics": ["lidar", "dime"], "views": 3, "seed": 3,
-         "dataset": "rows", "out": Path("o"), "norm": "none", **SHARED, **ENCODER},
+         "dataset": "rows", "out": Path("o"), "norm": "none", **ENCODER},
     ),
     "tune": Case(
         "tuning.tune",
