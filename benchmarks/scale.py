@@ -1,0 +1,193 @@
+"""What the paper's 32 tasks cost for models of 1B, 8B and 70B parameters on one GPU, one node of eight and eight nodes.
+
+    python benchmarks/scale.py rates --tasks TASKS      # on a GPU: writes benchmarks/results/scale_rates.json
+    python benchmarks/scale.py estimate                 # writes benchmarks/results/scale.md
+
+Rates are measured: tokens per second of all layers into the store, of random models with the shapes of Llama 3 (of 70B
+eight of 80 blocks); what the store writes and reads; the scoring of all layers together; mteb's scoring of one layer.
+The estimate takes the texts of each task from mteb's own statistics and simulates a sweep task by task.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+RESULTS = Path(__file__).parent / "results"
+RATES = RESULTS / "scale_rates.json"
+CHARACTERS_PER_TOKEN = 4.2  # English in Llama 3's tokenizer; the estimate is proportional to its inverse
+CONFIRMED = 3
+CORES = 16  # per GPU, as on the machine of the rates
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A model of the family of Llama 3; ``measured`` of its blocks are timed."""
+
+    name: str
+    blocks: int
+    measured: int
+    width: int
+    heads: int
+    mlp: int
+    bytes: float  # of the weights in bfloat16
+
+    @property
+    def layers(self) -> int:
+        return self.blocks + 1
+
+
+SHAPES = (
+    Shape("1B", 16, 16, 2048, 32, 8192, 2.5e9),
+    Shape("8B", 32, 32, 4096, 32, 14336, 16e9),
+    Shape("70B", 80, 8, 8192, 64, 28672, 141e9),
+)
+
+
+def write_shape(folder: Path, shape: Shape) -> None:
+    """Write a random model with the tokenizer of ``sweep_gpu``; its vocabulary is small, as no head is computed."""
+    import torch
+    from sweep_gpu import write_model
+    from transformers import LlamaConfig, LlamaModel
+
+    write_model(folder, blocks=1, width=64, dtype="bfloat16")
+    config = LlamaConfig(
+        vocab_size=4096, hidden_size=shape.width, num_hidden_layers=shape.measured, num_attention_heads=shape.heads,
+        num_key_value_heads=8, intermediate_size=shape.mlp, max_position_embeddings=512, pad_token_id=0,
+    )  # fmt: skip
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    with torch.device("cuda"):
+        model = LlamaModel(config)
+    torch.set_default_dtype(before)
+    model.save_pretrained(folder)
+
+
+def embedding_rate(shape: Shape, folder: Path) -> dict[str, float]:
+    """Return tokens and stored bytes per second of the blocks that are timed."""
+    from sweep_gpu import Ours, texts
+    from timing import timed
+
+    from midlayer_encoders import LayerEncoder
+
+    write_shape(folder / "model", shape)
+    encoder = LayerEncoder(str(folder / "model"), -1, device="cuda", dtype="bfloat16")
+    inputs = texts(4096, 4, 24)  # about 25 tokens, as in the paper's tasks
+    tokens = sum(map(len, encoder.tokenizer(inputs)["input_ids"]))
+    ours = Ours(encoder, folder / "stores")
+    ours(inputs[:1024])
+    seconds = min(timed(lambda: ours(inputs)) for _ in range(2))
+    return {"tokens per second": tokens / seconds, "texts": len(inputs), "tokens": tokens, "seconds": seconds}
+
+
+def store_rates(folder: Path) -> dict[str, float]:
+    """Return the bytes per second of the store, written (flushed to the disk) and read, with checksums."""
+    from store import forget_cached
+
+    from midlayer_encoders.store import EmbeddingStore, text_key
+
+    layers, width, batch, batches = 33, 4096, 256, 24
+    store = EmbeddingStore(folder, key="rates", layers=range(layers), dim=width, dtype="float16")
+    vectors = np.random.default_rng(0).standard_normal((layers, batch, width), dtype=np.float32).astype(np.float16)
+    keys = [[text_key(f"{number} {row}") for row in range(batch)] for number in range(batches)]
+    start = time.perf_counter()
+    for each in keys:
+        store.write(each, vectors, finite=True)
+    written = vectors.nbytes * batches / (time.perf_counter() - start)
+    forget_cached(folder)
+    fresh = EmbeddingStore(folder, key="rates", layers=range(layers), dim=width, dtype="float16")
+    names = [key for each in keys for key in each]
+    start = time.perf_counter()
+    for layer in range(8):
+        fresh.read(layer, names)
+    read = len(names) * 8 * width * 2 / (time.perf_counter() - start)
+    return {"written": written, "read": read}
+
+
+def scoring_rates(tasks: Path, width: int) -> dict[str, dict[str, float]]:
+    """Return seconds per layer and 1,000 rows, of all layers together on the GPU and of mteb on one core, by type."""
+    import torch
+
+    from benchmarks.zoo.run import recorded_tasks
+    from midlayer_encoders.scoring import resampled_scores
+
+    found: dict[str, dict[str, float]] = {}
+    folders = sorted(path for path in tasks.iterdir() if path.is_dir())
+    for name, evaluation in recorded_tasks(folders).items():
+        kind = type(evaluation.scorer).__name__
+        rows = len(evaluation.keys)
+        vectors = np.random.default_rng(0).standard_normal((rows, width), dtype=np.float32)
+        layers = range(4)
+        device = torch.device("cuda")
+        resampled_scores(evaluation.scorer, evaluation.keys, layers, lambda *_: vectors, device=device)  # noqa: B023
+        start = time.perf_counter()
+        resampled_scores(evaluation.scorer, evaluation.keys, layers, lambda *_: vectors, device=device)  # noqa: B023
+        seconds = (time.perf_counter() - start) / len(layers)
+        found[name] = {"kind": kind, "rows": rows, "seconds per layer": seconds, "per 1000": 1000 * seconds / rows}  # type: ignore[dict-item]
+    return found
+
+
+def mteb_rates(width: int) -> dict[str, float]:
+    """Return seconds of mteb on one core: k-means of 1,000 rows, and the ranking of 1,000 candidates."""
+    import torch
+    from mteb._evaluators.retrieval_metrics import make_score_dict  # noqa: F401  (fails early on another mteb)
+    from sklearn.cluster import MiniBatchKMeans
+    from threadpoolctl import threadpool_limits
+
+    rows = 10_000
+    vectors = np.random.default_rng(0).standard_normal((rows, width), dtype=np.float32)
+    with threadpool_limits(1):
+        start = time.perf_counter()
+        MiniBatchKMeans(n_clusters=40, batch_size=500, n_init="auto").fit(vectors)
+        k_means = (time.perf_counter() - start) / rows * 1000
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    queries = torch.from_numpy(vectors[:200])
+    start = time.perf_counter()
+    for query in queries:  # as mteb ranks candidates: their vectors are gathered for each query
+        candidates = torch.from_numpy(vectors[np.random.default_rng(0).integers(0, rows, 41)])
+        similarities = torch.nn.functional.cosine_similarity(query[None], candidates)
+        _ = {str(place): float(value) for place, value in enumerate(similarities.tolist())}
+    ranking = (time.perf_counter() - start) / (200 * 41) * 1000
+    torch.set_num_threads(before)
+    return {"k-means": k_means, "ranking": ranking}
+
+
+def rates(tasks: Path) -> None:
+    """Measure everything and write it after each step."""
+    import torch
+
+    measured: dict[str, Any] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
+
+    def save(name: str, value: Any) -> None:
+        measured[name] = value
+        RATES.write_text(json.dumps(measured, indent=1) + "\n")
+        print(name, json.dumps(value)[:300], flush=True)
+
+    with tempfile.TemporaryDirectory() as name:
+        save("store", store_rates(Path(name)))
+    for shape in SHAPES:
+        with tempfile.TemporaryDirectory() as name:
+            save(f"embedding {shape.name}", embedding_rate(shape, Path(name)))
+        torch.cuda.empty_cache()
+        save(f"mteb {shape.name}", mteb_rates(shape.width))
+        save(f"scoring {shape.name}", scoring_rates(tasks, shape.width))
+
+
+if __name__ == "__main__":
+    import sys
+
+    sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", choices=["rates", "estimate"])
+    parser.add_argument("--tasks", type=Path)
+    given = parser.parse_args()
+    if given.part == "rates":
+        rates(given.tasks)
