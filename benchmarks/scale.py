@@ -3,7 +3,7 @@
     python benchmarks/scale.py rates --tasks TASKS      # on a GPU: writes benchmarks/results/scale_rates.json
     python benchmarks/scale.py estimate                 # writes benchmarks/results/scale.md
 
-Rates are measured: tokens per second of all layers into the store, of random models with the shapes of Llama 3 (of 70B
+Rates are measured: the time of all layers of random models with the shapes of Llama 3 (of 70B
 eight of 80 blocks); what the store writes and reads; the scoring of all layers together; mteb's scoring of one layer.
 The estimate takes the texts of each task from mteb's own statistics and simulates a sweep task by task.
 """
@@ -14,8 +14,11 @@ import argparse
 import json
 import tempfile
 import time
+from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -71,20 +74,39 @@ def write_shape(folder: Path, shape: Shape) -> None:
 
 
 def embedding_rate(shape: Shape, folder: Path) -> dict[str, float]:
-    """Return tokens and stored bytes per second of the blocks that are timed."""
+    """Return the seconds of all layers of the blocks that are timed, in memory and into the store."""
     from sweep_gpu import Ours, texts
     from timing import timed
 
     from midlayer_encoders import LayerEncoder
+    from midlayer_encoders.reading.batches import batches_of, tokens_that_fit
+    from midlayer_encoders.sweeping.embedder import max_batch_texts
 
     write_shape(folder / "model", shape)
     encoder = LayerEncoder(str(folder / "model"), -1, device="cuda", dtype="bfloat16")
     inputs = texts(4096, 4, 24)  # about 25 tokens, as in the paper's tasks
     tokens = sum(map(len, encoder.tokenizer(inputs)["input_ids"]))
+    layers = range(shape.measured + 1)
+    budget = tokens_that_fit(encoder)
+    batches = batches_of(
+        encoder, inputs, token_budget=budget, max_texts=max_batch_texts(budget, len(layers), shape.width)
+    )
+
+    def compute() -> None:
+        reader = encoder.vector_reader(layers)
+        with closing(reader.passes(inputs, batches)) as passes:
+            for passed in passes:
+                passed.vectors()
+
+    compute()
     ours = Ours(encoder, folder / "stores")
     ours(inputs[:1024])
-    seconds = min(timed(lambda: ours(inputs)) for _ in range(2))
-    return {"tokens per second": tokens / seconds, "texts": len(inputs), "tokens": tokens, "seconds": seconds}
+    return {
+        "texts": len(inputs),
+        "tokens": tokens,
+        "computed, s": min(timed(compute) for _ in range(3)),
+        "stored in float32, s": min(timed(lambda: ours(inputs)) for _ in range(2)),
+    }
 
 
 def store_rates(folder: Path) -> dict[str, float]:
@@ -111,33 +133,55 @@ def store_rates(folder: Path) -> dict[str, float]:
     return {"written": written, "read": read}
 
 
-def scoring_rates(tasks: Path, width: int) -> dict[str, dict[str, float]]:
-    """Return seconds per layer and 1,000 rows, of all layers together on the GPU and of mteb on one core, by type."""
+def scoring_rates(tasks: Path, width: int) -> dict[str, dict[str, Any]]:
+    """Return the seconds of one layer of each task: all layers together on the GPU, and mteb on one core."""
     import torch
+    from threadpoolctl import threadpool_limits
 
     from benchmarks.zoo.run import recorded_tasks
     from midlayer_encoders.scoring import resampled_scores
+    from midlayer_encoders.sweeping.mteb_jobs import StoredLayer, quiet_mteb
+    from midlayer_encoders.tasks import isolated_random, task_sources
 
-    found: dict[str, dict[str, float]] = {}
+    found: dict[str, dict[str, Any]] = {}
     folders = sorted(path for path in tasks.iterdir() if path.is_dir())
-    for name, evaluation in recorded_tasks(folders).items():
-        kind = type(evaluation.scorer).__name__
+    recorded = recorded_tasks(folders)
+    for folder, (name, evaluation) in zip(folders, recorded.items(), strict=True):
         rows = len(evaluation.keys)
         vectors = np.random.default_rng(0).standard_normal((rows, width), dtype=np.float32)
-        layers = range(4)
-        device = torch.device("cuda")
-        resampled_scores(evaluation.scorer, evaluation.keys, layers, lambda *_: vectors, device=device)  # noqa: B023
-        start = time.perf_counter()
-        resampled_scores(evaluation.scorer, evaluation.keys, layers, lambda *_: vectors, device=device)  # noqa: B023
-        seconds = (time.perf_counter() - start) / len(layers)
-        found[name] = {"kind": kind, "rows": rows, "seconds per layer": seconds, "per 1000": 1000 * seconds / rows}  # type: ignore[dict-item]
+        layers, device = range(4), torch.device("cuda")
+
+        def read(_: int, keys: Sequence[str], vectors: Any = vectors) -> Any:
+            return np.resize(vectors, (len(keys), vectors.shape[1]))
+
+        seconds = []
+        for _ in range(2):
+            start = time.perf_counter()
+            resampled_scores(evaluation.scorer, evaluation.keys, layers, read, device=device)
+            seconds.append((time.perf_counter() - start) / len(layers))
+        store: Any = SimpleNamespace(read=read, dim=width)
+        prompts: Any = SimpleNamespace(choose=lambda *_: "")
+        encoder = StoredLayer(store, 0, "made/vectors", "1", prompts)
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        with isolated_random(), quiet_mteb(), threadpool_limits(1):
+            task = task_sources(folder)[0].make()
+            task.load_data()
+            start = time.perf_counter()
+            for split in task.eval_splits:
+                task.evaluate(encoder, split, encode_kwargs={"batch_size": 1024, "show_progress_bar": False})
+            by_mteb = time.perf_counter() - start
+        torch.set_num_threads(threads)
+        candidates = getattr(evaluation.scorer, "candidates", None)
+        found[name] = {
+            "kind": task.metadata.type, "rows": rows, "together": min(seconds), "mteb": by_mteb,
+            "candidates": sum(map(len, candidates)) if candidates is not None else None,
+        }  # fmt: skip
     return found
 
 
-def mteb_rates(width: int) -> dict[str, float]:
-    """Return seconds of mteb on one core: k-means of 1,000 rows, and the ranking of 1,000 candidates."""
-    import torch
-    from mteb._evaluators.retrieval_metrics import make_score_dict  # noqa: F401  (fails early on another mteb)
+def k_means_rate(width: int) -> float:
+    """Return the seconds of scikit-learn on one core for 1,000 rows, with the settings of mteb's older clusterings."""
     from sklearn.cluster import MiniBatchKMeans
     from threadpoolctl import threadpool_limits
 
@@ -145,19 +189,8 @@ def mteb_rates(width: int) -> dict[str, float]:
     vectors = np.random.default_rng(0).standard_normal((rows, width), dtype=np.float32)
     with threadpool_limits(1):
         start = time.perf_counter()
-        MiniBatchKMeans(n_clusters=40, batch_size=500, n_init="auto").fit(vectors)
-        k_means = (time.perf_counter() - start) / rows * 1000
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    queries = torch.from_numpy(vectors[:200])
-    start = time.perf_counter()
-    for query in queries:  # as mteb ranks candidates: their vectors are gathered for each query
-        candidates = torch.from_numpy(vectors[np.random.default_rng(0).integers(0, rows, 41)])
-        similarities = torch.nn.functional.cosine_similarity(query[None], candidates)
-        _ = {str(place): float(value) for place, value in enumerate(similarities.tolist())}
-    ranking = (time.perf_counter() - start) / (200 * 41) * 1000
-    torch.set_num_threads(before)
-    return {"k-means": k_means, "ranking": ranking}
+        MiniBatchKMeans(n_clusters=40, batch_size=500, n_init="auto", random_state=0).fit(vectors)
+    return (time.perf_counter() - start) / rows * 1000
 
 
 def rates(tasks: Path) -> None:
@@ -177,7 +210,7 @@ def rates(tasks: Path) -> None:
         with tempfile.TemporaryDirectory() as name:
             save(f"embedding {shape.name}", embedding_rate(shape, Path(name)))
         torch.cuda.empty_cache()
-        save(f"mteb {shape.name}", mteb_rates(shape.width))
+        save(f"k-means {shape.name}", k_means_rate(shape.width))
         save(f"scoring {shape.name}", scoring_rates(tasks, shape.width))
 
 
