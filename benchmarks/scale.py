@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -214,13 +216,163 @@ def rates(tasks: Path) -> None:
         save(f"scoring {shape.name}", scoring_rates(tasks, shape.width))
 
 
-if __name__ == "__main__":
-    import sys
+@dataclass(frozen=True)
+class Task:
+    """What a task of the paper needs."""
 
-    sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+    name: str
+    kind: str
+    texts: int  # distinct
+    tokens: float
+    rows: int  # that are clustered, classified, ranked or compared
+    candidates: int
+    together: bool  # all layers at once, or one by one with mteb
+
+
+def paper_tasks() -> list[Task]:
+    """Return the paper's tasks, from mteb's statistics of their English test splits."""
+    import mteb
+
+    from midlayer_encoders.scoring.recording import scores_together
+    from midlayer_encoders.tasks import task_sources
+
+    folder = Path(mteb.__file__).parent / "descriptive_stats"
+    files = {path.stem: path for path in folder.rglob("*.json")}
+    tasks = []
+    for source in task_sources("paper"):
+        task = source.make()
+        texts = rows = candidates = 0
+        characters = 0.0
+        for split in task.eval_splits:
+            statistics = json.loads(files[task.metadata.name].read_text())[split]
+            subsets = statistics.get("hf_subset_descriptive_stats") or {}
+            for of in [subsets[name] for name in task.hf_subsets if name in subsets] or [statistics]:
+                columns = [value for name, value in of.items() if name.endswith("text_statistics") or "text1" in name]
+                columns += [value for name, value in of.items() if "text2" in name]
+                for column in filter(None, columns):
+                    texts += column["unique_texts"]
+                    characters += column["unique_texts"] * column["average_text_length"]
+                rows += of["num_samples"]
+                candidates += (of.get("top_ranked_statistics") or {}).get("num_top_ranked", 0)
+        together = scores_together(task) is None
+        tokens = characters / CHARACTERS_PER_TOKEN
+        tasks.append(Task(task.metadata.name, task.metadata.type, texts, tokens, rows, candidates, together))
+    return tasks
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Machines of a sweep; ``stores`` disks of the measured speed take its vectors."""
+
+    name: str
+    gpus: int
+    stores: int
+
+
+CLUSTERS = (Cluster("one GPU", 1, 1), Cluster("one node of 8", 8, 1), Cluster("eight nodes", 64, 8))
+
+
+def simulate(shape: Shape, cluster: Cluster, tasks: Sequence[Task], measured: dict[str, Any]) -> dict[str, float]:
+    """Return the seconds of each stage of a sweep, task by task, as its processes share it.
+
+    Texts are embedded while earlier batches are written; then every layer is read and scored; mteb's scores of single
+    layers, which confirm others or replace them, run on the cores.
+    """
+    speed = measured[f"embedding {shape.name}"]
+    per_token = speed["computed, s"] / speed["tokens"] * shape.blocks / shape.measured
+    # The weights of 70B take a whole node: its GPUs hold consecutive blocks and take turns.
+    processes = cluster.gpus if shape.bytes < 100e9 else max(cluster.gpus // 8, 1)
+    rates = measured[f"scoring {shape.name}"].values()
+    cores = CORES * cluster.gpus
+    seconds = dict.fromkeys(("GPU", "store, written", "store, read", "scoring", "mteb"), 0.0)
+    elapsed = 0.0
+    for task in tasks:
+        size = task.texts * shape.layers * shape.width * 2
+        compute = task.tokens * per_token / processes
+        write = size / (measured["store"]["written"] * cluster.stores)
+        read = size / (measured["store"]["read"] * cluster.stores)
+        alike = [rate for rate in rates if rate["kind"] == task.kind]
+        together = np.mean([rate["together"] / rate["rows"] for rate in alike]) * task.texts if alike else 0
+        if task.kind == "Clustering":
+            by_mteb = measured[f"k-means {shape.name}"] * task.rows / 1000
+        elif task.candidates:
+            by_mteb = np.mean([rate["mteb"] / rate["candidates"] for rate in alike]) * task.candidates
+        else:
+            by_mteb = np.mean([rate["mteb"] / rate["rows"] for rate in alike]) * task.texts
+        jobs = CONFIRMED if task.together else shape.layers
+        scoring = together * math.ceil(shape.layers / processes) if task.together else 0.0
+        mteb = by_mteb * math.ceil(jobs / cores)
+        for name, value in zip(seconds, (compute, write, read, scoring, mteb), strict=True):
+            seconds[name] += float(value)
+        elapsed += max(compute, write) + max(read, scoring) + mteb
+    return {**seconds, "elapsed": elapsed}
+
+
+def duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def estimate() -> None:
+    """Write the table."""
+    measured = json.loads(RATES.read_text())
+    tasks = paper_tasks()
+    left_out = next(task for task in tasks if task.name == "MindSmallReranking")  # mteb ranks its candidates in Python
+    rest = [task for task in tasks if task is not left_out]
+    ranked = [rate for rate in measured["scoring 1B"].values() if rate["candidates"]]
+    alone_for = np.mean([rate["mteb"] / rate["candidates"] for rate in ranked]) * left_out.candidates
+    texts, tokens = sum(task.texts for task in rest), sum(task.tokens for task in rest)
+    alone = [task for task in rest if not task.together]
+    lines = [
+        "# Larger runs, estimated",
+        "",
+        f"`python benchmarks/scale.py estimate`, from rates measured on one {measured['device']} with {CORES} cores "
+        "([scale_rates.json](scale_rates.json)): no run of this size was made. The paper's tasks without "
+        f"{left_out.name} (mteb ranks its {left_out.candidates / 1e6:.0f} million candidates: "
+        f"{duration(float(alone_for))} for each layer at the rate of a small task): "
+        f"{texts / 1e6:.2f} million distinct texts, "
+        f"{tokens / 1e6:.1f} million tokens at {CHARACTERS_PER_TOKEN} characters each. "
+        f"{len(alone)} clustering tasks of mteb's older kind are scored by mteb, layer by layer.",
+        "",
+        "| model | machines | whole sweep | GPU | store, written | store, read | scoring | mteb | slowest stage "
+        "| store in float16 | written to keep the GPUs busy |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for shape in SHAPES:
+        for cluster in CLUSTERS:
+            size = texts * shape.layers * shape.width * 2
+            if shape.bytes > 100e9 and cluster.gpus == 1:
+                lines.append(
+                    f"| {shape.name} | {cluster.name} | weights do not fit ({shape.bytes / 1e9:.0f} GB) "
+                    f"| | | | | | | {size / 1e9:,.0f} GB | |"
+                )
+                continue
+            found = simulate(shape, cluster, rest, measured)
+            elapsed = found.pop("elapsed")
+            slowest = max(found, key=lambda name: found[name])
+            cells = " | ".join(duration(value) for value in found.values())
+            busy = size / found["GPU"] / 1e9
+            lines.append(
+                f"| {shape.name} | {cluster.name} | {duration(elapsed)} | {cells} | {slowest} | {size / 1e9:,.0f} GB "
+                f"| {busy:.1f} GB/s |"
+            )
+    (RESULTS / "scale.md").write_text("\n".join(lines) + "\n")
+    print("\n".join(lines))
+
+
+def main() -> None:
+    """Measure rates, or estimate from them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", choices=["rates", "estimate"])
-    parser.add_argument("--tasks", type=Path)
+    parser.add_argument("--tasks", type=Path, help="folder with a folder for each task, for the rates")
     given = parser.parse_args()
     if given.part == "rates":
         rates(given.tasks)
+    else:
+        estimate()
+
+
+if __name__ == "__main__":
+    sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+    main()
