@@ -1,4 +1,4 @@
-"""Several processes share a sweep: they give the result of one process, and none waits for a failed one."""
+"""Several processes share work: they give the result of one process, and none waits for a failed one."""
 
 from __future__ import annotations
 
@@ -78,6 +78,32 @@ def failure_before_a_shared_call(group: Group) -> Any:
     return group.share(evaluate), group.share(lambda: "and on")
 
 
+def results_in_order(group: Group) -> Any:
+    return group.share(lambda: list(group.in_order(iter(group.part(range(5))))))
+
+
+def error_in_the_loop_of_the_first_process(group: Group) -> Any:
+    def run() -> None:
+        for _ in group.in_order(iter(group.part(range(5)))):
+            raise KeyError("no such text")
+
+    with pytest.raises(OtherProcessError if group.rank else KeyError, match="no such text"):
+        group.share(run)
+    return group.share(lambda: "and on")
+
+
+def process_killed_in_order(group: Group) -> Any:
+    def results() -> Iterator[int]:
+        yield 1
+        if group.rank:
+            os._exit(3)
+        yield 2
+
+    with pytest.raises(ProcessLostError):
+        group.share(lambda: list(group.in_order(results())))
+    return "noticed"
+
+
 def killed_process(group: Group) -> Any:
     if group.rank:
         os._exit(3)
@@ -110,6 +136,9 @@ CASES: dict[Any, Any] = {
     full_disk_in_one_process: [["and on"] * 2] * 2,
     failure_before_a_shared_call: [(["notified", "no data"], ["and on"] * 2)] * 2,
     killed_process: ["noticed", None],
+    results_in_order: [[[0, 1, 2, 3, 4], []]] * 2,
+    error_in_the_loop_of_the_first_process: [["and on"] * 2] * 2,
+    process_killed_in_order: ["noticed", None],
 }
 
 

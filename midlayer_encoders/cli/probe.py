@@ -38,6 +38,8 @@ def probe(
     keep_gb: Annotated[float, Option(help="Memory for token states; beyond it each epoch runs again.")] = 4.0,
     skip_bad: _arguments.SkipBad = False,
     seed: _arguments.Seed = 0,
+    devices: _arguments.Devices = 1,
+    num_nodes: _arguments.NumNodes = 1,
     options: EncoderOptions,
 ) -> None:
     """Train a small classifier on every frozen layer and show which layer separates the classes best.
@@ -51,6 +53,7 @@ def probe(
     from midlayer_encoders.probing.probe import UNUSED_SETTINGS
     from midlayer_encoders.tasks.table_files import Columns
 
+    is_first = _arguments.writes_results(devices, num_nodes)
     out = _arguments.results_folder(out, "probe", model)
     reason, names = UNUSED_SETTINGS[kind]
     names += ("pooling", "truncate_dim") if kind == "attentive" else ()
@@ -61,7 +64,7 @@ def probe(
     for path in (data, test):
         if path is not None:
             check_examples_path(path)
-    encoder = _arguments.load_model(model, options)
+    encoder = _arguments.load_model(model, options, devices=devices, num_nodes=num_nodes)
     bad = "skip" if skip_bad else "refuse"
     read = partial(read_examples, media=encoder.media, bad=bad, columns=Columns(text_column, label_column))
     inputs, labels = read(data)
@@ -78,8 +81,12 @@ def probe(
             site=site,
             settings=settings,
             dataset=data.stem,
+            devices=devices,
+            num_nodes=num_nodes,
             progress=progress,
         )
+    if not is_first:
+        return
     result.save(out)
     _output.print_result(folder=out, report=out / "report.html", **probe_values(result))
     print_probe(result)

@@ -38,6 +38,8 @@ def select_command(
     limit: _arguments.Limit = None,
     max_texts: Annotated[int, Option(min=1, help="Maximum number of texts, evenly spaced.")] = 500,
     seed: _arguments.Seed = 0,
+    devices: _arguments.Devices = 1,
+    num_nodes: _arguments.NumNodes = 1,
     options: EncoderOptions,
 ) -> None:
     """Choose a prompt and a layer of a model; show what the other recipes or rules would choose.
@@ -48,6 +50,7 @@ def select_command(
     """
     from midlayer_encoders.tasks.sources import own_labels
 
+    is_first = _arguments.writes_results(devices, num_nodes)
     if labels is not None and label_column is not None:
         raise OptionError("`--label-column` must be left out with `--labels`, which is another file of labels.")
     if mixture and labels is None and label_column is None:
@@ -64,7 +67,7 @@ def select_command(
     from midlayer_encoders.selection import select, selection_passes  # imports torch
 
     selection_passes(rule, all_rules=all_rules)  # refuses an unknown rule before the model is loaded
-    encoder = _arguments.load_model(model, options)
+    encoder = _arguments.load_model(model, options, devices=devices, num_nodes=num_nodes)
     with _progress.show_progress({"measuring": "texts measured", "labels": "labeled texts read"}) as progress:
         selection = select(
             encoder,
@@ -76,8 +79,12 @@ def select_command(
             mixture=mixture,
             max_texts=max_texts,
             seed=seed,
+            devices=devices,
+            num_nodes=num_nodes,
             progress=progress,
         )
+    if not is_first:
+        return
     if out is not None:
         _write(selection, out)
     _print_choices(selection)

@@ -388,6 +388,8 @@ def select_layer(
     mixture: bool = False,
     max_texts: int = 500,
     seed: int = 0,
+    devices: int = 1,
+    num_nodes: int = 1,
     **options: Unpack[EncoderKeywords],
 ) -> Selection:
     """Return the layer of a model to use, the reason, and the choice of every other rule.
@@ -409,6 +411,8 @@ def select_layer(
             **selection.keywords)`` uses it if it is clearly better than the best single layer.
         max_texts: maximum number of texts to read.
         seed: seed of augmented views, folds and resamples.
+        devices: processes on this machine that share the texts, on Lightning Fabric; all return the selection of one.
+        num_nodes: number of machines that share the texts.
         options: keywords of :class:`~midlayer_encoders.EncoderOptions`, if ``model`` is a name.
 
     Example:
@@ -422,7 +426,7 @@ def select_layer(
     """
     source: Any = model
     if isinstance(model, str | os.PathLike):
-        source = complete_encoder(os.fspath(model), options)
+        source, _ = load_shared(os.fspath(model), options, devices, num_nodes)
     elif not isinstance(model, LayerEncoder | pl.DataFrame):
         raise OptionError(
             f"`model` must be a folder, a hub name, a LayerEncoder or a frame of results, but got {short_repr(model)}."
@@ -439,6 +443,8 @@ def select_layer(
         mixture=mixture,
         max_texts=max_texts,
         seed=seed,
+        devices=devices,
+        num_nodes=num_nodes,
     )
     has_files = isinstance(source, LayerEncoder) and not isinstance(source[0], MemoryModule)
     return _with_encoder(selection, source.source, source.options) if has_files else selection

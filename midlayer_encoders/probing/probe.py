@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from midlayer_encoders.probing.classifiers import PROBE_KINDS, AttentiveProbes, 
 from midlayer_encoders.probing.examples import Split, split_examples
 from midlayer_encoders.probing.probe_result import ProbeResult
 from midlayer_encoders.probing.tokens import CachedTokens, LiveTokens, TokenSource, read_tokens, read_vectors
+from midlayer_encoders.processes import share_model
 from midlayer_encoders.reading.batches import batches_of
 from midlayer_encoders.reading.reader import layer_reader
 from midlayer_encoders.selection.ridge import class_numbers, equal_steps, label_list, mixture_on_test
@@ -194,6 +195,8 @@ def probe(
     site: ReadSite = "block",
     settings: ProbeSettings | None = None,
     dataset: str = "examples",
+    devices: int = 1,
+    num_nodes: int = 1,
     progress: Progress | None = None,
     **deprecated: Any,
 ) -> ProbeResult:
@@ -215,7 +218,10 @@ def probe(
             The result's revision names it, as ``"default:mlp"``.
         settings: of the training, see :class:`~midlayer_encoders.probing.ProbeSettings`.
         dataset: name of the examples in the result.
-        progress: called with the stages ``"reading"`` and ``"training"``.
+        devices: processes on this machine that share the reading of the examples, on Lightning Fabric; the first one
+            trains, and also reads tokens that need more than ``keep_gb``. The result is that of one process.
+        num_nodes: number of machines that share the reading.
+        progress: called by the first process with the stages ``"reading"`` and ``"training"``.
         deprecated: the fields of ``settings`` as keywords, which 0.2 accepted.
     """
     validation.check_fork()
@@ -227,10 +233,65 @@ def probe(
         ProbeSettings, f"with kind={kind!r}, which {reason}", **{name: getattr(settings, name) for name in unused}
     )
     validation.check_text("dataset", dataset)
+    devices = validation.check_count("devices", devices)
+    num_nodes = validation.check_count("num_nodes", num_nodes)
     validation.check_progress(progress)
     if not hasattr(encoder, "anatomy"):
         raise OptionError(f"`encoder` must be a LayerEncoder, but got {short_repr(encoder)}.")
     agreed("norm", replaced.get("encoder", {}).get("norm"), encoder.norm)
+    examples, all_labels = _labeled_examples(inputs, labels, test_inputs, test_labels)
+    classes, names = class_numbers(all_labels)
+    split = split_examples(classes, names=names, num_test=len(test_labels), seed=settings.seed)
+    group = share_model(encoder, devices, num_nodes)
+    progress = group.progress(progress)
+    reader = layer_reader(encoder, layers=layers, prompt=encoder.default_prompt, normalize=False, site=site)
+    live = LiveTokens(reader, examples)
+    batches = batches_of(encoder, examples, prompt=encoder.default_prompt)
+
+    def run() -> ProbeResult | None:
+        vectors: CachedTokens | None = None
+        source: TokenSource
+        if kind != "attentive" or settings.mixture:
+            shown = progress if kind != "attentive" else None
+            source = vectors = read_vectors(live, batches, progress=shown, group=group)
+        if kind == "attentive":
+            source = read_tokens(live, batches, keep_gb=settings.keep_gb, progress=progress, group=group)
+        if not group.is_first:
+            return None
+        right, best_accuracy, best_epochs = probe_tokens(
+            source, classes, split, kind=kind, settings=settings, progress=progress, device=encoder.device
+        )
+        mixture = None
+        if vectors is not None and settings.mixture:
+            train = torch.cat([split.train, split.validation]).sort().values
+            train = train[equal_steps(len(train), MIXTURE_EXAMPLES)]
+            mixture = mixture_on_test(
+                vectors.states[:, :, 0], classes, train, split.test, reader.layers, seed=settings.seed
+            )
+        spec = at_site(encoder.spec, site)
+        return ProbeResult(
+            model=spec.model,
+            revision=spec.revision or "default",
+            num_layers=spec.num_layers,
+            layers=tuple(reader.layers),
+            kind=kind,
+            dataset=dataset,
+            classes=names,
+            right=right,
+            validation=best_accuracy,
+            epochs=best_epochs,
+            chance=float(classes[split.test].bincount().max()) / len(split.test),
+            num_train=len(split.train),
+            mixture=mixture,
+        )
+
+    return cast(ProbeResult, group.share(run)[0])
+
+
+def _labeled_examples(
+    inputs: Sequence[Any], labels: Sequence[Hashable], test_inputs: Sequence[Any], test_labels: Sequence[Hashable]
+) -> tuple[list[Any], list[Any]]:
+    """Return all examples, those of the test last, and their labels; raise if they do not match."""
     inputs = validation.check_list("inputs", inputs, "examples")
     labels = label_list("labels", labels)
     test_inputs = validation.check_list("test_inputs", test_inputs, "examples", minimum=0)
@@ -243,44 +304,7 @@ def probe(
     unknown = sorted(set(map(str, test_labels)) - set(map(str, labels)))
     if unknown:
         raise OptionError(f"`test_labels` must be among `labels`, but {unknown[0]!r} is not.")
-    examples = [*inputs, *test_inputs]
-    classes, names = class_numbers([*labels, *test_labels])
-    split = split_examples(classes, names=names, num_test=len(test_labels), seed=settings.seed)
-    reader = layer_reader(encoder, layers=layers, prompt=encoder.default_prompt, normalize=False, site=site)
-    live = LiveTokens(reader, examples)
-    batches = batches_of(encoder, examples, prompt=encoder.default_prompt)
-    source: TokenSource
-    if kind == "attentive":
-        source = read_tokens(live, batches, keep_gb=settings.keep_gb, progress=progress)
-    else:
-        source = read_vectors(live, batches, progress=progress)
-    right, best_accuracy, best_epochs = probe_tokens(
-        source, classes, split, kind=kind, settings=settings, progress=progress, device=encoder.device
-    )
-    mixture = None
-    if settings.mixture:
-        vectors = source if isinstance(source, CachedTokens) and kind != "attentive" else read_vectors(live, batches)
-        train = torch.cat([split.train, split.validation]).sort().values
-        train = train[equal_steps(len(train), MIXTURE_EXAMPLES)]
-        mixture = mixture_on_test(
-            vectors.states[:, :, 0], classes, train, split.test, reader.layers, seed=settings.seed
-        )
-    spec = at_site(encoder.spec, site)
-    return ProbeResult(
-        model=spec.model,
-        revision=spec.revision or "default",
-        num_layers=spec.num_layers,
-        layers=tuple(reader.layers),
-        kind=kind,
-        dataset=dataset,
-        classes=names,
-        right=right,
-        validation=best_accuracy,
-        epochs=best_epochs,
-        chance=float(classes[split.test].bincount().max()) / len(split.test),
-        num_train=len(split.train),
-        mixture=mixture,
-    )
+    return [*inputs, *test_inputs], [*labels, *test_labels]
 
 
 def probe_tokens(

@@ -21,6 +21,7 @@ from midlayer_encoders._types import READ_SITES, Layer, Norm, Pooling, ReadSite
 from midlayer_encoders.errors import LayerIndexError, NotFiniteError, OptionError
 from midlayer_encoders.models.anatomy import Anatomy, resolve_layers
 from midlayer_encoders.models.transformers_internals import without_cache
+from midlayer_encoders.processes import ALONE, Group
 from midlayer_encoders.reading import causal
 from midlayer_encoders.reading.ahead import ahead
 from midlayer_encoders.reading.batches import LayerSource, TextInputs
@@ -183,6 +184,7 @@ class LayerReader:
         *,
         tokens: TokenReceive | None = None,
         done: Callable[[int], None] | None = None,
+        group: Group = ALONE,
     ) -> Tensor:
         """Return the vectors of all inputs in order, shape ``(L, N, D)`` float32 on the CPU.
 
@@ -191,9 +193,10 @@ class LayerReader:
             batches: positions of each batch, covering all inputs.
             tokens: see :meth:`embed`.
             done: called after each batch with its number of inputs.
+            group: processes that share the batches; only the first one returns vectors.
         """
         all_vectors: Tensor | None = None
-        for positions, vectors in self.embed(inputs, batches, tokens=tokens):
+        for positions, vectors in group.in_order(self.embed(inputs, group.part(batches), tokens=tokens)):
             if all_vectors is None:
                 all_vectors = vectors.new_empty(len(vectors), len(inputs), vectors.shape[2])
             all_vectors[:, positions] = vectors

@@ -18,6 +18,7 @@ from midlayer_encoders.measuring import measure_layers, num_passes
 from midlayer_encoders.media import medium_of
 from midlayer_encoders.metrics.sample_metrics import LEAST_TOKENS
 from midlayer_encoders.models.anatomy import resolve_layer
+from midlayer_encoders.processes import ALONE, Group, share_model
 from midlayer_encoders.reading.batches import LayerSource, batches_of, count_tokens
 from midlayer_encoders.reading.causal import looks_ahead
 from midlayer_encoders.reading.reader import layer_reader
@@ -111,6 +112,8 @@ def select(
     max_texts: int = 500,
     seed: int = 0,
     token_budget: int = 4096,
+    devices: int = 1,
+    num_nodes: int = 1,
     progress: Progress | None = None,
 ) -> Selection:
     """Return the layer that a rule chooses, with the choices of all other rules.
@@ -134,7 +137,9 @@ def select(
         max_texts: maximum number of texts to measure, at equal steps through the list.
         seed: for augmented views, folds and resamples.
         token_budget: tokens in a batch.
-        progress: called after each batch, with the stages ``"measuring"`` and ``"labels"``.
+        devices: processes on this machine that share the texts, and all return the selection of one process.
+        num_nodes: number of machines that share the texts.
+        progress: called by the first process after each batch, with the stages ``"measuring"`` and ``"labels"``.
 
     Raises:
         CannotChooseError: if the rule lacks its input.
@@ -145,6 +150,8 @@ def select(
     token_budget = check_count("token_budget", token_budget)
     all_rules = check_flag("all_rules", all_rules)
     mixture = check_flag("mixture", mixture)
+    devices = check_count("devices", devices)
+    num_nodes = check_count("num_nodes", num_nodes)
     check_progress(progress)
     if mixture and labels is None:
         raise OptionError(
@@ -156,6 +163,7 @@ def select(
     options: dict[str, Any] = {"all_rules": all_rules, "mixture": mixture}
     if isinstance(source, pl.DataFrame):
         options |= {"max_texts": max_texts, "token_budget": token_budget, "recipes": recipes}
+        options |= {"devices": devices, "num_nodes": num_nodes}
         check_effect(select, "with a frame, of which nothing is measured", **options)
         if texts is not None or labels is not None:
             raise OptionError("`texts` and `labels` must be None with a frame: give the model to measure them on.")
@@ -164,7 +172,9 @@ def select(
     if texts is not None:
         texts = (check_texts if source.media == ["text"] else check_list)("texts", texts, minimum=0)
     labeled, classes = _labeled_texts(texts, labels, max_texts)
-    inputs = SelectionInputs(texts, labeled, classes, max_texts, seed, token_budget, progress)
+    group = share_model(source, devices, num_nodes)
+    progress = group.progress(progress)
+    inputs = SelectionInputs(texts, labeled, classes, max_texts, seed, token_budget, progress, group)
     if recipes is not None:
         reason = "with `recipes`, of which one is chosen by labels, or by the model's kind"
         check_effect(select, reason, rule=rule, **options)
@@ -327,6 +337,9 @@ def default_depth(recipe: Recipe, kind: ModelKind) -> float:
 class RecipeSource(LayerSource, TakesRecipe, Protocol):
     """An encoder that can apply other recipes."""
 
+    def to(self, device: torch.device) -> Any:
+        """Move the model to a device."""
+
     def output_embeddings(self) -> Tensor:
         """Return the output embeddings of the language model, shape ``(T, D)``."""
 
@@ -488,6 +501,7 @@ class SelectionInputs:
         seed: for views, folds and resamples.
         token_budget: tokens in a batch.
         progress: called after each batch.
+        group: processes that share the texts.
     """
 
     texts: list[Any] | None
@@ -497,6 +511,7 @@ class SelectionInputs:
     seed: int
     token_budget: int
     progress: Progress | None
+    group: Group = ALONE
 
     @property
     def sample(self) -> list[Any]:
@@ -531,7 +546,13 @@ def measure_metrics(
         if num_long_texts < MIN_TEXTS:
             names = [name for name in names if name not in ("half_match", "prompt_entropy")]
     frame = measure_layers(
-        source, texts, metrics=names, seed=inputs.seed, token_budget=inputs.token_budget, progress=inputs.progress
+        source,
+        texts,
+        metrics=names,
+        seed=inputs.seed,
+        token_budget=inputs.token_budget,
+        progress=inputs.progress,
+        group=inputs.group,
     )
     return frame, ""
 
@@ -541,7 +562,8 @@ def label_vectors(source: LayerSource, inputs: SelectionInputs, done: Callable[[
     prompt = source.default_prompt
     reader = layer_reader(source, prompt=prompt)
     batches = batches_of(source, inputs.labeled, token_budget=inputs.token_budget, prompt=prompt)
-    return reader.vectors(inputs.labeled, batches, done=done)
+    group = inputs.group
+    return group.share(lambda: reader.vectors(inputs.labeled, batches, done=done, group=group))[0]
 
 
 def label_accuracy(vectors: Tensor, inputs: SelectionInputs) -> Tensor:
