@@ -23,6 +23,7 @@ from midlayer_encoders._isolation import quiet_loggers
 from midlayer_encoders._types import Progress
 from midlayer_encoders.errors import DiskFullError, FolderError, MidlayerError, OptionError, counted, error_summary
 from midlayer_encoders.files import folder_lock
+from midlayer_encoders.validation import check_count
 
 if TYPE_CHECKING:
     from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
@@ -79,6 +80,11 @@ class Group:
     def progress(self, progress: Progress | None) -> Progress | None:
         """Return the callback in the first process, and ``None`` in the others."""
         return progress if self.is_first else None
+
+    def place(self, model: Placed) -> None:
+        """Move a model to the device of this process."""
+        if self.device is not None:
+            model.to(self.device)
 
     def part(self, items: Sequence[T]) -> list[T]:
         """Return this process's share of the items."""
@@ -327,15 +333,19 @@ def launch(devices: int, num_nodes: int, *, cpu: bool) -> Group:
     return Group(fabric.global_rank, fabric.world_size, fabric.device)
 
 
-def share_model(model: Placed, devices: int, num_nodes: int) -> Group:
-    """Join the processes that share a loaded model's work, and move it to the device of this process.
+def join(devices: int, num_nodes: int, *, cpu: bool) -> Group:
+    """Return the processes that share the work of a call.
 
-    Unlike :func:`launch`, one process does not look for others: a library call in each of several processes that
-    torchrun started is the caller's own.
+    Unlike :func:`launch`, one process does not look for others: calls in each of several processes that torchrun
+    started, without ``devices``, are the caller's own.
     """
-    if devices * num_nodes == 1:
-        return Group()
-    group = launch(devices, num_nodes, cpu=model.device.type == "cpu")
-    if group.device is not None:
-        model.to(group.device)
+    check_count("devices", devices)
+    check_count("num_nodes", num_nodes)
+    return ALONE if devices * num_nodes == 1 else launch(devices, num_nodes, cpu=cpu)
+
+
+def share_model(model: Placed, devices: int, num_nodes: int) -> Group:
+    """Return the processes that share a loaded model's work, and move it to the device of this process."""
+    group = join(devices, num_nodes, cpu=model.device.type == "cpu")
+    group.place(model)
     return group

@@ -83,6 +83,8 @@ def progression(
     limit: _arguments.Limit = None,
     views: _arguments.Views = 16,
     seed: _arguments.Seed = 0,
+    devices: _arguments.Devices = 1,
+    num_nodes: _arguments.NumNodes = 1,
     options: EncoderOptions,
 ) -> None:
     """Measure every layer at every step of a model's training, and show which layers settle first.
@@ -95,6 +97,7 @@ def progression(
     """
     from midlayer_encoders.comparing import progression as measure_progression
 
+    is_first = _arguments.writes_results(devices, num_nodes)
     out = _arguments.results_folder(out, "progression", model)
     with _progress.show_progress() as progress:
         result = measure_progression(
@@ -107,9 +110,13 @@ def progression(
             seed=seed,
             dataset=texts.stem,
             out=out,
+            devices=devices,
+            num_nodes=num_nodes,
             progress=progress,
             **options.changed() | {"norm": options.norm},
         )
+    if not is_first:
+        return
     report = out / "report.html"
     settled = result.settled()
     values: dict[str, Any] = {"words": result.words(), "failures": result.failures, "settled": settled.to_dicts()}

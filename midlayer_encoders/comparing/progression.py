@@ -20,10 +20,11 @@ from midlayer_encoders.encoder.options import EncoderKeywords, EncoderOptions, m
 from midlayer_encoders.encoder.sentence_transformers_encoder import complete_encoder, measure
 from midlayer_encoders.encoder.spec import base_name
 from midlayer_encoders.errors import DiskFullError, MidlayerError, OptionError, error_summary
-from midlayer_encoders.files import check_links, folder_lock
+from midlayer_encoders.files import check_links
 from midlayer_encoders.frame.steps import layer_changes, settled
 from midlayer_encoders.measuring import extra_passes, num_passes
 from midlayer_encoders.metrics import TooFewTextsError
+from midlayer_encoders.processes import Group, join
 from midlayer_encoders.report import plot_steps_change, plot_steps_curves, plot_steps_heat
 from midlayer_encoders.report.results import Result, kept_frame, versions
 from midlayer_encoders.report.training_page import steps_html, steps_words
@@ -110,6 +111,8 @@ def progression(
     seed: int = 0,
     dataset: str = "texts",
     out: Path | str | None = None,
+    devices: int = 1,
+    num_nodes: int = 1,
     progress: Progress | None = None,
     **options: Unpack[EncoderKeywords],
 ) -> ProgressionResult:
@@ -130,7 +133,11 @@ def progression(
         seed: for the views.
         dataset: name of the texts in the frame.
         out: folder for the frame of each step, the whole frame, figures and page; ``None`` writes nothing.
-        progress: called after each batch, with the revision as the stage and the texts of all revisions as steps.
+        devices: processes on this machine that share the checkpoints, each with a device of its own, on Lightning
+            Fabric; the result is that of one process, and the first one writes it.
+        num_nodes: number of machines that share the checkpoints; ``out`` is then on a disk that all of them share.
+        progress: called after each batch, with the revision as the stage and the texts of all revisions as steps; by
+            the first of several processes, with the texts of its revisions.
         options: as in :class:`~midlayer_encoders.EncoderOptions`; ``norm`` is ``"none"`` by default, as in the paper.
 
     Raises:
@@ -163,7 +170,8 @@ def progression(
     folder = Path(out) if out is not None else None
     if folder is not None:
         check_links(folder, [folder / "steps"])
-    measurer = _CheckpointMeasurer(identity, texts, text_views, folder, encoder_options)
+    group = join(devices, num_nodes, cpu=encoder_options.device == "cpu")
+    measurer = _CheckpointMeasurer(identity, texts, text_views, folder, encoder_options, group)
     how = {
         "texts": f"{len(texts)} ({dataset}, digest {identity.texts})",
         "views": f"seed {seed}",
@@ -172,11 +180,20 @@ def progression(
         **{name.replace("_", " "): str(value) for name, value in identity.options.items()},
         **versions(),
     }
-    with nullcontext() if folder is None else folder_lock(folder):
-        frames, failures = measurer.measure_all(checkpoints, progress)
-        result = ProgressionResult(pl.concat(frames), folder, how, failures)
+    with nullcontext() if folder is None else group.lock(folder):
+        frames: dict[str, pl.DataFrame] = {}
+        errors: dict[str, str] = {}
+        for part in group.share(lambda: measurer.measure(group.part(checkpoints), group.progress(progress))):
+            frames |= part[0]
+            errors |= part[1]
+        names = [checkpoint.name for checkpoint in checkpoints]
+        failures = {name: errors[name] for name in names if name in errors}
+        if not frames:
+            raise MidlayerError("No revision could be measured. " + "; ".join(f"{k}: {v}" for k, v in failures.items()))
+        frame = pl.concat([frames[name] for name in names if name in frames])
+        result = ProgressionResult(frame, folder, how, failures)
         if folder is not None:
-            result.save()
+            group.first(result.save)
     return result
 
 
@@ -189,34 +206,40 @@ class _CheckpointMeasurer:
     views: Sequence[Sequence[str]]
     folder: Path | None
     options: EncoderOptions
+    group: Group
 
-    def measure_all(
+    def measure(
         self, checkpoints: Sequence[Checkpoint], progress: Progress | None
-    ) -> tuple[list[pl.DataFrame], dict[str, str]]:
-        """Return the frames of the checkpoints, and the errors of those that failed; raise if all did."""
-        frames: list[pl.DataFrame] = []
+    ) -> tuple[dict[str, pl.DataFrame], dict[str, str]]:
+        """Return the frames of the checkpoints by name, and the errors of those that failed."""
+        frames: dict[str, pl.DataFrame] = {}
         failures: dict[str, str] = {}
         count = num_passes(self.identity.metrics, views=self.identity.views) * len(self.texts)
         for position, checkpoint in enumerate(checkpoints):
             stage = Stage(progress, checkpoint.name, count * len(checkpoints), count * position)
             try:
                 make = partial(self._measure, checkpoint, stage)
-                name = f"step{checkpoint.step}.{self.identity.key(checkpoint)}.parquet"
-                frames.append(make() if self.folder is None else kept_frame(self.folder / "steps" / name, make))
+                path = self.path(checkpoint)
+                frames[checkpoint.name] = make() if path is None else kept_frame(path, make)
                 if (rest := count * (position + 1) - stage.done) > 0:  # the frame was read from its file
                     stage.step(rest)
             except (OptionError, TooFewTextsError, DiskFullError):  # every step would fail alike
                 raise
             except Exception as error:
                 failures[checkpoint.name] = error_summary(error)
-        if not frames:
-            raise MidlayerError("No revision could be measured. " + "; ".join(f"{k}: {v}" for k, v in failures.items()))
         return frames, failures
+
+    def path(self, checkpoint: Checkpoint) -> Path | None:
+        """Return the file of a checkpoint's frame; ``None`` if nothing is written."""
+        if self.folder is None:
+            return None
+        return self.folder / "steps" / f"step{checkpoint.step}.{self.identity.key(checkpoint)}.parquet"
 
     def _measure(self, checkpoint: Checkpoint, stage: Stage) -> pl.DataFrame:
         start = stage.done
         gc.collect()  # an encoder and its model card refer to each other, so the previous one is still in memory
         encoder = complete_encoder(checkpoint.source, {**self.options.changed(), "revision": checkpoint.revision})
+        self.group.place(encoder)
         frame = measure(
             encoder,
             self.texts,

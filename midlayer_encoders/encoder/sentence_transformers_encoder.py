@@ -41,13 +41,13 @@ from midlayer_encoders.encoder.verification import check_first_reading
 from midlayer_encoders.errors import OptionError, short_repr
 from midlayer_encoders.measuring import agreed, measure_layers
 from midlayer_encoders.models import transformers_internals as internals
-from midlayer_encoders.processes import Group, launch, share_model
+from midlayer_encoders.processes import Group, join, share_model
 from midlayer_encoders.reading.batches import TokenBudget
 from midlayer_encoders.reading.locks import turn
 from midlayer_encoders.recipes import PLAIN, Recipe, recipe_of
 from midlayer_encoders.selection import Selection, select
 from midlayer_encoders.selection.rules import check_rule
-from midlayer_encoders.validation import check_count, check_text
+from midlayer_encoders.validation import check_text
 
 logger = logging.getLogger(__name__)
 
@@ -280,9 +280,8 @@ def load_shared(
         devices: processes on this machine.
         num_nodes: number of machines.
     """
-    devices, num_nodes = check_count("devices", devices), check_count("num_nodes", num_nodes)
-    if not isinstance(model, LayerEncoder) and devices * num_nodes > 1:
-        launch(devices, num_nodes, cpu=options.get("device") == "cpu")  # each process loads onto its own device
+    if not isinstance(model, LayerEncoder):  # each process loads onto its own device
+        join(devices, num_nodes, cpu=options.get("device") == "cpu")
     encoder = load_encoder(model, options)
     return encoder, share_model(encoder, devices, num_nodes)
 

@@ -233,8 +233,6 @@ def probe(
         ProbeSettings, f"with kind={kind!r}, which {reason}", **{name: getattr(settings, name) for name in unused}
     )
     validation.check_text("dataset", dataset)
-    devices = validation.check_count("devices", devices)
-    num_nodes = validation.check_count("num_nodes", num_nodes)
     validation.check_progress(progress)
     if not hasattr(encoder, "anatomy"):
         raise OptionError(f"`encoder` must be a LayerEncoder, but got {short_repr(encoder)}.")

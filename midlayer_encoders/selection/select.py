@@ -150,8 +150,6 @@ def select(
     token_budget = check_count("token_budget", token_budget)
     all_rules = check_flag("all_rules", all_rules)
     mixture = check_flag("mixture", mixture)
-    devices = check_count("devices", devices)
-    num_nodes = check_count("num_nodes", num_nodes)
     check_progress(progress)
     if mixture and labels is None:
         raise OptionError(

@@ -122,10 +122,10 @@ CASES = {
         "comparing.progression",
         ["m"],
         {"texts": "rows.jsonl", "text_column": "title", "limit": 5, "layers": "1,-1", "metrics": "lidar,dime", "views": 3,
-         "revisions": "step1, step2", "seed": 3, "out": "o"},
+         "revisions": "step1, step2", "seed": 3, "out": "o", **SHARED},
         ["m", ["step1", "step2"]],
         {"texts": TITLES[:5], "layers": [1, -1], "metrics": ["lidar", "dime"], "views": 3, "seed": 3,
-         "dataset": "rows", "out": Path("o"), "norm": "none", **ENCODER},
+         "dataset": "rows", "out": Path("o"), "norm": "none", **SHARED, **ENCODER},
     ),
     "tune": Case(
         "tuning.tune",

@@ -18,8 +18,10 @@ from midlayer_encoders.comparing import ProgressionResult, progression
 from midlayer_encoders.comparing.checkpoints import find_checkpoints
 from midlayer_encoders.encoder.sentence_transformers_encoder import measure
 from midlayer_encoders.errors import MidlayerError, ModelNotFoundError, OptionError
+from midlayer_encoders.processes import Group
 from tests.families import DEPTH
 from tests.tiny_folders import TEXTS, save_tiny
+from tests.two_processes import in_two_processes
 
 pytestmark = pytest.mark.usefixtures("quick_collector")
 METRICS = ["curvature", "dataset_entropy", "infonce"]
@@ -251,3 +253,34 @@ def test_revisions_on_the_hub_are_read_from_its_cache(run: Path, tmp_path: Path)
     keys = ["revision", "layer"]
     assert_frame_equal(compared.sort(keys), frame.with_columns(dataset=pl.lit("t")).sort(keys), rel_tol=1e-6)
     assert set(pl.read_csv(tmp_path / "compared" / "differences.csv")["model"]) == {"some/model@step2"}
+
+
+@pytest.mark.parametrize("broken", [None, "checkpoint-2"])
+def test_two_processes_measure_the_steps_of_one(
+    broken: str | None,
+    run: Path,
+    done: ProgressionResult,
+    tmp_path: Path,
+    unsaved: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder = shutil.copytree(run, tmp_path / run.name)
+    expected = done.frame
+    if broken is not None:
+        (folder / broken / "model.safetensors").write_bytes(b"no weights")
+        expected = expected.filter(pl.col("revision") != "step2")
+    measured: dict[int, int] = {0: 0, 1: 0}
+
+    def in_one(group: Group) -> ProgressionResult:
+        def report(*_: object) -> None:
+            measured[group.rank] += 1
+
+        return progress(folder, out=tmp_path / "out", devices=2, progress=report)
+
+    for result in in_two_processes(monkeypatch, in_one):
+        assert isinstance(result, ProgressionResult), result
+        assert result.frame.equals(expected)
+        assert list(result.failures) == ([] if broken is None else [broken])
+    assert len(list((tmp_path / "out/steps").glob("*.parquet"))) == (3 if broken is None else 2)
+    assert measured[0]
+    assert not measured[1]
