@@ -26,7 +26,7 @@ _TEXTS = Option("--texts", help="One text per line, or your data (JSONL, CSV, pa
 Model = Annotated[str, Argument(help="Folder or hub name, built-in (SmolLM2-135M) or built-in-minilm (MiniLM).")]
 Models = Annotated[
     list[str],
-    Argument(metavar="MODEL...", help="Folders, hub names, built-in; of several, also name@revision."),
+    Argument(metavar="MODEL...", help="Folders, hub names, name@revision, or built-in; one or several."),
 ]
 LayerWords = Annotated[str, Option("--layer", help="17, -1 (the last), 0.7 (of the depth), or several: 8,12,16.")]
 EngineName = Annotated[Engine, Option("--engine", help="vllm computes the states with vLLM, in its own environment.")]
@@ -45,6 +45,7 @@ SkipBad = Annotated[bool, Option("--skip-bad", help="Skip files that cannot be r
 Views = Annotated[int, Option("--views", help="Augmented views of each text, for LiDAR.")]
 Devices = Annotated[int, Option("--devices", min=1, help="Processes per machine that share the work.")]
 NumNodes = Annotated[int, Option("--num-nodes", min=1, help="Machines that share it, started by torchrun or SLURM.")]
+SubmitOption = Annotated[list[str] | None, Option("--submit-option", help="Of submitit: gpus_per_node=1; repeatable.")]
 Seed = Annotated[int, Option("--seed", min=0, help="Random seed.")]
 
 
@@ -108,6 +109,25 @@ def parse_recipes(words: str | None, options: EncoderOptions) -> tuple[list[Reci
         recipes.append(Recipe(name="yours", template=options.template, pooling=options.pooling or "last"))
         options = replace(options, template=None, pooling=None)
     return recipes, options
+
+
+def parse_submit_options(submit: str | None, words: list[str] | None) -> dict[str, Any] | None:
+    """Return the parameters of submitit from words; those of a setup, and repeated ones, are lists.
+
+    Example:
+        >>> parse_submit_options("slurm", ["timeout_min=60", "slurm_setup=module load cuda"])
+        {'timeout_min': 60, 'slurm_setup': ['module load cuda']}
+    """
+    if words and submit is None:
+        raise OptionError("`--submit-option` needs `--submit slurm` or `--submit local`.")
+    values: dict[str, list[Any]] = {}
+    for word in words or ():
+        name, equals, value = word.partition("=")
+        if not name or not equals:
+            raise OptionError(f"`--submit-option` must be NAME=VALUE, such as gpus_per_node=1, but got {word!r}.")
+        values.setdefault(name, []).append(int(value) if value.isdecimal() else value)
+    parameters = {name: each if len(each) > 1 or name.endswith("setup") else each[0] for name, each in values.items()}
+    return parameters or None
 
 
 def refuse_flags(context: Context, reason: str, *names: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from typer import Argument, Exit, Option
 
@@ -85,6 +85,8 @@ def progression(
     seed: _arguments.Seed = 0,
     devices: _arguments.Devices = 1,
     num_nodes: _arguments.NumNodes = 1,
+    submit: Annotated[Literal["slurm", "local"] | None, Option(help="Measure each checkpoint as a job.")] = None,
+    submit_option: _arguments.SubmitOption = None,
     options: EncoderOptions,
 ) -> None:
     """Measure every layer at every step of a model's training, and show which layers settle first.
@@ -99,7 +101,7 @@ def progression(
 
     is_first = _arguments.writes_results(devices, num_nodes)
     out = _arguments.results_folder(out, "progression", model)
-    with _progress.show_progress() as progress:
+    with _progress.show_progress({"units": "jobs done"}) as progress:
         result = measure_progression(
             model,
             [name.strip() for name in revisions.split(",")] if revisions else None,
@@ -112,6 +114,8 @@ def progression(
             out=out,
             devices=devices,
             num_nodes=num_nodes,
+            executor=submit,
+            parameters=_arguments.parse_submit_options(submit, submit_option),
             progress=progress,
             **options.changed() | {"norm": options.norm},
         )

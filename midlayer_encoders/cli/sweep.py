@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -66,7 +66,7 @@ def sweep(
     compiled: Annotated[bool, Option("--compile", help="Compile the blocks; worth it for many texts.")] = False,
     dry_run: Annotated[bool, Option("--dry-run", help="Print how tasks are read and the estimated time.")] = False,
     submit: Annotated[Literal["slurm", "local"] | None, Option(help="Run each task of a model as a job.")] = None,
-    submit_option: Annotated[list[str] | None, Option(help="Of submitit: gpus_per_node=1; repeatable.")] = None,
+    submit_option: _arguments.SubmitOption = None,
     options: EncoderOptions,
 ) -> None:
     """Score every layer of a model on tasks, from one forward pass over each text.
@@ -76,17 +76,19 @@ def sweep(
         midlayer sweep built-in --tasks builtin --recipes plain,one-word
     """
     from midlayer_encoders.files import check_output_folder, folder_lock
-    from midlayer_encoders.models.hub import check_model
+    from midlayer_encoders.models.hub import check_model, name_and_revision
     from midlayer_encoders.tasks import limited_sources, task_sources
 
     model, *others = models
     is_alone = not others and submit is None
+    if is_alone:
+        model, revision = name_and_revision(model)
+        options = options if revision is None else replace(options, revision=revision)
     if dry_run and not is_alone:
         raise OptionError("`--dry-run` takes one model, and no `--submit`.")
     if dry_run and engine != "transformers":
         raise OptionError("`--engine` must be left out with `--dry-run`, which times the passes of transformers.")
-    if submit_option and submit is None:
-        raise OptionError("`--submit-option` needs `--submit slurm` or `--submit local`.")
+    parameters = _arguments.parse_submit_options(submit, submit_option)
     is_first = devices * num_nodes <= 1 or _progress.is_first_process()
     if not is_first:
         _progress.silence()
@@ -122,8 +124,7 @@ def sweep(
         return
     arguments["engine"] = engine
     if not is_alone:
-        parameters = parse_submit_options(submit_option or [])
-        arguments |= {"executor": submit, "parameters": parameters or None, "store": store}
+        arguments |= {"executor": submit, "parameters": parameters, "store": store}
         _sweep_models(models, task_names, out or Path("midlayer-results"), **arguments, **options.changed())
         return
     if out is None or not out.is_dir():
@@ -179,22 +180,6 @@ def _sweep_models(models: list[str], tasks: list[str], out: Path, **arguments: A
     _output.print_board(board([result.folder for result in results.values()]), out / "board.html")
     if failures:
         raise Exit(1)
-
-
-def parse_submit_options(words: list[str]) -> dict[str, Any]:
-    """Return the parameters of submitit from words; those of a setup, and repeated ones, are lists.
-
-    Example:
-        >>> parse_submit_options(["slurm_partition=gpu", "timeout_min=60", "slurm_setup=module load cuda"])
-        {'slurm_partition': 'gpu', 'timeout_min': 60, 'slurm_setup': ['module load cuda']}
-    """
-    values: dict[str, list[Any]] = {}
-    for word in words:
-        name, equals, value = word.partition("=")
-        if not name or not equals:
-            raise OptionError(f"`--submit-option` must be NAME=VALUE, such as gpus_per_node=1, but got {word!r}.")
-        values.setdefault(name, []).append(int(value) if value.isdecimal() else value)
-    return {name: each if len(each) > 1 or name.endswith("setup") else each[0] for name, each in values.items()}
 
 
 def _print_sweep(result: SweepResult, tasks: list[str], arguments: Mapping[str, Any]) -> None:

@@ -27,6 +27,7 @@ from midlayer_encoders.frame.schema import NamedSubject, tidy_frame, tidy_rows
 from midlayer_encoders.measuring import agreed, extra_passes
 from midlayer_encoders.metrics import METRICS, PAPER_METRICS, TooFewTextsError
 from midlayer_encoders.metrics.sample_metrics import cka_matrix
+from midlayer_encoders.models.hub import name_and_revision
 from midlayer_encoders.reading.batches import batches_of
 from midlayer_encoders.reading.reader import layer_reader
 from midlayer_encoders.report import comparison_page, plot_metrics
@@ -209,7 +210,7 @@ def _measure_all(models: Sequence[str | LayerEncoder], inputs: _Inputs) -> list[
         if isinstance(model, LayerEncoder):
             measured.append(_measure_model(model, inputs, measured))
         else:
-            name, revision = _name_and_revision(model)
+            name, revision = name_and_revision(model)
             gc.collect()  # an encoder and its model card refer to each other, so the previous one is still in memory
             keywords = {**inputs.options.changed(), "revision": revision}
             # A variable would keep the encoder in memory while the next one loads.
@@ -236,19 +237,6 @@ def _check_models(models: Sequence[str | LayerEncoder], revision: str | None) ->
         if key in keys:
             raise OptionError(f"`tuned` must differ from `base` and from each other, but {model!s} is there twice.")
         keys.add(key)
-
-
-def _name_and_revision(model: str) -> tuple[str, str | None]:
-    """Return a model's name and revision from ``name@revision``.
-
-    Example:
-        >>> _name_and_revision("EleutherAI/pythia-410m@step512"), _name_and_revision("bert-base-uncased")
-        (('EleutherAI/pythia-410m', 'step512'), ('bert-base-uncased', None))
-    """
-    if is_folder(model) or "@" not in model:
-        return model, None
-    name, _, revision = model.rpartition("@")
-    return name, revision
 
 
 def random_halves(count: int, resamples: int, *, seed: int = 0) -> Tensor:

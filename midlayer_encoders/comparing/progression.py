@@ -8,13 +8,14 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 import polars as pl
 
 from midlayer_encoders._types import Layer, Progress, Stage
+from midlayer_encoders.cluster import Cluster, ClusterJob, Queue
 from midlayer_encoders.comparing.checkpoints import Checkpoint, find_checkpoints
 from midlayer_encoders.encoder.options import EncoderKeywords, EncoderOptions, make_options
 from midlayer_encoders.encoder.sentence_transformers_encoder import complete_encoder, measure
@@ -28,7 +29,7 @@ from midlayer_encoders.processes import Group, join
 from midlayer_encoders.report import plot_steps_change, plot_steps_curves, plot_steps_heat
 from midlayer_encoders.report.results import Result, kept_frame, versions
 from midlayer_encoders.report.training_page import steps_html, steps_words
-from midlayer_encoders.validation import check_path, check_progress, check_seed, check_text, check_texts
+from midlayer_encoders.validation import check_effect, check_path, check_progress, check_seed, check_text, check_texts
 from midlayer_encoders.views.text_views import augment
 
 if TYPE_CHECKING:
@@ -113,6 +114,9 @@ def progression(
     out: Path | str | None = None,
     devices: int = 1,
     num_nodes: int = 1,
+    executor: Cluster | Any = None,
+    attempts: int = 3,
+    parameters: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
     **options: Unpack[EncoderKeywords],
 ) -> ProgressionResult:
@@ -136,8 +140,13 @@ def progression(
         devices: processes on this machine that share the checkpoints, each with a device of its own, on Lightning
             Fabric; the result is that of one process, and the first one writes it.
         num_nodes: number of machines that share the checkpoints; ``out`` is then on a disk that all of them share.
+        executor: ``"slurm"``, ``"local"`` for processes of this machine, or an executor of submitit: each checkpoint
+            is a job, and ``out`` a folder that every node can write to.
+        attempts: number of times that a job which ends without a result is started.
+        parameters: of submitit's ``update_parameters``, as in :func:`~midlayer_encoders.sweep_many`.
         progress: called after each batch, with the revision as the stage and the texts of all revisions as steps; by
-            the first of several processes, with the texts of its revisions.
+            the first of several processes, with the texts of its revisions; with an executor, with the stage
+            ``"units"`` and the number of jobs.
         options: as in :class:`~midlayer_encoders.EncoderOptions`; ``norm`` is ``"none"`` by default, as in the paper.
 
     Raises:
@@ -154,6 +163,12 @@ def progression(
     check_text("dataset", dataset)
     check_path("out", out)
     check_progress(progress)
+    if executor is None:
+        check_effect(progression, "without an executor", attempts=attempts, parameters=parameters)
+    elif out is None:
+        raise OptionError("`out` must be a folder with an executor: the jobs write their steps there.")
+    elif devices * num_nodes > 1:
+        raise OptionError("`devices` and `num_nodes` must be 1 with an executor: each job is one process.")
     _, num_views = extra_passes(metrics, views=views)  # rejects an unknown metric before anything is loaded
     checkpoints = find_checkpoints(model, revisions, trust_remote_code=encoder_options.trust_remote_code)
     identity = _StepIdentity(
@@ -171,7 +186,8 @@ def progression(
     if folder is not None:
         check_links(folder, [folder / "steps"])
     group = join(devices, num_nodes, cpu=encoder_options.device == "cpu")
-    measurer = _CheckpointMeasurer(identity, texts, text_views, folder, encoder_options, group)
+    absolute = None if folder is None else folder.absolute()  # for jobs
+    measurer = _CheckpointMeasurer(identity, texts, text_views, absolute, encoder_options, group)
     how = {
         "texts": f"{len(texts)} ({dataset}, digest {identity.texts})",
         "views": f"seed {seed}",
@@ -180,13 +196,19 @@ def progression(
         **{name.replace("_", " "): str(value) for name, value in identity.options.items()},
         **versions(),
     }
+    names = [checkpoint.name for checkpoint in checkpoints]
     with nullcontext() if folder is None else group.lock(folder):
-        frames: dict[str, pl.DataFrame] = {}
         errors: dict[str, str] = {}
+        if executor is not None and folder is not None:
+            jobs = [_CheckpointJob(measurer, checkpoint) for checkpoint in checkpoints]
+            queue = Queue(executor, folder / "jobs", parameters, attempts)
+            errors = queue.run(jobs, stage=Stage(progress, "units"))
+            checkpoints = [checkpoint for checkpoint in checkpoints if checkpoint.name not in errors]
+            progress = None  # the steps are read from their files
+        frames: dict[str, pl.DataFrame] = {}
         for part in group.share(lambda: measurer.measure(group.part(checkpoints), group.progress(progress))):
             frames |= part[0]
             errors |= part[1]
-        names = [checkpoint.name for checkpoint in checkpoints]
         failures = {name: errors[name] for name in names if name in errors}
         if not frames:
             raise MidlayerError("No revision could be measured. " + "; ".join(f"{k}: {v}" for k, v in failures.items()))
@@ -251,3 +273,38 @@ class _CheckpointMeasurer:
             progress=lambda _, done, __: stage.step(start + done - stage.done),
         )
         return frame.with_columns(model=pl.lit(self.identity.model), revision=pl.lit(f"step{checkpoint.step}"))
+
+
+@dataclass(frozen=True)
+class _CheckpointJob(ClusterJob):
+    """Measures one checkpoint and writes its step."""
+
+    measurer: _CheckpointMeasurer
+    checkpoint: Checkpoint
+
+    @cached_property
+    def step(self) -> Path:
+        """The file of the step."""
+        path = self.measurer.path(self.checkpoint)
+        assert path is not None
+        return path
+
+    @property
+    def outcome(self) -> Path:
+        """The file that the job writes at its end."""
+        return self.step.parent.with_name("units") / f"{self.step.stem}.json"
+
+    @property
+    def label(self) -> str:
+        """The name of the checkpoint."""
+        return self.checkpoint.name
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the step is written."""
+        return self.step.is_file()
+
+    def run(self) -> str | None:
+        """Measure the checkpoint, and return its error, if any."""
+        _, failures = self.measurer.measure([self.checkpoint], None)
+        return failures.get(self.checkpoint.name)

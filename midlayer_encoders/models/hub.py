@@ -51,6 +51,19 @@ def access_options(*, local: bool = False) -> dict[str, Any]:
     return {**_access.get(), **({"local_files_only": True} if local else {})}
 
 
+def name_and_revision(model: str) -> tuple[str, str | None]:
+    """Return a model's name and revision from ``name@revision``; a path that exists is a name.
+
+    Example:
+        >>> name_and_revision("EleutherAI/pythia-410m@step512"), name_and_revision("bert-base-uncased")
+        (('EleutherAI/pythia-410m', 'step512'), ('bert-base-uncased', None))
+    """
+    if "@" not in model or exists(expand_home(model)):
+        return model, None
+    name, _, revision = model.rpartition("@")
+    return name, revision
+
+
 def check_model(model: str, revision: str | None = None, *, gguf_file: str | None = None) -> None:
     """Raise a :class:`ModelNotFoundError` if a model is not available; torch is not imported."""
     folder, file = model_location(model, gguf_file)

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any
 
 from midlayer_encoders._types import Progress, Stage, content_digest
+from midlayer_encoders.cluster import Cluster, ClusterJob, Queue
 from midlayer_encoders.encoder.sentence_transformers_encoder import load_encoder
-from midlayer_encoders.errors import MidlayerError, OptionError, counted, error_summary
-from midlayer_encoders.files import check_output_folder, make_folder, read_artifact, read_json, write_json
+from midlayer_encoders.errors import MidlayerError, OptionError, counted
+from midlayer_encoders.files import check_output_folder, make_folder
+from midlayer_encoders.models.hub import name_and_revision
 from midlayer_encoders.processes import Group
 from midlayer_encoders.recipes import Recipe, fitting_recipes, recipes_of
 from midlayer_encoders.report.results import versions
@@ -29,20 +29,13 @@ from midlayer_encoders.sweeping.layer_sweep import (
 from midlayer_encoders.sweeping.sweep_result import SweepResult
 from midlayer_encoders.tasks import TaskSource, TextsSource, limited_sources, task_sources
 from midlayer_encoders.tasks.sources import Tasks
-from midlayer_encoders.validation import check_choice, check_count
 
-Cluster: TypeAlias = Literal["slurm", "local"]
-"""Where jobs run: on a cluster with SLURM, or as processes of this machine."""
-
-_MINUTES = 24 * 60  # of a job, unless the caller says otherwise; submitit would end it after five
 _PACKAGES = ("midlayer-encoders", "torch", "transformers", "sentence-transformers", "mteb")
-_POLL_SECONDS = 1.0
-_GRACE_SECONDS = 20.0  # until the file of a job that has left the queue appears on a network's file system
 _FOLDER = "units"  # in the folder of a sweep
 
 
 @dataclass(frozen=True)
-class Unit:
+class Unit(ClusterJob):
     """A job: one task under one recipe, or the whole sweep of a model, which finds the scores of its tasks.
 
     Attributes:
@@ -78,20 +71,20 @@ class Unit:
         return Path(self.arguments["out"]) / _FOLDER / f"{content_digest(json.dumps(identity, default=repr))}.json"
 
     @property
-    def is_done(self) -> bool:
-        """Whether the job has ended without an error."""
-        outcome = read_artifact(self.outcome, read_json)
-        return outcome is not None and outcome["error"] is None
+    def label(self) -> str:
+        """The model, the recipe and the task."""
+        place = [self.model, self.recipe, None if self.source is None else self.source.name]
+        return ", ".join(filter(None, place))
 
-    def __call__(self) -> None:
-        """Do the work and write the outcome."""
-        try:
-            error = self._run_whole() if self.source is None else self._score()
-        except MidlayerError as raised:
-            error = str(raised)
-        except Exception as raised:  # the caller shows it beside those of other units
-            error = error_summary(raised)
-        write_json(self.outcome, {"error": error})
+    @property
+    def is_done(self) -> bool:
+        """Whether the job has ended without an error, and a whole sweep has its result."""
+        has_result = self.source is not None or (Path(self.arguments["out"]) / "sweep.json").is_file()
+        return has_result and super().is_done
+
+    def run(self) -> str | None:
+        """Do the work and return the error, if any."""
+        return self._run_whole() if self.source is None else self._score()
 
     def _run_whole(self) -> str | None:
         recipes = None if self.recipes is None else list(self.recipes)
@@ -157,7 +150,6 @@ def sweep_many(
         OptionError: an argument is wrong.
         MidlayerError: jobs failed; the message has the first error. The results of the others are on disk.
     """
-    check_count("attempts", attempts)
     request_names = SweepRequest.__dataclass_fields__
     options = {name: value for name, value in arguments.items() if name not in request_names}
     shared = {name: value for name, value in arguments.items() if name in request_names}
@@ -187,8 +179,13 @@ def sweep_many(
     for whole in wholes.values():
         check_output_folder(Path(whole.arguments["out"]))
         make_folder(whole.outcome.parent)  # before the jobs, which all check the folder
-    queue = _Queue(executor, Path(out).absolute() / "jobs", dict(parameters or {}), attempts)
-    queue.run(units, list(wholes.values()), Stage(progress, "units"))
+    queue = Queue(executor, Path(out).absolute() / "jobs", parameters, attempts)
+    if errors := queue.run(units, list(wholes.values()), stage=Stage(progress, "units")):
+        first, error = next(iter(errors.items()))
+        raise MidlayerError(
+            f"{counted(len(errors), 'job')} failed, such as {first}: {error} Run the same call again to repeat them; "
+            "the others are done."
+        )
     return {name: SweepResult.load(Path(whole.arguments["out"])) for name, whole in wholes.items()}
 
 
@@ -203,151 +200,15 @@ def _named(models: Sequence[str]) -> dict[str, tuple[str, str | None]]:
         raise OptionError(f"`models` must be a list of names or folders, but got {models!r}.")
     named: dict[str, tuple[str, str | None]] = {}
     for text in models:
-        model, at, revision = (text, "", "") if Path(text).exists() else text.partition("@")
+        model, revision = name_and_revision(text)
         folder = re.sub(r"[^\w.@-]+", "_", text).strip("_")
         if folder in named:
             raise OptionError(f"`models` must have different names, but {text!r} and {named[folder][0]!r} do not.")
-        named[folder] = model, revision if at else None
+        named[folder] = model, revision
     return named
-
-
-@dataclass
-class _Running:
-    unit: Unit
-    job: Any
-    attempt: int = 1
-    ended: float | None = None  # when it was first seen to have ended
-
-
-class _Queue:
-    """Submits units, waits for their files, and submits those again that ended without one."""
-
-    def __init__(self, executor: Cluster | Any, folder: Path, parameters: dict[str, Any], attempts: int) -> None:
-        try:
-            import submitit
-        except ImportError as error:
-            raise OptionError("`executor` needs submitit: pip install 'midlayer-encoders[submit]'.") from error
-        self.parallel: int | None = None
-        if isinstance(executor, str):
-            check_choice("executor", executor, get_args(Cluster))
-            if executor == "local":
-                self.parallel = check_count("parallel", parameters.pop("parallel", 1), "jobs")
-            folder.mkdir(parents=True, exist_ok=True)
-            try:
-                executor = submitit.AutoExecutor(folder=folder, cluster=executor)
-            except RuntimeError as error:
-                raise OptionError(f"`executor` must be 'local' on a machine without SLURM: {error}") from error
-            try:
-                executor.update_parameters(**{"timeout_min": _MINUTES, "name": "midlayer", **parameters})
-            except (NameError, TypeError, AssertionError) as error:
-                raise OptionError(f"`parameters` must be those of submitit's update_parameters: {error}") from error
-        elif parameters:
-            raise OptionError("`parameters` must be left out with an executor: call its `update_parameters`.")
-        self.executor = executor
-        self.attempts = attempts
-        self.running: list[_Running] = []
-        self.errors: dict[str, str] = {}
-
-    def run(self, units: Sequence[Unit], wholes: Sequence[Unit], stage: Stage) -> None:
-        """Run the units that are not done, then the whole sweeps; raise an error if one failed."""
-        stage.expect(len(units) + len(wholes))
-        try:
-            self._drain([unit for unit in units if not unit.is_done], len(units), stage)
-            self._drain([unit for unit in wholes if not _is_merged(unit)], len(wholes), stage)
-        except BaseException:
-            for running in self.running:
-                running.job.cancel()
-            raise
-        if self.errors:
-            first, error = next(iter(self.errors.items()))
-            raise MidlayerError(
-                f"{counted(len(self.errors), 'job')} failed, such as {first}: {error} Run the same call again to "
-                "repeat them; the others are done."
-            )
-
-    def _drain(self, units: Sequence[Unit], total: int, stage: Stage) -> None:
-        """Submit those of ``total`` units that are not done, as many as may run at a time, and wait for them."""
-        stage.step(total - len(units))
-        left = list(units)
-        for unit in left:
-            unit.outcome.unlink(missing_ok=True)  # an error of an earlier call
-        while left or self.running:
-            room = len(left) if self.parallel is None else self.parallel - len(self.running)
-            if left and room > 0:
-                now, left = left[:room], left[room:]
-                self.running += map(_Running, now, self._submit(now))
-            time.sleep(_POLL_SECONDS)
-            self._look(stage)
-
-    def _submit(self, units: Sequence[Unit]) -> Sequence[Any]:
-        try:
-            return list(self.executor.map_array(_call, units))
-        except RuntimeError as error:  # of submitit
-            raise MidlayerError(f"The cluster did not take the jobs: {error}") from error
-
-    def _look(self, stage: Stage) -> None:
-        """Remove units that have ended, and submit those again that ended without a result."""
-        has_ended = self._ended([running.job for running in self.running])
-        again: list[_Running] = []
-        for running in list(self.running):
-            outcome = read_artifact(running.unit.outcome, read_json)
-            if outcome is not None:
-                self._end(running, outcome["error"], stage)
-            elif has_ended(running.job):
-                running.ended = running.ended or time.monotonic()
-                if time.monotonic() - running.ended < (_GRACE_SECONDS if self._on_cluster(running.job) else 0):
-                    continue
-                if running.attempt < self.attempts:
-                    self.running.remove(running)
-                    again.append(running)
-                else:
-                    log = running.job.paths.stderr
-                    self._end(running, f"it ended {self.attempts} times without a result; its log is {log}.", stage)
-        if again:
-            jobs = self._submit([running.unit for running in again])
-            self.running += [
-                _Running(running.unit, job, running.attempt + 1) for running, job in zip(again, jobs, strict=True)
-            ]
-
-    def _end(self, running: _Running, error: str | None, stage: Stage) -> None:
-        self.running.remove(running)
-        stage.step()
-        if error is not None:
-            unit = running.unit
-            place = [unit.model, unit.recipe, None if unit.source is None else unit.source.name]
-            self.errors[", ".join(filter(None, place))] = error
-
-    @staticmethod
-    def _on_cluster(job: Any) -> bool:
-        return type(job).__module__.startswith("submitit.slurm")
-
-    def _ended(self, jobs: Sequence[Any]) -> Callable[[Any], bool]:
-        """Return a function that tells whether a job has ended; one call of ``squeue`` for all of them.
-
-        submitit asks ``sacct``, and waits forever where a cluster keeps no accounts.
-        """
-        if not any(map(self._on_cluster, jobs)):
-            return lambda job: bool(job.done())
-        arrays = ",".join(sorted({job.job_id.partition("_")[0] for job in jobs}))
-        squeue = subprocess.run(
-            ["squeue", "--noheader", "--array", "--format=%i", f"--jobs={arrays}"],
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        if squeue.returncode and "Invalid job id" not in squeue.stderr:  # the controller does not answer
-            return lambda _: False
-        queued = set(squeue.stdout.split())
-        return lambda job: job.job_id not in queued
-
-
-def _call(unit: Unit) -> None:
-    unit()
 
 
 def _file_times(model: Path) -> list[tuple[str, int, int]]:
     """Return the name, size and time of each file of a model's folder, which may be written again under its name."""
     files = sorted(path for path in model.rglob("*") if path.is_file())
     return [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
-
-
-def _is_merged(whole: Unit) -> bool:
-    return whole.is_done and (Path(whole.arguments["out"]) / "sweep.json").is_file()

@@ -65,6 +65,13 @@ CASES = {
         ["MODEL", ["near.csv"]],
         {**SWEPT, "engine": "vllm", "out": Path("o"), "store": Path("s")},
     ),
+    "sweep name@revision": Case(
+        "sweeping.preview",
+        ["MODEL@step1"],
+        {**SWEEP, "dry_run": True},
+        ["MODEL", ["near.csv"]],
+        SWEPT | ENCODER | {"revision": "step1"},
+    ),
     "sweep --dry-run": Case(
         "sweeping.preview", ["MODEL"], {**SWEEP, "dry_run": True}, ["MODEL", ["near.csv"]], SWEPT | ENCODER
     ),
@@ -122,10 +129,11 @@ CASES = {
         "comparing.progression",
         ["m"],
         {"texts": "rows.jsonl", "text_column": "title", "limit": 5, "layers": "1,-1", "metrics": "lidar,dime", "views": 3,
-         "revisions": "step1, step2", "seed": 3, "out": "o", **SHARED},
+         "revisions": "step1, step2", "seed": 3, "out": "o", "submit": "slurm", "submit_option": "mem_gb=7", **SHARED},
         ["m", ["step1", "step2"]],
         {"texts": TITLES[:5], "layers": [1, -1], "metrics": ["lidar", "dime"], "views": 3, "seed": 3,
-         "dataset": "rows", "out": Path("o"), "norm": "none", **SHARED, **ENCODER},
+         "dataset": "rows", "out": Path("o"), "norm": "none", "executor": "slurm", "parameters": {"mem_gb": 7}, **SHARED,
+         **ENCODER},
     ),
     "tune": Case(
         "tuning.tune",

@@ -6,13 +6,14 @@ import subprocess
 import sys
 import weakref
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
 from polars.testing import assert_frame_equal
 from typer.testing import CliRunner
 
-from midlayer_encoders import LayerEncoder
+from midlayer_encoders import LayerEncoder, cluster
 from midlayer_encoders.cli import app
 from midlayer_encoders.comparing import ProgressionResult, progression
 from midlayer_encoders.comparing.checkpoints import find_checkpoints
@@ -20,6 +21,7 @@ from midlayer_encoders.encoder.sentence_transformers_encoder import measure
 from midlayer_encoders.errors import MidlayerError, ModelNotFoundError, OptionError
 from midlayer_encoders.processes import Group
 from tests.families import DEPTH
+from tests.sweeping.test_units import Jobs
 from tests.tiny_folders import TEXTS, save_tiny
 from tests.two_processes import in_two_processes
 
@@ -284,3 +286,52 @@ def test_two_processes_measure_the_steps_of_one(
     assert len(list((tmp_path / "out/steps").glob("*.parquet"))) == (3 if broken is None else 2)
     assert measured[0]
     assert not measured[1]
+
+
+def test_jobs_measure_the_steps_of_one_process(
+    run: Path, done: ProgressionResult, tmp_path: Path, unsaved: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster, "_POLL_SECONDS", 0.01)
+    monkeypatch.chdir(tmp_path)
+    reports: list[tuple[str, int, int]] = []
+    jobs = Jobs(lost=[1])
+    arguments: dict[str, Any] = {"out": "out", "progress": lambda *report: reports.append(report)}
+    result = progress(run, executor=jobs, **arguments)
+    assert result.frame.equals(done.frame)
+    assert [job.label for job in jobs.calls] == ["step1", "checkpoint-2", "checkpoint-16", "checkpoint-2"]
+    assert reports[-1] == ("units", 3, 3)
+    again = Jobs()
+    assert progress(run, executor=again, **arguments).frame.equals(done.frame)
+    assert not again.calls, "every step is written"
+    next((tmp_path / "out/steps").glob("step16.*")).unlink()
+    assert progress(run, executor=again, **arguments).frame.equals(done.frame)
+    assert [job.label for job in again.calls] == ["checkpoint-16"]
+
+
+def test_failed_and_lost_jobs_are_failures(
+    run: Path, done: ProgressionResult, tmp_path: Path, unsaved: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster, "_POLL_SECONDS", 0.01)
+    folder = shutil.copytree(run, tmp_path / run.name)
+    (folder / "checkpoint-2/model.safetensors").write_bytes(b"no weights")
+    alone = progress(folder, out=tmp_path / "one")
+    result = progress(folder, out=tmp_path / "jobs", executor=Jobs())
+    assert result.frame.equals(alone.frame)
+    assert result.failures == alone.failures
+    lost = progress(folder, out=tmp_path / "lost", executor=Jobs(lost=[2, 3]), attempts=2)
+    assert lost.failures["checkpoint-16"] == "it ended 2 times without a result; its log is log.err."
+    assert set(lost.frame["revision"]) == {"step1"}
+    with pytest.raises(MidlayerError, match=r"No revision could be measured\. step1: it ended 1 times"):
+        progress(folder, out=tmp_path / "none", executor=Jobs(lost=range(9)), attempts=1)
+
+
+def test_wrong_arguments_of_jobs_are_refused(run: Path, tmp_path: Path) -> None:
+    cases: dict[str, dict[str, object]] = {
+        "`out` must be a folder with an executor": {"executor": "local"},
+        "`devices` and `num_nodes` must be 1": {"executor": "local", "devices": 2, "out": tmp_path},
+        "`attempts` must be left out without an executor": {"attempts": 2},
+        "`executor` must be one of 'slurm', 'local'": {"executor": "pbs", "out": tmp_path / "out"},
+    }
+    for message, options in cases.items():
+        with pytest.raises(OptionError, match=message):
+            progress(run, **options)

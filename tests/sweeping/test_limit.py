@@ -12,9 +12,9 @@ import polars as pl
 import pytest
 from polars.testing import assert_frame_equal
 
-from midlayer_encoders import LayerEncoder, board, sweep_many
+from midlayer_encoders import LayerEncoder, board, cluster, sweep_many
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.sweeping import SweepResult, mteb_jobs, preview, units
+from midlayer_encoders.sweeping import SweepResult, mteb_jobs, preview
 from midlayer_encoders.sweeping.mteb_jobs import Prompts
 from midlayer_encoders.sweeping.units import Unit
 from midlayer_encoders.tasks import SampledSource, isolated_random, limited_sources, task_sources
@@ -138,7 +138,7 @@ def test_a_sample_has_the_prompt_of_its_task(tiny_folder: Folder) -> None:
 
 
 def test_jobs_of_samples_are_other_jobs(tiny_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(units, "_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(cluster, "_POLL_SECONDS", 0.01)
     path = write(tmp_path / "near.jsonl", ROWS["STS"])
     whole = task_sources(path)
     model = tiny_folder("BERT")

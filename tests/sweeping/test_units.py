@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from polars.testing import assert_frame_equal
 
-from midlayer_encoders import sweep, sweep_many
+from midlayer_encoders import cluster, sweep, sweep_many
 from midlayer_encoders.errors import MidlayerError, OptionError
-from midlayer_encoders.sweeping import SweepSettings, units
+from midlayer_encoders.sweeping import SweepSettings
 from midlayer_encoders.sweeping.units import Unit
 
 RECIPES = ["plain", "one-word"]
@@ -26,7 +26,7 @@ class Jobs:
     """An executor that runs jobs in this process, but for those in ``lost``, which end without a result."""
 
     def __init__(self, lost: Sequence[int] = ()) -> None:
-        self.calls: list[Unit] = []
+        self.calls: list[Any] = []
         self.lost = set(lost)
 
     def map_array(self, call: Callable[[Unit], None], given: Sequence[Unit]) -> list[Any]:
@@ -62,7 +62,7 @@ def tasks(tmp_path: Path) -> list[str]:
 
 @pytest.fixture(autouse=True)
 def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(units, "_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(cluster, "_POLL_SECONDS", 0.01)
 
 
 @pytest.mark.filterwarnings("ignore")  # from mteb and datasets
