@@ -38,6 +38,7 @@ from midlayer_encoders.tuning.training import TuneSettings
 from midlayer_encoders.tuning.training_pairs import TrainingPairs
 from midlayer_encoders.tuning.tune import _run_identity
 from midlayer_encoders.vectors.embedding import _EmbedRun
+from midlayer_encoders.vectors.parquet_parts import Part, plan_digest, vectors_digest
 from midlayer_encoders.views.media_views import _generator
 from midlayer_encoders.views.text_views import augment
 from tests.sweeping.scoring import write_sts_task
@@ -354,6 +355,24 @@ def runs(_: Any) -> Iterator[dict[str, Any]]:
     }  # fmt: skip
     for changed in list(changed_fields(settings, changes))[1:]:
         yield _run_identity(pairs, encoder, changed)
+
+
+@digest("vectors/parquet_parts.py", "plan_digest")
+def planned_folders(_: Any) -> Iterator[str]:
+    part = Part("part-000000.parquet", "a.parquet", 0, 64, 0, "a.parquet 9 1")
+    changes = {"name": "part-000001.parquet", "file": "b.parquet", "start": 3, "count": 9, "first": 7, "stamp": "2"}
+    for changed in changed_fields(part, changes):
+        yield plan_digest([changed], "auto")
+    yield plan_digest([part, part], "auto")
+    yield plan_digest([part], 64)
+
+
+@digest("vectors/parquet_parts.py", "vectors_digest")
+def vector_folders(_: Any) -> Iterator[str]:
+    metadata = {"spec": "a", "layers": [1, 2], "prompt": ""}
+    yield vectors_digest(metadata)
+    for change in ({"spec": "b"}, {"layers": [1]}, {"prompt": "q: "}):
+        yield vectors_digest(metadata | change)
 
 
 def hashing_functions() -> Iterator[str]:

@@ -14,7 +14,7 @@ import pickle
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -86,6 +86,16 @@ def plan_parts(source: Path | str, text_column: str, size: int, limit: int | Non
     if not parts:
         raise OptionError(f"`source` must hold texts, but {path} has no rows.")
     return parts
+
+
+def plan_digest(parts: Sequence[Part], token_budget: int | str) -> str:
+    """Return the name of the folder that a killed run resumes in: it differs if the rows or batches do."""
+    return content_digest(json.dumps([[asdict(part) for part in parts], token_budget]), 16)
+
+
+def vectors_digest(metadata: Mapping[str, Any]) -> str:
+    """Return the name of the folder for files of one encoder, with the same layers and prompt."""
+    return content_digest(json.dumps([metadata[name] for name in ("spec", "layers", "prompt")]), 16)
 
 
 @lru_cache(maxsize=1)  # the next part of an actor is often in the same row group
@@ -166,8 +176,7 @@ class PartWriter:
                 f"`source` must have a text in each row, but {part.file} has none in row {row}: remove it."
             )
         metadata = self.embedder.describe(texts.to_pylist())
-        identity = [metadata[name] for name in ("spec", "layers", "prompt")]
-        folder = self.folder / content_digest(json.dumps(identity), 16)
+        folder = self.folder / vectors_digest(metadata)
         metadata["first"] = part.first
         if not _is_complete(folder / part.name, metadata):
             table = self.embedder(table).replace_schema_metadata({"midlayer": json.dumps(metadata)})

@@ -6,7 +6,6 @@ through Ray's object store or the driver. Only :func:`embed_parquet` imports Ray
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import pickle
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import Any, Unpack
 from uuid import uuid4
 
-from midlayer_encoders._types import Layer, Progress, ReadSite, Stage, content_digest
+from midlayer_encoders._types import Layer, Progress, ReadSite, Stage
 from midlayer_encoders.encoder.options import EncoderKeywords
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder, load_encoder
 from midlayer_encoders.errors import FolderError, OptionError
@@ -31,7 +30,7 @@ from midlayer_encoders.reading.batches import TokenBudget, check_budget
 from midlayer_encoders.reading.reader import layer_reader
 from midlayer_encoders.validation import check_count, check_progress, check_text, check_texts
 from midlayer_encoders.vectors.embedding import check_new_folder, describe_vectors, vector_column
-from midlayer_encoders.vectors.parquet_parts import Part, PartWriter, check_columns, plan_parts
+from midlayer_encoders.vectors.parquet_parts import Part, PartWriter, check_columns, plan_digest, plan_parts
 
 _log = logging.getLogger(__name__)
 
@@ -136,7 +135,7 @@ def embed_parquet(
     The files ``part-000000.parquet``, … hold the columns of the source and a column ``layer_K`` per layer, in the order
     of the source, and a description under ``midlayer`` in their metadata as a file of :func:`~midlayer_encoders.embed`.
     They are written to ``<out>.part``, which becomes ``out`` when all are complete, so that the same call resumes after
-    an interruption.
+    an interruption. Ray repeats the texts of a worker that was killed; after three times, an error names them.
 
     Args:
         model: a folder or name on the hub.
@@ -155,9 +154,6 @@ def embed_parquet(
         limit: use only the first texts.
         progress: called with the stage ``"embedding"`` (texts).
         options: as in :class:`~midlayer_encoders.EncoderOptions`.
-
-    Raises:
-        ProcessLostError: a worker was killed again and again, or Ray ended.
     """
     check_progress(progress)
     if not isinstance(model, str):
@@ -174,10 +170,11 @@ def embed_parquet(
         "token_budget": token_budget, **options,
     }  # fmt: skip
     ray = _import_ray()
-    job = content_digest(json.dumps([asdict(part) for part in parts]), 16)
     with folder_lock(work), _quiet_cluster(ray):
         check_folder(path)  # another run may have written it since
-        writer = PartWriter(partial(LayerEmbedder, model, **settings), work / job, Path.cwd(), uuid4().hex)
+        writer = PartWriter(
+            partial(LayerEmbedder, model, **settings), work / plan_digest(parts, token_budget), Path.cwd(), uuid4().hex
+        )
         folder = _run(ray, writer, parts, device=options.get("device"), concurrency=num_actors, progress=progress)
         _complete(folder, path, parts)
         shutil.rmtree(work, ignore_errors=True)

@@ -249,3 +249,45 @@ def test_command_shows_an_error_of_a_worker_in_one_line(model: str, tmp_path: Pa
     error, hint = errors.strip().splitlines()
     assert error.startswith("Error: `layer` must be in [0, 4]")
     assert hint == "Try: midlayer embed --help"
+
+
+def peak_memory(count: int, model: str, folder: Path) -> float:
+    """Return the peak memory in MB of a command and its actors that embed so many rows of 1 kB."""
+    folder.mkdir()
+    frame = pl.DataFrame({"text": [str(number) for number in range(count)], "body": ["x" * 1000] * count})
+    frame.with_columns(pl.col("body") + pl.col("text")).write_parquet(folder / "in.parquet", row_group_size=1000)
+    running = command(
+        model,
+        "--texts",
+        "in.parquet",
+        "--out",
+        "out",
+        "--ray",
+        "--concurrency",
+        2,
+        "--device",
+        "cpu",
+        "--quiet",
+        cwd=folder,
+    )
+    peaks: dict[int, int] = {}
+    while running.poll() is None:
+        for process in (running.pid, *workers(running.pid)):
+            try:
+                status = Path(f"/proc/{process}/status").read_text()
+            except OSError:  # it has ended
+                continue
+            for line in status.splitlines():
+                if line.startswith("VmHWM"):
+                    peaks[process] = int(line.split()[1])
+        time.sleep(0.5)
+    assert running.returncode == 0, running.communicate()
+    assert len(pl.read_parquet(folder / "out", columns=["text"])) == count
+    assert len(peaks) == 3
+    return sum(peaks.values()) / 1024
+
+
+def test_memory_does_not_grow_with_the_number_of_texts(model: str, tmp_path: Path) -> None:
+    # 80,000 more rows of 1 kB, and of 640 bytes of vectors, are 130 MB.
+    small, large = (peak_memory(count, model, tmp_path / str(count)) for count in (20_000, 100_000))
+    assert large - small < 50, (small, large)
