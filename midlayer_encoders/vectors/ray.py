@@ -7,12 +7,9 @@ through Ray's object store or the driver. Only :func:`embed_parquet` imports Ray
 from __future__ import annotations
 
 import logging
-import os
 import pickle
 import shutil
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -31,6 +28,7 @@ from midlayer_encoders.reading.reader import layer_reader
 from midlayer_encoders.validation import check_count, check_progress, check_text, check_texts
 from midlayer_encoders.vectors.embedding import check_new_folder, describe_vectors, vector_column
 from midlayer_encoders.vectors.parquet_parts import Part, PartWriter, check_columns, plan_digest, plan_parts
+from midlayer_encoders.vectors.ray_cluster import import_ray, quiet_cluster
 
 _log = logging.getLogger(__name__)
 
@@ -58,7 +56,7 @@ class LayerEmbedder:
         ...     LayerEmbedder,
         ...     fn_constructor_kwargs={"model": "HuggingFaceTB/SmolLM2-135M", "layers": [15, -1]},
         ...     batch_size=1024,
-        ...     concurrency=2,
+        ...     compute=ray.data.ActorPoolStrategy(size=2),
         ... ).write_parquet("vectors/")
     """
 
@@ -169,8 +167,8 @@ def embed_parquet(
         "layers": layers, "text_column": text_column, "site": site, "prompt_name": prompt_name, "prompt": prompt,
         "token_budget": token_budget, **options,
     }  # fmt: skip
-    ray = _import_ray()
-    with folder_lock(work), _quiet_cluster(ray):
+    ray = import_ray()
+    with folder_lock(work), quiet_cluster(ray):
         check_folder(path)  # another run may have written it since
         writer = PartWriter(
             partial(LayerEmbedder, model, **settings), work / plan_digest(parts, token_budget), Path.cwd(), uuid4().hex
@@ -184,57 +182,6 @@ def embed_parquet(
 def check_folder(out: Path | str) -> Path:
     """Return the folder that :func:`embed_parquet` writes to, or raise unless it is new or empty."""
     return check_new_folder(out, "with Ray", "its workers write one parquet file for each batch")
-
-
-def _import_ray() -> Any:
-    """Return the package ``ray`` with Ray Data."""
-    try:
-        import ray
-        import ray.data
-    except ImportError as error:
-        raise OptionError("`ray` must be installed with Ray Data: pip install 'midlayer-encoders[ray]'.") from error
-    return ray
-
-
-@contextmanager
-def _quiet_cluster(ray: Any) -> Iterator[None]:
-    """Connect to a cluster, or start one on this machine if there is none; Ray shows neither logs nor progress."""
-    is_ours = not ray.is_initialized()
-    if is_ours:
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
-        try:
-            with _hidden_stderr():  # which has a line about this level
-                ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
-        except ConnectionError as error:
-            raise ProcessLostError(f"The cluster of RAY_ADDRESS cannot be reached: {error}") from error
-    logger = logging.getLogger("ray.data")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    context = ray.data.DataContext.get_current()
-    settings = context.enable_progress_bars, context.print_on_execution_start
-    context.enable_progress_bars = context.print_on_execution_start = False
-    try:
-        yield
-    finally:
-        context.enable_progress_bars, context.print_on_execution_start = settings
-        logger.setLevel(level)
-        if is_ours:
-            ray.shutdown()
-
-
-@contextmanager
-def _hidden_stderr() -> Iterator[None]:
-    """Hide what this process writes to standard error, from C++, too."""
-    sys.stderr.flush()
-    saved = os.dup(2)
-    with open(os.devnull, "wb") as null:  # noqa: PTH123
-        os.dup2(null.fileno(), 2)
-    try:
-        yield
-    finally:
-        os.dup2(saved, 2)
-        os.close(saved)
 
 
 def _run(

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,10 @@ from pyarrow import parquet
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import LayerIndexError, OptionError
 from midlayer_encoders.media import InputError
+from midlayer_encoders.processes import ProcessLostError
 from midlayer_encoders.vectors.parquet_parts import PartWriter, plan_parts
 from midlayer_encoders.vectors.ray import LayerEmbedder, embed_parquet
+from midlayer_encoders.vectors.ray_cluster import quiet_cluster
 from tests.cli.calls import run
 from tests.tiny_folders import TEXTS
 
@@ -178,6 +181,13 @@ def test_invalid_jobs_are_refused_before_ray_starts(
     with pytest.raises(OptionError, match=message):
         embed_parquet("MODEL", source, out, **options)
     assert not (tmp_path / "out.part").exists()
+
+
+def test_a_cluster_that_does_not_answer_is_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    stopped = SimpleNamespace(is_initialized=lambda: False)
+    with pytest.raises(ProcessLostError, match=r"RAY_ADDRESS=127\.0\.0\.1:1 cannot be reached"), quiet_cluster(stopped):
+        pass
 
 
 @pytest.mark.parametrize(
