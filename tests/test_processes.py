@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import pty
-import select
+import select as selectors
 import signal
 import subprocess
 import sys
@@ -24,9 +25,10 @@ import torch
 import torch.distributed as dist
 from lightning.fabric import Fabric
 
-from midlayer_encoders import LayerEncoder, measure
+from midlayer_encoders import LayerEncoder, embed, measure, probe, progression
 from midlayer_encoders.errors import DiskFullError, FolderError, MidlayerError, OptionError
 from midlayer_encoders.files import folder_lock
+from midlayer_encoders.probing import ProbeSettings
 from midlayer_encoders.processes import (
     Group,
     OtherProcessError,
@@ -35,10 +37,12 @@ from midlayer_encoders.processes import (
     end_with_parent,
     launch,
 )
+from midlayer_encoders.selection import select
 from midlayer_encoders.sweeping.mteb_jobs import Workers
 from tests.others_warnings import MTEB
 from tests.sweeping.scoring import sweep
 from tests.sweeping.test_sweep import sentence, write_rows
+from tests.tiny_folders import save_tiny
 
 Folder = Callable[[str], str]
 SetSlurm = Callable[..., None]
@@ -221,7 +225,7 @@ def test_process_ends_with_its_killed_parent() -> None:
     assert os.read(ended, 7) == b"started"
     os.kill(parent, signal.SIGKILL)
     os.waitpid(parent, 0)
-    readable, _, _ = select.select([ended], [], [], 5)
+    readable, _, _ = selectors.select([ended], [], [], 5)
     assert readable
     assert os.read(ended, 1) == b""  # the child has closed its end
     os.close(ended)
@@ -440,9 +444,9 @@ if __name__ == "__main__":
 
 
 def run_script(
-    folder: Path, starter: list[str], mode: str, model: str, *tasks: Path
+    folder: Path, starter: list[str], mode: str, model: str, *tasks: Path, script: str = _SCRIPT
 ) -> subprocess.CompletedProcess[str]:
-    (folder / "run.py").write_text(_SCRIPT)
+    (folder / "run.py").write_text(script)
     out = folder / "two"
     command = [sys.executable, *starter, str(folder / "run.py"), mode, model, str(out), *map(str, tasks)]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1])}
@@ -474,6 +478,68 @@ def test_two_processes_make_the_frame_of_one(tiny_folder: Folder, tmp_path: Path
         assert pl.read_parquet(tmp_path / f"two/{name}.parquet").equals(expected.frame)
     lines = process.stdout.splitlines()
     assert lines.count("planning 2 2") == 1, lines  # by the first process only
+
+
+_COMMANDS_SCRIPT = """
+import os, pickle, signal, sys, warnings
+warnings.simplefilter("ignore")
+from pathlib import Path
+from midlayer_encoders.reading.reader import Flow
+from tests.test_processes import results_of_commands
+
+if __name__ == "__main__":
+    mode, model, out = sys.argv[1:]
+    if mode == "killed" and os.environ["RANK"] == "1":
+        plain, count = Flow.read, iter(range(1000))
+        def read(self, *args):
+            if next(count) == 3:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return plain(self, *args)
+        Flow.read = read
+    Path(out).mkdir(exist_ok=True)
+    results = results_of_commands(model, Path(out), devices=2)
+    rank = os.environ.get("RANK", os.environ["LOCAL_RANK"])
+    Path(out, rank + ".pickle").write_bytes(pickle.dumps(results))
+"""
+
+
+def results_of_commands(model: str, out: Path, devices: int = 1) -> list[Any]:
+    """Return the results of every command that takes ``devices``, one after another in the same processes."""
+    texts = [sentence(number) for number in range(40)]
+    options: dict[str, Any] = {"device": "cpu", "devices": devices}
+    embed(model, texts, out / "v.npy", token_budget=60, **options)
+    embed(model, texts, out / "states", tokens=True, token_budget=60, **options)
+    encoder = LayerEncoder(model, -1, device="cpu")
+    settings = ProbeSettings(epochs=2)
+    labels = [number % 2 for number in range(40)]
+    steps = [str(Path(model).parent / name) for name in ("step1", "step2", "step3")]
+    return [
+        (out / "v.npy").read_bytes(),
+        [path.read_bytes() for path in sorted((out / "states").iterdir())],
+        measure(model, texts, metrics=["curvature", "dataset_entropy", "infonce"], token_budget=60, **options),
+        select(encoder, texts, labels, token_budget=60, devices=devices).to_frame(),
+        probe(encoder, texts, labels, settings=settings, devices=devices).table,
+        progression("steps", steps, texts=texts, metrics=["curvature"], out=out / "progression", **options).frame,
+    ]
+
+
+@pytest.mark.slow  # processes that each import the package
+def test_every_command_of_two_processes_gives_the_result_of_one(tmp_path: Path) -> None:
+    for number in (1, 2, 3):
+        save_tiny("Llama", tmp_path / f"models/step{number}", seed=number)
+    model = str(tmp_path / "models/step1")
+    killed = run_script(tmp_path, TORCHRUN, "killed", model, script=_COMMANDS_SCRIPT)
+    assert killed.returncode != 0
+    assert not (tmp_path / "two/v.npy").exists()
+    process = run_script(tmp_path, [], "whole", model, script=_COMMANDS_SCRIPT)
+    assert process.returncode == 0, process.stderr[-3000:]
+    (tmp_path / "one").mkdir()
+    expected = results_of_commands(model, tmp_path / "one")
+    for rank in range(2):
+        results = pickle.loads((tmp_path / f"two/{rank}.pickle").read_bytes())
+        assert results[:2] == expected[:2]
+        for frame, expected_frame in zip(results[2:], expected[2:], strict=True):
+            assert frame.equals(expected_frame)
 
 
 def test_workers_watch_their_parent() -> None:

@@ -18,7 +18,7 @@ NOT_RUN = {
     r"midlayer export .*--push\b": "needs the hub; tests/export/test_upload.py pushes to a stand-in",
     r"midlayer export .*--for (onnx|openvino)\b": "needs an engine; tests/export runs it under make test-engines",
     r"midlayer \w+ .*--devices\b": "starts processes; tests/test_processes.py does",
-    r"midlayer sweep .*--submit\b": "starts jobs; tests/sweeping/test_units.py and test_slurm.py do",
+    r"midlayer \w+ .*--submit\b": "starts jobs; tests/sweeping/test_units.py and test_slurm.py do",
     r"midlayer embed .*--ray\b": "needs Ray; tests/vectors/test_ray.py runs it under make test-ray",
     r"(torchrun|srun|sbatch)\b": "starts processes; tests/test_processes.py does",
     r"(llama-server|vllm|text-embeddings-router|ollama|echo)\b": "another program",
