@@ -153,7 +153,7 @@ class EmbeddingEncoder(SavableEncoder):
         items = [inputs] if single else list(inputs)
         prompt = self.prompt_text(prompt_name, prompt, items)
         reader = self.vector_reader(layers, prompt=prompt, site=site, engine=engine)
-        tokens = tokens_that_fit(self) if budget == "auto" else budget
+        tokens = tokens_that_fit(self, engine) if budget == "auto" else budget
         batches = batches_of(self, items, token_budget=tokens, prompt=prompt)
         with tqdm(total=len(items), desc="Inputs", disable=not show_progress_bar) as bar:
             vectors = reader.vectors(items, batches, done=bar.update)

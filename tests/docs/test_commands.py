@@ -20,6 +20,8 @@ NOT_RUN = {
     r"midlayer \w+ .*--devices\b": "starts processes; tests/test_processes.py does",
     r"midlayer \w+ .*--submit\b": "starts jobs; tests/sweeping/test_units.py and test_slurm.py do",
     r"midlayer embed .*--ray\b": "needs Ray; tests/vectors/test_ray.py runs it under make test-ray",
+    r"midlayer \w+ .*--engine vllm\b": "needs vLLM; tests/reading/test_vllm.py runs it under make test-vllm",
+    r"python -m venv\b|vllm-env/bin/pip\b": "would change the machine",
     r"(torchrun|srun|sbatch)\b": "starts processes; tests/test_processes.py does",
     r"(llama-server|vllm|text-embeddings-router|ollama|echo)\b": "another program",
     r"midlayer demo\b": "minutes",
