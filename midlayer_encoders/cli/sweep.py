@@ -49,6 +49,7 @@ def sweep(
     text_column: _arguments.TextColumn = None,
     label_column: _arguments.LabelColumn = None,
     limit: Annotated[int | None, Option(help="Score a sample of at most so many rows of each split.")] = None,
+    budget: Annotated[float | None, Option(help="Minutes for growing samples; drops clearly worse layers.")] = None,
     layers: _arguments.Layers = "all",
     recipes: _arguments.RecipeNames = None,
     site: _arguments.Site = "block",
@@ -88,6 +89,8 @@ def sweep(
         raise OptionError("`--dry-run` takes one model, and no `--submit`.")
     if dry_run and engine != "transformers":
         raise OptionError("`--engine` must be left out with `--dry-run`, which times the passes of transformers.")
+    if budget is not None and (dry_run or not is_alone):
+        raise OptionError("`--budget` takes one model, and no `--dry-run` or `--submit`.")
     parameters = _arguments.parse_submit_options(submit, submit_option)
     is_first = devices * num_nodes <= 1 or _progress.is_first_process()
     if not is_first:
@@ -105,6 +108,7 @@ def sweep(
         if out is not None and devices * num_nodes <= 1:  # several processes check it together
             check_output_folder(out)
     from midlayer_encoders.sweeping import SweepSettings
+    from midlayer_encoders.sweeping.halving import check_minutes
     from midlayer_encoders.sweeping.mteb_jobs import check_data
 
     settings = SweepSettings(
@@ -119,6 +123,9 @@ def sweep(
     recipe_list, options = _arguments.parse_recipes(recipes, options)
     arguments: dict[str, Any] = {"recipes": recipe_list, "metrics": metric_names, "settings": settings}
     arguments |= {"layers": layers, "site": site, "baselines": not no_baselines, "limit": limit, **columns}
+    if budget is not None:
+        processes = devices * num_nodes
+        arguments["budget"] = check_minutes(budget, limit=limit, recipes=recipe_list, processes=processes)
     if dry_run:
         _print_preview(model, task_names, **arguments, **options.changed())
         return
@@ -280,9 +287,8 @@ def _print_scores(result: SweepResult) -> None:
             f"Best layer: {average.best_layer} of {summary.num_layers}, {average.best:.1f} points, "
             f"{average.gain:+.1f} over {last}{interval}."
         )
-    for sentence in (confirmed_words(result.frame), result.sample_words()):
-        if sentence:
-            _output.print_text(sentence)
+    for sentence in filter(None, [confirmed_words(result.frame), *result.sample_words()]):
+        _output.print_text(sentence)
 
 
 def _points(value: float | None) -> str:

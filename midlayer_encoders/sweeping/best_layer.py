@@ -11,13 +11,13 @@ import polars as pl
 
 from midlayer_encoders._types import LayerArgument
 from midlayer_encoders.encoder.options import EncoderKeywords, EncoderOptions, python_line, shell_line
-from midlayer_encoders.errors import OptionError
+from midlayer_encoders.errors import OptionError, counted
 from midlayer_encoders.files import parse_json_object, read_text_file, shell_path, unsealed
 from midlayer_encoders.frame.gains import Gain, score_interval
 from midlayer_encoders.frame.summaries import Baselines, Curve, Summary
 from midlayer_encoders.media.text_lists import read_texts
 from midlayer_encoders.recipes import removed_fields
-from midlayer_encoders.report.labels import gain_text, number, significant
+from midlayer_encoders.report.labels import gain_text, number, signed, significant
 
 if TYPE_CHECKING:
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
@@ -33,7 +33,7 @@ class Notes:
     ``dimensions`` is 0 in sweeps before 0.2. ``towers`` is the number of blocks of each tower of a joint model; its
     layers are those of the image tower. ``tokens`` is the mean number of tokens that the model reads for a text of each
     task whose layers were scored together. ``rows`` holds, for each split of a task that was limited to a sample, its
-    rows, those of the whole task, and the texts of a row.
+    rows, those of the whole task, and the texts of a row. ``rounds`` describes those of a sweep with a budget.
     """
 
     title: str
@@ -55,6 +55,7 @@ class Notes:
     towers: dict[str, int] = field(default_factory=dict)
     tokens: dict[str, float] = field(default_factory=dict)
     rows: dict[str, dict[str, list[int]]] = field(default_factory=dict)
+    rounds: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def milliseconds(self) -> dict[int, float]:
@@ -127,22 +128,44 @@ class BestLayer(int):
         return LayerEncoder(self.notes.model, self, **options)
 
 
-def sample_words(notes: Notes, scores: Summary, resamples: pl.DataFrame) -> str:
-    """Return what a sample saved and the interval of the best score on it; empty if all rows were scored."""
+def sample_words(notes: Notes, scores: Summary, resamples: pl.DataFrame) -> list[str]:
+    """Return sentences: what a sample saved, and the interval of the best score on it; none for all rows."""
     parts = [(counts, notes.tokens.get(task, 0.0)) for task, splits in notes.rows.items() for counts in splits.values()]
     if not parts:
-        return ""
+        return []
     rows, whole = (sum(counts[column] for counts, _ in parts) for column in (0, 1))
     sentence = f"Scored on a sample of {rows:,} of {whole:,} rows ({rows / whole:.0%})"
     read, tokens = (sum(counts[column] * counts[2] * tokens for counts, tokens in parts) for column in (0, 1))
     if tokens > read:
         sentence += f"; about {significant(tokens - read, 2)} tokens ({1 - read / tokens:.0%}) were not read"
     if scores.average is None:
-        return f"{sentence}."
+        return [f"{sentence}."]
     best = scores.average.best_layer
     interval = score_interval(scores, resamples, best)
     words = "no interval" if interval is None else f"95 % interval {number(interval[0])} to {number(interval[1])}"
-    return f"{sentence}. Layer {best} has {number(scores.average.best)} points ({words})."
+    return [f"{sentence}.", f"Layer {best} has {number(scores.average.best)} points on it ({words})."]
+
+
+def round_words(notes: Notes) -> list[str]:
+    """Return sentences about the rounds of a sweep with a budget: their samples, their time and dropped layers."""
+    if not notes.rounds:
+        return []
+    last = notes.rounds[-1]
+    names = ["all rows" if each["limit"] is None else f"{each['limit']:,} rows" for each in notes.rounds]
+    rounds = ", ".join(
+        f"{name} at {counted(each['layers'], 'layer')} in {each['seconds'] / 60:.2g} min"
+        for name, each in zip(names, notes.rounds, strict=True)
+    )
+    sentences = [
+        f"{last['minutes']:.2g} of {last['budget']:g} minutes: {rounds}. It ended there because {last['end']}."
+    ]
+    for name, each in zip(names, notes.rounds, strict=True):
+        if dropped := each.get("dropped"):
+            layers = ", ".join(
+                f"{layer} ({number(score)}; {signed(low)} to {signed(high)})" for layer, score, low, high in dropped
+            )
+            sentences.append(f"Dropped after {name}, with score and 95 % interval against the best layer: {layers}.")
+    return sentences
 
 
 def without_nan(baselines: Baselines) -> dict[str, dict[str, float]]:
@@ -166,7 +189,15 @@ def read_notes(path: Path) -> Notes:
         values = unsealed(values)
     for name in ("parameters", "seconds"):
         values[name] = {int(layer): value for layer, value in values[name].items()}
-    types = {"dimensions": int, "missing": list, "model": str, "remarks": list, "site": str, "title": str}
+    types = {
+        "dimensions": int,
+        "missing": list,
+        "model": str,
+        "remarks": list,
+        "rounds": list,
+        "site": str,
+        "title": str,
+    }
     for name in (each.name for each in fields(Notes)):
         expected = types.get(name, dict)
         if not isinstance(values.get(name, expected()), expected):

@@ -49,6 +49,7 @@ from midlayer_encoders.recipes import (
 from midlayer_encoders.store import StoreDtype, text_key
 from midlayer_encoders.sweeping.baselines import baselines_for
 from midlayer_encoders.sweeping.embedder import Embedder, Vectors, item_key, map_identity, mapped_store, open_store
+from midlayer_encoders.sweeping.halving import check_minutes, sweep_within
 from midlayer_encoders.sweeping.mteb_jobs import Job, Prompts, Score, StoredLayer, check_data, with_data
 from midlayer_encoders.sweeping.notes import ScoringResult, sweep_notes
 from midlayer_encoders.sweeping.sweep_result import RecipesResult, SweepResult
@@ -171,6 +172,7 @@ def sweep(
     text_column: str | None = None,
     label_column: str | None = None,
     limit: int | None = None,
+    budget: float | None = None,
     layers: Sequence[Layer] | str = "all",
     site: ReadSite = "block",
     engine: Engine = "transformers",
@@ -198,6 +200,10 @@ def sweep(
             it in the task's name (``"STS12[500]"``). Rows are sampled in proportion to their labels or grades, with
             as many training rows for each label as mteb trains on; a search has ``limit`` queries with their relevant
             documents and 20 others for each query.
+        budget: minutes for growing samples (64 rows, 256, …, all), each of the layers that are not clearly worse than
+            the best on the sample before, and of the last layer. It ends early when one layer is clearly the best.
+            The result is that of the last sample; its notes describe all. Loading the model and ``metrics`` come on
+            top.
         layers: ``"all"``, or some layers, each as ``layer`` of :class:`LayerEncoder`.
         site: ``"block"``, or ``"attention"`` or ``"mlp"`` to read what these add in each block, from layer 1 up. The
             frame's revision then names the site, as in ``"default:mlp"``; vectors of a site cannot be exported as an
@@ -248,15 +254,45 @@ def sweep(
                 f"`metrics` must name at least one metric for {', '.join(source.name for source in sources)}: texts "
                 "without labels cannot be scored. `select` chooses a layer without labels."
             )
+    devices, num_nodes = request.settings.devices, request.settings.num_nodes
+    if budget is not None:
+        has_labels = not all(isinstance(source, TextsSource) for source in sources)
+        budget = check_minutes(
+            budget, limit=limit, recipes=recipes, processes=devices * num_nodes, has_labels=has_labels
+        )
     if request.out is None or not Path(request.out).is_dir():  # an earlier run may have all scores
         check_data(sources)
-    devices, num_nodes = request.settings.devices, request.settings.num_nodes
     check_launcher(devices, num_nodes)
     encoder, group = load_shared(model, options, devices, num_nodes)
+    if budget is not None:
+        return _sweep_within(budget, request, encoder, sources, group)
     if recipes is None:
         return SingleSweep(request, encoder, sources, group).run()
     candidates = fitting_recipes(encoder, recipes_of("recipes", recipes))
     return _sweep_recipes(request, encoder, sources, group, candidates)
+
+
+def _sweep_within(
+    minutes: float, request: SweepRequest, encoder: LayerEncoder, sources: Sequence[TaskSource], group: Group
+) -> SweepResult:
+    """Sweep growing samples, and measure the layers of the last one."""
+    latest: dict[str, tuple[int, int]] = {}
+
+    def run(limit: int | None, layers: Sequence[Layer] | str, metrics: str | Sequence[str] = ()) -> SweepResult:
+        progress = request.progress and _accumulate_progress(request.progress, latest, 1)
+        settings = request.settings
+        if not metrics:  # these would have no effect
+            settings = replace(settings, metric_texts=SweepSettings.metric_texts, views=SweepSettings.views)
+        request_round = replace(request, layers=layers, metrics=metrics, progress=progress, settings=settings)
+        return SingleSweep(request_round, encoder, limited_sources(sources, limit), group).run()
+
+    result = sweep_within(minutes, run, request.layers)
+    if request.has_metrics:
+        last = result.notes.rounds[-1]
+        measured = run(last["limit"], sorted(result.scores["layer"].unique()), request.metrics)
+        result = replace(measured, notes=replace(measured.notes, rounds=result.notes.rounds))
+        result.save()
+    return result
 
 
 def _sweep_recipes(

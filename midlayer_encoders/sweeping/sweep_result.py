@@ -24,7 +24,7 @@ from midlayer_encoders.report import plot_recipes, plot_scores, report_html
 from midlayer_encoders.report.layer_charts import best_recipe
 from midlayer_encoders.report.pages import notebook_html
 from midlayer_encoders.report.results import Result
-from midlayer_encoders.sweeping.best_layer import BestLayer, Notes, export_lines, read_notes, sample_words
+from midlayer_encoders.sweeping.best_layer import BestLayer, Notes, export_lines, read_notes, round_words, sample_words
 from midlayer_encoders.tasks import task_label
 from midlayer_encoders.validation import check_choice
 
@@ -105,9 +105,9 @@ class SweepResult(Result):
         gain = paired_gain(self._task_summary(task), self.resamples, layer=layer, over=over, other=pair)
         return replace(gain, without=tuple(map(task_label, gain.without)))
 
-    def sample_words(self) -> str:
-        """Return what a limit on rows saved, and the interval of the best score; empty if all rows were scored."""
-        return sample_words(self.notes, self.summary(), self.resamples)
+    def sample_words(self) -> list[str]:
+        """Return sentences about the sample: what it saved, the interval of the best score, the rounds of a budget."""
+        return [*sample_words(self.notes, self.summary(), self.resamples), *round_words(self.notes)]
 
     def _best(self, task: str | None, recipe: str, other: SweepResult | None = None) -> BestLayer:
         """Return the best layer under a recipe; its gain is that over the last layer of ``other``."""
@@ -194,7 +194,7 @@ class SweepResult(Result):
             seconds={layer: time / 1e3 for layer, time in notes.milliseconds.items()} or None,
             export=export_lines(notes, self.best()) if can_export else None,
             notes=[
-                *filter(None, [self.sample_words()]),
+                *self.sample_words(),
                 *baselines_from.missing,
                 *notes.remarks,
                 *(f"{task} failed: {error}" for task, error in failures.items()),

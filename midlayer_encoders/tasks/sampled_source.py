@@ -27,8 +27,8 @@ class SampledSource:
     Attributes:
         source: source of the whole task.
         limit: rows of each split.
-        rows: by split, the rows of the sample and of the whole task, and the texts of a row; filled when the data is
-            loaded in this process.
+        rows: by split, the rows that mteb reads of the sample and of the whole task, and the texts of a row; filled
+            when the data is loaded in this process.
     """
 
     source: _Source

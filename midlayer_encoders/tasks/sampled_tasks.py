@@ -71,6 +71,7 @@ class _Sampled(AbsTask):
         if isinstance(self, abstasks.AbsTaskClusteringLegacy) and isinstance(values[0], list):
             return self._sampled_sets(table, values, name)
         count, total = self.row_limit, len(table)
+        most_read = total
         labels = [list(map(str, value)) if isinstance(value, list) else [str(value)] for value in values]
         if column == "score" or isinstance(self, abstasks.AbsTaskRegression):
             labels = [[score] for score in score_bins(values)]
@@ -81,11 +82,13 @@ class _Sampled(AbsTask):
             elif isinstance(self, abstasks.AbsTaskClassification):
                 order, fewest = training_order(labels, self.samples_per_label)
                 count = max(count, fewest)
+                num_labels = len({label for row in labels for label in row})
+                most_read = self.n_experiments * self.samples_per_label * num_labels  # of which mteb trains
         if self._share_of_documents is not None:
             total = int(self._share_of_documents * total)
         total = min(total, self._most_documents or total)
         texts = len(content_columns(self) & set(table.column_names))
-        self._sampled_rows[name] = min(count, total), total, max(texts, 1)
+        self._sampled_rows[name] = min(count, total, most_read), min(total, most_read), max(texts, 1)
         return table if min(count, total) == len(table) else table.select(sorted(order[: min(count, total)]))
 
     def _sampled_sets(self, table: Dataset, labels: list[list[Any]], name: str) -> Dataset:

@@ -72,6 +72,14 @@ CASES = {
         ["MODEL", ["near.csv"]],
         SWEPT | ENCODER | {"revision": "step1"},
     ),
+    "sweep --budget": Case(
+        "sweeping.sweep",
+        ["MODEL"],
+        {"tasks": "near.csv", "text_column": "t", "label_column": "l", "metrics": "none", "budget": 2.5},
+        ["MODEL", ["near.csv"]],
+        {"layers": "all", "site": "block", "text_column": "t", "label_column": "l", "baselines": True, "metrics": [],
+         "settings": {}, "budget": 2.5, "engine": "transformers", "recipes": None, "limit": None, "out": None, "store": None},
+    ),
     "sweep --dry-run": Case(
         "sweeping.preview", ["MODEL"], {**SWEEP, "dry_run": True}, ["MODEL", ["near.csv"]], SWEPT | ENCODER
     ),

@@ -104,18 +104,18 @@ def test_a_limit_above_the_rows_has_the_scores_of_all_rows(tiny_folder: Folder, 
 def test_the_result_tells_what_was_saved(tiny_folder: Folder, tmp_path: Path) -> None:
     path = write(tmp_path / "near.jsonl", ROWS["STS"])
     result = sweep(tiny_folder("BERT"), path, layers=[1, 3], out=tmp_path / "out", limit=12, **QUICK)
-    words = result.sample_words()
+    saved, words = result.sample_words()
     tokens = 36 * 2 * result.notes.tokens[f"{task_sources(path)[0].name}[12]"]
-    assert words.startswith(f"Scored on a sample of 12 of 48 rows (25%); about {tokens:.2g} tokens (75%) were not read")
+    assert saved == f"Scored on a sample of 12 of 48 rows (25%); about {tokens:.2g} tokens (75%) were not read."
     best = result.best()
     (samples,) = result.resamples.filter(layer=int(best))["values"].to_list()
     low, high = (100 * pl.Series(samples).quantile(q, "linear") for q in (0.025, 0.975))  # type: ignore[operator]
     interval = f"{low:.1f} to {high:.1f}".replace("-", "−")
-    assert words.endswith(f"Layer {best} has {best.score:.1f} points (95 % interval {interval}).".replace(" -", " −"))
-    assert words in result.html().replace("&#39;", "'")
-    assert SweepResult.load(tmp_path / "out").sample_words() == words
+    assert words == f"Layer {best} has {best.score:.1f} points on it (95 % interval {interval}).".replace(" -", " −")
+    assert words in result.html()
+    assert SweepResult.load(tmp_path / "out").sample_words() == [saved, words]
     whole = sweep(tiny_folder("BERT"), path, layers=[1, 3], out=tmp_path / "whole", **QUICK)
-    assert whole.sample_words() == ""
+    assert whole.sample_words() == []
 
 
 def test_a_board_does_not_compare_a_sample_with_all_rows(tiny_folder: Folder, tmp_path: Path) -> None:

@@ -90,6 +90,18 @@ def test_the_rows_are_counted(source: Any) -> None:
         assert sampled.rows["test"][2] == (2 if "sentence1" in task.dataset["test"].column_names else 1)
 
 
+def test_only_the_rows_that_mteb_trains_on_count(tmp_path: Path) -> None:
+    rows = [{"text": f"text {n}", "label": n % 2} for n in range(1000)]
+    for split in ("train", "test"):
+        write(tmp_path / "task" / f"{split}.jsonl", rows if split == "train" else rows[:100])
+    sampled = SampledSource(task_sources(tmp_path / "task")[0], 20)
+    task: Any = sampled.make()
+    task.load_data()
+    most = task.n_experiments * task.samples_per_label * 2
+    assert most < 1000
+    assert sampled.rows == {"train": (20, most, 1), "test": (20, 100, 1)}
+
+
 @pytest.mark.parametrize(("kind", "column"), [("STS", "score"), ("PairClassification", "labels")])
 def test_pairs_are_in_proportion_to_their_grades(kind: str, column: str, tmp_path: Path) -> None:
     (source,) = task_sources(write(tmp_path / "rows.jsonl", ROWS[kind]))
