@@ -146,7 +146,13 @@ def main() -> None:
         print(json.dumps(one(given.folder, given, given.passages[0])))
         return
     device = torch.cuda.get_device_name() if given.device == "cuda" else f"{platform.machine()}, CPU"
+    where = "on a GPU" if given.device == "cuda" else "on a CPU"
     lines = [
+        f"# A retrieval task by the number of passages, {where}",
+        "",
+        "`python benchmarks/corpus.py`: the store is filled before; the sweep records the evaluation, scores all "
+        "layers and lets mteb confirm three.",
+        "",
         f"{device}; {BLOCKS + 1} layers of {given.width} dimensions in float16, {given.queries} queries, one process.",
         "",
         "| passages | store, GB | recording, s | scoring a layer, s | confirming, s | memory before, MB "

@@ -33,7 +33,7 @@ class SampledSource:
 
     source: _Source
     limit: int
-    rows: dict[str, tuple[int, int, int]] = field(default_factory=dict, compare=False, repr=False)
+    rows: dict[str, tuple[int, int, int]] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     @property
     def name(self) -> str:
