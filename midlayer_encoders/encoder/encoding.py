@@ -139,7 +139,7 @@ class EmbeddingEncoder(SavableEncoder):
             prompt: text of the prompt.
             site: ``"block"``, or ``"attention"`` or ``"mlp"`` for what these add in each block, from layer 1.
             engine: ``"vllm"`` to compute the states with vLLM, in its own environment; the process stays up as long as
-                the encoder's model. See ``docs/scale.md``.
+                the encoder's model. See ``docs/engines.md``.
             token_budget: tokens in a batch; ``"auto"`` chooses a number for the device.
             show_progress_bar: show the progress on standard error.
             convert_to_tensor: return a tensor on the encoder's device instead of a NumPy array.

@@ -209,7 +209,7 @@ def sweep(
             frame's revision then names the site, as in ``"default:mlp"``; vectors of a site cannot be exported as an
             encoder.
         engine: ``"vllm"`` to compute the embedded texts with vLLM, in its own environment; their vectors have a store
-            of their own. Metrics and times are those of transformers. See ``docs/scale.md``.
+            of their own. Metrics and times are those of transformers. See ``docs/engines.md``.
         recipes: names of recipes (``"one-word"``, ``"plain+center"``), :class:`~midlayer_encoders.Recipe` objects, or
             ``"all"``: every layer under each of them, with one pass per recipe. The result is then a
             ``RecipesResult``, whose frame has the column ``recipe``. Centering and whitening are fitted on texts of

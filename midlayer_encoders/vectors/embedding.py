@@ -92,7 +92,7 @@ def embed(
             ``tokens`` a new folder. Its parent folder must exist.
         layers: ``"all"``, or some layers; they are written in ascending order.
         site: ``"block"``, or ``"attention"`` or ``"mlp"`` to read what these add in each block, from layer 1 up.
-        engine: ``"vllm"`` to compute the states with vLLM, in its own environment; see ``docs/scale.md``.
+        engine: ``"vllm"`` to compute the states with vLLM, in its own environment; see ``docs/engines.md``.
         tokens: write the states of every token, with the encoder's norm, instead of pooled vectors: safetensors shards
             and an ``index.json`` that lists them.
         from_sweep: folder of a sweep of this model; vectors are read from its store, and the model does not run.
