@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import signal
 import sys
@@ -66,7 +67,7 @@ def test_two_tasks_make_the_frame_of_one(one_node: Cluster, command: list[str]) 
     assert expected.count(b"\n") > 10
     assert frame_of(one_node, "srun", "--ntasks=2", *command, "--devices", "2") == expected
     # Without srun, Fabric starts the second process.
-    Path("job.sh").write_text(f"#!/bin/bash\nexec {' '.join(command)} --devices 2\n")
+    Path("job.sh").write_text(f"#!/bin/bash\nexec {shlex.join(command)} --devices 2\n")
     assert frame_of(one_node, "sbatch", "--wait", "--ntasks=2", "job.sh") == expected
 
 
