@@ -287,7 +287,9 @@ def _print_scores(result: SweepResult) -> None:
             f"Best layer: {average.best_layer} of {summary.num_layers}, {average.best:.1f} points, "
             f"{average.gain:+.1f} over {last}{interval}."
         )
-    for sentence in filter(None, [confirmed_words(result.frame), *result.sample_words()]):
+    failed = [remark for remark in notes.remarks if remark.startswith("mteb could not score")]
+    unscored = [remark for remark in summary.remarks if remark.startswith("No layer")]
+    for sentence in filter(None, [confirmed_words(result.frame), *failed, *unscored, *result.sample_words()]):
         _output.print_text(sentence)
 
 

@@ -11,6 +11,7 @@ from concurrent.futures import BrokenExecutor, Future, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import compress
 from pathlib import Path
 from typing import Any, ClassVar
 from unittest import mock
@@ -210,6 +211,11 @@ def run_job(job: Job, embedder: Embedder | None = None) -> Score:
     return Score(job.task.name, job.layer, task.metadata.main_score, float(result.get_score()))
 
 
+def _has_result(job: Job) -> bool:
+    """Return True if mteb's result file exists."""
+    return ResultFiles(job.cache).get_task_result_path(job.task.name, job.encoder.mteb_model_meta).exists()
+
+
 def _cached(layer: StoredLayer, task: AbsTask, cache: ResultFiles) -> Any:
     """Return the content of mteb's result file, or ``None`` if it is absent."""
     try:
@@ -334,7 +340,10 @@ class Workers:
         return [pool.submit(_run_in_worker, job) for job in jobs]
 
     def run(self, jobs: Sequence[Job]) -> Iterator[Score]:
-        """Yield the scores of jobs as they finish."""
+        """Yield the scores of jobs as they finish; those that mteb has saved are read in this process."""
+        is_saved = [_has_result(job) for job in jobs]
+        yield from map(run_job, compress(jobs, is_saved))
+        jobs = [job for job, saved in zip(jobs, is_saved, strict=True) if not saved]
         if self.count == 1 or len(jobs) <= 1:
             yield from map(run_job, jobs)
         else:

@@ -84,7 +84,7 @@ class TaskScorer:
         baselines: dict[str, dict[str, float]] = {}
         tokens: dict[str, float] = {}
         workers = Workers(self.workers, MAX_CONFIRMED * len(jobs_by_task))
-        if self.folder is not None:
+        if self.folder is not None and not all(_saved_files(self.folder, jobs[0].task.name) for jobs in jobs_by_task):
             workers.start()
         futures: list[Future[Score]] = []
         in_background = self._cores_free() and self.group.world == 1 and workers.count > 1
@@ -305,9 +305,14 @@ def _saved_scores(folder: Path, job: Job) -> tuple[dict[str, Any], dict[str, lis
     """Return what the scores of a task depend on, and the scores that any process has saved."""
     header = _header(_task(job), job)
     values: dict[str, list[float]] = {}
-    for path in sorted(folder.glob(f"{glob.escape(header['task'])}.*.json")):
+    for path in _saved_files(folder, header["task"]):
         values |= read_artifact(path, partial(_read_scores, header=header)) or {}
     return header, values
+
+
+def _saved_files(folder: Path, task: str) -> list[Path]:
+    """Return the files with the scores of a task, one for each process that has saved some."""
+    return sorted(folder.glob(f"{glob.escape(task)}.*.json"))
 
 
 def _read_scores(path: Path, *, header: Mapping[str, Any]) -> dict[str, list[float]]:

@@ -193,15 +193,15 @@ def _named(models: Sequence[str]) -> dict[str, tuple[str, str | None]]:
     """Return models and revisions by the names of their folders.
 
     Example:
-        >>> list(_named(["org/model", "org/model@step1", "elsewhere/model"]))
-        ['org_model', 'org_model@step1', 'elsewhere_model']
+        >>> list(_named(["org/model", "org/model@step1", "./model", "../model.old"]))
+        ['org_model', 'org_model@step1', 'model', 'model.old']
     """
     if isinstance(models, str) or not models:
         raise OptionError(f"`models` must be a list of names or folders, but got {models!r}.")
     named: dict[str, tuple[str, str | None]] = {}
     for text in models:
         model, revision = name_and_revision(text)
-        folder = re.sub(r"[^\w.@-]+", "_", text).strip("_")
+        folder = re.sub(r"[^\w.@-]+", "_", text).strip("._") or "model"
         if folder in named:
             raise OptionError(f"`models` must have different names, but {text!r} and {named[folder][0]!r} do not.")
         named[folder] = model, revision

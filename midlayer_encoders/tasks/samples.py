@@ -16,6 +16,7 @@ SMALLEST_LIMIT = 10
 """Rows below which scores have no interval."""
 
 _BINS = 10  # of equal size, for scores
+_FEWEST_STRATA = 3  # in every sample: with one label there is no score, and mteb scores two labels in another way
 
 
 def whole_name(name: str) -> str:
@@ -29,7 +30,9 @@ def whole_name(name: str) -> str:
 
 
 def sample_order(strata: Sequence[str]) -> list[int]:
-    """Return all rows in an order whose every beginning has each stratum in proportion, to within a row.
+    """Return all rows in an order whose every beginning has each stratum in proportion, to within a row or two.
+
+    The order begins with a row of each of the three largest strata.
 
     Args:
         strata: the stratum of each row.
@@ -48,7 +51,10 @@ def sample_order(strata: Sequence[str]) -> list[int]:
         start = int(_rank(stratum), 16) / 2**64
         ranked = sorted((_rank(row), row) for row in rows)
         places += [((start + number) / len(rows), rank, row) for number, (rank, row) in enumerate(ranked)]
-    return [row for _, _, row in sorted(places)]
+    order = [row for _, _, row in sorted(places)]
+    largest = sorted(members, key=lambda stratum: (-len(members[stratum]), stratum))[:_FEWEST_STRATA]
+    first = [next(row for row in order if strata[row] == stratum) for stratum in largest]
+    return list(dict.fromkeys([*first, *order]))
 
 
 def training_order(labels: Sequence[Sequence[str]], per_label: int) -> tuple[list[int], int]:

@@ -106,7 +106,10 @@ def test_the_result_tells_what_was_saved(tiny_folder: Folder, tmp_path: Path) ->
     result = sweep(tiny_folder("BERT"), path, layers=[1, 3], out=tmp_path / "out", limit=12, **QUICK)
     saved, words = result.sample_words()
     tokens = 36 * 2 * result.notes.tokens[f"{task_sources(path)[0].name}[12]"]
-    assert saved == f"Scored on a sample of 12 of 48 rows (25%); about {tokens:.2g} tokens (75%) were not read."
+    assert (
+        saved
+        == f"Scored on a sample of 12 of 48 rows (25%); about {float(f'{tokens:.2g}'):,.0f} tokens (75%) were not read."
+    )
     best = result.best()
     (samples,) = result.resamples.filter(layer=int(best))["values"].to_list()
     low, high = (100 * pl.Series(samples).quantile(q, "linear") for q in (0.025, 0.975))  # type: ignore[operator]

@@ -131,6 +131,7 @@ def test_stopped_sweep_cancels_jobs_that_have_not_started(monkeypatch: pytest.Mo
     futures: list[Future[mteb_jobs.Score]] = [Future() for _ in range(3)]
     futures[0].set_result(mteb_jobs.Score("task", 0))
     monkeypatch.setattr(mteb_jobs.Workers, "begin", lambda *_: futures)
+    monkeypatch.setattr(mteb_jobs, "_has_result", lambda _: False)
     layer_scores_of = mteb_jobs.Workers(2, 3).run([None] * 3)  # type: ignore[list-item]
     assert next(layer_scores_of).task == "task"
     layer_scores_of.close()  # type: ignore[attr-defined]  # as an error or Ctrl-C does

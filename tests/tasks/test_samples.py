@@ -46,6 +46,11 @@ def test_every_beginning_of_the_order_has_each_stratum_in_proportion_to_within_a
             assert abs(counts[stratum] - size * total / 500) < 2, (size, stratum)
 
 
+def test_every_sample_has_several_strata() -> None:
+    for strata, expected in ((["a"] * 298 + ["b"] * 2, 2), (["a"] * 240 + [str(n // 2) for n in range(60)], 3)):
+        assert len({strata[row] for row in sample_order(strata)[:10]}) >= expected
+
+
 def test_strata_of_one_row_are_sampled_like_the_others() -> None:
     strata = ["common"] * 500 + [f"rare {number}" for number in range(500)]
     sampled = [strata[row] for row in sample_order(strata)[:200]]
@@ -54,7 +59,7 @@ def test_strata_of_one_row_are_sampled_like_the_others() -> None:
 
 def test_the_sample_is_the_same_everywhere() -> None:
     order = sample_order([str(row % 7) for row in range(1000)])
-    assert content_digest(" ".join(map(str, order))) == "d69f29d15607"
+    assert content_digest(" ".join(map(str, order))) == "d7d983ad6292"
 
 
 def test_training_rows_have_enough_of_every_label() -> None:
