@@ -91,6 +91,7 @@ def test_array_with_a_killed_job_makes_the_frame_of_one_process(one_node: Cluste
     assert frame.read_bytes() == expected
     started = len(list(Path("out/jobs").glob("*_log.err")))
     assert started == 6, "four units, the killed one again, and the whole sweep"
+    assert len(list(Path("out").glob("*/units/*.json"))) == 5, "each of them has a file of its own"
     again = one_node.run(*command, "--submit", "slurm", timeout=100)
     assert again.returncode == 0, again.stderr[-3000:]
     assert len(list(Path("out/jobs").glob("*_log.err"))) == started, "nothing is done twice"
