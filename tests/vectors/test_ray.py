@@ -94,14 +94,20 @@ def workers(parent: int | None = None) -> list[int]:
 
 
 class Named(LayerEmbedder):
-    """Also says which process embedded a row, and how often it was called."""
+    """Also says which process embedded a row, and how often it was called; waits for the other actor."""
 
     def __init__(self, folder: str, payload: int = 0, **options: Any) -> None:
         super().__init__(**options)
         self.folder = Path(folder)
         self.payload = payload
+        self.actors = self.folder.with_name(f"{self.folder.name} actors")
+        self.actors.mkdir(exist_ok=True)
+        (self.actors / str(os.getpid())).touch()
 
     def __call__(self, batch: Any) -> Any:
+        start = time.monotonic()
+        while len(list(self.actors.iterdir())) < 2 and time.monotonic() - start < 60:
+            time.sleep(0.1)  # on a busy machine, one actor could embed everything before the other is there
         rows = len(batch["id"])
         (self.folder / f"{batch['id'][0]}-{os.getpid()}-{time.monotonic_ns()}").touch()
         extra = {"payload": np.zeros((rows, self.payload), np.uint8)} if self.payload else {}
