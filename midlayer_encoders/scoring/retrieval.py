@@ -161,13 +161,13 @@ class Ranking:
         """Return the most similar documents of each query among those found before and the documents of a block."""
         similarity = SimilarityFunction.to_similarity_fn(self.similarity)
         merged = []
-        for (values, found), part in zip(best, queries, strict=True):
+        for (values, ranked), part in zip(best, queries, strict=True):
             similarities = torch.stack([similarity(x, y) for x, y in zip(part, documents, strict=True)])
             closest = similarities.topk(min(depth, similarities.shape[2]), dim=2)
             values = torch.cat([values, closest.values], dim=2)
-            found = torch.cat([found, numbers[closest.indices]], dim=2)
-            kept = values.topk(min(depth, values.shape[2]), dim=2)
-            merged.append((kept.values, found.gather(2, kept.indices)))
+            ranked = torch.cat([ranked, numbers[closest.indices]], dim=2)
+            top = values.topk(min(depth, values.shape[2]), dim=2)
+            merged.append((top.values, ranked.gather(2, top.indices)))
         return merged
 
     def _reranked(self, vectors: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
@@ -196,13 +196,13 @@ class Ranking:
         # Judged documents, sorted by query and number; a table of all documents would grow with the corpus.
         count = len(self.documents) + 1
         pairs = sorted(
-            (row * count + number, gain) for row, known in enumerate(judged) for number, gain in known.items()
+            (row * count + number, gain) for row, grades in enumerate(judged) for number, gain in grades.items()
         )
-        known = torch.tensor([pair for pair, _ in pairs] + [len(judged) * count], device=numbers.device)
+        keys = torch.tensor([key for key, _ in pairs] + [len(judged) * count], device=numbers.device)
         values = torch.tensor([gain for _, gain in pairs] + [0.0], device=numbers.device)
-        wanted = numbers + count * torch.arange(len(judged), device=numbers.device)[:, None]
-        found = torch.searchsorted(known, wanted)
-        gains = torch.where(known[found] == wanted, values[found], 0)
+        ranked_keys = numbers + count * torch.arange(len(judged), device=numbers.device)[:, None]
+        places_in_keys = torch.searchsorted(keys, ranked_keys)
+        gains = torch.where(keys[places_in_keys] == ranked_keys, values[places_in_keys], 0)
         ideal = [
             torch.tensor(sorted([*relevance.values(), *self.outside[place]], reverse=True), dtype=torch.float32)
             for place, relevance in zip(places.tolist(), judged, strict=True)
