@@ -326,7 +326,7 @@ def task_digests(_: Any) -> Iterator[str]:
 def paper_digests(world: Any) -> Iterator[str]:
     setting = Setting(models=("a",), load=lambda _: None, out=world.path)  # type: ignore[arg-type, return-value]
     changes: dict[str, Any] = {
-        "models": ("b",), "texts": ("a",), "solutions": ("a",), "reference": Path("tables"), "revisions": ("step1",),
+        "models": ("b",), "texts": ("a",), "solutions": ("a",), "revisions": ("step1",),
         "tasks": "other", "layers": (0, -1), "swept": (pl.DataFrame({"dime": [1.0]}),), "limit": 4, "max_length": 17,
         "seed": 6, "options": EncoderOptions(dtype="float16"),
     }  # fmt: skip

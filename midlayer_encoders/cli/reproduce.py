@@ -1,4 +1,4 @@
-"""``midlayer reproduce``: the paper's figures, table and theorems on your model."""
+"""``midlayer reproduce``: the paper's figures and table on your model."""
 
 from __future__ import annotations
 
@@ -28,14 +28,12 @@ _STYLES = {"done": "green", "kept": "green", "left out": "yellow", "failed": "bo
 def reproduce(
     *,
     figure: Annotated[
-        str,
-        Argument(help="fig1 to fig15 except fig14 (use midlayer probe), table2, theorems; comma-separated, or all."),
+        str, Argument(help="fig1 to fig15 except fig14 (use midlayer probe), table2; comma-separated, or all.")
     ],
     model: Annotated[list[str] | None, Option(help="A model or built-in; repeatable, base first.")] = None,
     out: Annotated[Path, Option(help="Folder for frames, figures and page.")] = Path("midlayer-results/paper"),
     texts: Annotated[Path | None, Option(help="WikiText, or one text per line.")] = None,
     solutions: Annotated[Path | None, Option(help="GSM8K's JSONL, or one worked solution per line.")] = None,
-    reference: Annotated[Path | None, Option(help="Folder of the paper's per-layer tables.")] = None,
     revisions: Annotated[str | None, Option(help="Checkpoints of the first model: step1,step512,…")] = None,
     tasks: Annotated[str, Option(help="Tasks to score the layers on, as in sweep.")] = "builtin",
     layers: Annotated[str, Option(help="Layers to score: tenths of the depth, all, or layers: 0,6,-1.")] = "tenths",
@@ -46,8 +44,8 @@ def reproduce(
 ) -> None:
     """Run the paper's experiments on your model and write one report; an interrupted run continues in its folder.
 
-    If MIDLAYER_DATA names a folder with corpora/wikitext2_raw_test.txt and corpora/gsm8k_test.jsonl (and the paper's
-    tables in reference/ beside it), these are the defaults.
+    If MIDLAYER_DATA names a folder with corpora/wikitext2_raw_test.txt and corpora/gsm8k_test.jsonl, these are the
+    defaults.
 
     Examples:
         midlayer reproduce fig2 --model built-in --texts texts.txt
@@ -67,7 +65,6 @@ def reproduce(
         out=out,
         texts=_read_paragraphs(texts, max_length),
         solutions=_read_solutions(solutions),
-        reference=reference or _default_path("../reference"),
         revisions=tuple(revisions.split(",") if revisions else ()),
         tasks=tasks,
         layers=tuple(layer_choice) if isinstance(layer_choice, list) else layer_choice,

@@ -12,7 +12,7 @@ from midlayer_encoders.comparing.correlation import correlate
 from midlayer_encoders.errors import counted
 from midlayer_encoders.frame.curves import curves
 from midlayer_encoders.frame.schema import tidy_frame, tidy_rows
-from midlayer_encoders.paper.setting import REFERENCE, MissingInputError, Setting, reference_scores
+from midlayer_encoders.paper.setting import MissingInputError, Setting
 from midlayer_encoders.report.labels import number, signed
 from midlayer_encoders.report.paper_page import score_curves
 from midlayer_encoders.report.results import kept_frame
@@ -27,12 +27,8 @@ Rows: TypeAlias = tuple[tuple[str, ...], ...]
 
 
 def scores_by_depth(setting: Setting) -> pl.DataFrame:
-    """Return scores on the tasks by depth, and the paper's own scores of three models."""
-    paper = setting.of_reference(reference_scores, ["Pythia-410m", "mamba-370m", "LLM2Vec-mntp-unsup-simcse-8B"])
-    measured = [frame.filter(kind="score") for frame in setting.sweeps()]
-    if not measured and paper.is_empty():
-        raise MissingInputError("It needs a model: pass --model, or --swept FILE.")
-    return pl.concat([*measured, paper])
+    """Return scores on the tasks by depth."""
+    return pl.concat(frame.filter(kind="score") for frame in setting.sweeps())
 
 
 def score_words(frame: pl.DataFrame) -> list[str]:
@@ -50,22 +46,19 @@ def score_words(frame: pl.DataFrame) -> list[str]:
 # --- Figures 2, 10, 12: metrics by depth ----------------------------------------------------------------------------
 
 
-def metrics_beside(setting: Setting, reference: Sequence[str]) -> pl.DataFrame:
-    """Return the metrics of the models, and the paper's own values for the models in ``reference``."""
-    measured = [setting.metrics(model) for model in setting.required_models()]
-    return pl.concat([*measured, setting.reference_metrics(reference)])
+def metrics_by_depth(setting: Setting) -> pl.DataFrame:
+    """Return the metrics of the models."""
+    return pl.concat(setting.metrics(model) for model in setting.required_models())
 
 
 def valley_words(frame: pl.DataFrame) -> list[str]:
     """Describe the prompt entropy of the first layer, the lowest and the last."""
     sentences = []
-    rows = frame.filter(pl.col("name").str.starts_with("prompt_entropy")).sort("layer")
-    for (model, name), part in rows.group_by("model", "name", maintain_order=True):
+    for (model,), part in frame.filter(name="prompt_entropy").sort("layer").group_by("model", maintain_order=True):
         low = part.sort("value")[0]
-        unit = "of the largest" if str(name).endswith(REFERENCE) else "nats"
         sentences.append(
             f"{model}: prompt entropy {part['value'][0]:.2f} at the first layer, lowest {low['value'][0]:.2f} at "
-            f"{100 * low['depth'][0]:.0f} % of the depth, {part['value'][-1]:.2f} at the last ({unit})."
+            f"{100 * low['depth'][0]:.0f} % of the depth, {part['value'][-1]:.2f} at the last (nats)."
         )
     return sentences
 
@@ -76,19 +69,14 @@ def valley_words(frame: pl.DataFrame) -> list[str]:
 _RESAMPLES = 100  # for the intervals of each task and metric; more would take longer than everything else combined
 
 
-def correlations(setting: Setting, reference: Sequence[str]) -> pl.DataFrame:
-    """Return the correlations of metrics with scores, of the models and of the paper's models in ``reference``.
-
-    They are saved in the output folder because three figures use them.
-    """
-    names = [*(f"sweep{index}" for index in range(len(setting.sweeps()))), "-".join(reference)]
-    folder = setting.out / "correlations"
+def correlations(setting: Setting) -> pl.DataFrame:
+    """Return the correlations of metrics with scores; they are saved because three figures use them."""
     return pl.concat(
         kept_frame(
-            folder / f"{name}-{setting.digest}.parquet",
+            setting.out / "correlations" / f"sweep{index}-{setting.digest}.parquet",
             partial(correlate, frame, resamples=_RESAMPLES, seed=setting.seed),
         )
-        for frame, name in zip(setting.with_reference(reference), names, strict=False)
+        for index, frame in enumerate(setting.sweeps())
     )
 
 
@@ -124,25 +112,18 @@ def _interval(value: float | None, low: float | None, high: float | None) -> str
 
 
 def training(setting: Setting, names: Sequence[str]) -> pl.DataFrame:
-    """Return metrics at every checkpoint of the first model; without checkpoints, the paper's own for Pythia-410M."""
-    if setting.revisions:
-        from midlayer_encoders.comparing import progression
+    """Return metrics at every checkpoint of the first model."""
+    from midlayer_encoders.comparing import progression
 
-        options = {**setting.options.changed(), "max_length": setting.max_length, "revision": None}
-        texts = setting.required_texts(4)
-        model = setting.required_models()[0]
-        result = progression(
-            model, setting.revisions, texts=texts, metrics=list(names), views=4, seed=setting.seed, **options
-        )
-        return result.frame
-    if setting.reference is None:
-        raise MissingInputError(
-            "It needs checkpoints (--revisions step1,step512,… of the first model), or the paper's tables: pass "
-            "--reference DIR."
-        )
-    published = setting.reference_metrics(["Pythia-410m"], revision=None)
-    revision = pl.col("revision").replace("main", "step143000")  # its last step
-    return published.filter(pl.col("name").is_in([name + REFERENCE for name in names])).with_columns(revision)
+    if not setting.revisions:
+        raise MissingInputError("It needs checkpoints of the first model: pass --revisions step1,step512,…")
+    options = {**setting.options.changed(), "max_length": setting.max_length, "revision": None}
+    texts = setting.required_texts(4)
+    model = setting.required_models()[0]
+    result = progression(
+        model, setting.revisions, texts=texts, metrics=list(names), views=4, seed=setting.seed, **options
+    )
+    return result.frame
 
 
 def training_words(frame: pl.DataFrame) -> list[str]:
@@ -182,8 +163,7 @@ _RULES = ("last", "fixed-depth", "min-dime", "min-infonce", "min-dataset-entropy
 
 def chosen_layers(setting: Setting) -> pl.DataFrame:
     """Return the chosen layer and its score for each model, task and rule."""
-    frames = setting.with_reference(["Pythia-410m", "LLM2Vec-mntp-unsup-simcse-8B"])
-    parts = [part for frame in frames for part in frame.partition_by("model", maintain_order=True)]
+    parts = [part for frame in setting.sweeps() for part in frame.partition_by("model", maintain_order=True)]
     return pl.concat(_chosen_by_rules(part) for part in parts)
 
 

@@ -18,7 +18,6 @@ from midlayer_encoders.frame.schema import read_parquet
 from midlayer_encoders.paper import depth_figures as depth
 from midlayer_encoders.paper import token_experiments as tokens
 from midlayer_encoders.paper.setting import MissingInputError, Setting
-from midlayer_encoders.paper.theorems import STATEMENTS, check_theorems, order_entropies
 from midlayer_encoders.report import paper_page as page
 from midlayer_encoders.report import plot_metrics, plot_steps_curves, write_figure
 from midlayer_encoders.report.layer_charts import plot_correlations
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PaperExperiment:
-    """One figure, table or theorem of the paper.
+    """One figure or table of the paper.
 
     Attributes:
         title: title of the figure.
@@ -54,25 +53,20 @@ class PaperExperiment:
 _VALLEY = "autoregressive models compress prompts at mid-depth, BERT hardly, Mamba evenly."
 _GO_WITH = "metrics go with scores over layers: distance correlation, Spearman and Kendall are high."
 _LEARN = "middle layers change most, early ones settle first."
-_PYTHIA_SIZES = tuple(f"Pythia-{size}" for size in ("14m", "70m", "160m", "410m", "1b", "1.4b", "2.8b"))
+_STATISTICS = ("spearman", "kendall", "dcor")
 _ALL_METRICS = ("prompt_entropy", "dataset_entropy", "curvature", "infonce", "lidar", "dime")
 
 
-def _depth_experiment(
-    title: str, claim: str, *reference: str, draw: Callable[[pl.DataFrame], Figure] = plot_metrics
-) -> PaperExperiment:
-    """Return an experiment on metrics by depth, beside the paper's models in ``reference``."""
-    return PaperExperiment(title, claim, partial(depth.metrics_beside, reference=reference), depth.valley_words, draw)
+def _depth_experiment(title: str, claim: str, draw: Callable[[pl.DataFrame], Figure]) -> PaperExperiment:
+    """Return an experiment on metrics by depth."""
+    return PaperExperiment(title, claim, depth.metrics_by_depth, depth.valley_words, draw)
 
 
-def _correlation_experiment(
-    title: str, *reference: str, statistics: Sequence[str] = ("spearman", "kendall", "dcor")
-) -> PaperExperiment:
-    """Return an experiment on correlations of metrics with scores, also of the paper's models in ``reference``."""
-    run = partial(depth.correlations, reference=reference)
+def _correlation_experiment(title: str, *statistics: str) -> PaperExperiment:
+    """Return an experiment on correlations of metrics with scores."""
     draw = partial(plot_correlations, statistics=statistics)
     table = partial(depth.correlation_table, statistics=statistics)
-    return PaperExperiment(title, _GO_WITH, run, depth.correlation_words, draw, table)
+    return PaperExperiment(title, _GO_WITH, depth.correlations, depth.correlation_words, draw, table)
 
 
 def _training_experiment(title: str, *names: str) -> PaperExperiment:
@@ -85,11 +79,8 @@ EXPERIMENTS: dict[str, PaperExperiment] = {
         "Scores by depth", "an intermediate layer beats the last by 2 to 16 points, at mid-depth.",
         depth.scores_by_depth, depth.score_words, page.plot_score_curves,
     ),
-    "fig2": _depth_experiment(
-        "Entropy by depth of three architectures", _VALLEY, "Pythia-410m", "mamba-370m", "bert-base",
-        draw=page.plot_entropies,
-    ),
-    "fig3": _correlation_experiment("Metrics against scores", "Pythia-410m", statistics=["dcor"]),
+    "fig2": _depth_experiment("Entropy by depth", _VALLEY, page.plot_entropies),
+    "fig3": _correlation_experiment("Metrics against scores", "dcor"),
     "fig4": _training_experiment("Metrics while a model learns", "prompt_entropy", "curvature", "lidar"),
     "fig5": PaperExperiment(
         "Entropy along the sequence", "tuning on chains of thought keeps prompt entropy higher, with less variance.",
@@ -102,15 +93,13 @@ EXPERIMENTS: dict[str, PaperExperiment] = {
     ),
     "fig7": PaperExperiment(
         "Orders of the entropy on power laws", "the larger the order, the more small eigenvalues contribute.",
-        lambda _: order_entropies(), tokens.order_words, page.plot_orders,
+        lambda _: tokens.order_entropies(), tokens.order_words, page.plot_orders,
     ),
-    "fig8": _correlation_experiment("Metrics against scores, three measures", "Pythia-410m"),
-    "fig9": _correlation_experiment("Metrics against scores of BERT", "bert-base", "bert-large"),
-    "fig10": _depth_experiment("All metrics by depth, Pythia and Mamba", _VALLEY, "Pythia-410m", "mamba-370m"),
+    "fig8": _correlation_experiment("Metrics against scores, three measures", *_STATISTICS),
+    "fig9": _correlation_experiment("Metrics against scores of BERT", *_STATISTICS),
+    "fig10": _depth_experiment("All metrics by depth", _VALLEY, plot_metrics),
     "fig11": _training_experiment("All metrics while a model learns", *_ALL_METRICS),
-    "fig12": _depth_experiment(
-        "Entropy by depth and size", "larger models have a deeper valley.", *_PYTHIA_SIZES, draw=page.plot_entropies
-    ),
+    "fig12": _depth_experiment("Entropy by depth and size", "larger models have a deeper valley.", page.plot_entropies),
     "fig13": PaperExperiment(
         "Fine-tuning", "tuning for embeddings raises invariance; unsupervised raises, supervised lowers entropy.",
         depth.tuned_beside_base, depth.tuned_words, plot_metrics,
@@ -122,11 +111,6 @@ EXPERIMENTS: dict[str, PaperExperiment] = {
     "table2": PaperExperiment(
         "A layer without labels", "metrics choose a layer that beats the last.",
         depth.chosen_layers, depth.chosen_words, page.plot_rules, depth.chosen_table,
-    ),
-    "theorems": PaperExperiment(
-        "Theorems 1 to 3", "EffRank <= exp S1; prompt entropy bounds the growth of dataset entropy; InfoNCE bounds H.",
-        lambda setting: check_theorems(seed=setting.seed), tokens.theorem_words,
-        partial(page.plot_theorems, statements=STATEMENTS), tokens.theorem_table,
     ),
 }  # fmt: skip
 """By the name that ``midlayer reproduce`` takes."""
@@ -270,7 +254,6 @@ def write_experiments(outcomes: Sequence[Outcome], setting: Setting) -> Path:
         "Solutions": f"{len(setting.solutions)} given, the first {2 * setting.limit} used",
         "Longest text": f"{setting.max_length} tokens, solutions twice that",
         "Tasks": setting.tasks,
-        "The paper's tables": "present" if setting.reference else "absent",
         "Seed": str(setting.seed),
         **{f"Seconds, {outcome.name}": f"{outcome.seconds:.1f}" for outcome in outcomes if outcome.status == "done"},
         **versions(),

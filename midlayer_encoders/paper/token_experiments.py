@@ -1,10 +1,11 @@
-"""Prompt entropy along a text (Figure 5), of extreme prompts (Figure 6), and inside the blocks (Figure 15).
+"""Prompt entropy along a text (Figure 5), of extreme prompts (Figure 6), inside the blocks (Figure 15); its orders (7).
 
 Texts are token ids, so that changed prompts have a known number of tokens and share the model's batches.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -17,17 +18,16 @@ from torch.nn.utils.rnn import pad_sequence
 
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.frame.curves import check_blocks
-from midlayer_encoders.frame.schema import tidy_frame, tidy_rows
+from midlayer_encoders.frame.schema import NamedSubject, tidy_frame, tidy_rows
 from midlayer_encoders.metrics import Normalization, make_metrics, prompt_entropy
 from midlayer_encoders.models.anatomy import block_sites
-from midlayer_encoders.paper.depth_figures import Rows
 from midlayer_encoders.paper.setting import MissingInputError, Setting
-from midlayer_encoders.paper.theorems import STATEMENTS, theorem_verdicts
 from midlayer_encoders.reading.batches import plan_batches
 from midlayer_encoders.reading.capture import capture
 from midlayer_encoders.reading.causal import looks_ahead
 from midlayer_encoders.reading.locks import turn
 from midlayer_encoders.reading.reader import LayerReader, layer_reader
+from midlayer_encoders.spectra import spectral_entropy
 
 if TYPE_CHECKING:
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
@@ -38,6 +38,8 @@ REPLACEMENTS = ("repetition", "resampling", "randomness")
 
 PROBABILITIES = (0.0, 0.1, 0.25, 0.5, 0.75, 1.0)
 LENGTHS = (8, 16, 32, 64, 128)
+ORDERS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
+EXPONENTS = tuple(step / 8 for step in range(33))  # 0 to 4
 
 _MIN_TOKENS = 3
 _TOKEN_BUDGET = 4096
@@ -382,6 +384,45 @@ def prompt_words(frame: pl.DataFrame) -> list[str]:
 # --- Figure 7: orders -----------------------------------------------------------------------------------------------
 
 
+def order_entropies(
+    orders: Sequence[float] = ORDERS, exponents: Sequence[float] = EXPONENTS, *, size: int = 128
+) -> pl.DataFrame:
+    r"""Return the tidy frame of entropies of every order on power-law spectra, and the share of the smaller half.
+
+    .. math::
+        S_\alpha(\lambda) \quad\text{and}\quad S_\alpha(\lambda) - S_\alpha(\lambda_1, \dots, \lambda_{n/2}), \qquad
+        \lambda_i = i^{-\beta}
+
+    ``tail_share`` is the second divided by the first: the share of the entropy that the smaller half of the eigenvalues
+    contributes.
+
+    Args:
+        orders: :math:`\alpha`, each ``> 0``.
+        exponents: :math:`\beta`, each ``>= 0``; ``0`` is a flat spectrum.
+        size: number of eigenvalues n, two or more.
+
+    Returns:
+        The tidy columns, with ``"matrix_entropy"`` (over log n) and ``"tail_share"`` as names, and ``alpha`` and
+        ``beta``.
+
+    Example:
+        >>> flat = order_entropies([2.0], [0.0], size=8)
+        >>> [(name, round(value, 4)) for name, value in flat.select("name", "value").iter_rows()]
+        [('matrix_entropy', 1.0), ('tail_share', 0.3333)]
+    """
+    subject = NamedSubject("power law", f"n={size}", 0)
+    rows: list[dict[str, Any]] = []
+    for beta in exponents:
+        spectrum = torch.diag(torch.arange(1, size + 1, dtype=torch.float64) ** -beta)
+        for alpha in orders:
+            whole = float(spectral_entropy(spectrum, alpha=alpha, method="exact"))
+            head = float(spectral_entropy(spectrum[: size // 2, : size // 2], alpha=alpha, method="exact"))
+            extra = {"alpha": alpha, "beta": beta}
+            for name, value in (("matrix_entropy", whole / math.log(size)), ("tail_share", (whole - head) / whole)):
+                rows += tidy_rows({0: value}, subject, kind="metric", dataset="i^-beta", name=name, extra=extra)
+    return tidy_frame(rows, extra={"alpha": pl.Float64(), "beta": pl.Float64()})
+
+
 def order_words(frame: pl.DataFrame) -> list[str]:
     """Describe the contribution of the smaller eigenvalues at each order."""
     tail = frame.filter(pl.col("name") == "tail_share", pl.col("beta") == 1.0).sort("alpha")
@@ -411,22 +452,3 @@ def inside_words(frame: pl.DataFrame) -> list[str]:
         )
         sentences.append(f"{model}, mean prompt entropy between 30 and 80 % of the depth: {site_means} nats.")
     return sentences
-
-
-# --- theorems -------------------------------------------------------------------------------------------------------
-
-
-def theorem_words(frame: pl.DataFrame) -> list[str]:
-    """Describe in how many draws each statement holds."""
-    return [
-        f"Theorem {statement} ({STATEMENTS[statement]}) holds in {holds} of {draws} draws."
-        for statement, draws, holds in theorem_verdicts(frame).select("statement", "draws", "holds").iter_rows()
-    ]
-
-
-def theorem_table(frame: pl.DataFrame) -> Rows:
-    """Return a row for each statement."""
-    rows = [("theorem", "statement", "draws", "holds", "left / right, lowest", "highest")]
-    for statement, draws, holds, low, high in theorem_verdicts(frame).iter_rows():
-        rows.append((statement, STATEMENTS[statement], str(draws), str(holds), f"{low:.4g}", f"{high:.4g}"))
-    return tuple(rows)

@@ -33,9 +33,7 @@ _LOG_RATIO = 5  # an axis of amounts is logarithmic if its largest value is this
 _KINDS: dict[str, dict[str, Any]] = {
     "line": {"linewidth": 1.6, "marker": "o", "markersize": 2.5},
     "disc": {"linestyle": "", "marker": "o", "markersize": 7, "markeredgecolor": LIGHT["page"], "zorder": 3},
-    "ring": {"linestyle": "", "marker": "o", "markersize": 6, "markerfacecolor": "none", "zorder": 3},
     "dot": {"linestyle": "", "marker": "o", "markersize": 2, "alpha": 0.35, "zorder": 3},
-    "tick": {"linestyle": "", "marker": "|", "markersize": 11, "zorder": 3},
 }
 
 
@@ -141,7 +139,7 @@ def draw_points(
     axes: Axes,
     x: Sequence[float],
     y: Sequence[float],
-    kind: Literal["line", "disc", "ring", "dot", "tick"] = "line",
+    kind: Literal["line", "disc", "dot"] = "line",
     *,
     label: str = "",
     style: int = 0,
@@ -157,7 +155,7 @@ def draw_points(
         axes: axes to draw on.
         x: position of each point.
         y: value of each point.
-        kind: ``line``, ``disc``, ``ring``, ``dot`` (small and faint) or ``tick`` (a vertical stroke).
+        kind: ``line``, ``disc`` or ``dot`` (small and faint).
         label: label in the legend; empty for none.
         style: index of the color and dashes.
         tips: tooltip of each point.
@@ -339,7 +337,7 @@ def place_ticks(names: Sequence[object], max_ticks: int = 6) -> tuple[list[int],
     return positions, [str(names[position]) for position in positions]
 
 
-def amount_axis(axes: Axes, label: str, amounts: Sequence[float], write: Callable[[float], str] = amount) -> None:
+def amount_axis(axes: Axes, label: str, amounts: Sequence[float]) -> None:
     """Set up the horizontal axis for positive amounts, logarithmic if they differ by a factor of five or more."""
     from matplotlib.ticker import LogLocator
 
@@ -352,7 +350,7 @@ def amount_axis(axes: Axes, label: str, amounts: Sequence[float], write: Callabl
     ratio = high / low
     multiples = (1, 2, 5) if ratio < 100 else (1, 3) if ratio < 1000 else (1,)
     axes.xaxis.set_major_locator(LogLocator(subs=multiples, numticks=9))
-    axes.xaxis.set_major_formatter(lambda value, _: write(value))
+    axes.xaxis.set_major_formatter(lambda value, _: amount(value))
     axes.minorticks_off()
     axes.set_xlim(low / 1.2, high * 1.2)
 

@@ -130,12 +130,8 @@ def plot_score_curves(frame: pl.DataFrame) -> Figure:
 
 
 def plot_entropies(frame: pl.DataFrame) -> Figure:
-    """Return prompt and dataset entropy by depth, the published values in panels of their own (Figures 2, 12)."""
-    names = ("prompt_entropy", "dataset_entropy")
-    order = [name + suffix for suffix in ("", " (reference)") for name in names]
-    rows = pl.concat(frame.filter(name=name) for name in order)
-    # Published values are named by their suffix; the legend need not name their texts, too.
-    return plot_metrics(rows.with_columns(dataset=pl.lit("texts")))
+    """Return prompt and dataset entropy by depth (Figures 2, 12)."""
+    return plot_metrics(pl.concat(frame.filter(name=name) for name in ("prompt_entropy", "dataset_entropy")))
 
 
 def plot_along(frame: pl.DataFrame, *, depths: Sequence[float] = (0.25, 0.5, 0.75, 1.0)) -> Figure:
@@ -224,31 +220,6 @@ def plot_rules(frame: pl.DataFrame) -> Figure:
         axes.set_xlim(drawing.padded(x, 0.12))
         axes.set_xlabel("mean score, points; the line is the last layer")
         drawing.set_title(axes, str(model))
-    return drawing.finish(figure)
-
-
-def plot_theorems(frame: pl.DataFrame, statements: Mapping[str, str]) -> Figure:
-    """Return the ratio of both sides of each draw of each statement on a logarithmic axis.
-
-    Args:
-        frame: returned by :func:`~midlayer_encoders.paper.theorems.check_theorems`.
-        statements: text of each, in drawing order.
-    """
-    sides = frame.pivot("name", index=["statement", "draw", "holds"], values="value")
-    sides = sides.with_columns(ratio=pl.col("left") / pl.col("right"))
-    # Ratios that are not positive have no place on the axis, but count in the text.
-    drawable = sides.filter(pl.col("ratio") > 0, pl.col("ratio").is_finite())
-    low, high = min(drawable["ratio"]), max(drawable["ratio"])
-    figure, (axes,) = _row_grid(1, [f"{name}:\n{text}" for name, text in statements.items()])
-    drawing.draw_rule(axes, 1)
-    for row, statement in enumerate(statements):
-        rows = sides.filter(pl.col("statement") == statement)
-        for style, holds in enumerate((True, False)):
-            ratios = drawable.filter(statement=statement, holds=holds)["ratio"].to_list()
-            drawing.draw_points(axes, ratios, [row] * len(ratios), "tick", style=style)
-        drawing.write(axes, f"holds in {rows['holds'].sum()} of {len(rows)}", (1.2 * high, row), va="center")
-    drawing.amount_axis(axes, "left side / right side of each draw", [low, high], "{:g}".format)
-    drawing.set_title(axes, "left over right side of each statement")
     return drawing.finish(figure)
 
 

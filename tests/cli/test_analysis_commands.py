@@ -217,12 +217,12 @@ def test_every_option_of_reproduce_is_in_the_setting(
     sweep_frames[1].write_csv(tmp_path / "b.csv")
     folder, flags = tiny_folder("Llama"), ["--model", tiny_folder("Llama"), "--model", "another"]
     flags += ["--texts", str(tmp_path / "texts.txt"), "--solutions", str(tmp_path / "gsm.jsonl"), "--limit", "3"]
-    flags += ["--reference", str(tmp_path), "--revisions", "step1,step5", "--tasks", "STS12", "--layers", "0,0.5"]
+    flags += ["--revisions", "step1,step5", "--tasks", "STS12", "--layers", "0,0.5"]
     flags += ["--swept", str(tmp_path / "a.parquet"), "--swept", str(tmp_path / "b.csv"), "--max-length", "20"]
     flags += ["--dtype", "float64", "--device", "cpu", "--seed", "5", "--out", str(tmp_path / "o")]
     run("reproduce", "fig6", *flags)
     (result,) = settings
-    assert (result.models, result.out, result.reference) == ((folder, "another"), tmp_path / "o", tmp_path)
+    assert (result.models, result.out) == ((folder, "another"), tmp_path / "o")
     assert (result.texts, result.solutions) == ((long, f"{long} more"), ("first", "second"))
     assert (result.revisions, result.tasks, result.layers) == (("step1", "step5"), "STS12", (0, 0.5))
     assert (result.limit, result.max_length, result.seed) == (3, 20, 5)
@@ -231,18 +231,15 @@ def test_every_option_of_reproduce_is_in_the_setting(
     assert (encoder.spec.dtype, encoder.layer, encoder.max_seq_length, encoder.source) == ("float64", 4, 40, folder)
     run("reproduce", "fig7")
     plain = settings[1]
-    assert (plain.models, plain.texts, plain.solutions, plain.reference, plain.swept) == ((), (), (), None, ())
+    assert (plain.models, plain.texts, plain.solutions, plain.swept) == ((), (), (), ())
     assert (plain.layers, plain.tasks, plain.revisions) == (TENTHS, "builtin", ())
     assert (plain.limit, plain.max_length, plain.seed) == (8, 64, 0)
     monkeypatch.setenv("MIDLAYER_DATA", str(tmp_path / "data"))
     (tmp_path / "data" / "corpora").mkdir(parents=True)
-    (tmp_path / "reference").mkdir()
     (tmp_path / "data" / "corpora" / "wikitext2_raw_test.txt").write_text(" ".join(["other"] * 64))
     (tmp_path / "data" / "corpora" / "gsm8k_test.jsonl").write_text('{"answer": "third"}\n')
     run("reproduce", "fig7", "--layers", "all")
     assert (settings[2].texts, settings[2].solutions) == ((" ".join(["other"] * 64),), ("third",))
-    assert settings[2].reference is not None
-    assert settings[2].reference.resolve() == tmp_path / "reference"
     assert settings[2].layers == "all"
     with pytest.raises(OptionError, match="`--max-length` must be a whole number, 8 or more, but got 7"):
         run("reproduce", "fig7", "--max-length", "7")

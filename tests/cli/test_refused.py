@@ -44,7 +44,7 @@ OUTPUT_FOLDERS = {
     "metrics": "MODEL --texts texts.txt",
     "probe": "MODEL --data texts.txt",
     "progression": "MODEL --texts texts.txt",
-    "reproduce": "theorems",
+    "reproduce": "fig7",
     "select": "MODEL --texts texts.txt",
     "sweep": "MODEL --tasks sts.csv",
     "tune": "MODEL --layer 1 --pairs sts.csv",

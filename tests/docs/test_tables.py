@@ -69,8 +69,8 @@ def test_the_tables_of_rules_are_what_the_script_writes(request: pytest.FixtureR
 
 @pytest.mark.docs
 def test_the_correlations_of_a_model_are_what_the_paper_s_tables_give(request: pytest.FixtureRequest) -> None:
+    from benchmarks.selection.reference import reference_metrics, reference_scores
     from midlayer_encoders.comparing import correlate
-    from midlayer_encoders.paper.setting import reference_metrics, reference_scores
 
     if (tables := _reference(request)) is None:
         pytest.skip("the paper's tables are not here")

@@ -114,7 +114,7 @@ def test_checkpoints_follow_the_setting(setting: Setting, folders: tuple[str, st
 # --- cached results -------------------------------------------------------------------------------------------------
 
 CHANGES: dict[str, Any] = {
-    "models": ("two",), "texts": TEXTS[1:], "solutions": SOLUTIONS[1:], "reference": Path("tables"),
+    "models": ("two",), "texts": TEXTS[1:], "solutions": SOLUTIONS[1:],
     "revisions": ("step1", "step2"), "tasks": "other", "layers": (0, -1), "swept": (frame({"dime": [1.0, 2.0]}),),
     "limit": 4, "max_length": 17, "seed": 6,
     "options": EncoderOptions(dtype="float16"),
@@ -154,18 +154,16 @@ def test_experiment_is_repeated_after_a_setting_changed(changed: str, setting: S
 
 
 def test_experiment_is_repeated_after_files_changed(setting: Setting, counted: list[int], tmp_path: Path) -> None:
-    task, tables, run = tmp_path / "task.jsonl", tmp_path / "tables", tmp_path / "run"
+    task, run = tmp_path / "task.jsonl", tmp_path / "run"
     task.write_text("{}")
-    tables.mkdir()
-    (tables / "scores.csv").write_text("1")
     (run / "step1").mkdir(parents=True)
     (run / "step1" / "weights").write_text("1")
     (run / "config.json").write_text("{}")
-    own_rows = replace(setting, models=(str(run),), tasks=f"builtin,{task}", reference=tables, revisions=("step1",))
-    for number, path in enumerate((task, tables / "scores.csv", run / "config.json", run / "step1" / "weights"), 1):
+    own_rows = replace(setting, models=(str(run),), tasks=f"builtin,{task}", revisions=("step1",))
+    for number, path in enumerate((task, run / "config.json", run / "step1" / "weights"), 1):
         assert [said(own_rows), said(own_rows)] == [("done", f"run {number}"), ("kept", f"run {number}")]
         path.write_text("changed")
-    assert said(own_rows) == ("done", "run 5")
+    assert said(own_rows) == ("done", "run 4")
 
 
 def test_results_of_another_setting_are_not_on_the_page(setting: Setting, counted: list[int]) -> None:

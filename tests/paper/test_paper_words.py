@@ -12,7 +12,7 @@ from midlayer_encoders.comparing.correlation import CORRELATION_SCHEMA
 from midlayer_encoders.frame.schema import FRAME_SCHEMA
 from midlayer_encoders.paper.reproduce import EXPERIMENTS
 from midlayer_encoders.paper.setting import Setting
-from midlayer_encoders.paper.theorems import STATEMENTS, order_entropies
+from midlayer_encoders.paper.token_experiments import order_entropies
 from tests.selection.frames import frame
 
 
@@ -43,12 +43,11 @@ def test_scores_by_depth() -> None:
 
 def test_valley_of_prompt_entropy() -> None:
     rows = of_metric("prompt_entropy", [3.0, 2.5, 1.25, 2.0, 2.75]) + of_metric("lidar", [0.0] * 5)
-    rows += of_metric("prompt_entropy (reference)", [0.9, 0.4, 0.8], model="p (reference)")
+    rows += of_metric("prompt_entropy", [0.9, 0.4, 0.8], model="p")
     for name in ("fig2", "fig10", "fig12"):
         assert sorted(words(name, extra(rows[::-1]))) == [
             "m: prompt entropy 3.00 at the first layer, lowest 1.25 at 50 % of the depth, 2.75 at the last (nats).",
-            "p (reference): prompt entropy 0.90 at the first layer, lowest 0.40 at 50 % of the depth, 0.80 at the last "
-            "(of the largest).",
+            "p: prompt entropy 0.90 at the first layer, lowest 0.40 at 50 % of the depth, 0.80 at the last (nats).",
         ]
 
 
@@ -179,15 +178,3 @@ def test_layers_selected_by_rules() -> None:
     assert words("table2", process) == [
         "m: the best layer 42.5, the last 35.0; of the rules without labels fixed-depth is best with 40.0."
     ]
-
-
-def test_theorems_are_counted() -> None:
-    columns = {"statement": pl.String(), "draw": pl.Int64(), "holds": pl.Boolean()}
-    rows = []
-    for draw, (left, right, holds) in enumerate(((1.0, 2.0, True), (3.0, 2.0, False), (1.0, 4.0, True))):
-        for name, value in (("left", left), ("right", right)):
-            rows.append(("m", "r", 0, 0.0, "metric", "case", name, value, "1, as printed", draw, holds))
-    stored = extra(rows, **columns)
-    output = STATEMENTS["1, as printed"]
-    assert words("theorems", stored) == [f"Theorem 1, as printed ({output}) holds in 2 of 3 draws."]
-    assert EXPERIMENTS["theorems"].table(stored)[1] == ("1, as printed", output, "3", "2", "0.25", "1.5")  # type: ignore[misc]

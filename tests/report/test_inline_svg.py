@@ -146,7 +146,7 @@ def test_names_are_escaped_and_never_parsed_as_formulas() -> None:
 
 def test_svgs_share_a_page_without_ids_references_or_fixed_colors() -> None:
     axes = curve(1.0, 3.0, 2.0)
-    drawing.draw_points(axes, (0, 1), (1.0, 2.0), "ring", style=1)
+    drawing.draw_points(axes, (0, 1), (1.0, 2.0), "dot", style=1)
     drawing.draw_mark(axes, "best", 1, 3.0, "")
     text = panel_svg(axes, PANEL)
     assert not re.search(r"\bid=|href|url\(|xmlns|#[0-9a-f]{6}|DejaVu", text)

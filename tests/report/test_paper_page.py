@@ -5,7 +5,7 @@ import pytest
 
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.frame.schema import FRAME_SCHEMA
-from midlayer_encoders.paper.theorems import STATEMENTS, check_theorems, order_entropies
+from midlayer_encoders.paper.token_experiments import order_entropies
 from midlayer_encoders.report.paper_page import (
     Finding,
     LabeledCurve,
@@ -17,7 +17,6 @@ from midlayer_encoders.report.paper_page import (
     plot_prompts,
     plot_rules,
     plot_subblocks,
-    plot_theorems,
     score_curves,
 )
 from midlayer_encoders.report.style import css_colors
@@ -38,15 +37,12 @@ def test_scores_by_depth_average_the_layers_with_every_task() -> None:
         score_curves(rows_frame([]))
 
 
-def test_published_entropies_have_panels_below_the_measured_ones() -> None:
+def test_entropies_of_all_models_share_two_panels() -> None:
     names = ("dataset_entropy", "prompt_entropy", "lidar")
-    measured = [("m", "main", k, k / 2, "metric", "mine", name, 1.0) for name in names for k in range(3)]
-    published = [
-        ("p", "main", k, k / 4, "metric", "wikitext", f"{name} (reference)", 1.0) for name in names for k in range(5)
-    ]
-    figure = plot_entropies(rows_frame(published + measured))
-    entropies = ["prompt_entropy", "dataset_entropy"]
-    assert titles(figure) == [*entropies, *(f"{name} (reference)" for name in entropies)]
+    rows = [("m", "main", k, k / 2, "metric", "texts", name, 1.0) for name in names for k in range(3)]
+    rows += [("p", "main", k, k / 4, "metric", "texts", name, 1.0) for name in names for k in range(5)]
+    figure = plot_entropies(rows_frame(rows))
+    assert titles(figure) == ["prompt_entropy", "dataset_entropy"]
     assert [text.get_text() for text in figure.legends[0].texts] == ["m", "p"]
 
 
@@ -95,9 +91,6 @@ def test_figures_draw_their_panels() -> None:
         ("m", "main", 1, 0.5, "score", task, rule, v) for task in "ab" for rule, v in (("best", 0.6), ("last", 0.4))
     ]
     assert plot_rules(rows_frame(rows)).axes[0].lines[0].get_xdata().tolist() == pytest.approx([60, 40])
-    theorems = check_theorems(draws=100, width=16)
-    texts = [text.get_text() for text in plot_theorems(theorems, STATEMENTS).axes[0].texts]
-    assert texts[:2] == ["holds in 0 of 100", "holds in 100 of 100"]
 
 
 def test_page_escapes_its_texts_and_colors_ordered_curves() -> None:
@@ -110,23 +103,6 @@ def test_page_escapes_its_texts_and_colors_ordered_curves() -> None:
     assert all(color in page for color in css_colors(2).values() if color.startswith("light-dark"))
     assert "p = 0 &amp; 1" in page
     assert "<td>1.0</td>" in page
-
-
-def test_negative_side_is_counted_but_not_drawn_on_a_logarithmic_axis() -> None:
-    sides = {0: (2.0, 1.0, False), 1: (0.5, 1.0, True), 2: (-3.0, 1.0, True), 3: (1.0, 0.0, False)}
-    rows = [
-        {"statement": "s", "draw": draw, "holds": holds, "name": name, "value": value}
-        for draw, (left, right, holds) in sides.items()
-        for name, value in (("left", left), ("right", right))
-    ]
-    figure = plot_theorems(pl.DataFrame(rows), {"s": "left <= right"})
-    (axes,) = figure.axes
-    assert [line.get_xdata().tolist() for line in axes.lines if line.get_marker() == "|"] == [[0.5], [2.0]]
-    assert [text.get_text() for text in axes.texts] == ["holds in 2 of 4"]
-    assert axes.texts[0].xy[0] > 2.0, "beside the draws"  # type: ignore[attr-defined]
-    page = experiments_html([Finding("theorems", "t", "c", ("w",), figure)], title="T", how={})
-    assert page.count("M 0 5.5 L 0 -5.5") == 2
-    assert "holds in 2 of 4" in page
 
 
 def test_rules_show_their_distance_from_the_last_layer() -> None:

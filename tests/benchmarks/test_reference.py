@@ -8,11 +8,11 @@ from pathlib import Path
 import polars as pl
 import pytest
 
+from benchmarks.selection.reference import reference_metrics, reference_scores
 from midlayer_encoders.comparing.correlation import correlate
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.frame.schema import check_frame
 from midlayer_encoders.frame.summaries import summary
-from midlayer_encoders.paper.setting import reference_metrics, reference_scores
 
 UNSUPERVISED = "LLM2Vec-mntp-unsup-simcse-8B"
 

@@ -13,8 +13,7 @@ from typing import Any
 import polars as pl
 import pytest
 
-from midlayer_encoders.paper.reproduce import EXPERIMENTS
-from midlayer_encoders.paper.setting import Setting, reference_metrics, reference_scores
+from benchmarks.selection.reference import reference_metrics, reference_scores
 
 SCORES = ("family", "size", "revision", "layer", "num_layers", "task", "split", "subset", "main_score")
 METRICS = ("family", "size", "revision", "num_layers", "dataset", "split", "metric", "normalization", "layer", "value")
@@ -86,23 +85,6 @@ def test_metrics_of_a_small_table(made: Path) -> None:
     ]
     mamba = actual.filter(model="mamba-370m").select("layer", "depth", "value").rows()
     assert mamba == [(1, 0.25, 0.5), (2, 0.5, 1.5), (3, 0.75, 2.5), (4, 1.0, 4.5)], "no entry for its embeddings"
-
-
-def test_experiments_use_the_tables_of_their_models_and_name_them(made: Path) -> None:
-    setting = Setting((), lambda _: pytest.fail("no model is needed"), made, reference=made)
-    first = EXPERIMENTS["fig1"].run(setting)
-    assert set(first["model"]) == {"Pythia-410m (reference)"}
-    assert set(first["revision"]) == {"main"}
-    measured = setting.reference_metrics(["Pythia-410m", "mamba-370m"])
-    assert set(measured["dataset"]) == {"wikitext"}
-    assert measured.select("model", "name").unique(maintain_order=True).rows() == [
-        ("Pythia-410m (reference)", "prompt_entropy (reference)"),
-        ("mamba-370m (reference)", "lidar (reference)"),
-    ]
-    training = EXPERIMENTS["fig4"].run(setting)
-    assert training.select("revision", "name", "layer", "value").rows() == [
-        ("step143000", "prompt_entropy (reference)", 2, 0.5)
-    ]
 
 
 def test_layer_and_depth_of_every_score_match_the_raw_file(tables: Path) -> None:
