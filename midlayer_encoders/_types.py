@@ -23,6 +23,11 @@ Norm: TypeAlias = Literal["final", "none"]
 
 Pooling: TypeAlias = Literal["mean", "last", "cls", "max", "weightedmean"]
 
+SkippingPooling: TypeAlias = Literal[
+    "mean+skip-special", "last+skip-special", "cls+skip-special", "max+skip-special", "weightedmean+skip-special"
+]
+"""A pooling that leaves out BOS, EOS, CLS and SEP."""
+
 Join: TypeAlias = Literal["sum", "concat", "first", "second", "none"]
 """How two readings of one sequence become one vector; see :class:`~midlayer_encoders.Recipe`."""
 

@@ -219,6 +219,14 @@ def add_template(tokenizer: Any, parts: TemplateParts, *, model: str) -> tuple[A
     return with_template, layout
 
 
+def special_ids(tokenizer: Any) -> tuple[int, ...]:
+    """Return the ids of BOS, EOS, CLS, SEP and other special tokens that a tokenizer adds around a text, ascending."""
+    opening, closing = _special_ids(tokenizer)
+    named = (getattr(tokenizer, f"{name}_token_id", None) for name in ("bos", "eos", "cls", "sep"))
+    added = {*opening, *closing} & set(tokenizer.all_special_ids)
+    return tuple(sorted(added | {token for token in named if token is not None}))
+
+
 def _special_ids(tokenizer: Any) -> tuple[list[int], list[int]]:
     """Return the ids that a tokenizer adds before and after a text."""
     bare = tokenizer("a", add_special_tokens=False)["input_ids"]
@@ -275,7 +283,7 @@ def _verify_layout(plain: Any, with_template: Any, layout: TokenLayout, prefix: 
 
 @dataclass(frozen=True)
 class Counting:
-    """Selects the tokens to pool: leaves out the first ones, or those of the template.
+    """Selects the tokens to pool: leaves out the first ones, those of the template, or special ones.
 
     Attributes:
         placed: positions of the text's tokens.
@@ -283,6 +291,7 @@ class Counting:
         template_tokens: whether to pool template and special tokens. Without them the last copy of the text is pooled,
             and an empty text has no tokens.
         prompt_tokens: number of real tokens at the start that are never pooled, those of a prompt.
+        special_ids: ids of tokens that are never pooled, at any position; a text of only these has no tokens.
 
     Example:
         >>> import torch
@@ -291,26 +300,46 @@ class Counting:
         [[0, 1, 1, 1, 0], [1, 0, 0, 0, 0]]
         >>> Counting(TokenLayout(front=1, back=1), template_tokens=False)(mask).int().tolist()
         [[0, 1, 1, 0, 0], [0, 0, 0, 0, 0]]
+        >>> ids = torch.tensor([[101, 7, 8, 102, 0], [101, 0, 0, 0, 0]])
+        >>> Counting(special_ids=(101, 102))(mask, ids).int().tolist()
+        [[0, 1, 1, 0, 0], [0, 0, 0, 0, 0]]
     """
 
     placed: TokenLayout = TokenLayout()
     skip_first: int = 0
     template_tokens: bool = True
     prompt_tokens: int = 0
+    special_ids: tuple[int, ...] = ()
 
     @property
     def all(self) -> bool:
         """Whether every real token is pooled, or the pooling itself finds the tokens of two readings."""
         if self.placed.question:
             return True
-        leaves_out = self.skip_first or self.prompt_tokens
+        leaves_out = self.skip_first or self.prompt_tokens or self.special_ids
         return not leaves_out and (self.template_tokens or not self.placed.added)
 
-    def __call__(self, mask: Tensor) -> Tensor:
-        """Return the mask of the pooled tokens, bool, shape ``(B, T)``; padding may be on either side."""
+    def __call__(self, mask: Tensor, ids: Tensor | None = None) -> Tensor:
+        """Return the mask of the pooled tokens, bool, shape ``(B, T)``; padding may be on either side.
+
+        Args:
+            mask: true at real tokens, shape ``(B, T)``.
+            ids: the tokens, for ``special_ids``; fewer than those of ``mask`` if the model pads to whole windows.
+        """
         mask = mask.bool()
         if self.all:
             return mask
+        pooled = self._by_position(mask)
+        if not self.special_ids:
+            return pooled
+        if ids is None:
+            raise OptionError("`skip_special` must be False for inputs without token ids, such as images.")
+        from torch.nn.functional import pad
+
+        special = (ids[..., None] == ids.new_tensor(self.special_ids)).any(dim=-1).to(mask.device)
+        return pooled & ~pad(special, (0, mask.shape[1] - special.shape[1]))
+
+    def _by_position(self, mask: Tensor) -> Tensor:
         length = mask.sum(dim=1, keepdim=True)
         position = mask.cumsum(dim=1) - 1  # among the real tokens
         mask = mask & (position >= self.prompt_tokens)
@@ -414,6 +443,7 @@ class Recipe:
         layer: default layer or layers of an encoder; sweeps and selections read all layers.
         norm: ``None`` keeps the encoder's norm.
         pooling: ``None`` keeps the encoder's pooling; a template that the model continues needs ``"last"``.
+        skip_special: whether to leave BOS, EOS, CLS and SEP out of pooling.
         skip_first: number of tokens at the start to leave out of pooling: causal models have massive activations there.
         template_tokens: whether to pool the tokens of the template, too. Otherwise only the text is pooled, and only
             the second copy of a repeated text.
@@ -431,6 +461,7 @@ class Recipe:
     norm: Norm | None = None
     pooling: Pooling | None = None
     skip_first: int = 0
+    skip_special: bool = False
     template_tokens: bool = True
     center: bool = False
     whiten: bool = False
@@ -450,14 +481,14 @@ class Recipe:
         check_choice("pooling", self.pooling or "mean", POOLINGS)
         check_choice("join", self.join or "sum", JOINS)
         check_count("skip_first", self.skip_first, minimum=0)
-        for name in ("template_tokens", "center", "whiten", "embed_filter", "normalize"):
+        for name in ("skip_special", "template_tokens", "center", "whiten", "embed_filter", "normalize"):
             check_flag(name, getattr(self, name))
         if self.whiten and not self.center:
             raise OptionError("`whiten` must be False without `center`, because it scales directions around the mean.")
         if is_marked(self.template):
             object.__setattr__(self, "join", self.join or "sum")
             object.__setattr__(self, "template_tokens", False)
-        check_join(self.template, self.join, self.pooling, self.skip_first)
+        check_join(self.template, self.join, self.pooling, self.skip_first, self.skip_special)
 
     @property
     def changes_vectors(self) -> bool:
@@ -484,7 +515,9 @@ class Recipe:
         }
 
 
-def check_join(template: Template | None, join: str | None, pooling: str | None, skip_first: int) -> None:
+def check_join(
+    template: Template | None, join: str | None, pooling: str | None, skip_first: int, skip_special: bool
+) -> None:
     """Raise an :class:`OptionError` unless the options of two readings match the template."""
     if not is_marked(template):
         if join is not None:
@@ -498,6 +531,10 @@ def check_join(template: Template | None, join: str | None, pooling: str | None,
         raise OptionError(
             f"`skip_first` must be 0 for a template with {_MARK}, which never pools the first tokens, but got "
             f"{skip_first}."
+        )
+    if skip_special:
+        raise OptionError(
+            f"`skip_special` must be False for a template with {_MARK}, which never pools special tokens."
         )
 
 
@@ -556,6 +593,7 @@ _SUFFIXES: Mapping[str, Mapping[str, Any]] = {
     "filter": {"embed_filter": True},
     "normalize": {"normalize": True},
     "skip-first": {"skip_first": 1},
+    "skip-special": {"skip_special": True},
     "mean": {"pooling": "mean"},
     "last": {"pooling": "last"},
     "weightedmean": {"pooling": "weightedmean", "template_tokens": True},

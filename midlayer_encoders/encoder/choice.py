@@ -11,7 +11,8 @@ from midlayer_encoders.encoder.options import EncoderKeywords, make_options
 from midlayer_encoders.errors import OptionError, short_repr
 
 _PROMPT_OPTIONS = {"prompts", "default_prompt_name", "chat_template", "template", "join"}
-READING_OPTIONS = {"norm", "pooling", "bidirectional", "skip_first", "template_tokens"} | _PROMPT_OPTIONS
+_TOKEN_OPTIONS = {"skip_first", "skip_special", "template_tokens"}
+READING_OPTIONS = {"norm", "pooling", "bidirectional"} | _TOKEN_OPTIONS | _PROMPT_OPTIONS
 """Options that say how to read texts."""
 
 _FILE_OPTIONS = {"revision", "tower", "adapters", "gguf_file"}

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Pooling as PoolingModule
 from torch import Tensor
 from tqdm import tqdm
 
@@ -36,7 +37,7 @@ from midlayer_encoders.reading.batches import (
     tokens_that_fit,
 )
 from midlayer_encoders.reading.locks import turn
-from midlayer_encoders.reading.pooling import real_tokens
+from midlayer_encoders.reading.pooling import pool, real_tokens
 from midlayer_encoders.reading.reader import LayerReader, layer_reader
 from midlayer_encoders.reading.towers import joint_reader
 from midlayer_encoders.reading.vllm import check_engine, vllm_reader
@@ -326,9 +327,14 @@ class EmbeddingEncoder(SavableEncoder):
         mask = features["attention_mask"]
         prompt_tokens = int(features.pop("prompt_length", 0)) if self.leaves_out_prompts else 0
         counting = replace(self.counting, prompt_tokens=prompt_tokens)
-        features["attention_mask"] = counted = counting(mask).to(mask.dtype)
+        features["attention_mask"] = counted = counting(mask, input.get("input_ids")).to(mask.dtype)
         for module in later:
-            features = module(features)
+            if self.pooling == "weightedmean" and isinstance(module, PoolingModule):
+                # sentence-transformers also numbers the tokens that are left out, each release in another way.
+                states = features["token_embeddings"]
+                features["sentence_embedding"] = pool(states, counted.bool(), self.pooling).to(states.dtype)
+            else:
+                features = module(features)
         features["attention_mask"] = mask
         return _without_empty(features, counted)
 

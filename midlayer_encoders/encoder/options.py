@@ -18,7 +18,18 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
 
 from midlayer_encoders import validation
 from midlayer_encoders._deprecated import take_deprecated
-from midlayer_encoders._types import JOINS, MAX_PIXELS, NORMS, POOLINGS, Combine, Join, LayerArgument, Norm, Pooling
+from midlayer_encoders._types import (
+    JOINS,
+    MAX_PIXELS,
+    NORMS,
+    POOLINGS,
+    Combine,
+    Join,
+    LayerArgument,
+    Norm,
+    Pooling,
+    SkippingPooling,
+)
 from midlayer_encoders.errors import DeviceError, LayerIndexError, OptionError, did_you_mean, short_repr
 from midlayer_encoders.files import shell_path
 from midlayer_encoders.recipes import (
@@ -39,6 +50,7 @@ NO_SITE = "`site` must be left out for an encoder: a cut model ends after a bloc
 
 _DTYPES = ("float32", "float16", "bfloat16", "float64")
 _DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")  # accelerate's strategies
+_SKIP_SPECIAL = "+skip-special"
 _DEPRECATED = {"weights": "layer_weights"}
 _WITHOUT_COUNTERPART = {
     "modules": "A module in memory: LayerEncoder.from_module(module, layer, processor=…).",
@@ -51,7 +63,7 @@ class EncoderKeywords(TypedDict, total=False):
     """The keywords of :class:`~midlayer_encoders.EncoderOptions`, for editors and type checkers."""
 
     norm: Norm
-    pooling: Pooling | None
+    pooling: Pooling | SkippingPooling | None
     tower: Literal["text", "image"] | None
     revision: str | None
     dtype: torch.dtype | str | None
@@ -71,6 +83,7 @@ class EncoderKeywords(TypedDict, total=False):
     recipe: str | Recipe | None
     template: Template | None
     skip_first: int
+    skip_special: bool
     template_tokens: bool | None
     join: Join | None
     whiten: bool
@@ -220,7 +233,7 @@ class EncoderOptions:
         norm: final applies the model's final norm to the layer's states; none takes the raw residual stream. With
             ``final`` the encoder equals the model without its last blocks.
         pooling: mean, last, cls, max or weightedmean; by default that of a sentence-transformers folder, else mean. A
-            joint model pools with its heads and accepts no other pooling.
+            joint model pools with its heads and accepts no other pooling. ``mean+skip-special`` sets ``skip_special``.
         tower: text or image: use only this tower of a joint model such as CLIP.
         revision: Branch, tag or commit on the hub, such as step1000.
         dtype: float32, bfloat16, float16 or float64; by default the dtype of the files.
@@ -243,6 +256,7 @@ class EncoderOptions:
             :class:`~midlayer_encoders.Recipe`, whose fields replace the options left at their defaults.
         template: Template around every text: 'The essence of "{text}" is:"'; or query=…, document=… and text=….
         skip_first: Number of tokens at the start that are not pooled.
+        skip_special: Leave BOS, EOS, CLS and SEP out of the pooling. A text of only these has a zero vector.
         template_tokens: Pool the tokens of the template, too (the default).
         join: sum, concat, first, second or none: how the two readings of a template with {read} become one vector.
         whiten: Scale directions by their spread over the texts of --center.
@@ -292,6 +306,7 @@ class EncoderOptions:
     recipe: str | None = _option(None, validation.check_text, medium="text")
     template: Template | None = _option(None, check_template, parse=_parse_template, repeatable=True, medium="text")
     skip_first: int = _option(0, partial(validation.check_count, minimum=0), in_memory=True, medium="text")
+    skip_special: bool = _option(False, validation.check_flag, in_memory=True, medium="text")
     template_tokens: bool | None = _option(None, validation.check_flag, medium="text")
     join: Join | None = _option(None, partial(validation.check_choice, choices=JOINS), medium="text")
     whiten: bool = _option(False, validation.check_flag, in_memory=True)
@@ -318,6 +333,9 @@ class EncoderOptions:
     local_files_only: bool = _option(False, validation.check_flag, flag=None, recreates=False)
 
     def __post_init__(self) -> None:
+        if isinstance(self.pooling, str) and self.pooling.endswith(_SKIP_SPECIAL):
+            object.__setattr__(self, "pooling", self.pooling.removesuffix(_SKIP_SPECIAL))
+            object.__setattr__(self, "skip_special", True)
         if self.recipe is not None:
             self._apply(recipe_of("recipe", self.recipe))
         for name, option in option_fields().items():
@@ -329,7 +347,7 @@ class EncoderOptions:
             raise OptionError(f"`device` must be None when `device_map` places the model, but got {self.device!r}.")
         if self.template is not None and self.chat_template:
             raise OptionError("`template` must be None with `chat_template`, which formats the text itself.")
-        check_join(self.template, self.join, self.pooling, self.skip_first)
+        check_join(self.template, self.join, self.pooling, self.skip_first, self.skip_special)
         if self.default_prompt_name is not None and self.prompts is not None:  # else it names one of the folder's
             if not self.prompts:
                 raise OptionError("`default_prompt_name` must be None with prompts={}, which has no names.")

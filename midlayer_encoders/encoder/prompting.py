@@ -9,6 +9,7 @@ from typing import Any
 from sentence_transformers.sentence_transformer.modules import Dense, Normalize
 from sentence_transformers.sentence_transformer.modules import Pooling as PoolingModule
 from torch import nn
+from transformers import PreTrainedTokenizerBase
 
 from midlayer_encoders import recipes
 from midlayer_encoders.encoder.options import EncoderOptions
@@ -60,6 +61,11 @@ def apply_template(first: Any, options: EncoderOptions, name: str) -> recipes.Co
     """
     pool_template = options.template_tokens is not False
     layout = recipes.TokenLayout()
+    special_ids: tuple[int, ...] = ()
+    if options.skip_special:
+        if not isinstance(first.tokenizer, PreTrainedTokenizerBase):
+            raise OptionError(f"`skip_special` must be False for {name}, which has no tokenizer of transformers.")
+        special_ids = recipes.special_ids(first.tokenizer)
     if first.tokenizer is not None and (options.template is not None or not pool_template):
         tokenizer, layout = recipes.add_template(first.tokenizer, _tokenizer_parts(options), model=name)
         first.tokenizer_without_template = first.tokenizer
@@ -67,7 +73,7 @@ def apply_template(first: Any, options: EncoderOptions, name: str) -> recipes.Co
             first.processor = tokenizer
         elif options.template is not None:
             first.processor.tokenizer = tokenizer
-    return recipes.Counting(layout, options.skip_first, pool_template)
+    return recipes.Counting(layout, options.skip_first, pool_template, special_ids=special_ids)
 
 
 def _tokenizer_parts(options: EncoderOptions) -> recipes.TemplateParts:
@@ -85,9 +91,10 @@ def _tokenizer_parts(options: EncoderOptions) -> recipes.TemplateParts:
 def prompting_settings(options: EncoderOptions) -> str:
     """Return the template and the pooled tokens as JSON; empty for the defaults."""
     pool_template = options.template_tokens is not False
-    if options.template is None and options.skip_first == 0 and pool_template:
+    if options.template is None and options.skip_first == 0 and pool_template and not options.skip_special:
         return ""
     settings = {"skip_first": options.skip_first, "template": options.template, "template_tokens": pool_template}
+    settings |= {"skip_special": True} if options.skip_special else {}
     return json.dumps(settings, sort_keys=True)
 
 

@@ -174,7 +174,8 @@ class SavableEncoder(BuiltEncoder):
         problems = {
             f"{name} is not cut, because a cut would change its layers: hooks read them, which a plain folder does not "
             "contain. Use this encoder directly.": getattr(self[0], "uncut", False),
-            "A plain folder pools every token. Use this encoder directly, or pool all tokens.": not self.counting.all,
+            "A plain folder pools every token. Use this encoder directly, or pool all tokens: leave out `skip_first`, "
+            "`skip_special` and template_tokens=False.": not self.counting.all,
             f"The states of {name} fill a fixed window, and the pooling of a plain folder cannot leave out those "
             "after the end of the waveform. Use this encoder directly, or pooling='cls'.": fixed_window,
             f"{name} runs without its causal mask only where a batch is padded, which a plain folder does not ensure. "

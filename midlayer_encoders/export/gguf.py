@@ -99,7 +99,7 @@ def _obstacle(encoder: LayerEncoder, *, from_file: bool) -> str | None:
     if options.template is not None or options.chat_template:
         return "the tokenizer contains a template, which GGUF cannot store: leave it out, and add it to texts yourself"
     if not encoder.counting.all:
-        return "it pools all tokens: leave out `skip_first` and `template_tokens`"
+        return "it pools all tokens: leave out `skip_first`, `skip_special` and `template_tokens`"
     if not set(encoder.after_pooling) <= {"Normalize"}:
         return "it has no modules after the pooling: leave out `center`, `whiten` and `embed_filter`"
     if from_file and (options.bidirectional or options.adapters):

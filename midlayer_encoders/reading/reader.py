@@ -320,8 +320,10 @@ class Flow:
             key = states.shape[:2], states.device
             if key not in masks:
                 mask = real_tokens(real, states, model=reader.model)
-                readings = reader.readings
-                masks[key] = mask, (reader.counting(mask),) if readings is None else readings.masks(mask)
+                if reader.readings is None:
+                    masks[key] = mask, (reader.counting(mask, inputs.get("input_ids")),)
+                else:
+                    masks[key] = mask, reader.readings.masks(mask)
             mask, pooled_masks = masks[key]
             if self.tokens is not None:
                 self.tokens(layer, states, mask, positions)

@@ -162,7 +162,7 @@ class _VllmFlow(Flow):
     def _read_texts(self, process: _Process, ids: Tensor, real: Tensor) -> Tensor:
         """Return the vectors of texts at each layer, ``(L, B, D)``; zeros for a text without tokens."""
         reader = self.reader
-        masks = (reader.counting(real),) if reader.readings is None else reader.readings.masks(real)
+        masks = (reader.counting(real, ids),) if reader.readings is None else reader.readings.masks(real)
         sent = real | ~real.any(dim=1, keepdim=True)  # vLLM refuses a text without tokens; its padding is not pooled
         texts = [row[tokens].tolist() for row, tokens in zip(ids, sent, strict=True)]
         pooled = [["".join(map(str, mask[row][sent[row]].int().tolist())) for mask in masks] for row in range(len(ids))]

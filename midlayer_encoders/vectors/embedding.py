@@ -390,7 +390,10 @@ class _EmbedRun:
         def receive(layer: int, batch: torch.Tensor, mask: torch.Tensor, positions: list[int]) -> None:
             rows = norm(batch)[..., : reader.truncate_dim].float().cpu().numpy()
             real = mask.bool().cpu().numpy()
-            pooled = reader.counting(mask).bool().cpu().numpy()
+            ids = None
+            if reader.counting.special_ids:
+                ids = reader.preprocess([inputs[position] for position in positions])["input_ids"]
+            pooled = reader.counting(mask, ids).bool().cpu().numpy()
             for row, position in enumerate(positions):
                 states[layer][position] = rows[row][real[row]]
                 counted[position] = pooled[row][real[row]]

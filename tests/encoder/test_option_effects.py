@@ -158,7 +158,7 @@ SAME: list[dict[str, Any]] = [
     {"layer": -3}, {"layer": 0.5}, {"layer": [2]}, {"layer": (-3,)}, {"combine": "mean"}, {"layer_weights": None}, {"norm": "final"}, {"pooling": "mean"}, {"dtype": "float32"}, {"max_length": 64},
     {"adapters": []}, {"chat_template": False}, {"truncate_dim": None}, {"trust_remote_code": True},
     {"max_pixels": MAX_PIXELS}, {"device": None, "device_map": "cpu"}, {"bidirectional": False}, {"center": None},
-    {"prompts": None, "default_prompt_name": None}, {"recipe": "plain"}, {"template": None}, {"skip_first": 0},
+    {"prompts": None, "default_prompt_name": None}, {"recipe": "plain"}, {"template": None}, {"skip_first": 0}, {"skip_special": False},
     {"template_tokens": True}, {"whiten": False}, {"embed_filter": False}, {"normalize": False},
 ]  # fmt: skip
 
