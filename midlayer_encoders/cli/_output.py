@@ -40,10 +40,9 @@ def print_failures(failures: Mapping[str, str]) -> None:
         print_text(f"{name} failed, {error}", style="bold red")
 
 
-def print_encoder_lines(lines: Mapping[str, str | None]) -> dict[str, str | None]:
+def print_encoder_lines(lines: Mapping[str, str]) -> dict[str, str]:
     """Print the command and the Python expression that create an encoder; return both for ``--json``."""
-    if lines["shell"] is not None:
-        print_text(f"Export it: {lines['shell']}", wrap=False)
+    print_text(f"Export it: {lines['shell']}", wrap=False)
     print_text(f"In Python: {lines['Python']}", wrap=False)
     return {"shell": lines["shell"], "python": lines["Python"]}
 

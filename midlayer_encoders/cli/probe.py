@@ -31,7 +31,6 @@ def probe(
     kind: Annotated[Literal["attentive", "linear", "knn"], Option(help="The classifier.")] = "attentive",
     layers: _arguments.Layers = "all",
     site: _arguments.Site = "block",
-    mixture: Annotated[bool, Option("--mixture", help="Also learn a weighted mean of layers.")] = False,
     epochs: Annotated[int, Option(help="Maximum number of epochs; each layer keeps its best.")] = 30,
     batch_size: Annotated[int, Option(help="Examples per step.")] = 256,
     learning_rate: Annotated[float, Option(help="Initial learning rate of AdamW.")] = 1e-3,
@@ -59,7 +58,7 @@ def probe(
     names += ("pooling", "truncate_dim") if kind == "attentive" else ()
     _arguments.refuse_flags(context, f"with `--kind {kind}`, which {reason}", *names)
     settings = probing.ProbeSettings(
-        epochs=epochs, batch_size=batch_size, learning_rate=learning_rate, keep_gb=keep_gb, mixture=mixture, seed=seed
+        epochs=epochs, batch_size=batch_size, learning_rate=learning_rate, keep_gb=keep_gb, seed=seed
     )
     for path in (data, test):
         if path is not None:
@@ -111,5 +110,3 @@ def print_probe(result: ProbeResult) -> None:
     columns = ["layer", "accuracy", "95 % interval", "validation", "best epoch"]
     _output.print_table(columns, rows, title=title, bold=best)
     _output.print_text(f"{result.verdict()} Guessing gives {100 * result.chance:.1f}.")
-    if result.mixture is not None:
-        _output.print_text(result.mixture.verdict())

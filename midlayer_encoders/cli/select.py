@@ -33,7 +33,6 @@ def select_command(
     rule: Annotated[str, Option(help="auto, few-labels, half-match, valley-midpoint, fixed-depth, last …")] = "auto",
     recipes: _arguments.RecipeNames = None,
     all_rules: Annotated[bool, Option(help="Apply every rule, in 3 passes instead of 1.")] = False,
-    mixture: Annotated[bool, Option("--mixture", help="Learn a weighted mean of layers from the labels.")] = False,
     out: Annotated[Path | None, Option(help="Folder for the table, the frame and the figure.")] = None,
     limit: _arguments.Limit = None,
     max_texts: Annotated[int, Option(min=1, help="Maximum number of texts, evenly spaced.")] = 500,
@@ -53,8 +52,6 @@ def select_command(
     is_first = _arguments.writes_results(devices, num_nodes)
     if labels is not None and label_column is not None:
         raise OptionError("`--label-column` must be left out with `--labels`, which is another file of labels.")
-    if mixture and labels is None and label_column is None:
-        raise OptionError("`--mixture` must be left out without --labels, from which its weights are learned.")
     recipe_list, options = _arguments.parse_recipes(recipes, options)
     if text_column is not None and out is None and any(recipe.center for recipe in recipe_list or ()):
         raise OptionError("`--out` must be given with `--text-column` and a recipe that centers: it stores the texts.")
@@ -76,7 +73,6 @@ def select_command(
             rule=rule,
             recipes=recipe_list,
             all_rules=all_rules,
-            mixture=mixture,
             max_texts=max_texts,
             seed=seed,
             devices=devices,
@@ -109,7 +105,7 @@ def _read_labels(path: Path, count: int) -> list[str | None]:
     return labels
 
 
-def encoder_lines(encoder: LayerEncoder, keywords: dict[str, Any], center: Path) -> dict[str, str | None]:
+def encoder_lines(encoder: LayerEncoder, keywords: dict[str, Any], center: Path) -> dict[str, str]:
     """Return the command and the Python expression that create the encoder of a selection.
 
     Args:
@@ -126,11 +122,7 @@ def encoder_lines(encoder: LayerEncoder, keywords: dict[str, Any], center: Path)
     options = {key: value for key, value in options.items() if key not in ("center", "layer")}
     vectors = {"center": str(center)} if "center" in keywords else {}
     notes = Notes(title="", model=name, how={}, options=options, vectors=vectors)
-    lines = export_lines(notes, keywords["layer"])
-    if "layer_weights" in keywords and encoder.norm == "final" and encoder.anatomy.final:
-        _output.print_text("It cannot be exported: no plain folder applies the final norm to each layer.")
-        return {"shell": None, "Python": lines["Python"].rpartition(".save_pretrained")[0]}
-    return {**lines}
+    return export_lines(notes, keywords["layer"])
 
 
 def _print_choices(selection: Selection) -> None:
@@ -156,8 +148,6 @@ def _print_choices(selection: Selection) -> None:
         if selection.cost:
             _output.print_text(selection.cost, wrap=False)
     _output.print_text(selection.confidence, wrap=False)
-    if selection.mixture is not None:
-        _output.print_text(selection.mixture.verdict(), wrap=False)
 
 
 def _write(selection: Selection, out: Path) -> None:

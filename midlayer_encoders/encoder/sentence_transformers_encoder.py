@@ -384,7 +384,6 @@ def select_layer(
     rule: str = "auto",
     recipes: str | Recipe | Sequence[str | Recipe] | None = None,
     all_rules: bool = False,
-    mixture: bool = False,
     max_texts: int = 500,
     seed: int = 0,
     devices: int = 1,
@@ -406,8 +405,6 @@ def select_layer(
             these make one clearly better, and otherwise the model's kind (``docs/selection.md``). By default
             ``word-echo`` and the plain text for a causal model that was not tuned for embeddings.
         all_rules: measure what every rule needs, in three passes over the texts instead of one.
-        mixture: also learn a weighted mean of several layers from the labels; ``LayerEncoder(model,
-            **selection.keywords)`` uses it if it is clearly better than the best single layer.
         max_texts: maximum number of texts to read.
         seed: seed of augmented views, folds and resamples.
         devices: processes on this machine that share the texts, on Lightning Fabric; all return the selection of one.
@@ -439,7 +436,6 @@ def select_layer(
         rule=rule,
         recipes=recipes,
         all_rules=all_rules,
-        mixture=mixture,
         max_texts=max_texts,
         seed=seed,
         devices=devices,

@@ -23,7 +23,7 @@ from midlayer_encoders.probing.tokens import CachedTokens, LiveTokens, TokenSour
 from midlayer_encoders.processes import share_model
 from midlayer_encoders.reading.batches import batches_of
 from midlayer_encoders.reading.reader import layer_reader
-from midlayer_encoders.selection.ridge import class_numbers, equal_steps, label_list, mixture_on_test
+from midlayer_encoders.selection.ridge import class_numbers, label_list
 
 if TYPE_CHECKING:
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
@@ -54,8 +54,6 @@ class ProbeSettings:
         heads: attention heads of ``"attentive"``; ``None`` for one per 64 dimensions.
         neighbors: of ``"knn"``.
         keep_gb: memory for cached tokens, in half precision; if they need more, every epoch runs the model again.
-        mixture: also learn a weighted mean of layers from the training examples, by their pooled vectors, and score it
-            against the best single layer, both with a ridge classifier; see ``ProbeResult.mixture``.
         seed: for split, weights and order.
     """
 
@@ -67,7 +65,6 @@ class ProbeSettings:
     heads: int | None = None
     neighbors: int = 20
     keep_gb: float = 4.0
-    mixture: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -78,7 +75,6 @@ class ProbeSettings:
             "weight_decay": validation.check_number("weight_decay", self.weight_decay),
             "heads": None if self.heads is None else validation.check_count("heads", self.heads),
             "keep_gb": validation.check_number("keep_gb", self.keep_gb),
-            "mixture": validation.check_flag("mixture", self.mixture),
             "seed": validation.check_seed(self.seed),
         }
         for name, value in checked.items():
@@ -177,9 +173,6 @@ def evaluate(head: nn.Module, source: TokenSource, labels: Tensor, index: Tensor
     return torch.cat(parts, dim=2).cpu()
 
 
-MIXTURE_EXAMPLES = 2000
-"""Maximum number of training examples that a mixture is learned from; more are sampled at equal steps."""
-
 _DEPRECATED = {field.name: f"settings.{field.name}" for field in fields(ProbeSettings)} | {"norm": "encoder.norm"}
 
 
@@ -247,25 +240,16 @@ def probe(
     batches = batches_of(encoder, examples, prompt=encoder.default_prompt)
 
     def run() -> ProbeResult | None:
-        vectors: CachedTokens | None = None
         source: TokenSource
-        if kind != "attentive" or settings.mixture:
-            shown = progress if kind != "attentive" else None
-            source = vectors = read_vectors(live, batches, progress=shown, group=group)
         if kind == "attentive":
             source = read_tokens(live, batches, keep_gb=settings.keep_gb, progress=progress, group=group)
+        else:
+            source = read_vectors(live, batches, progress=progress, group=group)
         if not group.is_first:
             return None
         right, best_accuracy, best_epochs = probe_tokens(
             source, classes, split, kind=kind, settings=settings, progress=progress, device=encoder.device
         )
-        mixture = None
-        if vectors is not None and settings.mixture:
-            train = torch.cat([split.train, split.validation]).sort().values
-            train = train[equal_steps(len(train), MIXTURE_EXAMPLES)]
-            mixture = mixture_on_test(
-                vectors.states[:, :, 0], classes, train, split.test, reader.layers, seed=settings.seed
-            )
         spec = at_site(encoder.spec, site)
         return ProbeResult(
             model=spec.model,
@@ -280,7 +264,6 @@ def probe(
             epochs=best_epochs,
             chance=float(classes[split.test].bincount().max()) / len(split.test),
             num_train=len(split.train),
-            mixture=mixture,
         )
 
     return cast(ProbeResult, group.share(run)[0])

@@ -17,7 +17,7 @@ from midlayer_encoders.probing.classifiers import ProbeKind
 from midlayer_encoders.report import report_html
 from midlayer_encoders.report.layer_charts import plot_probes
 from midlayer_encoders.report.results import Result
-from midlayer_encoders.selection.ridge import Mixture, gain_interval
+from midlayer_encoders.selection.ridge import gain_interval
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -57,7 +57,6 @@ class ProbeResult(Result):
         epochs: best epoch of each layer, ``0`` if nothing is trained, shape ``(L,)``.
         chance: accuracy of always predicting the most common class of the test examples.
         num_train: number of training examples.
-        mixture: a weighted mean of layers learned from labels, and its score; ``None`` unless requested.
     """
 
     frame: pl.DataFrame = field(init=False, repr=False)
@@ -74,7 +73,6 @@ class ProbeResult(Result):
     epochs: Tensor
     chance: float
     num_train: int
-    mixture: Mixture | None = None
 
     made_by: ClassVar[str] = "probe"
 
@@ -130,12 +128,8 @@ class ProbeResult(Result):
         )
 
     def tables(self) -> dict[str, pl.DataFrame]:
-        """Return frame and table by file name, and the mixture's weights if there is one."""
-        tables = {"probe.parquet": self.frame, "probe.csv": self.table}
-        if self.mixture is not None:
-            weights = {"layer": list(self.mixture.layers), "weight": list(self.mixture.weights)}
-            tables["mixture.csv"] = pl.DataFrame(weights)
-        return tables
+        """Return frame and table by file name."""
+        return {"probe.parquet": self.frame, "probe.csv": self.table}
 
     def plot(self) -> Figure:
         """Return the figure of accuracy by layer with intervals, and the chance level."""
@@ -155,6 +149,6 @@ class ProbeResult(Result):
                 "Probe": f"{self.kind}, all layers trained together on the same batches, each at its best epoch",
                 "Examples": f"{self.num_train} to train, {self.right.shape[1]} to test, {len(self.classes)} classes",
             },
-            notes=[self.verdict(), *([self.mixture.verdict()] if self.mixture is not None else [])],
+            notes=[self.verdict()],
             baselines={"Guessing": {self.frame["dataset"][0]: self.chance}},
         )

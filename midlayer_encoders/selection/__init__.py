@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from midlayer_encoders.frame.curves import Curves, curves
-from midlayer_encoders.selection.ridge import Mixture
 from midlayer_encoders.selection.rules import RULES, CannotChooseError, Choice, choose
 from midlayer_encoders.selection.select import select, selection_passes
 from midlayer_encoders.selection.selection_result import LabelEvidence, RecipeSelection, Selection
@@ -14,7 +13,6 @@ __all__ = [
     "Choice",
     "Curves",
     "LabelEvidence",
-    "Mixture",
     "RecipeSelection",
     "Selection",
     "choose",

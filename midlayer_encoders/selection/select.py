@@ -108,7 +108,6 @@ def select(
     rule: str = "auto",
     recipes: str | Recipe | Sequence[str | Recipe] | None = None,
     all_rules: bool = False,
-    mixture: bool = False,
     max_texts: int = 500,
     seed: int = 0,
     token_budget: int = 4096,
@@ -132,8 +131,6 @@ def select(
             ``word-echo`` and the plain text for a causal model that was not tuned for embeddings, unless the encoder's
             own options say how to read texts; ``"plain"`` chooses a layer only.
         all_rules: measure the metrics of every rule, in three passes instead of one.
-        mixture: also learn a weighted mean of layers from the labels; ``Selection.keywords`` holds it if it is
-            significantly better than the best single layer.
         max_texts: maximum number of texts to measure, at equal steps through the list.
         seed: for augmented views, folds and resamples.
         token_budget: tokens in a batch.
@@ -149,19 +146,10 @@ def select(
     max_texts = check_count("max_texts", max_texts)
     token_budget = check_count("token_budget", token_budget)
     all_rules = check_flag("all_rules", all_rules)
-    mixture = check_flag("mixture", mixture)
     check_progress(progress)
-    if mixture and labels is None:
-        raise OptionError(
-            "`mixture` must be False without labels: its weights are learned from them. Pass `labels`, or a list of "
-            "layers to LayerEncoder for their mean."
-        )
-    if mixture and rule not in ("auto", "few-labels"):
-        raise OptionError(f"`mixture` must be False with rule={rule!r}, which ignores labels. Pass rule='auto'.")
-    options: dict[str, Any] = {"all_rules": all_rules, "mixture": mixture}
     if isinstance(source, pl.DataFrame):
-        options |= {"max_texts": max_texts, "token_budget": token_budget, "recipes": recipes}
-        options |= {"devices": devices, "num_nodes": num_nodes}
+        options: dict[str, Any] = {"all_rules": all_rules, "max_texts": max_texts, "token_budget": token_budget}
+        options |= {"recipes": recipes, "devices": devices, "num_nodes": num_nodes}
         check_effect(select, "with a frame, of which nothing is measured", **options)
         if texts is not None or labels is not None:
             raise OptionError("`texts` and `labels` must be None with a frame: give the model to measure them on.")
@@ -175,7 +163,7 @@ def select(
     inputs = SelectionInputs(texts, labeled, classes, max_texts, seed, token_budget, progress, group)
     if recipes is not None:
         reason = "with `recipes`, of which one is chosen by labels, or by the model's kind"
-        check_effect(select, reason, rule=rule, **options)
+        check_effect(select, reason, rule=rule, all_rules=all_rules)
         candidates = fitting_recipes(source, recipes_of("recipes", recipes))
         _check_center(candidates, inputs)
         measured = measure_metrics(source, inputs)
@@ -185,19 +173,14 @@ def select(
     if rule == "auto":
         kind = model_kind(source, metrics)
         best = RECIPES[next(iter(DEFAULTS[kind.name]))]
-        if best.name != PLAIN and not mixture and source.reads_plainly and takes_recipe(source, best):
+        if best.name != PLAIN and source.reads_plainly and takes_recipe(source, best):
             return select_recipe(source, inputs, [best, RECIPES[PLAIN]], measured, kind)
         default = _default_layer(source, kind)
     accuracy = None
-    learned = None
     if classes is not None:
         vectors = label_vectors(source, inputs, Stage(progress, "labels", len(labeled)).step)
         accuracy = label_accuracy(vectors, inputs)
-        if mixture:
-            learned = ridge.held_out_mixture(vectors, classes, accuracy, repeats=inputs.repeats, seed=seed)
-    return select_from_scores(
-        source, inputs, metrics, accuracy, rule=rule, unmeasured=unmeasured, default=default, mixture=learned
-    )
+    return select_from_scores(source, inputs, metrics, accuracy, rule=rule, unmeasured=unmeasured, default=default)
 
 
 def _check_whole(source: LayerSource) -> None:
@@ -587,7 +570,6 @@ def select_from_scores(
     rule: str = "auto",
     unmeasured: str = "",
     default: tuple[int, str] | None = None,
-    mixture: ridge.Mixture | None = None,
 ) -> Selection:
     """Return the selection from metrics and from the accuracy on labels.
 
@@ -599,7 +581,6 @@ def select_from_scores(
         rule: that chooses the layer.
         unmeasured: why no metric was measured.
         default: layer and reason of ``auto`` without labels; by default those of the rule.
-        mixture: learned from labels, if requested.
     """
     spec = source.spec
     frame = metrics
@@ -630,6 +611,4 @@ def select_from_scores(
         first, last = torch.quantile(torch.tensor(resampled_best).double(), bounds, interpolation="nearest").tolist()
         gain = gain_in_points(accuracy[auto[0] if rule == "auto" else best], accuracy[-1], seed=inputs.seed)
         evidence = LabelEvidence(accuracy.shape[1], (int(first), int(last)), **gain)
-    return make_selection(
-        model_curves, frame, rule=rule, labels=evidence, unmeasured=unmeasured, auto=auto, mixture=mixture
-    )
+    return make_selection(model_curves, frame, rule=rule, labels=evidence, unmeasured=unmeasured, auto=auto)

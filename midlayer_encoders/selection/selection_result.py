@@ -15,7 +15,7 @@ from midlayer_encoders.recipes import PLAIN, Recipe
 from midlayer_encoders.report.labels import significant
 from midlayer_encoders.report.pages import notebook_html
 from midlayer_encoders.report.results import TidyResult
-from midlayer_encoders.selection.ridge import Mixture, gain_interval
+from midlayer_encoders.selection.ridge import gain_interval
 from midlayer_encoders.selection.rules import RULES, CannotChooseError, Choice, choose, metrics_of
 
 if TYPE_CHECKING:
@@ -70,7 +70,6 @@ class Selection(TidyResult):
         choices: the choice of every rule, or why it cannot choose.
         frame: the tidy frame that the rules read.
         labels: the evidence of labels; ``None`` without labels.
-        mixture: several layers and weights learned from labels; ``None`` unless requested.
         options: options of the encoder that was measured; ``None`` for a frame or a module in memory.
         make_encoder: creates the encoder of a selection; ``None`` for a frame or a module in memory.
     """
@@ -84,15 +83,12 @@ class Selection(TidyResult):
     choices: tuple[Choice, ...]
     frame: pl.DataFrame
     labels: LabelEvidence | None = None
-    mixture: Mixture | None = None
     options: Mapping[str, Any] | None = field(default=None, repr=False)
     make_encoder: Callable[..., Any] | None = field(default=None, repr=False)
 
     @property
     def keywords(self) -> dict[str, Any]:
-        """Keywords for ``LayerEncoder(model, **keywords)``: the layer, or a mixture if it is significantly better."""
-        if self.mixture is not None and self.mixture.better:
-            return {"layer": list(self.mixture.layers), "layer_weights": list(self.mixture.weights)}
+        """Keywords for ``LayerEncoder(model, **keywords)``: the layer."""
         return {"layer": self.layer}
 
     def encoder(self, **options: Any) -> Any:
@@ -171,8 +167,7 @@ class Selection(TidyResult):
     def __str__(self) -> str:
         title = f"Layer {self.layer} of {self.num_layers} of {self.model}, by {self.rule}: {self.reason}."
         rows = [(choice.rule, choice.layer, choice.reason) for choice in self.choices]
-        lines = [title, self.confidence, *_table_lines(rows, self.rule)]
-        return "\n".join([*lines, *([self.mixture.verdict()] if self.mixture is not None else [])])
+        return "\n".join([title, self.confidence, *_table_lines(rows, self.rule)])
 
 
 def _with_model(rows: pl.DataFrame, selection: Selection, *, chosen: pl.Expr) -> pl.DataFrame:
@@ -281,7 +276,6 @@ def make_selection(
     labels: LabelEvidence | None = None,
     unmeasured: str = "",
     auto: tuple[int, str] | None = None,
-    mixture: Mixture | None = None,
 ) -> Selection:
     """Return the selection of one rule, with the choices of all others.
 
@@ -292,7 +286,6 @@ def make_selection(
         labels: the evidence of labels, if there are any.
         unmeasured: why nothing was measured, for the reasons of the rules that need metrics.
         auto: layer and reason of ``auto``, if it is based on more than the curves.
-        mixture: learned from labels, if requested.
 
     Raises:
         CannotChooseError: if the rule lacks its input.
@@ -313,7 +306,6 @@ def make_selection(
         choices=tuple(choices.values()),
         frame=frame,
         labels=labels,
-        mixture=mixture,
     )
 
 

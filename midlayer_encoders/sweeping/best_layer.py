@@ -211,13 +211,13 @@ def read_notes(path: Path) -> Notes:
     return Notes(**values)
 
 
-def export_lines(notes: Notes, layer: int | list[int]) -> dict[str, str]:
-    """Return the lines that create the encoder of a layer, or of several, in Python and in a shell."""
+def export_lines(notes: Notes, layer: int) -> dict[str, str]:
+    """Return the lines that create the encoder of a layer, in Python and in a shell."""
     requested = _layer_argument(notes, layer)
     transforms = dict(notes.vectors)
     center = transforms.pop("center", "")
     options = EncoderOptions(**notes.options, **transforms)
-    out = "layer-" + str(layer).strip("[]").replace(", ", "-")
+    out = f"layer-{layer}"
     python = python_line(notes.model, requested, options)
     shell = shell_line(notes.model, requested, options, out=out)
     if center:
@@ -227,10 +227,10 @@ def export_lines(notes: Notes, layer: int | list[int]) -> dict[str, str]:
     return {"Python": f'{python}.save_pretrained("{out}")', "shell": shell}
 
 
-def _layer_argument(notes: Notes, layer: int | list[int]) -> LayerArgument:
+def _layer_argument(notes: Notes, layer: int) -> LayerArgument:
     """Return the ``layer`` of an encoder: for a joint model, that of each tower."""
-    if not notes.towers or isinstance(layer, list):
-        return layer if isinstance(layer, list) else int(layer)
+    if not notes.towers:
+        return int(layer)
     from midlayer_encoders.models.anatomy import paired_layers  # it imports torch, which a board does not need
 
     return dict(paired_layers(layer, notes.towers))

@@ -37,7 +37,7 @@ WRITTEN = {
 }
 """Options that a command uses after the call, or that need a hub or unreadable files."""
 INPUTS = {"images", "audio", "skip_bad"}
-ALONE = {("probe", "mixture"), ("embed", "whiten")}  # without the options that others need
+ALONE = {("embed", "whiten")}  # without the options that others need
 PUSHED = {"push", "scores", "license_"}  # tests/export/test_upload.py
 
 CALLS: dict[str, tuple[str, list[str]]] = {
@@ -67,7 +67,7 @@ VALUES: dict[str, str] = {
     "join": "concat",
 }  # fmt: skip
 NEEDS: dict[str, list[str]] = {
-    "skip_bad": ["--images", "MIXED"], "mixture": ["--labels", "LABELS"], "int8": ["--for", "onnx"],
+    "skip_bad": ["--images", "MIXED"], "int8": ["--for", "onnx"],
     "optimize": ["--for", "onnx"], "whiten": ["--center", "LINES"], "layer_weights": ["--layer", "1,2"],
     "combine": ["--layer", "1,2"], "default_prompt_name": ["--prompt", "ask=q: "],
     "template_tokens": ["--template", "say {text}"], "join": ["--template", "say {text} now {read} and {text}"],

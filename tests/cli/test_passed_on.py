@@ -94,10 +94,9 @@ CASES = {
         "selection.select",
         ["MODEL"],
         {"texts": "rows.jsonl", "labels": "labels.txt", "rule": "last", "recipes": "plain,one-word", "all_rules": True,
-         "mixture": True, "out": "o", "text_column": "title", "limit": 11, "max_texts": 7, "seed": 3, **SHARED},
+         "out": "o", "text_column": "title", "limit": 11, "max_texts": 7, "seed": 3, **SHARED},
         ["MODEL", TITLES[:11], (["a", None] * 6)[:11]],
-        {"rule": "last", "recipes": RECIPES, "all_rules": True, "mixture": True,
-         "max_texts": 7, "seed": 3, **SHARED},
+        {"rule": "last", "recipes": RECIPES, "all_rules": True, "max_texts": 7, "seed": 3, **SHARED},
     ),
     "embed": Case(
         "vectors.embed",

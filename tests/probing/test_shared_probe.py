@@ -25,7 +25,7 @@ MODULE = sys.modules[probe.__module__]
 def test_probe_of_two_processes_is_that_of_one(kind: str, tiny_folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     models = [LayerEncoder(tiny_folder("Llama"), -1, device="cpu") for _ in range(2)]
     keep = {"keep_gb": 0.0} if kind == "live" else {}
-    settings = ProbeSettings(epochs=2, batch_size=16, mixture=kind != "live", **keep)  # type: ignore[arg-type]
+    settings = ProbeSettings(epochs=2, batch_size=16, **keep)  # type: ignore[arg-type]
     arguments: dict[str, Any] = {"kind": "linear" if kind == "linear" else "attentive", "settings": settings}
     monkeypatch.setattr(
         MODULE, "batches_of", lambda *_, **__: [list(range(n, min(n + 7, 40))) for n in range(0, 40, 7)]
@@ -52,7 +52,6 @@ def test_probe_of_two_processes_is_that_of_one(kind: str, tiny_folder: Folder, m
         assert torch.equal(result.right, expected.right)
         assert torch.equal(result.validation, expected.validation)
         assert result.table.equals(expected.table)
-        assert result.mixture == expected.mixture
     assert (work[1] > 0) == (kind != "live")
 
 

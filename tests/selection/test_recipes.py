@@ -230,8 +230,6 @@ def test_own_options_or_a_rule_leave_the_recipe_alone(causal_folder: str) -> Non
     assert LayerEncoder(causal_folder, "fixed-depth", device="cpu").options.template is None
     own = LayerEncoder(causal_folder, "auto", template='"{text}" is:"', pooling="last", device="cpu")
     assert (own.layer, own.options.template) == (5, '"{text}" is:"'), "0.95 of the depth, as for one-word"
-    mixed = select_layer(causal_folder, TEXTS, KINDS, mixture=True, device="cpu")
-    assert not isinstance(mixed, RecipeSelection)
 
 
 @pytest.mark.parametrize("recipe", ["word-echo", "one-word", "echo", "word-echo/1", "word-echo/2", "echo+weightedmean"])
