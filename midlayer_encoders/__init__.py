@@ -19,11 +19,14 @@ if TYPE_CHECKING:
     from midlayer_encoders.selection import Selection
     from midlayer_encoders.sweeping import SweepResult, sweep, sweep_many
     from midlayer_encoders.tasks import paper_tasks
-    from midlayer_encoders.tuning.tune import TuneResult, tune
+    from midlayer_encoders.tuning.distill import distill
+    from midlayer_encoders.tuning.runs import DistillResult, TuneResult
+    from midlayer_encoders.tuning.tune import tune
     from midlayer_encoders.vectors import embed
 
 __all__ = [
     "Board",
+    "DistillResult",
     "EncoderOptions",
     "EncoderSpec",
     "LayerEncoder",
@@ -34,6 +37,7 @@ __all__ = [
     "TuneResult",
     "board",
     "compare",
+    "distill",
     "embed",
     "measure",
     "paper_tasks",
@@ -52,6 +56,7 @@ if not TYPE_CHECKING:
     # torch, transformers and sentence-transformers take seconds to import: each name is fetched when it is asked for.
     _HOMES = {
         "Board": "boards",
+        "DistillResult": "tuning",
         "EncoderOptions": "encoder.options",
         "EncoderSpec": "_types",
         "LayerEncoder": "encoder.sentence_transformers_encoder",
@@ -62,6 +67,7 @@ if not TYPE_CHECKING:
         "TuneResult": "tuning",
         "board": "boards",
         "compare": "comparing",
+        "distill": "tuning",
         "embed": "vectors",
         "measure": "encoder.sentence_transformers_encoder",
         "paper_tasks": "tasks",

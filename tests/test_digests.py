@@ -34,9 +34,9 @@ from midlayer_encoders.tasks import resolve_tasks, task_sources
 from midlayer_encoders.tasks.docstrings import Entry, _order
 from midlayer_encoders.tasks.samples import _rank
 from midlayer_encoders.tasks.task_data import TaskData
-from midlayer_encoders.tuning.training import TuneSettings
-from midlayer_encoders.tuning.training_pairs import TrainingPairs
-from midlayer_encoders.tuning.tune import _run_identity
+from midlayer_encoders.tuning.runs import Run
+from midlayer_encoders.tuning.settings import TuneSettings
+from midlayer_encoders.tuning.training_rows import TrainingRows
 from midlayer_encoders.vectors.embedding import _EmbedRun
 from midlayer_encoders.vectors.parquet_parts import Part, plan_digest, vectors_digest
 from midlayer_encoders.views.media_views import _generator
@@ -334,27 +334,28 @@ def paper_digests(world: Any) -> Iterator[str]:
         yield changed.digest
 
 
-@digest("tuning/training_pairs.py", "TrainingPairs.digest")
+@digest("tuning/training_rows.py", "TrainingRows.digest")
 def pair_digests(_: Any) -> Iterator[str]:
-    pairs = TrainingPairs("pairs", ({"anchor": "a", "positive": "b"}, {"anchor": "c", "positive": "d"}), "file")
+    pairs = TrainingRows("pairs", ({"anchor": "a", "positive": "b"}, {"anchor": "c", "positive": "d"}), "file")
     for rows in (pairs.rows, pairs.rows[::-1], pairs.rows[:1], ({"anchor": "a", "positive": "c"}, pairs.rows[1])):
         yield replace(pairs, rows=rows).digest
 
 
-@digest("tuning/tune.py", "_run_identity")
+@digest("tuning/runs.py", "Run.identity")
 def runs(_: Any) -> Iterator[dict[str, Any]]:
-    pairs = TrainingPairs("pairs", ({"anchor": "a", "positive": "b"},), "file")
+    pairs = TrainingRows("pairs", ({"anchor": "a", "positive": "b"},), "file")
     encoder: Any = SimpleNamespace(spec=SimpleNamespace(digest="a"))
     settings = TuneSettings()
-    yield _run_identity(pairs, encoder, settings)
-    yield _run_identity(replace(pairs, rows=({"anchor": "b", "positive": "a"},)), encoder, settings)
-    yield _run_identity(pairs, SimpleNamespace(spec=SimpleNamespace(digest="b")), settings)  # type: ignore[arg-type]
+    run = Run(encoder, pairs, settings, Path("out"), None, None)
+    yield run.identity
+    yield replace(run, rows=replace(pairs, rows=({"anchor": "b", "positive": "a"},))).identity
+    yield replace(run, encoder=SimpleNamespace(spec=SimpleNamespace(digest="b"))).identity  # type: ignore[arg-type]
     changes: dict[str, Any] = {
         "lora": 4, "epochs": 2.0, "max_steps": 5, "batch_size": 8, "learning_rate": 1.0, "held_out": 0.2, "patience": 9,
-        "checkpoints": 4, "mini_batch": 2, "matryoshka": [4], "adaptive": True, "seed": 1,
+        "checkpoints": 4, "mini_batch": 2, "matryoshka": [4], "adaptive": True, "seed": 1, "objective": "mntp",
     }  # fmt: skip
     for changed in list(changed_fields(settings, changes))[1:]:
-        yield _run_identity(pairs, encoder, changed)
+        yield replace(run, settings=changed).identity
 
 
 @digest("vectors/parquet_parts.py", "plan_digest")

@@ -17,10 +17,10 @@ __all__ = ["app", "main"]
 
 _INTERRUPTED = 130
 _TERMINATED = 143
-_RESUMABLE = {"embed", "sweep", "demo", "progression", "reproduce", "tune"}
+_RESUMABLE = {"embed", "sweep", "demo", "progression", "reproduce", "tune", "distill"}
 
 # Each module registers its commands, in the order of the help.
-for _module in ("demo", "select", "sweep", "export", "layers", "tune", "probe", "compare", "reproduce", "runs"):
+for _module in ("demo", "select", "sweep", "export", "layers", "training", "probe", "compare", "reproduce", "runs"):
     importlib.import_module(f"{__name__}.{_module}")
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _TIMES = ("before", "after")
+_TEACHER = "teacher"
 _WITHIN = 0.1
 _MAX_STEPS = 32  # drawn on a page, which has to open on a phone
 
@@ -247,6 +248,7 @@ def plot_tuning(frame: pl.DataFrame) -> Figure:
         [[40.0, 50.0], [50.0, 70.0]]
     """
     curves = _curves(_summaries(frame))
+    teacher = teacher_scores(frame)
     figure, panels = drawing.panel_grid(len(curves))
     for axes, (name, by_time) in zip(panels, curves.items(), strict=True):
         for style, (time, curve) in enumerate(by_time.items()):
@@ -254,6 +256,8 @@ def plot_tuning(frame: pl.DataFrame) -> Figure:
             y = list(curve.points.values())
             tips = drawing.point_tips(f"{name} {time}", x, y, number)
             drawing.draw_points(axes, x, y, label=time, style=style, tips=tips)
+        if name in teacher:
+            drawing.draw_level(axes, teacher[name], f"{name}, teacher: {number(teacher[name])}", "teacher")
         drawing.layer_axis(axes, max(curve.last_layer for curve in by_time.values()))
         ends = " to ".join(number(curve.last) for curve in by_time.values())
         label = f"{name} by layer, before and after; at the last from {ends}"
@@ -262,10 +266,10 @@ def plot_tuning(frame: pl.DataFrame) -> Figure:
 
 
 def tuning_words(frame: pl.DataFrame, losses: pl.DataFrame) -> str:
-    """Return sentences about the change at the encoder's layer and of the loss on held-out pairs.
+    """Return sentences about the change at the encoder's layer, the teacher and the held-out loss.
 
     Args:
-        frame: tidy scores whose ``revision`` is ``"before"`` or ``"after"``; may be empty.
+        frame: tidy scores whose ``revision`` is ``"before"``, ``"after"`` or ``"teacher"``; may be empty.
         losses: ``step, loss, held_out``.
     """
     sentences = []
@@ -279,10 +283,31 @@ def tuning_words(frame: pl.DataFrame, losses: pl.DataFrame) -> str:
             f"{subject} at layer {last} went from {number(before.points.get(last))} to {number(after.last)} points "
             f"({signed(after.last - before.points.get(last, float('nan')))})."
         )
+        teacher = teacher_scores(frame).get(after.name)
+        if teacher is not None:
+            sentences.append(_gap_sentence(before.points.get(last, float("nan")), after.last, teacher))
     held_out = losses["held_out"].drop_nulls().to_list()
     if held_out:
-        sentences.append(f"The loss on held-out pairs went from {held_out[0]:.3f} to {min(held_out):.3f} at its best.")
+        sentences.append(f"The held-out loss went from {held_out[0]:.3f} to {min(held_out):.3f} at its best.")
     return " ".join(sentences)
+
+
+def _gap_sentence(before: float, after: float, teacher: float) -> str:
+    """Return a sentence about the share of a teacher's lead that training recovered."""
+    if teacher <= before:
+        return f"The teacher, with {number(teacher)}, was not better."
+    share = round(100 * (after - before) / (teacher - before))
+    return f"The teacher has {number(teacher)}: training recovered {share} % of its lead."
+
+
+def teacher_scores(frame: pl.DataFrame) -> dict[str, float]:
+    """Return the scores of a teacher by the names of the tasks, and of their average if there are several."""
+    rows = frame.filter(pl.col("revision") == _TEACHER)
+    if rows.is_empty():
+        return {}
+    result = summary(rows)
+    curves = (*([result.average] if result.average else []), *result.tasks)
+    return {curve.name: curve.last for curve in curves}
 
 
 def tuning_html(
@@ -316,6 +341,7 @@ def tuning_html(
         folder=folder,
         scores_chart=plot_tuning(frame) if compared else None,
         curves=_curves(scores) if compared else {},
+        teacher=teacher_scores(frame),
         loss_chart=_plot_losses(losses) if len(losses) > 1 else None,
         metric_charts=[] if metrics.is_empty() else [plot_steps_curves(metrics), plot_steps_heat(metrics)],
         how=how,
@@ -340,7 +366,7 @@ def _curves(scores: Mapping[str, Summary]) -> dict[str, dict[str, Curve]]:
 
 def _plot_losses(losses: pl.DataFrame) -> Figure:
     figure, (axes,) = drawing.panel_grid(1)
-    for style, (column, label) in enumerate((("loss", "training"), ("held_out", "held-out pairs"))):
+    for style, (column, label) in enumerate((("loss", "training"), ("held_out", "held out"))):
         rows = losses.drop_nulls(column)
         if len(rows):
             x = rows["step"].to_list()

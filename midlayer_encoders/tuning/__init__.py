@@ -1,8 +1,10 @@
-"""Tune a cut encoder on pairs, and score every layer before and after."""
+"""Train a cut encoder on pairs, texts or the vectors of a teacher, and score every layer before and after."""
 
 from __future__ import annotations
 
-from midlayer_encoders.tuning.training import TuneSettings
-from midlayer_encoders.tuning.tune import TuneResult, tune
+from midlayer_encoders.tuning.distill import distill
+from midlayer_encoders.tuning.runs import DistillResult, TuneResult
+from midlayer_encoders.tuning.settings import DistillSettings, TrainingSettings, TuneSettings
+from midlayer_encoders.tuning.tune import tune
 
-__all__ = ["TuneResult", "TuneSettings", "tune"]
+__all__ = ["DistillResult", "DistillSettings", "TrainingSettings", "TuneResult", "TuneSettings", "distill", "tune"]

@@ -1,21 +1,18 @@
-"""Train an encoder with sentence-transformers' trainer: losses, early stopping and resumable checkpoints."""
+"""Train an encoder with sentence-transformers' trainer: early stopping and resumable checkpoints."""
 
 from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
-import torch
 from sentence_transformers import SentenceTransformerTrainingArguments
 from sentence_transformers.base.sampler import BatchSamplers
-from sentence_transformers.sentence_transformer import losses
-from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, normalize
+from torch import nn
 from transformers import EarlyStoppingCallback, PrinterCallback, TrainerCallback, set_seed
 
 from midlayer_encoders._types import MIN_MEASURED_TOKENS, POOLINGS, Stage
@@ -25,142 +22,16 @@ from midlayer_encoders.files import file_checksums, make_folder, read_artifact, 
 from midlayer_encoders.frame.schema import tidy_frame
 from midlayer_encoders.reading.batches import count_tokens
 from midlayer_encoders.tuning import trainer_internals
-from midlayer_encoders.tuning.training_pairs import PairKind, TrainingPairs
-from midlayer_encoders.validation import check_count, check_flag, check_list, check_number, check_seed
+from midlayer_encoders.tuning.settings import TrainingSettings
+from midlayer_encoders.tuning.training_rows import TrainingRows
 
 if TYPE_CHECKING:
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
-
-
-_SCALE = 20.0  # of a cosine, as in sentence-transformers' ranking loss
-
-
-class LabelRankingLoss(nn.Module):
-    """Rank the positive of each anchor above the positives of other labels in the batch.
-
-    Unlike ``MultipleNegativesRankingLoss``, positives of the anchor's label are not negatives: with 77 labels and 32
-    pairs per batch, four in ten anchors would have such a false negative.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor) -> Tensor:
-        """Return the mean cross-entropy of a batch."""
-        anchors, positives = (
-            normalize(self.model(features)["sentence_embedding"], dim=-1) for features in sentence_features
-        )
-        diagonal = torch.eye(len(labels), dtype=torch.bool, device=labels.device)
-        same_label = (labels[:, None] == labels[None]) & ~diagonal
-        scores = (_SCALE * anchors @ positives.T).masked_fill(same_label, -torch.inf)
-        return cross_entropy(scores, torch.arange(len(labels), device=labels.device))
-
-
-_LOSSES: dict[PairKind, Callable[[Any], nn.Module]] = {
-    "labels": LabelRankingLoss,
-    "scored": losses.CoSENTLoss,
-    "pairs": losses.MultipleNegativesRankingLoss,
-}
-
-
-def make_loss(encoder: LayerEncoder, kind: PairKind, settings: TuneSettings) -> nn.Module:
-    """Return the loss: ranking among in-batch negatives, or the order of scores (CoSENT)."""
-    mini_batch = settings.mini_batch
-    adaptive = settings.adaptive
-    if mini_batch is not None and (kind != "pairs" or adaptive):
-        reason = "with `adaptive`" if adaptive else "for rows with scores or labels"
-        raise OptionError(f"`mini_batch` must be None {reason}: it applies to in-batch negatives only.")
-    loss: nn.Module
-    if mini_batch is not None:
-        loss = losses.CachedMultipleNegativesRankingLoss(encoder, mini_batch_size=check_count("mini_batch", mini_batch))
-    else:
-        loss = _LOSSES[kind](encoder)
-    if settings.matryoshka is not None:
-        loss = losses.MatryoshkaLoss(encoder, loss, _dimensions(settings.matryoshka, encoder))
-    if adaptive:  # outermost, as in Matryoshka2dLoss
-        if encoder.norm == "final" and encoder.anatomy.final:
-            raise OptionError(
-                f"`adaptive` must be False for {encoder.name} with norm='final': AdaptiveLayerLoss pools the raw "
-                "states of earlier layers, but an encoder that is cut there applies the model's final norm "
-                f"({', '.join(encoder.anatomy.final)}) to them. Pass norm='none', or tune each depth separately."
-            )
-        loss = losses.AdaptiveLayerLoss(encoder, loss)
-    return loss
-
-
-def _dimensions(matryoshka: Sequence[int], encoder: LayerEncoder) -> list[int]:
-    """Return the numbers of dimensions to train, the whole width first."""
-    width = encoder.get_embedding_dimension() or 0
-    sizes = [check_count("matryoshka", size, "dimensions") for size in check_list("matryoshka", matryoshka, "numbers")]
-    if max(sizes) > width:
-        raise OptionError(f"`matryoshka` must be at most {width}, the width of {encoder.name}, but got {max(sizes)}.")
-    return sorted({*sizes, width}, reverse=True)
-
 
 _CALLBACK_TEXTS = 64  # texts that the callback measures
 _CALLBACK_CANDIDATES = 4096  # texts among which it takes the first that are long enough
 METRICS = "metrics.parquet"
 _LOSS_SCHEMA = {"step": pl.Int64, "loss": pl.Float64, "held_out": pl.Float64}
-
-
-@dataclass(frozen=True, kw_only=True)
-class TuneSettings:
-    """Settings of :func:`~midlayer_encoders.tune`.
-
-    Attributes:
-        lora: train adapters of this rank (``True``: 16) in every linear layer, merged into the weights at the end;
-            otherwise all weights are trained.
-        epochs: passes over the pairs.
-        max_steps: number of steps instead of ``epochs``.
-        batch_size: pairs per step; a larger batch has more in-batch negatives.
-        learning_rate: at its peak, after a tenth of the steps; 5e-5, or 5e-4 with ``lora``, by default.
-        held_out: share of the pairs to hold out. Their loss chooses the checkpoint and stops the run early.
-        patience: evaluations without a lower loss after which the run stops.
-        checkpoints: number of evaluations and checkpoints over the run; 0 for none.
-        mini_batch: rows in memory at a time, for batches that do not fit (``CachedMultipleNegativesRankingLoss``).
-        matryoshka: numbers of leading dimensions to train in addition to all of them (``MatryoshkaLoss``).
-        adaptive: train earlier layers too (``AdaptiveLayerLoss``); rejected if it reads other states than a cut does.
-        seed: for every random draw.
-    """
-
-    lora: bool | int = False
-    epochs: float = 1.0
-    max_steps: int | None = None
-    batch_size: int = 32
-    learning_rate: float | None = None
-    held_out: float = 0.1
-    patience: int = 3
-    checkpoints: int = 10
-    mini_batch: int | None = None
-    matryoshka: Sequence[int] | None = None
-    adaptive: bool = False
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        checked = {
-            "lora": self.lora if isinstance(self.lora, bool) else check_count("lora", self.lora),
-            "epochs": check_number("epochs", self.epochs, minimum=1e-6),
-            "max_steps": None if self.max_steps is None else check_count("max_steps", self.max_steps, "steps"),
-            "batch_size": check_count("batch_size", self.batch_size, "pairs", minimum=2),
-            "learning_rate": None if self.learning_rate is None else check_number("learning_rate", self.learning_rate),
-            "held_out": check_number("held_out", self.held_out, maximum=0.5),
-            "patience": check_count("patience", self.patience),
-            "checkpoints": check_count("checkpoints", self.checkpoints, minimum=0),
-            "adaptive": check_flag("adaptive", self.adaptive),
-            "seed": check_seed(self.seed),
-        }
-        for name, value in checked.items():
-            object.__setattr__(self, name, value)
-        if self.held_out and not self.checkpoints:
-            raise OptionError("`held_out` must be 0 with checkpoints=0: its loss chooses the best checkpoint.")
-
-    @property
-    def peak_learning_rate(self) -> float:
-        """The learning rate after warmup."""
-        if self.learning_rate is not None:
-            return self.learning_rate
-        return 5e-4 if self.lora else 5e-5
 
 
 @dataclass(frozen=True)
@@ -222,38 +93,44 @@ def _trained_files(folder: Path) -> dict[str, str]:
 
 
 def train(
-    encoder: LayerEncoder, pairs: TrainingPairs, settings: TuneSettings, folder: Path, stage: Stage
+    encoder: LayerEncoder,
+    rows: TrainingRows,
+    make_loss: Callable[[LayerEncoder], nn.Module],
+    settings: TrainingSettings,
+    folder: Path,
+    stage: Stage,
 ) -> TrainingRecord:
     """Tune an encoder in place and return the record of the run; an interrupted run resumes at its last checkpoint.
 
     Args:
         encoder: of texts.
-        pairs: to train on and to hold out.
+        rows: to train on and to hold out.
+        make_loss: returns the loss, once adapters are in place.
         settings: of the training.
         folder: for checkpoints and the callback's history.
         stage: of the steps.
     """
     from datasets import Dataset
 
-    train_pairs, held_out = pairs.split(settings.held_out, settings.seed)
-    rows = train_pairs.loss_rows(settings.seed)
-    rank = 16 if settings.lora is True else int(settings.lora)
+    train_rows, held_out = rows.split(settings.held_out, settings.seed)
+    loss_rows = train_rows.loss_rows(settings.seed)
+    rank = settings.lora_rank
     set_seed(settings.seed)  # before adapters are initialized
     encoder.requires_grad_(True)  # merged PEFT adapters leave frozen weights
     if rank:
         trainer_internals.add_lora(encoder, rank)
     make_folder(folder / "checkpoints")
     last = _last_checkpoint(folder / "checkpoints")
-    steps = settings.max_steps or math.ceil(math.ceil(len(rows) / settings.batch_size) * settings.epochs)
-    callback = _make_callback(encoder, [*(held_out.texts if held_out else ()), *train_pairs.texts], settings, folder)
-    args = _training_arguments(encoder, pairs, rows[0], settings, folder / "checkpoints", steps)
+    steps = settings.max_steps or math.ceil(math.ceil(len(loss_rows) / settings.batch_size) * settings.epochs)
+    callback = _make_callback(encoder, [*(held_out.texts if held_out else ()), *train_rows.texts], settings, folder)
+    args = _training_arguments(encoder, rows, loss_rows[0], settings, folder / "checkpoints", steps)
     args.eval_on_start = held_out is not None and last is None
     trainer = trainer_internals.WeightsTrainer(
         model=encoder,
         args=args,
-        train_dataset=Dataset.from_list(rows),
+        train_dataset=Dataset.from_list(loss_rows),
         eval_dataset=Dataset.from_list(held_out.loss_rows(settings.seed)) if held_out else None,
-        loss=make_loss(encoder, pairs.kind, settings),
+        loss=make_loss(encoder),
         callbacks=[_StepProgress(stage), *([_ResumablePatience(settings.patience)] if held_out else [])],
     )
     if callback is not None:
@@ -278,7 +155,8 @@ def train(
     state = trainer.state
     best = Path(state.best_model_checkpoint).name.rpartition("-")[2] if state.best_model_checkpoint else ""
     words = {
-        "Trained on": f"{len(rows)} rows of {pairs.kind}" + (f", {len(held_out.rows)} held out" if held_out else ""),
+        "Trained on": f"{len(loss_rows)} rows of {rows.kind}"
+        + (f", {len(held_out.rows)} held out" if held_out else ""),
         "Loss": type(trainer.loss).__name__,
         "Trained parameters": f"{num_trainable:,}" + (f" (LoRA of rank {rank})" if rank else ""),
         "Batch size": str(settings.batch_size),
@@ -290,25 +168,24 @@ def train(
     return TrainingRecord(_losses(state), metrics, state.global_step, int(best or state.global_step), seconds, words)
 
 
-def check_training(encoder: LayerEncoder, pairs: TrainingPairs, settings: TuneSettings) -> None:
+def check_training(encoder: LayerEncoder, settings: TrainingSettings, matryoshka: Sequence[int] = ()) -> None:
     """Raise if training could not begin; scoring every layer before it takes a while."""
     if settings.lora and encoder.layer == 0:
         raise OptionError(
             f"`lora` must be False for layer 0 of {encoder.name}: adapters change the linear layers of blocks, and "
             "it has none."
         )
-    if encoder.truncate_dim is not None and encoder.truncate_dim not in (settings.matryoshka or ()):
+    if encoder.truncate_dim is not None and encoder.truncate_dim not in matryoshka:
         raise OptionError(
             f"`truncate_dim` must be left out, or be in `matryoshka` too: the loss is of whole vectors, not of "
             f"{encoder.truncate_dim} of their dimensions. Pass matryoshka=[{encoder.truncate_dim}]."
         )
-    make_loss(encoder, pairs.kind, settings)
     if settings.lora:
         trainer_internals.check_lora(encoder)
 
 
 def _make_callback(
-    encoder: LayerEncoder, texts: list[str], settings: TuneSettings, folder: Path
+    encoder: LayerEncoder, texts: list[str], settings: TrainingSettings, folder: Path
 ) -> LayerMetricsTrainerCallback | None:
     """Return the callback that measures every layer in training; ``None`` if the texts are too short."""
     texts = texts[:_CALLBACK_CANDIDATES]
@@ -330,7 +207,7 @@ def _make_callback(
 
 
 def _training_arguments(
-    encoder: LayerEncoder, pairs: TrainingPairs, row: dict[str, Any], settings: TuneSettings, folder: Path, steps: int
+    encoder: LayerEncoder, rows: TrainingRows, row: dict[str, Any], settings: TrainingSettings, folder: Path, steps: int
 ) -> Any:
     is_cuda = encoder.device.type == "cuda"
     interval = max(steps // settings.checkpoints, 1) if settings.checkpoints else steps
@@ -341,7 +218,7 @@ def _training_arguments(
         per_device_eval_batch_size=settings.batch_size,
         learning_rate=settings.peak_learning_rate,
         warmup_steps=steps // 10,
-        batch_sampler=BatchSamplers.NO_DUPLICATES if pairs.kind == "pairs" else BatchSamplers.BATCH_SAMPLER,
+        batch_sampler=BatchSamplers.NO_DUPLICATES if rows.kind == "pairs" else BatchSamplers.BATCH_SAMPLER,
         prompts=_prompts(encoder, row),
         seed=settings.seed,
         bf16=is_cuda,

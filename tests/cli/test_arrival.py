@@ -49,6 +49,7 @@ CALLS: dict[str, tuple[str, list[str]]] = {
     "progression": ("comparing:progression", ["MODEL", "--texts", "TEXTS"]),
     "probe": ("probing:probe", ["MODEL", "--data", "TASK"]),
     "tune": ("tuning:tune", ["MODEL", "--layer", "2", "--pairs", "TASK", "--out", "OUT"]),
+    "distill": ("tuning:distill", ["MODEL", "--layer", "2", "--texts", "TEXTS", "--out", "OUT"]),
     "export": ("export:export_for", ["MODEL", "--layer", "2", "--out", "OUT"]),
     "reproduce": ("paper.reproduce:reproduce", ["fig2", "--model", "MODEL"]),
     "board": ("boards:board", ["OUT"]),

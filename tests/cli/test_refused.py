@@ -48,6 +48,7 @@ OUTPUT_FOLDERS = {
     "select": "MODEL --texts texts.txt",
     "sweep": "MODEL --tasks sts.csv",
     "tune": "MODEL --layer 1 --pairs sts.csv",
+    "distill": "MODEL --layer 1 --texts texts.txt",
 }
 
 

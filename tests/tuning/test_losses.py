@@ -18,16 +18,15 @@ from midlayer_encoders._isolation import isolated_random
 from midlayer_encoders._types import Stage
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.tuning import trainer_internals
+from midlayer_encoders.tuning.losses import LabelRankingLoss, pair_loss
+from midlayer_encoders.tuning.settings import TuneSettings
 from midlayer_encoders.tuning.training import (
-    LabelRankingLoss,
-    TuneSettings,
     _make_callback,
     _prompts,
     _training_arguments,
-    make_loss,
     train,
 )
-from midlayer_encoders.tuning.training_pairs import TrainingPairs, read_pairs
+from midlayer_encoders.tuning.training_rows import TrainingRows, read_pairs
 from tests.tuning.rows import PAIRS
 
 Folder = Callable[[str], str]
@@ -83,7 +82,7 @@ def test_batch_of_one_label_has_zero_loss() -> None:
 )
 def test_each_kind_has_its_loss(kind: Any, options: dict[str, Any], name: str, tiny_folder: Folder) -> None:
     encoder = LayerEncoder(tiny_folder("BERT"), 2, device="cpu")
-    loss: Any = make_loss(encoder, kind, TuneSettings(**options))
+    loss: Any = pair_loss(encoder, kind, TuneSettings(**options))
     assert type(loss).__name__ == name
     if name == "MatryoshkaLoss":
         assert sorted(loss.matryoshka_dims) == [8, encoder.get_embedding_dimension()]
@@ -102,7 +101,7 @@ def test_each_kind_has_its_loss(kind: Any, options: dict[str, Any], name: str, t
 def test_unsupported_loss_options_are_refused(kind: Any, options: Any, words: str, tiny_folder: Folder) -> None:
     encoder = LayerEncoder(tiny_folder("Llama"), 2, device="cpu")
     with pytest.raises(OptionError, match=words):
-        make_loss(encoder, kind, TuneSettings(**options))
+        pair_loss(encoder, kind, TuneSettings(**options))
 
 
 def test_earlier_layers_of_the_adaptive_loss_match_a_cut_model(tiny_folder: Folder) -> None:
@@ -114,7 +113,7 @@ def test_earlier_layers_of_the_adaptive_loss_match_a_cut_model(tiny_folder: Fold
             recorded.append(encoder(next(iter(features)))["sentence_embedding"])
             return recorded[-1].sum()
 
-    loss: Any = make_loss(encoder, "pairs", TuneSettings(adaptive=True))
+    loss: Any = pair_loss(encoder, "pairs", TuneSettings(adaptive=True))
     loss.loss, loss.n_layers_per_step = Keeps(), -1
     loss([encoder.preprocess(["a text", "another"])], torch.zeros(2))
     for layer, actual in zip((2, 0, 1, 2), recorded, strict=True):
@@ -125,11 +124,11 @@ def test_earlier_layers_of_the_adaptive_loss_match_a_cut_model(tiny_folder: Fold
 
 def test_leading_dimensions_of_earlier_layers_are_trained_together(tiny_folder: Folder) -> None:
     encoder = LayerEncoder(tiny_folder("BERT"), 2, device="cpu")
-    loss = make_loss(encoder, "pairs", TuneSettings(matryoshka=[8], adaptive=True))
+    loss = pair_loss(encoder, "pairs", TuneSettings(matryoshka=[8], adaptive=True))
     features = [encoder.preprocess(["a text", "another"]), encoder.preprocess(["one text", "others"])]
     with torch.no_grad():
         assert (
-            loss(features, torch.zeros(2)) > make_loss(encoder, "pairs", TuneSettings())(features, torch.zeros(2)) > 0
+            loss(features, torch.zeros(2)) > pair_loss(encoder, "pairs", TuneSettings())(features, torch.zeros(2)) > 0
         )
 
 
@@ -144,7 +143,7 @@ def test_seed_is_set_before_adapters_are_initialized(
     encoder = LayerEncoder(tiny_folder("Llama"), 2, device="cpu")
     settings = TuneSettings(lora=2, seed=seed, held_out=0)
     with isolated_random(), pytest.raises(KeyError, match=str(seed)):
-        train(encoder, read_pairs(PAIRS), settings, tmp_path, Stage(None, "training"))
+        train(encoder, read_pairs(PAIRS), stop, settings, tmp_path, Stage(None, "training"))
 
 
 def test_each_text_is_trained_with_the_prompt_of_its_role(tiny_folder: Folder) -> None:
@@ -166,7 +165,7 @@ def test_settings_reach_the_trainer(
 ) -> None:
     encoder = LayerEncoder(tiny_folder("BERT"), 1, device="cpu", pooling="cls", max_length=20)
     settings = TuneSettings(lora=lora, batch_size=12, checkpoints=4, seed=7)
-    args = _training_arguments(encoder, TrainingPairs(kind, (), "p"), {}, settings, tmp_path, 100)
+    args = _training_arguments(encoder, TrainingRows(kind, (), "p"), {}, settings, tmp_path, 100)
     assert (args.max_steps, args.warmup_steps, args.logging_steps) == (100, 10, 2)
     assert (args.eval_steps, args.save_steps) == (25, 25)
     assert args.save_total_limit is None  # `WeightsTrainer` removes earlier checkpoints after it has completed one

@@ -51,7 +51,7 @@ def test_resumed_run_gives_the_same_result(
         if stopped == "before it is saved":
             patch.setattr(LayerEncoder, "save_pretrained", stop)
         elif stopped == "after it is saved":
-            patch.setattr(sys.modules["midlayer_encoders.tuning.tune"], "write_frame", stop)
+            patch.setattr(sys.modules["midlayer_encoders.tuning.runs"], "write_frame", stop)
         elif stopped == "at its end":
             patch.setattr(shutil, "rmtree", killed)
         with pytest.raises(KeyboardInterrupt):

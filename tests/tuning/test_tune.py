@@ -176,9 +176,9 @@ def test_it_stops_early_where_nothing_is_learned_and_leaves_the_generators_alone
     [
         ({"layer": 5}, LayerIndexError, r"in \[0, 4\].*but got 5"),
         ({"layer": [1, 2]}, OptionError, "must be a text-only model cut at one layer, but got several layers"),
-        ({"center": ["a text"]}, OptionError, "`center` must be left out: it is fitted to vectors that tuning"),
+        ({"center": ["a text"]}, OptionError, "`center` must be left out: it is fitted to vectors that training"),
         ({"skip_first": 1}, Exception, "A plain folder pools every token"),
-        ({"batch_size": 1}, OptionError, "`batch_size` must be a positive number of pairs"),
+        ({"batch_size": 1}, OptionError, "`batch_size` must be a positive number of rows"),
         ({"held_out": 0.6}, OptionError, "`held_out` must be a finite number, from 0 to 0.5"),
         ({"checkpoints": 0}, OptionError, "`held_out` must be 0 with checkpoints=0"),
         ({"layer": 0, "lora": 4}, OptionError, "`lora` must be False for layer 0"),
@@ -302,6 +302,5 @@ def test_text_is_about_the_layer_of_the_encoder() -> None:
     )  # fmt: skip
     losses = pl.DataFrame({"step": [0, 1, 2], "loss": [None, 2.0, 1.0], "held_out": [3.0, 1.0, 1.5]})
     assert tuning_words(frame, losses) == (
-        "STS at layer 1 went from 20.0 to 50.0 points (+30.0). "
-        "The loss on held-out pairs went from 3.000 to 1.000 at its best."
+        "STS at layer 1 went from 20.0 to 50.0 points (+30.0). The held-out loss went from 3.000 to 1.000 at its best."
     )

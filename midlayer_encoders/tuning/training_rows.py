@@ -1,4 +1,4 @@
-"""Read the rows that an encoder is tuned on: pairs, scored pairs, or labeled texts, detected by their columns."""
+"""Read the rows that an encoder is trained on: pairs, scored pairs or labeled texts by their columns, or texts."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from midlayer_encoders.errors import OptionError, short_repr
+from midlayer_encoders.files import expand_home
 from midlayer_encoders.tasks import table_files
+from midlayer_encoders.tasks.sources import own_texts
 from midlayer_encoders.tasks.table_files import TEXT, TEXT_OR_TEXTS, Table, TaskFileError
-from midlayer_encoders.validation import check_list
+from midlayer_encoders.validation import check_list, check_texts
 
-PairKind: TypeAlias = Literal["pairs", "scored", "labels"]
+RowKind: TypeAlias = Literal["pairs", "scored", "labels", "texts"]
 Row: TypeAlias = dict[str, Any]
 
 _TEXT_COLUMNS = ("text", "sentences")
@@ -29,17 +31,17 @@ _MIN_ROWS = 2
 
 
 @dataclass(frozen=True)
-class TrainingPairs:
+class TrainingRows:
     """Distinct rows of one kind.
 
     Attributes:
         kind: ``"pairs"`` of ``anchor``, ``positive`` and any ``negative``; ``"scored"`` pairs ``sentence1``,
-            ``sentence2``, ``score``; or ``"labels"``: ``text``, ``label``.
+            ``sentence2``, ``score``; ``"labels"``: ``text``, ``label``; or ``"texts"``, whose label is their number.
         rows: with the same columns each.
         name: of their file, for errors.
     """
 
-    kind: PairKind
+    kind: RowKind
     rows: tuple[Row, ...]
     name: str
 
@@ -53,17 +55,18 @@ class TrainingPairs:
         """The distinct texts, in order."""
         return list(dict.fromkeys(cell for row in self.rows for cell in row.values() if isinstance(cell, str)))
 
-    def split(self, share: float, seed: int) -> tuple[TrainingPairs, TrainingPairs | None]:
+    def split(self, share: float, seed: int) -> tuple[TrainingRows, TrainingRows | None]:
         """Return the rows to train on and a random held-out share, ``None`` if the share is 0."""
         rows = list(self.rows)
         random.Random(seed).shuffle(rows)
         count = max(round(share * len(rows)), _MIN_ROWS) if share else 0
-        train = TrainingPairs(self.kind, tuple(rows[count:]), self.name)
-        held_out = TrainingPairs(self.kind, tuple(rows[:count]), self.name) if count else None
+        train = TrainingRows(self.kind, tuple(rows[count:]), self.name)
+        held_out = TrainingRows(self.kind, tuple(rows[:count]), self.name) if count else None
         if any(part and len(part.loss_rows(seed)) < _MIN_ROWS for part in (train, held_out)):
             reason = " and too few of each label" if self.kind == "labels" else ""
+            noun = "texts" if self.kind == "texts" else "pairs"
             raise OptionError(
-                f"`pairs` must have {_MIN_ROWS} pairs or more to train on, and as many to hold out, but {self.name} "
+                f"`{noun}` must have {_MIN_ROWS} {noun} or more to train on, and as many to hold out, but {self.name} "
                 f"has {len(rows)} rows{reason} for held_out={share:g}. Add rows, or pass held_out=0."
             )
         return train, held_out
@@ -84,7 +87,7 @@ class TrainingPairs:
         return rows
 
 
-def read_pairs(pairs: Path | str | Sequence[Mapping[str, Any]]) -> TrainingPairs:
+def read_pairs(pairs: Path | str | Sequence[Mapping[str, Any]]) -> TrainingRows:
     """Return the rows of a file (JSONL, CSV, TSV, parquet), or of a list of dicts.
 
     Raises:
@@ -111,10 +114,28 @@ def read_pairs(pairs: Path | str | Sequence[Mapping[str, Any]]) -> TrainingPairs
     if kind != "pairs":
         column = "score" if kind == "scored" else "label"
         table.check_distinct((row[column] for row in distinct), f"{column}s")
-    return TrainingPairs(kind, distinct, table.path.name)
+    return TrainingRows(kind, distinct, table.path.name)
 
 
-def _rows(table: Table) -> tuple[PairKind, list[Row]]:
+def read_training_texts(texts: Path | str | Sequence[str]) -> TrainingRows:
+    """Return the distinct texts of a file or of a list.
+
+    Args:
+        texts: a list, or a file: a text per line, or a table with a column ``text``.
+    """
+    if isinstance(texts, Path | str):
+        path = expand_home(texts)
+        name = path.name
+        lines = own_texts(path)
+    else:
+        name = "`texts`"
+        lines = check_texts("texts", texts)
+    distinct = dict.fromkeys(text for text in lines if text.strip())
+    rows = tuple({"text": text, "label": number} for number, text in enumerate(distinct))
+    return TrainingRows("texts", rows, name)
+
+
+def _rows(table: Table) -> tuple[RowKind, list[Row]]:
     """Return the kind of a table's rows, and the rows with the column names of that kind."""
     text, anchor, positive, label, score = (
         next((name for name in names if name in table.columns), None)

@@ -1,0 +1,180 @@
+"""``midlayer tune`` and ``midlayer distill``: train a cut model, with every layer scored before and after."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Option
+
+from midlayer_encoders.cli import _arguments, _output, _progress
+from midlayer_encoders.cli._app import command
+from midlayer_encoders.cli.sweep import STAGES
+from midlayer_encoders.encoder.options import EncoderOptions
+from midlayer_encoders.errors import OptionError
+
+if TYPE_CHECKING:
+    from midlayer_encoders.tuning import TuneResult
+
+_TITLES = {"training": "steps trained", "teacher": "texts read by the teacher"} | {
+    f"{when}: {stage}": f"{title}, {when}" for when in ("teacher", "before", "after") for stage, title in STAGES.items()
+}
+
+Out = Annotated[Path, Option(help="Folder for model, page and frames: new, or that of an interrupted run.")]
+Tasks = Annotated[str, Option(help="Tasks scored before and after: names, builtin or paths; or none.")]
+Lora = Annotated[int, Option(help="Rank of LoRA adapters, merged at the end; 0 trains all weights.")]
+Epochs = Annotated[float, Option(help="Passes over the training data.")]
+MaxSteps = Annotated[int | None, Option(help="Number of steps, instead of epochs.")]
+Patience = Annotated[int, Option(help="Evaluations without a lower held-out loss before stopping.")]
+Checkpoints = Annotated[int, Option(help="Number of evaluations and checkpoints; 0 for none.")]
+
+
+@command("Use it", without=["whiten", "embed_filter"], dtype="float32")
+def tune(
+    *,
+    model: _arguments.Model,
+    layer: _arguments.LayerWords,
+    pairs: Annotated[
+        Path | None, Option(help="Anchors and positives, scored pairs, or labeled texts; see docs/tuning.md.")
+    ] = None,
+    texts: Annotated[Path | None, Option(help="With --objective mntp: a text per line, or a column text.")] = None,
+    objective: Annotated[str, Option(help="pairs, or mntp: predict masked tokens of --texts.")] = "pairs",
+    out: Out,
+    tasks: Tasks = "builtin",
+    lora: Lora = 0,
+    epochs: Epochs = 1.0,
+    max_steps: MaxSteps = None,
+    batch_size: Annotated[int, Option(help="Pairs per step: more pairs mean more in-batch negatives.")] = 32,
+    learning_rate: Annotated[float | None, Option(help="Peak; by default 5e-5, or 5e-4 with --lora.")] = None,
+    held_out: Annotated[float, Option(help="Fraction of the rows held out for early stopping; or 0.")] = 0.1,
+    patience: Patience = 3,
+    checkpoints: Checkpoints = 10,
+    mini_batch: Annotated[int | None, Option(help="Rows in memory at a time, if a batch does not fit.")] = None,
+    matryoshka: Annotated[str | None, Option(help="Numbers of leading dimensions to train too: 128,64.")] = None,
+    adaptive: Annotated[bool, Option(help="Train earlier layers too (AdaptiveLayerLoss).")] = False,
+    seed: _arguments.Seed = 0,
+    options: EncoderOptions,
+) -> None:
+    """Cut a model at a layer, fine-tune it, and show how every layer changed; a stopped run continues.
+
+    Examples:
+        midlayer tune MODEL --layer 17 --pairs pairs.jsonl --out tuned
+        midlayer tune MODEL --layer 17 --pairs pairs.csv --lora 16 --out tuned
+    """
+    from midlayer_encoders import tuning
+
+    settings = tuning.TuneSettings(
+        lora=lora or False,
+        epochs=epochs,
+        max_steps=max_steps,
+        batch_size=batch_size,
+        learning_rate=learning_rate,
+        held_out=held_out,
+        patience=patience,
+        checkpoints=checkpoints,
+        mini_batch=mini_batch,
+        matryoshka=_parse_sizes(matryoshka),
+        adaptive=adaptive,
+        objective=objective,  # type: ignore[arg-type]  # checked there
+        seed=seed,
+    )
+    with _progress.show_progress(_TITLES) as progress:
+        result = tuning.tune(
+            model,
+            _arguments.parse_layer(layer),
+            pairs,
+            texts=texts,
+            out=out,
+            tasks=_parse_tasks(tasks),
+            settings=settings,
+            progress=progress,
+            **options.changed(),
+        )
+    _print_training(result)
+
+
+@command("Use it", without=["whiten", "embed_filter"], dtype="float32")
+def distill(
+    *,
+    model: _arguments.Model,
+    layer: _arguments.LayerWords,
+    texts: Annotated[Path, Option(help="A text per line, or a table with a column text; no labels are needed.")],
+    out: Out,
+    teacher: Annotated[str | None, Option(help="Another embedding model; by default MODEL itself, uncut.")] = None,
+    teacher_layer: Annotated[str, Option(help="Layer of the teacher, as in --layer.")] = "-1",
+    teacher_recipe: Annotated[str | None, Option(help="Recipe of the teacher, such as word-echo.")] = None,
+    tasks: Tasks = "builtin",
+    match: Annotated[str, Option(help="What to learn: vectors, similarities (other widths) or both.")] = "vectors",
+    lora: Lora = 0,
+    epochs: Epochs = 3.0,
+    max_steps: MaxSteps = None,
+    batch_size: Annotated[int, Option(help="Texts per step.")] = 128,
+    learning_rate: Annotated[float | None, Option(help="Peak; by default 1e-4, or 1e-3 with --lora.")] = None,
+    held_out: Annotated[float, Option(help="Fraction of the texts held out for early stopping; or 0.")] = 0.02,
+    patience: Patience = 3,
+    checkpoints: Checkpoints = 10,
+    seed: _arguments.Seed = 0,
+    options: EncoderOptions,
+) -> None:
+    """Cut a model at a layer, and train it from texts alone to return the vectors of the whole model.
+
+    Every layer is scored before and after; a stopped run continues.
+
+    Examples:
+        midlayer distill MODEL --layer 12 --texts texts.txt --out small
+        midlayer distill LM --layer -1 --texts t.txt --teacher-recipe echo --out e
+    """
+    from midlayer_encoders import tuning
+
+    settings = tuning.DistillSettings(
+        match=match,  # type: ignore[arg-type]  # checked there
+        lora=lora or False,
+        epochs=epochs,
+        max_steps=max_steps,
+        batch_size=batch_size,
+        learning_rate=learning_rate,
+        held_out=held_out,
+        patience=patience,
+        checkpoints=checkpoints,
+        seed=seed,
+    )
+    with _progress.show_progress(_TITLES) as progress:
+        result = tuning.distill(
+            model,
+            _arguments.parse_layer(layer),
+            texts,
+            out=out,
+            teacher=teacher,
+            teacher_layer=_arguments.parse_layer(teacher_layer),
+            teacher_recipe=teacher_recipe,
+            tasks=_parse_tasks(tasks),
+            settings=settings,
+            progress=progress,
+            **options.changed(),
+        )
+    _print_training(result)
+
+
+def _print_training(result: TuneResult) -> None:
+    report = result.folder / "report.html"
+    words = result.words()
+    folders = {"folder": result.folder, "model": result.model_folder}
+    _output.print_result(**folders, report=report, words=words, notes=result.notes)
+    for line in (words, *result.notes):
+        _output.print_text(line)
+    _output.print_report(report)
+    _output.print_text("Load it with:")
+    _output.print_text(f"  SentenceTransformer({json.dumps(str(result.model_folder), ensure_ascii=False)})", wrap=False)
+
+
+def _parse_tasks(tasks: str) -> Sequence[str]:
+    return () if tasks == "none" else tasks.split(",")
+
+
+def _parse_sizes(words: str | None) -> list[int] | None:
+    try:
+        return None if words is None else [int(word) for word in words.split(",")]
+    except ValueError:
+        raise OptionError(f"`--matryoshka` must be numbers separated by commas, but got {words!r}.") from None
