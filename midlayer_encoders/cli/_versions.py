@@ -1,4 +1,4 @@
-"""``midlayer --version``, and with ``--verbose`` the details for a bug report: versions, devices, caches, settings."""
+"""``midlayer --version``, and with ``--verbose`` the details for a bug report: versions, devices, settings."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 import platform
 import re
 import sys
-from pathlib import Path
 
 from midlayer_encoders import __version__
 
@@ -25,7 +24,7 @@ def version_line() -> str:
 
 
 def report_lines() -> list[str]:
-    """Return a line for each dependency, and lines on devices, caches and settings."""
+    """Return a line for each dependency, and lines on devices and settings."""
     requirements: dict[bool, set[str]] = {False: set(), True: set()}
     for line in importlib.metadata.requires(_NAME) or []:
         requirements["extra ==" in line].add(re.split(r"[^\w.-]", line)[0])
@@ -38,7 +37,6 @@ def report_lines() -> list[str]:
         *(f"{content}: {name} {_version(name)}" for content, name in _WEIGHTS.items()),
         f"devices: {', '.join(_devices())}",
         f"Triton: {_version('triton')}",
-        *_caches(),
         *(f"{name}={os.environ[name]}" for name in _SETTINGS if name in os.environ),
         *(f"{name}: {'set' if os.environ.get(name) else 'not set'}" for name in _TOKENS),
     ]
@@ -59,24 +57,3 @@ def _devices() -> list[str]:
         properties = torch.cuda.get_device_properties(index)
         devices.append(f"cuda:{index} ({properties.name}, {properties.total_memory / 2**30:.0f} GiB)")
     return [*devices, "mps"] if torch.backends.mps.is_available() else devices
-
-
-def _caches() -> list[str]:
-    """Return the folders of downloads and converted models, and their sizes."""
-    from huggingface_hub.constants import HF_HOME, HF_HUB_CACHE
-    from rich.filesize import decimal
-
-    from midlayer_encoders.models.gguf_cache import gguf_cache
-
-    folders = {
-        "the hub": Path(HF_HUB_CACHE),
-        "datasets": Path(os.environ.get("HF_DATASETS_CACHE") or Path(HF_HOME) / "datasets"),
-        "mteb": Path(os.environ.get("MTEB_CACHE") or Path.home() / ".cache" / "mteb"),
-    }
-    if (converted := gguf_cache()) is not None:
-        folders["converted GGUF files"] = converted
-    lines = []
-    for content, folder in folders.items():  # files with several links count once
-        paths = (Path(parent) / name for parent, _, names in os.walk(folder) for name in names)
-        lines.append(f"cache of {content}: {folder}, {decimal(sum(path.lstat().st_size for path in paths))}")
-    return lines

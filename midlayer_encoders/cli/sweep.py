@@ -21,14 +21,13 @@ from midlayer_encoders.errors import OptionError, counted
 
 if TYPE_CHECKING:
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
-    from midlayer_encoders.sweeping import Preview, RecipesResult, SweepResult, TaskPreview
+    from midlayer_encoders.sweeping import RecipesResult, SweepResult
 
 ONE_PASS_METRICS = ("prompt_entropy", "dataset_entropy", "effective_rank", "curvature")
 """The paper's metrics that compare no views of a text."""
 _DEFAULT_METRICS = ",".join(ONE_PASS_METRICS)
 
-_MIN_SECONDS = 45.0  # below it, starting takes most of the time
-_NOT_TIMED = "; imports, starting workers, TF-IDF and BM25 come on top"
+_NOT_TIMED = "loading, scoring, metrics and baselines come on top"
 
 STAGES = {
     "reading": "tasks read",
@@ -65,7 +64,7 @@ def sweep(
     devices: Annotated[int, Option(help="Processes per machine that share the sweep.")] = 1,
     num_nodes: Annotated[int, Option(help="Machines that share the sweep, started by torchrun or SLURM.")] = 1,
     compiled: Annotated[bool, Option("--compile", help="Compile the blocks; worth it for many texts.")] = False,
-    dry_run: Annotated[bool, Option("--dry-run", help="Print how tasks are read and the estimated time.")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="Print what it would do, and the estimated time.")] = False,
     submit: Annotated[Literal["slurm", "local"] | None, Option(help="Run each task of a model as a job.")] = None,
     submit_option: _arguments.SubmitOption = None,
     options: EncoderOptions,
@@ -121,15 +120,15 @@ def sweep(
     )
     metric_names = _arguments.parse_metrics(metrics)
     recipe_list, options = _arguments.parse_recipes(recipes, options)
-    arguments: dict[str, Any] = {"recipes": recipe_list, "metrics": metric_names, "settings": settings}
-    arguments |= {"layers": layers, "site": site, "baselines": not no_baselines, "limit": limit, **columns}
-    if budget is not None:
-        processes = devices * num_nodes
-        arguments["budget"] = check_minutes(budget, limit=limit, recipes=recipe_list, processes=processes)
+    arguments: dict[str, Any] = {"recipes": recipe_list, "settings": settings, "layers": layers, "site": site}
+    arguments |= {"limit": limit, **columns}
     if dry_run:
         _print_preview(model, task_names, **arguments, **options.changed())
         return
-    arguments["engine"] = engine
+    if budget is not None:
+        processes = devices * num_nodes
+        arguments["budget"] = check_minutes(budget, limit=limit, recipes=recipe_list, processes=processes)
+    arguments |= {"metrics": metric_names, "baselines": not no_baselines, "engine": engine}
     if not is_alone:
         arguments |= {"executor": submit, "parameters": parameters, "store": store}
         _sweep_models(models, task_names, out or Path("midlayer-results"), **arguments, **options.changed())
@@ -313,71 +312,31 @@ def _print_preview(model: str, tasks: list[str], **arguments: Any) -> None:
     """Print what a sweep would do, a block for each task and one for the model; exit with 1 if it would fail."""
     from midlayer_encoders import sweeping
 
-    with _progress.show_progress({"looking": "tasks read", "timing": "batches and tasks timed"}) as progress:
+    with _progress.show_progress({"looking": "tasks read", "timing": "batches timed"}) as progress:
         preview = sweeping.preview(model, tasks, progress=progress, **arguments)
     _output.print_result(**asdict(preview))
     for task in preview.tasks:
-        kind = f"{task.data.type} ({task.data.why})" if task.data is not None else "cannot be used"
-        _print_block(f"{task.name}: {kind}", _task_lines(task, preview.max_tokens))
+        texts = counted(task.texts, "distinct text") if task.texts else ""
+        lines = {"error": task.error, "note": task.note, "to embed": texts, "scored": task.scoring}
+        _print_block(f"{task.name}: {f'{task.type} ({task.why})' if task.type else 'cannot be used'}", lines)
     size = f"{counted(preview.layers, 'layer')} of {preview.dim} dimensions on {preview.device}"
+    duration = _progress.duration(max(preview.seconds, 1))
     lines = {
-        "error": preview.error or "",
-        "texts": f"{preview.texts:,} to embed, each once" if preview.texts else "",
-        "time": _time_text(preview) if preview.seconds else "",
+        "error": preview.error,
+        "to embed": f"{preview.texts:,} texts, each once" if preview.texts else "",
+        "time": f"about {duration} for embedding; {_NOT_TIMED}" if preview.seconds else "",
         "store": f"{decimal(preview.store_bytes)} of vectors on disk" if preview.store_bytes else "",
-        "baselines": " ".join(preview.missing),
     }
     _print_block(f"{preview.model}: {size if preview.layers else 'not measured'}", lines)
     if preview.error is not None or any(task.error is not None for task in preview.tasks):
         raise Exit(1)
 
 
-def _print_block(title: str, lines: Mapping[str, str]) -> None:
+def _print_block(title: str, lines: Mapping[str, str | None]) -> None:
     """Print a title, and a row for each line that is not empty."""
     table = Table.grid(padding=(0, 2, 0, 0))
     for name, text in lines.items():
         if text:
-            table.add_row(Text(f"  {name}"), Text(text, style="bold red" if name in ("leaks", "error") else ""))
+            table.add_row(Text(f"  {name}"), Text(text, style="bold red" if name == "error" else ""))
     _output.print_text(title, style="bold")
     _output.console().print(table)
-
-
-def _task_lines(task: TaskPreview, max_tokens: int | None) -> dict[str, str]:
-    lines = {"error": task.error or ""}
-    if task.data is not None:
-        lines |= {
-            "rows": ", ".join(f"{name} {count:,}" for name, count in task.data.rows.items()),
-            "repeated": ", ".join(f"{count:,} in {name}" for name, count in task.data.duplicates.items()),
-            "leaks": ", ".join(f"{count:,} {problem}" for problem, count in task.data.leaks.items()),
-            **_balance_line(task.data.balance),
-            "note": task.data.note,
-        }
-    if task.tokens:
-        lines["tokens"] = "median {median:,}, 95 % up to {95 %:,}, longest {longest:,}".format(**task.tokens)
-        if max_tokens is not None:
-            share = f"{task.truncated:.1%} of the texts are" if task.truncated else "none is"
-            lines["tokens"] += f"; {share} truncated at {max_tokens:,}"
-    texts = counted(task.texts, "distinct text") if task.texts else ""
-    return lines | {"to embed": texts, "scored": task.scoring}
-
-
-def _balance_line(balance: Mapping[str, float]) -> dict[str, str]:
-    if "labels" in balance:
-        rarest = f"the rarest in {balance['rarest, share of rows']:.1%} of the rows"
-        commonest = f"the commonest in {balance['commonest, share of rows']:.1%}"
-        return {"labels": f"{balance['labels']:,.0f}, {rarest}, {commonest}"}
-    if "lowest score" in balance:
-        return {"scores": f"{balance['lowest score']:g} to {balance['highest score']:g}"}
-    if not balance:
-        return {}
-    fewest, most, mean = balance.values()
-    return {"relevant": f"{fewest:.0f} to {most:.0f} documents per query, {mean:.1f} on average"}
-
-
-def _time_text(preview: Preview) -> str:
-    seconds = preview.seconds
-    parts = ", ".join(f"{name} {_progress.duration(seconds[name])}" for name in ("embedding", "scoring", "other"))
-    whole = "under a minute" if seconds["whole"] < _MIN_SECONDS else f"about {_progress.duration(seconds['whole'])}"
-    batches = counted(preview.timed, "batch", "batches")
-    untimed = f"; without scoring {', '.join(preview.not_timed)}" if preview.not_timed else ""
-    return f"{whole}, an estimate from {batches} of these texts: {parts}{untimed}{_NOT_TIMED}"

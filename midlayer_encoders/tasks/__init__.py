@@ -16,7 +16,6 @@ from midlayer_encoders.tasks.baselines import (
     tfidf_scores,
 )
 from midlayer_encoders.tasks.docstrings import BUILTIN_TASKS, STS_GRADES
-from midlayer_encoders.tasks.overview import TaskOverview, task_overview
 from midlayer_encoders.tasks.sampled_source import SampledSource, whole_source
 from midlayer_encoders.tasks.samples import whole_name
 from midlayer_encoders.tasks.sources import (
@@ -43,7 +42,6 @@ __all__ = [
     "Bm25Search",
     "SampledSource",
     "TaskFileError",
-    "TaskOverview",
     "TaskSource",
     "TaskType",
     "TextEncoder",
@@ -59,7 +57,6 @@ __all__ = [
     "resolve_tasks",
     "source_texts",
     "task_label",
-    "task_overview",
     "task_sources",
     "task_texts",
     "tfidf_scores",

@@ -57,6 +57,7 @@ SWEPT: dict[str, Any] = {
     "layers": [1, 0.5, 2, 3], "text_column": "t", "label_column": "l", "limit": 50, "baselines": False, "recipes": RECIPES, "site": "mlp", "metrics": ["lidar", "dime"],
     "settings": {"scoring": "mteb", "workers": 3, "store_dtype": "float16", "compile": True},
 }  # fmt: skip
+PREVIEWED = {name: value for name, value in SWEPT.items() if name not in ("metrics", "baselines")}
 CASES = {
     "sweep": Case(
         "sweeping.sweep",
@@ -70,7 +71,7 @@ CASES = {
         ["MODEL@step1"],
         {**SWEEP, "dry_run": True},
         ["MODEL", ["near.csv"]],
-        SWEPT | ENCODER | {"revision": "step1"},
+        PREVIEWED | ENCODER | {"revision": "step1"},
     ),
     "sweep --budget": Case(
         "sweeping.sweep",
@@ -81,7 +82,7 @@ CASES = {
          "settings": {}, "budget": 2.5, "engine": "transformers", "recipes": None, "limit": None, "out": None, "store": None},
     ),
     "sweep --dry-run": Case(
-        "sweeping.preview", ["MODEL"], {**SWEEP, "dry_run": True}, ["MODEL", ["near.csv"]], SWEPT | ENCODER
+        "sweeping.preview", ["MODEL"], {**SWEEP, "dry_run": True}, ["MODEL", ["near.csv"]], PREVIEWED | ENCODER
     ),
     "sweep --submit": Case(
         "sweeping.sweep_many",

@@ -18,7 +18,6 @@ from midlayer_encoders.report.layer_charts import recipe_words
 from midlayer_encoders.sweeping import RecipesResult, SweepResult
 from midlayer_encoders.sweeping.best_layer import Notes
 from midlayer_encoders.sweeping.previews import Preview, TaskPreview
-from midlayer_encoders.tasks.overview import TaskOverview
 from tests.report.made_frames import rows_frame
 
 
@@ -40,39 +39,6 @@ def test_sentence_about_recipes_states_layer_score_and_both_gains() -> None:
     )
 
 
-def test_dry_run_states_the_numbers_of_a_task() -> None:
-    data = TaskOverview(
-        name="t", type="Classification", why="text, label", rows={"train": 1200, "test": 34}, duplicates={"train": 5},
-        leaks={"test rows in train": 2}, balance={"labels": 3.0, "rarest, share of rows": 0.125, "commonest, share of rows": 0.5},
-        note="a note",
-    )  # fmt: skip
-    tokens = {"median": 11, "95 %": 1022, "longest": 3033}
-    task = TaskPreview(name="t", data=data, scoring="all layers together", texts=4044, tokens=tokens, truncated=0.0625)
-    lines = sweep._task_lines(task, 512)
-    assert lines["rows"] == "train 1,200, test 34"
-    assert lines["repeated"] == "5 in train"
-    assert lines["leaks"] == "2 test rows in train"
-    assert lines["labels"] == "3, the rarest in 12.5% of the rows, the commonest in 50.0%"
-    assert lines["tokens"] == "median 11, 95 % up to 1,022, longest 3,033; 6.2% of the texts are truncated at 512"
-    assert lines["to embed"] == "4,044 distinct texts"
-    assert sweep._balance_line({"lowest score": -1.0, "highest score": 4.5}) == {"scores": "-1 to 4.5"}
-    relevant = {"fewest": 1.0, "most": 7.0, "mean": 2.26}
-    assert sweep._balance_line(relevant) == {"relevant": "1 to 7 documents per query, 2.3 on average"}
-
-
-def test_dry_run_states_the_estimated_times() -> None:
-    seconds = {"embedding": 61.0, "scoring": 130.0, "other": 4.0, "whole": 195.0}
-    text = sweep._time_text(Preview(tasks=(), model="m", seconds=seconds, timed=3, not_timed=["far"]))
-    durations = [sweep._progress.duration(seconds[name]) for name in ("whole", "embedding", "scoring", "other")]
-    assert len(set(durations)) == 4
-    assert text.startswith(
-        "about {}, an estimate from 3 batches of these texts: embedding {}, scoring {}, other {}".format(*durations)
-    )
-    assert "; without scoring far" in text
-    one_batch = sweep._time_text(Preview(tasks=(), model="m", seconds=seconds | {"whole": 44.0}, timed=1))
-    assert one_batch.startswith("under a minute, an estimate from 1 batch of")
-
-
 def printed(show: Callable[..., object], *arguments: Any, **keywords: Any) -> list[str]:
     """Return the lines that a function prints on a wide terminal, and that it exits with 1 as its last line if so."""
     application = typer.Typer()
@@ -82,20 +48,31 @@ def printed(show: Callable[..., object], *arguments: Any, **keywords: Any) -> li
 
 
 def test_dry_run_states_the_size_of_the_whole_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = TaskPreview(name="t", type="STS", why="a column", note="a note", scoring="all layers together", texts=4044)
     preview = Preview(
-        tasks=[TaskPreview(name="bad", error="no rows")], model="m", layers=5, dim=32, device="cpu", max_tokens=12,
-        texts=4321, store_bytes=2_500_000, missing=["BM25 is missing."], seconds=dict.fromkeys(("whole", "embedding", "scoring", "other"), 90.0),
-        timed=2,
-    )  # fmt: skip
+        tasks=[task, TaskPreview(name="bad", error="no rows")],
+        model="m",
+        layers=5,
+        dim=32,
+        device="cpu",
+        texts=4321,
+        store_bytes=2_500_000,
+        seconds=90.0,
+    )
     monkeypatch.setattr(sweeping, "preview", lambda *_, **__: preview)
-    title, error, model, texts, seconds, store, baselines, end = printed(sweep._print_preview, "m", ["bad"])
-    assert (title, error) == ("bad: cannot be used", "  error  no rows")
-    assert model == "m: 5 layers of 32 dimensions on cpu"
-    assert texts == "  texts      4,321 to embed, each once"
-    assert seconds.startswith("  time       about 1 min 30 s, an estimate from 2 batches")
-    assert store == "  store      2.5 MB of vectors on disk"
-    assert baselines == "  baselines  BM25 is missing."
-    assert end == "exit 1", "because of the task"
+    assert printed(sweep._print_preview, "m", ["t", "bad"]) == [
+        "t: STS (a column)",
+        "  note      a note",
+        "  to embed  4,044 distinct texts",
+        "  scored    all layers together",
+        "bad: cannot be used",
+        "  error  no rows",
+        "m: 5 layers of 32 dimensions on cpu",
+        "  to embed  4,321 texts, each once",
+        "  time      about 1 min 30 s for embedding; loading, scoring, metrics and baselines come on top",
+        "  store     2.5 MB of vectors on disk",
+        "exit 1",
+    ]
     monkeypatch.setattr(sweeping, "preview", lambda *_, **__: Preview(tasks=[], model="m", error="no weights"))
     assert printed(sweep._print_preview, "m", []) == ["m: not measured", "  error  no weights", "exit 1"]
     monkeypatch.setattr(sweeping, "preview", lambda *_, **__: Preview(tasks=[], model="m", layers=1, dim=2, device="d"))

@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 
 from midlayer_encoders import LayerEncoder
+from midlayer_encoders._types import Stage
 from midlayer_encoders.errors import LayerIndexError
 from midlayer_encoders.store import list_stores
 from midlayer_encoders.sweeping import preview
+from midlayer_encoders.sweeping.previews import _time_embedding
 from tests.families import DEPTH
 from tests.others_warnings import MTEB
 from tests.sweeping.scoring import QUICK, sweep
@@ -51,25 +53,10 @@ def test_preview_reports_texts_and_store_size(
     assert mine.scoring == classes.scoring == "all layers together"
     assert pairs.scoring.startswith("by mteb, because")
     assert (texts.scoring, texts.texts) == ("none: it has no labels", 0)
-    assert plan.not_timed == ["pairs"]
-    assert plan.seconds["whole"] == pytest.approx(sum(plan.seconds[name] for name in ("embedding", "scoring", "other")))
-    assert all(value > 0 for name, value in plan.seconds.items() if name != "other")
-    assert plan.timed >= 1
+    assert plan.seconds > 0
     assert reports["looking"] == (4, 4)
     assert reports["timing"][0] == reports["timing"][1]
-    assert json.loads(json.dumps(asdict(plan)))["tasks"][0]["data"]["rows"]["documents"] == 48
-
-
-def test_lengths_are_counted_before_truncation(tiny_folder: Folder, tmp_path: Path) -> None:
-    encoder = LayerEncoder(tiny_folder("Llama"), -1, device="cpu", max_length=12)
-    path = write(tmp_path / "texts.jsonl", [{"text": text} for text in SENTENCES])
-    plan = preview(encoder, path)
-    assert (plan.layers, plan.max_tokens, plan.seconds) == (DEPTH + 1, 12, {})  # nothing is scored
-    (task,) = plan.tasks
-    counts = sorted(len(encoder.tokenizer(text)["input_ids"]) for text in SENTENCES)
-    assert task.tokens == {"median": counts[24], "95 %": counts[45], "longest": counts[-1]}
-    assert counts[-1] > 12
-    assert task.truncated == sum(count > 12 for count in counts) / 48
+    assert json.loads(json.dumps(asdict(plan)))["tasks"][0]["why"] == "corpus, queries and qrels"
 
 
 def test_recipes_with_other_vectors_need_more_storage(tiny_folder: Folder, tmp_path: Path) -> None:
@@ -89,8 +76,7 @@ def test_preview_reports_errors_and_checks_the_rest(tiny_folder: Folder, tmp_pat
     first, second, third = plan.tasks
     assert first.error is not None
     assert "bad.jsonl, line 1: `sentence2` must be a string that is not empty" in first.error
-    assert second.data is not None
-    assert (second.error, second.data.rows) == (None, {"test": 48})
+    assert (second.error, second.type, second.why) == (None, "STS", "columns sentence1, sentence2, score")
     assert third.error is not None
     assert "there is no" in third.error
     assert not plan.seconds
@@ -101,14 +87,12 @@ def test_preview_reports_errors_and_checks_the_rest(tiny_folder: Folder, tmp_pat
     assert "takes image: a preview needs a text model" in images.error
 
 
-def test_tasks_of_the_same_name_are_timed_separately(
-    tiny_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    timed: list[int] = []
-    monkeypatch.setattr(
-        "midlayer_encoders.sweeping.previews.resampled_scores", lambda _, keys, *__, **___: timed.append(len(keys))
-    )
-    rows = ROWS["STS"]
-    tasks = [write(tmp_path / "one/mine.jsonl", rows[:20]), write(tmp_path / "two/mine.jsonl", rows[20:45])]
-    preview(LayerEncoder(tiny_folder("Llama"), -1, device="cpu"), tasks)
-    assert len(timed) == 2
+def test_time_is_that_of_all_batches(tiny_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder = LayerEncoder(tiny_folder("Llama"), -1, device="cpu")
+    clock = iter(range(1000))
+    monkeypatch.setattr("midlayer_encoders.sweeping.previews.time.perf_counter", lambda: float(next(clock)))
+    texts = [f"text {number}" for number in range(8)]
+    monkeypatch.setattr("midlayer_encoders.sweeping.previews.batches_of", lambda *_, **__: [[n] for n in range(8)])
+    stage = Stage(None, "timing", 5)
+    assert _time_embedding(encoder, [0, 1], "block", 64, texts, stage) == 8.0, "a second for each of eight batches"
+    assert stage.done == 5
