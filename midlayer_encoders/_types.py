@@ -5,18 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 Layer: TypeAlias = int | float
 """``0`` = embeddings, ``k`` = after block ``k``, ``-1`` = the last, a float in ``(0, 1]`` = fraction of depth."""
 
-LayerArgument: TypeAlias = Layer | Sequence[Layer] | Mapping[str, Layer]
-"""A layer, several layers to combine, or one layer for each tower of a joint model."""
-
-Combine: TypeAlias = Literal["mean", "concat"]
-"""How several layers become one vector."""
+LayerArgument: TypeAlias = Layer | Mapping[str, Layer]
+"""A layer, or one layer for each tower of a joint model."""
 
 Norm: TypeAlias = Literal["final", "none"]
 """``"final"`` applies the model's final norm to the layer's states; ``"none"`` takes the raw residual stream."""
@@ -158,7 +155,6 @@ class EncoderSpec:
         tower_layers: name and layer of each tower of a joint model.
         similarity: similarity function, as in sentence-transformers' ``similarity_fn_name``.
         prompting: template and pooled tokens, as JSON; empty for the plain text.
-        mixture: each combined layer and its share, 1 if concatenated; ``layer`` is the deepest one.
         site: part of the layer that is read.
         parts: name and digest of everything else: config, tokenizer or processor, the model's own code, and the
             generation of the package's numerics.
@@ -184,7 +180,6 @@ class EncoderSpec:
     tower_layers: tuple[tuple[str, int], ...] = ()
     similarity: str = "cosine"
     prompting: str = ""
-    mixture: tuple[tuple[int, float], ...] = ()
     site: ReadSite = "block"
     parts: tuple[tuple[str, str], ...] = ()
 

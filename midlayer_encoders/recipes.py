@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import json
 import logging
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
@@ -353,77 +352,12 @@ class Counting:
 
 # --- transformations of pooled vectors --------------------------------------------------------------------------------
 
-LEFT_OUT = (0.02, 0.25)
-"""Fractions of the largest and of the smallest singular directions of the output embeddings that are left out."""
 
-
-def middle_directions(embeddings: Tensor, left_out: tuple[float, float] = LEFT_OUT) -> Tensor:
-    r"""Return the projection onto the middle right singular vectors of output embeddings, shape ``(D, D)``.
-
-    .. math::
-        W = U \operatorname{diag}(s) V^\top, \qquad P = V_{a:b} V_{a:b}^\top
-
-    The largest directions separate frequent from rare tokens; the smallest carry little (EmbedFilter, arXiv
-    2606.07502).
-
-    Args:
-        embeddings: one row for each token, shape ``(T, D)``.
-        left_out: fractions of the largest and of the smallest directions to leave out.
-    """
-    import torch
-
-    rows = embeddings.double()
-    values, vectors = torch.linalg.eigh(rows.mT @ rows)  # ascending
-    largest = math.ceil(left_out[0] * len(values))
-    smallest = int(left_out[1] * len(values))
-    middle = vectors[:, smallest : len(values) - largest]
-    projection: Tensor = middle @ middle.mT
-    return projection
-
-
-def vector_map(
-    vectors: Tensor | None, *, width: int, whiten: bool = False, projection: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    r"""Return the matrix and the offset that filter, center and whiten a vector, in that order.
-
-    .. math::
-        y = S\,(P x - P \bar x), \qquad S = \bigl((1 - \lambda)\,\Sigma + \lambda \tfrac{\operatorname{tr} \Sigma}{D}
-        I\bigr)^{-1/2} \text{ or } I
-
-    with the Ledoit-Wolf shrinkage :math:`\lambda`.
-
-    Args:
-        vectors: vectors of sample texts, shape ``(N, D)``; ``None`` for no centering.
-        width: number of dimensions D.
-        whiten: whether to scale directions.
-        projection: a filter, shape ``(D, D)``.
-
-    Returns:
-        Shapes ``(D, D)`` and ``(D,)``, float64.
-    """
-    import torch
-
-    matrix = torch.eye(width, dtype=torch.float64) if projection is None else projection.double().cpu()
-    if vectors is None:
-        return matrix, torch.zeros(width, dtype=torch.float64)
+def centering_offset(vectors: Tensor) -> Tensor:
+    """Return minus the mean of vectors ``(N, D)`` of sample texts, shape ``(D,)``; raise for too few of them."""
     if len(vectors) < SMALLEST_SAMPLE:
         raise OptionError(f"`center` must hold {SMALLEST_SAMPLE} texts or more, but got {len(vectors)}.")
-    sample = vectors.double().cpu()
-    if whiten:
-        matrix = _whitening(sample @ matrix.mT) @ matrix
-    return matrix, -(matrix @ sample.mean(dim=0))
-
-
-def _whitening(vectors: Tensor) -> Tensor:
-    """Return the inverse square root of the shrunk covariance, scaled to keep the mean length of vectors."""
-    import torch
-    from sklearn.covariance import ledoit_wolf
-
-    covariance, _ = ledoit_wolf(vectors.numpy())
-    values, directions = torch.linalg.eigh(torch.from_numpy(covariance))
-    scales = values.clamp(min=values.max() * 1e-9).rsqrt() * values.mean().sqrt()
-    matrix: Tensor = (directions * scales) @ directions.mT
-    return matrix
+    return -vectors.double().mean(dim=0).cpu()
 
 
 # --- recipes ----------------------------------------------------------------------------------------------------------
@@ -440,7 +374,7 @@ class Recipe:
         join: how two readings become one vector, for a template with ``{read}``: the ``"sum"`` of their unit vectors
             (the default), ``"concat"`` for the unit vectors side by side, ``"first"`` or ``"second"`` for one of them
             as it is, or ``"none"`` for both side by side and not scaled.
-        layer: default layer or layers of an encoder; sweeps and selections read all layers.
+        layer: default layer of an encoder; sweeps and selections read all layers.
         norm: ``None`` keeps the encoder's norm.
         pooling: ``None`` keeps the encoder's pooling; a template that the model continues needs ``"last"``.
         skip_special: whether to leave BOS, EOS, CLS and SEP out of pooling.
@@ -448,8 +382,6 @@ class Recipe:
         template_tokens: whether to pool the tokens of the template, too. Otherwise only the text is pooled, and only
             the second copy of a repeated text.
         center: subtract the mean vector of sample texts.
-        whiten: then scale every direction by its spread over these texts, shrunk toward equal scales.
-        embed_filter: keep only the middle singular directions of the model's output embeddings.
         normalize: scale every vector to length 1.
         source: where the recipe comes from.
     """
@@ -457,15 +389,13 @@ class Recipe:
     name: str
     template: Template | None = field(default=None, hash=False)  # a mapping has no hash
     join: Join | None = None
-    layer: Layer | Sequence[Layer] | None = None
+    layer: Layer | None = None
     norm: Norm | None = None
     pooling: Pooling | None = None
     skip_first: int = 0
     skip_special: bool = False
     template_tokens: bool = True
     center: bool = False
-    whiten: bool = False
-    embed_filter: bool = False
     normalize: bool = False
     source: str = ""
 
@@ -475,16 +405,12 @@ class Recipe:
         if self.template is not None:
             # A copy, because a mapping may change later.
             object.__setattr__(self, "template", check_template("template", self.template))
-        if isinstance(self.layer, Sequence):
-            object.__setattr__(self, "layer", tuple(self.layer))  # a list has no hash
         check_choice("norm", self.norm or "final", NORMS)
         check_choice("pooling", self.pooling or "mean", POOLINGS)
         check_choice("join", self.join or "sum", JOINS)
         check_count("skip_first", self.skip_first, minimum=0)
-        for name in ("skip_special", "template_tokens", "center", "whiten", "embed_filter", "normalize"):
+        for name in ("skip_special", "template_tokens", "center", "normalize"):
             check_flag(name, getattr(self, name))
-        if self.whiten and not self.center:
-            raise OptionError("`whiten` must be False without `center`, because it scales directions around the mean.")
         if is_marked(self.template):
             object.__setattr__(self, "join", self.join or "sum")
             object.__setattr__(self, "template_tokens", False)
@@ -493,7 +419,7 @@ class Recipe:
     @property
     def changes_vectors(self) -> bool:
         """Whether the recipe transforms pooled vectors."""
-        return self.center or self.embed_filter or self.normalize
+        return self.center or self.normalize
 
     def apart(self) -> Recipe:
         """Return this recipe with its two readings side by side, from which every way of joining them follows."""
@@ -501,10 +427,8 @@ class Recipe:
 
     def before_vectors(self) -> Recipe:
         """Return this recipe without its layer and its transformations of pooled vectors."""
-        parts = [part for part in self.name.split("+") if part not in ("center", "whiten", "filter", "normalize")]
-        return replace(
-            self, name="+".join(parts), layer=None, center=False, whiten=False, embed_filter=False, normalize=False
-        )
+        parts = [part for part in self.name.split("+") if part not in ("center", "normalize")]
+        return replace(self, name="+".join(parts), layer=None, center=False, normalize=False)
 
     def changed(self) -> dict[str, Any]:
         """Return the fields that differ from their defaults, by name."""
@@ -589,8 +513,6 @@ _REMOVED: Mapping[str, Mapping[str, Any]] = {
 
 _SUFFIXES: Mapping[str, Mapping[str, Any]] = {
     "center": {"center": True},
-    "whiten": {"center": True, "whiten": True},
-    "filter": {"embed_filter": True},
     "normalize": {"normalize": True},
     "skip-first": {"skip_first": 1},
     "skip-special": {"skip_special": True},
@@ -609,8 +531,8 @@ def recipe_of(argument: str, value: Any) -> Recipe:
     Example:
         >>> recipe_of("recipe", "one-word").pooling
         'last'
-        >>> recipe_of("recipe", "plain+skip-first+filter").changed()
-        {'skip_first': 1, 'embed_filter': True}
+        >>> recipe_of("recipe", "plain+skip-first+center").changed()
+        {'skip_first': 1, 'center': True}
     """
     if isinstance(value, Recipe):
         return value

@@ -135,7 +135,6 @@ def test_repr_of_any_object_is_short() -> None:
 
 DEPRECATED = {
     "an attribute": "from midlayer_encoders.store import StoreFullError",
-    "an option": "from midlayer_encoders.encoder.options import make_options; make_options({'weights': [1, 2]})",
     "a module": "import midlayer_encoders.analysis",
     "a class": "from midlayer_encoders.recipes import Frame, with_frame",
 }
@@ -152,5 +151,5 @@ def test_deprecation_warning_points_to_the_caller(case: str) -> None:
 
 @pytest.mark.slow
 def test_deprecation_warning_is_shown_by_default() -> None:
-    process = subprocess.run([sys.executable, "-c", DEPRECATED["an option"]], capture_output=True, text=True)
-    assert "`weights` is now `layer_weights`" in process.stderr
+    process = subprocess.run([sys.executable, "-c", DEPRECATED["a class"]], capture_output=True, text=True)
+    assert "`Frame` is now `TemplateParts`" in process.stderr

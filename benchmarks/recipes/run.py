@@ -40,8 +40,8 @@ from midlayer_encoders.sweeping.mteb_jobs import Prompts, StoredLayer
 from midlayer_encoders.tasks import TaskSource, isolated_random, task_label, task_sources, task_texts
 
 RECIPES = (
-    "plain", "plain+last", "plain+skip-first", "plain+center", "plain+filter", "plain+whiten",
-    "one-word", "one-word+mean", "one-word+center", "one-word+filter", "one-word+whiten",
+    "plain", "plain+last", "plain+skip-first", "plain+center",
+    "one-word", "one-word+mean", "one-word+center",
     "echo",
 )  # fmt: skip
 SAMPLES = 1000

@@ -69,10 +69,7 @@ def with_flags(
     encoder_options = [
         option
         for option in option_fields().values()
-        if "options" in hints
-        and option.name not in without
-        and option.metadata.get("flag", "") is not None
-        and ("layer" in hints or not option.metadata.get("several"))
+        if "options" in hints and option.name not in without and option.metadata.get("flag", "") is not None
     ]
     parameters = [
         item.replace(annotation=hints[item.name], kind=inspect.Parameter.KEYWORD_ONLY)

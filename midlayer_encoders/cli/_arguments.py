@@ -28,7 +28,7 @@ Models = Annotated[
     list[str],
     Argument(metavar="MODEL...", help="Folders, hub names, name@revision, or built-in; one or several."),
 ]
-LayerWords = Annotated[str, Option("--layer", help="17, -1 (the last), 0.7 (of the depth), or several: 8,12,16.")]
+LayerWords = Annotated[str, Option("--layer", help="17, -1 (the last), or 0.7 (of the depth).")]
 EngineName = Annotated[Engine, Option("--engine", help="vllm computes the states with vLLM, in its own environment.")]
 MetricNames = Annotated[str, Option("--metrics", help="paper, all, or names separated by commas.")]
 TextsFile = Annotated[Path, _TEXTS]

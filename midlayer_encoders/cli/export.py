@@ -82,11 +82,10 @@ def export(
             )
             _output.print_text(f"Uploaded: {address}", wrap=False)
     layer_numbers = ", ".join(f"{tower} {number}" for tower, number in encoder.tower_layers.items())
-    layer_numbers = layer_numbers or ", ".join(str(number) for number, _ in encoder.mixture)
     shape = {"layer": layer_numbers or encoder.layer, "num_layers": encoder.num_layers, "parameters": parameters}
     values = {**asdict(exported), "folder": out, "repository": push, "address": address, **shape}
     _output.print_result(**values)
-    position = layer_numbers if encoder.tower_layers else f"{layer_numbers or encoder.layer} of {encoder.num_layers}"
+    position = layer_numbers or f"{encoder.layer} of {encoder.num_layers}"
     _output.print_text(f"Layer {position}, {parameters / 1e6:.1f}M parameters, is in {place}.")
     if stock:
         _output.print_text(STOCK_NOTE)
@@ -128,14 +127,13 @@ def _comparable(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _parse_layer_argument(words: str) -> LayerArgument:
-    """Return a layer, several layers, or one layer for each tower of a joint model.
+    """Return a layer, or one layer for each tower of a joint model.
 
     Example:
-        >>> _parse_layer_argument("17"), _parse_layer_argument("8,12,-1"), _parse_layer_argument("text=6,image=0.5")
-        (17, [8, 12, -1], {'text': 6, 'image': 0.5})
+        >>> _parse_layer_argument("17"), _parse_layer_argument("text=6,image=0.5")
+        (17, {'text': 6, 'image': 0.5})
     """
     if "=" not in words:
-        layers = [_arguments.parse_layer(word.strip()) for word in words.split(",")]
-        return layers if len(layers) > 1 else layers[0]
+        return _arguments.parse_layer(words.strip())
     pairs = (word.partition("=") for word in words.split(","))
     return {tower.strip(): _arguments.parse_layer(number.strip()) for tower, _, number in pairs}

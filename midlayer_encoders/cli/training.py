@@ -31,7 +31,7 @@ Patience = Annotated[int, Option(help="Evaluations without a lower held-out loss
 Checkpoints = Annotated[int, Option(help="Number of evaluations and checkpoints; 0 for none.")]
 
 
-@command("Use it", without=["whiten", "embed_filter"], dtype="float32")
+@command("Use it", dtype="float32")
 def tune(
     *,
     model: _arguments.Model,
@@ -95,7 +95,7 @@ def tune(
     _print_training(result)
 
 
-@command("Use it", without=["whiten", "embed_filter"], dtype="float32")
+@command("Use it", dtype="float32")
 def distill(
     *,
     model: _arguments.Model,

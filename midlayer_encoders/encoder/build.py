@@ -14,7 +14,7 @@ import torch
 from huggingface_hub import ModelCard, ModelCardData
 from sentence_transformers.sentence_transformer.modules import Pooling as PoolingModule
 from sentence_transformers.util import get_device_name
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from midlayer_encoders._types import EncoderSpec, Layer, LayerArgument, Medium, Norm, Pooling
@@ -22,14 +22,13 @@ from midlayer_encoders.encoder import prompting
 from midlayer_encoders.encoder import spec as names
 from midlayer_encoders.encoder.bidirectional import turn_mask_off
 from midlayer_encoders.encoder.first_module import (
-    CombinedLayers,
-    LayersTransformer,
     MemoryModule,
+    UncutTransformer,
     states_width,
     transformer_module,
 )
 from midlayer_encoders.encoder.inputs import probe_features, sampling_rate, supported_media
-from midlayer_encoders.encoder.options import EncoderKeywords, EncoderOptions, make_options, normalize_layer
+from midlayer_encoders.encoder.options import EncoderKeywords, EncoderOptions, make_options
 from midlayer_encoders.encoder.saved_folder import SavedFolder, later_modules, load_saved_folder, pooling_name
 from midlayer_encoders.encoder.sentence_transformers_internals import PlainOnDisk
 from midlayer_encoders.encoder.verification import (
@@ -40,10 +39,10 @@ from midlayer_encoders.encoder.verification import (
     check_uncut,
 )
 from midlayer_encoders.errors import CutError, MidlayerError, OptionError, short_repr, warn_deprecated
-from midlayer_encoders.models.anatomy import Anatomy, deepest_layer, find_anatomy, find_towers, resolve_layer
+from midlayer_encoders.models.anatomy import Anatomy, find_anatomy, find_towers, resolve_layer
 from midlayer_encoders.models.cut import MOST_PLANS, Cut, JointCut
 from midlayer_encoders.models.gguf_cache import TOKENIZER, converted_folder
-from midlayer_encoders.models.hub import BUILT_IN_MINILM, model_location, module_folder, output_embeddings
+from midlayer_encoders.models.hub import BUILT_IN_MINILM, model_location, module_folder
 from midlayer_encoders.models.load import NoPlanError, load_cut
 from midlayer_encoders.models.padding import wants_padding
 from midlayer_encoders.reading.joined_readings import JoinedReadings
@@ -92,7 +91,6 @@ class BuiltEncoder(PlainOnDisk):
         num_layers: blocks of the complete model.
         tower_layers: layer of each tower of a joint model.
         tower_depths: number of blocks of each tower of the uncut model.
-        mixture: layers that are combined, and their shares.
         norm: norm of the states.
         pooling: pooling of the states.
         max_pixels: the largest image size.
@@ -109,7 +107,6 @@ class BuiltEncoder(PlainOnDisk):
             self._load_and_assemble(model, layer, options)
 
     def _load_and_assemble(self, model: str, layer: LayerArgument, options: EncoderOptions) -> None:
-        options.check_for_layer(layer)
         folder, gguf_file = model_location(model, options.gguf_file)
         if options.gguf_file not in (None, gguf_file):
             raise OptionError(f"`gguf_file` must be left out for {model!r}, but got {options.gguf_file!r}.")
@@ -155,7 +152,7 @@ class BuiltEncoder(PlainOnDisk):
     def from_module(
         cls,
         module: nn.Module,
-        layer: Layer | Sequence[Layer],
+        layer: Layer,
         *,
         processor: Callable[..., Any],
         medium: Medium = "image",
@@ -167,7 +164,7 @@ class BuiltEncoder(PlainOnDisk):
 
         Args:
             module: a model.
-            layer: a layer, or a list of layers, as in :class:`~midlayer_encoders.LayerEncoder`.
+            layer: a layer, as in :class:`~midlayer_encoders.LayerEncoder`.
             processor: a transformers processor, or a function from a list of inputs to the module's arguments.
             medium: medium of its inputs.
             blocks: path of its list of blocks, if the rules do not find it.
@@ -187,14 +184,10 @@ class BuiltEncoder(PlainOnDisk):
             )
         if medium != "text" and isinstance(processor, PreTrainedTokenizerBase):
             raise OptionError(f"`medium` must be 'text' for a tokenizer, but got {medium!r}.")
-        requested = normalize_layer(layer)
-        if isinstance(requested, Mapping):
-            raise OptionError(f"`layer` must be one number for a module in memory, but got {requested}.")
-        options.check_for_layer(requested)
         anatomy = find_anatomy(module, blocks=blocks, final=None if final is None else tuple(final))
-        deepest = deepest_layer(requested, anatomy.num_layers, name=type(module).__name__)
+        number = resolve_layer(layer, anatomy.num_layers, name=type(module).__name__)
         # The hook needs a block; layer 0 is its input.
-        cut = Cut(anatomy, deepest, options.norm, max(deepest, 1), "last_hidden_state")
+        cut = Cut(anatomy, number, options.norm, max(number, 1), "last_hidden_state")
         try:
             copied = copy.deepcopy(module).eval()
         except Exception as reason:  # whatever its attributes raise
@@ -203,13 +196,10 @@ class BuiltEncoder(PlainOnDisk):
                 "Remove the attribute, or detach the tensor, that cannot be copied."
             ) from reason
         first = MemoryModule(copied, processor, cut, medium)
-        combined = _combined_layers(requested, options, cut)
-        if combined is not None:
-            first.layers = combined.layers
         check_module(first, cut, *probe_features(first), module, find_final=final is None)
         name = f"module/{type(module).__name__}"
         encoder = cls.__new__(cls)
-        encoder._assemble(name, name, first, cut, None, combined, options, SavedFolder())
+        encoder._assemble(name, name, first, cut, None, options, SavedFolder())
         return encoder
 
     def _assemble(
@@ -219,12 +209,11 @@ class BuiltEncoder(PlainOnDisk):
         first: Any,
         cut: Cut | JointCut,
         anatomy: Anatomy | None,
-        combined: CombinedLayers | None,
         options: EncoderOptions,
         saved: SavedFolder,
         gguf_file: str | None = None,
     ) -> None:
-        """Initialize the encoder from its first module and the module that combines several layers, and check it."""
+        """Initialize the encoder from its first module, and check it."""
         counting = prompting.apply_template(first, options, name)
         if "text" not in supported_media(first.modalities):
             saved = replace(saved, prompts={}, default_prompt_name=None)
@@ -240,20 +229,10 @@ class BuiltEncoder(PlainOnDisk):
         normed = options.norm == "final" or not main.anatomy.final
         cuts = cut.towers.values() if isinstance(cut, JointCut) else [cut]
         complete = all(tower.layer == tower.anatomy.num_layers for tower in cuts)
-        last_layer = complete and normed and combined is None
-        width = states_width(first, None if combined is not None else anatomy, options.norm)
+        last_layer = complete and normed
+        width = states_width(first, anatomy, options.norm)
         later = later_modules(saved, width, options, name, last_layer=last_layer, pools=not towers)
         modules = [first, *prompting.join_two_readings(later, counting.placed, options.join)]
-        if combined is not None:
-            if counting.placed.question:
-                raise OptionError(
-                    "`layer` must be one layer for a template that marks a first reading with {read}, but got "
-                    f"{', '.join(map(str, combined.layers))}."
-                )
-            if not isinstance(modules[1], PoolingModule) or not isinstance(modules[1].pooling_mode, str):
-                raise OptionError(f"`pooling` must be named for several layers of {name}, which pools in its own way.")
-            combined.embedding_dimension = width if combined.combine == "concat" else width // len(combined.layers)
-            modules.insert(2, combined)
         super().__init__(
             modules=modules,
             device=options.device,
@@ -272,7 +251,6 @@ class BuiltEncoder(PlainOnDisk):
         self.num_layers = main.anatomy.num_layers
         self.tower_layers = {name: tower.layer for name, tower in towers.items()}
         self.tower_depths = {name: tower.anatomy.num_layers for name, tower in towers.items()}
-        self.mixture = () if combined is None else tuple(zip(combined.layers, combined.weights, strict=True))
         self.norm = options.norm
         self.pooling = cast(Any, "head" if towers else pooling_name(modules[1:]))
         self.saved = saved
@@ -336,7 +314,6 @@ class BuiltEncoder(PlainOnDisk):
             tower_layers=tuple(self.tower_layers.items()),
             similarity=self.similarity_fn_name,
             prompting=prompting.prompting_settings(options),
-            mixture=self.mixture,
             parts=names.part_digests(self[0]),
         )
 
@@ -402,15 +379,6 @@ class BuiltEncoder(PlainOnDisk):
         """Return whether a saved folder, or that of the stock form, is loaded with ``trust_remote_code=True``."""
         return self.options.trust_remote_code or (self.readings is not None and not stock)
 
-    def output_embeddings(self) -> Tensor:
-        """Return the output embeddings of the language model, shape ``(V, D)``."""
-        folder, _ = model_location(self.source)
-        revision = self.options.revision
-        with self.options.hub_access():
-            if self.saved.first_path:
-                folder, revision = module_folder(folder, self.saved.first_path, revision), None
-            return output_embeddings(self.transformer, folder, revision, gguf_file=self._gguf_file)
-
     def for_mteb(self) -> Any:
         """Return this encoder for mteb, with its media, number of parameters and memory in its ``ModelMeta``.
 
@@ -469,7 +437,7 @@ def _load_plan(
     source: Mapping[str, Any],
     saved: SavedFolder,
     plan: int,
-) -> tuple[Any, Cut | JointCut, Anatomy | None, CombinedLayers | None]:
+) -> tuple[Any, Cut | JointCut, Anatomy | None]:
     """Load a model by one of the plans to read a layer, and verify the states."""
     loaded, cut = load_cut(
         folder,
@@ -489,26 +457,18 @@ def _load_plan(
     if options.device_map is None:
         first.to(options.device or get_device_name())
     if isinstance(cut, JointCut):
-        return first, cut, None, None
+        return first, cut, None
     alone, padded = probe_features(first)
-    combined = _combined_layers(layer, options, cut)
-    uncut = cut.output is None
-    if uncut:
-        anatomy, hooked = check_uncut(first, cut, alone)
-        if combined is not None and not hooked:
-            raise CutError(f"Layers of {type(loaded).__name__} are read one at a time. Pass one layer.")
-    else:
-        anatomy = check_states(first, cut, alone, padded)
-    if combined is not None or uncut:
-        first.__class__ = LayersTransformer
-        first.anatomy = anatomy
-        first.layers = [cut.layer] if combined is None else combined.layers
-        first.norm = options.norm
-    if uncut:
-        first.uncut = True
-        first.bypass = not hooked
-        check_padding(first, alone, padded)
-    return first, cut, anatomy, combined
+    if cut.output is not None:
+        return first, cut, check_states(first, cut, alone, padded)
+    anatomy, hooked = check_uncut(first, cut, alone)
+    first.__class__ = UncutTransformer
+    first.anatomy = anatomy
+    first.layer = cut.layer
+    first.norm = options.norm
+    first.bypass = not hooked
+    check_padding(first, alone, padded)
+    return first, cut, anatomy
 
 
 def _model_kwargs(options: EncoderOptions, saved: SavedFolder) -> dict[str, Any]:
@@ -520,15 +480,3 @@ def _model_kwargs(options: EncoderOptions, saved: SavedFolder) -> dict[str, Any]
     if isinstance(values["dtype"], str) and values["dtype"] != "auto":
         values["dtype"] = getattr(torch, values["dtype"].removeprefix("torch."))
     return {name: value for name, value in values.items() if value is not None}
-
-
-def _combined_layers(layer: LayerArgument, options: EncoderOptions, cut: Cut) -> CombinedLayers | None:
-    """Return the module that combines several layers: their mean, in ascending order, or all in the given order."""
-    if not isinstance(layer, list):
-        return None
-    layers = [resolve_layer(number, cut.anatomy.num_layers) for number in layer]
-    weights = options.layer_weights or (1.0,) * len(layers)
-    if options.combine == "concat":
-        return CombinedLayers(layers, weights, "concat")
-    shares = sorted((number, weight / sum(weights)) for number, weight in zip(layers, weights, strict=True))
-    return CombinedLayers([number for number, _ in shares], [share for _, share in shares], "mean")

@@ -16,7 +16,7 @@ READING_OPTIONS = {"norm", "pooling", "bidirectional"} | _TOKEN_OPTIONS | _PROMP
 """Options that say how to read texts."""
 
 _FILE_OPTIONS = {"revision", "tower", "adapters", "gguf_file"}
-_VECTOR_OPTIONS = {"recipe", "center", "whiten", "embed_filter", "combine", "layer_weights"}
+_VECTOR_OPTIONS = {"recipe", "center"}
 _CHOSEN_OPTIONS = READING_OPTIONS | _FILE_OPTIONS | _VECTOR_OPTIONS
 
 

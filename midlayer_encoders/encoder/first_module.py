@@ -1,7 +1,7 @@
-"""The first module of an encoder, which prepares inputs and returns the states of one layer or of several.
+"""The first module of an encoder, which prepares inputs and returns the states of a layer.
 
-It is sentence-transformers' module around a cut model, or :class:`MemoryModule` for a model in memory. The states of
-several layers are concatenated, pooled (every pooling acts on each dimension separately) and then combined.
+It is sentence-transformers' module around a cut model, :class:`UncutTransformer` if a cut would change the states, or
+:class:`MemoryModule` for a model in memory.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from contextlib import nullcontext
 from typing import Any, NoReturn
 
 import torch
-from sentence_transformers.sentence_transformer.modules import InputModule, Module, Transformer
+from sentence_transformers.sentence_transformer.modules import InputModule, Transformer
 from torch import Tensor, nn
 
-from midlayer_encoders._types import Combine, Medium, Norm
+from midlayer_encoders._types import Medium, Norm
 from midlayer_encoders.encoder.inputs import probe_features
 from midlayer_encoders.encoder.options import EncoderOptions
 from midlayer_encoders.encoder.saved_folder import SavedFolder
@@ -28,13 +28,7 @@ from midlayer_encoders.models.anatomy import Anatomy, find_anatomy
 from midlayer_encoders.models.cut import Cut, JointCut
 from midlayer_encoders.models.hub import access_options
 from midlayer_encoders.models.padding import suffers_from_padding
-from midlayer_encoders.reading.capture import (
-    accepted_arguments,
-    blocks_bypassed,
-    capture,
-    layers_watched,
-    side_by_side,
-)
+from midlayer_encoders.reading.capture import accepted_arguments, blocks_bypassed, capture, layers_watched
 from midlayer_encoders.validation import check_count
 
 # The medium of a model by the first argument of its forward pass; its processor may support others, too.
@@ -244,7 +238,6 @@ class MemoryModule(InputModule):
         self.find_layers()
         self.tokenizer = processor if medium == "text" and hasattr(processor, "pad_token") else None
         self._arguments = list(inspect.signature(model.forward).parameters)
-        self.layers = [cut.layer]
 
     def find_layers(self) -> None:
         """Locate the layers of the model, after it was cut or replaced."""
@@ -280,19 +273,19 @@ class MemoryModule(InputModule):
 
     def forward(self, features: dict[str, Any], **_: Any) -> dict[str, Any]:
         """Return the features with the layer's states as ``token_embeddings``."""
-        states: dict[int, Tensor] = {}
+        states: list[Tensor] = []
 
-        def receive(layer: int, _: str, layer_states: Tensor) -> None:
-            states[layer] = layer_states.clone() if len(self.layers) > 1 else layer_states  # blocks may change it
+        def receive(_: int, __: str, layer_states: Tensor) -> None:
+            states.append(layer_states)
 
         inputs = self.arguments(features)
-        capture(self.model, inputs, receive, anatomy=self.anatomy, layers=self.layers, norm=self.norm)
-        if len(states) < len(self.layers):
+        capture(self.model, inputs, receive, anatomy=self.anatomy, layers=[self.layer], norm=self.norm)
+        if not states:
             raise CutError(
-                f"{type(self.model).__name__} runs fewer than {max(self.layers)} of its blocks ({self.blocks!r}) on "
+                f"{type(self.model).__name__} runs fewer than {self.layer} of its blocks ({self.blocks!r}) on "
                 "this input, so it has no such layer. Wrap the module so that all blocks run on every input."
             )
-        return {**features, "token_embeddings": side_by_side([states[layer] for layer in self.layers])}
+        return {**features, "token_embeddings": states[0]}
 
     def save(self, output_path: str, *_: Any, **__: Any) -> NoReturn:
         """Raise: plain folders hold only modules of sentence-transformers."""
@@ -302,89 +295,43 @@ class MemoryModule(InputModule):
         )
 
 
-# --- several layers ---------------------------------------------------------------------------------------------------
+# --- a model that is not cut ------------------------------------------------------------------------------------------
 
 
-class LayersTransformer(Transformer):
-    """sentence-transformers' module around a cut model, with the concatenated states of several layers.
+class UncutTransformer(Transformer):
+    """sentence-transformers' module around a model that is not cut because a cut would change its layers.
 
     Attributes:
         anatomy: anatomy of the model.
-        layers: layers in the order of their states.
-        norm: norm of the states of each layer.
-        uncut: whether the model is uncut, because a cut would change its layers.
-        bypass: whether the uncut model applies its own operations after the last block to the states of one layer,
-            instead of ``anatomy.final``.
+        layer: the layer to read.
+        norm: norm of its states.
+        bypass: whether the model applies its own operations after the last block to the states of the layer, instead of
+            ``anatomy.final``.
     """
 
     anatomy: Anatomy
-    layers: list[int]
+    layer: int
     norm: Norm
-    uncut: bool = False
     bypass: bool = False
     get_embedding_dimension = _probed_width
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # it adds and removes hooks
     def forward(self, features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
-        """Return the features with the states of all layers as ``token_embeddings``."""
+        """Return the features with the states of the layer as ``token_embeddings``."""
         if self.bypass:
-            with blocks_bypassed(self.model, self.anatomy, *self.layers):
+            with blocks_bypassed(self.model, self.anatomy, self.layer):
                 return super().forward(features, **kwargs)
-        states: dict[int, Tensor] = {}
-        deepest = max(self.layers)
-        hooked = [layer for layer in self.layers if self.uncut or layer != deepest]
+        states: list[Tensor] = []
         output: dict[str, Any] = {**features}
 
-        def receive(layer: int, _: str, layer_states: Tensor) -> None:
-            states[layer] = layer_states.clone() if len(self.layers) > 1 else layer_states  # blocks may change it
+        def receive(_: int, __: str, layer_states: Tensor) -> None:
+            states.append(layer_states)
 
         with layers_watched(
-            self.model, receive, anatomy=self.anatomy, layers=hooked, norm=self.norm, complete=not self.uncut
+            self.model, receive, anatomy=self.anatomy, layers=[self.layer], norm=self.norm, complete=False
         ):
             output |= super().forward(features, **kwargs)
-        if not self.uncut:
-            states[deepest] = output["token_embeddings"]
         # Some models pad to whole windows internally.
-        sized = output["input_ids"] if self.uncut and "input_ids" in output else states[deepest]
-        output["token_embeddings"] = side_by_side([states[layer][:, : sized.shape[1]] for layer in self.layers])
+        length = output["input_ids"].shape[1] if "input_ids" in output else None
+        output["token_embeddings"] = states[0][:, :length]
         return output
-
-
-class CombinedLayers(Module):
-    """Combines the concatenated pooled vectors of several layers.
-
-    Args:
-        layers: the layers.
-        weights: weight of each in the mean.
-        combine: ``"mean"``, or ``"concat"``, which leaves them unchanged.
-
-    Attributes:
-        embedding_dimension: dimensions of the result.
-    """
-
-    config_keys: list[str] = ["layers", "weights", "combine", "embedding_dimension"]  # noqa: RUF012  (as in the base class)
-
-    def __init__(self, layers: Sequence[int], weights: Sequence[float], combine: Combine) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.layers = list(layers)
-        self.weights = list(weights)
-        self.combine = combine
-        self.embedding_dimension = 0
-
-    def forward(self, features: dict[str, Any], **_: Any) -> dict[str, Any]:
-        """Return the features with the combined vector."""
-        if self.combine == "mean":
-            vectors: Tensor = features["sentence_embedding"]
-            parts = vectors.reshape(*vectors.shape[:-1], len(self.layers), -1)
-            parts = parts.float() if vectors.dtype in (torch.float16, torch.bfloat16) else parts
-            shares = torch.tensor(self.weights, dtype=parts.dtype, device=parts.device)
-            features["sentence_embedding"] = torch.einsum("bld,l->bd", parts, shares).to(vectors.dtype)
-        return features
-
-    def get_embedding_dimension(self) -> int:
-        """Return the number of dimensions of a vector."""
-        return self.embedding_dimension
-
-    def save(self, output_path: str, *_: Any, **__: Any) -> NoReturn:
-        """Raise: the encoder replaces this module in a plain folder."""
-        raise CutError(f"A plain folder cannot hold {type(self).__name__}, so it is not saved to {output_path}.")

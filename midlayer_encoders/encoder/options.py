@@ -14,23 +14,21 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import Field, dataclass, field, fields
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from midlayer_encoders import validation
-from midlayer_encoders._deprecated import take_deprecated
 from midlayer_encoders._types import (
     JOINS,
     MAX_PIXELS,
     NORMS,
     POOLINGS,
-    Combine,
     Join,
     LayerArgument,
     Norm,
     Pooling,
     SkippingPooling,
 )
-from midlayer_encoders.errors import DeviceError, LayerIndexError, OptionError, did_you_mean, short_repr
+from midlayer_encoders.errors import DeviceError, OptionError, did_you_mean, short_repr
 from midlayer_encoders.files import shell_path
 from midlayer_encoders.recipes import (
     SMALLEST_SAMPLE,
@@ -51,7 +49,6 @@ NO_SITE = "`site` must be left out for an encoder: a cut model ends after a bloc
 _DTYPES = ("float32", "float16", "bfloat16", "float64")
 _DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")  # accelerate's strategies
 _SKIP_SPECIAL = "+skip-special"
-_DEPRECATED = {"weights": "layer_weights"}
 _WITHOUT_COUNTERPART = {
     "modules": "A module in memory: LayerEncoder.from_module(module, layer, processor=…).",
     "model_card_data": "Set its fields: encoder.model_card_data.language = ….",
@@ -86,13 +83,9 @@ class EncoderKeywords(TypedDict, total=False):
     skip_special: bool
     template_tokens: bool | None
     join: Join | None
-    whiten: bool
-    embed_filter: bool
     normalize: bool | None
     dense: Literal["keep", "drop"] | None
     similarity_fn_name: str | None
-    combine: Combine
-    layer_weights: Sequence[float] | None
     model_kwargs: Mapping[str, Any] | None
     processor_kwargs: Mapping[str, Any] | None
     config_kwargs: Mapping[str, Any] | None
@@ -144,15 +137,6 @@ def _check_adapters(argument: str, adapters: Any) -> list[str]:
     )
 
 
-def _check_layer_weights(argument: str, weights: Any) -> list[float]:
-    values = validation.check_list(argument, weights, "weights")
-    scalars = [value.item() if getattr(value, "ndim", 1) == 0 else value for value in values]  # of NumPy or torch
-    numbers = [validation.check_number(f"{argument}[{index}]", value) for index, value in enumerate(scalars)]
-    if sum(numbers) <= 0:
-        raise OptionError(f"`{argument}` must include a positive weight, but got {numbers}.")
-    return numbers
-
-
 def _check_keywords(argument: str, keywords: Any) -> dict[str, Any]:
     if not isinstance(keywords, Mapping) or not all(isinstance(name, str) for name in keywords):
         raise OptionError(f"`{argument}` must be a dict of keywords, but got {short_repr(keywords)}.")
@@ -201,13 +185,6 @@ def _parse_template(words: Sequence[str]) -> Template | None:
     return words[0]
 
 
-def _parse_layer_weights(word: str | None) -> tuple[float, ...] | None:
-    try:
-        return None if word is None else tuple(float(number) for number in word.split(","))
-    except ValueError:
-        raise ValueError(f"must be numbers separated by commas, but got {word!r}") from None
-
-
 # --- the options -----------------------------------------------------------------------------------------------------
 
 
@@ -220,7 +197,7 @@ def _option(default: Any, check: Callable[[str, Any], Any], **metadata: Any) -> 
         metadata: ``flag``, its flag if named differently, ``None`` for an option without a flag; ``parse``, which turns
             the flag's words into the value, and ``repeatable``; ``recreates=False`` for one that does not change
             vectors; ``in_memory=True`` for one that applies to a module in memory; ``medium``, if it applies to one
-            medium only; ``several=True`` if it applies to several layers only.
+            medium only.
     """
     return field(default=default, metadata={"check": check, **metadata})
 
@@ -259,14 +236,10 @@ class EncoderOptions:
         skip_special: Leave BOS, EOS, CLS and SEP out of the pooling. A text of only these has a zero vector.
         template_tokens: Pool the tokens of the template, too (the default).
         join: sum, concat, first, second or none: how the two readings of a template with {read} become one vector.
-        whiten: Scale directions by their spread over the texts of --center.
-        embed_filter: Keep only the middle singular directions of the output embeddings.
         normalize: Scale every vector to length 1; by default only if a sentence-transformers folder does.
         dense: keep or drop the trained modules of a sentence-transformers folder, such as Dense. By default the last
             layer keeps them, and an earlier layer, which they were not trained for, is refused.
         similarity_fn_name: cosine, dot, euclidean or manhattan; by default that of the folder, else cosine.
-        combine: mean or concat, for several layers.
-        layer_weights: Weight of each layer in the mean, separated by commas: 1,2,1.
         model_kwargs: Keywords of the model's ``from_pretrained``. ``dtype``, ``device_map`` and ``attn_implementation``
             become the options of these names.
         processor_kwargs: Keywords of the tokenizer's or processor's ``from_pretrained``.
@@ -309,19 +282,11 @@ class EncoderOptions:
     skip_special: bool = _option(False, validation.check_flag, in_memory=True, medium="text")
     template_tokens: bool | None = _option(None, validation.check_flag, medium="text")
     join: Join | None = _option(None, partial(validation.check_choice, choices=JOINS), medium="text")
-    whiten: bool = _option(False, validation.check_flag, in_memory=True)
-    embed_filter: bool = _option(False, validation.check_flag, medium="text")
     normalize: bool | None = _option(None, validation.check_flag, in_memory=True)
     dense: Literal["keep", "drop"] | None = _option(
         None, partial(validation.check_choice, choices=("keep", "drop")), medium="text"
     )
     similarity_fn_name: str | None = _option(None, _check_similarity, flag="similarity", in_memory=True)
-    combine: Combine = _option(
-        "mean", partial(validation.check_choice, choices=get_args(Combine)), in_memory=True, several=True
-    )
-    layer_weights: tuple[float, ...] | None = _option(
-        None, _check_layer_weights, flag="weights", parse=_parse_layer_weights, in_memory=True, several=True
-    )
     model_kwargs: Mapping[str, Any] | None = _option(None, _check_keywords, flag=None)
     processor_kwargs: Mapping[str, Any] | None = _option(None, _check_keywords, flag=None)
     config_kwargs: Mapping[str, Any] | None = _option(None, _check_keywords, flag=None)
@@ -352,8 +317,6 @@ class EncoderOptions:
             if not self.prompts:
                 raise OptionError("`default_prompt_name` must be None with prompts={}, which has no names.")
             validation.check_choice("default_prompt_name", self.default_prompt_name, self.prompts)
-        if self.layer_weights is not None and self.combine == "concat":
-            raise OptionError("`layer_weights` must be left out with combine='concat', which has no mean.")
 
     def _apply(self, recipe: Recipe) -> None:
         """Take the fields of a recipe for the options left at their defaults; keep its name if it has one."""
@@ -394,18 +357,6 @@ class EncoderOptions:
             if not option_fields()[name].metadata.get("in_memory"):
                 raise OptionError(f"`{name}` must be left out for a module in memory, but got {value!r}.")
 
-    def check_for_layer(self, layer: Any) -> None:
-        """Raise an :class:`OptionError` if an option does not match the number of layers."""
-        layers = layer if isinstance(layer, list) else []
-        if not layers and (self.combine != "mean" or self.layer_weights is not None):
-            raise OptionError(
-                f"`combine` and `layer_weights` must be left out unless `layer` is a list, but it is {layer!r}."
-            )
-        if self.layer_weights is not None and len(self.layer_weights) != len(layers):
-            raise OptionError(
-                f"`layer_weights` must be one for each of the {len(layers)} layers, but got {len(self.layer_weights)}."
-            )
-
     def check_for_media(self, media: Sequence[str], model: str) -> None:
         """Raise an :class:`OptionError` if an option is set for a medium that the model does not take."""
         for name, value in self.changed().items():
@@ -435,7 +386,6 @@ def make_options(keywords: Mapping[str, Any], **defaults: Any) -> EncoderOptions
         defaults: used for options not among ``keywords``.
     """
     values = {**defaults, **keywords}
-    values |= take_deprecated(values, _DEPRECATED)
     _take_sentence_transformers_names(values)
     if "site" in values:
         raise OptionError(NO_SITE)
@@ -472,27 +422,6 @@ def _take_sentence_transformers_names(values: dict[str, Any]) -> None:
         values[new] = value
     if "model_kwargs" in values:
         values["model_kwargs"] = model_kwargs or None
-
-
-def normalize_layer(layer: Any) -> Any:
-    """Return the ``layer`` argument of an encoder in one of four forms, the only ones that other functions receive.
-
-    Returns:
-        A number; a list of two numbers or more, the layers to combine; a dict, one layer for each tower; or a string,
-        the name of a rule.
-
-    Example:
-        >>> normalize_layer(17), normalize_layer((8,)), normalize_layer(range(3)), normalize_layer("auto")
-        (17, 8, [0, 1, 2], 'auto')
-    """
-    if isinstance(layer, Mapping):
-        return dict(layer)
-    if not isinstance(layer, list | tuple | range | set) and getattr(layer, "ndim", 0) != 1:
-        return layer
-    layers = validation.check_list("layer", layer, "layers", minimum=0)
-    if not layers:
-        raise LayerIndexError("`layer` must name at least one layer, but got an empty list.")
-    return layers if len(layers) > 1 else layers[0]
 
 
 def check_device(device: str | None) -> None:
@@ -537,10 +466,10 @@ def shell_line(model: str, layer: LayerArgument, options: EncoderOptions, *, out
         if option_fields()[name].metadata.get("flag", "") is None:
             raise OptionError(f"`{name}` cannot be written as a command because it has no flag. Use the Python line.")
     if isinstance(layer, Mapping):
-        layers = [f"{tower}={number}" for tower, number in layer.items()]
+        layer_word = ",".join(f"{tower}={number}" for tower, number in layer.items())
     else:
-        layers = [str(number) for number in (layer if isinstance(layer, Sequence) else [layer])]
-    words = ["--layer", ",".join(layers)]
+        layer_word = str(layer)
+    words = ["--layer", layer_word]
     for name, value in options.recreating().items():
         words += _flag_words(flag_name(option_fields()[name]), value)
     return f"midlayer export {shell_path(model)} {shlex.join([*words, '--out', out])}"
@@ -557,7 +486,7 @@ def _flag_words(flag: str, value: Any) -> list[str]:
     if isinstance(value, Mapping):  # a flag needs a value: an empty prompt stands for no prompts
         words = [f"{name}={text}" for name, text in (value or {"query": ""}).items()]
     elif isinstance(value, tuple):
-        words = [",".join(map(repr, value))] if isinstance(value[0], float) else list(value)
+        words = list(value)
     else:
         words = [str(value)]
     return [part for word in words for part in (flag, word)]

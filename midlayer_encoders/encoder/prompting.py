@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from typing import Any
 
+import torch
 from sentence_transformers.sentence_transformer.modules import Dense, Normalize
 from sentence_transformers.sentence_transformer.modules import Pooling as PoolingModule
 from torch import nn
@@ -124,22 +125,13 @@ def join_two_readings(modules: list[Any], layout: recipes.TokenLayout, join: str
 
 def modules_after_pooling(encoder: Any, options: EncoderOptions) -> list[nn.Module]:
     """Return the modules that follow those of :func:`~midlayer_encoders.encoder.saved_folder.later_modules`."""
-    if options.whiten and options.center is None:
-        raise OptionError(
-            "`whiten` must be False without `center`: it scales each direction by its spread over those texts."
-        )
-    if options.embed_filter and options.combine == "concat":
-        raise OptionError("`embed_filter` must be False with combine='concat': it projects vectors of one layer.")
     modules: list[nn.Module] = []
-    if options.center is not None or options.embed_filter:
+    if options.center is not None:
         width = encoder.get_embedding_dimension()
-        sample = None
-        if options.center is not None:
-            sample = encoder.encode(list(options.center), convert_to_tensor=True, show_progress_bar=False)
-        projection = recipes.middle_directions(encoder.output_embeddings()) if options.embed_filter else None
-        matrix, offset = recipes.vector_map(sample, width=width, whiten=options.whiten, projection=projection)
-        initial: dict[str, Any] = {"init_weight": matrix.float(), "init_bias": offset.float()}
-        modules.append(Dense(width, width, activation_function=nn.Identity(), **initial))
+        sample = encoder.encode(list(options.center), convert_to_tensor=True, show_progress_bar=False)
+        offset: Any = recipes.centering_offset(sample).float()
+        identity: Any = torch.eye(width)
+        modules.append(Dense(width, width, activation_function=nn.Identity(), init_weight=identity, init_bias=offset))
     if options.normalize and not isinstance([*encoder, *modules][-1], Normalize):
         modules.append(Normalize())
     return modules

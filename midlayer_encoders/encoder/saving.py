@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-import torch
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Dense, Transformer, WeightedLayerPooling
-from sentence_transformers.sentence_transformer.modules import Pooling as PoolingModule
-from torch import nn
 
 from midlayer_encoders.encoder.build import BuiltEncoder
-from midlayer_encoders.encoder.first_module import CombinedLayers, LayersTransformer, MemoryModule
-from midlayer_encoders.encoder.inputs import probe_features, probe_inputs
+from midlayer_encoders.encoder.first_module import MemoryModule, UncutTransformer
+from midlayer_encoders.encoder.inputs import probe_inputs
 from midlayer_encoders.encoder.older_versions import LOADER_FILES, make_readable_by_older
 from midlayer_encoders.encoder.stock_folder import STOCK_TEMPLATE, stock_form, stock_problem
 from midlayer_encoders.encoder.verification import close, temporarily
@@ -89,11 +84,8 @@ class SavableEncoder(BuiltEncoder):
                 make_readable_by_older(folder, form.max_seq_length)
                 self.check_folder(folder, home, form)
                 return
-            with self._complete_on_disk(), _plain_on_disk(self):
+            with self._complete_on_disk():
                 super(SavableEncoder, self).save(str(folder), *args, **kwargs)
-            if self.mixture and (folder / "README.md").exists():  # rewrite the card, which described other modules
-                call = inspect.signature(SentenceTransformer.save).bind(self, str(folder), *args, **kwargs)
-                self._create_model_card(str(folder), call.arguments.get("model_name"))
             if self.readings is not None:
                 _name_code(folder)
             make_readable_by_older(folder, self.max_seq_length)
@@ -173,7 +165,7 @@ class SavableEncoder(BuiltEncoder):
         sensitive_to_padding = self.media == ["text"] and suffers_from_padding(model)
         problems = {
             f"{name} is not cut, because a cut would change its layers: hooks read them, which a plain folder does not "
-            "contain. Use this encoder directly.": getattr(self[0], "uncut", False),
+            "contain. Use this encoder directly.": isinstance(self[0], UncutTransformer),
             "A plain folder pools every token. Use this encoder directly, or pool all tokens: leave out `skip_first`, "
             "`skip_special` and template_tokens=False.": not self.counting.all,
             f"The states of {name} fill a fixed window, and the pooling of a plain folder cannot leave out those "
@@ -205,106 +197,3 @@ def _name_code(folder: Path) -> None:
         if entry["type"].endswith(f".{joined_readings.JoinedReadings.__name__}"):
             entry["type"] = f"{source.stem}.{joined_readings.JoinedReadings.__name__}"
     write_json(folder / "modules.json", modules)
-
-
-# --- several layers ---------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def _plain_on_disk(encoder: SentenceTransformer) -> Iterator[None]:
-    """Replace the modules of an encoder of several layers by plain ones while it is saved.
-
-    Raises:
-        CutError: if no plain modules combine the layers in the same way.
-    """
-    first: Any = encoder[0]
-    if not isinstance(first, LayersTransformer):
-        yield
-        return
-    _, pooling, combined, *later = cast(Any, list(encoder))
-    plain = [first, *_plain_modules(first, pooling, combined, *_hidden_state_indices(first)), *later]
-    with (
-        turn(first.model),
-        temporarily(first.model.config, output_hidden_states=True),
-        temporarily(first, __class__=Transformer),
-        temporarily(encoder, _modules={str(number): module for number, module in enumerate(plain)}),
-    ):
-        yield
-
-
-@torch.no_grad()
-def _hidden_state_indices(first: LayersTransformer) -> tuple[list[int], int]:
-    """Return the indices of the layers among the model's hidden states, and the number of hidden states.
-
-    Hidden states differ between families, so they are compared with the states of the layers.
-    """
-    model: Any = first.model
-    name = type(model).__name__
-    if internals.lacks_folder(model):
-        raise CutError(
-            f"{name} is part of an encoder-decoder, of which a plain folder reads one layer. Use this encoder directly."
-        )
-    probe, _ = probe_features(first)
-    with ExitStack() as without_dropout:
-        for module in model.modules():
-            without_dropout.enter_context(temporarily(module, training=False))
-        states = first(dict(probe))["token_embeddings"].chunk(len(first.layers), dim=-1)
-        with temporarily(model.config, output_hidden_states=True):
-            hidden = tuple(Transformer.forward(first, dict(probe)).get("all_layer_embeddings") or ())
-    indices: list[int] = []
-    for layer, expected in zip(first.layers, states, strict=True):
-        # The nearest: with massive activations, the states of two layers may both be close.
-        distances = [
-            float((expected - entry).norm()) if entry.shape == expected.shape else torch.inf for entry in hidden
-        ]
-        index = min(range(len(hidden)), key=distances.__getitem__, default=0)
-        if not hidden or index in indices or not close(expected, hidden[index]):
-            reason = "it is not among the hidden states"
-            if first.norm == "final" and first.anatomy.final:
-                reason = "a plain folder cannot apply the final norm to each layer (norm='none' may be exported)"
-            raise CutError(
-                f"Layers {', '.join(map(str, first.layers))} of {name} cannot be combined in a plain folder: layer "
-                f"{layer} is not available because {reason}. Use this encoder directly, or export one layer."
-            )
-        indices.append(index)
-    if len({entry.shape for entry in hidden[min(indices) :]}) > 1:
-        raise CutError(f"The hidden states of {name} have several widths, which a plain folder cannot combine.")
-    return indices, len(hidden)
-
-
-def _plain_modules(
-    first: LayersTransformer, pooling: Any, combined: CombinedLayers, indices: Sequence[int], count: int
-) -> list[nn.Module]:
-    """Return the plain modules after the transformer for the layers at these indices of ``count`` hidden states."""
-    mode = pooling.pooling_mode
-    width = combined.embedding_dimension
-    if not pooling.include_prompt:
-        raise CutError("A plain folder of several layers pools the tokens of a prompt. Use this encoder directly.")
-    if combined.combine == "mean":
-        if mode == "max":
-            raise CutError(
-                "A plain folder averages layers before pooling='max'. Use another pooling, or combine='concat'."
-            )
-        shares = dict(zip(indices, combined.weights, strict=True))
-        return [_weighted_mean(width, count, shares), PoolingModule(width, pooling_mode=mode)]
-    if mode == "cls":
-        raise CutError("A plain folder cannot concatenate layers with pooling='cls'. Use the mean of the layers.")
-    width //= len(indices)
-    modules: list[nn.Module] = []
-    for number, index in enumerate(indices, 1):
-        # `Pooling` reads "cls_token_embeddings" as the first token and puts it before its own vector.
-        output = "cls_token_embeddings" if number < len(indices) else "sentence_embedding"
-        modes = mode if number == 1 else ("cls", mode)
-        modules += [_weighted_mean(width, count, {index: 1.0}), PoolingModule(width, pooling_mode=modes)]
-        if number < len(indices) or number > 2:  # the last one declares the width of the vector
-            size = number * width
-            copied: dict[str, Any] = {"init_weight": torch.eye(size), "module_output_name": output}
-            modules.append(Dense(size, size, bias=False, activation_function=nn.Identity(), **copied))
-    return [module.to(next(first.parameters()).device) for module in modules]
-
-
-def _weighted_mean(width: int, count: int, shares: dict[int, float]) -> nn.Module:
-    """Return a module that takes the weighted mean of hidden states, with weights by index."""
-    start = min(shares)
-    weights = nn.Parameter(torch.tensor([shares.get(index, 0.0) for index in range(start, count)]))
-    return WeightedLayerPooling(width, num_hidden_layers=count - 1, layer_start=start, layer_weights=weights)

@@ -27,7 +27,6 @@ from midlayer_encoders.encoder.options import (
     EncoderKeywords,
     EncoderOptions,
     make_options,
-    normalize_layer,
     option_fields,
 )
 from midlayer_encoders.encoder.prompting import (
@@ -52,7 +51,11 @@ from midlayer_encoders.validation import check_text
 logger = logging.getLogger(__name__)
 
 _AUTO = "auto"
-_WITHOUT_VECTOR_MAPS = {"recipe": None, "center": None, "whiten": False, "embed_filter": False}
+_NO_LAYER = (
+    "`layer` must be a number, or 'auto', unless a Recipe names one, but got None. -1 is the last layer; 'auto' selects "
+    "one, from `texts` if you pass some."
+)
+_WITHOUT_VECTOR_MAPS = {"recipe": None, "center": None}
 
 
 class LayerEncoder(EmbeddingEncoder):
@@ -64,9 +67,8 @@ class LayerEncoder(EmbeddingEncoder):
             installed. For a module in memory see :meth:`from_module`.
         layer: an int in ``[0, num_layers]`` (``0`` = embeddings), a negative int from the end (``-1`` = the last), or
             a float in ``(0, 1]``, the fraction of the depth. For a joint model such as CLIP, one for both towers or one
-            for each: ``{"text": 6, "image": 9}``. A list, ``[8, 12, 16]``, combines layers from one pass by their mean,
-            or as ``combine`` and ``layer_weights`` specify. A rule's name selects a layer from ``texts``. ``"auto"``
-            also selects the recipe, unless ``recipe`` or other options say how to read texts. A
+            for each: ``{"text": 6, "image": 9}``. A rule's name selects a layer from ``texts``. ``"auto"`` also selects
+            the recipe, unless ``recipe`` or other options say how to read texts. A
             :class:`~midlayer_encoders.Selection`, or the best layer of a sweep, brings its recipe and its options.
         model_name_or_path: the name of ``model`` in ``SentenceTransformer``.
         texts: texts for the rule; ``selection`` then holds the result and its reason.
@@ -100,7 +102,9 @@ class LayerEncoder(EmbeddingEncoder):
         select_recipe = isinstance(recipe, str) and recipe == _AUTO
         encoder_options = make_options({**options, "recipe": None} if select_recipe else options)
         layer = recipe.layer if layer is None and isinstance(recipe, Recipe) else layer
-        requested = _requested_layer(layer)
+        if layer is None:
+            raise OptionError(_NO_LAYER)
+        requested: Any = layer
         if select_recipe and requested != _AUTO:
             raise OptionError(f"`layer` must be 'auto' with recipe='auto', which selects both, but got {requested!r}.")
         if not isinstance(requested, str) and (texts is not None or labels is not None):
@@ -128,8 +132,7 @@ class LayerEncoder(EmbeddingEncoder):
     def with_recipe(self, recipe: Recipe | str) -> LayerEncoder:
         """Return an encoder that shares this one's model and uses a recipe.
 
-        The parts of a recipe that map pooled vectors (``center``, ``whiten``, ``embed_filter``) depend on the layer and
-        are omitted here: pass the recipe to :class:`LayerEncoder` to apply them.
+        Centering depends on the layer and is omitted here: pass the recipe to :class:`LayerEncoder` to apply it.
 
         Args:
             recipe: recipe or its name. This encoder must have no template.
@@ -200,7 +203,7 @@ class LayerEncoder(EmbeddingEncoder):
         """Return the model, the layer and the options; ``print`` shows the modules, as for SentenceTransformer."""
         if "norm" not in vars(self):
             return object.__repr__(self)  # it is not built yet
-        layers = [layer for layer, _ in self.mixture] or self.tower_layers or self.layer
+        layers = self.tower_layers or self.layer
         blocks = self.tower_depths or self.num_layers
         options = {"recipe": self.options.recipe, "norm": self.norm, "pooling": self.pooling}
         options |= self.options.recreating()
@@ -284,16 +287,6 @@ def load_shared(
         join(devices, num_nodes, cpu=options.get("device") == "cpu")
     encoder = load_encoder(model, options)
     return encoder, share_model(encoder, devices, num_nodes)
-
-
-def _requested_layer(layer: Any) -> Any:
-    """Return the layer in its normal form; raise if there is none."""
-    if layer is None:
-        raise OptionError(
-            "`layer` must be a number, several, or 'auto', unless a Recipe names one, but got None. -1 is the last "
-            "layer; 'auto' selects one, from `texts` if you pass some."
-        )
-    return normalize_layer(layer)
 
 
 def _model_name(model: Any, model_name_or_path: str | None) -> str:

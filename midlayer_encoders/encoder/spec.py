@@ -213,9 +213,7 @@ def result_name(spec: EncoderSpec) -> str:
 
 
 def layer_label(spec: EncoderSpec) -> str:
-    """Return the layer, the combined layers (``8-12-16``), or those of the towers (``text-6-image-9``)."""
-    if spec.mixture:
-        return "-".join(str(layer) for layer, _ in spec.mixture)
+    """Return the layer, or those of the towers (``text-6-image-9``)."""
     label = str(spec.layer) if spec.site == "block" else f"{spec.layer}-{spec.site}"
     return "-".join(f"{name}-{layer}" for name, layer in spec.tower_layers) or label
 

@@ -17,7 +17,7 @@ from midlayer_encoders.models import transformers_internals as internals
 from midlayer_encoders.models.anatomy import Anatomy, find_anatomy
 from midlayer_encoders.models.cut import Cut, at_depth, change_depth, cut_model
 from midlayer_encoders.models.padding import mark_padding, suffers_from_padding
-from midlayer_encoders.reading.capture import final_norm, first_tensor, input_states, seen_by_hooks, side_by_side
+from midlayer_encoders.reading.capture import final_norm, first_tensor, input_states, seen_by_hooks
 from midlayer_encoders.reading.joined_readings import JoinedReadings
 
 Features: TypeAlias = Mapping[str, Any]
@@ -295,8 +295,8 @@ def check_module(
         )
     _check_mask(first, alone, padded, states, expected)
     normed = final_norm(first.model, first.anatomy, cut.norm)
-    recorded = [record.outputs[layer - 1] if layer else record.inputs[0] for layer in first.layers]
-    if not torch.equal(side_by_side([normed(states) for states in recorded]), expected):
+    recorded = record.outputs[cut.layer - 1] if cut.layer else record.inputs[0]
+    if not torch.equal(normed(recorded), expected):
         raise CutError(_changing(name))
     cut_model(first.model, cut)
     first.find_layers()

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from midlayer_encoders.encoder.first_module import UncutTransformer
 from midlayer_encoders.encoder.inputs import probe_inputs
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import MidlayerError
@@ -77,10 +78,8 @@ def common_obstacle(encoder: LayerEncoder) -> str | None:
     first: Any = encoder[0]
     if encoder.media != ["text"]:
         return "it embeds only texts"
-    if getattr(first, "uncut", False):
+    if isinstance(first, UncutTransformer):
         return UNCUT
-    if encoder.mixture:
-        return "it returns the vector of one layer: pass one"
     if any(isinstance(entry["method_output_name"], list) for entry in first.modality_config.values()):
         return "it always applies the final norm: pass norm='final'"
     if encoder.layer == 0:
@@ -141,7 +140,7 @@ def write_card(folder: Path, encoder: LayerEncoder, target: str, **extra: Any) -
         "target": target,
         "model": spec.model,
         "revision": spec.revision,
-        "layer": encoder.tower_layers or [layer for layer, _ in encoder.mixture] or spec.layer,
+        "layer": encoder.tower_layers or spec.layer,
         "num_layers": spec.num_layers,
         "norm": spec.norm,
         "pooling": spec.pooling,

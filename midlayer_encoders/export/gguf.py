@@ -101,7 +101,7 @@ def _obstacle(encoder: LayerEncoder, *, from_file: bool) -> str | None:
     if not encoder.counting.all:
         return "it pools all tokens: leave out `skip_first`, `skip_special` and `template_tokens`"
     if not set(encoder.after_pooling) <= {"Normalize"}:
-        return "it has no modules after the pooling: leave out `center`, `whiten` and `embed_filter`"
+        return "it has no modules after the pooling: leave out `center`"
     if from_file and (options.bidirectional or options.adapters):
         name = "bidirectional" if options.bidirectional else "adapters"
         return f"the file holds the model without `{name}`: leave it out"

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from midlayer_encoders.encoder.first_module import MemoryModule
+from midlayer_encoders.encoder.first_module import MemoryModule, UncutTransformer
 from midlayer_encoders.encoder.inputs import to_device
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import CutError
@@ -166,10 +166,8 @@ def _obstacle(encoder: LayerEncoder) -> str | None:
         return "a module in memory has no preprocessing files: save it with transformers, and load that folder"
     if "audio" in encoder.media:
         return "the length of the audio is handled outside the model: use target='sentence-transformers'"
-    if getattr(first, "uncut", False):
+    if isinstance(first, UncutTransformer):
         return _comparison.UNCUT
-    if encoder.mixture:
-        return "torch's tracer ignores the hooks that read several layers: pass one layer"
     if any(isinstance(entry["method_output_name"], list) for entry in first.modality_config.values()):
         return "torch's tracer ignores the hook that reads states before the final norm: pass norm='final'"
     if encoder.leaves_out_prompts and any(encoder.prompts.values()):

@@ -172,7 +172,7 @@ def score_results(encoder: LayerEncoder, scores: pl.DataFrame) -> list[EvalResul
         rows = rows.filter(pl.col("recipe") == (getattr(recipe, "name", recipe) or "plain"))
     rows = rows.filter(pl.col("kind").is_in(["score", "confirmed"])).sort("kind")  # mteb's score first
     rows = rows.unique("dataset", keep="first", maintain_order=True).sort("dataset")
-    if rows.is_empty() or encoder.mixture or encoder.tower_layers:
+    if rows.is_empty() or encoder.tower_layers:
         raise OptionError(f"`scores` must hold scores of {encoder.name} at layer {encoder.layer}, but has none.")
     return [_eval_result(row) for row in rows.iter_rows(named=True)]
 

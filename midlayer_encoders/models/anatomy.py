@@ -93,23 +93,6 @@ def resolve_layer(layer: Layer, num_layers: int, *, name: str = "this model") ->
     )
 
 
-def deepest_layer(layer: Layer | Sequence[Layer], num_layers: int, *, name: str = "this model") -> int:
-    """Return the number of a layer, or of the deepest of several; raise if a layer is repeated.
-
-    Example:
-        >>> deepest_layer(0.5, 24), deepest_layer([2, -1, 8], 24)
-        (12, 24)
-    """
-    layers: Sequence[Layer] = layer if isinstance(layer, list | tuple) else [layer]  # type: ignore[list-item]
-    numbers = [resolve_layer(layer, num_layers, name=name) for layer in layers]
-    if repeated := [number for number in numbers if numbers.count(number) > 1]:
-        raise LayerIndexError(
-            f"`layer` must name each layer once, but {short_repr(list(layers))} names layer {repeated[0]} of {name} "
-            "twice. Pass `weights` to weight the layers."
-        )
-    return max(numbers)
-
-
 def resolve_layers(layers: Sequence[Layer] | str, num_layers: int, *, name: str = "this model") -> list[int]:
     """Return layers as ascending numbers without repeats; ``"all"`` means ``0`` to ``num_layers``.
 

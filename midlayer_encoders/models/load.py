@@ -19,7 +19,7 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
-from midlayer_encoders._types import Layer, Norm
+from midlayer_encoders._types import Layer, LayerArgument, Norm
 from midlayer_encoders.errors import (
     CutError,
     LayerIndexError,
@@ -51,7 +51,7 @@ class NoPlanError(Exception):
 
 def load_cut(
     model: str,
-    layer: Layer | Sequence[Layer] | Mapping[str, Layer],
+    layer: LayerArgument,
     *,
     norm: Norm = "final",
     tower: str | None = None,
@@ -153,7 +153,7 @@ class _Loader:
     """The arguments of :func:`load_cut`; ``options`` are those of ``from_pretrained``."""
 
     model: str
-    layer: Layer | Sequence[Layer] | Mapping[str, Layer]
+    layer: LayerArgument
     norm: Norm
     adapters: Sequence[str]
     options: Mapping[str, Any]
@@ -255,7 +255,7 @@ class _Loader:
                 f"`layer` must be one number for {self.model}, which has one tower, but got {dict(self.layer)}."
             )
         anatomy = find_anatomy(complete)
-        resolved = anatomies.deepest_layer(self.layer, anatomy.num_layers, name=self.model)
+        resolved = anatomies.resolve_layer(self.layer, anatomy.num_layers, name=self.model)
         cuts = plan_cuts(anatomy, resolved, self.norm, config=complete.config)
         if self.plan >= len(cuts):
             raise NoPlanError
@@ -268,9 +268,7 @@ class _Loader:
         return loaded.eval()
 
 
-def _tower_layers(
-    layer: Layer | Sequence[Layer] | Mapping[str, Layer], towers: Mapping[str, str], model: str
-) -> dict[str, Layer]:
+def _tower_layers(layer: LayerArgument, towers: Mapping[str, str], model: str) -> dict[str, Layer]:
     """Return the requested layer of each tower; one number is for both.
 
     Example:
@@ -278,11 +276,6 @@ def _tower_layers(
         >>> _tower_layers(-1, towers, "a model"), _tower_layers({"image": 9, "text": 6}, towers, "a model")
         ({'text': -1, 'image': -1}, {'text': 6, 'image': 9})
     """
-    if isinstance(layer, Sequence):
-        raise OptionError(
-            f"`layer` must be one layer, or one for each tower, for {model}, a joint model, but got {list(layer)}. "
-            "Pass `tower` to combine layers of one tower."
-        )
     if not isinstance(layer, Mapping):
         return dict.fromkeys(towers, layer)
     for name in layer:

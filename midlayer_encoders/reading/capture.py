@@ -235,19 +235,6 @@ def input_states(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
     return states
 
 
-def side_by_side(states: Sequence[Tensor]) -> Tensor:
-    """Concatenate the states of layers, ``(B, T, D)`` each, to ``(B, T, L D)``.
-
-    Example:
-        >>> side_by_side([torch.zeros(1, 2, 3), torch.ones(1, 2, 3)]).shape
-        torch.Size([1, 2, 6])
-    """
-    if len({layer_states.shape for layer_states in states}) > 1:
-        shapes = ", ".join(str(tuple(layer_states.shape)) for layer_states in states)
-        raise CutError(f"`layer` must list layers of one width, but their states have the shapes {shapes}.")
-    return torch.cat([layer_states.to(states[-1].device) for layer_states in states], dim=-1)
-
-
 @contextmanager
 def seen_by_hooks(block: nn.Module) -> Iterator[None]:
     """Make hooks work in a model that calls the ``forward`` of its blocks directly."""

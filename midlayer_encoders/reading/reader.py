@@ -405,7 +405,7 @@ def check_after_pooling(source: LayerSource) -> None:
     if of_one_layer := [name for name in source.after_pooling if name != "Normalize"]:
         raise OptionError(
             f"`encoder` must only pool and normalize to read its layers, but has the module {of_one_layer[0]}. "
-            "Create it without `center` and `embed_filter`, with dense='drop' and one layer."
+            "Create it without `center`, and with dense='drop'."
         )
 
 

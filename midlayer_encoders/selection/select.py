@@ -28,13 +28,12 @@ from midlayer_encoders.recipes import (
     SMALLEST_SAMPLE,
     Recipe,
     TakesRecipe,
+    centering_offset,
     fitting_recipes,
     has_name,
-    middle_directions,
     recipes_of,
     split_template,
     takes_recipe,
-    vector_map,
 )
 from midlayer_encoders.scoring import all_alike
 from midlayer_encoders.selection import ridge, rules
@@ -321,9 +320,6 @@ class RecipeSource(LayerSource, TakesRecipe, Protocol):
     def to(self, device: torch.device) -> Any:
         """Move the model to a device."""
 
-    def output_embeddings(self) -> Tensor:
-        """Return the output embeddings of the language model, shape ``(T, D)``."""
-
     @property
     def own_recipe(self) -> Recipe | None:
         """The recipe that the encoder's template and pooling amount to; ``None`` without a template."""
@@ -457,16 +453,10 @@ def _combine_recipes(parts: Mapping[str, Selection], name: str, reason: str, **e
 
 def _transform_vectors(vectors: Tensor, recipe: Recipe, source: RecipeSource) -> Tensor:
     """Return vectors ``(L, N, D)`` transformed by a recipe, fitted for each layer on these texts."""
-    if recipe.center or recipe.embed_filter:
+    if recipe.center:
         if source.truncate_dim is not None:
             raise OptionError(f"`truncate_dim` must be None with {recipe.name!r}, which maps whole vectors.")
-        projection = middle_directions(source.output_embeddings()) if recipe.embed_filter else None
-        transformed = []
-        for rows in vectors.double().cpu():
-            sample = rows if recipe.center else None
-            matrix, offset = vector_map(sample, width=rows.shape[-1], whiten=recipe.whiten, projection=projection)
-            transformed.append(rows @ matrix.mT + offset)
-        vectors = torch.stack(transformed)
+        vectors = torch.stack([rows + centering_offset(rows) for rows in vectors.double().cpu()])
     return torch.nn.functional.normalize(vectors, dim=-1) if recipe.normalize else vectors
 
 

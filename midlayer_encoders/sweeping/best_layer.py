@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack, cast
 import polars as pl
 
 from midlayer_encoders._types import LayerArgument
-from midlayer_encoders.encoder.options import EncoderKeywords, EncoderOptions, python_line, shell_line
+from midlayer_encoders.encoder.options import EncoderKeywords, EncoderOptions, option_fields, python_line, shell_line
 from midlayer_encoders.errors import OptionError, counted
 from midlayer_encoders.files import parse_json_object, read_text_file, shell_path, unsealed
 from midlayer_encoders.frame.gains import Gain, score_interval
@@ -216,6 +216,8 @@ def export_lines(notes: Notes, layer: int) -> dict[str, str]:
     requested = _layer_argument(notes, layer)
     transforms = dict(notes.vectors)
     center = transforms.pop("center", "")
+    if removed := transforms.keys() - option_fields().keys():
+        raise OptionError(f"`{min(removed)}`, with which {notes.model} was swept, was removed. Sweep another recipe.")
     options = EncoderOptions(**notes.options, **transforms)
     out = f"layer-{layer}"
     python = python_line(notes.model, requested, options)

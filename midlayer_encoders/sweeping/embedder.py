@@ -26,7 +26,7 @@ from midlayer_encoders.reading.batches import TokenBudget, batches_of, is_combin
 from midlayer_encoders.reading.capture import compiled_blocks
 from midlayer_encoders.reading.joined_readings import join_readings
 from midlayer_encoders.reading.reader import Passed
-from midlayer_encoders.recipes import LEFT_OUT, Recipe, middle_directions, vector_map
+from midlayer_encoders.recipes import Recipe, centering_offset
 from midlayer_encoders.store import EmbeddingStore, StoreDtype, text_key
 
 _SHORT_TEXT = 16  # tokens of a text in a batch with as many texts as possible
@@ -198,14 +198,14 @@ class MappedStore:
 
     Attributes:
         store: holds the pooled vectors.
-        maps: matrix (``None`` for the identity) and offset of each layer.
+        offsets: added to the vectors of each layer.
         normalize: scale the result to length 1.
-        key: identifies the store and the maps.
+        key: identifies the store and the transformations.
         join: how the two readings of each stored vector are joined before they are mapped; ``None`` for one reading.
     """
 
     store: EmbeddingStore
-    maps: Mapping[int, tuple[_Array | None, _Array]]
+    offsets: Mapping[int, _Array]
     normalize: bool
     key: str
     join: Join | None = None
@@ -222,9 +222,8 @@ class MappedStore:
     def read(self, layer: int, keys: Sequence[str]) -> _Array:
         """Return the transformed vectors of keys, shape ``(N, D)``."""
         vectors = _joined(self.store.read(layer, keys), self.join)
-        if layer in self.maps:
-            matrix, offset = self.maps[layer]
-            vectors = (vectors if matrix is None else vectors @ matrix.T) + offset
+        if layer in self.offsets:
+            vectors = vectors + self.offsets[layer]
         if self.normalize:
             lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
             vectors = vectors / np.maximum(lengths, np.float32(1e-12))
@@ -244,11 +243,9 @@ Vectors: TypeAlias = EmbeddingStore | MappedStore
 
 
 def map_identity(recipe: Recipe, texts: Sequence[str]) -> dict[str, Any]:
-    """Return what distinguishes maps: the transformations, and a digest of the texts they are fitted on."""
+    """Return what distinguishes transformations: their settings, and a digest of the texts they are fitted on."""
     return {
         "center": content_digest("\0".join(texts), 8) if recipe.center else "",
-        "whiten": recipe.whiten,
-        "embed_filter": LEFT_OUT if recipe.embed_filter else None,
         "normalize": recipe.normalize,
         **({"join": recipe.join} if recipe.join is not None else {}),
     }
@@ -260,25 +257,21 @@ def mapped_store(embedder: Embedder, recipe: Recipe, texts: Sequence[str]) -> Ma
     Args:
         embedder: embedder of the recipe's encoder; it embeds texts that are not stored.
         recipe: defines the transformations.
-        texts: texts to fit the mean and the spread on.
+        texts: texts to fit the mean on.
     """
     encoder, store = embedder.encoder, embedder.store
-    if encoder.truncate_dim is not None and (recipe.center or recipe.embed_filter or recipe.join is not None):
+    if encoder.truncate_dim is not None and (recipe.center or recipe.join is not None):
         raise OptionError(
             f"`truncate_dim` must be None with {recipe.name!r}, which maps whole vectors: truncate when you export."
         )
-    projection = middle_directions(encoder.output_embeddings()) if recipe.embed_filter else None
     prompt = encoder.default_prompt
     keys = [item_key(text, prompt) for text in texts]
     if recipe.center:
         embedder(texts, keys, prompt)
     joined = MappedStore(store, {}, False, store.key, recipe.join)
-    maps: dict[int, tuple[_Array | None, _Array]] = {}
-    if recipe.center or projection is not None:
+    offsets: dict[int, _Array] = {}
+    if recipe.center:
         for layer in store.layers:
-            sample = torch.from_numpy(joined.read(layer, keys)) if recipe.center else None
-            matrix, offset = vector_map(sample, width=joined.dim, whiten=recipe.whiten, projection=projection)
-            only_offset = projection is None and not recipe.whiten
-            maps[layer] = None if only_offset else matrix.float().numpy(), offset.float().numpy()
+            offsets[layer] = centering_offset(torch.from_numpy(joined.read(layer, keys))).float().numpy()
     identity = json.dumps([store.key, map_identity(recipe, texts)], sort_keys=True)
-    return MappedStore(store, maps, recipe.normalize, f"{store.key}-{content_digest(identity)}", recipe.join)
+    return MappedStore(store, offsets, recipe.normalize, f"{store.key}-{content_digest(identity)}", recipe.join)

@@ -212,7 +212,7 @@ def sweep(
             of their own. Metrics and times are those of transformers. See ``docs/engines.md``.
         recipes: names of recipes (``"one-word"``, ``"plain+center"``), :class:`~midlayer_encoders.Recipe` objects, or
             ``"all"``: every layer under each of them, with one pass per recipe. The result is then a
-            ``RecipesResult``, whose frame has the column ``recipe``. Centering and whitening are fitted on texts of
+            ``RecipesResult``, whose frame has the column ``recipe``. Centering is fitted on texts of
             the tasks, without labels; ``center.txt`` in ``out`` contains them.
         metrics: ``"paper"``, ``"all"``, or names; none by default. They read raw states, as in the paper, with the
             encoder's pooling and default prompt.
@@ -498,9 +498,7 @@ class SingleSweep:
             frames.append(metrics)
         run = {"seconds": f"{time.perf_counter() - start:.0f}", "tokens in a batch": str(embedder.tokens)}
         notes = sweep_notes(self.encoder, self.spec, self.sources, scoring, self.layers, self.baselines, run)
-        vectors: dict[str, Any] = {
-            name: True for name in ("whiten", "embed_filter", "normalize") if getattr(self.recipe, name)
-        }
+        vectors: dict[str, Any] = {"normalize": True} if self.recipe.normalize else {}
         if self.recipe.center:
             vectors["center"] = str(self.center_file)
         notes = replace(notes, vectors=vectors, options=self._options())

@@ -213,11 +213,10 @@ def scored_tasks(tasks: Any) -> Any:
 
 def cut_encoder(model: str | LayerEncoder, layer: Layer | None, options: EncoderKeywords) -> LayerEncoder:
     """Return the cut encoder, in float32 by default: half precision would lose small steps."""
-    for name in ("center", "whiten", "embed_filter"):
-        if options.get(name):
-            raise OptionError(
-                f"`{name}` must be left out: it is fitted to vectors that training changes. Apply it after training."
-            )
+    if options.get("center"):
+        raise OptionError(
+            "`center` must be left out: it is fitted to vectors that training changes. Apply it after training."
+        )
     if isinstance(model, LayerEncoder):
         encoder = model
         encoder.check_own(options)
@@ -227,9 +226,8 @@ def cut_encoder(model: str | LayerEncoder, layer: Layer | None, options: Encoder
         raise OptionError("`layer` must be given if `model` is a name or folder, but got None.")
     else:
         encoder = LayerEncoder(model, layer, **{"dtype": "float32", **options})  # type: ignore[arg-type]
-    if encoder.media != ["text"] or encoder.mixture:
-        content = "several layers" if encoder.mixture else " and ".join(encoder.media)
-        raise OptionError(f"`model` must be a text-only model cut at one layer, but got {content}.")
+    if encoder.media != ["text"]:
+        raise OptionError(f"`model` must be a text-only model, but got {' and '.join(encoder.media)}.")
     encoder.check_export()  # raises if the tuned encoder could not be saved
     return encoder
 

@@ -37,7 +37,6 @@ WRITTEN = {
 }
 """Options that a command uses after the call, or that need a hub or unreadable files."""
 INPUTS = {"images", "audio", "skip_bad"}
-ALONE = {("embed", "whiten")}  # without the options that others need
 PUSHED = {"push", "scores", "license_"}  # tests/export/test_upload.py
 
 CALLS: dict[str, tuple[str, list[str]]] = {
@@ -63,14 +62,14 @@ VALUES: dict[str, str] = {
     "from_sweep": "ANOTHER", "images": "IMAGES", "audio": "AUDIO", "remove": "key", "model": "second", "center": "LINES",
     "revision": "abc", "pooling": "max", "dtype": "bfloat16", "device": "cuda", "device_map": "auto",
     "prompts": "ask=q: ", "default_prompt_name": "ask", "template": "say {text}", "recipe": "echo", "tower": "text",
-    "combine": "concat", "layer_weights": "1,2", "adapters": "folder", "gguf_file": "file.gguf", "tuned": "another",
+    "adapters": "folder", "gguf_file": "file.gguf", "tuned": "another",
     "held_out": "0.25", "store_dtype": "float16", "scoring": "mteb", "kind": "linear", "site": "mlp", "max_length": "9", "limit": "3",
     "join": "concat",
 }  # fmt: skip
 NEEDS: dict[str, list[str]] = {
     "skip_bad": ["--images", "MIXED"], "int8": ["--for", "onnx"],
-    "optimize": ["--for", "onnx"], "whiten": ["--center", "LINES"], "layer_weights": ["--layer", "1,2"],
-    "combine": ["--layer", "1,2"], "default_prompt_name": ["--prompt", "ask=q: "],
+    "optimize": ["--for", "onnx"],
+    "default_prompt_name": ["--prompt", "ask=q: "],
     "template_tokens": ["--template", "say {text}"], "join": ["--template", "say {text} now {read} and {text}"],
 }  # fmt: skip
 
@@ -168,7 +167,7 @@ def test_every_option_changes_the_call(
             continue
         if name in option_fields() and command != "embed" and name != "dtype":  # all commands share these
             continue
-        needs = NEEDS.get(name, []) if (command, name) not in ALONE else []
+        needs = NEEDS.get(name, [])
         start = _without(base, [*option.opts, *needs[:1], *(["--texts"] if name in INPUTS else [])])
         before = arrive(*(base if option.opts[0] in base else start), *needs)
         after = arrive(*start, *needs, option.opts[0], *value_of(command, option))

@@ -69,7 +69,6 @@ def test_folder_has_the_older_and_the_newer_names(tiny_folder: Folder, tmp_path:
     ("name", "layer", "options"),
     [
         ("Llama", 2, {"norm": "none"}),
-        ("BERT", [1, 2], {}),
         ("Llama", 2, {"bidirectional": True}),
         ("Llama", 2, {"truncate_dim": 8}),
         ("Qwen3", 2, {}),  # a sliding window in some blocks

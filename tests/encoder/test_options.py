@@ -15,13 +15,12 @@ from midlayer_encoders.encoder.options import (
     EncoderKeywords,
     EncoderOptions,
     make_options,
-    normalize_layer,
     option_fields,
     option_help,
     python_line,
     shell_line,
 )
-from midlayer_encoders.errors import DeviceError, LayerIndexError, OptionError
+from midlayer_encoders.errors import DeviceError, MidlayerError, OptionError
 from midlayer_encoders.recipes import RECIPES
 
 NAMES = [option.name for option in dataclasses.fields(EncoderOptions)]
@@ -70,19 +69,10 @@ def test_dtype_is_stored_by_name() -> None:
     assert EncoderOptions(dtype=torch.bfloat16) == EncoderOptions(dtype="bfloat16")  # type: ignore[arg-type]
 
 
-def test_old_name_of_layer_weights_works_with_a_warning() -> None:
-    with pytest.warns(DeprecationWarning, match="`weights` is now `layer_weights`"):
-        assert make_options({"weights": [1, 2]}).layer_weights == (1.0, 2.0)
-
-
-def test_layer_argument_has_four_normal_forms() -> None:
-    arguments = (3, -1, 0.5, [2], (2, 4), range(3), torch.tensor([1, 2]), {"text": 1, "image": 2}, "auto")
-    normal = [3, -1, 0.5, 2, [2, 4], [0, 1, 2], [1, 2], {"text": 1, "image": 2}, "auto"]
-    assert [normalize_layer(argument) for argument in arguments] == normal
-    with pytest.raises(LayerIndexError, match="at least one layer"):
-        normalize_layer([])
-    with pytest.raises(OptionError, match="`layer` must be a list of layers"):
-        normalize_layer({1, 2})
+@pytest.mark.parametrize("layer", [[1, 2], (2,), range(3), torch.tensor([1, 2]), True, None])
+def test_layer_must_be_one_number(layer: Any, tiny_folder: Callable[[str], str]) -> None:
+    with pytest.raises(MidlayerError, match="`layer` must be"):
+        LayerEncoder(tiny_folder("Llama"), layer, device="cpu")
 
 
 def test_modules_refuse_file_options_and_files_refuse_module_options() -> None:
@@ -109,7 +99,6 @@ def test_built_in_model_takes_no_gguf_file(tmp_path: Path, monkeypatch: pytest.M
         ("prompts", ["query"], "must be NAME=TEXT, but got 'query'"),
         ("prompts", ["a=b", "=c"], "must be NAME=TEXT, but got ''"),
         ("template", ["{text}", "query={text}"], "must be given once, or as query=…, document=… and text=…"),
-        ("layer_weights", "1,b", "must be numbers separated by commas, but got '1,b'"),
     ],
 )
 def test_words_of_a_flag_that_cannot_be_parsed_are_refused(option: str, words: Any, message: str) -> None:

@@ -16,7 +16,7 @@ from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import CutError, OptionError
 from midlayer_encoders.reading.batches import batches_of
 from midlayer_encoders.reading.reader import layer_reader
-from midlayer_encoders.recipes import Recipe, middle_directions, recipe_of
+from midlayer_encoders.recipes import Recipe, recipe_of
 from tests.families import DEPTH, tiny
 from tests.tiny_folders import TEXTS, tokenizer
 
@@ -74,13 +74,6 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[], np.ndarray]]] = {
         {"template": ASK, "pooling": "last", "center": SAMPLE},
         lambda: last_states(TEXTS, ASK) - last_states(SAMPLE, ASK).mean(axis=0),
     ),
-    "filtered": (
-        {"embed_filter": True},
-        lambda: (
-            mean_states(TEXTS, "{text}", text_only=False)
-            @ middle_directions(tiny("Llama").embed_tokens.weight.detach()).numpy().T
-        ),
-    ),
 }
 EXACT = {"atol": 2e-5, "rtol": 1e-4}
 
@@ -115,7 +108,7 @@ def test_vectors_match_those_computed_by_hand_in_batches_and_after_export(
 
 
 @pytest.mark.parametrize(
-    "name", [name for name, (options, _) in CASES.items() if not {"center", "normalize", "embed_filter"} & set(options)]
+    "name", [name for name, (options, _) in CASES.items() if not {"center", "normalize"} & set(options)]
 )
 def test_all_layers_from_one_pass_match_cut_encoders(name: str, tied_folder: str) -> None:
     options, _ = CASES[name]
@@ -167,7 +160,6 @@ def test_printed_code_names_the_recipe_or_its_fields(tied_folder: str) -> None:
         ({"template": "no"}, r"`template` must hold \{text\}"),
         ({"template": ASK, "max_length": 9}, r"adds 20 tokens, and .* takes 9"),
         ({"skip_first": -1}, "`skip_first` must be a whole number, 0 or more, but got -1"),
-        ({"whiten": True}, "`whiten` must be False without `center`"),
         ({"center": TEXTS}, "`center` must hold 16 texts or more, but got 6"),
         (
             {"template": {"query": "q {text}", "text": "{text}"}, "template_tokens": False},
@@ -215,8 +207,8 @@ def test_error_for_a_removed_recipe_gives_the_recipe_with_its_vectors(
 
 
 def test_error_for_a_removed_recipe_keeps_its_suffixes() -> None:
-    with pytest.raises(OptionError, match=r"Recipe\(name='summarize\+whiten', .*center=True, whiten=True\)"):
-        recipe_of("recipes", "summarize+whiten")
+    with pytest.raises(OptionError, match=r"Recipe\(name='summarize\+center', .*center=True\)"):
+        recipe_of("recipes", "summarize+center")
     with pytest.raises(OptionError, match=r"`recipes` must be a Recipe or one of 'plain'.*Did you mean 'center'"):
         recipe_of("recipes", "summarize+cented")
 
@@ -224,27 +216,6 @@ def test_error_for_a_removed_recipe_keeps_its_suffixes() -> None:
 def test_recipe_for_another_medium_is_refused(tiny_folder: Folder) -> None:
     with pytest.raises(OptionError, match=r"`recipe` must be left out for .*, which takes no text"):
         LayerEncoder(tiny_folder("ViT"), 2, device="cpu", recipe="one-word")
-
-
-def test_untied_output_embeddings_are_read_from_the_files(tmp_path: Path) -> None:
-    import transformers as tf
-
-    base: Any = tiny("Llama")
-    causal_model = tf.LlamaForCausalLM(base.config)
-    causal_model.model.load_state_dict(base.state_dict())
-    causal_model.save_pretrained(tmp_path)
-    tokenizer().save_pretrained(tmp_path)
-    vectors = LayerEncoder(str(tmp_path), 2, device="cpu", embed_filter=True).encode(TEXTS)
-    expected = (
-        mean_states(TEXTS, "{text}", text_only=False)
-        @ middle_directions(causal_model.lm_head.weight.detach()).numpy().T
-    )
-    np.testing.assert_allclose(vectors, expected, **EXACT)
-
-
-def test_embed_filter_needs_output_embeddings(tiny_folder: Folder) -> None:
-    with pytest.raises(OptionError, match=r"`embed_filter` must be False for .*: its output embeddings are not in"):
-        LayerEncoder(tiny_folder("Llama"), 2, device="cpu", embed_filter=True)
 
 
 def test_encoders_that_share_a_model_keep_their_own_recipes(tied_folder: str) -> None:
@@ -263,36 +234,15 @@ def test_encoders_that_share_a_model_keep_their_own_recipes(tied_folder: str) ->
         encoders["echo"].with_recipe("one-word")
 
 
-def test_template_and_center_apply_to_several_layers(tied_folder: str) -> None:
-    mean_encoder = LayerEncoder(tied_folder, [1, 3], device="cpu", template=ASK, pooling="last", center=SAMPLE)
-    expected = (last_states(TEXTS, ASK, 1) + last_states(TEXTS, ASK, 3)) / 2 - (
-        last_states(SAMPLE, ASK, 1) + last_states(SAMPLE, ASK, 3)
-    ).mean(axis=0) / 2
-    np.testing.assert_allclose(mean_encoder.encode(TEXTS), expected, **EXACT)
-    concat_encoder = LayerEncoder(
-        tied_folder, [1, 3], device="cpu", template=ASK, pooling="last", combine="concat", normalize=True
-    )
-    concatenated = np.concatenate([last_states(TEXTS, ASK, 1), last_states(TEXTS, ASK, 3)], axis=1)
-    np.testing.assert_allclose(
-        concat_encoder.encode(TEXTS), concatenated / np.linalg.norm(concatenated, axis=1, keepdims=True), **EXACT
-    )
-    with pytest.raises(OptionError, match="`embed_filter` must be False with combine='concat'"):
-        LayerEncoder(tied_folder, [1, 3], device="cpu", combine="concat", embed_filter=True)
-    with pytest.raises(OptionError, match="`recipe` must be for an encoder of files"):
-        mean_encoder.with_recipe("one-word")
-
-
 def test_centering_recipe_needs_texts_and_recipe_layer_is_used(tied_folder: str) -> None:
     for recipe in ("one-word+center", Recipe(name="r", template=ASK, center=True)):
         with pytest.raises(OptionError, match="`center` must hold sample texts with the recipe"):
             LayerEncoder(tied_folder, 2, device="cpu", recipe=recipe)
     encoder = LayerEncoder(tied_folder, device="cpu", recipe=Recipe(name="r", template=ASK, pooling="last", layer=3))
     np.testing.assert_allclose(encoder.encode(TEXTS), last_states(TEXTS, ASK, 3), **EXACT)
-    mixed = LayerEncoder(tied_folder, device="cpu", recipe=Recipe(name="r", layer=(1, 3)))
-    assert mixed.mixture == LayerEncoder(tied_folder, [1, 3], device="cpu").mixture
     centered = LayerEncoder(tied_folder, "last", device="cpu", recipe="one-word+center", center=SAMPLE)
     np.testing.assert_allclose(centered.encode(SAMPLE).mean(axis=0), 0, atol=1e-4)
-    with pytest.raises(OptionError, match="`layer` must be a number, several, or 'auto', unless a Recipe names one"):
+    with pytest.raises(OptionError, match="`layer` must be a number, or 'auto', unless a Recipe names one"):
         LayerEncoder(tied_folder, device="cpu", recipe="one-word")
 
 

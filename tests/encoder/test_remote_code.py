@@ -180,13 +180,6 @@ def test_changes_between_late_blocks_are_noticed(code_folder: Any) -> None:
             remote_encoder(folder, layer)
 
 
-def test_several_layers_of_a_model_that_is_not_cut(code_folder: Any) -> None:
-    folder = code_folder("len(self.layers)")
-    encoder: Any = remote_encoder(folder, [1, 3])  # type: ignore[arg-type]
-    expected = (uncut_vectors(folder, 1, "final") + uncut_vectors(folder, 3, "final")) / 2
-    np.testing.assert_allclose(encoder.encode(TEXTS), expected, atol=1e-5)
-
-
 def test_code_that_changed_since_the_last_load_is_used(code_folder: Any) -> None:
     folder = code_folder()
     other_folder = code_folder("3.0")  # with the same weights

@@ -170,11 +170,7 @@ def test_trained_modules_are_kept_or_dropped_only_on_request(
     assert LayerEncoder(tiny_folder("BERT"), 2, device="cpu", dense="drop").options.dense is None
 
 
-def test_folder_that_pools_twice_or_in_two_ways_needs_one_pooling_by_name(tiny_folder: Folder, tmp_path: Path) -> None:
-    two_ways = save(tiny_folder("BERT"), tmp_path / "ways" / "model", [Pooling(WIDTH, ("cls", "mean"))])
-    with pytest.raises(OptionError, match="`pooling` must be named for several layers of local/model, which pools"):
-        LayerEncoder(two_ways, [1, 2], device="cpu")
-    assert LayerEncoder(two_ways, [1, 2], device="cpu", pooling="mean").encode(TEXTS).shape[1] == WIDTH
+def test_folder_that_pools_twice_takes_no_other_pooling(tiny_folder: Folder, tmp_path: Path) -> None:
     twice = save(tiny_folder("BERT"), tmp_path / "twice" / "model", [Pooling(WIDTH, "cls"), Pooling(WIDTH, "mean")])
     with pytest.raises(OptionError, match="`pooling` must be None for local/model, whose folder pools 2 times"):
         LayerEncoder(twice, -1, device="cpu", pooling="max")

@@ -69,8 +69,6 @@ def test_a_file_that_would_run_differently_is_refused(
     [
         (2, {"norm": "none"}, "always applies the final norm"),
         (0, {}, "no model without blocks"),
-        ([1, 2], {"norm": "none"}, "final norm"),
-        ([1, 2], {}, "the vector of one layer"),
         (2, {"pooling": "max"}, "no pooling 'max'"),
         (2, {"pooling": "weightedmean"}, "no pooling 'weightedmean'"),
         (2, {"recipe": "one-word"}, "the tokenizer contains a template"),

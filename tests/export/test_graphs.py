@@ -181,7 +181,6 @@ def test_minilm_in_both_engines(tmp_path: Path) -> None:
     ("name", "layer", "options", "why"),
     [
         ("Llama", 2, {"norm": "none"}, "before the final norm: pass norm='final'"),
-        ("Llama", [1, 2], {"norm": "none"}, "the hooks that read several layers: pass one layer"),
         ("Llama", 2, {"dtype": "bfloat16"}, "must be in float32"),
         ("Wav2Vec2", 2, {}, "the length of the audio is handled outside the model"),
         ("Mamba", 2, {}, "torch cannot write MambaModel as an ONNX graph"),

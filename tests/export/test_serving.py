@@ -154,7 +154,6 @@ def test_a_tokenizer_file_with_other_tokens_is_refused(
     ("name", "layer", "options", "why"),
     [
         ("Llama", 2, {"norm": "none"}, "always applies the final norm.*pass norm='final'"),
-        ("Llama", [1, 2], {}, "the vector of one layer"),
         ("Llama", 0, {}, "no model without blocks"),
         ("Llama", 2, {"pooling": "max"}, "has no pooling 'max'"),
         ("Llama", 2, {"truncate_dim": 8}, "returns all dimensions"),

@@ -109,11 +109,6 @@ def test_a_pair_of_texts_is_repeated_as_one_text(folder: str, recipe: str) -> No
     assert np.linalg.norm(pair) > 0.1
 
 
-def test_several_layers_are_refused(byte_level_folder: str) -> None:
-    with pytest.raises(OptionError, match=r"`layer` must be one layer for a template that marks .*, but got 1, 3"):
-        LayerEncoder(byte_level_folder, [1, 3], recipe="word-echo")
-
-
 def test_the_first_reading_is_the_vector_of_one_word(folder: str) -> None:
     one_word = LayerEncoder(folder, 3, recipe="one-word").encode(TEXTS)
     assert np.abs(LayerEncoder(folder, 3, recipe="word-echo/1").encode(TEXTS) - one_word).max() < 1e-5

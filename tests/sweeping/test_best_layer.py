@@ -110,10 +110,10 @@ def test_encoder_has_the_layer_and_options_of_the_sweep(tiny_folder: Folder, tmp
     center = tmp_path / "center.txt"
     center.write_text("\n".join(f"a text of {number} words" for number in range(20)))
     scores: Scores = {"A": [0.1, 0.2, 0.5, 0.3, 0.2], "B": [0.1, 0.6, 0.2, 0.3, 0.2]}
-    swept = {"options": {"norm": "none", "pooling": "last"}, "vectors": {"center": str(center), "whiten": True}}
+    swept = {"options": {"norm": "none", "pooling": "last"}, "vectors": {"center": str(center), "normalize": True}}
     result = make_sweep(tmp_path / "out", scores, model=name, **swept)
     result = replace(result, notes=replace(result.notes, model=folder))
-    options = {"norm": "none", "pooling": "last", "center": center.read_text().split("\n"), "whiten": True}
+    options = {"norm": "none", "pooling": "last", "center": center.read_text().split("\n"), "normalize": True}
     for task, layer in (("A", 2), ("B", 1)):
         expected = LayerEncoder(folder, layer, device="cpu", **options)
         for encoder in (

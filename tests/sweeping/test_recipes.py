@@ -18,7 +18,7 @@ from midlayer_encoders.encoder.options import EncoderOptions
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.files import read_sealed, sealed
 from midlayer_encoders.media.text_lists import read_texts
-from midlayer_encoders.recipes import recipe_of
+from midlayer_encoders.recipes import RECIPES, recipe_of
 from midlayer_encoders.sweeping import RecipesResult, SweepResult
 from midlayer_encoders.sweeping.layer_sweep import _accumulate_progress, single_line_texts
 from midlayer_encoders.tasks import task_sources
@@ -36,7 +36,7 @@ CUSTOM = Recipe(name="yours", template='a "{text}" is:', pooling="last")
 def recipes_sweep(tiny_folder: Folder, tmp_path_factory: pytest.TempPathFactory) -> tuple[RecipesResult, list[Path]]:
     root = tmp_path_factory.mktemp("recipes")
     tasks = [write(root / "near.jsonl", ROWS["STS"] * 6), write_reranking_task(root)]
-    recipes = ["plain", CUSTOM, "echo", "plain+whiten+normalize"]
+    recipes = ["plain", CUSTOM, "echo", "plain+center+normalize"]
     result = sweep(tiny_folder("Llama"), tasks, recipes=recipes, layers=[0, 1, 3], out=root / "out", **QUICK)
     assert isinstance(result, RecipesResult)
     return result, tasks
@@ -49,7 +49,7 @@ def test_scores_match_mteb_with_the_recipe(
     center = read_texts(result.folder / "center.txt")
     options: dict[str, dict[str, Any]] = {
         "plain": {}, "yours": {"recipe": CUSTOM}, "echo": {"recipe": "echo"},
-        "plain+whiten+normalize": {"center": center, "whiten": True, "normalize": True},
+        "plain+center+normalize": {"center": center, "normalize": True},
     }  # fmt: skip
     assert result.frame["recipe"].unique(maintain_order=True).to_list() == list(options)
     for (name, encoder_options), task in zip(
@@ -80,7 +80,7 @@ def test_tokens_per_text_are_those_of_the_formatted_texts(
     texts = [row[name] for row in ROWS["STS"] for name in ("sentence1", "sentence2")]
     tokens = {name: part.notes.tokens for name, part in result.parts.items()}
     near = next(name for name in tokens["plain"] if name.startswith("near"))
-    for name, template in {"plain": "{text}", "plain+whiten+normalize": "{text}", "yours": 'a "{text}" is:'}.items():
+    for name, template in {"plain": "{text}", "plain+center+normalize": "{text}", "yours": 'a "{text}" is:'}.items():
         lengths = [min(len(template.replace("{text}", text)), 64) for text in texts]  # a token is a letter
         assert tokens[name][near] == pytest.approx(sum(lengths) / len(lengths)), name
     assert len(tokens["plain"]) == len(tasks)
@@ -230,7 +230,7 @@ def test_repeated_sweep_of_recipes_embeds_nothing(
         ("nothing", "`recipes` must be a Recipe or one of 'plain'"),
         (["plain", "summarize"], "`recipes` must not be 'summarize', which was removed"),
         (5, "`recipes` must be a Recipe or one of 'plain', .* but got 5"),
-        (["plain+filter"], "`embed_filter` must be False for"),
+        (["plain+whiten"], "but got 'plain[+]whiten'"),
     ],
 )
 def test_invalid_recipes_are_refused(recipes: Any, message: str, tiny_folder: Folder, tmp_path: Path) -> None:
@@ -254,11 +254,9 @@ def test_sweep_of_a_removed_recipe_is_read_with_its_template(
 
 
 def test_recipe_names_with_suffixes() -> None:
-    assert recipe_of("recipe", "one-word+whiten").changed() == {
-        **recipe_of("recipe", "one-word").changed(), "center": True, "whiten": True,
-    }  # fmt: skip
+    assert recipe_of("recipe", "one-word+center").changed() == {**RECIPES["one-word"].changed(), "center": True}
     assert EncoderOptions(recipe="plain+last").recreating() == {"recipe": "plain+last"}
-    bare = recipe_of("recipe", "one-word+center+filter").before_vectors()
+    bare = recipe_of("recipe", "one-word+center+normalize").before_vectors()
     assert bare == recipe_of("recipe", "one-word")
 
 
