@@ -164,11 +164,11 @@ class DeclineRecorder(Recorder):
         super()._failed(error, step)
 
     def _resume(self, history: MeasurementHistory, state: dict[str, Any]) -> bool:
-        has_dropped = super()._resume(history, state)
+        is_resumed = super()._resume(history, state)
         # The previous run has already reported its events.
         for step in sorted(history.steps):
             self._new_events({earlier: values for earlier, values in history.steps.items() if earlier <= step})
-        return has_dropped
+        return is_resumed
 
     def _warn_of_events(self, step: int) -> bool:
         """Log new events as warnings; return True if there are any."""

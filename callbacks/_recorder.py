@@ -6,92 +6,64 @@ import hashlib
 import json
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from threading import Thread
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
+from midlayer_encoders._types import content_digest
 from midlayer_encoders.errors import MidlayerError, OptionError
-from midlayer_encoders.measuring import num_copies
 
-from ._measurement import LABEL_ACCURACY, InputBatch, Measurement, MetricValues, make_measurement
+from ._measurement import InputBatch, Measurement, MetricValues, make_measurement
 from ._settings import CallbackSettings, accepts_settings, is_due
 
 if TYPE_CHECKING:
     import polars as pl
-    from matplotlib.figure import Figure
 
 _log = logging.getLogger("midlayer_encoders")
 
 _DATASET = "probe"  # name of the callback's inputs in the frame
 _METADATA_KEY = "midlayer_encoders"
 
-LogFunctions: TypeAlias = "Mapping[str, Callable[[Any, str, Figure, int], None]]"
-"""Functions that log a figure, by the class of the logger."""
 
-MetricIdentities = dict[str, dict[str, Any]]
-"""By metric, the settings that determine its values: strings, numbers and lists of them."""
-
-
-# --- identities of metrics --------------------------------------------------------------------------------------------
-
-
-def metric_identities(measurement: Measurement) -> MetricIdentities:
-    """Return the settings that each metric depends on, so that a resumed run can tell which values it may continue.
-
-    Settings that do not affect a metric are left out; for example, ``pooling`` does not affect token metrics.
-    """
+def measurement_settings(measurement: Measurement) -> dict[str, Any]:
+    """Return the settings that determine the values, so that a resumed run can tell whether it may continue them."""
     settings = measurement.settings
-    rows = _row_contents(measurement.batches)
-    count = measurement.count
-    inputs, *views = [_digest(rows[start : start + count]) for start in range(0, len(rows), count)]
-    location = {"module": measurement.module, "blocks": measurement.anatomy.blocks}
-    vectors = {"norm": settings.norm, "pooling": settings.pooling}
-    identities: MetricIdentities = {}
-    metrics = settings.make_metrics(measurement.layers)
-    copies = [views.pop(0)] if num_copies(metrics) else []
-    for name, metric in metrics.items():
-        if metric.kind == "views":
-            identities[name] = {**location, **vectors, "views": views[: int(getattr(metric, "views", 0))]}
-        else:
-            identities[name] = {**location, **(vectors if metric.kind != "tokens" else {}), "inputs": inputs}
-        if metric.kind == "copies":
-            identities[name]["copies"] = copies
-        if metric.needs_previous:
-            identities[name]["layers"] = list(measurement.layers)
-    if measurement.labels is not None:
-        labels = _digest([repr(measurement.labels.tolist()).encode()])
-        identities[LABEL_ACCURACY] = {**location, **vectors, "inputs": inputs, "labels": labels, "seed": settings.seed}
-    return identities
+    labels = None if measurement.labels is None else measurement.labels.tolist()
+    return {
+        "module": measurement.module,
+        "blocks": measurement.anatomy.blocks,
+        "layers": list(measurement.layers),
+        "metrics": list(settings.make_metrics(measurement.layers)),
+        "norm": settings.norm,
+        "pooling": settings.pooling,
+        "seed": settings.seed,
+        "labels": labels,
+        "inputs": _inputs_digest(measurement.batches),
+    }
 
 
-def _digest(rows: Sequence[bytes]) -> str:
-    digest = hashlib.sha256()
-    for row in rows:
-        digest.update(hashlib.sha256(row).digest())
-    return digest.hexdigest()[:16]
-
-
-def _row_contents(batches: Sequence[InputBatch]) -> list[bytes]:
-    """Return the content of each input, then of each view, in order and without padding."""
+def _inputs_digest(batches: Sequence[InputBatch]) -> str:
+    """Return a digest of the inputs, their copies and views, in order and without padding."""
     rows: dict[int, bytes] = {}
     for batch in batches:
         for row, position in enumerate(batch.positions):
             inputs = {name: tensor[row] for name, tensor in sorted(batch.inputs.items())}
             mask = inputs.get("attention_mask")
-            rows[position] = b""
+            digest = hashlib.sha256()
             for name, value in inputs.items():
                 if mask is not None and value.shape[:1] == mask.shape:
                     value = value[mask.bool()]
                 raw = value.reshape(-1).contiguous().view(torch.uint8)  # NumPy has no bfloat16
-                rows[position] += f"{name} {value.dtype} {tuple(value.shape)} ".encode() + raw.numpy().tobytes()
-    return [rows[position] for position in sorted(rows)]
+                digest.update(f"{name} {value.dtype} {tuple(value.shape)} ".encode() + raw.numpy().tobytes())
+            rows[position] = digest.digest()
+    return content_digest(b"".join(rows[position] for position in sorted(rows)), 8)
 
 
 # --- history ----------------------------------------------------------------------------------------------------------
@@ -103,20 +75,18 @@ class MeasurementHistory:
 
     Attributes:
         measurement: the measurement at each step.
-        identities: the settings that each metric depends on.
+        settings: the settings that the values depend on.
         steps: the values by step.
         at_end: steps that were measured only because a run ended there.
-        partial: steps of the previous run that lack a metric or a layer of this run.
     """
 
     measurement: Measurement
-    identities: MetricIdentities = field(init=False)
+    settings: dict[str, Any] = field(init=False)
     steps: dict[int, MetricValues] = field(default_factory=dict)
     at_end: set[int] = field(default_factory=set)
-    partial: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self.identities = metric_identities(self.measurement)
+        self.settings = measurement_settings(self.measurement)
 
     def frame(self) -> pl.DataFrame:
         """Return the tidy frame, ordered by step; revisions are named like Pythia's, ``step512``."""
@@ -134,50 +104,32 @@ class MeasurementHistory:
         return is_due(self.measurement.settings.every_n_steps, step)
 
     def add(self, step: int, values: MetricValues) -> None:
-        """Add the values of ``step`` to those that the previous run measured there."""
-        self.steps[step] = {**self.steps.get(step, {}), **values}
-        self.partial.discard(step)
+        """Add the values of ``step``."""
+        self.steps[step] = values
         if not self.is_due(step):
             self.at_end.add(step)
 
     def state(self) -> dict[str, Any]:
         """Return the history as plain numbers and strings, for a checkpoint."""
-        metadata = {"layers": list(self.measurement.layers), "identities": self.identities}
-        return {"steps": dict(self.steps), **metadata, "at_end": sorted(self.at_end)}
+        return {"steps": dict(self.steps), "settings": self.settings, "at_end": sorted(self.at_end)}
 
     def resume(self, state: dict[str, Any]) -> list[str]:
-        """Load the history of the previous run and describe the values that were dropped because settings changed.
+        """Load the history of the previous run, or return the names of the settings that differ from it.
 
         A measurement at the end of the previous run is dropped if none is due there.
 
         Args:
             state: from :meth:`state` or :func:`read_state`.
         """
-        previous_steps: dict[int, MetricValues] = state["steps"]
-        previous_layers = set(state.get("layers", []))
-        previous_identities = state.get("identities", {})
-        current_layers = set(self.measurement.layers)
-        current_metrics = set(self.identities)
-        names = dict.fromkeys(name for values in previous_steps.values() for name in values)
-        differences = {name: _difference(previous_identities.get(name), self.identities.get(name)) for name in names}
-        unchanged = [name for name, difference in differences.items() if difference is None]
-        self.identities = {**{name: previous_identities[name] for name in unchanged}, **self.identities}
-        self.steps, self.at_end, self.partial = {}, set(), set()
-        for step, values in previous_steps.items():
-            resumed = {
-                name: {layer: value for layer, value in by_layer.items() if layer in current_layers}
-                for name, by_layer in values.items()
-                if name in unchanged
-            }
-            if not resumed or (step in state.get("at_end", ()) and not self.is_due(step)):
-                continue
-            self.steps[step] = resumed
-            if not current_metrics <= set(resumed) or not current_layers <= previous_layers:
-                self.partial.add(step)
-        dropped = [f"{name} (other {difference})" for name, difference in differences.items() if difference is not None]
-        if unchanged and (layers := sorted(previous_layers - current_layers)):
-            dropped.append(f"layers {', '.join(map(str, layers))} (no longer measured)")
-        return dropped
+        previous = state.get("settings", {})
+        if changed := [name for name, value in self.settings.items() if previous.get(name) != value]:
+            return changed
+        at_end = state.get("at_end", ())
+        self.steps = {
+            step: values for step, values in state["steps"].items() if step not in at_end or self.is_due(step)
+        }
+        self.at_end = set()
+        return []
 
     def write(self, path: Path) -> None:
         """Write the frame atomically: if the run is killed, the previous file remains."""
@@ -185,16 +137,6 @@ class MeasurementHistory:
 
         metadata = {key: value for key, value in self.state().items() if key != "steps"}
         write_frame(self.frame(), path, metadata={_METADATA_KEY: json.dumps(metadata)})
-
-
-def _difference(previous: dict[str, Any] | None, current: dict[str, Any] | None) -> str | None:
-    """Return the names of the settings that differ; ``None`` if none does or the metric is no longer measured."""
-    if previous is None:
-        return "settings, which were not saved"
-    if current is None or previous == current:
-        return None
-    keys = sorted(previous.keys() | current.keys())
-    return " and ".join(key for key in keys if previous.get(key) != current.get(key))
 
 
 def read_state(path: Path) -> dict[str, Any]:
@@ -207,7 +149,7 @@ def read_state(path: Path) -> dict[str, Any]:
     for revision, name, layer, value in frame.iter_rows():
         steps.setdefault(int(revision.removeprefix("step")), {}).setdefault(name, {})[layer] = value
     metadata = json.loads(fields.get(_METADATA_KEY, "{}"))
-    return {"layers": frame["layer"].unique().to_list(), **metadata, "steps": steps}
+    return {**metadata, "steps": steps}
 
 
 # --- recorder ---------------------------------------------------------------------------------------------------------
@@ -273,19 +215,20 @@ class Recorder:
             self._resume(self._history, self._restored)
 
     def _resume(self, history: MeasurementHistory, state: dict[str, Any]) -> bool:
-        """Load the history of the previous run; return True if some values were dropped because settings changed."""
-        if dropped := "; ".join(history.resume(state)):
-            omits = "the resumed history omits values that were measured with other settings"
-            _log.warning("%s: %s: %s.", self.name, omits, dropped)
-        return bool(dropped)
+        """Load the history of the previous run; return False, with a warning, if its settings were others."""
+        changed = history.resume(state)
+        if changed:
+            begins = "a new history begins, because the previous run measured with other settings"
+            _log.warning("%s: %s: %s.", self.name, begins, ", ".join(changed))
+        return not changed
 
     def _is_due(self, step: int) -> bool:
         """Return True if a measurement is due after ``step`` steps and has not been made."""
         return is_due(self.settings.every_n_steps, step) and not self._is_complete(step)
 
     def _is_complete(self, step: int) -> bool:
-        """Return True if every metric and layer of this run was measured at ``step``."""
-        return self._history is not None and step in self._history.steps and step not in self._history.partial
+        """Return True if the layers were measured at ``step``."""
+        return self._history is not None and step in self._history.steps
 
     def _measure(self, root: nn.Module, step: int, autocast: AbstractContextManager[object]) -> MetricValues | None:
         """Measure the model and store the values; return ``None`` if that failed."""
@@ -326,40 +269,23 @@ class Recorder:
             except Exception as error:
                 self._failed(error, max(self._history.steps))
 
-    def _draw(self, folder: Path, loggers: Sequence[Any], log_functions: LogFunctions, step: int) -> None:
-        """Draw the history in a thread, or immediately if a logger accepts figures or an error must stop the run.
-
-        Args:
-            folder: folder of the figures.
-            loggers: the run's loggers.
-            log_functions: function that logs a figure, for each class of loggers that accept figures.
-            step: step under which the figures are logged.
-        """
+    def _draw(self, folder: Path) -> None:
+        """Draw the history in a thread, or immediately if an error must stop the run."""
         if not self.settings.figures or self._history is None or not self._history.steps:
             return
-        log_calls = [
-            partial(log_functions[type(logger).__name__], logger)
-            for logger in loggers
-            if type(logger).__name__ in log_functions
-        ]
-        draw = partial(self._draw_frame, self._history.frame(), folder, log_calls, step)
-        if log_calls or self.settings.strict:
+        draw = partial(self._draw_frame, self._history.frame(), folder, max(self._history.steps))
+        if self.settings.strict:
             draw()
             return
         # Drawing takes a second or more. The thread is not a daemon, so the interpreter waits for the files.
         self._drawing = Thread(target=draw, name=f"{self.name} figures", daemon=False)
         self._drawing.start()
 
-    def _draw_frame(
-        self, frame: pl.DataFrame, folder: Path, log_calls: Sequence[Callable[[str, Figure, int], None]], step: int
-    ) -> None:
+    def _draw_frame(self, frame: pl.DataFrame, folder: Path, step: int) -> None:
         try:
             from midlayer_encoders.report import plot_steps_curves, plot_steps_heat, write_figure
 
             for name, plot in (("heat", plot_steps_heat), ("curves", plot_steps_curves)):
-                figure = plot(frame)
-                write_figure(figure, folder / f"{name}.png", dpi=110)
-                for log in log_calls:
-                    log(f"{self.name}/{name}", figure, step)
+                write_figure(plot(frame), folder / f"{name}.png", dpi=110)
         except Exception as error:
             self._failed(error, step)

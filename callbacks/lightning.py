@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 
@@ -12,9 +12,6 @@ from midlayer_encoders.errors import OptionError
 from ._decline import DeclineRecorder
 from ._measurement import hugging_face_models
 from ._recorder import Recorder
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 # The two packages have unrelated `Callback` classes, but each Trainer accepts both.
 try:
@@ -82,7 +79,7 @@ class LayerMetricsCallback(Recorder, Callback):
             self._visit(trainer, pl_module)
         folder = self._folder(trainer)
         if trainer.is_global_zero and not trainer.fast_dev_run:
-            self._draw(folder, trainer.loggers, _FIGURE_LOGGERS, trainer.global_step)
+            self._draw(folder)
 
     def on_validation_start(self, trainer: Any, pl_module: nn.Module) -> None:
         """Measure once if the run consists of validation only."""
@@ -154,23 +151,3 @@ def _may_create_layers_later(pl_module: nn.Module) -> bool:
     libraries = ("lightning", "pytorch_lightning", "lightning_fabric")
     classes = [cls for cls in type(pl_module).__mro__ if cls.__module__.split(".")[0] not in libraries]
     return any("configure_model" in vars(cls) or "setup" in vars(cls) for cls in classes)
-
-
-def _log_to_tensorboard(logger: Any, name: str, figure: Figure, step: int) -> None:
-    logger.experiment.add_figure(name, figure, global_step=step)
-
-
-def _log_to_wandb(logger: Any, name: str, figure: Figure, step: int) -> None:
-    logger.log_image(key=name, images=[figure], step=step)
-
-
-def _log_to_mlflow(logger: Any, name: str, figure: Figure, step: int) -> None:  # noqa: ARG001
-    logger.experiment.log_figure(logger.run_id, figure, f"{name}.png")
-
-
-_FIGURE_LOGGERS = {
-    "TensorBoardLogger": _log_to_tensorboard,
-    "WandbLogger": _log_to_wandb,
-    "MLFlowLogger": _log_to_mlflow,
-}
-"""Functions that log a figure, by the class of the logger."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -17,15 +17,12 @@ from midlayer_encoders.files import read_artifact, write_file
 from ._decline import DeclineRecorder
 from ._recorder import Recorder, read_state
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 
 class LayerMetricsTrainerCallback(Recorder, TrainerCallback):  # type: ignore[misc]
     """Logs every metric of every layer during training with a Hugging Face Trainer, under the exact step.
 
-    A ``TrainerCallback`` has no reference to its trainer: call :meth:`attach` to send values and figures to the
-    trainer's loggers (TensorBoard, W&B, MLflow). Without it they are only in ``state.log_history`` and in the output
+    A ``TrainerCallback`` has no reference to its trainer: call :meth:`attach` to send values to the trainer's
+    loggers (TensorBoard, W&B, MLflow). Without it they are only in ``state.log_history`` and in the output
     folder (``history.parquet`` and the figures). A resumed run continues the history from the checkpoint. The default
     tokenizer is the trainer's. With ``load_best_model_at_end`` the callback measures the last step before the trainer
     loads the best weights, and then the best weights under their own step.
@@ -80,7 +77,7 @@ class LayerMetricsTrainerCallback(Recorder, TrainerCallback):  # type: ignore[mi
         if not self._is_complete(loaded_state.global_step):
             self._visit(args, loaded_state, control, model)
         if state.is_world_process_zero:
-            self._draw(self._folder(args), self._integrations(), _FIGURE_LOGGERS, state.global_step)
+            self._draw(self._folder(args))
 
     def _resume_from(self, path: Path, step: int) -> None:
         """Load the steps up to the checkpoint from the previous run's file; a new run starts a new file."""
@@ -88,7 +85,7 @@ class LayerMetricsTrainerCallback(Recorder, TrainerCallback):  # type: ignore[mi
         if state is None or self._history is None:
             return
         state["steps"] = {earlier: values for earlier, values in state["steps"].items() if earlier <= step}
-        if self._resume(self._history, state):
+        if not self._resume(self._history, state):
             # The next measurement overwrites the file.
             write_file(path.with_name(f"history-before-step{step}.parquet"), path.read_bytes())
 
@@ -153,30 +150,6 @@ def _state_of_loaded_weights(args: Any, state: Any) -> Any:
 
 def _is_integration(callback: Any) -> bool:
     return type(callback).__module__.startswith("transformers.integrations")
-
-
-def _log_to_tensorboard(logger: Any, name: str, figure: Figure, step: int) -> None:
-    logger.tb_writer.add_figure(name, figure, global_step=step)
-
-
-def _log_to_wandb(_: Any, name: str, figure: Figure, step: int) -> None:
-    import wandb
-
-    wandb.log({name: wandb.Image(figure), "train/global_step": step})  # the same axis as the integration's values
-
-
-def _log_to_mlflow(_: Any, name: str, figure: Figure, step: int) -> None:  # noqa: ARG001
-    import mlflow
-
-    mlflow.log_figure(figure, f"{name}.png")
-
-
-_FIGURE_LOGGERS = {
-    "TensorBoardCallback": _log_to_tensorboard,
-    "WandbCallback": _log_to_wandb,
-    "MLflowCallback": _log_to_mlflow,
-}
-"""Functions that log a figure, by the class of the integration."""
 
 
 def _autocast(args: Any, model: nn.Module) -> AbstractContextManager[object]:

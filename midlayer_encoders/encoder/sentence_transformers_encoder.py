@@ -52,8 +52,8 @@ logger = logging.getLogger(__name__)
 
 _AUTO = "auto"
 _NO_LAYER = (
-    "`layer` must be a number, or 'auto', unless a Recipe names one, but got None. -1 is the last layer; 'auto' selects "
-    "one, from `texts` if you pass some."
+    "`layer` must be a number, or 'auto', unless a Recipe names one, but got None. -1 is the last layer; 'auto' "
+    "selects one, from `texts` if you pass some."
 )
 _WITHOUT_VECTOR_MAPS = {"recipe": None, "center": None}
 

@@ -1,4 +1,4 @@
-"""A run resumed with other settings: no name in its history has values measured with different settings."""
+"""A run resumed with other settings begins a new history: no history has values measured with different settings."""
 
 from __future__ import annotations
 
@@ -27,26 +27,24 @@ BASE = {
     "metrics": ["prompt_entropy", "block_influence", "dataset_entropy", "infonce", "lidar", "alignment"], "labels": LABELS,
     "every_n_steps": 2, "figures": False, "strict": True,
 }  # fmt: skip
-NAMES = {*BASE["metrics"], "label_accuracy"}  # type: ignore[misc]
-VECTORS = {"dataset_entropy", "infonce", "lidar", "alignment", "label_accuracy"}
-CHANGED: dict[str, tuple[dict[str, Any], set[str], str]] = {
-    # name: the change, the names whose earlier values are then incompatible, and the setting in the warning
-    "nothing": ({}, set(), ""),
-    "texts": ({"texts": [*TEXTS[:-1], "it rained"]}, NAMES, "inputs"),
-    "order": ({"texts": TEXTS[::-1]}, NAMES, "inputs"),
-    "metrics": ({"metrics": ["curvature", "prompt_entropy"]}, set(), ""),
-    "layers": ({"layers": [0, 2]}, {"block_influence"}, "layers"),
-    "other_layers": ({"layers": [-1, -2, 1, 0]}, set(), ""),  # the same layers in another form
-    "norm": ({"norm": "final"}, VECTORS, "norm"),
-    "pooling": ({"pooling": "last"}, VECTORS, "pooling"),
-    "views": ({"views": 3}, {"lidar"}, "views"),
-    "given_views": ({"views": VIEWS}, {"infonce", "lidar"}, "views"),
-    "seed": ({"seed": 1}, {"infonce", "lidar", "alignment", "label_accuracy"}, "seed"),
-    "max_length": ({"max_length": 20}, NAMES, "inputs"),
-    "labels": ({"labels": [0, 0, 1] * 4}, {"label_accuracy"}, "labels"),
-    "renamed_labels": ({"labels": ["no", "yes"] * 6}, set(), ""),
-    "cadence": ({"every_n_steps": 3}, set(), ""),
-    "budget": ({"token_budget": 40}, set(), ""),
+CHANGED: dict[str, tuple[dict[str, Any], str]] = {
+    # name: the change, and the setting in the warning if the values before it are then incompatible
+    "nothing": ({}, ""),
+    "texts": ({"texts": [*TEXTS[:-1], "it rained"]}, "inputs"),
+    "order": ({"texts": TEXTS[::-1]}, "inputs"),
+    "metrics": ({"metrics": ["curvature", "prompt_entropy"]}, "metrics"),
+    "layers": ({"layers": [0, 2]}, "layers"),
+    "other_layers": ({"layers": [-1, -2, 1, 0]}, ""),  # the same layers in another form
+    "norm": ({"norm": "final"}, "norm"),
+    "pooling": ({"pooling": "last"}, "pooling"),
+    "views": ({"views": 3}, "inputs"),
+    "given_views": ({"views": VIEWS}, "inputs"),
+    "seed": ({"seed": 1}, "seed"),
+    "max_length": ({"max_length": 20}, "inputs"),
+    "labels": ({"labels": [0, 0, 1] * 4}, "labels"),
+    "renamed_labels": ({"labels": ["no", "yes"] * 6}, ""),
+    "cadence": ({"every_n_steps": 3}, ""),
+    "budget": ({"token_budget": 40}, ""),
 }
 
 
@@ -56,7 +54,7 @@ WITHOUT_EFFECT = {"figures", "strict", "dirpath", "name"}  # on the values
 
 
 def test_every_argument_is_covered_or_has_no_effect() -> None:
-    changed_arguments = {name for options, _, _ in CHANGED.values() for name in options} - {"texts"} | {
+    changed_arguments = {name for options, _ in CHANGED.values() for name in options} - {"texts"} | {
         "texts_or_dataloader"
     }
     all_arguments = set(inspect.signature(LayerMetricsCallback).parameters)
@@ -138,28 +136,21 @@ def frame_values(frame: polars.DataFrame) -> dict[tuple[str, str, int], float]:
 @pytest.mark.parametrize("name", CHANGED)
 def test_resumed_history_has_only_values_of_the_current_settings(runs: Any, name: str) -> None:
     frames, warned, folder = runs
-    _, incompatible, setting = CHANGED[name]
+    setting = CHANGED[name][1]
     resumed, expected = map(frame_values, frames[name])
     before = frame_values(frames["nothing"][1])
-    # Values that are still measured equal those of a run with these settings; others keep their old values.
     for key, value in resumed.items():
         assert value == pytest.approx(expected.get(key, before.get(key)), rel=1e-6), key
-    assert {key for key in resumed if key[0] in incompatible and key[1] == "step0"} == set()
-    assert {key[2] for key in resumed} == {key[2] for key in expected}
     missing = {key for key in expected if key not in resumed}
-    new = {"curvature"} if name == "metrics" else set()
-    assert {key[0] for key in missing} == incompatible | new
-    assert {key[1] for key in missing} <= {"step0"}  # the step of the checkpoint is measured again
+    assert {key[1] for key in missing} == ({"step0"} if setting else set())  # the checkpoint's step is measured again
+    assert not setting or {key[1] for key in resumed} == {"step2", "step3"}
     own_warnings = [message for message in warned if message.startswith(f"{name}:")]
-    assert len(own_warnings) == bool(incompatible)
-    assert all(metric in own_warnings[0] for metric in incompatible)
+    assert len(own_warnings) == bool(setting)
     assert setting in "".join(own_warnings)
     saved = polars.read_parquet(folder / name / "history.parquet")
     assert saved.equals(frames[name][0])
     if name == "cadence":  # a step that is no longer due was measured
         assert {key[1] for key in resumed} == {f"step{step}" for step in (0, 2, 3)}
-    if name == "metrics":
-        assert {key[1] for key in resumed if key[0] == "lidar"} == {"step0", "step2"}
 
 
 def test_replaced_history_file_of_a_resumed_trainer_is_kept(runs: Any) -> None:
@@ -167,10 +158,9 @@ def test_replaced_history_file_of_a_resumed_trainer_is_kept(runs: Any) -> None:
     if folder.name != "run":
         pytest.skip("Lightning's checkpoint keeps it")
     backups = {path.parent.name for path in folder.rglob("history-before-step2.parquet")}
-    assert backups == {name for name, (_, incompatible, _) in CHANGED.items() if incompatible}
+    assert backups == {name for name, (_, setting) in CHANGED.items() if setting}
     backup = polars.read_parquet(folder / "norm" / "history-before-step2.parquet")
     assert set(backup["revision"]) == {"step0", "step2", "step3"}
-    assert set(backup["name"]) == NAMES
 
 
 @pytest.mark.slow
@@ -210,29 +200,7 @@ def test_another_transformer_of_the_module_starts_a_new_history(tmp_path: Path) 
     with collect_warnings() as warned:
         fit(Two(), tmp_path, [after], max_steps=2, logger=False, ckpt=str(tmp_path / "a.ckpt"))
     assert set(after.frame["revision"]) == {"step1", "step2"}
-    assert warned == [
-        "midlayer: the resumed history omits values that were measured with other settings: curvature (other module)."
-    ]
-
-
-@pytest.mark.parametrize(("old_layers", "new_layers"), [([0, 2], [0, 1, 2, 3]), ([1, 2], [0, 2])])
-def test_layers_are_matched_by_number(old_layers: list[int], new_layers: list[int], tmp_path: Path) -> None:
-    def train(layers: Any, steps: int, ckpt: str | None = None) -> dict[tuple[str, str, int], float]:
-        options: dict[str, Any] = {"metrics": ["curvature"], "every_n_steps": 1, "figures": False, "strict": True}
-        callback = LayerMetricsCallback(TEXTS, TOKENIZER, layers=layers, dirpath=tmp_path, **options)
-        _, pl_trainer = fit(Boring(neox(dropout=0.0)), tmp_path, [callback], max_steps=steps, logger=False, ckpt=ckpt)
-        pl_trainer.save_checkpoint(tmp_path / "a.ckpt")
-        return frame_values(callback.frame)
-
-    all_values = train("all", 1)
-    train(old_layers, 1)
-    resumed = train(new_layers, 2, str(tmp_path / "a.ckpt"))
-    before = {("curvature", "step0", layer) for layer in set(old_layers) & set(new_layers)}
-    remeasured = {
-        ("curvature", "step1", layer) for layer in new_layers
-    }  # of the checkpoint: missing layers are measured
-    assert set(resumed) == before | remeasured | {("curvature", "step2", layer) for layer in new_layers}
-    assert {key: resumed[key] for key in before | remeasured} == {key: all_values[key] for key in before | remeasured}
+    assert warned == ["midlayer: a new history begins, because the previous run measured with other settings: module."]
 
 
 def test_final_step_that_is_not_due_is_dropped_when_resumed(tmp_path: Path) -> None:

@@ -92,7 +92,6 @@ def test_values_reach_the_trainers_log_and_a_file(tmp_path: Path) -> None:
     train(hf_trainer)
     event_bytes = b"".join(path.read_bytes() for path in tmp_path.rglob("events*"))
     assert b"attached/prompt_entropy/layer_03" in event_bytes
-    assert b"attached/heat" in event_bytes
     assert b"detached/" not in event_bytes  # it was not attached
     key = "{}/prompt_entropy/layer_03"
     for name, callback in (("detached", detached), ("attached", attached)):

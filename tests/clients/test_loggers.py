@@ -1,4 +1,4 @@
-"""W&B (offline) and MLflow (files) get every value at its step, and the figures, from both kinds of trainer."""
+"""W&B (offline) and MLflow (files) get every value at its step from both kinds of trainer."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from PIL import Image
 
 from midlayer_encoders.callbacks import LayerMetricsCallback, LayerMetricsTrainerCallback
 from tests.callbacks.oracles import TEXTS
@@ -80,34 +78,18 @@ def steps_of(recorded: Any) -> list[int]:
     return list(next(iter(values_of(recorded).values())))
 
 
-def assert_shows(logged: Path, written: Path) -> None:
-    """The figure that was logged is the one that was written, at whatever resolution."""
-    first, second = (np.asarray(Image.open(path).convert("RGB").resize((160, 120))) for path in (logged, written))
-    assert second.std() > 10  # something is drawn
-    assert np.abs(first.astype(int) - second.astype(int)).mean() < 8
-
-
 def assert_wandb_has(recorded: Any, folder: Path, prefix: str, step: str) -> None:
     rows = wandb_history(folder)
     for name, values in values_of(recorded, prefix).items():
         assert {row[step]: row[name] for row in rows if name in row} == pytest.approx(values)
-    for name in ("heat", "curves"):
-        (row,) = [row for row in rows if f"midlayer/{name}/_type" in row]
-        assert row[step] == 7
-        path = row.get(f"midlayer/{name}/path") or row[f"midlayer/{name}/filenames"][0]
-        (logged,) = folder.rglob(path)
-        assert_shows(logged, folder / "run" / "midlayer" / f"{name}.png")
 
 
-def assert_mlflow_has(recorded: Any, uri: str, folder: Path) -> None:
+def assert_mlflow_has(recorded: Any, uri: str) -> None:
     tracking, run = mlflow_run(uri)
     assert run.info.status == "FINISHED"
     for name, values in values_of(recorded).items():
         actual = {each.step: each.value for each in tracking.get_metric_history(run.info.run_id, name)}
         assert actual == pytest.approx(values)
-    for name in ("heat", "curves"):
-        logged = tracking.download_artifacts(run.info.run_id, f"midlayer/{name}.png", str(folder))
-        assert_shows(Path(logged), folder / "run" / "midlayer" / f"{name}.png")
 
 
 def test_wandb_through_lightning(wandb: Any, tmp_path: Path) -> None:
@@ -132,10 +114,10 @@ def test_mlflow_through_lightning(tracking_uri: str, tmp_path: Path) -> None:
 
     recorded = train_lightning(MLFlowLogger(tracking_uri=tracking_uri), tmp_path)
     assert steps_of(recorded) == [0, 3, 6, 7]
-    assert_mlflow_has(recorded, tracking_uri, tmp_path)
+    assert_mlflow_has(recorded, tracking_uri)
 
 
 def test_mlflow_through_transformers(tracking_uri: str, tmp_path: Path) -> None:
     recorded = train_transformers("mlflow", tmp_path)
     assert steps_of(recorded) == [0, 2, 3, 6, 7]
-    assert_mlflow_has(recorded, tracking_uri, tmp_path)
+    assert_mlflow_has(recorded, tracking_uri)
