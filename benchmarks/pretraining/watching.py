@@ -17,7 +17,7 @@ from benchmarks.pretraining.tasks import Evaluation, padded
 from midlayer_encoders._types import Norm
 from midlayer_encoders.callbacks import LayerMetricsCallback
 from midlayer_encoders.measuring import compute_metrics, make_for_views, token_receiver, update_views
-from midlayer_encoders.metrics import METRICS, LayerMetric, PromptEntropy, attention_sink_rates
+from midlayer_encoders.metrics import METRICS, LayerMetric, PromptEntropy
 from midlayer_encoders.models.anatomy import find_anatomy
 from midlayer_encoders.reading.batches import plan_batches
 from midlayer_encoders.reading.capture import final_norm
@@ -62,6 +62,19 @@ def stages(steps: int, *, brief: bool = False) -> list[int]:
     return sorted(
         step for step in {0, 128, 256, 512, 724, 1024, 1448, steps, *range(4096, steps, 2048)} if step <= steps
     )
+
+
+def sink_rate(attentions: Tensor, mask: Tensor) -> float:
+    """Return the share of heads whose mean attention to the first token exceeds 0.3, averaged over texts.
+
+    The sink rate of Gu et al. (2025), of one layer.
+
+    Args:
+        attentions: attention weights, shape ``(B, H, T, T)``.
+        mask: real tokens, shape ``(B, T)``, padded on the right.
+    """
+    to_first = torch.where(mask[:, None], attentions[..., 0], 0.0).sum(dim=-1) / mask.sum(dim=-1, keepdim=True)
+    return float((to_first > 0.3).double().mean())
 
 
 class TimedLook(LayerMetricsCallback):
@@ -199,9 +212,11 @@ class Aside(_AtSteps):
         if usual == "sdpa":
             backbone.set_attn_implementation("eager")
         inputs = {**padded(self.ids[:texts], device), "use_cache": False}
-        rates = attention_sink_rates(backbone, inputs)
+        with torch.no_grad():
+            attentions = backbone(**inputs, output_attentions=True).attentions
         backbone.set_attn_implementation(usual)
-        return rates
+        rates = (sink_rate(weights, inputs["attention_mask"].bool()) for weights in attentions)
+        return dict(enumerate(rates, start=1))
 
     def _largest(self, backbone: Any) -> dict[str, dict[int, float]]:
         """Return the largest absolute value of any raw state of a layer, and its token and dimension."""

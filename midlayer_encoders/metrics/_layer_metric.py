@@ -10,7 +10,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -21,17 +21,12 @@ from torchmetrics.utilities.distributed import gather_all_tensors
 from midlayer_encoders.errors import LayerIndexError, MidlayerError, NotFiniteError, OptionError, warn_deprecated
 from midlayer_encoders.spectra.eigen import kernels_enabled, kernels_run_on
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure, SubFigure
-
-
 _STACK_SIZE = 2**24  # numbers of several layers that are stacked: 128 MB in float64
 _MAX_TEMPORARIES = 2**24  # temporary numbers at once, 64 MB in float32: a large batch is never copied whole
 
-Kind: TypeAlias = Literal["tokens", "pooled", "views", "copies", "attentions"]
-"""The input of ``update``: token states and their mask, one vector per text, one per text and view, one of each text
-(view 0) and one of its shortened copy (view 1), or attentions."""
+Kind: TypeAlias = Literal["tokens", "pooled", "views", "copies"]
+"""The input of ``update``: token states and their mask, one vector per text, one per text and view, or one of each
+text (view 0) and one of its shortened copy (view 1)."""
 
 
 class TooFewTextsError(MidlayerError, ValueError):
@@ -54,7 +49,7 @@ class LayerMetric(Metric):
         options: options of the metric's function, and torchmetrics' own, such as ``process_group``.
 
     Attributes:
-        kind: the input of ``update``: ``"tokens"``, ``"pooled"``, ``"views"``, ``"copies"`` or ``"attentions"``.
+        kind: the input of ``update``: ``"tokens"``, ``"pooled"``, ``"views"`` or ``"copies"``.
         needs_previous: True if each layer is compared with the one listed before it, so that the first value is NaN.
         options: values of the function's options.
     """
@@ -183,24 +178,6 @@ class LayerMetric(Metric):
                 setattr(other, name, [])
         other.reset()
         return other
-
-    def plot(
-        self, val: Tensor | Sequence[Tensor] | None = None, ax: Axes | None = None
-    ) -> tuple[Figure | SubFigure, Axes]:
-        """Plot the values over the layers and return the figure and its axes.
-
-        Args:
-            val: results of ``compute``, one line each; ``None`` to compute them now.
-            ax: axes to draw in; ``None`` for a new figure.
-        """
-        import matplotlib.pyplot as plt
-
-        axes = plt.subplots()[1] if ax is None else ax
-        val = self.compute() if val is None else val
-        for values in [val] if isinstance(val, Tensor) else val:
-            axes.plot(self.layers, values.tolist(), marker="o")
-        axes.set(xlabel="layer", ylabel=type(self).__name__)
-        return axes.figure, axes
 
     def _position(self, layer: int) -> int:
         if layer not in self.layers:

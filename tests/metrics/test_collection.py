@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import matplotlib.pyplot as plt
 import pytest
 import torch
 from torch import Tensor
@@ -106,12 +105,3 @@ def test_forward_of_a_collection_after_updates(kind: str) -> None:
         same(actual, {name: last[name][layer] for name in metrics})
     expected = alone(kind, texts, batches)
     same(collection.compute(), {name: expected[name] for name in metrics})
-
-
-def test_collection_can_be_plotted() -> None:
-    collection = MetricCollection([make("curvature", [0, 1]), make("prompt_entropy", [0, 1])])
-    expected = fed(collection, "tokens", corpus(layers=2), [torch.arange(13)])
-    sampled = collection.plot()
-    for (figure, axes), (name, values) in zip(sampled, expected.items(), strict=True):
-        assert (axes.get_ylabel(), axes.lines[0].get_ydata().tolist()) == (name, values.tolist())
-        plt.close(figure)

@@ -6,7 +6,6 @@ import pickle
 from collections import Counter
 from typing import Any
 
-import matplotlib.pyplot as plt
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -222,22 +221,6 @@ def test_batch_that_forward_cannot_measure_is_not_added() -> None:
     with pytest.raises(TooFewTextsError, match="must be at least 2"):
         metric(torch.ones(1, 3), layer=0)
     assert metric.update_count == 0
-
-
-@pytest.mark.parametrize("name", METRICS)
-def test_plot_draws_the_values_over_the_layers(name: str) -> None:
-    metric = feed(make(name, [2, 5, 9]), corpus(), [torch.arange(13)])
-    figure, axes = metric.plot()
-    repeated, same_axes = metric.plot([metric.compute(), 2 * metric.compute()], ax=axes)
-    assert same_axes is axes
-    assert repeated is figure
-    sampled = [torch.tensor(line.get_xydata()) for line in axes.lines]
-    plt.close(figure)
-    expected = metric.compute()
-    for line, factor in zip(sampled, (1, 1, 2), strict=True):
-        assert line[:, 0].tolist() == [2, 5, 9]
-        torch.testing.assert_close(line[:, 1], factor * expected, rtol=0, atol=0, equal_nan=True)
-    assert (axes.get_xlabel(), axes.get_ylabel()) == ("layer", type(metric).__name__)
 
 
 @pytest.mark.parametrize("name", METRICS)
