@@ -1,4 +1,4 @@
-"""Time to create augmented views, with and without workers: `python benchmarks/augment.py > benchmarks/results/augment.md`."""
+"""Time to create augmented views: `python benchmarks/augment.py > benchmarks/results/augment.md`."""
 
 from __future__ import annotations
 
@@ -18,26 +18,17 @@ def main() -> None:
     texts = [line.strip() for line in WIKITEXT.read_text(encoding="utf-8").splitlines() if len(line.split()) >= 30]
     augment(texts[:2])  # imports nlpaug
     print("# Augmented views of texts\n")
-    print("Time to create augmented views of WikiText-2 test paragraphs, with one and two workers.", end=" ")
+    print("Time to create augmented views of WikiText-2 test paragraphs.", end=" ")
     load = f"{os.cpu_count()} cores, load average {os.getloadavg()[0]:.1f} from other processes"
     print(f"`python benchmarks/augment.py`, Python {platform.python_version()}, {load}.")
-    print("\n| texts | views | input characters | workers | seconds | µs per character |\n|---|---|---|---|---|---|")
+    print("\n| texts | views | input characters | seconds | µs per character |\n|---|---|---|---|---|")
     for count, views in ((500, 2), (1000, 4), (len(texts), 4)):
-        expected = None
-        for workers in (1, 2):
-            start = time.perf_counter()
-            made = augment(texts[:count], views=views, workers=workers)
-            seconds = time.perf_counter() - start
-            if expected is not None and made != expected:
-                raise SystemExit("the views depend on the number of workers")
-            expected = made
-            if workers > 1:  # include the start of workers, which joblib keeps for later calls
-                from joblib.externals.loky import get_reusable_executor
-
-                get_reusable_executor().shutdown()
-            characters = views * sum(map(len, texts[:count]))
-            row = (count, views, characters, workers, f"{seconds:.2f}", f"{1e6 * seconds / characters:.2f}")
-            print("|", " | ".join(map(str, row)), "|", flush=True)
+        start = time.perf_counter()
+        augment(texts[:count], views=views)
+        seconds = time.perf_counter() - start
+        characters = views * sum(map(len, texts[:count]))
+        row = (count, views, characters, f"{seconds:.2f}", f"{1e6 * seconds / characters:.2f}")
+        print("|", " | ".join(map(str, row)), "|", flush=True)
 
 
 if __name__ == "__main__":

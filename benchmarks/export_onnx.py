@@ -79,11 +79,11 @@ def main() -> None:
     for layer in (3, 6):
         encoder = LayerEncoder(str(model), layer, device="cpu")
         with tempfile.TemporaryDirectory() as folder:
-            made = export_for(encoder, "onnx", f"{folder}/onnx", int8=True, optimize=True)
+            made = export_for(encoder, "onnx", f"{folder}/onnx", int8=True)
             card = export_for(encoder, "openvino", f"{folder}/openvino").folder / "midlayer.json"
             graph = json.loads(card.read_text())["graphs"]["model.xml"]
             runs: dict[str, Callable[[], Any]] = {"torch": lambda one=encoder: one.encode(TEXTS, batch_size=32)}
-            names = ("model", "model_optimized", "model_int8")
+            names = ("model", "model_int8")
             runs |= {name: in_onnxruntime(f"{folder}/onnx", name) for name in names}
             exact = {"INFERENCE_PRECISION_HINT": "f32"}
             runs |= {"openvino": in_openvino(f"{folder}/openvino", exact)}

@@ -37,7 +37,6 @@ def export(
     license_: Annotated[str | None, Option("--license", help="With --push: by default the model's license.")] = None,
     private: Annotated[bool | None, Option("--private", help="With --push: make the repository private.")] = None,
     int8: Annotated[bool, Option("--int8", help="onnx: also write an 8-bit graph. gguf: Q8_0, not F16.")] = False,
-    optimize: Annotated[bool, Option("--optimize", help="onnx: also write a graph optimized by onnxruntime.")] = False,
     stock: Annotated[bool, Option("--stock", help="word-echo: write the nearest encoder without code.")] = False,
     center: Annotated[Path | None, Option(help="File with a text per line, whose mean vector is subtracted.")] = None,
     overwrite: Annotated[bool, Option(help="Write into a folder that is not empty.")] = False,
@@ -55,7 +54,7 @@ def export(
     from midlayer_encoders.encoder.spec import mteb_line
     from midlayer_encoders.media.text_lists import read_texts
 
-    flags = {"overwrite": overwrite, "int8": int8, "optimize": optimize, "stock": stock}
+    flags = {"overwrite": overwrite, "int8": int8, "stock": stock}
     exporting.check_arguments(cast("Target", target), out, **flags)
     if push is None and out is None:
         raise OptionError("`--out` must name a folder to write, unless --push names a repository.")

@@ -31,7 +31,6 @@ def embed(
     site: _arguments.Site = "block",
     engine: _arguments.EngineName = "transformers",
     tokens: Annotated[bool, Option(help="Write the states of every token, in shards, not vectors.")] = False,
-    from_sweep: Annotated[Path | None, Option("--from", help="Sweep whose vectors to read, not run the model.")] = None,
     text_column: _arguments.TextColumn = None,
     limit: _arguments.Limit = None,
     token_budget: Annotated[str, Option(help="Tokens in a batch; auto finds the fastest size.")] = "auto",
@@ -53,7 +52,7 @@ def embed(
     budget: Any = int(token_budget) if token_budget.lstrip("-").isdigit() else token_budget
     if ray:
         reason = "with --ray, which writes vectors of texts: run it without --ray"
-        _arguments.refuse_flags(context, reason, "tokens", "from_sweep", "images", "audio", "skip_bad", "engine")
+        _arguments.refuse_flags(context, reason, "tokens", "images", "audio", "skip_bad", "engine")
         _arguments.refuse_flags(context, "with --ray: use --concurrency", "devices", "num_nodes")
         if texts is None:
             raise BadParameter("name the parquet file or folder with --texts", param_hint="--ray")
@@ -89,7 +88,6 @@ def embed(
             site=site,
             engine=engine,
             tokens=tokens,
-            from_sweep=from_sweep,
             token_budget=budget,
             devices=devices,
             num_nodes=num_nodes,

@@ -34,7 +34,7 @@ _MIN_INT8_COSINE = 0.99  # below this the 8-bit graph causes a warning
 _ONNX_FILES = tuple(
     f"{stem}{kind}.onnx{weights}"
     for stem in ("model", "text", "image")
-    for kind in ("_int8", "_optimized", "")
+    for kind in ("_int8", "_optimized", "")  # 0.2 could write optimized ones
     for weights in (".data", "")
 )
 # By default OpenVINO computes in float16 or bfloat16 if the processor supports it, with an error of 1e-2 for MiniLM.
@@ -45,34 +45,26 @@ _Engine: TypeAlias = "Callable[[dict[str, NDArray[Any]]], NDArray[Any]]"
 """Computes vectors from the input arrays of a graph."""
 
 
-def export_onnx(
-    encoder: LayerEncoder, folder: Path, *, int8: bool = False, optimize: bool = False
-) -> _comparison.Exported:
+def export_onnx(encoder: LayerEncoder, folder: Path, *, int8: bool = False) -> _comparison.Exported:
     """Write ``model.onnx`` (``text.onnx`` and ``image.onnx`` of a joint model), its preprocessing files and a card.
 
     Args:
         encoder: an encoder in float32.
         folder: output folder.
         int8: also write ``model_int8.onnx``, quantized dynamically by onnxruntime.
-        optimize: also write ``model_optimized.onnx``, after onnxruntime's optimizations.
     """
 
     def write(medium: str, path: Path) -> dict[str, dict[str, Any]]:
         path = path.with_suffix(".onnx")
         names = _write_graph(encoder, medium, path)
-        graphs = {}
-        optimized_path = path.with_stem(f"{path.stem}_optimized")
-        if optimize:
-            _session(path, optimized_path)
-        for graph_path in (path, optimized_path) if optimize else (path,):
-            error = _engine_error(encoder, medium, names, graph_path.parent, partial(_run_onnx, _session(graph_path)))
-            _verify_error(encoder, error, "onnxruntime")
-            graphs[graph_path.name] = {"inputs": names, "error": error}
+        error = _engine_error(encoder, medium, names, path.parent, partial(_run_onnx, _session(path)))
+        _verify_error(encoder, error, "onnxruntime")
+        graphs: dict[str, dict[str, Any]] = {path.name: {"inputs": names, "error": error}}
         if int8:
             from onnxruntime.quantization import quantize_dynamic
 
             quantized_path = path.with_stem(f"{path.stem}_int8")
-            large = _has_external_weights(path)
+            large = path.with_suffix(".onnx.data").exists()
             # With one scale per matrix instead of one per channel, MiniLM has a cosine of 0.914 instead of 0.983.
             quantize_dynamic(str(path), str(quantized_path), per_channel=True, use_external_data_format=large)
             inputs = _comparison.sample_inputs(encoder, medium)
@@ -298,21 +290,9 @@ def _run_openvino(model: Any, arrays: dict[str, NDArray[Any]]) -> NDArray[Any]:
     return vectors
 
 
-def _session(path: Path, optimized_path: Path | None = None) -> Any:
-    """Load a graph, and write onnxruntime's optimized version if a path is given."""
+def _session(path: Path) -> Any:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
-    if optimized_path is not None:
-        # The highest level would arrange weights for this processor only.
-        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
-        options.optimized_model_filepath = str(optimized_path)
-        if _has_external_weights(path):
-            name = "session.optimized_model_external_initializers_file_name"
-            options.add_session_config_entry(name, f"{optimized_path.name}.data")
     return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-
-
-def _has_external_weights(path: Path) -> bool:
-    return path.with_suffix(".onnx.data").exists()

@@ -26,7 +26,6 @@ def export_for(
     *,
     overwrite: bool = False,
     int8: bool = False,
-    optimize: bool = False,
     stock: bool = False,
 ) -> Exported:
     """Export an encoder for an engine, and compare the engine's vectors with the encoder's.
@@ -42,7 +41,6 @@ def export_for(
         overwrite: write into a folder that is not empty.
         int8: with ``"onnx"``, also write a graph with 8-bit weights; with ``"gguf"``, write weights in 8 bits (Q8_0)
             instead of 16.
-        optimize: with ``"onnx"``, also write the graph after onnxruntime's optimizations.
         stock: with ``"sentence-transformers"`` and the recipe ``word-echo``, write the nearest encoder whose folder
             contains no code.
 
@@ -52,9 +50,9 @@ def export_for(
     """
     check_path("folder", folder)
     path = Path(folder)
-    check_arguments(target, path, overwrite=overwrite, int8=int8, optimize=optimize, stock=stock)
+    check_arguments(target, path, overwrite=overwrite, int8=int8, stock=stock)
     if target == "onnx":
-        return export_onnx(encoder, path, int8=int8, optimize=optimize)
+        return export_onnx(encoder, path, int8=int8)
     if target == "gguf":
         return export_gguf(encoder, path, int8=int8)
     if target == "openvino":
@@ -64,16 +62,12 @@ def export_for(
     return Exported(target, path, files=encoder.save_files(str(path), stock=stock), stock=stock)
 
 
-def check_arguments(
-    target: str, folder: Path | None, *, overwrite: bool, int8: bool, optimize: bool, stock: bool
-) -> None:
+def check_arguments(target: str, folder: Path | None, *, overwrite: bool, int8: bool, stock: bool) -> None:
     """Raise an :class:`OptionError` if :func:`export_for` would reject these arguments."""
     check_choice("target", target, TARGETS)
     check_flag("overwrite", overwrite)
     if check_flag("int8", int8) and target not in ("onnx", "gguf"):
         raise OptionError(f"`int8` must be left out with target={target!r}: it applies to 'onnx' and 'gguf'.")
-    if check_flag("optimize", optimize) and target != "onnx":
-        raise OptionError(f"`optimize` must be left out with target={target!r}: it applies to 'onnx'.")
     if check_flag("stock", stock) and target != "sentence-transformers":
         raise OptionError(f"`stock` must be left out with target={target!r}: its files contain no code.")
     if folder is not None and (folder.is_file() or (folder.is_dir() and any(folder.iterdir()) and not overwrite)):

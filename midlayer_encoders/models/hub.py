@@ -279,7 +279,7 @@ def output_embeddings(
         weight = read_weight(model, _HEADS, revision, local=local_only(model, revision))
     if weight is None:
         raise OptionError(
-            f"`model` must hold its output embeddings, but those of {model} are not in safetensors files under "
-            f"one of the names {', '.join(_HEADS)}."
+            f"`objective` must be 'pairs' for {model}: its output embeddings are not in safetensors files under one of "
+            f"the names {', '.join(_HEADS)}."
         )
     return weight

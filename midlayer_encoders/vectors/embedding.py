@@ -1,13 +1,11 @@
 """Write the vectors or token states of many inputs at many layers to files, from one pass over each input.
 
-The vectors go to the same kind of store that a sweep fills, so an interrupted run resumes, and a file can be written
-from the store of a sweep. Files are written block by block, not memory-mapped: on a full disk a mapped file kills the
-process, while a write raises an error.
+The vectors go to the same kind of store that a sweep fills, so an interrupted run resumes. Files are written block by
+block, not memory-mapped: on a full disk a mapped file kills the process, while a write raises an error.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,7 +20,7 @@ import torch
 from midlayer_encoders._types import Engine, Layer, Progress, ReadSite, Stage, content_digest
 from midlayer_encoders.encoder.options import EncoderKeywords
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder, load_shared
-from midlayer_encoders.errors import OptionError, did_you_mean, short_repr
+from midlayer_encoders.errors import OptionError, did_you_mean
 from midlayer_encoders.files import (
     atomic_write,
     check_links,
@@ -41,12 +39,11 @@ from midlayer_encoders.reading.capture import final_norm
 from midlayer_encoders.reading.reader import layer_reader
 from midlayer_encoders.reading.vllm import check_engine
 from midlayer_encoders.report.results import versions
-from midlayer_encoders.store import EmbeddingStore, StoreDtype, StoreError, TextNotStoredError, list_stores
+from midlayer_encoders.store import EmbeddingStore
 from midlayer_encoders.sweeping.embedder import Embedder, item_key, num_dims, open_store, store_key
-from midlayer_encoders.validation import check_effect, check_flag, check_list, check_path, check_progress, check_texts
+from midlayer_encoders.validation import check_flag, check_list, check_path, check_progress, check_texts
 
 _CHUNK = 1 << 16  # inputs per store: the index of a single store would grow with the number of inputs
-_MAX_NAMED = 3  # missing texts in an error message
 _BLOCK_BYTES = 128 * 2**20  # of vectors that are written at a time
 _SHARD_BYTES = 128 * 2**20  # of token states
 _SHARD_MEDIA = 32  # images or waveforms per shard, since their number of states is unknown
@@ -71,7 +68,6 @@ def embed(
     site: ReadSite = "block",
     engine: Engine = "transformers",
     tokens: bool = False,
-    from_sweep: Path | str | None = None,
     prompt_name: str | None = None,
     prompt: str | None = None,
     token_budget: TokenBudget = "auto",
@@ -95,7 +91,6 @@ def embed(
         engine: ``"vllm"`` to compute the states with vLLM, in its own environment; see ``docs/engines.md``.
         tokens: write the states of every token, with the encoder's norm, instead of pooled vectors: safetensors shards
             and an ``index.json`` that lists them.
-        from_sweep: folder of a sweep of this model; vectors are read from its store, and the model does not run.
         prompt_name: name of the encoder's prompt for each text; its default prompt by default.
         prompt: text of the prompt.
         token_budget: tokens per batch; ``"auto"`` chooses the fastest size for the device.
@@ -105,27 +100,16 @@ def embed(
         progress: called by the first process with the stages ``"embedding"`` (inputs) and ``"writing"`` (vectors).
         options: as in :class:`~midlayer_encoders.EncoderOptions` if ``model`` is a name; with an encoder they must
             match its own.
-
-    Raises:
-        TextNotStoredError: the sweep has not stored some of the inputs.
     """
     tokens = check_flag("tokens", tokens)
     budget = check_budget(token_budget)
     check_progress(progress)
     path = check_out(out, tokens=tokens)
     items = check_list("inputs", inputs, "inputs")
-    if tokens and from_sweep is not None:
-        raise OptionError("`tokens` must be False with `from_sweep`: a sweep stores pooled vectors only.")
-    check_path("from_sweep", from_sweep)
-    if from_sweep is not None:
-        check_effect(embed, "with `from_sweep`: the model does not run", devices=devices, num_nodes=num_nodes)
     check_engine(engine, tokens=tokens, devices=devices, num_nodes=num_nodes)
     encoder, group = load_shared(model, options, devices, num_nodes)
     text = encoder.prompt_text(prompt_name, prompt, items)
     run = _EmbedRun(encoder, items, path, layers, site, engine, text, group.progress(progress), group)
-    if from_sweep is not None:
-        run.write_vectors(run.stored_by_sweep(expand_home(from_sweep)))
-        return path
     part = path.with_name(f"{path.name}.part")
     if part.is_symlink():
         raise OptionError(
@@ -280,47 +264,6 @@ class _EmbedRun:
             embedder(self.inputs[start:end], self.keys(start, end), self.prompt)
             stage.reach(end)  # including stored and repeated inputs
         return open_chunk
-
-    def stored_by_sweep(self, folder: Path) -> Callable[[int], EmbeddingStore]:
-        """Return a function that returns a sweep's store, which must hold every input at every layer."""
-        dtypes: tuple[StoreDtype, ...] = ("float32", "float16")
-        missing: list[int] | None = None
-        roots = folder / "embeddings", folder
-        for root, dtype in itertools.product(roots, dtypes):
-            if store_key(self.spec, dtype) in {info.key for info in list_stores(root)}:
-                store = open_store(root, self.spec, self.layers, self.encoder, dtype)
-                missing = store.missing(self.keys(0, len(self.inputs)))
-                if not missing:
-                    return lambda _, store=store: store  # type: ignore[misc]
-        if missing is None:
-            stores = [info for root in roots for info in list_stores(root)]
-            held = "; ".join(self._differences(info.description) for info in stores[:_MAX_NAMED])
-            raise StoreError(
-                f"`from_sweep` must be the folder of a sweep of {self.encoder.name} with these options, but {folder} "
-                f"holds {f'vectors with {held}' if held else 'none'}. Pass the folder of the sweep, or its store, and "
-                "the options of the sweep."
-            )
-        first = ", ".join(short_repr(self.inputs[index]) for index in missing[:_MAX_NAMED])
-        more = f" and {len(missing) - _MAX_NAMED} more" if len(missing) > _MAX_NAMED else ""
-        raise TextNotStoredError(
-            f"`inputs` must all be stored in {folder} at the layers {', '.join(map(str, self.layers))}, but "
-            f"{len(missing)} are not: {first}{more}. A sweep stores texts with the prompt of their task, at the swept "
-            "layers. Leave these inputs out, or embed without --from."
-        )
-
-    def _differences(self, description: Any) -> str:
-        """Return how the vectors of a store differ from the requested ones."""
-        if "parts" not in description:
-            return "a key of release 0.2, which ignores config and tokenizer: sweep again"
-        expected = self.spec.to_dict()
-        differences = [
-            f"{name} {short_repr(description.get(name))} instead of {short_repr(expected[name])}"
-            for name in ("model", "weights", "norm", "pooling", "asked", "site")
-            if description.get(name) != expected[name]
-        ]
-        stored_parts = dict(description["parts"])
-        differences += [f"another {name}" for name, digest in self.spec.parts if stored_parts.get(name) != digest]
-        return ", ".join(differences) or "the same model with other options"
 
     def write_states(self, part: Path, budget: TokenBudget) -> None:
         """Write this process's share of the shards of token states, except complete ones.

@@ -6,26 +6,18 @@ nlpaug draws from the global random generators; here its augmenters draw from a 
 from __future__ import annotations
 
 import hashlib
-import os
 import re
-import sys
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import partial
 from random import Random
-from typing import Any, TypeAlias
+from typing import Any
 
 from midlayer_encoders.validation import check_count, check_list, check_seed, check_text
 
 _P = 0.3
-_CHUNK = 64  # texts per task of a worker
-# Two workers break even at 3 million characters, about 8 s of work (benchmarks/results/augment.md).
-_CHARACTERS_PER_WORKER = 1_500_000
 _JOINERS = ("\u200c", "\u200d")  # zero-width characters inside words and emoji
-
-_Numbered: TypeAlias = tuple[str, int]  # a text and the number of equal texts before it
 
 
 def augment(
@@ -34,8 +26,6 @@ def augment(
     views: int = 2,
     seed: int = 0,
     max_words: int | None = 10,
-    workers: int | None = None,
-    progress: bool = False,
 ) -> list[list[str]]:
     """Return views of every text with randomly split words and mistyped characters.
 
@@ -44,7 +34,7 @@ def augment(
     words of a view. A text of at most one character besides spaces is its own view.
 
     A view depends on the text, ``seed``, the view's number, ``max_words`` and the number of equal texts before it in
-    ``texts``, but not on the other texts, their order, ``views``, ``workers`` or the machine.
+    ``texts``, but not on the other texts, their order, ``views`` or the machine.
 
     Args:
         texts: N texts.
@@ -52,8 +42,6 @@ def augment(
         seed: seed of the views.
         max_words: number of words that each augmentation may change in a text, ``None`` for no limit. ``10`` is
             nlpaug's default, which the paper uses; it changes fewer than ``0.3`` of the words of texts over 33 words.
-        workers: number of processes, ``None`` to choose by the amount of text.
-        progress: show a progress bar.
 
     Returns:
         V lists of N texts.
@@ -66,29 +54,30 @@ def augment(
         ['the e ^! niaF rrWi2 was la te aga in']
     """
     texts, seed = _check_strings(texts), check_seed(seed)
-    for name, value in (("views", views), ("max_words", max_words), ("workers", workers)):
-        if value is not None or name == "views":
-            check_count(name, value)
-    counts: Counter[str] = Counter()
-    numbered: list[_Numbered] = []
-    for text in texts:
-        numbered.append((text, counts[text]))
-        counts[text] += 1
-    chunks = [numbered[start : start + _CHUNK] for start in range(0, len(numbered), _CHUNK)]
-    if workers is None:
-        # A container may limit the cores of a process.
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        workers = min(cores, views * sum(map(len, texts)) // _CHARACTERS_PER_WORKER)
-    by_text: list[list[str]] = []
-    augmented = _augmented(chunks, views=views, seed=seed, max_words=max_words, workers=min(workers, len(chunks)))
-    if progress:
-        from rich.console import Console
-        from rich.progress import track
+    check_count("views", views)
+    augmenters = _augmenters(max_words if max_words is None else check_count("max_words", max_words))
+    random = Random()
+    for augmenter in augmenters:
+        augmenter.sample = partial(_sample, random)  # replaces a class method that uses the global generators
 
-        augmented = track(augmented, "Augmenting texts", total=len(chunks), console=Console(stderr=True))
-    for chunk in augmented:
-        by_text += chunk
-    return [[text_views[view] for text_views in by_text] for view in range(views)]
+    def augmented(text: str, number: int, view: int) -> str:
+        if len(text.strip()) <= 1:
+            return text  # nlpaug turns an empty text into an empty list
+        # "surrogatepass": a text with an unpaired surrogate should not end a long run.
+        content = "\0".join(map(str, (seed, view, number, text))).encode("utf-8", "surrogatepass")
+        random.seed(int.from_bytes(hashlib.blake2b(content, digest_size=16).digest(), "big"))
+        for augmenter in augmenters:
+            (text,) = augmenter.augment(text)  # one at a time: for a list, nlpaug returns the first sentence
+        return text
+
+    counts: Counter[str] = Counter()
+    numbers: list[int] = []  # of equal texts before each text
+    for text in texts:
+        numbers.append(counts[text])
+        counts[text] += 1
+    return [
+        [augmented(text, number, view) for text, number in zip(texts, numbers, strict=True)] for view in range(views)
+    ]
 
 
 def drop_words(texts: Sequence[str], *, seed: int = 0) -> list[str]:
@@ -125,44 +114,6 @@ def _check_strings(texts: Sequence[str]) -> list[str]:
         if not isinstance(text, str):
             check_text(f"texts[{place}]", text)
     return texts
-
-
-def _augmented(
-    chunks: Sequence[Sequence[_Numbered]], *, views: int, seed: int, max_words: int | None, workers: int
-) -> Iterable[list[list[str]]]:
-    """Return an iterator over the views of the chunks, computed in this process or by ``workers`` processes."""
-    if workers <= 1:
-        augmenters = _augmenters(max_words)
-        return (_views_of_chunk(chunk, views=views, seed=seed, augmenters=augmenters) for chunk in chunks)
-    # Unlike `multiprocessing`, joblib does not rerun the caller's script, which therefore needs no guard.
-    from joblib import Parallel, delayed
-
-    pool = Parallel(n_jobs=workers, backend="loky", return_as="generator", batch_size=1)
-    work = delayed(_views_in_worker)
-    results: Iterable[list[list[str]]] = pool(work(c, views=views, seed=seed, max_words=max_words) for c in chunks)
-    return results
-
-
-def _views_in_worker(chunk: Sequence[_Numbered], *, views: int, seed: int, max_words: int | None) -> list[list[str]]:
-    with _hidden("torch", "transformers"):
-        augmenters = _augmenters(max_words)
-    return _views_of_chunk(chunk, views=views, seed=seed, augmenters=augmenters)
-
-
-@contextmanager
-def _hidden(*modules: str) -> Iterator[None]:
-    """Make modules that are not imported yet look absent.
-
-    ``nlpaug.augmenter.word`` imports transformers for augmenters that are not used here, which takes 6 s in a worker.
-    """
-    hidden = [name for name in modules if name not in sys.modules]
-    for name in hidden:
-        sys.modules[name] = None  # type: ignore[assignment]  # documented: importing them raises
-    try:
-        yield
-    finally:
-        for name in hidden:
-            del sys.modules[name]
 
 
 def _augmenters(max_words: int | None) -> list[Any]:
@@ -208,25 +159,6 @@ def _tokens(text: str) -> list[str]:
 
 def _is_mark(character: str) -> bool:
     return character in _JOINERS or unicodedata.category(character[0]).startswith("M")
-
-
-def _views_of_chunk(chunk: Sequence[_Numbered], *, views: int, seed: int, augmenters: list[Any]) -> list[list[str]]:
-    """Return the views of each text, shape ``(N, V)``."""
-    random = Random()
-    for augmenter in augmenters:
-        augmenter.sample = partial(_sample, random)  # replaces a class method that uses the global generators
-
-    def augmented(text: str, number: int, view: int) -> str:
-        if len(text.strip()) <= 1:
-            return text  # nlpaug turns an empty text into an empty list
-        # "surrogatepass": a text with an unpaired surrogate should not end a long run.
-        content = "\0".join(map(str, (seed, view, number, text))).encode("utf-8", "surrogatepass")
-        random.seed(int.from_bytes(hashlib.blake2b(content, digest_size=16).digest(), "big"))
-        for augmenter in augmenters:
-            (text,) = augmenter.augment(text)  # one at a time: for a list, nlpaug returns the first sentence
-        return text
-
-    return [[augmented(text, number, view) for view in range(views)] for text, number in chunk]
 
 
 def _sample(random: Random, x: list[Any] | int, num: int | None = None) -> Any:

@@ -59,7 +59,7 @@ VALUES: dict[str, str] = {
     "rule": "last", "token_budget": "99", "text_column": "title", "label_column": "kind", "revisions": "step1", "max_params": "10M", "tasks": "OTHER",
     "matryoshka": "8,4", "target": "vllm", "texts": "OTHER", "data": "OTHER", "test": "OTHER", "pairs": "OTHER",
     "labels": "LABELS", "swept": "FRAME", "out": "ANOTHER", "store": "ANOTHER", "solutions": "OTHER", "reference": "ANOTHER",
-    "from_sweep": "ANOTHER", "images": "IMAGES", "audio": "AUDIO", "remove": "key", "model": "second", "center": "LINES",
+    "images": "IMAGES", "audio": "AUDIO", "remove": "key", "model": "second", "center": "LINES",
     "revision": "abc", "pooling": "max", "dtype": "bfloat16", "device": "cuda", "device_map": "auto",
     "prompts": "ask=q: ", "default_prompt_name": "ask", "template": "say {text}", "recipe": "echo", "tower": "text",
     "adapters": "folder", "gguf_file": "file.gguf", "tuned": "another",
@@ -68,7 +68,6 @@ VALUES: dict[str, str] = {
 }  # fmt: skip
 NEEDS: dict[str, list[str]] = {
     "skip_bad": ["--images", "MIXED"], "int8": ["--for", "onnx"],
-    "optimize": ["--for", "onnx"],
     "default_prompt_name": ["--prompt", "ask=q: "],
     "template_tokens": ["--template", "say {text}"], "join": ["--template", "say {text} now {read} and {text}"],
 }  # fmt: skip

@@ -62,7 +62,6 @@ def test_embed_image_folder_and_token_states(tiny_folder: Folder, texts: Path, t
         (["--out", "v.npy", "--site", "head"], "Invalid value for '--site'"),
         (["--out", "v.npy", "--token-budget", "0"], "`token_budget` must be"),
         (["--out", "v.npy", "--layers", "7"], r"in \[0, 4\]"),
-        (["--out", "v.npy", "--from", "nowhere"], "`from_sweep` must be the folder of a sweep"),
         (["--out", "v.npy", "--skip-bad"], "`--skip-bad` must be left out for texts"),
     ],
 )

@@ -103,9 +103,9 @@ CASES = {
         "vectors.embed",
         ["MODEL"],
         {"texts": "rows.jsonl", "text_column": "title", "limit": 5, "layers": "1,-1", "site": "mlp", "engine": "vllm", "tokens": True,
-         "from": "swept", "token_budget": "64", "out": "states", **SHARED},
+         "token_budget": "64", "out": "states", **SHARED},
         ["MODEL", TITLES[:5], Path("states")],
-        {"layers": [1, -1], "site": "mlp", "engine": "vllm", "tokens": True, "from_sweep": Path("swept"), "token_budget": 64, **SHARED},
+        {"layers": [1, -1], "site": "mlp", "engine": "vllm", "tokens": True, "token_budget": 64, **SHARED},
     ),
     "embed --ray": Case(
         "vectors.ray.embed_parquet",
@@ -209,7 +209,7 @@ def test_every_flag_is_passed_on(command: str, tmp_path: Path, monkeypatch: pyte
     (callback,) = (item.callback for item in app.registered_commands if name in (item.name, item.callback.__name__))  # type: ignore[union-attr]
     assert callback is not None
     flags = set(inspect.signature(callback).parameters) - set(option_fields()) - {"context", "as_json", "quiet"}
-    renamed = {"compiled": "compile", "from_sweep": "from", "metric_names": "metrics"}
+    renamed = {"compiled": "compile", "metric_names": "metrics"}
     tried = {flag for other, case in CASES.items() if other.split()[0] == name for flag in case.flags}
     cases = {"model", "models", "base", "tuned", *tried, *NOT_HERE}
     assert {renamed.get(flag, flag) for flag in flags} <= cases, "a flag that no case passes"

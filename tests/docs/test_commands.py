@@ -38,7 +38,6 @@ CHEAPER = {
 """Words that are added to a command so that it takes seconds."""
 
 FIRST = {
-    "--from": "midlayer sweep MODEL --tasks ./mine --metrics none --out midlayer-results/MODEL",
     "board": "midlayer sweep MODEL --tasks ./mine --metrics none --out runs/one",
 }
 """What must have been run before a command with this word."""

@@ -230,7 +230,7 @@ def test_output_embeddings_are_tied_or_read_from_the_files(
     assert torch.equal(untied, causal_model.lm_head.weight)
     tied = LayerEncoder(tied_folder, 2, device="cpu")
     assert torch.equal(tied.output_embeddings(), tied.transformer.embed_tokens.weight)  # type: ignore[union-attr, arg-type]
-    with pytest.raises(OptionError, match=r"`model` must hold its output embeddings, but those of .* are not in"):
+    with pytest.raises(OptionError, match=r"`objective` must be 'pairs' for .*: its output embeddings are not in"):
         LayerEncoder(tiny_folder("Llama"), 2, device="cpu").output_embeddings()
 
 

@@ -132,19 +132,16 @@ def test_graph_contains_both_readings(tmp_path: Path, target: Any) -> None:
     assert export_for(encoder, target, tmp_path / "graph").error < 1e-5  # type: ignore[operator]
 
 
-def test_8_bit_and_optimized_graphs_and_the_error_that_the_command_prints(tiny_folder: Folder, tmp_path: Path) -> None:
-    words = ["export", tiny_folder("BERT"), "--layer", "2", "--for", "onnx", "--int8", "--optimize"]
+def test_8_bit_graph_and_the_error_that_the_command_prints(tiny_folder: Folder, tmp_path: Path) -> None:
+    words = ["export", tiny_folder("BERT"), "--layer", "2", "--for", "onnx", "--int8"]
     output = run(*words, "--out", str(tmp_path / "out"))
     assert re.search(r"onnxruntime \S+ gives the encoder's vectors .*relative error \S+e-0[678]; 8-bit: cosine", output)
     assert "SentenceTransformer(" not in output
     graphs = json.loads((tmp_path / "out" / "midlayer.json").read_text())["graphs"]
     assert 0.9 < graphs["model_int8.onnx"]["cosine"] < 1
-    assert graphs["model_optimized.onnx"]["error"] < 1e-5
-    plain, small, optimized = (
-        {node.op_type for node in onnx_nodes(tmp_path / "out" / f"{name}.onnx")}
-        for name in ("model", "model_int8", "model_optimized")
+    plain, small = (
+        {node.op_type for node in onnx_nodes(tmp_path / "out" / f"{name}.onnx")} for name in ("model", "model_int8")
     )
-    assert "SkipLayerNormalization" in optimized - plain
     assert "MatMulInteger" in small - plain
 
 
@@ -208,7 +205,6 @@ def test_other_vectors_leave_nothing(tiny_folder: Folder, tmp_path: Path) -> Non
     ("target", "options", "room"),
     [
         ("onnx", {}, 100_000),  # a part of the graph
-        ("onnx", {"optimize": True}, 250_000),  # the graph, and a part of the second
         ("onnx", {"int8": True}, 200_000),
         ("openvino", {}, 250_000),  # the graph between, and a part of what is made of it
     ],
@@ -227,11 +223,11 @@ def test_weights_too_large_for_one_file_lie_beside_it(
 ) -> None:
     monkeypatch.setattr("midlayer_encoders.export.graphs._MAX_BYTES", 1000)
     encoder = LayerEncoder(tiny_folder("BERT"), 2, device="cpu")
-    export_for(encoder, "onnx", tmp_path / "onnx", int8=True, optimize=True)
+    export_for(encoder, "onnx", tmp_path / "onnx", int8=True)
     result = {path.name for path in (tmp_path / "onnx").glob("*.onnx.data")}
-    assert result == {"model.onnx.data", "model_int8.onnx.data", "model_optimized.onnx.data"}
+    assert result == {"model.onnx.data", "model_int8.onnx.data"}
     features = encoder.preprocess(TEXTS)
-    for name, most in (("model", 1e-5), ("model_optimized", 1e-5), ("model_int8", 0.5)):  # where they lie now
+    for name, most in (("model", 1e-5), ("model_int8", 0.5)):  # where they lie now
         assert relative_error(encoder.encode(TEXTS), in_onnxruntime(tmp_path / "onnx", f"{name}.onnx")(features)) < most
     export_for(encoder, "openvino", tmp_path / "openvino")
     assert not list((tmp_path / "openvino").glob("*.onnx*"))

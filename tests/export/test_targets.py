@@ -37,7 +37,6 @@ def test_a_plain_folder_is_one_of_the_targets(encoder: LayerEncoder, tmp_path: P
     [
         ("onxx", {}, r"`target` must be one of .*Did you mean 'onnx'\?"),
         ("openvino", {"int8": True}, "`int8` must be left out with target='openvino'"),
-        ("gguf", {"optimize": True}, "`optimize` must be left out with target='gguf'"),
         ("onnx", {"int8": "no"}, "`int8` must be True or False"),
         ("onnx", {"overwrite": 1}, "`overwrite` must be True or False"),
     ],
@@ -93,5 +92,3 @@ def test_the_command_refuses_before_a_model_is_read(tmp_path: Path) -> None:
         run(*line, "--int8")
     with pytest.raises(OptionError, match=r"`--push` must be left out with --stock\. .*hf upload me/it FOLDER"):
         run(*line, "--stock", "--push", "me/it")
-    with pytest.raises(OptionError, match="`optimize` must be left out with target='gguf'"):
-        run(*line, "--for", "gguf", "--optimize")

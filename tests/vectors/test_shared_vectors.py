@@ -77,9 +77,7 @@ def test_error_of_one_process_ends_both(tiny_folder: Folder, tmp_path: Path, mon
     assert not (tmp_path / "v.npy").exists()
 
 
-def test_processes_without_work_are_refused(tiny_folder: Folder, tmp_path: Path) -> None:
+def test_invalid_number_of_machines_is_refused(tiny_folder: Folder, tmp_path: Path) -> None:
     encoder = LayerEncoder(tiny_folder("Llama"), -1, device="cpu")
-    with pytest.raises(OptionError, match="`devices` must be left out with `from_sweep`"):
-        embed(encoder, TEXTS, tmp_path / "v.npy", from_sweep=tmp_path, devices=2)
     with pytest.raises(OptionError, match="`num_nodes` must be"):
         embed(encoder, TEXTS, tmp_path / "v.npy", num_nodes=0)

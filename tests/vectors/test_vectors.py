@@ -16,8 +16,6 @@ from safetensors import safe_open
 
 from midlayer_encoders import LayerEncoder, embed
 from midlayer_encoders.errors import DiskFullError, LayerIndexError, MidlayerError, OptionError
-from midlayer_encoders.store import StoreError, TextNotStoredError
-from midlayer_encoders.sweeping.embedder import item_key, open_store
 from midlayer_encoders.vectors import embedding
 from tests.made_media import IMAGES, WAVEFORMS
 from tests.tiny_folders import TEXTS
@@ -143,8 +141,6 @@ def test_states_of_a_last_layer_are_sentence_transformers_own(encoder: LayerEnco
         ("v.npy", {"inputs": ["a", None]}, r"`inputs\[1\]` must be a string"),
         ("v.npy", {"inputs": "a text"}, "must be a list of inputs, but got one"),
         ("v.npy", {"token_budget": 0}, "`token_budget` must be a positive number"),
-        ("v", {"tokens": True, "from_sweep": "x"}, "a sweep stores pooled vectors only"),
-        ("v.npy", {"from_sweep": "nowhere"}, "`from_sweep` must be the folder of a sweep of .* holds none"),
         ("v.npy", {"pooling": "last"}, "`pooling` must be the encoder's"),
     ],
 )
@@ -189,36 +185,6 @@ def test_a_full_disk_leaves_no_folder_of_states(encoder: LayerEncoder, small_dis
     with pytest.raises(DiskFullError, match="is full"):
         embed(encoder, [f"text {number}" for number in range(400)], small_disk / "states", tokens=True)
     assert {path.name for path in small_disk.iterdir()} == {"states.part"}
-
-
-@pytest.mark.parametrize(("absent", "end"), [(3, "'c 2'. A sweep"), (4, "'c 2' and 1 more. A sweep")])
-def test_texts_that_a_sweep_lacks_are_counted_and_some_named(
-    absent: int, end: str, encoder: LayerEncoder, tmp_path: Path
-) -> None:
-    store = open_store(tmp_path / "swept/embeddings", encoder.spec, [1, 4], encoder, "float32")
-    store.write([item_key(text) for text in TEXTS], encoder.encode_layers(TEXTS, [1, 4]))
-    texts = [*TEXTS, *(f"c {number}" for number in range(absent))]
-    with pytest.raises(TextNotStoredError, match=f"at the layers 1, 4, but {absent} are not: 'c 0', 'c 1', {end}"):
-        embed(encoder, texts, tmp_path / "v.npy", layers=[1, 4], from_sweep=tmp_path / "swept")
-    loaded = np.load(embed(encoder, TEXTS, tmp_path / "v.npy", layers=[4], from_sweep=tmp_path / "swept"))
-    np.testing.assert_allclose(loaded, encoder.encode_layers(TEXTS, [4]), atol=1e-5)
-    label = tmp_path / "swept/embeddings" / store.key / "store.json"
-    saved = json.loads(label.read_bytes())
-    others = [
-        ({"pooling": "last", "site": "mlp"}, "pooling 'last' instead of 'mean', site 'mlp' instead of 'block'"),
-        ({"parts": [[name, "other"] for name, _ in encoder.spec.parts]}, f"another {encoder.spec.parts[0][0]}"),
-        ({}, "the same model with other options"),
-    ]
-    for changed, difference in others:
-        label.write_text(json.dumps(saved | {"description": saved["description"] | changed}))
-        label.parent.rename(label.parent.with_name("other"))
-        with pytest.raises(StoreError, match=f"holds vectors with {difference}"):
-            embed(encoder, TEXTS, tmp_path / "w.npy", from_sweep=tmp_path / "swept")
-        label.parent.with_name("other").rename(label.parent)
-    label.write_text(json.dumps(saved | {"description": {}}))
-    label.parent.rename(label.parent.with_name("other"))
-    with pytest.raises(StoreError, match=r"holds vectors with a key of release 0.2"):
-        embed(encoder, TEXTS, tmp_path / "w.npy", from_sweep=tmp_path / "swept")
 
 
 def test_shards_hold_32_images_or_as_many_tokens_as_fit(

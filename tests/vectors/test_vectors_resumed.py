@@ -18,11 +18,8 @@ from safetensors import safe_open
 from midlayer_encoders import LayerEncoder, embed, processes
 from midlayer_encoders.errors import FolderError, OptionError
 from midlayer_encoders.files import folder_lock
-from midlayer_encoders.store import StoreError, TextNotStoredError
 from midlayer_encoders.vectors import embedding
 from tests.others_warnings import MTEB
-from tests.sweeping.scoring import QUICK, sweep
-from tests.tasks.rows import ROWS, write
 
 Folder = Callable[[str], str]
 pytestmark = MTEB
@@ -207,28 +204,3 @@ def test_killed_command_can_be_resumed(tiny_folder: Folder, tmp_path: Path) -> N
         stacked = np.stack([file.get_tensor(f"layer.{layer}") for layer in range(5)])
     np.testing.assert_allclose(stacked, encoder.encode_layers(TEXTS), atol=1e-5)
     assert not (tmp_path / "v.safetensors.part").exists()
-
-
-def test_vectors_of_a_sweep_are_reused_without_a_pass(encoder: LayerEncoder, tmp_path: Path) -> None:
-    here = {key: value for key, value in QUICK.items() if key != "device"}
-    sweep(encoder, write(tmp_path / "sts.jsonl", ROWS["STS"]), out=tmp_path / "swept", layers=[1, 3], **here)
-    texts = sorted({row[side] for row in ROWS["STS"] for side in ("sentence1", "sentence2")})
-    for place in (tmp_path / "swept", tmp_path / "swept" / "embeddings"):
-        with passed(encoder) as recorded:
-            loaded = np.load(embed(encoder, texts, tmp_path / "v.npy", layers=[3], from_sweep=place))
-        assert not recorded
-        np.testing.assert_allclose(loaded, encoder.encode_layers(texts, [3]), atol=1e-5)
-    task = write(tmp_path / "sts.jsonl", ROWS["STS"])
-    sweep(encoder, task, out=tmp_path / "half", layers=[3], store_dtype="float16", **here)
-    loaded = np.load(embed(encoder, texts, tmp_path / "v.npy", layers=[3], from_sweep=tmp_path / "half"))
-    np.testing.assert_allclose(loaded, encoder.encode_layers(texts, [3]), atol=2e-3, rtol=2e-3)
-    with pytest.raises(TextNotStoredError, match="1 are not: 'a text of another kind'"):
-        embed(
-            encoder, [*texts, "a text of another kind"], tmp_path / "w.npy", layers=[3], from_sweep=tmp_path / "swept"
-        )
-    with pytest.raises(TextNotStoredError, match="at the layers 2, but"):
-        embed(encoder, texts, tmp_path / "w.npy", layers=[2], from_sweep=tmp_path / "swept")
-    other_encoder = LayerEncoder(encoder.source, -1, device="cpu", norm="none")
-    with pytest.raises(StoreError, match="norm 'final' instead of 'none'"):
-        embed(other_encoder, texts, tmp_path / "w.npy", from_sweep=tmp_path / "swept")
-    assert {path.name for path in tmp_path.iterdir()} == {"sts.jsonl", "swept", "half", "v.npy", "v.npy.json"}

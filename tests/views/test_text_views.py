@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-import subprocess
-import sys
 import unicodedata
-from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -28,15 +24,7 @@ KNOWN = [
 
 @pytest.fixture(scope="module")
 def two_views() -> list[list[str]]:
-    return augment(TEXTS, views=2, seed=3, workers=1)
-
-
-@pytest.fixture
-def no_workers_left() -> Iterator[None]:
-    yield
-    from joblib.externals.loky import get_reusable_executor
-
-    get_reusable_executor().shutdown()
+    return augment(TEXTS, views=2, seed=3)
 
 
 def words_of(text: str) -> list[str]:
@@ -50,22 +38,6 @@ def test_shape_is_views_by_texts(two_views: list[list[str]]) -> None:
 
 def test_known_views_are_the_same_on_every_machine() -> None:
     assert augment(["Every morning the old baker opens his little shop."], seed=7) == KNOWN
-
-
-@pytest.mark.slow
-def test_views_do_not_depend_on_the_workers(two_views: list[list[str]], no_workers_left: None) -> None:
-    assert augment(TEXTS, views=2, seed=3, workers=2) == two_views
-    assert augment(TEXTS, views=2, seed=3, workers=3) == two_views
-
-
-@pytest.mark.slow
-def test_workers_serve_a_script_without_a_guard(tmp_path: Path, two_views: list[list[str]]) -> None:
-    script = tmp_path / "script.py"  # no `if __name__ == "__main__"`, which multiprocessing would need
-    script.write_text(
-        f"from midlayer_encoders.views.text_views import augment\nprint(augment({TEXTS!r}, views=2, seed=3, workers=2)[1][-1])\n"
-    )
-    ran = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True, timeout=60)
-    assert ran.stdout.strip() == two_views[1][-1]
 
 
 def test_view_depends_only_on_its_text(two_views: list[list[str]]) -> None:
@@ -148,7 +120,7 @@ def test_max_words_bounds_each_step() -> None:
 
 @pytest.mark.parametrize("text", ["", " ", "\n\t ", "a", "é", "語", "😀", " x ", "\ud800"])
 def test_texts_of_one_character_or_none_are_supported(text: str) -> None:
-    assert augment([TEXTS[0], text, TEXTS[1]], views=2, workers=1)[1][1] == text
+    assert augment([TEXTS[0], text, TEXTS[1]], views=2)[1][1] == text
 
 
 @pytest.mark.parametrize(
@@ -184,37 +156,12 @@ def test_tokens_match_nlpaug() -> None:
         assert text_views._tokens(text) == Tokenizer.tokenizer(text)
 
 
-def test_few_texts_start_no_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    requested: list[int] = []
-    plain = text_views._augmented
-
-    def noted(chunks, *, workers, **options):
-        requested.append(workers)
-        return plain(chunks, workers=1, **options)
-
-    monkeypatch.setattr(text_views, "_augmented", noted)
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: range(8), raising=False)
-    augment(TEXTS)
-    monkeypatch.setattr(text_views, "_CHARACTERS_PER_WORKER", 10_000)
-    augment(TEXTS)
-    assert requested == [0, min(2 * sum(map(len, TEXTS)) // 10_000, 8, math.ceil(150 / text_views._CHUNK))]
-    assert requested[1] > 1
-
-
-def test_progress_is_printed_to_stderr(capsys: pytest.CaptureFixture[str], two_views: list[list[str]]) -> None:
-    assert augment(TEXTS, views=2, seed=3, progress=True) == two_views
-    printed = capsys.readouterr()
-    assert "100%" in printed.err
-    assert not printed.out
-
-
 @pytest.mark.parametrize(
     ("texts", "options", "message"),
     [
         ("one text", {}, r"`texts` must be a list of texts, but got one: 'one text'. Write \['one text'\]"),
         (["a", None], {}, r"`texts\[1\]` must be a string, but got None \(NoneType\)"),
         (["a"], {"views": 0}, "`views` must be a whole number, 1 or more, but got 0"),
-        (["a"], {"workers": -1}, "`workers` must be a whole number, 1 or more, but got -1"),
         (["a"], {"max_words": 0}, "`max_words` must be a whole number, 1 or more, but got 0"),
     ],
 )
