@@ -77,7 +77,7 @@ def sweep(
     """
     from midlayer_encoders.files import check_output_folder, folder_lock
     from midlayer_encoders.models.hub import check_model, name_and_revision
-    from midlayer_encoders.tasks import limited_sources, task_sources
+    from midlayer_encoders.tasks.sources import limited_sources, task_sources
 
     model, *others = models
     is_alone = not others and submit is None
