@@ -36,6 +36,9 @@ ReadSite: TypeAlias = Literal["block", "attention", "mlp"]
 Engine: TypeAlias = Literal["transformers", "vllm"]
 """What computes the states of layers: transformers in this process, or vLLM in another."""
 
+Precision: TypeAlias = Literal["float32", "int8", "binary"]
+"""The numbers of a stored vector: of 32 bits, 8 bits or one bit."""
+
 MIN_MEASURED_TOKENS = 4
 """Shortest text that every metric can measure: curvature needs two angles, and each half needs two tokens."""
 

@@ -27,6 +27,7 @@ from midlayer_encoders.report.labels import gain_text, number
 from midlayer_encoders.report.pages import notebook_html, write_page
 from midlayer_encoders.report.results import TidyResult
 from midlayer_encoders.sweeping.best_layer import BestLayer, export_lines
+from midlayer_encoders.sweeping.compression import vector_bytes
 from midlayer_encoders.sweeping.sweep_result import RecipesResult, SweepResult, task_labels
 from midlayer_encoders.validation import check_list, check_number, check_path
 
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
 
 _SWEEP_FOLDERS = ("together", "mteb", "recipes", "embeddings")  # created before a sweep is finished
 _MAX_DEPTH = 4  # of folders below the one that is named
-_FLOAT_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,8 @@ class _Sweep:
         """Model, revision and recipe, without the defaults."""
         model, revision = self.result.frame["model"][0], self.result.frame["revision"][0]
         name = model if revision == "default" else f"{model}@{revision}"
-        return name if self.recipe == PLAIN else f"{name} with {self.recipe}"
+        recipe = self.recipe.removeprefix(f"{PLAIN}, ")
+        return name if recipe == PLAIN else f"{name} with {recipe}"
 
     @cached_property
     def tasks(self) -> set[tuple[str, str]]:
@@ -87,7 +88,7 @@ class _Sweep:
             notes.parameters,
             notes.milliseconds,
             sum(tokens) / len(tokens) if tokens else None,
-            _FLOAT_BYTES * notes.dimensions or None,
+            vector_bytes(notes.dimensions, notes.precision) or None,
             device,
             gain=gain,
         )
@@ -264,7 +265,7 @@ class Board(TidyResult):
             "Best layer": "chosen by the same scores: differences of a fraction of a point may be chance",
             "Over its last layer": "with the 95 % interval of a paired bootstrap over test items",
             "Tokens": "of a text with its prompt, mean over the texts of each task, then over the tasks",
-            "Bytes": "of a float32 vector",
+            "Bytes": "of a vector, float32 unless its run says int8 or binary",
         }
         for timing, names in runs_by_timing.items():
             suffix = f", {', '.join(names)}" if len(runs_by_timing) > 1 else ""

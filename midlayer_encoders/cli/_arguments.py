@@ -91,6 +91,14 @@ _LAYERS = Option("--layers", parser=parse_layers, metavar="TEXT", help="all, or 
 Layers = Annotated[Any, _LAYERS]
 
 
+def parse_sizes(flag: str, words: str | None) -> list[int]:
+    """Return numbers of dimensions from words separated by commas."""
+    try:
+        return [int(word) for word in words.split(",")] if words is not None else []
+    except ValueError:
+        raise OptionError(f"`--{flag}` must be numbers separated by commas, but got {words!r}.") from None
+
+
 def parse_metrics(words: str) -> str | list[str]:
     """Return ``"all"``, ``"paper"``, or the names of metrics."""
     if words == "none":
@@ -171,8 +179,7 @@ def read_texts(path: Path, *, column: str | None) -> list[str]:
         column: the column that holds the text, if it is not ``text``.
     """
     from midlayer_encoders.files import expand_home
-    from midlayer_encoders.tasks.sources import own_texts
-    from midlayer_encoders.tasks.table_files import SUFFIXES
+    from midlayer_encoders.tasks import SUFFIXES, own_texts
 
     path = expand_home(path)
     if not path.is_dir() and path.suffix.lower() not in SUFFIXES:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from typer import Option
 
-from midlayer_encoders._types import LayerArgument
+from midlayer_encoders._types import LayerArgument, Precision
 from midlayer_encoders.cli import _arguments, _output
 from midlayer_encoders.cli._app import command
 from midlayer_encoders.encoder.options import EncoderOptions
@@ -38,6 +38,7 @@ def export(
     private: Annotated[bool | None, Option("--private", help="With --push: make the repository private.")] = None,
     int8: Annotated[bool, Option("--int8", help="onnx: also write an 8-bit graph. gguf: Q8_0, not F16.")] = False,
     stock: Annotated[bool, Option("--stock", help="word-echo: write the nearest encoder without code.")] = False,
+    precision: Annotated[Precision, Option(help="Of stored vectors: noted on the card.")] = "float32",
     center: Annotated[Path | None, Option(help="File with a text per line, whose mean vector is subtracted.")] = None,
     overwrite: Annotated[bool, Option(help="Write into a folder that is not empty.")] = False,
     options: EncoderOptions,
@@ -66,9 +67,12 @@ def export(
         raise OptionError(f"`--push` must be left out with --stock. Write a folder, then run: hf upload {push} FOLDER")
     if push is not None:  # an invalid token costs a second, not the export
         exporting.check_repository(push, private=private, overwrite=overwrite)
+    if precision != "float32" and target != "sentence-transformers":
+        raise OptionError(f"`--precision` must be left out with --for {target}, which writes no code for it.")
     if center is not None:
         options = replace(options, center=tuple(read_texts(center)))
     encoder = LayerEncoder(model, _parse_layer_argument(layer), **options.changed())
+    cast(Any, encoder.model_card_data).precision = precision
     frame = None if scores is None else _read_scores(scores, encoder)
     parameters = sum(parameter.numel() for parameter in encoder.parameters())
     place = out or push
@@ -100,6 +104,8 @@ def export(
         _output.print_text("Load it with:")
         trust = ", trust_remote_code=True" if encoder.needs_trust(stock=stock) else ""
         _output.print_text(f"  SentenceTransformer({json.dumps(str(place), ensure_ascii=False)}{trust})", wrap=False)
+        if precision != "float32":
+            _output.print_text(f'A folder does not quantize. Encode with: encode(texts, precision="{precision}")')
         _output.print_text("mteb reads no name from a folder. Before evaluating it, set:")
         _output.print_text(f"  {mteb_line(encoder.spec, stock=stock)}", wrap=False)
 

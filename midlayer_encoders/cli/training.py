@@ -13,7 +13,6 @@ from midlayer_encoders.cli import _arguments, _output, _progress
 from midlayer_encoders.cli._app import command
 from midlayer_encoders.cli.sweep import STAGES
 from midlayer_encoders.encoder.options import EncoderOptions
-from midlayer_encoders.errors import OptionError
 
 if TYPE_CHECKING:
     from midlayer_encoders.tuning import TuneResult
@@ -75,7 +74,7 @@ def tune(
         patience=patience,
         checkpoints=checkpoints,
         mini_batch=mini_batch,
-        matryoshka=_parse_sizes(matryoshka),
+        matryoshka=_arguments.parse_sizes("matryoshka", matryoshka) or None,
         adaptive=adaptive,
         objective=objective,  # type: ignore[arg-type]  # checked there
         seed=seed,
@@ -171,10 +170,3 @@ def _print_training(result: TuneResult) -> None:
 
 def _parse_tasks(tasks: str) -> Sequence[str]:
     return () if tasks == "none" else tasks.split(",")
-
-
-def _parse_sizes(words: str | None) -> list[int] | None:
-    try:
-        return None if words is None else [int(word) for word in words.split(",")]
-    except ValueError:
-        raise OptionError(f"`--matryoshka` must be numbers separated by commas, but got {words!r}.") from None

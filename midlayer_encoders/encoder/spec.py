@@ -20,7 +20,7 @@ from sentence_transformers.sentence_transformer.model_card import SentenceTransf
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase, ProcessorMixin
 
-from midlayer_encoders._types import EncoderSpec, content_digest
+from midlayer_encoders._types import EncoderSpec, Precision, content_digest
 
 NUMERICS = 1
 """Generation of the package's own numerics: a change that alters the vectors of unchanged files raises it."""
@@ -261,11 +261,13 @@ class CardData(SentenceTransformerModelCardData):
         scores: results on the card.
         terms: ``license_name`` and ``license_link`` of a license that the hub does not list.
         made_of: name on the hub of the base of a local model.
+        precision: with which its vectors are stored, for the code on the card: a folder does not quantize.
     """
 
     scores: Sequence[EvalResult] = ()
     terms: Sequence[tuple[str, str]] = ()
     made_of: str | None = None
+    precision: Precision = "float32"
 
     model_name = _from_spec("_model_name", result_name, "The model's name and the layer.")
     base_model_revision = _from_spec(

@@ -157,12 +157,13 @@ dataset, name, value, but lacks revision, depth, kind, dataset, name, value. Did
         )
         if not (compatible or actual == pl.Null or isinstance(actual, pl.Categorical | pl.Enum)):
             raise OptionError(f"`frame`'s column {column!r} must be {dtype}, but got {actual}; cast it first.")
-    recipes = frame["recipe"].unique(maintain_order=True).to_list() if "recipe" in frame.columns else []
-    if len(recipes) > 1:
-        raise OptionError(
-            f"`frame` must hold one recipe here, but has {', '.join(map(str, recipes))}. Filter it first: "
-            f"frame.filter(recipe={recipes[0]!r})."
-        )
+    for column, noun in {"recipe": "recipe", "dims": "number of dims", "precision": "precision"}.items():
+        values = frame[column].unique(maintain_order=True).to_list() if column in frame.columns else []
+        if len(values) > 1:
+            raise OptionError(
+                f"`frame` must hold one {noun} here, but has {', '.join(map(str, values))}. Filter it first: "
+                f"frame.filter({column}={values[0]!r})."
+            )
     checked = frame.select(list(FRAME_SCHEMA)).cast(FRAME_SCHEMA)
     _check_rows(checked)
     return checked

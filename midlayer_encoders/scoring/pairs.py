@@ -12,6 +12,7 @@ import torch
 from scipy import stats
 from sentence_transformers.util import SimilarityFunction
 from sklearn.metrics import average_precision_score
+from sklearn.metrics.pairwise import paired_cosine_distances
 from torch import Tensor
 from torch.nn.functional import normalize
 
@@ -21,6 +22,8 @@ _BLOCK = 1 << 24  # numbers of a block of pairs: 64 MiB
 
 
 def _cosine(first: Tensor, second: Tensor) -> Tensor:
+    if ((first[:1] == 0) | (first[:1] == 1)).all():  # binary vectors, whose many ties mteb breaks by rounding
+        return 1 - torch.from_numpy(paired_cosine_distances(first.cpu().numpy(), second.cpu().numpy())).to(first)
     # The formula that scikit-learn uses in float32, so that equal values there are equal here.
     return 1 - 0.5 * (normalize(first, dim=-1) - normalize(second, dim=-1)).square().sum(dim=-1)
 
@@ -101,15 +104,16 @@ class StsPairs(_Pairs):
     Example:
         >>> vectors = torch.tensor([[[1.0, 0.0], [1.0, 0.1], [0.0, 1.0]]])
         >>> first, second, gold = torch.tensor([0, 0, 1]), torch.tensor([1, 2, 2]), torch.tensor([5.0, 1.0, 0.0])
-        >>> StsPairs(first, second, gold, "cosine_spearman").resampled(vectors)[0]
+        >>> StsPairs(first, second, gold, "cosine_spearman").scores(vectors)
         tensor([0.5000], dtype=torch.float64)
     """
 
-    def resampled(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the correlation with the gold similarities ``(L,)``, and scores on resampled pairs ``(L, S)``.
+    def scores(self, vectors: Tensor) -> Tensor:
+        """Return the correlation with the gold similarities at each layer, shape ``(L,)``; NaN if one is constant."""
+        return self.resampled(vectors)[0]
 
-        NaN if one of them is constant. Ranks are those among all pairs.
-        """
+    def resampled(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the same, and scores on resampled pairs ``(L, S)``; ranks are those among all pairs."""
         measure, _, kind = self.score.rpartition("_")
         correlate: Callable[..., Any] = stats.spearmanr if kind == "spearman" else stats.pearsonr
         scores, similarities = self._scores(
@@ -131,15 +135,16 @@ class LabeledPairs(_Pairs):
     Example:
         >>> vectors = torch.tensor([[[1.0, 0.0], [1.0, 0.1], [0.0, 1.0]]])
         >>> pairs = LabeledPairs(torch.tensor([0, 0]), torch.tensor([1, 2]), torch.tensor([1, 0]), "max_ap")
-        >>> pairs.resampled(vectors)[0]
+        >>> pairs.scores(vectors)
         tensor([1.], dtype=torch.float64)
     """
 
-    def resampled(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the average precision ``(L,)``, and scores on resampled pairs ``(L, S)``.
+    def scores(self, vectors: Tensor) -> Tensor:
+        """Return the average precision at each layer, shape ``(L,)``."""
+        return self.resampled(vectors)[0]
 
-        The measure is the one that is best on all pairs.
-        """
+    def resampled(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the same, and scores on resampled pairs ``(L, S)``, by the measure that is best on all pairs."""
         measures = ("similarity", *MEASURES) if self.score == "max_ap" else (self.score.removesuffix("_ap"),)
         scored = [self._scores(vectors, measure, _average_precision) for measure in measures]
         scores, best = torch.stack([scores for scores, _ in scored]).max(dim=0)

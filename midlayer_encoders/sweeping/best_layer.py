@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack, cast
 
 import polars as pl
 
-from midlayer_encoders._types import LayerArgument
+from midlayer_encoders._types import LayerArgument, Precision
 from midlayer_encoders.encoder.options import EncoderKeywords, EncoderOptions, option_fields, python_line, shell_line
 from midlayer_encoders.errors import OptionError, counted
 from midlayer_encoders.files import parse_json_object, read_text_file, shell_path, unsealed
@@ -34,6 +34,7 @@ class Notes:
     layers are those of the image tower. ``tokens`` is the mean number of tokens that the model reads for a text of each
     task whose layers were scored together. ``rows`` holds, for each split of a task that was limited to a sample, its
     rows, those of the whole task, and the texts of a row. ``rounds`` describes those of a sweep with a budget.
+    ``compression`` holds the recipe, ``dims`` and ``precision`` in a sweep over these.
     """
 
     title: str
@@ -56,6 +57,12 @@ class Notes:
     tokens: dict[str, float] = field(default_factory=dict)
     rows: dict[str, dict[str, list[int]]] = field(default_factory=dict)
     rounds: list[dict[str, Any]] = field(default_factory=list)
+    compression: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def precision(self) -> Precision:
+        """The precision of the vectors."""
+        return cast(Precision, self.compression.get("precision", "float32"))
 
     @property
     def milliseconds(self) -> dict[int, float]:
@@ -100,15 +107,27 @@ class BestLayer(int):
         """Return a layer with its score in a summary that has an average."""
         score = cast(Curve, scores.average).points[layer]
         of_model: dict[str, Any] = {"num_layers": scores.num_layers, "model": scores.model, "revision": scores.revision}
+        recipe = notes.compression.get("recipe", recipe)
         return cls(layer, recipe=recipe, score=score, gain=gain, notes=notes, **of_model)
 
     def __str__(self) -> str:
         return str(self.layer)
 
+    @property
+    def dims(self) -> int | None:
+        """Number of dimensions in a sweep over ``dims`` or ``precisions``; ``None`` in others."""
+        return self.notes.compression.get("dims")
+
+    @property
+    def precision(self) -> Precision:
+        """Precision of the vectors."""
+        return self.notes.precision
+
     def cells(self) -> list[str]:
         """Return recipe, layer, score, the score of the last layer, and the gain as texts of a table."""
         scores = self.score, self.score - self.gain.points
-        return [self.recipe, f"{self.layer} of {self.num_layers}", *map(number, scores), gain_text(self.gain)]
+        recipe = self.recipe if self.dims is None else f"{self.recipe}, {self.dims} dims, {self.precision}"
+        return [recipe, f"{self.layer} of {self.num_layers}", *map(number, scores), gain_text(self.gain)]
 
     @property
     def options(self) -> dict[str, Any]:
@@ -122,10 +141,15 @@ class BestLayer(int):
         return {"layer": _layer_argument(self.notes, self.layer), **self.options}
 
     def encoder(self, **options: Unpack[EncoderKeywords]) -> LayerEncoder:
-        """Return the encoder; options such as ``device`` must not contradict those that were scored."""
+        """Return the encoder; options such as ``device`` must not contradict those that were scored.
+
+        Its vectors are truncated; ``encode(texts, precision=best.precision)`` also quantizes them.
+        """
         from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder  # it imports torch
 
-        return LayerEncoder(self.notes.model, self, **options)
+        encoder = LayerEncoder(self.notes.model, self, **options)
+        cast(Any, encoder.model_card_data).precision = self.precision
+        return encoder
 
 
 def sample_words(notes: Notes, scores: Summary, resamples: pl.DataFrame) -> list[str]:
@@ -226,7 +250,11 @@ def export_lines(notes: Notes, layer: int) -> dict[str, str]:
         python = f"{python.removesuffix(')')}, center=read_texts({center!r}))"
         shell, _, name = shell.rpartition(" --out ")  # a template may contain it too
         shell = f"{shell} --center {shell_path(center)} --out {name}"
-    return {"Python": f'{python}.save_pretrained("{out}")', "shell": shell}
+    python = f'{python}.save_pretrained("{out}")'
+    if notes.precision != "float32":  # `encode` quantizes, a folder does not
+        python = f'{python}  # then encode(texts, precision="{notes.precision}")'
+        shell = f"{shell} --precision {notes.precision}"
+    return {"Python": python, "shell": shell}
 
 
 def _layer_argument(notes: Notes, layer: int) -> LayerArgument:

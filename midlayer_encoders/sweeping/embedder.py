@@ -260,9 +260,10 @@ def mapped_store(embedder: Embedder, recipe: Recipe, texts: Sequence[str]) -> Ma
         texts: texts to fit the mean on.
     """
     encoder, store = embedder.encoder, embedder.store
-    if encoder.truncate_dim is not None and (recipe.center or recipe.join is not None):
+    if encoder.truncate_dim is not None:
         raise OptionError(
-            f"`truncate_dim` must be None with {recipe.name!r}, which maps whole vectors: truncate when you export."
+            f"`truncate_dim` must be None with {recipe.name!r}, which maps whole vectors. Pass "
+            f"dims=[{encoder.truncate_dim}] to the sweep instead."
         )
     prompt = encoder.default_prompt
     keys = [item_key(text, prompt) for text in texts]

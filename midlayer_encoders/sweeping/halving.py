@@ -66,7 +66,11 @@ def check_minutes(
         raise OptionError(
             "`budget` must be left out without a task that has labels: layers are compared by their scores."
         )
-    others = {"`limit`": limit is not None, "`recipes`": recipes is not None, "several `devices`": processes > 1}
+    others = {
+        "`limit`": limit is not None,
+        "`recipes`, `dims` and `precisions`": recipes is not None,
+        "several `devices`": processes > 1,
+    }
     for name, is_given in others.items():
         if is_given:
             raise OptionError(f"{name} must be left out with `budget`, which sweeps one model on growing samples.")

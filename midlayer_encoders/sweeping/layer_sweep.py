@@ -19,6 +19,7 @@ from midlayer_encoders._types import (
     EncoderSpec,
     Engine,
     Layer,
+    Precision,
     Progress,
     ReadSite,
     Stage,
@@ -48,14 +49,24 @@ from midlayer_encoders.recipes import (
 )
 from midlayer_encoders.store import StoreDtype, text_key
 from midlayer_encoders.sweeping.baselines import baselines_for
-from midlayer_encoders.sweeping.embedder import Embedder, Vectors, item_key, map_identity, mapped_store, open_store
+from midlayer_encoders.sweeping.best_layer import Notes
+from midlayer_encoders.sweeping.compression import Compression, make_compressions
+from midlayer_encoders.sweeping.embedder import (
+    Embedder,
+    Vectors,
+    item_key,
+    map_identity,
+    mapped_store,
+    num_dims,
+    open_store,
+)
 from midlayer_encoders.sweeping.halving import check_minutes, sweep_within
 from midlayer_encoders.sweeping.mteb_jobs import Job, Prompts, Score, StoredLayer, check_data, with_data
-from midlayer_encoders.sweeping.notes import ScoringResult, sweep_notes
+from midlayer_encoders.sweeping.notes import ScoringResult, score_remarks, sweep_notes
 from midlayer_encoders.sweeping.sweep_result import RecipesResult, SweepResult
 from midlayer_encoders.sweeping.task_scoring import TaskScorer
-from midlayer_encoders.tasks.baselines import source_texts
-from midlayer_encoders.tasks.sources import Tasks, TaskSource, TextsSource, limited_sources, task_sources
+from midlayer_encoders.tasks import TaskSource, TextsSource, limited_sources, source_texts, task_sources
+from midlayer_encoders.tasks.sources import Tasks
 from midlayer_encoders.validation import (
     check_choice,
     check_count,
@@ -125,6 +136,8 @@ class SweepRequest:
     layers: Sequence[Layer] | str = "all"
     site: ReadSite = "block"
     engine: Engine = "transformers"
+    dims: Sequence[int] = ()
+    precisions: Sequence[Precision] = ()
     metrics: str | Sequence[str] = ()
     baselines: bool = True
     out: Path | str | None = None
@@ -133,6 +146,7 @@ class SweepRequest:
     settings: SweepSettings = field(default_factory=SweepSettings)
 
     def __post_init__(self) -> None:
+        self.compressions = make_compressions(self.dims, self.precisions)
         self.baselines = check_flag("baselines", self.baselines)
         check_choice("site", self.site, READ_SITES)
         if self.settings.compile and self.site != "block":
@@ -157,6 +171,12 @@ class SweepRequest:
         """Whether metrics are requested."""
         return not (self.metrics is None or (isinstance(self.metrics, list | tuple) and not self.metrics))
 
+    def recipes(self, recipes: Any) -> list[Recipe] | None:
+        """Return the recipes to sweep; none for a sweep that compares neither recipes nor compressions."""
+        if recipes is None and len(self.compressions) == 1:
+            return None
+        return recipes_of("recipes", PLAIN if recipes is None else recipes)
+
     def folder(self, encoder: LayerEncoder) -> Path:
         """Return the folder of the results."""
         if self.out is not None:
@@ -177,6 +197,8 @@ def sweep(
     site: ReadSite = "block",
     engine: Engine = "transformers",
     recipes: str | Recipe | Sequence[str | Recipe] | None = None,
+    dims: Sequence[int] = (),
+    precisions: Sequence[Precision] = (),
     metrics: str | Sequence[str] = (),
     baselines: bool = True,
     out: Path | str | None = None,
@@ -214,6 +236,11 @@ def sweep(
             ``"all"``: every layer under each of them, with one pass per recipe. The result is then a
             ``RecipesResult``, whose frame has the column ``recipe``. Centering is fitted on texts of
             the tasks, without labels; ``center.txt`` in ``out`` contains them.
+        dims: numbers of leading dimensions to keep, as with ``truncate_dim``. Each is scored from the stored vectors at
+            every layer, without another pass, and so are whole vectors. The result is a ``RecipesResult`` whose frame
+            has the columns ``dims`` and ``precision``.
+        precisions: ``"int8"`` and ``"binary"`` vectors, scored as mteb's ``CompressionWrapper`` does, with each of
+            ``dims``. Vectors of float32 are scored, too.
         metrics: ``"paper"``, ``"all"``, or names; none by default. They read raw states, as in the paper, with the
             encoder's pooling and default prompt.
         baselines: also score TF-IDF on text tasks; BM25 on tasks that rank texts, if ``bm25s`` and ``PyStemmer`` are
@@ -233,6 +260,8 @@ def sweep(
         layers=layers,
         site=site,
         engine=engine,
+        dims=dims,
+        precisions=precisions,
         metrics=metrics,
         baselines=baselines,
         out=out,
@@ -244,10 +273,10 @@ def sweep(
     if not isinstance(tasks, tuple) or tasks:
         sources = limited_sources(task_sources(tasks, text_column=text_column, label_column=label_column), limit)
     if sources and all(isinstance(source, TextsSource) for source in sources):
-        if recipes is not None:
+        if request.recipes(recipes) is not None:
             raise OptionError(
-                "`recipes` must be left out for texts without labels: a sweep compares recipes by their scores. "
-                "`select` chooses a recipe without labels."
+                "`recipes`, `dims` and `precisions` must be left out for texts without labels: a sweep compares them "
+                "by their scores. `select` chooses a recipe without labels."
             )
         if not request.has_metrics:
             raise OptionError(
@@ -258,7 +287,7 @@ def sweep(
     if budget is not None:
         has_labels = not all(isinstance(source, TextsSource) for source in sources)
         budget = check_minutes(
-            budget, limit=limit, recipes=recipes, processes=devices * num_nodes, has_labels=has_labels
+            budget, limit=limit, recipes=request.recipes(recipes), processes=devices * num_nodes, has_labels=has_labels
         )
     if request.out is None or not Path(request.out).is_dir():  # an earlier run may have all scores
         check_data(sources)
@@ -266,9 +295,9 @@ def sweep(
     encoder, group = load_shared(model, options, devices, num_nodes)
     if budget is not None:
         return _sweep_within(budget, request, encoder, sources, group)
-    if recipes is None:
+    if (requested := request.recipes(recipes)) is None:
         return SingleSweep(request, encoder, sources, group).run()
-    candidates = fitting_recipes(encoder, recipes_of("recipes", recipes))
+    candidates = fitting_recipes(encoder, requested)
     return _sweep_recipes(request, encoder, sources, group, candidates)
 
 
@@ -302,7 +331,7 @@ def _sweep_recipes(
     folder = request.folder(encoder)
     sweeps = recipe_sweeps(request, encoder, sources, group, recipes)
     with group.lock(folder):
-        results = {single.recipe.name: single.run() for single in sweeps}
+        results = {name: result for single in sweeps for name, result in single.run_parts().items()}
 
         def finish() -> RecipesResult:
             result = RecipesResult.of(results, folder)
@@ -395,12 +424,22 @@ class SingleSweep:
                 "Pass tower='image' or tower='text'."
             )
         self.spec = replace(encoder.spec, site=request.site).read_by(request.engine)
+        width = num_dims(encoder, self.spec.norm) // (2 if self.recipe.join in ("sum", "first", "second") else 1)
+        if too_many := [each.dims for each in request.compressions if each.dims is not None and each.dims > width]:
+            raise OptionError(
+                f"`dims` must be at most {width}, the dimensions of {encoder.name}, but got {max(too_many)}."
+            )
+        self.width = width
         self.folder = request.folder(encoder)
         self.progress = request.progress if self.group.rank == 0 else None
         self.baselines = baselines_for(encoder, Stage(self.progress, "comparing")) if request.baselines else []
 
     def run(self) -> SweepResult:
-        """Return the result, the same in every process."""
+        """Return the result of whole vectors of float32, the same in every process."""
+        return self.run_parts()[self.recipe.name]
+
+    def run_parts(self) -> dict[str, SweepResult]:
+        """Return the result of each compression of the vectors, by name, the same in every process."""
         own_store = [] if self.request.store else [self.folder / "embeddings"]
         check_links(self.folder, [self.folder / "mteb", self.folder / "together", *own_store])
         with self.group.lock(self.folder):
@@ -466,26 +505,24 @@ class SingleSweep:
             vectors = mapped_store(embedder, self.recipe, self.center_texts)
         prompts = Prompts(self.encoder)
         media = tuple(self.encoder.media)
-        return [
-            StoredLayer(
-                vectors,
-                layer_spec.layer,
-                result_name(layer_spec),
-                result_revision(layer_spec),
-                prompts,
-                media,
-                layer_spec.similarity,
-            )
-            for layer_spec in map(partial(_at_layer, spec, self.encoder.tower_depths), self.layers)
-        ]
+        layers = []
+        for compression in self.request.compressions:
+            compressed = replace(spec, truncate_dim=compression.dims or spec.truncate_dim)
+            suffix = "" if compression.precision == "float32" else f"-{compression.precision}"
+            for layer in self.layers:
+                layer_spec = _at_layer(compressed, self.encoder.tower_depths, layer)
+                name, revision = result_name(layer_spec), result_revision(layer_spec) + suffix
+                stored = StoredLayer(vectors, layer, name, revision, prompts, media, spec.similarity, compression)
+                layers.append(stored)
+        return layers
 
-    def _finish(self, scoring: ScoringResult, start: float, embedder: Embedder) -> SweepResult:
-        """Compute metrics and notes, and save the result."""
-        frames = [self._score_frame(scoring.scores, "score"), self._score_frame(scoring.confirmed, "confirmed")]
+    def _finish(self, scoring: ScoringResult, start: float, embedder: Embedder) -> dict[str, SweepResult]:
+        """Compute metrics and notes, and save the result of each compression."""
+        metrics = []
         if self.request.has_metrics:
             medium = self.encoder.media[0]
             sample = _sample(self.sources, medium, self.request.settings.metric_texts)
-            metrics = measure_layers(
+            frame = measure_layers(
                 self.encoder,
                 sample,
                 dataset=f"{len(sample)} {_PLURALS[medium]} of the tasks",
@@ -495,18 +532,41 @@ class SingleSweep:
                 views=self.request.settings.views,
                 progress=self.progress,
             )
-            frames.append(metrics)
+            metrics.append(frame)
         run = {"seconds": f"{time.perf_counter() - start:.0f}", "tokens in a batch": str(embedder.tokens)}
-        notes = sweep_notes(self.encoder, self.spec, self.sources, scoring, self.layers, self.baselines, run)
+        whole = scoring.of(Compression())
+        notes = sweep_notes(self.encoder, self.spec, self.sources, whole, self.layers, self.baselines, run)
         vectors: dict[str, Any] = {"normalize": True} if self.recipe.normalize else {}
         if self.recipe.center:
             vectors["center"] = str(self.center_file)
-        notes = replace(notes, vectors=vectors, options=self._options())
+        dimensions = self.width if notes.dimensions else 0
+        notes = replace(notes, vectors=vectors, options=self._options(), dimensions=dimensions)
+        results = {}
+        for compression in self.request.compressions:
+            result = self._result(scoring.of(compression), notes, metrics, compression)
+            result.save()
+            results[", ".join(filter(None, [self.recipe.name, compression.label]))] = result
+        return results
+
+    def _result(
+        self, scoring: ScoringResult, notes: Notes, metrics: Sequence[pl.DataFrame], compression: Compression
+    ) -> SweepResult:
+        """Return the result of a compression, whose notes differ from those of whole vectors, and without metrics."""
+        folder = self.folder
+        dims = compression.dims or self.width
+        if len(self.request.compressions) > 1:
+            how = {"recipe": self.recipe.name, "dims": dims, "precision": compression.precision}
+            notes = replace(notes, compression=how, dimensions=dims if notes.dimensions else 0)
+        if compression != Compression():
+            metrics = []
+            folder = folder.with_name(f"{folder.name},{compression.label.replace(' dims', '').replace(', ', '-')}")
+            options = notes.options | ({} if compression.dims is None else {"truncate_dim": dims})
+            remarks = score_remarks(self.sources, scoring, {})
+            notes = replace(notes, options=options, failures=scoring.failures, remarks=remarks)
+        frames = [self._score_frame(scoring.scores, "score"), self._score_frame(scoring.confirmed, "confirmed")]
         rows = [(score.task, score.layer, score.resampled) for score in scoring.scores if score.resampled]
         resamples = pl.DataFrame(rows, schema=RESAMPLES_SCHEMA, orient="row")
-        result = SweepResult(pl.concat(frames), self.folder, notes, resamples=resamples)
-        result.save()
-        return result
+        return SweepResult(pl.concat([*frames, *metrics]), folder, notes, resamples=resamples)
 
     def _options(self) -> dict[str, Any]:
         """Return the options that recreate the encoder of a layer, whose readings are joined."""

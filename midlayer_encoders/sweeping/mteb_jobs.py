@@ -32,7 +32,7 @@ from mteb.results import TaskResult
 from mteb.types import PromptType
 from sentence_transformers.util import SimilarityFunction
 
-from midlayer_encoders._isolation import isolated_random, quiet_loggers
+from midlayer_encoders._isolation import quiet_loggers
 from midlayer_encoders._types import content_digest
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import MidlayerError, OptionError, error_summary
@@ -41,11 +41,11 @@ from midlayer_encoders.models.hub import offline_cause
 from midlayer_encoders.processes import FATAL, end_with_parent
 from midlayer_encoders.scoring import all_alike
 from midlayer_encoders.store import TextNotStoredError
+from midlayer_encoders.sweeping.compression import Compression
 from midlayer_encoders.sweeping.embedder import Embedder, Vectors, item_key
+from midlayer_encoders.tasks import TaskSource, isolated_random, task_sources, whole_name, whole_source
 from midlayer_encoders.tasks.mteb_internals import prompt_name
-from midlayer_encoders.tasks.sampled_source import whole_source
-from midlayer_encoders.tasks.samples import whole_name
-from midlayer_encoders.tasks.sources import MtebSource, TaskSource, task_sources
+from midlayer_encoders.tasks.sources import MtebSource
 
 _CHECKSUM = ".checksum"  # suffix of the file with the checksum of mteb's result
 _IDLE_SECONDS = 300  # after which an unused worker ends
@@ -99,6 +99,7 @@ class StoredLayer:
         prompts: prompts of the encoder.
         modalities: modalities of the model.
         similarity_name: similarity function of the encoder.
+        compression: of the vectors that are read.
         ensure: called first with the items, their keys and the prompt; embeds items that are not stored.
     """
 
@@ -109,6 +110,7 @@ class StoredLayer:
     prompts: Prompts
     modalities: Sequence[str] = ("text",)
     similarity_name: str = "cosine"
+    compression: Compression = Compression()
     ensure: Callable[[Sequence[Any], Sequence[str], str], None] | None = None
 
     def __post_init__(self) -> None:
@@ -121,7 +123,7 @@ class StoredLayer:
                 "modalities": list(self.modalities),
                 "similarity_fn_name": ScoringFunction(self.similarity_name),
                 "framework": ["PyTorch"],
-                "embed_dim": self.store.dim,
+                "embed_dim": self.compression.dims or self.store.dim,
             }
         )
 
@@ -130,7 +132,7 @@ class StoredLayer:
     ) -> npt.NDArray[np.float32]:
         """Return one row per input, shape ``(N, D)``."""
         keys = self.keys(inputs, task_metadata=task_metadata, prompt_type=prompt_type)
-        vectors = self.store.read(self.layer, keys)
+        vectors = self.compression.apply(self.store.read(self.layer, keys))
         if all_alike(torch.from_numpy(vectors)[None], keys).item():
             raise UndefinedScoreError(f"All vectors of layer {self.layer} are the same.")
         return vectors
@@ -170,6 +172,10 @@ class Job:
         """The layer."""
         return self.encoder.layer
 
+    def score(self, *values: Any, **others: Any) -> Score:
+        """Return the score of the layer."""
+        return replace(Score(self.task.name, self.layer, *values, **others), compression=self.encoder.compression)
+
 
 @dataclass(frozen=True)
 class Score:
@@ -185,6 +191,12 @@ class Score:
     error: str | None = None
     lacked_a_text: bool = False
     resampled: Sequence[float] = ()
+    compression: Compression = Compression()
+
+    @property
+    def place(self) -> tuple[str, int, Compression]:
+        """What was scored."""
+        return self.task, self.layer, self.compression
 
 
 def run_job(job: Job, embedder: Embedder | None = None) -> Score:
@@ -203,13 +215,13 @@ def run_job(job: Job, embedder: Embedder | None = None) -> Score:
                 # mteb rounds the scores in its file: a resumed run must have the same numbers.
                 result = _cached(layer, task, cache)
     except UndefinedScoreError:
-        return Score(job.task.name, job.layer, task.metadata.main_score)
+        return job.score(task.metadata.main_score)
     except FATAL:
         raise
     except Exception as error:  # the failure of one task does not stop the others
         lacked = isinstance(error, TextNotStoredError)
-        return Score(job.task.name, job.layer, error=error_summary(error), lacked_a_text=lacked)
-    return Score(job.task.name, job.layer, task.metadata.main_score, float(result.get_score()))
+        return job.score(error=error_summary(error), lacked_a_text=lacked)
+    return job.score(task.metadata.main_score, float(result.get_score()))
 
 
 def _has_result(job: Job) -> bool:

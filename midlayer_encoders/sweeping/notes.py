@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from midlayer_encoders._isolation import isolated_random
 from midlayer_encoders._types import EncoderSpec, Norm
 from midlayer_encoders.encoder.first_module import MemoryModule
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
@@ -23,12 +22,11 @@ from midlayer_encoders.reading.capture import capture
 from midlayer_encoders.report.results import versions
 from midlayer_encoders.sweeping.baselines import Baseline, missing_baselines
 from midlayer_encoders.sweeping.best_layer import Notes, without_nan
+from midlayer_encoders.sweeping.compression import Compression
 from midlayer_encoders.sweeping.embedder import num_dims
 from midlayer_encoders.sweeping.mteb_jobs import Score, quiet_mteb, with_data
-from midlayer_encoders.tasks import STS_GRADES, task_label
-from midlayer_encoders.tasks.sampled_source import SampledSource
+from midlayer_encoders.tasks import STS_GRADES, SampledSource, TaskSource, TextsSource, isolated_random, task_label
 from midlayer_encoders.tasks.sampled_tasks import sampled_rows
-from midlayer_encoders.tasks.sources import TaskSource, TextsSource
 
 TOGETHER = "all layers together"
 _PACKAGES = ("midlayer-encoders", "torch", "transformers", "sentence-transformers", "mteb", "scikit-learn")
@@ -47,6 +45,18 @@ class ScoringResult:
     methods: Mapping[str, str]
     baselines: Mapping[str, Mapping[str, float]]
     tokens: Mapping[str, float] = field(default_factory=dict)
+
+    def of(self, compression: Compression) -> ScoringResult:
+        """Return the scores of vectors with a compression."""
+        scores, confirmed = (
+            [score for score in scores if score.compression == compression] for scores in (self.scores, self.confirmed)
+        )
+        return replace(self, scores=scores, confirmed=confirmed)
+
+    @property
+    def failures(self) -> dict[str, str]:
+        """The error of each task that failed, at its first layer."""
+        return {score.task: f"layer {score.layer}: {score.error}" for score in reversed(self.scores) if score.error}
 
 
 def sweep_notes(
@@ -74,8 +84,7 @@ def sweep_notes(
         timing = {"texts": len(_TIMED_TEXTS), "tokens": num_tokens, "device": _device_name(encoder)}
         batch = "{texts} texts of {tokens} tokens at once on {device}".format(**timing)
         how["time per text"] = f"the pass up to the layer, {batch}, fastest of {num_passes}; without tokenization"
-    failures = {score.task: f"layer {score.layer}: {score.error}" for score in reversed(scoring.scores) if score.error}
-    succeeded = [source for source in labeled if source.name not in failures]
+    succeeded = [source for source in labeled if source.name not in scoring.failures]
     baseline_scores = {each.name: _baseline_scores(each, succeeded, scoring.baselines) for each in baselines}
     path = Path(encoder.source)
     is_local = encoder.source not in ("", BUILT_IN, BUILT_IN_MINILM) and path.is_dir()
@@ -87,8 +96,8 @@ def sweep_notes(
         seconds=pass_seconds,
         baselines=without_nan(baseline_scores),
         missing=missing_baselines(source.make() for source in labeled) if baselines else [],
-        remarks=_remarks(sources, scoring, baseline_scores),
-        failures=failures,
+        remarks=score_remarks(sources, scoring, baseline_scores),
+        failures=scoring.failures,
         options=encoder.options.recreating(),
         scoring=dict(scoring.methods),
         site=spec.site,
@@ -166,7 +175,7 @@ def _undefined_scores(scores: Sequence[Score]) -> list[str]:
     ]
 
 
-def _remarks(sources: Sequence[TaskSource], scoring: ScoringResult, baselines: Baselines) -> list[str]:
+def score_remarks(sources: Sequence[TaskSource], scoring: ScoringResult, baselines: Baselines) -> list[str]:
     """Return the meaning of grades, and which scores are missing or could not be confirmed by mteb."""
     remarks = []
     if nearness := next((task_label(source.name) for source in sources if "Nearness" in source.name), None):

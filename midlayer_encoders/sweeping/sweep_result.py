@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack, cast
 
 import polars as pl
 
@@ -244,10 +244,11 @@ class RecipesResult(SweepResult):
     """Scores and metrics of every layer under every recipe; its summary and page are those of the best recipe.
 
     Attributes:
-        frame: as in :class:`SweepResult`, with the column ``recipe``.
+        frame: as in :class:`SweepResult`, with the column ``recipe``, and ``dims`` and ``precision`` in a sweep over
+            these.
         folder: folder of all results, with one folder per recipe.
         notes: notes of the best recipe, with the baselines, which are scored once.
-        parts: the result of each recipe by name.
+        parts: the result of each recipe by name, and of each compression: ``"plain, 64 dims, int8"``.
     """
 
     parts: Mapping[str, SweepResult]
@@ -256,7 +257,8 @@ class RecipesResult(SweepResult):
     def of(cls, parts: Mapping[str, SweepResult], folder: Path) -> RecipesResult:
         """Return the combined result of several recipes."""
         first = next(iter(parts.values()))
-        frame = pl.concat(part.frame.with_columns(recipe=pl.lit(name)) for name, part in parts.items())
+        columns = {name: {"recipe": name, **part.notes.compression} for name, part in parts.items()}
+        frame = pl.concat(part.frame.with_columns(**_literals(columns[name])) for name, part in parts.items())
         summaries = _summaries(parts)
         best = parts[best_recipe(summaries)] if summaries else first
         notes = replace(best.notes, baselines=first.notes.baselines, missing=first.notes.missing)
@@ -334,6 +336,10 @@ class RecipesResult(SweepResult):
 
     def _recipe_folders(self, home: Path) -> dict[str, str]:
         return {name: os.path.relpath(part._home(), home) for name, part in self.parts.items()}
+
+
+def _literals(cells: Mapping[str, Any]) -> dict[str, pl.Expr]:
+    return {name: pl.lit(cell, dtype=pl.Int64 if name == "dims" else pl.String) for name, cell in cells.items()}
 
 
 def _with_labels(frame: pl.DataFrame, labels: Mapping[str, str]) -> pl.DataFrame:

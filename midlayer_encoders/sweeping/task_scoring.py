@@ -10,6 +10,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
+from itertools import groupby
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -17,7 +18,6 @@ from typing import Any
 from mteb.abstasks import AbsTask
 from mteb.results import TaskResult
 
-from midlayer_encoders._isolation import isolated_random
 from midlayer_encoders._types import Stage
 from midlayer_encoders.errors import error_summary
 from midlayer_encoders.files import read_artifact, read_sealed, sealed, write_file
@@ -26,22 +26,26 @@ from midlayer_encoders.reading.batches import count_tokens
 from midlayer_encoders.scoring import Read, resampled_scores
 from midlayer_encoders.scoring.recording import Recorded, record, scores_together
 from midlayer_encoders.sweeping.baselines import Baseline
+from midlayer_encoders.sweeping.compression import CompressedRows, Compression
 from midlayer_encoders.sweeping.embedder import Embedder
 from midlayer_encoders.sweeping.mteb_jobs import Job, Score, Workers, quiet_mteb, run_job, wait_for_score, with_data
 from midlayer_encoders.sweeping.notes import TOGETHER, ScoringResult
-from midlayer_encoders.tasks.baselines import task_texts
+from midlayer_encoders.tasks import isolated_random, task_texts
 
 MAX_CONFIRMED = 3  # layers per task: the best, the second best and the last
 _FORMAT = 2  # of the score files; another number invalidates them
 _DIGITS = 7  # of resampled scores
+_WITH_TIES = ("Clustering", "Reranking")  # types of tasks that mteb scores for binary vectors
 _TOKENS = "tokens per text"  # beside the scores of a task
 _COUNTED_TEXTS = 512  # for the tokens per text, of each split and prompt
 
 
 def layers_to_confirm(scores: Sequence[Score]) -> list[int]:
-    """Return the best layer of a task, the second best and the last."""
+    """Return the best layer of a task, the second best and the last; of compressed vectors, the best alone."""
     valid = [score for score in scores if score.error is None and not math.isnan(score.value)]
     best = sorted(valid, key=lambda score: -score.value)[:2]
+    if scores and scores[0].compression != Compression():
+        return [score.layer for score in best[:1]]
     return sorted({score.layer for score in (*best, *scores[-1:])})
 
 
@@ -93,18 +97,23 @@ class TaskScorer:
             for jobs in jobs_by_task:
                 planning.step(0)  # loading a task's data may take longer than everything else
                 name = jobs[0].task.name
-                task_scores, reason, others = self._score_at_once(jobs)
+                tied = _tied(jobs)
+                task_scores, reason, others = self._score_at_once([job for job in jobs if job not in tied])
                 if reason is not None:
                     methods[name] = f"by mteb, because {reason}"
                     scores += self._score_with_mteb(jobs)
                     continue
                 methods[name] = TOGETHER
                 scores += task_scores
+                scores += self._run_shared(tied, self.scoring, workers) if tied else []
                 if _TOKENS in others:
                     tokens[name] = others.pop(_TOKENS)
                 baselines[name] = others
-                layers = layers_to_confirm(task_scores)
-                confirmed = [job for job in jobs if job.layer in layers]
+                confirmed = []
+                for compression, group in groupby(task_scores, key=lambda score: score.compression):
+                    layers = layers_to_confirm(list(group))
+                    of_group = [job for job in jobs if job.encoder.compression == compression]
+                    confirmed += [job for job in of_group if job.layer in layers]
                 to_confirm += confirmed
                 if in_background:  # while the device embeds the texts of the next task
                     futures += workers.begin(confirmed)
@@ -151,11 +160,17 @@ class TaskScorer:
 
         def compute() -> dict[str, list[float]]:
             """Compute, save and return this process's share of the missing scores."""
-            recorded, tokens = self._record(first)  # also embeds this process's share of the texts
+            calls: list[Sequence[str]] | None = None if jobs[-1].encoder.compression == Compression() else []
+            recorded, tokens = self._record(first, calls)  # also embeds this process's share of the texts
             self.embedder.planning.step()
-            jobs = {job.layer: job for job in self.group.part(missing)}
-            scores = self._main_scores(first, recorded, list(jobs), first.encoder.store.read, self.scoring)
-            new = {_identity(jobs[layer]): value for layer, value in scores.items()}
+            new: dict[str, list[float]] = {}
+            for compression, group in groupby(self.group.part(missing), key=lambda job: job.encoder.compression):
+                by_layer = {job.layer: job for job in group}
+                read: Read = first.encoder.store.read
+                if calls is not None:
+                    read = CompressedRows(read, calls, compression).read_rows
+                scores = self._main_scores(first, recorded, list(by_layer), read, self.scoring)
+                new |= {_identity(by_layer[layer]): value for layer, value in scores.items()}
             if self.group.rank == 0:
                 new |= {each.key: [self._baseline(each, first)] for each in baselines if each.key not in values}
                 new |= {_TOKENS: [tokens]} if _TOKENS in others else {}
@@ -174,11 +189,14 @@ class TaskScorer:
         scores = []
         for job in jobs:
             score, *resampled = values[_identity(job)]
-            scores.append(Score(first.task.name, job.layer, header["main_score"], score, resampled=resampled))
+            scores.append(job.score(header["main_score"], score, resampled=resampled))
         return scores, {name: values[key][0] for key, name in others.items()}
 
-    def _record(self, job: Job) -> tuple[list[Recorded], float]:
-        """Record how mteb evaluates the task, and the mean tokens of its texts; every text is then in the store."""
+    def _record(self, job: Job, calls: list[Sequence[str]] | None = None) -> tuple[list[Recorded], float]:
+        """Record how mteb evaluates the task, and the mean tokens of its texts; every text is then in the store.
+
+        If ``calls`` is a list, it receives the keys of each call of ``encode``, and recorded keys name their call.
+        """
         encoder = self.embedder.encoder
         counts: list[tuple[float, int]] = []
 
@@ -191,7 +209,14 @@ class TaskScorer:
 
         with isolated_random(), quiet_mteb():
             layer = replace(job.encoder, ensure=embed)
-            recorded = record(with_data(job.task).make(), layer.keys, similarity=layer.similarity_name)
+
+            def call_keys(*args: Any, **context: Any) -> list[str]:
+                assert calls is not None
+                calls.append(layer.keys(*args, **context))
+                return CompressedRows.keys(len(calls) - 1, calls[-1])
+
+            keys = layer.keys if calls is None else call_keys
+            recorded = record(with_data(job.task).make(), keys, similarity=layer.similarity_name)
         return recorded, sum(mean * texts for mean, texts in counts) / max(sum(texts for _, texts in counts), 1)
 
     def _baseline(self, baseline: Baseline, job: Job) -> float:
@@ -267,12 +292,17 @@ class TaskScorer:
 
         parts = self.group.share(run)
         stage.step(len(jobs) - len(parts[self.group.rank]))
-        scores = {(score.task, score.layer): score for part in parts for score in part}
+        scores = {score.place: score for part in parts for score in part}
         for job in jobs:
-            key = job.task.name, job.layer
-            if scores[key].lacked_a_text:  # its shard was damaged or removed
-                scores[key] = self._run_everywhere(job)
-        return [scores[job.task.name, job.layer] for job in jobs]
+            if scores[job.score().place].lacked_a_text:  # its shard was damaged or removed
+                scores[job.score().place] = self._run_everywhere(job)
+        return [scores[job.score().place] for job in jobs]
+
+
+def _tied(jobs: Sequence[Job]) -> list[Job]:
+    """Return the jobs whose score depends on mteb's rounding: binary vectors are often equally far from others."""
+    binary = [job for job in jobs if job.encoder.compression.precision == "binary"]
+    return binary if binary and _task(binary[0]).metadata.type in _WITH_TIES else []
 
 
 def _task(job: Job) -> AbsTask:

@@ -17,7 +17,7 @@ from midlayer_encoders.errors import MidlayerError, OptionError, counted
 from midlayer_encoders.files import check_output_folder, make_folder
 from midlayer_encoders.models.hub import name_and_revision
 from midlayer_encoders.processes import Group
-from midlayer_encoders.recipes import Recipe, fitting_recipes, recipes_of
+from midlayer_encoders.recipes import Recipe, fitting_recipes
 from midlayer_encoders.report.results import versions
 from midlayer_encoders.sweeping.layer_sweep import (
     SingleSweep,
@@ -27,7 +27,8 @@ from midlayer_encoders.sweeping.layer_sweep import (
     sweep,
 )
 from midlayer_encoders.sweeping.sweep_result import SweepResult
-from midlayer_encoders.tasks.sources import Tasks, TaskSource, TextsSource, limited_sources, task_sources
+from midlayer_encoders.tasks import TaskSource, TextsSource, limited_sources, task_sources
+from midlayer_encoders.tasks.sources import Tasks
 
 _PACKAGES = ("midlayer-encoders", "torch", "transformers", "sentence-transformers", "mteb")
 _FOLDER = "units"  # in the folder of a sweep
@@ -152,7 +153,9 @@ def sweep_many(
     request_names = SweepRequest.__dataclass_fields__
     options = {name: value for name, value in arguments.items() if name not in request_names}
     shared = {name: value for name, value in arguments.items() if name in request_names}
-    candidates = None if recipes is None else tuple(recipes_of("recipes", recipes))
+    compressed = {name: shared[name] for name in ("dims", "precisions") if name in shared}
+    requested = SweepRequest(**compressed).recipes(recipes)
+    candidates = None if requested is None else tuple(requested)
     sources = limited_sources(task_sources(tasks, text_column=text_column, label_column=label_column), limit)
     wholes: dict[str, Unit] = {}
     for name, (model, revision) in _named(models).items():

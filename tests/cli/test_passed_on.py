@@ -53,6 +53,8 @@ SWEEP: dict[str, Any] = {
     "store_dtype": "float16", "half": True, "scoring": "mteb", "workers": 3, "devices": 1, "num_nodes": 1,
     "compile": True,
 }  # fmt: skip
+SMALL = {"dims": "64,8", "precisions": "int8,binary"}
+COMPRESSED = {"dims": [64, 8], "precisions": ["int8", "binary"]}
 SWEPT: dict[str, Any] = {
     "layers": [1, 0.5, 2, 3], "text_column": "t", "label_column": "l", "limit": 50, "baselines": False, "recipes": RECIPES, "site": "mlp", "metrics": ["lidar", "dime"],
     "settings": {"scoring": "mteb", "workers": 3, "store_dtype": "float16", "compile": True},
@@ -62,9 +64,9 @@ CASES = {
     "sweep": Case(
         "sweeping.sweep",
         ["MODEL"],
-        {**SWEEP, "engine": "vllm", "out": "o", "store": "s"},
+        {**SWEEP, **SMALL, "engine": "vllm", "out": "o", "store": "s"},
         ["MODEL", ["near.csv"]],
-        {**SWEPT, "engine": "vllm", "out": Path("o"), "store": Path("s")},
+        {**SWEPT, **COMPRESSED, "engine": "vllm", "out": Path("o"), "store": Path("s")},
     ),
     "sweep name@revision": Case(
         "sweeping.preview",
@@ -79,7 +81,7 @@ CASES = {
         {"tasks": "near.csv", "text_column": "t", "label_column": "l", "metrics": "none", "budget": 2.5},
         ["MODEL", ["near.csv"]],
         {"layers": "all", "site": "block", "text_column": "t", "label_column": "l", "baselines": True, "metrics": [],
-         "settings": {}, "budget": 2.5, "engine": "transformers", "recipes": None, "limit": None, "out": None, "store": None},
+         "settings": {}, "budget": 2.5, "engine": "transformers", "dims": [], "precisions": [], "recipes": None, "limit": None, "out": None, "store": None},
     ),
     "sweep --dry-run": Case(
         "sweeping.preview", ["MODEL"], {**SWEEP, "dry_run": True}, ["MODEL", ["near.csv"]], PREVIEWED | ENCODER
@@ -87,9 +89,9 @@ CASES = {
     "sweep --submit": Case(
         "sweeping.sweep_many",
         ["MODEL", "m@step1"],
-        {**SWEEP, "engine": "vllm", "out": "o", "store": "s", "submit": "local", "submit_option": "timeout_min=7"},
+        {**SWEEP, **SMALL, "engine": "vllm", "out": "o", "store": "s", "submit": "local", "submit_option": "timeout_min=7"},
         [["MODEL", "m@step1"], ["near.csv"]],
-        {**SWEPT, "engine": "vllm", "out": Path("o"), "store": Path("s"), "executor": "local", "parameters": {"timeout_min": 7}, **ENCODER},
+        {**SWEPT, **COMPRESSED, "engine": "vllm", "out": Path("o"), "store": Path("s"), "executor": "local", "parameters": {"timeout_min": 7}, **ENCODER},
     ),
     "select": Case(
         "selection.select",

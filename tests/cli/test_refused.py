@@ -24,6 +24,9 @@ WITHOUT_EFFECT = {
     "probe --data . --kind linear --keep-gb 4": "`--keep-gb` must be left out with `--kind linear`, which reads one",
     "probe --data . --kind knn --epochs 30": "`--epochs` must be left out with `--kind knn`, which trains nothing",
     "probe --data . --kind knn --learning-rate 1": "`--learning-rate` must be left out with `--kind knn`",
+    "sweep --tasks builtin --dims 8 --dry-run": "`--dims` and `--precisions` must be left out with `--dry-run`",
+    "sweep --tasks builtin --dims 8,x": "`--dims` must be numbers separated by commas, but got '8,x'",
+    "export --layer 1 --for onnx --precision int8": "`--precision` must be left out with --for onnx",
     "metrics --texts lines.txt --skip-bad": "`--skip-bad` must be left out for texts",
     "metrics --images . --text-column text": "`--text-column` must be left out for images: it applies to texts",
     "metrics --audio . --wikitext": "`--wikitext` must be left out for audio: it applies to texts",
@@ -89,6 +92,8 @@ def test_revision_is_refused_in_python() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        ("cache . --keep-gb nan", "`--keep-gb` must be a finite number, 0 or more, but got nan"),
+        ("cache . --dry-run", "`--dry-run` must be left out if nothing is to be removed"),
         ("sweep . --tasks ,", "`tasks` must be names or paths, but one of them is empty"),
         ("sweep builtin --tasks lines.txt", "'builtin' is neither. Did you mean 'built-in'?"),
         ("sweep . --tasks ./rows.csv", "(--text-column sentence --label-column category)"),
@@ -112,7 +117,7 @@ def test_invalid_value_is_refused_before_the_model_is_loaded(
     Path("swept/sweep.json").write_text('{"title": ')
     Path("swept/frame.parquet").write_bytes(b"PAR1")
     command = arguments.split()
-    out = [] if command[0] in ("report",) else ["--out", "out"]
+    out = [] if command[0] in ("cache", "report") else ["--out", "out"]
     with pytest.raises(MidlayerError) as error:
         run(*command, *out)
     assert message in str(error.value)
@@ -127,6 +132,7 @@ def test_invalid_value_is_refused_before_the_model_is_loaded(
         ("progression a --texts lines.txt --limit -1", "--limit"),
         ("select no/model --texts lines.txt --max-texts 0", "--max-texts"),
         ("select no/model --texts lines.txt --seed -1", "--seed"),
+        ("cache . --unused-days -1", "--unused-days"),
         ("sweep no/model --tasks builtin --scoring all", "--scoring"),
         ("sweep no/model --tasks builtin --layers first", "--layers"),
         ("embed no/model --texts lines.txt --out v.npy --layers 6-0", "--layers"),

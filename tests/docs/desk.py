@@ -41,6 +41,9 @@ FILES = {
     ("--tasks", "CIFAR10ZeroShot"): "./mine",
     ("--tasks", "Flickr30kT2IRetrieval"): "./mine",
     ("--tasks", "./my_data"): "./mine",
+    ("--dims", "64"): "4",  # the tiny models have 16
+    ("--dims", "128"): "8",
+    ("--truncate-dim", "64"): "4",
 }
 """What stands behind an option in a page, and in the test. Names of files, as ``texts.txt``, are those of the desk."""
 

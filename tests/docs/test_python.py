@@ -71,6 +71,10 @@ result = SimpleNamespace(frame=measure(LayerEncoder(model, -1, norm="none"), tex
     ("docs/selection.md", "selection.parts"): f"""
 result = SimpleNamespace(frame=polars.read_csv({str(ROOT / "benchmarks/recipes/results/smollm2.csv")!r}))
 """,
+    (
+        "docs/dims.md",
+        'precision="int8")',
+    ): "LayerEncoder(model, 6, truncate_dim=4).save_pretrained('small'); texts = texts * 5",
     ("docs/store.md", "EmbeddingStore("): "embeddings = numpy.zeros((31, len(texts), 576))",
     ("docs/vectors.md", "safe_open("): "embed(encoder, texts, 'vectors.safetensors')",
 }
@@ -128,6 +132,7 @@ def here(text: str, models: Path) -> str:
             return match[0]
         return repr(name if name.startswith("./") else str(models / name))
 
+    text = text.replace("dims=[64, 128, 256]", "dims=[4, 8]")  # of the 16 of a tiny model
     return re.sub(r'"([^"\n]+)"', stand_in, text)
 
 

@@ -142,7 +142,7 @@ def test_a_sweep_drops_a_planted_layer_without_information(
         ({"budget": -1}, "`budget` must be"),
         ({"budget": math.nan}, "`budget` must be"),
         ({"budget": 1, "limit": 50}, "`limit` must be left out with `budget`"),
-        ({"budget": 1, "recipes": ["plain"]}, "`recipes` must be left out with `budget`"),
+        ({"budget": 1, "recipes": ["plain"]}, "`recipes`, `dims` and `precisions` must be left out"),
         ({"budget": 1, "devices": 2}, "several `devices` must be left out with `budget`"),
     ],
 )

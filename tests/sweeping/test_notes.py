@@ -19,9 +19,8 @@ from midlayer_encoders import LayerEncoder
 from midlayer_encoders.sweeping import RecipesResult, SweepResult
 from midlayer_encoders.sweeping.best_layer import Notes, read_notes
 from midlayer_encoders.sweeping.mteb_jobs import Score
-from midlayer_encoders.sweeping.notes import TOGETHER, ScoringResult, _how, _remarks
-from midlayer_encoders.tasks import resolve_tasks, tfidf_scores
-from midlayer_encoders.tasks.sources import TextsSource
+from midlayer_encoders.sweeping.notes import TOGETHER, ScoringResult, _how, score_remarks
+from midlayer_encoders.tasks import TextsSource, resolve_tasks, tfidf_scores
 from tests.others_warnings import MTEB
 from tests.report.made_frames import rows_frame
 from tests.sweeping.scoring import QUICK, layer_scores_of, sweep, write_reranking_task, write_sts_task
@@ -154,7 +153,7 @@ def test_remarks_state_what_mteb_and_baselines_could_not_score() -> None:
     sources = [TextsSource(Path("lines.txt"), "lines-0123abcd", ""), TextsSource(Path("n.txt"), "NearnessSTS", "")]
     baselines = {"TF-IDF": {"A": 0.5, "B-0123abcd": float("nan")}, "BM25": {"A": 0.5}}
     together = "but all layers together gave 25.0: sweep with scoring='mteb' for scores by mteb only."
-    assert _remarks(sources, ScoringResult(scores, confirmed, {}, {}), baselines) == [
+    assert score_remarks(sources, ScoringResult(scores, confirmed, {}, {}), baselines) == [
         "Grades of NearnessSTS: 0: objects of two libraries; 1: two subjects of one library; 2: two files of one "
         "subject; 3: two objects of one file; 4: one object.",
         "lines, NearnessSTS: texts without labels, which are used for metrics and not scored.",
@@ -215,6 +214,7 @@ NOTES = Notes(
     tokens={"A": 14.25},
     rows={"A": {"test": [10, 40, 1]}},
     rounds=[{"limit": 64, "seconds": 1.5, "layers": 5, "end": "all rows were scored", "minutes": 0.5, "budget": 3.0}],
+    compression={"recipe": "plain", "dims": 8, "precision": "int8"},
 )
 
 
