@@ -141,9 +141,10 @@ def scoring_rates(tasks: Path, width: int) -> dict[str, dict[str, Any]]:
     from threadpoolctl import threadpool_limits
 
     from benchmarks.zoo.run import recorded_tasks
+    from midlayer_encoders._isolation import isolated_random
     from midlayer_encoders.scoring import resampled_scores
     from midlayer_encoders.sweeping.mteb_jobs import StoredLayer, quiet_mteb
-    from midlayer_encoders.tasks import isolated_random, task_sources
+    from midlayer_encoders.tasks.sources import task_sources
 
     found: dict[str, dict[str, Any]] = {}
     folders = sorted(path for path in tasks.iterdir() if path.is_dir())
@@ -234,7 +235,7 @@ def paper_tasks() -> list[Task]:
     import mteb
 
     from midlayer_encoders.scoring.recording import scores_together
-    from midlayer_encoders.tasks import task_sources
+    from midlayer_encoders.tasks.sources import task_sources
 
     folder = Path(mteb.__file__).parent / "descriptive_stats"
     files = {path.stem: path for path in folder.rglob("*.json")}

@@ -22,10 +22,11 @@ from sklearn.cluster import MiniBatchKMeans
 from sklearn.metrics import v_measure_score
 
 from benchmarks.scoring_made import made
+from midlayer_encoders._isolation import isolated_random
 from midlayer_encoders.scoring import k_means
 from midlayer_encoders.scoring.clustering import Clusterings, v_measure
 from midlayer_encoders.scoring.recording import record
-from midlayer_encoders.tasks import isolated_random, task_sources
+from midlayer_encoders.tasks.sources import task_sources
 
 
 def by_sklearn(vectors: torch.Tensor, question: Clusterings) -> torch.Tensor:

@@ -20,8 +20,9 @@ import joblib
 import numpy as np
 import torch
 
+from midlayer_encoders._isolation import isolated_random
 from midlayer_encoders.scoring import resampled_scores
-from midlayer_encoders.tasks import isolated_random, task_sources
+from midlayer_encoders.tasks.sources import task_sources
 
 WORDS = 1 << 15
 

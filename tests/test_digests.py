@@ -30,9 +30,10 @@ from midlayer_encoders.sweeping import task_scoring
 from midlayer_encoders.sweeping.embedder import Embedder, item_key, map_identity, open_store, store_key
 from midlayer_encoders.sweeping.layer_sweep import _folder_name
 from midlayer_encoders.sweeping.units import Unit
-from midlayer_encoders.tasks import resolve_tasks, task_sources
+from midlayer_encoders.tasks import resolve_tasks
 from midlayer_encoders.tasks.docstrings import Entry, _order
 from midlayer_encoders.tasks.samples import _rank
+from midlayer_encoders.tasks.sources import task_sources
 from midlayer_encoders.tasks.task_data import TaskData
 from midlayer_encoders.tuning.runs import Run
 from midlayer_encoders.tuning.settings import TuneSettings

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from midlayer_encoders.tasks import isolated_random
+from midlayer_encoders._isolation import isolated_random
 
 
 def draw_all() -> tuple[float, float, float]:

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from benchmarks.pretraining.models import evaluating
 from benchmarks.pretraining.vocabulary import PAD
+from midlayer_encoders._isolation import isolated_random
 from midlayer_encoders.recipes import PLAIN, RECIPES, Recipe
-from midlayer_encoders.tasks import isolated_random, task_sources
+from midlayer_encoders.tasks.sources import task_sources
 
 TOKEN_BUDGET = 16_384
 ASKED = (PLAIN, "one-word")

@@ -19,7 +19,8 @@ from midlayer_encoders.recipes import recipe_of
 from midlayer_encoders.scoring import resampled_scores
 from midlayer_encoders.selection.rules import DEPTH
 from midlayer_encoders.sweeping.embedder import Vectors
-from midlayer_encoders.tasks import task_label, task_sources
+from midlayer_encoders.tasks import task_label
+from midlayer_encoders.tasks.sources import task_sources
 
 
 def mean_of(store: Vectors, sets: Sequence[Sequence[int]], number: int, keys: Sequence[str]) -> np.ndarray:

@@ -24,6 +24,7 @@ from scipy.stats import rankdata
 from sklearn.metrics import average_precision_score
 
 from midlayer_encoders import LayerEncoder, sweep
+from midlayer_encoders._isolation import isolated_random
 from midlayer_encoders._types import Stage
 from midlayer_encoders.reading.batches import count_tokens
 from midlayer_encoders.recipes import PLAIN, Recipe, recipe_of
@@ -37,7 +38,9 @@ from midlayer_encoders.sweeping import RecipesResult
 from midlayer_encoders.sweeping.embedder import Embedder, Vectors, mapped_store, open_store
 from midlayer_encoders.sweeping.layer_sweep import single_line_texts
 from midlayer_encoders.sweeping.mteb_jobs import Prompts, StoredLayer
-from midlayer_encoders.tasks import TaskSource, isolated_random, task_label, task_sources, task_texts
+from midlayer_encoders.tasks import task_label
+from midlayer_encoders.tasks.baselines import task_texts
+from midlayer_encoders.tasks.sources import TaskSource, task_sources
 
 RECIPES = (
     "plain", "plain+last", "plain+skip-first", "plain+center",
@@ -75,10 +78,10 @@ def resampler(question: Any, vectors: torch.Tensor) -> Resampled:
         right = [(question.predictions(one, [data])[0, 0].cpu() == data.test_labels).double() for data in question.data]
         return _mean_of(torch.stack(right).mean(dim=0))
     if isinstance(question, Ranking):
-        each = [float(_one_query(question, place).scores(one)[0]) for place in range(len(question.queries))]
+        each = [float(_one_query(question, place).resampled(one)[0][0]) for place in range(len(question.queries))]
         return _mean_of(torch.tensor(each, dtype=torch.float64))
     if isinstance(question, Clusterings):
-        return _mean_of(question.draw_scores(one)[0].cpu())  # over draws: a cluster is no property of one example
+        return _mean_of(question._resampled(one)[0][0].cpu())  # over draws: a cluster is no property of one example
     raise TypeError(type(question))
 
 

@@ -23,9 +23,11 @@ import torch
 from tokenizers import Tokenizer
 
 from midlayer_encoders import LayerEncoder
+from midlayer_encoders._isolation import isolated_random
 from midlayer_encoders.recipes import RECIPES, Recipe
 from midlayer_encoders.scoring.recording import Recorded, record
-from midlayer_encoders.tasks import isolated_random, task_label, task_sources
+from midlayer_encoders.tasks import task_label
+from midlayer_encoders.tasks.sources import task_sources
 
 DEPTH = 0.95
 NAMES = ("one-word", "echo")
@@ -154,7 +156,7 @@ def measured(model: Path, tasks: dict[str, Recorded], device: str | None) -> Ite
             previous = tokens
             for task, recorded in tasks.items():
                 places = torch.tensor([position[text] for text in recorded.keys], device=vectors.device)
-                score = 100 * float(recorded.scorer.scores(vectors[places][None])[0])
+                score = 100 * float(recorded.scorer.resampled(vectors[places][None])[0][0])
                 yield {
                     "model": model.name, "layer": encoder.layer, "recipe": name, "ids": way, "same_as_whole": same,
                     "task": task, "score": score,

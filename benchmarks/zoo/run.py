@@ -24,10 +24,12 @@ import polars as pl
 from benchmarks.recipes.run import SAMPLES, Samples, resampler
 from benchmarks.zoo.weights import open_model
 from midlayer_encoders import LayerEncoder, sweep
+from midlayer_encoders._isolation import isolated_random
 from midlayer_encoders.models.anatomy import resolve_layer
 from midlayer_encoders.recipes import PLAIN, recipe_of, takes_recipe
 from midlayer_encoders.scoring.recording import Recorded, record
-from midlayer_encoders.tasks import isolated_random, task_label, task_sources
+from midlayer_encoders.tasks import task_label
+from midlayer_encoders.tasks.sources import task_sources
 
 RECIPES = ("plain", "one-word", "echo", "echo+weightedmean", "word-echo")
 DEPTHS = (0.85, 0.9, 0.95)

@@ -77,11 +77,9 @@ def with_flags(
         if item.name != "options"
     ]
     parameters += [_option_parameter(option, defaults or {}) for option in encoder_options]
-    json_help = "Print the result as one JSON object"
     if quiet:
         parameters.append(_parameter("quiet", bool, False, "--quiet", "Show no progress.", "Output"))
-        json_help += ", and progress as JSON lines on the error output"
-    parameters.append(_parameter("as_json", bool, False, "--json", f"{json_help}.", "Output"))
+    parameters.append(_parameter("as_json", bool, False, "--json", "Print the result as one JSON object.", "Output"))
 
     @functools.wraps(function)
     def run(*, as_json: bool, quiet: bool = False, **arguments: Any) -> Any:

@@ -179,7 +179,8 @@ def read_texts(path: Path, *, column: str | None) -> list[str]:
         column: the column that holds the text, if it is not ``text``.
     """
     from midlayer_encoders.files import expand_home
-    from midlayer_encoders.tasks import SUFFIXES, own_texts
+    from midlayer_encoders.tasks.sources import own_texts
+    from midlayer_encoders.tasks.table_files import SUFFIXES
 
     path = expand_home(path)
     if not path.is_dir() and path.suffix.lower() not in SUFFIXES:

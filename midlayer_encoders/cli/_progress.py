@@ -1,12 +1,10 @@
-"""Progress of long commands: bars in a terminal, lines elsewhere, JSON lines under ``--json``, nothing if quiet.
+"""Progress of long commands: bars in a terminal, lines elsewhere, nothing if quiet.
 
-All of it goes to standard error, so that standard output holds only the result. A stage has a name, which programs read
-and which stays the same in every release, and a title for people.
+All of it goes to standard error, so that standard output holds only the result.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import threading
@@ -22,10 +20,10 @@ from rich.text import Text
 from midlayer_encoders._types import Progress
 
 Mode = Literal["bars", "lines", "json", "quiet", "silent"]
-_SECONDS_BETWEEN_LINES: dict[str, float] = {"lines": 30.0, "json": 1.0}
+_SECONDS_BETWEEN_LINES = 30.0
 _UNEVEN = ("planning",)  # the first of several tasks may embed the texts of all: a rate would mislead
 
-_mode: Mode | None = None  # set by the flags of the running command; None means bars or lines
+_mode: Mode | None = None  # set by the flags of the running command; None and json mean bars or lines
 
 
 @contextmanager
@@ -95,7 +93,7 @@ class _Display:
     """Shows stages as bars, or as lines: one at intervals, and one of each stage at the end."""
 
     def __init__(self) -> None:
-        self._mode = _mode or ("bars" if sys.stderr.isatty() else "lines")
+        self._mode = _mode if _mode not in (None, "json") else "bars" if sys.stderr.isatty() else "lines"
         columns = (
             progress.TextColumn("{task.description}"),
             progress.BarColumn(),
@@ -121,7 +119,7 @@ class _Display:
         self._ended.set()
         self._timer.join()
         for task in self._tasks.values():
-            if self._has_changed(task) and (self._mode == "json" or task.fields["seconds"] >= 1):
+            if self._has_changed(task) and task.fields["seconds"] >= 1:
                 self._write(task, task.fields["seconds"])
 
     def report(self, stage: str, title: str, done: int, total: int | None) -> None:
@@ -132,18 +130,15 @@ class _Display:
         task = self._tasks[stage]
         self._bars.update(task.id, completed=done, total=total, seconds=task.elapsed or 0.0)
         if task is not self._current:
-            previous = self._current
             self._current = task
-            if self._mode == "json" and previous is not None and self._has_changed(previous):
-                self._write(previous)
-            if total is None or (self._mode == "json" and self._has_changed(task)):
+            if total is None:
                 self._write(task)
 
     def _has_changed(self, task: progress.Task) -> bool:
         return bool(task.fields["written"] != (task.completed, task.total))
 
     def _write_regularly(self) -> None:
-        while not self._ended.wait(_SECONDS_BETWEEN_LINES.get(self._mode)):
+        while not self._ended.wait(_SECONDS_BETWEEN_LINES):
             if self._current is not None:
                 self._write(self._current)
 
@@ -151,39 +146,21 @@ class _Display:
         """Write a line for a stage that took this long, by default until now."""
         task.fields["written"] = (task.completed, task.total)
         seconds = task.elapsed or 0.0 if seconds is None else seconds
-        if self._mode in _SECONDS_BETWEEN_LINES:
-            sys.stderr.write(_json_line(task, seconds) if self._mode == "json" else _line(task, seconds))
+        if self._mode == "lines":
+            sys.stderr.write(_line(task, seconds))
             sys.stderr.flush()
-
-
-def _seconds_left(task: progress.Task, seconds: float) -> float | None:
-    if not seconds or not task.completed or task.total is None or task.fields["stage"] in _UNEVEN:
-        return None
-    return (task.total - task.completed) * seconds / task.completed
-
-
-def _json_line(task: progress.Task, seconds: float) -> str:
-    left = _seconds_left(task, seconds)
-    values = {
-        "stage": task.fields["stage"],
-        "title": task.description,
-        "done": task.completed,
-        "total": task.total,
-        "seconds": round(seconds, 2),
-        "seconds_left": None if left is None else round(left, 1),
-    }
-    return json.dumps(values) + "\n"
 
 
 def _line(task: progress.Task, seconds: float) -> str:
     if task.total is None:
         return f"{task.description}: {duration(seconds)}\n" if seconds >= 1 else f"{task.description} …\n"
     parts = [f"{task.description}: {task.completed:,} of {task.total:,}"]
-    is_even = task.fields["stage"] not in _UNEVEN
     if seconds >= 1:
         parts.append(duration(seconds))
-        parts += [f"{_number(task.completed / seconds)} per second"] if task.completed and is_even else []
-        parts += [f"{duration(left)} left"] if (left := _seconds_left(task, seconds)) else []
+        if task.completed and task.fields["stage"] not in _UNEVEN:
+            rate = task.completed / seconds
+            parts.append(f"{_number(rate)} per second")
+            parts += [f"{duration((task.total - task.completed) / rate)} left"] if task.completed < task.total else []
     return ", ".join(parts) + "\n"
 
 

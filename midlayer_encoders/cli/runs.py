@@ -1,10 +1,8 @@
-"""``midlayer report``, ``board`` and ``cache``: the pages and the stored embeddings of finished sweeps."""
+"""``midlayer report`` and ``board``: the pages of finished sweeps."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import asdict
-from datetime import timedelta
 from pathlib import Path
 from typing import Annotated
 
@@ -12,8 +10,7 @@ from typer import Argument, Option
 
 from midlayer_encoders.cli import _output
 from midlayer_encoders.cli._app import command
-from midlayer_encoders.errors import OptionError, counted
-from midlayer_encoders.validation import check_number
+from midlayer_encoders.errors import OptionError
 
 _UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9}
 
@@ -66,41 +63,3 @@ def parse_amount(text: str) -> float:
     if match is None:
         raise OptionError(f"`--max-params` must be a number such as 100M, 1.5B or 22000000, but got {text!r}.")
     return float(match[1]) * _UNITS[match[2]]
-
-
-@command("Keep house", quiet=False)
-def cache(
-    root: Annotated[Path, Argument(help="Folder of embeddings: a sweep's --store, or embeddings in its --out.")],
-    remove: Annotated[list[str] | None, Option(help="Key of a store to remove; repeatable.")] = None,
-    unused_days: Annotated[int | None, Option(min=0, max=100_000, help="Remove stores unused this many days.")] = None,
-    keep_gb: Annotated[float | None, Option(help="Remove the least recently used until this many GB remain.")] = None,
-    dry_run: Annotated[bool, Option(help="Print what would be removed, and remove nothing.")] = False,
-) -> None:
-    """List stored embeddings and remove those you do not need.
-
-    Examples:
-        midlayer cache runs/reviews/embeddings
-        midlayer cache STORE --unused-days 30 --dry-run
-    """
-    from midlayer_encoders.store import list_stores, prune
-
-    unused_for = None if unused_days is None else timedelta(days=unused_days)
-    keep_bytes = None if keep_gb is None else int(check_number("--keep-gb", keep_gb) * 1e9)
-    removed = []
-    if remove or unused_for is not None or keep_bytes is not None:
-        removed = prune(root, keys=remove or None, unused_for=unused_for, keep_bytes=keep_bytes, dry_run=dry_run)
-        _output.print_text(f"{'Would remove' if dry_run else 'Removed'} {counted(len(removed), 'store')}.")
-    elif dry_run:
-        raise OptionError("`--dry-run` must be left out if nothing is to be removed.")
-    stores = list_stores(root)
-    keys = [store.key for store in removed]
-    _output.print_result(stores=[asdict(store) for store in stores], removed=keys, dry_run=dry_run)
-    if not stores:
-        _output.print_text(f"There is no store of embeddings in {root}.", wrap=False)
-        return
-    columns = ["key", "model", "texts", "layers", "MB", "last used"]
-    rows = []
-    for store in stores:
-        cells = (store.key, str(store.description.get("model", "")), str(store.texts), str(len(store.layers)))
-        rows.append([*cells, f"{store.bytes / 1e6:.1f}", f"{store.last_used:%Y-%m-%d %H:%M}"])
-    _output.print_table(columns, rows, left=columns)

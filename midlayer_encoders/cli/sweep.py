@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, replace
@@ -79,7 +78,7 @@ def sweep(
     """
     from midlayer_encoders.files import check_output_folder, folder_lock
     from midlayer_encoders.models.hub import check_model, name_and_revision
-    from midlayer_encoders.tasks import limited_sources, task_sources
+    from midlayer_encoders.tasks.sources import limited_sources, task_sources
 
     model, *others = models
     is_alone = not others and submit is None
@@ -97,21 +96,16 @@ def sweep(
     if budget is not None and (dry_run or not is_alone):
         raise OptionError("`--budget` takes one model, and no `--dry-run` or `--submit`.")
     parameters = _arguments.parse_submit_options(submit, submit_option)
-    is_first = devices * num_nodes <= 1 or _progress.is_first_process()
-    if not is_first:
-        _progress.silence()
+    is_first = dry_run or not is_alone or _arguments.writes_results(devices, num_nodes)
     task_names = tasks.split(",")
     columns = {"text_column": text_column, "label_column": label_column}
     if not dry_run and is_alone:  # a dry run reports what it can without the model or a task
         check_model(model, options.revision, gguf_file=options.gguf_file)  # before mteb and torch are imported
-        if any(name.startswith(("SLURM_", "TORCHELASTIC_")) for name in os.environ):
-            from midlayer_encoders.processes import check_launcher  # imports torch
-
-            check_launcher(devices, num_nodes)
         with _progress.show_waiting("tasks", "Reading the tasks"):
             sources = limited_sources(task_sources(task_names, **columns), limit)
         if out is not None and devices * num_nodes <= 1:  # several processes check it together
             check_output_folder(out)
+    from midlayer_encoders.measuring import num_passes
     from midlayer_encoders.sweeping import SweepSettings
     from midlayer_encoders.sweeping.compression import make_compressions
     from midlayer_encoders.sweeping.halving import check_minutes
@@ -148,24 +142,13 @@ def sweep(
     if is_first and out is not None and out.is_dir():
         with folder_lock(out):  # refuses a folder that another sweep is writing
             pass
-    if is_first:
-        _print_cost(metric_names)
+    if metric_names:
+        num_passes(metric_names)  # refuses an unknown name before the model is loaded
     encoder = _arguments.load_model(model, options)
     if encoder.tower_layers and metrics == _DEFAULT_METRICS:
         arguments["metrics"] = []
         _output.print_text("No metrics: the model has two towers, and metrics read one (--tower image, --tower text).")
     run_sweep(encoder, task_names, is_first=is_first, out=out, store=store, **arguments)
-
-
-def _print_cost(metrics: str | list[str]) -> None:
-    """Print the cost of metrics that compare views."""
-    from midlayer_encoders.measuring import num_passes
-    from midlayer_encoders.sweeping import SweepSettings
-
-    passes = num_passes(metrics, views=SweepSettings.views) if metrics else 0
-    texts = SweepSettings.metric_texts
-    if passes > 1:
-        _output.print_text(f"The metrics read {texts} texts {passes} times, once and as {passes - 1} views.")
 
 
 def run_sweep(encoder: LayerEncoder, tasks: list[str], *, is_first: bool = True, **arguments: Any) -> None:

@@ -15,13 +15,14 @@ from huggingface_hub import EvalResult, HfApi, ModelCard, get_token
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled, RepositoryNotFoundError
 from huggingface_hub.utils import validate_repo_id
 
+from midlayer_encoders._isolation import isolated_random
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.encoder.spec import CardData
 from midlayer_encoders.encoder.verification import temporarily
 from midlayer_encoders.errors import MidlayerError, OptionError, error_summary
 from midlayer_encoders.export._comparison import Exported
 from midlayer_encoders.frame.schema import check_frame
-from midlayer_encoders.tasks import isolated_random, task_label
+from midlayer_encoders.tasks import task_label
 from midlayer_encoders.validation import check_flag, check_text
 
 logger = logging.getLogger(__name__)

@@ -332,12 +332,11 @@ class Classifiers:
     tolerance: float = 1e-4
     measure: Callable[[Any, Any], float] | None = None
 
-    def scores(self, vectors: Tensor) -> Tensor:
-        """Return the mean score of the classifiers at each layer, shape ``(L,)``."""
-        return self.resampled(vectors)[0]
-
     def resampled(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the same, and scores on resampled test rows ``(L, S)``; these are defined for accuracy only."""
+        """Return the mean score of the classifiers ``(L,)``, and scores on resampled test rows ``(L, S)``.
+
+        The second has columns for accuracy only.
+        """
         total = vectors.new_zeros(len(vectors), dtype=torch.float64)
         groups: dict[Any, list[ClassifierData]] = {}  # of classifiers that can be trained at once
         shares: dict[Any, Tensor] = {}  # of the score that each test row contributes, by test set

@@ -62,20 +62,12 @@ class Clusterings:
     batch_size: int
     seed: int
 
-    def scores(self, vectors: Tensor) -> Tensor:
-        """Return the V-measure at each layer, averaged over all draws, shape ``(L,)``."""
-        return self.resampled(vectors)[0]
-
     def resampled(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the same, and scores on resampled texts ``(L, S)``."""
+        """Return the V-measure averaged over all draws ``(L,)``, and scores on resampled texts ``(L, S)``."""
         # All problems at once run until the last one stops, which only a GPU benefits from.
         size = _LAYERS_ON_CPU if vectors.device.type == "cpu" else len(vectors)
         parts = [self._resampled(part) for part in torch.split(vectors, size)]
         return torch.cat([scores.mean(dim=1) for scores, _ in parts]), torch.cat([values for _, values in parts])
-
-    def draw_scores(self, vectors: Tensor) -> Tensor:
-        """Return the V-measure of each draw at each layer, shape ``(L, R)``."""
-        return self._resampled(vectors)[0]
 
     def _resampled(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
         scores, resampled = [], []

@@ -104,16 +104,15 @@ class StsPairs(_Pairs):
     Example:
         >>> vectors = torch.tensor([[[1.0, 0.0], [1.0, 0.1], [0.0, 1.0]]])
         >>> first, second, gold = torch.tensor([0, 0, 1]), torch.tensor([1, 2, 2]), torch.tensor([5.0, 1.0, 0.0])
-        >>> StsPairs(first, second, gold, "cosine_spearman").scores(vectors)
+        >>> StsPairs(first, second, gold, "cosine_spearman").resampled(vectors)[0]
         tensor([0.5000], dtype=torch.float64)
     """
 
-    def scores(self, vectors: Tensor) -> Tensor:
-        """Return the correlation with the gold similarities at each layer, shape ``(L,)``; NaN if one is constant."""
-        return self.resampled(vectors)[0]
-
     def resampled(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the same, and scores on resampled pairs ``(L, S)``; ranks are those among all pairs."""
+        """Return the correlation with the gold similarities ``(L,)``, and scores on resampled pairs ``(L, S)``.
+
+        NaN if one of them is constant. Ranks are those among all pairs.
+        """
         measure, _, kind = self.score.rpartition("_")
         correlate: Callable[..., Any] = stats.spearmanr if kind == "spearman" else stats.pearsonr
         scores, similarities = self._scores(
@@ -135,16 +134,15 @@ class LabeledPairs(_Pairs):
     Example:
         >>> vectors = torch.tensor([[[1.0, 0.0], [1.0, 0.1], [0.0, 1.0]]])
         >>> pairs = LabeledPairs(torch.tensor([0, 0]), torch.tensor([1, 2]), torch.tensor([1, 0]), "max_ap")
-        >>> pairs.scores(vectors)
+        >>> pairs.resampled(vectors)[0]
         tensor([1.], dtype=torch.float64)
     """
 
-    def scores(self, vectors: Tensor) -> Tensor:
-        """Return the average precision at each layer, shape ``(L,)``."""
-        return self.resampled(vectors)[0]
-
     def resampled(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the same, and scores on resampled pairs ``(L, S)``, by the measure that is best on all pairs."""
+        """Return the average precision ``(L,)``, and scores on resampled pairs ``(L, S)``.
+
+        The measure is the one that is best on all pairs.
+        """
         measures = ("similarity", *MEASURES) if self.score == "max_ap" else (self.score.removesuffix("_ap"),)
         scored = [self._scores(vectors, measure, _average_precision) for measure in measures]
         scores, best = torch.stack([scores for scores, _ in scored]).max(dim=0)

@@ -96,12 +96,8 @@ class Ranking:
     depth: int
     similarity: str
 
-    def scores(self, vectors: Tensor) -> Tensor:
-        """Return the mean over queries for each layer, rounded like mteb's, shape ``(L,)``."""
-        return self.resampled(vectors)[0]
-
     def resampled(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the same, and means over resampled queries ``(L, S)``."""
+        """Return the mean over queries, rounded like mteb's ``(L,)``, and means over resampled queries ``(L, S)``."""
         if self.candidates is not None:
             return self._means(self._reranked(vectors))
         return self._means(self._searched(lambda rows: vectors[:, rows.to(vectors.device)], len(self.documents)))

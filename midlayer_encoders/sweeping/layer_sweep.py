@@ -65,8 +65,8 @@ from midlayer_encoders.sweeping.mteb_jobs import Job, Prompts, Score, StoredLaye
 from midlayer_encoders.sweeping.notes import ScoringResult, score_remarks, sweep_notes
 from midlayer_encoders.sweeping.sweep_result import RecipesResult, SweepResult
 from midlayer_encoders.sweeping.task_scoring import TaskScorer
-from midlayer_encoders.tasks import TaskSource, TextsSource, limited_sources, source_texts, task_sources
-from midlayer_encoders.tasks.sources import Tasks
+from midlayer_encoders.tasks.baselines import source_texts
+from midlayer_encoders.tasks.sources import Tasks, TaskSource, TextsSource, limited_sources, task_sources
 from midlayer_encoders.validation import (
     check_choice,
     check_count,

@@ -32,7 +32,7 @@ from mteb.results import TaskResult
 from mteb.types import PromptType
 from sentence_transformers.util import SimilarityFunction
 
-from midlayer_encoders._isolation import quiet_loggers
+from midlayer_encoders._isolation import isolated_random, quiet_loggers
 from midlayer_encoders._types import content_digest
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import MidlayerError, OptionError, error_summary
@@ -43,9 +43,10 @@ from midlayer_encoders.scoring import all_alike
 from midlayer_encoders.store import TextNotStoredError
 from midlayer_encoders.sweeping.compression import Compression
 from midlayer_encoders.sweeping.embedder import Embedder, Vectors, item_key
-from midlayer_encoders.tasks import TaskSource, isolated_random, task_sources, whole_name, whole_source
 from midlayer_encoders.tasks.mteb_internals import prompt_name
-from midlayer_encoders.tasks.sources import MtebSource
+from midlayer_encoders.tasks.sampled_source import whole_source
+from midlayer_encoders.tasks.samples import whole_name
+from midlayer_encoders.tasks.sources import MtebSource, TaskSource, task_sources
 
 _CHECKSUM = ".checksum"  # suffix of the file with the checksum of mteb's result
 _IDLE_SECONDS = 300  # after which an unused worker ends

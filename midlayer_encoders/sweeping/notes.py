@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from midlayer_encoders._isolation import isolated_random
 from midlayer_encoders._types import EncoderSpec, Norm
 from midlayer_encoders.encoder.first_module import MemoryModule
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
@@ -25,8 +26,10 @@ from midlayer_encoders.sweeping.best_layer import Notes, without_nan
 from midlayer_encoders.sweeping.compression import Compression
 from midlayer_encoders.sweeping.embedder import num_dims
 from midlayer_encoders.sweeping.mteb_jobs import Score, quiet_mteb, with_data
-from midlayer_encoders.tasks import STS_GRADES, SampledSource, TaskSource, TextsSource, isolated_random, task_label
+from midlayer_encoders.tasks import STS_GRADES, task_label
+from midlayer_encoders.tasks.sampled_source import SampledSource
 from midlayer_encoders.tasks.sampled_tasks import sampled_rows
+from midlayer_encoders.tasks.sources import TaskSource, TextsSource
 
 TOGETHER = "all layers together"
 _PACKAGES = ("midlayer-encoders", "torch", "transformers", "sentence-transformers", "mteb", "scikit-learn")

@@ -12,6 +12,7 @@ from typing import Any, Unpack, cast
 
 import numpy as np
 
+from midlayer_encoders._isolation import isolated_random
 from midlayer_encoders._types import Layer, Progress, ReadSite, Stage
 from midlayer_encoders.encoder.options import EncoderKeywords
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder, complete_encoder
@@ -24,9 +25,9 @@ from midlayer_encoders.sweeping.embedder import item_key, max_batch_texts, num_d
 from midlayer_encoders.sweeping.layer_sweep import SweepSettings
 from midlayer_encoders.sweeping.mteb_jobs import Prompts, quiet_mteb, with_data
 from midlayer_encoders.sweeping.notes import TOGETHER
-from midlayer_encoders.tasks import TaskSource, TextsSource, isolated_random, limited_sources, task_label, task_sources
+from midlayer_encoders.tasks import task_label
 from midlayer_encoders.tasks.baselines import task_texts
-from midlayer_encoders.tasks.sources import Tasks, task_items
+from midlayer_encoders.tasks.sources import Tasks, TaskSource, TextsSource, limited_sources, task_items, task_sources
 
 _MAX_PLANNED = 20_000  # texts whose batches are planned
 _TIMED_BATCHES = 5

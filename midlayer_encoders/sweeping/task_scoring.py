@@ -18,6 +18,7 @@ from typing import Any
 from mteb.abstasks import AbsTask
 from mteb.results import TaskResult
 
+from midlayer_encoders._isolation import isolated_random
 from midlayer_encoders._types import Stage
 from midlayer_encoders.errors import error_summary
 from midlayer_encoders.files import read_artifact, read_sealed, sealed, write_file
@@ -30,7 +31,7 @@ from midlayer_encoders.sweeping.compression import CompressedRows, Compression
 from midlayer_encoders.sweeping.embedder import Embedder
 from midlayer_encoders.sweeping.mteb_jobs import Job, Score, Workers, quiet_mteb, run_job, wait_for_score, with_data
 from midlayer_encoders.sweeping.notes import TOGETHER, ScoringResult
-from midlayer_encoders.tasks import isolated_random, task_texts
+from midlayer_encoders.tasks.baselines import task_texts
 
 MAX_CONFIRMED = 3  # layers per task: the best, the second best and the last
 _FORMAT = 2  # of the score files; another number invalidates them

@@ -27,8 +27,7 @@ from midlayer_encoders.sweeping.layer_sweep import (
     sweep,
 )
 from midlayer_encoders.sweeping.sweep_result import SweepResult
-from midlayer_encoders.tasks import TaskSource, TextsSource, limited_sources, task_sources
-from midlayer_encoders.tasks.sources import Tasks
+from midlayer_encoders.tasks.sources import Tasks, TaskSource, TextsSource, limited_sources, task_sources
 
 _PACKAGES = ("midlayer-encoders", "torch", "transformers", "sentence-transformers", "mteb")
 _FOLDER = "units"  # in the folder of a sweep

@@ -151,7 +151,8 @@ def sampled_task(task: AbsTask, name: str, limit: int, rows: _Rows) -> AbsTask:
         task: a new task, which changes; data that is already loaded does not.
         name: new name.
         limit: rows of each split.
-        rows: filled by split, when the data is loaded, as in :class:`~midlayer_encoders.tasks.SampledSource`.
+        rows: filled by split, when the data is loaded, as in
+            :class:`~midlayer_encoders.tasks.sampled_source.SampledSource`.
     """
     task.__class__ = _sampled_class(type(task))
     task.metadata = task.metadata.model_copy(update={"name": name})

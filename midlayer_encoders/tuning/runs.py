@@ -25,7 +25,7 @@ from midlayer_encoders.report.results import Result, versions, write_frame
 from midlayer_encoders.report.training_page import plot_tuning, tuning_html, tuning_words
 from midlayer_encoders.sweeping import SweepSettings, sweep
 from midlayer_encoders.sweeping.sweep_result import task_labels
-from midlayer_encoders.tasks import task_sources
+from midlayer_encoders.tasks.sources import task_sources
 from midlayer_encoders.tuning.settings import TrainingSettings
 from midlayer_encoders.tuning.training import METRICS, TrainingRecord, read_record, train, write_record
 from midlayer_encoders.tuning.training_rows import TrainingRows

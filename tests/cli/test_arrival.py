@@ -52,7 +52,6 @@ CALLS: dict[str, tuple[str, list[str]]] = {
     "export": ("export:export_for", ["MODEL", "--layer", "2", "--out", "OUT"]),
     "reproduce": ("paper.reproduce:reproduce", ["fig2", "--model", "MODEL"]),
     "board": ("boards:board", ["OUT"]),
-    "cache": ("store:prune", ["OUT", "--remove", "k"]),
 }
 VALUES: dict[str, str] = {
     "layers": "0,1", "layer": "1", "metrics": "anisotropy", "metric_names": "anisotropy", "recipes": "plain,echo",

@@ -111,10 +111,6 @@ def test_sweep_report_and_cache(tiny_folder: Folder, tmp_path: Path) -> None:
     (out / "report.html").unlink()
     assert CliRunner().invoke(app, ["report", str(out)]).exit_code == 0
     assert (out / "report.html").read_text() == page
-    listing = CliRunner().invoke(app, ["cache", str(out / "embeddings")])
-    assert "Llama" in listing.output
-    CliRunner().invoke(app, ["cache", str(out / "embeddings"), "--keep-gb", "0"])
-    assert "Llama" not in CliRunner().invoke(app, ["cache", str(out / "embeddings")]).output
 
 
 def test_failed_task_sets_the_exit_code(tiny_folder: Folder, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from midlayer_encoders import __version__
 from midlayer_encoders.cli import app, command_names, main
 
-PANELS = ["Try it", "Find the layer", "Use it", "Look inside", "Keep house"]
+PANELS = ["Try it", "Find the layer", "Use it", "Look inside"]
 EPILOGS = dict(zip(command_names(), (command.epilog or "" for command in app.registered_commands), strict=True))
 
 
@@ -89,8 +89,8 @@ def test_verbose_version_lists_what_an_issue_report_needs(monkeypatch: pytest.Mo
 def test_invalid_arguments_print_the_help_command(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = ["midlayer", "cache", "nowhere", "--dry-run"]
-    for extra_flags, hint in (([], "Try: midlayer cache --help"), (["--json"], "midlayer cache --help")):
+    command = ["midlayer", "board", "nowhere"]
+    for extra_flags, hint in (([], "Try: midlayer board --help"), (["--json"], "midlayer board --help")):
         monkeypatch.setattr(sys, "argv", [*command, *extra_flags])
         with pytest.raises(SystemExit) as exit_info:
             main()

@@ -41,7 +41,7 @@ def texts(tmp_path: Path) -> Path:
     return path
 
 
-def test_json_of_sweep_report_and_cache(tiny_folder: Folder, tmp_path: Path) -> None:
+def test_json_of_sweep_and_report(tiny_folder: Folder, tmp_path: Path) -> None:
     model, task, out = tiny_folder("Llama"), tmp_path / "near.jsonl", tmp_path / "out"
     task.write_text("\n".join(map(json.dumps, ROWS["STS"])))
     arguments = ("sweep", model, "--tasks", task, "--out", out, "--metrics", "none", "--workers", 1, "--device", "cpu")
@@ -52,12 +52,6 @@ def test_json_of_sweep_report_and_cache(tiny_folder: Folder, tmp_path: Path) -> 
     assert Path(sweep_json["report"]).is_file()
     assert f"--layer {result.best()} " in sweep_json["export"]["shell"]
     assert run_json("report", out) == {"folder": str(out), "report": sweep_json["report"]}
-    (store,) = run_json("cache", out / "embeddings")["stores"]
-    assert (store["layers"], store["texts"]) == (
-        [0, 1, 2, 3, 4],
-        len({row[f"sentence{n}"] for row in ROWS["STS"] for n in (1, 2)}),
-    )
-    assert run_json("cache", out / "embeddings", "--keep-gb", 0)["removed"] == [store["key"]]
 
 
 def test_json_of_select_export_and_embed(tiny_folder: Folder, texts: Path, tmp_path: Path) -> None:

@@ -92,8 +92,6 @@ def test_revision_is_refused_in_python() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("cache . --keep-gb nan", "`--keep-gb` must be a finite number, 0 or more, but got nan"),
-        ("cache . --dry-run", "`--dry-run` must be left out if nothing is to be removed"),
         ("sweep . --tasks ,", "`tasks` must be names or paths, but one of them is empty"),
         ("sweep builtin --tasks lines.txt", "'builtin' is neither. Did you mean 'built-in'?"),
         ("sweep . --tasks ./rows.csv", "(--text-column sentence --label-column category)"),
@@ -117,7 +115,7 @@ def test_invalid_value_is_refused_before_the_model_is_loaded(
     Path("swept/sweep.json").write_text('{"title": ')
     Path("swept/frame.parquet").write_bytes(b"PAR1")
     command = arguments.split()
-    out = [] if command[0] in ("cache", "report") else ["--out", "out"]
+    out = [] if command[0] in ("report",) else ["--out", "out"]
     with pytest.raises(MidlayerError) as error:
         run(*command, *out)
     assert message in str(error.value)
@@ -132,7 +130,6 @@ def test_invalid_value_is_refused_before_the_model_is_loaded(
         ("progression a --texts lines.txt --limit -1", "--limit"),
         ("select no/model --texts lines.txt --max-texts 0", "--max-texts"),
         ("select no/model --texts lines.txt --seed -1", "--seed"),
-        ("cache . --unused-days -1", "--unused-days"),
         ("sweep no/model --tasks builtin --scoring all", "--scoring"),
         ("sweep no/model --tasks builtin --layers first", "--layers"),
         ("embed no/model --texts lines.txt --out v.npy --layers 6-0", "--layers"),

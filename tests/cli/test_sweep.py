@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import re
 import shlex
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import polars as pl
 import pytest
 from typer.testing import CliRunner
@@ -22,7 +19,7 @@ from midlayer_encoders import sweep, sweeping
 from midlayer_encoders.cli import app
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.report.labels import interval_words
-from midlayer_encoders.store import EmbeddingStore, list_stores, text_key
+from midlayer_encoders.store import list_stores
 from midlayer_encoders.sweeping import RecipesResult, SweepResult, SweepSettings
 from midlayer_encoders.sweeping.best_layer import Notes
 from tests.cli.calls import check_every_option, run, tables
@@ -255,46 +252,9 @@ def test_report_rewrites_the_page_with_all_notes(tmp_path: Path) -> None:
     assert "midlayer export m --layer 0 --norm none --out layer-0" in page
 
 
-def test_cache_lists_and_removes_the_requested_stores(tmp_path: Path) -> None:
-    root, day = tmp_path / "stores", 24 * 3600
-    now = time.time()
-    for number, name in enumerate(("old", "mid", "new")):
-        layers, keys = list(range(2 * number + 1)), [text_key(f"text {index}") for index in range(number + 1)]
-        store = EmbeddingStore(root, key=f"k{number}", layers=layers, dim=4, description={"model": name})
-        store.write(keys, np.ones((len(layers), len(keys), 4)))
-        for path in store.folder.iterdir():
-            os.utime(path, (now, now - (20 - 9 * number) * day))
-    infos = {str(info.description["model"]): info for info in list_stores(root)}
-
-    def list_rows() -> list[list[str]]:
-        ((_, *rows),) = tables(run("cache", str(root)))
-        return rows
-
-    assert list_rows() == [
-        [info.key, name, str(texts), str(layers), f"{info.bytes / 1e6:.1f}", f"{info.last_used:%Y-%m-%d %H:%M}"]
-        for name, texts, layers in (("new", 3, 5), ("mid", 2, 3), ("old", 1, 1))
-        for info in [infos[name]]
-    ]
-    assert "Would remove 1 store." in run("cache", str(root), "--unused-days", "15", "--dry-run")
-    assert "Would remove 2 stores." in run("cache", str(root), "--unused-days", "10", "--dry-run")
-    room = infos["new"].bytes + infos["mid"].bytes
-    for limit in (room + 9, room + infos["old"].bytes - 9):  # the oldest does not fit into either
-        assert "Would remove 1 store." in run("cache", str(root), "--keep-gb", str(limit / 1e9), "--dry-run")
-    flags = ["--remove", infos["new"].key, "--remove", infos["old"].key]
-    assert "Would remove 2 stores." in run("cache", str(root), *flags, "--dry-run")
-    assert len(list_rows()) == 3
-    assert "Removed 2 stores." in run("cache", str(root), *flags)
-    assert [row[1] for row in list_rows()] == ["mid"]
-
-
-@pytest.mark.parametrize(("flags", "message"), [([], None), (["--metrics", "paper"], "17 times, once and as 16 views")])
-def test_metrics_that_compare_views_print_their_cost_first(
-    flags: list[str],
-    message: str | None,
-    tiny_folder: Folder,
-    tasks: dict[str, str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("flags", [[], ["--metrics", "paper"]])
+def test_metrics_of_one_pass_are_the_default(
+    flags: list[str], tiny_folder: Folder, tasks: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: dict[str, Any] = {}
 
@@ -314,8 +274,7 @@ def test_metrics_that_compare_views_print_their_cost_first(
         "cpu",
         *flags,
     ]
-    output = " ".join(CliRunner().invoke(app, command).output.split())
-    assert (message is None and "views" not in output) or (message is not None and message in output)
+    CliRunner().invoke(app, command)
     assert calls["metrics"] == (
         "paper" if flags else ["prompt_entropy", "dataset_entropy", "effective_rank", "curvature"]
     )

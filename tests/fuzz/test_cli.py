@@ -45,7 +45,6 @@ COMMANDS: dict[str, list[str]] = {
     "compare": ["MODEL", "OTHER", "--texts", "TEXTS", "--out", "OUT", "--metrics", "curvature", "--resamples", "2"],
     "progression": ["MODEL", "--texts", "TEXTS", "--out", "OUT", "--metrics", "curvature", "--limit", "3"],
     "sweep": ["no/such-model", "--tasks", "NOTASK", "--out", "OUT", "--metrics", "none", "--device", "cpu"],
-    "cache": ["OUT"],
     "report": ["OUT"],
     "reproduce": ["fig99", "--out", "OUT"],
 }

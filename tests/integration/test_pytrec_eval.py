@@ -16,7 +16,8 @@ import pytest
 from mteb.abstasks import AbsTask
 from mteb.mocks.mock_tasks import MockRerankingTask, MockRetrievalTask
 
-from midlayer_encoders.tasks import TfidfEncoder, task_texts
+from midlayer_encoders.tasks import TfidfEncoder
+from midlayer_encoders.tasks.baselines import task_texts
 from tests.others_warnings import MTEB
 
 pytestmark = MTEB

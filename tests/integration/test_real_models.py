@@ -80,7 +80,8 @@ def test_a_sweep_scores_every_type_as_mteb_scores_each_cut_encoder(tmp_path: Pat
     import polars as pl
 
     from midlayer_encoders import sweep
-    from midlayer_encoders.tasks import isolated_random, task_sources
+    from midlayer_encoders._isolation import isolated_random
+    from midlayer_encoders.tasks.sources import task_sources
 
     model = minilm()
     result = sweep(model, "builtin", out=tmp_path, baselines=False, device="cpu")

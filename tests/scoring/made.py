@@ -24,9 +24,9 @@ from mteb.models.model_meta import ModelMeta, ScoringFunction
 from mteb.results import TaskResult
 from sentence_transformers.util import SimilarityFunction
 
+from midlayer_encoders._isolation import isolated_random
 from midlayer_encoders.scoring import resampled_scores
 from midlayer_encoders.scoring.recording import record
-from midlayer_encoders.tasks import isolated_random
 from midlayer_encoders.tasks.mteb_internals import with_listed_labels
 
 LAYERS, DIM = (0, 1, 2), 24

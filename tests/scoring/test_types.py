@@ -265,7 +265,7 @@ def test_classifiers_and_clusterings_of_too_few_examples_are_refused() -> None:
     rows, vectors = torch.tensor([0, 1]), torch.randn(1, 2, 3, generator=torch.Generator().manual_seed(0))
     one_class = ClassifierData(rows, torch.tensor([1, 1]), rows, rows)
     with pytest.raises(OptionError, match="of two or more classes, but has one"):
-        Classifiers((one_class,)).scores(vectors)
+        Classifiers((one_class,)).resampled(vectors)[0]
     draws = Draws(rows[None], rows[None], clusters=3)
     with pytest.raises(OptionError, match=r"at least as many rows as clusters \(3\), but has 2"):
-        Clusterings((draws,), batch_size=4, seed=0).scores(vectors)
+        Clusterings((draws,), batch_size=4, seed=0).resampled(vectors)[0]

@@ -10,8 +10,9 @@ import polars as pl
 
 import midlayer_encoders
 from midlayer_encoders import LayerEncoder
+from midlayer_encoders._isolation import isolated_random
 from midlayer_encoders.sweeping import SweepResult, SweepSettings
-from midlayer_encoders.tasks import isolated_random, task_sources
+from midlayer_encoders.tasks.sources import task_sources
 from tests.tasks.rows import ROWS, write
 
 

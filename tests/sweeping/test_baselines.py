@@ -13,10 +13,13 @@ import mteb
 import pytest
 
 from midlayer_encoders import LayerEncoder
+from midlayer_encoders._isolation import isolated_random
 from midlayer_encoders._types import Stage
 from midlayer_encoders.models.hub import package_folder
 from midlayer_encoders.sweeping import RecipesResult, SweepResult, baselines, task_scoring
-from midlayer_encoders.tasks import isolated_random, task_sources, task_texts, tfidf_scores
+from midlayer_encoders.tasks import tfidf_scores
+from midlayer_encoders.tasks.baselines import task_texts
+from midlayer_encoders.tasks.sources import task_sources
 from tests.cli.calls import run, tables
 from tests.others_warnings import MTEB
 from tests.sweeping.scoring import sweep, write_reranking_task, write_sts_task

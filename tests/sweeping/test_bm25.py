@@ -9,8 +9,11 @@ from typing import Any
 import mteb
 import pytest
 
+from midlayer_encoders._isolation import isolated_random
 from midlayer_encoders.sweeping import SweepResult, baselines
-from midlayer_encoders.tasks import Bm25Search, has_bm25, isolated_random, resolve_tasks, task_sources
+from midlayer_encoders.tasks import resolve_tasks
+from midlayer_encoders.tasks.baselines import Bm25Search, has_bm25
+from midlayer_encoders.tasks.sources import task_sources
 from tests.others_warnings import MTEB
 from tests.sweeping.scoring import sweep, write_reranking_task, write_sts_task
 from tests.tasks.rows import write

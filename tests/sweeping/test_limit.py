@@ -13,11 +13,13 @@ import pytest
 from polars.testing import assert_frame_equal
 
 from midlayer_encoders import LayerEncoder, board, cluster, sweep_many
+from midlayer_encoders._isolation import isolated_random
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.sweeping import SweepResult, mteb_jobs, preview
 from midlayer_encoders.sweeping.mteb_jobs import Prompts
 from midlayer_encoders.sweeping.units import Unit
-from midlayer_encoders.tasks import SampledSource, isolated_random, limited_sources, task_sources
+from midlayer_encoders.tasks.sampled_source import SampledSource
+from midlayer_encoders.tasks.sources import limited_sources, task_sources
 from tests.others_warnings import MTEB
 from tests.sweeping.scoring import QUICK, layer_scores_of, sweep
 from tests.sweeping.test_units import Jobs

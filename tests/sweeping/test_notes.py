@@ -20,7 +20,8 @@ from midlayer_encoders.sweeping import RecipesResult, SweepResult
 from midlayer_encoders.sweeping.best_layer import Notes, read_notes
 from midlayer_encoders.sweeping.mteb_jobs import Score
 from midlayer_encoders.sweeping.notes import TOGETHER, ScoringResult, _how, score_remarks
-from midlayer_encoders.tasks import TextsSource, resolve_tasks, tfidf_scores
+from midlayer_encoders.tasks import resolve_tasks, tfidf_scores
+from midlayer_encoders.tasks.sources import TextsSource
 from tests.others_warnings import MTEB
 from tests.report.made_frames import rows_frame
 from tests.sweeping.scoring import QUICK, layer_scores_of, sweep, write_reranking_task, write_sts_task

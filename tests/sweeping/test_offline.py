@@ -12,7 +12,7 @@ from huggingface_hub import constants as hub
 
 from midlayer_encoders.sweeping import preview
 from midlayer_encoders.sweeping.mteb_jobs import DataUnavailableError
-from midlayer_encoders.tasks import task_sources
+from midlayer_encoders.tasks.sources import task_sources
 from tests.cli.calls import run
 from tests.others_warnings import MTEB
 from tests.sweeping.scoring import QUICK, sweep, write_sts_task

@@ -14,7 +14,7 @@ from midlayer_encoders import LayerEncoder
 from midlayer_encoders._types import Stage
 from midlayer_encoders.errors import LayerIndexError
 from midlayer_encoders.store import list_stores
-from midlayer_encoders.sweeping import preview
+from midlayer_encoders.sweeping import SweepSettings, preview
 from midlayer_encoders.sweeping.previews import _time_embedding
 from tests.families import DEPTH
 from tests.others_warnings import MTEB
@@ -41,7 +41,9 @@ def test_preview_reports_texts_and_store_size(
     before = sorted(path for path in tmp_path.rglob("*"))
     reports: dict[str, tuple[int, int]] = {}
     settings: dict[str, Any] = {"layers": [0, 2, 4], "store_dtype": "float16"}
-    plan = preview(encoder, tasks, progress=lambda stage, *counts: reports.update({stage: counts}), **settings)
+    halved = SweepSettings(store_dtype="float16")
+    report = lambda stage, *counts: reports.update({stage: counts})  # noqa: E731
+    plan = preview(encoder, tasks, layers=[0, 2, 4], settings=halved, progress=report)
     assert sorted(path for path in tmp_path.rglob("*")) == before
     assert plan.error is None
     sweep(encoder, tasks[:3], out=tmp_path / "out", **settings, **{**QUICK, "device": "cpu"})

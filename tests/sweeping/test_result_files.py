@@ -99,7 +99,7 @@ def test_mteb_files_match_those_written_by_mteb(encoder: LayerEncoder, tmp_path:
     from mteb.cache import ResultCache
 
     from midlayer_encoders.sweeping.mteb_jobs import ResultFiles
-    from midlayer_encoders.tasks import task_sources
+    from midlayer_encoders.tasks.sources import task_sources
 
     files = {}
     for cache_class in (ResultCache, ResultFiles):

@@ -4,7 +4,7 @@ import random
 
 import numpy as np
 
-from midlayer_encoders.tasks import TaskSource
+from midlayer_encoders.tasks.sources import TaskSource
 
 
 def task_name(source: TaskSource) -> str:

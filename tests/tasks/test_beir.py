@@ -11,8 +11,10 @@ import mteb
 import pytest
 import pytrec_eval
 
-from midlayer_encoders.tasks import TaskFileError, TfidfEncoder, resolve_tasks, task_sources, task_texts, tfidf_scores
+from midlayer_encoders.tasks import TaskFileError, TfidfEncoder, resolve_tasks, tfidf_scores
+from midlayer_encoders.tasks.baselines import task_texts
 from midlayer_encoders.tasks.file_tasks import files_data
+from midlayer_encoders.tasks.sources import task_sources
 from tests.others_warnings import MTEB
 from tests.tasks.rows import ROWS, SENTENCES, write
 

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.tasks import TaskFileError, resolve_tasks, task_sources, tfidf_scores
+from midlayer_encoders.tasks import TaskFileError, resolve_tasks, tfidf_scores
 from midlayer_encoders.tasks.file_tasks import files_data
+from midlayer_encoders.tasks.sources import task_sources
 from tests.tasks.rows import ROWS, Rows, write
 
 SUFFIXES = (".jsonl", ".csv", ".parquet")
@@ -251,7 +252,8 @@ def test_mteb_cache_never_returns_scores_of_other_rows(tmp_path: Path) -> None:
     import mteb
     from mteb.cache import ResultCache
 
-    from midlayer_encoders.tasks import TfidfEncoder, task_texts
+    from midlayer_encoders.tasks import TfidfEncoder
+    from midlayer_encoders.tasks.baselines import task_texts
 
     cache = ResultCache(tmp_path / "cache")
     scores = []

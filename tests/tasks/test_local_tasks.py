@@ -10,7 +10,8 @@ import pytest
 from scipy.stats import spearmanr
 from sklearn.metrics import average_precision_score
 
-from midlayer_encoders.tasks import TfidfEncoder, resolve_tasks, task_texts
+from midlayer_encoders.tasks import TfidfEncoder, resolve_tasks
+from midlayer_encoders.tasks.baselines import task_texts
 from tests.others_warnings import MTEB
 from tests.tasks.rows import ROWS, write
 

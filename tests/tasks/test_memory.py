@@ -15,7 +15,9 @@ import pyarrow as pa
 import pytest
 
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.tasks import TaskFileError, TextsSource, resolve_tasks, source_texts, task_sources
+from midlayer_encoders.tasks import TaskFileError, resolve_tasks
+from midlayer_encoders.tasks.baselines import source_texts
+from midlayer_encoders.tasks.sources import TextsSource, task_sources
 from tests.tasks.rows import ROWS, SENTENCES, write
 
 FORMS: dict[str, Callable[[Any], Any]] = {

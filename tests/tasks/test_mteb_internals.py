@@ -62,7 +62,8 @@ def test_prompt_for_task_type_and_input_takes_precedence() -> None:
 
 
 def test_listed_labels_do_not_change_mteb_scores(tmp_path) -> None:
-    from midlayer_encoders.tasks import TfidfEncoder, resolve_tasks, task_texts
+    from midlayer_encoders.tasks import TfidfEncoder, resolve_tasks
+    from midlayer_encoders.tasks.baselines import task_texts
 
     (local,) = resolve_tasks(write(tmp_path / "Classification.jsonl", ROWS["Classification"]))
     local.load_data()

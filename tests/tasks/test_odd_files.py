@@ -13,8 +13,9 @@ import pytest
 
 from midlayer_encoders.errors import MidlayerError, OptionError
 from midlayer_encoders.media.text_lists import read_texts
-from midlayer_encoders.tasks import TaskFileError, resolve_tasks, task_sources
+from midlayer_encoders.tasks import TaskFileError, resolve_tasks
 from midlayer_encoders.tasks.file_tasks import files_data
+from midlayer_encoders.tasks.sources import task_sources
 from midlayer_encoders.tasks.table_files import read_table
 from tests.fuzz.running import in_time
 from tests.tasks.rows import ROWS, write
@@ -128,7 +129,8 @@ def test_long_task_name_is_shortened_to_a_valid_file_name(tmp_path: Path) -> Non
     import mteb
     from mteb.cache import ResultCache
 
-    from midlayer_encoders.tasks import TfidfEncoder, task_texts
+    from midlayer_encoders.tasks import TfidfEncoder
+    from midlayer_encoders.tasks.baselines import task_texts
 
     write(tmp_path / "task" / "test.jsonl", ROWS["STS"])
     for name in ("n" * 300, "名" * 300):

@@ -13,16 +13,10 @@ import pytest
 from sklearn.neighbors import KNeighborsClassifier
 from sklearn.preprocessing import MultiLabelBinarizer
 
-from midlayer_encoders.tasks import (
-    TaskFileError,
-    TfidfEncoder,
-    own_texts,
-    resolve_tasks,
-    source_texts,
-    task_sources,
-    task_texts,
-)
+from midlayer_encoders.tasks import TaskFileError, TfidfEncoder, resolve_tasks
+from midlayer_encoders.tasks.baselines import source_texts, task_texts
 from midlayer_encoders.tasks.file_tasks import files_data
+from midlayer_encoders.tasks.sources import own_texts, task_sources
 from tests.others_warnings import MTEB
 from tests.tasks.rows import ROWS, SENTENCES, write
 

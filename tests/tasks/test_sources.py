@@ -13,15 +13,8 @@ import pytest
 import torch
 
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.tasks import (
-    PAPER_TASKS,
-    paper_tasks,
-    resolve_tasks,
-    task_label,
-    task_sources,
-    tfidf_scores,
-)
-from midlayer_encoders.tasks.sources import _is_path
+from midlayer_encoders.tasks import PAPER_TASKS, paper_tasks, resolve_tasks, task_label, tfidf_scores
+from midlayer_encoders.tasks.sources import _is_path, task_sources
 from tests.tasks.made import task_name
 from tests.tasks.rows import ROWS, write
 

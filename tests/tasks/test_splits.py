@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import mteb
 
-from midlayer_encoders.tasks import isolated_random, resolve_tasks
+from midlayer_encoders._isolation import isolated_random
+from midlayer_encoders.tasks import resolve_tasks
 from tests.others_warnings import MTEB
 
 pytestmark = MTEB

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from midlayer_encoders.tasks import TfidfEncoder, resolve_tasks, task_texts
+from midlayer_encoders.tasks import TfidfEncoder, resolve_tasks
+from midlayer_encoders.tasks.baselines import task_texts
 from tests.others_warnings import MTEB
 from tests.tasks.rows import write
 
