@@ -245,7 +245,6 @@ def draw_cells(
     *,
     tips: Sequence[str] = (),
     peaks: Sequence[int] = (),
-    falling: bool = False,
 ) -> QuadMesh:
     """Draw a heat map; the cell in column k of row r is centered on ``(k, r)``.
 
@@ -256,14 +255,12 @@ def draw_cells(
         high: value of the last color.
         tips: tooltip of each cell, row by row.
         peaks: column of the ringed cell of each row; empty for none.
-        falling: whether low values, instead of high ones, are dark.
     """
     from matplotlib.colors import LinearSegmentedColormap, to_rgb
 
     # Opacity rather than lightness carries the value, so that the map works on light and dark pages.
     color = to_rgb(LIGHT["heat"])
-    ends = [(*color, 0.06), (*color, 1.0)]
-    colors = LinearSegmentedColormap.from_list("heat", ends[::-1] if falling else ends, N=64)
+    colors = LinearSegmentedColormap.from_list("heat", [(*color, 0.06), (*color, 1.0)], N=64)
     axes.grid(visible=False)
     mesh = axes.pcolormesh(
         np.arange(len(values[0]) + 1) - 0.5,
@@ -282,10 +279,9 @@ def draw_cells(
     return mesh
 
 
-def draw_scale(mesh: QuadMesh, beside: Sequence[Axes], label: str = "", *, capped: bool = False) -> None:
-    """Draw the color bar of a heat map beside axes; ``capped`` if values above its end have the last color."""
-    options: dict[str, Any] = {"extend": "max", "extendfrac": 0.05} if capped else {}
-    bar = mesh.figure.colorbar(mesh, ax=list(beside), pad=0.02, aspect=20, label=label, **options)
+def draw_scale(mesh: QuadMesh, beside: Sequence[Axes], label: str = "") -> None:
+    """Draw the color bar of a heat map beside axes."""
+    bar = mesh.figure.colorbar(mesh, ax=list(beside), pad=0.02, aspect=20, label=label)
     bar.ax.tick_params(labelsize=7, colors=LIGHT["soft"])
     bar.outline.set_visible(False)
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -45,7 +43,10 @@ def plot_scores(frame: pl.DataFrame) -> Figure:
         >>> figure.axes[0].get_title(loc="left")
         'STS (spearman): best 60.0 at layer 1, +10.0 points over the last'
     """
-    return plot_summary(_score_summary(frame, "scores"))
+    scores = summary(frame)
+    if not scores.tasks:
+        raise OptionError("`frame` must have rows of kind 'score' to plot scores, but got none.")
+    return plot_summary(scores)
 
 
 def plot_summary(scores: Summary, baselines: Baselines | None = None, costs: Mapping[int, str] | None = None) -> Figure:
@@ -74,94 +75,29 @@ def plot_summary(scores: Summary, baselines: Baselines | None = None, costs: Map
     return drawing.finish(figure, y_label="points (score × 100)")
 
 
-def plot_heatmap(frame: pl.DataFrame) -> Figure:
-    """Return a heat map of layers by tasks: how many points each layer is below the task's best layer.
-
-    Example:
-        >>> from midlayer_encoders.frame import FRAME_SCHEMA
-        >>> rows = [("m", "main", k, k / 2, "score", "STS", "spearman", v) for k, v in enumerate([0.4, 0.6, 0.5])]
-        >>> figure = plot_heatmap(pl.DataFrame(rows, schema=list(FRAME_SCHEMA), orient="row"))
-        >>> [[float(round(value, 1)) for value in row] for row in figure.axes[0].collections[0].get_array()]
-        [[20.0, 0.0, 10.0]]
-    """
-    losses = task_losses(_score_summary(frame, "layers by tasks"))
-    size = (max(6.0, 3.0 + 0.24 * len(losses.layers)), 1.3 + 0.26 * len(losses.curves))
-    figure, (axes,) = drawing.panel_grid(1, size=size)
-    _draw_losses(axes, losses, "points below each task's best layer (ringed)")
-    return drawing.finish(figure)
-
-
 def plot_recipes(recipes: Mapping[str, Summary], baselines: Baselines | None = None) -> Figure:
-    """Return a figure of each recipe's average by layer, and a heat map of the points below the best layer of all."""
-    figure, (curves, heat) = drawing.panel_grid(2, columns=1, size=(7.0, 2.6))
-    _draw_recipes(curves, recipes, baselines)
-    title = "points below the best recipe and layer (each recipe's best layer is ringed)"
-    _draw_losses(heat, recipe_losses(recipes), title)
-    return drawing.finish(figure)
-
-
-def plot_recipe_curves(recipes: Mapping[str, Summary], baselines: Baselines | None = None) -> Figure:
     """Return a curve for each recipe, with the best layer of the best recipe marked, and a level for each baseline."""
     figure, (axes,) = drawing.panel_grid(1)
-    _draw_recipes(axes, recipes, baselines)
-    return drawing.finish(figure)
-
-
-@dataclass(frozen=True)
-class Losses:
-    """How many points each layer of several curves is below the best.
-
-    Attributes:
-        curves: by name.
-        best: the best value of all curves; None to compare each curve with its own best.
-        apart: whether the first curve is separate from the others, which determine the color scale.
-    """
-
-    curves: Mapping[str, Curve]
-    best: float | None = None
-    apart: bool = False
-
-    @cached_property
-    def layers(self) -> list[int]:
-        """All layers that were scored."""
-        return sorted(set().union(*(curve.points for curve in self.curves.values())))
-
-    @property
-    def ticks(self) -> tuple[list[int], list[str]]:
-        """Places and texts of the ticks of the layers."""
-        return drawing.place_ticks(self.layers, 9)
-
-    @cached_property
-    def values(self) -> list[list[float]]:
-        """A row for each curve, a column for each layer; NaN where it was not scored."""
-        return [[self.below(curve, layer) for layer in self.layers] for curve in self.curves.values()]
-
-    @cached_property
-    def widest(self) -> float:
-        """The end of the color scale: the 90th percentile, so that one bad layer does not hide the others."""
-        return max(float(np.nanquantile(self.values[self.apart :], 0.9)), 1.0)
-
-    @property
-    def incomplete(self) -> bool:
-        """Whether a layer of a curve was not scored."""
-        return bool(np.isnan(self.values).any())
-
-    def below(self, curve: Curve, layer: int) -> float:
-        """Return how many points a layer of a curve is below the best."""
-        return (curve.best if self.best is None else self.best) - curve.points.get(layer, math.nan)
-
-
-def task_losses(scores: Summary) -> Losses:
-    """Return how many points each layer is below the task's best layer, for the average and each task."""
-    apart = scores.average is not None and len(scores.tasks) > 1
-    curves = [scores.average, *scores.tasks] if scores.average and apart else scores.tasks
-    return Losses({curve.name: curve for curve in curves}, apart=apart)
-
-
-def recipe_losses(recipes: Mapping[str, Summary]) -> Losses:
-    """Return how many points each layer of each recipe is below the best layer of all recipes."""
     averages = _averages(recipes)
-    return Losses(averages, averages[best_recipe(recipes)].best)
+    winner = best_recipe(recipes)
+    for style, (name, curve) in enumerate(averages.items()):
+        x = list(curve.points)
+        y = list(curve.points.values())
+        tips = drawing.point_tips(name, x, y, number)
+        drawing.draw_points(axes, x, y, label=name, style=style, tips=tips)
+    draw_average_levels(axes, recipes[winner], baselines or {})
+    best = averages[winner]
+    mark_text = f"{winner}, layer {best.best_layer}: {number(best.best)}"
+    drawing.draw_mark(axes, "best", best.best_layer, best.best, mark_text)
+    drawing.layer_axis(axes, max(scores.num_layers for scores in recipes.values()))
+    drawing.value_axis(axes, pad=0.12)
+    tasks = recipes[winner].tasks
+    title = tasks[0].name if len(tasks) == 1 else f"average of {len(tasks)} tasks"
+    axes.set_ylabel("points (score × 100)")
+    texts = [f"{name}: best {number(curve.best)} at layer {curve.best_layer}" for name, curve in averages.items()]
+    label = "; ".join([*texts, *average_levels(recipes[winner], baselines or {})])
+    drawing.set_title(axes, title, label)
+    return drawing.finish(figure)
 
 
 def average_levels(scores: Summary, baselines: Baselines) -> dict[str, float]:
@@ -228,13 +164,6 @@ def recipe_rows(
     return rows
 
 
-def _score_summary(frame: pl.DataFrame, subject: str) -> Summary:
-    scores = summary(frame)
-    if not scores.tasks:
-        raise OptionError(f"`frame` must have rows of kind 'score' to plot {subject}, but got none.")
-    return scores
-
-
 def _draw_curve(
     axes: Axes,
     curve: Curve,
@@ -283,41 +212,6 @@ def _curve_text(curve: Curve) -> str:
     if curve.best_layer == curve.last_layer:
         return f"the last layer is best, {number(curve.best)}"
     return f"best {number(curve.best)} at layer {curve.best_layer}, {signed(curve.gain)} points over the last"
-
-
-def _draw_losses(axes: Axes, losses: Losses, title: str) -> None:
-    peaks = [losses.layers.index(curve.best_layer) for curve in losses.curves.values()]
-    mesh = drawing.draw_cells(axes, losses.values, 0, losses.widest, peaks=peaks, falling=True)
-    drawing.row_axis(axes, list(losses.curves))
-    axes.grid(visible=False)
-    drawing.draw_scale(mesh, [axes], capped=True)
-    if losses.apart:
-        axes.axhline(0.5, color=LIGHT["page"], linewidth=3)
-    axes.set_xticks(*losses.ticks)
-    axes.set_xlabel("layer")
-    drawing.set_title(axes, title)
-
-
-def _draw_recipes(axes: Axes, recipes: Mapping[str, Summary], baselines: Baselines | None) -> None:
-    averages = _averages(recipes)
-    winner = best_recipe(recipes)
-    for style, (name, curve) in enumerate(averages.items()):
-        x = list(curve.points)
-        y = list(curve.points.values())
-        tips = drawing.point_tips(name, x, y, number)
-        drawing.draw_points(axes, x, y, label=name, style=style, tips=tips)
-    draw_average_levels(axes, recipes[winner], baselines or {})
-    best = averages[winner]
-    mark_text = f"{winner}, layer {best.best_layer}: {number(best.best)}"
-    drawing.draw_mark(axes, "best", best.best_layer, best.best, mark_text)
-    drawing.layer_axis(axes, max(scores.num_layers for scores in recipes.values()))
-    drawing.value_axis(axes, pad=0.12)
-    tasks = recipes[winner].tasks
-    title = tasks[0].name if len(tasks) == 1 else f"average of {len(tasks)} tasks"
-    axes.set_ylabel("points (score × 100)")
-    texts = [f"{name}: best {number(curve.best)} at layer {curve.best_layer}" for name, curve in averages.items()]
-    label = "; ".join([*texts, *average_levels(recipes[winner], baselines or {})])
-    drawing.set_title(axes, title, label)
 
 
 def _averages(recipes: Mapping[str, Summary]) -> dict[str, Curve]:

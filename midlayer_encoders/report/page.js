@@ -16,16 +16,12 @@
     point.setAttribute("aria-label", text);
     point.setAttribute("role", point.tagName === "a" ? "link" : "img");
     point.setAttribute("tabindex", "-1"); // one stop for a whole figure, see below
-    point.closest("svg, .strip").setAttribute("role", "group"); // its parts can be reached
+    point.closest("svg").setAttribute("role", "group"); // its parts can be reached
   };
   // Browsers would show the titles as well.
   for (const title of all(document, "svg title")) {
     addTip(title.parentNode.closest("a") ?? title.parentNode, title.textContent);
     title.remove();
-  }
-  for (const cell of all(document, ".strip [title]")) {
-    addTip(cell, cell.title);
-    cell.removeAttribute("title");
   }
 
   const middle = element => {
@@ -58,7 +54,7 @@
 
   // --- arrow keys: left and right along a curve, up and down to another one, Home and End to its ends -----------------
   const curvesOf = figure =>
-    all(figure, ".strip, svg g.line, svg g.dots, svg g.cells")
+    all(figure, "svg g.line, svg g.dots, svg g.cells")
       .map(curve => all(curve, "[data-tip]").filter(visible))
       .filter(curve => curve.length);
 
@@ -81,7 +77,7 @@
     curve[clamp(to[1], curve)].focus();
   };
 
-  for (const figure of all(document, ".panels, .heat, figure").filter(figure => !figure.parentNode.closest(".panels"))) {
+  for (const figure of all(document, ".panels, figure").filter(figure => !figure.parentNode.closest(".panels"))) {
     if (!figure.querySelector("[data-tip]")) continue;
     figure.tabIndex = 0;
     figure.setAttribute("role", "group");

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,11 @@ from typing import Any
 import polars as pl
 import pytest
 
-from midlayer_encoders import LayerEncoder
+from midlayer_encoders import LayerEncoder, probing
 from midlayer_encoders.comparing import CompareResult, ProgressionResult, progression
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.paper.setting import TENTHS, Setting
+from midlayer_encoders.probing import tokens
 from tests.cli.calls import check_every_option, run, tables
 from tests.grouped import compare, probe
 from tests.report.made_frames import scores_frame
@@ -169,8 +171,16 @@ def test_every_option_of_probe_reaches_it(tiny_folder: Folder, tmp_path: Path) -
     check_every_option(command, call, options, plain={"kind": "linear", "epochs": 2, "layers": "0,2"}, check_each=False)
 
 
-def test_probe_memory_limit_is_respected(tiny_folder: Folder, tmp_path: Path) -> None:
-    """Without memory for tokens, every epoch reads the examples again, and the progress bar counts them."""
+def test_probe_memory_limit_is_respected(tiny_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without memory for tokens, every epoch reads the examples again."""
+    module = sys.modules[probing.probe.__module__]
+    sources: list[object] = []
+
+    def read_tokens(*arguments: Any, **keywords: Any) -> Any:
+        sources.append(tokens.read_tokens(*arguments, **keywords))
+        return sources[-1]
+
+    monkeypatch.setattr(module, "read_tokens", read_tokens)
     lines = [{"text": f"{text} {number}", "label": str(number)} for number in range(3) for text in TEXTS[:5]]
     (tmp_path / "mine.jsonl").write_text("\n".join(map(json.dumps, lines)))
     command = [
@@ -185,10 +195,10 @@ def test_probe_memory_limit_is_respected(tiny_folder: Folder, tmp_path: Path) ->
     ]
     frames = []
     for number, extra in enumerate(([], ["--keep-gb", "0"])):
-        output = run(*command, "--layers", "1", "--out", str(tmp_path / f"{number}"), "--json", *extra)
-        assert ("examples read" in output) is (not extra)
+        run(*command, "--layers", "1", "--out", str(tmp_path / f"{number}"), *extra)
         frames.append(pl.read_parquet(tmp_path / f"{number}" / "probe.parquet"))
     assert frames[0].equals(frames[1])
+    assert [type(source) for source in sources] == [tokens.CachedTokens, tokens.LiveTokens]
 
 
 # --- reproduce ---------------------------------------------------------------------------------------------------------

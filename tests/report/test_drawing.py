@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from PIL import Image
 
-from midlayer_encoders.report import drawing, plot_heatmap, plot_metrics, plot_steps_curves, plot_steps_heat
+from midlayer_encoders.report import drawing, plot_metrics, plot_steps_curves, plot_steps_heat
 from midlayer_encoders.report.comparison_page import DIFFERENCES, SIMILARITY, plot_differences, plot_similarity
 from midlayer_encoders.report.labels import number, signed
 from midlayer_encoders.report.pages import figure_html
@@ -232,14 +232,6 @@ def test_suffix_selects_the_format_of_a_figure(suffix: str, start: bytes, tmp_pa
     if suffix == ".png":
         with Image.open(path) as image:
             assert image.width == 150 * figure.get_size_inches()[0]
-
-
-def test_only_capped_scales_have_a_pointed_end() -> None:
-    scores = rows_frame([("m", "r", k, k / 2, "score", "A", "f1", 0.6 - k / 10) for k in range(3)])
-    for figure, end in ((plot_heatmap(scores), "max"), (plot_similarity(similarity()), "neither")):
-        bar = figure.axes[0].collections[0].colorbar
-        assert bar is not None
-        assert bar.extend == end
 
 
 def test_legends_and_scales_are_in_figures_and_on_pages() -> None:

@@ -10,9 +10,9 @@ import pytest
 from PIL import Image
 
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.frame.summaries import Curve, summary
-from midlayer_encoders.report import plot_heatmap, plot_metrics, plot_scores, write_metrics_figure
-from midlayer_encoders.report.layer_charts import Losses, plot_summary
+from midlayer_encoders.frame.summaries import summary
+from midlayer_encoders.report import plot_metrics, plot_scores, write_metrics_figure
+from midlayer_encoders.report.layer_charts import plot_summary
 from tests.report.drawn_artists import artists, details
 from tests.report.made_frames import METRICS, metrics_frame, rows_frame, scores_frame
 
@@ -76,34 +76,6 @@ def test_unusual_scores_are_drawn(frame: pl.DataFrame, title: str, tmp_path: Pat
     figure = plot_scores(frame)
     assert title in figure.axes[0].get_title(loc="left")
     figure.savefig(tmp_path / "scores.png", dpi=50)
-    plot_heatmap(frame).savefig(tmp_path / "heat.png", dpi=50)
-
-
-def test_heat_map_shows_points_below_the_best_of_each_task() -> None:
-    frame = scores_frame(4, tasks=2).filter(~((pl.col("layer") == 1) & (pl.col("dataset") == "LibraryClassification")))
-    figure, scores = plot_heatmap(frame), summary(frame)
-    values = figure.axes[0].collections[0].get_array()
-    assert values is not None
-    assert values.shape == (3, 5)
-    assert bool(values.mask[:2, 1].all())
-    assert values[2].tolist() == pytest.approx(
-        [scores.tasks[1].best - point for point in scores.tasks[1].points.values()]
-    )
-    assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == [
-        "average",
-        *(task.name for task in scores.tasks),
-    ]
-    assert [line.get_ydata()[0] for line in figure.axes[0].lines if line.get_marker() == "None"] == [0.5]
-
-
-def test_color_scale_covers_nine_tenths_of_the_losses() -> None:
-    rows = [("m", "r", k, k / 10, "score", "A", "f1", 0.6 - k / 100) for k in range(11)]
-    assert plot_heatmap(rows_frame(rows)).axes[0].collections[0].get_clim() == (0, pytest.approx(9))
-    close_rows = [("m", "r", k, k / 10, "score", "A", "f1", 0.6 - k / 10_000) for k in range(11)]
-    assert plot_heatmap(rows_frame(close_rows)).axes[0].collections[0].get_clim() == (
-        0,
-        1,
-    )  # less than a point is noise
 
 
 def test_baseline_is_a_level_in_the_panel_of_its_task() -> None:
@@ -132,8 +104,6 @@ def test_frames_without_the_needed_rows_are_refused() -> None:
         plot_metrics(scores_frame(2))
     with pytest.raises(OptionError, match="rows of kind 'score' to plot scores, but got none"):
         plot_scores(metrics_frame(2))
-    with pytest.raises(OptionError, match="rows of kind 'score' to plot layers by tasks, but got none"):
-        plot_heatmap(metrics_frame(2))
 
 
 def test_import_avoids_matplotlib_and_plotting_avoids_pyplot() -> None:
@@ -145,9 +115,3 @@ def test_import_avoids_matplotlib_and_plotting_avoids_pyplot() -> None:
         "assert 'matplotlib.pyplot' not in sys.modules and 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_average_row_does_not_change_the_color_scale_of_the_tasks() -> None:
-    curves = {"average": Curve("average", "", {0: 0.0, 1: 100.0}), "STS": Curve("STS", "", {0: 90.0, 1: 100.0})}
-    assert Losses(curves, apart=True).widest == pytest.approx(9.0)
-    assert Losses(curves).widest > 9.0

@@ -12,7 +12,7 @@ import pytest
 
 from midlayer_encoders.frame import FRAME_SCHEMA
 from midlayer_encoders.metrics import METRICS
-from midlayer_encoders.report import plot_heatmap, plot_metrics, plot_scores, report_html
+from midlayer_encoders.report import plot_metrics, plot_scores, report_html
 from midlayer_encoders.report.comparison_page import DIFFERENCES, SIMILARITY, comparisons_html
 from midlayer_encoders.report.labels import METRIC_MEANINGS
 from midlayer_encoders.report.sweep_page import confirmed_words
@@ -113,8 +113,8 @@ def test_table_tiles_and_summary(scores: dict[str, dict[int, float]]) -> None:
 
 
 @pytest.mark.parametrize("scores", CASES.values(), ids=list(CASES))
-def test_captions_and_heat_map_of_each_task(scores: dict[str, dict[int, float]]) -> None:
-    """The caption of each panel, and the tooltips of each point and heat map cell."""
+def test_captions_of_each_task(scores: dict[str, dict[int, float]]) -> None:
+    """The caption of each panel, and the tooltips of each point."""
     page = unescape(report_html(make_frame(scores), title="T", how={}))
     for task, values in scores.items():
         best, last = min(values, key=lambda k: (-values[k], k)), max(values)
@@ -129,23 +129,13 @@ def test_captions_and_heat_map_of_each_task(scores: dict[str, dict[int, float]])
             assert shown is not None
             assert re.sub("<.*?>", "", shown[1]) == " · ".join(caption_parts)
         for layer, value in values.items():
-            below = format_number(100 * (values[best] - value))
-            tip = f"{task}, layer {layer}: {format_number(100 * value)}"
-            assert f"<title>{tip}</title>" in page
-            assert f'title="{tip}, {below} below its best"' in page
-        label = f'aria-label="{task}: best at layer {best}, {format_number(100 * values[best])} points"'
-        assert label in page
-        peak = re.search(rf'{re.escape(label)}>.*?title="([^"]*)" class="peak"', page)
-        assert peak is not None
-        assert peak[1].startswith(f"{task}, layer {best}: ")
-        absent = set().union(*scores.values()) - set(values)
-        assert all(f'title="{task}, layer {layer}: not scored" class="gap"' in page for layer in absent)
+            assert f"<title>{task}, layer {layer}: {format_number(100 * value)}</title>" in page
 
 
 def test_figures_draw_the_same_points() -> None:
     for scores in CASES.values():
         frame = make_frame(scores)
-        figure, heat = plot_scores(frame), plot_heatmap(frame)
+        figure = plot_scores(frame)
         complete = sorted(set.intersection(*(set(values) for values in scores.values())))
         means = {k: 100 * sum(values[k] for values in scores.values()) / len(scores) for k in complete}
         curves: list[dict[int, float]] = [means]
@@ -160,16 +150,6 @@ def test_figures_draw_the_same_points() -> None:
             expected = [(last, curve[last]), (best, curve[best])] if best != last else [(best, curve[best])]
             assert positions[: len(expected)] == [pytest.approx(position) for position in expected]
             assert axes.get_xlim()[0] < 0 < DEPTH < axes.get_xlim()[1]
-        layers = sorted(set().union(*scores.values()))
-        values = heat.axes[0].collections[0].get_array()
-        assert values is not None
-        rows = curves if len(scores) > 1 else curves[:1]
-        for heat_row, curve in zip(values.filled(-1).tolist(), rows, strict=True):
-            top = max(curve.values())
-            assert heat_row == pytest.approx([top - curve[k] if k in curve else -1 for k in layers])
-        rings = [[ring.get_xdata()[0], ring.get_ydata()[0]] for ring in heat.axes[0].lines if ring.get_marker() == "o"]
-        peaks = [layers.index(min(curve, key=lambda k: (-curve[k], k))) for curve in rows]
-        assert rings == [[peak, row] for row, peak in enumerate(peaks)]
 
 
 def test_metrics_are_in_the_table_and_the_figure_by_dataset() -> None:

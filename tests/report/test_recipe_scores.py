@@ -7,7 +7,7 @@ from html import unescape
 
 from midlayer_encoders.frame.summaries import Summary, summary
 from midlayer_encoders.report import report_html
-from midlayer_encoders.report.layer_charts import plot_recipe_curves, plot_recipes, recipe_rows
+from midlayer_encoders.report.layer_charts import plot_recipes, recipe_rows
 from tests.report.drawn_artists import artists, details, points
 from tests.report.made_frames import rows_frame
 
@@ -41,7 +41,7 @@ def test_baselines_are_listed_below_the_recipes() -> None:
 
 
 def test_curves_come_first_in_the_legend_and_each_baseline_has_a_level() -> None:
-    figure = plot_recipe_curves(SUMMARIES, BASELINES)
+    figure = plot_recipes(SUMMARIES, BASELINES)
     (axes,) = figure.axes
     assert [line.get_label() for line in artists(axes, "line")] == ["plain", "one-word"]
     levels = [(level.get_ydata()[0], level.get_label()) for level in artists(axes, "level")]
@@ -54,23 +54,16 @@ def test_curves_come_first_in_the_legend_and_each_baseline_has_a_level() -> None
 def test_page_names_the_best_recipe_and_the_missing_scores() -> None:
     page = report_html(FRAMES["one-word"], title="T", how={}, baselines=BASELINES, recipes=SUMMARIES)
     page_text = unescape(re.sub("<.*?>", " ", page))
-    assert "Gray: not scored." in page_text  # one-word has no score at layer 0
     assert "+20.0 points over plain at its best layer" in page_text
     tiles = re.findall(r"<dt>(.*?)</dt>", page)
     assert tiles[:2] == ["Best recipe", "Best layer"]
     single_recipe_page = report_html(FRAMES["plain"], title="T", how={}, recipes={"plain": SUMMARIES["plain"]})
-    assert "Gray: not scored." not in single_recipe_page
     assert '<dt>Best recipe</dt><dd class="big">plain</dd><dd class="soft">of 1</dd>' in single_recipe_page
 
 
-def test_heat_map_of_recipes_shows_points_below_the_best_of_all() -> None:
+def test_best_layer_of_the_best_recipe_is_marked() -> None:
     """The averages are 25, 45 and 35 for plain, and 30 and 65 for one-word."""
-    curves, heat, _ = plot_recipes(SUMMARIES, BASELINES).axes
-    values = heat.collections[0].get_array()
-    assert values is not None
-    assert values.filled(-1).round(6).tolist() == [[40, 20, 30], [-1, 35, 0]]
-    assert [points(ring) for ring in heat.lines] == [[(1, 0)], [(2, 1)]]
-    assert [text.get_text() for text in heat.get_yticklabels()] == ["plain", "one-word"]
+    (curves,) = plot_recipes(SUMMARIES, BASELINES).axes
     (mark,) = artists(curves, "mark")
     assert (points(mark), details(mark)["tips"]) == ([(2, 65)], ["one-word, layer 2: 65.0"])
     assert (curves.get_title(loc="left"), curves.get_ylabel()) == ("average of 2 tasks", "points (score × 100)")

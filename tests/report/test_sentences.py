@@ -11,7 +11,7 @@ import typer
 from typer.testing import CliRunner
 
 from midlayer_encoders import EncoderOptions, sweeping
-from midlayer_encoders.cli import _arguments, compare, runs, sweep
+from midlayer_encoders.cli import _arguments, compare, sweep
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.frame.summaries import Curve, Summary
 from midlayer_encoders.report.layer_charts import recipe_words
@@ -130,7 +130,6 @@ def test_differences_whose_interval_contains_zero_are_dim(
     assert compare._cell({"difference": difference, "low": low, "high": high}) == cell
 
 
-def test_cache_without_stores_and_a_recipe_beside_recipes_are_named(tmp_path: Path) -> None:
-    assert printed(runs.cache, root=tmp_path, as_json=False) == [f"There is no store of embeddings in {tmp_path}."]
+def test_recipe_beside_recipes_is_named() -> None:
     with pytest.raises(OptionError, match="`--recipe` must be left out with `--recipes`: name it there"):
         _arguments.parse_recipes("plain", EncoderOptions(recipe="one-word"))
