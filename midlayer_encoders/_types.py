@@ -25,6 +25,8 @@ SkippingPooling: TypeAlias = Literal[
 ]
 """A pooling that leaves out BOS, EOS, CLS and SEP."""
 
+Quantization: TypeAlias = Literal["4bit", "8bit"]
+
 Join: TypeAlias = Literal["sum", "concat", "first", "second", "none"]
 """How two readings of one sequence become one vector; see :class:`~midlayer_encoders.Recipe`."""
 
@@ -78,6 +80,7 @@ ENGINES: tuple[Engine, ...] = ("transformers", "vllm")
 NORMS: tuple[Norm, ...] = ("final", "none")
 READ_SITES: tuple[ReadSite, ...] = ("block", "attention", "mlp")
 POOLINGS: tuple[Pooling, ...] = ("mean", "last", "cls", "max", "weightedmean")
+QUANTIZATIONS: tuple[Quantization, ...] = ("4bit", "8bit")
 JOINS: tuple[Join, ...] = ("sum", "concat", "first", "second", "none")
 
 

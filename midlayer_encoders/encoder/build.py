@@ -484,8 +484,10 @@ def _model_kwargs(options: EncoderOptions, saved: SavedFolder) -> dict[str, Any]
     """Return the keywords of the model's ``from_pretrained``: those of the options, or else of the folder."""
     values = saved.keywords("model_kwargs") | dict(options.model_kwargs or {})
     dtype = values.pop("torch_dtype", None) or values.pop("dtype", None)
-    names = ("dtype", "device_map", "attn_implementation")
+    names = ("dtype", "device_map", "attn_implementation", "quantization")
     values |= {"dtype": dtype} | {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     if isinstance(values["dtype"], str) and values["dtype"] != "auto":
         values["dtype"] = getattr(torch, values["dtype"].removeprefix("torch."))
+    if {"quantization", "quantization_config"} & values.keys():  # bitsandbytes quantizes on the device
+        values.setdefault("device_map", options.device or get_device_name())
     return {name: value for name, value in values.items() if value is not None}

@@ -22,10 +22,12 @@ from midlayer_encoders._types import (
     MAX_PIXELS,
     NORMS,
     POOLINGS,
+    QUANTIZATIONS,
     Join,
     LayerArgument,
     Norm,
     Pooling,
+    Quantization,
     SkippingPooling,
 )
 from midlayer_encoders.errors import DeviceError, OptionError, did_you_mean, short_repr
@@ -66,6 +68,7 @@ class EncoderKeywords(TypedDict, total=False):
     dtype: torch.dtype | str | None
     device: str | None
     device_map: str | None
+    quantization: Quantization | None
     max_length: int | None
     prompts: Mapping[str, str] | None
     default_prompt_name: str | None
@@ -216,6 +219,7 @@ class EncoderOptions:
         dtype: float32, bfloat16, float16 or float64; by default the dtype of the files.
         device: cpu, cuda, cuda:1 or mps; by default the fastest available.
         device_map: auto spreads a model over several devices. ``device`` must then be ``None``.
+        quantization: 4bit or 8bit: bitsandbytes quantizes the weights while they are loaded.
         max_length: Tokens after which a text is truncated; by default the model's maximum.
         prompts: NAME=TEXT, a prompt put before texts instead of the model's prompts; repeatable. ``None`` takes those
             of ``config_sentence_transformers.json`` unless there is a template; ``{}`` uses no prompts.
@@ -257,6 +261,7 @@ class EncoderOptions:
     dtype: str | None = _option(None, _check_dtype)
     device: str | None = _option(None, device_name, recreates=False, in_memory=True)
     device_map: str | None = _option(None, _check_device_map, recreates=False)
+    quantization: Quantization | None = _option(None, partial(validation.check_choice, choices=QUANTIZATIONS))
     max_length: int | None = _option(None, partial(validation.check_count, unit="tokens"), medium="text")
     prompts: Mapping[str, str] | None = _option(
         None, _check_prompts, flag="prompt", parse=_parse_prompts, repeatable=True, in_memory=True, medium="text"
@@ -310,6 +315,8 @@ class EncoderOptions:
                 object.__setattr__(self, name, tuple(checked) if isinstance(checked, list) else checked)
         if self.device_map is not None and self.device is not None:
             raise OptionError(f"`device` must be None when `device_map` places the model, but got {self.device!r}.")
+        if self.quantization is not None:
+            self._check_quantization()
         if self.template is not None and self.chat_template:
             raise OptionError("`template` must be None with `chat_template`, which formats the text itself.")
         check_join(self.template, self.join, self.pooling, self.skip_first, self.skip_special)
@@ -317,6 +324,17 @@ class EncoderOptions:
             if not self.prompts:
                 raise OptionError("`default_prompt_name` must be None with prompts={}, which has no names.")
             validation.check_choice("default_prompt_name", self.default_prompt_name, self.prompts)
+
+    def _check_quantization(self) -> None:
+        if self.adapters:
+            raise OptionError(
+                "`adapters` must be empty with `quantization`, which would round the merged weights again. Merge them "
+                "with PEFT's merge_and_unload, and save that model."
+            )
+        if self.gguf_file is not None:
+            raise OptionError("`gguf_file` must be None with `quantization`: its weights are quantized already.")
+        if "quantization_config" in (self.model_kwargs or {}):
+            raise OptionError("`quantization` must be None with a `quantization_config` in `model_kwargs`.")
 
     def _apply(self, recipe: Recipe) -> None:
         """Take the fields of a recipe for the options left at their defaults; keep its name if it has one."""

@@ -22,6 +22,7 @@ from midlayer_encoders.models import transformers_internals as internals
 from midlayer_encoders.models.cut import with_empty_decoder
 from midlayer_encoders.models.load import has_automatic_class
 from midlayer_encoders.models.padding import suffers_from_padding, wants_padding
+from midlayer_encoders.models.quantized import keep_weights_unchanged
 from midlayer_encoders.reading import joined_readings
 from midlayer_encoders.reading.locks import turn
 from midlayer_encoders.validation import check_flag, check_path
@@ -144,6 +145,7 @@ class SavableEncoder(BuiltEncoder):
             model_kwargs={"dtype": self.dtype},
             trust_remote_code=self.needs_trust(stock=form is not None),
         )
+        keep_weights_unchanged(plain)
         options: dict[str, Any] = {"batch_size": 1, "convert_to_tensor": True, "show_progress_bar": False}
         expected = source.encode(inputs, **options).float()
         is_equal = close(expected, plain.encode(inputs, **options).float(), self.dtype)

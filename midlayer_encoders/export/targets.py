@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Literal, TypeAlias, get_args
 
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
-from midlayer_encoders.errors import OptionError
+from midlayer_encoders.errors import CutError, OptionError
 from midlayer_encoders.export._comparison import Exported
 from midlayer_encoders.export.gguf import export_gguf
 from midlayer_encoders.export.graphs import export_onnx, export_openvino
 from midlayer_encoders.export.serving import export_served
+from midlayer_encoders.models.quantized import is_quantized
 from midlayer_encoders.validation import check_choice, check_flag, check_path
 
 Target: TypeAlias = Literal["sentence-transformers", "vllm", "tei", "onnx", "openvino", "gguf"]
@@ -51,6 +52,11 @@ def export_for(
     check_path("folder", folder)
     path = Path(folder)
     check_arguments(target, path, overwrite=overwrite, int8=int8, stock=stock)
+    if target != "sentence-transformers" and is_quantized(encoder.transformer):
+        raise CutError(
+            f"The target {target!r} needs the weights of {encoder.name} as they are in its files, but bitsandbytes "
+            "quantized them. Create the encoder without `quantization`; int8=True quantizes 'onnx' and 'gguf'."
+        )
     if target == "onnx":
         return export_onnx(encoder, path, int8=int8)
     if target == "gguf":

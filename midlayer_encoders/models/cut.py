@@ -195,7 +195,7 @@ def _empty_like(model: Any) -> nn.Module | None:
 
 def _zeroed(block: nn.Module, like: nn.Module) -> nn.Module:
     """Return a block without weights on the device and in the dtype of another, filled with zeros."""
-    first = next(like.parameters())
+    first = next(parameter for parameter in like.parameters() if parameter.is_floating_point())
     block = block.to_empty(device=first.device).to(first.dtype).eval()
     for value in itertools.chain(block.parameters(), block.buffers()):
         nn.init.zeros_(value)

@@ -34,6 +34,7 @@ from midlayer_encoders.models.anatomy import Anatomy, find_anatomy
 from midlayer_encoders.models.cut import Cut, JointCut, cut_config, cut_model, plan_cuts
 from midlayer_encoders.models.gguf_cache import add_blocks
 from midlayer_encoders.models.hub import access_options, load_config, local_only, weight_files
+from midlayer_encoders.models.quantized import keep_weights_unchanged, quantized_options
 from midlayer_encoders.validation import check_choice
 
 # Weights that do not affect the states of a layer, so files may lack them: a masked language model has no pooler. The
@@ -78,7 +79,8 @@ def load_cut(
             :func:`~midlayer_encoders.models.gguf_cache.converted_folder`.
         trust_remote_code: whether to run the model's code from the hub.
         model_kwargs: of ``from_pretrained``: ``dtype``, by default that of the files, ``attn_implementation``,
-            ``device_map`` (``"auto"`` spreads a model across devices with accelerate), ….
+            ``device_map`` (``"auto"`` spreads a model across devices with accelerate), …; or ``quantization``, which
+            becomes a ``quantization_config``.
         config_kwargs: of ``AutoConfig.from_pretrained``, which replace settings of the config.
         plan: which of the plans of :func:`~midlayer_encoders.models.cut.plan_cuts` to use.
         spare: leave the model as loaded, with at least one block (all blocks, if its code is not that of transformers)
@@ -97,6 +99,8 @@ def load_cut(
     config = _without_caching(load_config(model, revision, local=local, **options, **(config_kwargs or {})))
     _check_depth(config, model)
     options |= {"revision": revision, **access_options(local=local), "dtype": "auto", **(model_kwargs or {})}
+    if (quantization := options.pop("quantization", None)) is not None:
+        options |= quantized_options(quantization, options, config)
     loader = _Loader(model, layer, norm, adapters, options, config_kwargs or {}, plan, spare, gguf_file)
     with internals.LOADING:
         complete = _complete_model(config, model, trust_remote_code)
@@ -505,6 +509,7 @@ def _read(
             f"The files of {model!r} must hold every weight of {model_class.__name__}, but lack {len(missing)}: "
             f"{', '.join(missing[:_MAX_NAMED])}{more}. They may belong to another model, or be damaged."
         )
+    keep_weights_unchanged(loaded)
     return loaded
 
 

@@ -30,6 +30,7 @@ from torch import Tensor, nn
 
 from midlayer_encoders._types import ENGINES, Engine
 from midlayer_encoders.errors import MidlayerError, OptionError
+from midlayer_encoders.models.quantized import is_quantized
 from midlayer_encoders.models.transformers_internals import causal_model_class, save_with_head, without_cache
 from midlayer_encoders.reading.batches import LayerSource
 from midlayer_encoders.reading.capture import final_norm
@@ -112,6 +113,8 @@ def vllm_reader(reader: LayerReader, source: LayerSource, *, bidirectional: bool
         raise OptionError(f"`site` must be 'block' with engine='vllm', but got {reader.site!r}. {_ELSEWHERE}")
     if bidirectional:
         raise OptionError(f"`bidirectional` must be False with engine='vllm', which reads causal models. {_ELSEWHERE}")
+    if is_quantized(reader.model):
+        raise OptionError(f"`quantization` must be None with engine='vllm', which reads the files. {_ELSEWHERE}")
     if source.media != ["text"] or causal_model_class(reader.model) is None:
         raise OptionError(
             f"`engine` must be 'transformers' for {source.name}: vLLM reads the layers of causal language models."

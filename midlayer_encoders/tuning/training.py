@@ -20,6 +20,7 @@ from midlayer_encoders.callbacks import LayerMetricsTrainerCallback
 from midlayer_encoders.errors import MidlayerError, NotFiniteError, OptionError
 from midlayer_encoders.files import file_checksums, make_folder, read_artifact, read_sealed, sealed, write_file
 from midlayer_encoders.frame.schema import tidy_frame
+from midlayer_encoders.models.quantized import is_quantized
 from midlayer_encoders.reading.batches import count_tokens
 from midlayer_encoders.tuning import trainer_internals
 from midlayer_encoders.tuning.settings import TrainingSettings
@@ -170,6 +171,11 @@ def train(
 
 def check_training(encoder: LayerEncoder, settings: TrainingSettings, matryoshka: Sequence[int] = ()) -> None:
     """Raise if training could not begin; scoring every layer before it takes a while."""
+    if is_quantized(encoder.transformer):
+        raise OptionError(
+            f"`quantization` must be None to tune {encoder.name}: quantized weights cannot be trained. Pass "
+            "dtype='bfloat16' to save memory, or `lora`."
+        )
     if settings.lora and encoder.layer == 0:
         raise OptionError(
             f"`lora` must be False for layer 0 of {encoder.name}: adapters change the linear layers of blocks, and "

@@ -14,6 +14,7 @@ from tests.docs.printed import Block, blocks, not_run_elsewhere, pages
 from tests.docs.stated import ROOT
 
 NOT_RUN = {
+    ("docs/encoders.md", "BitsAndBytesConfig("): "needs bitsandbytes; tests/encoder/test_quantized.py",
     ("docs/encoders.md", "bidirectional=True"): "models and adapters of gigabytes; tests/encoder tests each option",
     ("docs/callbacks.md", ""): "a training run; tests/callbacks has them",
     (

@@ -204,6 +204,7 @@ def test_every_option_is_covered_here_or_in_its_own_file() -> None:
     elsewhere = {"model", "tower", "revision", "gguf_file"}  # files: test_files, test_joint
     elsewhere |= {"texts", "labels"}  # test_choosing
     elsewhere |= {"dense"}  # test_saved_folder
+    elsewhere |= {"quantization"}
     elsewhere |= {"join"}  # tests/recipes/test_word_echo.py
     elsewhere |= {"model_name_or_path", "similarity_fn_name", "model_kwargs", "processor_kwargs", "config_kwargs"}
     elsewhere |= {"attn_implementation", "cache_folder", "token", "local_files_only"}  # test_drop_in
