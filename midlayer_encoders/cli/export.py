@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -17,9 +16,6 @@ from midlayer_encoders.encoder.options import EncoderOptions
 from midlayer_encoders.errors import OptionError
 
 if TYPE_CHECKING:
-    import polars as pl
-
-    from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
     from midlayer_encoders.export import Target
 
 
@@ -28,14 +24,10 @@ def export(
     *,
     model: _arguments.Model,
     layer: _arguments.LayerWords,
-    out: Annotated[Path | None, Option(help="Folder to write; it must be new or empty.")] = None,
+    out: Annotated[Path, Option(help="Folder to write; it must be new or empty.")],
     target: Annotated[
-        str, Option("--for", help="sentence-transformers, vllm, tei, onnx, openvino or gguf; see docs/export.md.")
+        str, Option("--for", help="sentence-transformers, vllm, onnx, openvino or gguf; see docs/export.md.")
     ] = "sentence-transformers",
-    push: Annotated[str | None, Option(help="Upload it to the hub as OWNER/NAME.")] = None,
-    scores: Annotated[Path | None, Option(help="With --push: the --out of a sweep, for the model card.")] = None,
-    license_: Annotated[str | None, Option("--license", help="With --push: by default the model's license.")] = None,
-    private: Annotated[bool | None, Option("--private", help="With --push: make the repository private.")] = None,
     int8: Annotated[bool, Option("--int8", help="onnx: also write an 8-bit graph. gguf: Q8_0, not F16.")] = False,
     stock: Annotated[bool, Option("--stock", help="word-echo: write the nearest encoder without code.")] = False,
     precision: Annotated[Precision, Option(help="Of stored vectors: noted on the card.")] = "float32",
@@ -43,7 +35,7 @@ def export(
     overwrite: Annotated[bool, Option(help="Write into a folder that is not empty.")] = False,
     options: EncoderOptions,
 ) -> None:
-    """Write a model cut at a layer to a folder for SentenceTransformer or another engine, or to the hub.
+    """Write a model cut at a layer to a folder for SentenceTransformer or another engine.
 
     Examples:
         midlayer export MODEL --layer 17 --out encoder
@@ -57,39 +49,19 @@ def export(
 
     flags = {"overwrite": overwrite, "int8": int8, "stock": stock}
     exporting.check_arguments(cast("Target", target), out, **flags)
-    if push is None and out is None:
-        raise OptionError("`--out` must name a folder to write, unless --push names a repository.")
-    if push is None and (scores is not None or license_ is not None or private):
-        raise OptionError("`--scores`, `--license` and `--private` must be left out without --push.")
-    if push is not None and target not in exporting.PUSHED:
-        raise OptionError(f"`--push` must be left out with --for {target}: model cards describe plain folders.")
-    if push is not None and stock:
-        raise OptionError(f"`--push` must be left out with --stock. Write a folder, then run: hf upload {push} FOLDER")
-    if push is not None:  # an invalid token costs a second, not the export
-        exporting.check_repository(push, private=private, overwrite=overwrite)
     if precision != "float32" and target != "sentence-transformers":
         raise OptionError(f"`--precision` must be left out with --for {target}, which writes no code for it.")
     if center is not None:
         options = replace(options, center=tuple(read_texts(center)))
     encoder = LayerEncoder(model, _parse_layer_argument(layer), **options.changed())
     cast(Any, encoder.model_card_data).precision = precision
-    frame = None if scores is None else _read_scores(scores, encoder)
     parameters = sum(parameter.numel() for parameter in encoder.parameters())
-    place = out or push
-    address = None
-    with tempfile.TemporaryDirectory() as scratch:
-        exported = exporting.export_for(encoder, cast("Target", target), out or Path(scratch) / "encoder", **flags)
-        if push is not None:
-            address = exporting.push_to_hub(
-                encoder, push, exported=exported, scores=frame, license=license_, private=private, overwrite=overwrite
-            )
-            _output.print_text(f"Uploaded: {address}", wrap=False)
+    exported = exporting.export_for(encoder, cast("Target", target), out, **flags)
     layer_numbers = ", ".join(f"{tower} {number}" for tower, number in encoder.tower_layers.items())
     shape = {"layer": layer_numbers or encoder.layer, "num_layers": encoder.num_layers, "parameters": parameters}
-    values = {**asdict(exported), "folder": out, "repository": push, "address": address, **shape}
-    _output.print_result(**values)
+    _output.print_result(**{**asdict(exported), "folder": out, **shape})
     position = layer_numbers or f"{encoder.layer} of {encoder.num_layers}"
-    _output.print_text(f"Layer {position}, {parameters / 1e6:.1f}M parameters, is in {place}.")
+    _output.print_text(f"Layer {position}, {parameters / 1e6:.1f}M parameters, is in {out}.")
     if stock:
         _output.print_text(STOCK_NOTE)
     if exported.engine is not None:
@@ -97,38 +69,17 @@ def export(
         int8_text = "" if exported.int8_cosine is None else f"; 8-bit: cosine {exported.int8_cosine:.4f}"
         comparison = f"({measure} {exported.error:.1e}{int8_text})"
         _output.print_text(f"{exported.engine} gives the encoder's vectors on sample inputs {comparison}.")
-    if target in ("vllm", "tei"):
+    if target == "vllm":
         _output.print_text("Serve it with:")
-        _output.print_text(f"  {exporting.serving_line(encoder, target, str(place))}", wrap=False)
+        _output.print_text(f"  {exporting.serving_line(encoder, out)}", wrap=False)
     if target == "sentence-transformers":
         _output.print_text("Load it with:")
         trust = ", trust_remote_code=True" if encoder.needs_trust(stock=stock) else ""
-        _output.print_text(f"  SentenceTransformer({json.dumps(str(place), ensure_ascii=False)}{trust})", wrap=False)
+        _output.print_text(f"  SentenceTransformer({json.dumps(str(out), ensure_ascii=False)}{trust})", wrap=False)
         if precision != "float32":
             _output.print_text(f'A folder does not quantize. Encode with: encode(texts, precision="{precision}")')
         _output.print_text("mteb reads no name from a folder. Before evaluating it, set:")
         _output.print_text(f"  {mteb_line(encoder.spec, stock=stock)}", wrap=False)
-
-
-def _read_scores(folder: Path, encoder: LayerEncoder) -> pl.DataFrame:
-    """Return the frame of a sweep, or raise if the sweep embedded texts with other options."""
-    from midlayer_encoders.sweeping import RecipesResult, SweepResult
-
-    result = SweepResult.load(folder)
-    encoder_options = _comparable(encoder.options.recreating())
-    parts = list(result.parts.values()) if isinstance(result, RecipesResult) else [result]
-    swept = [_comparable({**part.notes.options, **part.notes.vectors, "site": part.notes.site}) for part in parts]
-    if encoder_options in swept:
-        return parts[swept.index(encoder_options)].frame
-    raise OptionError(
-        f"`--scores` must be a sweep with the options of this encoder ({encoder_options}), but {folder} was swept with "
-        f"{' and '.join(map(str, swept))}."
-    )
-
-
-def _comparable(options: dict[str, Any]) -> dict[str, Any]:
-    """Return options in a comparable form: whether vectors are centered, not the texts."""
-    return {"site": "block", **options, "center": bool(options.get("center"))}
 
 
 def _parse_layer_argument(words: str) -> LayerArgument:

@@ -421,12 +421,9 @@ class BuiltEncoder(PlainOnDisk):
         data = cast(names.CardData, self.model_card_data)
         metadata = ModelCardData(
             library_name="sentence-transformers",
-            base_model=data.made_of if spec.model.startswith("local/") else spec.model,
+            base_model=None if spec.model.startswith("local/") else spec.model,
             language=data.language or None,
             license=data.license,
-            eval_results=list(data.scores) or None,
-            model_name=(repository or _FOLDER) if data.scores else None,
-            **dict(data.terms),
         )
         template = str(Path(__file__).with_name("model_card.md.jinja"))
         size = sum(parameter.numel() for parameter in self.parameters())

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +13,14 @@ from midlayer_encoders.encoder.first_module import MemoryModule, UncutTransforme
 from midlayer_encoders.encoder.inputs import probe_inputs
 from midlayer_encoders.encoder.older_versions import LOADER_FILES, make_readable_by_older
 from midlayer_encoders.encoder.stock_folder import STOCK_TEMPLATE, stock_form, stock_problem
-from midlayer_encoders.encoder.verification import close, temporarily
+from midlayer_encoders.encoder.verification import close
 from midlayer_encoders.errors import CutError
 from midlayer_encoders.files import read_json, write_folder, write_json
 from midlayer_encoders.models import transformers_internals as internals
-from midlayer_encoders.models.cut import with_empty_decoder
 from midlayer_encoders.models.load import has_automatic_class
 from midlayer_encoders.models.padding import suffers_from_padding, wants_padding
 from midlayer_encoders.models.quantized import keep_weights_unchanged
 from midlayer_encoders.reading import joined_readings
-from midlayer_encoders.reading.locks import turn
 from midlayer_encoders.validation import check_flag, check_path
 
 # Characters that tokenizers normalize, split or mark in different ways.
@@ -85,8 +81,7 @@ class SavableEncoder(BuiltEncoder):
                 make_readable_by_older(folder, form.max_seq_length)
                 self.check_folder(folder, home, form)
                 return
-            with self._complete_on_disk():
-                super(SavableEncoder, self).save(str(folder), *args, **kwargs)
+            super(SavableEncoder, self).save(str(folder), *args, **kwargs)
             if self.readings is not None:
                 _name_code(folder)
             make_readable_by_older(folder, self.max_seq_length)
@@ -94,37 +89,6 @@ class SavableEncoder(BuiltEncoder):
 
         with internals.without_bars():
             return write_folder(home, write, last=LOADER_FILES)
-
-    @contextmanager
-    def _complete_on_disk(self) -> Iterator[None]:
-        """Make the first module save an encoder inside its encoder-decoder, which is the only class that loads it."""
-        first: Any = self[0]
-        model = first.model
-        save = first.save
-        if not internals.lacks_folder(model):
-            yield
-            return
-        complete: Any = with_empty_decoder(model)
-        if complete is None:
-            raise CutError(
-                f"{type(model).__name__} is part of an encoder-decoder, which a plain folder loads whole, and which "
-                "needs a second text (`decoder_input_ids`). Use this encoder directly."
-            )
-        output = next(iter(first.modality_config.values()))["method_output_name"]
-        renamed = f"encoder_{output}" if isinstance(output, str) else [f"encoder_{output[0]}", output[1]]
-        entries = {key: {**entry, "method_output_name": renamed} for key, entry in first.modality_config.items()}
-        complete.config.output_hidden_states = not isinstance(output, str)
-
-        def save_complete(*args: Any, **kwargs: Any) -> None:
-            with temporarily(first, model=complete, modality_config=entries):
-                save(*args, **kwargs)
-
-        first.save = save_complete  # of this module only: the card describes the encoder
-        try:
-            with turn(model):
-                yield
-        finally:
-            del first.save
 
     def check_folder(self, folder: Path, home: Path, form: SentenceTransformer | None = None) -> None:
         """Raise unless ``SentenceTransformer`` gives the vectors of this encoder, or of its stock form, from a folder.
@@ -176,6 +140,9 @@ class SavableEncoder(BuiltEncoder):
             "Use this encoder directly, or omit `bidirectional`.": wants_padding(model),
             f"Padding changes the states of a text in {name}, and a plain folder pads batches. Use this encoder "
             "directly, which runs texts of equal length together.": sensitive_to_padding,
+            f"{name} is part of an encoder-decoder, which a plain folder loads whole. Use this encoder directly.": (
+                internals.lacks_folder(model)
+            ),
             f"{name} has no automatic class in transformers, which a plain folder needs. Use this encoder directly, "
             "or export the joint model without `tower`.": not has_automatic_class(model.config),
         }

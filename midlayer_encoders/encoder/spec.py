@@ -7,7 +7,7 @@ import inspect
 import json
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import BuiltinFunctionType, FunctionType
@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from huggingface_hub import EvalResult
 from sentence_transformers.sentence_transformer.model_card import SentenceTransformerModelCardData
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase, ProcessorMixin
@@ -258,15 +257,9 @@ class CardData(SentenceTransformerModelCardData):
     """Card data whose name and revision, under which mteb saves results, follow the current state of the encoder.
 
     Attributes:
-        scores: results on the card.
-        terms: ``license_name`` and ``license_link`` of a license that the hub does not list.
-        made_of: name on the hub of the base of a local model.
         precision: with which its vectors are stored, for the code on the card: a folder does not quantize.
     """
 
-    scores: Sequence[EvalResult] = ()
-    terms: Sequence[tuple[str, str]] = ()
-    made_of: str | None = None
     precision: Precision = "float32"
 
     model_name = _from_spec("_model_name", result_name, "The model's name and the layer.")

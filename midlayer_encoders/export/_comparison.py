@@ -19,7 +19,7 @@ from midlayer_encoders.files import write_json
 
 CARD = "midlayer.json"
 ENGINE_POOLINGS = ("mean", "cls", "last")
-"""Poolings of llama.cpp, vLLM and text-embeddings-inference."""
+"""Poolings of llama.cpp and vLLM."""
 _TEXTS = (
     "How do I reset the PIN of my card?",
     "Stock markets fell sharply today, and most of what was left of the gains of this year was lost within hours.",
@@ -74,7 +74,7 @@ UNCUT = "a cut would change the layers of its model, so hooks read them: use thi
 
 
 def common_obstacle(encoder: LayerEncoder) -> str | None:
-    """Return why neither llama.cpp, vLLM nor text-embeddings-inference can run an encoder, or None."""
+    """Return why neither llama.cpp nor vLLM can run an encoder, or None."""
     first: Any = encoder[0]
     if encoder.media != ["text"]:
         return "it embeds only texts"

@@ -11,11 +11,11 @@ from midlayer_encoders.errors import CutError, OptionError
 from midlayer_encoders.export._comparison import Exported
 from midlayer_encoders.export.gguf import export_gguf
 from midlayer_encoders.export.graphs import export_onnx, export_openvino
-from midlayer_encoders.export.serving import export_served
+from midlayer_encoders.export.serving import export_vllm
 from midlayer_encoders.models.quantized import is_quantized
 from midlayer_encoders.validation import check_choice, check_flag, check_path
 
-Target: TypeAlias = Literal["sentence-transformers", "vllm", "tei", "onnx", "openvino", "gguf"]
+Target: TypeAlias = Literal["sentence-transformers", "vllm", "onnx", "openvino", "gguf"]
 TARGETS: tuple[Target, ...] = get_args(Target)
 """Export targets."""
 
@@ -35,8 +35,8 @@ def export_for(
 
     Args:
         encoder: the encoder.
-        target: ``"sentence-transformers"`` (as ``save_pretrained``), ``"vllm"`` or ``"tei"`` (a folder that vLLM or
-            text-embeddings-inference loads), ``"onnx"`` or ``"openvino"`` (a graph from tokens or pixels to vectors),
+        target: ``"sentence-transformers"`` (as ``save_pretrained``), ``"vllm"`` (a folder that vLLM loads),
+            ``"onnx"`` or ``"openvino"`` (a graph from tokens or pixels to vectors),
             or ``"gguf"`` (for llama.cpp: the encoder's GGUF file after a cut, or the weights of a Llama-type model).
         folder: output folder, new or empty.
         overwrite: write into a folder that is not empty.
@@ -63,8 +63,8 @@ def export_for(
         return export_gguf(encoder, path, int8=int8)
     if target == "openvino":
         return export_openvino(encoder, path)
-    if target in ("vllm", "tei"):
-        return export_served(encoder, path, target)
+    if target == "vllm":
+        return export_vllm(encoder, path)
     return Exported(target, path, files=encoder.save_files(str(path), stock=stock), stock=stock)
 
 

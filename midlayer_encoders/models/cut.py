@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import nn
 
 from midlayer_encoders._types import Norm
@@ -245,39 +244,6 @@ def at_depth(model: nn.Module, cut: Cut) -> Iterator[None]:
     finally:
         for name in counts:
             config.__dict__[name] = fields[name]
-
-
-@torch.no_grad()
-def with_empty_decoder(encoder: Any) -> nn.Module | None:
-    """Return the encoder-decoder of an encoder with a decoder of no blocks, or ``None`` if it needs a second text.
-
-    transformers has no class that loads such an encoder alone. The decoder's output is not read.
-    """
-    from transformers import MODEL_MAPPING
-    from transformers.modeling_outputs import BaseModelOutput
-
-    config = copy.deepcopy(encoder.config)
-    if not hasattr(config, "decoder_layers") or not hasattr(encoder, "embed_tokens"):
-        return None
-    config.decoder_layers, config.tie_word_embeddings = 0, True
-    if hasattr(config, "max_decoder_position_embeddings"):  # the decoder receives the same text
-        config.max_decoder_position_embeddings = config.max_encoder_position_embeddings
-    if getattr(config, "decoder_start_token_id", None) is None:
-        config.decoder_start_token_id = 0
-    with internals.without_weights():
-        complete: Any = MODEL_MAPPING[type(config)](config)
-    if not all(hasattr(complete, name) for name in ("encoder", "decoder", "shared")):
-        return None
-    _zeroed(complete, encoder)
-    complete.encoder = encoder
-    complete.shared = complete.decoder.embed_tokens = encoder.embed_tokens
-    ids = torch.tensor([[5, 6, 7]], device=encoder.device)
-    states = BaseModelOutput(encoder.embed_tokens(ids))  # no pass through the encoder: its dropout may be on
-    try:
-        output = complete(input_ids=ids, attention_mask=torch.ones_like(ids), encoder_outputs=states)
-    except (ValueError, TypeError, AttributeError):
-        return None
-    return complete if getattr(output, "encoder_last_hidden_state", None) is not None else None
 
 
 def _copied(block: nn.Module, position: int) -> nn.Module:

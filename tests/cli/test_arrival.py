@@ -32,12 +32,11 @@ WRITTEN = {
     ("probe", "out"),
     ("select", "out"),
     ("board", "out"),
-    ("export", "private"),
+    ("export", "precision"),  # on the card
     ("probe", "skip_bad"),
 }
 """Options that a command uses after the call, or that need a hub or unreadable files."""
 INPUTS = {"images", "audio", "skip_bad"}
-PUSHED = {"push", "scores", "license_"}  # tests/export/test_upload.py
 
 CALLS: dict[str, tuple[str, list[str]]] = {
     "embed": ("vectors:embed", ["MODEL", "--texts", "TEXTS", "--out", "OUT.npy"]),
@@ -85,7 +84,12 @@ def arrival(command: str, flags: list[str], patch: pytest.MonkeyPatch) -> str:
         calls.append(f"{model} {arguments} {options}")
         tokenizer = lambda line, **_: {"input_ids": line}  # noqa: E731
         return SimpleNamespace(
-            media=["text"], tokenizer=tokenizer, parameters=lambda: [], options=SimpleNamespace(), tower_layers={}
+            media=["text"],
+            tokenizer=tokenizer,
+            parameters=lambda: [],
+            options=SimpleNamespace(),
+            tower_layers={},
+            model_card_data=SimpleNamespace(),
         )
 
     def call(*arguments: Any, **keywords: Any) -> None:
@@ -161,7 +165,7 @@ def test_every_option_changes_the_call(
     lost = []
     for option in COMMANDS[command].params:
         name = str(option.name)
-        if option.param_type_name == "argument" or name in OUTPUT | PUSHED or (command, name) in WRITTEN:
+        if option.param_type_name == "argument" or name in OUTPUT or (command, name) in WRITTEN:
             continue
         if name in option_fields() and command != "embed" and name != "dtype":  # all commands share these
             continue

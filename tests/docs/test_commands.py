@@ -15,7 +15,6 @@ NOT_RUN = {
     r"make (demo|demo-vision|test|test-\w+|check|bench|docs|dist)\b": "takes minutes, or needs what a fresh machine has",
     r"(python3? -m )?pip install\b|git clone\b|uv\b|cd\b": "would change the machine",
     r"python -m benchmarks\.": "a benchmark: it needs data that is not in the repository, or a GPU",
-    r"midlayer export .*--push\b": "needs the hub; tests/export/test_upload.py pushes to a stand-in",
     r"midlayer export .*--for (onnx|openvino)\b": "needs an engine; tests/export runs it under make test-engines",
     r"midlayer \w+ .*--devices\b": "starts processes; tests/test_processes.py does",
     r"midlayer \w+ .*--submit\b": "starts jobs; tests/sweeping/test_units.py and test_slurm.py do",
@@ -23,7 +22,7 @@ NOT_RUN = {
     r"midlayer \w+ .*--engine vllm\b": "needs vLLM; tests/reading/test_vllm.py runs it under make test-vllm",
     r"python -m venv\b|vllm-env/bin/pip\b": "would change the machine",
     r"(torchrun|srun|sbatch)\b": "starts processes; tests/test_processes.py does",
-    r"(llama-server|vllm|text-embeddings-router|ollama|echo)\b": "another program",
+    r"(llama-server|vllm|ollama|echo)\b": "another program",
     r"midlayer demo\b": "minutes",
 }
 """Commands that are not run here, by how they begin, and why."""

@@ -1,4 +1,4 @@
-"""Folders for vLLM and text-embeddings-inference. ``tests/export/test_vllm.py`` runs vLLM."""
+"""Folders for vLLM. ``tests/export/test_vllm.py`` runs vLLM."""
 
 from __future__ import annotations
 
@@ -36,18 +36,15 @@ def change(path: Path, **settings: Any) -> None:
     path.write_text(json.dumps({name: value for name, value in saved.items() if value is not ...}))
 
 
-@pytest.mark.parametrize("target", ["vllm", "tei"])
-def test_a_folder_for_a_server_is_still_a_plain_one(tiny_folder: Folder, tmp_path: Path, target: Any) -> None:
+def test_a_folder_for_a_server_is_still_a_plain_one(tiny_folder: Folder, tmp_path: Path) -> None:
     encoder = LayerEncoder(tiny_folder("Llama"), 2, device="cpu", max_length=50, **CENTERED)
     encoder.options = replace(encoder.options, revision="step8")
-    result = export_for(encoder, target, tmp_path / "out")
+    result = export_for(encoder, "vllm", tmp_path / "out")
     assert (result.engine, result.error) == (None, None)  # neither is installed here
     np.testing.assert_array_equal(SentenceTransformer(str(result.folder)).encode(TEXTS), encoder.encode(TEXTS))
     card = json.loads((result.folder / "midlayer.json").read_text())
-    dtype = {"vllm": "--runner pooling --dtype float32", "tei": "--dtype float16"}[target]
-    command = {"vllm": "vllm serve .", "tei": "text-embeddings-router --model-id ."}[target]
     assert card == {
-        "target": target,
+        "target": "vllm",
         "model": encoder.name,
         "revision": "step8",
         "layer": 2,
@@ -60,32 +57,22 @@ def test_a_folder_for_a_server_is_still_a_plain_one(tiny_folder: Folder, tmp_pat
         "prompts": {},
         "error": None,
         "versions": {name: version(name) for name in ("torch", "transformers")},
-        "serve": f"{command} {dtype}",
+        "serve": "vllm serve . --runner pooling --dtype float32",
     }
 
 
-def test_nested_rotary_settings_are_written_under_their_older_names_only(tiny_folder: Folder, tmp_path: Path) -> None:
-    export_for(LayerEncoder(tiny_folder("ModernBERT"), 2, device="cpu"), "tei", tmp_path / "out")
-    config = json.loads((tmp_path / "out" / "config.json").read_text())
-    assert "rope_parameters" not in config
-    assert (config["global_rope_theta"], config["local_rope_theta"]) == (160000.0, 10000.0)
-
-
-@pytest.mark.parametrize("target", ["vllm", "tei"])
-def test_chat_templates_and_pooling_without_the_prompt_are_refused(
-    tiny_folder: Folder, tmp_path: Path, target: Any
-) -> None:
+def test_chat_templates_and_pooling_without_the_prompt_are_refused(tiny_folder: Folder, tmp_path: Path) -> None:
     modules = [Transformer(tiny_folder("BERT")), Pooling(32, "mean", include_prompt=False)]
     SentenceTransformer(modules=modules, device="cpu").save(str(tmp_path / "model"), create_model_card=False)
     prompted = LayerEncoder(str(tmp_path / "model"), 2, device="cpu", prompts={"ask": "hm: "})
     with pytest.raises(CutError, match=r"it pools the tokens of a prompt: pass prompts=\{\}, or pool them"):
-        export_for(prompted, target, tmp_path / "out")
+        export_for(prompted, "vllm", tmp_path / "out")
     encoder = LayerEncoder(str(tmp_path / "model"), 2, device="cpu")
     encoder.options = replace(encoder.options, chat_template=True)
     with pytest.raises(CutError, match="it applies no chat template before embedding: leave out `chat_template`"):
-        export_for(encoder, target, tmp_path / "out")
+        export_for(encoder, "vllm", tmp_path / "out")
     encoder.options = replace(encoder.options, chat_template=False)
-    export_for(encoder, target, tmp_path / "out")
+    export_for(encoder, "vllm", tmp_path / "out")
 
 
 @pytest.mark.parametrize(
@@ -107,12 +94,12 @@ def test_message_of_an_engine_that_fails_is_its_error(tmp_path: Path, script: st
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_line_for_vllm_names_the_dtype(tiny_folder: Folder, dtype: str) -> None:
     encoder = LayerEncoder(tiny_folder("Llama"), 2, device="cpu", dtype=dtype)
-    assert serving_line(encoder, "vllm", "out") == f"vllm serve out --runner pooling --dtype {dtype}"
+    assert serving_line(encoder, "out") == f"vllm serve out --runner pooling --dtype {dtype}"
 
 
 def test_the_folder_holds_pooling_modules_length_and_tokens(tiny_folder: Folder, tmp_path: Path) -> None:
     encoder = LayerEncoder(tiny_folder("Llama"), 2, device="cpu", max_length=48, **CENTERED)
-    export_for(encoder, "tei", tmp_path / "out")
+    export_for(encoder, "vllm", tmp_path / "out")
     modules = json.loads((tmp_path / "out" / "modules.json").read_text())
     names = ["Transformer", "Pooling", "Dense", "Normalize"]
     assert [module["type"] for module in modules] == [f"sentence_transformers.models.{name}" for name in names]
@@ -128,28 +115,6 @@ def test_the_folder_holds_pooling_modules_length_and_tokens(tiny_folder: Folder,
     assert expected[-1][-1] == expected[0][-1]  # truncation keeps the end of the template
 
 
-@pytest.mark.parametrize("name", ["BERT", "RoBERTa", "DistilBERT", "ModernBERT", "Llama", "Mistral", "Qwen2"])
-def test_models_that_text_embeddings_inference_has(tiny_folder: Folder, tmp_path: Path, name: str) -> None:
-    export_for(LayerEncoder(tiny_folder(name), 2, device="cpu", pooling="cls"), "tei", tmp_path / "out")
-    assert json.loads((tmp_path / "out" / "1_Pooling" / "config.json").read_text())["pooling_mode_cls_token"] is True
-
-
-def test_a_tokenizer_file_with_other_tokens_is_refused(
-    tiny_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    encoder = LayerEncoder(tiny_folder("Llama"), 2, device="cpu", recipe="one-word")
-    save = encoder.save
-
-    def save_without_template(folder: str) -> None:
-        save(folder)
-        change(Path(folder) / "tokenizer.json", post_processor=None)
-
-    monkeypatch.setattr(encoder, "save", save_without_template)
-    with pytest.raises(CutError, match=r"reads only tokenizer\.json, which yields other tokens"):
-        export_for(encoder, "tei", tmp_path / "out")
-
-
-@pytest.mark.parametrize("target", ["vllm", "tei"])
 @pytest.mark.parametrize(
     ("name", "layer", "options", "why"),
     [
@@ -163,24 +128,11 @@ def test_a_tokenizer_file_with_other_tokens_is_refused(
     ],
 )
 def test_features_that_a_server_computes_differently_are_refused(
-    tiny_folder: Folder, tmp_path: Path, name: str, layer: Any, options: Any, why: str, target: Any
+    tiny_folder: Folder, tmp_path: Path, name: str, layer: Any, options: Any, why: str
 ) -> None:
     encoder = LayerEncoder(tiny_folder(name), layer, device="cpu", **options)
     with pytest.raises(CutError, match=why):
-        export_for(encoder, target, tmp_path / "out")
-    assert not list(tmp_path.iterdir())
-
-
-def test_features_that_only_text_embeddings_inference_lacks(tiny_folder: Folder, tmp_path: Path) -> None:
-    both_ways = LayerEncoder(tiny_folder("Llama"), 2, device="cpu", bidirectional=True)
-    with pytest.raises(CutError, match="leave out `bidirectional`"):
-        export_for(both_ways, "tei", tmp_path / "out")
-    last = LayerEncoder(tiny_folder("BERT"), 2, device="cpu", pooling="last")
-    with pytest.raises(CutError, match="no last-token pooling for model type 'bert'"):
-        export_for(last, "tei", tmp_path / "out")
-    windows = LayerEncoder(tiny_folder("Qwen3"), 2, device="cpu")
-    with pytest.raises(CutError, match="no sliding windows"):
-        export_for(windows, "tei", tmp_path / "out")
+        export_for(encoder, "vllm", tmp_path / "out")
     assert not list(tmp_path.iterdir())
 
 
@@ -199,12 +151,8 @@ def test_vllm_leaves_the_causal_mask_of_some_models_on(
 
 
 def test_the_command_that_serves_is_one_for_a_shell(tiny_folder: Folder, tmp_path: Path) -> None:
-    prompts: Any = {"prompts": {"a search": "hm: "}, "default_prompt_name": "a search"}
-    encoder = LayerEncoder(tiny_folder("BERT"), 2, device="cpu", **prompts)
-    line = serving_line(encoder, "tei", tmp_path / "my cut")
-    assert shlex.split(line)[2] == str(tmp_path / "my cut")
-    assert shlex.split(line)[-1] == "a search"
-    assert shlex.split(serving_line(encoder, "vllm", "my cut"))[2] == "my cut"
+    encoder = LayerEncoder(tiny_folder("BERT"), 2, device="cpu")
+    assert shlex.split(serving_line(encoder, tmp_path / "my cut"))[2] == str(tmp_path / "my cut")
 
 
 def test_vllm_does_not_find_the_shards_of_a_model_that_was_there_before(tiny_folder: Folder, tmp_path: Path) -> None:
@@ -221,14 +169,12 @@ def test_a_prompt_that_a_server_does_not_add_causes_a_warning(
     prompts: Any = {"prompts": {"ask": "hm: "}, "default_prompt_name": "ask"}
     encoder = LayerEncoder(tiny_folder("Llama"), 2, device="cpu", **prompts)
     export_for(encoder, "vllm", tmp_path / "vllm")
-    export_for(encoder, "tei", tmp_path / "tei")
     assert "vLLM does not add the default prompt: prepend 'hm: ' to texts" in caplog.text
-    assert "text-embeddings-inference does not add the default prompt: pass --default-prompt-name" in caplog.text
-    assert json.loads((tmp_path / "tei" / "midlayer.json").read_text())["serve"].endswith("--default-prompt-name ask")
-    export_for(LayerEncoder(str(tmp_path / "tei"), -1, device="cpu"), "tei", tmp_path / "again")  # it keeps the prompt
+    export_for(
+        LayerEncoder(str(tmp_path / "vllm"), -1, device="cpu"), "vllm", tmp_path / "again"
+    )  # it keeps the prompt
     card = json.loads((tmp_path / "again" / "midlayer.json").read_text())
     assert (card["prompt"], card["prompts"]) == ("hm: ", {"ask": "hm: "})
-    assert card["serve"].endswith("--default-prompt-name ask")
 
 
 @pytest.mark.skipif(find_spec("vllm") is not None, reason="vLLM is installed")
@@ -238,5 +184,5 @@ def test_the_error_of_a_server_that_does_not_start(tmp_path: Path) -> None:
 
 
 def test_the_command_prints_the_line_that_serves_the_folder(tiny_folder: Folder, tmp_path: Path) -> None:
-    output = run("export", tiny_folder("BERT"), "--layer", "2", "--for", "tei", "--out", str(tmp_path / "out"))
-    assert f"text-embeddings-router --model-id {shlex.quote(str(tmp_path / 'out'))} --dtype float32" in output
+    output = run("export", tiny_folder("BERT"), "--layer", "2", "--for", "vllm", "--out", str(tmp_path / "out"))
+    assert f"vllm serve {shlex.quote(str(tmp_path / 'out'))} --runner pooling --dtype float32" in output

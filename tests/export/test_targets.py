@@ -85,10 +85,8 @@ def test_distances_are_those_of_the_worst_row() -> None:
 
 def test_the_command_refuses_before_a_model_is_read(tmp_path: Path) -> None:
     line = ["export", "no/such-model", "--layer", "2", "--out", str(tmp_path / "out")]
-    targets = "'sentence-transformers', 'vllm', 'tei', 'onnx', 'openvino', 'gguf'"
+    targets = "'sentence-transformers', 'vllm', 'onnx', 'openvino', 'gguf'"
     with pytest.raises(OptionError, match=f"`target` must be one of {targets}"):
         run(*line, "--for", "tflite")
     with pytest.raises(OptionError, match="`int8` must be left out with target='sentence-transformers'"):
         run(*line, "--int8")
-    with pytest.raises(OptionError, match=r"`--push` must be left out with --stock\. .*hf upload me/it FOLDER"):
-        run(*line, "--stock", "--push", "me/it")

@@ -17,7 +17,7 @@ from midlayer_encoders import LayerEncoder, _types, select_layer, sweep
 from midlayer_encoders.encoder.spec import mteb_line
 from midlayer_encoders.encoder.stock_folder import _SAMPLE, STOCK_TEMPLATE
 from midlayer_encoders.errors import MidlayerError, OptionError
-from midlayer_encoders.export import export_for, push_to_hub
+from midlayer_encoders.export import export_for
 from midlayer_encoders.reading import joined_readings
 from midlayer_encoders.reading.joined_readings import JoinedReadings, join_readings
 from midlayer_encoders.recipes import RECIPES, Recipe, check_template
@@ -356,11 +356,6 @@ def test_stock_folder_is_for_word_echo_alone(
         centered.save_pretrained(str(tmp_path / "no"), stock=True)
     with pytest.raises(OptionError, match="`stock` must be left out with target='onnx'"):
         export_for(one_word, "onnx", tmp_path / "no", stock=True)
-    stock = export_for(
-        LayerEncoder(byte_level_folder, 2, recipe="word-echo"), "sentence-transformers", tmp_path / "a b", stock=True
-    )
-    with pytest.raises(OptionError, match=r"must not be a stock folder.*hf upload me/it '.*a b'"):
-        push_to_hub(one_word, "me/it", exported=stock)
     assert not (tmp_path / "no").exists()
     centered.save_pretrained(str(tmp_path / "yes"))
     assert "trust_remote_code=True." in caplog.text
@@ -379,7 +374,7 @@ def test_command_says_that_the_stock_folder_is_another_encoder(byte_level_folder
     assert f'SentenceTransformer("{tmp_path / "exact"}", trust_remote_code=True)' in exact
 
 
-@pytest.mark.parametrize("target", ["vllm", "tei", "gguf"])
+@pytest.mark.parametrize("target", ["vllm", "gguf"])
 def test_engines_that_read_one_place_are_refused(byte_level_folder: str, tmp_path: Path, target: Any) -> None:
     encoder = LayerEncoder(byte_level_folder, 2, recipe="word-echo", device="cpu")
     with pytest.raises(MidlayerError, match="reads one place of a sequence, and this encoder two: export it for sent"):
