@@ -92,8 +92,8 @@ def _load(name: str, *, options: EncoderOptions, max_length: int) -> LayerEncode
 
 def _print_outcome(outcome: Outcome) -> None:
     _output.print_text(f"{outcome.name}: {outcome.status} ({outcome.seconds:.1f} s)", style=_STYLES[outcome.status])
-    for sentence in outcome.words:
-        _output.print_text(f"  {sentence}", wrap=False)
+    if outcome.reason:
+        _output.print_text(f"  {outcome.reason}", wrap=False)
 
 
 def _read_sweep(path: Path) -> pl.DataFrame:

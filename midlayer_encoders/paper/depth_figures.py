@@ -13,10 +13,8 @@ from midlayer_encoders.errors import counted
 from midlayer_encoders.frame.curves import curves
 from midlayer_encoders.frame.schema import tidy_frame, tidy_rows
 from midlayer_encoders.paper.setting import MissingInputError, Setting
-from midlayer_encoders.report.labels import number, signed
-from midlayer_encoders.report.paper_page import score_curves
+from midlayer_encoders.report.labels import number
 from midlayer_encoders.report.results import kept_frame
-from midlayer_encoders.report.training_page import steps_words
 from midlayer_encoders.selection import CannotChooseError, choose
 
 Rows: TypeAlias = tuple[tuple[str, ...], ...]
@@ -31,36 +29,12 @@ def scores_by_depth(setting: Setting) -> pl.DataFrame:
     return pl.concat(frame.filter(kind="score") for frame in setting.sweeps())
 
 
-def score_words(frame: pl.DataFrame) -> list[str]:
-    """Describe where the mean score is best, and its gain over the last layer."""
-    sentences = []
-    for line in score_curves(frame):
-        best = max(range(len(line.y)), key=lambda index: line.y[index])
-        sentences.append(
-            f"{line.label}: best {number(line.y[best])} at {line.x[best]:.0f} % of the depth, "
-            f"{signed(line.y[best] - line.y[-1])} over the last layer."
-        )
-    return sentences
-
-
 # --- Figures 2, 10, 12: metrics by depth ----------------------------------------------------------------------------
 
 
 def metrics_by_depth(setting: Setting) -> pl.DataFrame:
     """Return the metrics of the models."""
     return pl.concat(setting.metrics(model) for model in setting.required_models())
-
-
-def valley_words(frame: pl.DataFrame) -> list[str]:
-    """Describe the prompt entropy of the first layer, the lowest and the last."""
-    sentences = []
-    for (model,), part in frame.filter(name="prompt_entropy").sort("layer").group_by("model", maintain_order=True):
-        low = part.sort("value")[0]
-        sentences.append(
-            f"{model}: prompt entropy {part['value'][0]:.2f} at the first layer, lowest {low['value'][0]:.2f} at "
-            f"{100 * low['depth'][0]:.0f} % of the depth, {part['value'][-1]:.2f} at the last (nats)."
-        )
-    return sentences
 
 
 # --- Figures 3, 8, 9: correlations ----------------------------------------------------------------------------------
@@ -78,18 +52,6 @@ def correlations(setting: Setting) -> pl.DataFrame:
         )
         for index, frame in enumerate(setting.sweeps())
     )
-
-
-def correlation_words(frame: pl.DataFrame) -> list[str]:
-    """Describe each model's distance correlations, highest first, and why some are undefined."""
-    sentences = []
-    for (model,), part in frame.filter(task="average").group_by("model", maintain_order=True):
-        defined = part.filter(pl.col("value").is_not_null(), statistic="dcor").sort("value", descending=True)
-        values = ", ".join(f"{name.replace('_', ' ')} {value:.2f}" for name, value in defined["metric", "value"].rows())
-        sentences.append(f"{model}, distance correlation with the mean score: {values or 'none is defined'}.")
-        for (note,), rows in part.filter(pl.col("value").is_null()).group_by("note", maintain_order=True):
-            sentences.append(f"{model}: {', '.join(rows['metric'].unique(maintain_order=True))} {note}.")
-    return sentences
 
 
 def correlation_table(frame: pl.DataFrame, statistics: Sequence[str]) -> Rows:
@@ -126,11 +88,6 @@ def training(setting: Setting, names: Sequence[str]) -> pl.DataFrame:
     return result.frame
 
 
-def training_words(frame: pl.DataFrame) -> list[str]:
-    """Describe which layers change most, and which settle first."""
-    return [f"{frame['model'][0]}: {sentence}" for sentence in steps_words(frame)]
-
-
 # --- Figure 13: fine-tuning -----------------------------------------------------------------------------------------
 
 
@@ -142,18 +99,6 @@ def tuned_beside_base(setting: Setting) -> pl.DataFrame:
     intervals = IntervalSettings(resamples=20)
     texts = setting.required_texts(4)
     return compare(base, *tuned, texts=texts, views=4, seed=setting.seed, intervals=intervals).frame
-
-
-def tuned_words(frame: pl.DataFrame) -> list[str]:
-    """Describe how the entropy and invariance of tuned models differ from the base model's."""
-    means = frame.group_by("model", "name", maintain_order=True).agg(pl.col("value").mean())
-    base, *tuned_models = means.pivot("name", index="model", values="value").iter_rows(named=True)
-    return [
-        f"{tuned['model']} against {base['model']}, mean over layers: prompt entropy "
-        f"{signed(tuned['prompt_entropy'] - base['prompt_entropy'], 2)} nats, InfoNCE "
-        f"{signed(tuned['infonce'] - base['infonce'], 2)} (lower is more invariant)."
-        for tuned in tuned_models
-    ]
 
 
 # --- Table 2: selection ---------------------------------------------------------------------------------------------
@@ -203,16 +148,3 @@ def chosen_table(frame: pl.DataFrame) -> Rows:
     }
     rows = [(rule, *(cells.get((model, rule), "–") for model in models)) for rule in ("best", *_RULES)]
     return (("rule", *models), *rows)
-
-
-def chosen_words(frame: pl.DataFrame) -> list[str]:
-    """Describe the scores of the best layer, of the last layer, and of the best rule without labels."""
-    sentences = []
-    for (model,), part in frame.group_by("model", maintain_order=True):
-        means = dict(part.group_by("name").agg(100 * pl.col("value").mean()).iter_rows())
-        rule = max((name for name in _RULES if name in means and name != "last"), key=lambda name: means[name])
-        sentences.append(
-            f"{model}: the best layer {means['best']:.1f}, the last {means['last']:.1f}; of the rules without labels "
-            f"{rule} is best with {means[rule]:.1f}."
-        )
-    return sentences

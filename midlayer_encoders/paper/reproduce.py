@@ -21,7 +21,7 @@ from midlayer_encoders.paper.setting import MissingInputError, Setting
 from midlayer_encoders.report import paper_page as page
 from midlayer_encoders.report import plot_metrics, plot_steps_curves, write_figure
 from midlayer_encoders.report.layer_charts import plot_correlations
-from midlayer_encoders.report.pages import write_page
+from midlayer_encoders.report.pages import render, write_page
 from midlayer_encoders.report.results import versions, write_frame
 from midlayer_encoders.validation import check_choice
 
@@ -37,7 +37,6 @@ class PaperExperiment:
         title: title of the figure.
         claim: claim of the paper.
         run: computes the frame.
-        words: returns sentences that compare the frame with the claim.
         draw: returns the figure.
         table: returns table rows, headings first.
     """
@@ -45,7 +44,6 @@ class PaperExperiment:
     title: str
     claim: str
     run: Callable[[Setting], pl.DataFrame]
-    words: Callable[[pl.DataFrame], list[str]]
     draw: Callable[[pl.DataFrame], Figure]
     table: Callable[[pl.DataFrame], depth.Rows] | None = None
 
@@ -59,41 +57,41 @@ _ALL_METRICS = ("prompt_entropy", "dataset_entropy", "curvature", "infonce", "li
 
 def _depth_experiment(title: str, claim: str, draw: Callable[[pl.DataFrame], Figure]) -> PaperExperiment:
     """Return an experiment on metrics by depth."""
-    return PaperExperiment(title, claim, depth.metrics_by_depth, depth.valley_words, draw)
+    return PaperExperiment(title, claim, depth.metrics_by_depth, draw)
 
 
 def _correlation_experiment(title: str, *statistics: str) -> PaperExperiment:
     """Return an experiment on correlations of metrics with scores."""
     draw = partial(plot_correlations, statistics=statistics)
     table = partial(depth.correlation_table, statistics=statistics)
-    return PaperExperiment(title, _GO_WITH, depth.correlations, depth.correlation_words, draw, table)
+    return PaperExperiment(title, _GO_WITH, depth.correlations, draw, table)
 
 
 def _training_experiment(title: str, *names: str) -> PaperExperiment:
     """Return an experiment on metrics by training step."""
-    return PaperExperiment(title, _LEARN, partial(depth.training, names=names), depth.training_words, plot_steps_curves)
+    return PaperExperiment(title, _LEARN, partial(depth.training, names=names), plot_steps_curves)
 
 
 EXPERIMENTS: dict[str, PaperExperiment] = {
     "fig1": PaperExperiment(
         "Scores by depth", "an intermediate layer beats the last by 2 to 16 points, at mid-depth.",
-        depth.scores_by_depth, depth.score_words, page.plot_score_curves,
+        depth.scores_by_depth, page.plot_score_curves,
     ),
     "fig2": _depth_experiment("Entropy by depth", _VALLEY, page.plot_entropies),
     "fig3": _correlation_experiment("Metrics against scores", "dcor"),
     "fig4": _training_experiment("Metrics while a model learns", "prompt_entropy", "curvature", "lidar"),
     "fig5": PaperExperiment(
         "Entropy along the sequence", "tuning on chains of thought keeps prompt entropy higher, with less variance.",
-        tokens.along_solutions, tokens.along_words, page.plot_along,
+        tokens.along_solutions, page.plot_along,
     ),
     "fig6": PaperExperiment(
         "Extreme prompts",
         "repetition lowers entropy at mid-depth, random tokens raise it in early layers, length raises it in nats.",
-        tokens.changed_prompts, tokens.prompt_words, page.plot_prompts,
+        tokens.changed_prompts, page.plot_prompts,
     ),
     "fig7": PaperExperiment(
         "Orders of the entropy on power laws", "the larger the order, the more small eigenvalues contribute.",
-        lambda _: tokens.order_entropies(), tokens.order_words, page.plot_orders,
+        lambda _: tokens.order_entropies(), page.plot_orders,
     ),
     "fig8": _correlation_experiment("Metrics against scores, three measures", *_STATISTICS),
     "fig9": _correlation_experiment("Metrics against scores of BERT", *_STATISTICS),
@@ -102,15 +100,15 @@ EXPERIMENTS: dict[str, PaperExperiment] = {
     "fig12": _depth_experiment("Entropy by depth and size", "larger models have a deeper valley.", page.plot_entropies),
     "fig13": PaperExperiment(
         "Fine-tuning", "tuning for embeddings raises invariance; unsupervised raises, supervised lowers entropy.",
-        depth.tuned_beside_base, depth.tuned_words, plot_metrics,
+        depth.tuned_beside_base, plot_metrics,
     ),
     "fig15": PaperExperiment(
         "Inside the blocks", "the residual stream has the valley, what stands before each sum has not.",
-        tokens.inside_blocks, tokens.inside_words, page.plot_subblocks,
+        tokens.inside_blocks, page.plot_subblocks,
     ),
     "table2": PaperExperiment(
         "A layer without labels", "metrics choose a layer that beats the last.",
-        depth.chosen_layers, depth.chosen_words, page.plot_rules, depth.chosen_table,
+        depth.chosen_layers, page.plot_rules, depth.chosen_table,
     ),
 }  # fmt: skip
 """By the name that ``midlayer reproduce`` takes."""
@@ -129,13 +127,13 @@ class Outcome:
     Attributes:
         name: name of the experiment.
         status: see :data:`Status`.
-        words: sentences about the results, or the reason why there are none.
+        reason: why there is no result; empty if there is one.
         seconds: duration.
     """
 
     name: str
     status: Status
-    words: tuple[str, ...]
+    reason: str = ""
     seconds: float = 0.0
 
 
@@ -187,16 +185,16 @@ def _outcome(name: str, setting: Setting) -> Outcome:
     start = time.perf_counter()
     try:
         saved = _saved_frame(name, setting)
-        frame = _measure(name, setting) if saved is None else saved
-        words = tuple(EXPERIMENTS[name].words(frame))
-        return Outcome(name, "done" if saved is None else "kept", words, time.perf_counter() - start)
+        if saved is None:
+            _measure(name, setting)
+        return Outcome(name, "done" if saved is None else "kept", seconds=time.perf_counter() - start)
     except DiskFullError:  # the next experiment would fail too
         raise
     except MissingInputError as error:
-        return Outcome(name, "left out", (str(error),))
+        return Outcome(name, "left out", str(error))
     except Exception as error:  # the other experiments still run
         text = str(error) if isinstance(error, MidlayerError) else error_summary(error)
-        return Outcome(name, "failed", (text,), time.perf_counter() - start)
+        return Outcome(name, "failed", text, time.perf_counter() - start)
 
 
 def _saved_frame(name: str, setting: Setting) -> pl.DataFrame | None:
@@ -206,7 +204,7 @@ def _saved_frame(name: str, setting: Setting) -> pl.DataFrame | None:
     return frame if metadata.get(_SETTING) == digest else None
 
 
-def _measure(name: str, setting: Setting) -> pl.DataFrame:
+def _measure(name: str, setting: Setting) -> None:
     """Run an experiment and write figure, table and frame.
 
     The old frame is deleted first, and the new one, with the digest of the setting, is written last: an interrupted
@@ -220,7 +218,6 @@ def _measure(name: str, setting: Setting) -> pl.DataFrame:
     write_figure(EXPERIMENTS[name].draw(frame), setting.out / f"{name}.png", dpi=110)
     write_frame(frame, setting.out / f"{name}.csv")
     write_frame(frame, setting.out / f"{name}.parquet", metadata={_SETTING: digest})
-    return frame
 
 
 def write_experiments(outcomes: Sequence[Outcome], setting: Setting) -> Path:
@@ -238,12 +235,12 @@ def write_experiments(outcomes: Sequence[Outcome], setting: Setting) -> Path:
         if outcome.status in ("done", "kept"):
             experiment = EXPERIMENTS[outcome.name]
             frame = pl.read_parquet(setting.out / f"{outcome.name}.parquet")
+            finding = {"name": outcome.name, "title": experiment.title, "claim": experiment.claim}
             table = experiment.table(frame) if experiment.table is not None else ()
-            texts = (outcome.name, experiment.title, experiment.claim, outcome.words)
-            findings.append(page.Finding(*texts, experiment.draw(frame), table))
+            findings.append({**finding, "figure": experiment.draw(frame), "table": table})
     verbs = {"left out": "was left out", "failed": "failed"}
     notes = [
-        f"{outcome.name} {verb}: {' '.join(outcome.words)}"
+        f"{outcome.name} {verb}: {outcome.reason}"
         for status, verb in verbs.items()
         for outcome in outcomes
         if outcome.status == status
@@ -260,4 +257,5 @@ def write_experiments(outcomes: Sequence[Outcome], setting: Setting) -> Path:
     }
     title = "The paper's experiments" + (f" on {', '.join(setting.models)}" if setting.models else "")
     write_file(setting.out / "outcomes.json", json.dumps([asdict(outcome) for outcome in outcomes], indent=2).encode())
-    return write_page(page.experiments_html(findings, title=title, how=how, notes=notes), setting.out / "report.html")
+    text = render("paper.html", title=title, notes=notes, findings=findings, how=how)
+    return write_page(text, setting.out / "report.html")

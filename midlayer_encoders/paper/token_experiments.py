@@ -338,21 +338,6 @@ def along_solutions(setting: Setting) -> pl.DataFrame:
     return setting.for_each_model(partial(entropy_along, texts=texts, **options))
 
 
-def along_words(frame: pl.DataFrame) -> list[str]:
-    """Describe the entropy at the end of the solutions and its spread over texts."""
-    sentences = []
-    for (model,), part in frame.group_by("model", maintain_order=True):
-        common = part.filter(pl.col("texts") >= part["texts"].max() / 2)  # type: ignore[operator]
-        end = common.filter(pl.col("position") == common["position"].max())
-        sentences.append(
-            f"{model}, after {end['position'][0]} tokens: {end['value'].to_numpy().mean():.2f} nats over all layers, "
-            f"with a deviation over texts of {end['deviation'].to_numpy().mean():.2f}."
-        )
-    if frame["model"].n_unique() == 1:
-        sentences.append("The claim compares a base model with one tuned on chains of thought: pass --model twice.")
-    return sentences
-
-
 # --- Figure 6: extreme prompts --------------------------------------------------------------------------------------
 
 
@@ -362,23 +347,6 @@ def changed_prompts(setting: Setting) -> pl.DataFrame:
     return setting.for_each_model(
         partial(extreme_prompts, texts=texts, max_length=setting.max_length, seed=setting.seed)
     )
-
-
-def prompt_words(frame: pl.DataFrame) -> list[str]:
-    """Describe how the entropy of each third of the layers changes from the smallest amount to the largest."""
-    sentences = []
-    third = pl.min_horizontal(pl.col("depth") * 3, 2.999).floor()
-    for (model, condition), part in frame.group_by("model", "condition", maintain_order=True):
-        means = part.group_by("amount", third.alias("third")).agg(pl.col("value").mean()).sort("third")
-        amounts = means["amount"].to_list()
-        ends = min(amounts), max(amounts)
-        low, high = (means.filter(amount=end)["value"].to_list() for end in ends)
-        change = ", ".join(
-            f"{before:.2f} to {after:.2f} in the {where} third"
-            for before, after, where in zip(low, high, ("first", "middle", "last"), strict=True)
-        )
-        sentences.append(f"{model}, {condition} from {ends[0]:g} to {ends[1]:g}: {change} of the layers.")
-    return sentences
 
 
 # --- Figure 7: orders -----------------------------------------------------------------------------------------------
@@ -423,32 +391,9 @@ def order_entropies(
     return tidy_frame(rows, extra={"alpha": pl.Float64(), "beta": pl.Float64()})
 
 
-def order_words(frame: pl.DataFrame) -> list[str]:
-    """Describe the contribution of the smaller eigenvalues at each order."""
-    tail = frame.filter(pl.col("name") == "tail_share", pl.col("beta") == 1.0).sort("alpha")
-    shares = ", ".join(f"{100 * value:.1f} % (α = {alpha:g})" for alpha, value in tail.select("alpha", "value").rows())
-    return [
-        f"On λ = 1/i the smaller half of the eigenvalues carries {shares} of the entropy: the higher the order, the "
-        "less small eigenvalues contribute, contrary to the paper's description of its figure."
-    ]
-
-
 # --- Figure 15: inside the blocks -----------------------------------------------------------------------------------
 
 
 def inside_blocks(setting: Setting) -> pl.DataFrame:
     """Return token metrics at every site inside the blocks."""
     return setting.for_each_model(partial(subblocks, texts=setting.required_texts(), max_length=setting.max_length))
-
-
-def inside_words(frame: pl.DataFrame) -> list[str]:
-    """Describe the entropy at each site inside the blocks, averaged over the middle layers."""
-    sentences = []
-    rows = frame.filter(pl.col("name") == "prompt_entropy", pl.col("site") != "residual_in")
-    for (model,), part in rows.group_by("model", maintain_order=True):
-        middle = part.filter(pl.col("depth").is_between(0.3, 0.8)).group_by("site", maintain_order=True)
-        site_means = ", ".join(
-            f"{str(site).replace('_', ' ')} {value:.2f}" for site, value in middle.agg(pl.col("value").mean()).rows()
-        )
-        sentences.append(f"{model}, mean prompt entropy between 30 and 80 % of the depth: {site_means} nats.")
-    return sentences

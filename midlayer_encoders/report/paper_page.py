@@ -13,52 +13,10 @@ from midlayer_encoders.errors import OptionError, counted
 from midlayer_encoders.frame.schema import check_frame
 from midlayer_encoders.report import drawing
 from midlayer_encoders.report.layer_charts import model_label, plot_metrics
-from midlayer_encoders.report.pages import render
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-
-@dataclass(frozen=True)
-class Finding:
-    """The result of one experiment.
-
-    Attributes:
-        name: such as ``fig6``.
-        title: of its section.
-        claim: of the paper.
-        words: sentences about the result.
-        figure: to show; None for none.
-        table: rows to print, headings first; empty for none.
-    """
-
-    name: str
-    title: str
-    claim: str
-    words: tuple[str, ...]
-    figure: Figure | None = None
-    table: tuple[tuple[str, ...], ...] = ()
-
-
-def experiments_html(
-    findings: Sequence[Finding], *, title: str, how: Mapping[str, str], notes: Sequence[str] = ()
-) -> str:
-    """Return a self-contained page of experiments.
-
-    Args:
-        findings: one for each experiment.
-        title: of the page.
-        how: facts about the measurement: models, texts, seeds, versions.
-        notes: sentences below the heading, such as omitted experiments.
-
-    Example:
-        >>> finding = Finding("fig7", "Orders", "a claim", ("It holds.",))
-        >>> text = experiments_html([finding], title="All", how={"seed": "0"})
-        >>> "<h2>fig7: Orders</h2>" in text and "It holds." in text
-        True
-    """
-    return render("paper.html", title=title, notes=notes, findings=findings, how=how)
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ def setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Setting:
     ]
     task = write(tmp_path / "near.jsonl", short)
     for name in ("fig6", "fig7"):
-        own_rows = replace(EXPERIMENTS[name], run=_scores, words=_words, draw=lambda _: None)
+        own_rows = replace(EXPERIMENTS[name], run=_scores, draw=lambda _: None)
         monkeypatch.setitem(EXPERIMENTS, name, own_rows)
     monkeypatch.setattr("midlayer_encoders.paper.reproduce.write_figure", lambda *_, **__: None)
     return Setting(
@@ -46,17 +46,15 @@ def _load(name: str) -> LayerEncoder:
     return LayerEncoder(name, -1, device="cpu")
 
 
-def _words(frame: pl.DataFrame) -> list[str]:
-    return [str(frame["value"].to_list())]
-
-
 def _scores(setting: Setting) -> pl.DataFrame:
     return setting.sweep(setting.models[0]).filter(kind="score")
 
 
 def outcome(setting: Setting, name: str = "fig6") -> tuple[str, str]:
     (first,) = reproduce([name], setting)
-    return first.status, first.words[0]
+    if first.reason:
+        return first.status, first.reason
+    return first.status, str(pl.read_parquet(setting.out / f"{name}.parquet")["value"].to_list())
 
 
 def rewritten(path: Path, content: bytes) -> None:
