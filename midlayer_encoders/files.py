@@ -194,7 +194,7 @@ def explain_full_disk(path: Path) -> Iterator[None]:
         free = shutil.disk_usage(folder).free / 2**20
         raise DiskFullError(
             f"The disk of {disk} is full ({free:.1f} MiB free): {path} was not written. Existing files are "
-            "unchanged: free some space, for example with `midlayer cache`, or write elsewhere, and run again."
+            "unchanged: free some space, or write elsewhere, and run again."
         ) from error
 
 

@@ -9,8 +9,7 @@ import sys
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from copy import copy
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, NoReturn, TypeAlias
 
 import torch
 from torch import Tensor
@@ -59,10 +58,6 @@ class LayerMetric(Metric):
     is_differentiable = False
     higher_is_better = None
     full_state_update = False
-    _compares: ClassVar[str] = ""
-    """Parts of a text that the metric compares and that arrive in separate updates; empty if one update has a value."""
-    _counts_repeats: ClassVar[bool] = True
-    """Whether a text that is passed twice with the same ``index`` counts twice."""
     _option_defaults: ClassVar[dict[str, Any]] = {}
     _check: ClassVar[Callable[..., None] | None] = None
     _number: ClassVar[Callable[..., Any]]
@@ -148,36 +143,9 @@ class LayerMetric(Metric):
         super()._apply(move, *args, **kwargs)
         return self
 
-    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Add one layer of a batch as ``update`` does, and return that layer's value on this batch.
-
-        Like torchmetrics' ``forward``, but for one layer: a scalar in float64, from this process only unless
-        ``dist_sync_on_step``. Metrics that compare layers or views raise a :class:`MidlayerError`.
-        """
-        if self._compares:
-            raise MidlayerError(
-                f"{type(self).__name__} has no value for one update because it compares {self._compares} of a batch. "
-                "Call `update` for each of them, then `compute` once."
-            )
-        batch = self._empty_copy()
-        args, kwargs = _tensors_first(args, kwargs)
-        batch.update(*args, **kwargs)
-        batch.sync(should_sync=self.dist_sync_on_step)
-        layers = [kwargs["layer"]]
-        value = batch._all_finite(layers, batch._values(layers))[0]
-        self.update(*args, **kwargs)
-        self.settle()  # torchmetrics' Running takes the states after each call
-        self._forward_cache = value  # type: ignore[assignment]  # Lightning logs it
-        return value
-
-    def _empty_copy(self) -> LayerMetric:
-        """Return a metric with the same options and no texts."""
-        other = copy(self)
-        for name, default in self._defaults.items():
-            if isinstance(default, list):  # `reset` would clear the shared list
-                setattr(other, name, [])
-        other.reset()
-        return other
+    def forward(self, *_: Any, **__: Any) -> NoReturn:
+        """Raise: one update has the states of one layer, and ``compute`` returns the values of all layers."""
+        raise MidlayerError(f"{type(self).__name__} must not be called: call `update` for each layer, then `compute`.")
 
     def _position(self, layer: int) -> int:
         if layer not in self.layers:
@@ -202,33 +170,15 @@ class LayerMetric(Metric):
 
         @functools.wraps(update)
         def checked(*args: Any, **kwargs: Any) -> None:
-            caller = sys._getframe(1).f_globals.get("__name__")
-            if caller == "torchmetrics.wrappers.bootstrapping":
-                self._check_resampled(args, kwargs)
+            if str(sys._getframe(1).f_globals.get("__name__")).startswith("torchmetrics.wrappers"):
+                raise MidlayerError(
+                    f"{type(self).__name__} must not be wrapped: torchmetrics' wrappers treat each update, which has "
+                    "one layer, as a batch of its own. Update one metric for each draw, or for each window."
+                )
             args, kwargs = _tensors_first(args, kwargs)
             wrapped(*args, **kwargs)
-            if caller == "torchmetrics.wrappers.running":
-                self.settle()  # it takes the states after each update
 
         return checked
-
-    def _check_resampled(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Raise unless the rows that torchmetrics' BootStrapper draws for each update are a sample of the texts."""
-        name = type(self).__name__
-        if self._compares:
-            raise MidlayerError(
-                f"BootStrapper must not wrap {name}: it draws other texts in each update, and {name} compares "
-                f"{self._compares} of the same texts. Draw the texts yourself, and update one {name} for each draw."
-            )
-        if not args or _is_layer(args[0]):
-            raise OptionError(
-                f"BootStrapper needs the tensors first, then `layer` as a keyword, for {name}: it draws as many texts "
-                "as the length of the first argument. Write update(tensor, layer=3)."
-            )
-        if not self._counts_repeats and kwargs.get("index") is not None:
-            raise OptionError(
-                f"`index` must be None in a BootStrapper of {name}, which counts a repeated index once. Leave it out."
-            )
 
     def _wrap_compute(self, compute: Callable[..., Any]) -> Callable[..., Any]:
         # torchmetrics squeezes a result of one element to a scalar, but the result must have one axis.
@@ -258,13 +208,9 @@ class LayerMetric(Metric):
                 setattr(self, name, [local.get(name, empty).to(self.device, dtype)])
 
 
-def _is_layer(argument: Any) -> bool:
-    return not getattr(argument, "ndim", 0)
-
-
 def _tensors_first(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return arguments of ``update`` with ``layer`` as a keyword; 0.2 took it first."""
-    if not args or not _is_layer(args[0]):
+    if not args or getattr(args[0], "ndim", 0) > 0:
         return args, kwargs
     warn_deprecated("`update(layer, states)` is now `update(states, layer=layer)`; 0.4 will remove the old order.")
     return args[1:], {**kwargs, "layer": args[0]}

@@ -46,7 +46,6 @@ class SampleMetric(LayerMetric):
     views: int = 1
     least: int = 2
     counted: ClassVar[str] = "Different texts"
-    _counts_repeats = False
 
     def __init__(self, layers: Sequence[int], *, max_samples: int = 1000, seed: int = 0, **options: Any) -> None:
         if "seed" in self._option_defaults:
@@ -177,11 +176,10 @@ class PooledSampleMetric(SampleMetric):
 
 
 class ViewMetric(SampleMetric):
-    """A :class:`SampleMetric` of several views of each text, which arrive one at a time; ``forward`` raises."""
+    """A :class:`SampleMetric` of several views of each text, which arrive one at a time."""
 
     kind: ClassVar[Kind] = "views"
     views: int = 2
-    _compares = "the views"
 
     def update(self, embeddings: Tensor, *, layer: int, view: int | Tensor, index: Tensor | None = None) -> None:
         """Add one layer's vectors of one or several views of a batch.
@@ -210,7 +208,7 @@ class ViewMetric(SampleMetric):
 
 
 class PairMetric(PooledSampleMetric):
-    """A :class:`PooledSampleMetric` that compares the same texts at two layers; ``forward`` raises.
+    """A :class:`PooledSampleMetric` that compares the same texts at two layers.
 
     ``number`` compares two sets of vectors of the same texts, each ``(N, D)``.
 
@@ -220,8 +218,6 @@ class PairMetric(PooledSampleMetric):
             number, one of ``layers``, compares every layer with that one.
         options: as in :class:`SampleMetric`.
     """
-
-    _compares = "two layers"
 
     def __init__(
         self, layers: Sequence[int], *, against: int | Literal["previous"] = "previous", **options: Any

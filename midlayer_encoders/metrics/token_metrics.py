@@ -489,11 +489,10 @@ class BlockInfluence(MeanOverTexts):
 
     Within a batch, update the layers in the order of ``layers``; the previous layer's states are stored for that batch
     only. The first layer's value is always NaN. With all layers listed, the value at layer k is the influence of
-    block k. ``forward`` raises.
+    block k.
     """
 
     needs_previous = True
-    _compares = "two layers"
 
     _previous: tuple[int, Tensor] | None = None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from midlayer_encoders.errors import DiskFullError, deprecated_names
-from midlayer_encoders.store.embeddings import EmbeddingStore, StoreDtype, StoreInfo, list_stores, prune, text_key
+from midlayer_encoders.store.embeddings import EmbeddingStore, StoreDtype, text_key
 from midlayer_encoders.store.shard import StoreError, TextNotStoredError
 
 __all__ = [
@@ -11,10 +11,7 @@ __all__ = [
     "EmbeddingStore",
     "StoreDtype",
     "StoreError",
-    "StoreInfo",
     "TextNotStoredError",
-    "list_stores",
-    "prune",
     "text_key",
 ]
 

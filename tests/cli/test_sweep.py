@@ -19,11 +19,11 @@ from midlayer_encoders import sweep, sweeping
 from midlayer_encoders.cli import app
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.report.labels import interval_words
-from midlayer_encoders.store import list_stores
 from midlayer_encoders.sweeping import RecipesResult, SweepResult, SweepSettings
 from midlayer_encoders.sweeping.best_layer import Notes
 from tests.cli.calls import check_every_option, run, tables
 from tests.report.made_frames import rows_frame
+from tests.store.listing import list_stores
 from tests.tiny_folders import TEXTS
 
 Folder = Callable[[str], str]

@@ -35,8 +35,7 @@ def write_task(path: Path, kind: str) -> None:
 
 
 def store(_: Path) -> Scenario:
-    """Vectors in batches, and a store that is pruned."""
-    from midlayer_encoders.store import prune
+    """Vectors in batches."""
 
     def run(out: Path) -> Any:
         stored = open_store(out)
@@ -45,9 +44,6 @@ def store(_: Path) -> Scenario:
             if missing & set(range(start, start + 3)):
                 fill(stored, range(start, start + 3))
         check_vectors(open_store(out), range(24))
-        old = open_store(out, key="old")
-        fill(old, range(4))
-        prune(out, keys=["old"])
         return sorted(path.name for path in out.iterdir() if not path.name.startswith("."))
 
     return run
@@ -56,7 +52,6 @@ def store(_: Path) -> Scenario:
 def sweep(data: Path) -> Scenario:
     """Two tasks of one's own, one layer, vectors in several shards."""
     from midlayer_encoders import LayerEncoder
-    from midlayer_encoders.store import list_stores
     from midlayer_encoders.store.shard import read_head
     from midlayer_encoders.sweeping import SweepResult, SweepSettings
     from midlayer_encoders.sweeping import sweep as run_sweep
@@ -72,8 +67,7 @@ def sweep(data: Path) -> Scenario:
         assert SweepResult.load(out).frame.equals(result.frame)
         result.to_html()
         vectors = {}
-        (info,) = list_stores(out / "embeddings")
-        for path in sorted(info.folder.glob("*.safetensors")):
+        for path in sorted(out.glob("embeddings/*/*.safetensors")):
             shard, keys = read_head(path)
             shard.verify(shard.layers)
             every_row = np.arange(shard.count)

@@ -10,7 +10,7 @@ from torchmetrics import MetricCollection
 from midlayer_encoders.metrics import METRICS, LayerMetric
 from midlayer_encoders.metrics.token_metrics import WaitingTokenMetric
 from tests.metrics.feeding import Corpus, corpus, feed, make
-from tests.metrics.test_layer_metric import COMPARING, SAMPLES
+from tests.metrics.test_layer_metric import SAMPLES
 
 KINDS = ["tokens", "pooled", "views", "copies"]
 MORE: list[tuple[str, dict[str, object]]] = [
@@ -89,19 +89,3 @@ def test_pending_sums_do_not_make_metrics_seem_equal(monkeypatch: pytest.MonkeyP
     expected = alone("tokens", texts, batches)
     monkeypatch.setattr(WaitingTokenMetric, "_waits", lambda *_: True)
     same(fed(MetricCollection(together("tokens")), "tokens", texts, batches), expected)
-
-
-@pytest.mark.parametrize("kind", ["tokens", "pooled"])
-def test_forward_of_a_collection_after_updates(kind: str) -> None:
-    metrics = {name: item for name, item in together(kind).items() if name.rpartition("_")[0] not in COMPARING}
-    texts, batches = corpus(texts=60, layers=2), list(torch.arange(60).split(20))
-    collection = MetricCollection(metrics)
-    fed(collection, kind, texts, batches[:2])
-    for layer in range(2):
-        rows = (texts.states if kind == "tokens" else texts.pooled)[layer, batches[2]]
-        masks = (texts.mask[batches[2]],) if kind == "tokens" else ()
-        actual = collection(rows, *masks, layer=layer, index=batches[2])
-        last = alone(kind, texts, batches[2:])
-        same(actual, {name: last[name][layer] for name in metrics})
-    expected = alone(kind, texts, batches)
-    same(collection.compute(), {name: expected[name] for name in metrics})

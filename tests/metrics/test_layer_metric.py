@@ -191,35 +191,10 @@ def test_reset_and_pickle(name: str) -> None:
     )
 
 
-@pytest.mark.parametrize("name", sorted(set(METRICS) - set(COMPARING)))
-def test_forward_adds_the_batch_and_returns_its_value(name: str) -> None:
-    texts = corpus(texts=20)
-    metric, halves = make(name, range(3)), torch.arange(20).split(10)
-    for half in halves:
-        for layer in range(3):
-            inputs = (texts.states[layer, half], texts.mask[half]) if name in TOKENS else (texts.pooled[layer, half],)
-            actual = metric(*inputs, layer=layer, index=half)
-            assert actual.shape == ()
-            torch.testing.assert_close(actual, value(name, texts, [half])[layer], rtol=1e-12, atol=1e-12)
-            assert metric._forward_cache is actual
-    torch.testing.assert_close(metric.compute(), value(name, texts, halves), rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("name", COMPARING)
-def test_forward_is_refused_if_one_update_has_no_value(name: str) -> None:
-    metric = make(name, range(3))
-    with pytest.raises(
-        MidlayerError, match=r"no value for one update because it compares (two layers|the views) of a batch"
-    ):
-        metric(torch.ones(2, 2), layer=0)
-    assert metric.update_count == 0
-    assert "``forward`` raises" in "".join(str(base.__doc__) for base in type(metric).__mro__)
-
-
-def test_batch_that_forward_cannot_measure_is_not_added() -> None:
+def test_calling_a_metric_is_refused() -> None:
     metric = make("anisotropy", [0])
-    with pytest.raises(TooFewTextsError, match="must be at least 2"):
-        metric(torch.ones(1, 3), layer=0)
+    with pytest.raises(MidlayerError, match="Anisotropy must not be called: call `update` for each layer, then"):
+        metric(torch.ones(2, 3), layer=0)
     assert metric.update_count == 0
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from midlayer_encoders.errors import FolderError
-from midlayer_encoders.store import TextNotStoredError, list_stores
+from midlayer_encoders.store import TextNotStoredError
 from tests.store.filling import DIM, LAYERS, check_vectors, fill, make_keys, open_store, shard_paths
 
 
@@ -114,7 +114,6 @@ def test_non_file_in_place_of_a_shard_loses_its_texts(
 ) -> None:
     fill(open_store(tmp_path), range(8))
     replace_with(shard_paths(open_store(tmp_path))[1], kind)
-    assert [store.texts for store in list_stores(tmp_path)] == [4]
     assert open_store(tmp_path).missing(make_keys(range(8))) == [4, 5, 6, 7]
     assert "could not be read (it is" in caplog.text
     fill(open_store(tmp_path), range(4, 8))
@@ -126,7 +125,6 @@ def test_invalid_label_is_rewritten(kind: str, tmp_path: Path) -> None:
     fill(open_store(tmp_path), range(4))
     label = tmp_path / "k" / "store.json"
     label.write_text("[" * 100_000) if kind == "nested" else replace_with(label, kind)
-    assert list_stores(tmp_path) == []
     check_vectors(open_store(tmp_path), range(4))
 
 

@@ -13,11 +13,11 @@ import pytest
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders._types import Stage
 from midlayer_encoders.errors import LayerIndexError
-from midlayer_encoders.store import list_stores
 from midlayer_encoders.sweeping import SweepSettings, preview
 from midlayer_encoders.sweeping.previews import _time_embedding
 from tests.families import DEPTH
 from tests.others_warnings import MTEB
+from tests.store.listing import list_stores
 from tests.sweeping.scoring import QUICK, sweep
 from tests.tasks.rows import ROWS, SENTENCES, write
 from tests.tasks.test_beir import write_beir

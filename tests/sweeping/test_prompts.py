@@ -12,10 +12,11 @@ from mteb.types import PromptType
 from sentence_transformers import SentenceTransformer
 
 from midlayer_encoders import LayerEncoder
-from midlayer_encoders.store import EmbeddingStore, list_stores, text_key
+from midlayer_encoders.store import EmbeddingStore, text_key
 from midlayer_encoders.sweeping.mteb_jobs import Prompts, quiet_mteb
 from midlayer_encoders.tasks import resolve_tasks
 from tests.others_warnings import MTEB
+from tests.store.listing import list_stores
 from tests.sweeping.scoring import QUICK, layer_scores_of, sweep, write_reranking_task, write_sts_task
 from tests.tasks.rows import ROWS, SENTENCES
 
