@@ -16,11 +16,12 @@ from mteb.types import OutputDType
 from sentence_transformers.util import quantize_embeddings
 
 from midlayer_encoders import LayerEncoder, board
+from midlayer_encoders._isolation import isolated_random
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.reading.reader import LayerReader
 from midlayer_encoders.sweeping import RecipesResult, SweepResult
 from midlayer_encoders.sweeping.compression import Compression, make_compressions, vector_bytes
-from midlayer_encoders.tasks import isolated_random, task_sources
+from midlayer_encoders.tasks.sources import task_sources
 from tests.families import WIDTH
 from tests.others_warnings import MTEB
 from tests.sweeping.scoring import QUICK, sweep
