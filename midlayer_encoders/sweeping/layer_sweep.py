@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, Unpack, cast, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import polars as pl
 
@@ -25,7 +25,7 @@ from midlayer_encoders._types import (
     Stage,
     content_digest,
 )
-from midlayer_encoders.encoder.options import EncoderKeywords, make_options
+from midlayer_encoders.encoder.options import make_options
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder, load_shared
 from midlayer_encoders.encoder.spec import result_name, result_revision
 from midlayer_encoders.errors import OptionError
@@ -205,7 +205,7 @@ def sweep(
     store: Path | str | None = None,
     progress: Progress | None = None,
     settings: SweepSettings | None = None,
-    **options: Unpack[EncoderKeywords],
+    **options: Any,
 ) -> SweepResult:
     """Score and measure every layer from one forward pass over each text.
 
@@ -267,7 +267,7 @@ def sweep(
         out=out,
         store=store,
         progress=progress,
-        settings=SweepSettings.with_deprecated(settings, cast(dict[str, Any], options)),
+        settings=SweepSettings.with_deprecated(settings, options),
     )
     sources: list[TaskSource] = []
     if not isinstance(tasks, tuple) or tasks:

@@ -8,13 +8,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Unpack, cast
+from typing import Any
 
 import numpy as np
 
 from midlayer_encoders._isolation import isolated_random
 from midlayer_encoders._types import Layer, Progress, ReadSite, Stage
-from midlayer_encoders.encoder.options import EncoderKeywords
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder, complete_encoder
 from midlayer_encoders.errors import MidlayerError
 from midlayer_encoders.reading.batches import batches_of, count_tokens, tokens_that_fit
@@ -96,7 +95,7 @@ def preview(
     recipes: str | Recipe | Sequence[str | Recipe] | None = None,
     progress: Progress | None = None,
     settings: SweepSettings | None = None,
-    **options: Unpack[EncoderKeywords],
+    **options: Any,
 ) -> Preview:
     """Return what :func:`sweep` would do with the same arguments, without writing anything.
 
@@ -116,7 +115,7 @@ def preview(
         settings: as in :func:`sweep`.
         options: as in :func:`sweep`.
     """
-    settings = SweepSettings.with_deprecated(settings, cast(dict[str, Any], options))
+    settings = SweepSettings.with_deprecated(settings, options)
     encoder, error = _load(model, options)
     encoders = [] if encoder is None else [encoder]
     swept_layers: list[int] = []

@@ -9,11 +9,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import polars as pl
 
-from midlayer_encoders.encoder.options import EncoderKeywords
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.files import read_artifact, sealed, write_file
 from midlayer_encoders.frame.gains import RESAMPLES_SCHEMA, Gain, paired_gain, read_resamples
@@ -74,7 +73,7 @@ class SweepResult(Result):
         """
         return self._best(task, str(self.notes.options.get("recipe") or PLAIN))
 
-    def encoder(self, task: str | None = None, **options: Unpack[EncoderKeywords]) -> LayerEncoder:
+    def encoder(self, task: str | None = None, **options: Any) -> LayerEncoder:
         """Return the encoder of the best layer, from the model's files, with the options that were scored.
 
         Args:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from midlayer_encoders._types import Layer, Progress, Stage
 from midlayer_encoders.encoder.choice import READING_OPTIONS
-from midlayer_encoders.encoder.options import EncoderKeywords
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.files import atomic_write, make_folder
@@ -44,7 +43,7 @@ def distill(
     tasks: str | Path | AbsTask | Sequence[str | Path | AbsTask] = "builtin",
     settings: DistillSettings | None = None,
     progress: Progress | None = None,
-    **options: Unpack[EncoderKeywords],
+    **options: Any,
 ) -> DistillResult:
     """Cut a model at a layer, train it on the vectors of a teacher, and return it with the scores of every layer.
 
@@ -100,7 +99,7 @@ def _load_teacher(
     teacher: str | LayerEncoder | None,
     layer: Layer,
     recipe: str | Recipe | None,
-    options: EncoderKeywords,
+    options: dict[str, Any],
 ) -> LayerEncoder:
     """Return the teacher: an encoder as it is, another model, or the same model with the options of the student."""
     if isinstance(teacher, LayerEncoder):

@@ -11,14 +11,13 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeAlias, Unpack
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from midlayer_encoders._types import Engine, Layer, Progress, ReadSite, Stage, content_digest
-from midlayer_encoders.encoder.options import EncoderKeywords
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder, load_shared
 from midlayer_encoders.errors import OptionError, did_you_mean
 from midlayer_encoders.files import (
@@ -74,7 +73,7 @@ def embed(
     devices: int = 1,
     num_nodes: int = 1,
     progress: Progress | None = None,
-    **options: Unpack[EncoderKeywords],
+    **options: Any,
 ) -> Path:
     """Write the vectors of inputs at many layers to a file, from one pass over each input, and return its path.
 
