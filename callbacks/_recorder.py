@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,6 +20,7 @@ from torch import nn
 from midlayer_encoders._types import content_digest
 from midlayer_encoders.errors import MidlayerError, OptionError
 
+from ._collapse import UNIFORMITY, describe_lost_uniformity
 from ._measurement import InputBatch, Measurement, MetricValues, make_measurement
 from ._settings import CallbackSettings, accepts_settings, is_due
 
@@ -196,6 +197,7 @@ class Recorder:
         self._history: MeasurementHistory | None = None
         self._restored: dict[str, Any] | None = None
         self._warned = False
+        self._collapse_warned = False
         if self._drawing is not None:
             self._drawing.join()  # otherwise it could overwrite this run's figures
             self._drawing = None
@@ -241,6 +243,23 @@ class Recorder:
             return None
         self._history.add(step, values)
         return values
+
+    def _warn_of_collapse(self, losses: Mapping[int, float]) -> None:
+        """Log a warning, once, if the texts of the last layer move together while the training loss falls."""
+        if self._history is None or self._collapse_warned:
+            return
+        last = self._history.measurement.layers[-1]
+        steps = {step: values.get(UNIFORMITY, {}).get(last, math.nan) for step, values in self._history.steps.items()}
+        finite = {step: value for step, value in steps.items() if math.isfinite(value)}
+        description = describe_lost_uniformity(finite, losses)
+        if description is not None:
+            self._collapse_warned = True
+            _log.warning(
+                "The texts of the last layer (%d) move to one point: %s. Train with a loss that has negatives, larger "
+                "batches or a lower learning rate.",
+                last,
+                description,
+            )
 
     def _after_measurement(self, run: Any, step: int) -> None:
         """React to the values through Lightning's trainer or the Hugging Face trainer's control."""

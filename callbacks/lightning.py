@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from midlayer_encoders.errors import OptionError
 
@@ -36,6 +37,12 @@ class LayerMetricsCallback(Recorder, Callback):
 
     _loaded_step: int | None = None
     _trained = False  # False if the history comes from validation only
+
+    def _begin(self) -> None:
+        super()._begin()
+        self._loss_sum: Tensor | float = 0.0  # since the previous measurement
+        self._num_losses = 0
+        self._losses: dict[int, float] = {}
 
     def setup(self, trainer: Any, pl_module: nn.Module, stage: str) -> None:
         """Validate the run before training starts."""
@@ -68,8 +75,12 @@ class LayerMetricsCallback(Recorder, Callback):
         if self._is_due(trainer.global_step):
             self._visit(trainer, pl_module)
 
-    def on_train_batch_end(self, trainer: Any, pl_module: nn.Module, *_: Any) -> None:
+    def on_train_batch_end(self, trainer: Any, pl_module: nn.Module, outputs: Any = None, *_: Any) -> None:
         """Measure if a measurement is due; batches that only accumulate gradients do not advance the step."""
+        loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+        if isinstance(loss, Tensor):
+            self._loss_sum = self._loss_sum + loss.detach()  # reading it here would wait for the device
+            self._num_losses += 1
         if self._is_due(trainer.global_step):
             self._visit(trainer, pl_module)
 
@@ -116,12 +127,16 @@ class LayerMetricsCallback(Recorder, Callback):
         step = trainer.global_step if step is None else step
         autocast = trainer.precision_plugin.forward_context()  # Lightning turns it off around hooks
         values = self._measure(pl_module, step, autocast)
+        if self._num_losses:
+            self._losses[step] = float(self._loss_sum) / self._num_losses
+            self._loss_sum, self._num_losses = 0.0, 0
         folder = self._folder(trainer)  # in every process, because Lightning broadcasts it
         if values is not None and trainer.is_global_zero:
             for logger in trainer.loggers:
                 logger.log_metrics(self._log_values(values), step=step)
             if not trainer.fast_dev_run:  # which must not write files
                 self._write(folder)
+            self._warn_of_collapse(self._losses)
         self._after_measurement(trainer, step)
 
     def _folder(self, trainer: Any) -> Path:

@@ -94,6 +94,7 @@ class LayerMetricsTrainerCallback(Recorder, TrainerCallback):  # type: ignore[mi
         if values is not None and state.is_world_process_zero:
             self._log(state, self._log_values(values))
             self._write(self._folder(args))
+            self._warn_of_collapse({log["step"]: log["loss"] for log in state.log_history if "loss" in log})
         self._after_measurement(control, state.global_step)
 
     def _log(self, state: Any, values: dict[str, float]) -> None:

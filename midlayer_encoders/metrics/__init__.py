@@ -131,8 +131,10 @@ PAPER_METRICS = ("prompt_entropy", "dataset_entropy", "effective_rank", "curvatu
 ALIASES: dict[str, tuple[str, Mapping[str, Any]]] = {
     "rankme": ("effective_rank", {"epsilon": 1e-7}),
     "exp_lidar": ("lidar", {"exponential": True}),
+    "raw_uniformity": ("uniformity", {"center": False}),
 }
-"""Other papers' names of a metric with options: RankMe (Garrido et al., 2023), exp-LiDAR (Thilak et al., 2024)."""
+"""Names of a metric with other options: RankMe (Garrido et al., 2023), exp-LiDAR (Thilak et al., 2024), and the
+uniformity of Wang & Isola (2020), who do not subtract the mean."""
 
 
 def make_metrics(

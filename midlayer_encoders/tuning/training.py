@@ -200,13 +200,16 @@ def _make_callback(
     ]
     if len(long_texts) < 2:
         return None
+    metrics = ["prompt_entropy", "dataset_entropy", "effective_rank", "curvature", "alignment"]
+    if getattr(settings, "objective", "pairs") == "pairs":  # a language model's loss moves texts together
+        metrics.append("raw_uniformity")
     return LayerMetricsTrainerCallback(
         long_texts[:_CALLBACK_TEXTS],
         encoder.tokenizer,
         figures=False,
         dirpath=folder,
         pooling=encoder.pooling if encoder.pooling in POOLINGS else "mean",  # of several, the callback takes one
-        metrics=["prompt_entropy", "dataset_entropy", "effective_rank", "curvature"],
+        metrics=metrics,
         seed=settings.seed,
         max_length=min(encoder.max_seq_length or 64, 64),
     )
