@@ -32,9 +32,6 @@ Join: TypeAlias = Literal["sum", "concat", "first", "second", "none"]
 
 Medium: TypeAlias = Literal["text", "image", "audio"]
 
-ReadSite: TypeAlias = Literal["block", "attention", "mlp"]
-"""The part of a layer to read: the residual stream after its block, or the output of its attention or MLP."""
-
 Engine: TypeAlias = Literal["transformers", "vllm"]
 """What computes the states of layers: transformers in this process, or vLLM in another."""
 
@@ -61,7 +58,7 @@ class EncoderChoice(Protocol):
 
     @property
     def revision(self) -> str:
-        """Revision of the model; ``default``, and for a part of the blocks, such as ``default:mlp``, its name."""
+        """Revision of the model; ``default`` if it has none."""
 
     @property
     def num_layers(self) -> int:
@@ -78,7 +75,6 @@ class EncoderChoice(Protocol):
 
 ENGINES: tuple[Engine, ...] = ("transformers", "vllm")
 NORMS: tuple[Norm, ...] = ("final", "none")
-READ_SITES: tuple[ReadSite, ...] = ("block", "attention", "mlp")
 POOLINGS: tuple[Pooling, ...] = ("mean", "last", "cls", "max", "weightedmean")
 QUANTIZATIONS: tuple[Quantization, ...] = ("4bit", "8bit")
 JOINS: tuple[Join, ...] = ("sum", "concat", "first", "second", "none")
@@ -161,7 +157,6 @@ class EncoderSpec:
         tower_layers: name and layer of each tower of a joint model.
         similarity: similarity function, as in sentence-transformers' ``similarity_fn_name``.
         prompting: template and pooled tokens, as JSON; empty for the plain text.
-        site: part of the layer that is read.
         parts: name and digest of everything else: config, tokenizer or processor, the model's own code, and the
             generation of the package's numerics.
     """
@@ -186,7 +181,6 @@ class EncoderSpec:
     tower_layers: tuple[tuple[str, int], ...] = ()
     similarity: str = "cosine"
     prompting: str = ""
-    site: ReadSite = "block"
     parts: tuple[tuple[str, str], ...] = ()
 
     def to_dict(self) -> dict[str, Any]:

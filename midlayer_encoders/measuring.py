@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import torch
 from torch import Tensor
 
-from midlayer_encoders._types import Layer, Norm, Progress, ReadSite, Stage
+from midlayer_encoders._types import Layer, Norm, Progress, Stage
 from midlayer_encoders.errors import OptionError, short_repr
-from midlayer_encoders.frame.schema import at_site, tidy_frame, tidy_rows
+from midlayer_encoders.frame.schema import tidy_frame, tidy_rows
 from midlayer_encoders.media import medium_of
 from midlayer_encoders.metrics import LayerMetric, LiDAR, TooFewTextsError, make_metrics
 from midlayer_encoders.metrics.token_metrics import MeanOverTexts
@@ -48,7 +48,6 @@ def measure_layers(
     metrics: str | Sequence[str] = "paper",
     layers: Sequence[Layer] | str = "all",
     norm: Norm = "none",
-    site: ReadSite = "block",
     views: int | Sequence[Sequence[Any]] = 16,
     seed: int = 0,
     dataset: str = "texts",
@@ -69,7 +68,7 @@ def measure_layers(
     check_text("dataset", dataset)
     check_progress(progress)
     prompt = source.default_prompt if medium_of(texts[0], source.media) == "text" else ""
-    reader = layer_reader(source, layers=layers, norm=norm, prompt=prompt, normalize=False, site=site)
+    reader = layer_reader(source, layers=layers, norm=norm, prompt=prompt, normalize=False)
     layer_metrics = make_for_views(metrics, reader.layers, views if isinstance(views, int) else len(views))
     for metric in layer_metrics.values():  # this process has all texts and gathers nothing from others
         metric.distributed_available_fn = _not_distributed
@@ -100,7 +99,7 @@ def measure_layers(
         if not group.is_first:
             return None
         values = compute_metrics(layer_metrics, named=metrics not in ("all", "paper"))
-        subject = at_site(source.spec, site)  # a spec reads all weights
+        subject = source.spec  # reads all weights
         return tidy_frame(
             row
             for name, by_layer in values.items()

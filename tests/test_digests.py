@@ -196,12 +196,12 @@ def score_headers(world: Any) -> Iterator[dict[str, Any]]:
 
 @digest("vectors/embedding.py", "_EmbedRun.__post_init__", "_EmbedRun.identity")
 def resumed_folders(world: Any) -> Iterator[str]:
-    base = {"inputs": TEXTS, "requested_layers": [1, 2], "site": "block", "engine": "transformers", "prompt": ""}
+    base = {"inputs": TEXTS, "requested_layers": [1, 2], "engine": "transformers", "prompt": ""}
     encoder = LayerEncoder(world.folder, -1, device="cpu")
     world.monkeypatch.setenv("MIDLAYER_VLLM_PYTHON", sys.executable)  # which does not start
     changes: list[dict[str, Any]] = [
         {}, {"engine": "vllm"}, {"inputs": TEXTS[1:]}, {"inputs": TEXTS[::-1]}, {"requested_layers": [1, 3]}, {"requested_layers": [1]},
-        {"site": "mlp"}, {"prompt": "a: "}, {"encoder": LayerEncoder(world.folder, -1, norm="none", device="cpu")},
+        {"prompt": "a: "}, {"encoder": LayerEncoder(world.folder, -1, norm="none", device="cpu")},
     ]  # fmt: skip
     for change in changes:
         yield _EmbedRun(**{"encoder": encoder, "out": world.path, "progress": None} | base | change).identity

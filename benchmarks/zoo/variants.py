@@ -28,6 +28,7 @@ from benchmarks.zoo.run import recorded_tasks
 from benchmarks.zoo.weights import open_model
 from midlayer_encoders import LayerEncoder, Recipe
 from midlayer_encoders.models.anatomy import resolve_layer
+from midlayer_encoders.reading.capture import capture, final_norm
 from midlayer_encoders.recipes import RECIPES
 from midlayer_encoders.scoring.classification import Classifiers
 from midlayer_encoders.scoring.recording import Recorded
@@ -97,8 +98,27 @@ def recipe_vectors(encoder: LayerEncoder, texts: list[str], layers: Sequence[int
 def attention_vectors(encoder: LayerEncoder, texts: list[str]) -> Iterator[tuple[str, int, Tensor]]:
     """Yield what the attention of each block adds to the states, the nearest to aggregated values (arXiv 2602.01572)."""
     for name in ("plain", "one-word"):
-        rows = encoder.with_recipe(name).encode_layers(texts, site="attention", convert_to_tensor=True)
-        yield from ((f"attention, {name}", layer, vectors) for layer, vectors in enumerate(rows, 1))
+        parts = [_attention_outputs(encoder.with_recipe(name), texts[at : at + 64]) for at in range(0, len(texts), 64)]
+        yield from ((f"attention, {name}", layer, rows) for layer, rows in enumerate(torch.cat(parts, dim=1), 1))
+
+
+@torch.inference_mode()
+def _attention_outputs(encoder: LayerEncoder, texts: list[str]) -> Tensor:
+    """Return the pooled outputs of the attention of each block, shape ``(L, N, D)``."""
+    norm = final_norm(encoder.transformer, encoder.anatomy, encoder.norm)
+    inputs = encoder.model_inputs(texts)
+    mask = inputs["attention_mask"]
+    is_last = (mask.cumsum(dim=1) == mask.sum(dim=1, keepdim=True)) & mask.bool()
+    weights = (is_last if encoder.pooling == "last" else mask).float()
+    vectors: list[Tensor] = []
+
+    def receive(_: int, __: str, states: Tensor) -> None:
+        shares = weights / weights.sum(dim=1, keepdim=True)
+        vectors.append(torch.einsum("bt,btd->bd", shares, norm(states).float()))
+
+    layers = list(range(1, encoder.num_layers + 1))
+    capture(encoder.transformer, inputs, receive, anatomy=encoder.anatomy, layers=layers, sites=("attention",))
+    return torch.stack(vectors)
 
 
 def longer_vectors(encoder: LayerEncoder, texts: list[str], layer: int) -> Iterator[tuple[str, int, Tensor]]:

@@ -364,11 +364,6 @@ def _recipes_of_sweep(folder: Path) -> list[_Sweep]:
             f"`runs` must be finished, but the sweep in {folder} is not: run the same command again to resume it."
         )
     result = SweepResult.load(folder)
-    if result.notes.site != "block":
-        raise OptionError(
-            f"`runs` must be sweeps of whole blocks, but {folder} is a sweep of the {result.notes.site} in each block, "
-            "which cannot be exported as an encoder: leave it out."
-        )
     recipe = str(result.notes.options.get("recipe") or PLAIN)
     parts = result.parts if isinstance(result, RecipesResult) else {recipe: result}
     sweeps = [_Sweep(part, folder.resolve(), name) for name, part in parts.items()]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, BadParameter, Context, Option
 
-from midlayer_encoders._types import Engine, ReadSite
+from midlayer_encoders._types import Engine
 from midlayer_encoders.cli._progress import is_first_process, show_waiting, silence
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.recipes import Recipe, recipes_of
@@ -40,7 +40,6 @@ LabelColumn = Annotated[str | None, Option("--label-column", help="Column of the
 Limit = Annotated[int | None, Option("--limit", min=1, help="Use only the first LIMIT inputs.")]
 Out = Annotated[Path | None, Option("--out", help="Folder; by default midlayer-results/COMMAND-MODEL.")]
 RecipeNames = Annotated[str | None, Option("--recipes", help="plain,one-word …, or all; --template adds your own.")]
-Site = Annotated[ReadSite, Option("--site", help="block, or the output of attention or mlp in each block.")]
 SkipBad = Annotated[bool, Option("--skip-bad", help="Skip files that cannot be read, and list them.")]
 Views = Annotated[int, Option("--views", help="Augmented views of each text, for LiDAR.")]
 Devices = Annotated[int, Option("--devices", min=1, help="Processes per machine that share the work.")]

@@ -52,7 +52,6 @@ def sweep(
     recipes: _arguments.RecipeNames = None,
     dims: Annotated[str | None, Option(help="64,128: also score vectors of so many dimensions.")] = None,
     precisions: Annotated[str | None, Option(help="int8,binary: quantize vectors, with each of --dims.")] = None,
-    site: _arguments.Site = "block",
     engine: _arguments.EngineName = "transformers",
     metrics: Annotated[str, Option(help="none, paper, all, or names.")] = _DEFAULT_METRICS,
     no_baselines: Annotated[bool, Option("--no-baselines", help="Do not score TF-IDF, BM25 and MiniLM.")] = False,
@@ -122,7 +121,7 @@ def sweep(
     )
     metric_names = _arguments.parse_metrics(metrics)
     recipe_list, options = _arguments.parse_recipes(recipes, options)
-    arguments: dict[str, Any] = {"recipes": recipe_list, "settings": settings, "layers": layers, "site": site}
+    arguments: dict[str, Any] = {"recipes": recipe_list, "settings": settings, "layers": layers}
     arguments |= {"limit": limit, **columns}
     if dry_run:
         _print_preview(model, task_names, **arguments, **options.changed())
@@ -192,7 +191,6 @@ def _print_sweep(result: SweepResult, tasks: list[str], arguments: Mapping[str, 
     if not result.frame.is_empty():  # empty if every task failed
         page = result.to_html()
         _output.print_report(page)
-    site = arguments.get("site", "block")
     export = None
     if set(result.frame["kind"]) == {"metric"} and not result.failures:
         line = f"midlayer select {shell_path(result.notes.model)} --texts {shell_path(tasks[0])}"
@@ -200,8 +198,6 @@ def _print_sweep(result: SweepResult, tasks: list[str], arguments: Mapping[str, 
             line += f" --text-column {shell_path(column)}"
         advice = f"Nothing was scored: there are no labels. To choose a layer without labels: {line}"
         _output.print_text(advice, wrap=False)
-    elif site != "block":
-        _output.print_text(f"The {site} of a layer cannot be exported as an encoder.")
     elif _has_best(result):
         export = _output.print_encoder_lines(export_lines(result.notes, result.best()))
     values = result_values(result)

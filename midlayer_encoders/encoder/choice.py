@@ -41,15 +41,9 @@ def apply_choice(choice: EncoderChoice, model: str, options: dict[str, Any]) -> 
             f"`layer` must be chosen for {name}, but it was chosen for {choice.model}. If both have the same weights: "
             "LayerEncoder(model, **selection.keywords)."
         )
-    revision, _, site = choice.revision.partition(":")
-    if site:
-        raise OptionError(
-            f"`layer` must be chosen for whole blocks, but it was chosen for the {site} of each: a cut model ends "
-            "after a block."
-        )
     fixed = set(chosen.changed()) if choice.options is None else _CHOSEN_OPTIONS
     settings = {name: (getattr(chosen, name), getattr(requested, name)) for name in options.keys() & fixed}
-    settings["revision"] = revision, requested.revision or "default"
+    settings["revision"] = choice.revision, requested.revision or "default"
     for name, (expected, value) in settings.items():
         if value != expected:
             raise OptionError(

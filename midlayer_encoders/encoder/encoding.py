@@ -18,7 +18,7 @@ from sentence_transformers.sentence_transformer.modules import Pooling as Poolin
 from torch import Tensor
 from tqdm import tqdm
 
-from midlayer_encoders._types import Engine, Layer, ReadSite
+from midlayer_encoders._types import Engine, Layer
 from midlayer_encoders.encoder import inputs as prepare
 from midlayer_encoders.encoder.first_module import MemoryModule, check_length, reads_padding
 from midlayer_encoders.encoder.options import check_device, device_name
@@ -120,7 +120,6 @@ class EmbeddingEncoder(SavableEncoder):
         *,
         prompt_name: str | None = None,
         prompt: str | None = None,
-        site: ReadSite = "block",
         engine: Engine = "transformers",
         token_budget: TokenBudget = "auto",
         show_progress_bar: bool = False,
@@ -138,7 +137,6 @@ class EmbeddingEncoder(SavableEncoder):
             layers: ``"all"`` up to the encoder's layer, or a list; they are returned in ascending order.
             prompt_name: name of the prompt before each text; the default prompt by default.
             prompt: text of the prompt.
-            site: ``"block"``, or ``"attention"`` or ``"mlp"`` for what these add in each block, from layer 1.
             engine: ``"vllm"`` to compute the states with vLLM, in its own environment; the process stays up as long as
                 the encoder's model. See ``docs/engines.md``.
             token_budget: tokens in a batch; ``"auto"`` chooses a number for the device.
@@ -153,7 +151,7 @@ class EmbeddingEncoder(SavableEncoder):
         single = self.is_singular_input(inputs)
         items = [inputs] if single else list(inputs)
         prompt = self.prompt_text(prompt_name, prompt, items)
-        reader = self.vector_reader(layers, prompt=prompt, site=site, engine=engine)
+        reader = self.vector_reader(layers, prompt=prompt, engine=engine)
         tokens = tokens_that_fit(self, engine) if budget == "auto" else budget
         batches = batches_of(self, items, token_budget=tokens, prompt=prompt)
         with tqdm(total=len(items), desc="Inputs", disable=not show_progress_bar) as bar:
@@ -168,13 +166,12 @@ class EmbeddingEncoder(SavableEncoder):
         layers: Sequence[Layer] | str = "all",
         *,
         prompt: str = "",
-        site: ReadSite = "block",
         engine: Engine = "transformers",
     ) -> LayerReader:
         """Return a reader of the vectors of layers; those of a joint model come from its heads."""
         check_engine(engine)
         read = joint_reader if self.tower_layers else layer_reader
-        reader = read(self, layers=layers, prompt=prompt, site=site)
+        reader = read(self, layers=layers, prompt=prompt)
         if engine == "vllm":
             return vllm_reader(reader, self, bidirectional=self.options.bidirectional)
         return reader

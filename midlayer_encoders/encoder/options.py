@@ -45,7 +45,6 @@ from midlayer_encoders.recipes import (
 if TYPE_CHECKING:
     pass
 
-NO_SITE = "`site` must be left out for an encoder: a cut model ends after a block. sweep, probe and measure read sites."
 
 _DTYPES = ("float32", "float16", "bfloat16", "float64")
 _DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")  # accelerate's strategies
@@ -364,8 +363,6 @@ def make_options(keywords: Mapping[str, Any], **defaults: Any) -> EncoderOptions
     """
     values = {**defaults, **keywords}
     _take_sentence_transformers_names(values)
-    if "site" in values:
-        raise OptionError(NO_SITE)
     for name in values:
         if name not in option_fields():
             raise OptionError(f"`{name}` is not an option of LayerEncoder.{did_you_mean(name, option_fields())}")

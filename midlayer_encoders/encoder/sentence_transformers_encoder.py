@@ -18,7 +18,7 @@ from typing import Any
 import polars as pl
 from torch import nn
 
-from midlayer_encoders._types import EncoderChoice, Layer, LayerArgument, Progress, ReadSite
+from midlayer_encoders._types import EncoderChoice, Layer, LayerArgument, Progress
 from midlayer_encoders.encoder.choice import READING_OPTIONS, apply_choice, check_choice_fits
 from midlayer_encoders.encoder.encoding import EmbeddingEncoder
 from midlayer_encoders.encoder.first_module import MemoryModule, states_width
@@ -311,7 +311,6 @@ def measure(
     *,
     metrics: str | Sequence[str] = "paper",
     layers: Sequence[Layer] | str = "all",
-    site: ReadSite = "block",
     views: int | Sequence[Sequence[Any]] = 16,
     seed: int = 0,
     dataset: str = "texts",
@@ -333,8 +332,6 @@ def measure(
         texts: inputs: texts, or for a model of images or audio what it takes (``docs/media.md``).
         metrics: ``"paper"``, ``"all"``, one name or several.
         layers: ``"all"`` or a list of layers.
-        site: ``"block"``, or ``"attention"`` or ``"mlp"`` for their outputs in each block, from layer 1 up. The frame's
-            revision names it, as in ``"default:mlp"``.
         views: number of views of each text for LiDAR (InfoNCE and DiME take the first two), or the views themselves,
             V lists of N texts.
         seed: seed of the views and of the copies.
@@ -358,7 +355,6 @@ def measure(
         metrics=metrics,
         layers=layers,
         norm=encoder.norm,
-        site=site,
         views=views,
         seed=seed,
         dataset=dataset,

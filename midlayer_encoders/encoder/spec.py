@@ -213,8 +213,7 @@ def result_name(spec: EncoderSpec) -> str:
 
 def layer_label(spec: EncoderSpec) -> str:
     """Return the layer, or those of the towers (``text-6-image-9``)."""
-    label = str(spec.layer) if spec.site == "block" else f"{spec.layer}-{spec.site}"
-    return "-".join(f"{name}-{layer}" for name, layer in spec.tower_layers) or label
+    return "-".join(f"{name}-{layer}" for name, layer in spec.tower_layers) or str(spec.layer)
 
 
 def result_revision(spec: EncoderSpec) -> str:

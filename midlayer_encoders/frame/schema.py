@@ -64,19 +64,6 @@ class NamedSubject:
     num_layers: int
 
 
-def at_site(subject: Subject, site: str) -> Subject:
-    """Return the subject of rows that were read at a site inside the blocks; its revision names the site.
-
-    Example:
-        >>> subject = NamedSubject("m", None, 12)
-        >>> at_site(subject, "mlp").revision, at_site(subject, "block") is subject
-        ('default:mlp', True)
-    """
-    if site == "block":
-        return subject
-    return NamedSubject(subject.model, f"{subject.revision or 'default'}:{site}", subject.num_layers)
-
-
 def tidy_rows(
     values: Mapping[int, float],
     subject: Subject,

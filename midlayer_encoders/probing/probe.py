@@ -12,9 +12,8 @@ from torch import Tensor, nn
 
 from midlayer_encoders import validation
 from midlayer_encoders._deprecated import take_deprecated
-from midlayer_encoders._types import Layer, Progress, ReadSite
+from midlayer_encoders._types import Layer, Progress
 from midlayer_encoders.errors import NotFiniteError, OptionError, short_repr
-from midlayer_encoders.frame.schema import at_site
 from midlayer_encoders.measuring import agreed
 from midlayer_encoders.probing.classifiers import PROBE_KINDS, AttentiveProbes, LinearProbes, ProbeKind, nearest_classes
 from midlayer_encoders.probing.examples import Split, split_examples
@@ -185,7 +184,6 @@ def probe(
     layers: Sequence[Layer] | str = "all",
     test_inputs: Sequence[Any] = (),
     test_labels: Sequence[Hashable] = (),
-    site: ReadSite = "block",
     settings: ProbeSettings | None = None,
     dataset: str = "examples",
     devices: int = 1,
@@ -207,8 +205,6 @@ def probe(
         layers: ``"all"`` or a list.
         test_inputs: examples to test on; without them, a fifth of each class is held out.
         test_labels: their classes.
-        site: ``"block"``, or ``"attention"`` or ``"mlp"``: the update that these add in each block, from layer 1 up.
-            The result's revision names it, as ``"default:mlp"``.
         settings: of the training, see :class:`~midlayer_encoders.probing.ProbeSettings`.
         dataset: name of the examples in the result.
         devices: processes on this machine that share the reading of the examples, on Lightning Fabric; the first one
@@ -235,7 +231,7 @@ def probe(
     split = split_examples(classes, names=names, num_test=len(test_labels), seed=settings.seed)
     group = share_model(encoder, devices, num_nodes)
     progress = group.progress(progress)
-    reader = layer_reader(encoder, layers=layers, prompt=encoder.default_prompt, normalize=False, site=site)
+    reader = layer_reader(encoder, layers=layers, prompt=encoder.default_prompt, normalize=False)
     live = LiveTokens(reader, examples)
     batches = batches_of(encoder, examples, prompt=encoder.default_prompt)
 
@@ -250,7 +246,7 @@ def probe(
         right, best_accuracy, best_epochs = probe_tokens(
             source, classes, split, kind=kind, settings=settings, progress=progress, device=encoder.device
         )
-        spec = at_site(encoder.spec, site)
+        spec = encoder.spec
         return ProbeResult(
             model=spec.model,
             revision=spec.revision or "default",

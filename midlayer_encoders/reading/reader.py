@@ -17,19 +17,18 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from midlayer_encoders._types import READ_SITES, Layer, Norm, Pooling, ReadSite
-from midlayer_encoders.errors import LayerIndexError, NotFiniteError, OptionError
+from midlayer_encoders._types import Layer, Norm, Pooling
+from midlayer_encoders.errors import NotFiniteError, OptionError
 from midlayer_encoders.models.anatomy import Anatomy, resolve_layers
 from midlayer_encoders.models.transformers_internals import without_cache
 from midlayer_encoders.processes import ALONE, Group
 from midlayer_encoders.reading import causal
 from midlayer_encoders.reading.ahead import ahead
 from midlayer_encoders.reading.batches import LayerSource, TextInputs
-from midlayer_encoders.reading.capture import STREAM, capture, final_norm
+from midlayer_encoders.reading.capture import capture, final_norm
 from midlayer_encoders.reading.joined_readings import JoinedReadings, join_readings
 from midlayer_encoders.reading.pooling import FusedPooling, real_tokens
 from midlayer_encoders.recipes import Counting
-from midlayer_encoders.validation import check_choice
 
 TokenReceive: TypeAlias = Callable[[int, Tensor, Tensor, list[int]], None]
 """Called with the layer, the raw states ``(B, T, D)``, the mask ``(B, T)`` and the inputs' positions."""
@@ -95,8 +94,6 @@ class LayerReader:
         counting: which tokens to pool.
         normalize: scale every vector to length 1, before it is truncated.
         readings: the pooling of two readings, used instead of ``pooling`` and ``counting``; ``None`` for one reading.
-        site: ``"block"``, or ``"attention"`` or ``"mlp"`` for their contribution to the residual stream, before any
-            scale or norm. ``norm`` applies to any site.
     """
 
     model: nn.Module
@@ -111,7 +108,6 @@ class LayerReader:
     counting: Counting = Counting()
     normalize: bool = False
     readings: JoinedReadings | None = None
-    site: ReadSite = "block"
 
     @property
     def anatomies(self) -> list[Anatomy]:
@@ -121,11 +117,6 @@ class LayerReader:
     def flow(self, inputs: Sequence[Any], tokens: TokenReceive | None) -> Flow:
         """Return the state that the batches of a run share."""
         return Flow(self, inputs, tokens)
-
-    @property
-    def sites(self) -> tuple[str]:
-        """The name of the site inside a block."""
-        return (STREAM if self.site == "block" else self.site,)
 
     def read(
         self, inputs: Mapping[str, Any], positions: list[int], *, tokens: TokenReceive | None = None
@@ -330,7 +321,7 @@ class Flow:
             for vectors, pool, pooled_mask in zip(by_reading, self.pooled, pooled_masks, strict=True):
                 vectors[layer] = pool(layer, states, pooled_mask)
 
-        capture(reader.model, inputs, receive, anatomy=reader.anatomy, layers=reader.layers, sites=reader.sites)
+        capture(reader.model, inputs, receive, anatomy=reader.anatomy, layers=reader.layers)
         return self.finish([vectors | pool.settle() for vectors, pool in zip(by_reading, self.pooled, strict=True)])
 
     def finish(self, by_reading: Sequence[dict[int, Tensor]]) -> list[Tensor]:
@@ -353,7 +344,6 @@ def layer_reader(
     pooling: Pooling | None = None,
     prompt: str = "",
     normalize: bool | None = None,
-    site: ReadSite = "block",
 ) -> LayerReader:
     """Return a reader of the layers of a source's model.
 
@@ -364,9 +354,7 @@ def layer_reader(
         pooling: pooling; by default that of the source.
         prompt: prompt prepended to each text.
         normalize: whether to scale vectors to length 1; by default if the source does.
-        site: part of each block to read. Layer 0 has no attention or MLP, so ``"all"`` then starts at layer 1.
     """
-    check_choice("site", site, READ_SITES)
     check_after_pooling(source)
     counting = source.pooled_tokens(prompt)
     if counting.prompt_tokens and "weightedmean" in source.pooling:
@@ -379,7 +367,7 @@ def layer_reader(
             f"`encoder` must have at least one block, but {source.name} was cut at layer 0. Create it with layer=-1."
         )
     # With norm="none" the model has one block more than `source.layer`.
-    layer_numbers = site_layers(layers, source.layer, site, name=source.name)
+    layer_numbers = resolve_layers(layers, source.layer, name=source.name)
 
     plain = partial(source.host_inputs, prompt=prompt or None)
     source.eval()
@@ -396,7 +384,6 @@ def layer_reader(
         counting=counting,
         normalize="Normalize" in source.after_pooling if normalize is None else normalize,
         readings=source.readings,
-        site=site,
     )
 
 
@@ -407,23 +394,3 @@ def check_after_pooling(source: LayerSource) -> None:
             f"`encoder` must only pool and normalize to read its layers, but has the module {of_one_layer[0]}. "
             "Create it without `center`, and with dense='drop'."
         )
-
-
-def site_layers(layers: Sequence[Layer] | str, num_layers: int, site: ReadSite, *, name: str) -> list[int]:
-    """Return layers as ascending numbers; ``"all"`` omits the embeddings for attention and MLP.
-
-    Example:
-        >>> site_layers("all", 3, "block", name="m"), site_layers("all", 3, "mlp", name="m")
-        ([0, 1, 2, 3], [1, 2, 3])
-    """
-    numbers = resolve_layers(layers, num_layers, name=name)
-    if site == "block":
-        return numbers
-    if isinstance(layers, str):
-        return numbers[1:]
-    if numbers[0] == 0:
-        raise LayerIndexError(
-            f"`layers` must be 1 or higher with site={site!r}: layer 0 of {name} is its embeddings, which have no "
-            f"{site}. Leave it out, or pass 'all' for all blocks."
-        )
-    return numbers

@@ -13,13 +13,13 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-from midlayer_encoders._types import Layer, ReadSite
-from midlayer_encoders.errors import CutError, LayerIndexError, OptionError
-from midlayer_encoders.models.anatomy import Anatomy, paired_layers
+from midlayer_encoders._types import Layer
+from midlayer_encoders.errors import CutError, LayerIndexError
+from midlayer_encoders.models.anatomy import Anatomy, paired_layers, resolve_layers
 from midlayer_encoders.reading.batches import LayerSource, is_combined
 from midlayer_encoders.reading.capture import blocks_returning, layers_watched
 from midlayer_encoders.reading.locks import turn
-from midlayer_encoders.reading.reader import Flow, LayerReader, TokenReceive, check_after_pooling, site_layers
+from midlayer_encoders.reading.reader import Flow, LayerReader, TokenReceive, check_after_pooling
 
 
 class JointSource(LayerSource, Protocol):
@@ -123,21 +123,16 @@ def _head_outputs(
     return outputs
 
 
-def joint_reader(
-    source: JointSource, *, layers: Sequence[Layer] | str = "all", prompt: str = "", site: ReadSite = "block"
-) -> TowerReader:
+def joint_reader(source: JointSource, *, layers: Sequence[Layer] | str = "all", prompt: str = "") -> TowerReader:
     """Return a reader of the layers of a joint model.
 
     Args:
         source: an encoder of the whole model, or of one cut after the last layers to read.
         layers: ``"all"`` or a list of layers of the image tower; the text tower is read at the same relative depth.
         prompt: prompt prepended to each text.
-        site: must be ``"block"``.
     """
-    if site != "block":
-        raise OptionError(f"`site` must be 'block' for {source.name}, or pass `tower` for one tower, but got {site!r}.")
     check_after_pooling(source)
-    numbers = site_layers(layers, source.layer, site, name=f"the image tower of {source.name}")
+    numbers = resolve_layers(layers, source.layer, name=f"the image tower of {source.name}")
     pairs = [paired_layers(number, source.tower_depths) for number in numbers]
     for tower, depth in source.tower_layers.items():
         if not depth or pairs[-1][tower] > depth:

@@ -109,8 +109,6 @@ def vllm_reader(reader: LayerReader, source: LayerSource, *, bidirectional: bool
         source: its encoder.
         bidirectional: whether the encoder's causal mask is off.
     """
-    if reader.site != "block":
-        raise OptionError(f"`site` must be 'block' with engine='vllm', but got {reader.site!r}. {_ELSEWHERE}")
     if bidirectional:
         raise OptionError(f"`bidirectional` must be False with engine='vllm', which reads causal models. {_ELSEWHERE}")
     if is_quantized(reader.model):

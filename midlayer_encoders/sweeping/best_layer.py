@@ -50,7 +50,6 @@ class Notes:
     scoring: dict[str, str] = field(default_factory=dict)
     vectors: dict[str, Any] = field(default_factory=dict)
     recipes: dict[str, str] = field(default_factory=dict)
-    site: str = "block"
     dimensions: int = 0
     timing: dict[str, Any] = field(default_factory=dict)
     towers: dict[str, int] = field(default_factory=dict)
@@ -213,6 +212,8 @@ def read_notes(path: Path) -> Notes:
     values = parse_json_object(read_text_file(path, OptionError), str(path), OptionError)
     if "checksum" in values:  # since 0.3
         values = unsealed(values)
+    if values.pop("site", "block") != "block":  # of 0.2
+        raise ValueError("it is a sweep of a part of each block, which only 0.2 reads")
     for name in ("parameters", "seconds"):
         values[name] = {int(layer): value for layer, value in values[name].items()}
     types = {
@@ -221,7 +222,6 @@ def read_notes(path: Path) -> Notes:
         "model": str,
         "remarks": list,
         "rounds": list,
-        "site": str,
         "title": str,
     }
     for name in (each.name for each in fields(Notes)):

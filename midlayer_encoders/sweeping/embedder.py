@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from midlayer_encoders._types import EncoderSpec, Engine, Join, Norm, ReadSite, Stage, content_digest
+from midlayer_encoders._types import EncoderSpec, Engine, Join, Norm, Stage, content_digest
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.files import read_artifact, write_file_once
@@ -68,7 +68,6 @@ class Embedder:
         group: the processes that share the batches.
         compile: compile the model's blocks.
         planning: receives a report while batches are planned.
-        site: what to read of each layer.
         engine: what computes the states.
     """
 
@@ -79,7 +78,6 @@ class Embedder:
     group: Group = field(default_factory=Group)
     compile: bool = False
     planning: Stage = field(default_factory=lambda: Stage(None, "planning"))
-    site: ReadSite = "block"
     engine: Engine = "transformers"
 
     @cached_property
@@ -126,7 +124,7 @@ class Embedder:
 
     def _embed(self, items: Mapping[str, Any], missing: set[int], batches: list[list[int]], prompt: str) -> None:
         """Embed this process's share of the incomplete batches, and store the missing items."""
-        reader = self.encoder.vector_reader(self.store.layers, prompt=prompt, site=self.site, engine=self.engine)
+        reader = self.encoder.vector_reader(self.store.layers, prompt=prompt, engine=self.engine)
         batches = self.group.part([batch for batch in batches if missing.intersection(batch)])
         self.stage.expect(sum(map(len, batches)))
         blocks = compiled_blocks(reader.model, *reader.anatomies) if self.compile else nullcontext()

@@ -15,13 +15,11 @@ import polars as pl
 
 from midlayer_encoders._deprecated import take_deprecated
 from midlayer_encoders._types import (
-    READ_SITES,
     EncoderSpec,
     Engine,
     Layer,
     Precision,
     Progress,
-    ReadSite,
     Stage,
     content_digest,
 )
@@ -31,7 +29,7 @@ from midlayer_encoders.encoder.spec import result_name, result_revision
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.files import LOCK, check_links, check_output_folder, make_folder, write_file
 from midlayer_encoders.frame.gains import RESAMPLES_SCHEMA
-from midlayer_encoders.frame.schema import at_site, tidy_frame, tidy_rows
+from midlayer_encoders.frame.schema import tidy_frame, tidy_rows
 from midlayer_encoders.measuring import measure_layers
 from midlayer_encoders.metrics import make_metrics
 from midlayer_encoders.models.anatomy import paired_layers
@@ -134,7 +132,6 @@ class SweepRequest:
     """The arguments of :func:`~midlayer_encoders.sweep` except the model, the tasks and the recipes."""
 
     layers: Sequence[Layer] | str = "all"
-    site: ReadSite = "block"
     engine: Engine = "transformers"
     dims: Sequence[int] = ()
     precisions: Sequence[Precision] = ()
@@ -148,11 +145,6 @@ class SweepRequest:
     def __post_init__(self) -> None:
         self.compressions = make_compressions(self.dims, self.precisions)
         self.baselines = check_flag("baselines", self.baselines)
-        check_choice("site", self.site, READ_SITES)
-        if self.settings.compile and self.site != "block":
-            raise OptionError(
-                f"`compile` must be False with site={self.site!r}: the inside of a compiled block cannot be read."
-            )
         values = {name: getattr(self.settings, name) for name in ("compile", "devices", "num_nodes")}
         check_engine(self.engine, **values)
         check_path("out", self.out)
@@ -181,8 +173,7 @@ class SweepRequest:
         """Return the folder of the results."""
         if self.out is not None:
             return Path(self.out)
-        name = re.sub(r"[^\w.-]+", "_", encoder.name)
-        return Path("midlayer-results") / (name if self.site == "block" else f"{name}-{self.site}")
+        return Path("midlayer-results") / re.sub(r"[^\w.-]+", "_", encoder.name)
 
 
 def sweep(
@@ -194,7 +185,6 @@ def sweep(
     limit: int | None = None,
     budget: float | None = None,
     layers: Sequence[Layer] | str = "all",
-    site: ReadSite = "block",
     engine: Engine = "transformers",
     recipes: str | Recipe | Sequence[str | Recipe] | None = None,
     dims: Sequence[int] = (),
@@ -227,9 +217,6 @@ def sweep(
             The result is that of the last sample; its notes describe all. Loading the model and ``metrics`` come on
             top.
         layers: ``"all"``, or some layers, each as ``layer`` of :class:`LayerEncoder`.
-        site: ``"block"``, or ``"attention"`` or ``"mlp"`` to read what these add in each block, from layer 1 up. The
-            frame's revision then names the site, as in ``"default:mlp"``; vectors of a site cannot be exported as an
-            encoder.
         engine: ``"vllm"`` to compute the embedded texts with vLLM, in its own environment; their vectors have a store
             of their own. Metrics and times are those of transformers. See ``docs/engines.md``.
         recipes: names of recipes (``"one-word"``, ``"plain+center"``), :class:`~midlayer_encoders.Recipe` objects, or
@@ -258,7 +245,6 @@ def sweep(
     check_fork()
     request = SweepRequest(
         layers=layers,
-        site=site,
         engine=engine,
         dims=dims,
         precisions=precisions,
@@ -417,13 +403,13 @@ class SingleSweep:
 
     def __post_init__(self) -> None:
         encoder, request = self.encoder, self.request
-        self.layers = encoder.vector_reader(request.layers, site=request.site, engine=request.engine).layers
+        self.layers = encoder.vector_reader(request.layers, engine=request.engine).layers
         if encoder.tower_layers and request.has_metrics:
             raise OptionError(
                 f"`metrics` must be left out for {encoder.name}, which has two towers: they read the states of one. "
                 "Pass tower='image' or tower='text'."
             )
-        self.spec = replace(encoder.spec, site=request.site).read_by(request.engine)
+        self.spec = encoder.spec.read_by(request.engine)
         width = num_dims(encoder, self.spec.norm) // (2 if self.recipe.join in ("sum", "first", "second") else 1)
         if too_many := [each.dims for each in request.compressions if each.dims is not None and each.dims > width]:
             raise OptionError(
@@ -475,7 +461,6 @@ class SingleSweep:
             self.group,
             settings.compile,
             Stage(self.progress, "planning"),
-            self.request.site,
             self.request.engine,
         )
 
@@ -528,7 +513,6 @@ class SingleSweep:
                 dataset=f"{len(sample)} {_PLURALS[medium]} of the tasks",
                 metrics=self.request.metrics,
                 layers=self.layers,
-                site=self.request.site,
                 views=self.request.settings.views,
                 progress=self.progress,
             )
@@ -578,12 +562,13 @@ class SingleSweep:
         return options.recreating()
 
     def _score_frame(self, scores: Sequence[Score], kind: Literal["score", "confirmed"]) -> pl.DataFrame:
-        spec = at_site(self.spec, self.spec.site)
         return tidy_frame(
             row
             for score in scores
             if score.error is None
-            for row in tidy_rows({score.layer: score.value}, spec, kind=kind, dataset=score.task, name=score.metric)
+            for row in tidy_rows(
+                {score.layer: score.value}, self.spec, kind=kind, dataset=score.task, name=score.metric
+            )
         )
 
 

@@ -75,14 +75,13 @@ def sweep_notes(
 
     ``run`` tells its time and batches.
     """
-    of_blocks = spec.site == "block"
     labeled = [source for source in sources if not isinstance(source, TextsSource)]
     how = _how(spec, sources, scoring.methods, run | {"device": str(encoder.device)})
     if encoder.options.dense == "drop":
         how["left out"] = f"{', '.join(encoder.saved.trained)}, trained for the last layer"
     timing: dict[str, Any] = {}
     pass_seconds: dict[int, float] = {}
-    if of_blocks and encoder.media == ["text"]:
+    if encoder.media == ["text"]:
         pass_seconds, num_tokens, num_passes = _time_passes(encoder, layers)
         timing = {"texts": len(_TIMED_TEXTS), "tokens": num_tokens, "device": _device_name(encoder)}
         batch = "{texts} texts of {tokens} tokens at once on {device}".format(**timing)
@@ -92,10 +91,10 @@ def sweep_notes(
     path = Path(encoder.source)
     is_local = encoder.source not in ("", BUILT_IN, BUILT_IN_MINILM) and path.is_dir()
     return Notes(
-        title=f"Every layer of {spec.model}" + ("" if of_blocks else f": its {spec.site}"),
+        title=f"Every layer of {spec.model}",
         model=str(path.absolute()) if is_local else encoder.source,
         how=how,
-        parameters=_parameters(encoder, layers, spec.norm) if of_blocks else {},
+        parameters=_parameters(encoder, layers, spec.norm),
         seconds=pass_seconds,
         baselines=without_nan(baseline_scores),
         missing=missing_baselines(source.make() for source in labeled) if baselines else [],
@@ -103,8 +102,7 @@ def sweep_notes(
         failures=scoring.failures,
         options=encoder.options.recreating(),
         scoring=dict(scoring.methods),
-        site=spec.site,
-        dimensions=num_dims(encoder, spec.norm) if of_blocks else 0,
+        dimensions=num_dims(encoder, spec.norm),
         timing=timing,
         towers=dict(encoder.tower_depths),
         tokens=dict(scoring.tokens),
@@ -149,7 +147,6 @@ def _how(
         "revision": spec.revision or "default",
         "norm": spec.norm,
         "pooling": spec.pooling,
-        "site": "" if spec.site == "block" else f"{spec.site}: what it adds in each block, before any norm on it",
         "longest text": f"{spec.max_length} tokens" if spec.max_length else "as the model takes",
         "dtype": spec.dtype,
         "engine": dict(spec.parts).get("engine", ""),

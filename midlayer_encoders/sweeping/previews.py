@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 
 from midlayer_encoders._isolation import isolated_random
-from midlayer_encoders._types import Layer, Progress, ReadSite, Stage
+from midlayer_encoders._types import Layer, Progress, Stage
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder, complete_encoder
 from midlayer_encoders.errors import MidlayerError
+from midlayer_encoders.models.anatomy import resolve_layers
 from midlayer_encoders.reading.batches import batches_of, count_tokens, tokens_that_fit
-from midlayer_encoders.reading.reader import layer_reader, site_layers
+from midlayer_encoders.reading.reader import layer_reader
 from midlayer_encoders.recipes import Recipe, fitting_recipes, recipes_of
 from midlayer_encoders.scoring.recording import record, scores_together
 from midlayer_encoders.sweeping.embedder import item_key, max_batch_texts, num_dims, store_key
@@ -91,7 +92,6 @@ def preview(
     label_column: str | None = None,
     limit: int | None = None,
     layers: Sequence[Layer] | str = "all",
-    site: ReadSite = "block",
     recipes: str | Recipe | Sequence[str | Recipe] | None = None,
     progress: Progress | None = None,
     settings: SweepSettings | None = None,
@@ -109,7 +109,6 @@ def preview(
         label_column: as in :func:`sweep`.
         limit: as in :func:`sweep`.
         layers: as in :func:`sweep`.
-        site: as in :func:`sweep`.
         recipes: as in :func:`sweep`.
         progress: called with the stages ``"looking"`` (tasks) and ``"timing"`` (batches).
         settings: as in :func:`sweep`.
@@ -120,7 +119,7 @@ def preview(
     encoders = [] if encoder is None else [encoder]
     swept_layers: list[int] = []
     if encoder is not None:  # rejects other invalid arguments before tasks are read
-        swept_layers = list(site_layers(layers, encoder.layer, site, name=encoder.name))
+        swept_layers = resolve_layers(layers, encoder.layer, name=encoder.name)
         if recipes is not None:
             candidates = fitting_recipes(encoder, recipes_of("recipes", recipes))
             encoders = [encoder.with_recipe(recipe.apart()) for recipe in candidates]
@@ -139,7 +138,7 @@ def preview(
     if texts:
         tokens = tokens_that_fit(encoder) if settings.token_budget == "auto" else settings.token_budget
         stage = Stage(progress, "timing", _TIMED_BATCHES)
-        seconds = _time_embedding(encoder, swept_layers, site, tokens, sorted(texts), stage)
+        seconds = _time_embedding(encoder, swept_layers, tokens, sorted(texts), stage)
         sample = _sample(sorted(texts), 512)
         lengths = [sum(count_tokens(each, sample)) for each in (encoder, *by_store.values())]
         seconds *= sum(lengths[1:]) / lengths[0]
@@ -224,7 +223,7 @@ def _sample(texts: Sequence[str], count: int) -> list[str]:
 
 
 def _time_embedding(
-    encoder: LayerEncoder, layers: Sequence[int], site: ReadSite, tokens: int, texts: Sequence[str], stage: Stage
+    encoder: LayerEncoder, layers: Sequence[int], tokens: int, texts: Sequence[str], stage: Stage
 ) -> float:
     """Return an estimate of the seconds that a pass over all texts takes, from batches of short to long texts."""
     sample = _sample(texts, _MAX_PLANNED)
@@ -233,7 +232,7 @@ def _time_embedding(
     count = min(_TIMED_BATCHES, len(plan))
     timed = [plan[(2 * number + 1) * len(plan) // (2 * count)] for number in range(count)]
     seconds = []
-    with closing(layer_reader(encoder, layers=layers, site=site).passes(sample, [plan[-1], *timed])) as passes:
+    with closing(layer_reader(encoder, layers=layers).passes(sample, [plan[-1], *timed])) as passes:
         next(passes).vectors()  # warms up
         begin = start = time.perf_counter()
         for passed in passes:

@@ -184,7 +184,7 @@ class SweepResult(Result):
         notes = self.notes
         baselines_from = whole.notes if whole is not None else notes  # they are scored once
         recipe = {"recipe": whole.recipe} if whole is not None else {}
-        can_export = _average(self) is not None and notes.site == "block"
+        can_export = _average(self) is not None
         return report_html(
             _with_labels(self.frame, self._labels),
             title=notes.title,

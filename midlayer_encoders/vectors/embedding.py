@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import InitVar, dataclass, field, replace
+from dataclasses import InitVar, dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from midlayer_encoders._types import Engine, Layer, Progress, ReadSite, Stage, content_digest
+from midlayer_encoders._types import Engine, Layer, Progress, Stage, content_digest
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder, load_shared
 from midlayer_encoders.errors import OptionError, did_you_mean
 from midlayer_encoders.files import (
@@ -47,7 +47,7 @@ _BLOCK_BYTES = 128 * 2**20  # of vectors that are written at a time
 _SHARD_BYTES = 128 * 2**20  # of token states
 _SHARD_MEDIA = 32  # images or waveforms per shard, since their number of states is unknown
 _COUNTED = 4096  # texts tokenized at a time
-_SPEC_FIELDS = ("model", "revision", "weights", "tower", "num_layers", "site", "norm", "pooling", "asked", "max_length")
+_SPEC_FIELDS = ("model", "revision", "weights", "tower", "num_layers", "norm", "pooling", "asked", "max_length")
 _SUFFIXES = (".npy", ".safetensors", ".parquet")
 _DTYPES = {"float32": "F32", "int64": "I64", "bool": "BOOL"}  # in NumPy and in safetensors
 
@@ -64,7 +64,6 @@ def embed(
     out: Path | str,
     *,
     layers: Sequence[Layer] | str = "all",
-    site: ReadSite = "block",
     engine: Engine = "transformers",
     tokens: bool = False,
     prompt_name: str | None = None,
@@ -86,7 +85,6 @@ def embed(
         out: ``.npy`` of shape ``(L, N, D)`` with a ``.json`` next to it, ``.safetensors`` or ``.parquet``; with
             ``tokens`` a new folder. Its parent folder must exist.
         layers: ``"all"``, or some layers; they are written in ascending order.
-        site: ``"block"``, or ``"attention"`` or ``"mlp"`` to read what these add in each block, from layer 1 up.
         engine: ``"vllm"`` to compute the states with vLLM, in its own environment; see ``docs/engines.md``.
         tokens: write the states of every token, with the encoder's norm, instead of pooled vectors: safetensors shards
             and an ``index.json`` that lists them.
@@ -108,7 +106,7 @@ def embed(
     check_engine(engine, tokens=tokens, devices=devices, num_nodes=num_nodes)
     encoder, group = load_shared(model, options, devices, num_nodes)
     text = encoder.prompt_text(prompt_name, prompt, items)
-    run = _EmbedRun(encoder, items, path, layers, site, engine, text, group.progress(progress), group)
+    run = _EmbedRun(encoder, items, path, layers, engine, text, group.progress(progress), group)
     part = path.with_name(f"{path.name}.part")
     if part.is_symlink():
         raise OptionError(
@@ -191,7 +189,6 @@ class _EmbedRun:
     inputs: list[Any]
     out: Path
     requested_layers: InitVar[Sequence[Layer] | str]
-    site: ReadSite
     engine: Engine
     prompt: str
     progress: Progress | None
@@ -199,11 +196,10 @@ class _EmbedRun:
 
     def __post_init__(self, requested_layers: Sequence[Layer] | str) -> None:
         encoder, inputs = self.encoder, self.inputs
-        # Rejects an unreadable site.
-        self.reader = layer_reader(encoder, layers=requested_layers, prompt=self.prompt, site=self.site)
+        self.reader = layer_reader(encoder, layers=requested_layers, prompt=self.prompt)
         self.layers = self.reader.layers
-        encoder.vector_reader(self.layers, site=self.site, engine=self.engine)  # rejects what the engine cannot read
-        self.spec = replace(encoder.spec, site=self.site).read_by(self.engine)
+        encoder.vector_reader(self.layers, engine=self.engine)  # rejects what the engine cannot read
+        self.spec = encoder.spec.read_by(self.engine)
         self.dim = num_dims(encoder, self.spec.norm)
         self.medium = medium_of(inputs[0], encoder.media)
         check_taken(self.medium, encoder.media, inputs[0], model=encoder.name)
@@ -259,7 +255,7 @@ class _EmbedRun:
         for start in range(0, len(self.inputs), _CHUNK):
             end = min(start + _CHUNK, len(self.inputs))
             store = open_chunk(start // _CHUNK)
-            embedder = Embedder(self.encoder, store, budget, stage, self.group, site=self.site, engine=self.engine)
+            embedder = Embedder(self.encoder, store, budget, stage, self.group, engine=self.engine)
             embedder(self.inputs[start:end], self.keys(start, end), self.prompt)
             stage.reach(end)  # including stored and repeated inputs
         return open_chunk
@@ -374,11 +370,9 @@ class _EmbedRun:
         }
 
 
-def describe_vectors(
-    encoder: LayerEncoder, texts: list[str], *, layers: Sequence[int], site: ReadSite, prompt: str
-) -> dict[str, Any]:
+def describe_vectors(encoder: LayerEncoder, texts: list[str], *, layers: Sequence[int], prompt: str) -> dict[str, Any]:
     """Return the description that a file with the vectors of these texts holds."""
-    return _EmbedRun(encoder, texts, Path(), layers, site, "transformers", prompt, None).metadata()
+    return _EmbedRun(encoder, texts, Path(), layers, "transformers", prompt, None).metadata()
 
 
 def _key(item: Any, medium: str, encoder: LayerEncoder, prompt: str) -> str:

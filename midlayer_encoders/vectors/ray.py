@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from midlayer_encoders._types import Layer, Progress, ReadSite, Stage
+from midlayer_encoders._types import Layer, Progress, Stage
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder, load_encoder
 from midlayer_encoders.errors import FolderError, OptionError
 from midlayer_encoders.files import check_links, explain_full_disk, folder_lock
@@ -43,7 +43,6 @@ class LayerEmbedder:
         model: a folder or name on the hub, or a ``LayerEncoder`` with the whole model.
         layers: ``"all"``, or some layers.
         text_column: column of the texts.
-        site: ``"block"``, or ``"attention"`` or ``"mlp"`` to read what these add in each block, from layer 1 up.
         prompt_name: name of the encoder's prompt for each text; its default prompt by default.
         prompt: text of the prompt.
         token_budget: tokens in a pass of the model; ``"auto"`` chooses a number for the device.
@@ -65,7 +64,6 @@ class LayerEmbedder:
         *,
         layers: Sequence[Layer] | str = "all",
         text_column: str = "text",
-        site: ReadSite = "block",
         prompt_name: str | None = None,
         prompt: str | None = None,
         token_budget: TokenBudget = "auto",
@@ -75,13 +73,12 @@ class LayerEmbedder:
         self.token_budget = check_budget(token_budget)
         self.encoder = encoder = load_encoder(model, options)
         check_taken("text", encoder.media, "a text", model=encoder.name)
-        self.site: ReadSite = site
         self.prompt = encoder.prompt_text(prompt_name, prompt, [""])
-        self.layers = layer_reader(encoder, layers=layers, prompt=self.prompt, site=site).layers
+        self.layers = layer_reader(encoder, layers=layers, prompt=self.prompt).layers
 
     def describe(self, texts: list[str]) -> dict[str, Any]:
         """Return the description that a file of :func:`~midlayer_encoders.embed` with these texts would hold."""
-        return describe_vectors(self.encoder, texts, layers=self.layers, site=self.site, prompt=self.prompt)
+        return describe_vectors(self.encoder, texts, layers=self.layers, prompt=self.prompt)
 
     @property
     def columns(self) -> list[str]:
@@ -97,9 +94,7 @@ class LayerEmbedder:
         texts = check_texts(
             self.text_column, [str(cell) if isinstance(cell, str) else cell for cell in cells], minimum=0
         )
-        vectors = self.encoder.encode_layers(
-            texts, self.layers, prompt=self.prompt, site=self.site, token_budget=self.token_budget
-        )
+        vectors = self.encoder.encode_layers(texts, self.layers, prompt=self.prompt, token_budget=self.token_budget)
         columns = dict(zip(self.columns, vectors, strict=True))
         if hasattr(batch, "append_column"):  # pyarrow
             for name, rows in columns.items():
@@ -117,7 +112,6 @@ def embed_parquet(
     *,
     layers: Sequence[Layer] | str = "all",
     text_column: str = "text",
-    site: ReadSite = "block",
     prompt_name: str | None = None,
     prompt: str | None = None,
     token_budget: TokenBudget = "auto",
@@ -141,7 +135,6 @@ def embed_parquet(
         out: a new folder, in an existing one.
         layers: ``"all"``, or some layers.
         text_column: column of the texts.
-        site: as in :func:`~midlayer_encoders.embed`.
         prompt_name: as in :func:`~midlayer_encoders.embed`.
         prompt: text of the prompt.
         token_budget: tokens in a pass of the model; ``"auto"`` chooses a number for the device.
@@ -163,7 +156,7 @@ def embed_parquet(
     work = path.with_name(f"{path.name}.part").absolute()
     check_links(work.parent, [work])
     settings: dict[str, Any] = {
-        "layers": layers, "text_column": text_column, "site": site, "prompt_name": prompt_name, "prompt": prompt,
+        "layers": layers, "text_column": text_column, "prompt_name": prompt_name, "prompt": prompt,
         "token_budget": token_budget, **options,
     }  # fmt: skip
     ray = import_ray()

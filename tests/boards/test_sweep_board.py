@@ -50,17 +50,12 @@ def test_runs_are_ranked_by_their_best_layer_not_their_last(tmp_path: Path) -> N
 def test_a_folder_that_holds_several_is_searched_and_says_what_it_left_out(tmp_path: Path) -> None:
     make_sweep(tmp_path / "a" / "deep", ONE, model="m1")
     make_sweep(tmp_path / "b", ONE, model="m2")
-    make_sweep(tmp_path / "mlp", ONE, model="m3", site="mlp")
     for name in ("together", "embeddings"):
         (tmp_path / "half" / name).mkdir(parents=True)
     (tmp_path / "notes").mkdir()
     actual = board(tmp_path)
     assert [run.name for run in actual.runs] == ["m1", "m2"]
     assert f"Left out: `runs` must be finished, but the sweep in {tmp_path / 'half'} is not: " in actual.remarks[0]
-    assert (
-        f"{tmp_path / 'mlp'} is a sweep of the mlp in each block, which cannot be exported as an encoder"
-        in actual.remarks[1]
-    )
     repeated = board([tmp_path, tmp_path / "b", tmp_path / "a" / ".." / "b"])  # the same folder by another name
     assert [run.name for run in repeated.runs] == ["m1", "m2"]
 
@@ -71,7 +66,6 @@ def test_a_folder_that_holds_several_is_searched_and_says_what_it_left_out(tmp_p
         ("nothing", "`runs` must be folders of sweeps, but .*nothing does not exist: pass the --out"),
         ("empty", "but .*empty does not: pass the --out of a sweep"),
         ("half", "must be finished, but the sweep in .*half is not: run the same command again"),
-        ("mlp", "which cannot be exported as an encoder: leave it out"),
         ("unscored", "must have scores, but .*unscored has none"),
         ("broken", "but .*broken has no readable frame.parquet and sweep.json. Run the sweep again"),
     ],
@@ -80,7 +74,6 @@ def test_what_is_no_finished_sweep_of_scores_is_refused(case: str, message: str,
     (tmp_path / "empty").mkdir()
     (tmp_path / "half").mkdir()
     (tmp_path / "half" / "midlayer.lock").touch()
-    make_sweep(tmp_path / "mlp", ONE, site="mlp")
     make_sweep(tmp_path / "unscored", {"STS": [float("nan")]})
     make_sweep(tmp_path / "broken", ONE)
     (tmp_path / "broken/sweep.json").write_text("{")

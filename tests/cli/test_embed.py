@@ -28,15 +28,15 @@ def texts(tmp_path: Path) -> Path:
     return path
 
 
-def test_layers_recipe_site_and_limit_match_the_encoder(tiny_folder: Folder, texts: Path, tmp_path: Path) -> None:
+def test_layers_recipe_and_limit_match_the_encoder(tiny_folder: Folder, texts: Path, tmp_path: Path) -> None:
     model, out = tiny_folder("Llama"), tmp_path / "v.npy"
-    flags = ["--layers", "1,0.5,-1", "--site", "mlp", "--recipe", "one-word", "--norm", "none", "--limit", "4"]
+    flags = ["--layers", "1,0.5,-1", "--recipe", "one-word", "--norm", "none", "--limit", "4"]
     output = run("embed", model, "--texts", str(texts), "--out", str(out), "--device", "cpu", "--quiet", *flags)
     assert "Vectors of 4 texts are in" in output
     encoder = LayerEncoder(model, -1, device="cpu", recipe="one-word", norm="none")
-    np.testing.assert_allclose(np.load(out), encoder.encode_layers(TEXTS[:4], [1, 2, 4], site="mlp"), atol=1e-5)
+    np.testing.assert_allclose(np.load(out), encoder.encode_layers(TEXTS[:4], [1, 2, 4]), atol=1e-5)
     about = json.loads((tmp_path / "v.npy.json").read_bytes())
-    assert (about["recipe"], about["site"], about["layers"]) == ("one-word", "mlp", [1, 2, 4])
+    assert (about["recipe"], about["layers"]) == ("one-word", [1, 2, 4])
 
 
 def test_embed_image_folder_and_token_states(tiny_folder: Folder, texts: Path, tmp_path: Path) -> None:
@@ -59,7 +59,6 @@ def test_embed_image_folder_and_token_states(tiny_folder: Folder, texts: Path, t
         (["--out", "v.txt"], "must end in .npy"),
         (["--out", "nowhere/v.npy"], "must be in an existing folder"),
         (["--out", "v.npy", "--limit", "0"], "Invalid value for '--limit'"),
-        (["--out", "v.npy", "--site", "head"], "Invalid value for '--site'"),
         (["--out", "v.npy", "--token-budget", "0"], "`token_budget` must be"),
         (["--out", "v.npy", "--layers", "7"], r"in \[0, 4\]"),
         (["--out", "v.npy", "--skip-bad"], "`--skip-bad` must be left out for texts"),

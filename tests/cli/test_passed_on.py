@@ -49,14 +49,14 @@ RECIPES = recipes_of("recipes", ["plain", "one-word"])
 ENCODER = {"max_length": 9, "pooling": "max", "device": "cpu"}
 SHARED = {"devices": 2, "num_nodes": 3}
 SWEEP: dict[str, Any] = {
-    "tasks": "near.csv", "text_column": "t", "label_column": "l", "limit": 50, "no_baselines": True, "layers": "1,0.5,2-3", "recipes": "plain,one-word", "site": "mlp", "metrics": "lidar,dime",
+    "tasks": "near.csv", "text_column": "t", "label_column": "l", "limit": 50, "no_baselines": True, "layers": "1,0.5,2-3", "recipes": "plain,one-word", "metrics": "lidar,dime",
     "store_dtype": "float16", "half": True, "scoring": "mteb", "workers": 3, "devices": 1, "num_nodes": 1,
     "compile": True,
 }  # fmt: skip
 SMALL = {"dims": "64,8", "precisions": "int8,binary"}
 COMPRESSED = {"dims": [64, 8], "precisions": ["int8", "binary"]}
 SWEPT: dict[str, Any] = {
-    "layers": [1, 0.5, 2, 3], "text_column": "t", "label_column": "l", "limit": 50, "baselines": False, "recipes": RECIPES, "site": "mlp", "metrics": ["lidar", "dime"],
+    "layers": [1, 0.5, 2, 3], "text_column": "t", "label_column": "l", "limit": 50, "baselines": False, "recipes": RECIPES, "metrics": ["lidar", "dime"],
     "settings": {"scoring": "mteb", "workers": 3, "store_dtype": "float16", "compile": True},
 }  # fmt: skip
 PREVIEWED = {name: value for name, value in SWEPT.items() if name not in ("metrics", "baselines")}
@@ -80,7 +80,7 @@ CASES = {
         ["MODEL"],
         {"tasks": "near.csv", "text_column": "t", "label_column": "l", "metrics": "none", "budget": 2.5},
         ["MODEL", ["near.csv"]],
-        {"layers": "all", "site": "block", "text_column": "t", "label_column": "l", "baselines": True, "metrics": [],
+        {"layers": "all", "text_column": "t", "label_column": "l", "baselines": True, "metrics": [],
          "settings": {}, "budget": 2.5, "engine": "transformers", "dims": [], "precisions": [], "recipes": None, "limit": None, "out": None, "store": None},
     ),
     "sweep --dry-run": Case(
@@ -104,27 +104,27 @@ CASES = {
     "embed": Case(
         "vectors.embed",
         ["MODEL"],
-        {"texts": "rows.jsonl", "text_column": "title", "limit": 5, "layers": "1,-1", "site": "mlp", "engine": "vllm", "tokens": True,
+        {"texts": "rows.jsonl", "text_column": "title", "limit": 5, "layers": "1,-1", "engine": "vllm", "tokens": True,
          "token_budget": "64", "out": "states", **SHARED},
         ["MODEL", TITLES[:5], Path("states")],
-        {"layers": [1, -1], "site": "mlp", "engine": "vllm", "tokens": True, "token_budget": 64, **SHARED},
+        {"layers": [1, -1], "engine": "vllm", "tokens": True, "token_budget": 64, **SHARED},
     ),
     "embed --ray": Case(
         "vectors.ray.embed_parquet",
         ["MODEL"],
-        {"texts": "rows.parquet", "text_column": "title", "limit": 5, "layers": "1,-1", "site": "mlp", "token_budget": "64",
+        {"texts": "rows.parquet", "text_column": "title", "limit": 5, "layers": "1,-1", "token_budget": "64",
          "ray": True, "concurrency": 3, "batch_size": 9, "out": "vectors"},
         ["MODEL", Path("rows.parquet"), Path("vectors")],
-        {"layers": [1, -1], "site": "mlp", "token_budget": 64, "text_column": "title", "limit": 5, "concurrency": 3,
+        {"layers": [1, -1], "token_budget": 64, "text_column": "title", "limit": 5, "concurrency": 3,
          "batch_size": 9, **ENCODER},
     ),
     "metrics": Case(
         "measure",
         ["MODEL"],
-        {"texts": "rows.jsonl", "text_column": "title", "limit": 5, "layers": "1,-1", "site": "mlp", "metrics": "lidar,dime",
+        {"texts": "rows.jsonl", "text_column": "title", "limit": 5, "layers": "1,-1", "metrics": "lidar,dime",
          "seed": 3, "out": "o", **SHARED},
         ["MODEL", TITLES[:5]],
-        {"metrics": ["lidar", "dime"], "layers": [1, -1], "site": "mlp", "seed": 3, "dataset": "rows", **SHARED},
+        {"metrics": ["lidar", "dime"], "layers": [1, -1], "seed": 3, "dataset": "rows", **SHARED},
     ),
     "compare": Case(
         "comparing.compare",

@@ -48,7 +48,6 @@ def test_shapes_types_and_prompts(tiny_folder: Folder) -> None:
     np.testing.assert_allclose(vectors, encoder.encode_layers(TEXTS)[[0, 2, 4]], atol=1e-5)
     assert encoder.encode_layers(TEXTS[0], [1]).shape == (1, vectors.shape[2])
     assert encoder.encode_layers([]).shape == (5, 0, vectors.shape[2])
-    assert encoder.encode_layers(TEXTS, site="mlp").shape == (4, *vectors.shape[1:])
     for prompt_kwargs in ({"prompt_name": "q"}, {"prompt": "query: "}):
         expected = encoder.encode(TEXTS, batch_size=1, **prompt_kwargs)
         np.testing.assert_allclose(encoder.encode_layers(TEXTS, [-1], **prompt_kwargs)[0], expected, atol=1e-5)  # type: ignore[arg-type]

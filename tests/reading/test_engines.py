@@ -58,7 +58,6 @@ def test_python_without_vllm_ends_with_its_own_error(tiny_folder: Folder) -> Non
     ("family", "options", "arguments", "message"),
     [
         ("Llama", {}, {"engine": "sglang"}, r"`engine` must be one of 'transformers', 'vllm'"),
-        ("Llama", {}, {"site": "mlp"}, "`site` must be 'block' with engine='vllm'"),
         ("Llama", {"bidirectional": True}, {}, "`bidirectional` must be False with engine='vllm'"),
         ("BERT", {}, {}, "`engine` must be 'transformers' for .*: vLLM reads the layers of causal"),
         ("T5", {}, {}, "`engine` must be 'transformers' for"),

@@ -79,19 +79,18 @@ def test_dry_run_states_the_size_of_the_whole_sweep(monkeypatch: pytest.MonkeyPa
     assert "exit 1" not in printed(sweep._print_preview, "m", [])
 
 
-def test_sweep_without_scores_or_of_a_site_names_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sweep_without_scores_names_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     score = ("m", "r", 1, 0.5, "score", "A", "f1", 0.5)
     metric = ("m", "r", 1, 0.5, "metric", "t", "dime", 0.5)
     lines = {}
-    for name, rows, site in (("metrics", [metric], "block"), ("site", [score], "mlp"), ("scores", [score], "block")):
-        result = SweepResult(rows_frame(rows), tmp_path / name, Notes("Every layer of m", "my model", {}, site=site))
+    for name, rows in (("metrics", [metric]), ("scores", [score])):
+        result = SweepResult(rows_frame(rows), tmp_path / name, Notes("Every layer of m", "my model", {}))
         monkeypatch.setattr(sweeping, "sweep", lambda *_, result=result, **__: result)
-        lines[name] = printed(sweep.run_sweep, None, ["my texts.txt"], site=site)[-1]
+        lines[name] = printed(sweep.run_sweep, None, ["my texts.txt"])[-1]
     assert lines["metrics"] == (
         "Nothing was scored: there are no labels. To choose a layer without labels: midlayer select 'my model' --texts "
         "'my texts.txt'"
     )
-    assert lines["site"] == "The mlp of a layer cannot be exported as an encoder."
     assert lines["scores"] == "In Python: LayerEncoder('my model', layer=1).save_pretrained(\"layer-1\")"
 
 

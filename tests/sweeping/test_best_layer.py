@@ -132,6 +132,3 @@ def test_encoder_has_the_layer_and_options_of_the_sweep(tiny_folder: Folder, tmp
     in_memory = replace(result, frame=result.frame.with_columns(model=pl.lit("module/Stack")))
     with pytest.raises(OptionError, match=r"chosen for module/Stack, a module in memory: LayerEncoder.from_module"):
         in_memory.encoder(device="cpu")
-    at_site = replace(result, frame=result.frame.with_columns(revision=pl.lit("default:mlp")))
-    with pytest.raises(OptionError, match="must be chosen for whole blocks, but it was chosen for the mlp of each"):
-        at_site.encoder(device="cpu")

@@ -171,7 +171,6 @@ def test_unreadable_layers_are_refused(joint_folder: Folder, tmp_path: Path) -> 
     for keywords, message in (
         ({"metrics": ["curvature"]}, "`metrics` must be left out for .* Pass tower='image' or tower='text'"),
         ({"recipes": ["plain"]}, "`recipe` must be left out for .* or pass tower='text'"),
-        ({"site": "mlp"}, "`site` must be 'block' for .* or pass `tower` for one tower"),
         ({"layers": [4]}, r"`layer` must be in \[0, 3\] for the image tower of"),
     ):
         with pytest.raises(OptionError, match=message):

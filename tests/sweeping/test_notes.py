@@ -187,9 +187,8 @@ def test_page_of_a_sweep_states_how_it_was_measured(tiny_folder: Folder) -> None
     assert {name: how[name] for name in expected} == expected
     assert how.keys() - expected.keys() == {"Python", "midlayer-encoders", "torch", "transformers",
                                             "sentence-transformers", "mteb", "scikit-learn"}  # fmt: skip
-    other = _how(replace(spec, site="mlp", max_length=None, revision="step7"), [], {"B": "by mteb"}, {})
+    other = _how(replace(spec, max_length=None, revision="step7"), [], {"B": "by mteb"}, {})
     assert (other["tasks"], other["scoring"], other["revision"]) == ("none", "B by mteb", "step7")
-    assert other["site"] == "mlp: what it adds in each block, before any norm on it"
     assert other["longest text"] == "as the model takes"
     assert "scoring" not in _how(spec, [], {}, {})
 
@@ -208,7 +207,6 @@ NOTES = Notes(
     scoring={"A": TOGETHER},
     vectors={"center": "center.txt", "normalize": True},
     recipes={},  # of a result with several recipes
-    site="mlp",
     dimensions=8,
     timing={"texts": 4},
     towers={"image": 12, "text": 6},
@@ -249,7 +247,7 @@ def test_recipes_share_baselines_and_failures_name_their_recipe(tmp_path: Path) 
     parts = {}
     for place, (recipe, score) in enumerate((("plain", 0.5), ("one-word", 0.75))):
         rows = rows_frame([("m", "main", k, k / 1, "score", "A", "f1", score + k / 10) for k in (0, 1)])
-        notes = replace(NOTES, model=recipe, failures={"B": f"error {place}"}, site="block", vectors={}, towers={})
+        notes = replace(NOTES, model=recipe, failures={"B": f"error {place}"}, vectors={}, towers={})
         notes = replace(notes, baselines=notes.baselines if place == 0 else {}, missing=[f"missing {place}"])
         parts[recipe] = SweepResult(rows, tmp_path / "recipes" / recipe, notes)
         parts[recipe].save()

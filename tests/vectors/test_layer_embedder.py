@@ -57,12 +57,10 @@ def test_a_batch_gets_a_column_for_each_layer(kind: str, encoder: LayerEncoder) 
         assert result["layer_2"].dtype == np.float32
 
 
-def test_sites_prompts_and_options_are_those_of_the_encoder(tiny_folder: Folder) -> None:
+def test_prompts_and_options_are_those_of_the_encoder(tiny_folder: Folder) -> None:
     options = {"norm": "none", "pooling": "last", "device": "cpu", "prompts": {"query": "q: "}}
-    embed = LayerEmbedder(tiny_folder("Llama"), layers=[2], site="mlp", prompt_name="query", **options)
-    expected = LayerEncoder(tiny_folder("Llama"), -1, **options).encode_layers(
-        TEXTS, [2], site="mlp", prompt_name="query"
-    )
+    embed = LayerEmbedder(tiny_folder("Llama"), layers=[2], prompt_name="query", **options)
+    expected = LayerEncoder(tiny_folder("Llama"), -1, **options).encode_layers(TEXTS, [2], prompt_name="query")
     np.testing.assert_array_equal(embed({"text": TEXTS})["layer_2"], expected[0])
 
 

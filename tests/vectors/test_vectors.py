@@ -15,7 +15,7 @@ import torch
 from safetensors import safe_open
 
 from midlayer_encoders import LayerEncoder, embed
-from midlayer_encoders.errors import DiskFullError, LayerIndexError, MidlayerError, OptionError
+from midlayer_encoders.errors import DiskFullError, MidlayerError, OptionError
 from midlayer_encoders.vectors import embedding
 from tests.made_media import IMAGES, WAVEFORMS
 from tests.tiny_folders import TEXTS
@@ -59,7 +59,7 @@ def test_file_holds_the_vectors_of_the_encoder_and_their_description(
     spec = encoder.spec
     expected = {
         "model": spec.model, "revision": None, "weights": spec.weights_digest, "layers": [0, 2, 4], "num_layers": 4,
-        "norm": "final", "pooling": "mean", "recipe": None, "inputs": len(INPUTS), "site": "block", "prompt": "",
+        "norm": "final", "pooling": "mean", "recipe": None, "inputs": len(INPUTS), "prompt": "",
     }  # fmt: skip
     assert expected.items() <= about.items()
     assert {"torch", "midlayer-encoders"} <= about["versions"].keys()
@@ -158,8 +158,6 @@ def test_invalid_outputs_are_refused(
 def test_encoders_whose_layers_cannot_be_read_are_refused(tiny_folder: Folder, tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="but has the module Dense"):
         embed(tiny_folder("Llama"), TEXTS, tmp_path / "v.npy", device="cpu", center=TEXTS * 4)
-    with pytest.raises(LayerIndexError, match="which have no mlp"):
-        embed(tiny_folder("Llama"), TEXTS, tmp_path / "v.npy", device="cpu", site="mlp", layers=[0])
 
 
 @pytest.mark.parametrize("suffix", [".npy", ".safetensors", ".parquet"])
