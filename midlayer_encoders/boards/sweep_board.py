@@ -52,7 +52,7 @@ class _Sweep:
         """Everything that determines its vectors and times."""
         notes, frame = self.result.notes, self.result.frame
         how = [notes.how.get(name) for name in ("weights", "dtype", "device", "longest text")]
-        options = {**notes.options, **notes.vectors, "recipe": self.recipe}
+        options = {**notes.options, **notes.vectors, "recipe": self.recipe, **notes.compression}
         return json.dumps([frame["model"][0], frame["revision"][0], how, options], sort_keys=True, default=str)
 
     @property

@@ -217,7 +217,7 @@ def result_values(result: SweepResult) -> dict[str, Any]:
 
     if not _has_best(result):
         return {"model": result.notes.model, "best_layer": None}
-    recipe = {"recipe": result.recipe} if isinstance(result, RecipesResult) else {}
+    recipe = {"recipe": result.recipe, **result.notes.compression} if isinstance(result, RecipesResult) else {}
     summary = result.summary()
     points = {
         curve.name: {"best_layer": curve.best_layer, "best": curve.best, "last": curve.last, "layers": curve.points}

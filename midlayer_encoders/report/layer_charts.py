@@ -133,6 +133,8 @@ def recipe_words(recipes: Mapping[str, Summary], gains: RecipeGains | None = Non
     if plain is None:
         return f"{text}, {number(best.gain)} points more than at its last layer{over_last}."
     if winner == _PLAIN:
+        if all(name == _PLAIN or name.startswith(f"{_PLAIN}, ") for name in averages):
+            return f"{text}: no smaller vector is better than the whole one here."
         return f"{text}: no recipe is better than the plain text here."
     return (
         f"{text}: {number(best.best - plain.best)} points more{over_best} than the best layer of the plain text "

@@ -45,6 +45,17 @@ def test_the_page_of_speech_is_the_one_that_its_scores_give() -> None:
     assert (speech.RESULTS / "speech.md").read_text(encoding="utf8") == page
 
 
+def test_the_tables_of_smaller_vectors_are_those_that_their_scores_give() -> None:
+    from benchmarks import dims
+
+    measured = {row for _, row in rows(dims.page(pl.read_csv(dims.RESULTS / "dims.csv"), 384))}
+    assert measured == {row for _, row in rows((dims.RESULTS / "dims.md").read_text(encoding="utf8"))}
+    _, _, part = (ROOT / "docs" / "dims.md").read_text(encoding="utf8").partition("<!-- measured -->")
+    stated = [row for _, row in rows(part.partition("<!-- /measured -->")[0])]
+    assert len(stated) > 5
+    assert set(stated) <= measured
+
+
 @pytest.mark.docs
 def test_the_training_record_has_the_tables_that_its_frames_give() -> None:
     from benchmarks.pages import part_of

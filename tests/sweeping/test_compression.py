@@ -142,6 +142,7 @@ def test_more_dims_need_no_pass_and_a_resumed_sweep_no_score(
     assert both.frame.filter(precision="float32").select(columns).equals(first.frame.select(columns))
     values = {row["precision"]: row["value"] for row in both.scores.filter(layer=3, dims=9).iter_rows(named=True)}
     assert values["int8"] != values["float32"]  # the same file of saved scores holds both
+    assert both.scores.filter(layer=3, precision="float32")["value"].n_unique() == 2
 
 
 def test_int8_steps_are_those_of_sentence_transformers_for_each_layer_alone() -> None:
