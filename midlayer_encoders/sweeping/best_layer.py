@@ -43,7 +43,6 @@ class Notes:
     parameters: dict[int, int] = field(default_factory=dict)
     seconds: dict[int, float] = field(default_factory=dict)
     baselines: dict[str, dict[str, float]] = field(default_factory=dict)
-    missing: list[str] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
     failures: dict[str, str] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
@@ -197,7 +196,7 @@ def without_nan(baselines: Baselines) -> dict[str, dict[str, float]]:
     """Return the scores of baselines without NaN, as the frame has no row for a layer without a score.
 
     Example:
-        >>> without_nan({"TF-IDF": {"A": 0.5, "B": float("nan")}, "BM25": {"B": float("nan")}})
+        >>> without_nan({"TF-IDF": {"A": 0.5, "B": float("nan")}, "MiniLM": {"B": float("nan")}})
         {'TF-IDF': {'A': 0.5}}
     """
     finite = {
@@ -212,13 +211,13 @@ def read_notes(path: Path) -> Notes:
     values = parse_json_object(read_text_file(path, OptionError), str(path), OptionError)
     if "checksum" in values:  # since 0.3
         values = unsealed(values)
+    values.pop("missing", None)  # of 0.2
     if values.pop("site", "block") != "block":  # of 0.2
         raise ValueError("it is a sweep of a part of each block, which only 0.2 reads")
     for name in ("parameters", "seconds"):
         values[name] = {int(layer): value for layer, value in values[name].items()}
     types = {
         "dimensions": int,
-        "missing": list,
         "model": str,
         "remarks": list,
         "rounds": list,

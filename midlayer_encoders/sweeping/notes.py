@@ -21,7 +21,7 @@ from midlayer_encoders.models.cut import plan_cuts
 from midlayer_encoders.models.hub import BUILT_IN, BUILT_IN_MINILM
 from midlayer_encoders.reading.capture import capture
 from midlayer_encoders.report.results import versions
-from midlayer_encoders.sweeping.baselines import Baseline, missing_baselines
+from midlayer_encoders.sweeping.baselines import Baseline
 from midlayer_encoders.sweeping.best_layer import Notes, without_nan
 from midlayer_encoders.sweeping.compression import Compression
 from midlayer_encoders.sweeping.embedder import num_dims
@@ -97,7 +97,6 @@ def sweep_notes(
         parameters=_parameters(encoder, layers, spec.norm),
         seconds=pass_seconds,
         baselines=without_nan(baseline_scores),
-        missing=missing_baselines(source.make() for source in labeled) if baselines else [],
         remarks=score_remarks(sources, scoring, baseline_scores),
         failures=scoring.failures,
         options=encoder.options.recreating(),

