@@ -35,8 +35,7 @@ class LayerMetricsCallback(Recorder, Callback):
         Trainer(callbacks=[LayerMetricsCallback(texts, tokenizer, every_n_steps=100)])
     """
 
-    _loaded_step: int | None = None
-    _trained = False  # False if the history comes from validation only
+    _fits = False  # False during validation, test and prediction
 
     def _begin(self) -> None:
         super()._begin()
@@ -46,13 +45,11 @@ class LayerMetricsCallback(Recorder, Callback):
 
     def setup(self, trainer: Any, pl_module: nn.Module, stage: str) -> None:
         """Validate the run before training starts."""
-        self._loaded_step = None
-        if stage not in ("fit", "validate") or (stage == "validate" and self._trained and self.history):
+        self._fits = stage == "fit"
+        if not self._fits:
             return
-        continues = self._trained and trainer.global_step > 0
-        previous = self._history.state() if self._history is not None and continues else None
+        previous = self._history.state() if self._history is not None and trainer.global_step > 0 else None
         self._begin()
-        self._trained = stage == "fit"
         if previous is not None:  # the same trainer continues: its history stays, including the last step
             self._restored = {**previous, "at_end": []}
         strategy = type(trainer.strategy).__name__
@@ -92,18 +89,6 @@ class LayerMetricsCallback(Recorder, Callback):
         if trainer.is_global_zero and not trainer.fast_dev_run:
             self._draw(folder)
 
-    def on_validation_start(self, trainer: Any, pl_module: nn.Module) -> None:
-        """Measure once if the run consists of validation only."""
-        if trainer.state.fn == "validate" and not self._trained:
-            self._prepare(pl_module)
-            step = trainer.global_step if self._loaded_step is None else self._loaded_step
-            if not self._is_complete(step):
-                self._visit(trainer, pl_module, step)
-
-    def on_load_checkpoint(self, trainer: Any, _: nn.Module, checkpoint: dict[str, Any]) -> None:
-        """Store the step of loaded weights; outside of training, the trainer does not count up to it."""
-        self._loaded_step = None if trainer.state.fn == "fit" else checkpoint["global_step"]
-
     @property
     def state_key(self) -> str:
         """Key of this callback's state in a checkpoint, which distinguishes several callbacks."""
@@ -115,16 +100,16 @@ class LayerMetricsCallback(Recorder, Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the history of the resumed run."""
-        if self._loaded_step is not None and self._history is not None and self._history.steps:
-            return  # the history of this run is longer: trainer.test(ckpt_path="best")
-        if state_dict and self._history is None:
+        if not self._fits or not state_dict:  # trainer.test(ckpt_path="best")
+            return
+        if self._history is None:
             self._restored = state_dict  # there is no model yet
-        elif state_dict and self._history is not None:
+        else:
             self._resume(self._history, state_dict)
 
-    def _visit(self, trainer: Any, pl_module: nn.Module, step: int | None = None) -> None:
+    def _visit(self, trainer: Any, pl_module: nn.Module) -> None:
         """Measure the model, log the values and write the history."""
-        step = trainer.global_step if step is None else step
+        step = trainer.global_step
         autocast = trainer.precision_plugin.forward_context()  # Lightning turns it off around hooks
         values = self._measure(pl_module, step, autocast)
         if self._num_losses:

@@ -69,7 +69,7 @@ _SHORT = "AbsTask|Array|Axes|DataLoader|Figure|SubFigure|Image|Join|Path|Pretrai
 _INNER = (
     r".*\._.*|.*(RowMetric|SampleMetric|PairMetric|LayerSource|RecipeSource|TokenSource|LayerReader"
     r"|BatchOptions|Anatomy|Notes|TrainingRecord|Result|History|DescribedEncoder|SavableEncoder|EmbeddingEncoder"
-    r"|half_width|AnisotropyForm|InfoNCEForm|TwoNNForm|Distance|MtebSource|LocalSource|ObjectSource"
+    r"|half_width|MtebSource|LocalSource|ObjectSource"
     r"|TaskData|Columns|Tasks)"
 )
 nitpick_ignore_regex = [("py:.*", rf"({_OTHERS})\..*"), ("py:class", _SHORT), ("py:.*", _INNER)]

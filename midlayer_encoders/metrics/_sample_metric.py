@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -212,24 +212,13 @@ class PairMetric(PooledSampleMetric):
 
     ``number`` compares two sets of vectors of the same texts, each ``(N, D)``.
 
-    Args:
-        layers: as in :class:`LayerMetric`.
-        against: ``"previous"`` compares each layer with the one listed before it; the first value is NaN. A layer
-            number, one of ``layers``, compares every layer with that one.
-        options: as in :class:`SampleMetric`.
+    The first value is NaN: there is no layer before the first one.
     """
 
-    def __init__(
-        self, layers: Sequence[int], *, against: int | Literal["previous"] = "previous", **options: Any
-    ) -> None:
-        super().__init__(layers, **options)
-        if against != "previous":
-            self._position(against)
-        self.against = against
-        self.needs_previous = against == "previous"
+    needs_previous = True
 
     def _values(self, layers: Sequence[int]) -> Tensor:
-        partners = {layer: self._partner(layer) for layer in layers if self._has_value(layer)}
+        partners = {layer: self.layers[self._position(layer) - 1] for layer in layers if self._has_value(layer)}
         needed = list(dict.fromkeys([*layers, *partners.values()]))
         samples = dict(zip(needed, self._samples(needed), strict=True))
         for layer, partner in partners.items():
@@ -243,9 +232,6 @@ class PairMetric(PooledSampleMetric):
                 raise self._not_finite(layer, float(layer_rows.sum()))
         numbers = {layer: self._number_of_views(rows[partner], rows[layer]) for layer, partner in partners.items()}
         return base.one_device([numbers.get(layer, rows[layer].new_tensor(torch.nan)) for layer in layers])
-
-    def _partner(self, layer: int) -> int:
-        return self.layers[self._position(layer) - 1] if self.against == "previous" else self.against
 
 
 def check_pair(first: Tensor, second: Tensor, *, least: int = 2, same_width: bool = False) -> None:

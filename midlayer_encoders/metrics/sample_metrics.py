@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal, TypeAlias, get_args
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -13,27 +13,21 @@ from midlayer_encoders.errors import OptionError
 from midlayer_encoders.metrics import _layer_metric as base
 from midlayer_encoders.metrics._layer_metric import Kind, precise, products, result_dtype, unit_rows
 from midlayer_encoders.metrics._sample_metric import PairMetric, PooledSampleMetric, SampleMetric, check_pair
-from midlayer_encoders.validation import check_choice, check_count
-
-TwoNNForm: TypeAlias = Literal["fit", "mle"]
-"""A line through the origin fitted to the empirical distribution, or the maximum-likelihood estimate."""
+from midlayer_encoders.validation import check_count
 
 
-def intrinsic_dimension(embeddings: Tensor, *, form: TwoNNForm = "fit", discard: float = 0.1) -> Tensor:
+def intrinsic_dimension(embeddings: Tensor, *, discard: float = 0.1) -> Tensor:
     r"""Return the intrinsic dimension of the texts from the distances to their two nearest neighbors (TwoNN).
 
     With :math:`\mu_i = r_{i2} / r_{i1}` in ascending order and :math:`n` of the :math:`N` ratios kept,
 
     .. math::
         d = \arg\min_d \sum_{i \le n} \Bigl(-\log\bigl(1 - \tfrac{i}{N}\bigr) - d \log \mu_i\Bigr)^2
-        \qquad \text{or} \qquad d = \frac{n - 1}{\sum_{i \le n} \log \mu_i + (N - n) \log \mu_n}
 
-    (Facco et al., 2017, for the fit without the largest tenth of the ratios; the other is the unbiased
-    maximum-likelihood estimate of the same law with the largest ratios censored.)
+    (Facco et al., 2017).
 
     Args:
         embeddings: one row per text, shape ``(N, D)``. Equal rows count as one point.
-        form: ``"fit"`` or ``"mle"``.
         discard: share of the largest ratios that are discarded, in ``[0, 1)``.
 
     Returns:
@@ -43,24 +37,20 @@ def intrinsic_dimension(embeddings: Tensor, *, form: TwoNNForm = "fit", discard:
         TooFewTextsError: fewer than three different rows, or none whose two neighbors differ in distance.
 
     Example:
-        >>> intrinsic_dimension(torch.tensor([[0.0], [1.0], [3.0], [7.0]]), form="mle", discard=0.0)
-        tensor(1.1527)
+        >>> intrinsic_dimension(torch.tensor([[0.0], [1.0], [3.0], [7.0]]), discard=0.0)
+        tensor(1.6788)
     """
-    _check_dimension_options(form, discard)
+    _check_discard(discard)
     points = precise(embeddings)
     if not torch.isfinite(points.sum()):
         return torch.tensor(torch.nan, dtype=result_dtype(embeddings), device=points.device)
     points = torch.unique(points, dim=0)
     base.check_at_least(3, len(points), "Different rows of `embeddings`")
     logs = _log_ratios(points).sort().values
-    count = max(2, int(len(logs) * (1 - discard)))
+    count = min(max(2, int(len(logs) * (1 - discard))), len(logs) - 1)  # the log diverges at the largest ratio
     base.check_at_least(1, int((logs[:count] > 0).sum()), "Rows whose two nearest neighbors differ in distance")
-    if form == "mle":
-        dimension = (count - 1) / (logs[:count].sum() + (len(logs) - count) * logs[count - 1])
-    else:
-        count = min(count, len(logs) - 1)  # the distribution is 1 at the largest ratio, where the log diverges
-        share = torch.arange(1, count + 1, dtype=logs.dtype, device=logs.device) / len(logs)
-        dimension = (-torch.log1p(-share) * logs[:count]).sum() / logs[:count].square().sum()
+    share = torch.arange(1, count + 1, dtype=logs.dtype, device=logs.device) / len(logs)
+    dimension = (-torch.log1p(-share) * logs[:count]).sum() / logs[:count].square().sum()
     return dimension.to(result_dtype(embeddings))
 
 
@@ -80,15 +70,12 @@ def _log_ratios(points: Tensor) -> Tensor:
     return exact[:, 1].log() - exact[:, 0].log()
 
 
-def _check_dimension_options(form: str, discard: float) -> None:
-    check_choice("form", form, get_args(TwoNNForm))
+def _check_discard(discard: float) -> None:
     if not 0 <= discard < 1:
         raise OptionError(f"`discard` must be in [0, 1), but got {discard}.")
 
 
-class IntrinsicDimension(
-    PooledSampleMetric, function=intrinsic_dimension, check=_check_dimension_options, number=_dimensions
-):
+class IntrinsicDimension(PooledSampleMetric, function=intrinsic_dimension, check=_check_discard, number=_dimensions):
     """:func:`intrinsic_dimension` of one vector per text, per layer.
 
     Options are those of the function and of :class:`SampleMetric`. The estimate depends on the number of texts.
@@ -333,7 +320,7 @@ def _unbiased_hsic(first: Tensor, second: Tensor) -> Tensor:
 
 
 class CKA(PairMetric, function=cka, number=cka):
-    """:func:`cka` between each layer's vectors and those of the previous layer, or of one fixed layer.
+    """:func:`cka` between each layer's vectors and those of the previous layer.
 
     For two models, call :func:`cka`. Options are those of the function and of :class:`PairMetric`.
     """
@@ -343,22 +330,19 @@ class CKA(PairMetric, function=cka, number=cka):
         self.least = 4 if self.options["unbiased"] else 2
 
 
-Distance: TypeAlias = Literal["cosine", "euclidean"]
-
-
-def neighbor_overlap(first: Tensor, second: Tensor, *, k: int = 10, distance: Distance = "cosine") -> Tensor:
+def neighbor_overlap(first: Tensor, second: Tensor, *, k: int = 10) -> Tensor:
     r"""Return the mean share of each text's k nearest texts that two sets of vectors have in common.
 
     .. math::
         \frac{1}{N k} \sum_i \bigl| \mathcal{N}_k^X(i) \cap \mathcal{N}_k^Y(i) \bigr|
 
-    (Doimo et al., 2020). Of texts at the same distance, the first one counts as nearest.
+    (Doimo et al., 2020), by cosine; a zero vector has cosine 0 with all others. Of texts at the same distance, the
+    first one counts as nearest.
 
     Args:
         first: one row per text, shape ``(N, D)``, more than ``k`` texts.
         second: rows of the same texts, shape ``(N, E)``.
         k: number of neighbors, 1 or more.
-        distance: ``"cosine"``, in which a zero vector has cosine 0 with all others, or ``"euclidean"``.
 
     Returns:
         Scalar, between ``0`` and ``1``; ``k / (N - 1)`` for independent vectors. NaN if the rows hold NaN or
@@ -369,29 +353,28 @@ def neighbor_overlap(first: Tensor, second: Tensor, *, k: int = 10, distance: Di
         >>> neighbor_overlap(rows, 2 * rows, k=1)
         tensor(1.)
     """
-    _check_neighbor_options(k, distance)
+    _check_k(k)
     check_pair(first, second, least=k + 1)
-    near = _neighbors(precise(first), k, distance) & _neighbors(precise(second), k, distance)
+    near = _neighbors(precise(first), k) & _neighbors(precise(second), k)
     share = near.sum().double() / (len(first) * k)
     return torch.where(torch.isfinite(first.sum() + second.sum()), share, torch.nan).to(result_dtype(first))
 
 
-def _neighbors(rows: Tensor, k: int, distance: Distance) -> Tensor:
+def _neighbors(rows: Tensor, k: int) -> Tensor:
     """Return True where text j is among the k nearest of text i, shape ``(N, N)``."""
-    rows = unit_rows(rows) if distance == "cosine" else rows - rows.mean(dim=0)
-    far = -products(rows, rows) if distance == "cosine" else torch.cdist(rows, rows)
+    rows = unit_rows(rows)
+    far = -products(rows, rows)
     far.fill_diagonal_(torch.inf)
     order = far.argsort(dim=-1, stable=True)[:, :k]
     return torch.zeros_like(far, dtype=torch.bool).scatter_(1, order, True)
 
 
-def _check_neighbor_options(k: int, distance: str) -> None:
+def _check_k(k: int) -> None:
     check_count("k", k)
-    check_choice("distance", distance, get_args(Distance))
 
 
-class NeighborOverlap(PairMetric, function=neighbor_overlap, check=_check_neighbor_options, number=neighbor_overlap):
-    """:func:`neighbor_overlap` between each layer's vectors and those of the previous layer, or of one fixed layer.
+class NeighborOverlap(PairMetric, function=neighbor_overlap, check=_check_k, number=neighbor_overlap):
+    """:func:`neighbor_overlap` between each layer's vectors and those of the previous layer.
 
     Options are those of the function and of :class:`PairMetric`. The value depends on the number of texts.
     """

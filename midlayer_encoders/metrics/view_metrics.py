@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal, TypeAlias, get_args
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -14,66 +13,51 @@ from midlayer_encoders.metrics import _layer_metric as base
 from midlayer_encoders.metrics._layer_metric import Kind, precise, products, result_dtype, unit_rows
 from midlayer_encoders.metrics._sample_metric import ViewMetric, check_pair
 from midlayer_encoders.spectra import Method, spectral_entropy
-from midlayer_encoders.validation import check_choice, check_count
-
-InfoNCEForm: TypeAlias = Literal["simclr", "one_way", "bound"]
-"""Loss among all 2N views; from the first view among the N second ones; or ``log N`` minus the latter."""
+from midlayer_encoders.validation import check_count
 
 
-def infonce(first: Tensor, second: Tensor, *, temperature: float = 0.1, form: InfoNCEForm = "simclr") -> Tensor:
+def infonce(first: Tensor, second: Tensor, *, temperature: float = 0.1) -> Tensor:
     r"""Return the InfoNCE loss of two views of each text, in nats.
 
     .. math::
         -\frac{1}{2N} \sum_{i=1}^{2N} \log
         \frac{\exp(\cos(u_i, u_{i'}) / \tau)}{\sum_{j \ne i} \exp(\cos(u_i, u_j) / \tau)}
 
-    over the 2N views u of both sides, i' being the other view of i's text (``"simclr"``), or one way,
-
-    .. math::
-        -\frac{1}{N} \sum_{i=1}^{N} \log
-        \frac{\exp(\cos(x_i, y_i) / \tau)}{\sum_{j=1}^{N} \exp(\cos(x_i, y_j) / \tau)}
+    over the 2N views u of both sides, i' being the other view of i's text.
 
     Args:
         first: one view of each text, shape ``(N, D)``, two texts or more.
         second: another view of the same texts, shape ``(N, D)``.
         temperature: :math:`\tau`, ``> 0``.
-        form: ``"simclr"``, ``"one_way"``, or ``"bound"``: log N minus the one-way loss, a lower bound on the mutual
-            information of the views.
 
     Returns:
-        Scalar, ``>= 0`` as a loss; at chance ``log(2N - 1)`` or one way ``log(N)``. The bound is at most ``log(N)``. A
-        zero vector has cosine 0 with all others. NaN if the views hold NaN or infinity.
+        Scalar, ``>= 0``; at chance ``log(2N - 1)``. A zero vector has cosine 0 with all others. NaN if the views hold
+        NaN or infinity.
 
     Example:
         >>> infonce(torch.ones(4, 3), torch.ones(4, 3))  # at chance, log 7
         tensor(1.9459)
     """
-    _check_infonce_options(temperature, form)
+    _check_temperature(temperature)
     check_pair(first, second, same_width=True)
-    return _infonce(first, second, temperature=temperature, form=form).to(result_dtype(first))
+    return _infonce(first, second, temperature=temperature).to(result_dtype(first))
 
 
-def _infonce(first: Tensor, second: Tensor, *, temperature: float, form: InfoNCEForm) -> Tensor:
+def _infonce(first: Tensor, second: Tensor, *, temperature: float) -> Tensor:
     """Return the loss of two views, each ``(*, N, D)``: shape ``(*)``."""
-    x, y = unit_rows(precise(first)), unit_rows(precise(second))
-    if form == "simclr":
-        x = y = torch.cat([x, y], dim=-2)
-    cosine = products(x, y) / temperature
-    positive = cosine.diagonal(dim1=-2, dim2=-1)
+    views = torch.cat([unit_rows(precise(first)), unit_rows(precise(second))], dim=-2)
+    cosine = products(views, views) / temperature
+    cosine.diagonal(dim1=-2, dim2=-1).fill_(-torch.inf)  # a view is not compared with itself
     texts = first.shape[-2]
-    if form == "simclr":
-        positive.fill_(-torch.inf)  # a view is not compared with itself
-        positive = torch.cat([cosine.diagonal(offset, dim1=-2, dim2=-1) for offset in (texts, -texts)], dim=-1)
-    loss = (cosine.logsumexp(dim=-1) - positive).mean(dim=-1)
-    return math.log(texts) - loss if form == "bound" else loss
+    positive = torch.cat([cosine.diagonal(offset, dim1=-2, dim2=-1) for offset in (texts, -texts)], dim=-1)
+    return (cosine.logsumexp(dim=-1) - positive).mean(dim=-1)
 
 
-def _check_infonce_options(temperature: float, form: str) -> None:
+def _check_temperature(temperature: float) -> None:
     base.check_positive("temperature", temperature)
-    check_choice("form", form, get_args(InfoNCEForm))
 
 
-class InfoNCE(ViewMetric, function=infonce, check=_check_infonce_options, number=_infonce):
+class InfoNCE(ViewMetric, function=infonce, check=_check_temperature, number=_infonce):
     """:func:`infonce` of views 0 and 1 of each text, per layer.
 
     Options are those of the function and of :class:`SampleMetric`. The loss grows with the number of texts.

@@ -153,14 +153,6 @@ def test_killed_and_resumed_run_has_the_history_of_an_uninterrupted_one(tmp_path
     assert pl_frames.read_parquet(next((tmp_path / "c").rglob("history.parquet"))).equals(uninterrupted.frame)
 
 
-def test_separate_validation_is_measured_once(tmp_path: Path) -> None:
-    callback = make_callback(dirpath=tmp_path)
-    trainer = pl.Trainer(accelerator="cpu", logger=False, callbacks=[callback], enable_progress_bar=False)
-    trainer.validate(Boring(neox()), DataLoader(torch.ones(4, 4), 4), verbose=False)
-    assert set(callback.frame["revision"]) == {"step0"}
-    assert (tmp_path / "history.parquet").exists()
-
-
 def test_model_created_in_configure_model_is_found(tmp_path: Path) -> None:
     class Late(Boring):
         def __init__(self) -> None:

@@ -5,9 +5,9 @@ import torch
 from torch import Tensor
 
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.metrics import Anisotropy, anisotropy
+from midlayer_encoders.metrics import anisotropy
 from tests.metrics.feeding import corpus, value
-from tests.metrics.oracles import cosine, random_rotation, random_rows, spectrum
+from tests.metrics.oracles import cosine, random_rotation, random_rows
 
 
 def mean_cosine(rows: Tensor) -> Tensor:
@@ -16,19 +16,12 @@ def mean_cosine(rows: Tensor) -> Tensor:
     return torch.tensor(sum(pairs) / len(pairs), dtype=torch.float64)
 
 
-def first_share(rows: Tensor) -> Tensor:
-    """The largest eigenvalue of the covariance over their sum."""
-    values = spectrum(rows - rows.mean(dim=0))
-    return torch.tensor(max(values) / sum(values), dtype=torch.float64)
-
-
-@pytest.mark.parametrize(("form", "oracle"), [("cosine", mean_cosine), ("spectral", first_share)])
 @pytest.mark.parametrize(("texts", "width"), [(4, 9), (13, 5)])
-def test_function_and_class_match_the_definition(form, oracle, texts: int, width: int) -> None:  # type: ignore[no-untyped-def]
+def test_function_and_class_match_the_definition(texts: int, width: int) -> None:
     sample = corpus(texts=texts, width=width)
-    expected = torch.stack([oracle(layer) for layer in sample.pooled])
-    torch.testing.assert_close(torch.stack([anisotropy(layer, form=form) for layer in sample.pooled]), expected)
-    torch.testing.assert_close(value("anisotropy", sample, torch.arange(texts).split(3), form=form), expected)
+    expected = torch.stack([mean_cosine(layer) for layer in sample.pooled])
+    torch.testing.assert_close(torch.stack([anisotropy(layer) for layer in sample.pooled]), expected)
+    torch.testing.assert_close(value("anisotropy", sample, torch.arange(texts).split(3)), expected)
 
 
 def test_known_values() -> None:
@@ -36,10 +29,6 @@ def test_known_values() -> None:
     assert anisotropy(torch.eye(5)) == pytest.approx(0.0, abs=1e-7)
     opposite = torch.tensor([[1.0, 2.0], [-1.0, -2.0]])
     assert anisotropy(opposite) == pytest.approx(-1.0)
-    assert anisotropy(opposite, form="spectral") == pytest.approx(1.0)
-    cross = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [0.0, -1.0]])
-    assert anisotropy(cross, form="spectral") == pytest.approx(0.5)
-    assert anisotropy(0.1 * torch.ones(5, 3), form="spectral") == 0.0
 
 
 def test_scale_of_each_row_and_rotation_do_not_matter() -> None:
@@ -51,5 +40,3 @@ def test_scale_of_each_row_and_rotation_do_not_matter() -> None:
 def test_invalid_input_is_refused() -> None:
     with pytest.raises(OptionError, match="two or more rows"):
         anisotropy(torch.ones(1, 3))
-    with pytest.raises(OptionError, match="Did you mean 'cosine'"):
-        Anisotropy([0], form="cosin")  # type: ignore[arg-type]

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from midlayer_encoders.errors import LayerIndexError, OptionError
-from midlayer_encoders.metrics import CKA, cka
+from midlayer_encoders.errors import OptionError
+from midlayer_encoders.metrics import cka
 from tests.metrics.feeding import corpus, value
 from tests.metrics.oracles import random_rotation, random_rows
 
@@ -71,17 +71,6 @@ def test_unbiased_cka_is_near_zero_where_plain_cka_is_not() -> None:
     first, second = random_rows(20, 200), random_rows(20, 200, 1)
     assert cka(first, second) > 0.8
     assert abs(float(cka(first, second, unbiased=True))) < 0.1
-
-
-def test_cka_against_one_layer() -> None:
-    texts = corpus()
-    values = value("cka", texts, against=1)
-    expected = torch.stack([cka_by_definition(layer, texts.pooled[1]) for layer in texts.pooled])
-    torch.testing.assert_close(values, expected)
-    assert values[1] == pytest.approx(1.0)
-    assert not CKA([0, 1], against=1).needs_previous
-    with pytest.raises(LayerIndexError, match="but got 5"):
-        CKA([0, 1], against=5)
 
 
 @settings(max_examples=25, deadline=None)

@@ -25,32 +25,19 @@ def simclr_by_definition(first: Tensor, second: Tensor, temperature: float) -> T
     return torch.tensor(sum(losses) / (2 * n), dtype=torch.float64)
 
 
-def one_way_by_definition(first: Tensor, second: Tensor, temperature: float) -> Tensor:
-    """Each first view is matched with its partner among the N second ones."""
-    losses = []
-    for i, view in enumerate(first):
-        scores = [math.exp(cosine(view, other_item) / temperature) for other_item in second]
-        losses.append(-math.log(scores[i] / sum(scores)))
-    return torch.tensor(sum(losses) / len(first), dtype=torch.float64)
-
-
 @pytest.mark.parametrize("temperature", [0.1, 0.7])
 def test_function_and_class_match_the_definition(temperature: float) -> None:
     texts = corpus()
-    simclr = torch.stack([simclr_by_definition(*layer[:2], temperature) for layer in texts.views])
-    one_way = torch.stack([one_way_by_definition(*layer[:2], temperature) for layer in texts.views])
-    for form, expected in {"simclr": simclr, "one_way": one_way, "bound": math.log(13) - one_way}.items():
-        values = [infonce(*layer[:2], temperature=temperature, form=form) for layer in texts.views]
-        torch.testing.assert_close(torch.stack(values), expected)
-        batches = torch.arange(13).split(5)
-        torch.testing.assert_close(value("infonce", texts, batches, temperature=temperature, form=form), expected)
+    expected = torch.stack([simclr_by_definition(*layer[:2], temperature) for layer in texts.views])
+    values = [infonce(*layer[:2], temperature=temperature) for layer in texts.views]
+    torch.testing.assert_close(torch.stack(values), expected)
+    batches = torch.arange(13).split(5)
+    torch.testing.assert_close(value("infonce", texts, batches, temperature=temperature), expected)
 
 
 def test_constant_embeddings_are_at_chance() -> None:
     same = random_rows(1, 4).expand(9, 4)
     assert infonce(same, same) == pytest.approx(math.log(2 * 9 - 1))
-    assert infonce(same, same, form="one_way") == pytest.approx(math.log(9))
-    assert infonce(same, same, form="bound") == pytest.approx(0.0, abs=1e-12)
     zeros = torch.zeros(9, 4)
     assert infonce(zeros, zeros) == pytest.approx(math.log(17))
 
@@ -58,7 +45,7 @@ def test_constant_embeddings_are_at_chance() -> None:
 def test_loss_is_low_if_views_agree_and_texts_differ() -> None:
     views = torch.eye(5, dtype=torch.float64)
     assert infonce(views, views) == pytest.approx(math.log(1 + 8 * math.exp(-10)))
-    assert infonce(views, -views, form="one_way") > 10
+    assert infonce(views, -views) > 10
 
 
 @settings(max_examples=25, deadline=None)
@@ -66,7 +53,6 @@ def test_loss_is_low_if_views_agree_and_texts_differ() -> None:
 def test_bound_scale_rotation_and_order(n: int, d: int, seed: int, scale: float) -> None:
     first, second = random_rows(n, d, seed), random_rows(n, d, seed + 1)
     assert infonce(first, second) >= 0
-    assert infonce(first, second, form="bound") <= math.log(n) + 1e-12
     expected = infonce(first, second)
     rotation, order = random_rotation(d, seed), torch.randperm(n)
     transformed = infonce(scale * first[order] @ rotation, second[order] @ rotation)
@@ -81,5 +67,3 @@ def test_invalid_input_is_refused() -> None:
         infonce(torch.ones(2, 3), torch.ones(2, 4))
     with pytest.raises(OptionError, match="`temperature` must be greater than 0"):
         InfoNCE([0], temperature=0.0)
-    with pytest.raises(OptionError, match="Did you mean 'simclr'"):
-        InfoNCE([0], form="simcl")  # type: ignore[arg-type]

@@ -41,32 +41,20 @@ def test_fit_matches_the_definition(discard: float) -> None:
     torch.testing.assert_close(value("intrinsic_dimension", texts, batches, discard=discard), expected)
 
 
-def test_maximum_likelihood_matches_the_definition() -> None:
-    texts = corpus(texts=40)
-    ratios = [log_ratios_by_definition(layer) for layer in texts.pooled]
-    for discard, saved in ((0.0, 40), (0.1, 36)):
-        dimensions = [(saved - 1) / (sum(logs[:saved]) + (40 - saved) * logs[saved - 1]) for logs in ratios]
-        expected = torch.tensor(dimensions, dtype=torch.float64)
-        torch.testing.assert_close(value("intrinsic_dimension", texts, form="mle", discard=discard), expected)
-
-
 @pytest.mark.parametrize("dimension", [1, 2, 5])
-@pytest.mark.parametrize("form", ["fit", "mle"])
-def test_flat_cloud_has_its_own_dimension_in_any_space(dimension: int, form: str) -> None:
+def test_flat_cloud_has_its_own_dimension_in_any_space(dimension: int) -> None:
     generator = torch.Generator().manual_seed(0)
     flat = torch.rand(1500, dimension, generator=generator, dtype=torch.float64)
     cloud = flat @ random_rotation(12)[:dimension] + 100.0
-    assert float(intrinsic_dimension(cloud, form=form)) == pytest.approx(dimension, rel=0.15)  # type: ignore[arg-type]
+    assert float(intrinsic_dimension(cloud)) == pytest.approx(dimension, rel=0.15)
 
 
 @pytest.mark.parametrize("width", [6, 40])
-@pytest.mark.parametrize("form", ["fit", "mle"])
-def test_matches_scikit_dimension(form: str, width: int) -> None:
+def test_matches_scikit_dimension(width: int) -> None:
     skdim = pytest.importorskip("skdim", reason="scikit-dimension is a test-only dependency")
     rows = random_rows(200, width)
-    method = {"fit": "linear", "mle": "mle"}[form]
-    reference = skdim.id.TwoNN(discard_fraction=0.1, method=method).fit(rows.numpy()).dimension_
-    assert float(intrinsic_dimension(rows, form=form)) == pytest.approx(reference, rel=1e-6)  # type: ignore[arg-type]
+    reference = skdim.id.TwoNN(discard_fraction=0.1, method="linear").fit(rows.numpy()).dimension_
+    assert float(intrinsic_dimension(rows)) == pytest.approx(reference, rel=1e-6)
 
 
 def test_repeated_row_counts_once() -> None:
@@ -89,5 +77,3 @@ def test_too_few_distinct_rows_are_refused() -> None:
 def test_invalid_options_are_refused() -> None:
     with pytest.raises(OptionError, match=r"`discard` must be in \[0, 1\)"):
         IntrinsicDimension([0], discard=1.0)
-    with pytest.raises(OptionError, match="`form` must be one of 'fit', 'mle'"):
-        IntrinsicDimension([0], form="line")  # type: ignore[arg-type]

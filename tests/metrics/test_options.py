@@ -21,19 +21,19 @@ CHANGED: dict[str, dict[str, Any]] = {
     "dataset_entropy": {"alpha": 2.0, "normalization": "maxEntropy", "center": True, "unit": True},
     "effective_rank": {"center": True, "unit": True, "epsilon": 0.1},
     "curvature": {"step": 2},
-    "infonce": {"temperature": 0.5, "form": "one_way"},
+    "infonce": {"temperature": 0.5},
     "lidar": {"views": 2, "delta": 0.5, "exponential": True},
     "dime": {"alpha": 3.0, "permutations": 3, "unit": False, "seed": 1},
     "matrix_entropy": {"alpha": 2.0, "normalization": "logD"},
     "prompt_effective_rank": {"center": True, "unit": True},
-    "anisotropy": {"form": "spectral"},
-    "intrinsic_dimension": {"form": "mle", "discard": 0.4},
+    "anisotropy": {},
+    "intrinsic_dimension": {"discard": 0.4},
     "alpha_req": {"first": 2, "last": 4, "weighted": False, "center": False},
     "logdet_entropy": {"epsilon": 0.1, "center": True, "unit": False},
     "first_token_share": {},
-    "cka": {"against": 0, "unbiased": True},
+    "cka": {"unbiased": True},
     "block_influence": {},
-    "neighbor_overlap": {"against": 0, "k": 5, "distance": "euclidean"},
+    "neighbor_overlap": {"k": 5},
     "half_match": {"center": False},
     "alignment": {"center": False},
     "uniformity": {"t": 1.0, "center": False},
@@ -51,7 +51,7 @@ def halves(text: Tensor) -> tuple[Tensor, Tensor]:
 def of_one_layer(name: str, texts: Corpus, row: int, **options: Any) -> Tensor:
     """Return the function's value for one layer: for each text without padding, all tokens, or all texts."""
     function = getattr(metrics, name)
-    before = options.pop("against", row - 1)
+    before = row - 1
     match name:
         case "prompt_entropy" | "curvature" | "prompt_effective_rank" | "first_token_share":
             values = torch.stack([function(text, **options) for text in texts.texts[row]])
@@ -82,7 +82,7 @@ def test_every_option_is_covered_here(name: str) -> None:
         "mask",
         "method",
     }
-    assert known_values == set(CHANGED[name]) - {"views", "against"}
+    assert known_values == set(CHANGED[name]) - {"views"}
 
 
 @pytest.mark.parametrize(("name", "option"), [(name, option) for name in METRICS for option in (None, *CHANGED[name])])
@@ -90,9 +90,7 @@ def test_class_and_function_agree_for_each_option(name: str, option: str | None)
     options = OPTIONS.get(name, {}) | ({} if option is None else {option: CHANGED[name][option]})
     actual = value(name, TEXTS, **options)
     rows = [row for row in range(3) if not actual[row].isnan()]
-    assert rows == (
-        [1, 2] if name in ("cka", "neighbor_overlap", "block_influence") and "against" not in options else [0, 1, 2]
-    )
+    assert rows == ([1, 2] if name in ("cka", "neighbor_overlap", "block_influence") else [0, 1, 2])
     expected = torch.stack([of_one_layer(name, TEXTS, row, **options).double() for row in rows])
     torch.testing.assert_close(actual[rows], expected, rtol=1e-6, atol=1e-9)
     if option is not None:
