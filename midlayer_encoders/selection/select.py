@@ -10,6 +10,7 @@ import polars as pl
 import torch
 from torch import Tensor
 
+from midlayer_encoders import validation
 from midlayer_encoders._types import Progress, Stage
 from midlayer_encoders.errors import OptionError, counted
 from midlayer_encoders.frame.curves import Curves, check_blocks, curves
@@ -43,15 +44,6 @@ from midlayer_encoders.selection.selection_result import (
     Selection,
     gain_in_points,
     make_selection,
-)
-from midlayer_encoders.validation import (
-    check_count,
-    check_effect,
-    check_flag,
-    check_list,
-    check_progress,
-    check_seed,
-    check_texts,
 )
 
 LABELS = "your labels"
@@ -141,28 +133,29 @@ def select(
         CannotChooseError: if the rule lacks its input.
     """
     requested = rules.metrics_of(rule)  # rejects an unknown rule first
-    seed = check_seed(seed)
-    max_texts = check_count("max_texts", max_texts)
-    token_budget = check_count("token_budget", token_budget)
-    all_rules = check_flag("all_rules", all_rules)
-    check_progress(progress)
+    seed = validation.check_seed(seed)
+    max_texts = validation.check_count("max_texts", max_texts)
+    token_budget = validation.check_count("token_budget", token_budget)
+    all_rules = validation.check_flag("all_rules", all_rules)
+    validation.check_progress(progress)
     if isinstance(source, pl.DataFrame):
         options: dict[str, Any] = {"all_rules": all_rules, "max_texts": max_texts, "token_budget": token_budget}
         options |= {"recipes": recipes, "devices": devices, "num_nodes": num_nodes}
-        check_effect(select, "with a frame, of which nothing is measured", **options)
+        validation.check_effect(select, "with a frame, of which nothing is measured", **options)
         if texts is not None or labels is not None:
             raise OptionError("`texts` and `labels` must be None with a frame: give the model to measure them on.")
         return select_in_frame(source, rule)
     _check_whole(source)
     if texts is not None:
-        texts = (check_texts if source.media == ["text"] else check_list)("texts", texts, minimum=0)
+        check = validation.check_texts if source.media == ["text"] else validation.check_list
+        texts = check("texts", texts, minimum=0)
     labeled, classes = _labeled_texts(texts, labels, max_texts)
     group = share_model(source, devices, num_nodes)
     progress = group.progress(progress)
     inputs = SelectionInputs(texts, labeled, classes, max_texts, seed, token_budget, progress, group)
     if recipes is not None:
         reason = "with `recipes`, of which one is chosen by labels, or by the model's kind"
-        check_effect(select, reason, rule=rule, all_rules=all_rules)
+        validation.check_effect(select, reason, rule=rule, all_rules=all_rules)
         candidates = fitting_recipes(source, recipes_of("recipes", recipes))
         _check_center(candidates, inputs)
         measured = measure_metrics(source, inputs)

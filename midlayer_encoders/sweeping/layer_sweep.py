@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import polars as pl
 
+from midlayer_encoders import validation
 from midlayer_encoders._deprecated import take_deprecated
 from midlayer_encoders._types import (
     EncoderSpec,
@@ -65,15 +66,6 @@ from midlayer_encoders.sweeping.sweep_result import RecipesResult, SweepResult
 from midlayer_encoders.sweeping.task_scoring import TaskScorer
 from midlayer_encoders.tasks.baselines import source_texts
 from midlayer_encoders.tasks.sources import Tasks, TaskSource, TextsSource, limited_sources, task_sources
-from midlayer_encoders.validation import (
-    check_choice,
-    check_count,
-    check_effect,
-    check_flag,
-    check_fork,
-    check_path,
-    check_progress,
-)
 
 _CENTER_TEXTS = 512  # enough for a stable mean
 _PLURALS = {"text": "texts", "image": "images", "audio": "waveforms"}
@@ -112,13 +104,13 @@ class SweepSettings:
 
     def __post_init__(self) -> None:
         for name, unit in {"metric_texts": "texts", "views": "", "devices": "", "num_nodes": ""}.items():
-            setattr(self, name, check_count(name, getattr(self, name), unit))
+            setattr(self, name, validation.check_count(name, getattr(self, name), unit))
         if self.workers is not None:
-            self.workers = check_count("workers", self.workers, "processes")
+            self.workers = validation.check_count("workers", self.workers, "processes")
         self.token_budget = check_budget(self.token_budget)
-        self.compile = check_flag("compile", self.compile)
-        check_choice("store_dtype", self.store_dtype, ("float32", "float16"))
-        check_choice("scoring", self.scoring, get_args(Scoring))
+        self.compile = validation.check_flag("compile", self.compile)
+        validation.check_choice("store_dtype", self.store_dtype, ("float32", "float16"))
+        validation.check_choice("scoring", self.scoring, get_args(Scoring))
 
     @classmethod
     def with_deprecated(cls, settings: SweepSettings | None, keywords: MutableMapping[str, Any]) -> SweepSettings:
@@ -144,19 +136,19 @@ class SweepRequest:
 
     def __post_init__(self) -> None:
         self.compressions = make_compressions(self.dims, self.precisions)
-        self.baselines = check_flag("baselines", self.baselines)
+        self.baselines = validation.check_flag("baselines", self.baselines)
         values = {name: getattr(self.settings, name) for name in ("compile", "devices", "num_nodes")}
         check_engine(self.engine, **values)
-        check_path("out", self.out)
+        validation.check_path("out", self.out)
         if self.out is not None:
             check_output_folder(Path(self.out))
-        check_path("store", self.store)
-        check_progress(self.progress)
+        validation.check_path("store", self.store)
+        validation.check_progress(self.progress)
         if self.has_metrics:
             make_metrics(self.metrics, [0])  # rejects an unknown name before a task runs
         else:
             counts = {name: getattr(self.settings, name) for name in ("metric_texts", "views")}
-            check_effect(SweepSettings, "without `metrics`", **counts)
+            validation.check_effect(SweepSettings, "without `metrics`", **counts)
 
     @property
     def has_metrics(self) -> bool:
@@ -241,7 +233,7 @@ def sweep(
         options: as in :class:`~midlayer_encoders.EncoderOptions` if ``model`` is a name; with an encoder they must
             match its own.
     """
-    check_fork()
+    validation.check_fork()
     request = SweepRequest(
         layers=layers,
         engine=engine,
