@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import closing, nullcontext
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
@@ -274,12 +274,10 @@ class Flow:
         real = moved.get("attention_mask")
         if is_padded_right and self.needless is None:
             self.needless = causal.mask_is_needless(reader.model, reader.anatomy, moved)
-        unmasked = is_padded_right and self.needless
-        if unmasked:
+        if is_padded_right and self.needless:
             del moved["attention_mask"]
         moved = without_cache(reader.model, moved)
-        with causal.causal_attention(moved["input_ids"].device) if unmasked else nullcontext():
-            by_layer = self.read(moved, real, batch)
+        by_layer = self.read(moved, real, batch)
         # One tensor for all layers, copied to the CPU at once.
         vectors = torch.stack([layer_vectors.to(by_layer[0].device) for layer_vectors in by_layer]).float()
         inputs = [self.inputs[position] for position in batch]

@@ -11,14 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.nn.functional import scaled_dot_product_attention as attention
-from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedTokenizerFast
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.models.anatomy import find_anatomy
 from midlayer_encoders.reading.batches import TextInputs, batches_of, count_tokens
-from midlayer_encoders.reading.causal import causal_attention, mask_is_needless, padded_right
+from midlayer_encoders.reading.causal import mask_is_needless, padded_right
 from midlayer_encoders.reading.reader import layer_reader
 from tests.families import inputs, tiny
 from tests.tiny_folders import TEXTS
@@ -79,33 +77,6 @@ def test_vectors_are_the_same_without_an_unnecessary_mask(name: str, pooling: An
     hook.remove()
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
     assert masked[-2:] == [name == "BERT"] * 2, "of both batches, after the passes that tried it"
-
-
-class Keys(TorchFunctionMode):
-    """Records the number of keys in each call of torch's attention."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[int] = []
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is attention:
-            self.seen.append(args[1].shape[-2])
-        return func(*args, **(kwargs or {}))
-
-
-@pytest.mark.parametrize(("length", "blocks"), [(31, [31]), (33, [32, 33]), (70, [32, 64, 70])])
-def test_cpu_attention_is_computed_in_causal_blocks(length: int, blocks: list[int]) -> None:
-    draw = torch.Generator().manual_seed(length)
-    passed = [torch.randn(2, heads, length, 8, generator=draw) for heads in (4, 2, 2)]
-    options: dict[str, Any] = {"scale": 0.3, "enable_gqa": True}
-    later = torch.ones(length, length, dtype=torch.bool).tril()
-    expected = [attention(*passed, attn_mask=mask, **options) for mask in (later, None, later)]
-    with Keys() as keys, causal_attention(torch.device("cpu")):
-        causal = attention(*passed, is_causal=True, **options)
-        remaining = [attention(*passed, attn_mask=mask, **options) for mask in (None, later)]
-    assert keys.seen == [*blocks, length, length], "and what is not plainly causal attends as ever"
-    torch.testing.assert_close([causal, *remaining], expected)
 
 
 # --- texts to ids ----------------------------------------------------------------------------------------------------
