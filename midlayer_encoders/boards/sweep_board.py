@@ -10,11 +10,12 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 from urllib.parse import quote
 
 import polars as pl
 
+from midlayer_encoders.encoder.options import EncoderKeywords
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.files import LOCK, expand_home
 from midlayer_encoders.frame.gains import Gain, paired_gain
@@ -151,7 +152,7 @@ class Board(TidyResult):
         gain = paired_gain(scores, sweep.resamples(self._labels), layer=point.layer)
         return BestLayer.of(scores, point.layer, recipe=sweep.recipe, gain=gain, notes=sweep.result.notes)
 
-    def encoder(self, task: str | None = None, **options: Any) -> LayerEncoder:
+    def encoder(self, task: str | None = None, **options: Unpack[EncoderKeywords]) -> LayerEncoder:
         """Return the encoder of the best layer within the budget, from the model's files, with the options of its run.
 
         Args:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from math import gcd, sqrt
 from pathlib import Path
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack, cast
 
 import polars as pl
 import torch
@@ -19,7 +19,7 @@ from midlayer_encoders import validation
 from midlayer_encoders._deprecated import take_deprecated
 from midlayer_encoders._types import EncoderSpec, Layer, Progress, Stage
 from midlayer_encoders.comparing.checkpoints import is_folder
-from midlayer_encoders.encoder.options import EncoderOptions, make_options
+from midlayer_encoders.encoder.options import EncoderKeywords, EncoderOptions, make_options
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder, complete_encoder
 from midlayer_encoders.errors import OptionError, short_repr
 from midlayer_encoders.files import check_output_folder, expand_home
@@ -123,7 +123,7 @@ def compare(
     dataset: str = "texts",
     out: Path | str | None = None,
     progress: Progress | None = None,
-    **options: Any,
+    **options: Unpack[EncoderKeywords],
 ) -> CompareResult:
     """Return how other models differ from a base model, layer by layer, as in the paper's Figure 13.
 
@@ -151,7 +151,7 @@ def compare(
         OptionError: no other model, the same model twice, too few texts or too many.
     """
     old_keywords = {"resamples": "intervals.resamples", "confidence": "intervals.confidence"}
-    replaced = take_deprecated(options, old_keywords)
+    replaced = take_deprecated(cast(dict[str, Any], options), old_keywords)
     intervals = replace(intervals or IntervalSettings(), **replaced.get("intervals", {}))
     encoder_options = make_options(options, norm="none")
     names = comparable(metrics)

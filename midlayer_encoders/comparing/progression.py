@@ -10,14 +10,14 @@ from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 import polars as pl
 
 from midlayer_encoders._types import Layer, Progress, Stage
 from midlayer_encoders.cluster import Cluster, ClusterJob, Queue
 from midlayer_encoders.comparing.checkpoints import Checkpoint, find_checkpoints
-from midlayer_encoders.encoder.options import EncoderOptions, make_options
+from midlayer_encoders.encoder.options import EncoderKeywords, EncoderOptions, make_options
 from midlayer_encoders.encoder.sentence_transformers_encoder import complete_encoder, measure
 from midlayer_encoders.encoder.spec import base_name
 from midlayer_encoders.errors import DiskFullError, MidlayerError, OptionError, error_summary
@@ -118,7 +118,7 @@ def progression(
     attempts: int = 3,
     parameters: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
-    **options: Any,
+    **options: Unpack[EncoderKeywords],
 ) -> ProgressionResult:
     """Return the metrics of every layer at every step of a model's training, as in the paper's Figures 4 and 11.
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, Self, Unpack, cast
 
 import torch
 from huggingface_hub import ModelCard, ModelCardData
@@ -28,7 +28,7 @@ from midlayer_encoders.encoder.first_module import (
     transformer_module,
 )
 from midlayer_encoders.encoder.inputs import probe_features, sampling_rate, supported_media
-from midlayer_encoders.encoder.options import EncoderOptions, make_options
+from midlayer_encoders.encoder.options import EncoderKeywords, EncoderOptions, make_options
 from midlayer_encoders.encoder.saved_folder import SavedFolder, later_modules, load_saved_folder, pooling_name
 from midlayer_encoders.encoder.sentence_transformers_internals import PlainOnDisk
 from midlayer_encoders.encoder.verification import (
@@ -158,7 +158,7 @@ class BuiltEncoder(PlainOnDisk):
         medium: Medium = "image",
         blocks: str | None = None,
         final: Sequence[str] | None = None,
-        **keywords: Any,
+        **keywords: Unpack[EncoderKeywords],
     ) -> Self:
         """Return the encoder of a copy of a module in memory, which may be any ``torch.nn.Module``.
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from midlayer_encoders._types import EncoderChoice, LayerArgument
 from midlayer_encoders.encoder.build import encoder_name
-from midlayer_encoders.encoder.options import make_options
+from midlayer_encoders.encoder.options import EncoderKeywords, make_options
 from midlayer_encoders.errors import OptionError, short_repr
 
 _PROMPT_OPTIONS = {"prompts", "default_prompt_name", "chat_template", "template", "join"}
@@ -20,7 +20,7 @@ _VECTOR_OPTIONS = {"recipe", "center"}
 _CHOSEN_OPTIONS = READING_OPTIONS | _FILE_OPTIONS | _VECTOR_OPTIONS
 
 
-def apply_choice(choice: EncoderChoice, model: str, options: dict[str, Any]) -> tuple[LayerArgument, dict[str, Any]]:
+def apply_choice(choice: EncoderChoice, model: str, options: EncoderKeywords) -> tuple[LayerArgument, EncoderKeywords]:
     """Return the layer of a choice, and its options with others that do not contradict it.
 
     Raises:
@@ -50,7 +50,7 @@ def apply_choice(choice: EncoderChoice, model: str, options: dict[str, Any]) -> 
                 f"`{name}` must be {short_repr(expected)}, for which the layer was chosen, but got "
                 f"{short_repr(value)}. Leave it out, or pass the number of the layer."
             )
-    return layer, {**keywords, **options}
+    return layer, cast(EncoderKeywords, {**keywords, **options})
 
 
 def check_choice_fits(choice: EncoderChoice, name: str, num_layers: int) -> None:

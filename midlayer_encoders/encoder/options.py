@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import Field, dataclass, field, fields
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from midlayer_encoders import validation
 from midlayer_encoders._types import (
@@ -28,6 +28,7 @@ from midlayer_encoders._types import (
     Norm,
     Pooling,
     Quantization,
+    SkippingPooling,
 )
 from midlayer_encoders.errors import DeviceError, OptionError, did_you_mean, short_repr
 from midlayer_encoders.files import shell_path
@@ -43,7 +44,7 @@ from midlayer_encoders.recipes import (
 )
 
 if TYPE_CHECKING:
-    pass
+    import torch
 
 
 _DTYPES = ("float32", "float16", "bfloat16", "float64")
@@ -54,6 +55,46 @@ _WITHOUT_COUNTERPART = {
     "model_card_data": "Set its fields: encoder.model_card_data.language = ….",
 }
 SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")  # of sentence-transformers
+
+
+class EncoderKeywords(TypedDict, total=False):
+    """The keywords of :class:`~midlayer_encoders.EncoderOptions`, for editors and type checkers."""
+
+    norm: Norm
+    pooling: Pooling | SkippingPooling | None
+    tower: Literal["text", "image"] | None
+    revision: str | None
+    dtype: torch.dtype | str | None
+    device: str | None
+    device_map: str | None
+    quantization: Quantization | None
+    max_length: int | None
+    prompts: Mapping[str, str] | None
+    default_prompt_name: str | None
+    bidirectional: bool
+    adapters: Sequence[str]
+    chat_template: bool
+    gguf_file: str | None
+    truncate_dim: int | None
+    trust_remote_code: bool
+    max_pixels: int
+    center: Sequence[str] | None
+    recipe: str | Recipe | None
+    template: Template | None
+    skip_first: int
+    skip_special: bool
+    template_tokens: bool | None
+    join: Join | None
+    normalize: bool | None
+    dense: Literal["keep", "drop"] | None
+    similarity_fn_name: str | None
+    model_kwargs: Mapping[str, Any] | None
+    processor_kwargs: Mapping[str, Any] | None
+    config_kwargs: Mapping[str, Any] | None
+    attn_implementation: str | None
+    cache_folder: str | None
+    token: bool | str | None
+    local_files_only: bool
 
 
 # --- validation: each function returns the value in its canonical type, or raises an OptionError ----------------------

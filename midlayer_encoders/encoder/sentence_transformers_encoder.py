@@ -13,7 +13,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 import polars as pl
 from torch import nn
@@ -24,6 +24,7 @@ from midlayer_encoders.encoder.encoding import EmbeddingEncoder
 from midlayer_encoders.encoder.first_module import MemoryModule, states_width
 from midlayer_encoders.encoder.inputs import probe_features
 from midlayer_encoders.encoder.options import (
+    EncoderKeywords,
     EncoderOptions,
     make_options,
     option_fields,
@@ -91,7 +92,7 @@ class LayerEncoder(EmbeddingEncoder):
         model_name_or_path: str | None = None,
         texts: Sequence[str] | None = None,
         labels: Sequence[int | str | None] | None = None,
-        **options: Any,
+        **options: Unpack[EncoderKeywords],
     ) -> None:
         model = _model_name(model, model_name_or_path)
         choice = layer if isinstance(layer, EncoderChoice) else None
@@ -318,7 +319,7 @@ def measure(
     devices: int = 1,
     num_nodes: int = 1,
     progress: Progress | None = None,
-    **options: Any,
+    **options: Unpack[EncoderKeywords],
 ) -> pl.DataFrame:
     """Return the tidy frame of the metrics of every layer.
 
@@ -376,7 +377,7 @@ def select_layer(
     seed: int = 0,
     devices: int = 1,
     num_nodes: int = 1,
-    **options: Any,
+    **options: Unpack[EncoderKeywords],
 ) -> Selection:
     """Return the layer of a model to use, the reason, and the choice of every other rule.
 

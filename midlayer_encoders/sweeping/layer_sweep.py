@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, Unpack, cast, get_args
 
 import polars as pl
 
@@ -24,7 +24,7 @@ from midlayer_encoders._types import (
     Stage,
     content_digest,
 )
-from midlayer_encoders.encoder.options import make_options
+from midlayer_encoders.encoder.options import EncoderKeywords, make_options
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder, load_shared
 from midlayer_encoders.encoder.spec import result_name, result_revision
 from midlayer_encoders.errors import OptionError
@@ -187,7 +187,7 @@ def sweep(
     store: Path | str | None = None,
     progress: Progress | None = None,
     settings: SweepSettings | None = None,
-    **options: Any,
+    **options: Unpack[EncoderKeywords],
 ) -> SweepResult:
     """Score and measure every layer from one forward pass over each text.
 
@@ -244,7 +244,7 @@ def sweep(
         out=out,
         store=store,
         progress=progress,
-        settings=SweepSettings.with_deprecated(settings, options),
+        settings=SweepSettings.with_deprecated(settings, cast(dict[str, Any], options)),
     )
     sources: list[TaskSource] = []
     if not isinstance(tasks, tuple) or tasks:

@@ -8,12 +8,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack, cast
 
 import numpy as np
 
 from midlayer_encoders._isolation import isolated_random
 from midlayer_encoders._types import Layer, Progress, Stage
+from midlayer_encoders.encoder.options import EncoderKeywords
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder, complete_encoder
 from midlayer_encoders.errors import MidlayerError
 from midlayer_encoders.models.anatomy import resolve_layers
@@ -95,7 +96,7 @@ def preview(
     recipes: str | Recipe | Sequence[str | Recipe] | None = None,
     progress: Progress | None = None,
     settings: SweepSettings | None = None,
-    **options: Any,
+    **options: Unpack[EncoderKeywords],
 ) -> Preview:
     """Return what :func:`sweep` would do with the same arguments, without writing anything.
 
@@ -114,7 +115,7 @@ def preview(
         settings: as in :func:`sweep`.
         options: as in :func:`sweep`.
     """
-    settings = SweepSettings.with_deprecated(settings, options)
+    settings = SweepSettings.with_deprecated(settings, cast(dict[str, Any], options))
     encoder, error = _load(model, options)
     encoders = [] if encoder is None else [encoder]
     swept_layers: list[int] = []

@@ -9,10 +9,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack, cast
 
 import polars as pl
 
+from midlayer_encoders.encoder.options import EncoderKeywords
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.files import read_artifact, sealed, write_file
 from midlayer_encoders.frame.gains import RESAMPLES_SCHEMA, Gain, paired_gain, read_resamples
@@ -73,7 +74,7 @@ class SweepResult(Result):
         """
         return self._best(task, str(self.notes.options.get("recipe") or PLAIN))
 
-    def encoder(self, task: str | None = None, **options: Any) -> LayerEncoder:
+    def encoder(self, task: str | None = None, **options: Unpack[EncoderKeywords]) -> LayerEncoder:
         """Return the encoder of the best layer, from the model's files, with the options that were scored.
 
         Args:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 import torch
 
 from midlayer_encoders._types import Layer, Progress, Stage
 from midlayer_encoders.encoder.choice import READING_OPTIONS
+from midlayer_encoders.encoder.options import EncoderKeywords
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.files import atomic_write, make_folder
@@ -43,7 +44,7 @@ def distill(
     tasks: str | Path | AbsTask | Sequence[str | Path | AbsTask] = "builtin",
     settings: DistillSettings | None = None,
     progress: Progress | None = None,
-    **options: Any,
+    **options: Unpack[EncoderKeywords],
 ) -> DistillResult:
     """Cut a model at a layer, train it on the vectors of a teacher, and return it with the scores of every layer.
 
@@ -99,7 +100,7 @@ def _load_teacher(
     teacher: str | LayerEncoder | None,
     layer: Layer,
     recipe: str | Recipe | None,
-    options: dict[str, Any],
+    options: EncoderKeywords,
 ) -> LayerEncoder:
     """Return the teacher: an encoder as it is, another model, or the same model with the options of the student."""
     if isinstance(teacher, LayerEncoder):

@@ -15,6 +15,7 @@ from sentence_transformers import SentenceTransformer
 
 from midlayer_encoders._isolation import isolated_random
 from midlayer_encoders._types import Layer, Progress, Stage
+from midlayer_encoders.encoder.options import EncoderKeywords
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import MidlayerError, OptionError, error_summary, short_repr
 from midlayer_encoders.files import LOCK, expand_home, folder_lock, read_json, write_file
@@ -210,7 +211,7 @@ def scored_tasks(tasks: Any) -> Any:
     return tasks if (not isinstance(tasks, tuple) or tasks) and task_sources(tasks) else None
 
 
-def cut_encoder(model: str | LayerEncoder, layer: Layer | None, options: dict[str, Any]) -> LayerEncoder:
+def cut_encoder(model: str | LayerEncoder, layer: Layer | None, options: EncoderKeywords) -> LayerEncoder:
     """Return the cut encoder, in float32 by default: half precision would lose small steps."""
     if options.get("center"):
         raise OptionError(
@@ -224,7 +225,7 @@ def cut_encoder(model: str | LayerEncoder, layer: Layer | None, options: dict[st
     elif layer is None:
         raise OptionError("`layer` must be given if `model` is a name or folder, but got None.")
     else:
-        encoder = LayerEncoder(model, layer, **{"dtype": "float32", **options})
+        encoder = LayerEncoder(model, layer, **{"dtype": "float32", **options})  # type: ignore[arg-type]
     if encoder.media != ["text"]:
         raise OptionError(f"`model` must be a text-only model, but got {' and '.join(encoder.media)}.")
     encoder.check_export()  # raises if the tuned encoder could not be saved

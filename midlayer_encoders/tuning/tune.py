@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from torch import nn
 
 from midlayer_encoders._deprecated import take_deprecated
 from midlayer_encoders._types import Layer, Progress
+from midlayer_encoders.encoder.options import EncoderKeywords
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.tuning.losses import MaskedNextTokenLoss, masked_token_head, pair_loss
@@ -38,7 +39,7 @@ def tune(
     tasks: str | Path | AbsTask | Sequence[str | Path | AbsTask] = "builtin",
     settings: TuneSettings | None = None,
     progress: Progress | None = None,
-    **options: Any,
+    **options: Unpack[EncoderKeywords],
 ) -> TuneResult:
     """Cut a model at a layer, tune it, and return the encoder with the scores of every layer before and after.
 
@@ -66,7 +67,7 @@ def tune(
         OptionError: for invalid arguments, or if ``out`` holds other files.
         TaskFileError: for pairs that cannot be trained on.
     """
-    replaced = take_deprecated(options, _DEPRECATED)
+    replaced = take_deprecated(cast(dict[str, Any], options), _DEPRECATED)
     settings = replace(settings or TuneSettings(), **replaced.get("settings", {}))
     check_packages(lora=bool(settings.lora))
     check_progress(progress)

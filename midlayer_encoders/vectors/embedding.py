@@ -11,13 +11,14 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, Unpack
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from midlayer_encoders._types import Engine, Layer, Progress, Stage, content_digest
+from midlayer_encoders.encoder.options import EncoderKeywords
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder, load_shared
 from midlayer_encoders.errors import OptionError, did_you_mean
 from midlayer_encoders.files import (
@@ -72,7 +73,7 @@ def embed(
     devices: int = 1,
     num_nodes: int = 1,
     progress: Progress | None = None,
-    **options: Any,
+    **options: Unpack[EncoderKeywords],
 ) -> Path:
     """Write the vectors of inputs at many layers to a file, from one pass over each input, and return its path.
 

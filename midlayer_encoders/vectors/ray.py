@@ -13,10 +13,11 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 from uuid import uuid4
 
 from midlayer_encoders._types import Layer, Progress, Stage
+from midlayer_encoders.encoder.options import EncoderKeywords
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder, load_encoder
 from midlayer_encoders.errors import FolderError, OptionError
 from midlayer_encoders.files import check_links, explain_full_disk, folder_lock
@@ -67,7 +68,7 @@ class LayerEmbedder:
         prompt_name: str | None = None,
         prompt: str | None = None,
         token_budget: TokenBudget = "auto",
-        **options: Any,
+        **options: Unpack[EncoderKeywords],
     ) -> None:
         self.text_column = check_text("text_column", text_column)
         self.token_budget = check_budget(token_budget)
@@ -119,7 +120,7 @@ def embed_parquet(
     concurrency: int | None = None,
     limit: int | None = None,
     progress: Progress | None = None,
-    **options: Any,
+    **options: Unpack[EncoderKeywords],
 ) -> Path:
     """Write parquet files with the vectors of texts at many layers, embedded by actors of Ray; return their folder.
 

@@ -12,6 +12,7 @@ import torch
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.encoder.options import (
+    EncoderKeywords,
     EncoderOptions,
     make_options,
     option_fields,
@@ -26,7 +27,7 @@ NAMES = [option.name for option in dataclasses.fields(EncoderOptions)]
 
 
 def test_constructor_keywords_are_the_options() -> None:
-    assert list(option_help()) == NAMES
+    assert list(EncoderKeywords.__annotations__) == NAMES == list(option_help())
     parameters = inspect.signature(LayerEncoder).parameters
     assert [name for name in parameters if name in NAMES] == NAMES
     for option in dataclasses.fields(EncoderOptions):
