@@ -61,9 +61,9 @@ def select_command(
     label_list = None if labels is None else _read_labels(labels, len(inputs))
     if label_column is not None:
         label_list = own_labels(texts, text_column=text_column, label_column=label_column)
-    from midlayer_encoders.selection import select, selection_passes  # imports torch
+    from midlayer_encoders.selection import rules, select  # imports torch
 
-    selection_passes(rule, all_rules=all_rules)  # refuses an unknown rule before the model is loaded
+    rules.check_rule(rule)  # before the model is loaded
     encoder = _arguments.load_model(model, options, devices=devices, num_nodes=num_nodes)
     with _progress.show_progress({"measuring": "texts measured", "labels": "labeled texts read"}) as progress:
         selection = select(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from midlayer_encoders.frame.curves import Curves, curves
 from midlayer_encoders.selection.rules import RULES, CannotChooseError, Choice, choose
-from midlayer_encoders.selection.select import select, selection_passes
+from midlayer_encoders.selection.select import select
 from midlayer_encoders.selection.selection_result import LabelEvidence, RecipeSelection, Selection
 
 __all__ = [
@@ -18,5 +18,4 @@ __all__ = [
     "choose",
     "curves",
     "select",
-    "selection_passes",
 ]

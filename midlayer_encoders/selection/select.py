@@ -15,7 +15,7 @@ from midlayer_encoders._types import Progress, Stage
 from midlayer_encoders.errors import OptionError, counted
 from midlayer_encoders.frame.curves import Curves, check_blocks, curves
 from midlayer_encoders.frame.schema import tidy_frame, tidy_rows
-from midlayer_encoders.measuring import measure_layers, num_passes
+from midlayer_encoders.measuring import measure_layers
 from midlayer_encoders.media import medium_of
 from midlayer_encoders.metrics.sample_metrics import LEAST_TOKENS
 from midlayer_encoders.models.anatomy import resolve_layer
@@ -189,16 +189,6 @@ def _check_whole(source: LayerSource) -> None:
             f"`model` must be an encoder of the whole model to choose between its layers, but got one cut at layer "
             f"{source.layer} of {source.num_layers}. Make it with layer=-1."
         )
-
-
-def selection_passes(rule: str, *, labeled: bool = False, all_rules: bool = False) -> int:
-    """Return the number of forward passes over the texts that a selection takes, one of them over labeled texts only.
-
-    Example:
-        >>> selection_passes("auto"), selection_passes("min-dime"), selection_passes("auto", labeled=True)
-        (1, 3, 2)
-    """
-    return num_passes(metric_names(rules.metrics_of(rule), all_rules)) + labeled
 
 
 def _labeled_texts(

@@ -44,9 +44,8 @@ from midlayer_encoders.store import TextNotStoredError
 from midlayer_encoders.sweeping.compression import Compression
 from midlayer_encoders.sweeping.embedder import Embedder, Vectors, item_key
 from midlayer_encoders.tasks.mteb_internals import prompt_name
-from midlayer_encoders.tasks.sampled_source import whole_source
 from midlayer_encoders.tasks.samples import whole_name
-from midlayer_encoders.tasks.sources import MtebSource, TaskSource, task_sources
+from midlayer_encoders.tasks.sources import MtebSource, SampledSource, TaskSource, task_sources
 
 _CHECKSUM = ".checksum"  # suffix of the file with the checksum of mteb's result
 _IDLE_SECONDS = 300  # after which an unused worker ends
@@ -243,12 +242,17 @@ def with_data(source: TaskSource) -> TaskSource:
     """Return a task with its data, loaded once per process since the layers of a task follow each other."""
     task = source.make()
     if not task.data_loaded:
-        cause = offline_cause() if isinstance(whole_source(source), MtebSource) else None
+        cause = offline_cause() if _is_of_mteb(source) else None
         if cause is None:
             task.load_data()
         else:
             _load_cached(task, cause)
     return task_sources(task)[0]
+
+
+def _is_of_mteb(source: TaskSource) -> bool:
+    """Return True for a task of mteb, or a sample of one."""
+    return isinstance(source.source if isinstance(source, SampledSource) else source, MtebSource)
 
 
 def _load_cached(task: AbsTask, cause: str) -> None:
@@ -267,7 +271,7 @@ def _load_cached(task: AbsTask, cause: str) -> None:
 def check_data(sources: Sequence[TaskSource]) -> None:
     """Raise a :class:`DataUnavailableError` if the data of no task can be loaded, before anything is embedded."""
     unavailable: DataUnavailableError | None = None
-    if all(isinstance(whole_source(source), MtebSource) for source in sources) and offline_cause() is not None:
+    if all(map(_is_of_mteb, sources)) and offline_cause() is not None:
         for source in sources:
             try:
                 with isolated_random(), quiet_mteb():

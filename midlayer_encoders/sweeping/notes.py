@@ -27,9 +27,8 @@ from midlayer_encoders.sweeping.compression import Compression
 from midlayer_encoders.sweeping.embedder import num_dims
 from midlayer_encoders.sweeping.mteb_jobs import Score, quiet_mteb, with_data
 from midlayer_encoders.tasks import STS_GRADES, task_label
-from midlayer_encoders.tasks.sampled_source import SampledSource
 from midlayer_encoders.tasks.sampled_tasks import sampled_rows
-from midlayer_encoders.tasks.sources import TaskSource, TextsSource
+from midlayer_encoders.tasks.sources import SampledSource, TaskSource, TextsSource
 
 TOGETHER = "all layers together"
 _PACKAGES = ("midlayer-encoders", "torch", "transformers", "sentence-transformers", "mteb", "scikit-learn")

@@ -152,7 +152,7 @@ def sampled_task(task: AbsTask, name: str, limit: int, rows: _Rows) -> AbsTask:
         name: new name.
         limit: rows of each split.
         rows: filled by split, when the data is loaded, as in
-            :class:`~midlayer_encoders.tasks.sampled_source.SampledSource`.
+            :class:`~midlayer_encoders.tasks.sources.SampledSource`.
     """
     task.__class__ = _sampled_class(type(task))
     task.metadata = task.metadata.model_copy(update={"name": name})

@@ -19,7 +19,6 @@ from midlayer_encoders.files import exists, expand_home, shell_path
 from midlayer_encoders.tasks.docstrings import BUILTIN_SETS, BUILTIN_TASKS, builtin_data
 from midlayer_encoders.tasks.file_tasks import files_data, tables_data
 from midlayer_encoders.tasks.memory_tables import is_data, is_named, split_tables
-from midlayer_encoders.tasks.sampled_source import SampledSource
 from midlayer_encoders.tasks.samples import SMALLEST_LIMIT
 from midlayer_encoders.tasks.table_files import SUFFIXES, TEXT, USUAL_NAMES, Columns, TaskFileError, read_table
 from midlayer_encoders.tasks.task_data import TaskData
@@ -145,6 +144,43 @@ class ObjectSource:
         task = copy.copy(self.task)
         task.rng_state, task.np_rng = random.Random(task.seed), np.random.default_rng(task.seed)
         return with_listed_labels(task)
+
+
+@dataclass(frozen=True)
+class SampledSource:
+    """A task that is limited to a sample of its rows.
+
+    Attributes:
+        source: source of the whole task.
+        limit: rows of each split.
+        rows: by split, the rows that mteb reads of the sample and of the whole task, and the texts of a row; filled
+            when the data is loaded in this process.
+    """
+
+    source: TaskSource
+    limit: int
+    rows: dict[str, tuple[int, int, int]] = field(default_factory=dict, init=False, compare=False, repr=False)
+
+    @property
+    def name(self) -> str:
+        """Name of the task with the limit, so that its results are never those of another sample."""
+        return f"{self.source.name}[{self.limit}]"
+
+    @property
+    def hf_subsets(self) -> Any:
+        """Subsets of an mteb task."""
+        return getattr(self.source, "hf_subsets", None)
+
+    @property
+    def eval_splits(self) -> Any:
+        """Splits of an mteb task."""
+        return getattr(self.source, "eval_splits", None)
+
+    def make(self) -> AbsTask:
+        """Return a new task whose data is the sample."""
+        from midlayer_encoders.tasks.sampled_tasks import sampled_task
+
+        return sampled_task(self.source.make(), self.name, self.limit, self.rows)
 
 
 TaskSource: TypeAlias = MtebSource | LocalSource | TextsSource | ObjectSource | SampledSource

@@ -12,8 +12,8 @@ import pytest
 
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.files import atomic_write
-from midlayer_encoders.frame import NamedSubject, read_frame, tidy_frame, tidy_rows
-from midlayer_encoders.frame.schema import parquet_bytes
+from midlayer_encoders.frame import read_frame, tidy_frame, tidy_rows
+from midlayer_encoders.frame.schema import NamedSubject, parquet_bytes
 from midlayer_encoders.report.results import Result, kept_frame, write_frame
 
 if TYPE_CHECKING:

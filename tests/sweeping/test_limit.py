@@ -18,8 +18,7 @@ from midlayer_encoders.errors import OptionError
 from midlayer_encoders.sweeping import SweepResult, mteb_jobs, preview
 from midlayer_encoders.sweeping.mteb_jobs import Prompts
 from midlayer_encoders.sweeping.units import Unit
-from midlayer_encoders.tasks.sampled_source import SampledSource
-from midlayer_encoders.tasks.sources import limited_sources, task_sources
+from midlayer_encoders.tasks.sources import SampledSource, limited_sources, task_sources
 from tests.others_warnings import MTEB
 from tests.sweeping.scoring import QUICK, layer_scores_of, sweep
 from tests.sweeping.test_units import Jobs

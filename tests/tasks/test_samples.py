@@ -15,9 +15,8 @@ from mteb.abstasks.task_metadata import TaskMetadata
 from midlayer_encoders._types import content_digest
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.tasks.baselines import task_texts
-from midlayer_encoders.tasks.sampled_source import SampledSource
 from midlayer_encoders.tasks.samples import sample_order, training_order
-from midlayer_encoders.tasks.sources import ObjectSource, limited_sources, task_sources
+from midlayer_encoders.tasks.sources import ObjectSource, SampledSource, limited_sources, task_sources
 from tests.others_warnings import MTEB
 from tests.tasks.rows import ROWS, write
 
