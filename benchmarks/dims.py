@@ -64,12 +64,12 @@ class Reference(SentenceTransformer):
     memory: dict[str, torch.Tensor]
     dims: int
 
-    def encode(self, sentences: Any, *_: Any, **__: Any) -> Any:
-        missing = list(dict.fromkeys(text for text in sentences if text not in self.memory))
+    def encode(self, inputs: Any, *_: Any, **__: Any) -> Any:
+        missing = list(dict.fromkeys(text for text in inputs if text not in self.memory))
         if missing:
             vectors = super().encode(missing, convert_to_tensor=True, show_progress_bar=False, batch_size=64)
             self.memory |= dict(zip(missing, vectors.cpu(), strict=True))
-        return truncate_embeddings(torch.stack([self.memory[text] for text in sentences]), self.dims).numpy()
+        return truncate_embeddings(torch.stack([self.memory[text] for text in inputs]), self.dims).numpy()
 
 
 def mteb_scores(folder: Path, layer: int, tasks: list[Path], width: int) -> list[dict[str, Any]]:
