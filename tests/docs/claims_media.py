@@ -1,10 +1,10 @@
-"""What the page on images and audio says of words and voices in Whisper, and the frame that says it."""
+"""What pages say of words and voices in Whisper, and of antibodies, and the frames that say it."""
 
 from __future__ import annotations
 
 from benchmarks import speech
 from tests.docs.frames import Curve, best, last, table
-from tests.docs.stated import Claim
+from tests.docs.stated import ROOT, Claim
 
 PAGE = "docs/media.md"
 
@@ -38,7 +38,27 @@ def _attention() -> list[float]:
     return [min(words.values()), max(words.values()), last(voices), best(voices)[0], *highest]
 
 
+def _antibodies() -> list[float]:
+    """Return the best layer and score, and the last score, of species, chain and region; of chain, all best layers."""
+    text = (ROOT / "benchmarks" / "results" / "biology.md").read_text(encoding="utf8")
+    rows = [[float(cell) for cell in line.strip("| ").split("|")] for line in text.splitlines() if line[2:3].isdigit()]
+    assert max(abs(row[column] - row[column + 1]) for row in rows for column in (1, 3)) < 0.35
+    numbers = []
+    for column in (3, 1, 5):
+        curve = {int(row[0]): row[column] for row in rows}
+        score = max(curve.values())
+        layers = [layer for layer, value in curve.items() if value == score]
+        numbers += [*dict.fromkeys((layers[0], layers[-1])), score, last(curve)]
+    return numbers
+
+
 CLAIMS = [
+    Claim(
+        "docs/biology.md",
+        "the species of a gene is read best from layer {} ({} %, the last layer {} %), its chain from layers {} to {} "
+        "({} %, last {} %), and the region of a single residue from layer {} ({} %, last {} %)",
+        _antibodies,
+    ),
     Claim(
         PAGE,
         "on {} recordings by espeak-ng of {} rhyming words in {} voices",

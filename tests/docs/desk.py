@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import transformers as tf
@@ -27,6 +28,7 @@ MODELS = {
     "facebook/dinov2-base": "vit",
     "facebook/hubert-base-ls960": "wav2vec2",
     "openai/clip-vit-base-patch32": "clip",
+    "facebook/esm2_t12_35M_UR50D": "esm",
 }
 """Models that pages name, and the tiny ones that stand for them; as deep as the layers that pages ask for."""
 
@@ -94,6 +96,7 @@ def make_models(folder: Path) -> Path:
     tf.BertModel(tf.BertConfig(**common | {"num_hidden_layers": 6})).save_pretrained(folder / "bert")
     reads = tokenizer()
     reads.model_max_length = 256
+    save_esm(folder / "esm")
     for name in ("decoder", "tuned", "bert"):
         reads.save_pretrained(folder / name)
     for seed, step in enumerate(("step1", "step512", "step16000", "step143000")):
@@ -108,6 +111,24 @@ def make_models(folder: Path) -> Path:
     tf.CLIPModel(both).save_pretrained(folder / "clip")
     tf.CLIPProcessor(joint_image_processor(), tokenizer()).save_pretrained(folder / "clip")
     return folder
+
+
+def save_esm(
+    folder: Path, words: Sequence[str] = "LAGVSERTIDPKQNFYMHWCXBUZO.-", eos: str | None = "<eos>", **sizes: int
+) -> str:
+    """Write a tiny ESM-2 whose tokens are ``words``, and its tokenizer, and return the path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    vocabulary = ["<cls>", "<pad>", "<eos>", "<unk>", *words, "<mask>", *(f"<null_{n}>" for n in range(2))]
+    (folder / "vocab.txt").write_text("\n".join(vocabulary))
+    tf.EsmTokenizer(str(folder / "vocab.txt"), eos_token=eos, model_max_length=128).save_pretrained(folder)
+    tf.set_seed(0)
+    small = {"num_hidden_layers": 12, "hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2} | sizes
+    config = tf.EsmConfig(
+        vocab_size=len(vocabulary), pad_token_id=1, mask_token_id=vocabulary.index("<mask>"), max_position_embeddings=130,
+        position_embedding_type="rotary", token_dropout=True, **small,
+    )  # fmt: skip
+    tf.EsmForMaskedLM(config).save_pretrained(folder)
+    return str(folder)
 
 
 def make_desk(folder: Path) -> None:
@@ -141,6 +162,9 @@ def make_desk(folder: Path) -> None:
     (folder / "my_search" / "qrels").mkdir()
     answers = [f"{subject}\td{4 * n}\t1" for n, subject in enumerate(SUBJECTS)]
     (folder / "my_search" / "qrels" / "test.tsv").write_text("\n".join(["query-id\tcorpus-id\tscore", *answers]) + "\n")
+    proteins = [(f"M{'ACDEFGHIKL'[n % 10] * (n + 1)}WYV", ("kinase", "other")[n % 2]) for n in range(40)]
+    (folder / "proteins.fasta").write_text("".join(f">id{n}|{kind}\n{seq}\n" for n, (seq, kind) in enumerate(proteins)))
+    (folder / "proteins.csv").write_text("".join(f"{text},{label}\n" for text, label in [("text", "label"), *proteins]))
     for row_number, row in enumerate(rows):
         path = folder / "classes" / row["label"] / f"{row_number}.txt"
         path.parent.mkdir(parents=True, exist_ok=True)
