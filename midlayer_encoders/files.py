@@ -46,16 +46,6 @@ _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 _PATH_TAKEN = (errno.EISDIR, errno.ENOTDIR, errno.ENOTEMPTY, errno.EEXIST)
 _READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 
-_COMPRESSED = {
-    rb"\x1f\x8b": ("gzip", "gunzip"),
-    rb"BZh[1-9]1AY&SY": ("bzip2", "bunzip2"),
-    rb"\xfd7zXZ\0": ("xz", "unxz"),
-    rb"\x28\xb5\x2f\xfd": ("Zstandard", "unzstd"),
-    rb"PK\x03\x04": ("zip", "unzip"),
-}
-"""First bytes of compressed files, their format and the command that decompresses them."""
-
-_UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 _KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
 
 _log = logging.getLogger(__name__)
@@ -451,16 +441,11 @@ def read_text_file(path: Path, error: type[MidlayerError]) -> str:
         content = path.read_bytes()
     except OSError as reason:
         raise error(f"{path} cannot be read: {_reason(reason)}.") from reason
-    for start, (kind, cure) in _COMPRESSED.items():
-        if re.match(start, content):
-            raise error(f"{path} must be plain text, but is compressed ({kind}). Decompress it first: {cure}.")
-    if content.startswith(_UTF16_MARKS):
-        raise error(f"{path}, line 1: must be UTF-8, but is UTF-16. {_converted('utf-16', path)}")
     if b"\0" in content:
         line = 1 + content[: content.index(b"\0")].count(b"\n")
         raise error(
-            f"{path}, line {line}: must be UTF-8, but has a null character: it may be UTF-16, or not text at all. "
-            f"{_converted('utf-16le', path)}"
+            f"{path}, line {line}: must be UTF-8, but has a null character: it may be UTF-16, compressed, or not text. "
+            f"{_converted('utf-16', path)}"
         )
     try:
         return content.decode("utf-8-sig")

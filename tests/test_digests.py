@@ -273,7 +273,7 @@ def generator_draws(_: Any) -> Iterator[float]:
         yield _generator(*arguments).random()
 
 
-@digest("views/text_views.py", "_views_of_chunk")
+@digest("views/text_views.py", "augment")
 def text_views(_: Any) -> Iterator[list[str]]:
     text = "the quick brown fox jumps over the lazy dog near the river bank"
     first, second = augment([text, text], views=2, seed=0)

@@ -7,9 +7,13 @@ through Ray's object store or the driver. Only :func:`embed_parquet` imports Ray
 from __future__ import annotations
 
 import logging
+import os
 import pickle
+import re
 import shutil
-from collections.abc import Sequence
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -28,9 +32,9 @@ from midlayer_encoders.reading.reader import layer_reader
 from midlayer_encoders.validation import check_count, check_progress, check_text, check_texts
 from midlayer_encoders.vectors.embedding import check_new_folder, describe_vectors, vector_column
 from midlayer_encoders.vectors.parquet_parts import Part, PartWriter, check_columns, plan_digest, plan_parts
-from midlayer_encoders.vectors.ray_cluster import import_ray, quiet_cluster
 
 _log = logging.getLogger(__name__)
+_CONNECT_SECONDS = 10.0
 
 
 class LayerEmbedder:
@@ -235,3 +239,54 @@ def _complete(folder: Path, out: Path, parts: Sequence[Part]) -> None:
         for leftover in present - names:
             (folder / leftover).unlink()
         folder.replace(out)  # replaces an empty folder
+
+
+# --- the cluster ------------------------------------------------------------------------------------------------------
+
+
+def import_ray() -> Any:
+    """Return the package ``ray`` with Ray Data."""
+    try:
+        import ray
+        import ray.data
+    except ImportError as error:
+        raise OptionError("`ray` must be installed with Ray Data: pip install 'midlayer-encoders[ray]'.") from error
+    return ray
+
+
+@contextmanager
+def quiet_cluster(ray: Any) -> Iterator[None]:
+    """Connect to a cluster, or start one on this machine if there is none; Ray shows neither logs nor progress."""
+    is_ours = not ray.is_initialized()
+    if is_ours:
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
+        _check_address(os.environ.get("RAY_ADDRESS", ""))
+        ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    logger = logging.getLogger("ray.data")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    context = ray.data.DataContext.get_current()
+    settings = context.enable_progress_bars, context.print_on_execution_start
+    context.enable_progress_bars = context.print_on_execution_start = False
+    try:
+        yield
+    finally:
+        context.enable_progress_bars, context.print_on_execution_start = settings
+        logger.setLevel(level)
+        if is_ours:
+            ray.shutdown()
+
+
+def _check_address(address: str) -> None:
+    """Raise if the cluster of ``RAY_ADDRESS`` does not answer: Ray would try for minutes."""
+    match = re.fullmatch(r"(?:ray://)?(.+):(\d+)", address)
+    if match is None:  # none, "auto" or "local"
+        return
+    try:
+        socket.create_connection((match[1].strip("[]"), int(match[2])), _CONNECT_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise ProcessLostError(
+            f"The cluster at RAY_ADDRESS={address} cannot be reached: {error}. Start it with `ray start`, or unset "
+            "RAY_ADDRESS to use this machine."
+        ) from error

@@ -20,8 +20,7 @@ from midlayer_encoders.errors import LayerIndexError, OptionError
 from midlayer_encoders.media import InputError
 from midlayer_encoders.processes import ProcessLostError
 from midlayer_encoders.vectors.parquet_parts import PartWriter, plan_parts
-from midlayer_encoders.vectors.ray import LayerEmbedder, embed_parquet
-from midlayer_encoders.vectors.ray_cluster import quiet_cluster
+from midlayer_encoders.vectors.ray import LayerEmbedder, embed_parquet, quiet_cluster
 from tests.cli.calls import run
 from tests.tiny_folders import TEXTS
 
