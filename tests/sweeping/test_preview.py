@@ -96,5 +96,5 @@ def test_time_is_that_of_all_batches(tiny_folder: Folder, tmp_path: Path, monkey
     texts = [f"text {number}" for number in range(8)]
     monkeypatch.setattr("midlayer_encoders.sweeping.previews.batches_of", lambda *_, **__: [[n] for n in range(8)])
     stage = Stage(None, "timing", 5)
-    assert _time_embedding(encoder, [0, 1], "block", 64, texts, stage) == 8.0, "a second for each of eight batches"
+    assert _time_embedding(encoder, [0, 1], 64, texts, stage) == 8.0, "a second for each of eight batches"
     assert stage.done == 5
