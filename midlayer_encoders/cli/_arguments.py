@@ -185,7 +185,9 @@ def read_texts(path: Path, *, column: str | None) -> list[str]:
     if not path.is_dir() and path.suffix.lower() not in SUFFIXES:
         from midlayer_encoders.media import text_lists
 
-        return text_lists.read_texts(path, field=column)
+        if column is not None:
+            raise OptionError(f"`--text-column` must be left out for {path.name}, whose lines are the texts.")
+        return text_lists.read_texts(path)
     return own_texts(path, column=column)
 
 

@@ -137,9 +137,7 @@ def _read_paragraphs(path: Path | None, max_length: int) -> tuple[str, ...]:
 
 
 def _read_solutions(path: Path | None) -> tuple[str, ...]:
-    from midlayer_encoders.media.text_lists import read_texts
-
     path = path or _default_path("corpora/gsm8k_test.jsonl")
     if path is None:
         return ()
-    return tuple(read_texts(path, field="answer" if path.suffix in (".jsonl", ".ndjson") else None))
+    return tuple(_arguments.read_texts(path, column="answer" if path.suffix in (".jsonl", ".ndjson") else None))

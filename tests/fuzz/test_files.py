@@ -63,15 +63,9 @@ def _name(random: Random, suffix: str) -> str:
 
 
 def _texts(random: Random, place: Path) -> Read:
-    suffix = random.choice([".txt", ".jsonl", ".ndjson", ".csv"])
-    content = (
-        "\n".join(text(random) for _ in range(4)).encode("utf8", "replace")
-        if suffix == ".txt"
-        else table(random, suffix)
-    )
-    path = write(random, place / _name(random, suffix), damaged(random, content))
-    field = random.choice(["text", "text", None, "label", ""])
-    return lambda: [line.encode("utf8") for line in read_texts(path, field=field)]
+    content = "\n".join(text(random) for _ in range(4)).encode("utf8", "replace")
+    path = write(random, place / _name(random, ".txt"), damaged(random, content))
+    return lambda: [line.encode("utf8") for line in read_texts(path)]
 
 
 def _task(random: Random, place: Path) -> Read:

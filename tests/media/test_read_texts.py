@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -9,11 +8,9 @@ from midlayer_encoders.errors import OptionError
 from midlayer_encoders.media.text_lists import read_texts, wikitext_paragraphs
 
 
-def test_lines_and_json_fields(tmp_path: Path) -> None:
+def test_lines_are_texts(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("one\n\n two \n")
     assert read_texts(tmp_path / "a.txt") == ["one", " two "]
-    (tmp_path / "a.jsonl").write_text("\n".join(json.dumps({"id": n, "body": f"text {n}"}) for n in range(2)))
-    assert read_texts(tmp_path / "a.jsonl", field="body") == ["text 0", "text 1"]
 
 
 def test_blank_lines_that_shift_later_rows_are_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -26,25 +23,16 @@ def test_blank_lines_that_shift_later_rows_are_warned_of(tmp_path: Path, caplog:
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "field", "text"),
+    ("name", "content", "text"),
     [
-        ("a.txt", "\n \n", None, "at least one text"),
-        ("a.jsonl", '{"body": "x"}', None, "`field` must name the field with the text in a.jsonl, which has body"),
-        ("a.ndjson", '{"body": "x"}', None, "`field` must name the field with the text in a.ndjson, which has body"),
-        ("a.jsonl", '{"body": "x"}', "bodi", "Did you mean 'body'"),
-        (
-            "a.jsonl",
-            '{"body": "x"}\n{oops',
-            "body",
-            "a.jsonl, line 2: must be one JSON object, but cannot be read: Expecting property",
-        ),
-        ("a.jsonl", '{"body": 3}', "body", "must hold text, but line 1"),
+        ("a.txt", "\n \n", "at least one text"),
+        ("a.jsonl", '{"body": "x"}', "must be a file with a text per line, but a.jsonl has JSON"),
     ],
 )
-def test_invalid_files_name_the_fix(name: str, content: str, field: str | None, text: str, tmp_path: Path) -> None:
+def test_invalid_files_name_the_fix(name: str, content: str, text: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(content)
     with pytest.raises(OptionError, match=text):
-        read_texts(tmp_path / name, field=field)
+        read_texts(tmp_path / name)
 
 
 def test_missing_or_binary_file_is_refused(tmp_path: Path) -> None:

@@ -39,7 +39,6 @@ def test_digit_label_that_is_not_a_plain_number_is_a_string(tmp_path: Path, labe
 def test_json_lines_end_only_at_newlines(tmp_path: Path) -> None:
     odd = "one\u2028two\u2029three\x85four\x0cfive"
     (tmp_path / "a.jsonl").write_text(json.dumps({"text": odd, "label": 1}, ensure_ascii=False) + "\n", encoding="utf8")
-    assert read_texts(tmp_path / "a.jsonl", field="text") == [odd]
     assert read_table(tmp_path / "a.jsonl").rows == [{"text": odd, "label": 1}]
     (tmp_path / "a.txt").write_text(f"{odd}\nnext", encoding="utf8")
     assert read_texts(tmp_path / "a.txt") == [odd, "next"]
@@ -48,7 +47,7 @@ def test_json_lines_end_only_at_newlines(tmp_path: Path) -> None:
 def test_byte_order_mark_is_not_part_of_the_text(tmp_path: Path) -> None:
     for name, content in {"a.jsonl": ROW, "a.csv": b"text,label\na,1\n", "a.txt": b"a\n"}.items():
         (tmp_path / name).write_bytes(b"\xef\xbb\xbf" + content)
-    assert read_texts(tmp_path / "a.txt") == read_texts(tmp_path / "a.jsonl", field="text") == ["a"]
+    assert read_texts(tmp_path / "a.txt") == ["a"]
     assert read_table(tmp_path / "a.csv").rows == read_table(tmp_path / "a.jsonl").rows == [{"text": "a", "label": 1}]
 
 
@@ -89,9 +88,6 @@ def test_unreadable_files_are_refused_with_file_line_and_fix(tmp_path: Path, cas
     path.write_bytes(content)
     with pytest.raises(TaskFileError, match=rf"mine\{suffix}.*{message}"):
         files_data(path)
-    if suffix == ".jsonl":
-        with pytest.raises(OptionError, match=rf"mine\{suffix}.*{message}"):
-            read_texts(path, field="text")
 
 
 def test_gzip_bomb_is_not_decompressed(tmp_path: Path) -> None:
