@@ -7,7 +7,7 @@ import platform
 import time
 from pathlib import Path
 
-from midlayer_encoders.paper.setting import data_folder
+from benchmarks.data import data_folder
 from midlayer_encoders.views.text_views import augment
 
 DATA = data_folder() or Path(__file__).parents[2] / "shared" / "data"

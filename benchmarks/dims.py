@@ -24,10 +24,10 @@ from mteb.types import OutputDType
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import truncate_embeddings
 
+from benchmarks.data import data_folder
 from midlayer_encoders import LayerEncoder, sweep
 from midlayer_encoders._isolation import isolated_random
 from midlayer_encoders.models.hub import BUILT_IN_MINILM
-from midlayer_encoders.paper.setting import data_folder
 from midlayer_encoders.sweeping.compression import vector_bytes
 from midlayer_encoders.tasks.sources import task_sources
 from midlayer_encoders.tasks.task_data import task_label

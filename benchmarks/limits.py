@@ -11,10 +11,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.data import data_folder
 from midlayer_encoders import LayerEncoder, sweep
 from midlayer_encoders.frame.gains import score_interval
 from midlayer_encoders.models.hub import BUILT_IN_MINILM
-from midlayer_encoders.paper.setting import data_folder
 from midlayer_encoders.sweeping import SweepSettings
 from midlayer_encoders.sweeping.best_layer import round_words
 

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from midlayer_encoders.paper.setting import data_folder
+from benchmarks.data import data_folder
 
 DATA = data_folder() or Path(__file__).parents[2] / "shared" / "data"
 RESULTS = Path(__file__).parent / "results" / "metrics_cpu.md"

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import polars as pl
 
+from benchmarks.data import data_folder
 from midlayer_encoders import LayerEncoder, sweep
 from midlayer_encoders.models.hub import built_in_model
-from midlayer_encoders.paper.setting import data_folder
 
 DATA = (data_folder() or Path(__file__).parents[2] / "shared" / "data") / "tasks"
 RESULTS = Path(__file__).parent / "results"

@@ -19,9 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from benchmarks.data import data_folder
 from benchmarks.pretraining.pairs import labeled_groups
 from benchmarks.pretraining.vocabulary import BOS, SPECIAL, VOCAB
-from midlayer_encoders.paper.setting import data_folder
 
 DATA = data_folder() or Path(__file__).parents[3] / "shared" / "data"
 STRETCH = 25_600  # tokens; every hundredth stretch is held out, so that no author is only trained on or only held out

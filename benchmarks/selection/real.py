@@ -19,6 +19,7 @@ import torch
 from scipy.stats import spearmanr
 from sklearn.metrics import average_precision_score
 
+from benchmarks.data import data_folder
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.frame.schema import FRAME_SCHEMA
@@ -26,7 +27,6 @@ from midlayer_encoders.measuring import measure_layers
 from midlayer_encoders.media.text_lists import wikitext_paragraphs
 from midlayer_encoders.metrics.sample_metrics import half_match, half_means, intrinsic_dimension
 from midlayer_encoders.models.hub import built_in_model
-from midlayer_encoders.paper.setting import data_folder
 from midlayer_encoders.reading.batches import batches_of, count_tokens
 from midlayer_encoders.reading.reader import layer_reader
 from midlayer_encoders.selection import choose, curves

@@ -21,12 +21,12 @@ import numpy as np
 import polars as pl
 
 from benchmarks import pages
+from benchmarks.data import data_folder
 from benchmarks.intervals import mean_cell
 from benchmarks.selection.reference import reference_metrics, reference_scores
 from midlayer_encoders.errors import MidlayerError
 from midlayer_encoders.frame.curves import ByLayer, Curves
 from midlayer_encoders.frame.schema import FRAME_SCHEMA
-from midlayer_encoders.paper.setting import data_folder
 from midlayer_encoders.selection import RULES, CannotChooseError, choose, curves, select
 from midlayer_encoders.selection.rules import best_layer
 

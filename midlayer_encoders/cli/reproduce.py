@@ -44,9 +44,6 @@ def reproduce(
 ) -> None:
     """Run the paper's experiments on your model and write one report; an interrupted run continues in its folder.
 
-    If MIDLAYER_DATA names a folder with corpora/wikitext2_raw_test.txt and corpora/gsm8k_test.jsonl, these are the
-    defaults.
-
     Examples:
         midlayer reproduce fig2 --model built-in --texts texts.txt
         midlayer reproduce all --model MODEL --out runs/paper
@@ -110,19 +107,10 @@ def _read_sweep(path: Path) -> pl.DataFrame:
     return frame
 
 
-def _default_path(name: str) -> Path | None:
-    """Return a path under MIDLAYER_DATA if it exists."""
-    from midlayer_encoders.paper.setting import data_folder
-
-    folder = data_folder()
-    return folder / name if folder is not None and (folder / name).exists() else None
-
-
 def _read_paragraphs(path: Path | None, max_length: int) -> tuple[str, ...]:
     """Return the paragraphs of a file with at least ``max_length`` words, without headings."""
     from midlayer_encoders.media.text_lists import read_texts, wikitext_paragraphs
 
-    path = path or _default_path("corpora/wikitext2_raw_test.txt")
     if path is None:
         return ()
     # Count words, so that no tokenizer is needed yet: a word has at least one token.
@@ -137,7 +125,6 @@ def _read_paragraphs(path: Path | None, max_length: int) -> tuple[str, ...]:
 
 
 def _read_solutions(path: Path | None) -> tuple[str, ...]:
-    path = path or _default_path("corpora/gsm8k_test.jsonl")
     if path is None:
         return ()
     return tuple(_arguments.read_texts(path, column="answer" if path.suffix in (".jsonl", ".ndjson") else None))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +14,7 @@ import polars as pl
 from midlayer_encoders._types import Layer
 from midlayer_encoders.comparing.checkpoints import files_fingerprint
 from midlayer_encoders.encoder.options import EncoderOptions
-from midlayer_encoders.errors import MidlayerError, OptionError
+from midlayer_encoders.errors import MidlayerError
 from midlayer_encoders.files import read_artifact
 from midlayer_encoders.frame.schema import read_parquet
 from midlayer_encoders.measuring import measure_layers
@@ -23,20 +22,6 @@ from midlayer_encoders.report.results import kept_frame
 
 if TYPE_CHECKING:
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
-
-
-def data_folder() -> Path | None:
-    """Return the folder of corpora and tasks in the variable ``MIDLAYER_DATA``, or ``None`` if it is not set.
-
-    A folder that does not exist is an error.
-    """
-    variable = os.environ.get("MIDLAYER_DATA")
-    if not variable:
-        return None
-    folder = Path(variable).expanduser()
-    if not folder.is_dir():
-        raise OptionError(f"`MIDLAYER_DATA` must name a folder, but there is no {folder}. Correct it, or unset it.")
-    return folder
 
 
 TENTHS: tuple[Layer, ...] = (0, *(tenth / 10 for tenth in range(1, 11)))

@@ -212,7 +212,6 @@ def settings(monkeypatch: pytest.MonkeyPatch) -> list[Setting]:
     result: list[Setting] = []
     monkeypatch.setattr(reproduce, "reproduce", lambda names, setting, report: result.append(setting) or [])
     monkeypatch.setattr(reproduce, "write_experiments", lambda outcomes, setting: setting.out / "report.html")
-    monkeypatch.delenv("MIDLAYER_DATA", raising=False)
     return result
 
 
@@ -244,12 +243,7 @@ def test_every_option_of_reproduce_is_in_the_setting(
     assert (plain.models, plain.texts, plain.solutions, plain.swept) == ((), (), (), ())
     assert (plain.layers, plain.tasks, plain.revisions) == (TENTHS, "builtin", ())
     assert (plain.limit, plain.max_length, plain.seed) == (8, 64, 0)
-    monkeypatch.setenv("MIDLAYER_DATA", str(tmp_path / "data"))
-    (tmp_path / "data" / "corpora").mkdir(parents=True)
-    (tmp_path / "data" / "corpora" / "wikitext2_raw_test.txt").write_text(" ".join(["other"] * 64))
-    (tmp_path / "data" / "corpora" / "gsm8k_test.jsonl").write_text('{"answer": "third"}\n')
     run("reproduce", "fig7", "--layers", "all")
-    assert (settings[2].texts, settings[2].solutions) == ((" ".join(["other"] * 64),), ("third",))
     assert settings[2].layers == "all"
     with pytest.raises(OptionError, match="`--max-length` must be a whole number, 8 or more, but got 7"):
         run("reproduce", "fig7", "--max-length", "7")

@@ -42,12 +42,6 @@ def _stated(recipe: str, *, layers: str) -> list[list[float]]:
     return [[float(number) for number in re.findall(r"-?\d+\.\d+", cell)] for cell in row.split("|")]
 
 
-def _mean_of_layers(recipe: str, *, layers: str, over: str) -> tuple[float, float, float]:
-    """Return the gain of a mean of layers over one of them, and its interval over the six tasks."""
-    one, other = (_stated(recipe, layers=words)[1:] for words in (layers, over))
-    return mean_interval([here[0] - there[0] for here, there in zip(one, other, strict=True)])
-
-
 def _ids() -> list[float]:
     """Return the least and the most that separate ids gain, and the interval that excludes zero, if it is Gemma's `echo`."""
     gains = {}
@@ -126,15 +120,6 @@ CLAIMS = [
         lambda: _ids()[:2],
     ),
     Claim(RECIPES, "of the {} 95 % intervals over tasks, only that of Gemma's `echo` ({} to {})", lambda: _ids()[2:]),
-    Claim(
-        RECIPES,
-        "gains {} points over a depth of 0.8 with plain text (95 % interval over tasks {} to {}), and with `one-word` the "
-        "mean of the last quarter {} over the last layer ({} to {}",
-        lambda: [
-            *_mean_of_layers("plain", layers="mean of all", over="depth 0.8"),
-            *_mean_of_layers("one-word", layers="mean of the last quarter", over="last"),
-        ],
-    ),
     Claim("README.md", "TF-IDF scores {}", lambda: [_tf_idf()]),
     Claim(
         "docs/faq.md",

@@ -130,7 +130,6 @@ def test_invalid_names_are_refused() -> None:
 def test_reproduce_command(
     arguments: Sequence[str], status: int, tiny_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("MIDLAYER_DATA", raising=False)
     (tmp_path / "texts.txt").write_text("\n".join(" ".join([text] * 3) for text in TEXTS))
     options = {"MODEL": tiny_folder("Llama"), "TEXTS": str(tmp_path / "texts.txt")}
     words = [options.get(argument, argument) for argument in arguments]
@@ -161,14 +160,6 @@ def test_figures_of_another_command_are_reported(tmp_path: Path) -> None:
     arguments = ["reproduce", "fig6", "--model", "any", "--texts", str(short), "--out", str(tmp_path / "out")]
     assert "64 words or more, but none of 1" in str(CliRunner().invoke(app, arguments).exception)
     assert CliRunner().invoke(app, ["reproduce", "fig13", "--out", str(tmp_path / "out")]).exit_code == 1
-
-
-def test_missing_data_folder_error_names_its_variable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("MIDLAYER_DATA", str(tmp_path / "lost"))
-    for words in (["reproduce", "fig7", "--out", str(tmp_path / "out")], ["reproduce", "fig1"]):
-        refused = CliRunner().invoke(app, words)
-        assert isinstance(refused.exception, OptionError)
-        assert f"`MIDLAYER_DATA` must name a folder, but there is no {tmp_path / 'lost'}" in str(refused.exception)
 
 
 def test_committed_table_of_real_tasks_is_a_valid_frame(tmp_path: Path) -> None:
