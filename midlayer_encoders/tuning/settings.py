@@ -110,7 +110,7 @@ class TuneSettings(TrainingSettings):
 class DistillSettings(TrainingSettings):
     """Settings of :func:`~midlayer_encoders.distill`: those of any training (``lora`` to ``seed``), and its loss.
 
-    The learning rate is 1e-4 by default, or 1e-3 with ``lora``.
+    The learning rate is 2e-4 by default, or 1e-3 with ``lora``.
 
     Attributes:
         match: what of the teacher the student learns: its ``"vectors"`` (their cosine), the ``"similarities"`` of the
@@ -118,7 +118,7 @@ class DistillSettings(TrainingSettings):
     """
 
     match: Match = "vectors"
-    epochs: float = 3.0
+    epochs: float = 10.0
     batch_size: int = 128
     held_out: float = 0.02
 
@@ -128,4 +128,4 @@ class DistillSettings(TrainingSettings):
 
     @property
     def _default_learning_rate(self) -> float:
-        return 1e-3 if self.lora else 1e-4
+        return 1e-3 if self.lora else 2e-4

@@ -9,6 +9,7 @@ import pytest
 from tests.docs import (
     claims_cost,
     claims_cut,
+    claims_distill,
     claims_long_run,
     claims_media,
     claims_recipes,
@@ -27,6 +28,7 @@ CLAIMS = [
         claims_recipes,
         claims_training,
         claims_cut,
+        claims_distill,
         claims_record,
         claims_sink,
         claims_long_run,

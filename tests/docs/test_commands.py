@@ -31,6 +31,7 @@ CHEAPER = {
     "sweep": ["--workers", "1"],
     "compare": ["--resamples", "4", "--views", "2"],
     "progression": ["--views", "2"],
+    "distill": ["--tasks", "none", "--checkpoints", "1", "--max-steps", "2"],
     "tune": ["--tasks", "none", "--checkpoints", "1", "--epochs", "1"],
     "reproduce": ["--limit", "3", "--tasks", "./mine", "--layers", "0,8,15,23,30"],
 }
