@@ -32,7 +32,7 @@ CHEAPER = {
     "compare": ["--resamples", "4", "--views", "2"],
     "progression": ["--views", "2"],
     "distill": ["--tasks", "none", "--checkpoints", "1", "--max-steps", "2"],
-    "tune": ["--tasks", "none", "--checkpoints", "1", "--epochs", "1"],
+    "tune": ["--tasks", "none", "--checkpoints", "1", "--max-steps", "4"],
     "reproduce": ["--limit", "3", "--tasks", "./mine", "--layers", "0,8,15,23,30"],
 }
 """Words that are added to a command so that it takes seconds."""
