@@ -221,10 +221,11 @@ class BuiltEncoder(PlainOnDisk):
             options = replace(options, dense=None)
         prompts, default_prompt_name = prompting.resolve_prompts(options, saved)
         towers = cut.towers if isinstance(cut, JointCut) else {}
-        if towers and options.pooling is not None:
-            raise OptionError(
-                f"`pooling` must be None for {name}, whose heads pool, or pass `tower`, but got {options.pooling!r}."
-            )
+        for option in ("pooling", "skip_first", "skip_special") if towers else ():
+            if (value := options.changed().get(option)) is not None:
+                raise OptionError(
+                    f"`{option}` must be left out for {name}, whose heads pool, or pass `tower`, but got {value!r}."
+                )
         main = cut.towers["image"] if isinstance(cut, JointCut) else cut
         normed = options.norm == "final" or not main.anatomy.final
         cuts = cut.towers.values() if isinstance(cut, JointCut) else [cut]

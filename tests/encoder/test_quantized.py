@@ -88,6 +88,7 @@ def test_norm_none_and_engines_of_a_quantized_encoder(folder: str, tmp_path: Pat
     pytest.importorskip("bitsandbytes", reason=NEEDED)
     options: dict[str, Any] = {"quantization": "8bit", "device": "cpu"}
     raw = LayerEncoder(folder, -1, norm="none", **options)  # a blank block follows the last one
+    assert type(raw[0]) is type(LayerEncoder(folder, -1, norm="none", device="cpu")[0]), "read by the same plan"
     normed = LayerEncoder(folder, -1, **options)
     features = raw.model_inputs(TEXTS[:1])
     with torch.no_grad():
