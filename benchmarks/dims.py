@@ -130,10 +130,11 @@ def page(frame: pl.DataFrame, width: int) -> str:
         "# Layers, dimensions and precisions of all-MiniLM-L6-v2",
         "",
         f"How many points smaller vectors cost. `python benchmarks/dims.py`, Python {platform.python_version()}, torch",
-        f"{torch.__version__}, {packages}: one pass over the texts of three tasks, then every layer at every number of",
-        "dimensions and precision from stored vectors. Main score x 100 at the last layer, 6; `best` is the layer with",
-        "the highest mean and that mean. TrecQARetrieval searches all passages of TrecQA's questions. The model was not",
-        "trained for truncated vectors. `dims.csv` contains every layer.",
+        f"{torch.__version__}, {packages}:",
+        "one pass over the texts of three tasks, then every layer at every number of dimensions and precision from stored",
+        "vectors. Main score x 100 at the last layer, 6; `best` is the layer with the highest mean, and that mean.",
+        "TrecQARetrieval searches all passages of TrecQA's questions. The model was not trained for truncated vectors.",
+        "`dims.csv` contains every layer.",
         "",
         "| dims | precision | bytes | " + " | ".join([*names, "mean", "best"]) + " |",
         "|---|---|---|" + "---|" * (len(names) + 2),
@@ -150,9 +151,9 @@ def page(frame: pl.DataFrame, width: int) -> str:
             )
     lines += [
         "",
-        f"The largest difference from mteb's own scores, in points, over {len(compared)} scores: layers "
-        f"{' and '.join(map(str, COMPARED))} as plain",
-        "folders, whose vectors `sentence_transformers` truncates and mteb's `CompressionWrapper` quantizes.",
+        f"The largest difference from mteb's own scores, in points, over {len(compared)} scores: those of layers "
+        f"{' and '.join(map(str, COMPARED))} as",
+        "plain folders, whose vectors sentence-transformers truncates and mteb's `CompressionWrapper` quantizes.",
         "",
         "| " + " | ".join(names) + " |",
         "|" + "---|" * len(names),
