@@ -183,8 +183,9 @@ def later_modules(
         modules = [module for module in modules if not isinstance(module, Normalize)]
     if not pools:
         return modules
-    if options.pooling is not None and any(isinstance(module, JoinedReadings) for module in modules):
-        raise OptionError(f"`pooling` must be None for {name}, whose folder joins two readings.")
+    for option in ("pooling", "skip_first", "skip_special"):
+        if option in options.changed() and any(isinstance(module, JoinedReadings) for module in modules):
+            raise OptionError(f"`{option}` must be left out for {name}, whose folder joins two readings.")
     poolings = [number for number, module in enumerate(modules) if isinstance(module, PoolingModule)]
     if not saved.modules or (options.pooling is not None and not poolings):
         return [_pooling_module(width, options.pooling or "mean"), *modules]

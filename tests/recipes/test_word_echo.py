@@ -285,8 +285,10 @@ def test_the_layers_of_a_folder_can_be_read_and_selected(byte_level_folder: str,
     selection = select_layer(folder, TEXTS, trust_remote_code=True)
     assert selection.keywords == {"layer": 4}
     assert "its folder has modules of sentence-transformers" in selection.reason
-    with pytest.raises(OptionError, match=r"`pooling` must be None for .*, whose folder joins two readings"):
-        LayerEncoder(folder, -1, pooling="last", trust_remote_code=True)
+    wrong: list[dict[str, Any]] = [{"pooling": "last"}, {"skip_first": 1}, {"skip_special": True}]
+    for options in wrong:
+        with pytest.raises(OptionError, match=r"must be left out for .*, whose folder joins two readings"):
+            LayerEncoder(folder, -1, trust_remote_code=True, **options)
 
 
 def test_tuning_continues_from_its_folder(byte_level_folder: str, tmp_path: Path) -> None:
