@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +53,13 @@ def read_tasks(folder: Path) -> list[Task]:
             task = source.make()
             (asked,) = record(task, _texts)
         name = source.name.rpartition("-")[0]
-        made.append(Task(name, str(task.metadata.main_score), list(asked.keys), asked.scorer.scores))
+        made.append(Task(name, str(task.metadata.main_score), list(asked.keys), partial(_scores, asked.scorer)))
     return made
+
+
+def _scores(scorer: Any, vectors: Tensor) -> Tensor:
+    scores: Tensor = scorer.resampled(vectors)[0]
+    return scores
 
 
 def _texts(inputs: Any, **_: Any) -> list[str]:

@@ -13,22 +13,18 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Unpack
+from pathlib import Path
+from typing import Any, Unpack, cast
 
 import polars as pl
 from torch import nn
 
 from midlayer_encoders._types import EncoderChoice, Layer, LayerArgument, Progress
-from midlayer_encoders.encoder.choice import READING_OPTIONS, apply_choice, check_choice_fits
+from midlayer_encoders.encoder.build import encoder_name
 from midlayer_encoders.encoder.encoding import EmbeddingEncoder
 from midlayer_encoders.encoder.first_module import MemoryModule, states_width
 from midlayer_encoders.encoder.inputs import probe_features
-from midlayer_encoders.encoder.options import (
-    EncoderKeywords,
-    EncoderOptions,
-    make_options,
-    option_fields,
-)
+from midlayer_encoders.encoder.options import EncoderKeywords, EncoderOptions, make_options, option_fields
 from midlayer_encoders.encoder.prompting import (
     apply_template,
     join_two_readings,
@@ -56,6 +52,14 @@ _NO_LAYER = (
     "selects one, from `texts` if you pass some."
 )
 _WITHOUT_VECTOR_MAPS = {"recipe": None, "center": None}
+_PROMPT_OPTIONS = {"prompts", "default_prompt_name", "chat_template", "template", "join"}
+_TOKEN_OPTIONS = {"skip_first", "skip_special", "template_tokens"}
+READING_OPTIONS = {"norm", "pooling", "bidirectional"} | _TOKEN_OPTIONS | _PROMPT_OPTIONS
+"""Options that say how to read texts."""
+
+_FILE_OPTIONS = {"revision", "tower", "adapters", "gguf_file"}
+_VECTOR_OPTIONS = {"recipe", "center"}
+_CHOSEN_OPTIONS = READING_OPTIONS | _FILE_OPTIONS | _VECTOR_OPTIONS
 
 
 class LayerEncoder(EmbeddingEncoder):
@@ -97,7 +101,7 @@ class LayerEncoder(EmbeddingEncoder):
         model = _model_name(model, model_name_or_path)
         choice = layer if isinstance(layer, EncoderChoice) else None
         if choice is not None:
-            layer, options = apply_choice(choice, model, options)
+            layer, options = _apply_choice(choice, model, options)
         recipe = options.get("recipe")
         select_recipe = isinstance(recipe, str) and recipe == _AUTO
         encoder_options = make_options({**options, "recipe": None} if select_recipe else options)
@@ -121,7 +125,7 @@ class LayerEncoder(EmbeddingEncoder):
             selection = _with_encoder(selection, model, encoder_options)
         self._build_from_files(model, requested, encoder_options)
         if choice is not None:
-            check_choice_fits(choice, self.name, self.num_layers)
+            _check_choice_fits(choice, self.name, self.num_layers)
         self.selection = selection
 
     @classmethod
@@ -245,6 +249,48 @@ _parameters = list(inspect.signature(LayerEncoder.__init__).parameters.values())
 for _name, _option in option_fields().items():
     _parameters.append(_parameters[-1].replace(name=_name, default=_option.default, annotation=_option.type))
 LayerEncoder.__init__.__signature__ = inspect.Signature(_parameters)  # type: ignore[attr-defined]
+
+
+def _apply_choice(choice: EncoderChoice, model: str, options: EncoderKeywords) -> tuple[LayerArgument, EncoderKeywords]:
+    """Return the layer of a choice, and its options with others that do not contradict it.
+
+    Raises:
+        OptionError: the choice is of another model, or was made with other options.
+    """
+    if choice.model.startswith("module/"):
+        raise OptionError(
+            f"`layer` must be chosen for files, but it was chosen for {choice.model}, a module in memory: "
+            "LayerEncoder.from_module(module, layer, processor=…)."
+        )
+    keywords: dict[str, Any] = {**(choice.options or {}), **choice.keywords}
+    layer = keywords.pop("layer")
+    chosen = make_options(keywords)
+    requested = make_options({**keywords, **options})
+    name = encoder_name(model, requested.gguf_file)
+    if Path(name).name.lower() != Path(choice.model).name.lower():
+        raise OptionError(
+            f"`layer` must be chosen for {name}, but it was chosen for {choice.model}. If both have the same weights: "
+            "LayerEncoder(model, **selection.keywords)."
+        )
+    fixed = set(chosen.changed()) if choice.options is None else _CHOSEN_OPTIONS
+    settings = {name: (getattr(chosen, name), getattr(requested, name)) for name in options.keys() & fixed}
+    settings["revision"] = choice.revision, requested.revision or "default"
+    for name, (expected, value) in settings.items():
+        if value != expected:
+            raise OptionError(
+                f"`{name}` must be {short_repr(expected)}, for which the layer was chosen, but got "
+                f"{short_repr(value)}. Leave it out, or pass the number of the layer."
+            )
+    return layer, cast(EncoderKeywords, {**keywords, **options})
+
+
+def _check_choice_fits(choice: EncoderChoice, name: str, num_layers: int) -> None:
+    """Raise if a choice was made for a model with another number of blocks."""
+    if choice.num_layers not in (0, num_layers):  # 0 in a frame of layer 0 alone
+        raise OptionError(
+            f"`layer` must be chosen for {name}, which has {num_layers} blocks, but it was chosen for a model of "
+            f"{choice.num_layers}. Select a layer of this model."
+        )
 
 
 def complete_encoder(model: str, options: Mapping[str, Any]) -> LayerEncoder:

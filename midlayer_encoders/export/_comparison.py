@@ -40,7 +40,6 @@ class Exported:
             smallest cosine.
         int8_cosine: smallest cosine between the 8-bit graph and the encoder, if one was written.
         files: written files, relative to the folder.
-        stock: whether the folder contains the stock form of the encoder.
     """
 
     target: str
@@ -49,7 +48,6 @@ class Exported:
     error: float | None = None
     int8_cosine: float | None = None
     files: tuple[str, ...] = ()
-    stock: bool = False
 
 
 def require_packages(extra: str, *packages: str) -> None:

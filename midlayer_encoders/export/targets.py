@@ -65,7 +65,7 @@ def export_for(
         return export_openvino(encoder, path)
     if target == "vllm":
         return export_vllm(encoder, path)
-    return Exported(target, path, files=encoder.save_files(str(path), stock=stock), stock=stock)
+    return Exported(target, path, files=encoder.save_files(str(path), stock=stock))
 
 
 def check_arguments(target: str, folder: Path | None, *, overwrite: bool, int8: bool, stock: bool) -> None:

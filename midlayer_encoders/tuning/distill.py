@@ -10,9 +10,8 @@ import numpy as np
 import torch
 
 from midlayer_encoders._types import Layer, Progress, Stage
-from midlayer_encoders.encoder.choice import READING_OPTIONS
 from midlayer_encoders.encoder.options import EncoderKeywords
-from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
+from midlayer_encoders.encoder.sentence_transformers_encoder import READING_OPTIONS, LayerEncoder
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.files import atomic_write, make_folder
 from midlayer_encoders.recipes import Recipe
