@@ -106,7 +106,6 @@ def times(n: int) -> dict[str, float]:
             calls |= {
                 "entropy call": partial(spectral_entropy, gram, full),
                 "entropy call, unchecked": partial(spectral_entropy, gram, full, check=False),
-                "order 2, unchecked": partial(spectral_entropy, gram, full, alpha=2, check=False),
             }
         found |= {label: microseconds(call, calls=8) / batch for label, call in calls.items()}
     few = gram[:16].double()

@@ -175,7 +175,7 @@ def matrix_entropy(
 
     Args:
         states: rows to compare, shape ``(*, N, D)``.
-        alpha: order, ``> 0``; ``1`` is the limit :math:`-\sum_i p_i \log p_i`; ``2`` needs no eigenvalues.
+        alpha: order, ``> 0``; ``1`` is the limit :math:`-\sum_i p_i \log p_i`.
         mask: which rows are real, shape ``(*, N)``, bool; ``None`` for all.
         normalization: ``"raw"``, or divided by ``"maxEntropy"`` (the smaller of log N and log D), ``"logN"``,
             ``"logD"``, or ``"logNlogD"`` (their product); N counts real rows.

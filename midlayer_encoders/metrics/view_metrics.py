@@ -85,7 +85,7 @@ def dime(
     Args:
         first: one view of each text, shape ``(N, D)``, two texts or more.
         second: another view of the same texts, shape ``(N, E)``.
-        alpha: order of the entropy, ``> 0``; with ``2`` no eigenvalues are needed.
+        alpha: order of the entropy, ``> 0``.
         permutations: number of random permutations.
         seed: seed of the permutations.
         unit: scale vectors to unit length, so that each kernel has a diagonal of ones, as matrix entropy assumes.

@@ -100,8 +100,8 @@ def spectral_entropy(
     .. math::
         S_\alpha(K) = \frac{1}{1-\alpha} \log \sum_i p_i^\alpha, \qquad p_i = \lambda_i(K) / \operatorname{tr}(K)
 
-    with the limits :math:`S_1 = -\sum_i p_i \log p_i` and :math:`S_\infty = -\log \max_i p_i`. Order 2 needs no
-    eigenvalues: :math:`S_2 = -\log (\lVert K \rVert_F^2 / \operatorname{tr}(K)^2)`. Gradients are not tracked.
+    with the limits :math:`S_1 = -\sum_i p_i \log p_i` and :math:`S_\infty = -\log \max_i p_i`. Gradients are not
+    tracked.
 
     Args:
         matrices: symmetric positive semi-definite, any float dtype, shape ``(*, n, n)``.
@@ -127,12 +127,8 @@ def spectral_entropy(
     if not alpha > 0:
         raise OptionError(f"`alpha` must be greater than 0 (1 = Shannon, math.inf = min-entropy), but got {alpha}.")
     flat, counts = _flat(matrices, sizes)
-    if alpha == 2:
-        check_choice("method", method, METHODS)
-        entropy = _collision_entropy(flat, counts if sizes is not None else None)
-    else:
-        values = _eigenvalues(flat, counts, "exact" if method == "auto" and alpha < 1 else method)
-        entropy = _renyi_entropy(values, alpha)
+    values = _eigenvalues(flat, counts, "exact" if method == "auto" and alpha < 1 else method)
+    entropy = _renyi_entropy(values, alpha)
     if check:
         _refuse_nan(entropy, counts, flat.shape[-1], matrices.shape[:-2])
     return entropy.reshape(matrices.shape[:-2])
@@ -149,19 +145,6 @@ def _renyi_entropy(values: Tensor, alpha: float) -> Tensor:
     # In logarithms because high powers of small p underflow.
     entropy = -p.amax(-1).log() if alpha == math.inf else torch.logsumexp(alpha * p.log(), -1) / (1 - alpha)
     return entropy.masked_fill(total.squeeze(-1) == 0, 0).clamp_min_(0)
-
-
-def _collision_entropy(matrices: Tensor, counts: Tensor | None) -> Tensor:
-    if counts is not None:
-        inside = torch.arange(matrices.shape[-1], device=matrices.device) < counts[:, None]
-        matrices = matrices.where(inside[:, :, None] & inside[:, None, :], 0)
-        invalid = (counts < 0) | (counts > matrices.shape[-1])
-        matrices = matrices.masked_fill(invalid[:, None, None], math.nan)
-    total = matrices.diagonal(dim1=-2, dim2=-1).sum(-1, dtype=torch.float64)
-    norm = torch.linalg.vector_norm(matrices, dim=(-2, -1), dtype=torch.float64)
-    entropy: Tensor = -2 * (norm / total).log()
-    # `0 * norm` because an infinite norm must not become an entropy of 0.
-    return entropy.masked_fill_(norm == 0, 0).clamp_min_(0).add_(0 * norm)
 
 
 def _eigenvalues(matrices: Tensor, counts: Tensor, method: Method) -> Tensor:
