@@ -26,6 +26,7 @@ SkippingPooling: TypeAlias = Literal[
 """A pooling that leaves out BOS, EOS, CLS and SEP."""
 
 Quantization: TypeAlias = Literal["4bit", "8bit"]
+"""Bits of the weights that bitsandbytes quantizes while a model is loaded."""
 
 Join: TypeAlias = Literal["sum", "concat", "first", "second", "none"]
 """How two readings of one sequence become one vector; see :class:`~midlayer_encoders.Recipe`."""
