@@ -75,7 +75,7 @@ def test_printed_commands_take_a_model_named_like_a_flag(
     result = CliRunner().invoke(app, shlex.split(lines["shell"])[1:])
     assert result.exit_code == 0, result.output
     assert Path("layer-2/modules.json").exists()
-    assert serving_line(encoder, "vllm", "-rf").startswith("vllm serve ./-rf --runner")
+    assert serving_line(encoder, "-rf").startswith("vllm serve ./-rf --runner")
 
 
 def test_printed_line_that_loads_a_folder_is_python(tiny_folder: Folder, tmp_path: Path) -> None:
