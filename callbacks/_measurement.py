@@ -117,18 +117,32 @@ def make_batches(settings: CallbackSettings, model: nn.Module, tokenizer: Any) -
         tokenizer: the trainer's tokenizer, used if the settings have none.
     """
     inputs = settings.texts_or_dataloader
+    views = settings.views
     metrics = settings.make_metrics([0])
+    num_needed = num_views(metrics)
+    if not isinstance(views, int) and len(views) < num_needed:
+        raise OptionError(f"`views` must hold {num_needed} views for these metrics, but got {len(views)}.")
     with isolated_random():
         if isinstance(inputs, Sequence) and (not inputs or isinstance(inputs[0], str)):
             tokenizer = tokenizer if settings.tokenizer is None else settings.tokenizer
             return _text_batches(settings, metrics, model, tokenizer), len(inputs)
-        if num_views(metrics) or num_copies(metrics):
+        num_read = max(num_needed, num_copies(metrics))  # the first view replaces the shortened copies of texts
+        if num_read and not (isinstance(views, Sequence) and views):
             raise OptionError(
-                "`metrics` must not compare views (InfoNCE, LiDAR, DiME, Alignment) where the inputs are a dataloader. "
-                "Pass texts, or other `metrics`."
+                "`views` must be given, a dataloader for each, where the inputs are a dataloader and a metric compares "
+                "views (InfoNCE, LiDAR, DiME, Alignment). Pass them, texts instead, or other `metrics`."
             )
-        batches = _read_loader(inputs, model, settings.max_inputs)
-    return batches, sum(len(batch.positions) for batch in batches)
+        loaders = [inputs] if isinstance(views, int) else [inputs, *views[:num_read]]
+        passes = [_read_loader(loader, model, settings.max_inputs, view) for view, loader in enumerate(loaders, -1)]
+        passes = [passes[0], *passes[1 : 1 + num_copies(metrics)], *passes[1 : 1 + num_needed]]
+    counts = [sum(len(batch.positions) for batch in batches) for batches in passes]
+    if len(set(counts)) > 1:
+        raise OptionError(f"`views` must give one view for each input, but the numbers are {sorted(set(counts))}.")
+    return [
+        InputBatch([view * counts[0] + position for position in batch.positions], batch.inputs)
+        for view, batches in enumerate(passes)
+        for batch in batches
+    ], counts[0]
 
 
 def class_indices(labels: Sequence[int | str], count: int) -> Tensor:
@@ -154,12 +168,19 @@ def _text_batches(
         if not isinstance(text, str):
             raise OptionError(f"`texts` must hold only strings, but `texts[{index}]` is a {type(text).__name__}.")
     _check_vocabulary(tokenizer, model)
+    views: Any = settings.views
     num_needed = num_views(metrics)
-    views = augment(texts, views=num_needed, seed=settings.seed) if num_needed else []
+    if isinstance(views, int):
+        views = augment(texts, views=num_needed, seed=settings.seed) if num_needed else []
+    for number, view in enumerate(views[:num_needed]):
+        if isinstance(view, str) or len(view) != len(texts):
+            raise OptionError(
+                f"`views` must be lists of {len(texts)} texts, one for each text, but view {number} is not."
+            )
     copies = [drop_words(texts, seed=settings.seed)] if num_copies(metrics) else []
     tokenized = [
         tokenizer(list(view), truncation=True, max_length=settings.max_length, verbose=False)["input_ids"]
-        for view in (texts, *copies, *views)
+        for view in (texts, *copies, *views[:num_needed])
     ]
     long_enough = sum(len(ids) >= MIN_MEASURED_TOKENS for ids in tokenized[0])
     if long_enough < 2:
@@ -199,7 +220,7 @@ def _padded(rows: list[list[int]], tokenizer: Any, names: set[str] | None) -> di
     return {name: tensor for name, tensor in tensors.items() if names is None or name in names}
 
 
-def _read_loader(loader: Iterable[Any], model: nn.Module, max_inputs: int) -> list[InputBatch]:
+def _read_loader(loader: Iterable[Any], model: nn.Module, max_inputs: int, view: int) -> list[InputBatch]:
     """Return the first inputs of a dataloader in the dataloader's own batches."""
     batches: list[InputBatch] = []
     num_read = 0
@@ -212,7 +233,8 @@ def _read_loader(loader: Iterable[Any], model: nn.Module, max_inputs: int) -> li
         batches.append(InputBatch(list(range(num_read, num_read + count)), copies))
         num_read += count
     if num_read < 2:
-        raise OptionError(f"`texts_or_dataloader` must give at least 2 inputs, but the dataloader gave {num_read}.")
+        source = "the dataloader" if view < 0 else f"view {view}"
+        raise OptionError(f"`texts_or_dataloader` must give at least 2 inputs, but {source} gave {num_read}.")
     return batches
 
 

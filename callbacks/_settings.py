@@ -63,7 +63,8 @@ class CallbackSettings:
         blocks: path of the block list inside the transformer, if it is not detected automatically.
         norm: norm applied to the pooled vectors; the paper uses ``"none"``.
         pooling: how token states become one vector.
-        views: number of views of each text for LiDAR (InfoNCE and DiME use the first two). They are created once.
+        views: number of views of each text for LiDAR (InfoNCE and DiME use the first two), or the views themselves:
+            V lists of texts or V dataloaders (``alignment`` uses the first dataloader). They are created once.
         labels: class of each input; adds ``label_accuracy``, the cross-validated accuracy of a ridge classifier.
         seed: seed of the views and of the cross-validation folds.
         max_length: number of tokens after which texts are truncated.
@@ -86,7 +87,7 @@ class CallbackSettings:
     blocks: str | None = None
     norm: Norm = "none"
     pooling: Pooling = "mean"
-    views: int = 2
+    views: int | Sequence[Any] = 2
     labels: Sequence[int | str] | None = None
     seed: int = 0
     max_length: int = 64
@@ -104,7 +105,8 @@ class CallbackSettings:
         check_choice("pooling", self.pooling, POOLINGS)
         for option in ("max_length", "max_inputs", "token_budget"):
             check_count(option, getattr(self, option))
-        check_count("views", self.views, minimum=0)
+        if not isinstance(self.views, Sequence) or isinstance(self.views, str):
+            check_count("views", self.views, minimum=0)
         for option in ("figures", "strict"):
             check_flag(option, getattr(self, option))
         for option in ("module", "name"):
@@ -116,7 +118,8 @@ class CallbackSettings:
 
     def make_metrics(self, layers: Sequence[int]) -> dict[str, LayerMetric]:
         """Return new metrics by name; empty if the callback only reads labels."""
-        return make_for_views(self.metrics, layers, self.views) if self.metrics else {}
+        num_views = self.views if isinstance(self.views, int) else len(self.views)
+        return make_for_views(self.metrics, layers, num_views) if self.metrics else {}
 
 
 def accepts_settings(

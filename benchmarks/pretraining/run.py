@@ -131,7 +131,7 @@ def watch(
     probes = json.loads((given.data / "probes.json").read_text())
     texts, views = probes["texts"][: given.probes], [view[: given.probes] for view in probes["views"]]
     look = TimedLook(
-        texts, tokenizer, metrics=MEASURED, every_n_steps=looks, views=len(views), module="model.backbone",
+        texts, tokenizer, metrics=MEASURED, every_n_steps=looks, views=views, module="model.backbone",
         max_length=128, figures=False, dirpath=given.out / "history" / name, strict=True,
     )  # fmt: skip
     aside = Aside(looks, texts, views, tokenizer, sinks=0 if variant.blocks == "mamba2" else 32)

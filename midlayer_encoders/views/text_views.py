@@ -6,6 +6,8 @@ nlpaug draws from the global random generators; here its augmenters draw from a 
 from __future__ import annotations
 
 import hashlib
+import re
+import unicodedata
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
@@ -15,6 +17,7 @@ from typing import Any
 from midlayer_encoders.validation import check_count, check_list, check_seed, check_text
 
 _P = 0.3
+_JOINERS = ("\u200c", "\u200d")  # zero-width characters inside words and emoji
 
 
 def augment(
@@ -117,12 +120,45 @@ def _augmenters(max_words: int | None) -> list[Any]:
     import nlpaug.augmenter.char as nac
     import nlpaug.augmenter.word as naw
 
+    words = {"tokenizer": _tokens}
     chars = {"aug_char_p": _P, "aug_word_p": _P, "aug_word_max": max_words}
     return [
-        naw.SplitAug(aug_p=_P, aug_max=max_words),
-        nac.RandomCharAug(action="substitute", **chars),
-        nac.KeyboardAug(**chars),
+        naw.SplitAug(aug_p=_P, aug_max=max_words, **words),
+        nac.RandomCharAug(action="substitute", **chars, **words),
+        nac.KeyboardAug(**chars, **words),
     ]
+
+
+def _tokens(text: str) -> list[str]:
+    r"""Return the words and punctuation of a text like nlpaug, but keep combining marks with their letters.
+
+    nlpaug treats a mark as punctuation, which splits every word of Hindi or of decomposed French.
+
+    Example:
+        >>> _tokens("Cut it, now!")
+        ['Cut', 'it', ',', 'now', '!']
+        >>> len(_tokens("re\u0301sume\u0301, cafe\u0301"))
+        3
+    """
+    pieces = re.split(r"(\W)", text)
+    if text.isascii():
+        return [piece for piece in pieces if piece.strip()]
+    tokens: list[str] = []
+    previous = ""  # the character before the piece; empty at the start and after a space
+    for piece in filter(None, pieces):
+        if piece.isspace():
+            previous = ""
+            continue
+        if previous and (_is_mark(piece) or previous in _JOINERS or (_is_mark(previous) and piece[0].isalnum())):
+            tokens[-1] += piece
+        else:
+            tokens.append(piece)
+        previous = piece[-1]
+    return tokens
+
+
+def _is_mark(character: str) -> bool:
+    return character in _JOINERS or unicodedata.category(character[0]).startswith("M")
 
 
 def _sample(random: Random, x: list[Any] | int, num: int | None = None) -> Any:

@@ -19,6 +19,7 @@ TEXTS = [
     "shares dropped on Wall Street as the day went on", "how do I reset my card pin?", "short one",
     "a card pin can be reset at any machine", "the mat was on the cat", "markets rose again", "it rains",
 ]  # fmt: skip
+VIEWS = [[f"{word} {text[::-1]}" for text in TEXTS] for word in ("one", "two", "three")]
 
 
 class Weights(pl.Callback):

@@ -51,11 +51,12 @@ def test_run_with_batch_norm_is_the_same(tmp_path: Path) -> None:
     loader = DataLoader(rows[:8] + 1, 4)
     without, _ = fit(Boring(Stack()), tmp_path / "a", [], rows=rows)
     callback = LayerMetricsCallback(
-        loader, module="backbone", blocks="steps", metrics=["prompt_entropy", "anisotropy"], figures=False, strict=True,
+        loader, module="backbone", blocks="steps", metrics=["prompt_entropy", "lidar"], views=[loader, loader],
+        figures=False, strict=True,
     )  # fmt: skip
     with_callback, _ = fit(Boring(Stack()), tmp_path / "b", [callback], rows=rows)
     assert_same(without, with_callback)
-    assert set(callback.frame["name"]) == {"prompt_entropy", "anisotropy"}
+    assert set(callback.frame["name"]) == {"prompt_entropy", "lidar"}
 
 
 def test_frozen_module_stays_in_eval_mode(tmp_path: Path) -> None:
@@ -184,13 +185,15 @@ class Two(Boring):
         (None, lambda: make_callback(labels=["a"] * 8), MidlayerError, "labels"),
         (None, lambda: LayerMetricsCallback(INPUTS), OptionError, "`tokenizer` must be given"),
         (None, lambda: make_callback(layers=[9]), MidlayerError, r"must be in \[0, 3\]"),
-        (None, lambda: make_callback(views=[INPUTS]), OptionError, "`views` must be a whole number"),
+        (None, lambda: make_callback(views=[INPUTS]), OptionError, "must hold 2 views"),
+        (None, lambda: make_callback(views=[INPUTS, INPUTS[:2]]), OptionError, "view 1 is not"),
         (None, lambda: make_callback(labels=[0, 1]), OptionError, "one for each of the 8 inputs"),
         (None, lambda: LayerMetricsCallback([("x", "y")], metrics=CHEAP[:1]), OptionError, "dicts of tensors with 'input_ids'"),
         (None, lambda: LayerMetricsCallback([{"pixels": torch.ones(2, 4)}], metrics=CHEAP[:1]), OptionError, "it gave \\['pixels'\\]"),
         (None, lambda: LayerMetricsCallback([torch.ones(1, 4).long()], metrics=CHEAP[:1]), OptionError, "at least 2 inputs"),
-        (None, lambda: LayerMetricsCallback([torch.ones(2, 4).long()]), OptionError, "`metrics` must not compare views"),
-        (None, lambda: LayerMetricsCallback([torch.ones(2, 4).long()], metrics="alignment"), OptionError, "must not compare views.*Alignment"),
+        (None, lambda: LayerMetricsCallback([torch.ones(2, 4).long()]), OptionError, "`views` must be given"),
+        (None, lambda: LayerMetricsCallback([torch.ones(2, 4).long()], metrics="alignment"), OptionError, "`views` must be given.*Alignment"),
+        (None, lambda: LayerMetricsCallback([torch.ones(2, 4).long()], metrics="alignment", views=[]), OptionError, "`views` must be given"),
     ],
 )  # fmt: skip
 def test_invalid_settings_are_refused_before_training(

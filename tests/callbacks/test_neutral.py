@@ -82,7 +82,8 @@ def make_callbacks(kind: str, *, strict: bool = True) -> list[Any]:
     common: dict[str, Any] = {"every_n_steps": 1, "figures": False, "strict": strict}
     if kind == "plain":
         rows = torch.randn(16, 4, 8, generator=torch.Generator().manual_seed(3)) + 1
-        options = {"module": "backbone", "blocks": "steps", "metrics": ["curvature", "anisotropy"]}
+        views = [[rows[:7]], [rows[7:14]]]
+        options = {"module": "backbone", "blocks": "steps", "metrics": ["curvature", "infonce"], "views": views}
         return [LayerMetricsCallback([rows[:7]], **options, **common)]
     watch = LastLayerDecline(TEXTS, TOKENIZER, labels=[0, 1] * 6, **common)
     return [LayerMetricsCallback(TEXTS, TOKENIZER, metrics="paper", **common), watch]

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from midlayer_encoders.callbacks import LastLayerDecline, LayerMetricsCallback, LayerMetricsTrainerCallback
-from tests.callbacks.oracles import TEXTS
+from tests.callbacks.oracles import TEXTS, VIEWS
 from tests.callbacks.test_trainer import llama, make_trainer
 from tests.callbacks.training import ADVICE, TOKENIZER, Boring, fit, neox
 from tests.families import VOCAB
@@ -38,6 +38,7 @@ CHANGED: dict[str, tuple[dict[str, Any], str]] = {
     "norm": ({"norm": "final"}, "norm"),
     "pooling": ({"pooling": "last"}, "pooling"),
     "views": ({"views": 3}, "inputs"),
+    "given_views": ({"views": VIEWS}, "inputs"),
     "seed": ({"seed": 1}, "seed"),
     "max_length": ({"max_length": 20}, "inputs"),
     "labels": ({"labels": [0, 0, 1] * 4}, "labels"),

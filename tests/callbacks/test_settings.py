@@ -74,9 +74,11 @@ def test_autocast_is_that_of_the_trainer(option: str, dtype: torch.dtype) -> Non
 def test_messages_count_the_inputs_that_are_missing() -> None:
     with pytest.raises(OptionError, match="at least 2 texts of 4 tokens or more, but 1 of 3 are"):
         make_batches(CallbackSettings(["long enough", "abc", "x"], TOKENIZER, metrics="curvature"), neox(), None)
-    loader = [{"input_ids": torch.ones(1, 5, dtype=torch.long)}]
-    with pytest.raises(OptionError, match="must give at least 2 inputs, but the dataloader gave 1"):
-        make_batches(CallbackSettings(loader, metrics=["curvature"]), neox(), None)
+    loaders = [[{"input_ids": torch.ones(count, 5, dtype=torch.long)}] for count in (2, 2, 1)]
+    for views, source in ((loaders[1:], "view 1 gave 1"), (loaders[:2], "the dataloader gave 1")):
+        inputs = loaders[0] if "view" in source else loaders[2]
+        with pytest.raises(OptionError, match=f"must give at least 2 inputs, but {source}"):
+            make_batches(CallbackSettings(inputs, metrics=["infonce"], views=views), neox(), None)
     with pytest.raises(AnatomyError, match=r"it has no 'model'\. Its transformers are: none"):
         find_backbone(torch.nn.Linear(1, 1), "model")
 

@@ -12,11 +12,12 @@ from lightning.pytorch.loggers import CSVLogger
 from torch.utils.data import DataLoader
 
 from midlayer_encoders.callbacks import LayerMetricsCallback, LayerMetricsTrainerCallback, _measurement
-from midlayer_encoders.metrics import curvature, dataset_entropy, prompt_entropy, uniformity
+from midlayer_encoders.metrics import alignment, curvature, dataset_entropy, infonce, prompt_entropy, uniformity
 from midlayer_encoders.selection.ridge import label_folds
 from midlayer_encoders.spectra import kernels_enabled
 from tests.callbacks.oracles import (
     TEXTS,
+    VIEWS,
     TrainerWeights,
     Weights,
     assert_frames_match,
@@ -35,7 +36,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "some": {
         "metrics": KINDS, "layers": [-1, 1], "norm": "final", "pooling": "last", "views": 4, "seed": 3, "max_length": 20,
     },
-    "given": {"metrics": ["curvature", *KINDS[3:]], "layers": [2, 0], "norm": "final", "views": 3},
+    "given": {"metrics": ["curvature", *KINDS[3:]], "layers": [2, 0], "norm": "final", "views": VIEWS},
 }  # fmt: skip
 
 
@@ -111,29 +112,36 @@ def make_loader(rows: torch.Tensor, lengths: list[int], batch_size: int) -> Data
     return DataLoader(items, batch_size)
 
 
-def test_dataloader_is_read_up_to_max_inputs(tmp_path: Path) -> None:
+@pytest.mark.parametrize("more", [[], ["alignment", "uniformity"]])
+def test_dataloader_is_read_up_to_max_inputs_with_its_views(more: list[str], tmp_path: Path) -> None:
     generator = torch.Generator().manual_seed(2)
-    rows = torch.randint(4, 90, (9, 11), generator=generator)
+    rows, first_view, second_view = (torch.randint(4, 90, (9, 11), generator=generator) for _ in range(3))
     lengths = [11, 4, 7, 5, 11, 6, 8, 9, 10]
     weights = Weights()
     callback = LayerMetricsCallback(
-        make_loader(rows, lengths, 3), metrics=["prompt_entropy", "curvature", "dataset_entropy", "uniformity"],
-        max_inputs=7, every_n_steps=[2], figures=False, strict=True,
+        make_loader(rows, lengths, 3), metrics=["prompt_entropy", "curvature", "dataset_entropy", "infonce", *more], max_inputs=7,
+        views=[make_loader(first_view, lengths, 2), make_loader(second_view, lengths, 9)], every_n_steps=[2], figures=False, strict=True,
     )  # fmt: skip
     fit(Boring(neox()), tmp_path, [weights, callback], max_steps=2)
     model = neox()
     model.load_state_dict(weights.steps[2])
-    read = [row[:length].tolist() for row, length in zip(rows[:7], lengths[:7], strict=True)]
-    first = states_by_hand(model, read)
+    first, *views = (
+        states_by_hand(model, [row[:length].tolist() for row, length in zip(inputs[:7], lengths[:7], strict=True)])
+        for inputs in (rows, first_view, second_view)
+    )
     for layer in range(4):
         tokens = [states[layer] for states in first]
-        pooled = torch.stack([states[layer].mean(dim=0) for states in first]).double()
+        pooled, *pooled_views = (
+            torch.stack([states[layer].mean(dim=0) for states in inputs]).double() for inputs in (first, *views)
+        )
         expected = {
             "prompt_entropy": torch.stack([prompt_entropy(token_states) for token_states in tokens]).mean(),
             "curvature": torch.stack([curvature(token_states) for token_states in tokens]).mean(),
             "dataset_entropy": dataset_entropy(pooled),
-            "uniformity": uniformity(pooled),
+            "infonce": infonce(*pooled_views),
         }
+        if more:
+            expected |= {"alignment": alignment(pooled, pooled_views[0]), "uniformity": uniformity(pooled)}
         actual = dict(callback.frame.filter(polars.col("layer") == layer).select("name", "value").iter_rows())
         assert actual == pytest.approx({name: float(value) for name, value in expected.items()}, rel=1e-4)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import unicodedata
 
 import numpy as np
 import pytest
@@ -141,6 +142,18 @@ def test_other_scripts_are_supported(text: str) -> None:
     saved = sum(character in text for character in view.replace(" ", ""))
     assert saved >= 0.5 * len(text.replace(" ", ""))
     assert len(view.replace(" ", "")) == len(text.replace(" ", ""))
+
+
+def test_marks_stay_on_their_letters() -> None:
+    for word in ["हिन्दी", unicodedata.normalize("NFD", "réé"), "👩‍👩‍👧"]:
+        assert text_views._tokens(f"a {word}, b") == ["a", word, ",", "b"]
+
+
+def test_tokens_match_nlpaug() -> None:
+    from nlpaug.util.text.tokenizer import Tokenizer
+
+    for text in [*TEXTS[:5], "It's 3.5 % (approx.) – “naïve”, e.g.\nthis_one", "m² ½ ﬁ Straße 日本語。テ"]:
+        assert text_views._tokens(text) == Tokenizer.tokenizer(text)
 
 
 @pytest.mark.parametrize(
