@@ -14,7 +14,8 @@ import polars as pl
 import pytest
 
 from midlayer_encoders.report import drawing, report_html
-from midlayer_encoders.report.paper_page import Finding, LabeledCurve, experiments_html, plot_curves
+from midlayer_encoders.report.pages import render
+from midlayer_encoders.report.paper_page import LabeledCurve, plot_curves
 from tests.report.made_frames import full_frame, metrics_frame, scores_frame
 
 pytestmark = pytest.mark.browser
@@ -123,8 +124,12 @@ def test_figures_in_a_row_are_aligned_and_long_row_names_are_legible(tmp_path: P
     drawing.draw_points(axes, (0.5,), (0,), "disc")
     drawing.set_title(axes, "statements")
     curves = plot_curves(panels, "layer", ordered=True)
-    findings = [Finding("a", "Curves", "x", (), curves), Finding("b", "Rows", "x", (), drawing.finish(figure))]
-    measured, _ = measure_pages({"page": experiments_html(findings, title="T", how={})}, tmp_path, dark=False)
+    findings = [
+        {"name": name, "title": name, "claim": "x", "table": [["a"]], "figure": drawn}
+        for name, drawn in (("curves", curves), ("rows", drawing.finish(figure)))
+    ]
+    text = render("paper.html", findings=findings, title="T", how={}, notes=[])
+    measured, _ = measure_pages({"page": text}, tmp_path, dark=False)
     for name, page in measured.items():
         assert page["content"] <= int(name.split()[-1])
         assert page["rows"] == (3 if "375" in name else 2)
