@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _TIMES = ("before", "after")
 _TEACHER = "teacher"
+_MIN_LEAD = 0.5  # points of a teacher over its student
 _WITHIN = 0.1
 _MAX_STEPS = 32  # drawn on a page, which has to open on a phone
 
@@ -287,16 +288,21 @@ def tuning_words(frame: pl.DataFrame, losses: pl.DataFrame) -> str:
         if teacher is not None:
             sentences.append(_gap_sentence(before.points.get(last, float("nan")), after.last, teacher))
     held_out = losses["held_out"].drop_nulls().to_list()
-    if held_out:
-        sentences.append(f"The held-out loss went from {held_out[0]:.3f} to {min(held_out):.3f} at its best.")
+    if len(held_out) > 1:
+        first, best = held_out[0], min(held_out[1:])  # the weights before training are not a checkpoint
+        sentences.append(f"The held-out loss went from {first:.3f} to {best:.3f} at its best.")
+        if best >= first:
+            sentences.append("It did not fall: training did not help. Try a lower learning rate, or more texts.")
     return " ".join(sentences)
 
 
 def _gap_sentence(before: float, after: float, teacher: float) -> str:
     """Return a sentence about the share of a teacher's lead that training recovered."""
-    if teacher <= before:
+    if teacher - before < _MIN_LEAD:
         return f"The teacher, with {number(teacher)}, was not better."
-    share = round(100 * (after - before) / (teacher - before))
+    if after >= teacher:
+        return f"The teacher has {number(teacher)}: training recovered all of its lead."
+    share = max(round(100 * (after - before) / (teacher - before)), 0)
     return f"The teacher has {number(teacher)}: training recovered {share} % of its lead."
 
 

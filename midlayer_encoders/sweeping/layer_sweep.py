@@ -407,6 +407,7 @@ class SingleSweep:
                 f"`dims` must be at most {width}, the dimensions of {encoder.name}, but got {max(too_many)}."
             )
         self.width = width
+        self.compressions = [each for each in request.compressions if each.dims != width]  # whole vectors are scored
         self.folder = request.folder(encoder)
         self.progress = request.progress if self.group.rank == 0 else None
         self.baselines = baselines_for(encoder, Stage(self.progress, "comparing")) if request.baselines else []
@@ -482,7 +483,7 @@ class SingleSweep:
         prompts = Prompts(self.encoder)
         media = tuple(self.encoder.media)
         layers = []
-        for compression in self.request.compressions:
+        for compression in self.compressions:
             compressed = replace(spec, truncate_dim=compression.dims or spec.truncate_dim)
             suffix = "" if compression.precision == "float32" else f"-{compression.precision}"
             for layer in self.layers:
@@ -517,7 +518,7 @@ class SingleSweep:
         dimensions = self.width if notes.dimensions else 0
         notes = replace(notes, vectors=vectors, options=self._options(), dimensions=dimensions)
         results = {}
-        for compression in self.request.compressions:
+        for compression in self.compressions:
             result = self._result(scoring.of(compression), notes, metrics, compression)
             result.save()
             results[", ".join(filter(None, [self.recipe.name, compression.label]))] = result

@@ -13,12 +13,20 @@ from midlayer_encoders._types import Layer, Progress, Stage
 from midlayer_encoders.encoder.options import EncoderKeywords
 from midlayer_encoders.encoder.sentence_transformers_encoder import READING_OPTIONS, LayerEncoder
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.files import atomic_write, make_folder
+from midlayer_encoders.files import (
+    atomic_write,
+    file_checksums,
+    make_folder,
+    read_artifact,
+    read_sealed,
+    sealed,
+    write_file,
+)
 from midlayer_encoders.recipes import Recipe
 from midlayer_encoders.tuning.losses import DistillLoss
 from midlayer_encoders.tuning.runs import DistillResult, Run, checked_folder, cut_encoder, scored_tasks
 from midlayer_encoders.tuning.settings import DistillSettings
-from midlayer_encoders.tuning.trainer_internals import check_packages
+from midlayer_encoders.tuning.trainer_internals import CHECKSUMS, check_packages
 from midlayer_encoders.tuning.training import check_training
 from midlayer_encoders.tuning.training_rows import read_training_texts
 from midlayer_encoders.validation import check_progress
@@ -36,6 +44,7 @@ def distill(
     layer: Layer | None,
     texts: Path | str | Sequence[str],
     *,
+    text_column: str | None = None,
     out: Path | str,
     teacher: str | LayerEncoder | None = None,
     teacher_layer: Layer = -1,
@@ -51,6 +60,7 @@ def distill(
         model: folder or name on the hub of a text model, ``"built-in"``, or an encoder, which is trained in place.
         layer: layer to cut at, as in :class:`LayerEncoder`. ``None`` for an encoder, which is already cut.
         texts: a list, or a file with a text per line or a column ``text``; no labels are needed.
+        text_column: column of the texts in a file, if it is not ``text``.
         out: output folder: ``model`` (plain sentence-transformers), ``report.html``, frames, the vectors and scores of
             the teacher, and the sweeps ``before`` and ``after``. An interrupted run resumes when it is called again
             with the same arguments.
@@ -72,7 +82,7 @@ def distill(
     check_packages(lora=bool(settings.lora))
     check_progress(progress)
     folder = checked_folder(out)
-    rows = read_training_texts(texts)
+    rows = read_training_texts(texts, text_column)
     rows.split(settings.held_out, settings.seed)
     tasks = scored_tasks(tasks)
     student = cut_encoder(model, layer, options)
@@ -135,15 +145,18 @@ def _teacher_vectors(teacher: LayerEncoder, texts: Sequence[str], folder: Path, 
     """Return the teacher's vectors ``(N, D)``, and keep them in the folder of the run."""
     path = folder / "teacher_vectors"
     make_folder(path)
+    checksums = read_artifact(path / CHECKSUMS, read_sealed) or {}
     stage.expect(len(texts))
     chunks = []
     for start in range(0, len(texts), _CHUNK):
         part = list(texts[start : start + _CHUNK])
         file = path / f"{start}.npy"
-        if not file.exists():
+        if file.name not in checksums or file_checksums(path, file.name) != {file.name: checksums[file.name]}:
             vectors = teacher.encode(part, batch_size=_BATCH, show_progress_bar=False)
             with atomic_write(file) as temporary, temporary.open("wb") as stream:
                 np.save(stream, np.asarray(vectors, dtype=np.float32))
+            checksums |= file_checksums(path, file.name)
+            write_file(path / CHECKSUMS, sealed(checksums))
         chunks.append(np.load(file))
         stage.step(len(part))
     return torch.from_numpy(np.concatenate(chunks))

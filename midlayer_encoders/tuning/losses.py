@@ -141,18 +141,27 @@ class MaskedNextTokenLoss(nn.Module):
         self.head = head
         self.seed = seed
         tokenizer: Any = model.tokenizer
-        blank = tokenizer.convert_tokens_to_ids(_BLANK)
-        self.mask_id = tokenizer.mask_token_id if tokenizer.mask_token_id is not None else blank
+        self.mask_id = tokenizer.convert_tokens_to_ids(tokenizer.mask_token or _BLANK)
+        if self.mask_id in (None, tokenizer.unk_token_id):
+            raise OptionError(
+                f"`objective` must be 'pairs' for {model.name}, whose tokenizer has neither a mask token nor "
+                f"{_BLANK!r}. Add a mask token to the tokenizer, and save it with the model."
+            )
         self.special_ids = torch.tensor(tokenizer.all_special_ids)
+
+    def maskable(self, features: dict[str, Any]) -> Tensor:
+        """Return which tokens can be masked: those after the first that are neither special nor padding."""
+        ids = features["input_ids"]
+        maskable: Tensor = features["attention_mask"].bool() & ~torch.isin(ids, self.special_ids.to(ids.device))
+        maskable[:, 0] = False  # no state comes before it
+        return maskable
 
     def forward(self, sentence_features: Iterable[dict[str, Any]], labels: Tensor | None) -> Tensor:  # noqa: ARG002
         """Return the mean cross-entropy of the masked tokens of a batch."""
         (features,) = sentence_features
         ids = features["input_ids"]
-        maskable = features["attention_mask"].bool() & ~torch.isin(ids, self.special_ids.to(ids.device))
-        maskable[:, 0] = False  # no state comes before it
         generator = None if self.model.training else torch.Generator().manual_seed(self.seed)
-        masked_ids, masked = mask_tokens(ids, maskable, self.mask_id, len(self.head), generator)
+        masked_ids, masked = mask_tokens(ids, self.maskable(features), self.mask_id, len(self.head), generator)
         states = self.model[0]({**features, "input_ids": masked_ids})["token_embeddings"]
         logits = linear(states[:, :-1][masked[:, 1:]], self.head.to(states.dtype)).float()
         # The sum over no tokens is 0, while their mean is not a number.
@@ -177,11 +186,13 @@ def masked_token_head(encoder: LayerEncoder) -> Tensor:
         OptionError: the encoder does not return the states that they read.
     """
     config = encoder.transformer.config
-    if not encoder.options.bidirectional or encoder.norm != "final":
+    if not encoder.options.bidirectional:
         raise OptionError(
-            "`objective` must be 'pairs' without `bidirectional`, or with norm='none': MNTP adapts a causal model to "
-            "attention in both directions, and its output embeddings read normed states. Pass bidirectional=True."
+            "`objective` must be 'pairs' without `bidirectional`: MNTP adapts a causal model to attention in both "
+            "directions. Pass bidirectional=True."
         )
+    if encoder.norm != "final":
+        raise OptionError("`norm` must be 'final' with objective='mntp': the output embeddings read normed states.")
     scales = ("final_logit_softcapping", "logits_scaling", "logit_scale")
     if changed := [name for name in scales if getattr(config, name, None) not in (None, 1, 1.0)]:
         raise OptionError(f"`objective` must be 'pairs' for {encoder.name}, which scales its logits ({changed[0]}).")

@@ -169,8 +169,17 @@ def train(
     return TrainingRecord(_losses(state), metrics, state.global_step, int(best or state.global_step), seconds, words)
 
 
-def check_training(encoder: LayerEncoder, settings: TrainingSettings, matryoshka: Sequence[int] = ()) -> None:
-    """Raise if training could not begin; scoring every layer before it takes a while."""
+def check_training(
+    encoder: LayerEncoder, settings: TrainingSettings, matryoshka: Sequence[int] = (), *, nested: bool = False
+) -> None:
+    """Raise if training could not begin; scoring every layer before it takes a while.
+
+    Args:
+        encoder: to train.
+        settings: of the training.
+        matryoshka: numbers of leading dimensions to train.
+        nested: whether the loss can train them.
+    """
     if is_quantized(encoder.transformer):
         raise OptionError(
             f"`quantization` must be None to tune {encoder.name}: quantized weights cannot be trained. Pass "
@@ -182,9 +191,10 @@ def check_training(encoder: LayerEncoder, settings: TrainingSettings, matryoshka
             "it has none."
         )
     if encoder.truncate_dim is not None and encoder.truncate_dim not in matryoshka:
+        cure = f"Pass matryoshka=[{encoder.truncate_dim}] too" if nested else "Pass it to the trained encoder instead"
         raise OptionError(
-            f"`truncate_dim` must be left out, or be in `matryoshka` too: the loss is of whole vectors, not of "
-            f"{encoder.truncate_dim} of their dimensions. Pass matryoshka=[{encoder.truncate_dim}]."
+            f"`truncate_dim` must be left out: the loss is of whole vectors, not of {encoder.truncate_dim} of their "
+            f"dimensions. {cure}."
         )
     if settings.lora:
         trainer_internals.check_lora(encoder)
@@ -194,6 +204,8 @@ def _make_callback(
     encoder: LayerEncoder, texts: list[str], settings: TrainingSettings, folder: Path
 ) -> LayerMetricsTrainerCallback | None:
     """Return the callback that measures every layer in training; ``None`` if the texts are too short."""
+    if encoder.layer == 0:  # it has no block to read
+        return None
     texts = texts[:_CALLBACK_CANDIDATES]
     long_texts = [
         text for text, count in zip(texts, count_tokens(encoder, texts), strict=True) if count >= MIN_MEASURED_TOKENS

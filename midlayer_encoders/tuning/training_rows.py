@@ -117,16 +117,17 @@ def read_pairs(pairs: Path | str | Sequence[Mapping[str, Any]]) -> TrainingRows:
     return TrainingRows(kind, distinct, table.path.name)
 
 
-def read_training_texts(texts: Path | str | Sequence[str]) -> TrainingRows:
+def read_training_texts(texts: Path | str | Sequence[str], column: str | None = None) -> TrainingRows:
     """Return the distinct texts of a file or of a list.
 
     Args:
         texts: a list, or a file: a text per line, or a table with a column ``text``.
+        column: text column of a file, if it is not ``text``.
     """
     if isinstance(texts, Path | str):
         path = expand_home(texts)
         name = path.name
-        lines = own_texts(path)
+        lines = own_texts(path, column=column)
     else:
         name = "`texts`"
         lines = check_texts("texts", texts)

@@ -26,6 +26,7 @@ from midlayer_encoders.validation import check_progress
 if TYPE_CHECKING:
     from mteb.abstasks import AbsTask
 
+_TRIED = 64  # texts in which a token must be maskable
 _DEPRECATED = {field.name: f"settings.{field.name}" for field in fields(TuneSettings)}
 
 
@@ -35,6 +36,7 @@ def tune(
     pairs: Path | str | Sequence[Mapping[str, Any]] | None = None,
     *,
     texts: Path | str | Sequence[str] | None = None,
+    text_column: str | None = None,
     out: Path | str,
     tasks: str | Path | AbsTask | Sequence[str | Path | AbsTask] = "builtin",
     settings: TuneSettings | None = None,
@@ -54,6 +56,7 @@ def tune(
             and only texts of other labels are negatives.
         texts: instead of pairs, for ``TuneSettings(objective="mntp")``: a list, or a file with a text per line or a
             column ``text``.
+        text_column: column of the texts in a file, if it is not ``text``.
         out: output folder: ``model`` (plain sentence-transformers), ``report.html``, frames, and the sweeps ``before``
             and ``after``. An interrupted run resumes when it is called again with the same arguments.
         tasks: as in :func:`~midlayer_encoders.sweep`, scored before and after; ``()`` for none.
@@ -73,13 +76,15 @@ def tune(
     check_progress(progress)
     folder = checked_folder(out)
     # Too few rows and unknown tasks raise before the model is loaded.
-    rows = _read_rows(pairs, texts, settings)
+    rows = _read_rows(pairs, texts, text_column, settings)
     rows.split(settings.held_out, settings.seed)
     tasks = scored_tasks(tasks)
     encoder = cut_encoder(model, layer, options)
-    check_training(encoder, settings, settings.matryoshka or ())
+    check_training(encoder, settings, settings.matryoshka or (), nested=rows.kind != "texts")
     make_loss = partial(_loss, kind=rows.kind, settings=settings)
-    make_loss(encoder)
+    loss = make_loss(encoder)
+    if isinstance(loss, MaskedNextTokenLoss) and not loss.maskable(encoder.preprocess(rows.texts[:_TRIED])).any():
+        raise OptionError(f"`texts` must have several tokens each, but the first of {rows.name} have one.")
     run = Run(encoder, rows, settings, folder, tasks, progress)
     with run.claimed():
         noun = "Texts" if rows.kind == "texts" else "Pairs"
@@ -88,7 +93,7 @@ def tune(
     return result
 
 
-def _read_rows(pairs: Any, texts: Any, settings: TuneSettings) -> TrainingRows:
+def _read_rows(pairs: Any, texts: Any, column: str | None, settings: TuneSettings) -> TrainingRows:
     needed, other = ("texts", "pairs") if settings.objective == "mntp" else ("pairs", "texts")
     values = {"pairs": pairs, "texts": texts}
     if values[needed] is None or values[other] is not None:
@@ -96,7 +101,7 @@ def _read_rows(pairs: Any, texts: Any, settings: TuneSettings) -> TrainingRows:
             f"`{needed}` must be given, and `{other}` left out, with objective={settings.objective!r}, which trains on "
             f"{needed}."
         )
-    return read_pairs(pairs) if texts is None else read_training_texts(texts)
+    return read_pairs(pairs) if texts is None else read_training_texts(texts, column)
 
 
 def _loss(encoder: LayerEncoder, *, kind: RowKind, settings: TuneSettings) -> nn.Module:

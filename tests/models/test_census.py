@@ -104,8 +104,6 @@ def test_streams_of_states_are_read_one_layer_at_a_time(tmp_path: Path) -> None:
     encoder = LayerEncoder(str(tmp_path), -1, device="cpu")
     with pytest.raises(OptionError, match="changes its states after its last block"):
         encoder.encode_layers(census.TEXTS)
-    with pytest.raises(MidlayerError, match="Gemma3nTextConfig cannot be made with 2 of 4 blocks"):
-        LayerEncoder(str(tmp_path), 2, device="cpu")
 
 
 REFUSED = [

@@ -213,6 +213,15 @@ def test_arguments_are_refused_before_the_model_is_loaded(
         sweep("no/such-model", tasks["STS"], **arguments)
 
 
+def test_dims_of_the_whole_width_are_the_whole_vectors(tiny_folder: Folder, tmp_path: Path) -> None:
+    task = write(tmp_path / "near.jsonl", ROWS["STS"])
+    result = sweep(tiny_folder("Llama"), task, dims=[8, 32], out=tmp_path / "out", **QUICK)
+    assert list(result.parts) == ["plain", "plain, 8 dims"]
+    rows = result.frame.filter(kind="score").select("layer", "dims")
+    assert sorted(rows["dims"].unique()) == [8, 32]
+    assert rows.is_unique().all()
+
+
 def test_dims_above_the_width_and_texts_without_labels_are_refused(tiny_folder: Folder, tmp_path: Path) -> None:
     task = write(tmp_path / "near.jsonl", ROWS["STS"])
     with pytest.raises(OptionError, match=r"`dims` must be at most 32, the dimensions of .*, but got 33"):

@@ -148,6 +148,16 @@ def test_the_summary_says_which_share_of_the_lead_was_recovered() -> None:
         pl.when(pl.col("revision") == "teacher").then(0.4).otherwise(pl.col("value")).alias("value")
     )
     assert tuning_words(worse, losses).endswith("The teacher, with 40.0, was not better.")
+    better, lost = (
+        frame.with_columns(pl.when(pl.col("revision") == "after").then(value).otherwise(pl.col("value")).alias("value"))
+        for value in (0.8, 0.4)
+    )
+    assert tuning_words(better, losses).endswith("training recovered all of its lead.")
+    assert tuning_words(lost, losses).endswith("training recovered 0 % of its lead.")
+    rising = losses.vstack(
+        pl.DataFrame({"step": [0, 2, 4], "loss": [None] * 3, "held_out": [0.1, 0.4, 0.3]}, losses.schema)
+    )
+    assert "went from 0.100 to 0.300 at its best. It did not fall" in tuning_words(frame, rising)
 
 
 def test_a_stopped_run_reads_no_text_twice_and_ends_with_the_same_weights(
@@ -173,9 +183,37 @@ def test_a_stopped_run_reads_no_text_twice_and_ends_with_the_same_weights(
         assert torch.equal(ours, theirs)
 
 
+@pytest.mark.parametrize("damage", ["other numbers", "half of the file", "nothing left"])
+def test_vectors_of_the_teacher_that_were_changed_are_computed_again(
+    damage: str, tiny_folder: Folder, tmp_path: Path
+) -> None:
+    def stop(stage: str, *_: int) -> None:
+        if stage == "training":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        distilled(tiny_folder("Llama"), tmp_path / "out", max_steps=1, progress=stop)
+    file = tmp_path / "out" / "teacher_vectors" / "0.npy"
+    vectors = np.load(file)
+    if damage == "other numbers":
+        np.save(file, vectors + 1)
+    else:
+        file.write_bytes(file.read_bytes()[: 200 if damage == "half of the file" else 0])
+    distilled(tiny_folder("Llama"), tmp_path / "out", max_steps=1)
+    np.testing.assert_array_equal(np.load(file), vectors)
+
+
+def test_texts_are_read_from_a_column_of_a_table(tiny_folder: Folder, tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text("sentence,other\n" + "".join(f"{text},x\n" for text in SENTENCES))
+    result = distilled(tiny_folder("BERT"), tmp_path / "out", 0, path, text_column="sentence", max_steps=1)
+    assert result.how["Texts"] == f"rows.csv, {len(SENTENCES)} rows"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        ({"truncate_dim": 8}, "`truncate_dim` must be left out.*Pass it to the trained encoder instead"),
         ({"layer": -1}, "`teacher` must differ from the student, but both are layer 4"),
         ({"texts": ["one"]}, "`texts` must have 2 texts or more"),
         ({"texts": [1, 2]}, r"`texts\[0\]` must be a string"),

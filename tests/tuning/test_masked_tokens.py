@@ -103,7 +103,9 @@ def test_training_lowers_the_held_out_loss_and_saves_a_plain_folder(
     ("arguments", "message"),
     [
         ({"bidirectional": False}, "Pass bidirectional=True"),
-        ({"norm": "none"}, "normed states"),
+        ({"norm": "none"}, "`norm` must be 'final'"),
+        ({"texts": ["a", "b", "c", "d", "e", "f"]}, "`texts` must have several tokens each"),
+        ({"truncate_dim": 8}, "Pass it to the trained encoder instead"),
         ({"texts": None}, "`texts` must be given, and `pairs` left out"),
         ({"pairs": PAIRS}, "`texts` must be given, and `pairs` left out"),
         ({"objective": "pairs"}, "`pairs` must be given, and `texts` left out"),
@@ -117,6 +119,17 @@ def test_invalid_arguments_are_named(
     keywords = {"texts": SENTENCES, **QUICK, **arguments}
     with pytest.raises(OptionError, match=message):
         tune(causal_folder(True), 2, keywords.pop("pairs", None), out=tmp_path / "out", **keywords)
+
+
+def test_a_tokenizer_without_a_token_to_mask_with_is_refused(causal_folder: Callable[[bool], str]) -> None:
+    encoder = LayerEncoder(causal_folder(True), 2, device="cpu", bidirectional=True)
+    loss = MaskedNextTokenLoss(encoder, masked_token_head(encoder), seed=0)
+    assert encoder.tokenizer.convert_ids_to_tokens(loss.mask_id) in ("_", encoder.tokenizer.mask_token)
+    for unknown in (None, loss.mask_id):
+        encoder.tokenizer.convert_tokens_to_ids = lambda _, unknown=unknown: unknown
+        encoder.tokenizer.unk_token_id = unknown
+        with pytest.raises(OptionError, match="neither a mask token nor '_'"):
+            MaskedNextTokenLoss(encoder, masked_token_head(encoder), seed=0)
 
 
 def test_scaled_logits_are_refused(causal_folder: Callable[[bool], str]) -> None:
