@@ -139,9 +139,7 @@ def make_desk(folder: Path) -> None:
     for name in ("texts.txt", "labels.txt", "wikitext.txt", "wikitext2_raw_test.txt", "my.txt"):
         lines = {"labels.txt": labels, "texts.txt": SENTENCES}.get(name, long)
         (folder / name).write_text("\n".join(lines) + "\n")
-    (folder / "data" / "corpora").mkdir(parents=True)
-    (folder / "data" / "corpora" / "wikitext2_raw_test.txt").write_text("\n".join(long))
-    _jsonl(folder / "data" / "corpora" / "gsm8k_test.jsonl", [{"question": "q", "answer": text} for text in long])
+    _jsonl(folder / "gsm8k.jsonl", [{"question": "q", "answer": text} for text in long])
     _jsonl(
         folder / "pairs.jsonl", [{"anchor": a, "positive": b} for a, b in zip(SENTENCES, SENTENCES[1:], strict=False)]
     )

@@ -49,7 +49,6 @@ FIRST = {
 def test_commands_run_as_printed(page: str, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.docs.desk import make_desk
 
-    monkeypatch.delenv("MIDLAYER_DATA", raising=False)
     wrong = []
     for number, command in enumerate(commands(page)):
         if any(re.match(start, command.text) for start in NOT_RUN):
