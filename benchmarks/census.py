@@ -380,12 +380,7 @@ def reach(
         for handle in handles:
             handle.remove()
     return [
-        (
-            depends(one, row, 0, 1),
-            depends(one, row, length - 1, 0),
-            depends(one, row, 0, length - 1),
-        )
-        for one in seen
+        (depends(one, row, 0, 1), depends(one, row, length - 1, 0), depends(one, row, 0, length - 1)) for one in seen
     ]
 
 

@@ -158,10 +158,7 @@ def main() -> None:
     lines = ["# A cut encoder: time by depth, loading, import", ""]
     command = f"python benchmarks/encoder.py --width {given.width} --rounds {given.rounds}"
     lines += [f"`{command}`: a random Llama with {BLOCKS} blocks, float32, 64 texts of 128 tokens, one thread."]
-    lines += [
-        f"CPU time, the fastest of {given.rounds} alternating rounds.",
-        "",
-    ]
+    lines += [f"CPU time, the fastest of {given.rounds} alternating rounds.", ""]
     lines += ["## Encoding", "", *encoding, "", "## Loading", "", *loading, ""]
     lines += ["## Import", "", f"`import midlayer_encoders`: {import_seconds():.3f} s."]
     RESULTS.write_text("\n".join(lines) + "\n")

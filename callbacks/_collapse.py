@@ -1,7 +1,5 @@
 """Detection of a training run that moves all texts to one point."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 UNIFORMITY = "raw_uniformity"

@@ -1,7 +1,5 @@
 """Detection of a declining last layer and of collapsing layers, and the part of those callbacks that trainers share."""
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """A measurement: find the transformer, batch fixed inputs, and compute every metric of every layer in training."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext

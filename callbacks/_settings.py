@@ -1,7 +1,5 @@
 """The options that all callbacks share, and the schedule of their measurements."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass

@@ -1,7 +1,5 @@
 """Callbacks for the Trainer of ``lightning.pytorch`` and ``pytorch_lightning``."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

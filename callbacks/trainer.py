@@ -1,7 +1,5 @@
 """Callbacks for Hugging Face's ``Trainer`` and sentence-transformers' ``SentenceTransformerTrainer``."""
 
-from __future__ import annotations
-
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from pathlib import Path

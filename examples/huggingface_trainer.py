@@ -21,11 +21,7 @@ texts = [f"{entry.summary} {entry.description}" for entry in entries()]
 rows = [tokenizer(text, truncation=True, max_length=64, return_token_type_ids=False) for text in texts[32:]]
 model = GPTNeoXForCausalLM(
     GPTNeoXConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=3,
-        num_attention_heads=2,
+        vocab_size=len(tokenizer), hidden_size=64, intermediate_size=128, num_hidden_layers=3, num_attention_heads=2
     )
 )
 

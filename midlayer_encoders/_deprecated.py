@@ -1,7 +1,5 @@
 """Keywords of the previous release, accepted for one more release."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, MutableMapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Isolation from other libraries: from their log lines, and from their use of the global random generators."""
 
-from __future__ import annotations
-
 import logging
 import os
 import threading

@@ -1,7 +1,5 @@
 """Run work as jobs of submitit: on a cluster with SLURM, or as processes of this machine."""
 
-from __future__ import annotations
-
 import subprocess
 import time
 from abc import ABC, abstractmethod

@@ -1,7 +1,5 @@
 """Exceptions of this package, and functions that word error messages and deprecation warnings."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys

@@ -6,8 +6,6 @@ final path, flushed to disk and renamed. A file that cannot be read back is set 
 Functions that read a user's file raise the error class that the caller passes, with the file, the line and the cure.
 """
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Validation of arguments: each function returns the checked value or raises an :class:`OptionError`."""
 
-from __future__ import annotations
-
 import inspect
 import math
 import operator

@@ -99,11 +99,7 @@ def _one_query(question: Ranking, place: int) -> Ranking:
 
 
 def questions(
-    recipe: Recipe,
-    sources: Sequence[TaskSource],
-    encoder: LayerEncoder,
-    folder: Path,
-    known: dict[str, list[Recorded]],
+    recipe: Recipe, sources: Sequence[TaskSource], encoder: LayerEncoder, folder: Path, known: dict[str, list[Recorded]]
 ) -> tuple[Vectors, list[Recorded]]:
     """Return the vectors of a recipe, as a sweep into ``folder`` keeps them, and what mteb asks on each task."""
     asked = encoder.with_recipe(recipe.apart())

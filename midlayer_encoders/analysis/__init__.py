@@ -1,7 +1,5 @@
 """Deprecated: use :mod:`midlayer_encoders.comparing` and :mod:`midlayer_encoders.probing`."""
 
-from __future__ import annotations
-
 import sys
 
 from midlayer_encoders import probing

@@ -1,7 +1,5 @@
 """The command line, ``midlayer``: it parses arguments and prints results; the other packages do the work."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import signal

@@ -1,7 +1,5 @@
 """The application, and the decorator that registers a command with its shared flags."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import os

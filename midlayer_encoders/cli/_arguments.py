@@ -25,8 +25,7 @@ _TEXTS = Option("--texts", help="One text per line, or your data (JSONL, CSV, pa
 
 Model = Annotated[str, Argument(help="Folder or hub name, built-in (SmolLM2-135M) or built-in-minilm (MiniLM).")]
 Models = Annotated[
-    list[str],
-    Argument(metavar="MODEL...", help="Folders, hub names, name@revision, or built-in; one or several."),
+    list[str], Argument(metavar="MODEL...", help="Folders, hub names, name@revision, or built-in; one or several.")
 ]
 LayerWords = Annotated[str, Option("--layer", help="17, -1 (the last), or 0.7 (of the depth).")]
 EngineName = Annotated[Engine, Option("--engine", help="vllm computes the states with vLLM, in its own environment.")]

@@ -1,7 +1,5 @@
 """What ``midlayer demo`` prints: a model as it comes, at its best layer and with a prompt, on one screen."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass

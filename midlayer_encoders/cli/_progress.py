@@ -3,8 +3,6 @@
 All of it goes to standard error, so that standard output holds only the result.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import threading

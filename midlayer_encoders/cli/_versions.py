@@ -1,7 +1,5 @@
 """``midlayer --version``, and with ``--verbose`` the details for a bug report: versions, devices, settings."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 import platform

@@ -1,7 +1,5 @@
 """``midlayer compare`` and ``progression``: how models, or the checkpoints of one, differ layer by layer."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 

@@ -1,7 +1,5 @@
 """``midlayer demo``: a model as it comes, at its best layer and with a prompt, offline."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """``midlayer embed`` and ``metrics``: vectors and metrics of every layer on texts, images or audio."""
 
-from __future__ import annotations
-
 import io
 from contextlib import redirect_stdout
 from pathlib import Path

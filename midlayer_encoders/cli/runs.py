@@ -1,7 +1,5 @@
 """``midlayer report`` and ``board``: the pages of finished sweeps."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Annotated

@@ -1,7 +1,5 @@
 """Find the checkpoints of a model: revisions on the hub, or sub-folders of a folder, ordered by step."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass

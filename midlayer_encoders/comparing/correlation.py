@@ -1,7 +1,5 @@
 """Correlate each metric's curve over layers with each task's score: distance correlation, Spearman and Kendall."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Turn off the causal mask of a model, and find the blocks that have one."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 from typing import Any

@@ -1,7 +1,5 @@
 """Load and cut a model, assemble the modules of an encoder, and describe it: its spec, its media and its model card."""
 
-from __future__ import annotations
-
 import copy
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -21,12 +19,7 @@ from midlayer_encoders._types import EncoderSpec, Layer, LayerArgument, Medium, 
 from midlayer_encoders.encoder import prompting
 from midlayer_encoders.encoder import spec as names
 from midlayer_encoders.encoder.bidirectional import turn_mask_off
-from midlayer_encoders.encoder.first_module import (
-    MemoryModule,
-    UncutTransformer,
-    states_width,
-    transformer_module,
-)
+from midlayer_encoders.encoder.first_module import MemoryModule, UncutTransformer, states_width, transformer_module
 from midlayer_encoders.encoder.inputs import probe_features, sampling_rate, supported_media
 from midlayer_encoders.encoder.options import EncoderKeywords, EncoderOptions, make_options
 from midlayer_encoders.encoder.saved_folder import SavedFolder, later_modules, load_saved_folder, pooling_name

@@ -162,11 +162,7 @@ class EmbeddingEncoder(SavableEncoder):
         return vectors.to(self.device) if convert_to_tensor else vectors.numpy()
 
     def vector_reader(
-        self,
-        layers: Sequence[Layer] | str = "all",
-        *,
-        prompt: str = "",
-        engine: Engine = "transformers",
+        self, layers: Sequence[Layer] | str = "all", *, prompt: str = "", engine: Engine = "transformers"
     ) -> LayerReader:
         """Return a reader of the vectors of layers; those of a joint model come from its heads."""
         check_engine(engine)

@@ -4,8 +4,6 @@ It is sentence-transformers' module around a cut model, :class:`UncutTransformer
 :class:`MemoryModule` for a model in memory.
 """
 
-from __future__ import annotations
-
 import copy
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -49,12 +47,7 @@ _CALLS: dict[str, dict[str, Any]] = {
 
 
 def transformer_module(
-    model: str,
-    loaded: Any,
-    cut: Cut | JointCut,
-    source: Mapping[str, Any],
-    options: EncoderOptions,
-    saved: SavedFolder,
+    model: str, loaded: Any, cut: Cut | JointCut, source: Mapping[str, Any], options: EncoderOptions, saved: SavedFolder
 ) -> Transformer:
     """Return the module that prepares inputs and returns the layer's states, or a joint model's projections."""
     config = loaded.config

@@ -1,7 +1,5 @@
 """Read and prepare inputs: their medium, their files, masks, and batches without padding."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any

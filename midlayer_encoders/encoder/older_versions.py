@@ -4,8 +4,6 @@ Newer releases also read the older keys. Features without older keys (``norm="no
 remain as the installed release wrote them.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

@@ -1,7 +1,5 @@
 """Apply templates and prompts to an encoder, and add the modules after its pooling."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Read what a sentence-transformers folder holds besides its model: prompts, settings and the modules after it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial

@@ -1,7 +1,5 @@
 """Save an encoder as a folder that any ``SentenceTransformer`` loads, and verify it."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The form of ``word-echo`` that sentence-transformers' own modules can express."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Code shared by the export targets: optional packages, sample inputs, comparison of vectors, the folder's card."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.metadata
 from dataclasses import dataclass

@@ -4,8 +4,6 @@
 The script imports nothing from this package, so that it starts at once, and in an environment that has only the engine.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

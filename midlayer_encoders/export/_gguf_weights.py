@@ -1,7 +1,5 @@
 """Write the weights and the tokenizer of a Llama-type encoder as a GGUF file."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Export GGUF files for llama.cpp: cut an existing file, or write an encoder's weights."""
 
-from __future__ import annotations
-
 import importlib.util
 import logging
 import re

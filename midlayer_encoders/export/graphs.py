@@ -1,7 +1,5 @@
 """Export an ONNX or OpenVINO graph from tokens or pixels to vectors, and compare it in its engine."""
 
-from __future__ import annotations
-
 import logging
 import math
 import warnings

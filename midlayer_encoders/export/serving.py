@@ -1,7 +1,5 @@
 """Export folders for vLLM."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import importlib.util
 import logging

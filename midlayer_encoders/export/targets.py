@@ -1,7 +1,5 @@
 """``export_for``: export an encoder for any target."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Literal, TypeAlias, get_args

@@ -1,7 +1,5 @@
 """The tidy frame of results: schema, rows, curves by layer, summaries, training steps and Pareto fronts."""
 
-from __future__ import annotations
-
 from midlayer_encoders.frame.curves import Curves, curves
 from midlayer_encoders.frame.schema import FRAME_SCHEMA, KINDS, check_frame, read_frame, tidy_frame, tidy_rows
 from midlayer_encoders.frame.steps import layer_changes, settled, step_of

@@ -1,7 +1,5 @@
 """Curves by layer from a tidy frame: per dataset, their mean, and all curves of one model."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

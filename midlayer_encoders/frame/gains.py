@@ -1,7 +1,5 @@
 """The gain of a layer over another, with the interval of a paired bootstrap over test items."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Scores against costs: the layers of several sweeps, the Pareto front, and the best layer within a budget."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, cast

@@ -1,7 +1,5 @@
 """Define, build and validate the tidy frame of results, and extract the series of its metrics."""
 
-from __future__ import annotations
-
 import io
 import math
 import re

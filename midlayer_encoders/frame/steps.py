@@ -1,7 +1,5 @@
 """Training histories: frames whose revisions name steps, as arrays; changes between steps, and settled layers."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from itertools import pairwise

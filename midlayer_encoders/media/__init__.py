@@ -1,7 +1,5 @@
 """Reading of images as RGB, of audio as one channel with its rate, and of lists of texts."""
 
-from __future__ import annotations
-
 from midlayer_encoders.media.inputs import (
     InputError,
     Waveform,

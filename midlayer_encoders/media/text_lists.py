@@ -1,7 +1,5 @@
 """Read lists of texts, and prepare WikiText as in the paper."""
 
-from __future__ import annotations
-
 import logging
 import re
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Metrics of a model's layers: each is a pure function and a torchmetrics class that is updated layer by layer."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 

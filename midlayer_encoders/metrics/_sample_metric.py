@@ -1,7 +1,5 @@
 """Base classes of metrics that compare texts: all of them, or a capped sample that every process draws alike."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial

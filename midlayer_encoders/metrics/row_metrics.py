@@ -1,7 +1,5 @@
 """Metrics of the spectrum of a set of rows, exact for any number of rows and in bounded memory."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial

@@ -1,7 +1,5 @@
 """Metrics that compare the texts of a sample with each other."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any, ClassVar

@@ -1,7 +1,5 @@
 """Metrics of each text's token states, averaged over texts and accumulated as sums."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar, TypeAlias

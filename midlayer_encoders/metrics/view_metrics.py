@@ -1,7 +1,5 @@
 """Metrics that compare texts with views of them: augmented copies."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, ClassVar
 

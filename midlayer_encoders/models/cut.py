@@ -1,7 +1,5 @@
 """Plan and apply a cut: remove the blocks after a layer from a model and its config."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 import re

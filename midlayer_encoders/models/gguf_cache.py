@@ -4,8 +4,6 @@ transformers converts names and weights. It would dequantize every tensor of a f
 vocabulary several times.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib
 import importlib.metadata

@@ -5,8 +5,6 @@ uses one pre-tokenizer for many. Rules and defaults here are those of llama.cpp:
 https://github.com/ggml-org/llama.cpp/blob/master/src/llama-vocab.cpp
 """
 
-from __future__ import annotations
-
 import mmap
 import re
 import struct

@@ -4,8 +4,6 @@ The cut is planned on the meta device from the config alone. The blocks of the c
 shapes and settings as in the complete model; other families are refused.
 """
 
-from __future__ import annotations
-
 import copy
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """Record how padding affects a model."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import nn

@@ -1,7 +1,5 @@
 """Weights that bitsandbytes quantizes while a model is loaded."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping
 from typing import Any

@@ -3,8 +3,6 @@
 ``tests/models/test_transformers_internals.py`` fails when a release renames one of them or changes its meaning.
 """
 
-from __future__ import annotations
-
 import copy
 import importlib
 import inspect

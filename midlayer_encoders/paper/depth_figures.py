@@ -1,7 +1,5 @@
 """The paper's figures over depth: scores, metrics, correlations, training and layer selection."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, TypeAlias

@@ -119,12 +119,7 @@ def _frame(
 
 
 def entropy_along(
-    encoder: LayerEncoder,
-    texts: Sequence[str],
-    *,
-    stride: int = 1,
-    max_length: int = 128,
-    dataset: str = "texts",
+    encoder: LayerEncoder, texts: Sequence[str], *, stride: int = 1, max_length: int = 128, dataset: str = "texts"
 ) -> pl.DataFrame:
     """Return the tidy frame of prompt entropy along texts: mean and deviation over texts at each position.
 

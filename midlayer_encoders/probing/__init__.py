@@ -1,7 +1,5 @@
 """Train a small classifier on every frozen layer and score how well each layer separates labeled examples."""
 
-from __future__ import annotations
-
 from midlayer_encoders.errors import deprecated_names
 from midlayer_encoders.probing.classifiers import AttentiveProbes, LinearProbes, nearest_classes
 from midlayer_encoders.probing.examples import Split, split_examples

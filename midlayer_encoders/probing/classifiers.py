@@ -1,7 +1,5 @@
 """Classifiers on the tokens of many layers at once: every parameter has a layer axis, and layers do not interact."""
 
-from __future__ import annotations
-
 import math
 from typing import Literal, TypeAlias, get_args
 

@@ -1,7 +1,5 @@
 """Read labeled examples from a folder of class folders or from a table, and split them for probing."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Sources of the tokens that probes read: cached in half precision, or computed by the model for each batch."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial

@@ -4,8 +4,6 @@ A fast tokenizer encodes in Rust, without the GIL, and then builds Python lists 
 block other threads. Here the ids are taken from the Rust encodings directly.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, Protocol, TypeAlias

@@ -3,8 +3,6 @@
 No token states are stored: the callback receives a layer when the next block does.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress

@@ -4,8 +4,6 @@ In a causal model padded on the right, real tokens do not attend to padding, and
 mask torch uses its fastest kernels, and the CPU does not wait for the GPU to inspect the mask.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 from weakref import WeakKeyDictionary

@@ -3,8 +3,6 @@
 An exported folder contains a copy of this file, so it imports nothing else of its package.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -4,8 +4,6 @@ Hooks on a model fire in the passes of all threads, and a fast tokenizer stores 
 between calls (or raises ``Already borrowed``), so each use of either one holds its lock.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 import weakref

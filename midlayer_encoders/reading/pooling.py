@@ -12,8 +12,6 @@ Each known form is compared with the model's norm on random rows and then on rea
 pooling run separately.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple, cast
 
 import torch

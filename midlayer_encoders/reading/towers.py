@@ -4,8 +4,6 @@ The heads pool and project the states after a tower's last block. A layer's vect
 return the layer's states, which is the vector of the model without the later blocks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial

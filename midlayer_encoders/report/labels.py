@@ -1,7 +1,5 @@
 """Numbers and intervals as text."""
 
-from __future__ import annotations
-
 import math
 
 from midlayer_encoders.frame.gains import Gain

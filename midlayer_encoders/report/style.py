@@ -1,7 +1,5 @@
 """Colors and dashes of charts, and the CSS of pages."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The page of a sweep: the best layer, its gain, all scores and metrics, and how they were measured."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Scores of all layers of a task, computed for as many layers at once as memory allows."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager

@@ -3,8 +3,6 @@
 All layers and draws are solved at once, by the same L-BFGS steps as in scikit-learn.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial

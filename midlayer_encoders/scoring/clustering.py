@@ -1,7 +1,5 @@
 """Clustering: the V-measure of mini-batch k-means, averaged over draws."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

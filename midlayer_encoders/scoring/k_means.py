@@ -1,7 +1,5 @@
 """scikit-learn's mini-batch k-means for many layers and draws at once, with the same random numbers."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 

@@ -1,7 +1,5 @@
 """Tasks on pairs, with gold similarities or labels, for all layers at once."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass

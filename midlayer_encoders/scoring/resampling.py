@@ -3,8 +3,6 @@
 The resamples depend on the number of items only, so those of layers, recipes and models on the same task are paired.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Retrieval and reranking with trec_eval's scores, for all layers at once; a large corpus is read block by block."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias

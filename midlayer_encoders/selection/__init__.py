@@ -1,7 +1,5 @@
 """Choose a layer by a rule, with or without labels, and explain the choice."""
 
-from __future__ import annotations
-
 from midlayer_encoders.frame.curves import Curves, curves
 from midlayer_encoders.selection.rules import RULES, CannotChooseError, Choice, choose
 from midlayer_encoders.selection.select import select

@@ -1,7 +1,5 @@
 """Score how well each layer separates labels, by cross-validated ridge."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Rules that choose a layer: pure functions from a model's curves to a layer and the reason for it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial

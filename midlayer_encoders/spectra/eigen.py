@@ -9,8 +9,6 @@ The error of ``"fast"``, relative to float64 on the same float32 matrix, is at m
 ``6e-6`` nats) and the times compared to ``torch.linalg.eigvalsh``.
 """
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Iterator

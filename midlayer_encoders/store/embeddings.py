@@ -4,8 +4,6 @@ A shard is complete or absent and never changes, so processes share a store with
 and reads those of the others.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

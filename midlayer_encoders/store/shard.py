@@ -4,8 +4,6 @@ A shard holds the keys of its texts ``(N, 16)`` and the rows ``(N, D)`` of each 
 each layer's rows and one of the keys and the other metadata.
 """
 
-from __future__ import annotations
-
 import json
 import stat
 import zlib

@@ -1,7 +1,5 @@
 """Baselines of a sweep: TF-IDF, and all-MiniLM-L6-v2 if its package is installed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property

@@ -216,13 +216,7 @@ def read_notes(path: Path) -> Notes:
         raise ValueError("it is a sweep of a part of each block, which only 0.2 reads")
     for name in ("parameters", "seconds"):
         values[name] = {int(layer): value for layer, value in values[name].items()}
-    types = {
-        "dimensions": int,
-        "model": str,
-        "remarks": list,
-        "rounds": list,
-        "title": str,
-    }
+    types = {"dimensions": int, "model": str, "remarks": list, "rounds": list, "title": str}
     for name in (each.name for each in fields(Notes)):
         expected = types.get(name, dict)
         if not isinstance(values.get(name, expected()), expected):

@@ -1,7 +1,5 @@
 """Truncated and quantized vectors, from stored ones: ``truncate_dim``, then mteb's ``CompressionWrapper``."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast, get_args

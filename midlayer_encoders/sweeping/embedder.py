@@ -1,7 +1,5 @@
 """Embed every layer of inputs into a store, and transform stored vectors as a recipe does."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping, Sequence

@@ -15,15 +15,7 @@ import polars as pl
 
 from midlayer_encoders import validation
 from midlayer_encoders._deprecated import take_deprecated
-from midlayer_encoders._types import (
-    EncoderSpec,
-    Engine,
-    Layer,
-    Precision,
-    Progress,
-    Stage,
-    content_digest,
-)
+from midlayer_encoders._types import EncoderSpec, Engine, Layer, Precision, Progress, Stage, content_digest
 from midlayer_encoders.encoder.options import EncoderKeywords, make_options
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder, load_shared
 from midlayer_encoders.encoder.spec import result_name, result_revision

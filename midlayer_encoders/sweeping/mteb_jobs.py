@@ -377,11 +377,7 @@ class Workers:
         # from joblib, not from loky: joblib fails on a pool that it did not create.
         environment = dict.fromkeys(_THREAD_VARIABLES, str(self.threads))
         pool = self._pools[os.getpid()] = get_memmapping_executor(
-            self.count,
-            timeout=_IDLE_SECONDS,
-            env=environment,
-            initializer=end_with_parent,
-            initargs=(os.getpid(),),
+            self.count, timeout=_IDLE_SECONDS, env=environment, initializer=end_with_parent, initargs=(os.getpid(),)
         )
         return pool
 

@@ -1,7 +1,5 @@
 """Preview a sweep: what the tasks are read as, how they are scored, and estimates of time and disk space."""
 
-from __future__ import annotations
-
 import random
 import time
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Score every layer on every task: all layers at once if possible, otherwise one by one with mteb."""
 
-from __future__ import annotations
-
 import glob
 import json
 import math

@@ -1,7 +1,5 @@
 """Sweep many models as jobs of submitit: units of one model, recipe and task, then each model's whole sweep."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,13 +17,7 @@ from midlayer_encoders.models.hub import name_and_revision
 from midlayer_encoders.processes import Group
 from midlayer_encoders.recipes import Recipe, fitting_recipes
 from midlayer_encoders.report.results import versions
-from midlayer_encoders.sweeping.layer_sweep import (
-    SingleSweep,
-    SweepRequest,
-    SweepSettings,
-    recipe_sweeps,
-    sweep,
-)
+from midlayer_encoders.sweeping.layer_sweep import SingleSweep, SweepRequest, SweepSettings, recipe_sweeps, sweep
 from midlayer_encoders.sweeping.sweep_result import SweepResult
 from midlayer_encoders.tasks.sources import Tasks, TaskSource, TextsSource, limited_sources, task_sources
 

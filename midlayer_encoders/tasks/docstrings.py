@@ -3,8 +3,6 @@
 Their texts are plain sentences from the docstrings of five libraries and the standard library (``NOTICE``).
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -3,8 +3,6 @@
 A folder may also hold a retrieval task in BEIR's layout.
 """
 
-from __future__ import annotations
-
 import random
 import re
 from collections import Counter

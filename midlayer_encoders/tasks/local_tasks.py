@@ -3,8 +3,6 @@
 This module imports mteb, which takes seconds: import it inside functions.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 

@@ -1,7 +1,5 @@
 """Tables of data in memory: data frames, datasets, columns, rows, and texts with their labels."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

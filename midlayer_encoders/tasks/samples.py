@@ -4,8 +4,6 @@ The sample depends on the rows' numbers, labels and ids only, so every process d
 every smaller one.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence

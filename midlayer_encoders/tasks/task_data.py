@@ -1,7 +1,5 @@
 """The rows of a local task under mteb's column names, and the digest in the task's name."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

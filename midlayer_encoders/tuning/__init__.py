@@ -1,7 +1,5 @@
 """Train a cut encoder on pairs, texts or the vectors of a teacher, and score every layer before and after."""
 
-from __future__ import annotations
-
 from midlayer_encoders.tuning.distill import distill
 from midlayer_encoders.tuning.runs import DistillResult, TuneResult
 from midlayer_encoders.tuning.settings import DistillSettings, TrainingSettings, TuneSettings

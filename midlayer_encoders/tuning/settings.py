@@ -1,7 +1,5 @@
 """Settings of training on pairs and on the vectors of a teacher."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias

@@ -1,7 +1,5 @@
 """Write the vectors or token states of many inputs at many layers to files."""
 
-from __future__ import annotations
-
 from midlayer_encoders.vectors.embedding import check_out, embed
 
 __all__ = ["check_out", "embed"]

@@ -4,8 +4,6 @@ The vectors go to the same kind of store that a sweep fills, so an interrupted r
 block, not memory-mapped: on a full disk a mapped file kills the process, while a write raises an error.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

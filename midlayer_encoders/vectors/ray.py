@@ -4,8 +4,6 @@ In the job, a worker reads the rows of a part, embeds them and writes them to a 
 through Ray's object store or the driver. Only :func:`embed_parquet` imports Ray.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import pickle

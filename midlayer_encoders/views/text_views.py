@@ -3,8 +3,6 @@
 nlpaug draws from the global random generators; here its augmenters draw from a local generator instead.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 import unicodedata
@@ -20,13 +18,7 @@ _P = 0.3
 _JOINERS = ("\u200c", "\u200d")  # zero-width characters inside words and emoji
 
 
-def augment(
-    texts: Sequence[str],
-    *,
-    views: int = 2,
-    seed: int = 0,
-    max_words: int | None = 10,
-) -> list[list[str]]:
+def augment(texts: Sequence[str], *, views: int = 2, seed: int = 0, max_words: int | None = 10) -> list[list[str]]:
     """Return views of every text with randomly split words and mistyped characters.
 
     nlpaug's ``SplitAug``, ``RandomCharAug`` (substitute) and ``KeyboardAug`` in sequence, each on ``0.3`` of the words

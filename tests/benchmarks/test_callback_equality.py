@@ -50,12 +50,7 @@ def test_differences_are_the_largest_of_each_kind() -> None:
 
 def test_the_table_has_a_row_for_each_case(tmp_path: Path) -> None:
     rows = [
-        {
-            "compiled": compiled,
-            "algorithms": algorithms,
-            "again": "bitwise equal",
-            "with": f"{compiled} {algorithms}",
-        }
+        {"compiled": compiled, "algorithms": algorithms, "again": "bitwise equal", "with": f"{compiled} {algorithms}"}
         for algorithms in callback_equality.ALGORITHMS
         for compiled in (False, True)
     ]

@@ -11,14 +11,7 @@ import pytest
 import torch
 from scipy.stats import spearmanr
 
-from benchmarks.pretraining.corpus import (
-    Windows,
-    encode,
-    paragraphs,
-    parts,
-    read_tokenizer,
-    train_tokenizer,
-)
+from benchmarks.pretraining.corpus import Windows, encode, paragraphs, parts, read_tokenizer, train_tokenizer
 from benchmarks.pretraining.models import IGNORED, Size, language_model, sees_ahead, task_of
 from benchmarks.pretraining.module import rate
 from benchmarks.pretraining.tasks import Evaluation, read_tasks

@@ -155,13 +155,7 @@ def test_every_option_of_probe_reaches_it(tiny_folder: Folder, tmp_path: Path) -
         tested = {"test_inputs": train[:13], "test_labels": all_labels[:13]} if test else {}
         expected = call_arguments(layers=layers)["layers"]
         encoder = LayerEncoder(folder, -1, device="cpu", **own_options)
-        defaults = {
-            "kind": "attentive",
-            "epochs": 30,
-            "batch_size": 256,
-            "learning_rate": 1e-3,
-            "seed": 0,
-        }
+        defaults = {"kind": "attentive", "epochs": 30, "batch_size": 256, "learning_rate": 1e-3, "seed": 0}
         result = probe(encoder, train, all_labels, layers=expected, dataset="mine", **tested, **(defaults | options))
         result.table.write_csv(tmp_path / "expected.csv")
         return {"probe": result.frame, "table": pl.read_csv(tmp_path / "expected.csv")}

@@ -117,10 +117,7 @@ CLAIMS = [
         "docs/vision.md",
         "together took {} s, one layer at a time {} s ({} times) with stored tokens, and {} s against {} s ({} times) with a "
         "forward pass in every step",
-        lambda: [
-            *_row("probing.md", "stored after one pass |")[:3],
-            *_row("probing.md", "a pass in every step |")[:3],
-        ],
+        lambda: [*_row("probing.md", "stored after one pass |")[:3], *_row("probing.md", "a pass in every step |")[:3]],
     ),
     Claim("docs/media.md", "costs {} and {} times one pass", lambda: _media()[:2]),
     Claim("docs/media.md", "and {} times for Wav2Vec2", lambda: _media()[2:3]),

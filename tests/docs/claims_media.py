@@ -65,9 +65,7 @@ CLAIMS = [
         lambda: [len(speech.WORDS) * len(speech.VOICES), len(speech.WORDS), len(speech.VOICES)],
     ),
     Claim(
-        PAGE,
-        "accuracy rises from {} % at layer {} to {} % at layer {}. Layer {} is {} points lower ({} to {})",
-        _words,
+        PAGE, "accuracy rises from {} % at layer {} to {} % at layer {}. Layer {} is {} points lower ({} to {})", _words
     ),
     Claim(PAGE, "Layer {} is best with {} %; the last layer has {} %, {} points less ({} to {})", _voices),
     Claim(

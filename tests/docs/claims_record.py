@@ -271,10 +271,7 @@ CLAIMS = [
     Claim(
         PAGE,
         "base's valley is {} to {} nats deep, at layer 1 (the first record's causal model: 0.12, and without `[BOS]` here {})",
-        lambda: [
-            *ends([depth(run, "prompt_entropy") for run in seeds()]),
-            depth(read_run("no-bos"), "prompt_entropy"),
-        ],
+        lambda: [*ends([depth(run, "prompt_entropy") for run in seeds()]), depth(read_run("no-bos"), "prompt_entropy")],
     ),
     Claim(
         PAGE,
@@ -323,9 +320,7 @@ CLAIMS = [
     Claim(PAGE, "also beat the last layer", lambda: _at_least_zero(map(_first_over_last, every_run()))),
     Claim(PAGE, "No gain over the embeddings has an interval that excludes zero", _no_gain_over_the_embeddings),
     Claim(
-        PAGE,
-        "seed 1 has the smallest share ({}) and the smallest valley ({}), but overtakes first",
-        _the_second_seed,
+        PAGE, "seed 1 has the smallest share ({}) and the smallest valley ({}), but overtakes first", _the_second_seed
     ),
     Claim(
         PAGE,
@@ -366,10 +361,7 @@ CLAIMS = [
     Claim(
         REPLICATION,
         "these valleys are {} to {}, {} and none, at layer 1",
-        lambda: [
-            *ends([depth(run, "prompt_entropy") for run in seeds()]),
-            depth(read_run("masked"), "prompt_entropy"),
-        ],
+        lambda: [*ends([depth(run, "prompt_entropy") for run in seeds()]), depth(read_run("masked"), "prompt_entropy")],
     ),
     Claim(REPLICATION, "in the {} [training runs]", lambda: [_lowest_blocks()]),
 ]

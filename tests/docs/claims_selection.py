@@ -129,11 +129,7 @@ CLAIMS = [
         ],
     ),
     *(
-        Claim(
-            SELECTION,
-            f"| {model} | " + "{} ({} to {}) | " * 4,
-            lambda number=number: with_intervals(number),
-        )
+        Claim(SELECTION, f"| {model} | " + "{} ({} to {}) | " * 4, lambda number=number: with_intervals(number))
         for number, model in enumerate(zoo.CAUSAL)
     ),
     # --- benchmarks/selection/README.md ------------------------------------------------------------------------------

@@ -4,16 +4,7 @@ from __future__ import annotations
 
 from benchmarks.pretraining.findings import event_layer
 from benchmarks.pretraining.record import read_run, seeds
-from tests.docs.record_numbers import (
-    at_layer,
-    depth,
-    dimension,
-    ends,
-    highest,
-    mean_rate,
-    share,
-    takes,
-)
+from tests.docs.record_numbers import at_layer, depth, dimension, ends, highest, mean_rate, share, takes
 from tests.docs.stated import Claim
 
 PAGE = "docs/training.md"

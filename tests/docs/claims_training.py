@@ -202,11 +202,7 @@ IMAGES = [
     Claim(
         VISION,
         "climbs from {} to {} at layer {} and ends at {}",
-        lambda: [
-            (curve := _image("dataset_entropy", "autoregressive"))[0],
-            *best(curve),
-            last(curve),
-        ],
+        lambda: [(curve := _image("dataset_entropy", "autoregressive"))[0], *best(curve), last(curve)],
     ),
     Claim(
         VISION,

@@ -37,9 +37,7 @@ CHEAPER = {
 }
 """Words that are added to a command so that it takes seconds."""
 
-FIRST = {
-    "board": "midlayer sweep MODEL --tasks ./mine --metrics none --out runs/one",
-}
+FIRST = {"board": "midlayer sweep MODEL --tasks ./mine --metrics none --out runs/one"}
 """What must have been run before a command with this word."""
 
 

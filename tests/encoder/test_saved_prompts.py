@@ -162,10 +162,7 @@ def write_sentence_transformers_files(folder: Path, **config: Any) -> None:
     [
         ({"prompts": ["a"]}, "must hold settings and modules that sentence-transformers can read"),
         ({"prompts": {"a": 1}}, "a prompt is not a string"),
-        (
-            {"prompts": {"a": "b: "}, "default_prompt_name": "c"},
-            "Default prompt name 'c' not found",
-        ),
+        ({"prompts": {"a": "b: "}, "default_prompt_name": "c"}, "Default prompt name 'c' not found"),
     ],
 )
 def test_invalid_saved_prompts_are_refused(config: dict[str, Any], match: str, tmp_path: Path) -> None:

@@ -10,11 +10,7 @@ from torch import Tensor
 
 from midlayer_encoders.metrics import METRICS, LayerMetric
 
-OPTIONS: dict[str, dict[str, object]] = {
-    "alpha_req": {"first": 1},
-    "lidar": {"views": 3},
-    "neighbor_overlap": {"k": 3},
-}
+OPTIONS: dict[str, dict[str, object]] = {"alpha_req": {"first": 1}, "lidar": {"views": 3}, "neighbor_overlap": {"k": 3}}
 """Options for a small corpus where the defaults do not work."""
 
 

@@ -131,10 +131,7 @@ def test_models_that_cannot_be_exact_are_refused(
 
 @pytest.mark.parametrize(
     ("table", "model_type", "message"),
-    [
-        ("_PAST_HOOKS", "squeezebert", "bypasses their hooks"),
-        ("_AXES", "xlnet", "gives other states for layer 4"),
-    ],
+    [("_PAST_HOOKS", "squeezebert", "bypasses their hooks"), ("_AXES", "xlnet", "gives other states for layer 4")],
 )
 def test_unlisted_families_that_break_an_assumption_are_refused(
     table: str, model_type: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -127,9 +127,7 @@ def test_weights_after_the_layer_are_not_read(tmp_path: Path) -> None:
     assert all(parameter.isfinite().all() for parameter in model.parameters())
 
 
-def test_model_that_recounts_its_blocks_counts_those_of_the_cut(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_model_that_recounts_its_blocks_counts_those_of_the_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny("Llama")
     model_class, original_init = type(model), type(model).__init__
     model.config.n_layers = 2 * DEPTH  # two caches for each block, as LongCat-Flash has in transformers 5.17

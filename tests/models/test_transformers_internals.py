@@ -12,12 +12,7 @@ from transformers.utils import output_capturing
 from midlayer_encoders.models import transformers_internals as internals
 from tests.families import DEPTH, FAMILIES, inputs, tiny
 
-_BLOCKS = {
-    "GPTNeoX": "GPTNeoXLayer",
-    "Llama": "LlamaDecoderLayer",
-    "BERT": "BertLayer",
-    "ViT": "ViTLayer",
-}
+_BLOCKS = {"GPTNeoX": "GPTNeoXLayer", "Llama": "LlamaDecoderLayer", "BERT": "BertLayer", "ViT": "ViTLayer"}
 
 
 @pytest.mark.parametrize("name", _BLOCKS)

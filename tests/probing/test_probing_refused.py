@@ -77,10 +77,7 @@ def test_command_refuses_them_before_the_model_is_loaded(words: str, message: st
     ("row", "message"),
     [
         ('{"text": 5, "label": 1}', "line 2: `text` must be a string that is not empty, but got 5"),
-        (
-            '{"text": "a", "label": 0.5}',
-            "line 2: `label` must be a label, a string or a whole number, but got 0.5",
-        ),
+        ('{"text": "a", "label": 0.5}', "line 2: `label` must be a label, a string or a whole number, but got 0.5"),
         ('{"text": "a", "label": []}', "line 2: `label` must be a label, a string or a whole number"),
     ],
 )

@@ -55,10 +55,7 @@ def test_selection_is_the_best_layer_of_any_run_within_the_budget() -> None:
     points = [point for run in make_two_runs() for point in run.points]
     assert [
         (choice.run, choice.layer) for choice in (best_within(points, {}), best_within(points, {"parameters": 59}))
-    ] == [
-        ("b", 2),
-        ("a", 1),
-    ]
+    ] == [("b", 2), ("a", 1)]
     best = best_within(points, {"parameters": 59, "milliseconds": 0.6})  # neither run's best layer
     assert (best.run, best.layer, best.score) == ("b", 1, pytest.approx(30))
     with pytest.raises(

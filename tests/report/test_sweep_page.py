@@ -119,13 +119,7 @@ def test_page_has_all_sections() -> None:
         notes=["A task failed: it had no texts."],
     )
     headings = re.findall(r"<h2>(.*?)</h2>", text)
-    assert headings == [
-        "Score by depth",
-        "Use this layer",
-        "Metrics by depth",
-        "The numbers",
-        "How it was measured",
-    ]
+    assert headings == ["Score by depth", "Use this layer", "Metrics by depth", "The numbers", "How it was measured"]
     page_text = " ".join(page.words)
     for text_part in ("A task failed: it had no texts.", "42", "mteb 2.20", 'LayerEncoder("m", layer=1)', "--layer 1"):
         assert text_part in page_text

@@ -60,9 +60,7 @@ def test_scores_match_mteb_with_the_recipe(
         assert rows["value"].item() == pytest.approx(mteb_score(encoder, task), abs=2e-4), (name, task.stem)
 
 
-def test_encoder_of_a_task_has_the_best_score_of_the_sweep(
-    recipes_sweep: tuple[RecipesResult, list[Path]],
-) -> None:
+def test_encoder_of_a_task_has_the_best_score_of_the_sweep(recipes_sweep: tuple[RecipesResult, list[Path]]) -> None:
     result, tasks = recipes_sweep
     for task in tasks:
         best = result.best(task.stem)
@@ -73,9 +71,7 @@ def test_encoder_of_a_task_has_the_best_score_of_the_sweep(
         assert mteb_score(encoder, task) == pytest.approx(best.score / 100, abs=2e-4)
 
 
-def test_tokens_per_text_are_those_of_the_formatted_texts(
-    recipes_sweep: tuple[RecipesResult, list[Path]],
-) -> None:
+def test_tokens_per_text_are_those_of_the_formatted_texts(recipes_sweep: tuple[RecipesResult, list[Path]]) -> None:
     result, tasks = recipes_sweep
     texts = [row[name] for row in ROWS["STS"] for name in ("sentence1", "sentence2")]
     tokens = {name: part.notes.tokens for name, part in result.parts.items()}

@@ -93,8 +93,7 @@ def test_half_precision_store_changes_scores_little(tiny_folder: Folder, tmp_pat
     model, task = tiny_folder("Llama"), write_sts_task(tmp_path)
     scores_by_dtype = [
         layer_scores_of(
-            sweep(model, task, layers=[2], out=tmp_path / dtype, store=tmp_path / "s", store_dtype=dtype, **QUICK),
-            task,
+            sweep(model, task, layers=[2], out=tmp_path / dtype, store=tmp_path / "s", store_dtype=dtype, **QUICK), task
         )
         for dtype in ("float32", "float16")
     ]

@@ -19,10 +19,7 @@ from tests.sweeping.slurm_cluster import INSTALL, PROGRAMS, Cluster, slurm_clust
 from tests.sweeping.test_sweep import sentence, write_rows
 
 Folder = Callable[[str], str]
-pytestmark = [
-    pytest.mark.slurm,
-    pytest.mark.skipif(not all(map(shutil.which, PROGRAMS)), reason=INSTALL),
-]
+pytestmark = [pytest.mark.slurm, pytest.mark.skipif(not all(map(shutil.which, PROGRAMS)), reason=INSTALL)]
 
 
 @pytest.fixture(scope="module")

@@ -20,12 +20,7 @@ from midlayer_encoders.errors import OptionError
 from midlayer_encoders.tuning import trainer_internals
 from midlayer_encoders.tuning.losses import LabelRankingLoss, pair_loss
 from midlayer_encoders.tuning.settings import TuneSettings
-from midlayer_encoders.tuning.training import (
-    _make_callback,
-    _prompts,
-    _training_arguments,
-    train,
-)
+from midlayer_encoders.tuning.training import _make_callback, _prompts, _training_arguments, train
 from midlayer_encoders.tuning.training_rows import TrainingRows, read_pairs
 from tests.tuning.rows import PAIRS
 

@@ -91,11 +91,7 @@ def test_a_query_with_several_passages_is_a_row_for_each() -> None:
             "lines 3, 4: `positive` must be a string that is not empty, or a list",
         ),
         ("a.csv", "sentence1,sentence2,score\na,b,x\n", "line 2: `score` must be a finite number, but got 'x'"),
-        (
-            "a.csv",
-            "sentence1,sentence2,score\na,b,1\nc,d,1\n",
-            "two different scores, but all 2",
-        ),
+        ("a.csv", "sentence1,sentence2,score\na,b,1\nc,d,1\n", "two different scores, but all 2"),
         ("a.csv", "sentence1,sentence2,label\na,b,2\n", "`label` must be 0 or 1, but got 2"),
         ("a.csv", "text,label\na,x\nb,x\n", "two different labels, but all 2 rows have 'x'"),
         ("a.jsonl", '{"text": "a", "label": 1}\n{"text": "b", "label": "x"}\n', "labels of one kind"),

@@ -84,11 +84,7 @@ def test_description_names_the_prompt_in_use(tiny_folder: Folder, tmp_path: Path
 
 @pytest.mark.parametrize(
     ("family", "inputs", "options"),
-    [
-        ("Llama", TEXTS, {"recipe": "one-word"}),
-        ("ViT", IMAGES, {}),
-        ("Wav2Vec2", WAVEFORMS, {"norm": "none"}),
-    ],
+    [("Llama", TEXTS, {"recipe": "one-word"}), ("ViT", IMAGES, {}), ("Wav2Vec2", WAVEFORMS, {"norm": "none"})],
 )
 def test_recipes_images_and_waveforms(
     family: str, inputs: list[Any], options: dict[str, Any], tiny_folder: Folder, tmp_path: Path
