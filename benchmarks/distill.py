@@ -168,7 +168,7 @@ def write_table(paths: list[Path]) -> None:
         "`benchmarks/distill.py` on an H200, float32 with bfloat16 autocast in training, texts of at most",
         f"{MAX_LENGTH} tokens. Scores x 100 on six tasks whose texts were not trained on (`sts` trains on the validation",
         "pairs of STSBenchmark). `distill` and `pairs` use 50,000 sentences, and pairs of neighbors, of novels and of",
-        "WikiText-2. Seconds include loading, the teacher's vectors and training, with up to three runs on the GPU at a",
+        "WikiText-2. Seconds include loading, the teacher's vectors and training, with up to eight runs on the GPU at a",
         "time.",
         "",
         f"| model | method | layer | recipe | settings | mean | {' | '.join(tasks)} | seconds |",

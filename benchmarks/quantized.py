@@ -102,6 +102,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--dtype", default="float16")
+    parser.add_argument("--shared", action="store_true", help="other programs use the device: leave out the speeds")
     parser.add_argument("--texts", type=int, default=2758)  # the sentences of STSBenchmark's 1,379 test pairs
     args = parser.parse_args()
     dtype = getattr(torch, args.dtype)
@@ -139,7 +140,8 @@ def main() -> None:
         name = quantization or args.dtype
         rows.append(
             f"| {name} | {max(differences):.1e} | {np.mean(differences):.1e} | {min(cosines):.3f} | {whole_size:.1f} "
-            f"| {half_size:.1f} | {peak:.0f} | {args.texts / whole_seconds:.0f} | {args.texts / half_seconds:.0f} |"
+            f"| {half_size:.1f} | {peak:.0f} |"
+            + ("" if args.shared else f" {args.texts / whole_seconds:.0f} | {args.texts / half_seconds:.0f} |")
         )
         layer_rows.append([name, *(f"{difference:.1e}" for difference in differences)])
         print(rows[-1], flush=True)
@@ -156,11 +158,12 @@ def main() -> None:
         "*Difference*: norm of the difference from the uncut model with the same quantization, divided by the norm of",
         f"its vectors (mean of the tokens after the final norm, {BATCH} sentences in one batch), the largest and the mean",
         "over the layers. *Cosine*: the smallest between a quantized vector and that of the same layer without",
-        f"quantization. *Sentences per second*: {args.texts:,} sentences of 5 to 20 words, in batches of {BATCH}.",
+        "quantization."
+        + ("" if args.shared else f" *Sentences per second*: {args.texts:,} of 5 to 20 words, in batches of {BATCH}."),
         "",
-        "| weights | largest difference | mean difference | cosine | MB, all blocks | MB, half | peak MB while encoding "
-        "| sentences/s, all blocks | sentences/s, half |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| weights | largest difference | mean difference | cosine | MB, all blocks | MB, half | peak MB while encoding |"
+        + ("" if args.shared else " sentences/s, all blocks | sentences/s, half |"),
+        "|---" * (7 if args.shared else 9) + "|",
         *rows,
         "",
         "Difference by layer:",

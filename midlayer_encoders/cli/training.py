@@ -108,7 +108,12 @@ def distill(
     teacher_layer: Annotated[str, Option(help="Layer of the teacher, as in --layer.")] = "-1",
     teacher_recipe: Annotated[str | None, Option(help="Recipe of the teacher, such as word-echo.")] = None,
     tasks: Tasks = "builtin",
-    match: Annotated[str, Option(help="What to learn: vectors, similarities (other widths) or both.")] = "vectors",
+    match: Annotated[
+        str,
+        Option(
+            help="What to learn: vectors, centered (vectors minus their mean), similarities (other widths) or both."
+        ),
+    ] = "vectors",
     lora: Lora = 0,
     epochs: Epochs = 10.0,
     max_steps: MaxSteps = None,

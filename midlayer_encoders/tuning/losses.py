@@ -91,7 +91,8 @@ class DistillLoss(losses.EmbedDistillLoss):
     Args:
         model: the student.
         vectors: vectors ``(N, D)`` of the teacher; the label of a text is its row.
-        match: ``"vectors"`` for their cosine, ``"similarities"`` for the cosines between the texts of a batch.
+        match: ``"vectors"`` for their cosine, ``"centered"`` for the cosine with the teacher's unit vectors minus their
+            mean, ``"similarities"`` for the cosines between the texts of a batch.
     """
 
     vectors: Tensor
@@ -99,6 +100,9 @@ class DistillLoss(losses.EmbedDistillLoss):
     def __init__(self, model: Any, vectors: Tensor, match: Match) -> None:
         super().__init__(model, distance_metric="cosine")
         self.match = match
+        if match == "centered":
+            vectors = normalize(vectors, dim=-1)
+            vectors = vectors - vectors.mean(0)
         self.register_buffer("vectors", vectors, persistent=False)
 
     def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None) -> Tensor:
@@ -110,7 +114,7 @@ class DistillLoss(losses.EmbedDistillLoss):
         terms = []
         if self.match != "similarities":
             terms.append(self.compute_loss_from_embeddings([student], [teacher]))
-        if self.match != "vectors":
+        if self.match in ("similarities", "both"):
             terms.append(mse_loss(_similarities(student), _similarities(teacher)))
         return torch.stack(terms).sum()
 

@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.validation import check_choice, check_count, check_flag, check_number, check_seed
 
 Objective: TypeAlias = Literal["pairs", "mntp"]
-Match: TypeAlias = Literal["vectors", "similarities", "both"]
+Match: TypeAlias = Literal["vectors", "centered", "similarities", "both"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,8 +111,9 @@ class DistillSettings(TrainingSettings):
     The learning rate is 2e-4 by default, or 1e-3 with ``lora``.
 
     Attributes:
-        match: what of the teacher the student learns: its ``"vectors"`` (their cosine), the ``"similarities"`` of the
-            texts of a batch, for a teacher of another width, or ``"both"``.
+        match: what of the teacher the student learns: its ``"vectors"`` (their cosine), its vectors minus their mean
+            (``"centered"``), the ``"similarities"`` of the texts of a batch, for a teacher of another width, or
+            ``"both"`` vectors and similarities.
     """
 
     match: Match = "vectors"
@@ -122,7 +123,7 @@ class DistillSettings(TrainingSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_choice("match", self.match, ("vectors", "similarities", "both"))
+        check_choice("match", self.match, get_args(Match))
 
     @property
     def _default_learning_rate(self) -> float:

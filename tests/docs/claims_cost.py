@@ -16,6 +16,7 @@ from tests.integration.test_real_models import EXPECTED
 
 CALLBACKS, ENCODERS, FAQ = (f"docs/{page}.md" for page in ("callbacks", "encoders", "faq"))
 PAIRS = 1379  # of STSBenchmark's test part
+_QUANTIZED = (("float16", "3.1e-04"), ("8bit", "3.2e-04 | 2.8e"), ("4bit", "3.3e-04"))  # rows of the first table
 
 
 def _row(page: str, start: str) -> list[float]:
@@ -81,6 +82,11 @@ CLAIMS = [
         FAQ,
         "{} times its peak on a CPU, {} on a GPU",
         lambda: [_row("sweep.md", "680 | 751 |")[0], _row("sweep_gpu.md", "all layers into the store |")[-1]],
+    ),
+    Claim(
+        ENCODERS,
+        "all weights take {} MB in float16, {} in 8 bits and {} in 4 bits",
+        lambda: [_row("quantized_cuda.md", f"{start} | {more}")[-3] for start, more in _QUANTIZED],
     ),
     Claim(FAQ, "[{} times](../benchmarks/results/sweep.md) a last-layer pass", lambda: [_row("sweep.md", "**")[0]]),
     Claim(
