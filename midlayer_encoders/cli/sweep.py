@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from rich.filesize import decimal
-from rich.table import Table
-from rich.text import Text
 from typer import Exit, Option
 
 from midlayer_encoders.cli import _arguments, _output, _progress
 from midlayer_encoders.cli._app import command
 from midlayer_encoders.encoder.options import EncoderOptions
-from midlayer_encoders.errors import OptionError, counted
+from midlayer_encoders.errors import OptionError
 
 if TYPE_CHECKING:
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
@@ -25,8 +22,6 @@ if TYPE_CHECKING:
 ONE_PASS_METRICS = ("prompt_entropy", "dataset_entropy", "effective_rank", "curvature")
 """The paper's metrics that compare no views of a text."""
 _DEFAULT_METRICS = ",".join(ONE_PASS_METRICS)
-
-_NOT_TIMED = "loading, scoring, metrics and baselines come on top"
 
 STAGES = {
     "reading": "tasks read",
@@ -64,7 +59,6 @@ def sweep(
     devices: Annotated[int, Option(help="Processes per machine that share the sweep.")] = 1,
     num_nodes: Annotated[int, Option(help="Machines that share the sweep, started by torchrun or SLURM.")] = 1,
     compiled: Annotated[bool, Option("--compile", help="Compile the blocks; worth it for many texts.")] = False,
-    dry_run: Annotated[bool, Option("--dry-run", help="Print what it would do, and the estimated time.")] = False,
     submit: Annotated[Literal["slurm", "local"] | None, Option(help="Run each task of a model as a job.")] = None,
     submit_option: _arguments.SubmitOption = None,
     options: EncoderOptions,
@@ -84,21 +78,15 @@ def sweep(
     if is_alone:
         model, revision = name_and_revision(model)
         options = options if revision is None else replace(options, revision=revision)
-    if dry_run and not is_alone:
-        raise OptionError("`--dry-run` takes one model, and no `--submit`.")
-    if dry_run and engine != "transformers":
-        raise OptionError("`--engine` must be left out with `--dry-run`, which times the passes of transformers.")
     precision_names = [] if precisions is None else precisions.split(",")
     compressed = {"dims": _arguments.parse_sizes("dims", dims), "precisions": precision_names}
-    if dry_run and any(compressed.values()):
-        raise OptionError("`--dims` and `--precisions` must be left out with `--dry-run`: they need no pass.")
-    if budget is not None and (dry_run or not is_alone):
-        raise OptionError("`--budget` takes one model, and no `--dry-run` or `--submit`.")
+    if budget is not None and not is_alone:
+        raise OptionError("`--budget` takes one model, and no `--submit`.")
     parameters = _arguments.parse_submit_options(submit, submit_option)
-    is_first = dry_run or not is_alone or _arguments.writes_results(devices, num_nodes)
+    is_first = not is_alone or _arguments.writes_results(devices, num_nodes)
     task_names = tasks.split(",")
     columns = {"text_column": text_column, "label_column": label_column}
-    if not dry_run and is_alone:  # a dry run reports what it can without the model or a task
+    if is_alone:
         check_model(model, options.revision, gguf_file=options.gguf_file)  # before mteb and torch are imported
         with _progress.show_waiting("tasks", "Reading the tasks"):
             sources = limited_sources(task_sources(task_names, **columns), limit)
@@ -123,9 +111,6 @@ def sweep(
     recipe_list, options = _arguments.parse_recipes(recipes, options)
     arguments: dict[str, Any] = {"recipes": recipe_list, "settings": settings, "layers": layers}
     arguments |= {"limit": limit, **columns}
-    if dry_run:
-        _print_preview(model, task_names, **arguments, **options.changed())
-        return
     if budget is not None:
         processes = devices * num_nodes
         arguments["budget"] = check_minutes(
@@ -293,37 +278,3 @@ def _print_recipes(result: RecipesResult) -> None:
     best = [row[0] for row in rows].index(result.recipe)
     _output.print_table([task_label(word) for word in head], rows, title="Recipes at their best layers", bold=best)
     _output.print_text(recipe_words(summaries, gains))
-
-
-def _print_preview(model: str, tasks: list[str], **arguments: Any) -> None:
-    """Print what a sweep would do, a block for each task and one for the model; exit with 1 if it would fail."""
-    from midlayer_encoders import sweeping
-
-    with _progress.show_progress({"looking": "tasks read", "timing": "batches timed"}) as progress:
-        preview = sweeping.preview(model, tasks, progress=progress, **arguments)
-    _output.print_result(**asdict(preview))
-    for task in preview.tasks:
-        texts = counted(task.texts, "distinct text") if task.texts else ""
-        lines = {"error": task.error, "note": task.note, "to embed": texts, "scored": task.scoring}
-        _print_block(f"{task.name}: {f'{task.type} ({task.why})' if task.type else 'cannot be used'}", lines)
-    size = f"{counted(preview.layers, 'layer')} of {preview.dim} dimensions on {preview.device}"
-    duration = _progress.duration(max(preview.seconds, 1))
-    lines = {
-        "error": preview.error,
-        "to embed": f"{preview.texts:,} texts, each once" if preview.texts else "",
-        "time": f"about {duration} for embedding; {_NOT_TIMED}" if preview.seconds else "",
-        "store": f"{decimal(preview.store_bytes)} of vectors on disk" if preview.store_bytes else "",
-    }
-    _print_block(f"{preview.model}: {size if preview.layers else 'not measured'}", lines)
-    if preview.error is not None or any(task.error is not None for task in preview.tasks):
-        raise Exit(1)
-
-
-def _print_block(title: str, lines: Mapping[str, str | None]) -> None:
-    """Print a title, and a row for each line that is not empty."""
-    table = Table.grid(padding=(0, 2, 0, 0))
-    for name, text in lines.items():
-        if text:
-            table.add_row(Text(f"  {name}"), Text(text, style="bold red" if name == "error" else ""))
-    _output.print_text(title, style="bold")
-    _output.console().print(table)

@@ -9,27 +9,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from midlayer_encoders.sweeping.best_layer import BestLayer
     from midlayer_encoders.sweeping.layer_sweep import SweepSettings, sweep
-    from midlayer_encoders.sweeping.previews import Preview, TaskPreview, preview
     from midlayer_encoders.sweeping.sweep_result import RecipesResult, SweepResult
     from midlayer_encoders.sweeping.units import sweep_many
 
-__all__ = [
-    "BestLayer",
-    "Preview",
-    "RecipesResult",
-    "SweepResult",
-    "SweepSettings",
-    "TaskPreview",
-    "preview",
-    "sweep",
-    "sweep_many",
-]
+__all__ = ["BestLayer", "RecipesResult", "SweepResult", "SweepSettings", "sweep", "sweep_many"]
 
 if not TYPE_CHECKING:
     # Loading a result is fast; running a sweep imports torch and transformers, which takes seconds.
     _MODULES = {
         "BestLayer": "sweeping.best_layer",
-        **dict.fromkeys(("Preview", "TaskPreview", "preview"), "sweeping.previews"),
         **dict.fromkeys(("RecipesResult", "SweepResult"), "sweeping.sweep_result"),
         **dict.fromkeys(("SweepSettings", "sweep"), "sweeping.layer_sweep"),
         "sweep_many": "sweeping.units",

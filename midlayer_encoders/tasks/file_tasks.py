@@ -130,18 +130,14 @@ def _read_beir(files: Mapping[str, Path]) -> TaskData:
     if finds_itself := _finds_itself(tables):
         note = "Queries are documents of the corpus themselves, under the same id: that one does not count as found."
     return TaskData(
-        type="Retrieval",
-        splits=tables,
-        why="corpus, queries and qrels",
-        note=note,
-        settings={"ignore_identical_ids": 1} if finds_itself else {},
+        type="Retrieval", splits=tables, note=note, settings={"ignore_identical_ids": 1} if finds_itself else {}
     )
 
 
 def _read_rows(readers: Mapping[str, Callable[[], Table]], path: Path, task_type: Any = None) -> TaskData:
     """Return the task in the table ``test``, and in ``train``, which is read only if the task needs it."""
     test = readers["test"]()
-    task_type, why = (task_type, "task.json") if task_type is not None else _type(test)
+    task_type = task_type or _type(test)
     rows = _checked(test, task_type)
     splits: Tables = {"test": rows}
     note = ""
@@ -165,7 +161,7 @@ def _read_rows(readers: Mapping[str, Callable[[], Table]], path: Path, task_type
             f"{path} must have {_NEIGHBORS} rows with a label or more to train on, as many as are compared with each "
             f"text, but has {sum(map(bool, splits['train']['label']))}. Add rows."
         )
-    return TaskData(type=task_type, splits=splits, why=why, note=note, settings=settings)
+    return TaskData(type=task_type, splits=splits, note=note, settings=settings)
 
 
 def _check_corpus(tables: Tables, path: Path) -> None:
@@ -342,18 +338,17 @@ def _finds_itself(tables: Tables) -> bool:
     return bool(shared) and all(text.strip() in documents[name] for name, text in shared)
 
 
-def _type(table: Table) -> tuple[TaskType, str]:
-    """Return the first type whose columns are all present, and the reason."""
+def _type(table: Table) -> TaskType:
+    """Return the first type whose columns are all present."""
     columns = table.columns
     for task_type, accepted in _TYPE_BY_COLUMNS.items():
         needed = [next((name for name in names.split() if name in columns), "") for names in accepted]
         if all(needed):
-            why = f"columns {', '.join(needed)}"
             if needed[0] == "text" and any(isinstance(row.get(needed[1]), list) for row in table.rows):
-                return "MultilabelClassification", f"{why}, which holds lists"
-            return task_type, why
+                return "MultilabelClassification"
+            return task_type
     if (alone := _TYPE_BY_ALL_COLUMNS.get(frozenset(columns))) is not None:
-        return alone, f"columns {', '.join(columns)}" if len(columns) > 1 else f"column {columns[0]} alone"
+        return alone
     raise TaskFileError(f"{table.path} must have the columns of a task, but has {', '.join(columns)}. {_cure(table)}")
 
 

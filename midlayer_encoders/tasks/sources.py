@@ -99,13 +99,11 @@ class TextsSource:
     Attributes:
         path: file or folder of the texts, or the data.
         name: name that contains a digest of the texts.
-        why: reason why the data counts as texts without labels.
         columns: names of the file's columns.
     """
 
     path: Path | TaskData = field(hash=False)
     name: str
-    why: str
     columns: Columns = USUAL_NAMES
 
     def make(self) -> AbsTask:
@@ -297,7 +295,7 @@ def _own_source(origin: Path | TaskData, columns: Columns) -> TaskSource:
     if data.note:
         _warn_once(f"{origin if isinstance(origin, Path) else data.label}: {data.note}", data.name)
     if data.type == "Unlabeled":
-        return TextsSource(origin, data.name, data.why, columns)
+        return TextsSource(origin, data.name, columns)
     return LocalSource(origin, data.name, columns)
 
 

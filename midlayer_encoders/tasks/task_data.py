@@ -37,7 +37,6 @@ class TaskData:
             (``query-id, corpus-id, score``) instead.
         description: description of the rows for the metadata and captions.
         origin: origin of the rows; the first part of the dataset's revision.
-        why: the reason for this type, such as the names of the columns.
         note: changes to the rows that their owner should know about.
         settings: settings of mteb's evaluation (``n_experiments``, ``samples_per_label`` …) that differ from mteb's
             defaults.
@@ -48,7 +47,6 @@ class TaskData:
     description: str = ""
     label: str = ""
     origin: str = "files"
-    why: str = ""
     note: str = ""
     settings: Mapping[str, int] = field(default_factory=dict)
 

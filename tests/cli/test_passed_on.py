@@ -59,7 +59,6 @@ SWEPT: dict[str, Any] = {
     "layers": [1, 0.5, 2, 3], "text_column": "t", "label_column": "l", "limit": 50, "baselines": False, "recipes": RECIPES, "metrics": ["lidar", "dime"],
     "settings": {"scoring": "mteb", "workers": 3, "store_dtype": "float16", "compile": True},
 }  # fmt: skip
-PREVIEWED = {name: value for name, value in SWEPT.items() if name not in ("metrics", "baselines")}
 CASES = {
     "sweep": Case(
         "sweeping.sweep",
@@ -69,11 +68,11 @@ CASES = {
         {**SWEPT, **COMPRESSED, "engine": "vllm", "out": Path("o"), "store": Path("s")},
     ),
     "sweep name@revision": Case(
-        "sweeping.preview",
+        "sweeping.sweep",
         ["MODEL@step1"],
-        {**SWEEP, "dry_run": True},
+        {**SWEEP, **SMALL, "engine": "vllm", "out": "o", "store": "s"},
         ["MODEL", ["near.csv"]],
-        PREVIEWED | ENCODER | {"revision": "step1"},
+        {**SWEPT, **COMPRESSED, "engine": "vllm", "out": Path("o"), "store": Path("s")},
     ),
     "sweep --budget": Case(
         "sweeping.sweep",
@@ -82,9 +81,6 @@ CASES = {
         ["MODEL", ["near.csv"]],
         {"layers": "all", "text_column": "t", "label_column": "l", "baselines": True, "metrics": [],
          "settings": {}, "budget": 2.5, "engine": "transformers", "dims": [], "precisions": [], "recipes": None, "limit": None, "out": None, "store": None},
-    ),
-    "sweep --dry-run": Case(
-        "sweeping.preview", ["MODEL"], {**SWEEP, "dry_run": True}, ["MODEL", ["near.csv"]], PREVIEWED | ENCODER
     ),
     "sweep --submit": Case(
         "sweeping.sweep_many",
@@ -170,7 +166,7 @@ CASES = {
                       "learning_rate": 0.25, "held_out": 0.3, "patience": 4, "checkpoints": 6, "seed": 3}},
     ),
 }  # fmt: skip
-NOT_HERE = {"dry_run", "out", "store", "images", "audio", "skip_bad", "wikitext", "label_column"}
+NOT_HERE = {"out", "store", "images", "audio", "skip_bad", "wikitext", "label_column"}
 """Flags that only some of the cases have, or that texts refuse."""
 
 
@@ -208,6 +204,7 @@ def test_every_flag_is_passed_on(command: str, tmp_path: Path, monkeypatch: pyte
         assert actual == expected, key
     for options in loaded:
         assert {key: getattr(options, key) for key in ENCODER} == ENCODER
+        assert options.revision == ("step1" if case.models == ["MODEL@step1"] else None)
     (callback,) = (item.callback for item in app.registered_commands if name in (item.name, item.callback.__name__))  # type: ignore[union-attr]
     assert callback is not None
     flags = set(inspect.signature(callback).parameters) - set(option_fields()) - {"context", "as_json", "quiet"}

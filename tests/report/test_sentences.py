@@ -17,7 +17,6 @@ from midlayer_encoders.frame.summaries import Curve, Summary
 from midlayer_encoders.report.layer_charts import recipe_words
 from midlayer_encoders.sweeping import RecipesResult, SweepResult
 from midlayer_encoders.sweeping.best_layer import Notes
-from midlayer_encoders.sweeping.previews import Preview, TaskPreview
 from tests.report.made_frames import rows_frame
 
 
@@ -45,38 +44,6 @@ def printed(show: Callable[..., object], *arguments: Any, **keywords: Any) -> li
     application.command()(lambda: show(*arguments, **keywords))
     result = CliRunner().invoke(application, [], env={"COLUMNS": "300"}, catch_exceptions=False)
     return [line.rstrip() for line in result.output.splitlines()] + ["exit 1"] * result.exit_code
-
-
-def test_dry_run_states_the_size_of_the_whole_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
-    task = TaskPreview(name="t", type="STS", why="a column", note="a note", scoring="all layers together", texts=4044)
-    preview = Preview(
-        tasks=[task, TaskPreview(name="bad", error="no rows")],
-        model="m",
-        layers=5,
-        dim=32,
-        device="cpu",
-        texts=4321,
-        store_bytes=2_500_000,
-        seconds=90.0,
-    )
-    monkeypatch.setattr(sweeping, "preview", lambda *_, **__: preview)
-    assert printed(sweep._print_preview, "m", ["t", "bad"]) == [
-        "t: STS (a column)",
-        "  note      a note",
-        "  to embed  4,044 distinct texts",
-        "  scored    all layers together",
-        "bad: cannot be used",
-        "  error  no rows",
-        "m: 5 layers of 32 dimensions on cpu",
-        "  to embed  4,321 texts, each once",
-        "  time      about 1 min 30 s for embedding; loading, scoring, metrics and baselines come on top",
-        "  store     2.5 MB of vectors on disk",
-        "exit 1",
-    ]
-    monkeypatch.setattr(sweeping, "preview", lambda *_, **__: Preview(tasks=[], model="m", error="no weights"))
-    assert printed(sweep._print_preview, "m", []) == ["m: not measured", "  error  no weights", "exit 1"]
-    monkeypatch.setattr(sweeping, "preview", lambda *_, **__: Preview(tasks=[], model="m", layers=1, dim=2, device="d"))
-    assert "exit 1" not in printed(sweep._print_preview, "m", [])
 
 
 def test_sweep_without_scores_names_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

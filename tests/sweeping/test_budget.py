@@ -160,9 +160,9 @@ def test_the_command_prints_the_rounds(tiny_folder: Folder, tmp_path: Path) -> N
     assert "of 30 minutes: 64 rows at 5 layers" in " ".join(output.split())
 
 
-@pytest.mark.parametrize("flags", [["--dry-run"], ["--submit", "local"], ["another"]])
+@pytest.mark.parametrize("flags", [["--submit", "local"], ["another"]])
 def test_the_command_has_a_budget_for_one_model_only(tmp_path: Path, flags: list[str]) -> None:
-    with pytest.raises(OptionError, match="`--budget` takes one model, and no `--dry-run` or `--submit`"):
+    with pytest.raises(OptionError, match="`--budget` takes one model, and no `--submit`"):
         run("sweep", "no model", "--tasks", str(tmp_path), "--budget", "1", *flags)
 
 

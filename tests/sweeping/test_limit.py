@@ -14,7 +14,7 @@ from polars.testing import assert_frame_equal
 from midlayer_encoders import LayerEncoder, board, cluster, sweep_many
 from midlayer_encoders._isolation import isolated_random
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.sweeping import SweepResult, mteb_jobs, preview
+from midlayer_encoders.sweeping import SweepResult, mteb_jobs
 from midlayer_encoders.sweeping.mteb_jobs import Prompts
 from midlayer_encoders.sweeping.units import Unit
 from midlayer_encoders.tasks.sources import SampledSource, limited_sources, task_sources
@@ -155,11 +155,3 @@ def test_jobs_of_samples_are_other_jobs(tiny_folder: Folder, tmp_path: Path, mon
     expected = sweep(model, path, out=tmp_path / "one", **arguments)
     (result,) = sweep_many([model], str(path), out=tmp_path / "many", executor=Jobs(), **arguments).values()
     assert_frame_equal(result.frame, expected.frame)
-
-
-def test_a_preview_counts_the_sample(tiny_folder: Folder, tmp_path: Path) -> None:
-    path = write(tmp_path / "rows.jsonl", ROWS["BitextMining"])
-    (task,) = preview(tiny_folder("BERT"), str(path), limit=12, device="cpu").tasks
-    assert task.error is None
-    assert task.texts == 24
-    assert task.name == "rows[12]"

@@ -151,7 +151,7 @@ def test_remarks_state_what_mteb_and_baselines_could_not_score() -> None:
         Score("A", 2, error="no data"),
         Score("A", 3, "f1", 0.5),
     ]
-    sources = [TextsSource(Path("lines.txt"), "lines-0123abcd", ""), TextsSource(Path("n.txt"), "NearnessSTS", "")]
+    sources = [TextsSource(Path("lines.txt"), "lines-0123abcd"), TextsSource(Path("n.txt"), "NearnessSTS")]
     baselines = {"TF-IDF": {"A": 0.5, "B-0123abcd": float("nan")}, "BM25": {"A": 0.5}}
     together = "but all layers together gave 25.0: sweep with scoring='mteb' for scores by mteb only."
     assert score_remarks(sources, ScoringResult(scores, confirmed, {}, {}), baselines) == [
@@ -169,7 +169,7 @@ def test_remarks_state_what_mteb_and_baselines_could_not_score() -> None:
 def test_page_of_a_sweep_states_how_it_was_measured(tiny_folder: Folder) -> None:
     spec = LayerEncoder(tiny_folder("Llama"), 2, norm="none", pooling="last", max_length=20, device="cpu").spec
     methods = {"A-0123abcd": TOGETHER, "B-4567cdef": "by mteb, because it is odd"}
-    sources = [TextsSource(Path(name), name, "") for name in methods]
+    sources = [TextsSource(Path(name), name) for name in methods]
     how = _how(spec, sources, methods, {"seconds": "7"})
     together = "all layers together; the best, the second best and the last confirmed by mteb"
     expected = {

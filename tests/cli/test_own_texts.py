@@ -1,56 +1,20 @@
-"""``midlayer sweep --dry-run``, and your own data as ``--texts``: the output in 80 columns or as JSON."""
+"""Your own data as ``--texts``."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from midlayer_encoders.cli import app
 from midlayer_encoders.cli._arguments import read_texts
 from midlayer_encoders.tasks import TaskFileError
 from tests.cli.calls import run, tables
 from tests.others_warnings import MTEB
-from tests.tasks.rows import ROWS, SENTENCES, write
-from tests.tasks.test_beir import write_beir
+from tests.tasks.rows import SENTENCES, write
 
 Folder = Callable[[str], str]
 pytestmark = MTEB
-
-
-def test_dry_run_fits_80_columns_and_matches_json(
-    tiny_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    write_beir(tmp_path / "search")
-    write(tmp_path / "classes/train.jsonl", ROWS["Classification"])
-    write(tmp_path / "classes/test.jsonl", ROWS["Classification"][:20])
-    command = ["sweep", tiny_folder("Llama"), "--tasks", "./search,./classes", "--dry-run", "--device", "cpu"]
-    result = CliRunner().invoke(app, command, catch_exceptions=False, env={"COLUMNS": "80"})
-    assert result.exit_code == 0
-    output = result.stdout
-    assert max(map(len, output.splitlines())) <= 80
-    for line in ("search: Retrieval (corpus, queries and qrels)", "  to embed  ", "  scored    all layers together"):
-        assert line in output
-    assert "time about 1 s for embedding; loading, scoring, metrics and baselines come on top" in " ".join(
-        output.split()
-    )
-    assert not (tmp_path / "midlayer-results").exists()
-    result = CliRunner().invoke(app, [*command, "--json"], catch_exceptions=False)
-    values = json.loads(result.stdout)
-    assert [task["type"] for task in values["tasks"]] == ["Retrieval", "Classification"]
-    assert values["store_bytes"] > 0
-
-
-def test_dry_run_without_a_model_still_reports_the_tasks(tmp_path: Path) -> None:
-    path = write(tmp_path / "near.jsonl", ROWS["STS"])
-    result = CliRunner().invoke(app, ["sweep", str(tmp_path / "none"), "--tasks", str(path), "--dry-run"])
-    assert result.exit_code == 1
-    assert "near: STS (columns sentence1, sentence2, score)" in result.stdout
-    assert "error" in result.stdout
 
 
 @pytest.mark.slow
