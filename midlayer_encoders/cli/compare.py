@@ -27,7 +27,7 @@ def compare(
     seed: _arguments.Seed = 0,
     options: EncoderOptions,
 ) -> None:
-    """Compare models with a base: metrics side by side, differences with intervals, CKA between their layers.
+    """Compare models with a base: metrics side by side, and differences with intervals.
 
     Examples:
         midlayer compare BASE TUNED --texts texts.txt --out runs/compare

@@ -1,4 +1,4 @@
-"""Compare the layers of models: metrics side by side, differences with intervals, CKA between layers."""
+"""Compare the layers of models: metrics side by side, and differences with intervals."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ from midlayer_encoders.files import check_output_folder, expand_home
 from midlayer_encoders.frame.schema import NamedSubject, tidy_frame, tidy_rows
 from midlayer_encoders.measuring import agreed, extra_passes
 from midlayer_encoders.metrics import METRICS, PAPER_METRICS, TooFewTextsError
-from midlayer_encoders.metrics.sample_metrics import cka_matrix
 from midlayer_encoders.models.hub import name_and_revision
 from midlayer_encoders.reading.batches import batches_of
 from midlayer_encoders.reading.reader import layer_reader
@@ -75,39 +74,31 @@ class CompareResult(Result):
         folder: output folder; ``None`` if nothing was written.
         differences: ``base, model, base_layer, layer, depth, dataset, name, difference, low, high``: the other model
             minus the base, and the ends of its interval over texts.
-        similarity: ``base, model, base_layer, layer, cka``: unbiased linear CKA of every layer with every other.
         how: settings of the comparison.
         notes: caveats, such as different tokenizers.
     """
 
     differences: pl.DataFrame
-    similarity: pl.DataFrame
     how: Mapping[str, str]
     notes: Sequence[str] = field(default_factory=tuple)
 
     made_by: ClassVar[str] = "compare"
 
     def words(self) -> list[str]:
-        """Return a one- or two-sentence summary for each model."""
-        return comparison_page.comparisons_words(self.differences, self.similarity)
+        """Return a one-sentence summary for each model."""
+        return comparison_page.comparisons_words(self.differences)
 
     def plots(self) -> dict[str, Figure]:
-        """Return the figures by name: ``metrics``, ``differences`` and ``cka``."""
-        return {
-            "metrics": plot_metrics(self.frame),
-            "differences": comparison_page.plot_differences(self.differences),
-            "cka": comparison_page.plot_similarity(self.similarity),
-        }
+        """Return the figures by name: ``metrics`` and ``differences``."""
+        return {"metrics": plot_metrics(self.frame), "differences": comparison_page.plot_differences(self.differences)}
 
     def html(self) -> str:
         """Return the self-contained page."""
-        return comparison_page.comparisons_html(
-            self.frame, self.differences, self.similarity, how=self.how, notes=self.notes
-        )
+        return comparison_page.comparisons_html(self.frame, self.differences, how=self.how, notes=self.notes)
 
     def tables(self) -> dict[str, pl.DataFrame]:
-        """Return the three frames by file name, each as parquet and CSV."""
-        frames = {"frame": self.frame, "differences": self.differences, "cka": self.similarity}
+        """Return both frames by file name, each as parquet and CSV."""
+        frames = {"frame": self.frame, "differences": self.differences}
         return {f"{name}.{suffix}": frame for name, frame in frames.items() for suffix in ("parquet", "csv")}
 
 
@@ -183,15 +174,13 @@ def compare(
     result = CompareResult(
         pl.concat([_metric_rows(model, dataset) for model in measured]),
         Path(out) if out is not None else None,
-        pl.concat([_difference_frame(first, other, intervals.confidence, dataset) for other in compared]),
-        pl.concat([_similarity_frame(first, other) for other in compared]),
+        pl.concat([_difference_frame(first, other, len(texts), intervals.confidence, dataset) for other in compared]),
         {
             "texts": f"{len(texts)} ({dataset})",
             "views": f"{len(inputs.views)}, seed {seed}",
             "intervals": f"{100 * intervals.confidence:g} %, over texts: all models measured on the same "
             f"{intervals.resamples} random halves of {len(texts) // 2} texts, drawn without replacement, seed {seed}; "
             "token metrics average the values of the texts, the others are recomputed from the texts' vectors",
-            "CKA": "linear, unbiased, of one vector per text",
             "norm": encoder_options.norm,
             "pooling": ", ".join(dict.fromkeys(model.spec.pooling for model in measured)),
             **versions(),
@@ -296,19 +285,18 @@ class _Inputs:
 
 @dataclass(frozen=True)
 class _MeasuredModel:
-    """A model's metrics over all texts (``values``) and over their halves (``half_values``), and its vectors."""
+    """A model's metrics over all texts (``values``) and over their halves (``half_values``)."""
 
     label: str
     spec: EncoderSpec
     vocabulary_hash: int
     layers: tuple[int, ...]
-    vectors: Tensor
     values: dict[str, Tensor]
     half_values: dict[str, Tensor]
 
 
 def _measure_model(encoder: LayerEncoder, inputs: _Inputs, previous: Sequence[_MeasuredModel]) -> _MeasuredModel:
-    """Return the metrics of a model over all texts and over their halves, and its vectors."""
+    """Return the metrics of a model over all texts and over their halves."""
     spec = encoder.spec
     agreed("pooling", inputs.options.pooling, encoder.pooling)
     for model in previous:
@@ -330,7 +318,7 @@ def _measure_model(encoder: LayerEncoder, inputs: _Inputs, previous: Sequence[_M
             stage.step()
     vocabulary_hash = hash(frozenset(encoder.tokenizer.get_vocab().items()))
     stacked = {name: torch.stack(by_half) for name, by_half in half_values.items()}
-    return _MeasuredModel(label, spec, vocabulary_hash, measurements.layers, measurements.vectors, values, stacked)
+    return _MeasuredModel(label, spec, vocabulary_hash, measurements.layers, values, stacked)
 
 
 def _unique_label(encoder: LayerEncoder, labels: Sequence[str]) -> str:
@@ -367,9 +355,10 @@ def _paired_layers(base: _MeasuredModel, other: _MeasuredModel) -> list[tuple[in
     return [(base_layer, layer) for base_layer, layer in pairs if base_layer in base.layers and layer in other.layers]
 
 
-def _difference_frame(base: _MeasuredModel, other: _MeasuredModel, confidence: float, dataset: str) -> pl.DataFrame:
+def _difference_frame(
+    base: _MeasuredModel, other: _MeasuredModel, count: int, confidence: float, dataset: str
+) -> pl.DataFrame:
     """Return the other model's metrics minus the base's at equal relative depths, each with its interval."""
-    count = base.vectors.shape[1]
     rows = []
     for name, base_values in base.values.items():
         for base_layer, layer in _paired_layers(base, other):
@@ -382,17 +371,6 @@ def _difference_frame(base: _MeasuredModel, other: _MeasuredModel, confidence: f
             values = (change, change - margin, change + margin)
             rows.append((base.label, other.label, base_layer, layer, depth, dataset, name, *values))
     return pl.DataFrame(rows, schema=comparison_page.DIFFERENCES, orient="row")
-
-
-def _similarity_frame(base: _MeasuredModel, other: _MeasuredModel) -> pl.DataFrame:
-    """Return the unbiased linear CKA of every layer of the base with every layer of another model."""
-    similarity = cka_matrix(base.vectors, other.vectors, unbiased=True).tolist()
-    rows = [
-        (base.label, other.label, base_layer, layer, value)
-        for base_layer, values in zip(base.layers, similarity, strict=True)
-        for layer, value in zip(other.layers, values, strict=True)
-    ]
-    return pl.DataFrame(rows, schema=comparison_page.SIMILARITY, orient="row")
 
 
 def _pair_notes(base: _MeasuredModel, other: _MeasuredModel) -> list[str]:

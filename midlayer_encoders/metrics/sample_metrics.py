@@ -256,42 +256,11 @@ def cka(first: Tensor, second: Tensor, *, unbiased: bool = False) -> Tensor:
         tensor(1.)
     """
     check_pair(first, second, least=4 if unbiased else 2)
-    return cka_matrix(first[None], second[None], unbiased=unbiased)[0, 0]
-
-
-def cka_matrix(first: Tensor, second: Tensor, *, unbiased: bool = False) -> Tensor:
-    """Return the :func:`cka` of every layer of one model with every layer of another.
-
-    Each layer's Gram matrix is computed once and stays in memory.
-
-    Args:
-        first: vectors of N texts at L layers, shape ``(L, N, D)``, two texts or more; four for ``unbiased``.
-        second: vectors of the same texts at L' layers, shape ``(L', N, D')``.
-        unbiased: use the unbiased estimate.
-
-    Returns:
-        Shape ``(L, L')``.
-
-    Example:
-        >>> layers = torch.stack([torch.eye(3), torch.tensor([[1.0, 0.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 0.0]])])
-        >>> cka_matrix(layers, layers)
-        tensor([[1.0000, 0.7071],
-                [0.7071, 1.0000]])
-    """
-    if first.ndim != 3 or second.ndim != 3 or first.shape[1] != second.shape[1]:
-        raise OptionError(
-            f"`first` and `second` must be (L, N, D) and (L', N, D') of the same N texts, "
-            f"but got {tuple(first.shape)} and {tuple(second.shape)}."
-        )
     hsic = _unbiased_hsic if unbiased else _hsic
-    first_grams = [_centered_gram(precise(rows)) for rows in first]
-    second_grams = [_centered_gram(precise(rows)) for rows in second]
-    first_norms = torch.stack([hsic(gram, gram) for gram in first_grams])
-    second_norms = torch.stack([hsic(gram, gram) for gram in second_grams])
-    norms = torch.outer(first_norms, second_norms)
-    cross = torch.stack([torch.stack([hsic(x, y) for y in second_grams]) for x in first_grams])
+    x, y = _centered_gram(precise(first)), _centered_gram(precise(second))
+    norms = hsic(x, x) * hsic(y, y)
     # NaN is unequal to 0 and stays NaN.
-    return torch.where(norms == 0, 0.0, cross / norms.sqrt()).to(result_dtype(first))
+    return torch.where(norms == 0, 0.0, hsic(x, y) / norms.sqrt()).to(result_dtype(first))
 
 
 def _centered_gram(rows: Tensor) -> Tensor:

@@ -1,49 +1,36 @@
-"""The page and the charts of a comparison: metrics, differences with intervals, and similarities of layers."""
+"""The page and the charts of a comparison: metrics, and differences with intervals."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
 import polars as pl
 
 from midlayer_encoders.report import drawing
-from midlayer_encoders.report.labels import number, significant
+from midlayer_encoders.report.labels import significant
 from midlayer_encoders.report.layer_charts import gap_text, plot_metrics
 from midlayer_encoders.report.pages import Column, metric_column, render
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_PAIR = {"base": pl.String(), "model": pl.String(), "base_layer": pl.Int64(), "layer": pl.Int64()}
-
 DIFFERENCES = pl.Schema(
-    _PAIR
+    {"base": pl.String(), "model": pl.String(), "base_layer": pl.Int64(), "layer": pl.Int64()}
     | {"depth": pl.Float64(), "dataset": pl.String(), "name": pl.String()}
     | {column: pl.Float64() for column in ("difference", "low", "high")}
 )
 """A row for each model, metric and pair of equally deep layers: the model minus the base, and the interval."""
 
-SIMILARITY = pl.Schema(_PAIR | {"cka": pl.Float64()})
-"""A row for each model, layer of the model and layer of the base."""
-
 
 def comparisons_html(
-    frame: pl.DataFrame,
-    differences: pl.DataFrame,
-    similarity: pl.DataFrame,
-    *,
-    how: Mapping[str, str],
-    notes: Sequence[str] = (),
+    frame: pl.DataFrame, differences: pl.DataFrame, *, how: Mapping[str, str], notes: Sequence[str] = ()
 ) -> str:
     """Return a self-contained page that compares models with a base.
 
     Args:
         frame: tidy metrics of every model.
         differences: with the columns of :data:`DIFFERENCES`.
-        similarity: with the columns of :data:`SIMILARITY`.
         how: facts about the measurement.
         notes: sentences below the verdict.
     """
@@ -53,45 +40,32 @@ def comparisons_html(
         "comparison.html",
         title=f"{' and '.join(models)} against {base}",
         notes=notes,
-        verdicts=comparisons_words(differences, similarity),
+        verdicts=comparisons_words(differences),
         base=base,
         metrics_chart=metrics,
         relative=metrics.axes[0].get_xlabel() != "layer",
         gaps=gap_text(metrics),
         differences_chart=plot_differences(differences),
         same_depth=same_depth(differences),
-        similarity_chart=plot_similarity(similarity),
         tables=_difference_tables(differences),
         how={"Base": base, "Compared": ", ".join(models), **how},
     )
 
 
-def comparisons_words(differences: pl.DataFrame, similarity: pl.DataFrame) -> list[str]:
-    """Return a verdict for each model: the number of clear differences, and the layer least similar to the base.
+def comparisons_words(differences: pl.DataFrame) -> list[str]:
+    """Return a verdict for each model: the number of clear differences.
 
     Example:
         >>> rows = [("a", "b", k, k, k / 1, "t", "lidar", k, k - 0.5, k + 0.5) for k in (0, 1)]
-        >>> alike = [("a", "b", j, k, 0.9 if j == k else 0.1) for j in (0, 1) for k in (0, 1)]
-        >>> frames = [pl.DataFrame(rows, schema=DIFFERENCES, orient="row")]
-        >>> frames.append(pl.DataFrame(alike, schema=SIMILARITY, orient="row"))
-        >>> (verdict,) = comparisons_words(*frames)
-        >>> verdict.split(". ")[0]
-        'b differs from a: 1 of 2 differences have an interval that excludes zero'
-        >>> verdict.split(". ")[1]
-        "CKA with a's layers of the same depth is lowest at layer 0 (0.90) and 0.90 on average."
+        >>> comparisons_words(pl.DataFrame(rows, schema=DIFFERENCES, orient="row"))
+        ['b differs from a: 1 of 2 differences have an interval that excludes zero.']
     """
     verdicts = []
     for (base, model), rows in differences.group_by("base", "model", maintain_order=True):
         clear = rows.filter((pl.col("low") > 0) | (pl.col("high") < 0))
         differs = "differs from" if len(clear) else "does not clearly differ from"
-        pairs = rows.select("base_layer", "layer").unique()
-        alike = similarity.filter(pl.col("model") == model).join(pairs, on=["base_layer", "layer"]).sort("layer")
-        least = alike.sort("cka", maintain_order=True).row(0, named=True)
-        mean = float(alike["cka"].to_numpy().mean())
         verdicts.append(
-            f"{model} {differs} {base}: {len(clear)} of {len(rows)} differences have an interval that excludes zero. "
-            f"CKA with {base}'s layers of the same depth is lowest at layer {least['layer']} ({least['cka']:.2f}) "
-            f"and {mean:.2f} on average."
+            f"{model} {differs} {base}: {len(clear)} of {len(rows)} differences have an interval that excludes zero."
         )
     return verdicts
 
@@ -124,42 +98,6 @@ def plot_differences(differences: pl.DataFrame) -> Figure:
             drawing.draw_points(axes, x, y, label=label, style=style, tips=tips, band=(low, high))
         drawing.layer_axis(axes, max(differences["base_layer"]), relative=column == "depth")
         drawing.set_title(axes, str(name), f"{name}: difference by layer")
-    return drawing.finish(figure)
-
-
-def plot_similarity(similarity: pl.DataFrame) -> Figure:
-    """Return a heat map for each model: CKA of each of its layers with each layer of the base.
-
-    A ring marks the most similar layer of the base in each row.
-
-    Args:
-        similarity: with the columns of :data:`SIMILARITY`.
-
-    Example:
-        >>> rows = [("a", "b", j, k, float(j == k)) for j in range(2) for k in range(2)]
-        >>> figure = plot_similarity(pl.DataFrame(rows, schema=SIMILARITY, orient="row"))
-        >>> figure.axes[0].collections[0].get_array().tolist()
-        [[1.0, 0.0], [0.0, 1.0]]
-    """
-    count = similarity["model"].n_unique()
-    figure, panels = drawing.panel_grid(count, columns=min(count, 3), size=(3.8, 3.3))
-    for axes, ((model,), rows) in zip(panels, similarity.group_by("model", maintain_order=True), strict=True):
-        base = rows["base"][0]
-        layers, base_layers = (sorted(rows[column].unique()) for column in ("layer", "base_layer"))
-        cka = {(layer, other): value for layer, other, value in rows.select("layer", "base_layer", "cka").iter_rows()}
-        values = [[cka.get((layer, other), math.nan) for other in base_layers] for layer in layers]
-        tips = [
-            f"layer {layer} and layer {other} of {base}: {number(value, 3)}"
-            for layer, row in zip(layers, values, strict=True)
-            for other, value in zip(base_layers, row, strict=True)
-        ]
-        peaks = np.nan_to_num(values, nan=-math.inf).argmax(axis=1).tolist()
-        mesh = drawing.draw_cells(axes, values, 0.0, 1.0, tips=tips, peaks=peaks)
-        axes.set_xticks(*drawing.place_ticks(base_layers))
-        axes.set_yticks(*drawing.place_ticks(layers))
-        axes.set(xlabel=f"layer of {base}", ylabel="layer")
-        drawing.set_title(axes, str(model), f"CKA of the layers of {model} and {base}")
-    drawing.draw_scale(mesh, panels, "CKA")
     return drawing.finish(figure)
 
 

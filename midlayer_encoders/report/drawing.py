@@ -22,7 +22,6 @@ from midlayer_encoders.report.style import DASHES, LEVEL_DASHES, LIGHT, SERIES, 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
-    from matplotlib.collections import QuadMesh
     from matplotlib.figure import Figure
 
 _HEAD_HEIGHT = 3.2  # inches
@@ -238,15 +237,9 @@ def write(
 
 
 def draw_cells(
-    axes: Axes,
-    values: Sequence[Sequence[float]],
-    low: float,
-    high: float,
-    *,
-    tips: Sequence[str] = (),
-    peaks: Sequence[int] = (),
-) -> QuadMesh:
-    """Draw a heat map; the cell in column k of row r is centered on ``(k, r)``.
+    axes: Axes, values: Sequence[Sequence[float]], low: float, high: float, *, tips: Sequence[str] = ()
+) -> None:
+    """Draw a heat map and its color bar; the cell in column k of row r is centered on ``(k, r)``.
 
     Args:
         axes: axes to draw on.
@@ -254,7 +247,6 @@ def draw_cells(
         low: value of the first color.
         high: value of the last color.
         tips: tooltip of each cell, row by row.
-        peaks: column of the ringed cell of each row; empty for none.
     """
     from matplotlib.colors import LinearSegmentedColormap, to_rgb
 
@@ -272,16 +264,9 @@ def draw_cells(
     )
     annotate(mesh, "cells", tips)
     axes.set(xlim=(-0.5, len(values[0]) - 0.5), ylim=(-0.5, len(values) - 0.5))
-    for row, column in enumerate(peaks):
-        axes.plot(column, row, "o", markersize=5, markerfacecolor="none", markeredgecolor=SERIES[1])
     axes.spines[["left", "bottom"]].set_visible(False)
     axes.tick_params(axis="y", length=0)
-    return mesh
-
-
-def draw_scale(mesh: QuadMesh, beside: Sequence[Axes], label: str = "") -> None:
-    """Draw the color bar of a heat map beside axes."""
-    bar = mesh.figure.colorbar(mesh, ax=list(beside), pad=0.02, aspect=20, label=label)
+    bar = mesh.figure.colorbar(mesh, ax=axes, pad=0.02, aspect=20)
     bar.ax.tick_params(labelsize=7, colors=LIGHT["soft"])
     bar.outline.set_visible(False)
 

@@ -119,12 +119,10 @@ def figure_html(
         stack: number of successive panels stacked in one place.
         meanings: whether panels of metrics say what their values mean.
     """
-    bars = [axes for axes in figure.axes if axes.get_label() == "<colorbar>"]
-    panels = [_panel(axes, figure, meanings=meanings) for axes in figure.axes if axes.axison and axes not in bars]
+    shown = [axes for axes in figure.axes if axes.axison and axes.get_label() != "<colorbar>"]
+    panels = [_panel(axes, figure, meanings=meanings) for axes in shown]
     wide = head or (len(panels) == 1 and not panels[0]["is_named"] and panels[0]["scale"] is None)
-    scale_label = bars[0].get_ylabel() if bars else ""
-    context = {"words": words, "wide": wide, "stack_size": stack, "scale_label": scale_label}
-    return Markup(render("figure.html", panels=panels, **context))
+    return Markup(render("figure.html", panels=panels, words=words, wide=wide, stack_size=stack))
 
 
 @dataclass(frozen=True)

@@ -118,7 +118,7 @@ def plot_steps_heat(frame: pl.DataFrame) -> Figure:
             for layer, row in zip(history.layers, values, strict=True)
             for step, value in zip(history.steps, row, strict=True)
         ]
-        drawing.draw_scale(drawing.draw_cells(axes, values, low, high, tips=tips), [axes])
+        drawing.draw_cells(axes, values, low, high, tips=tips)
         axes.set_xticks(*drawing.place_ticks([step_word(step) for step in history.steps], 5))
         axes.set_yticks(*drawing.place_ticks(history.layers))
         axes.set(xlabel="step", ylabel="layer")

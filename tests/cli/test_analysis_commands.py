@@ -79,7 +79,7 @@ def test_every_option_of_compare_reaches_it(steps: Path, texts: Path, tmp_path: 
     def command(flags: list[str]) -> dict[str, pl.DataFrame]:
         out = tmp_path / "out"
         output = run("compare", *pair, "--texts", str(texts), "--out", str(out), "--device", "cpu", *flags)
-        result = read_frames(out, "frame", "differences", "cka")
+        result = read_frames(out, "frame", "differences")
         rows = result["differences"].select("layer", "name", "difference").iter_rows()
         values = {(layer, name.replace("_", " ")): value for layer, name, value in rows}
         ((head, *lines),) = tables(output)
@@ -91,7 +91,7 @@ def test_every_option_of_compare_reaches_it(steps: Path, texts: Path, tmp_path: 
     def call(metrics: str = "paper", **options: Any) -> dict[str, pl.DataFrame]:
         names = metrics if metrics == "paper" else metrics.split(",")
         result = compare(*pair, metrics=names, **call_arguments(**options))
-        return {"frame": result.frame, "differences": result.differences, "cka": result.similarity}
+        return {"frame": result.frame, "differences": result.differences}
 
     options = CHANGED | {"metrics": "anisotropy,lidar", "resamples": 3}
     plain = {"field": "body", "metrics": "infonce,anisotropy"}

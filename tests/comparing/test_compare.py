@@ -20,9 +20,8 @@ from midlayer_encoders.comparing import CompareResult
 from midlayer_encoders.comparing.compare import COMPARABLE, comparable, half_width, random_halves
 from midlayer_encoders.encoder.sentence_transformers_encoder import measure
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.metrics import TooFewTextsError, cka
-from midlayer_encoders.metrics.sample_metrics import cka_matrix
-from midlayer_encoders.report.comparison_page import SIMILARITY, plot_differences, plot_similarity
+from midlayer_encoders.metrics import TooFewTextsError
+from midlayer_encoders.report.comparison_page import DIFFERENCES, plot_differences
 from tests.families import DEPTH, VOCAB, tiny
 from tests.grouped import compare
 from tests.tiny_folders import save_tiny, tokenizer
@@ -99,21 +98,12 @@ def test_differences_match_the_frame_and_are_zero_for_unchanged_layers(done: Com
     assert last["high"].item() > last["low"].item()
 
 
-def test_unchanged_layers_have_similarity_one(done: CompareResult) -> None:
-    square = done.similarity.sort("base_layer", "layer")
-    assert len(square) == (DEPTH + 1) ** 2
-    diagonal = square.filter(pl.col("base_layer") == pl.col("layer"))["cka"].to_list()
-    assert diagonal[:DEPTH] == pytest.approx([1.0] * DEPTH, abs=1e-6)
-    assert diagonal[DEPTH] < 0.999
-    assert f"lowest at layer {DEPTH} (" in done.words()[0]
-
-
 def test_everything_is_written(base: str, tuned: str, tmp_path: Path) -> None:
     comparison = compare(base, tuned, metrics=["curvature", "lidar"], out=tmp_path / "out", **OPTIONS)  # type: ignore[arg-type]
     assert comparison.folder == tmp_path / "out"
     assert_frame_equal(pl.read_parquet(comparison.folder / "differences.parquet"), comparison.differences)
-    assert pl.read_csv(comparison.folder / "cka.csv").columns == list(SIMILARITY)
-    assert {path.name for path in comparison.folder.glob("*.png")} == {"metrics.png", "differences.png", "cka.png"}
+    assert pl.read_csv(comparison.folder / "differences.csv").columns == list(DIFFERENCES)
+    assert {path.name for path in comparison.folder.glob("*.png")} == {"metrics.png", "differences.png"}
     page = (comparison.folder / "report.html").read_text()
     assert page.count("fill-opacity: 0.18") == 2  # the bands of both metrics
     assert "random halves of 6 texts" in page
@@ -150,18 +140,6 @@ def test_halves_are_seeded_and_have_no_repeated_text() -> None:
     assert not torch.equal(halves, random_halves(11, 6, seed=4))
 
 
-@pytest.mark.parametrize("unbiased", [False, True])
-def test_matrix_holds_the_cka_of_every_pair(unbiased: bool) -> None:
-    generator = torch.Generator().manual_seed(0)
-    first, second = torch.randn(3, 9, 5, generator=generator), torch.randn(2, 9, 7, generator=generator)
-    actual = cka_matrix(first, second, unbiased=unbiased)
-    for row in range(3):
-        for column in range(2):
-            torch.testing.assert_close(actual[row, column], cka(first[row], second[column], unbiased=unbiased))
-    with pytest.raises(OptionError, match="of the same N texts"):
-        cka_matrix(first, second[:, :4])
-
-
 def test_models_of_different_depth_and_width_are_compared_at_equal_depth(base: str, tmp_path: Path) -> None:
     config = tf.LlamaConfig(
         vocab_size=VOCAB + 1, hidden_size=16, num_hidden_layers=6, num_attention_heads=2, intermediate_size=32,
@@ -177,7 +155,6 @@ def test_models_of_different_depth_and_width_are_compared_at_equal_depth(base: s
     assert result.differences["depth"].unique().sort().to_list() == [0.0, 0.5, 1.0]
     assert "differences are taken at the 3 depths that both have" in result.notes[0]
     assert "different tokenizers" in result.notes[1]
-    assert len(result.similarity) == 5 * 7
     page = result.to_html(tmp_path / "page.html").read_text()
     assert "relative depth in percent" in page
     figure = plot_differences(result.differences)
@@ -204,7 +181,6 @@ def test_encoders_and_several_models_with_one_name(
         "local/more/base",
         f"local/{Path(base).parent.name}/base",
     ]
-    assert len(plot_similarity(result.similarity).axes) == 3  # two maps and the bar
     assert len(result.words()) == 2
 
 

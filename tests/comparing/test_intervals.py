@@ -20,9 +20,8 @@ from midlayer_encoders import LayerEncoder
 from midlayer_encoders.comparing.compare import random_halves
 from midlayer_encoders.comparing.correlation import correlate
 from midlayer_encoders.encoder.sentence_transformers_encoder import measure
-from midlayer_encoders.metrics import cka
 from midlayer_encoders.views.text_views import augment
-from tests.families import DEPTH, VOCAB
+from tests.families import VOCAB
 from tests.grouped import compare
 from tests.selection.frames import frame
 from tests.tiny_folders import save_tiny, tokenizer
@@ -119,7 +118,7 @@ def test_text_of_one_token_is_excluded_from_token_means(models: list[str]) -> No
     assert_frame_equal(actual.filter(name="prompt_entropy"), without, rel_tol=1e-4)
 
 
-def test_cka_rows_are_base_layers_and_columns_the_other_models(models: list[str], tmp_path: Path) -> None:
+def test_models_of_different_depth_are_compared_at_equal_depth(models: list[str], tmp_path: Path) -> None:
     config = tf.LlamaConfig(
         vocab_size=VOCAB, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32,
         max_position_embeddings=64, pad_token_id=0,
@@ -127,16 +126,6 @@ def test_cka_rows_are_base_layers_and_columns_the_other_models(models: list[str]
     tf.LlamaModel(config).save_pretrained(tmp_path / "small")
     tokenizer().save_pretrained(tmp_path / "small")
     result = compare(models[0], str(tmp_path / "small"), **(OPTIONS | {"metrics": ["first_token_share"]}))
-    vectors = {
-        (folder, layer): LayerEncoder(folder, layer, norm="none", device="cpu").encode(TEXTS, convert_to_tensor=True)
-        for folder, depth in ((models[0], DEPTH), (str(tmp_path / "small"), 2))
-        for layer in range(depth + 1)
-    }
-    assert len(result.similarity) == (DEPTH + 1) * 3
-    for row in result.similarity.iter_rows(named=True):
-        pair = vectors[models[0], row["base_layer"]], vectors[str(tmp_path / "small"), row["layer"]]
-        expected = float(cka(pair[0].double(), pair[1].double(), unbiased=True))
-        assert row["cka"] == pytest.approx(expected, abs=1e-5)
     pairs = result.differences.select("base_layer", "layer", "depth").rows()
     assert pairs == [(0, 0, 0.0), (2, 1, 0.5), (4, 2, 1.0)]
 

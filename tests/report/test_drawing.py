@@ -17,7 +17,7 @@ from matplotlib.colors import to_hex
 from PIL import Image
 
 from midlayer_encoders.report import drawing, plot_metrics, plot_steps_curves, plot_steps_heat
-from midlayer_encoders.report.comparison_page import DIFFERENCES, SIMILARITY, plot_differences, plot_similarity
+from midlayer_encoders.report.comparison_page import DIFFERENCES, plot_differences
 from midlayer_encoders.report.labels import number, signed
 from midlayer_encoders.report.pages import figure_html
 from midlayer_encoders.report.style import LIGHT, SERIES, ordered_colors
@@ -37,11 +37,6 @@ def history() -> pl.DataFrame:
             for layer in range(4)
         ]
     )  # fmt: skip
-
-
-def similarity() -> pl.DataFrame:
-    rows = [("a", "b", j, k, 1 / (1 + abs(j - k))) for j in range(3) for k in range(4) if (j, k) != (2, 0)]
-    return pl.DataFrame(rows, schema=SIMILARITY, orient="row")
 
 
 def panel() -> Axes:
@@ -93,22 +88,16 @@ def test_steps_have_ordered_colors_and_gaps_have_no_tooltips() -> None:
     assert details(lines[0])["tips"] == [f"step 1, layer {layer}: {layer + 1}" for layer in (0, 2, 3)]
 
 
-def test_heat_maps_have_the_values_and_rings_of_the_frame() -> None:
-    for figure, expected in (
-        (plot_steps_heat(history()), history().filter(name="lidar")["value"].to_numpy().reshape(3, 4).T),
-        (plot_similarity(similarity()), [[1, 0.5, np.nan], [0.5, 1, 0.5], [1 / 3, 0.5, 1], [0.25, 1 / 3, 0.5]]),
-    ):
-        axes = figure.axes[0]
-        mesh = axes.collections[0]
-        values = mesh.get_array()
-        assert values is not None
-        np.testing.assert_allclose(values.filled(math.nan), expected)
-        low, high = mesh.get_clim()
-        finite = ~values.mask
-        strength = (values[finite] - low) / (high - low)
-        np.testing.assert_allclose(mesh.to_rgba(values)[..., 3][finite], 0.06 + 0.94 * strength, atol=0.02)
-    rings = [points(ring)[0] for ring in axes.lines]
-    assert rings == [(0, 0), (1, 1), (2, 2), (2, 3)]
+def test_heat_maps_have_the_values_of_the_frame() -> None:
+    mesh = plot_steps_heat(history()).axes[0].collections[0]
+    values = mesh.get_array()
+    assert values is not None
+    expected = history().filter(name="lidar")["value"].to_numpy().reshape(3, 4).T
+    np.testing.assert_allclose(values.filled(math.nan), expected)
+    low, high = mesh.get_clim()
+    finite = ~values.mask
+    strength = (values[finite] - low) / (high - low)
+    np.testing.assert_allclose(mesh.to_rgba(values)[..., 3][finite], 0.06 + 0.94 * strength, atol=0.02)
 
 
 def test_dots_marks_levels_and_texts_are_at_their_coordinates() -> None:
@@ -239,9 +228,6 @@ def test_legends_and_scales_are_in_figures_and_on_pages() -> None:
     texts = [text.get_text() for text in figure.legends[0].get_texts()]
     items = re.findall(r"<bdi>(.*?)</bdi></li>", figure_html(figure))
     assert [unescape(item) for item in items] == texts == ["a & b", "c"]
-    maps = plot_similarity(similarity())
-    assert [axes.get_ylabel() for axes in maps.axes] == ["layer", "CKA"]
-    assert figure_html(maps).count('<div class="scale"><span>CKA 0</span>') == 1
     separate = plot_steps_heat(history())
     assert len(separate.axes) == 4
     assert figure_html(separate).count("(faint) to") == 2
@@ -294,13 +280,3 @@ def test_models_of_different_depth_are_compared_by_relative_depth() -> None:
     assert axes.get_xlabel() == "relative depth"
     assert list(line.get_xdata()) == [0, 0.5, 1]
     assert details(line)["tips"][2].startswith("layer 4: ")
-
-
-def test_most_similar_layer_of_each_row_is_ringed() -> None:
-    table = {0: (0.9, 0.2, 0.1), 4: (0.1, 0.3, 0.8), 8: (0.2, 0.7, None)}
-    rows = [("a", "b", 3 * k, layer, v) for layer, row in table.items() for k, v in enumerate(row) if v is not None]
-    axes = plot_similarity(pl.DataFrame(rows, schema=SIMILARITY, orient="row")).axes[0]
-    assert [points(ring)[0] for ring in axes.lines] == [(0, 0), (2, 1), (1, 2)]
-    assert details(axes.collections[0])["tips"][5] == "layer 4 and layer 6 of a: 0.800"
-    assert [text.get_text() for text in axes.get_xticklabels()] == ["0", "3", "6"]
-    assert [text.get_text() for text in axes.get_yticklabels()] == ["0", "4", "8"]

@@ -4,18 +4,11 @@ from __future__ import annotations
 
 import re
 
-import numpy as np
 import polars as pl
 import pytest
 
 from midlayer_encoders.report import report_html
-from midlayer_encoders.report.comparison_page import (
-    DIFFERENCES,
-    SIMILARITY,
-    comparisons_html,
-    plot_differences,
-    plot_similarity,
-)
+from midlayer_encoders.report.comparison_page import DIFFERENCES, comparisons_html, plot_differences
 from midlayer_encoders.report.layer_charts import plot_probes, plot_selection
 from midlayer_encoders.report.pages import render
 from midlayer_encoders.report.paper_page import LabeledCurve, plot_curves
@@ -52,20 +45,10 @@ ROWS = [
     for name in ("lidar", "dime")
     for k, value in ((0, 1.0 + number), (2, -3.0), (4, 2.0 if name == "dime" else -0.25))
 ]
-CKA = {
-    "b": [[0.9, 0.95, 0.2], [0.125, 0.8, 0.7], [0.3, 0.6, 0.5]],
-    "c": [[0.1, 0.2, 0.3], [0.6, 0.5, 0.4], [0.7, 0.9, 0.8]],
-}
-"""By base layer, then layer; neither symmetric nor with peaks on the diagonal."""
-
-SIMILARITY_ROWS = [
-    ("a", m, 2 * j, 2 * k, v) for m, rows in CKA.items() for j, row in enumerate(rows) for k, v in enumerate(row)
-]
 
 
-def test_differences_and_similarities_are_at_their_coordinates() -> None:
+def test_differences_are_at_their_coordinates() -> None:
     differences = pl.DataFrame(ROWS, schema=DIFFERENCES, orient="row")
-    similarity = pl.DataFrame(SIMILARITY_ROWS, schema=SIMILARITY, orient="row")
     for axes, name in zip(plot_differences(differences).axes, ("lidar", "dime"), strict=True):
         for line, model in zip(axes.lines[1:], "bc", strict=True):
             model_rows = [row for row in ROWS if row[1] == model and row[6] == name]
@@ -76,19 +59,7 @@ def test_differences_and_similarities_are_at_their_coordinates() -> None:
             assert {
                 (row[2], row[column]) for row in ROWS if row[1] == model and row[6] == name for column in (8, 9)
             } <= corners
-    figure = plot_similarity(similarity)
-    for axes, model in zip(figure.axes, "bc", strict=False):
-        cka = np.array(CKA[model])
-        values = axes.collections[0].get_array()
-        assert values is not None
-        assert values.tolist() == cka.T.tolist()  # its own layers upward, the base layers to the right
-        rings = [(ring.get_xdata()[0], ring.get_ydata()[0]) for ring in axes.lines]
-        assert rings == [(int(cka[:, k].argmax()), k) for k in range(3)]
-    page = comparisons_html(metrics_frame(4, names=["lidar"], model="a"), differences, similarity, how={})
-    (heat_map,) = svgs(page, "CKA of the layers of b and a")
-    tips = [cell.findtext("title") for group in groups(heat_map, "cells") for cell in group.iter("path")]
-    assert "layer 2 and layer 0 of a: 0.950" in tips
-    assert "layer 0 and layer 2 of a: 0.125" in tips
+    page = comparisons_html(metrics_frame(4, names=["lidar"], model="a"), differences, how={})
     assert "b differs from a: 5 of 6 differences have an interval that excludes zero." in page
     table = re.search(r"<caption>b by layer: minus a, and its interval</caption>.*?</table>", page)
     assert table is not None

@@ -13,7 +13,7 @@ import pytest
 from midlayer_encoders.frame import FRAME_SCHEMA
 from midlayer_encoders.metrics import METRICS
 from midlayer_encoders.report import plot_metrics, plot_scores, report_html
-from midlayer_encoders.report.comparison_page import DIFFERENCES, SIMILARITY, comparisons_html
+from midlayer_encoders.report.comparison_page import DIFFERENCES, comparisons_html
 from midlayer_encoders.report.labels import METRIC_MEANINGS
 from midlayer_encoders.report.sweep_page import confirmed_words
 from midlayer_encoders.report.training_page import steps_html
@@ -221,16 +221,12 @@ def check_harmless(page: str) -> None:
 @pytest.mark.parametrize("location", ["base", "model", "name", "how", "notes"])
 def test_malicious_name_in_a_comparison(location: str) -> None:
     rows = [("a", model, k, k, k / 2, "t", "lidar", 1.0, 0.5, 1.5) for model in "bc" for k in range(3)]
-    similarity_rows = [("a", model, j, k, 0.5) for model in "bc" for j in range(3) for k in range(3)]
-    frames = [
-        pl.DataFrame(rows, schema=DIFFERENCES, orient="row"),
-        pl.DataFrame(similarity_rows, schema=SIMILARITY, orient="row"),
-    ]
+    differences = pl.DataFrame(rows, schema=DIFFERENCES, orient="row")
     if location in ("base", "model", "name"):
         replacement = pl.col(location).replace({"a": HOSTILE, "b": HOSTILE, "lidar": HOSTILE})
-        frames = [frame.with_columns(replacement) if location in frame.columns else frame for frame in frames]
+        differences = differences.with_columns(replacement)
     texts = {"how": {HOSTILE: HOSTILE} if location == "how" else {}, "notes": [HOSTILE] if location == "notes" else []}
-    check_harmless(comparisons_html(metrics_frame(2, names=["lidar"]), *frames, **texts))  # type: ignore[arg-type]
+    check_harmless(comparisons_html(metrics_frame(2, names=["lidar"]), differences, **texts))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("location", ["model", "dataset", "name", "title", "notes"])
@@ -257,12 +253,8 @@ def test_tables_of_a_comparison_hold_every_difference_and_interval() -> None:
         for k in range(3)
         for value in [10.0 * place + k - 1]
     ]
-    similar = [("a", model, j, k, 0.5) for model in models for j in range(3) for k in range(3)]
-    frames = (
-        pl.DataFrame(rows, schema=DIFFERENCES, orient="row"),
-        pl.DataFrame(similar, schema=SIMILARITY, orient="row"),
-    )
-    page = comparisons_html(metrics_frame(2, names=["lidar"]), *frames, how={"seed": "7"}, notes=["a note"])
+    differences = pl.DataFrame(rows, schema=DIFFERENCES, orient="row")
+    page = comparisons_html(metrics_frame(2, names=["lidar"]), differences, how={"seed": "7"}, notes=["a note"])
     for model in models:
         heads: list[str] = []
         columns: list[list[str]] = []
