@@ -9,7 +9,6 @@ from sentence_transformers import SentenceTransformer
 from midlayer_encoders.encoder.build import BuiltEncoder
 from midlayer_encoders.encoder.first_module import MemoryModule, UncutTransformer
 from midlayer_encoders.encoder.inputs import probe_inputs
-from midlayer_encoders.encoder.older_versions import LOADER_FILES, make_readable_by_older
 from midlayer_encoders.encoder.stock_folder import STOCK_TEMPLATE, stock_form, stock_problem
 from midlayer_encoders.encoder.verification import close
 from midlayer_encoders.errors import CutError
@@ -20,6 +19,9 @@ from midlayer_encoders.models.padding import suffers_from_padding, wants_padding
 from midlayer_encoders.models.quantized import keep_weights_unchanged
 from midlayer_encoders.reading import joined_readings
 from midlayer_encoders.validation import check_flag, check_path
+
+LOADER_FILES = ("model.safetensors.index.json", "model.safetensors", "modules.json", "config.json")
+"""Files that loaders require, which are written last. vLLM would read the shards that a previous index lists."""
 
 # Characters that tokenizers normalize, split or mark in different ways.
 _UNUSUAL_TEXT = "Cafe\u0301 ½ 12345  <s> don't\n\tDon’t straße 東京 한국 👍🏽 ﬁ \u00a0x_y"
@@ -76,13 +78,11 @@ class SavableEncoder(BuiltEncoder):
                 if (folder / "README.md").exists():  # the card of the base class describes no layer
                     text = self.model_card_text(stock_template=STOCK_TEMPLATE)
                     (folder / "README.md").write_text(text, encoding="utf8")
-                make_readable_by_older(folder, form.max_seq_length)
                 self.check_folder(folder, home, form)
                 return
             super(SavableEncoder, self).save(str(folder), *args, **kwargs)
             if self.readings is not None:
                 _name_code(folder)
-            make_readable_by_older(folder, self.max_seq_length)
             self.check_folder(folder, home)
 
         with internals.without_bars():

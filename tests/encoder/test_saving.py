@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import CutError, DiskFullError, FolderError, OptionError
@@ -79,6 +80,20 @@ def test_full_disk_raises_and_keeps_the_old_folder(small_disk: Path, tiny_folder
 
 def _size(folder: Path) -> int:
     return sum(-(-path.stat().st_size // 4096) * 4096 for path in folder.rglob("*") if path.is_file())
+
+
+def test_folder_keeps_the_length_and_what_a_pooling_leaves_out(tiny_folder: Folder, tmp_path: Path) -> None:
+    modules = [Transformer(tiny_folder("RoBERTa")), Pooling(32, "lasttoken", include_prompt=False)]
+    SentenceTransformer(modules=modules, device="cpu").save(str(tmp_path / "whole"), create_model_card=False)
+    center = tuple(f"text number {n} of {n * n}" for n in range(16))
+    encoder = LayerEncoder(str(tmp_path / "whole"), 2, device="cpu", center=center, normalize=True, max_length=40)
+    encoder.save_pretrained(str(tmp_path / "cut"))
+    loaded = SentenceTransformer(str(tmp_path / "cut"), device="cpu")
+    assert [type(module).__name__ for module in loaded] == ["Transformer", "Pooling", "Dense", "Normalize"]
+    assert loaded[1].include_prompt is False
+    assert loaded.max_seq_length == 40
+    long = [*TEXTS, " ".join(TEXTS * 9)]
+    np.testing.assert_array_equal(loaded.encode(long), encoder.encode(long))
 
 
 def test_file_in_place_of_the_folder_is_refused(tiny_folder: Folder, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import pytest
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 from tokenizers import Tokenizer
+from transformers import AutoConfig, LlamaConfig, LlamaModel
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import CutError
@@ -23,6 +24,7 @@ from midlayer_encoders.export import export_for, serving_line
 from midlayer_encoders.export._engines import engine_vectors
 from tests.cli.calls import run
 from tests.tiny_folders import TEXTS
+from tests.tiny_folders import tokenizer as tiny_tokenizer
 
 Folder = Callable[[str], str]
 
@@ -103,7 +105,11 @@ def test_the_folder_holds_pooling_modules_length_and_tokens(tiny_folder: Folder,
     modules = json.loads((tmp_path / "out" / "modules.json").read_text())
     names = ["Transformer", "Pooling", "Dense", "Normalize"]
     assert [module["type"] for module in modules] == [f"sentence_transformers.models.{name}" for name in names]
-    assert json.loads((tmp_path / "out" / "1_Pooling" / "config.json").read_text())["pooling_mode_lasttoken"] is True
+    pooling = json.loads((tmp_path / "out" / "1_Pooling" / "config.json").read_text())
+    assert [name for name, value in pooling.items() if value is True] == ["include_prompt", "pooling_mode_lasttoken"]
+    assert pooling["word_embedding_dimension"] == 32
+    tokenizer_settings = json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())
+    assert tokenizer_settings["tokenizer_class"] == "PreTrainedTokenizerFast"
     assert json.loads((tmp_path / "out" / "sentence_bert_config.json").read_text())["max_seq_length"] == 48
     texts = [*TEXTS, " ".join(TEXTS)]
     expected = encoder.tokenizer(texts, truncation=True, max_length=48)["input_ids"]
@@ -113,6 +119,44 @@ def test_the_folder_holds_pooling_modules_length_and_tokens(tiny_folder: Folder,
     assert [encoding.ids for encoding in tokenizer.encode_batch(texts)] == expected
     assert len(expected[-1]) == 48
     assert expected[-1][-1] == expected[0][-1]  # truncation keeps the end of the template
+
+
+@pytest.mark.parametrize(
+    ("rope", "old"),
+    [
+        ({"rope_type": "default", "rope_theta": 500.0}, {"rope_theta": 500.0}),
+        (
+            {"rope_type": "linear", "rope_theta": 500.0, "factor": 2.0},
+            {"rope_theta": 500.0, "rope_scaling": {"rope_type": "linear", "type": "linear", "factor": 2.0}},
+        ),
+    ],
+)
+def test_rotary_positions_are_written_under_both_names_and_read_once(tmp_path: Path, rope: Any, old: Any) -> None:
+    sizes: Any = {"vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
+    config = LlamaConfig(
+        **sizes, intermediate_size=64, max_position_embeddings=64, pad_token_id=0, rope_parameters=rope
+    )
+    LlamaModel(config).eval().save_pretrained(tmp_path / "whole")
+    tiny_tokenizer().save_pretrained(tmp_path / "whole")
+    export_for(LayerEncoder(str(tmp_path / "whole"), 2, device="cpu"), "vllm", tmp_path / "cut")
+    written = json.loads((tmp_path / "cut" / "config.json").read_text())
+    assert {name: written[name] for name in old} == old
+    reloaded: Any = AutoConfig.from_pretrained(tmp_path / "cut")
+    assert {name: reloaded.rope_parameters[name] for name in rope} == rope
+
+
+@pytest.mark.parametrize(
+    ("name", "old"),
+    [
+        ("GPTNeoX", {"rotary_emb_base": 10000, "rotary_pct": 0.25}),
+        ("ModernBERT", {"global_rope_theta": 160000.0, "local_rope_theta": 10000.0}),
+        ("RoBERTa", {"position_embedding_type": "absolute"}),
+    ],
+)
+def test_families_with_their_own_old_names(tiny_folder: Folder, tmp_path: Path, name: str, old: Any) -> None:
+    export_for(LayerEncoder(tiny_folder(name), 2, device="cpu"), "vllm", tmp_path / "cut")
+    written = json.loads((tmp_path / "cut" / "config.json").read_text())
+    assert {name: written[name] for name in old} == old
 
 
 @pytest.mark.parametrize(
