@@ -39,7 +39,7 @@ model.save_pretrained("digit-model")
 processor.save_pretrained("digit-model")
 
 encoder = LayerEncoder("digit-model", -1, device="cpu")
-for kind in ("attentive", "linear", "knn"):
+for kind in ("attentive", "linear"):
     result = probe(
         encoder, [images[row] for row in unknown], digits.target[unknown].tolist(), kind=kind, dataset="digits"
     )

@@ -180,7 +180,7 @@ def check_effect(function: Callable[..., Any], condition: str, **arguments: obje
 
     Args:
         function: the function that declares the defaults.
-        condition: when the arguments have no effect, for example ``"with kind='knn', which trains nothing"``.
+        condition: when the arguments have no effect, for example ``"with kind='linear'"``.
         arguments: the arguments by name, with the values that the function received.
     """
     parameters = inspect.signature(function).parameters

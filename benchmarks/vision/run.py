@@ -87,11 +87,11 @@ def probe_trunk(
     epochs: int,
     out: Path,
 ) -> None:
-    """Probe every layer three ways and write the rows."""
+    """Probe every layer two ways and write the rows."""
     device = images.device
     live = LiveTokens(reader_of(trunk, images, causal=causal, norm="final"), range(len(images)), "final")
     batches = [part.tolist() for part in torch.arange(len(images)).split(1000)]
-    for kind in ("attentive", "linear", "knn"):
+    for kind in ("attentive", "linear"):
         start = time.perf_counter()
         source = read_tokens(live, batches, keep_gb=60) if kind == "attentive" else read_vectors(live, batches)
         right, validation, best = probe_tokens(

@@ -28,7 +28,7 @@ def probe(
     test: Annotated[Path | None, Option(help="Test data; by default a fifth of each class.")] = None,
     text_column: _arguments.TextColumn = None,
     label_column: _arguments.LabelColumn = None,
-    kind: Annotated[Literal["attentive", "linear", "knn"], Option(help="The classifier.")] = "attentive",
+    kind: Annotated[Literal["attentive", "linear"], Option(help="The classifier.")] = "attentive",
     layers: _arguments.Layers = "all",
     epochs: Annotated[int, Option(help="Maximum number of epochs; each layer keeps its best.")] = 30,
     batch_size: Annotated[int, Option(help="Examples per step.")] = 256,
@@ -102,7 +102,7 @@ def print_probe(result: ProbeResult) -> None:
     rows = []
     for layer, accuracy, low, high, validation, epoch in result.table.iter_rows():
         shares = (f"{100 * accuracy:.1f}", f"{100 * low:.1f} to {100 * high:.1f}", f"{100 * validation:.1f}")
-        rows.append([str(layer), *shares, str(epoch or "")])
+        rows.append([str(layer), *shares, str(epoch)])
     title = f"{result.dataset}: {result.kind} probe, accuracy in percent"
     best = result.table["layer"].to_list().index(result.best_layer)
     columns = ["layer", "accuracy", "95 % interval", "validation", "best epoch"]

@@ -1,7 +1,7 @@
 """Train a small classifier on every frozen layer and score how well each layer separates labeled examples."""
 
 from midlayer_encoders.errors import deprecated_names
-from midlayer_encoders.probing.classifiers import AttentiveProbes, LinearProbes, nearest_classes
+from midlayer_encoders.probing.classifiers import AttentiveProbes, LinearProbes
 from midlayer_encoders.probing.examples import Split, split_examples
 from midlayer_encoders.probing.probe import ProbeSettings, probe, probe_tokens
 from midlayer_encoders.probing.probe_result import ProbeResult, wilson
@@ -15,7 +15,6 @@ __all__ = [
     "ProbeResult",
     "ProbeSettings",
     "Split",
-    "nearest_classes",
     "probe",
     "probe_tokens",
     "split_examples",

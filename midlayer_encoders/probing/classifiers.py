@@ -5,11 +5,10 @@ from typing import Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import normalize
 
 from midlayer_encoders.errors import OptionError
 
-ProbeKind: TypeAlias = Literal["attentive", "linear", "knn"]
+ProbeKind: TypeAlias = Literal["attentive", "linear"]
 
 PROBE_KINDS: tuple[ProbeKind, ...] = get_args(ProbeKind)
 
@@ -169,39 +168,3 @@ def _uniform(rows: int, columns: int, generator: torch.Generator) -> Tensor:
 
 def _repeated(start: Tensor, layers: int) -> nn.Parameter:
     return nn.Parameter(start.expand(layers, *start.shape).clone())
-
-
-@torch.no_grad()
-def nearest_classes(
-    train_vectors: Tensor, labels: Tensor, query_vectors: Tensor, *, neighbors: int = 20, temperature: float = 0.07
-) -> Tensor:
-    r"""Return the class that the nearest training examples vote for, by cosine, shape ``(L, M)``.
-
-    .. math::
-        \hat y = \arg\max_c \sum_{i \in N_k} [y_i = c] \exp(\cos(x, x_i) / \tau)
-
-    This is the vote of Wu et al. (2018), which DINO reports.
-
-    Args:
-        train_vectors: vectors of the training examples, shape ``(L, N, D)``.
-        labels: their classes, from ``0``, shape ``(N,)``.
-        query_vectors: vectors of the examples to classify, shape ``(L, M, D)``.
-        neighbors: k; all training examples if there are fewer.
-        temperature: of the votes.
-
-    Example:
-        >>> train_vectors, labels = torch.eye(3)[None], torch.tensor([0, 1, 1])
-        >>> nearest_classes(train_vectors, labels, torch.tensor([[[0.9, 0.1, 0.0], [0.0, 0.5, 0.5]]]), neighbors=1)
-        tensor([[0, 1]])
-    """
-    if neighbors < 1:
-        raise OptionError(f"`neighbors` must be at least 1, but got {neighbors}.")
-    unit = normalize(train_vectors.float(), dim=-1)
-    classes = []
-    for part in torch.split(query_vectors, 1024, dim=1):  # the whole similarity matrix may not fit into memory
-        similarity = normalize(part.float(), dim=-1) @ unit.mT
-        nearest, index = similarity.topk(min(neighbors, similarity.shape[-1]), dim=-1)
-        votes = similarity.new_zeros(*similarity.shape[:2], int(labels.max()) + 1)
-        votes.scatter_add_(2, labels[index], ((nearest - 1) / temperature).exp())
-        classes.append(votes.argmax(dim=-1))
-    return torch.cat(classes, dim=1)

@@ -15,10 +15,10 @@ from midlayer_encoders._deprecated import take_deprecated
 from midlayer_encoders._types import Layer, Progress
 from midlayer_encoders.errors import NotFiniteError, OptionError, short_repr
 from midlayer_encoders.measuring import agreed
-from midlayer_encoders.probing.classifiers import PROBE_KINDS, AttentiveProbes, LinearProbes, ProbeKind, nearest_classes
+from midlayer_encoders.probing.classifiers import PROBE_KINDS, AttentiveProbes, LinearProbes, ProbeKind
 from midlayer_encoders.probing.examples import Split, split_examples
 from midlayer_encoders.probing.probe_result import ProbeResult
-from midlayer_encoders.probing.tokens import CachedTokens, LiveTokens, TokenSource, read_tokens, read_vectors
+from midlayer_encoders.probing.tokens import LiveTokens, TokenSource, read_tokens, read_vectors
 from midlayer_encoders.processes import share_model
 from midlayer_encoders.reading.batches import batches_of
 from midlayer_encoders.reading.reader import layer_reader
@@ -29,12 +29,8 @@ if TYPE_CHECKING:
 
 
 UNUSED_SETTINGS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "attentive": ("pools the tokens by itself", ("neighbors",)),
-    "linear": ("reads one vector of each example", ("heads", "neighbors", "keep_gb")),
-    "knn": (
-        "trains nothing",
-        ("heads", "keep_gb", "epochs", "patience", "batch_size", "learning_rate", "weight_decay"),
-    ),
+    "attentive": ("pools the tokens by itself", ()),
+    "linear": ("reads one vector of each example", ("heads", "keep_gb")),
 }
 """For each kind of probe, the :class:`ProbeSettings` without effect and the reason."""
 
@@ -51,7 +47,6 @@ class ProbeSettings:
         learning_rate: of AdamW at the first step; it decays to zero along a cosine.
         weight_decay: of AdamW.
         heads: attention heads of ``"attentive"``; ``None`` for one per 64 dimensions.
-        neighbors: of ``"knn"``.
         keep_gb: memory for cached tokens, in half precision; if they need more, every epoch runs the model again.
         seed: for split, weights and order.
     """
@@ -62,12 +57,11 @@ class ProbeSettings:
     learning_rate: float = 1e-3
     weight_decay: float = 0.1
     heads: int | None = None
-    neighbors: int = 20
     keep_gb: float = 4.0
     seed: int = 0
 
     def __post_init__(self) -> None:
-        units = {"epochs": "epochs", "patience": "epochs", "batch_size": "examples", "neighbors": "neighbors"}
+        units = {"epochs": "epochs", "patience": "epochs", "batch_size": "examples"}
         checked: dict[str, object] = {
             **{name: validation.check_count(name, getattr(self, name), unit) for name, unit in units.items()},
             "learning_rate": validation.check_number("learning_rate", self.learning_rate),
@@ -194,8 +188,8 @@ def probe(
     """Return the accuracy by layer of probes on a frozen model's tokens, all layers from one forward pass.
 
     ``"attentive"`` trains attentive pooling and a linear classifier on each layer's tokens, as in El-Nouby et al.
-    (2024), ``"linear"`` a linear classifier on their mean, and ``"knn"`` takes a vote of the nearest training examples.
-    The probes of all layers train together, and each becomes what it would have become alone.
+    (2024), and ``"linear"`` a linear classifier on their mean. The probes of all layers train together, and each
+    becomes what it would have become alone.
 
     Args:
         encoder: with the whole model, ``LayerEncoder(model, layer=-1)``.
@@ -303,18 +297,15 @@ def probe_tokens(
         source: tokens of every layer.
         labels: classes from ``0`` of all examples, shape ``(N,)``.
         split: which examples train, choose the epoch and test.
-        kind: of the probe; ``"knn"`` needs :class:`CachedTokens` with one token per example.
+        kind: of the probe.
         settings: of the training.
         progress: called after each epoch, with the stage ``"training"``.
         device: to train on.
-        deprecated: the keywords ``training``, ``heads`` and ``neighbors`` of 0.2.
+        deprecated: the keywords ``training`` and ``heads`` of 0.2.
     """
     settings = take_deprecated(deprecated, {"training": "settings"}).get("settings", settings)
-    old_keywords = {"heads": "settings.heads", "neighbors": "settings.neighbors"}
-    replaced = take_deprecated(deprecated, old_keywords, function="probe_tokens")
+    replaced = take_deprecated(deprecated, {"heads": "settings.heads"}, function="probe_tokens")
     settings = replace(settings or ProbeSettings(), **replaced.get("settings", {}))
-    if kind == "knn":
-        return _probe_neighbors(source, labels, split, settings.neighbors)
     num_layers, width = source.shape
     num_classes = int(labels.max()) + 1
     head: AttentiveProbes | LinearProbes
@@ -325,21 +316,3 @@ def probe_tokens(
     best = train_probes(head.to(device), source, labels, split, settings=settings, progress=progress)
     right = evaluate(head, source, labels, split.test, settings.batch_size)[0].bool()
     return right, *best
-
-
-def _probe_neighbors(
-    source: TokenSource, labels: Tensor, split: Split, neighbors: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    if not isinstance(source, CachedTokens) or source.states.shape[2] != 1:
-        raise OptionError("`source` must be CachedTokens with one token per example for kind='knn'.")
-    vectors = source.states[:, :, 0]
-    train = split.train.to(vectors.device)
-    classes = labels.to(vectors.device)
-
-    def is_right(index: Tensor) -> Tensor:
-        index = index.to(vectors.device)
-        predicted = nearest_classes(vectors[:, train], classes[train], vectors[:, index], neighbors=neighbors)
-        return (predicted == classes[index]).cpu()
-
-    accuracy = is_right(split.validation).double().mean(dim=1)
-    return is_right(split.test), accuracy, torch.zeros(len(vectors), dtype=torch.int64)

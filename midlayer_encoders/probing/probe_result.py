@@ -54,7 +54,7 @@ class ProbeResult(Result):
         classes: names of the classes.
         right: whether each layer is right about each test example, shape ``(L, M)``.
         validation: accuracy of each layer on the examples that chose the epoch, shape ``(L,)``.
-        epochs: best epoch of each layer, ``0`` if nothing is trained, shape ``(L,)``.
+        epochs: best epoch of each layer, shape ``(L,)``.
         chance: accuracy of always predicting the most common class of the test examples.
         num_train: number of training examples.
     """

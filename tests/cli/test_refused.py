@@ -22,8 +22,6 @@ WITHOUT_EFFECT = {
     "probe --data . --pooling last": "`--pooling` must be left out with `--kind attentive`, which pools the tokens by",
     "probe --data . --truncate-dim 8": "`--truncate-dim` must be left out with `--kind attentive`",
     "probe --data . --kind linear --keep-gb 4": "`--keep-gb` must be left out with `--kind linear`, which reads one",
-    "probe --data . --kind knn --epochs 30": "`--epochs` must be left out with `--kind knn`, which trains nothing",
-    "probe --data . --kind knn --learning-rate 1": "`--learning-rate` must be left out with `--kind knn`",
     "sweep --tasks builtin --dims 8,x": "`--dims` must be numbers separated by commas, but got '8,x'",
     "export --layer 1 --for onnx --precision int8": "`--precision` must be left out with --for onnx",
     "metrics --texts lines.txt --skip-bad": "`--skip-bad` must be left out for texts",

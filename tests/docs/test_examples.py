@@ -10,7 +10,7 @@ EXAMPLES = {
     "mteb_in_five_lines.py": "layer 3 of 6: DocstringSameObjectPairs",
     "faiss_search.py": "linear",
     "lightning_training.py": "step8",
-    "image_probes.py": "is the choice for the knn probe",
+    "image_probes.py": "is the choice for the linear probe",
     "huggingface_trainer.py": "declines:",
     "sentence_transformers_training.py": "(1, 384)",
 }

@@ -41,7 +41,7 @@ COMMANDS: dict[str, list[str]] = {
         "cpu",
     ],
     "select": ["MODEL", "--texts", "TEXTS", "--max-texts", "16", "--device", "cpu"],
-    "probe": ["MODEL", "--data", "TABLE", "--out", "OUT", "--kind", "knn", "--device", "cpu"],
+    "probe": ["MODEL", "--data", "TABLE", "--out", "OUT", "--kind", "linear", "--device", "cpu"],
     "compare": ["MODEL", "OTHER", "--texts", "TEXTS", "--out", "OUT", "--metrics", "curvature", "--resamples", "2"],
     "progression": ["MODEL", "--texts", "TEXTS", "--out", "OUT", "--metrics", "curvature", "--limit", "3"],
     "sweep": ["no/such-model", "--tasks", "NOTASK", "--out", "OUT", "--metrics", "none", "--device", "cpu"],

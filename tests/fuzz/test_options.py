@@ -47,7 +47,6 @@ NEAR = (
     1,
     2,
     3,
-    "knn",
     "linear",
     "none",
     "mean",
@@ -106,7 +105,7 @@ def _called(name: str, inputs: dict[str, Any], encoders: dict[str, LayerEncoder]
     if name == "select":
         return select_layer(encoder, **{"texts": TEXTS, "rule": "fixed-depth", **inputs}).to_frame()
     if name == "probe":
-        quick = {"inputs": TEXTS, "labels": LABELS, "layers": [1], "kind": "knn"}
+        quick = {"inputs": TEXTS, "labels": LABELS, "layers": [1], "kind": "linear"}
         return probe(encoder, **{**quick, **inputs}).frame
     if name == "compare":
         quick = {"texts": TEXTS, "metrics": ["curvature"], "layers": [1], "resamples": 2}

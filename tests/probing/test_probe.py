@@ -20,7 +20,6 @@ from midlayer_encoders.probing import (
     ProbeResult,
     ProbeSettings,
     Split,
-    nearest_classes,
     probe_tokens,
     split_examples,
     wilson,
@@ -125,7 +124,7 @@ def test_probes_trained_together_match_probes_trained_alone(kind: Any) -> None:
             torch.testing.assert_close(weights[layer], separate.state_dict()[name][0], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(("kind", "least"), [("attentive", 0.95), ("linear", 0.9), ("knn", 0.9)])
+@pytest.mark.parametrize(("kind", "least"), [("attentive", 0.95), ("linear", 0.9)])
 def test_separable_tokens_reach_the_oracle_and_noise_stays_at_chance(kind: Any, least: float) -> None:
     states, labels = synthetic(signal=12.0)
     states[1] = torch.randn(states[1].shape, generator=seeded(7))
@@ -140,7 +139,7 @@ def test_separable_tokens_reach_the_oracle_and_noise_stays_at_chance(kind: Any, 
         wilson(int(right[1].sum()), right.shape[1])[0] <= 1 / CLASSES <= wilson(int(right[1].sum()), right.shape[1])[1]
     )
     assert validation[0] >= least
-    assert (epochs > 0).all() == (kind != "knn")
+    assert (epochs > 0).all()
 
 
 def test_attention_finds_what_the_mean_hides() -> None:
@@ -163,27 +162,6 @@ def test_attention_finds_what_the_mean_hides() -> None:
     }
     assert scores["attentive"].double().mean() > 0.95
     assert scores["linear"].double().mean() < 0.75
-
-
-def test_neighbors_vote_by_definition() -> None:
-    known_values, options = torch.randn(2, 30, 8, generator=seeded()), torch.randn(2, 7, 8, generator=seeded(1))
-    labels = torch.arange(30) % 3
-    actual = nearest_classes(known_values, labels, options, neighbors=5)
-    for layer in range(2):
-        for row in range(7):
-            near = sorted(
-                (
-                    (float(torch.cosine_similarity(options[layer, row], known_values[layer, k], dim=0)), int(labels[k]))
-                    for k in range(30)
-                ),
-                reverse=True,
-            )[:5]
-            votes = [sum(math.exp(cosine / 0.07) for cosine, label in near if label == item) for item in range(3)]
-            assert int(actual[layer, row]) == votes.index(max(votes))
-    many = options.repeat(1, 200, 1)  # in several parts
-    assert torch.equal(nearest_classes(known_values, labels, many, neighbors=5), actual.repeat(1, 200))
-    with pytest.raises(OptionError, match="`neighbors` must be at least 1"):
-        nearest_classes(known_values, labels, options, neighbors=0)
 
 
 def test_interval_matches_scipy() -> None:
@@ -292,10 +270,9 @@ def test_text_probe_from_a_file(tiny_folder: Folder, tmp_path: Path) -> None:
     assert result.layers == (0, 2)
     assert result.accuracy.min() > 0.8, result.table
     encoder.options = replace(encoder.options, revision="step8")
-    nearest = probe(encoder, inputs, labels, kind="knn", layers=[0], neighbors=3)
-    assert (nearest.revision, nearest.frame["revision"].unique().to_list()) == ("step8", ["step8"])
-    assert nearest.accuracy[0] > 0.8
-    assert nearest.epochs.tolist() == [0]
+    linear = probe(encoder, inputs, labels, kind="linear", layers=[0], epochs=6, batch_size=8, learning_rate=3e-2)
+    assert (linear.revision, linear.frame["revision"].unique().to_list()) == ("step8", ["step8"])
+    assert linear.accuracy[0] > 0.8
     (tmp_path / "renamed.csv").write_text("review;kind\n" + "\n".join(rows).replace(",", ";"))
     columns = Columns("review", "kind")
     assert read_examples(tmp_path / "renamed.csv", encoder.media, columns=columns) == (inputs, labels)
@@ -407,9 +384,3 @@ def test_invalid_arguments_are_refused_before_the_model_is_loaded(extra: list[st
     command = ["probe", "no-such-model", "--data", str(tmp_path), "--out", str(tmp_path / "out"), *extra]
     result = CliRunner().invoke(app, command, env={"COLUMNS": "200"})
     assert text in f"{result.exception} {result.output}"
-
-
-def test_knn_needs_one_token_per_example() -> None:
-    states, labels = synthetic(signal=1.0)
-    with pytest.raises(OptionError, match="one token per example"):
-        probe_tokens(whole(states), labels, Split(torch.arange(9), torch.arange(9), torch.arange(9)), kind="knn")

@@ -37,11 +37,8 @@ def encoder(tiny_folder: Callable[[str], str]) -> LayerEncoder:
         ({"heads": 0}, "`heads` must be a whole number, 1 or more"),
         ({"seed": "a"}, "`seed` must be a whole number"),
         ({"kind": "linear", "heads": 2}, "`heads` must be left out with kind='linear', which reads one vector"),
-        ({"kind": "linear", "neighbors": 3}, "`neighbors` must be left out with kind='linear'"),
         ({"kind": "linear", "keep_gb": 1.0}, "`keep_gb` must be left out with kind='linear'"),
-        ({"kind": "attentive", "neighbors": 3}, "`neighbors` must be left out with kind='attentive'"),
-        ({"kind": "knn", "epochs": 3}, "`epochs` must be left out with kind='knn', which trains nothing"),
-        ({"kind": "knn", "weight_decay": 0.0}, "`weight_decay` must be left out with kind='knn'"),
+        ({"kind": "knn"}, "`kind` must be one of 'attentive', 'linear', but got 'knn'"),
         ({"labels": [["a"]] * 12}, r"`labels\[0\]` must be the name or the number of a class"),
         ({"labels": [float("nan")] * 12}, r"`labels\[0\]` must be the name or the number of a class"),
     ],
@@ -52,9 +49,9 @@ def test_invalid_options_are_refused(encoder: LayerEncoder, options: dict[str, A
 
 
 def test_numpy_labels_and_numbers_are_accepted(encoder: LayerEncoder) -> None:
-    plain = probe(encoder, TEXTS, [0, 1] * 6, layers=[1], kind="knn", neighbors=3)
+    plain = probe(encoder, TEXTS, [0, 1] * 6, layers=[1], kind="linear", epochs=3)
     other_probe_result = probe(
-        encoder, TEXTS, np.array([0, 1] * 6), layers=np.array([1]), kind="knn", neighbors=np.int64(3)
+        encoder, TEXTS, np.array([0, 1] * 6), layers=np.array([1]), kind="linear", epochs=np.int64(3)
     )  # type: ignore[arg-type]
     assert plain.frame.equals(other_probe_result.frame)
 
