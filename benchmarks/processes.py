@@ -19,7 +19,7 @@ from typing import Any
 import joblib
 
 from benchmarks.scoring import encoder_of
-from midlayer_encoders.processes import Group, launch
+from midlayer_encoders.processes.sharing import Group, launch
 from midlayer_encoders.sweeping import SweepSettings, layer_sweep
 from midlayer_encoders.sweeping.embedder import Embedder
 from midlayer_encoders.sweeping.task_scoring import TaskScorer

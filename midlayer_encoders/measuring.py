@@ -16,7 +16,7 @@ from midlayer_encoders.frame.schema import tidy_frame, tidy_rows
 from midlayer_encoders.media import medium_of
 from midlayer_encoders.metrics import LayerMetric, LiDAR, TooFewTextsError, make_metrics
 from midlayer_encoders.metrics.token_metrics import MeanOverTexts
-from midlayer_encoders.processes import ALONE, Group
+from midlayer_encoders.processes.sharing import ALONE, Group
 from midlayer_encoders.reading.batches import LayerSource, TokenBudget, batches_of, check_budget, tokens_that_fit
 from midlayer_encoders.reading.reader import TokenReceive, layer_reader
 from midlayer_encoders.validation import check_count, check_fork, check_list, check_progress, check_seed, check_text

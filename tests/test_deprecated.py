@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from midlayer_encoders._deprecated import take_deprecated
+from midlayer_encoders.errors import take_deprecated
 
 REPLACEMENTS = {"texts": "metric_texts", "epochs": "training.epochs", "batch_size": "training.batch_size"}
 

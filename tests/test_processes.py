@@ -29,7 +29,7 @@ from midlayer_encoders import LayerEncoder, embed, measure, probe, progression
 from midlayer_encoders.errors import DiskFullError, FolderError, MidlayerError, OptionError
 from midlayer_encoders.files import folder_lock
 from midlayer_encoders.probing import ProbeSettings
-from midlayer_encoders.processes import (
+from midlayer_encoders.processes.sharing import (
     Group,
     OtherProcessError,
     ProcessLostError,

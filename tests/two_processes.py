@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 import pytest
 import torch
 
-from midlayer_encoders import processes
-from midlayer_encoders.processes import Group, ProcessLostError
+from midlayer_encoders.processes import sharing
+from midlayer_encoders.processes.sharing import Group, ProcessLostError
 
 T = TypeVar("T")
 
@@ -53,7 +53,7 @@ def in_two_processes(monkeypatch: pytest.MonkeyPatch, function: Callable[[Group]
     meeting = _Meeting()
     groups = [ThreadGroup(rank, 2, torch.device("cpu"), meeting) for rank in range(2)]
     of_thread = threading.local()
-    monkeypatch.setattr(processes, "launch", lambda *_, **__: of_thread.group)
+    monkeypatch.setattr(sharing, "launch", lambda *_, **__: of_thread.group)
 
     def run(group: Group) -> T | Exception:
         of_thread.group = group

@@ -213,7 +213,7 @@ def writes_results(devices: int, num_nodes: int) -> bool:
         OptionError: torchrun or SLURM started another number of processes.
     """
     if any(name.startswith(("SLURM_", "TORCHELASTIC_")) for name in os.environ):
-        from midlayer_encoders.processes import check_launcher  # imports torch
+        from midlayer_encoders.processes.sharing import check_launcher  # imports torch
 
         check_launcher(devices, num_nodes)
     is_first = devices * num_nodes == 1 or is_first_process()

@@ -16,12 +16,11 @@ from torch import Tensor
 
 from midlayer_encoders import metrics as metric_functions
 from midlayer_encoders import validation
-from midlayer_encoders._deprecated import take_deprecated
 from midlayer_encoders._types import EncoderSpec, Layer, Progress, Stage
 from midlayer_encoders.comparing.checkpoints import is_folder
 from midlayer_encoders.encoder.options import EncoderKeywords, EncoderOptions, make_options
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder, complete_encoder
-from midlayer_encoders.errors import OptionError, short_repr
+from midlayer_encoders.errors import OptionError, short_repr, take_deprecated
 from midlayer_encoders.files import check_output_folder, expand_home
 from midlayer_encoders.frame.schema import NamedSubject, tidy_frame, tidy_rows
 from midlayer_encoders.measuring import agreed, extra_passes

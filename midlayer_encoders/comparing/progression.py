@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 import polars as pl
 
 from midlayer_encoders._types import Layer, Progress, Stage
-from midlayer_encoders.cluster import Cluster, ClusterJob, Queue
 from midlayer_encoders.comparing.checkpoints import Checkpoint, find_checkpoints
 from midlayer_encoders.encoder.options import EncoderKeywords, EncoderOptions, make_options
 from midlayer_encoders.encoder.sentence_transformers_encoder import complete_encoder, measure
@@ -25,7 +24,8 @@ from midlayer_encoders.files import check_links
 from midlayer_encoders.frame.steps import layer_changes, settled
 from midlayer_encoders.measuring import extra_passes, num_passes
 from midlayer_encoders.metrics import TooFewTextsError
-from midlayer_encoders.processes import Group, join
+from midlayer_encoders.processes.cluster import Cluster, ClusterJob, Queue
+from midlayer_encoders.processes.sharing import Group, join
 from midlayer_encoders.report import plot_steps_change, plot_steps_curves, plot_steps_heat
 from midlayer_encoders.report.results import Result, kept_frame, versions
 from midlayer_encoders.report.training_page import steps_html, steps_words

@@ -36,7 +36,7 @@ from midlayer_encoders.encoder.verification import check_first_reading
 from midlayer_encoders.errors import OptionError, short_repr
 from midlayer_encoders.measuring import agreed, measure_layers
 from midlayer_encoders.models import transformers_internals as internals
-from midlayer_encoders.processes import Group, join, share_model
+from midlayer_encoders.processes.sharing import Group, join, share_model
 from midlayer_encoders.reading.batches import TokenBudget
 from midlayer_encoders.reading.locks import turn
 from midlayer_encoders.recipes import PLAIN, Recipe, recipe_of

@@ -11,15 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from midlayer_encoders import validation
-from midlayer_encoders._deprecated import take_deprecated
 from midlayer_encoders._types import Layer, Progress
-from midlayer_encoders.errors import NotFiniteError, OptionError, short_repr
+from midlayer_encoders.errors import NotFiniteError, OptionError, short_repr, take_deprecated
 from midlayer_encoders.measuring import agreed
 from midlayer_encoders.probing.classifiers import PROBE_KINDS, AttentiveProbes, LinearProbes, ProbeKind
 from midlayer_encoders.probing.examples import Split, split_examples
 from midlayer_encoders.probing.probe_result import ProbeResult
 from midlayer_encoders.probing.tokens import LiveTokens, TokenSource, read_tokens, read_vectors
-from midlayer_encoders.processes import share_model
+from midlayer_encoders.processes.sharing import share_model
 from midlayer_encoders.reading.batches import batches_of
 from midlayer_encoders.reading.reader import layer_reader
 from midlayer_encoders.selection.ridge import class_numbers, label_list

@@ -21,7 +21,7 @@ from midlayer_encoders._types import Layer, Norm, Pooling
 from midlayer_encoders.errors import NotFiniteError, OptionError
 from midlayer_encoders.models.anatomy import Anatomy, resolve_layers
 from midlayer_encoders.models.transformers_internals import without_cache
-from midlayer_encoders.processes import ALONE, Group
+from midlayer_encoders.processes.sharing import ALONE, Group
 from midlayer_encoders.reading import causal
 from midlayer_encoders.reading.ahead import ahead
 from midlayer_encoders.reading.batches import LayerSource, TextInputs

@@ -19,7 +19,7 @@ from midlayer_encoders.measuring import measure_layers
 from midlayer_encoders.media import medium_of
 from midlayer_encoders.metrics.sample_metrics import LEAST_TOKENS
 from midlayer_encoders.models.anatomy import resolve_layer
-from midlayer_encoders.processes import ALONE, Group, share_model
+from midlayer_encoders.processes.sharing import ALONE, Group, share_model
 from midlayer_encoders.reading.batches import LayerSource, batches_of, count_tokens
 from midlayer_encoders.reading.causal import looks_ahead
 from midlayer_encoders.reading.reader import layer_reader

@@ -14,19 +14,18 @@ from typing import Any, Literal, TypeAlias, Unpack, cast, get_args
 import polars as pl
 
 from midlayer_encoders import validation
-from midlayer_encoders._deprecated import take_deprecated
 from midlayer_encoders._types import EncoderSpec, Engine, Layer, Precision, Progress, Stage, content_digest
 from midlayer_encoders.encoder.options import EncoderKeywords, make_options
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder, load_shared
 from midlayer_encoders.encoder.spec import result_name, result_revision
-from midlayer_encoders.errors import OptionError
+from midlayer_encoders.errors import OptionError, take_deprecated
 from midlayer_encoders.files import LOCK, check_links, check_output_folder, make_folder, write_file
 from midlayer_encoders.frame.gains import RESAMPLES_SCHEMA
 from midlayer_encoders.frame.schema import tidy_frame, tidy_rows
 from midlayer_encoders.measuring import measure_layers
 from midlayer_encoders.metrics import make_metrics
 from midlayer_encoders.models.anatomy import paired_layers
-from midlayer_encoders.processes import Group, check_launcher, cpus_per_process
+from midlayer_encoders.processes.sharing import Group, check_launcher, cpus_per_process
 from midlayer_encoders.reading.batches import TokenBudget, check_budget
 from midlayer_encoders.reading.vllm import check_engine
 from midlayer_encoders.recipes import (

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from torch import nn
 
-from midlayer_encoders._deprecated import take_deprecated
 from midlayer_encoders._types import Layer, Progress
 from midlayer_encoders.encoder.options import EncoderKeywords
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
-from midlayer_encoders.errors import OptionError
+from midlayer_encoders.errors import OptionError, take_deprecated
 from midlayer_encoders.tuning.losses import MaskedNextTokenLoss, masked_token_head, pair_loss
 from midlayer_encoders.tuning.runs import Run, TuneResult, checked_folder, cut_encoder, scored_tasks
 from midlayer_encoders.tuning.settings import TuneSettings

@@ -31,7 +31,7 @@ from midlayer_encoders.files import (
     write_file,
 )
 from midlayer_encoders.media import check_taken, medium_of, read_image
-from midlayer_encoders.processes import Group
+from midlayer_encoders.processes.sharing import Group
 from midlayer_encoders.reading.batches import TokenBudget, batches_of, check_budget, count_tokens, tokens_that_fit
 from midlayer_encoders.reading.capture import final_norm
 from midlayer_encoders.reading.reader import layer_reader

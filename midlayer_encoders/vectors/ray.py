@@ -24,7 +24,7 @@ from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import FolderError, OptionError
 from midlayer_encoders.files import check_links, explain_full_disk, folder_lock
 from midlayer_encoders.media import check_taken
-from midlayer_encoders.processes import ProcessLostError
+from midlayer_encoders.processes.sharing import ProcessLostError
 from midlayer_encoders.reading.batches import TokenBudget, check_budget
 from midlayer_encoders.reading.reader import layer_reader
 from midlayer_encoders.validation import check_count, check_progress, check_text, check_texts

@@ -13,13 +13,14 @@ import pytest
 from polars.testing import assert_frame_equal
 from typer.testing import CliRunner
 
-from midlayer_encoders import LayerEncoder, cluster
+from midlayer_encoders import LayerEncoder
 from midlayer_encoders.cli import app
 from midlayer_encoders.comparing import ProgressionResult, progression
 from midlayer_encoders.comparing.checkpoints import find_checkpoints
 from midlayer_encoders.encoder.sentence_transformers_encoder import measure
 from midlayer_encoders.errors import MidlayerError, ModelNotFoundError, OptionError
-from midlayer_encoders.processes import Group
+from midlayer_encoders.processes import cluster
+from midlayer_encoders.processes.sharing import Group
 from tests.families import DEPTH
 from tests.sweeping.test_units import Jobs
 from tests.tiny_folders import TEXTS, save_tiny

@@ -11,9 +11,10 @@ import polars as pl
 import pytest
 from polars.testing import assert_frame_equal
 
-from midlayer_encoders import LayerEncoder, board, cluster, sweep_many
+from midlayer_encoders import LayerEncoder, board, sweep_many
 from midlayer_encoders._isolation import isolated_random
 from midlayer_encoders.errors import OptionError
+from midlayer_encoders.processes import cluster
 from midlayer_encoders.sweeping import SweepResult, mteb_jobs
 from midlayer_encoders.sweeping.mteb_jobs import Prompts
 from midlayer_encoders.sweeping.units import Unit

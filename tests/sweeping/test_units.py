@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 from polars.testing import assert_frame_equal
 
-from midlayer_encoders import cluster, sweep, sweep_many
+from midlayer_encoders import sweep, sweep_many
 from midlayer_encoders.errors import MidlayerError, OptionError
+from midlayer_encoders.processes import cluster
 from midlayer_encoders.sweeping import SweepSettings
 from midlayer_encoders.sweeping.units import Unit
 

@@ -18,7 +18,7 @@ from pyarrow import parquet
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import LayerIndexError, OptionError
 from midlayer_encoders.media import InputError
-from midlayer_encoders.processes import ProcessLostError
+from midlayer_encoders.processes.sharing import ProcessLostError
 from midlayer_encoders.vectors.parquet_parts import PartWriter, plan_parts
 from midlayer_encoders.vectors.ray import LayerEmbedder, embed_parquet, quiet_cluster
 from tests.cli.calls import run

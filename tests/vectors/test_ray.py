@@ -19,7 +19,7 @@ import pytest
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import FolderError, LayerIndexError, OptionError
 from midlayer_encoders.files import folder_lock
-from midlayer_encoders.processes import ProcessLostError
+from midlayer_encoders.processes.sharing import ProcessLostError
 from midlayer_encoders.vectors.ray import LayerEmbedder, embed_parquet
 from tests.tiny_folders import TEXTS
 

@@ -11,7 +11,7 @@ import pytest
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.processes import Group, OtherProcessError
+from midlayer_encoders.processes.sharing import Group, OtherProcessError
 from midlayer_encoders.reading.reader import LayerReader
 from midlayer_encoders.vectors import embed, embedding
 from tests.two_processes import in_two_processes

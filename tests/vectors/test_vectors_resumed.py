@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
-from midlayer_encoders import LayerEncoder, embed, processes
+from midlayer_encoders import LayerEncoder, embed
 from midlayer_encoders.errors import FolderError, OptionError
 from midlayer_encoders.files import folder_lock
+from midlayer_encoders.processes import sharing
 from midlayer_encoders.vectors import embedding
 from tests.others_warnings import MTEB
 
@@ -121,7 +122,7 @@ def test_folder_that_another_run_completes_meanwhile_is_refused_before_the_model
         embed(encoder, TEXTS[:2], tmp_path / "states", tokens=True)
         return folder_lock(part)
 
-    monkeypatch.setattr(processes, "folder_lock", lock_after_another_run)
+    monkeypatch.setattr(sharing, "folder_lock", lock_after_another_run)
     with passed(encoder) as recorded, pytest.raises(OptionError, match="must be a new or empty folder with `tokens`"):
         embed(encoder, TEXTS, tmp_path / "states", tokens=True)
     assert sum(recorded) < len(TEXTS)

@@ -1,0 +1,1 @@
+"""Share work among processes, or run it as jobs of a cluster."""
