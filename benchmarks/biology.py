@@ -18,12 +18,11 @@ import numpy as np
 import polars as pl
 import torch
 import transformers
-from safetensors.numpy import load_file
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import train_test_split
 from transformers import BertModel, BertTokenizerFast
 
-from midlayer_encoders import LayerEncoder, embed, sweep
+from midlayer_encoders import LayerEncoder, sweep
 from midlayer_encoders.probing import CachedTokens, Split, probe_tokens
 from midlayer_encoders.sweeping import SweepSettings
 
@@ -86,16 +85,14 @@ def residue_labels(package: Path) -> dict[str, tuple[str, list[int]]]:
     return genes
 
 
-def probe_residues(model: str, genes: dict[str, tuple[str, list[int]]], folder: Path) -> tuple[list[float], float]:
+def probe_residues(model: str, genes: dict[str, tuple[str, list[int]]]) -> tuple[list[float], float]:
     """Return the accuracy of a linear probe on each layer, and that of the position in the sequence alone."""
-    encoder = LayerEncoder(model, -1, device="cpu", pooling="mean+skip-special")
-    embed(encoder, [" ".join(sequence) for sequence, _ in genes.values()], folder / "states", tokens=True)
-    shards = [load_file(path) for path in sorted((folder / "states").glob("*.safetensors"))]
-    parts = [  # without [CLS] and [SEP]
-        np.stack([shard[f"layer.{layer}"][shard["counted"]] for layer in range(encoder.num_layers + 1)])
-        for shard in shards
-    ]
-    states = torch.from_numpy(np.concatenate(parts, axis=1))
+    texts = [" ".join(sequence) for sequence, _ in genes.values()]
+    layers = []
+    for layer in range(LayerEncoder(model, -1, device="cpu").num_layers + 1):
+        proteins = LayerEncoder(model, layer, device="cpu").encode(texts, output_value="token_embeddings")
+        layers.append(torch.cat([protein[1:-1] for protein in proteins]))  # without [CLS] and [SEP]
+    states = torch.stack(layers)
     labels = torch.tensor([region for _, regions in genes.values() for region in regions])
     owners = torch.tensor([gene for gene, (_, regions) in enumerate(genes.values()) for _ in regions])
     places = torch.tensor([place for _, regions in genes.values() for place in range(len(regions))])
@@ -142,7 +139,7 @@ def main() -> None:
                     layer: 100 * value for layer, value in rows.select("layer", "value").iter_rows()
                 }
         genes = residue_labels(args.riot)
-        residues, by_place = probe_residues(model, genes, folder)
+        residues, by_place = probe_residues(model, genes)
         sizes = {name: len(path.read_text().splitlines()) - 1 for name, path in tasks.items()}
     lines = [
         "# Every layer of AntiBERTy on antibody genes",

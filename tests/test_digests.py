@@ -194,17 +194,11 @@ def score_headers(world: Any) -> Iterator[dict[str, Any]]:
     yield task_scoring._header(task, job)
 
 
-@digest("vectors/embedding.py", "_EmbedRun.__post_init__", "_EmbedRun.identity")
-def resumed_folders(world: Any) -> Iterator[str]:
-    base = {"inputs": TEXTS, "requested_layers": [1, 2], "engine": "transformers", "prompt": ""}
+@digest("vectors/embedding.py", "_EmbedRun.__post_init__")
+def digests_of_inputs(world: Any) -> Iterator[str]:
     encoder = LayerEncoder(world.folder, -1, device="cpu")
-    world.monkeypatch.setenv("MIDLAYER_VLLM_PYTHON", sys.executable)  # which does not start
-    changes: list[dict[str, Any]] = [
-        {}, {"engine": "vllm"}, {"inputs": TEXTS[1:]}, {"inputs": TEXTS[::-1]}, {"requested_layers": [1, 3]}, {"requested_layers": [1]},
-        {"prompt": "a: "}, {"encoder": LayerEncoder(world.folder, -1, norm="none", device="cpu")},
-    ]  # fmt: skip
-    for change in changes:
-        yield _EmbedRun(**{"encoder": encoder, "out": world.path, "progress": None} | base | change).identity
+    for inputs, prompt in ((TEXTS, ""), (TEXTS[1:], ""), (TEXTS[::-1], ""), (TEXTS, "a: ")):
+        yield _EmbedRun(encoder, inputs, world.path, [1, 2], "transformers", prompt, None).digest
 
 
 @digest("comparing/progression.py", "_StepIdentity.key", "progression")

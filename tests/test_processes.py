@@ -508,14 +508,12 @@ def results_of_commands(model: str, out: Path, devices: int = 1) -> list[Any]:
     texts = [sentence(number) for number in range(40)]
     options: dict[str, Any] = {"device": "cpu", "devices": devices}
     embed(model, texts, out / "v.npy", token_budget=60, **options)
-    embed(model, texts, out / "states", tokens=True, token_budget=60, **options)
     encoder = LayerEncoder(model, -1, device="cpu")
     settings = ProbeSettings(epochs=2)
     labels = [number % 2 for number in range(40)]
     steps = [str(Path(model).parent / name) for name in ("step1", "step2", "step3")]
     return [
         (out / "v.npy").read_bytes(),
-        [path.read_bytes() for path in sorted((out / "states").iterdir())],
         measure(model, texts, metrics=["curvature", "dataset_entropy", "infonce"], token_budget=60, **options),
         select(encoder, texts, labels, token_budget=60, devices=devices).to_frame(),
         probe(encoder, texts, labels, settings=settings, devices=devices).table,

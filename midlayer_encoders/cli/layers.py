@@ -20,14 +20,13 @@ def embed(
     *,
     context: Context,
     model: _arguments.Model,
-    out: Annotated[Path, Option(help="vectors.npy, .safetensors or .parquet; with --tokens or --ray a new folder.")],
+    out: Annotated[Path, Option(help="vectors.npy, .safetensors or .parquet; with --ray a new folder.")],
     texts: _arguments.OptionalTexts = None,
     images: _arguments.OptionalImages = None,
     audio: _arguments.OptionalAudio = None,
     skip_bad: _arguments.SkipBad = False,
     layers: _arguments.Layers = "all",
     engine: _arguments.EngineName = "transformers",
-    tokens: Annotated[bool, Option(help="Write the states of every token, in shards, not vectors.")] = False,
     text_column: _arguments.TextColumn = None,
     limit: _arguments.Limit = None,
     token_budget: Annotated[str, Option(help="Tokens in a batch; auto finds the fastest size.")] = "auto",
@@ -49,7 +48,7 @@ def embed(
     budget: Any = int(token_budget) if token_budget.lstrip("-").isdigit() else token_budget
     if ray:
         reason = "with --ray, which writes vectors of texts: run it without --ray"
-        _arguments.refuse_flags(context, reason, "tokens", "images", "audio", "skip_bad", "engine")
+        _arguments.refuse_flags(context, reason, "images", "audio", "skip_bad", "engine")
         _arguments.refuse_flags(context, "with --ray: use --concurrency", "devices", "num_nodes")
         if texts is None:
             raise BadParameter("name the parquet file or folder with --texts", param_hint="--ray")
@@ -68,7 +67,7 @@ def embed(
         return
     _arguments.refuse_flags(context, "without --ray", "concurrency", "batch_size")
     _arguments.writes_results(devices, num_nodes)
-    vectors.check_out(out, tokens=tokens)  # before anything is loaded
+    vectors.check_out(out)  # before anything is loaded
     paths = {"texts": texts, "images": images, "audio": audio}
     kind, _, inputs = _arguments.read_inputs(context, paths, text_column=text_column, skip_bad=skip_bad)
     inputs = inputs[:limit]
@@ -82,14 +81,13 @@ def embed(
             out,
             layers=layers,
             engine=engine,
-            tokens=tokens,
             token_budget=budget,
             devices=devices,
             num_nodes=num_nodes,
             progress=progress,
         )
     _output.print_result(path=written, inputs=len(inputs), kind=kind)
-    _output.print_text(f"{'States' if tokens else 'Vectors'} of {number} are in {written}.", wrap=False)
+    _output.print_text(f"Vectors of {number} are in {written}.", wrap=False)
 
 
 def _embed_with_ray(model: str, source: Path, out: Path, **arguments: Any) -> None:

@@ -1,4 +1,4 @@
-"""Write the vectors or token states of many inputs at many layers to files."""
+"""Write the vectors of many inputs at many layers to files."""
 
 from midlayer_encoders.vectors.embedding import check_out, embed
 

@@ -28,7 +28,7 @@ from midlayer_encoders.processes.sharing import ProcessLostError
 from midlayer_encoders.reading.batches import TokenBudget, check_budget
 from midlayer_encoders.reading.reader import layer_reader
 from midlayer_encoders.validation import check_count, check_progress, check_text, check_texts
-from midlayer_encoders.vectors.embedding import check_new_folder, describe_vectors, vector_column
+from midlayer_encoders.vectors.embedding import SUFFIXES, check_parent, describe_vectors, vector_column
 from midlayer_encoders.vectors.parquet_parts import Part, PartWriter, check_columns, plan_digest, plan_parts
 
 _log = logging.getLogger(__name__)
@@ -176,7 +176,15 @@ def embed_parquet(
 
 def check_folder(out: Path | str) -> Path:
     """Return the folder that :func:`embed_parquet` writes to, or raise unless it is new or empty."""
-    return check_new_folder(out, "with Ray", "its workers write one parquet file for each batch")
+    path = check_parent(out)
+    if path.suffix in SUFFIXES:
+        raise OptionError(
+            f"`out` must be a new folder with Ray, but got {path.name!r}: its workers write one parquet file for each "
+            f"batch. Name it {path.stem!r}."
+        )
+    if path.is_file() or path.is_symlink() or (path.is_dir() and any(path.iterdir())):
+        raise OptionError(f"`out` must be a new or empty folder with Ray, but {path} is not: use another.")
+    return path
 
 
 def _run(

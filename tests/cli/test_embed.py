@@ -39,7 +39,7 @@ def test_layers_recipe_and_limit_match_the_encoder(tiny_folder: Folder, texts: P
     assert (about["recipe"], about["layers"]) == ("one-word", [1, 2, 4])
 
 
-def test_embed_image_folder_and_token_states(tiny_folder: Folder, texts: Path, tmp_path: Path) -> None:
+def test_embed_image_folder(tiny_folder: Folder, tmp_path: Path) -> None:
     (tmp_path / "images").mkdir()
     for number, image in enumerate(IMAGES):
         image.save(tmp_path / "images" / f"{number}.png")
@@ -48,9 +48,6 @@ def test_embed_image_folder_and_token_states(tiny_folder: Folder, texts: Path, t
     expected = LayerEncoder(tiny_folder("ViT"), -1, device="cpu").encode_layers(IMAGES, [3])[0]
     with safe_open(out, "np") as file:
         np.testing.assert_allclose(file.get_tensor("layer.3"), expected, atol=1e-5)
-    command = ["embed", tiny_folder("Llama"), "--texts", str(texts), "--device", "cpu", "--tokens", "--layers", "2"]
-    assert "States of 6 texts" in run(*command, "--out", str(tmp_path / "states"))
-    assert (tmp_path / "states" / "states-000000.safetensors").is_file()
 
 
 @pytest.mark.parametrize(

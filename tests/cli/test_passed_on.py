@@ -100,10 +100,10 @@ CASES = {
     "embed": Case(
         "vectors.embed",
         ["MODEL"],
-        {"texts": "rows.jsonl", "text_column": "title", "limit": 5, "layers": "1,-1", "engine": "vllm", "tokens": True,
-         "token_budget": "64", "out": "states", **SHARED},
-        ["MODEL", TITLES[:5], Path("states")],
-        {"layers": [1, -1], "engine": "vllm", "tokens": True, "token_budget": 64, **SHARED},
+        {"texts": "rows.jsonl", "text_column": "title", "limit": 5, "layers": "1,-1", "engine": "vllm",
+         "token_budget": "64", "out": "vectors.npy", **SHARED},
+        ["MODEL", TITLES[:5], Path("vectors.npy")],
+        {"layers": [1, -1], "engine": "vllm", "token_budget": 64, **SHARED},
     ),
     "embed --ray": Case(
         "vectors.ray.embed_parquet",

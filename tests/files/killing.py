@@ -171,7 +171,7 @@ def _cleared(run: Scenario, out: Path, actual: Found, name: str) -> None:
     for path in _left(out):
         os.utime(path, (time.time() - 7200,) * 2)
     forked(run, out)
-    if stray.exists() and name not in ("export", "store", "resumed", "token_states"):
+    if stray.exists() and name not in ("export", "store", "resumed"):
         actual.wrong.append(f"{name}: {[str(path) for path in _left(out)]} stay for ever")
 
 

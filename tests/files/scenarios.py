@@ -248,23 +248,6 @@ def vectors(data: Path) -> Scenario:
     return run
 
 
-def token_states(data: Path) -> Scenario:
-    """A folder of token states in several shards."""
-    from midlayer_encoders import LayerEncoder, embed
-    from midlayer_encoders.vectors import embedding
-
-    encoder = LayerEncoder(save_tiny("GPTNeoX", data / "model"), -1, device="cpu")
-    embedding._SHARD_BYTES = 4 * 32 * 50  # 50 tokens of one layer
-
-    def run(out: Path) -> Any:
-        folder = out / "states"
-        if not folder.exists():
-            embed(encoder, TEXTS, folder, layers=[2], tokens=True, token_budget=64)
-        return file_checksums(folder)
-
-    return run
-
-
 def tuning(data: Path) -> Scenario:
     """A tuned encoder, with its checkpoints, held-out losses and page."""
     from tests.tuning.rows import tuned
@@ -284,19 +267,6 @@ def tuning(data: Path) -> Scenario:
 
 SCENARIOS: dict[str, Callable[[Path], Scenario]] = {
     scenario.__name__: scenario
-    for scenario in (
-        store,
-        sweep,
-        metrics,
-        progression,
-        reproduce,
-        export,
-        saved,
-        history,
-        resumed,
-        vectors,
-        token_states,
-        tuning,
-    )
+    for scenario in (store, sweep, metrics, progression, reproduce, export, saved, history, resumed, vectors, tuning)
 }
 """Each prepares what it needs in a folder, without polars, whose threads a fork does not survive."""

@@ -45,7 +45,6 @@ def test_some_points() -> None:
         ("history", 30),
         ("resumed", 12),
         ("vectors", 160),
-        ("token_states", 120),
         ("tuning:5", 40),
     ],
 )

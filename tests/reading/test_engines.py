@@ -83,8 +83,6 @@ def test_norm_must_be_a_known_one(tiny_folder: Folder) -> None:
 @pytest.mark.usefixtures("this_python")
 def test_embed_and_sweep_refuse_before_vllm_starts(tiny_folder: Folder, tmp_path: Path) -> None:
     folder = tiny_folder("Llama")
-    with pytest.raises(OptionError, match="`tokens` must be False with engine='vllm'"):
-        embed(folder, TEXTS, tmp_path / "states", tokens=True, engine="vllm")
     with pytest.raises(OptionError, match="`devices` must be 1 with engine='vllm', but got 2"):
         embed(folder, TEXTS, tmp_path / "vectors.npy", devices=2, engine="vllm")
     for name, value in {"compile": True, "devices": 2}.items():

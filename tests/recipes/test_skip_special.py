@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.numpy import load_file
 from tokenizers import processors
 
-from midlayer_encoders import LayerEncoder, embed
+from midlayer_encoders import LayerEncoder
 from midlayer_encoders._types import POOLINGS
 from midlayer_encoders.errors import CutError, OptionError
 from midlayer_encoders.export import export_for
@@ -121,13 +120,14 @@ def test_sweep_scores_equal_those_of_cut_encoders(folder: str, tmp_path: Path) -
     assert layer_scores_of(plain, path) != pytest.approx(expected, abs=1e-4), "the store kept both apart"
 
 
-def test_saved_states_mark_the_pooled_tokens(folder: str, tmp_path: Path) -> None:
-    embed(folder, TEXTS, out=tmp_path / "states", tokens=True, skip_special=True, device="cpu")
-    (shard,) = (tmp_path / "states").glob("*.safetensors")
-    states = load_file(shard)
-    num_special = 2 if "BERT" in folder else 1
-    for text, start, end in zip(TEXTS, states["offsets"], states["offsets"][1:], strict=False):
-        assert states["counted"][start:end].sum() == len(text) == end - start - num_special
+@pytest.mark.parametrize("layer", [0, 2, DEPTH])
+def test_states_of_tokens_include_special_ones_and_the_others_pool_to_the_vectors(folder: str, layer: int) -> None:
+    encoder = LayerEncoder(folder, layer, pooling="mean+skip-special", device="cpu")
+    states = encoder.encode(TEXTS, output_value="token_embeddings")
+    pooled_tokens = slice(1, -1 if "BERT" in folder else None)
+    assert [len(tokens[pooled_tokens]) for tokens in states] == [len(text) for text in TEXTS]  # a token per character
+    means = torch.stack([tokens[pooled_tokens].mean(dim=0) for tokens in states])
+    np.testing.assert_allclose(means, encoder.encode(TEXTS), **EXACT)
 
 
 @pytest.mark.engines

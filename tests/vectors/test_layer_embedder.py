@@ -190,7 +190,6 @@ def test_a_cluster_that_does_not_answer_is_named_at_once(monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--texts", "t.parquet", "--tokens"], "`--tokens` must be left out with --ray"),
         (["--images", "photos"], "`--images` must be left out with --ray"),
         (["--texts", "t.parquet", "--devices", "2"], "`--devices` must be left out with --ray: use --concurrency"),
         (["--audio", "waves"], "`--audio` must be left out with --ray"),

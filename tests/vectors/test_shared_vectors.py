@@ -13,7 +13,7 @@ from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.processes.sharing import Group, OtherProcessError
 from midlayer_encoders.reading.reader import LayerReader
-from midlayer_encoders.vectors import embed, embedding
+from midlayer_encoders.vectors import embed
 from tests.two_processes import in_two_processes
 
 Folder = Callable[[str], str]
@@ -24,16 +24,14 @@ def encoders(folder: str) -> list[LayerEncoder]:
     return [LayerEncoder(folder, -1, device="cpu") for _ in range(2)]
 
 
-@pytest.mark.parametrize("name", ["v.npy", "v.parquet", "states"])
+@pytest.mark.parametrize("name", ["v.npy", "v.parquet"])
 def test_file_of_two_processes_is_that_of_one(
     name: str, tiny_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(embedding, "_SHARD_BYTES", 20_000)
-    tokens = name == "states"
     encoder, *_ = models = encoders(tiny_folder("Llama"))
     (tmp_path / "one").mkdir()
     (tmp_path / "two").mkdir()
-    embed(encoder, TEXTS, tmp_path / "one" / name, tokens=tokens, token_budget=60)
+    embed(encoder, TEXTS, tmp_path / "one" / name, token_budget=60)
     work: Counter[int] = Counter()
     by_model = {id(model.transformer): rank for rank, model in enumerate(models)}
     plain = LayerReader.passes
@@ -48,7 +46,7 @@ def test_file_of_two_processes_is_that_of_one(
     def run(group: Group) -> Path:
         report = lambda *steps: reports.append(steps) if group.is_first else pytest.fail("two report")  # noqa: E731
         out = tmp_path / "two" / name
-        return embed(models[group.rank], TEXTS, out, tokens=tokens, token_budget=60, devices=2, progress=report)
+        return embed(models[group.rank], TEXTS, out, token_budget=60, devices=2, progress=report)
 
     assert in_two_processes(monkeypatch, run) == [tmp_path / "two" / name] * 2
     files = [{p.relative_to(tmp_path / who): p.read_bytes() for p in (tmp_path / who).rglob("*") if p.is_file()}

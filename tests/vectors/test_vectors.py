@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
-import torch
 from safetensors import safe_open
 
 from midlayer_encoders import LayerEncoder, embed
@@ -96,42 +95,12 @@ def test_recipes_images_and_waveforms(
     assert (about["recipe"], about["norm"]) == (options.get("recipe"), options.get("norm", "final"))
 
 
-@pytest.mark.parametrize("options", [{}, {"recipe": "one-word", "pooling": "mean", "template_tokens": False}])
-def test_states_of_tokens_pool_to_the_vectors(options: dict[str, Any], tiny_folder: Folder, tmp_path: Path) -> None:
-    full_encoder = LayerEncoder(tiny_folder("Llama"), -1, device="cpu", **options)
-    folder = embed(full_encoder, TEXTS, tmp_path / "states", layers=[1, 4], tokens=True, token_budget=64)
-    index = json.loads((folder / "index.json").read_bytes())
-    rows: dict[int, list[np.ndarray]] = {1: [], 4: []}
-    for shard in index["shards"]:
-        with safe_open(folder / shard["file"], "np") as file:
-            offsets, counted = file.get_tensor("offsets"), file.get_tensor("counted")
-            for layer, means in rows.items():
-                states = file.get_tensor(f"layer.{layer}")
-                spans = [slice(*pair) for pair in np.stack([offsets[:-1], offsets[1:]], axis=1).tolist()]
-                means += [states[span][counted[span]].mean(axis=0) for span in spans]
-    np.testing.assert_allclose(
-        np.stack([*map(np.stack, rows.values())]), full_encoder.encode_layers(TEXTS, [1, 4]), atol=1e-5
-    )
-    assert index["format"] == "midlayer states 1"
-    assert [path.name for path in tmp_path.iterdir()] == ["states"]
-
-
-def test_states_of_a_last_layer_are_sentence_transformers_own(encoder: LayerEncoder, tmp_path: Path) -> None:
-    folder = embed(encoder, TEXTS[:2], tmp_path / "states", layers=[-1], tokens=True)
-    vectors = encoder.encode(TEXTS[:2], output_value="token_embeddings", batch_size=1)
-    with safe_open(folder / "states-000000.safetensors", "np") as file:
-        np.testing.assert_allclose(file.get_tensor("layer.4"), torch.cat(vectors).numpy(), atol=1e-5)
-        assert file.get_tensor("offsets").tolist() == [0, len(TEXTS[0]), len(TEXTS[0]) + len(TEXTS[1])]
-
-
 @pytest.mark.parametrize(
     ("out", "options", "message"),
     [
         ("v.parqet", {}, "must end in .npy, .safetensors, .parquet.* Did you mean '.parquet'"),
         ("nowhere/v.npy", {}, "`out` must be in an existing folder"),
         ("folder.npy", {}, "is a folder: use another"),
-        ("v.parquet", {"tokens": True}, "must be a new folder with `tokens`.* Name it 'v'"),
-        ("full", {"tokens": True}, "must be a new or empty folder"),
         ("v.npy", {"layers": [9]}, r"in \[0, 4\]"),
         ("v.npy", {"inputs": []}, "`inputs` must hold at least one input"),
         ("v.npy", {"inputs": ["a", None]}, r"`inputs\[1\]` must be a string"),
@@ -144,11 +113,9 @@ def test_invalid_outputs_are_refused(
     out: str, options: dict[str, Any], message: str, encoder: LayerEncoder, tmp_path: Path
 ) -> None:
     (tmp_path / "folder.npy").mkdir()
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "mine.txt").write_text("mine")
     with pytest.raises(MidlayerError, match=message):
         embed(encoder, out=tmp_path / out, **{"inputs": TEXTS, **options})
-    assert {path.name for path in tmp_path.iterdir()} == {"folder.npy", "full"}
+    assert {path.name for path in tmp_path.iterdir()} == {"folder.npy"}
 
 
 def test_encoders_whose_layers_cannot_be_read_are_refused(tiny_folder: Folder, tmp_path: Path) -> None:
@@ -173,26 +140,3 @@ def test_a_full_disk_leaves_the_file_that_was_there_and_with_more_room_the_run_g
     embed(encoder, texts, out)
     assert read(out)[0].shape == (5, count, 32)
     assert not (small_disk / f"{out.name}.part").exists()
-
-
-def test_a_full_disk_leaves_no_folder_of_states(encoder: LayerEncoder, small_disk: Path) -> None:
-    with pytest.raises(DiskFullError, match="is full"):
-        embed(encoder, [f"text {number}" for number in range(400)], small_disk / "states", tokens=True)
-    assert {path.name for path in small_disk.iterdir()} == {"states.part"}
-
-
-def test_shards_hold_32_images_or_as_many_tokens_as_fit(
-    encoder: LayerEncoder, tiny_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    images = [IMAGES[number % len(IMAGES)] for number in range(65)]
-    folder = embed(tiny_folder("ViT"), images, tmp_path / "images", layers=[1], tokens=True, device="cpu")
-    shards = json.loads((folder / "index.json").read_bytes())["shards"]
-    assert [(shard["first"], shard["inputs"]) for shard in shards] == [(0, 32), (32, 32), (64, 1)]
-    texts = ["a" * count for count in (3, 2, 5, 6, 1)]  # a token for each letter, 2 layers of 32 numbers each
-    monkeypatch.setattr(embedding, "_SHARD_BYTES", 5 * 4 * 32 * 2)
-    monkeypatch.setattr(embedding, "_COUNTED", 2)
-    folder = embed(encoder, texts, tmp_path / "texts", layers=[1, 4], tokens=True)
-    index = json.loads((folder / "index.json").read_bytes())
-    assert [(shard["first"], shard["inputs"]) for shard in index["shards"]] == [(0, 2), (2, 1), (3, 1), (4, 1)]
-    assert (index["pooling"], index["layers"], index["inputs"]) == (None, [1, 4], 5)
-    assert {path.name for path in folder.iterdir()} == {"index.json", *(shard["file"] for shard in index["shards"])}

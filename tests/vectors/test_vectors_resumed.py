@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
 import sys
@@ -18,8 +17,6 @@ from safetensors import safe_open
 from midlayer_encoders import LayerEncoder, embed
 from midlayer_encoders.errors import FolderError, OptionError
 from midlayer_encoders.files import folder_lock
-from midlayer_encoders.processes import sharing
-from midlayer_encoders.vectors import embedding
 from tests.others_warnings import MTEB
 
 Folder = Callable[[str], str]
@@ -85,47 +82,9 @@ def test_another_model_does_not_reuse_vectors_of_the_first(
     np.testing.assert_allclose(loaded, other_encoder.encode_layers(TEXTS), atol=1e-5)
 
 
-def test_token_states_are_resumed_by_shard(
-    encoder: LayerEncoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(embedding, "_SHARD_BYTES", 4 * 32 * 300)  # 300 tokens of one layer
-    options: dict[str, Any] = {"layers": [2], "tokens": True}
-    with pytest.raises(StopError):
-        embed(encoder, TEXTS, tmp_path / "states", progress=stop_after(16), **options)
-    assert not (tmp_path / "states").exists()
-    with passed(encoder) as recorded:
-        folder = embed(encoder, TEXTS, tmp_path / "states", **options)
-    shards = json.loads((folder / "index.json").read_bytes())["shards"]
-    assert sum(recorded) < 30
-    assert len(shards) > 3
-    assert [shard["first"] for shard in shards] == list(np.cumsum([0, *(s["inputs"] for s in shards)])[:-1])
-    assert sum(shard["inputs"] for shard in shards) == len(TEXTS)
-    states = []
-    for shard in shards:
-        with safe_open(folder / shard["file"], "np") as file:
-            states.append(file.get_tensor("layer.2"))
-    complete = embed(encoder, TEXTS, tmp_path / "again", **options)
-    assert sorted(path.name for path in complete.iterdir()) == sorted(path.name for path in folder.iterdir())
-    assert sum(map(len, states)) == sum(map(len, TEXTS))  # a token for each character
-
-
 def test_second_run_to_the_same_path_is_refused(encoder: LayerEncoder, tmp_path: Path) -> None:
     with folder_lock(tmp_path / "v.npy.part"), pytest.raises(FolderError, match="is in use"):
         embed(encoder, TEXTS, tmp_path / "v.npy")
-
-
-def test_folder_that_another_run_completes_meanwhile_is_refused_before_the_model_runs(
-    encoder: LayerEncoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def lock_after_another_run(part: Path) -> Any:
-        monkeypatch.undo()
-        embed(encoder, TEXTS[:2], tmp_path / "states", tokens=True)
-        return folder_lock(part)
-
-    monkeypatch.setattr(sharing, "folder_lock", lock_after_another_run)
-    with passed(encoder) as recorded, pytest.raises(OptionError, match="must be a new or empty folder with `tokens`"):
-        embed(encoder, TEXTS, tmp_path / "states", tokens=True)
-    assert sum(recorded) < len(TEXTS)
 
 
 def test_folder_of_a_run_is_never_a_link_or_a_folder_of_other_files(encoder: LayerEncoder, tmp_path: Path) -> None:
@@ -146,40 +105,6 @@ def test_folder_of_a_run_is_never_a_link_or_a_folder_of_other_files(encoder: Lay
         embed(encoder, TEXTS[:2], tmp_path / "v.npy")
     assert [path.name for path in (tmp_path / "home").iterdir()] == ["mine.txt"]
     assert (part / "mine.txt").read_text() == "mine"
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "states").symlink_to("empty")
-    with pytest.raises(OptionError, match="must be a new or empty folder with `tokens`"):
-        embed(encoder, TEXTS[:2], tmp_path / "states", tokens=True)
-
-
-def test_token_states_of_a_killed_run_ship_no_temporary_file(encoder: LayerEncoder, tmp_path: Path) -> None:
-    with pytest.raises(StopError):
-        embed(encoder, TEXTS[:16], tmp_path / "states", tokens=True, progress=stop_after(16))
-    (shard,) = (tmp_path / "states.part").rglob("*.safetensors")
-    shard.with_name(f".{'a' * 32}.tmp").write_bytes(b"half")
-    folder = embed(encoder, TEXTS[:16], tmp_path / "states", tokens=True)
-    assert sorted(path.name for path in folder.iterdir()) == ["index.json", "states-000000.safetensors"]
-
-
-def test_damaged_shard_of_token_states_is_written_again(
-    encoder: LayerEncoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(embedding, "_SHARD_BYTES", 4 * 32 * 150)  # 150 tokens of one layer
-    options: dict[str, Any] = {"layers": [2], "tokens": True}
-    complete = embed(encoder, TEXTS, tmp_path / "complete", **options)
-    with pytest.raises(StopError):
-        embed(encoder, TEXTS, tmp_path / "states", progress=stop_after(30), **options)
-    changed, swapped, other, truncated, *_ = sorted((tmp_path / "states.part").rglob("*.safetensors"))
-    content = bytearray(changed.read_bytes())
-    content[-5] ^= 1
-    changed.write_bytes(content)
-    swapped.write_bytes(other.read_bytes())
-    truncated.write_bytes(truncated.read_bytes()[:-4])
-    other.write_bytes(b"")
-    folder = embed(encoder, TEXTS, tmp_path / "states", **options)
-    assert {path.name: path.read_bytes() for path in folder.iterdir()} == {
-        path.name: path.read_bytes() for path in complete.iterdir()
-    }
 
 
 @pytest.mark.slow
