@@ -433,8 +433,7 @@ def select_layer(
         texts: a few hundred of your texts.
         labels: the class of each text, ``None`` for unlabeled texts.
         rule: ``"auto"``, ``"last"``, ``"fixed-depth"``, ``"half-match"``, ``"few-labels"``, ``"valley-midpoint"``,
-            ``"min-dime"``, ``"min-infonce"``, ``"min-dataset-entropy"``, ``"min-prompt-entropy"``, or several of the
-            last four ranked together, as in ``"min-dime+dataset-entropy"``.
+            ``"min-dime"``, ``"min-infonce"``, ``"min-dataset-entropy"`` or ``"min-prompt-entropy"``.
         recipes: candidates, as in :func:`~midlayer_encoders.sweep`: names, :class:`~midlayer_encoders.Recipe` objects
             or ``"all"``. The result is then a ``RecipeSelection``, whose ``recipe`` and ``layer`` follow the labels if
             these make one clearly better, and otherwise the model's kind (``docs/selection.md``). By default

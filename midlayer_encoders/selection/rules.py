@@ -45,7 +45,7 @@ def choose(curves: Curves, rule: str) -> tuple[int, str]:
 
     Args:
         curves: of the model.
-        rule: one of ``RULES``, or ``min-`` and the paper's metrics joined by ``+``, which are ranked together.
+        rule: one of ``RULES``.
 
     Raises:
         CannotChooseError: if the rule lacks its input.
@@ -55,30 +55,24 @@ def choose(curves: Curves, rule: str) -> tuple[int, str]:
         (19, '0.8 of 24 blocks, the depth with the best record over the reference models')
     """
     check_rule(rule)
-    return RULES[rule](curves) if rule in RULES else _lowest_ranks(curves, names=_metrics_in_name(rule))
+    return RULES[rule](curves)
 
 
 def check_rule(rule: str, *, argument: str = "rule") -> None:
     """Raise an :class:`OptionError` if there is no such rule."""
-    is_ranking = isinstance(rule, str) and rule.startswith("min-") and "+" in rule
-    if not is_ranking or not set(_metrics_in_name(rule)) <= set(_PAPER_METRICS):
-        check_choice(argument, rule, RULES)
-
-
-def _metrics_in_name(rule: str) -> tuple[str, ...]:
-    return tuple(part.replace("-", "_") for part in rule.removeprefix("min-").split("+"))
+    check_choice(argument, rule, RULES)
 
 
 def metrics_of(rule: str) -> tuple[str, ...]:
     """Return the metrics that a rule reads.
 
     Example:
-        >>> metrics_of("min-dime+dataset-entropy"), metrics_of("last")
-        (('dime', 'dataset_entropy'), ())
+        >>> metrics_of("min-dataset-entropy"), metrics_of("last")
+        (('dataset_entropy',), ())
     """
     check_rule(rule)
     if rule.startswith("min-"):
-        return _metrics_in_name(rule)
+        return (rule.removeprefix("min-").replace("-", "_"),)
     metrics = {"valley-midpoint": ("prompt_entropy",), "half-match": ("half_match",), "auto": ("half_match",)}
     return metrics.get(rule, ())
 
@@ -101,19 +95,6 @@ def _lowest(curves: Curves, *, name: str) -> tuple[int, str]:
 def _argmin(curve: Mapping[int, float]) -> int:
     """Return the layer of the lowest value; the lowest layer of equal ones."""
     return min(curve, key=lambda layer: (curve[layer], layer))
-
-
-def _lowest_ranks(curves: Curves, *, names: tuple[str, ...]) -> tuple[int, str]:
-    metric_curves = [_metric(curves, name) for name in names]
-    shared = [layer for layer in metric_curves[0] if all(layer in curve for curve in metric_curves)]
-    title = " and ".join(names)
-    if len(shared) < 3:
-        raise CannotChooseError(f"needs layers on which {title} were all measured, but got {len(shared)}")
-    ranks = dict.fromkeys(shared, 0.0)
-    for curve in metric_curves:
-        for rank, layer in enumerate(sorted(shared, key=lambda layer: (curve[layer], layer))):
-            ranks[layer] += rank
-    return _argmin(ranks), f"the ranks of {title} are lowest there on average{_missing_note(curves, ranks)}"
 
 
 def _valley_midpoint(curves: Curves) -> tuple[int, str]:
@@ -225,8 +206,6 @@ RULES: Mapping[str, Callable[[Curves], tuple[int, str]]] = {
     "last": _last,
     "fixed-depth": _fixed_depth,
     **{f"min-{name.replace('_', '-')}": partial(_lowest, name=name) for name in _PAPER_METRICS},
-    "min-dime+dataset-entropy": partial(_lowest_ranks, names=("dime", "dataset_entropy")),
-    "min-dime+infonce+dataset-entropy+prompt-entropy": partial(_lowest_ranks, names=_PAPER_METRICS),
     "valley-midpoint": _valley_midpoint,
     "half-match": _half_match,
     "few-labels": _few_labels,

@@ -116,7 +116,7 @@ def select(
             or both.
         texts: a few hundred typical texts; without them, only rules without metrics apply.
         labels: the class of each text, ``None`` for unlabeled ones; a handful per class is enough.
-        rule: a name in ``RULES``, or ``min-`` and metrics joined by ``+``.
+        rule: a name in ``RULES``.
         recipes: candidates, as in :func:`~midlayer_encoders.sweep`. With labels, every layer of each recipe is scored,
             in one pass each; without them, recipe and layer are the defaults for the kind of model. By default
             ``word-echo`` and the plain text for a causal model that was not tuned for embeddings, unless the encoder's

@@ -35,15 +35,6 @@ def test_each_minimum_rule_takes_the_lowest_layer_of_its_metric(name: str) -> No
     assert metrics_of(rule) == (name,)
 
 
-def test_ranks_are_summed() -> None:
-    first, second = [1, 2, 3, 4, 9, 9, 9, 9, 9], [9, 9, 3, 1, 2, 9, 9, 9, 9]
-    result = frame({"dime": first, "dataset_entropy": second, "infonce": FALLING, "prompt_entropy": FALLING})
-    # ranks of dime 0 1 2 3 4 …, of dataset entropy 3 4 2 0 1 …: sums 3 5 4 3 5; the lower of the two lowest layers
-    assert layer("min-dime+dataset-entropy", result) == 0
-    assert layer("min-dataset-entropy+dime", result) == 0, "any combination, in any order"
-    assert layer("min-infonce+prompt-entropy", result) == 8
-
-
 def test_valley_midpoint_is_between_an_interior_valley_and_the_last() -> None:
     assert layer("valley-midpoint", frame({"prompt_entropy": VALLEY})) == 5
     for curve in (FALLING, FALLING[::-1]):
@@ -123,7 +114,7 @@ def test_few_measured_layers_and_unknown_rules_are_refused() -> None:
     with pytest.raises(OptionError, match="Did you mean 'half-match'"):
         layer("halfmatch", result)
     with pytest.raises(OptionError, match="`rule` must be one of"):
-        layer("min-dime+lidar", result)
+        layer("min-dime+infonce", result)
 
 
 def test_curves_average_over_texts_and_tasks() -> None:

@@ -29,8 +29,6 @@ CHOSEN = {
     "min-infonce": 6,
     "min-dataset-entropy": 0,
     "min-prompt-entropy": 2,
-    "min-dime+dataset-entropy": 2,
-    "min-dime+infonce+dataset-entropy+prompt-entropy": 2,
     "valley-midpoint": 5,  # halfway from 2 to 8
     "half-match": 6,
     "few-labels": 4,
@@ -67,7 +65,7 @@ def test_missing_last_layers_are_counted_and_depth_is_the_models() -> None:
 def test_lower_of_equal_layers_is_selected() -> None:
     flat = [1.0, 2.0, 3.0, 0.5, 2.0, 0.5, 2.0, 3.0, 1.0]
     actual = chosen(select(frame({"dime": flat, "dataset_entropy": flat, "half_match": flat, "infonce": flat})))
-    assert (actual["min-dime"], actual["min-dime+dataset-entropy"], actual["half-match"]) == (3, 3, 2)
+    assert (actual["min-dime"], actual["half-match"]) == (3, 2)
 
 
 def test_scores_and_metrics_of_one_name_are_separate_and_datasets_are_averaged() -> None:
