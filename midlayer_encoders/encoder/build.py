@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from midlayer_encoders._types import EncoderSpec, Layer, LayerArgument, Medium, Norm, Pooling
-from midlayer_encoders.encoder import prompting
+from midlayer_encoders.encoder import prompting, verification
 from midlayer_encoders.encoder import spec as names
 from midlayer_encoders.encoder.bidirectional import turn_mask_off
 from midlayer_encoders.encoder.first_module import MemoryModule, UncutTransformer, states_width, transformer_module
@@ -24,13 +24,6 @@ from midlayer_encoders.encoder.inputs import probe_features, sampling_rate, supp
 from midlayer_encoders.encoder.options import EncoderKeywords, EncoderOptions, make_options
 from midlayer_encoders.encoder.saved_folder import SavedFolder, later_modules, load_saved_folder, pooling_name
 from midlayer_encoders.encoder.sentence_transformers_internals import PlainOnDisk
-from midlayer_encoders.encoder.verification import (
-    check_first_reading,
-    check_module,
-    check_padding,
-    check_states,
-    check_uncut,
-)
 from midlayer_encoders.errors import CutError, MidlayerError, OptionError, short_repr, warn_deprecated
 from midlayer_encoders.models.anatomy import Anatomy, find_anatomy, find_towers, resolve_layer
 from midlayer_encoders.models.cut import MOST_PLANS, Cut, JointCut
@@ -43,27 +36,8 @@ from midlayer_encoders.validation import check_choice
 
 # sentence-transformers replaces this placeholder by the repository when it pushes a folder.
 _FOLDER = "sentence_transformers_model_id"
-
-
-class _FixedSetting:
-    """An attribute of an encoder that is set once: a new value would change its spec, but not its vectors."""
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
-
-    def __get__(self, encoder: Any, owner: type) -> Any:
-        return self if encoder is None else vars(encoder)[self.name]
-
-    def __set__(self, encoder: Any, value: Any) -> None:
-        if self.name in vars(encoder):
-            call = (
-                f"LayerEncoder(model, {value!r})" if self.name == "layer" else f"LayerEncoder(…, {self.name}={value!r})"
-            )
-            raise OptionError(
-                f"`{self.name}` must be chosen when an encoder is created: {call}. `encode_layers` reads the layers of "
-                "one encoder."
-            )
-        vars(encoder)[self.name] = value
+# Attributes that are set once: a new value would change the spec of an encoder, but not its vectors.
+_FIXED = ("layer", "num_layers", "norm", "pooling")
 
 
 def encoder_name(model: str, gguf_file: str | None = None) -> str:
@@ -89,17 +63,21 @@ class BuiltEncoder(PlainOnDisk):
         max_pixels: the largest image size.
     """
 
-    layer: int = cast(Any, _FixedSetting())
-    num_layers: int = cast(Any, _FixedSetting())
-    norm: Norm = cast(Any, _FixedSetting())
-    pooling: Pooling = cast(Any, _FixedSetting())
+    layer: int
+    num_layers: int
+    norm: Norm
+    pooling: Pooling
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _FIXED and name in vars(self):
+            raise OptionError(
+                f"`{name}` must be chosen when an encoder is created: LayerEncoder(…, {name}={value!r}). "
+                "`encode_layers` reads the layers of one encoder."
+            )
+        super().__setattr__(name, value)
 
     def _build_from_files(self, model: str, layer: LayerArgument, options: EncoderOptions) -> None:
-        """Initialize an encoder of a folder or a name on the hub."""
-        with options.hub_access():
-            self._load_and_assemble(model, layer, options)
-
-    def _load_and_assemble(self, model: str, layer: LayerArgument, options: EncoderOptions) -> None:
+        """Initialize an encoder of a folder or a name on the hub, inside ``options.hub_access()``."""
         folder, gguf_file = model_location(model, options.gguf_file)
         if options.gguf_file not in (None, gguf_file):
             raise OptionError(f"`gguf_file` must be left out for {model!r}, but got {options.gguf_file!r}.")
@@ -189,7 +167,7 @@ class BuiltEncoder(PlainOnDisk):
                 "Remove the attribute, or detach the tensor, that cannot be copied."
             ) from reason
         first = MemoryModule(copied, processor, cut, medium)
-        check_module(first, cut, *probe_features(first), module, find_final=final is None)
+        verification.check_module(first, cut, *probe_features(first), module, find_final=final is None)
         name = f"module/{type(module).__name__}"
         encoder = cls.__new__(cls)
         encoder._assemble(name, name, first, cut, None, options, SavedFolder())
@@ -220,10 +198,8 @@ class BuiltEncoder(PlainOnDisk):
                     f"`{option}` must be left out for {name}, whose heads pool, or pass `tower`, but got {value!r}."
                 )
         main = cut.towers["image"] if isinstance(cut, JointCut) else cut
-        normed = options.norm == "final" or not main.anatomy.final
-        cuts = cut.towers.values() if isinstance(cut, JointCut) else [cut]
-        complete = all(tower.layer == tower.anatomy.num_layers for tower in cuts)
-        last_layer = complete and normed
+        complete = all(tower.layer == tower.anatomy.num_layers for tower in (main, *towers.values()))
+        last_layer = complete and (options.norm == "final" or not main.anatomy.final)
         width = states_width(first, anatomy, options.norm)
         later = later_modules(saved, width, options, name, last_layer=last_layer, pools=not towers)
         modules = [first, *prompting.join_two_readings(later, counting.placed, options.join)]
@@ -261,10 +237,10 @@ class BuiltEncoder(PlainOnDisk):
                 raise OptionError(f"`bidirectional` must be False for {name}: its blocks pass on several streams.")
             turn_mask_off(self[0], cut, self.name)
             if not isinstance(self[0], MemoryModule) and not wants_padding(self.transformer):
-                check_padding(self[0], *probe_features(self[0]))
+                verification.check_padding(self[0], *probe_features(self[0]))
         self.eval()
         if self.readings is not None:
-            check_first_reading(first, probe_features(first)[0], self.readings, self.name)
+            verification.check_first_reading(first, probe_features(first)[0], self.readings, self.name)
         with self.truncate_embeddings(None):
             dimension = self.get_embedding_dimension()
             size = options.truncate_dim
@@ -460,14 +436,14 @@ def _load_plan(
         return first, cut, None
     alone, padded = probe_features(first)
     if cut.output is not None:
-        return first, cut, check_states(first, cut, alone, padded)
-    anatomy, hooked = check_uncut(first, cut, alone)
+        return first, cut, verification.check_states(first, cut, alone, padded)
+    anatomy, hooked = verification.check_uncut(first, cut, alone)
     first.__class__ = UncutTransformer
     first.anatomy = anatomy
     first.layer = cut.layer
     first.norm = options.norm
     first.bypass = not hooked
-    check_padding(first, alone, padded)
+    verification.check_padding(first, alone, padded)
     return first, cut, anatomy
 
 

@@ -27,15 +27,9 @@ from midlayer_encoders.encoder.sentence_transformers_internals import encoding_o
 from midlayer_encoders.errors import NotFiniteError, OptionError, short_repr
 from midlayer_encoders.media import InputError, medium_of
 from midlayer_encoders.models.padding import suffers_from_padding, wants_padding
+from midlayer_encoders.reading import batches as plans
 from midlayer_encoders.reading.ahead import ahead
-from midlayer_encoders.reading.batches import (
-    TextInputs,
-    TokenBudget,
-    batches_of,
-    check_budget,
-    is_combined,
-    tokens_that_fit,
-)
+from midlayer_encoders.reading.batches import TokenBudget, is_combined
 from midlayer_encoders.reading.locks import turn
 from midlayer_encoders.reading.pooling import pool, real_tokens
 from midlayer_encoders.reading.reader import LayerReader, layer_reader
@@ -147,13 +141,13 @@ class EmbeddingEncoder(SavableEncoder):
             OptionError: for an encoder with modules after its pooling.
             NotFiniteError: naming the layer and the input whose states have NaN or infinity.
         """
-        budget = check_budget(token_budget)
+        budget = plans.check_budget(token_budget)
         single = self.is_singular_input(inputs)
         items = [inputs] if single else list(inputs)
         prompt = self.prompt_text(prompt_name, prompt, items)
         reader = self.vector_reader(layers, prompt=prompt, engine=engine)
-        tokens = tokens_that_fit(self, engine) if budget == "auto" else budget
-        batches = batches_of(self, items, token_budget=tokens, prompt=prompt)
+        tokens = plans.tokens_that_fit(self, engine) if budget == "auto" else budget
+        batches = plans.batches_of(self, items, token_budget=tokens, prompt=prompt)
         with tqdm(total=len(items), desc="Inputs", disable=not show_progress_bar) as bar:
             vectors = reader.vectors(items, batches, done=bar.update)
         if not items:
@@ -432,7 +426,7 @@ class _BatchesAhead:
     def take(self, batch: list[Any], arguments: Any, prompt: str | None, prepare: Prepare) -> dict[str, Any]:
         """Return the features of a batch, prepared ahead unless the batch or the arguments are unexpected."""
         if self.prepare is None or self.batches is None:  # the first batch, which has the batch size
-            self.prepare = TextInputs(self.encoder.tokenizer, prepare, prompt or "")
+            self.prepare = plans.TextInputs(self.encoder.tokenizer, prepare, prompt or "")
             self.batches = self._start(self.prepare, len(batch))
             self.arguments = arguments
         if self.arguments != arguments:

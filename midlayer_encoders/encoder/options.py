@@ -16,32 +16,13 @@ from dataclasses import Field, dataclass, field, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
-from midlayer_encoders import validation
-from midlayer_encoders._types import (
-    JOINS,
-    MAX_PIXELS,
-    NORMS,
-    POOLINGS,
-    QUANTIZATIONS,
-    Join,
-    LayerArgument,
-    Norm,
-    Pooling,
-    Quantization,
-    SkippingPooling,
-)
+from midlayer_encoders import _types as types
+from midlayer_encoders import recipes
+from midlayer_encoders._types import Join, LayerArgument, Norm, Pooling, Quantization, SkippingPooling
 from midlayer_encoders.errors import DeviceError, OptionError, did_you_mean, short_repr
 from midlayer_encoders.files import shell_path
-from midlayer_encoders.recipes import (
-    SMALLEST_SAMPLE,
-    TEXT_KINDS,
-    Recipe,
-    Template,
-    check_join,
-    check_template,
-    has_name,
-    recipe_of,
-)
+from midlayer_encoders.recipes import Recipe, Template
+from midlayer_encoders.validation import check_choice, check_count, check_flag, check_list, check_text, check_texts
 
 if TYPE_CHECKING:
     import torch
@@ -102,7 +83,7 @@ class EncoderKeywords(TypedDict, total=False):
 
 def _check_dtype(argument: str, dtype: Any) -> str:
     name = (dtype if isinstance(dtype, str) else short_repr(dtype)).removeprefix("torch.")
-    return validation.check_choice(argument, name, _DTYPES)
+    return check_choice(argument, name, _DTYPES)
 
 
 def device_name(argument: str, device: Any) -> str:
@@ -121,20 +102,20 @@ def _check_device_map(argument: str, value: Any) -> str:
                 f"exist, but got {short_repr(value)}."
             )
         value = f"cuda:{value['']}" if isinstance(value[""], int) else device_name(argument, value[""])
-    name = validation.check_text(argument, value)
-    return name if re.fullmatch(r"[a-z]{2,4}(:\d+)?", name) else validation.check_choice(argument, name, _DEVICE_MAPS)
+    name = check_text(argument, value)
+    return name if re.fullmatch(r"[a-z]{2,4}(:\d+)?", name) else check_choice(argument, name, _DEVICE_MAPS)
 
 
 def _check_prompts(argument: str, prompts: Any) -> dict[str, str]:
     if not isinstance(prompts, Mapping):
         raise OptionError(f"`{argument}` must be a dict of names and texts, but got {short_repr(prompts)}.")
-    pairs = ((validation.check_text(f"name in {argument}", name), text) for name, text in prompts.items())
-    return {name: validation.check_text(f"{argument}[{name!r}]", text) for name, text in pairs}
+    pairs = ((check_text(f"name in {argument}", name), text) for name, text in prompts.items())
+    return {name: check_text(f"{argument}[{name!r}]", text) for name, text in pairs}
 
 
 def _check_adapters(argument: str, adapters: Any) -> list[str]:
-    paths = validation.check_list(argument, () if adapters is None else adapters, "adapters", minimum=0)
-    return validation.check_texts(
+    paths = check_list(argument, () if adapters is None else adapters, "adapters", minimum=0)
+    return check_texts(
         argument, [os.fspath(path) if isinstance(path, os.PathLike) else path for path in paths], minimum=0
     )
 
@@ -146,7 +127,7 @@ def _check_keywords(argument: str, keywords: Any) -> dict[str, Any]:
 
 
 def _check_folder(argument: str, folder: Any) -> str:
-    return validation.check_text(argument, os.fspath(folder) if isinstance(folder, os.PathLike) else folder)
+    return check_text(argument, os.fspath(folder) if isinstance(folder, os.PathLike) else folder)
 
 
 def _check_token(argument: str, token: Any) -> bool | str:
@@ -156,7 +137,7 @@ def _check_token(argument: str, token: Any) -> bool | str:
 
 
 def _check_similarity(argument: str, similarity: Any) -> str:
-    return validation.check_choice(argument, getattr(similarity, "value", similarity), SIMILARITIES)
+    return check_choice(argument, getattr(similarity, "value", similarity), SIMILARITIES)
 
 
 # --- parsing: each function returns an option's value from the words of its flag, or raises a ValueError --------------
@@ -180,7 +161,7 @@ def _parse_template(words: Sequence[str]) -> Template | None:
     if not words:
         return None
     pairs = [word.partition("=") for word in words]
-    if all(kind in TEXT_KINDS for kind, _, _ in pairs):
+    if all(kind in recipes.TEXT_KINDS for kind, _, _ in pairs):
         return {kind: template for kind, _, template in pairs}
     if len(words) > 1:
         raise ValueError("must be given once, or as query=…, document=… and text=…")
@@ -253,60 +234,58 @@ class EncoderOptions:
         local_files_only: Use only files on this machine.
     """
 
-    norm: Norm = _option("final", partial(validation.check_choice, choices=NORMS), in_memory=True)
-    pooling: Pooling | None = _option(None, partial(validation.check_choice, choices=POOLINGS), in_memory=True)
-    tower: Literal["text", "image"] | None = _option(None, partial(validation.check_choice, choices=("text", "image")))
-    revision: str | None = _option(None, validation.check_text)
+    norm: Norm = _option("final", partial(check_choice, choices=types.NORMS), in_memory=True)
+    pooling: Pooling | None = _option(None, partial(check_choice, choices=types.POOLINGS), in_memory=True)
+    tower: Literal["text", "image"] | None = _option(None, partial(check_choice, choices=("text", "image")))
+    revision: str | None = _option(None, check_text)
     dtype: str | None = _option(None, _check_dtype)
     device: str | None = _option(None, device_name, recreates=False, in_memory=True)
     device_map: str | None = _option(None, _check_device_map, recreates=False)
-    quantization: Quantization | None = _option(None, partial(validation.check_choice, choices=QUANTIZATIONS))
-    max_length: int | None = _option(None, partial(validation.check_count, unit="tokens"), medium="text")
+    quantization: Quantization | None = _option(None, partial(check_choice, choices=types.QUANTIZATIONS))
+    max_length: int | None = _option(None, partial(check_count, unit="tokens"), medium="text")
     prompts: Mapping[str, str] | None = _option(
         None, _check_prompts, flag="prompt", parse=_parse_prompts, repeatable=True, in_memory=True, medium="text"
     )
-    default_prompt_name: str | None = _option(
-        None, validation.check_text, flag="default-prompt", in_memory=True, medium="text"
-    )
-    bidirectional: bool = _option(False, validation.check_flag, in_memory=True)
+    default_prompt_name: str | None = _option(None, check_text, flag="default-prompt", in_memory=True, medium="text")
+    bidirectional: bool = _option(False, check_flag, in_memory=True)
     adapters: tuple[str, ...] = _option((), _check_adapters, flag="adapter", parse=tuple, repeatable=True)
-    chat_template: bool = _option(False, validation.check_flag, medium="text")
-    gguf_file: str | None = _option(None, validation.check_text)
-    truncate_dim: int | None = _option(None, partial(validation.check_count, unit="dimensions"), in_memory=True)
-    trust_remote_code: bool = _option(False, validation.check_flag)
-    max_pixels: int = _option(
-        MAX_PIXELS, partial(validation.check_count, unit="pixels"), in_memory=True, medium="image"
-    )
+    chat_template: bool = _option(False, check_flag, medium="text")
+    gguf_file: str | None = _option(None, check_text)
+    truncate_dim: int | None = _option(None, partial(check_count, unit="dimensions"), in_memory=True)
+    trust_remote_code: bool = _option(False, check_flag)
+    max_pixels: int = _option(types.MAX_PIXELS, partial(check_count, unit="pixels"), in_memory=True, medium="image")
     center: tuple[str, ...] | None = _option(
-        None, partial(validation.check_texts, minimum=SMALLEST_SAMPLE), flag=None, in_memory=True
+        None, partial(check_texts, minimum=recipes.SMALLEST_SAMPLE), flag=None, in_memory=True
     )
-    recipe: str | None = _option(None, validation.check_text, medium="text")
-    template: Template | None = _option(None, check_template, parse=_parse_template, repeatable=True, medium="text")
-    skip_first: int = _option(0, partial(validation.check_count, minimum=0), in_memory=True, medium="text")
-    skip_special: bool = _option(False, validation.check_flag, in_memory=True, medium="text")
-    template_tokens: bool | None = _option(None, validation.check_flag, medium="text")
-    join: Join | None = _option(None, partial(validation.check_choice, choices=JOINS), medium="text")
-    normalize: bool | None = _option(None, validation.check_flag, in_memory=True)
+    recipe: str | None = _option(None, check_text, medium="text")
+    template: Template | None = _option(
+        None, recipes.check_template, parse=_parse_template, repeatable=True, medium="text"
+    )
+    skip_first: int = _option(0, partial(check_count, minimum=0), in_memory=True, medium="text")
+    skip_special: bool = _option(False, check_flag, in_memory=True, medium="text")
+    template_tokens: bool | None = _option(None, check_flag, medium="text")
+    join: Join | None = _option(None, partial(check_choice, choices=types.JOINS), medium="text")
+    normalize: bool | None = _option(None, check_flag, in_memory=True)
     dense: Literal["keep", "drop"] | None = _option(
-        None, partial(validation.check_choice, choices=("keep", "drop")), medium="text"
+        None, partial(check_choice, choices=("keep", "drop")), medium="text"
     )
     similarity_fn_name: str | None = _option(None, _check_similarity, flag="similarity", in_memory=True)
     model_kwargs: Mapping[str, Any] | None = _option(None, _check_keywords, flag=None)
     processor_kwargs: Mapping[str, Any] | None = _option(None, _check_keywords, flag=None)
     config_kwargs: Mapping[str, Any] | None = _option(None, _check_keywords, flag=None)
-    attn_implementation: str | None = _option(None, validation.check_text)
+    attn_implementation: str | None = _option(None, check_text)
     cache_folder: str | None = _option(None, _check_folder, flag=None, recreates=False)
     token: bool | str | None = field(
         default=None, repr=False, metadata={"check": _check_token, "flag": None, "recreates": False}
     )
-    local_files_only: bool = _option(False, validation.check_flag, flag=None, recreates=False)
+    local_files_only: bool = _option(False, check_flag, flag=None, recreates=False)
 
     def __post_init__(self) -> None:
         if isinstance(self.pooling, str) and self.pooling.endswith(_SKIP_SPECIAL):
             object.__setattr__(self, "pooling", self.pooling.removesuffix(_SKIP_SPECIAL))
             object.__setattr__(self, "skip_special", True)
         if self.recipe is not None:
-            self._apply(recipe_of("recipe", self.recipe))
+            self._apply(recipes.recipe_of("recipe", self.recipe))
         for name, option in option_fields().items():
             value = getattr(self, name)
             if value is not None or option.default is not None:
@@ -318,11 +297,11 @@ class EncoderOptions:
             self._check_quantization()
         if self.template is not None and self.chat_template:
             raise OptionError("`template` must be None with `chat_template`, which formats the text itself.")
-        check_join(self.template, self.join, self.pooling, self.skip_first, self.skip_special)
+        recipes.check_join(self.template, self.join, self.pooling, self.skip_first, self.skip_special)
         if self.default_prompt_name is not None and self.prompts is not None:  # else it names one of the folder's
             if not self.prompts:
                 raise OptionError("`default_prompt_name` must be None with prompts={}, which has no names.")
-            validation.check_choice("default_prompt_name", self.default_prompt_name, self.prompts)
+            check_choice("default_prompt_name", self.default_prompt_name, self.prompts)
 
     def _check_quantization(self) -> None:
         if self.adapters:
@@ -341,7 +320,7 @@ class EncoderOptions:
             option = option_fields().get(name)
             if option is not None and name != "center" and getattr(self, name) == option.default:
                 object.__setattr__(self, name, value)
-        object.__setattr__(self, "recipe", recipe.name if has_name(recipe) else None)
+        object.__setattr__(self, "recipe", recipe.name if recipes.has_name(recipe) else None)
 
     def changed(self) -> dict[str, Any]:
         """Return the options that differ from their defaults, by name.
@@ -355,7 +334,7 @@ class EncoderOptions:
 
     def recreating(self) -> dict[str, Any]:
         """Return the options that change vectors and differ from their defaults, by name."""
-        recipe = recipe_of("recipe", self.recipe).changed() if self.recipe else {}
+        recipe = recipes.recipe_of("recipe", self.recipe).changed() if self.recipe else {}
         return {
             name: value
             for name, value in self.changed().items()
@@ -408,7 +387,7 @@ def make_options(keywords: Mapping[str, Any], **defaults: Any) -> EncoderOptions
         if name not in option_fields():
             raise OptionError(f"`{name}` is not an option of LayerEncoder.{did_you_mean(name, option_fields())}")
     options = EncoderOptions(**values)
-    recipe = None if values.get("recipe") is None else recipe_of("recipe", values["recipe"])
+    recipe = None if values.get("recipe") is None else recipes.recipe_of("recipe", values["recipe"])
     if recipe is not None and recipe.center and options.center is None:
         raise OptionError(
             f"`center` must hold sample texts with the recipe {recipe.name!r}, which centers on them, but got None. "
@@ -420,7 +399,7 @@ def make_options(keywords: Mapping[str, Any], **defaults: Any) -> EncoderOptions
 
 def _take_sentence_transformers_names(values: dict[str, Any]) -> None:
     """Replace keywords that are named otherwise in ``SentenceTransformer``, or that ``model_kwargs`` holds."""
-    validation.check_choice("backend", values.pop("backend", "torch"), ("torch",))
+    check_choice("backend", values.pop("backend", "torch"), ("torch",))
     for name, remedy in _WITHOUT_COUNTERPART.items():
         if values.pop(name, None) is not None:
             raise OptionError(f"`{name}` must be left out for an encoder of files. {remedy}")

@@ -20,17 +20,12 @@ import polars as pl
 from torch import nn
 
 from midlayer_encoders._types import EncoderChoice, Layer, LayerArgument, Progress
+from midlayer_encoders.encoder import prompting
 from midlayer_encoders.encoder.build import encoder_name
 from midlayer_encoders.encoder.encoding import EmbeddingEncoder
 from midlayer_encoders.encoder.first_module import MemoryModule, states_width
 from midlayer_encoders.encoder.inputs import probe_features
 from midlayer_encoders.encoder.options import EncoderKeywords, EncoderOptions, make_options, option_fields
-from midlayer_encoders.encoder.prompting import (
-    apply_template,
-    join_two_readings,
-    modules_after_pooling,
-    resolve_prompts,
-)
 from midlayer_encoders.encoder.saved_folder import later_modules, pooling_name
 from midlayer_encoders.encoder.verification import check_first_reading
 from midlayer_encoders.errors import OptionError, short_repr
@@ -51,15 +46,13 @@ _NO_LAYER = (
     "`layer` must be a number, or 'auto', unless a Recipe names one, but got None. -1 is the last layer; 'auto' "
     "selects one, from `texts` if you pass some."
 )
-_WITHOUT_VECTOR_MAPS = {"recipe": None, "center": None}
-_PROMPT_OPTIONS = {"prompts", "default_prompt_name", "chat_template", "template", "join"}
-_TOKEN_OPTIONS = {"skip_first", "skip_special", "template_tokens"}
-READING_OPTIONS = {"norm", "pooling", "bidirectional"} | _TOKEN_OPTIONS | _PROMPT_OPTIONS
+READING_OPTIONS = {
+    "norm", "pooling", "bidirectional", "skip_first", "skip_special", "template_tokens", "prompts",
+    "default_prompt_name", "chat_template", "template", "join",
+}  # fmt: skip
 """Options that say how to read texts."""
 
-_FILE_OPTIONS = {"revision", "tower", "adapters", "gguf_file"}
-_VECTOR_OPTIONS = {"recipe", "center"}
-_CHOSEN_OPTIONS = READING_OPTIONS | _FILE_OPTIONS | _VECTOR_OPTIONS
+_CHOSEN_OPTIONS = READING_OPTIONS | {"revision", "tower", "adapters", "gguf_file", "recipe", "center"}
 
 
 class LayerEncoder(EmbeddingEncoder):
@@ -117,13 +110,14 @@ class LayerEncoder(EmbeddingEncoder):
         if isinstance(requested, str):
             check_rule(requested, argument="layer")
             # The recipe's fields are among the options; modules after the pooling depend on the layer.
-            complete = complete_encoder(model, {**encoder_options.changed(), **_WITHOUT_VECTOR_MAPS})
+            complete = complete_encoder(model, {**encoder_options.changed(), "recipe": None, "center": None})
             selection = select(complete, texts, labels, rule=requested, recipes=PLAIN if recipe == PLAIN else None)
             keywords = dict(selection.keywords)
             requested = keywords.pop("layer")
             encoder_options = make_options({**encoder_options.changed(), "dense": complete.options.dense, **keywords})
             selection = _with_encoder(selection, model, encoder_options)
-        self._build_from_files(model, requested, encoder_options)
+        with encoder_options.hub_access():
+            self._build_from_files(model, requested, encoder_options)
         if choice is not None:
             _check_choice_fits(choice, self.name, self.num_layers)
         self.selection = selection
@@ -157,17 +151,17 @@ class LayerEncoder(EmbeddingEncoder):
         if first.processor is not first.tokenizer:
             first.processor = copy.copy(first.processor)
         encoder.options = options
-        encoder.counting = apply_template(first, options, self.name)
+        encoder.counting = prompting.apply_template(first, options, self.name)
         width = states_width(first, self._anatomy, options.norm)
         later = later_modules(self.saved, width, options, self.name, last_layer=True)
-        later = join_two_readings(later, encoder.counting.placed, options.join)
+        later = prompting.join_two_readings(later, encoder.counting.placed, options.join)
         vars(encoder)["pooling"] = pooling_name(later)
         encoder._modules = {str(number): module for number, module in enumerate([first, *later])}
         if encoder.readings is not None:
             check_first_reading(first, probe_features(first)[0], encoder.readings, self.name)
-        for module in modules_after_pooling(encoder, options):
+        for module in prompting.modules_after_pooling(encoder, options):
             encoder.append(module)
-        prompts, encoder.default_prompt_name = resolve_prompts(options, self.saved)
+        prompts, encoder.default_prompt_name = prompting.resolve_prompts(options, self.saved)
         encoder.prompts = {"query": "", "document": "", **(prompts or {})}
         encoder.model_card_data = copy.copy(self.model_card_data)
         encoder.model_card_data.register_model(encoder)

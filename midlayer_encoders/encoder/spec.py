@@ -28,13 +28,8 @@ _MAX_NAME = 120  # characters; file systems allow 255 bytes, and mteb appends to
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _SETTINGS = (bool, int, float, str, FunctionType, BuiltinFunctionType)
 _TOKENIZER_SETTINGS = (
-    "model_max_length",
-    "truncation_side",
-    "padding_side",
-    "special_tokens_map",
-    "model_input_names",
-    "chat_template",
-)
+    "model_max_length", "truncation_side", "padding_side", "special_tokens_map", "model_input_names", "chat_template",
+)  # fmt: skip
 # Settings that differ between copies of a model, only act in training or in a head, or are elsewhere in the spec.
 _WITHOUT_EFFECT = {
     "_name_or_path", "name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype", "training",

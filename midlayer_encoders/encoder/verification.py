@@ -8,6 +8,7 @@ import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -27,15 +28,8 @@ _POSITION_NAMES = ("layer_idx", "layer_id", "layer_number", "layer_index", "idx"
 _CONVOLVED = {"deberta-v2"}  # its first layer ends after a convolution outside the blocks
 # Errors that models raise when they run with fewer blocks than they were written for.
 _RUN_ERRORS = (
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    LookupError,
-    NameError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-)
+    ArithmeticError, AssertionError, AttributeError, LookupError, NameError, RuntimeError, TypeError, ValueError,
+)  # fmt: skip
 _ORIGINAL_ATTENTION = 'Set "attention_type": "original_full" in its config.json.'
 _CURES = {
     "big_bird": _ORIGINAL_ATTENTION,
@@ -104,19 +98,6 @@ def check_uncut(module: nn.Module, cut: Cut, features: Features) -> tuple[Anatom
 
 
 @contextlib.contextmanager
-def temporarily(target: Any, **attributes: Any) -> Iterator[None]:
-    """Set attributes of an object inside a ``with`` block."""
-    before = {name: getattr(target, name) for name in attributes}
-    try:
-        for name, value in attributes.items():
-            setattr(target, name, value)
-        yield
-    finally:
-        for name, value in before.items():
-            setattr(target, name, value)
-
-
-@contextlib.contextmanager
 def _truncated_stack(module: Any, cut: Cut) -> Iterator[Cut]:
     """Truncate a stack of identical blocks while it is verified, and yield the cut of the truncated model.
 
@@ -136,9 +117,9 @@ def _truncated_stack(module: Any, cut: Cut) -> Iterator[Cut]:
         output = (output[0], output[1] - dropped)
         entries = {key: {**entry, "method_output_name": list(output)} for key, entry in entries.items()}
     with (
-        temporarily(blocks, _modules=dict(blocks._modules)),
-        temporarily(config, __dict__=dict(vars(config))),
-        temporarily(module, modality_config=entries),
+        mock.patch.object(blocks, "_modules", dict(blocks._modules)),
+        mock.patch.dict(vars(config)),
+        mock.patch.object(module, "modality_config", entries),
     ):
         change_depth(config, len(blocks), _VERIFIED_BLOCKS)
         del blocks[_VERIFIED_BLOCKS:]
@@ -432,8 +413,8 @@ def _record_pass(
         for path, part in model.named_modules():
             if path and not path.startswith(f"{anatomy.blocks}.") and path != anatomy.blocks:
                 stack.callback(part.register_forward_hook(functools.partial(after_part, path)).remove)
-        stack.callback(delattr, model, "forward")  # sentence-transformers calls `forward`, which bypasses hooks
-        model.forward = recorded_forward
+        # sentence-transformers calls `forward`, which bypasses hooks.
+        stack.enter_context(mock.patch.object(model, "forward", recorded_forward))
         try:
             module(dict(features)) if run is None else run()
         except _RUN_ERRORS:

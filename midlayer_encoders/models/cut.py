@@ -3,10 +3,11 @@
 import copy
 import itertools
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
+from unittest import mock
 
 from torch import nn
 
@@ -228,20 +229,12 @@ def _fit_parts(model: nn.Module, empty: nn.Module, blocks: str) -> None:
                     setattr(parts[path], name, value)
 
 
-@contextmanager
-def at_depth(model: nn.Module, cut: Cut) -> Iterator[None]:
-    """Let the config of a cut model temporarily count the blocks of the complete model."""
-    config: Any = getattr(model, "config", None)
-    fields = dict(vars(config)) if config is not None else {}
-    counts = [name for name in internals.COUNTS if name in fields and isinstance(fields[name], int)]
-    for name in counts if not cut.anatomy.shared else ():
-        if fields[name] == len(model.get_submodule(cut.anatomy.blocks)):  # type: ignore[arg-type]
-            config.__dict__[name] = cut.anatomy.num_layers
-    try:
-        yield
-    finally:
-        for name in counts:
-            config.__dict__[name] = fields[name]
+def at_depth(model: nn.Module, cut: Cut) -> AbstractContextManager[Any]:
+    """Return a context in which the config of a cut model counts the blocks of the complete model."""
+    settings = vars(model.config)
+    depth = None if cut.anatomy.shared else len(model.get_submodule(cut.anatomy.blocks))  # type: ignore[arg-type]
+    counts = [name for name in internals.COUNTS if depth is not None and settings.get(name) == depth]
+    return mock.patch.dict(settings, dict.fromkeys(counts, cut.anatomy.num_layers))
 
 
 def _copied(block: nn.Module, position: int) -> nn.Module:

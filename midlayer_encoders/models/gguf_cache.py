@@ -20,6 +20,7 @@ from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from unittest import mock
 
 import numpy as np
 from filelock import FileLock
@@ -236,11 +237,8 @@ def _fast_reader(blocks: int | None = None) -> Iterator[None]:
                     return end - orig_offs, [np.zeros(1, dtype=np.uint8)], [0] * count, types
             return super()._get_field_parts(orig_offs, raw_type)
 
-    gguf.GGUFReader = Reader
-    try:
+    with mock.patch.object(gguf, "GGUFReader", Reader):
         yield
-    finally:
-        gguf.GGUFReader = original
 
 
 def _is_read(tensor: str, blocks: int) -> bool:

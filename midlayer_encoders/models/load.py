@@ -17,15 +17,9 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
+from midlayer_encoders import errors
 from midlayer_encoders._types import Layer, LayerArgument, Norm
-from midlayer_encoders.errors import (
-    CutError,
-    LayerIndexError,
-    MidlayerError,
-    ModelNotFoundError,
-    OptionError,
-    error_summary,
-)
+from midlayer_encoders.errors import CutError, LayerIndexError, MidlayerError, ModelNotFoundError, OptionError
 from midlayer_encoders.models import anatomy as anatomies
 from midlayer_encoders.models import transformers_internals as internals
 from midlayer_encoders.models.anatomy import Anatomy, find_anatomy
@@ -364,7 +358,7 @@ def _complete_model(config: Any, model: str, trust_remote_code: bool) -> Any:
     except Exception as reason:  # invalid configs fail in their own ways
         cure = "Correct its code or config.json" if trust_remote_code else "Correct its config.json"
         raise ModelNotFoundError(
-            f"{model!r} cannot be built: {error_summary(reason)}. {cure}, or download it again."
+            f"{model!r} cannot be built: {errors.error_summary(reason)}. {cure}, or download it again."
         ) from reason
 
 

@@ -30,15 +30,9 @@ BACKBONE_STAGES = ("out_features", "out_indices", "stage_names", "_out_features"
 """Per-block settings of a backbone's outputs, which transformers recomputes when they are absent."""
 
 COUNTS = (
-    "num_hidden_layers",
-    "num_layers",
-    "n_layer",
-    "n_layers",
-    "encoder_layers",
-    "num_encoder_layers",
-    "depth",
+    "num_hidden_layers", "num_layers", "n_layer", "n_layers", "encoder_layers", "num_encoder_layers", "depth",
     "num_blocks",
-)
+)  # fmt: skip
 """Config fields that count blocks."""
 
 ENCODERS = {

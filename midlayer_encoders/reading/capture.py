@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from typing import Any, TypeAlias
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -181,9 +182,13 @@ def blocks_returning(model: nn.Module, anatomy: Anatomy, output: Any, states: Te
     replaced = _with_states(output, first_tensor(output), states)
     if first_tensor(replaced) is not states:
         raise CutError(f"The blocks of {type(model).__name__} return {type(output)}, whose states are unknown.")
+
+    def forward(*_: Any, **__: Any) -> Any:
+        return replaced
+
     with ExitStack() as stack:
         for block in anatomy.distinct_blocks(model):
-            stack.enter_context(_forward_replaced(block, lambda *_, **__: replaced))
+            stack.enter_context(mock.patch.object(block, "forward", forward))
         yield
 
 
@@ -243,7 +248,7 @@ def seen_by_hooks(block: nn.Module) -> Iterator[None]:
 
     forward._past_hooks = True  # type: ignore[attr-defined]
     nested = hasattr(original, "_past_hooks")
-    with nullcontext() if nested else _forward_replaced(block, forward):
+    with nullcontext() if nested else mock.patch.object(block, "forward", forward):
         yield
 
 
@@ -257,17 +262,5 @@ def compiled_blocks(model: nn.Module, *anatomies: Anatomy) -> Iterator[None]:
     with ExitStack() as stack:
         for block in (block for anatomy in anatomies for block in anatomy.distinct_blocks(model)):
             # Compile `forward`, not the module, whose hooks change with each pass.
-            stack.enter_context(_forward_replaced(block, torch.compile(block.forward, dynamic=True)))
+            stack.enter_context(mock.patch.object(block, "forward", torch.compile(block.forward, dynamic=True)))
         yield
-
-
-@contextmanager
-def _forward_replaced(block: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    instance_forward = vars(block).get("forward")  # set by accelerate
-    block.forward = forward
-    try:
-        yield
-    finally:
-        del block.forward
-        if instance_forward is not None:
-            block.forward = instance_forward

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -15,7 +16,6 @@ from midlayer_encoders._isolation import isolated_random
 from midlayer_encoders._types import EncoderSpec, Norm
 from midlayer_encoders.encoder.first_module import MemoryModule
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
-from midlayer_encoders.encoder.verification import temporarily
 from midlayer_encoders.frame.summaries import Baselines
 from midlayer_encoders.models.anatomy import paired_layers
 from midlayer_encoders.models.cut import plan_cuts
@@ -244,7 +244,7 @@ def _device_name(encoder: LayerEncoder) -> str:
 def _time_passes(encoder: LayerEncoder, layers: Sequence[int]) -> tuple[dict[int, float], int, int]:
     """Return the seconds until a pass reaches each layer, the least of several passes; tokens of a text; passes."""
     model: Any = encoder[0].model
-    with temporarily(encoder, _unknown_warned=True):  # a model of proteins does not know these words
+    with mock.patch.object(encoder, "_unknown_warned", True):  # a model of proteins does not know these words
         features = encoder.preprocess(_TIMED_TEXTS)
     inputs: dict[str, Any] = {
         key: features[key].to(encoder.device) for key in ("input_ids", "attention_mask") if key in features
