@@ -5,7 +5,7 @@ import inspect
 import os
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import Field
+from dataclasses import Field, fields, is_dataclass
 from typing import Annotated, Any
 
 import typer
@@ -61,7 +61,8 @@ def with_flags(
 ) -> _Function:
     """Return a function with the flags ``--json`` and ``--quiet``, and one flag for each encoder option.
 
-    A parameter ``options`` of the function receives the :class:`EncoderOptions`.
+    A parameter ``options`` of the function receives the :class:`EncoderOptions`. A parameter whose type is another
+    dataclass stands for a flag for each of its fields.
     """
     hints = typing.get_type_hints(function, include_extras=True)
     encoder_options = [
@@ -69,11 +70,8 @@ def with_flags(
         for option in option_fields().values()
         if "options" in hints and option.name not in without and option.metadata.get("flag", "") is not None
     ]
-    parameters = [
-        item.replace(annotation=hints[item.name], kind=inspect.Parameter.KEYWORD_ONLY)
-        for item in inspect.signature(function).parameters.values()
-        if item.name != "options"
-    ]
+    groups = {name: hint for name, hint in hints.items() if _is_group(hint)}
+    parameters = _parameters(function)
     parameters += [_option_parameter(option, defaults or {}) for option in encoder_options]
     if quiet:
         parameters.append(_parameter("quiet", bool, False, "--quiet", "Show no progress.", "Output"))
@@ -86,6 +84,8 @@ def with_flags(
         if "options" in hints:
             values = {option.name: _option_value(option, arguments.pop(option.name)) for option in encoder_options}
             arguments["options"] = EncoderOptions(**values)
+        for name, group in groups.items():
+            arguments[name] = group(**{each.name: arguments.pop(each.name) for each in fields(group)})
         # The bars and notices of the loaders, which read this when they are imported.
         os.environ.setdefault("TQDM_DISABLE", "1")
         os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -95,6 +95,22 @@ def with_flags(
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {item.name: item.annotation for item in parameters}
     return run
+
+
+def _parameters(function: _Function) -> list[inspect.Parameter]:
+    """Return the parameters of a function, and the fields of a dataclass in place of a parameter of that type."""
+    hints = typing.get_type_hints(function, include_extras=True)
+    parameters: list[inspect.Parameter] = []
+    for item in inspect.signature(function).parameters.values():
+        if _is_group(hint := hints[item.name]):
+            parameters += _parameters(hint)
+        elif item.name != "options":
+            parameters.append(item.replace(annotation=hint, kind=inspect.Parameter.KEYWORD_ONLY))
+    return parameters
+
+
+def _is_group(hint: Any) -> bool:
+    return is_dataclass(hint) and hint is not EncoderOptions
 
 
 def _parameter(name: str, kind: Any, default: Any, flag: str, text: str, panel: str) -> inspect.Parameter:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
@@ -21,40 +22,56 @@ _TITLES = {"training": "steps trained", "teacher": "texts read by the teacher"} 
     f"{when}: {stage}": f"{title}, {when}" for when in ("teacher", "before", "after") for stage, title in STAGES.items()
 }
 
-Out = Annotated[Path, Option(help="Folder for model, page and frames: new, or that of an interrupted run.")]
-Tasks = Annotated[str, Option(help="Tasks scored before and after: names, builtin or paths; or none.")]
-Lora = Annotated[int, Option(help="Rank of LoRA adapters, merged at the end; 0 trains all weights.")]
-Epochs = Annotated[float, Option(help="Passes over the training data.")]
-MaxSteps = Annotated[int | None, Option(help="Number of steps, instead of epochs.")]
-Patience = Annotated[int, Option(help="Evaluations without a lower held-out loss before stopping.")]
-Checkpoints = Annotated[int, Option(help="Number of evaluations and checkpoints; 0 for none.")]
+
+@dataclass(kw_only=True)
+class Training:
+    """Flags of every kind of training, with the defaults of ``tune``."""
+
+    model: _arguments.Model
+    layer: _arguments.LayerWords
+    out: Annotated[Path, Option(help="Folder for model, page and frames: new, or that of an interrupted run.")]
+    text_column: _arguments.TextColumn = None
+    tasks: Annotated[str, Option(help="Tasks scored before and after: names, builtin or paths; or none.")] = "builtin"
+    lora: Annotated[int, Option(help="Rank of LoRA adapters, merged at the end; 0 trains all weights.")] = 0
+    epochs: Annotated[float, Option(help="Passes over the training data.")] = 1.0
+    max_steps: Annotated[int | None, Option(help="Number of steps, instead of epochs.")] = None
+    batch_size: Annotated[int, Option(help="Pairs per step: more pairs mean more in-batch negatives.")] = 32
+    learning_rate: Annotated[float | None, Option(help="Peak; by default 5e-5, or 5e-4 with --lora.")] = None
+    held_out: Annotated[float, Option(help="Fraction of the rows held out for early stopping; or 0.")] = 0.1
+    patience: Annotated[int, Option(help="Evaluations without a lower held-out loss before stopping.")] = 3
+    checkpoints: Annotated[int, Option(help="Number of evaluations and checkpoints; 0 for none.")] = 10
+    seed: _arguments.Seed = 0
+
+    def settings(self) -> dict[str, Any]:
+        """Return the fields of the settings in Python."""
+        from midlayer_encoders.tuning import TrainingSettings
+
+        values = {each.name: getattr(self, each.name) for each in fields(TrainingSettings)}
+        return values | {"lora": self.lora or False}
+
+
+@dataclass(kw_only=True)
+class Distilling(Training):
+    """The same with the defaults of ``distill``."""
+
+    epochs: Annotated[float, Option(help="Passes over the training data.")] = 10.0
+    batch_size: Annotated[int, Option(help="Texts per step.")] = 128
+    learning_rate: Annotated[float | None, Option(help="Peak; by default 2e-4, or 1e-3 with --lora.")] = None
+    held_out: Annotated[float, Option(help="Fraction of the texts held out for early stopping; or 0.")] = 0.02
 
 
 @command("Use it", dtype="float32")
 def tune(
     *,
-    model: _arguments.Model,
-    layer: _arguments.LayerWords,
+    training: Training,
     pairs: Annotated[
         Path | None, Option(help="Anchors and positives, scored pairs, or labeled texts; see docs/tuning.md.")
     ] = None,
     texts: Annotated[Path | None, Option(help="With --objective mntp: a text per line, or a column text.")] = None,
-    text_column: _arguments.TextColumn = None,
     objective: Annotated[str, Option(help="pairs, or mntp: predict masked tokens of --texts.")] = "pairs",
-    out: Out,
-    tasks: Tasks = "builtin",
-    lora: Lora = 0,
-    epochs: Epochs = 1.0,
-    max_steps: MaxSteps = None,
-    batch_size: Annotated[int, Option(help="Pairs per step: more pairs mean more in-batch negatives.")] = 32,
-    learning_rate: Annotated[float | None, Option(help="Peak; by default 5e-5, or 5e-4 with --lora.")] = None,
-    held_out: Annotated[float, Option(help="Fraction of the rows held out for early stopping; or 0.")] = 0.1,
-    patience: Patience = 3,
-    checkpoints: Checkpoints = 10,
     mini_batch: Annotated[int | None, Option(help="Rows in memory at a time, if a batch does not fit.")] = None,
     matryoshka: Annotated[str | None, Option(help="Numbers of leading dimensions to train too: 128,64.")] = None,
     adaptive: Annotated[bool, Option(help="Train earlier layers too (AdaptiveLayerLoss).")] = False,
-    seed: _arguments.Seed = 0,
     options: EncoderOptions,
 ) -> None:
     """Cut a model at a layer, fine-tune it, and show how every layer changed; a stopped run continues.
@@ -66,63 +83,29 @@ def tune(
     from midlayer_encoders import tuning
 
     settings = tuning.TuneSettings(
-        lora=lora or False,
-        epochs=epochs,
-        max_steps=max_steps,
-        batch_size=batch_size,
-        learning_rate=learning_rate,
-        held_out=held_out,
-        patience=patience,
-        checkpoints=checkpoints,
         mini_batch=mini_batch,
         matryoshka=_arguments.parse_sizes("matryoshka", matryoshka) or None,
         adaptive=adaptive,
         objective=objective,  # type: ignore[arg-type]  # checked there
-        seed=seed,
+        **training.settings(),
     )
-    with _progress.show_progress(_TITLES) as progress:
-        result = tuning.tune(
-            model,
-            _arguments.parse_layer(layer),
-            pairs,
-            texts=texts,
-            text_column=text_column,
-            out=out,
-            tasks=_parse_tasks(tasks),
-            settings=settings,
-            progress=progress,
-            **options.changed(),
-        )
-    _print_training(result)
+    _train(tuning.tune, training, pairs, texts=texts, settings=settings, **options.changed())
 
 
 @command("Use it", dtype="float32")
 def distill(
     *,
-    model: _arguments.Model,
-    layer: _arguments.LayerWords,
+    training: Distilling,
     texts: Annotated[Path, Option(help="A text per line, or a table with a column text; no labels are needed.")],
-    text_column: _arguments.TextColumn = None,
-    out: Out,
     teacher: Annotated[str | None, Option(help="Another embedding model; by default MODEL itself, uncut.")] = None,
     teacher_layer: Annotated[str, Option(help="Layer of the teacher, as in --layer.")] = "-1",
     teacher_recipe: Annotated[str | None, Option(help="Recipe of the teacher, such as word-echo.")] = None,
-    tasks: Tasks = "builtin",
     match: Annotated[
         str,
         Option(
             help="What to learn: vectors, centered (vectors minus their mean), similarities (other widths) or both."
         ),
     ] = "vectors",
-    lora: Lora = 0,
-    epochs: Epochs = 10.0,
-    max_steps: MaxSteps = None,
-    batch_size: Annotated[int, Option(help="Texts per step.")] = 128,
-    learning_rate: Annotated[float | None, Option(help="Peak; by default 2e-4, or 1e-3 with --lora.")] = None,
-    held_out: Annotated[float, Option(help="Fraction of the texts held out for early stopping; or 0.")] = 0.02,
-    patience: Patience = 3,
-    checkpoints: Checkpoints = 10,
-    seed: _arguments.Seed = 0,
     options: EncoderOptions,
 ) -> None:
     """Cut a model at a layer, and train it from texts alone to return the vectors of the whole model.
@@ -135,37 +118,32 @@ def distill(
     """
     from midlayer_encoders import tuning
 
-    settings = tuning.DistillSettings(
-        match=match,  # type: ignore[arg-type]  # checked there
-        lora=lora or False,
-        epochs=epochs,
-        max_steps=max_steps,
-        batch_size=batch_size,
-        learning_rate=learning_rate,
-        held_out=held_out,
-        patience=patience,
-        checkpoints=checkpoints,
-        seed=seed,
+    settings = tuning.DistillSettings(match=match, **training.settings())  # type: ignore[arg-type]  # checked there
+    _train(
+        tuning.distill,
+        training,
+        texts,
+        teacher=teacher,
+        teacher_layer=_arguments.parse_layer(teacher_layer),
+        teacher_recipe=teacher_recipe,
+        settings=settings,
+        **options.changed(),
     )
+
+
+def _train(function: Callable[..., TuneResult], flags: Training, data: Path | None, **arguments: Any) -> None:
+    """Train a model with progress, and print its scores and the line that loads it."""
     with _progress.show_progress(_TITLES) as progress:
-        result = tuning.distill(
-            model,
-            _arguments.parse_layer(layer),
-            texts,
-            text_column=text_column,
-            out=out,
-            teacher=teacher,
-            teacher_layer=_arguments.parse_layer(teacher_layer),
-            teacher_recipe=teacher_recipe,
-            tasks=_parse_tasks(tasks),
-            settings=settings,
+        result = function(
+            flags.model,
+            _arguments.parse_layer(flags.layer),
+            data,
+            out=flags.out,
+            text_column=flags.text_column,
+            tasks=() if flags.tasks == "none" else flags.tasks.split(","),
             progress=progress,
-            **options.changed(),
+            **arguments,
         )
-    _print_training(result)
-
-
-def _print_training(result: TuneResult) -> None:
     report = result.folder / "report.html"
     words = result.words()
     folders = {"folder": result.folder, "model": result.model_folder}
@@ -175,7 +153,3 @@ def _print_training(result: TuneResult) -> None:
     _output.print_report(report)
     _output.print_text("Load it with:")
     _output.print_text(f"  SentenceTransformer({json.dumps(str(result.model_folder), ensure_ascii=False)})", wrap=False)
-
-
-def _parse_tasks(tasks: str) -> Sequence[str]:
-    return () if tasks == "none" else tasks.split(",")
