@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -31,18 +31,12 @@ LayerWords = Annotated[str, Option("--layer", help="17, -1 (the last), or 0.7 (o
 EngineName = Annotated[Engine, Option("--engine", help="vllm computes the states with vLLM, in its own environment.")]
 MetricNames = Annotated[str, Option("--metrics", help="paper, all, or names separated by commas.")]
 TextsFile = Annotated[Path, _TEXTS]
-OptionalTexts = Annotated[Path | None, _TEXTS]
-OptionalImages = Annotated[Path | None, Option("--images", help="Folder of images, for an image model.")]
-OptionalAudio = Annotated[Path | None, Option("--audio", help="Folder of audio files, for an audio model.")]
 TextColumn = Annotated[str | None, Option("--text-column", help="Column of the texts, if it is not text.")]
 LabelColumn = Annotated[str | None, Option("--label-column", help="Column of the labels, if it is not label.")]
 Limit = Annotated[int | None, Option("--limit", min=1, help="Use only the first LIMIT inputs.")]
 Out = Annotated[Path | None, Option("--out", help="Folder; by default midlayer-results/COMMAND-MODEL.")]
 RecipeNames = Annotated[str | None, Option("--recipes", help="plain,one-word …, or all; --template adds your own.")]
 SkipBad = Annotated[bool, Option("--skip-bad", help="Skip files that cannot be read, and list them.")]
-Views = Annotated[int, Option("--views", help="Augmented views of each text, for LiDAR.")]
-Devices = Annotated[int, Option("--devices", min=1, help="Processes per machine that share the work.")]
-NumNodes = Annotated[int, Option("--num-nodes", min=1, help="Machines that share it, started by torchrun or SLURM.")]
 SubmitOption = Annotated[list[str] | None, Option("--submit-option", help="Of submitit: gpus_per_node=1; repeatable.")]
 Seed = Annotated[int, Option("--seed", min=0, help="Random seed.")]
 
@@ -151,22 +145,32 @@ def refuse_flags(context: Context, reason: str, *names: str) -> None:
             raise OptionError(f"`{flags[name]}` must be left out {reason}.")
 
 
-def read_inputs(
-    context: Context, paths: dict[str, Path | None], *, text_column: str | None, skip_bad: bool
-) -> tuple[str, Path, list[Any]]:
-    """Return the kind and path of the only source that was named, and its texts or the paths of its files."""
-    from midlayer_encoders.media import media_files
+@dataclass(kw_only=True)
+class Inputs:
+    """Flags that name texts, images or audio."""
 
-    sources = [(kind, path) for kind, path in paths.items() if path is not None]
-    if len(sources) != 1:
-        raise BadParameter(f"name one of --texts, --images, --audio, but got {len(sources)}")
-    kind, path = sources[0]
-    if kind == "texts":
-        refuse_flags(context, "for texts: it applies to files of images and audio", "skip_bad")
-        return kind, path, read_texts(path, column=text_column)
-    refuse_flags(context, f"for {kind}: it applies to texts", "text_column", "wikitext")
-    bad = "skip" if skip_bad else "refuse"
-    return kind, path, list(media_files(path, "image" if kind == "images" else "audio", bad=bad))
+    texts: Annotated[Path | None, _TEXTS] = None
+    images: Annotated[Path | None, Option(help="Folder of images, for an image model.")] = None
+    audio: Annotated[Path | None, Option(help="Folder of audio files, for an audio model.")] = None
+    skip_bad: SkipBad = False
+    text_column: TextColumn = None
+    limit: Limit = None
+
+    def read(self, context: Context) -> tuple[str, Path, list[Any]]:
+        """Return the kind and path of the only source that was named, and its texts or the paths of its files."""
+        from midlayer_encoders.media import media_files
+
+        paths = {"texts": self.texts, "images": self.images, "audio": self.audio}
+        sources = [(kind, path) for kind, path in paths.items() if path is not None]
+        if len(sources) != 1:
+            raise BadParameter(f"name one of --texts, --images, --audio, but got {len(sources)}")
+        kind, path = sources[0]
+        if kind == "texts":
+            refuse_flags(context, "for texts: it applies to files of images and audio", "skip_bad")
+            return kind, path, read_texts(path, column=self.text_column)
+        refuse_flags(context, f"for {kind}: it applies to texts", "text_column", "wikitext")
+        bad = "skip" if self.skip_bad else "refuse"
+        return kind, path, list(media_files(path, "image" if kind == "images" else "audio", bad=bad))
 
 
 def read_texts(path: Path, *, column: str | None) -> list[str]:
@@ -206,20 +210,27 @@ def results_folder(out: Path | None, command: str, *models: str) -> Path:
     return folder
 
 
-def writes_results(devices: int, num_nodes: int) -> bool:
-    """Return True if this process prints and writes; silence the others of those that share a command.
+@dataclass(kw_only=True)
+class Sharing:
+    """Flags of a command whose work several processes share."""
 
-    Raises:
-        OptionError: torchrun or SLURM started another number of processes.
-    """
-    if any(name.startswith(("SLURM_", "TORCHELASTIC_")) for name in os.environ):
-        from midlayer_encoders.processes.sharing import check_launcher  # imports torch
+    devices: Annotated[int, Option(min=1, help="Processes per machine that share the work.")] = 1
+    num_nodes: Annotated[int, Option(min=1, help="Machines that share it, started by torchrun or SLURM.")] = 1
 
-        check_launcher(devices, num_nodes)
-    is_first = devices * num_nodes == 1 or is_first_process()
-    if not is_first:
-        silence()
-    return is_first
+    def writes_results(self) -> bool:
+        """Return True if this process prints and writes; silence the others of those that share a command.
+
+        Raises:
+            OptionError: torchrun or SLURM started another number of processes.
+        """
+        if any(name.startswith(("SLURM_", "TORCHELASTIC_")) for name in os.environ):
+            from midlayer_encoders.processes.sharing import check_launcher  # imports torch
+
+            check_launcher(self.devices, self.num_nodes)
+        is_first = self.devices * self.num_nodes == 1 or is_first_process()
+        if not is_first:
+            silence()
+        return is_first
 
 
 def load_model(model: str, options: EncoderOptions, *, devices: int = 1, num_nodes: int = 1) -> LayerEncoder:

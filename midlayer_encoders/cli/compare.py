@@ -1,6 +1,7 @@
 """``midlayer compare`` and ``progression``: how models, or the checkpoints of one, differ layer by layer."""
 
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Literal
 
 from typer import Argument, Exit, Option
@@ -10,21 +11,34 @@ from midlayer_encoders.cli._app import command
 from midlayer_encoders.encoder.options import EncoderOptions
 
 
+@dataclass(kw_only=True)
+class Measured:
+    """Flags that tell what is measured on which texts."""
+
+    texts: _arguments.TextsFile
+    out: _arguments.Out = None
+    metrics: _arguments.MetricNames = "paper"
+    layers: _arguments.Layers = "all"
+    text_column: _arguments.TextColumn = None
+    limit: _arguments.Limit = None
+    views: Annotated[int, Option(help="Augmented views of each text, for LiDAR.")] = 16
+    seed: _arguments.Seed = 0
+
+    def arguments(self, options: EncoderOptions) -> dict[str, Any]:
+        """Return the arguments of the function in Python except ``metrics`` and ``out``."""
+        texts = _arguments.read_texts(self.texts, column=self.text_column)[: self.limit]
+        values = {"texts": texts, "layers": self.layers, "views": self.views, "seed": self.seed}
+        return {**values, "dataset": self.texts.stem, **options.changed(), "norm": options.norm}
+
+
 # Each model has a revision of its own: name@revision.
 @command("Look inside", without=["revision"], norm="none")
 def compare(
     *,
     base: Annotated[str, Argument(help="Folder, hub name, name@revision, or built-in.")],
     tuned: Annotated[list[str], Argument(help="One or more models to compare with it.")],
-    texts: _arguments.TextsFile,
-    out: _arguments.Out = None,
-    metrics: _arguments.MetricNames = "paper",
-    layers: _arguments.Layers = "all",
-    text_column: _arguments.TextColumn = None,
-    limit: _arguments.Limit = None,
-    views: _arguments.Views = 16,
+    measured: Measured,
     resamples: Annotated[int, Option(help="Random halves of the texts, for the intervals.")] = 50,
-    seed: _arguments.Seed = 0,
     options: EncoderOptions,
 ) -> None:
     """Compare models with a base: metrics side by side, and differences with intervals.
@@ -36,21 +50,16 @@ def compare(
     from midlayer_encoders import comparing
     from midlayer_encoders.comparing.compare import comparable
 
-    out = _arguments.results_folder(out, "compare", base, *tuned)
+    out = _arguments.results_folder(measured.out, "compare", base, *tuned)
     with _progress.show_progress() as progress:
         result = comparing.compare(
             base,
             *tuned,
-            metrics=comparable(_arguments.parse_metrics(metrics)),
-            texts=_arguments.read_texts(texts, column=text_column)[:limit],
-            layers=layers,
-            views=views,
-            seed=seed,
+            metrics=comparable(_arguments.parse_metrics(measured.metrics)),
             intervals=comparing.IntervalSettings(resamples=resamples),
-            dataset=texts.stem,
             out=out,
             progress=progress,
-            **options.changed() | {"norm": options.norm},
+            **measured.arguments(options),
         )
     report = out / "report.html"
     findings = [*result.words(), *result.notes]
@@ -72,17 +81,9 @@ def _cell(row: Mapping[str, float]) -> str:
 def progression(
     *,
     model: Annotated[str, Argument(help="Hub name, or a folder of checkpoint-500, step500, …")],
-    texts: _arguments.TextsFile,
-    out: _arguments.Out = None,
+    measured: Measured,
     revisions: Annotated[str | None, Option(help="step1,step512 …: revisions, or subfolders (all).")] = None,
-    metrics: _arguments.MetricNames = "paper",
-    layers: _arguments.Layers = "all",
-    text_column: _arguments.TextColumn = None,
-    limit: _arguments.Limit = None,
-    views: _arguments.Views = 16,
-    seed: _arguments.Seed = 0,
-    devices: _arguments.Devices = 1,
-    num_nodes: _arguments.NumNodes = 1,
+    shared: _arguments.Sharing,
     submit: Annotated[Literal["slurm", "local"] | None, Option(help="Measure each checkpoint as a job.")] = None,
     submit_option: _arguments.SubmitOption = None,
     options: EncoderOptions,
@@ -97,25 +98,19 @@ def progression(
     """
     from midlayer_encoders.comparing import progression as measure_progression
 
-    is_first = _arguments.writes_results(devices, num_nodes)
-    out = _arguments.results_folder(out, "progression", model)
+    is_first = shared.writes_results()
+    out = _arguments.results_folder(measured.out, "progression", model)
     with _progress.show_progress({"units": "jobs done"}) as progress:
         result = measure_progression(
             model,
             [name.strip() for name in revisions.split(",")] if revisions else None,
-            metrics=_arguments.parse_metrics(metrics),
-            texts=_arguments.read_texts(texts, column=text_column)[:limit],
-            layers=layers,
-            views=views,
-            seed=seed,
-            dataset=texts.stem,
+            metrics=_arguments.parse_metrics(measured.metrics),
             out=out,
-            devices=devices,
-            num_nodes=num_nodes,
             executor=submit,
             parameters=_arguments.parse_submit_options(submit, submit_option),
             progress=progress,
-            **options.changed() | {"norm": options.norm},
+            **asdict(shared),
+            **measured.arguments(options),
         )
     if not is_first:
         return

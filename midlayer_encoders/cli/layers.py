@@ -2,6 +2,7 @@
 
 import io
 from contextlib import redirect_stdout
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,17 +22,11 @@ def embed(
     context: Context,
     model: _arguments.Model,
     out: Annotated[Path, Option(help="vectors.npy, .safetensors or .parquet; with --ray a new folder.")],
-    texts: _arguments.OptionalTexts = None,
-    images: _arguments.OptionalImages = None,
-    audio: _arguments.OptionalAudio = None,
-    skip_bad: _arguments.SkipBad = False,
+    inputs: _arguments.Inputs,
     layers: _arguments.Layers = "all",
     engine: _arguments.EngineName = "transformers",
-    text_column: _arguments.TextColumn = None,
-    limit: _arguments.Limit = None,
     token_budget: Annotated[str, Option(help="Tokens in a batch; auto finds the fastest size.")] = "auto",
-    devices: _arguments.Devices = 1,
-    num_nodes: _arguments.NumNodes = 1,
+    shared: _arguments.Sharing,
     ray: Annotated[bool, Option("--ray", help="Embed parquet (--texts) in actors of Ray, on a cluster.")] = False,
     concurrency: Annotated[int | None, Option(min=1, help="With --ray: actors; by default one per GPU or CPU.")] = None,
     batch_size: Annotated[int, Option(min=1, help="With --ray: texts in a file of the output.")] = 1024,
@@ -50,43 +45,34 @@ def embed(
         reason = "with --ray, which writes vectors of texts: run it without --ray"
         _arguments.refuse_flags(context, reason, "images", "audio", "skip_bad", "engine")
         _arguments.refuse_flags(context, "with --ray: use --concurrency", "devices", "num_nodes")
-        if texts is None:
+        if inputs.texts is None:
             raise BadParameter("name the parquet file or folder with --texts", param_hint="--ray")
         _embed_with_ray(
             model,
-            texts,
+            inputs.texts,
             out,
             layers=layers,
-            text_column=text_column or "text",
+            text_column=inputs.text_column or "text",
             token_budget=budget,
             batch_size=batch_size,
             concurrency=concurrency,
-            limit=limit,
+            limit=inputs.limit,
             **options.changed(),
         )
         return
     _arguments.refuse_flags(context, "without --ray", "concurrency", "batch_size")
-    _arguments.writes_results(devices, num_nodes)
+    shared.writes_results()
     vectors.check_out(out)  # before anything is loaded
-    paths = {"texts": texts, "images": images, "audio": audio}
-    kind, _, inputs = _arguments.read_inputs(context, paths, text_column=text_column, skip_bad=skip_bad)
-    inputs = inputs[:limit]
-    encoder = _arguments.load_model(model, options, devices=devices, num_nodes=num_nodes)
+    kind, _, items = inputs.read(context)
+    items = items[: inputs.limit]
+    encoder = _arguments.load_model(model, options, **asdict(shared))
     unit = "waveforms" if kind == "audio" else kind
-    number = counted(len(inputs), unit.removesuffix("s"))
+    number = counted(len(items), unit.removesuffix("s"))
     with _progress.show_progress({"embedding": f"Embedding {unit}", "writing": "Writing vectors"}) as progress:
         written = vectors.embed(
-            encoder,
-            inputs,
-            out,
-            layers=layers,
-            engine=engine,
-            token_budget=budget,
-            devices=devices,
-            num_nodes=num_nodes,
-            progress=progress,
+            encoder, items, out, layers=layers, engine=engine, token_budget=budget, progress=progress, **asdict(shared)
         )
-    _output.print_result(path=written, inputs=len(inputs), kind=kind)
+    _output.print_result(path=written, inputs=len(items), kind=kind)
     _output.print_text(f"Vectors of {number} are in {written}.", wrap=False)
 
 
@@ -110,18 +96,12 @@ def metrics(
     context: Context,
     model: _arguments.Model,
     out: _arguments.Out = None,
-    texts: _arguments.OptionalTexts = None,
-    images: _arguments.OptionalImages = None,
-    audio: _arguments.OptionalAudio = None,
-    skip_bad: _arguments.SkipBad = False,
+    inputs: _arguments.Inputs,
     metric_names: _arguments.MetricNames = "paper",
     layers: _arguments.Layers = "all",
-    text_column: _arguments.TextColumn = None,
     wikitext: Annotated[bool, Option(help="Drop headings and paragraphs under 30 tokens.")] = False,
-    limit: _arguments.Limit = None,
     seed: _arguments.Seed = 0,
-    devices: _arguments.Devices = 1,
-    num_nodes: _arguments.NumNodes = 1,
+    shared: _arguments.Sharing,
     options: EncoderOptions,
 ) -> None:
     """Measure every layer of a model on your texts, images or audio.
@@ -136,29 +116,27 @@ def metrics(
     from midlayer_encoders.report import write_metrics_figure
     from midlayer_encoders.report.results import write_frame
 
-    is_first = _arguments.writes_results(devices, num_nodes)
+    is_first = shared.writes_results()
     out = _arguments.results_folder(out, "metrics", model)
     names = _arguments.parse_metrics(metric_names)
     passes = num_passes(names)  # refuses an unknown name before the model is loaded
-    paths = {"texts": texts, "images": images, "audio": audio}
-    kind, path, inputs = _arguments.read_inputs(context, paths, text_column=text_column, skip_bad=skip_bad)
-    encoder = _arguments.load_model(model, options, devices=devices, num_nodes=num_nodes)
+    kind, path, items = inputs.read(context)
+    encoder = _arguments.load_model(model, options, **asdict(shared))
     if wikitext:  # counts the tokens of the whole paragraph, whatever --max-length is
-        inputs = wikitext_paragraphs(inputs, lambda line: len(encoder.tokenizer(line, verbose=False)["input_ids"]))
-    inputs = inputs[:limit]
-    number = counted(len(inputs), "waveform" if kind == "audio" else kind.removesuffix("s"))
+        items = wikitext_paragraphs(items, lambda line: len(encoder.tokenizer(line, verbose=False)["input_ids"]))
+    items = items[: inputs.limit]
+    number = counted(len(items), "waveform" if kind == "audio" else kind.removesuffix("s"))
     title = f"{number}, {counted(passes, 'pass', 'passes')}"
     with _progress.show_progress({"measuring": title}) as progress:
         frame = measure(
             encoder,
-            inputs,
+            items,
             metrics=names,
             layers=layers,
             seed=seed,
             dataset=path.stem,
-            devices=devices,
-            num_nodes=num_nodes,
             progress=progress,
+            **asdict(shared),
         )
     if not is_first:
         return

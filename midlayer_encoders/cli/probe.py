@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -36,8 +37,7 @@ def probe(
     keep_gb: Annotated[float, Option(help="Memory for token states; beyond it each epoch runs again.")] = 4.0,
     skip_bad: _arguments.SkipBad = False,
     seed: _arguments.Seed = 0,
-    devices: _arguments.Devices = 1,
-    num_nodes: _arguments.NumNodes = 1,
+    shared: _arguments.Sharing,
     options: EncoderOptions,
 ) -> None:
     """Train a small classifier on every frozen layer and show which layer separates the classes best.
@@ -51,7 +51,7 @@ def probe(
     from midlayer_encoders.probing.probe import UNUSED_SETTINGS
     from midlayer_encoders.tasks.table_files import Columns
 
-    is_first = _arguments.writes_results(devices, num_nodes)
+    is_first = shared.writes_results()
     out = _arguments.results_folder(out, "probe", model)
     reason, names = UNUSED_SETTINGS[kind]
     names += ("pooling", "truncate_dim") if kind == "attentive" else ()
@@ -62,7 +62,7 @@ def probe(
     for path in (data, test):
         if path is not None:
             check_examples_path(path)
-    encoder = _arguments.load_model(model, options, devices=devices, num_nodes=num_nodes)
+    encoder = _arguments.load_model(model, options, **asdict(shared))
     bad = "skip" if skip_bad else "refuse"
     read = partial(read_examples, media=encoder.media, bad=bad, columns=Columns(text_column, label_column))
     inputs, labels = read(data)
@@ -78,9 +78,8 @@ def probe(
             layers=layers,
             settings=settings,
             dataset=data.stem,
-            devices=devices,
-            num_nodes=num_nodes,
             progress=progress,
+            **asdict(shared),
         )
     if not is_first:
         return

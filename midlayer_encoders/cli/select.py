@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -37,8 +38,7 @@ def select_command(
     limit: _arguments.Limit = None,
     max_texts: Annotated[int, Option(min=1, help="Maximum number of texts, evenly spaced.")] = 500,
     seed: _arguments.Seed = 0,
-    devices: _arguments.Devices = 1,
-    num_nodes: _arguments.NumNodes = 1,
+    shared: _arguments.Sharing,
     options: EncoderOptions,
 ) -> None:
     """Choose a prompt and a layer of a model; show what the other recipes or rules would choose.
@@ -49,7 +49,7 @@ def select_command(
     """
     from midlayer_encoders.tasks.sources import own_labels
 
-    is_first = _arguments.writes_results(devices, num_nodes)
+    is_first = shared.writes_results()
     if labels is not None and label_column is not None:
         raise OptionError("`--label-column` must be left out with `--labels`, which is another file of labels.")
     recipe_list, options = _arguments.parse_recipes(recipes, options)
@@ -64,7 +64,7 @@ def select_command(
     from midlayer_encoders.selection import rules, select  # imports torch
 
     rules.check_rule(rule)  # before the model is loaded
-    encoder = _arguments.load_model(model, options, devices=devices, num_nodes=num_nodes)
+    encoder = _arguments.load_model(model, options, **asdict(shared))
     with _progress.show_progress({"measuring": "texts measured", "labels": "labeled texts read"}) as progress:
         selection = select(
             encoder,
@@ -75,9 +75,8 @@ def select_command(
             all_rules=all_rules,
             max_texts=max_texts,
             seed=seed,
-            devices=devices,
-            num_nodes=num_nodes,
             progress=progress,
+            **asdict(shared),
         )
     if not is_first:
         return

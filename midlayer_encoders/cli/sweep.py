@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -56,8 +56,7 @@ def sweep(
     half: Annotated[bool, Option("--half", help="The same as --store-dtype float16.")] = False,
     scoring: Annotated[Literal["together", "mteb"], Option(help="mteb scores each layer by itself.")] = "together",
     workers: Annotated[int | None, Option(help="Processes for scoring with mteb; by default one per core.")] = None,
-    devices: Annotated[int, Option(help="Processes per machine that share the sweep.")] = 1,
-    num_nodes: Annotated[int, Option(help="Machines that share the sweep, started by torchrun or SLURM.")] = 1,
+    shared: _arguments.Sharing,
     compiled: Annotated[bool, Option("--compile", help="Compile the blocks; worth it for many texts.")] = False,
     submit: Annotated[Literal["slurm", "local"] | None, Option(help="Run each task of a model as a job.")] = None,
     submit_option: _arguments.SubmitOption = None,
@@ -83,14 +82,15 @@ def sweep(
     if budget is not None and not is_alone:
         raise OptionError("`--budget` takes one model, and no `--submit`.")
     parameters = _arguments.parse_submit_options(submit, submit_option)
-    is_first = not is_alone or _arguments.writes_results(devices, num_nodes)
+    is_first = not is_alone or shared.writes_results()
+    processes = shared.devices * shared.num_nodes
     task_names = tasks.split(",")
     columns = {"text_column": text_column, "label_column": label_column}
     if is_alone:
         check_model(model, options.revision, gguf_file=options.gguf_file)  # before mteb and torch are imported
         with _progress.show_waiting("tasks", "Reading the tasks"):
             sources = limited_sources(task_sources(task_names, **columns), limit)
-        if out is not None and devices * num_nodes <= 1:  # several processes check it together
+        if out is not None and processes == 1:  # several processes check it together
             check_output_folder(out)
     from midlayer_encoders.measuring import num_passes
     from midlayer_encoders.sweeping import SweepSettings
@@ -104,15 +104,13 @@ def sweep(
         workers=workers,
         store_dtype="float16" if half else store_dtype,
         compile=compiled,
-        devices=devices,
-        num_nodes=num_nodes,
+        **asdict(shared),
     )
     metric_names = _arguments.parse_metrics(metrics)
     recipe_list, options = _arguments.parse_recipes(recipes, options)
     arguments: dict[str, Any] = {"recipes": recipe_list, "settings": settings, "layers": layers}
     arguments |= {"limit": limit, **columns}
     if budget is not None:
-        processes = devices * num_nodes
         arguments["budget"] = check_minutes(
             budget, limit=limit, recipes=recipe_list or dims or precisions, processes=processes
         )
