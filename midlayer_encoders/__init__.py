@@ -5,85 +5,57 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from midlayer_encoders._types import EncoderSpec
-    from midlayer_encoders.boards import Board, board
-    from midlayer_encoders.comparing.compare import compare
-    from midlayer_encoders.comparing.progression import progression
-    from midlayer_encoders.encoder.options import EncoderOptions
-    from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder, measure, select_layer
-    from midlayer_encoders.errors import MidlayerError
-    from midlayer_encoders.media.text_lists import read_texts
-    from midlayer_encoders.probing.probe import probe
-    from midlayer_encoders.recipes import Recipe
-    from midlayer_encoders.selection import Selection
-    from midlayer_encoders.sweeping import SweepResult, sweep, sweep_many
-    from midlayer_encoders.tasks import paper_tasks
-    from midlayer_encoders.tuning.distill import distill
-    from midlayer_encoders.tuning.runs import DistillResult, TuneResult
-    from midlayer_encoders.tuning.tune import tune
-    from midlayer_encoders.vectors import embed
-
-__all__ = [
-    "Board",
-    "DistillResult",
-    "EncoderOptions",
-    "EncoderSpec",
-    "LayerEncoder",
-    "MidlayerError",
-    "Recipe",
-    "Selection",
-    "SweepResult",
-    "TuneResult",
-    "board",
-    "compare",
-    "distill",
-    "embed",
-    "measure",
-    "paper_tasks",
-    "probe",
-    "progression",
-    "read_texts",
-    "select_layer",
-    "sweep",
-    "sweep_many",
-    "tune",
-]
-
 __version__ = "0.2.0"
 
-if not TYPE_CHECKING:
+if TYPE_CHECKING:  # the names of _HOMES; those imported as themselves are public
+    from midlayer_encoders._types import EncoderSpec as EncoderSpec
+    from midlayer_encoders.boards import Board as Board
+    from midlayer_encoders.boards import board as board
+    from midlayer_encoders.comparing.compare import compare as compare
+    from midlayer_encoders.comparing.progression import progression as progression
+    from midlayer_encoders.encoder.options import EncoderOptions as EncoderOptions
+    from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder as LayerEncoder
+    from midlayer_encoders.encoder.sentence_transformers_encoder import measure as measure
+    from midlayer_encoders.encoder.sentence_transformers_encoder import select_layer as select_layer
+    from midlayer_encoders.errors import MidlayerError as MidlayerError
+    from midlayer_encoders.media.text_lists import read_texts as read_texts
+    from midlayer_encoders.probing.probe import probe as probe
+    from midlayer_encoders.recipes import Recipe as Recipe
+    from midlayer_encoders.selection import Selection as Selection
+    from midlayer_encoders.sweeping import SweepResult as SweepResult
+    from midlayer_encoders.sweeping import sweep as sweep
+    from midlayer_encoders.sweeping import sweep_many as sweep_many
+    from midlayer_encoders.tasks import paper_tasks as paper_tasks
+    from midlayer_encoders.tuning import DistillResult as DistillResult
+    from midlayer_encoders.tuning import TuneResult as TuneResult
+    from midlayer_encoders.tuning.distill import distill as distill
+    from midlayer_encoders.tuning.tune import tune as tune
+    from midlayer_encoders.vectors import embed as embed
+else:
     # torch, transformers and sentence-transformers take seconds to import: each name is fetched when it is asked for.
     _HOMES = {
-        "Board": "boards",
-        "DistillResult": "tuning",
-        "EncoderOptions": "encoder.options",
-        "EncoderSpec": "_types",
-        "LayerEncoder": "encoder.sentence_transformers_encoder",
-        "MidlayerError": "errors",
-        "Recipe": "recipes",
-        "Selection": "selection",
-        "SweepResult": "sweeping",
-        "TuneResult": "tuning",
-        "board": "boards",
-        "compare": "comparing",
-        "distill": "tuning",
-        "embed": "vectors",
-        "measure": "encoder.sentence_transformers_encoder",
-        "paper_tasks": "tasks",
-        "probe": "probing",
-        "progression": "comparing",
-        "read_texts": "media.text_lists",
-        "select_layer": "encoder.sentence_transformers_encoder",
-        "sweep": "sweeping",
-        "sweep_many": "sweeping",
-        "tune": "tuning",
+        "_types": ["EncoderSpec"],
+        "boards": ["Board", "board"],
+        "comparing": ["compare", "progression"],
+        "encoder.options": ["EncoderOptions"],
+        "encoder.sentence_transformers_encoder": ["LayerEncoder", "measure", "select_layer"],
+        "errors": ["MidlayerError"],
+        "media.text_lists": ["read_texts"],
+        "probing": ["probe"],
+        "recipes": ["Recipe"],
+        "selection": ["Selection"],
+        "sweeping": ["SweepResult", "sweep", "sweep_many"],
+        "tasks": ["paper_tasks"],
+        "tuning": ["DistillResult", "TuneResult", "distill", "tune"],
+        "vectors": ["embed"],
     }
+    __all__ = sorted(name for names in _HOMES.values() for name in names)
 
     def __getattr__(name: str) -> object:
-        if name not in _HOMES:
+        home = next((home for home, names in _HOMES.items() if name in names), None)
+        if home is None:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+        return getattr(importlib.import_module(f"{__name__}.{home}"), name)
 
     def __dir__() -> list[str]:
         return [*__all__, "__version__"]
