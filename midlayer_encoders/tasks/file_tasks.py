@@ -3,7 +3,6 @@
 A folder may also hold a retrieval task in BEIR's layout.
 """
 
-import random
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -24,7 +23,6 @@ Tables: TypeAlias = dict[str, dict[str, list[Any]]]
 
 _SPLIT_SEED = 42
 _LONGEST_LABEL = 120  # bytes: with digest and suffix it is a file name, which has at most 255
-_NEIGHBORS = 5  # of mteb's multilabel classifier
 _GUESSED_ROWS = 1000  # enough to see which columns hold texts and labels
 _MOST_RELEVANT = 1_000_000  # trec_eval allocates memory for every grade and returns 0 for 1e9
 
@@ -40,22 +38,11 @@ _TYPE_BY_COLUMNS: dict[TaskType, tuple[str, ...]] = {
     "Classification": ("text", "label"),
     "Clustering": ("sentences text", "labels label"),
 }
-# These have no column of their own: beside any other column, one of labels or scores under another name would be lost.
-_TYPE_BY_ALL_COLUMNS: dict[frozenset[str], TaskType] = {
-    frozenset(("sentence1", "sentence2")): "BitextMining",
-    frozenset(("text",)): "Unlabeled",
-    frozenset(("sentences",)): "Unlabeled",
-}
-_TRAINED: tuple[TaskType, ...] = ("Classification", "MultilabelClassification")
 
 _TEXTS: Rule = ("a list of strings, none of them empty (in CSV: as JSON)", table_files.is_texts)
 _OPTIONAL_TEXT: Rule = (
     "a string",
     lambda value: value is None or (isinstance(value, str) and lone_surrogate(value) is None),
-)
-_LABELS: Rule = (
-    "a list of labels, each once, strings or whole numbers (in CSV: as JSON)",
-    lambda value: isinstance(value, list) and all(map(table_files.is_label, value)) and len(set(value)) == len(value),
 )
 _ID: Rule = (
     "an id, a string that is not empty or a whole number",
@@ -76,8 +63,6 @@ _COLUMNS: dict[TaskType, dict[str, tuple[str, Rule]]] = {
     "Reranking": {"query": _QUERY, "positive": ("positive", _TEXTS), "negative": ("negative", _TEXTS)},
     "STS": {**_PAIR, "score": ("score", table_files.SCORE)},
     "Retrieval": {"query": _QUERY, "positive": ("positive", table_files.TEXT_OR_TEXTS)},
-    "MultilabelClassification": {"text": ("text sentences", TEXT), "label": ("labels label", _LABELS)},
-    "BitextMining": _PAIR,
     "Unlabeled": {"text": ("text sentences", TEXT)},
 }
 
@@ -148,19 +133,16 @@ def _read_rows(readers: Mapping[str, Callable[[], Table]], path: Path, task_type
     elif task_type == "Clustering":
         # mteb draws this many rows with replacement, ten times; 2048 are still quick to cluster.
         settings = {"max_documents_per_cluster": min(len(test.rows), 2048)}
-    elif task_type in _TRAINED and "train" in readers:
-        splits["train"] = _checked(readers["train"](), task_type)
-    elif task_type in _TRAINED:
-        splits = _halves(rows, test.path)
-        evenly = "stratified by label" if task_type == "Classification" else "the labels spread evenly"
-        note = f"There are no train rows: all rows were split in halves, {evenly}, with seed {_SPLIT_SEED}."
-    if task_type in (*_TRAINED, "Clustering"):
-        splits = _numbered(splits, _label_column(task_type), path=path)
-    if task_type == "MultilabelClassification" and sum(map(bool, splits["train"]["label"])) < _NEIGHBORS:
-        raise TaskFileError(
-            f"{path} must have {_NEIGHBORS} rows with a label or more to train on, as many as are compared with each "
-            f"text, but has {sum(map(bool, splits['train']['label']))}. Add rows."
-        )
+        splits = _numbered(splits, "labels", path=path)
+    elif task_type == "Classification":
+        if "train" in readers:
+            splits["train"] = _checked(readers["train"](), task_type)
+        else:
+            splits = _halves(rows, test.path)
+            note = (
+                f"There are no train rows: all rows were split in halves, stratified by label, with seed {_SPLIT_SEED}."
+            )
+        splits = _numbered(splits, "label", path=path)
     return TaskData(type=task_type, splits=splits, note=note, settings=settings)
 
 
@@ -344,11 +326,9 @@ def _type(table: Table) -> TaskType:
     for task_type, accepted in _TYPE_BY_COLUMNS.items():
         needed = [next((name for name in names.split() if name in columns), "") for names in accepted]
         if all(needed):
-            if needed[0] == "text" and any(isinstance(row.get(needed[1]), list) for row in table.rows):
-                return "MultilabelClassification"
             return task_type
-    if (alone := _TYPE_BY_ALL_COLUMNS.get(frozenset(columns))) is not None:
-        return alone
+    if columns in (["text"], ["sentences"]):  # beside another column, labels under another name would be lost
+        return "Unlabeled"
     raise TaskFileError(f"{table.path} must have the columns of a task, but has {', '.join(columns)}. {_cure(table)}")
 
 
@@ -373,10 +353,10 @@ def _cure(table: Table) -> str:
     found = {"text": text, **({"label": label} if is_label else {})}
     renamed = {column: name for column, name in found.items() if column != name}
     has_other_texts = any(2 * lengths[name] > lengths[text] for name in others if name not in found.values())
-    if has_other_texts or not renamed or not lengths[text]:
+    if has_other_texts or not renamed or not lengths[text] or "sentence1" in table.columns:
         return (
             "A task has text and label; sentence1, sentence2 and score or label; or query and positive. "
-            "Texts without labels, or sentence1 and sentence2 of translations, must stand alone."
+            "Texts without labels must stand alone."
         )
     holds = " and ".join(f"{name} holds the {column}s" for column, name in renamed.items())
     python = ", ".join(f"{column}_column={name!r}" for column, name in renamed.items())
@@ -406,45 +386,23 @@ def _check_whole(table: Table, task_type: TaskType, *, columns: Mapping[str, lis
             [row for row, texts in enumerate(both) if texts],
             lambda row: f"a passage must not be both positive and negative: {min(both[row])[:60]!r}",
         )
-    if task_type == "BitextMining" and len(table.rows) < 2:
-        raise TaskFileError(f"{table.path} must have two sentences or more, but has one: every search would find it.")
     if task_type == "STS":
         table.check_distinct(columns["score"], "scores")
-    elif task_type in ("PairClassification", "Clustering", *_TRAINED):
-        cells = columns[_label_column(task_type)]
-        table.check_distinct((label for cell in cells for label in _several(cell)), "labels")
-
-
-def _label_column(task_type: TaskType) -> str:
-    return "label" if task_type in _TRAINED else "labels"
-
-
-def _several(value: Any) -> list[Any]:
-    """Return the labels of a row as a list."""
-    return value if isinstance(value, list) else [value]
+    for name in {"label", "labels"} & columns.keys():
+        table.check_distinct(columns[name], "labels")
 
 
 def _halves(columns: Mapping[str, list[Any]], path: Path) -> Tables:
     """Return a train half and a test half in which every label has about the same share."""
     from sklearn.model_selection import train_test_split
 
-    counts = Counter(label for value in columns["label"] for label in _several(value))
-    # The rarest label of a row decides, so that the two rows of a rare label go to different halves.
-    kinds = [
-        min(_several(value), key=lambda label: (counts[label], str(label)), default=None) for value in columns["label"]
-    ]
-    rare = [label for label, count in counts.items() if count < 2]
-    if rare:
+    if rare := [label for label, count in Counter(columns["label"]).items() if count < 2]:
         raise TaskFileError(
             f"{path} must have every label twice or more, to be split in train and test, but has one row of "
             f"{', '.join(map(repr, rare[:5]))}. Add rows, or give train and test rows."
         )
-    numbers = range(len(columns["label"]))
-    if any(isinstance(value, list) for value in columns["label"]):
-        order = sorted(random.Random(_SPLIT_SEED).sample(numbers, len(numbers)), key=lambda number: str(kinds[number]))
-        halves = [order[::2], order[1::2]]
-    else:
-        halves = train_test_split(numbers, test_size=0.5, stratify=columns["label"], random_state=_SPLIT_SEED)
+    labels = columns["label"]
+    halves = train_test_split(range(len(labels)), test_size=0.5, stratify=labels, random_state=_SPLIT_SEED)
     return {
         split: {name: [values[number] for number in sorted(half)] for name, values in columns.items()}
         for split, half in zip(("train", "test"), halves, strict=True)
@@ -453,9 +411,7 @@ def _halves(columns: Mapping[str, list[Any]], path: Path) -> Tables:
 
 def _numbered(splits: Tables, column: str, *, path: Path) -> Tables:
     """Return the splits with labels as sorted numbers, which mteb's scores of two classes need."""
-    labels_by_split = {
-        split: {label for value in rows[column] for label in _several(value)} for split, rows in splits.items()
-    }
+    labels_by_split = {split: set(rows[column]) for split, rows in splits.items()}
     labels = set().union(*labels_by_split.values())
     unseen = labels_by_split["test"] - labels_by_split.get("train", labels_by_split["test"])
     if unseen:
@@ -464,11 +420,4 @@ def _numbered(splits: Tables, column: str, *, path: Path) -> Tables:
             f"{', '.join(sorted(map(repr, unseen))[:5])}."
         )
     numbers = {label: number for number, label in enumerate(sorted(labels))}
-
-    def numbered(value: Any) -> Any:
-        return [numbers[label] for label in value] if isinstance(value, list) else numbers[value]
-
-    return {
-        split: {name: [*map(numbered, values)] if name == column else values for name, values in rows.items()}
-        for split, rows in splits.items()
-    }
+    return {split: {**rows, column: [numbers[label] for label in rows[column]]} for split, rows in splits.items()}

@@ -13,8 +13,6 @@ from mteb.abstasks.task_metadata import TaskMetadata
 from midlayer_encoders.tasks.mteb_internals import ListedLabels
 from midlayer_encoders.tasks.task_data import TaskData, TaskType
 
-_CLASS_LABEL_TYPES: tuple[TaskType, ...] = ("Classification", "Clustering", "MultilabelClassification")
-
 
 def local_task(data: TaskData) -> abstasks.AbsTask:
     """Return a new mteb task over ``data``."""
@@ -33,7 +31,7 @@ class _LocalTask(abstasks.AbsTask):
             description=data.description,
             type=data.type,  # type: ignore[arg-type]  # there is no task of type "Unlabeled"
             dataset={"path": f"local/{data.label}", "revision": data.revision},
-            category="t2c" if data.type in _CLASS_LABEL_TYPES else "t2t",
+            category="t2c" if data.type in ("Classification", "Clustering") else "t2t",
             eval_splits=["test"],
             eval_langs=["eng-Latn"],
             main_score=self._main_score,
@@ -59,14 +57,6 @@ class _LocalTask(abstasks.AbsTask):
 
 class _Classification(ListedLabels, _LocalTask):
     pass
-
-
-class _MultilabelClassification(_LocalTask, abstasks.AbsTaskMultilabelClassification):
-    pass
-
-
-class _BitextMining(_LocalTask, abstasks.AbsTaskBitextMining):
-    _main_score = "f1"
 
 
 class _Clustering(_LocalTask, abstasks.AbsTaskClustering):
@@ -132,6 +122,4 @@ _TASK_CLASSES: dict[TaskType, type[_LocalTask]] = {
     "Reranking": _Reranking,
     "STS": _STS,
     "Retrieval": _Retrieval,
-    "MultilabelClassification": _MultilabelClassification,
-    "BitextMining": _BitextMining,
 }

@@ -258,10 +258,8 @@ def _read_parquet(path: Path) -> Table:
 def _parsed(column: str, cells: list[str]) -> list[Any]:
     """Return the cells of a CSV column as JSON values: numbers and lists for the columns that hold them."""
     if column in ("label", "labels"):
-        if all(map(_NUMBER.fullmatch, cells)):  # next to 007, 7 is also a name
-            return list(map(int, cells))
-        lists = [_cell(cell, _list) for cell in cells]
-        return lists if all(isinstance(value, list) for value in lists) else [cell or None for cell in cells]
+        are_numbers = all(map(_NUMBER.fullmatch, cells))  # next to 007, 7 is also a name
+        return list(map(int, cells)) if are_numbers else [cell or None for cell in cells]
     read: dict[str, Callable[[str], Any]] = {"score": float, "positive": _list, "negative": _list}
     return [_cell(cell, read.get(column, str)) for cell in cells]
 

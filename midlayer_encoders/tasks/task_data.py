@@ -9,15 +9,7 @@ from functools import cached_property
 from typing import Any, Literal, TypeAlias, get_args
 
 TaskType: TypeAlias = Literal[
-    "Classification",
-    "Clustering",
-    "PairClassification",
-    "Reranking",
-    "STS",
-    "Retrieval",
-    "MultilabelClassification",
-    "BitextMining",
-    "Unlabeled",
+    "Classification", "Clustering", "PairClassification", "Reranking", "STS", "Retrieval", "Unlabeled"
 ]
 
 TASK_TYPES: tuple[TaskType, ...] = get_args(TaskType)
@@ -30,11 +22,10 @@ class TaskData:
     Attributes:
         label: name without the digest.
         type: mteb's name of the type, or ``"Unlabeled"`` for texts that cannot be scored.
-        splits: columns of ``test``, and of ``train`` for a classification, by mteb's names: ``text, label`` (lists of
-            labels for multilabel tasks); ``sentences, labels``; ``sentence1, sentence2, labels``;
-            ``query, positive, negative``; ``sentence1, sentence2, score``; ``sentence1, sentence2``; ``text``. A
-            Retrieval has ``corpus`` (``id, title, text``), ``queries`` (``id, text``) and ``qrels``
-            (``query-id, corpus-id, score``) instead.
+        splits: columns of ``test``, and of ``train`` for a classification, by mteb's names: ``text, label``;
+            ``sentences, labels``; ``sentence1, sentence2, labels``; ``query, positive, negative``;
+            ``sentence1, sentence2, score``; ``text``. A Retrieval has ``corpus`` (``id, title, text``), ``queries``
+            (``id, text``) and ``qrels`` (``query-id, corpus-id, score``) instead.
         description: description of the rows for the metadata and captions.
         origin: origin of the rows; the first part of the dataset's revision.
         note: changes to the rows that their owner should know about.

@@ -47,10 +47,9 @@ def test_scores_are_those_of_mteb_on_the_sample(tiny_folder: Folder, tmp_path: P
     assert values[3] == pytest.approx(expected[0].get_score(), abs=1e-4)
     assert result.notes.failures == {}
     confirmed = result.frame.filter(kind="confirmed")
-    if kind not in ("MultilabelClassification", "BitextMining"):  # scored by mteb only
-        assert {row["layer"] for row in confirmed.iter_rows(named=True)} == {1, 3}
-        for row in confirmed.iter_rows(named=True):
-            assert row["value"] == pytest.approx(values[row["layer"]], abs=1e-4)
+    assert {row["layer"] for row in confirmed.iter_rows(named=True)} == {1, 3}
+    for row in confirmed.iter_rows(named=True):
+        assert row["value"] == pytest.approx(values[row["layer"]], abs=1e-4)
 
 
 def test_a_folder_holds_full_and_limited_scores_apart(tiny_folder: Folder, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Sweeps of your own data: retrieval, task types scored by mteb, and texts without labels."""
+"""Sweeps of your own data: retrieval, and texts without labels."""
 
 from __future__ import annotations
 
@@ -79,24 +79,11 @@ def test_data_in_memory_is_scored_by_worker_processes(tiny_folder: Folder, tmp_p
 
 
 def test_mteb_warnings_are_suppressed_in_a_sweep_with_baselines(tiny_folder: Folder, tmp_path: Path) -> None:
-    path = write(tmp_path / "mine.jsonl", ROWS["BitextMining"][:6])
+    path = write(tmp_path / "mine.jsonl", ROWS["STS"][:6])
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         sweep(tiny_folder("Llama"), path, layers=[1], out=tmp_path / "out", workers=1, device="cpu")
     assert [str(warning.message) for warning in caught if "mteb" in warning.filename] == []
-
-
-@pytest.mark.parametrize("task_type", ["MultilabelClassification", "BitextMining"])
-@pytest.mark.slow
-def test_task_types_scored_by_mteb_have_every_layer(task_type: str, tiny_folder: Folder, tmp_path: Path) -> None:
-    path = write(tmp_path / "mine.jsonl", ROWS[task_type])
-    result = sweep(tiny_folder("Llama"), path, layers=[1, 3], out=tmp_path / "out", **QUICK)
-    assert not result.failures
-    layer_scores = layer_scores_of(result, path)
-    assert set(layer_scores) == {1, 3}
-    assert all(0 < value <= 1 for value in layer_scores.values())
-    (method,) = result.notes.scoring.values()
-    assert method.startswith("by mteb, because it")
 
 
 def test_texts_without_labels_are_used_for_metrics_only(tiny_folder: Folder, tmp_path: Path) -> None:

@@ -58,11 +58,6 @@ ROWS: dict[str, list[dict[str, Any]]] = {
         {"query": f"about {SENTENCES[n]}", "positive": [SENTENCES[n], SENTENCES[(n + 1) % 48]][: 1 + n % 2]}
         for n in range(24)
     ],
-    "MultilabelClassification": [
-        {"text": text, "labels": [_SUBJECTS[number // 12], *(["odd"] if number % 2 else [])]}
-        for number, text in enumerate(SENTENCES)
-    ],
-    "BitextMining": [{"sentence1": text, "sentence2": text[::-1]} for text in SENTENCES],
     "STS": [
         {"sentence1": SENTENCES[n], "sentence2": SENTENCES[(n * 5 + 2) % 48], "score": float(n % 6)} for n in range(48)
     ],

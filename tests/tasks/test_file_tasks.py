@@ -33,7 +33,6 @@ def test_every_format_gives_the_same_rows(tmp_path: Path, task_type: str) -> Non
         (("sentences", "label"), "Clustering"),
         (("sentence1", "sentence2", "label"), "PairClassification"),
         (("sentence1", "sentence2", "labels", "score"), "STS"),
-        (("sentence1", "sentence2"), "BitextMining"),
         (("query", "positive"), "Retrieval"),
         (("positive", "anchor", "source"), "Retrieval"),
         (("text",), "Unlabeled"),

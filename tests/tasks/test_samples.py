@@ -174,6 +174,16 @@ def test_sets_of_a_clustering_keep_some_of_their_texts_each() -> None:
         assert all(text.startswith(f"s{number}") for text in sentences)
 
 
+def test_rows_with_several_labels_are_sampled_by_all_of_them() -> None:
+    table = Dataset.from_dict({"text": [f"t{n}" for n in range(80)], "label": [["a"], ["a", "b"], ["b"], ["c"]] * 20})
+    source = made(abstasks.AbsTaskMultilabelClassification, DatasetDict(train=table, test=table), samples_per_label=2)
+    task = loaded(source, 12)
+    counts = Counter(" ".join(labels) for labels in task.dataset["test"]["label"])
+    assert counts.keys() == {"a", "a b", "b", "c"}
+    assert set(counts.values()) <= {2, 3, 4}
+    assert len(task.dataset["train"]) == 12
+
+
 def test_pairs_in_one_row_are_sampled() -> None:
     row = {"sentence1": [[f"a{n}" for n in range(40)]], "sentence2": [[f"b{n}" for n in range(40)]]}
     data = DatasetDict(test=Dataset.from_dict({**row, "labels": [[0, 1] * 20]}))
