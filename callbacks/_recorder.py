@@ -1,4 +1,4 @@
-"""The part of a callback that does not depend on the trainer: when to measure, the history, figures and failures."""
+"""The part of a callback that does not depend on the trainer: when to measure, the history, the figure and failures."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from torch import nn
 from midlayer_encoders._types import content_digest
 from midlayer_encoders.errors import MidlayerError, OptionError
 
-from ._collapse import UNIFORMITY, describe_lost_uniformity
 from ._measurement import InputBatch, Measurement, MetricValues, make_measurement
 from ._settings import CallbackSettings, accepts_settings, is_due
 
@@ -31,6 +30,8 @@ _log = logging.getLogger("midlayer_encoders")
 
 _DATASET = "probe"  # name of the callback's inputs in the frame
 _METADATA_KEY = "midlayer_encoders"
+# It rises to 0 if texts move to one point; `uniformity` subtracts the mean and does not see it.
+_UNIFORMITY = "raw_uniformity"
 
 
 def measurement_settings(measurement: Measurement) -> dict[str, Any]:
@@ -153,6 +154,43 @@ def read_state(path: Path) -> dict[str, Any]:
     return {**metadata, "steps": steps}
 
 
+# --- collapse --------------------------------------------------------------------------------------------------------
+
+
+def describe_lost_uniformity(
+    uniformities: Mapping[int, float], losses: Mapping[int, float], *, patience: int = 2, share: float = 0.5
+) -> str | None:
+    """Return a description if texts move together while the training loss falls, otherwise ``None``.
+
+    Since the step of the lowest uniformity, the uniformity rose above ``share`` of that value, toward 0, in each of the
+    last ``patience`` measurements, while the last of two or more losses is below the first. Near 0, the uniformity is
+    proportional to the mean squared distance of two texts, so a half of it is a half of that.
+
+    Args:
+        uniformities: ``raw_uniformity`` of the last layer by step.
+        losses: training loss by step.
+        patience: number of consecutive measurements, at least ``1``.
+        share: share of the lowest uniformity, in (0, 1).
+
+    Example:
+        >>> losses = {2: 0.5, 4: 0.2, 8: 0.1}
+        >>> describe_lost_uniformity({0: -2.0, 4: -0.8, 8: -0.2}, losses)
+        'raw_uniformity rose from -2.000 at step 0 to -0.200 at step 8, while the loss fell from 0.5 to 0.1'
+        >>> describe_lost_uniformity({0: -2.0, 4: -2.5, 8: -2.6}, losses)
+    """
+    lowest = min(uniformities, key=lambda step: (uniformities[step], step), default=0)
+    recent = sorted(step for step in uniformities if step > lowest)[-patience:]
+    if len(recent) < patience or any(uniformities[step] <= share * uniformities[lowest] for step in recent):
+        return None
+    since = [losses[step] for step in sorted(losses) if step > lowest]
+    if len(since) < 2 or not since[-1] < since[0]:
+        return None
+    return (
+        f"{_UNIFORMITY} rose from {uniformities[lowest]:.3f} at step {lowest} to {uniformities[recent[-1]]:.3f} "
+        f"at step {recent[-1]}, while the loss fell from {since[0]:.3g} to {since[-1]:.3g}"
+    )
+
+
 # --- recorder ---------------------------------------------------------------------------------------------------------
 
 
@@ -249,7 +287,7 @@ class Recorder:
         if self._history is None or self._collapse_warned:
             return
         last = self._history.measurement.layers[-1]
-        steps = {step: values.get(UNIFORMITY, {}).get(last, math.nan) for step, values in self._history.steps.items()}
+        steps = {step: values.get(_UNIFORMITY, {}).get(last, math.nan) for step, values in self._history.steps.items()}
         finite = {step: value for step, value in steps.items() if math.isfinite(value)}
         description = describe_lost_uniformity(finite, losses)
         if description is not None:
@@ -302,9 +340,8 @@ class Recorder:
 
     def _draw_frame(self, frame: pl.DataFrame, folder: Path, step: int) -> None:
         try:
-            from midlayer_encoders.report import plot_steps_curves, plot_steps_heat, write_figure
+            from midlayer_encoders.report import plot_steps_curves, write_figure
 
-            for name, plot in (("heat", plot_steps_heat), ("curves", plot_steps_curves)):
-                write_figure(plot(frame), folder / f"{name}.png", dpi=110)
+            write_figure(plot_steps_curves(frame), folder / "curves.png", dpi=110)
         except Exception as error:
             self._failed(error, step)

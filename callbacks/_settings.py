@@ -68,7 +68,7 @@ class CallbackSettings:
         max_length: number of tokens after which texts are truncated.
         max_inputs: number of inputs to read from a dataloader.
         token_budget: number of tokens in a batch of texts.
-        figures: draw heat maps and curves when training ends. A background thread draws them, unless ``strict`` is
+        figures: draw curves over layers when training ends. A background thread draws them, unless ``strict`` is
             set; the interpreter waits for that thread before it exits.
         dirpath: folder for ``history.parquet`` and the figures; the default is next to the run's logs.
         name: prefix of the logged values and name of the folder; choose another name for a second callback in a run.

@@ -25,8 +25,8 @@ class LayerMetricsCallback(Recorder, Callback):
     """Logs every metric of every layer of a Lightning model during training, under the exact step.
 
     Values go to every logger as ``midlayer/<metric>/layer_07``, to ``history.parquet`` next to the run's logs, and into
-    the checkpoints, so that a resumed run has a complete history. The callback draws heat maps and curves when training
-    ends. In a distributed run the processes share the inputs.
+    the checkpoints, so that a resumed run has a complete history. The callback draws curves over layers when
+    training ends. In a distributed run the processes share the inputs.
 
     The options are those of :class:`~midlayer_encoders.callbacks._settings.CallbackSettings`::
 

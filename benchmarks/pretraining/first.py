@@ -18,7 +18,7 @@ from benchmarks.pretraining.findings import THIRDS, valley
 from benchmarks.pretraining.tables import table
 from midlayer_encoders.frame.schema import FRAME_SCHEMA
 from midlayer_encoders.frame.steps import histories, settled, step_of, step_word
-from midlayer_encoders.report import plot_steps_heat
+from midlayer_encoders.report import drawing
 
 RESULTS = Path(__file__).parent / "results" / "first"
 FIGURES = Path(__file__).parents[2] / "docs" / "figures" / "training_first"
@@ -202,13 +202,27 @@ def losses() -> Any:
     return draw([panel], size=(6.4, 3.3))
 
 
+def heat(frame: pl.DataFrame) -> Any:
+    """Return a heat map for each metric: layers upward, steps to the right, equally spaced."""
+    measured = histories(frame)
+    figure, panels = drawing.panel_grid(len(measured))
+    for axes, history in zip(panels, measured, strict=True):
+        axes.grid(visible=False)
+        image = axes.imshow(history.values.T, cmap="Blues", origin="lower", aspect="auto")
+        figure.colorbar(image, ax=axes, pad=0.02)
+        axes.set(xlabel="step", ylabel="layer")
+        axes.set_xticks(range(0, len(history.steps), 4), [step_word(step) for step in history.steps[::4]])
+        drawing.set_title(axes, history.title)
+    return drawing.finish(figure)
+
+
 def figures() -> dict[str, Any]:
     frames = {name: read_frame(name) for name in OBJECTIVES}
     entropy = {
         name: {step: curve for step, curve in by_layer(frame, "prompt_entropy").items() if step in SHOWN}
         for name, frame in frames.items()
     }
-    made = {f"heat_{name}": plot_steps_heat(frame.filter(pl.col("kind") == "metric")) for name, frame in frames.items()}
+    made = {f"heat_{name}": heat(frame.filter(pl.col("kind") == "metric")) for name, frame in frames.items()}
     return made | {
         "entropy": by_objective(entropy, "prompt entropy, nats"),
         "scores": by_objective({name: mean_scores(frame) for name, frame in frames.items()}, "mean score", marks=True),

@@ -3,7 +3,7 @@
 from midlayer_encoders.report.drawing import write_figure
 from midlayer_encoders.report.layer_charts import plot_metrics, plot_recipes, plot_scores, write_metrics_figure
 from midlayer_encoders.report.sweep_page import report_html, write_report
-from midlayer_encoders.report.training_page import plot_steps_change, plot_steps_curves, plot_steps_heat
+from midlayer_encoders.report.training_page import plot_steps_change, plot_steps_curves
 
 __all__ = [
     "plot_metrics",
@@ -11,7 +11,6 @@ __all__ = [
     "plot_scores",
     "plot_steps_change",
     "plot_steps_curves",
-    "plot_steps_heat",
     "report_html",
     "write_figure",
     "write_metrics_figure",

@@ -15,7 +15,6 @@ import numpy as np
 
 from midlayer_encoders.files import write_file
 from midlayer_encoders.frame.pareto import amount
-from midlayer_encoders.frame.steps import thinned
 from midlayer_encoders.report.labels import significant
 from midlayer_encoders.report.style import DASHES, LEVEL_DASHES, LIGHT, SERIES, ordered_colors
 
@@ -236,41 +235,6 @@ def write(
     annotate(artist, "mark")
 
 
-def draw_cells(
-    axes: Axes, values: Sequence[Sequence[float]], low: float, high: float, *, tips: Sequence[str] = ()
-) -> None:
-    """Draw a heat map and its color bar; the cell in column k of row r is centered on ``(k, r)``.
-
-    Args:
-        axes: axes to draw on.
-        values: R rows of C columns; a value that is not finite is gray.
-        low: value of the first color.
-        high: value of the last color.
-        tips: tooltip of each cell, row by row.
-    """
-    from matplotlib.colors import LinearSegmentedColormap, to_rgb
-
-    # Opacity rather than lightness carries the value, so that the map works on light and dark pages.
-    color = to_rgb(LIGHT["heat"])
-    colors = LinearSegmentedColormap.from_list("heat", [(*color, 0.06), (*color, 1.0)], N=64)
-    axes.grid(visible=False)
-    mesh = axes.pcolormesh(
-        np.arange(len(values[0]) + 1) - 0.5,
-        np.arange(len(values) + 1) - 0.5,
-        np.ma.masked_invalid(values),
-        cmap=colors.with_extremes(bad=LIGHT["missing"]),
-        vmin=low,
-        vmax=high,
-    )
-    annotate(mesh, "cells", tips)
-    axes.set(xlim=(-0.5, len(values[0]) - 0.5), ylim=(-0.5, len(values) - 0.5))
-    axes.spines[["left", "bottom"]].set_visible(False)
-    axes.tick_params(axis="y", length=0)
-    bar = mesh.figure.colorbar(mesh, ax=axes, pad=0.02, aspect=20)
-    bar.ax.tick_params(labelsize=7, colors=LIGHT["soft"])
-    bar.outline.set_visible(False)
-
-
 def layer_axis(axes: Axes, num_layers: int, label: str = "layer", *, room: float = 0.0, relative: bool = False) -> None:
     """Set up the horizontal axis for layers, or for relative depth to compare models of different depth.
 
@@ -300,22 +264,6 @@ def row_axis(axes: Axes, names: Sequence[str]) -> None:
     axes.spines["left"].set_visible(False)
     axes.grid(visible=False)
     axes.grid(axis="x", color=LIGHT["rule"], linewidth=0.6)
-
-
-def place_ticks(names: Sequence[object], max_ticks: int = 6) -> tuple[list[int], list[str]]:
-    """Return the positions and labels of evenly spaced ticks, including the last, for names at 0, 1, ….
-
-    Consecutive layers from 0 are labeled at round numbers instead.
-
-    Example:
-        >>> place_ticks([0, 4, 8, 12], max_ticks=2)
-        ([0, 3], ['0', '12'])
-        >>> place_ticks(range(31), max_ticks=9)[1]
-        ['0', '5', '10', '15', '20', '25', '30']
-    """
-    consecutive = list(names) == list(range(len(names)))
-    positions = layer_ticks(len(names) - 1, max_ticks) if consecutive else thinned(len(names), max_ticks)
-    return positions, [str(names[position]) for position in positions]
 
 
 def amount_axis(axes: Axes, label: str, amounts: Sequence[float]) -> None:

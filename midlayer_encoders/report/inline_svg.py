@@ -38,7 +38,6 @@ PANEL = Size(220, 140, 42, 10, 8)
 ALONE = Size(780, 300, 58, 20, 10)
 SMALL = Size(343, 230, 56, 20, 10)
 PAIR = Size(380, 216, 44, 14, 10)
-MAP = Size(220, 166, 30, 12, 4)
 
 
 def rows_size(axes: Axes) -> Size:

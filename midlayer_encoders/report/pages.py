@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
-from numpy.ma import MaskedArray
 
 from midlayer_encoders.files import write_file
 from midlayer_encoders.frame.pareto import amount
@@ -93,16 +92,14 @@ def breakable(name: str) -> Markup:
 
 
 def _panel(axes: Axes, figure: Figure, *, meanings: bool) -> dict[str, Any]:
-    """Return an axes and the texts that a page shows as HTML; ``scale`` is that of a heat map's colors."""
+    """Return an axes and the texts that a page shows as HTML."""
     title, *lines = axes.get_title(loc="left").split("\n")
-    limits = [artist.get_clim() for artist in axes.collections if isinstance(artist.get_array(), MaskedArray)]
     return {
         "axes": axes,
         "title": title,
         "caption": " ".join(lines).replace("\N{NO-BREAK SPACE}", " ").split(" · "),
         "meaning": METRIC_MEANINGS.get(title, "") if meanings else "",
         "y_label": axes.get_ylabel() or figure.get_supylabel(),
-        "scale": [significant(limit) for limit in limits[0]] if limits else None,
         "is_named": axes.yaxis_inverted(),
     }
 
@@ -119,9 +116,8 @@ def figure_html(
         stack: number of successive panels stacked in one place.
         meanings: whether panels of metrics say what their values mean.
     """
-    shown = [axes for axes in figure.axes if axes.axison and axes.get_label() != "<colorbar>"]
-    panels = [_panel(axes, figure, meanings=meanings) for axes in shown]
-    wide = head or (len(panels) == 1 and not panels[0]["is_named"] and panels[0]["scale"] is None)
+    panels = [_panel(axes, figure, meanings=meanings) for axes in figure.axes if axes.axison]
+    wide = head or (len(panels) == 1 and not panels[0]["is_named"])
     return Markup(render("figure.html", panels=panels, words=words, wide=wide, stack_size=stack))
 
 

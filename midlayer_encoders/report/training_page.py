@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
 import polars as pl
 
 from midlayer_encoders.frame.schema import check_frame, number_of_layers
 from midlayer_encoders.frame.steps import History, histories, layer_changes, settled, step_of, step_word, thinned
 from midlayer_encoders.frame.summaries import Curve, Summary, spans, summary
 from midlayer_encoders.report import drawing
-from midlayer_encoders.report.labels import number, signed, significant
+from midlayer_encoders.report.labels import number, signed
 from midlayer_encoders.report.layer_charts import gap_text
 from midlayer_encoders.report.pages import Column, metric_column, render
 from midlayer_encoders.report.style import LIGHT
@@ -56,7 +55,6 @@ def steps_html(
         num_drawn=len(places),
         curves_chart=curves,
         gaps=gap_text(curves, "Not measured, or not finite, somewhere"),
-        heat_chart=plot_steps_heat(drawn),
         change_chart=plot_steps_change(frame, within=within),
         percent=f"{100 * within:g}",
         tables=_tables(frame, measured),
@@ -92,38 +90,6 @@ in the middle and 0.0 % in the last."
         f"Half of the curves of each third stay within {100 * within:g} % of where they end from steps "
         f"{steps[0]}, {steps[1]} and {steps[2]} on, in the same order.",
     ]
-
-
-def plot_steps_heat(frame: pl.DataFrame) -> Figure:
-    """Return a heat map for each metric: layers upward, steps to the right, equally spaced.
-
-    Args:
-        frame: tidy, of one model, whose revisions name steps. Values that are not finite are gray.
-
-    Example:
-        >>> from midlayer_encoders.frame import FRAME_SCHEMA
-        >>> rows = [("m", f"step{s}", k, k / 1, "metric", "t", "lidar", s + k) for s in (1, 2) for k in (0, 1)]
-        >>> figure = plot_steps_heat(pl.DataFrame(rows, schema=FRAME_SCHEMA, orient="row"))
-        >>> figure.axes[0].get_title(loc="left"), figure.axes[0].collections[0].get_array().tolist()
-        ('lidar', [[1.0, 2.0], [2.0, 3.0]])
-    """
-    measured = histories(frame)
-    figure, panels = drawing.panel_grid(len(measured))
-    for axes, history in zip(panels, measured, strict=True):
-        finite = history.values[np.isfinite(history.values)]
-        low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
-        values = history.values.T.tolist()
-        tips = [
-            f"{history.title}, step {step}, layer {layer}: {significant(value)}"
-            for layer, row in zip(history.layers, values, strict=True)
-            for step, value in zip(history.steps, row, strict=True)
-        ]
-        drawing.draw_cells(axes, values, low, high, tips=tips)
-        axes.set_xticks(*drawing.place_ticks([step_word(step) for step in history.steps], 5))
-        axes.set_yticks(*drawing.place_ticks(history.layers))
-        axes.set(xlabel="step", ylabel="layer")
-        drawing.set_title(axes, history.title, f"{history.title} by layer and step")
-    return drawing.finish(figure)
 
 
 def plot_steps_curves(frame: pl.DataFrame) -> Figure:
@@ -207,7 +173,8 @@ def _draw_settled(axes: Axes, history: History, ends: pl.DataFrame, within: floa
         drawing.annotate(bar, "bars", [f"layer {layer}: step {step}"])
     drawing.layer_axis(axes, history.layers[-1], room=0.6)
     axes.set_ylim(-0.6, len(history.steps) - 0.4)
-    axes.set_yticks(*drawing.place_ticks([step_word(step) for step in history.steps], 4))
+    places = thinned(len(history.steps), 4)
+    axes.set_yticks(places, [step_word(history.steps[place]) for place in places])
     axes.set_ylabel("step")
     title = f"settled within {100 * within:g} % from step"
     drawing.set_title(axes, title, f"{history.title}: the step from which each layer is settled")
@@ -349,7 +316,7 @@ def tuning_html(
         curves=_curves(scores) if compared else {},
         teacher=teacher_scores(frame),
         loss_chart=_plot_losses(losses) if len(losses) > 1 else None,
-        metric_charts=[] if metrics.is_empty() else [plot_steps_curves(metrics), plot_steps_heat(metrics)],
+        metrics_chart=None if metrics.is_empty() else plot_steps_curves(metrics),
         how=how,
     )
 

@@ -17,7 +17,7 @@ from PIL import Image
 from midlayer_encoders.callbacks import LayerMetricsCallback, LayerMetricsTrainerCallback
 from midlayer_encoders.frame.schema import FRAME_SCHEMA
 from midlayer_encoders.metrics import curvature
-from midlayer_encoders.report.training_page import plot_steps_curves, plot_steps_heat
+from midlayer_encoders.report.training_page import plot_steps_curves
 from tests.callbacks.oracles import TEXTS, TrainerWeights, Weights
 from tests.callbacks.test_trainer import make_trainer
 from tests.callbacks.test_values import states_by_hand
@@ -96,11 +96,10 @@ def test_figures_show_the_complete_history(tmp_path: Path) -> None:
     callbacks = [LayerMetricsCallback(TEXTS, TOKENIZER, dirpath=tmp_path / "drawn", **common)]
     callbacks += [LayerMetricsCallback(TEXTS, TOKENIZER, dirpath=tmp_path / "not", figures=False, name="b", **common)]
     fit(Boring(neox()), tmp_path, callbacks, max_steps=2, logger=False)
-    for name, plot in (("heat", plot_steps_heat), ("curves", plot_steps_curves)):
-        buffer = io.BytesIO()
-        plot(callbacks[0].frame).savefig(buffer, dpi=110, format="png")
-        expected, actual = (np.asarray(Image.open(source)) for source in (buffer, tmp_path / "drawn" / f"{name}.png"))
-        assert np.array_equal(expected, actual)
+    buffer = io.BytesIO()
+    plot_steps_curves(callbacks[0].frame).savefig(buffer, dpi=110, format="png")
+    expected, actual = (np.asarray(Image.open(source)) for source in (buffer, tmp_path / "drawn" / "curves.png"))
+    assert np.array_equal(expected, actual)
     assert [path.name for path in (tmp_path / "not").iterdir()] == ["history.parquet"]
 
 
@@ -119,7 +118,7 @@ def test_run_does_not_wait_for_its_figures(tmp_path: Path) -> None:
     fit(
         Boring(neox()), tmp_path, [callback], max_steps=1, logger=False
     )  # the next run waits for the figures of the previous one
-    assert {path.name for path in tmp_path.glob("*.png")} == {"heat.png", "curves.png"}
+    assert {path.name for path in tmp_path.glob("*.png")} == {"curves.png"}
     assert callback._drawing is not None
     callback._drawing.join()
 

@@ -7,7 +7,6 @@ import re
 from html import unescape
 from pathlib import Path
 
-import numpy as np
 import polars as pl
 import pytest
 from hypothesis import given
@@ -16,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from PIL import Image
 
-from midlayer_encoders.report import drawing, plot_metrics, plot_steps_curves, plot_steps_heat
+from midlayer_encoders.report import drawing, plot_metrics, plot_steps_curves
 from midlayer_encoders.report.comparison_page import DIFFERENCES, plot_differences
 from midlayer_encoders.report.labels import number, signed
 from midlayer_encoders.report.pages import figure_html
@@ -86,18 +85,6 @@ def test_steps_have_ordered_colors_and_gaps_have_no_tooltips() -> None:
     assert [to_hex(line.get_color()) for line in lines] == list(ordered_colors(3))
     assert points(lines[1]) == [(layer, pytest.approx(8**0.5 * layer + 1)) for layer in range(4)]
     assert details(lines[0])["tips"] == [f"step 1, layer {layer}: {layer + 1}" for layer in (0, 2, 3)]
-
-
-def test_heat_maps_have_the_values_of_the_frame() -> None:
-    mesh = plot_steps_heat(history()).axes[0].collections[0]
-    values = mesh.get_array()
-    assert values is not None
-    expected = history().filter(name="lidar")["value"].to_numpy().reshape(3, 4).T
-    np.testing.assert_allclose(values.filled(math.nan), expected)
-    low, high = mesh.get_clim()
-    finite = ~values.mask
-    strength = (values[finite] - low) / (high - low)
-    np.testing.assert_allclose(mesh.to_rgba(values)[..., 3][finite], 0.06 + 0.94 * strength, atol=0.02)
 
 
 def test_dots_marks_levels_and_texts_are_at_their_coordinates() -> None:
@@ -223,14 +210,11 @@ def test_suffix_selects_the_format_of_a_figure(suffix: str, start: bytes, tmp_pa
             assert image.width == 150 * figure.get_size_inches()[0]
 
 
-def test_legends_and_scales_are_in_figures_and_on_pages() -> None:
+def test_legends_are_in_figures_and_on_pages() -> None:
     figure = plot_metrics(metrics_frame(6, names=["lidar", "dime"], datasets=["a & b", "c"]))
     texts = [text.get_text() for text in figure.legends[0].get_texts()]
     items = re.findall(r"<bdi>(.*?)</bdi></li>", figure_html(figure))
     assert [unescape(item) for item in items] == texts == ["a & b", "c"]
-    separate = plot_steps_heat(history())
-    assert len(separate.axes) == 4
-    assert figure_html(separate).count("(faint) to") == 2
 
 
 def test_rows_are_named_once_in_a_figure_and_in_every_panel_of_a_page() -> None:

@@ -12,7 +12,7 @@ from midlayer_encoders.report.comparison_page import DIFFERENCES, comparisons_ht
 from midlayer_encoders.report.layer_charts import plot_probes, plot_selection
 from midlayer_encoders.report.pages import render
 from midlayer_encoders.report.paper_page import LabeledCurve, plot_curves
-from midlayer_encoders.report.training_page import plot_steps_change, plot_steps_heat, steps_html
+from midlayer_encoders.report.training_page import plot_steps_change, steps_html
 from tests.report.made_frames import metrics_frame, rows_frame
 from tests.report.svg_reading import Coordinates, assert_near, groups, segments, svgs
 
@@ -82,10 +82,6 @@ def test_history_is_at_its_coordinates() -> None:
         for layer, value in zip((0, 2, 4), layer_values, strict=True)
     ]
     frame = rows_frame(rows)
-    heat = plot_steps_heat(frame).axes[0]
-    image = heat.collections[0].get_array()
-    assert image is not None
-    assert image.tolist() == [list(column) for column in zip(*values.values(), strict=True)]
     upper, lower = plot_steps_change(frame).axes
     changes = [
         100 * (abs(a[k] - b[k]) + abs(b[k] - c[k])) / 2 / 10 for a, b, c in [tuple(values.values())] for k in range(3)
@@ -101,13 +97,6 @@ def test_history_is_at_its_coordinates() -> None:
     for root in panels:
         for group, layer_values in zip(groups(root, "line"), values.values(), strict=True):
             assert_near(Coordinates(root).circles(group), list(zip((0, 2, 4), layer_values, strict=True)), x=0.1, y=0.2)
-    (heat_map,) = svgs(page, "dime by layer and step")
-    tips = {cell.findtext("title"): cell for cell in groups(heat_map, "cells")[0].iter("path")}
-    assert {"dime, step 16, layer 2: 2", "dime, step 4, layer 4: 4", "dime, step 1, layer 2: 8"} <= set(tips)
-    strongest = tips["dime, step 4, layer 2: 10"]
-    assert "fill-opacity" not in strongest.attrib["style"]
-    left = min(float(x) for x, _ in re.findall(r"([\d.]+) ([\d.]+)", strongest.attrib["d"]))
-    assert left == pytest.approx(30 + 178 / 3, abs=0.2)  # the second of three columns
 
 
 # --- probes, selections, experiments -----------------------------------------------------------------------------------------

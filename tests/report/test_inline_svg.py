@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from midlayer_encoders.report import drawing
-from midlayer_encoders.report.inline_svg import MAP, PANEL, PHONE, WIDE, Size, panel_svg, rows_size
+from midlayer_encoders.report.inline_svg import PANEL, PHONE, WIDE, Size, panel_svg, rows_size
 from midlayer_encoders.report.style import css_colors
 from tests.report.svg_reading import Coordinates, assert_near, groups, segments
 
@@ -73,33 +73,6 @@ def test_points_marks_levels_and_rules_match_the_ticks(size: Size) -> None:
     assert [coordinates.at(*position)[1] for position in segments(level)] == [pytest.approx(44, abs=0.4)] * 2
     (rule,) = groups(root, "rule")
     assert [coordinates.at(*position)[0] for position in segments(rule)] == [pytest.approx(12, abs=0.1)] * 2
-
-
-def test_cells_match_their_row_and_column_and_are_darker_for_higher_values() -> None:
-    values = np.array([[0.0, 0.25, 0.5], [0.75, 1.0, np.nan]])
-    axes = new_axes()
-    drawing.draw_cells(axes, values.tolist(), 0, 1, tips=[f"{row} {column}" for row in range(2) for column in range(3)])
-    axes.set_xticks(range(3), ["c0", "c1", "c2"])
-    axes.set_yticks(range(2), ["r0", "r1"])
-    root = svg(axes, MAP)
-    ticks = {text.text: (float(text.attrib["x"]), float(text.attrib["y"])) for text in root.iter("text")}
-    (group,) = groups(root, "cells")
-    paths = list(group.iter("path"))
-    assert len(paths) == 6
-    for path in paths:
-        row, column = map(int, (path.findtext("title") or "").split())
-        corners = np.array([list(map(float, pair)) for pair in re.findall(r"([\d.]+) ([\d.]+)", path.attrib["d"])])
-        x, y = (corners.min(0) + corners.max(0)) / 2
-        assert x == pytest.approx(ticks[f"c{column}"][0], abs=0.2)
-        assert y == pytest.approx(ticks[f"r{row}"][1] - 4.4, abs=0.3)
-        style = path.attrib["style"]
-        if np.isnan(values[row, column]):
-            assert "fill: var(--missing)" in style
-        else:
-            opacity = re.search(r"fill-opacity: ([\d.]+)", style)
-            strength = 0.06 + 0.94 * values[row, column]
-            assert float(opacity[1] if opacity else 1) == pytest.approx(strength, abs=0.02)
-    assert ticks["r1"][1] < ticks["r0"][1]  # the first row is at the bottom
 
 
 def test_points_and_levels_have_tooltips() -> None:

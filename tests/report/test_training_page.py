@@ -12,11 +12,11 @@ import pytest
 
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.frame.steps import histories, layer_changes, settled, step_of
-from midlayer_encoders.report import plot_steps_change, plot_steps_curves, plot_steps_heat
+from midlayer_encoders.report import plot_steps_change, plot_steps_curves
 from midlayer_encoders.report.training_page import steps_html, steps_words
 from tests.report.made_frames import rows_frame
 
-CELL = re.compile(r"<title>\w+, step \d+, layer \d+: ")
+POINT = re.compile(r"<title>step \d+, layer \d+: ")
 
 # Steps by layers: layer 0 never moves, layer 1 settles at step 4, layer 2 moves until the end and has a gap at step 4.
 TABLE = {1: (1.0, 9.0, 0.0), 2: (1.1, 4.0, 3.0), 4: (1.0, 2.0, math.nan), 16: (1.0, 2.1, 10.0)}
@@ -92,23 +92,13 @@ def test_constant_metric_has_zero_change() -> None:
 
 def test_figures_hold_the_numbers(tmp_path: Path) -> None:
     combined = pl.concat([make_history(), make_history({1: (1.0, 1.0, 1.0), 2: (1.0, 1.0, 1.0)}, name="dime")])
-    heat, curves, change = (
-        plot_steps_heat(combined),
-        plot_steps_curves(combined),
-        plot_steps_change(combined, within=0.05),
-    )
-    cells = heat.axes[0].collections[0].get_array()
-    assert cells is not None
-    assert cells.shape == (3, 4)
-    assert cells[1].tolist() == [9.0, 4.0, 2.0, 2.1]
-    assert bool(cells.mask[2, 2])
-    assert [text.get_text() for text in heat.axes[0].get_xticklabels()] == ["1", "2", "4", "16"]
+    curves, change = plot_steps_curves(combined), plot_steps_change(combined, within=0.05)
     lines = curves.axes[0].lines
     assert [list(line.get_ydata())[:2] for line in lines] == [list(values[:2]) for values in TABLE.values()]
     assert len({line.get_color() for line in lines}) == 4
     assert change.axes[0].lines[0].get_ydata()[0] == pytest.approx(100 * (0.01 + 0.01 + 0.0) / 3)
     assert [bar.get_height() + bar.get_y() for bar in change.axes[1].patches] == [0, 2, 3]
-    for name, figure in (("heat", heat), ("curves", curves), ("change", change)):
+    for name, figure in (("curves", curves), ("change", change)):
         figure.savefig(tmp_path / f"{name}.png", dpi=40)
 
 
@@ -126,7 +116,7 @@ def test_metric_that_is_never_finite_is_drawn_empty(tmp_path: Path) -> None:
     empty_history = make_history({1: (math.nan, math.inf), 2: (math.nan, math.nan)})
     assert layer_changes(empty_history).is_empty()
     assert settled(empty_history).is_empty()
-    for plot in (plot_steps_heat, plot_steps_curves, plot_steps_change):
+    for plot in (plot_steps_curves, plot_steps_change):
         plot(empty_history).savefig(tmp_path / "empty.png", dpi=40)
     assert "nothing was finite" in steps_html(empty_history, title="t", how={})
 
@@ -164,7 +154,7 @@ def test_page_is_complete_and_shows_every_step_and_gap() -> None:
     tags.feed(page)
     assert tags.open == []
     assert tags.seen.count("script") == 1  # only the page's own script
-    assert len(CELL.findall(page)) == 3 * 4
+    assert len(POINT.findall(page)) == 2 * (3 * 4 - 1)  # wide and narrow, without the gap
     assert "step3 failed: no weights" in page
     assert all(f"step {step}, layer 1: " in page for step in TABLE)
     assert "first settled: layer 0 at step 1; last settled: layer 2 at step 16" in page
@@ -174,7 +164,7 @@ def test_page_is_complete_and_shows_every_step_and_gap() -> None:
 def test_long_history_is_thinned_on_the_page_but_not_in_its_numbers() -> None:
     page = steps_html(make_history({step: (float(step), 1.0) for step in range(154)}), title="t", how={})
     assert "31 of the 154 steps are drawn here" in page
-    assert len(CELL.findall(page)) == 31 * 2
+    assert len(POINT.findall(page)) == 2 * 31 * 2
     assert "step 153, layer 0: 153" in page
     assert "step 1, layer 0" not in page
 
@@ -198,7 +188,7 @@ def test_long_history_is_thinned_on_the_page_but_not_in_its_numbers() -> None:
 )
 def test_frames_without_a_history_are_refused(invalid_frame: pl.DataFrame, message: str) -> None:
     with pytest.raises(OptionError, match=message):
-        plot_steps_heat(invalid_frame)
+        plot_steps_curves(invalid_frame)
 
 
 @pytest.mark.parametrize("within", [0.0, 1.0, -0.1])
