@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks.data import data_folder
 from midlayer_encoders import LayerEncoder, sweep
-from midlayer_encoders.frame.gains import score_interval
+from midlayer_encoders.frame.summaries import score_interval
 from midlayer_encoders.models.hub import BUILT_IN_MINILM
 from midlayer_encoders.sweeping import SweepSettings
 from midlayer_encoders.sweeping.best_layer import round_words

@@ -18,9 +18,8 @@ import polars as pl
 from midlayer_encoders.encoder.options import EncoderKeywords
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.files import LOCK, expand_home
-from midlayer_encoders.frame.gains import Gain, paired_gain
 from midlayer_encoders.frame.pareto import COSTS, Budget, Point, Run, amount, best_within, fronts_by_run
-from midlayer_encoders.frame.summaries import summary
+from midlayer_encoders.frame.summaries import Gain, paired_gain, summary
 from midlayer_encoders.recipes import PLAIN
 from midlayer_encoders.report.board_page import board_html, plot_board
 from midlayer_encoders.report.labels import gain_text, number

@@ -9,8 +9,7 @@ import numpy as np
 
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import MidlayerError
-from midlayer_encoders.frame.gains import Gain
-from midlayer_encoders.frame.summaries import Curve, average_baseline
+from midlayer_encoders.frame.summaries import Curve, Gain, average_baseline
 from midlayer_encoders.recipes import PLAIN, RECIPES
 from midlayer_encoders.report.labels import with_interval
 from midlayer_encoders.sweeping import RecipesResult

@@ -5,8 +5,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, cast
 
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.frame.gains import Gain
-from midlayer_encoders.frame.summaries import Curve, Summary
+from midlayer_encoders.frame.summaries import Curve, Gain, Summary
 
 Cost: TypeAlias = Literal["parameters", "milliseconds", "tokens", "bytes"]
 """What an encoder costs."""

@@ -2,7 +2,7 @@
 
 import math
 
-from midlayer_encoders.frame.gains import Gain
+from midlayer_encoders.frame.summaries import Gain
 
 
 def number(value: float | None, digits: int = 1) -> str:

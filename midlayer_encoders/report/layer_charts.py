@@ -11,9 +11,8 @@ import numpy as np
 import polars as pl
 
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.frame.gains import Gain
 from midlayer_encoders.frame.schema import check_frame, metric_series, number_of_layers
-from midlayer_encoders.frame.summaries import Baselines, Curve, Summary, average_baseline, summary
+from midlayer_encoders.frame.summaries import Baselines, Curve, Gain, Summary, average_baseline, summary
 from midlayer_encoders.report import drawing
 from midlayer_encoders.report.labels import interval_words, number, signed, with_interval
 from midlayer_encoders.report.style import LIGHT

@@ -6,10 +6,9 @@ from typing import Any
 
 import polars as pl
 
-from midlayer_encoders.frame.gains import Gain
 from midlayer_encoders.frame.pareto import Cost, amount, cost_text
 from midlayer_encoders.frame.schema import metric_series
-from midlayer_encoders.frame.summaries import Baselines, Curve, Summary, average_baseline, summary
+from midlayer_encoders.frame.summaries import Baselines, Curve, Gain, Summary, average_baseline, summary
 from midlayer_encoders.report import layer_charts
 from midlayer_encoders.report.labels import interval_words, number
 from midlayer_encoders.report.pages import Column, metric_column, render, write_page

@@ -13,8 +13,7 @@ from midlayer_encoders._types import LayerArgument, Precision
 from midlayer_encoders.encoder.options import EncoderKeywords, EncoderOptions, option_fields, python_line, shell_line
 from midlayer_encoders.errors import OptionError, counted
 from midlayer_encoders.files import parse_json_object, read_text_file, shell_path, unsealed
-from midlayer_encoders.frame.gains import Gain, score_interval
-from midlayer_encoders.frame.summaries import Baselines, Curve, Summary
+from midlayer_encoders.frame.summaries import Baselines, Curve, Gain, Summary, score_interval
 from midlayer_encoders.media.text_lists import read_texts
 from midlayer_encoders.recipes import removed_fields
 from midlayer_encoders.report.labels import gain_text, number, signed, significant

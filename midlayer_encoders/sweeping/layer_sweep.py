@@ -20,8 +20,8 @@ from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.encoder.spec import result_name, result_revision
 from midlayer_encoders.errors import OptionError, take_deprecated
 from midlayer_encoders.files import LOCK, check_links, check_output_folder, make_folder, write_file
-from midlayer_encoders.frame.gains import RESAMPLES_SCHEMA
 from midlayer_encoders.frame.schema import tidy_frame, tidy_rows
+from midlayer_encoders.frame.summaries import RESAMPLES_SCHEMA
 from midlayer_encoders.measuring import measure_layers
 from midlayer_encoders.metrics import make_metrics
 from midlayer_encoders.models.anatomy import paired_layers

@@ -16,9 +16,16 @@ import polars as pl
 from midlayer_encoders.encoder.options import EncoderKeywords
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.files import read_artifact, sealed, write_file
-from midlayer_encoders.frame.gains import RESAMPLES_SCHEMA, Gain, paired_gain, read_resamples
 from midlayer_encoders.frame.schema import read_frame
-from midlayer_encoders.frame.summaries import Curve, Summary, summary
+from midlayer_encoders.frame.summaries import (
+    RESAMPLES_SCHEMA,
+    Curve,
+    Gain,
+    Summary,
+    paired_gain,
+    read_resamples,
+    summary,
+)
 from midlayer_encoders.recipes import PLAIN
 from midlayer_encoders.report import plot_recipes, plot_scores, report_html
 from midlayer_encoders.report.layer_charts import best_recipe

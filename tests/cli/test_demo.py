@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from midlayer_encoders import LayerEncoder, sweep
 from midlayer_encoders.cli import app
 from midlayer_encoders.cli._demo_story import Ranked, rank_descriptions, story_lines
-from midlayer_encoders.frame.gains import RESAMPLES_SCHEMA
+from midlayer_encoders.frame.summaries import RESAMPLES_SCHEMA
 from midlayer_encoders.models import hub
 from midlayer_encoders.sweeping import RecipesResult, SweepResult
 from midlayer_encoders.sweeping.sweep_result import Notes

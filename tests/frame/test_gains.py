@@ -10,8 +10,7 @@ import polars as pl
 import pytest
 
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.frame.gains import RESAMPLES_SCHEMA, Gain, paired_gain, read_resamples
-from midlayer_encoders.frame.summaries import Curve, Summary
+from midlayer_encoders.frame.summaries import RESAMPLES_SCHEMA, Curve, Gain, Summary, paired_gain, read_resamples
 from midlayer_encoders.report.labels import interval_words, with_interval
 from midlayer_encoders.report.results import write_frame
 

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from midlayer_encoders import board
-from midlayer_encoders.frame.gains import RESAMPLES_SCHEMA
+from midlayer_encoders.frame.summaries import RESAMPLES_SCHEMA
 from midlayer_encoders.selection import select
 from midlayer_encoders.sweeping import RecipesResult, SweepResult
 from tests.report.made_frames import rows_frame

@@ -16,7 +16,7 @@ import pytest
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import MidlayerError, OptionError
-from midlayer_encoders.frame.gains import RESAMPLES_SCHEMA
+from midlayer_encoders.frame.summaries import RESAMPLES_SCHEMA
 from midlayer_encoders.sweeping import RecipesResult, SweepResult
 from tests.report.made_frames import metrics_frame
 from tests.report.made_runs import Scores, make_sweep

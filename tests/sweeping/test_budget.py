@@ -14,8 +14,8 @@ import torch
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.frame.gains import RESAMPLES_SCHEMA
 from midlayer_encoders.frame.schema import NamedSubject, tidy_frame, tidy_rows
+from midlayer_encoders.frame.summaries import RESAMPLES_SCHEMA
 from midlayer_encoders.sweeping import SweepResult, halving
 from midlayer_encoders.sweeping.best_layer import Notes
 from midlayer_encoders.sweeping.halving import sweep_within
