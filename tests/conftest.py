@@ -49,10 +49,9 @@ def shared_data() -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
 def quick_collector() -> Iterator[None]:
-    """Let the garbage collector skip the million imported objects, so that models are collected before the next is read."""
-    gc.collect()
+    """Let the garbage collector skip the million imported objects, which trainers collect once per run for a second."""
     gc.freeze()
     yield
     gc.unfreeze()

@@ -86,6 +86,7 @@ def panel_svg(axes: Axes, size: Size, y_label: str = "") -> str:
 
 def _matplotlib_svg(axes: Axes, size: Size, y_label: str) -> str:
     from matplotlib import rc_context
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
     from matplotlib.ticker import AutoLocator
 
@@ -109,7 +110,8 @@ def _matplotlib_svg(axes: Axes, size: Size, y_label: str) -> str:
     axes.patch.set_visible(False)
     content = BytesIO()
     with _SETTINGS_LOCK, rc_context({"svg.fonttype": "none", "svg.hashsalt": "", "text.parse_math": False}):
-        figure.savefig(content, format="svg")
+        canvas: Any = FigureCanvasSVG(figure)
+        canvas.print_svg(content)  # savefig draws once more, for layouts
     return content.getvalue().decode()
 
 

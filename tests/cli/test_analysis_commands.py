@@ -22,7 +22,6 @@ from tests.report.made_frames import scores_frame
 from tests.tiny_folders import TEXTS, save_tiny
 
 Folder = Callable[[str], str]
-pytestmark = pytest.mark.usefixtures("quick_collector")
 ROWS = [{"body": f"{text} {number}", "title": f"{number} {text.upper()}"} for number in range(3) for text in TEXTS[:5]]
 
 

@@ -126,7 +126,6 @@ def test_failed_task_sets_the_exit_code(tiny_folder: Folder, tmp_path: Path) -> 
     assert "STS12 failed" in result.output
 
 
-@pytest.mark.usefixtures("quick_collector")
 def test_failed_checkpoint_sets_the_exit_code_and_keeps_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import math
 import shutil
-import subprocess
 import sys
 import weakref
 from pathlib import Path
@@ -14,6 +13,8 @@ import transformers as tf
 from polars.testing import assert_frame_equal
 from typer.testing import CliRunner
 
+import midlayer_encoders.comparing
+import midlayer_encoders.probing
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.cli import app
 from midlayer_encoders.comparing import CompareResult
@@ -26,7 +27,6 @@ from tests.families import DEPTH, VOCAB, tiny
 from tests.grouped import compare
 from tests.tiny_folders import save_tiny, tokenizer
 
-pytestmark = pytest.mark.usefixtures("quick_collector")
 TEXTS = [f"{start} number {n} {end}" for n in range(6) for start, end in (("first the", "fox"), ("a dog", "barks!"))]
 OPTIONS = {"texts": TEXTS, "views": 2, "resamples": 4, "device": "cpu"}
 
@@ -242,16 +242,11 @@ def test_options_that_conflict_with_an_encoder_are_refused(base: str, tuned: str
             compare(*encoders, texts=TEXTS, metrics="anisotropy", **{name: value})  # type: ignore[arg-type]
 
 
-def test_old_package_still_imports_with_a_deprecation_warning() -> None:
-    lines = [
-        "import warnings",
-        "with warnings.catch_warnings(record=True) as caught:",
-        "    warnings.simplefilter('always')",
-        "    from midlayer_encoders.analysis.correlation import correlate",
-        "    from midlayer_encoders.analysis.probing import probe",
-        "import midlayer_encoders.comparing, midlayer_encoders.probing",
-        "assert correlate is midlayer_encoders.comparing.correlate and probe is midlayer_encoders.probing.probe",
-        "warned = [one for one in caught if 'midlayer_encoders.analysis' in str(one.message)]",
-        "assert len(warned) == 1 and warned[0].filename == '<string>', caught",
-    ]
-    subprocess.run([sys.executable, "-c", "\n".join(lines)], check=True)
+def test_old_package_still_imports_with_a_deprecation_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith("midlayer_encoders.analysis")]:
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.warns(DeprecationWarning, match="midlayer_encoders.analysis") as caught:  # noqa: PT031
+        from midlayer_encoders.analysis.correlation import correlate
+        from midlayer_encoders.analysis.probing import probe
+    assert (correlate, probe) == (midlayer_encoders.comparing.correlate, midlayer_encoders.probing.probe)
+    assert [warning.filename for warning in caught] == [__file__]

@@ -26,8 +26,6 @@ from tests.grouped import compare
 from tests.selection.frames import frame
 from tests.tiny_folders import save_tiny, tokenizer
 
-pytestmark = pytest.mark.usefixtures("quick_collector")
-
 WORDS = [
     "amber",
     "basin",

@@ -26,7 +26,6 @@ from tests.sweeping.test_units import Jobs
 from tests.tiny_folders import TEXTS, save_tiny
 from tests.two_processes import in_two_processes
 
-pytestmark = pytest.mark.usefixtures("quick_collector")
 METRICS = ["curvature", "dataset_entropy", "infonce"]
 
 

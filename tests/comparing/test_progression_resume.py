@@ -19,7 +19,7 @@ from tests.thinned import thinned
 from tests.tiny_folders import TEXTS as MORE
 from tests.tiny_folders import save_tiny
 
-pytestmark = pytest.mark.usefixtures("quick_collector", "unsaved")
+pytestmark = pytest.mark.usefixtures("unsaved")
 
 TEXTS = MORE[:4]
 STEPS = {"step1": 1, "checkpoint-20": 20, "checkpoint-3": 3}  # by name 20 stands before 3

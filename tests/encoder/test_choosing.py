@@ -138,7 +138,6 @@ def test_invalid_input_is_refused(tiny_folder: Folder) -> None:
         LayerEncoder(folder, 2, center="a text", device="cpu")
 
 
-@pytest.mark.usefixtures("quick_collector")
 def test_rule_measures_the_vectors_that_the_options_give(tiny_folder: Folder) -> None:
     make_encoder = partial(LayerEncoder, tiny_folder("Llama"), device="cpu")
     options: dict[str, Any] = {"pooling": "last", "max_length": 12, "bidirectional": True}

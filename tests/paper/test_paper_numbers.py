@@ -27,7 +27,7 @@ from tests.thinned import thinned
 from tests.tiny_folders import save_tiny
 
 Folder = Callable[[str], str]
-pytestmark = [pytest.mark.usefixtures("quick_collector"), pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 TEXTS = tuple(f"{sentence(n)} and {sentence(50 + n)}" for n in range(20))
 SOLUTIONS = tuple(f"so {sentence(100 + n)} is {sentence(150 + n)[: 5 + n]}" for n in range(9))

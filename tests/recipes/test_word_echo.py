@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -251,24 +250,21 @@ def test_a_sweep_reports_each_reading_without_another_pass(byte_level_folder: st
         assert line.startswith(f"LayerEncoder({byte_level_folder!r}, layer=4, recipe={name!r})")
 
 
-def test_the_folder_loads_and_is_saved_again_without_this_package(byte_level_folder: str, tmp_path: Path) -> None:
+def test_the_folder_loads_and_is_saved_again_without_this_package(
+    byte_level_folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     encoder = LayerEncoder(byte_level_folder, 3, recipe="word-echo", normalize=True)
     folder = tmp_path / "exported"
     encoder.save_pretrained(str(folder))
-    code = """
-import sys
-sys.modules["midlayer_encoders"] = None
-import numpy as np
-from sentence_transformers import SentenceTransformer
-folder, out, *texts = sys.argv[1:]
-for copied in (folder + " again", folder + " and again"):
-    SentenceTransformer(folder, device="cpu", trust_remote_code=True).save_pretrained(copied)
-    folder = copied
-np.save(out, SentenceTransformer(folder, device="cpu", trust_remote_code=True).encode(texts))
-"""
-    out = tmp_path / "vectors.npy"
-    subprocess.run([sys.executable, "-c", code, str(folder), str(out), *TEXTS], check=True, cwd=tmp_path)
-    assert np.abs(np.load(out) - encoder.encode(TEXTS)).max() < 1e-5
+    expected = encoder.encode(TEXTS)
+    monkeypatch.setitem(sys.modules, "midlayer_encoders", None)
+    copied = folder
+    for name in ("again", "and again"):
+        SentenceTransformer(str(copied), device="cpu", trust_remote_code=True).save_pretrained(str(tmp_path / name))
+        copied = tmp_path / name
+    plain = SentenceTransformer(str(copied), device="cpu", trust_remote_code=True)
+    assert type(plain[-2]).__module__.startswith("transformers_modules")
+    assert np.abs(plain.encode(TEXTS) - expected).max() < 1e-5
     assert "trust_remote_code=True)" in (folder / "README.md").read_text()
 
 
