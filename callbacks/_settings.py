@@ -8,8 +8,7 @@ from typing import Any, Concatenate, Literal, ParamSpec, TypeAlias, TypeVar
 
 from midlayer_encoders._types import NORMS, POOLINGS, Layer, Norm, Pooling
 from midlayer_encoders.errors import OptionError, short_repr
-from midlayer_encoders.measuring import make_for_views
-from midlayer_encoders.metrics import LayerMetric
+from midlayer_encoders.metrics import LayerMetric, make_metrics
 from midlayer_encoders.validation import check_choice, check_count, check_flag, check_path, check_seed, check_text
 
 EveryNSteps: TypeAlias = int | Sequence[int] | Literal["log2"]
@@ -117,7 +116,7 @@ class CallbackSettings:
     def make_metrics(self, layers: Sequence[int]) -> dict[str, LayerMetric]:
         """Return new metrics by name; empty if the callback only reads labels."""
         num_views = self.views if isinstance(self.views, int) else len(self.views)
-        return make_for_views(self.metrics, layers, num_views) if self.metrics else {}
+        return make_metrics(self.metrics, layers, views=num_views) if self.metrics else {}
 
 
 def accepts_settings(

@@ -14,7 +14,7 @@ from midlayer_encoders._types import Layer, Norm, Progress, Stage
 from midlayer_encoders.errors import OptionError, short_repr
 from midlayer_encoders.frame.schema import tidy_frame, tidy_rows
 from midlayer_encoders.media import medium_of
-from midlayer_encoders.metrics import LayerMetric, LiDAR, TooFewTextsError, make_metrics
+from midlayer_encoders.metrics import LayerMetric, TooFewTextsError, make_metrics
 from midlayer_encoders.metrics.token_metrics import MeanOverTexts
 from midlayer_encoders.processes.sharing import ALONE, Group
 from midlayer_encoders.reading.batches import LayerSource, TokenBudget, batches_of, check_budget, tokens_that_fit
@@ -69,7 +69,7 @@ def measure_layers(
     check_progress(progress)
     prompt = source.default_prompt if medium_of(texts[0], source.media) == "text" else ""
     reader = layer_reader(source, layers=layers, norm=norm, prompt=prompt, normalize=False)
-    layer_metrics = make_for_views(metrics, reader.layers, views if isinstance(views, int) else len(views))
+    layer_metrics = make_metrics(metrics, reader.layers, views=views if isinstance(views, int) else len(views))
     for metric in layer_metrics.values():  # this process has all texts and gathers nothing from others
         metric.distributed_available_fn = _not_distributed
     view_count = num_views(layer_metrics)
@@ -181,17 +181,8 @@ def extra_passes(metrics: str | Sequence[str], *, views: int = 16) -> tuple[int,
         >>> extra_passes("all"), extra_passes(["alignment"])
         ((1, 16), (1, 0))
     """
-    layer_metrics = make_for_views(metrics, [0], check_count("views", views))
+    layer_metrics = make_metrics(metrics, [0], views=check_count("views", views))
     return num_copies(layer_metrics), num_views(layer_metrics)
-
-
-def make_for_views(metrics: str | Sequence[str], layers: Sequence[int], views: int) -> dict[str, LayerMetric]:
-    """Return the metrics by name, with LiDAR for this many views of each text."""
-    layer_metrics = make_metrics(metrics, layers)
-    for name, metric in layer_metrics.items():
-        if isinstance(metric, LiDAR):
-            layer_metrics[name] = LiDAR(layers, views=views, exponential=metric.options["exponential"])
-    return layer_metrics
 
 
 def num_views(metrics: Mapping[str, LayerMetric]) -> int:

@@ -16,8 +16,8 @@ from benchmarks.pretraining.module import pl
 from benchmarks.pretraining.tasks import Evaluation, padded
 from midlayer_encoders._types import Norm
 from midlayer_encoders.callbacks import LayerMetricsCallback
-from midlayer_encoders.measuring import compute_metrics, make_for_views, token_receiver, update_views
-from midlayer_encoders.metrics import METRICS, LayerMetric, PromptEntropy
+from midlayer_encoders.measuring import compute_metrics, token_receiver, update_views
+from midlayer_encoders.metrics import METRICS, LayerMetric, PromptEntropy, make_metrics
 from midlayer_encoders.models.anatomy import find_anatomy
 from midlayer_encoders.reading.batches import plan_batches
 from midlayer_encoders.reading.capture import final_norm
@@ -199,7 +199,7 @@ class Aside(_AtSteps):
 
     def _make(self, kind: str, layers: range, device: torch.device) -> dict[str, LayerMetric]:
         # The callback has the paper's way of everything; here is the rest, and an entropy that long states weigh in.
-        wanted = {} if kind == "probe" else make_for_views(MEASURED, layers, self.views)
+        wanted = {} if kind == "probe" else make_metrics(MEASURED, layers, views=self.views)
         wanted["prompt_entropy_raw"] = PromptEntropy(layers, center=False, unit=False)
         return {
             name: metric.to(device)

@@ -20,7 +20,8 @@ from benchmarks.vision.images import ImageBatches, augmented, normalised, read_z
 from benchmarks.vision.model import PatchTransformer
 from benchmarks.vision.objectives import OBJECTIVES, Objective
 from midlayer_encoders.callbacks import LayerMetricsCallback
-from midlayer_encoders.measuring import make_for_views, num_views, token_receiver, update_views
+from midlayer_encoders.measuring import num_views, token_receiver, update_views
+from midlayer_encoders.metrics import make_metrics
 from midlayer_encoders.models.anatomy import find_anatomy
 from midlayer_encoders.probing import LiveTokens, ProbeResult, ProbeSettings, Split, probe_tokens, wilson
 from midlayer_encoders.probing.tokens import read_tokens, read_vectors
@@ -62,7 +63,7 @@ def reader_of(trunk: PatchTransformer, images: Tensor, *, causal: bool, norm: st
 def measure(trunk: PatchTransformer, images: Tensor, *, causal: bool, views: int = 8) -> dict[str, list[float]]:
     """Return the paper's metrics of every layer, on raw states, mean-pooled; views are random crops and flips."""
     reader = reader_of(trunk, images, causal=causal, norm="none")
-    made = make_for_views("paper", reader.layers, views)
+    made = make_metrics("paper", reader.layers, views=views)
     generator = torch.Generator().manual_seed(0)
     batches = [part.tolist() for part in torch.arange(len(images)).split(250)]
     for view in range(-1, num_views(made)):

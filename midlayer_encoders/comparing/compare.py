@@ -24,7 +24,7 @@ from midlayer_encoders.errors import OptionError, short_repr, take_deprecated
 from midlayer_encoders.files import check_output_folder, expand_home
 from midlayer_encoders.frame.schema import NamedSubject, tidy_frame, tidy_rows
 from midlayer_encoders.measuring import agreed, extra_passes
-from midlayer_encoders.metrics import METRICS, PAPER_METRICS, TooFewTextsError
+from midlayer_encoders.metrics import METRICS, Kind, TooFewTextsError, metric_names
 from midlayer_encoders.models.hub import name_and_revision
 from midlayer_encoders.reading.batches import batches_of
 from midlayer_encoders.reading.reader import layer_reader
@@ -284,14 +284,13 @@ class _Inputs:
 
 @dataclass(frozen=True)
 class _MeasuredModel:
-    """A model's metrics over all texts (``values``) and over their halves (``half_values``)."""
+    """A model's metrics: ``(1 + R, L)`` for each, over all texts and over R halves of them."""
 
     label: str
     spec: EncoderSpec
     vocabulary_hash: int
     layers: tuple[int, ...]
     values: dict[str, Tensor]
-    half_values: dict[str, Tensor]
 
 
 def _measure_model(encoder: LayerEncoder, inputs: _Inputs, previous: Sequence[_MeasuredModel]) -> _MeasuredModel:
@@ -308,16 +307,16 @@ def _measure_model(encoder: LayerEncoder, inputs: _Inputs, previous: Sequence[_M
     num_inputs = len(inputs.texts) * (1 + len(inputs.copies) + len(inputs.views))
     stage = Stage(inputs.progress, f"texts of {label}", num_inputs)
     measurements = _measure_texts(encoder, inputs, stage.step)
-    values = {name: measurements.value(name) for name in inputs.metrics}
-    stage = Stage(inputs.progress, f"halves of {label}", len(inputs.halves) * len(inputs.metrics))
-    half_values: dict[str, list[Tensor]] = {name: [] for name in inputs.metrics}
-    for name, values_on_halves in half_values.items():
-        for half in inputs.halves:
-            values_on_halves.append(measurements.value(name, half))
+    samples = [torch.arange(len(inputs.texts)), *inputs.halves]
+    stage = Stage(inputs.progress, f"halves of {label}", len(samples) * len(inputs.metrics))
+    values: dict[str, list[Tensor]] = {name: [] for name in inputs.metrics}
+    for name, sample_values in values.items():
+        for sample in samples:
+            sample_values.append(measurements.value(name, sample))
             stage.step()
     vocabulary_hash = hash(frozenset(encoder.tokenizer.get_vocab().items()))
-    stacked = {name: torch.stack(by_half) for name, by_half in half_values.items()}
-    return _MeasuredModel(label, spec, vocabulary_hash, measurements.layers, values, stacked)
+    stacked = {name: torch.stack(sample_values) for name, sample_values in values.items()}
+    return _MeasuredModel(label, spec, vocabulary_hash, measurements.layers, stacked)
 
 
 def _unique_label(encoder: LayerEncoder, labels: Sequence[str]) -> str:
@@ -341,7 +340,7 @@ def _metric_rows(model: _MeasuredModel, dataset: str) -> pl.DataFrame:
     subject = NamedSubject(name, spec.revision, spec.num_layers)
     rows = []
     for metric, values in model.values.items():
-        by_layer = dict(zip(model.layers, values.tolist(), strict=True))
+        by_layer = dict(zip(model.layers, values[0].tolist(), strict=True))
         rows += tidy_rows(by_layer, subject, kind="metric", dataset=dataset, name=metric)
     return tidy_frame(rows)
 
@@ -363,9 +362,9 @@ def _difference_frame(
         for base_layer, layer in _paired_layers(base, other):
             base_row = base.layers.index(base_layer)
             row = other.layers.index(layer)
-            change = float(other.values[name][row] - base_values[base_row])
-            half_changes = other.half_values[name][:, row] - base.half_values[name][:, base_row]
-            margin = float(half_width(half_changes, count, confidence=confidence))
+            changes = other.values[name][:, row] - base_values[:, base_row]
+            change = float(changes[0])
+            margin = float(half_width(changes[1:], count, confidence=confidence))
             depth = base_layer / base.spec.num_layers
             values = (change, change - margin, change + margin)
             rows.append((base.label, other.label, base_layer, layer, depth, dataset, name, *values))
@@ -398,33 +397,24 @@ class _TextMeasurements:
         layers: the L layers.
         text_values: for each token metric the value for each layer and text, ``(L, N)`` float64; NaN for texts that
             are too short.
-        vectors: one for each layer and text, ``(L, N, D)`` float32.
-        copies: those of the shortened texts, ``(L, N, D)``, or ``(L, 0, D)``.
-        views: one for each layer, view and text, ``(L, V, N, D)`` float32.
+        vectors: for each kind of metric, those of the texts, of the texts and their shortened copies, or of each view,
+            ``(L, N, D)`` float32 each.
     """
 
     layers: tuple[int, ...]
     text_values: dict[str, Tensor]
-    vectors: Tensor
-    copies: Tensor
-    views: Tensor
+    vectors: dict[Kind, Sequence[Tensor]]
 
-    def value(self, metric: str, texts: Tensor | None = None) -> Tensor:
-        """Return a metric of every layer over all texts, or those at some positions, shape ``(L,)`` float64."""
-        positions = texts if texts is not None else torch.arange(self.vectors.shape[1])
+    def value(self, metric: str, texts: Tensor) -> Tensor:
+        """Return a metric of every layer over the texts at some positions, shape ``(L,)`` float64."""
         kind = METRICS[metric].kind
         if kind == "tokens":
-            return self.text_values[metric][:, positions].nanmean(dim=1)
+            return self.text_values[metric][:, texts].nanmean(dim=1)
         function = getattr(metric_functions, metric)
-        if kind == "pooled":
-            return torch.stack([function(vectors[positions].double()) for vectors in self.vectors])
-        if kind == "copies":
-            pairs = zip(self.vectors[:, positions].double(), self.copies[:, positions].double(), strict=True)
-            return torch.stack([function(vectors, copies) for vectors, copies in pairs])
-        views = self.views[:, :, positions].double()
+        by_layer = zip(*(vectors[:, texts].double() for vectors in self.vectors[kind]), strict=True)
         if metric == "lidar":
-            return torch.stack([function(layer_views) for layer_views in views])
-        return torch.stack([function(first, second) for first, second in views[:, :2]])
+            return torch.stack([function(torch.stack(views)) for views in by_layer])
+        return torch.stack([function(*views[:2]) for views in by_layer])
 
 
 def comparable(metrics: str | Sequence[str]) -> tuple[str, ...]:
@@ -434,16 +424,7 @@ def comparable(metrics: str | Sequence[str]) -> tuple[str, ...]:
         >>> comparable("paper")
         ('prompt_entropy', 'dataset_entropy', 'effective_rank', 'curvature', 'infonce', 'lidar', 'dime')
     """
-    groups = {"all": COMPARABLE, "paper": PAPER_METRICS}
-    if isinstance(metrics, str):
-        validation.check_choice("metrics", metrics, [*groups, *COMPARABLE])
-        return groups.get(metrics, (metrics,))
-    if not isinstance(metrics, list | tuple) or not metrics:
-        got = "none" if isinstance(metrics, list | tuple) else f"{short_repr(metrics)}. Write a list of names"
-        raise OptionError(f"`metrics` must be 'all', 'paper', or some of {', '.join(COMPARABLE)}, but got {got}.")
-    for name in metrics:
-        validation.check_choice("metrics", name, COMPARABLE)
-    return tuple(dict.fromkeys(metrics))
+    return metric_names(metrics, COMPARABLE, aliases=())
 
 
 def _measure_texts(encoder: LayerEncoder, inputs: _Inputs, done: Callable[[int], None]) -> _TextMeasurements:
@@ -476,7 +457,6 @@ def _measure_texts(encoder: LayerEncoder, inputs: _Inputs, done: Callable[[int],
                 f"Texts long enough for {name} must be at least 1, but there are 0: give longer texts."
             )
     first_view = 1 + len(inputs.copies)
-    empty = vectors[0].new_empty(len(rows), 0, *vectors[0].shape[1:])
-    stacked_views = torch.stack(vectors[first_view:], dim=1) if len(vectors) > first_view else empty
-    copies = vectors[1] if inputs.copies else vectors[0][:, :0]
-    return _TextMeasurements(tuple(reader.layers), text_values, vectors[0], copies, stacked_views)
+    inputs_of: dict[Kind, Sequence[Tensor]]
+    inputs_of = {"pooled": vectors[:1], "copies": vectors[:2], "views": vectors[first_view:]}
+    return _TextMeasurements(tuple(reader.layers), text_values, inputs_of)

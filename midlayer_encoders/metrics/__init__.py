@@ -92,6 +92,7 @@ __all__ = [
     "logdet_entropy",
     "make_metrics",
     "matrix_entropy",
+    "metric_names",
     "neighbor_overlap",
     "prompt_effective_rank",
     "prompt_entropy",
@@ -135,27 +136,51 @@ ALIASES: dict[str, tuple[str, Mapping[str, Any]]] = {
 uniformity of Wang & Isola (2020), who do not subtract the mean."""
 
 
+def metric_names(
+    metrics: str | Sequence[str], known: Sequence[str] = tuple(METRICS), aliases: Sequence[str] = tuple(ALIASES)
+) -> tuple[str, ...]:
+    """Return the names of metrics, each once, or raise an :class:`OptionError` if one is unknown.
+
+    Args:
+        metrics: ``"all"``, ``"paper"`` (the paper's seven), one name, or several.
+        known: the names that ``"all"`` stands for.
+        aliases: other names that may be requested.
+
+    Example:
+        >>> metric_names("paper")
+        ('prompt_entropy', 'dataset_entropy', 'effective_rank', 'curvature', 'infonce', 'lidar', 'dime')
+    """
+    groups = {"all": tuple(known), "paper": PAPER_METRICS}
+    names = [*known, *aliases]
+    if isinstance(metrics, str):
+        check_choice("metrics", metrics, [*groups, *names])
+        return groups.get(metrics, (metrics,))
+    if not isinstance(metrics, list | tuple) or not metrics:
+        got = "none" if isinstance(metrics, list | tuple) else f"{short_repr(metrics)}. Write a list of names"
+        raise OptionError(f"`metrics` must be 'all', 'paper', or some of {', '.join(names)}, but got {got}.")
+    for name in metrics:
+        check_choice("metrics", name, names)
+    return tuple(dict.fromkeys(metrics))
+
+
 def make_metrics(
-    metrics: Literal["all", "paper"] | str | Sequence[str], layers: Sequence[int]
+    metrics: Literal["all", "paper"] | str | Sequence[str], layers: Sequence[int], *, views: int = 16
 ) -> dict[str, LayerMetric]:
     """Return a new metric, with its default options, for each name.
 
     Args:
         metrics: ``"all"``, ``"paper"`` (the paper's seven), one name of :data:`METRICS` or :data:`ALIASES`, or several.
         layers: layer numbers that ``update`` will be called with.
+        views: number of views of each text for LiDAR.
 
     Example:
         >>> list(make_metrics(["curvature", "lidar"], layers=[0, 1, 2]))
         ['curvature', 'lidar']
     """
-    groups = {"all": tuple(METRICS), "paper": PAPER_METRICS}
-    single = [*groups, *METRICS, *ALIASES]
-    names = [metrics] if isinstance(metrics, str) else metrics
-    if not isinstance(names, list | tuple) or not names:
-        got = "none" if isinstance(names, list | tuple) else f"{short_repr(metrics)}. Write a list of names"
-        raise OptionError(f"`metrics` must be 'all', 'paper', or some of {', '.join(single[2:])}, but got {got}.")
-    for name in names:
-        check_choice("metrics", name, single if isinstance(metrics, str) else single[len(groups) :])
-    aliases: dict[str, tuple[str, Mapping[str, Any]]] = {name: (name, {}) for name in METRICS} | ALIASES
-    by_alias = {name: aliases[name] for name in groups.get(names[0], names)}
-    return {name: METRICS[metric](layers, **options) for name, (metric, options) in by_alias.items()}
+    made = {}
+    for name in metric_names(metrics):
+        metric, options = ALIASES.get(name, (name, {}))
+        if metric == "lidar":
+            options = {**options, "views": views}
+        made[name] = METRICS[metric](layers, **options)
+    return made

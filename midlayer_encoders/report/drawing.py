@@ -36,7 +36,7 @@ _KINDS: dict[str, dict[str, Any]] = {
 
 
 def panel_grid(
-    count: int, *, columns: int = 0, size: tuple[float, float] = (3.2, 2.2), head: bool = False, stack: int = 1
+    count: int, *, columns: int = 0, size: tuple[float, float] = (3.2, 2.2), head: bool = False
 ) -> tuple[Figure, list[Axes]]:
     """Return a new figure and its axes, row by row.
 
@@ -45,13 +45,12 @@ def panel_grid(
         columns: axes per row; 0 for automatic.
         size: width and height of one axes, in inches.
         head: whether the first axes spans a row.
-        stack: number of successive axes stacked in one grid cell.
     """
     from matplotlib.figure import Figure
 
-    num_cells = (count - head) // stack
+    num_cells = count - head
     columns = columns or (2 if num_cells in (2, 4) else max(min(num_cells, 3), 1))  # more are illegible on a page
-    heights = [_HEAD_HEIGHT] * head + [size[1] * stack] * math.ceil(num_cells / columns)
+    heights = [_HEAD_HEIGHT] * head + [size[1]] * math.ceil(num_cells / columns)
     figure = Figure(figsize=(max(columns * size[0], 7.5 if head else 5.0), sum(heights) + 0.3), layout="constrained")
     # A notebook draws only figures of pyplot by itself.
     figure._repr_png_ = partial(figure_bytes, figure)  # type: ignore[attr-defined]
@@ -59,11 +58,7 @@ def panel_grid(
     if head:
         figure.add_subplot(grid[0, :])
     for index in range(num_cells):
-        cell = grid[head + index // columns, index % columns]
-        # A color bar beside several panels needs them in one grid.
-        levels = cell.subgridspec(stack, 1) if stack > 1 else [cell]
-        for level in range(stack):
-            figure.add_subplot(levels[level])
+        figure.add_subplot(grid[head + index // columns, index % columns])
     for axes in figure.axes:
         axes.tick_params(labelsize=8, colors=LIGHT["soft"])
         axes.spines[["top", "right"]].set_visible(False)

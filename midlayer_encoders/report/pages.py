@@ -104,21 +104,18 @@ def _panel(axes: Axes, figure: Figure, *, meanings: bool) -> dict[str, Any]:
     }
 
 
-def figure_html(
-    figure: Figure, *, words: bool = False, head: bool = False, stack: int = 1, meanings: bool = False
-) -> Markup:
+def figure_html(figure: Figure, *, words: bool = False, head: bool = False, meanings: bool = False) -> Markup:
     """Return the HTML of a figure, which is changed.
 
     Args:
         figure: whose only panel is as wide as the page if it shows curves.
         words: whether the marks of a panel that is as wide as the page have texts.
         head: whether the first of several panels is as wide as the page.
-        stack: number of successive panels stacked in one place.
         meanings: whether panels of metrics say what their values mean.
     """
     panels = [_panel(axes, figure, meanings=meanings) for axes in figure.axes if axes.axison]
     wide = head or (len(panels) == 1 and not panels[0]["is_named"])
-    return Markup(render("figure.html", panels=panels, words=words, wide=wide, stack_size=stack))
+    return Markup(render("figure.html", panels=panels, words=words, wide=wide))
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ from midlayer_encoders.report import drawing
 from midlayer_encoders.report.layer_charts import model_label, plot_metrics
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
@@ -165,7 +164,9 @@ def plot_rules(frame: pl.DataFrame) -> Figure:
         frame: a row for each model, task (``dataset``) and rule (``name``).
     """
     rules = frame["name"].unique(maintain_order=True).to_list()
-    figure, panels = _row_grid(frame["model"].n_unique(), rules)
+    count = frame["model"].n_unique()
+    size = (3.5 + 0.06 * max(map(len, rules)), 0.3 * len(rules) + 0.8)
+    figure, panels = drawing.panel_grid(count, columns=min(count, 2), size=size)
     for axes, ((model,), rows) in zip(panels, frame.group_by("model", maintain_order=True), strict=True):
         means = dict(rows.group_by("name").agg(100 * pl.col("value").mean()).iter_rows())
         scored = [rule for rule in rules if rule in means]
@@ -173,6 +174,7 @@ def plot_rules(frame: pl.DataFrame) -> Figure:
         spans = [(min(means["last"], value), max(means["last"], value)) for value in x]
         tips = [f"{rule}: {means[rule]:.1f}" for rule in scored]
         y = [rules.index(rule) for rule in scored]
+        drawing.row_axis(axes, rules)
         drawing.draw_points(axes, x, y, "disc", tips=tips, spans=spans)
         drawing.draw_rule(axes, means["last"])
         axes.set_xlim(drawing.padded(x, 0.12))
@@ -185,12 +187,3 @@ def _curves(rows: pl.DataFrame, by: str, x: str, pattern: str = "{}") -> list[La
     """Return a curve for each value of a column, labeled by ``pattern``."""
     groups = rows.group_by(by, maintain_order=True)
     return [LabeledCurve(pattern.format(key), part[x].to_list(), part["value"].to_list()) for (key,), part in groups]
-
-
-def _row_grid(count: int, names: Sequence[str]) -> tuple[Figure, list[Axes]]:
-    """Return a new figure and its axes, all with the same named rows."""
-    size = (3.5 + 0.06 * max(map(len, names)), 0.3 * len(names) + 0.8)
-    figure, panels = drawing.panel_grid(count, columns=min(count, 2), size=size)
-    for axes in panels:
-        drawing.row_axis(axes, names)
-    return figure, panels

@@ -12,7 +12,6 @@ _COLORS = {
     "rule": ("#d5d9de", "#3a424d"),
     "accent": ("#0065a8", "#7cc4f5"),
     "best": ("#b54600", "#ff9a4d"),
-    "bar": ("#a8c8e4", "#33536b"),
     "code": ("#eef0f3", "#252b33"),
     "row": ("#fff3e6", "#3a2a1a"),
 }

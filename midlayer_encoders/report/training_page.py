@@ -14,10 +14,8 @@ from midlayer_encoders.report import drawing
 from midlayer_encoders.report.labels import number, signed
 from midlayer_encoders.report.layer_charts import gap_text
 from midlayer_encoders.report.pages import Column, metric_column, render
-from midlayer_encoders.report.style import LIGHT
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _TIMES = ("before", "after")
@@ -57,7 +55,7 @@ def steps_html(
         gaps=gap_text(curves, "Not measured, or not finite, somewhere"),
         change_chart=plot_steps_change(frame, within=within),
         percent=f"{100 * within:g}",
-        tables=_tables(frame, measured),
+        tables=_tables(frame, measured, within),
         how={"Model": model, "Steps": ", ".join(map(str, steps)), **how},
     )
 
@@ -122,10 +120,10 @@ def plot_steps_curves(frame: pl.DataFrame) -> Figure:
 
 
 def plot_steps_change(frame: pl.DataFrame, *, within: float = 0.1) -> Figure:
-    """Return a figure with two panels for each metric: how much each layer changes, and when it settles.
+    """Return a figure with a panel for each metric: how much each layer changes between successive steps.
 
-    The upper panel shows the mean of :func:`layer_changes` over successive steps, in percent of the metric's range, the
-    lower panel the step of :func:`settled`.
+    It is the mean of :func:`layer_changes` over successive steps, in percent of the metric's range. Captions name the
+    layers that settle first and last, see :func:`settled`.
 
     Args:
         frame: tidy, of one model, whose revisions name steps, two or more.
@@ -141,43 +139,23 @@ def plot_steps_change(frame: pl.DataFrame, *, within: float = 0.1) -> Figure:
     """
     ends = settled(frame, within=within)
     measured = histories(frame)
-    figure, panels = drawing.panel_grid(2 * len(measured), size=(3.2, 1.9), stack=2)
-    for history, change_axes, settled_axes in zip(measured, panels[::2], panels[1::2], strict=True):
-        history_ends = ends.filter(pl.col("name") == history.name, pl.col("dataset") == history.dataset)
-        _draw_changes(change_axes, history, mean_changes(frame, history), history_ends)
-        _draw_settled(settled_axes, history, history_ends, within)
+    figure, panels = drawing.panel_grid(len(measured))
+    for axes, history in zip(panels, measured, strict=True):
+        changes = mean_changes(frame, history)
+        tips = [f"layer {layer}: {value:.3g} %" for layer, value in changes.items()]
+        drawing.draw_points(axes, list(changes), list(changes.values()), tips=tips)
+        drawing.layer_axis(axes, history.layers[-1])
+        axes.set_ylim(0, 1.1 * max(changes.values(), default=0.0) or 1.0)
+        axes.set_ylabel("change, % of range")
+        label = f"{history.title}: mean change of each layer"
+        drawing.set_title(axes, history.title, label, [_first_and_last(_rows_of(ends, history))])
     return drawing.finish(figure)
 
 
 def mean_changes(frame: pl.DataFrame, history: History) -> dict[int, float]:
     """Return the mean change of each layer between successive steps, in percent of the metric's range."""
-    rows = frame.filter(pl.col("name") == history.name, pl.col("dataset") == history.dataset)
-    mean = layer_changes(rows).group_by("layer").agg(100 * pl.col("relative").mean()).sort("layer")
+    mean = layer_changes(_rows_of(frame, history)).group_by("layer").agg(100 * pl.col("relative").mean()).sort("layer")
     return dict(mean.iter_rows())
-
-
-def _draw_changes(axes: Axes, history: History, changes: Mapping[int, float], ends: pl.DataFrame) -> None:
-    tips = [f"layer {layer}: {value:.3g} %" for layer, value in changes.items()]
-    drawing.draw_points(axes, list(changes), list(changes.values()), tips=tips)
-    drawing.layer_axis(axes, history.layers[-1], room=0.6)  # as wide as the bars below it
-    axes.set_ylim(0, 1.1 * max(changes.values(), default=0.0) or 1.0)
-    axes.set_ylabel("change, % of range")
-    label = f"{history.title}: mean change of each layer"
-    drawing.set_title(axes, history.title, label, [_first_and_last(ends)])
-
-
-def _draw_settled(axes: Axes, history: History, ends: pl.DataFrame, within: float) -> None:
-    heights = [history.steps.index(step) + 0.6 for step in ends["step"]]
-    bars = axes.bar(ends["layer"].to_list(), heights, bottom=-0.6, color=LIGHT["bar"], width=0.8)
-    for bar, layer, step in zip(bars, ends["layer"], ends["step"], strict=True):
-        drawing.annotate(bar, "bars", [f"layer {layer}: step {step}"])
-    drawing.layer_axis(axes, history.layers[-1], room=0.6)
-    axes.set_ylim(-0.6, len(history.steps) - 0.4)
-    places = thinned(len(history.steps), 4)
-    axes.set_yticks(places, [step_word(history.steps[place]) for place in places])
-    axes.set_ylabel("step")
-    title = f"settled within {100 * within:g} % from step"
-    drawing.set_title(axes, title, f"{history.title}: the step from which each layer is settled")
 
 
 def _first_and_last(ends: pl.DataFrame) -> str:
@@ -191,8 +169,13 @@ def _first_and_last(ends: pl.DataFrame) -> str:
     return "; ".join(texts)
 
 
-def _tables(frame: pl.DataFrame, measured: Sequence[History]) -> dict[str, list[Column]]:
+def _rows_of(frame: pl.DataFrame, history: History) -> pl.DataFrame:
+    return frame.filter(name=history.name, dataset=history.dataset)
+
+
+def _tables(frame: pl.DataFrame, measured: Sequence[History], within: float) -> dict[str, list[Column]]:
     tables: dict[str, list[Column]] = {}
+    ends = settled(frame, within=within)
     for history in measured:
         final = dict(zip(history.layers, history.values[-1].tolist(), strict=True))
         captions = {
@@ -201,6 +184,8 @@ def _tables(frame: pl.DataFrame, measured: Sequence[History]) -> dict[str, list[
         }
         for caption, values in captions.items():
             tables.setdefault(caption, []).append(metric_column(history.title, values, values.values()))
+        steps = {layer: str(step) for layer, step in _rows_of(ends, history).select("layer", "step").iter_rows()}
+        tables.setdefault("The step from which each layer is settled", []).append(Column(history.title, steps))
     return tables
 
 

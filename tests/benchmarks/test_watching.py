@@ -20,7 +20,7 @@ from benchmarks.pretraining.tasks import padded
 from benchmarks.pretraining.variants import VARIANTS, Variant
 from benchmarks.pretraining.vocabulary import PAD
 from benchmarks.pretraining.watching import MEASURED, Aside
-from midlayer_encoders.measuring import make_for_views
+from midlayer_encoders.metrics import make_metrics
 from tests.callbacks.training import ADVICE
 from tests.metrics.feeding import Corpus, feed
 
@@ -128,7 +128,7 @@ def test_every_kind_is_the_package_s_metric_of_its_states(name: str, looked: Cal
             assert actual[kind, "prompt_entropy_raw"][layer] == pytest.approx(entropy, rel=1e-4), (kind, layer)
         if kind == "probe":
             continue
-        every = make_for_views(MEASURED, LAYERS, len(VIEWS))
+        every = make_metrics(MEASURED, LAYERS, views=len(VIEWS))
         if kind != "probe-normed":
             every.pop("first_token_share")  # says nothing without the first token, and raw the callback has it
         assert {name for item, name in actual if item == kind} == {*every, "prompt_entropy_raw"}

@@ -9,7 +9,7 @@ import torch
 
 from midlayer_encoders import metrics
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.measuring import make_for_views, num_passes
+from midlayer_encoders.measuring import num_passes
 from midlayer_encoders.metrics import (
     ALIASES,
     METRICS,
@@ -122,7 +122,7 @@ def test_rankme_is_the_effective_rank_with_an_epsilon(n: int, d: int) -> None:
 
 def test_exp_lidar_is_the_exponential_of_lidar_for_any_number_of_views() -> None:
     texts = corpus(views=3)
-    metric = make_for_views(["exp_lidar", "lidar"], range(3), 3)["exp_lidar"]
+    metric = make_metrics(["exp_lidar", "lidar"], range(3), views=3)["exp_lidar"]
     assert isinstance(metric, LiDAR)
     expected = torch.stack([lidar(views).exp() for views in texts.views])
     torch.testing.assert_close(feed(metric, texts, [torch.arange(13)]).compute(), expected)

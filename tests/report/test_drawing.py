@@ -154,7 +154,6 @@ def test_axis_of_amounts_has_ticks_for_its_range(high: float, scale: str, ticks:
         (4, {}, 2, 2),
         (10, {}, 3, 4),
         (10, {"head": True}, 3, 4),
-        (8, {"stack": 2}, 2, 2),
         (5, {"columns": 2}, 2, 3),
     ],
 )
@@ -165,7 +164,7 @@ def test_panels_are_in_a_grid(count: int, options: dict[str, int], columns: int,
     grid = place.get_topmost_subplotspec().get_gridspec()
     assert (len(panels), grid.ncols, grid.nrows) == (count, columns, rows)
     head = options.get("head", False)
-    height = (rows - head) * 1.0 * options.get("stack", 1) + 3.2 * head + 0.3
+    height = (rows - head) * 1.0 + 3.2 * head + 0.3
     assert figure.get_size_inches().tolist() == pytest.approx([max(2.0 * columns, 7.5 if head else 5.0), height])
 
 

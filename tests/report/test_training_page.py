@@ -97,7 +97,6 @@ def test_figures_hold_the_numbers(tmp_path: Path) -> None:
     assert [list(line.get_ydata())[:2] for line in lines] == [list(values[:2]) for values in TABLE.values()]
     assert len({line.get_color() for line in lines}) == 4
     assert change.axes[0].lines[0].get_ydata()[0] == pytest.approx(100 * (0.01 + 0.01 + 0.0) / 3)
-    assert [bar.get_height() + bar.get_y() for bar in change.axes[1].patches] == [0, 2, 3]
     for name, figure in (("curves", curves), ("change", change)):
         figure.savefig(tmp_path / f"{name}.png", dpi=40)
 
@@ -210,7 +209,6 @@ def test_page_states_the_share_within_which_layers_settle() -> None:
     page = unescape(steps_html(frame, title="T", how={"Seed": "7"}, within=0.3))
     assert f'<p class="verdict">{" ".join(words)}</p>' in page
     assert "stays within 30 % of the range of its final value" in page
-    assert page.count("<figcaption>settled within 30 % from step</figcaption>") == 2
     assert "first settled: layer 1 at step 1; last settled: layer 2 at step 4" in page
     assert "first settled: layers 0 to 2 at step 1; last settled: layers 0 to 2 at step 1" in page
     assert dict(re.findall("<dt>(.*?)</dt><dd>(.*?)</dd>", page)) == {"Model": "m", "Steps": "1, 2, 4, 8", "Seed": "7"}
@@ -222,6 +220,7 @@ def test_page_states_the_share_within_which_layers_settle() -> None:
     assert columns == {
         "Metrics by layer at step 8": ["0", "0", "8.000"],
         "Mean change between successive steps, % of the metric's range": ["13.33", "0", "40.00"],
+        "The step from which each layer is settled": ["2", "1", "4"],
     }
 
 
