@@ -23,7 +23,7 @@ from midlayer_encoders.frame.schema import tidy_frame
 from midlayer_encoders.models.quantized import is_quantized
 from midlayer_encoders.reading.batches import count_tokens
 from midlayer_encoders.tuning import trainer_internals
-from midlayer_encoders.tuning.settings import TrainingSettings
+from midlayer_encoders.tuning.settings import TrainingSettings, TuneSettings
 from midlayer_encoders.tuning.training_rows import TrainingRows
 
 if TYPE_CHECKING:
@@ -213,7 +213,8 @@ def _make_callback(
     if len(long_texts) < 2:
         return None
     metrics = ["prompt_entropy", "dataset_entropy", "effective_rank", "curvature", "alignment"]
-    if getattr(settings, "objective", "pairs") == "pairs":  # a language model's loss moves texts together
+    if isinstance(settings, TuneSettings) and settings.objective == "pairs":
+        # A language model's loss moves texts together, and a teacher's vectors may be closer than the student's.
         metrics.append("raw_uniformity")
     return LayerMetricsTrainerCallback(
         long_texts[:_CALLBACK_TEXTS],

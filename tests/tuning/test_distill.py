@@ -242,3 +242,10 @@ def test_an_encoder_needs_a_teacher_and_a_folder_belongs_to_one_teacher(tiny_fol
     distilled(tiny_folder("Llama"), tmp_path / "out", max_steps=1)
     with pytest.raises(OptionError, match="other values of: teacher"):
         distilled(tiny_folder("Llama"), tmp_path / "out", max_steps=1, teacher_layer=3)
+
+
+def test_a_student_that_approaches_a_narrow_teacher_has_not_collapsed(
+    tiny_folder: Folder, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    distilled(tiny_folder("Llama"), tmp_path / "out")
+    assert "move to one point" not in caplog.text
