@@ -1,4 +1,4 @@
-"""Run the paper's experiments, save their frames and figures, and write a report."""
+"""The paper's experiments: run them, those over depth included, save their frames and figures, and write a report."""
 
 from __future__ import annotations
 
@@ -8,25 +8,32 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import polars as pl
 
-from midlayer_encoders.errors import DiskFullError, MidlayerError, OptionError, error_summary
+from midlayer_encoders.comparing.correlation import correlate
+from midlayer_encoders.errors import DiskFullError, MidlayerError, OptionError, counted, error_summary
 from midlayer_encoders.files import check_links, folder_lock, read_artifact, write_file
-from midlayer_encoders.frame.schema import read_parquet
-from midlayer_encoders.paper import depth_figures as depth
+from midlayer_encoders.frame.curves import curves
+from midlayer_encoders.frame.schema import read_parquet, tidy_frame, tidy_rows
 from midlayer_encoders.paper import token_experiments as tokens
 from midlayer_encoders.paper.setting import MissingInputError, Setting
 from midlayer_encoders.report import paper_page as page
 from midlayer_encoders.report import plot_metrics, plot_steps_curves, write_figure
+from midlayer_encoders.report.labels import number
 from midlayer_encoders.report.layer_charts import plot_correlations
 from midlayer_encoders.report.pages import render, write_page
-from midlayer_encoders.report.results import versions, write_frame
+from midlayer_encoders.report.results import kept_frame, versions, write_frame
+from midlayer_encoders.selection import CannotChooseError, choose
 from midlayer_encoders.validation import check_choice
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+
+Rows: TypeAlias = tuple[tuple[str, ...], ...]
+"""Rows of a table, the headings first."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +52,139 @@ class PaperExperiment:
     claim: str
     run: Callable[[Setting], pl.DataFrame]
     draw: Callable[[pl.DataFrame], Figure]
-    table: Callable[[pl.DataFrame], depth.Rows] | None = None
+    table: Callable[[pl.DataFrame], Rows] | None = None
 
+
+# --- Figure 1: scores by depth --------------------------------------------------------------------------------------
+
+
+def scores_by_depth(setting: Setting) -> pl.DataFrame:
+    """Return scores on the tasks by depth."""
+    return pl.concat(frame.filter(kind="score") for frame in setting.sweeps())
+
+
+# --- Figures 2, 10, 12: metrics by depth ----------------------------------------------------------------------------
+
+
+def metrics_by_depth(setting: Setting) -> pl.DataFrame:
+    """Return the metrics of the models."""
+    return pl.concat(setting.metrics(model) for model in setting.required_models())
+
+
+# --- Figures 3, 8, 9: correlations ----------------------------------------------------------------------------------
+
+
+_RESAMPLES = 100  # for the intervals of each task and metric; more would take longer than everything else combined
+
+
+def correlations(setting: Setting) -> pl.DataFrame:
+    """Return the correlations of metrics with scores; they are saved because three figures use them."""
+    return pl.concat(
+        kept_frame(
+            setting.out / "correlations" / f"sweep{index}-{setting.digest}.parquet",
+            partial(correlate, frame, resamples=_RESAMPLES, seed=setting.seed),
+        )
+        for index, frame in enumerate(setting.sweeps())
+    )
+
+
+def correlation_table(frame: pl.DataFrame, statistics: Sequence[str]) -> Rows:
+    """Return a row for each model and metric: the correlations and their intervals."""
+    average = frame.filter(pl.col("task") == "average", pl.col("statistic") != "signed_dcor")
+    rows: list[tuple[str, ...]] = [("model", "metric", *statistics)]
+    for (model, metric), part in average.group_by("model", "metric", maintain_order=True):
+        cells = {name: _interval(*ends) for name, *ends in part.select("statistic", "value", "low", "high").iter_rows()}
+        rows.append((str(model), str(metric), *(cells.get(name, "–") for name in statistics)))
+    return tuple(rows)
+
+
+def _interval(value: float | None, low: float | None, high: float | None) -> str:
+    if value is None:
+        return "–"
+    return number(value, 2) + (f" ({number(low, 2)} to {number(high, 2)})" if low is not None else "")
+
+
+# --- Figures 4 and 11: training -------------------------------------------------------------------------------------
+
+
+def training(setting: Setting, names: Sequence[str]) -> pl.DataFrame:
+    """Return metrics at every checkpoint of the first model."""
+    from midlayer_encoders.comparing import progression
+
+    if not setting.revisions:
+        raise MissingInputError("It needs checkpoints of the first model: pass --revisions step1,step512,…")
+    options = {**setting.options.changed(), "max_length": setting.max_length, "revision": None}
+    texts = setting.required_texts(4)
+    model = setting.required_models()[0]
+    result = progression(
+        model, setting.revisions, texts=texts, metrics=list(names), views=4, seed=setting.seed, **options
+    )
+    return result.frame
+
+
+# --- Figure 13: fine-tuning -----------------------------------------------------------------------------------------
+
+
+def tuned_beside_base(setting: Setting) -> pl.DataFrame:
+    """Return the metrics of the base model and of the tuned models on the same texts."""
+    from midlayer_encoders.comparing import IntervalSettings, compare
+
+    base, *tuned = (setting.load(model) for model in setting.required_models(2))
+    intervals = IntervalSettings(resamples=20)
+    texts = setting.required_texts(4)
+    return compare(base, *tuned, texts=texts, views=4, seed=setting.seed, intervals=intervals).frame
+
+
+# --- Table 2: selection ---------------------------------------------------------------------------------------------
+
+_RULES = ("last", "fixed-depth", "min-dime", "min-infonce", "min-dataset-entropy", "min-prompt-entropy")
+
+
+def chosen_layers(setting: Setting) -> pl.DataFrame:
+    """Return the chosen layer and its score for each model, task and rule."""
+    parts = [part for frame in setting.sweeps() for part in frame.partition_by("model", maintain_order=True)]
+    return pl.concat(_chosen_by_rules(part) for part in parts)
+
+
+def _chosen_by_rules(frame: pl.DataFrame) -> pl.DataFrame:
+    """Return the chosen layer and its score for each task and rule, from metrics of the task's own texts if available.
+
+    ``best`` is the one layer with the highest mean score. A layer that was not scored counts as the nearest that was.
+    Tasks on which some rule lacks its metric are left out, so that the rules' means are over the same tasks.
+    """
+    scores, measured = (frame.filter(pl.col("kind") == kind) for kind in ("score", "metric"))
+    mean_scores = curves(frame).score
+    best = max(mean_scores, key=lambda layer: mean_scores[layer])
+    rows: list[dict[str, Any]] = []
+    for (task,), part in scores.group_by("dataset", maintain_order=True):
+        task_metrics = measured.filter(pl.col("dataset") == task)
+        task_curves = curves(pl.concat([part, measured if task_metrics.is_empty() else task_metrics]))
+        for rule in ("best", *_RULES):
+            try:
+                layer = best if rule == "best" else choose(task_curves, rule)[0]
+            except CannotChooseError:
+                continue
+            nearest = min(task_curves.score, key=lambda scored: (abs(scored - layer), scored))
+            values = {nearest: task_curves.score[nearest]}
+            rows += tidy_rows(values, task_curves, kind="score", dataset=str(task), name=rule)
+    chosen = tidy_frame(rows)
+    common = chosen.filter(pl.len().over("dataset") == chosen["name"].n_unique())
+    return chosen if common.is_empty() else common
+
+
+def chosen_table(frame: pl.DataFrame) -> Rows:
+    """Return the mean score of each rule, a column for each model."""
+    models = frame["model"].unique(maintain_order=True).to_list()
+    means = frame.group_by("model", "name").agg(pl.col("value").mean(), pl.len())
+    cells = {
+        (model, rule): f"{100 * value:.1f} ({counted(count, 'task')})"
+        for model, rule, value, count in means.iter_rows()
+    }
+    rows = [(rule, *(cells.get((model, rule), "–") for model in models)) for rule in ("best", *_RULES)]
+    return (("rule", *models), *rows)
+
+
+# --- all experiments --------------------------------------------------------------------------------------------------
 
 _VALLEY = "autoregressive models compress prompts at mid-depth, BERT hardly, Mamba evenly."
 _GO_WITH = "metrics go with scores over layers: distance correlation, Spearman and Kendall are high."
@@ -57,25 +195,25 @@ _ALL_METRICS = ("prompt_entropy", "dataset_entropy", "curvature", "infonce", "li
 
 def _depth_experiment(title: str, claim: str, draw: Callable[[pl.DataFrame], Figure]) -> PaperExperiment:
     """Return an experiment on metrics by depth."""
-    return PaperExperiment(title, claim, depth.metrics_by_depth, draw)
+    return PaperExperiment(title, claim, metrics_by_depth, draw)
 
 
 def _correlation_experiment(title: str, *statistics: str) -> PaperExperiment:
     """Return an experiment on correlations of metrics with scores."""
     draw = partial(plot_correlations, statistics=statistics)
-    table = partial(depth.correlation_table, statistics=statistics)
-    return PaperExperiment(title, _GO_WITH, depth.correlations, draw, table)
+    table = partial(correlation_table, statistics=statistics)
+    return PaperExperiment(title, _GO_WITH, correlations, draw, table)
 
 
 def _training_experiment(title: str, *names: str) -> PaperExperiment:
     """Return an experiment on metrics by training step."""
-    return PaperExperiment(title, _LEARN, partial(depth.training, names=names), plot_steps_curves)
+    return PaperExperiment(title, _LEARN, partial(training, names=names), plot_steps_curves)
 
 
 EXPERIMENTS: dict[str, PaperExperiment] = {
     "fig1": PaperExperiment(
         "Scores by depth", "an intermediate layer beats the last by 2 to 16 points, at mid-depth.",
-        depth.scores_by_depth, page.plot_score_curves,
+        scores_by_depth, page.plot_score_curves,
     ),
     "fig2": _depth_experiment("Entropy by depth", _VALLEY, page.plot_entropies),
     "fig3": _correlation_experiment("Metrics against scores", "dcor"),
@@ -100,7 +238,7 @@ EXPERIMENTS: dict[str, PaperExperiment] = {
     "fig12": _depth_experiment("Entropy by depth and size", "larger models have a deeper valley.", page.plot_entropies),
     "fig13": PaperExperiment(
         "Fine-tuning", "tuning for embeddings raises invariance; unsupervised raises, supervised lowers entropy.",
-        depth.tuned_beside_base, plot_metrics,
+        tuned_beside_base, plot_metrics,
     ),
     "fig15": PaperExperiment(
         "Inside the blocks", "the residual stream has the valley, what stands before each sum has not.",
@@ -108,7 +246,7 @@ EXPERIMENTS: dict[str, PaperExperiment] = {
     ),
     "table2": PaperExperiment(
         "A layer without labels", "metrics choose a layer that beats the last.",
-        depth.chosen_layers, page.plot_rules, depth.chosen_table,
+        chosen_layers, page.plot_rules, chosen_table,
     ),
 }  # fmt: skip
 """By the name that ``midlayer reproduce`` takes."""
