@@ -14,7 +14,7 @@ from sklearn.neighbors import KNeighborsClassifier
 
 from midlayer_encoders.scoring.recording import _KMeansRecorder, _with_globals, scores_together
 from midlayer_encoders.tasks import builtin_tasks
-from midlayer_encoders.tasks.mteb_internals import with_listed_labels
+from midlayer_encoders.tasks.mteb_internals import with_lists
 from tests.others_warnings import MTEB
 from tests.scoring.made import classification, pairs, retrieval, sts
 
@@ -26,7 +26,7 @@ def test_built_in_and_plain_mteb_tasks_are_scored_together() -> None:
     assert [scores_together(task) for task in builtin_tasks()] == [None] * 5
     for name in ("STSBenchmark", "Banking77Classification", "TwitterURLCorpus", "AskUbuntuDupQuestions", "SciFact",
                  "ArXivHierarchicalClusteringS2S", "CIFAR10", "SpeechCommands"):  # fmt: skip
-        assert scores_together(with_listed_labels(mteb.get_task(name))) is None, name
+        assert scores_together(with_lists(mteb.get_task(name))) is None, name
 
 
 @pytest.mark.parametrize(
@@ -59,9 +59,9 @@ def test_task_with_custom_evaluation_is_left_to_mteb() -> None:
         assert scores_together(task) == f"it overrides `{method}`"
     task = classification()  # as created by a sweep and scored by mteb
     task.__class__ = type("Own", (type(task),), {"_calculate_scores": own})
-    assert scores_together(with_listed_labels(task)) == "it overrides `_calculate_scores`"
+    assert scores_together(with_lists(task)) == "it overrides `_calculate_scores`"
     with pytest.raises(AssertionError):
-        with_listed_labels(task)._calculate_scores(["several"], ["labels"], ["of"], "each")
+        with_lists(task)._calculate_scores(["several"], ["labels"], ["of"], "each")
     task = retrieval()
     task.skip_first_result = True
     assert scores_together(task) == "it ranks the results of another search"

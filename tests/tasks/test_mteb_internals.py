@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import datasets
 import mteb
 import pytest
+from mteb import _create_dataloaders
+from mteb._create_dataloaders import create_dataloader
 from mteb.abstasks import AbsTaskClassification
 from mteb.models import SentenceTransformerEncoderWrapper
 from mteb.types import PromptType
@@ -79,7 +82,7 @@ def test_listed_labels_do_not_change_mteb_scores(tmp_path) -> None:
     def evaluate(task: Any) -> Any:
         return mteb.evaluate(TfidfEncoder(task_texts(task)), task, cache=None, show_progress_bar=False)[0].scores
 
-    listed = mteb_internals.with_listed_labels(make_plain_task())
+    listed = mteb_internals.with_lists(make_plain_task())
     assert type(listed).__name__ == "Plain"
     assert evaluate(listed) == evaluate(local) == evaluate(make_plain_task())
 
@@ -101,3 +104,22 @@ def test_mteb_reads_labels_through_the_listed_methods(tmp_path, monkeypatch: pyt
     tfidf_scores(task)
     assert sorted(set(calls)) == ["_calculate_scores ndarray", "_undersample_data _Listed"]
     assert len(calls) == 2 * task.n_experiments
+
+
+def test_texts_are_decoded_at_once_and_batches_do_not_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = datasets.Dataset.from_dict({"sentence1": [f"text {number}" for number in range(70)]})
+    task = mteb.get_task("STS12")
+
+    def batches() -> list[Any]:
+        return list(create_dataloader(rows, task_metadata=task.metadata, input_column="sentence1"))
+
+    monkeypatch.setattr(_create_dataloaders, "_create_dataloader_from_texts", mteb_internals._lazy_dataloader)
+    expected = batches()
+    reads: list[Any] = []
+    read = datasets.arrow_dataset.Column.__getitem__
+    monkeypatch.setattr(
+        datasets.arrow_dataset.Column, "__getitem__", lambda column, key: (reads.append(key), read(column, key))[1]
+    )
+    mteb_internals.with_lists(task)
+    assert batches() == expected
+    assert reads == [slice(None)]
