@@ -154,9 +154,7 @@ def add_template(tokenizer: Any, parts: TemplateParts, *, model: str) -> tuple[A
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
-        raise OptionError(
-            f"`template` must be None for {model}: only fast tokenizers of the `tokenizers` library can hold one."
-        )
+        raise OptionError(f"`template` must be None for {model}: only fast tokenizers can hold one.")
     from tokenizers import Regex, normalizers, processors
     from transformers import PreTrainedTokenizerFast
 
@@ -272,9 +270,7 @@ def _verify_layout(plain: Any, with_template: Any, layout: TokenLayout, prefix: 
     length = (len(whole) - layout.added) // layout.copies
     last_copy = whole[len(whole) - layout.back - length : len(whole) - layout.back]
     if len(whole) != layout.added + layout.copies * length or last_copy != text_ids:
-        raise OptionError(
-            f"`template` must be None for {model}, whose tokenizer changes texts inside it. Add it to texts yourself."
-        )
+        raise OptionError(f"`template` must be None for {model}, whose tokenizer changes texts in it. Add it yourself.")
 
 
 # --- pooled tokens ----------------------------------------------------------------------------------------------------
@@ -445,21 +441,16 @@ def check_join(
     """Raise an :class:`OptionError` unless the options of two readings match the template."""
     if not is_marked(template):
         if join is not None:
-            raise OptionError(
-                f"`join` must be left out unless the template marks a first reading with {_MARK}, but got {join!r}."
-            )
+            raise OptionError(f"`join` must be left out unless the template has a {_MARK}, but got {join!r}.")
         return
-    if pooling not in (None, "mean"):
-        raise OptionError(f"`pooling` must be 'mean' for a template with {_MARK}, but got {pooling!r}.")
-    if skip_first:
-        raise OptionError(
-            f"`skip_first` must be 0 for a template with {_MARK}, which never pools the first tokens, but got "
-            f"{skip_first}."
-        )
-    if skip_special:
-        raise OptionError(
-            f"`skip_special` must be False for a template with {_MARK}, which never pools special tokens."
-        )
+    settings = {"pooling": pooling or "mean", "skip_first": skip_first, "skip_special": skip_special}
+    required = {"pooling": "mean", "skip_first": 0, "skip_special": False}
+    for name, value in settings.items():
+        if value != required[name]:
+            raise OptionError(
+                f"`{name}` must be {required[name]!r} for a template with {_MARK}, whose readings have their own "
+                f"tokens, but got {value!r}."
+            )
 
 
 PLAIN = "plain"

@@ -11,8 +11,7 @@ from midlayer_encoders.errors import OptionError
 from midlayer_encoders.models import transformers_internals as internals
 from midlayer_encoders.models.anatomy import Anatomy
 from midlayer_encoders.models.cut import Cut
-from midlayer_encoders.models.padding import mark_wants_padding
-from midlayer_encoders.reading.capture import first_tensor, input_states, seen_by_hooks
+from midlayer_encoders.reading.capture import first_tensor, input_states
 
 
 def turn_mask_off(module: nn.Module, cut: Cut, name: str) -> None:
@@ -30,8 +29,8 @@ def turn_mask_off(module: nn.Module, cut: Cut, name: str) -> None:
     try:
         with torch.no_grad():
             module({"input_ids": ids, "attention_mask": torch.ones_like(ids)})
-    except AttributeError:  # MPT requires a mask then, which only padded batches have
-        mark_wants_padding(model)
+    except AttributeError as reason:  # MPT requires a mask then, which only padded batches have
+        raise OptionError(f"`bidirectional` must be False for {name}: it does not run without its mask.") from reason
     if cut.layer > 0 and (causal := _causal_blocks(module, cut)):
         which = f"those of blocks {', '.join(map(str, causal))}" if len(causal) < cut.layer else "its tokens"
         raise OptionError(
@@ -75,8 +74,6 @@ def _causal_blocks(module: nn.Module, cut: Cut) -> list[int]:
 
     with contextlib.ExitStack() as stack:
         for block in itertools.islice(model.get_submodule(cut.anatomy.blocks), cut.layer):
-            if cut.anatomy.past_hooks:
-                stack.enter_context(seen_by_hooks(block))
             stack.callback(block.register_forward_pre_hook(before, with_kwargs=True).remove)
             stack.callback(block.register_forward_hook(after).remove)
         with torch.enable_grad():

@@ -30,7 +30,6 @@ from midlayer_encoders.models.cut import MOST_PLANS, Cut, JointCut
 from midlayer_encoders.models.gguf_cache import TOKENIZER, converted_folder
 from midlayer_encoders.models.hub import BUILT_IN_MINILM, model_location, module_folder, output_embeddings
 from midlayer_encoders.models.load import NoPlanError, load_cut
-from midlayer_encoders.models.padding import wants_padding
 from midlayer_encoders.reading.joined_readings import JoinedReadings
 from midlayer_encoders.validation import check_choice
 
@@ -150,9 +149,7 @@ class BuiltEncoder(PlainOnDisk):
         if not isinstance(module, nn.Module):
             raise OptionError(f"`module` must be a torch.nn.Module, but got {short_repr(module)}.")
         if not callable(processor):
-            raise OptionError(
-                f"`processor` must be a transformers processor or a function, but got {short_repr(processor)}."
-            )
+            raise OptionError(f"`processor` must be a processor or a function, but got {short_repr(processor)}.")
         if medium != "text" and isinstance(processor, PreTrainedTokenizerBase):
             raise OptionError(f"`medium` must be 'text' for a tokenizer, but got {medium!r}.")
         anatomy = find_anatomy(module, blocks=blocks, final=None if final is None else tuple(final))
@@ -236,7 +233,7 @@ class BuiltEncoder(PlainOnDisk):
             if getattr(first, "bypass", False):
                 raise OptionError(f"`bidirectional` must be False for {name}: its blocks pass on several streams.")
             turn_mask_off(self[0], cut, self.name)
-            if not isinstance(self[0], MemoryModule) and not wants_padding(self.transformer):
+            if not isinstance(self[0], MemoryModule):
                 verification.check_padding(self[0], *probe_features(self[0]))
         self.eval()
         if self.readings is not None:
@@ -245,9 +242,7 @@ class BuiltEncoder(PlainOnDisk):
             dimension = self.get_embedding_dimension()
             size = options.truncate_dim
             if size is not None and dimension is not None and size > dimension:
-                raise OptionError(
-                    f"`truncate_dim` must be at most {dimension}, the dimensions of {self.name}, but got {size}."
-                )
+                raise OptionError(f"`truncate_dim` must be at most {dimension} for {self.name}, but got {size}.")
             for module in prompting.modules_after_pooling(self, options):
                 self.append(module.to(device=self.device, dtype=self.dtype))
 
@@ -425,7 +420,6 @@ def _load_plan(
         model_kwargs=_model_kwargs(options, saved),
         config_kwargs={**saved.keywords("config_kwargs"), **(options.config_kwargs or {})},
         plan=plan,
-        spare=True,
         **source,
     )
     tokenizer = folder if gguf_file is None else str(Path(folder, TOKENIZER))

@@ -26,7 +26,7 @@ from midlayer_encoders.encoder.saving import SavableEncoder
 from midlayer_encoders.encoder.sentence_transformers_internals import encoding_order, prompt_length
 from midlayer_encoders.errors import NotFiniteError, OptionError, short_repr
 from midlayer_encoders.media import InputError, medium_of
-from midlayer_encoders.models.padding import suffers_from_padding, wants_padding
+from midlayer_encoders.models.padding import suffers_from_padding
 from midlayer_encoders.reading import batches as plans
 from midlayer_encoders.reading.ahead import ahead
 from midlayer_encoders.reading.batches import TokenBudget, is_combined
@@ -252,7 +252,7 @@ class EmbeddingEncoder(SavableEncoder):
             self._warn_unknown(inputs, features)
         if self.readings is not None and not self._empty_warned:
             self._warn_empty(features)
-        return prepare.with_padded_column(features) if wants_padding(self.transformer) else features
+        return features
 
     def _check_ids(self, ids: Tensor | None) -> None:
         """Raise if a token has no embedding because only the tokenizer was extended."""

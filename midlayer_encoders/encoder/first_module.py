@@ -26,7 +26,7 @@ from midlayer_encoders.models.anatomy import Anatomy, find_anatomy
 from midlayer_encoders.models.cut import Cut, JointCut
 from midlayer_encoders.models.hub import access_options
 from midlayer_encoders.models.padding import suffers_from_padding
-from midlayer_encoders.reading.capture import accepted_arguments, blocks_bypassed, capture, layers_watched
+from midlayer_encoders.reading.capture import accepted_arguments, blocks_bypassed, captured, layers_watched
 from midlayer_encoders.validation import check_count
 
 # The medium of a model by the first argument of its forward pass; its processor may support others, too.
@@ -266,13 +266,8 @@ class MemoryModule(InputModule):
 
     def forward(self, features: dict[str, Any], **_: Any) -> dict[str, Any]:
         """Return the features with the layer's states as ``token_embeddings``."""
-        states: list[Tensor] = []
-
-        def receive(_: int, __: str, layer_states: Tensor) -> None:
-            states.append(layer_states)
-
         inputs = self.arguments(features)
-        capture(self.model, inputs, receive, anatomy=self.anatomy, layers=[self.layer], norm=self.norm)
+        states = captured(self.model, inputs, anatomy=self.anatomy, layers=[self.layer], norm=self.norm)
         if not states:
             raise CutError(
                 f"{type(self.model).__name__} runs fewer than {self.layer} of its blocks ({self.blocks!r}) on "

@@ -150,15 +150,6 @@ def _without_mask(features: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in features.items() if key != "attention_mask"}
 
 
-def with_padded_column(features: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the features of texts with one more, masked, column."""
-    size = features["input_ids"].shape
-    return {
-        key: torch.nn.functional.pad(value, (0, 1)) if isinstance(value, Tensor) and value.shape == size else value
-        for key, value in features.items()
-    }
-
-
 def to_device(features: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
     """Return features with their tensors on a device."""
     return {key: value.to(device) if isinstance(value, Tensor) else value for key, value in features.items()}
@@ -222,9 +213,7 @@ def probe_features(first: Any) -> tuple[dict[str, Any], dict[str, Any] | None]:
     model = first.model
     media = supported_media(first.modalities)
     if not media:
-        raise CutError(
-            f"{type(model).__name__} takes neither text nor images nor audio by itself: it cannot be an encoder."
-        )
+        raise CutError(f"{type(model).__name__} takes no text, image or audio by itself: it cannot be an encoder.")
     tokenizer = getattr(first, "tokenizer", None)
 
     def features(inputs: list[Any]) -> dict[str, Any]:

@@ -81,9 +81,7 @@ def _tokenizer_parts(options: EncoderOptions) -> recipes.TemplateParts:
     if len({parts.before for parts in templates.values()}) == 1:
         return templates["text"]
     if options.template_tokens is False:
-        raise OptionError(
-            "`template_tokens` must not be False if queries and documents have different prefixes of unknown length."
-        )
+        raise OptionError("`template_tokens` must not be False if queries and documents have different prefixes.")
     return replace(templates["text"], before="")
 
 

@@ -1,23 +1,28 @@
-"""Save an encoder as a folder that any ``SentenceTransformer`` loads, and verify it."""
+"""Save an encoder, or its stock form, as a folder that any ``SentenceTransformer`` loads, and verify it."""
 
+import copy
 import logging
 from pathlib import Path
 from typing import Any
 
+import torch
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Dense
+from sentence_transformers.sentence_transformer.modules import Pooling as PoolingModule
+from torch import nn
 
 from midlayer_encoders.encoder.build import BuiltEncoder
-from midlayer_encoders.encoder.first_module import MemoryModule, UncutTransformer
+from midlayer_encoders.encoder.first_module import MemoryModule, UncutTransformer, states_width
 from midlayer_encoders.encoder.inputs import probe_inputs
-from midlayer_encoders.encoder.stock_folder import STOCK_TEMPLATE, stock_form, stock_problem
 from midlayer_encoders.encoder.verification import close
-from midlayer_encoders.errors import CutError
+from midlayer_encoders.errors import CutError, OptionError
 from midlayer_encoders.files import read_json, write_folder, write_json
 from midlayer_encoders.models import transformers_internals as internals
 from midlayer_encoders.models.load import has_automatic_class
-from midlayer_encoders.models.padding import suffers_from_padding, wants_padding
+from midlayer_encoders.models.padding import suffers_from_padding
 from midlayer_encoders.models.quantized import keep_weights_unchanged
 from midlayer_encoders.reading import joined_readings
+from midlayer_encoders.recipes import RECIPES, add_template, split_template
 from midlayer_encoders.validation import check_flag, check_path
 
 LOADER_FILES = ("model.safetensors.index.json", "model.safetensors", "modules.json", "config.json")
@@ -32,6 +37,22 @@ CODE_NOTE = (
 )
 _STOCK_HINT = " A folder without code, at the cost of points: save_pretrained(path, stock=True)."
 STOCK_NOTE = "The folder contains no code, and another encoder than this one: docs/recipes.md says what it costs."
+
+STOCK_TEMPLATE = 'Rewrite the sentence "{text}". The rewritten sentence: "{text}" means in one word:"'
+"""The echo comes first here: ``Pooling`` reads the last token of a sequence, and no token in the middle."""
+
+_SAMPLE = (
+    "Yes.",
+    "The train was late again.",
+    "Where can I change my password?",
+    "She has lived in Lisbon for eleven years.",
+    "Preheat the oven to 200 degrees and grease a tin.",
+    "My card was declined although there is money in the account.",
+    "The function returns None if the key is missing, and raises an error otherwise.",
+    "A man with a red hat is playing the guitar in front of a crowded railway station.",
+    "Shares fell by three percent on Tuesday after the company lowered its forecast for the second half of the year.",
+    "I expected a quiet evening, but the neighbors had invited half of the town, and nobody slept before four.",
+)
 
 logger = logging.getLogger(__name__)
 
@@ -134,8 +155,6 @@ class SavableEncoder(BuiltEncoder):
             "`skip_special` and template_tokens=False.": not self.counting.all,
             f"The states of {name} fill a fixed window, and the pooling of a plain folder cannot leave out those "
             "after the end of the waveform. Use this encoder directly, or pooling='cls'.": fixed_window,
-            f"{name} runs without its causal mask only where a batch is padded, which a plain folder does not ensure. "
-            "Use this encoder directly, or omit `bidirectional`.": wants_padding(model),
             f"Padding changes the states of a text in {name}, and a plain folder pads batches. Use this encoder "
             "directly, which runs texts of equal length together.": sensitive_to_padding,
             f"{name} is part of an encoder-decoder, which a plain folder loads whole. Use this encoder directly.": (
@@ -164,3 +183,60 @@ def _name_code(folder: Path) -> None:
         if entry["type"].endswith(f".{joined_readings.JoinedReadings.__name__}"):
             entry["type"] = f"{source.stem}.{joined_readings.JoinedReadings.__name__}"
     write_json(folder / "modules.json", modules)
+
+
+# --- the form of word-echo that the modules of sentence-transformers can express -------------------------------------
+
+
+def stock_problem(encoder: BuiltEncoder) -> str | None:
+    """Return why an encoder has no stock form, ``None`` if it has one."""
+    if encoder.options.template != RECIPES["word-echo"].template or encoder.options.join != "sum":
+        return "`stock` must be False except for an encoder with recipe='word-echo'."
+    if not set(encoder.after_pooling) <= {"Normalize"}:
+        names = ", ".join(encoder.after_pooling)
+        return f"`stock` must be False for an encoder with {names} after its pooling, fitted to other vectors."
+    return None
+
+
+def stock_form(encoder: BuiltEncoder) -> SentenceTransformer:
+    """Return the nearest encoder of stock modules: they cannot read a token and the second copy of a text only.
+
+    The text is repeated first and the word is asked for last. ``Pooling`` concatenates the mean of all tokens, weighted
+    by their position, and the last token; a ``Dense`` of two scaled identity matrices adds them. The scales are the
+    inverse mean lengths of both on sample sentences.
+
+    Args:
+        encoder: an encoder with the recipe ``word-echo``.
+
+    Raises:
+        OptionError: if the encoder has another recipe, or maps its vectors.
+    """
+    if problem := stock_problem(encoder):
+        raise OptionError(problem)
+    template = split_template(STOCK_TEMPLATE)["text"]
+    first: Any = copy.copy(encoder[0])
+    first._modules = dict(first._modules)
+    tokenizer, _ = add_template(first.tokenizer_without_template, template, model=encoder.name)
+    if first.processor is first.tokenizer:
+        first.processor = tokenizer
+    else:
+        first.processor = copy.copy(first.processor)
+        first.processor.tokenizer = tokenizer
+    width = states_width(first, encoder.anatomy, encoder.norm)
+    pooling = PoolingModule(width, pooling_mode=("weightedmean", "lasttoken"))
+    parts = SentenceTransformer(modules=[first, pooling], device=str(encoder.device))
+    vectors = parts.encode(list(_SAMPLE), convert_to_tensor=True, show_progress_bar=False).float()
+    scales = [1 / part.norm(dim=1).mean() for part in torch.split(vectors, width, dim=1)]
+    weight = torch.cat([scale * torch.eye(width, device=vectors.device) for scale in scales], dim=1)
+    added: Any = Dense(2 * width, width, bias=False, activation_function=nn.Identity(), init_weight=weight)
+    later = [module for module in list(encoder)[1:] if not isinstance(module, joined_readings.JoinedReadings)]
+    form = SentenceTransformer(
+        modules=[first, pooling, added.to(encoder.device, encoder.dtype), *later],
+        device=str(encoder.device),
+        prompts={name: prompt for name, prompt in encoder.prompts.items() if prompt is not None},
+        default_prompt_name=encoder.default_prompt_name,
+        similarity_fn_name=encoder.similarity_fn_name,
+        truncate_dim=encoder.truncate_dim,
+    )
+    form.eval()
+    return form

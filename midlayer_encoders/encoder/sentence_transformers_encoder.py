@@ -452,9 +452,7 @@ def select_layer(
     if isinstance(model, str | os.PathLike):
         source, _ = load_shared(os.fspath(model), options, devices, num_nodes)
     elif not isinstance(model, LayerEncoder | pl.DataFrame):
-        raise OptionError(
-            f"`model` must be a folder, a hub name, a LayerEncoder or a frame of results, but got {short_repr(model)}."
-        )
+        raise OptionError(f"`model` must be a folder, hub name, LayerEncoder or frame, but got {short_repr(model)}.")
     elif options:
         raise OptionError(f"`{next(iter(options))}` must be left out with an encoder or a frame.")
     selection = select(

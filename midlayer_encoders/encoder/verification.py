@@ -18,7 +18,7 @@ from midlayer_encoders.models import transformers_internals as internals
 from midlayer_encoders.models.anatomy import Anatomy, find_anatomy
 from midlayer_encoders.models.cut import Cut, at_depth, change_depth, cut_model
 from midlayer_encoders.models.padding import mark_padding, suffers_from_padding
-from midlayer_encoders.reading.capture import final_norm, first_tensor, input_states, seen_by_hooks
+from midlayer_encoders.reading.capture import final_norm, first_tensor, input_states
 from midlayer_encoders.reading.joined_readings import JoinedReadings
 
 Features: TypeAlias = Mapping[str, Any]
@@ -406,8 +406,6 @@ def _record_pass(
 
     with contextlib.ExitStack() as stack:
         for block in dict.fromkeys(model.get_submodule(anatomy.blocks)):
-            if anatomy.past_hooks:
-                stack.enter_context(seen_by_hooks(block))
             stack.callback(block.register_forward_pre_hook(before_block, with_kwargs=True).remove)
             stack.callback(block.register_forward_hook(after_block).remove)
         for path, part in model.named_modules():
@@ -422,9 +420,7 @@ def _record_pass(
             if record.model_output is None and (run is None or len(record.outputs) < anatomy.num_layers):
                 raise
     if not record.outputs:
-        raise CutError(
-            f"{type(model).__name__} does not call its blocks ({anatomy.blocks!r}), or bypasses their hooks."
-        )
+        raise CutError(f"{type(model).__name__} does not call its blocks ({anatomy.blocks!r}), or bypasses hooks.")
     record.inputs = list(map(anatomy.tokens, record.inputs))
     record.outputs = list(map(anatomy.tokens, record.outputs))
     return record

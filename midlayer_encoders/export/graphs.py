@@ -19,7 +19,7 @@ from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import CutError
 from midlayer_encoders.export import _comparison
 from midlayer_encoders.files import write_folder
-from midlayer_encoders.models.padding import suffers_from_padding, wants_padding
+from midlayer_encoders.models.padding import suffers_from_padding
 from midlayer_encoders.reading.locks import turn
 
 logger = logging.getLogger(__name__)
@@ -162,7 +162,7 @@ def _obstacle(encoder: LayerEncoder) -> str | None:
         return "torch's tracer ignores the hook that reads states before the final norm: pass norm='final'"
     if encoder.leaves_out_prompts and any(encoder.prompts.values()):
         return "a graph pools the tokens of a prompt: pass prompts={}, or pool them"
-    if suffers_from_padding(model) or wants_padding(model):
+    if suffers_from_padding(model):
         return f"the states of {type(model).__name__} depend on the padding, so its vectors would depend on the batch"
     return None
 

@@ -32,7 +32,6 @@ class Anatomy:
         num_blocks: number of distinct blocks. Fewer than ``num_layers`` where blocks are shared (ALBERT): layer ``k``
             is then the state after the ``k``-th pass through a block.
         axes: positions of batch, tokens and width among the axes of a block's states.
-        past_hooks: whether the model calls ``block.forward`` directly, which bypasses hooks.
     """
 
     blocks: str
@@ -41,7 +40,6 @@ class Anatomy:
     embeddings: str | None
     num_blocks: int
     axes: tuple[int, ...] = (0, 1, 2)
-    past_hooks: bool = False
 
     @property
     def shared(self) -> bool:
@@ -155,11 +153,8 @@ def find_anatomy(model: nn.Module, *, blocks: str | None = None, final: tuple[st
         final = _final_norm(model, path)
     modules = dict(model.named_modules())
     if unknown := [name for name in final if name not in modules]:
-        raise AnatomyError(
-            f"`final` must list paths of modules in {type(model).__name__}, but it has no {unknown[0]!r}."
-        )
-    axes = _AXES.get(model_type, (0, 1, 2))
-    return Anatomy(path, passes, final, _embeddings(model), num_blocks, axes, model_type in _PAST_HOOKS)
+        raise AnatomyError(f"`final` must name modules in {type(model).__name__}, but it has no {unknown[0]!r}.")
+    return Anatomy(path, passes, final, _embeddings(model), num_blocks, _AXES.get(model_type, (0, 1, 2)))
 
 
 # --- joint models such as CLIP: a text and an image tower whose heads project into one space --------------------------
@@ -199,8 +194,7 @@ def find_towers(model: nn.Module) -> dict[str, str]:
 _SHARED = "albert_layer_groups"  # ALBERT runs its groups several times
 _UNSUPPORTED = {"reformer": "each block returns two streams of states, which are joined after the last one only"}
 # The axes of batch, tokens and width among those of a block's states, where they are in another order.
-_AXES = {"squeezebert": (0, 2, 1), "xlnet": (1, 0, 2)}
-_PAST_HOOKS = {"squeezebert"}  # calls `block.forward(…)`
+_AXES = {"xlnet": (1, 0, 2)}
 
 
 def _block_list(model: nn.Module) -> str:

@@ -55,9 +55,11 @@ def load_cut(
     model_kwargs: Mapping[str, Any] | None = None,
     config_kwargs: Mapping[str, Any] | None = None,
     plan: int = 0,
-    spare: bool = False,
 ) -> tuple[nn.Module, Cut | JointCut]:
     """Return the model cut at ``layer``, in eval mode, and the cut.
+
+    The model has at least one block (all blocks, if its code is not that of transformers), and none was added or
+    silenced, so that its blocks can be observed; :func:`~midlayer_encoders.models.cut.cut_model` completes the cut.
 
     Args:
         model: folder or name on the hub.
@@ -75,9 +77,6 @@ def load_cut(
             becomes a ``quantization_config``.
         config_kwargs: of ``AutoConfig.from_pretrained``, which replace settings of the config.
         plan: which of the plans of :func:`~midlayer_encoders.models.cut.plan_cuts` to use.
-        spare: leave the model as loaded, with at least one block (all blocks, if its code is not that of transformers)
-            and none added or silenced, so that its blocks can be observed;
-            :func:`~midlayer_encoders.models.cut.cut_model` then completes the cut.
 
     Raises:
         NoPlanError: if there is no such plan.
@@ -93,7 +92,7 @@ def load_cut(
     options |= {"revision": revision, **access_options(local=local), "dtype": "auto", **(model_kwargs or {})}
     if (quantization := options.pop("quantization", None)) is not None:
         options |= quantized_options(quantization, options, config)
-    loader = _Loader(model, layer, norm, adapters, options, config_kwargs or {}, plan, spare, gguf_file)
+    loader = _Loader(model, layer, norm, adapters, options, config_kwargs or {}, plan, gguf_file)
     with internals.LOADING:
         complete = _complete_model(config, model, trust_remote_code)
         towers = anatomies.find_towers(complete)
@@ -155,7 +154,6 @@ class _Loader:
     options: Mapping[str, Any]
     config_kwargs: Mapping[str, Any]
     plan: int
-    spare: bool
     gguf_file: Path | None
 
     @property
@@ -168,7 +166,7 @@ class _Loader:
         anatomy = cut.anatomy
         options = dict(self.options)
         config = complete.config
-        keep = min(max(cut.keep, int(self.spare)), anatomy.num_layers)
+        keep = min(max(cut.keep, 1), anatomy.num_layers)
         remote = internals.is_remote(complete)  # its cut is compared with the whole model
         loaded_blocks = anatomy.num_layers if self.adapters or remote else keep
         for depth in {cut.keep, loaded_blocks} - {anatomy.num_layers}:  # an export writes a folder of the first depth
@@ -188,9 +186,9 @@ class _Loader:
         loaded = _read(type(complete), self.model, config, options, final=anatomy.final, prefix=prefix)
         if self.adapters:
             loaded = _merge_adapters(loaded, self.adapters)
-        if loaded_blocks > keep and not (remote and self.spare):
-            cut_model(loaded, replace(cut, anatomy=_current_anatomy(anatomy, loaded), keep=keep, silent=False))
-        return self._finished(loaded, cut), cut
+        if loaded_blocks > keep and not remote:
+            cut_model(loaded, replace(cut, keep=keep, silent=False))
+        return loaded.eval(), cut
 
     def load_part_of_complete(self, part_class: Any, path: str) -> tuple[nn.Module, Cut]:
         """Load the complete model and keep its language model, or a tower, cut at a layer."""
@@ -205,7 +203,7 @@ class _Loader:
         keep = min(max(cut.keep, 1), anatomy.num_layers)
         _check(loaded, cut_config(loaded.config, anatomy.num_layers, keep), [(anatomy, keep)], False)
         cut_model(loaded, replace(cut, keep=keep, silent=False))
-        return self._finished(loaded, cut), cut
+        return loaded.eval(), cut
 
     def load_joint(self, complete: Any, towers: Mapping[str, str]) -> tuple[nn.Module, JointCut]:
         """Load a joint model with both towers cut; the modules that pool and project their states stay."""
@@ -256,12 +254,6 @@ class _Loader:
         if self.plan >= len(cuts):
             raise NoPlanError
         return cuts[self.plan]
-
-    def _finished(self, loaded: nn.Module, cut: Cut) -> nn.Module:
-        """Complete the cut: drop, add or silence a block, unless the model is loaded with a spare one."""
-        if not self.spare:
-            cut_model(loaded, replace(cut, anatomy=_current_anatomy(cut.anatomy, loaded)))
-        return loaded.eval()
 
 
 def _tower_layers(layer: LayerArgument, towers: Mapping[str, str], model: str) -> dict[str, Layer]:
@@ -459,14 +451,6 @@ def _dropped(anatomy: Anatomy, keep: int) -> list[str]:
     return [] if anatomy.shared else [_block_pattern(anatomy, block) for block in range(keep, anatomy.num_blocks)]
 
 
-def _current_anatomy(anatomy: Anatomy, model: nn.Module) -> Anatomy:
-    """Return the anatomy of a model that was loaded with fewer blocks."""
-    if anatomy.shared:
-        return replace(anatomy, num_layers=model.config.num_hidden_layers, num_blocks=1)  # type: ignore[union-attr, arg-type]
-    size = len(model.get_submodule(anatomy.blocks))  # type: ignore[arg-type]
-    return replace(anatomy, num_layers=size, num_blocks=size)
-
-
 def _read(
     model_class: Any,
     model: str,
@@ -547,9 +531,7 @@ def _merge_adapters(model: nn.Module, adapters: Sequence[str]) -> nn.Module:
         if unexpected or report.missing_keys:
             problem = f"{len(unexpected)} of its weights have no place there" if unexpected else "it lacks weights"
             key = (unexpected or report.missing_keys)[0]
-            raise ModelNotFoundError(
-                f"The adapter {adapter!r} is not of {name}: {problem}, such as {key!r}. It was made for another model."
-            )
+            raise ModelNotFoundError(f"The adapter {adapter!r} is not of {name}: {problem}, such as {key!r}.")
         wrapped.merge_and_unload()
     return model
 

@@ -4,8 +4,7 @@ from typing import Any
 
 from torch import nn
 
-_SENSITIVE = "_suffers_from_padding"  # attributes of the model, so that copies of the model have them
-_NEEDED = "_wants_padding"
+_SENSITIVE = "_suffers_from_padding"  # an attribute of the model, so that copies of the model have it
 
 
 def suffers_from_padding(model: nn.Module) -> bool:
@@ -29,13 +28,3 @@ def suffers_from_padding(model: nn.Module) -> bool:
 def mark_padding(model: nn.Module) -> None:
     """Record that padding changes the states of a model."""
     setattr(model, _SENSITIVE, True)
-
-
-def wants_padding(model: nn.Module) -> bool:
-    """Return whether a model only runs on padded batches; each batch then gets one more, masked, column."""
-    return bool(getattr(model, _NEEDED, False))
-
-
-def mark_wants_padding(model: nn.Module) -> None:
-    """Record that a model only runs on padded batches."""
-    setattr(model, _NEEDED, True)

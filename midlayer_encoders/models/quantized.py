@@ -28,9 +28,7 @@ def quantized_options(quantization: Quantization, options: Mapping[str, Any], co
         import accelerate  # noqa: F401
         import bitsandbytes
     except ImportError as reason:
-        raise OptionError(
-            f"`quantization` needs the package {reason.name}, which is not installed: {_CURE}"
-        ) from reason
+        raise OptionError(f"`quantization` needs {reason.name}, which is not installed: {_CURE}") from reason
     from transformers import BitsAndBytesConfig
 
     device = str(options["device_map"]).partition(":")[0]

@@ -5,7 +5,7 @@ No token states are stored: the callback receives a layer when the next block do
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, TypeAlias
 from unittest import mock
 
@@ -52,6 +52,15 @@ def capture(
     """
     with layers_watched(model, receive, anatomy=anatomy, layers=layers, norm=norm, sites=sites, complete=False):
         model(**accepted_arguments(model, inputs))
+
+
+def captured(
+    model: nn.Module, inputs: Mapping[str, Any], *, anatomy: Anatomy, layers: Sequence[int], norm: Norm = "none"
+) -> list[Tensor]:
+    """Return the states of layers in ascending order; see :func:`capture`."""
+    states: list[Tensor] = []
+    capture(model, inputs, lambda _, __, found: states.append(found), anatomy=anatomy, layers=layers, norm=norm)
+    return states
 
 
 def accepted_arguments(model: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any]:
@@ -130,8 +139,6 @@ def layers_watched(
 
     with turn(model) as is_current, ExitStack() as hooks:
         for block in anatomy.distinct_blocks(model):
-            if anatomy.past_hooks:
-                hooks.enter_context(seen_by_hooks(block))
             watch(Site("", "input"), enter)
             watch(Site("", "output"), leave)
             available = block_sites(block, getattr(model, "config", None)) if inner_sites else {}
@@ -163,8 +170,6 @@ def blocks_bypassed(model: nn.Module, anatomy: Anatomy, layer: int) -> Iterator[
 
     with turn(model) as is_current, ExitStack() as hooks:
         for block in anatomy.distinct_blocks(model):
-            if anatomy.past_hooks:
-                hooks.enter_context(seen_by_hooks(block))
             hooks.callback(block.register_forward_hook(after, with_kwargs=True).remove)
         yield
 
@@ -236,20 +241,6 @@ def input_states(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
     if states is None:
         raise CutError("Blocks must receive their states as floating-point tensors. Pass another list as `blocks`.")
     return states
-
-
-@contextmanager
-def seen_by_hooks(block: nn.Module) -> Iterator[None]:
-    """Make hooks work in a model that calls the ``forward`` of its blocks directly."""
-    original = block.forward
-
-    def forward(*args: Any, _past_hooks: bool = True, **kwargs: Any) -> Any:
-        return block(*args, _past_hooks=False, **kwargs) if _past_hooks else original(*args, **kwargs)
-
-    forward._past_hooks = True  # type: ignore[attr-defined]
-    nested = hasattr(original, "_past_hooks")
-    with nullcontext() if nested else mock.patch.object(block, "forward", forward):
-        yield
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from midlayer_encoders.models.anatomy import Anatomy
-from midlayer_encoders.reading.capture import capture
+from midlayer_encoders.reading.capture import capture, captured
 
 _MAX_TRIAL_TOKENS = 64
 _ROUNDINGS = 32
@@ -92,12 +92,9 @@ def looks_ahead(model: nn.Module, anatomy: Anatomy, inputs: Mapping[str, Any]) -
     ids = inputs["input_ids"]
     other = ids.clone()
     other[:, -1] = torch.where(ids[:, -1] > 0, ids[:, -1] - 1, 1)
-    outputs: list[Tensor] = []
-
-    def receive(_: int, __: str, states: Tensor) -> None:
-        outputs.append(states.clone())
-
-    for text in (ids, other):
-        # One text at a time: equal shapes give bitwise equal states.
-        capture(model, {**inputs, "input_ids": text}, receive, anatomy=anatomy, layers=[anatomy.num_layers])
-    return not torch.equal(outputs[0][:, :-1], outputs[1][:, :-1])
+    # One text at a time: equal shapes give bitwise equal states.
+    (states,), (other_states,) = (
+        captured(model, {**inputs, "input_ids": text}, anatomy=anatomy, layers=[anatomy.num_layers])
+        for text in (ids, other)
+    )
+    return not torch.equal(states[:, :-1], other_states[:, :-1])

@@ -114,9 +114,7 @@ def vllm_reader(reader: LayerReader, source: LayerSource, *, bidirectional: bool
     if is_quantized(reader.model):
         raise OptionError(f"`quantization` must be None with engine='vllm', which reads the files. {_ELSEWHERE}")
     if source.media != ["text"] or causal_model_class(reader.model) is None:
-        raise OptionError(
-            f"`engine` must be 'transformers' for {source.name}: vLLM reads the layers of causal language models."
-        )
+        raise OptionError(f"`engine` must be 'transformers' for {source.name}: vLLM reads causal language models.")
     if reader.norm == "final":
         _norm_settings(reader)
     vllm_python()

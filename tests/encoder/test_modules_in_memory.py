@@ -375,7 +375,7 @@ def test_text_on_which_fewer_blocks_run_is_refused() -> None:
 
 
 def test_final_module_must_exist() -> None:
-    with pytest.raises(AnatomyError, match="`final` must list paths of modules in Model, but it has no 'norm'"):
+    with pytest.raises(AnatomyError, match="`final` must name modules in Model, but it has no 'norm'"):
         LayerEncoder.from_module(Model(), 2, processor=tokenizer(), medium="text", blocks="blocks", final=["norm"])
 
 

@@ -172,7 +172,7 @@ def test_numpy_numbers_and_torch_devices_are_accepted() -> None:
         ("ViT", {"prompts": {"q": "q: "}}, "`prompts` must be left out for .*, which takes no text"),
         ("Wav2Vec2", {"max_length": 8}, "which takes no text"),
         ("Llama", {"max_pixels": 9}, "`max_pixels` must be left out for .*, which takes no image, but got 9"),
-        ("Llama", {"truncate_dim": 33}, "`truncate_dim` must be at most 32, the dimensions of .*, but got 33"),
+        ("Llama", {"truncate_dim": 33}, "`truncate_dim` must be at most 32 for .*, but got 33"),
     ],
 )
 def test_option_without_effect_is_refused(

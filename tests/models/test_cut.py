@@ -10,9 +10,9 @@ from midlayer_encoders._types import NORMS, Norm
 from midlayer_encoders.errors import CutError
 from midlayer_encoders.models.anatomy import find_anatomy
 from midlayer_encoders.models.cut import Cut, cut_config, cut_model
-from midlayer_encoders.models.load import load_cut
 from tests.families import DEPTH, FAMILIES, tiny
 from tests.families import inputs as family_inputs
+from tests.models.cuts import load_and_cut
 
 
 def expected_states(
@@ -70,7 +70,7 @@ def read_output(model: torch.nn.Module, output: str | tuple[str, int], name: str
 def test_every_layer_of_every_family_is_exact_before_and_after_reloading(name: str, norm: Norm, tmp_path: Path) -> None:
     tiny(name).save_pretrained(tmp_path / "whole")  # type: ignore[operator]
     for layer, expected in enumerate(expected_states(name, norm)):
-        model, cut = load_cut(str(tmp_path / "whole"), layer, norm=norm)
+        model, cut = load_and_cut(str(tmp_path / "whole"), layer, norm=norm)
         assert cut.layer == layer
         torch.testing.assert_close(read_output(model, cut.output, name), expected, msg=lambda m: f"layer {layer}: {m}")
         # Only some layers are saved: the files differ at the first, the last and in between, and without the norm.
@@ -111,8 +111,8 @@ def test_block_that_depends_on_the_depth_is_refused(tmp_path: Path, monkeypatch:
     with pytest.raises(
         CutError, match=r"Block 1 of LlamaModel is set otherwise in a cut model: `residual_scale` is 0.5"
     ):
-        load_cut(str(tmp_path), 2)
-    load_cut(str(tmp_path), 4)
+        load_and_cut(str(tmp_path), 2)
+    load_and_cut(str(tmp_path), 4)
 
 
 def test_weights_after_the_layer_are_not_read(tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_weights_after_the_layer_are_not_read(tmp_path: Path) -> None:
     weights = load_file(tmp_path / "model.safetensors")
     poisoned = {key: value * float("nan") if ".2." in key or ".3." in key else value for key, value in weights.items()}
     save_file(poisoned, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    model, cut = load_cut(str(tmp_path), 2)
+    model, cut = load_and_cut(str(tmp_path), 2)
     assert read_output(model, cut.output, "Llama").isfinite().all()
     assert all(parameter.isfinite().all() for parameter in model.parameters())
 

@@ -14,8 +14,8 @@ from torch import nn
 
 from midlayer_encoders._types import Norm
 from midlayer_encoders.errors import ModelNotFoundError
-from midlayer_encoders.models.load import load_cut
 from tests.families import DEPTH, FAMILIES, JOINT, inputs, tiny, tiny_joint
+from tests.models.cuts import load_and_cut
 
 BLOCK = re.compile(r"(^|\.)(layers?|h|block|albert_layer_groups)\.\d+\.")  # in the files, which may use older names
 
@@ -50,7 +50,7 @@ def used_parameters(model: nn.Module, output: Callable[[], torch.Tensor]) -> set
 def missing_weights_in_error(folder: Path, layer: int) -> tuple[int, list[str]]:
     """Return the number of missing weights in the error and the names it lists."""
     with pytest.raises(ModelNotFoundError, match="must hold every weight of") as caught:
-        load_cut(str(folder), layer)
+        load_and_cut(str(folder), layer)
     pattern = r"but lack (\d+): (.*?)(?: and (\d+) more)?\. They may be"
     count, listed, more = re.search(pattern, str(caught.value)).groups()  # type: ignore[union-attr]
     names = listed.split(", ")
@@ -69,9 +69,9 @@ def test_blocks_up_to_the_layer_are_required_and_no_others(
     assert len(removed) == 9
     if block < num_blocks:
         with pytest.raises(ModelNotFoundError, match=rf"of LlamaModel, but lack 9: layers\.{block}\.input_layernorm"):
-            load_cut(str(tmp_path), 2, norm=norm)
+            load_and_cut(str(tmp_path), 2, norm=norm)
         return
-    loaded, _ = load_cut(str(tmp_path), 2, norm=norm)
+    loaded, _ = load_and_cut(str(tmp_path), 2, norm=norm)
     full_state = tiny("Llama").state_dict()
     assert {key: torch.equal(value, full_state[key]) for key, value in loaded.state_dict().items()} == dict.fromkeys(
         loaded.state_dict(), True
@@ -97,7 +97,7 @@ def test_weights_outside_the_blocks_are_required_if_the_states_depend_on_them(na
     if not set(removed) <= set(required):
         model.save_pretrained(tmp_path / "all")  # type: ignore[operator]
         remove_weights(tmp_path / "all", lambda key: key in removed and key not in required)
-        loaded, _ = load_cut(str(tmp_path / "all"), DEPTH)
+        loaded, _ = load_and_cut(str(tmp_path / "all"), DEPTH)
         with torch.no_grad():
             torch.testing.assert_close(
                 loaded(**inputs(name)).last_hidden_state, model(**inputs(name)).last_hidden_state
@@ -114,7 +114,7 @@ def test_joint_model_requires_its_heads(name: str, tmp_path: Path) -> None:
     model.save_pretrained(tmp_path)  # type: ignore[operator]
     removed = remove_weights(tmp_path, lambda key: key not in needed)
     assert set(removed) <= {"logit_scale", "logit_bias"}
-    load_cut(str(tmp_path), -1)
+    load_and_cut(str(tmp_path), -1)
     heads = [key for key in needed if ".encoder.layers." not in key and "embed" not in key]
     assert len(heads) >= 4
     remove_weights(tmp_path, lambda key: key in heads)
@@ -159,7 +159,7 @@ def test_files_of_a_model_with_a_head_are_read_exactly(name: str, class_name: st
                 parameter.add_(0.1 * torch.randn_like(parameter))
     full_model.save_pretrained(tmp_path)
     tensors = dict(full_model.state_dict())
-    loaded, _ = load_cut(str(tmp_path), 2)
+    loaded, _ = load_and_cut(str(tmp_path), 2)
     for key, value in loaded.state_dict().items():
         if "pooler" not in key:
             assert any(
@@ -174,7 +174,7 @@ def test_missing_or_damaged_weight_file_is_refused(tmp_path: Path) -> None:
     shard = tmp_path / "model-00002-of-00003.safetensors"
     shard.write_bytes(shard.read_bytes()[:-100])
     with pytest.raises(ModelNotFoundError, match=r"weights of .* cannot be read"):
-        load_cut(str(tmp_path), 2)
+        load_and_cut(str(tmp_path), 2)
     shard.unlink()
     with pytest.raises(ModelNotFoundError, match=r"cannot be read.*00002-of-00003"):
-        load_cut(str(tmp_path), 2)
+        load_and_cut(str(tmp_path), 2)

@@ -12,8 +12,8 @@ import transformers as tf
 from torch import nn
 
 from midlayer_encoders.errors import ModelNotFoundError
-from midlayer_encoders.models.load import load_cut
 from tests.families import inputs, tiny
+from tests.models.cuts import load_and_cut
 
 _ROUNDS = 8
 
@@ -51,11 +51,11 @@ def test_two_threads_load_different_layers_of_one_family(folders: dict[str, str]
     before = global_settings(model_class)
     requests = [(folder, layer) for folder in ("whole", "double") for layer in (1, 3)]
     expected = {
-        (folder, layer): run_model(load_cut(folders[folder], layer)[0], "GPTNeoX") for folder, layer in requests
+        (folder, layer): run_model(load_and_cut(folders[folder], layer)[0], "GPTNeoX") for folder, layer in requests
     }
     with ThreadPoolExecutor(2) as threads:
         loads = {
-            n: threads.submit(load_cut, folders[requests[n % 4][0]], requests[n % 4][1]) for n in range(4 * _ROUNDS)
+            n: threads.submit(load_and_cut, folders[requests[n % 4][0]], requests[n % 4][1]) for n in range(4 * _ROUNDS)
         }
     for number, load in loads.items():
         model, cut = load.result()
@@ -70,10 +70,10 @@ def test_two_threads_load_different_layers_of_one_family(folders: dict[str, str]
 def test_failed_load_in_another_thread_leaves_nothing_behind(folders: dict[str, str]) -> None:
     model_class = tf.GPTNeoXModel
     before = global_settings(model_class)
-    expected = run_model(load_cut(folders["whole"], 3)[0], "GPTNeoX")
+    expected = run_model(load_and_cut(folders["whole"], 3)[0], "GPTNeoX")
     with ThreadPoolExecutor(2) as threads:
         loads: list[tuple[str, Future[tuple[nn.Module, Any]]]] = [
-            (name, threads.submit(load_cut, folders[name], 3, model_kwargs={"dtype": dtype}))
+            (name, threads.submit(load_and_cut, folders[name], 3, model_kwargs={"dtype": dtype}))
             for _ in range(_ROUNDS)
             for name, dtype in (("damaged", torch.float64), ("whole", None))
         ]
@@ -92,7 +92,7 @@ def test_class_is_unchanged_while_a_model_loads(folders: dict[str, str]) -> None
     before = global_settings(model_class)["unexpected"], global_settings(model_class)["prefix"]
     observations = set()
     with ThreadPoolExecutor(1) as threads:
-        loads = [threads.submit(load_cut, folders["whole"], 1) for _ in range(_ROUNDS)]
+        loads = [threads.submit(load_and_cut, folders["whole"], 1) for _ in range(_ROUNDS)]
         while not all(load.done() for load in loads):
             observations.add(
                 (

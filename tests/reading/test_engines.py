@@ -59,7 +59,7 @@ def test_python_without_vllm_ends_with_its_own_error(tiny_folder: Folder) -> Non
     [
         ("Llama", {}, {"engine": "sglang"}, r"`engine` must be one of 'transformers', 'vllm'"),
         ("Llama", {"bidirectional": True}, {}, "`bidirectional` must be False with engine='vllm'"),
-        ("BERT", {}, {}, "`engine` must be 'transformers' for .*: vLLM reads the layers of causal"),
+        ("BERT", {}, {}, "`engine` must be 'transformers' for .*: vLLM reads causal"),
         ("T5", {}, {}, "`engine` must be 'transformers' for"),
         ("ViT", {}, {}, "`engine` must be 'transformers' for"),
     ],

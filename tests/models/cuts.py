@@ -1,0 +1,19 @@
+"""Load a model and complete its cut, as an encoder does once it has observed the model's blocks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from midlayer_encoders.models.anatomy import find_anatomy
+from midlayer_encoders.models.cut import Cut, JointCut, cut_model
+from midlayer_encoders.models.load import load_cut
+
+
+def load_and_cut(model: str, layer: Any, **options: Any) -> tuple[Any, Cut | JointCut]:
+    """Return the cut model and its cut."""
+    loaded, cut = load_cut(model, layer, **options)
+    if isinstance(cut, Cut):
+        anatomy = find_anatomy(loaded, blocks=cut.anatomy.blocks, final=cut.anatomy.final)
+        cut_model(loaded, replace(cut, anatomy=anatomy))
+    return loaded, cut
