@@ -66,6 +66,7 @@ class BuiltEncoder(PlainOnDisk):
     num_layers: int
     norm: Norm
     pooling: Pooling
+    _truncation_warned = _unknown_warned = _empty_warned = False
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in _FIXED and name in vars(self):
@@ -149,7 +150,9 @@ class BuiltEncoder(PlainOnDisk):
         if not isinstance(module, nn.Module):
             raise OptionError(f"`module` must be a torch.nn.Module, but got {short_repr(module)}.")
         if not callable(processor):
-            raise OptionError(f"`processor` must be a processor or a function, but got {short_repr(processor)}.")
+            raise OptionError(
+                f"`processor` must be a transformers processor or a function, but got {short_repr(processor)}."
+            )
         if medium != "text" and isinstance(processor, PreTrainedTokenizerBase):
             raise OptionError(f"`medium` must be 'text' for a tokenizer, but got {medium!r}.")
         anatomy = find_anatomy(module, blocks=blocks, final=None if final is None else tuple(final))
@@ -190,10 +193,8 @@ class BuiltEncoder(PlainOnDisk):
         prompts, default_prompt_name = prompting.resolve_prompts(options, saved)
         towers = cut.towers if isinstance(cut, JointCut) else {}
         for option in ("pooling", "skip_first", "skip_special") if towers else ():
-            if (value := options.changed().get(option)) is not None:
-                raise OptionError(
-                    f"`{option}` must be left out for {name}, whose heads pool, or pass `tower`, but got {value!r}."
-                )
+            if option in options.changed():
+                raise OptionError(f"`{option}` must be left out for {name}, whose heads pool, or pass `tower`.")
         main = cut.towers["image"] if isinstance(cut, JointCut) else cut
         complete = all(tower.layer == tower.anatomy.num_layers for tower in (main, *towers.values()))
         last_layer = complete and (options.norm == "final" or not main.anatomy.final)
@@ -224,9 +225,6 @@ class BuiltEncoder(PlainOnDisk):
         self.max_pixels = options.max_pixels
         self.counting = counting
         self._gguf_file = gguf_file
-        self._truncation_warned = False
-        self._unknown_warned = False
-        self._empty_warned = False
         self._anatomy = anatomy
         options.check_for_media(self.media, self.name)
         if isinstance(cut, Cut) and options.bidirectional:
@@ -286,9 +284,7 @@ class BuiltEncoder(PlainOnDisk):
     def anatomy(self) -> Anatomy:
         """The paths of the parts of the cut model. A joint model has two; see ``tower``."""
         if self.tower_layers:
-            raise OptionError(
-                f"`encoder` must have one stack of layers, but {self.name} has two towers. Load one: tower='image'."
-            )
+            raise OptionError(f"`encoder` must have one tower, but {self.name} has two. Load one: tower='image'.")
         first: Any = self[0]
         if getattr(first, "bypass", False):
             raise OptionError(
@@ -392,11 +388,9 @@ class BuiltEncoder(PlainOnDisk):
         )
         template = str(Path(__file__).with_name("model_card.md.jinja"))
         size = sum(parameter.numel() for parameter in self.parameters())
-        place = {"repository": repository, "branch": branch, "location": repository or _FOLDER}
+        place = {"repository": repository, "branch": branch, "location": repository or _FOLDER, "size": size}
         form = {"stock_template": stock_template, "trust": self.needs_trust(stock=stock_template is not None)}
-        card = ModelCard.from_template(
-            metadata, template, encoder=self, spec=spec, names=names, size=size, **place, **form
-        )
+        card = ModelCard.from_template(metadata, template, encoder=self, spec=spec, names=names, **place, **form)
         return f"{card}\n"
 
 

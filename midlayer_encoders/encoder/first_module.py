@@ -52,13 +52,9 @@ def transformer_module(
     """Return the module that prepares inputs and returns the layer's states, or a joint model's projections."""
     config = loaded.config
     try:
-        processor_options = _processor_options(model, loaded, source, options.max_length)
-        processor_options = {
-            **saved.keywords("processor_kwargs"),
-            **access_options(),
-            **processor_options,
-            **(options.processor_kwargs or {}),
-        }
+        processor_options = saved.keywords("processor_kwargs") | access_options()
+        processor_options |= _processor_options(model, loaded, source, options.max_length)
+        processor_options |= options.processor_kwargs or {}
         if isinstance(cut, JointCut):
             processor_options.pop("model_input_names", None)  # its processor decides about the mask
         language = isinstance(cut, Cut) and cut.language
@@ -312,12 +308,10 @@ class UncutTransformer(Transformer):
         states: list[Tensor] = []
         output: dict[str, Any] = {**features}
 
-        def receive(_: int, __: str, layer_states: Tensor) -> None:
+        def add(_: int, __: str, layer_states: Tensor) -> None:
             states.append(layer_states)
 
-        with layers_watched(
-            self.model, receive, anatomy=self.anatomy, layers=[self.layer], norm=self.norm, complete=False
-        ):
+        with layers_watched(self.model, add, anatomy=self.anatomy, layers=[self.layer], norm=self.norm, complete=False):
             output |= super().forward(features, **kwargs)
         # Some models pad to whole windows internally.
         length = output["input_ids"].shape[1] if "input_ids" in output else None

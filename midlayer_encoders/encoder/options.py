@@ -21,7 +21,7 @@ from midlayer_encoders import recipes
 from midlayer_encoders._types import Join, LayerArgument, Norm, Pooling, Quantization, SkippingPooling
 from midlayer_encoders.errors import DeviceError, OptionError, did_you_mean, short_repr
 from midlayer_encoders.files import shell_path
-from midlayer_encoders.recipes import Recipe, Template
+from midlayer_encoders.recipes import Recipe, Template, check_template
 from midlayer_encoders.validation import check_choice, check_count, check_flag, check_list, check_text, check_texts
 
 if TYPE_CHECKING:
@@ -115,9 +115,8 @@ def _check_prompts(argument: str, prompts: Any) -> dict[str, str]:
 
 def _check_adapters(argument: str, adapters: Any) -> list[str]:
     paths = check_list(argument, () if adapters is None else adapters, "adapters", minimum=0)
-    return check_texts(
-        argument, [os.fspath(path) if isinstance(path, os.PathLike) else path for path in paths], minimum=0
-    )
+    texts = [os.fspath(path) if isinstance(path, os.PathLike) else path for path in paths]
+    return check_texts(argument, texts, minimum=0)
 
 
 def _check_keywords(argument: str, keywords: Any) -> dict[str, Any]:
@@ -171,18 +170,19 @@ def _parse_template(words: Sequence[str]) -> Template | None:
 # --- the options -----------------------------------------------------------------------------------------------------
 
 
-def _option(default: Any, check: Callable[[str, Any], Any], **metadata: Any) -> Any:
+def _option(default: Any, check: Callable[[str, Any], Any], *, repr: bool = True, **metadata: Any) -> Any:  # noqa: A002
     """Return the field of an option.
 
     Args:
         default: its default.
         check: validates a value and returns it in its canonical type; ``None`` is checked only if not the default.
+        repr: whether to show its value.
         metadata: ``flag``, its flag if named differently, ``None`` for an option without a flag; ``parse``, which turns
             the flag's words into the value, and ``repeatable``; ``recreates=False`` for one that does not change
             vectors; ``in_memory=True`` for one that applies to a module in memory; ``medium``, if it applies to one
             medium only.
     """
-    return field(default=default, metadata={"check": check, **metadata})
+    return field(default=default, repr=repr, metadata={"check": check, **metadata})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -258,9 +258,7 @@ class EncoderOptions:
         None, partial(check_texts, minimum=recipes.SMALLEST_SAMPLE), flag=None, in_memory=True
     )
     recipe: str | None = _option(None, check_text, medium="text")
-    template: Template | None = _option(
-        None, recipes.check_template, parse=_parse_template, repeatable=True, medium="text"
-    )
+    template: Template | None = _option(None, check_template, parse=_parse_template, repeatable=True, medium="text")
     skip_first: int = _option(0, partial(check_count, minimum=0), in_memory=True, medium="text")
     skip_special: bool = _option(False, check_flag, in_memory=True, medium="text")
     template_tokens: bool | None = _option(None, check_flag, medium="text")
@@ -275,9 +273,7 @@ class EncoderOptions:
     config_kwargs: Mapping[str, Any] | None = _option(None, _check_keywords, flag=None)
     attn_implementation: str | None = _option(None, check_text)
     cache_folder: str | None = _option(None, _check_folder, flag=None, recreates=False)
-    token: bool | str | None = field(
-        default=None, repr=False, metadata={"check": _check_token, "flag": None, "recreates": False}
-    )
+    token: bool | str | None = _option(None, _check_token, flag=None, recreates=False, repr=False)
     local_files_only: bool = _option(False, check_flag, flag=None, recreates=False)
 
     def __post_init__(self) -> None:

@@ -139,9 +139,7 @@ class LayerEncoder(EmbeddingEncoder):
             raise OptionError(f"`recipe` must be left out for {self.name}, which has two towers, or pass tower='text'.")
         has_maps = not set(self.after_pooling) <= {"Normalize"}
         if self.options.template is not None or has_maps or isinstance(self[0], MemoryModule):
-            raise OptionError(
-                f"`recipe` must be for an encoder of files with layer=-1 and no other options, but got {self.name}."
-            )
+            raise OptionError(f"`recipe` must be for files with layer=-1 and no other options, but got {self.name}.")
         before_vectors = recipe_of("recipe", recipe).before_vectors()
         options = make_options({**self.options.changed(), "recipe": before_vectors})
         options.check_for_media(self.media, self.name)
@@ -335,9 +333,7 @@ def _model_name(model: Any, model_name_or_path: str | None) -> str:
         raise OptionError("`model_name_or_path` must be left out with `model`, which means the same.")
     model = model_name_or_path if model is None else model
     if isinstance(model, nn.Module):
-        raise OptionError(
-            "`model` must be a folder or hub name. A module: LayerEncoder.from_module(module, layer, processor=…)."
-        )
+        raise OptionError("`model` must be a folder or hub name. A module: from_module(module, layer, processor=…).")
     return check_text("model", os.fspath(model) if isinstance(model, os.PathLike) else model)
 
 

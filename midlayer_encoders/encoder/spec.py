@@ -228,10 +228,8 @@ def mteb_line(spec: EncoderSpec, *, stock: bool = False) -> str:
         stock: whether the folder contains the encoder's stock form, which gives other vectors.
     """
     revision = f"{result_revision(spec)}{'-stock' if stock else ''}"
-    return (
-        "model.model_card_data.model_name, model.model_card_data.base_model_revision = "
-        f"{result_name(spec)!r}, {revision!r}"
-    )
+    fields = "model.model_card_data.model_name, model.model_card_data.base_model_revision"
+    return f"{fields} = {result_name(spec)!r}, {revision!r}"
 
 
 def _from_spec(name: str, describe: Callable[[EncoderSpec], str], doc: str) -> Any:
@@ -261,6 +259,4 @@ class CardData(SentenceTransformerModelCardData):
         "_base_model_revision", result_revision, "Distinguishes encoders that differ in any option or weight."
     )
     # The spec would read every weight. The base class's guess is ignored.
-    base_model = property(
-        lambda self: getattr(self.model, "name", None), lambda _, __: None, doc="The model that was cut."
-    )
+    base_model = property(lambda self: getattr(self.model, "name", None), lambda _, __: None, doc="The cut model.")

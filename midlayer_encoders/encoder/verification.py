@@ -30,12 +30,8 @@ _CONVOLVED = {"deberta-v2"}  # its first layer ends after a convolution outside 
 _RUN_ERRORS = (
     ArithmeticError, AssertionError, AttributeError, LookupError, NameError, RuntimeError, TypeError, ValueError,
 )  # fmt: skip
-_ORIGINAL_ATTENTION = 'Set "attention_type": "original_full" in its config.json.'
-_CURES = {
-    "big_bird": _ORIGINAL_ATTENTION,
-    "bigbird_pegasus": _ORIGINAL_ATTENTION,
-    "rwkv": 'Set "rescale_every": 0 in its config.json.',
-}
+_FULL = 'Set "attention_type": "original_full" in its config.json.'
+_CURES = {"big_bird": _FULL, "bigbird_pegasus": _FULL, "rwkv": 'Set "rescale_every": 0 in its config.json.'}
 _LAST_STATES = "Its last states are those of a plain SentenceTransformer."
 
 
@@ -296,10 +292,7 @@ def check_module(
 
 
 def _changing(name: str) -> str:
-    return (
-        f"{name} gives other states for the same input in a second pass: it is random, or a pass changes it. Its "
-        "layers cannot be read."
-    )
+    return f"{name} gives other states for the same input in a second pass: it is random, or a pass changes it."
 
 
 def _final_modules(record: _Record, anatomy: Anatomy, name: str) -> tuple[str, ...]:
@@ -318,9 +311,7 @@ def _final_modules(record: _Record, anatomy: Anatomy, name: str) -> tuple[str, .
                 "the modules after its last block as `final`."
             )
         return final
-    received = {
-        path for path, before, _ in record.later if before.shape == states.shape and torch.equal(before, states)
-    }
+    received = {path for path, seen, _ in record.later if seen.shape == states.shape and torch.equal(seen, states)}
     return anatomy.final if received.issuperset(anatomy.final[:1]) else ()
 
 
@@ -446,9 +437,8 @@ def _check_between_blocks(record: _Record, model: Any, cut: Cut) -> None:
 
 
 def _miscounted(name: str, anatomy: Anatomy, calls: int) -> str:
-    return (
-        f"{name} must call each of its {anatomy.num_layers} blocks ({anatomy.blocks!r}) once, but made {calls} calls."
-    )
+    blocks = f"{anatomy.num_layers} blocks ({anatomy.blocks!r})"
+    return f"{name} must call each of its {blocks} once, but made {calls} calls."
 
 
 def _ambiguous(name: str, layer: int, cure: str) -> str:

@@ -62,9 +62,7 @@ def _explain_read_errors(path: Path, inputs: str, medium: str) -> Iterator[None]
     except InputError:
         raise
     except Exception as error:  # Pillow and SciPy raise many types of errors for damaged files
-        raise InputError(
-            f"{path} cannot be read as {medium}: {error}. It may be damaged: replace or remove it."
-        ) from error
+        raise InputError(f"{path} cannot be read as {medium}: {error}. If damaged, replace or remove it.") from error
 
 
 def _as_array(source: Any) -> npt.NDArray[Any]:
@@ -207,20 +205,18 @@ def read_audio(source: Any, *, rate: int | None = None) -> Waveform:
         >>> waveform["array"].shape, waveform["sampling_rate"]
         ((16000,), 16000)
     """
-    array, source_rate, name = _samples_and_rate(source)
-    if getattr(source_rate, "shape", None) == ():  # datasets formats it as an array or tensor without axes
-        source_rate = source_rate.item()
-    if isinstance(source_rate, bool) or not isinstance(source_rate, int | np.integer) or source_rate < 1:
-        raise InputError(
-            f"The rate of {name} must be a positive number of samples per second, but got {source_rate!r}."
-        )
+    array, own_rate, name = _samples_and_rate(source)
+    if getattr(own_rate, "shape", None) == ():  # datasets formats it as an array or tensor without axes
+        own_rate = own_rate.item()
+    if isinstance(own_rate, bool) or not isinstance(own_rate, int | np.integer) or own_rate < 1:
+        raise InputError(f"The rate of {name} must be a positive number of samples per second, but got {own_rate!r}.")
     samples = _one_channel(array, name)
-    if rate is not None and rate != source_rate:
+    if rate is not None and rate != own_rate:
         from scipy.signal import resample_poly
 
-        common = math.gcd(int(source_rate), rate)
-        samples = np.asarray(resample_poly(samples, rate // common, source_rate // common), dtype=np.float32)
-    return {"array": samples, "sampling_rate": rate or int(source_rate)}
+        common = math.gcd(int(own_rate), rate)
+        samples = np.asarray(resample_poly(samples, rate // common, own_rate // common), dtype=np.float32)
+    return {"array": samples, "sampling_rate": rate or int(own_rate)}
 
 
 def audio_lengths(waveforms: Sequence[Any], rate: int | None) -> list[int]:

@@ -90,9 +90,7 @@ def _local_path(model: str, gguf_file: str, revision: str | None) -> Path:
     folder = expand_home(model)
     if folder.is_dir() and not (folder / gguf_file).is_file():
         names = ", ".join(sorted(file.name for file in folder.glob("*.gguf"))) or "none"
-        raise ModelNotFoundError(
-            f"`gguf_file` must be a file in {model!r}, but there is no {gguf_file!r}. It has: {names}."
-        )
+        raise ModelNotFoundError(f"`gguf_file` must be in {model!r}, but there is no {gguf_file!r}. It has: {names}.")
     local = local_only(model, revision, filename=gguf_file)
     return Path(str(model_file(model, gguf_file, revision=revision, local=local)))
 

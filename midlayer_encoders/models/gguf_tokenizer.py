@@ -163,9 +163,8 @@ def build_tokenizer(fields: dict[str, Any]) -> Any:
     named = {f"{_ROLES[role]}_token": token for role, token in names.items() if token in special}
     if kind == "bert" and "bos_token" in named:
         named["cls_token"] = named["bos_token"]
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, chat_template=fields.get("tokenizer.chat_template"), **named
-    )
+    chat_template = fields.get("tokenizer.chat_template")
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=chat_template, **named)
 
 
 def _special_tokens(fields: dict[str, Any], tokens: list[str]) -> dict[str, bool]:
@@ -254,9 +253,8 @@ def _sentencepiece(fields: dict[str, Any], vocabulary: dict[str, int], names: di
         raise _refusal(f"merges the pieces of {text!r} in an order that is not supported")
     tokenizer = Tokenizer(model)
     prefix = _flag(fields, "add_space_prefix", True)
-    tokenizer.normalizer = normalizers.Sequence(
-        [*([normalizers.Prepend(_SPACE)] if prefix else []), normalizers.Replace(" ", _SPACE)]
-    )
+    steps = [normalizers.Prepend(_SPACE)] if prefix else []
+    tokenizer.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", _SPACE)])
     decoder = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     tokenizer.decoder = decoders.Sequence([*decoder, *([decoders.Strip(" ", 1, 0)] if prefix else [])])
     return tokenizer
@@ -371,9 +369,8 @@ def _unigram(fields: dict[str, Any], vocabulary: dict[str, int], names: dict[str
         raise _refusal("has tokens for bytes, or unused ones with lower scores than the others")
     fixed = {_USER_DEFINED: 0.0, _UNKNOWN: lowest, _CONTROL: lowest}
     scores = [fixed.get(kind, score) for kind, score in by_kind]
-    tokenizer = Tokenizer(
-        models.Unigram(list(zip(vocabulary, scores, strict=True)), unk_id=vocabulary[names["unknown"]])
-    )
+    pieces = list(zip(vocabulary, scores, strict=True))
+    tokenizer = Tokenizer(models.Unigram(pieces, unk_id=vocabulary[names["unknown"]]))
     steps: list[Any] = []
     if replaced := bytes(np.asarray(fields.get(f"{_FIELD}precompiled_charsmap", ()), dtype=np.int16).astype(np.uint8)):
         steps.append(normalizers.Precompiled(replaced))

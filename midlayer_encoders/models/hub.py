@@ -124,9 +124,7 @@ def _query_hub(model: str, revision: str | None, filename: str) -> bool:
             return True
         if built_in:
             raise ModelNotFoundError(problems[errors.RepositoryNotFoundError]) from None
-        cause = _cause(reason)
-        if "local_files_only" in access:
-            cause = "`local_files_only` is True"
+        cause = "`local_files_only` is True" if "local_files_only" in access else _cause(reason)
         fetch = shlex.join(["hf", "download", model, *(["--revision", revision] if revision else [])])
         raise ModelNotFoundError(
             f"{where} is not cached on this machine and the hub cannot be reached ({cause}). "
@@ -274,9 +272,7 @@ def output_embeddings(
     config: Any = loaded.config
     if getattr(config, "tie_word_embeddings", True):
         return loaded.get_input_embeddings().weight.detach()  # type: ignore[operator, no-any-return]
-    weight = None
-    if gguf_file is None:
-        weight = read_weight(model, _HEADS, revision, local=local_only(model, revision))
+    weight = None if gguf_file else read_weight(model, _HEADS, revision, local=local_only(model, revision))
     if weight is None:
         raise OptionError(
             f"`objective` must be 'pairs' for {model}: its output embeddings are not in safetensors files under one of "

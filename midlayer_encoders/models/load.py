@@ -87,8 +87,7 @@ def load_cut(
     """
     local = local_only(model, revision)
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
-    config = _without_caching(load_config(model, revision, local=local, **options, **(config_kwargs or {})))
-    _check_depth(config, model)
+    config = _checked(load_config(model, revision, local=local, **options, **(config_kwargs or {})), model)
     options |= {"revision": revision, **access_options(local=local), "dtype": "auto", **(model_kwargs or {})}
     if (quantization := options.pop("quantization", None)) is not None:
         options |= quantized_options(quantization, options, config)
@@ -98,10 +97,8 @@ def load_cut(
         towers = anatomies.find_towers(complete)
         if tower is None and towers:
             return loader.load_joint(complete, towers)
-        if tower is not None:
-            check_choice("tower", tower, anatomies.TOWERS)
-            if tower not in towers:
-                raise OptionError(f"`tower` must be None for {model}, which is not a joint model, but got {tower!r}.")
+        if tower is not None and tower not in towers:
+            raise OptionError(f"`tower` must be None for {model}, which is not a joint model, but got {tower!r}.")
         encoder = internals.encoder_part(config) if tower is None else None
         part = towers[tower] if tower is not None else None if encoder is not None else anatomies.text_stack(complete)
         if part is not None:
@@ -117,12 +114,15 @@ def load_cut(
         return loaded, replace(cut, language=tower is None and part is not None)
 
 
-def _check_depth(config: Any, model: str) -> None:
-    """Raise if a config, or one inside it, counts fewer or more blocks than a model can have.
+def _checked(config: Any, model: str) -> Any:
+    """Return a config without key-value caches; raise if it, or one inside it, counts more blocks than a model has.
 
-    Building millions of blocks would take hours.
+    Building millions of blocks would take hours. A hybrid that is cut before its first attention block cannot get the
+    text's length from its cache.
     """
     for part in (config, *vars(config).values()):
+        if getattr(part, "use_cache", None) is True:
+            part.use_cache = False
         for name in internals.COUNTS:
             count = getattr(part, name, None)
             if isinstance(count, int) and not 0 <= count <= _MOST_BLOCKS:
@@ -130,16 +130,6 @@ def _check_depth(config: Any, model: str) -> None:
                     f"`{name}` in the config of {model!r} must be in [0, {_MOST_BLOCKS:,}], but is {count:,}. "
                     "Correct its config.json, or download it again."
                 )
-
-
-def _without_caching(config: Any) -> Any:
-    """Turn off the key-value cache in a config and those inside it, and return it.
-
-    A hybrid that is cut before its first attention block cannot get the text's length from its cache.
-    """
-    for part in (config, *vars(config).values()):
-        if getattr(part, "use_cache", None) is True:
-            part.use_cache = False
     return config
 
 
@@ -193,7 +183,7 @@ class _Loader:
     def load_part_of_complete(self, part_class: Any, path: str) -> tuple[nn.Module, Cut]:
         """Load the complete model and keep its language model, or a tower, cut at a layer."""
         config = load_config(self.model, self.options["revision"], local=self._local, **self.config_kwargs)
-        complete = _empty(_without_caching(config))
+        complete = _empty(_checked(config, self.model))
         part = _read(type(complete), self.model, config, self.options).get_submodule(path)
         loaded = part if isinstance(part, part_class) else part.base_model
         if not isinstance(loaded, part_class):
@@ -245,9 +235,7 @@ class _Loader:
     def _planned_cut(self, complete: Any) -> Cut:
         """Return the cut of the requested plan, or raise if there is none."""
         if isinstance(self.layer, Mapping):
-            raise LayerIndexError(
-                f"`layer` must be one number for {self.model}, which has one tower, but got {dict(self.layer)}."
-            )
+            raise LayerIndexError(f"`layer` must be a number for {self.model} (one tower), but got {dict(self.layer)}.")
         anatomy = find_anatomy(complete)
         resolved = anatomies.resolve_layer(self.layer, anatomy.num_layers, name=self.model)
         cuts = plan_cuts(anatomy, resolved, self.norm, config=complete.config)
@@ -404,10 +392,7 @@ def _check_blocks(complete: Any, cut: Any, anatomy: Anatomy, keep: int) -> None:
     for layer in range(1, min(keep, anatomy.num_blocks) + 1):
         path = f"{anatomy.blocks}.{layer - 1}"
         if (difference := _difference(complete.get_submodule(path), cut.get_submodule(path))) is not None:
-            raise CutError(
-                f"Block {layer} of {name} is set otherwise in a cut model: {difference}. Its layers cannot be read by "
-                "cutting."
-            )
+            raise CutError(f"Block {layer} of {name} is set otherwise in a cut model: {difference}.")
 
 
 def _difference(complete_block: nn.Module, cut_block: nn.Module) -> str | None:

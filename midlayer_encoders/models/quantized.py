@@ -40,13 +40,11 @@ def quantized_options(quantization: Quantization, options: Mapping[str, Any], co
         )
     if quantization == "8bit":  # it logs each product whose inputs are not float16
         logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)
-        return {"quantization_config": BitsAndBytesConfig(load_in_8bit=True)}
-    dtype = options["dtype"] if isinstance(options["dtype"], torch.dtype) else getattr(config, "dtype", None)
-    return {
-        "quantization_config": BitsAndBytesConfig(
-            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype
-        )
-    }
+        settings: dict[str, Any] = {"load_in_8bit": True}
+    else:
+        dtype = options["dtype"] if isinstance(options["dtype"], torch.dtype) else getattr(config, "dtype", None)
+        settings = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": dtype}
+    return {"quantization_config": BitsAndBytesConfig(**settings)}
 
 
 def is_quantized(model: Any) -> bool:

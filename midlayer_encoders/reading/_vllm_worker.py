@@ -22,20 +22,13 @@ _MAX_STEPS = 100  # after the last text, in which vLLM hands on its states; it t
 _vectors: dict[int, Tensor] = {}  # of the texts of a request, ``(R, L, D)`` each; vLLM runs in this process
 
 
-class _NormWeights(nn.Module):
-    """Holds the weights of a norm for :class:`NormForm`."""
-
-    def __init__(self, weights: dict[str, Tensor]) -> None:
-        super().__init__()
-        for name, weight in weights.items():
-            self.register_buffer(name, weight)
-
-
 def _norm_of(settings: dict[str, Any] | None, device: torch.device) -> NormForm:
     if settings is None:
         return NormForm(None)
-    weights = load_file(settings["weights"], device=str(device))
-    return NormForm(_NormWeights(weights), settings["center"], settings["offset"], settings["eps"])
+    module = nn.Module()
+    for name, weight in load_file(settings["weights"], device=str(device)).items():
+        module.register_buffer(name, weight)
+    return NormForm(module, settings["center"], settings["offset"], settings["eps"])
 
 
 class _Read:

@@ -253,9 +253,7 @@ class TextInputs:
             return self.plain(inputs)
         if self.trusted is None:
             plain = self.plain(inputs)
-            self._other_inputs = {
-                name: value for name, value in plain.items() if name not in ("input_ids", "attention_mask")
-            }
+            self._other_inputs = {name: plain[name] for name in plain.keys() - {"input_ids", "attention_mask"}}
             self.trusted = _equal(plain, self._quick(inputs, plain))
             return plain
         features = self._quick(inputs, {})

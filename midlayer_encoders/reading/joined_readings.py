@@ -9,12 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from sentence_transformers.base.modules import Module
 from torch import Tensor, nn
-
-try:
-    from sentence_transformers.base.modules import Module
-except ImportError:  # sentence-transformers 5
-    from sentence_transformers.models import Module  # type: ignore[import-not-found,no-redef]
 
 JOINS = ("sum", "concat", "first", "second", "none")
 
@@ -81,8 +77,6 @@ class JoinedReadings(Module):
     def get_embedding_dimension(self) -> int:
         """Return the width of a vector."""
         return self.pooling_output_dimension
-
-    get_sentence_embedding_dimension = get_embedding_dimension  # the name in older releases
 
     def masks(self, mask: Tensor) -> tuple[Tensor, Tensor]:
         """Return the masks of the token of the first reading and of the tokens of the second, from that of real tokens.

@@ -361,9 +361,7 @@ def layer_reader(
         )
     anatomy = source.anatomy
     if not anatomy.num_blocks:
-        raise OptionError(
-            f"`encoder` must have at least one block, but {source.name} was cut at layer 0. Create it with layer=-1."
-        )
+        raise OptionError(f"`encoder` must have a block, but {source.name} was cut at layer 0. Pass layer=-1.")
     # With norm="none" the model has one block more than `source.layer`.
     layer_numbers = resolve_layers(layers, source.layer, name=source.name)
 

@@ -133,7 +133,7 @@ def test_invalid_encode_arguments_are_refused_by_name_and_by_position(tiny_folde
 
 @pytest.mark.parametrize("model", [5, None, ["a"], torch.nn.Linear(2, 2)])
 def test_select_layer_refuses_objects_that_are_not_models(model: Any) -> None:
-    with pytest.raises(OptionError, match="`model` must be a folder, a hub name, a LayerEncoder or a frame"):
+    with pytest.raises(OptionError, match="`model` must be a folder, hub name, LayerEncoder or frame"):
         select_layer(model, TEXTS)
 
 

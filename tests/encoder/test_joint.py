@@ -133,7 +133,7 @@ def test_export_command_saves_both_towers_or_one(joint_folder: Folder, tmp_path:
 def test_unsupported_calls_of_a_joint_model_are_refused(joint_folder: Folder, tiny_folder: Folder) -> None:
     folder = joint_folder("CLIP")
     encoder = LayerEncoder(folder, -1, device="cpu")
-    with pytest.raises(OptionError, match=r"has two towers\. Load one: tower='image'"):
+    with pytest.raises(OptionError, match=r"has two\. Load one: tower='image'"):
         measure(encoder, IMAGES)
     for options, error, message in (
         ({"layer": {"text": 2}}, LayerIndexError, "has none for 'image'"),
@@ -151,7 +151,7 @@ def test_unsupported_calls_of_a_joint_model_are_refused(joint_folder: Folder, ti
             LayerEncoder(folder, device="cpu", **options)  # type: ignore[arg-type]
     with pytest.raises(OptionError, match=r"`tower` must be None for .*not a joint model"):
         LayerEncoder(tiny_folder("ViT"), 2, tower="image", device="cpu")
-    with pytest.raises(LayerIndexError, match="must be one number for"):
+    with pytest.raises(LayerIndexError, match="must be a number for"):
         LayerEncoder(tiny_folder("ViT"), {"image": 2}, device="cpu")
 
 
