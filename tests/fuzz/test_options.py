@@ -26,7 +26,7 @@ ARGUMENTS: dict[str, tuple[str, ...]] = {
     "select": ("texts", "labels", "rule", "all_rules", "max_texts", "seed"),
     "probe": (
         "inputs", "labels", "kind", "layers", "test_inputs", "test_labels", "epochs", "patience", "batch_size",
-        "learning_rate", "weight_decay", "heads", "neighbors", "keep_gb", "seed", "dataset", "progress",
+        "learning_rate", "weight_decay", "heads", "keep_gb", "seed", "dataset", "progress",
     ),
     "compare": ("texts", "metrics", "layers", "views", "seed", "resamples", "confidence", "dataset", "out", "progress"),
     "sweep": (
