@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # the names of _HOMES; those imported as themselves are publi
     from midlayer_encoders.tasks import paper_tasks as paper_tasks
     from midlayer_encoders.tuning import DistillResult as DistillResult
     from midlayer_encoders.tuning import TuneResult as TuneResult
-    from midlayer_encoders.tuning.distill import distill as distill
+    from midlayer_encoders.tuning.tune import distill as distill
     from midlayer_encoders.tuning.tune import tune as tune
     from midlayer_encoders.vectors import embed as embed
 else:

@@ -178,6 +178,12 @@ def gain_interval(values: Tensor, baseline: Tensor, *, seed: int = 0) -> tuple[f
     return low, high
 
 
+def gain_in_points(accuracy: Tensor, baseline: Tensor, *, seed: int) -> dict[str, Any]:
+    """Return the gain of one accuracy over another, shape ``(N,)`` each, and its 95 % interval, in points."""
+    low, high = gain_interval(accuracy, baseline, seed=seed)
+    return {"gain": 100 * float(accuracy.mean() - baseline.mean()), "low": 100 * low, "high": 100 * high}
+
+
 def check_labels(labels: Tensor, *, folds: int = 5) -> None:
     """Raise an :class:`OptionError` if labels cannot be cross-validated."""
     if labels.ndim != 1 or labels.is_floating_point():

@@ -38,13 +38,7 @@ from midlayer_encoders.recipes import (
 )
 from midlayer_encoders.scoring import all_alike
 from midlayer_encoders.selection import ridge, rules
-from midlayer_encoders.selection.selection_result import (
-    LabelEvidence,
-    RecipeSelection,
-    Selection,
-    gain_in_points,
-    make_selection,
-)
+from midlayer_encoders.selection.selection_result import LabelEvidence, RecipeSelection, Selection, make_selection
 
 LABELS = "your labels"
 """Name of the labels in the frame; the score is cross-validated accuracy."""
@@ -405,7 +399,7 @@ def select_recipe(
             reason += f"; {best.name} is more accurate on the labels, but {count} labels are not enough"
         labels = parts[chosen.name].labels
         if labels is not None and PLAIN in accuracies and chosen.name != PLAIN:
-            gain = gain_in_points(accuracy[chosen.name], accuracies[PLAIN][-1], seed=inputs.seed)
+            gain = ridge.gain_in_points(accuracy[chosen.name], accuracies[PLAIN][-1], seed=inputs.seed)
             labels = replace(labels, **gain, against="the plain text at the last layer")
     center = tuple(inputs.sample) if chosen.center and inputs.texts else None
     reason = f"{reason}; {parts[chosen.name].reason}"
@@ -582,6 +576,6 @@ def select_from_scores(
         best, *resampled_best = map(rules.best_layer, by_layer)
         bounds = torch.tensor([0.025, 0.975], dtype=torch.float64)
         first, last = torch.quantile(torch.tensor(resampled_best).double(), bounds, interpolation="nearest").tolist()
-        gain = gain_in_points(accuracy[auto[0] if rule == "auto" else best], accuracy[-1], seed=inputs.seed)
+        gain = ridge.gain_in_points(accuracy[auto[0] if rule == "auto" else best], accuracy[-1], seed=inputs.seed)
         evidence = LabelEvidence(accuracy.shape[1], (int(first), int(last)), **gain)
     return make_selection(model_curves, frame, rule=rule, labels=evidence, unmeasured=unmeasured, auto=auto)

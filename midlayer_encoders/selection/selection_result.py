@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
-from torch import Tensor
 
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.frame.curves import Curves
@@ -15,7 +14,6 @@ from midlayer_encoders.recipes import PLAIN, Recipe
 from midlayer_encoders.report.labels import significant
 from midlayer_encoders.report.pages import notebook_html
 from midlayer_encoders.report.results import TidyResult
-from midlayer_encoders.selection.ridge import gain_interval
 from midlayer_encoders.selection.rules import RULES, CannotChooseError, Choice, choose, metrics_of
 
 if TYPE_CHECKING:
@@ -48,12 +46,6 @@ class LabelEvidence:
         """Return the clause that compares the choice with the baseline."""
         verdict = "significantly better" if self.low > 0 else "not significantly better"
         return f"{verdict} than {self.against} ({self.gain:+.1f} points, {self.low:+.1f} to {self.high:+.1f})"
-
-
-def gain_in_points(accuracy: Tensor, baseline: Tensor, *, seed: int) -> dict[str, Any]:
-    """Return the gain of one accuracy over another, shape ``(N,)`` each, and its 95 % interval, in points."""
-    low, high = gain_interval(accuracy, baseline, seed=seed)
-    return {"gain": 100 * float(accuracy.mean() - baseline.mean()), "low": 100 * low, "high": 100 * high}
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, TypeAlias
 
-from midlayer_encoders.files import check_regular_file, parse_json_object, read_text_file, shell_path
+from midlayer_encoders.files import check_regular_file, shell_path
 from midlayer_encoders.tasks import table_files
 from midlayer_encoders.tasks.table_files import SUFFIXES, TEXT, USUAL_NAMES, Columns, Rule, Table, TaskFileError
-from midlayer_encoders.tasks.task_data import TASK_TYPES, TaskData, TaskType, as_columns
-from midlayer_encoders.validation import check_choice, lone_surrogate
+from midlayer_encoders.tasks.task_data import TaskData, TaskType, as_columns
+from midlayer_encoders.validation import lone_surrogate
 
 Tables: TypeAlias = dict[str, dict[str, list[Any]]]
 """The columns of each split; of a retrieval task, those of ``corpus``, ``queries`` and ``qrels``."""
@@ -28,16 +28,6 @@ _MOST_RELEVANT = 1_000_000  # trec_eval allocates memory for every grade and ret
 
 _QRELS = ("query-id", "corpus-id", "score")
 _QRELS_HEADER = f" Its first line must name the columns: {', '.join(_QRELS)}."
-
-# The first type whose columns are all present, under one of their names, applies; the documentation states this order.
-_TYPE_BY_COLUMNS: dict[TaskType, tuple[str, ...]] = {
-    "Reranking": ("query anchor", "positive", "negative"),
-    "Retrieval": ("query anchor", "positive"),
-    "STS": ("sentence1", "sentence2", "score"),
-    "PairClassification": ("sentence1", "sentence2", "labels label"),
-    "Classification": ("text", "label"),
-    "Clustering": ("sentences text", "labels label"),
-}
 
 _TEXTS: Rule = ("a list of strings, none of them empty (in CSV: as JSON)", table_files.is_texts)
 _OPTIONAL_TEXT: Rule = (
@@ -55,14 +45,15 @@ _RELEVANCE: Rule = (
 
 _QUERY: tuple[str, Rule] = ("query anchor", TEXT)
 _PAIR: dict[str, tuple[str, Rule]] = {"sentence1": ("sentence1", TEXT), "sentence2": ("sentence2", TEXT)}
-# By type, mteb's name of each column, the names accepted in a file, and the rule of its cells.
+# By type, mteb's name of each column, the names accepted in a file, and the rule of its cells. The first type whose
+# columns are all present applies; the documentation states this order.
 _COLUMNS: dict[TaskType, dict[str, tuple[str, Rule]]] = {
-    "Classification": {"text": ("text sentences", TEXT), "label": ("label labels", table_files.LABEL)},
-    "Clustering": {"sentences": ("sentences text", TEXT), "labels": ("labels label", table_files.LABEL)},
-    "PairClassification": {**_PAIR, "labels": ("labels label", table_files.ZERO_ONE)},
     "Reranking": {"query": _QUERY, "positive": ("positive", _TEXTS), "negative": ("negative", _TEXTS)},
-    "STS": {**_PAIR, "score": ("score", table_files.SCORE)},
     "Retrieval": {"query": _QUERY, "positive": ("positive", table_files.TEXT_OR_TEXTS)},
+    "STS": {**_PAIR, "score": ("score", table_files.SCORE)},
+    "PairClassification": {**_PAIR, "labels": ("labels label", table_files.ZERO_ONE)},
+    "Classification": {"text": ("text", TEXT), "label": ("label", table_files.LABEL)},
+    "Clustering": {"sentences": ("sentences text", TEXT), "labels": ("labels label", table_files.LABEL)},
     "Unlabeled": {"text": ("text sentences", TEXT)},
 }
 
@@ -71,24 +62,28 @@ def files_data(path: Path, columns: Columns = USUAL_NAMES) -> TaskData:
     """Return the task in the file or folder ``path``.
 
     A folder holds ``test.*``, for a classification also ``train.*``, or ``corpus.*``, ``queries.*`` and
-    ``qrels/test.*``. It may also hold a ``task.json`` with ``type`` and ``name``. A single file contains all data; the
-    rows of a classification are then split into stratified halves with a fixed seed.
+    ``qrels/test.*``. A single file contains all data; the rows of a classification are then split into stratified
+    halves with a fixed seed.
 
     Raises:
         TaskFileError: for invalid files or rows.
     """
-    options = _options(path)
-    files = _beir_files(path, options)
+    if (path / "task.json").exists():  # release 0.2 read it
+        raise TaskFileError(
+            f"{path} must not hold task.json: the columns determine the type of the task, and its name is that of "
+            "the folder. Remove it."
+        )
+    files = _beir_files(path)
     if files is None:
         files = _split_files(path)
         readers = {split: partial(table_files.read_table, file, columns) for split, file in files.items()}
-        task = _read_rows(readers, path, options.get("type"))
+        task = _read_rows(readers, path)
     elif columns != USUAL_NAMES:
         raise TaskFileError(f"`text_column` and `label_column` must be left out for {path}, which is in BEIR's layout.")
     else:
         task = _read_beir(files)
     names = ", ".join(file.name for file in files.values())
-    return _labeled(task, options.get("name") or (path.stem if path.is_file() else path.resolve().name), names)
+    return _labeled(task, path.stem if path.is_file() else path.resolve().name, names)
 
 
 def tables_data(tables: Mapping[str, Table], name: str) -> TaskData:
@@ -119,10 +114,10 @@ def _read_beir(files: Mapping[str, Path]) -> TaskData:
     )
 
 
-def _read_rows(readers: Mapping[str, Callable[[], Table]], path: Path, task_type: Any = None) -> TaskData:
+def _read_rows(readers: Mapping[str, Callable[[], Table]], path: Path) -> TaskData:
     """Return the task in the table ``test``, and in ``train``, which is read only if the task needs it."""
     test = readers["test"]()
-    task_type = task_type or _type(test)
+    task_type = _type(test)
     rows = _checked(test, task_type)
     splits: Tables = {"test": rows}
     note = ""
@@ -149,21 +144,6 @@ def _read_rows(readers: Mapping[str, Callable[[], Table]], path: Path, task_type
 def _check_corpus(tables: Tables, path: Path) -> None:
     if len(tables["corpus"]["id"]) < 2:
         raise TaskFileError(f"{path} must have two passages or more, but has one: every search would find it.")
-
-
-def _options(path: Path) -> dict[str, Any]:
-    """Return the content of the folder's ``task.json``."""
-    file = path / "task.json"
-    if not path.is_dir() or not file.exists():
-        return {}
-    options = parse_json_object(read_text_file(file, TaskFileError), str(file), TaskFileError)
-    if not all(isinstance(value, str) for value in options.values()):
-        raise TaskFileError(f'{file} must be an object like {{"type": "Clustering", "name": "my titles"}}.')
-    for key in options:
-        check_choice(f"key of {file}", key, ("type", "name"))
-    if "type" in options:
-        check_choice(f"type in {file}", options["type"], TASK_TYPES)
-    return options
 
 
 def _files_by_stem(folder: Path) -> dict[str, Path]:
@@ -196,17 +176,17 @@ def _split_files(path: Path) -> dict[str, Path]:
     )
 
 
-def _beir_files(path: Path, options: Mapping[str, str]) -> dict[str, Path] | None:
+def _beir_files(path: Path) -> dict[str, Path] | None:
     """Return the files ``corpus``, ``queries`` and ``qrels`` of a folder in BEIR's layout, else ``None``.
 
-    Two of the three files without ``test.*`` identify the layout, or one if ``task.json`` declares a retrieval task.
+    Two of the three files without ``test.*`` identify the layout.
     """
-    if not path.is_dir() or options.get("type", "Retrieval") != "Retrieval":
+    if not path.is_dir():
         return None
     files = _files_by_stem(path)
     qrels = path / "qrels"
     present = [name for name in ("corpus", "queries") if name in files] + (["qrels"] if qrels.is_dir() else [])
-    if "test" in files or len(present) < (1 if "type" in options else 2):
+    if "test" in files or len(present) < 2:
         return None
     for name in ("corpus", "queries", "qrels"):
         if name not in present:
@@ -323,12 +303,11 @@ def _finds_itself(tables: Tables) -> bool:
 def _type(table: Table) -> TaskType:
     """Return the first type whose columns are all present."""
     columns = table.columns
-    for task_type, accepted in _TYPE_BY_COLUMNS.items():
-        needed = [next((name for name in names.split() if name in columns), "") for names in accepted]
-        if all(needed):
+    for task_type, accepted in _COLUMNS.items():
+        # Beside other columns, texts without labels may have labels under another name, which would be lost.
+        is_alone = task_type != "Unlabeled" or len(columns) == 1
+        if is_alone and all(set(columns) & set(names.split()) for names, _ in accepted.values()):
             return task_type
-    if columns in (["text"], ["sentences"]):  # beside another column, labels under another name would be lost
-        return "Unlabeled"
     raise TaskFileError(f"{table.path} must have the columns of a task, but has {', '.join(columns)}. {_cure(table)}")
 
 

@@ -22,21 +22,10 @@ Rule: TypeAlias = tuple[str, Callable[[object], bool]]
 
 SUFFIXES = (".jsonl", ".ndjson", ".csv", ".tsv", ".parquet")
 _SEPARATORS = {",": "comma", "\t": "tab", ";": "semicolon", "|": "bar"}
-_TASK_COLUMNS = frozenset(
-    (
-        "text",
-        "label",
-        "labels",
-        "sentences",
-        "sentence1",
-        "sentence2",
-        "score",
-        "query",
-        "anchor",
-        "positive",
-        "negative",
-    )
-)
+_TASK_COLUMNS = {
+    "text", "label", "labels", "sentences", "sentence1", "sentence2", "score",
+    "query", "anchor", "positive", "negative",
+}  # fmt: skip
 _NUMBER = re.compile(r"0|-?[1-9][0-9]{0,17}")  # 007 is a name, not a number
 
 

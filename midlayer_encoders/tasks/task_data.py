@@ -1,18 +1,17 @@
 """The rows of a local task under mteb's column names, and the digest in the task's name."""
 
-import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias
+
+from midlayer_encoders._types import content_digest
 
 TaskType: TypeAlias = Literal[
     "Classification", "Clustering", "PairClassification", "Reranking", "STS", "Retrieval", "Unlabeled"
 ]
-
-TASK_TYPES: tuple[TaskType, ...] = get_args(TaskType)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +44,7 @@ class TaskData:
     def digest(self) -> str:
         """Eight hexadecimal digits that change with every row and setting."""
         content = json.dumps([self.type, self.splits, dict(self.settings)], sort_keys=True)
-        return hashlib.blake2b(content.encode(), digest_size=4).hexdigest()
+        return content_digest(content, 4)
 
     @property
     def name(self) -> str:

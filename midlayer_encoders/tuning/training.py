@@ -55,16 +55,12 @@ class TrainingRecord:
     seconds: float
     words: dict[str, str]
 
-    def to_json(self) -> dict[str, Any]:
-        """Return everything but the metrics, which have their own file."""
-        fields = {**vars(self), "losses": self.losses.to_dicts()}
-        del fields["metrics"]
-        return fields
-
 
 def write_record(record: TrainingRecord, path: Path) -> None:
     """Write the record of a run and the checksums of its other files, which exist already."""
-    write_file(path, sealed({**record.to_json(), "files": _trained_files(path.parent)}))
+    fields = {**vars(record), "losses": record.losses.to_dicts(), "files": _trained_files(path.parent)}
+    del fields["metrics"]  # which have their own file
+    write_file(path, sealed(fields))
 
 
 def read_record(path: Path) -> TrainingRecord | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import random
 import re
@@ -12,6 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+from midlayer_encoders._types import content_digest
 from midlayer_encoders.errors import OptionError, short_repr
 from midlayer_encoders.files import expand_home
 from midlayer_encoders.tasks import table_files
@@ -48,7 +48,7 @@ class TrainingRows:
     @property
     def digest(self) -> str:
         """A hash of the rows."""
-        return hashlib.blake2b(json.dumps(self.rows).encode(), digest_size=8).hexdigest()
+        return content_digest(json.dumps(self.rows), 8)
 
     @property
     def texts(self) -> list[str]:

@@ -19,7 +19,7 @@ from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import CutError, DiskFullError
 from midlayer_encoders.export import export_for
 from midlayer_encoders.export._comparison import relative_error
-from midlayer_encoders.export._gguf_weights import _architecture
+from midlayer_encoders.export.gguf import _architecture
 from midlayer_encoders.models.gguf_tokenizer import build_tokenizer, read_fields
 from tests.export.tiny_bpe import SPLITS, bpe_tokenizer, save_bpe
 from tests.tiny_folders import TEXTS

@@ -144,7 +144,7 @@ def test_a_file_with_a_block_too_few_is_not_written(tmp_path: Path) -> None:
 
 
 def test_queries_in_the_wrong_order_are_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("midlayer_encoders.export._gguf_weights._interleave_halves", lambda values, heads: values)
+    monkeypatch.setattr("midlayer_encoders.export.gguf._interleave_halves", lambda values, heads: values)
     encoder = LayerEncoder(save_bpe(tmp_path / "model"), 2, device="cpu")
     with pytest.raises(CutError, match=r"llama\.cpp computes other vectors"):
         export_for(encoder, "gguf", tmp_path / "out")

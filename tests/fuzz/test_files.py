@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -78,13 +77,6 @@ def _task_folder(random: Random, place: Path) -> Read:
     for split in random.sample(["test", "train", "other"], random.choice([1, 2])):
         suffix = random.choice([".jsonl", ".csv", ".parquet"])
         write(random, place / f"{split}{suffix}", damaged(random, table(random, suffix)))
-    settings = {
-        "type": random.choice(["Classification", "STS", "x", 3]),
-        "name": random.choice(["n" * 300, text(random), 5]),
-    }
-    chosen = {key: settings[key] for key in random.sample(list(settings), random.choice([0, 1, 2]))}
-    if random.random() < 0.5:
-        write(random, place / "task.json", damaged(random, json.dumps(chosen).encode()))
     return lambda: [source.name.encode() for source in task_sources(place)]
 
 

@@ -51,7 +51,6 @@ def task_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     write_rows(root / "kinds", labelled[:36], "train")
     write_rows(root / "kinds", labelled[36:])
     write_rows(root / "groups", [{"sentences": sentence(n), "labels": n % 4} for n in range(40)])
-    (root / "groups/task.json").write_text('{"type": "Clustering"}')
     write_rows(
         root / "pairs", [{"sentence1": sentence(n), "sentence2": sentence(100 + n), "labels": n % 2} for n in range(30)]
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -204,12 +203,11 @@ def test_document_may_have_only_a_title_and_judgments_may_repeat(tmp_path: Path)
     assert "alone" in encoded_texts
 
 
-def test_test_file_takes_precedence_over_beir_files_and_task_json_over_both(tmp_path: Path) -> None:
+def test_test_file_takes_precedence_over_beir_files(tmp_path: Path) -> None:
     folder = write_beir(tmp_path / "mine")
     write(folder / "test.jsonl", ROWS["STS"])
     assert files_data(folder).type == "STS"
     (folder / "test.jsonl").unlink()
-    (folder / "task.json").write_text(json.dumps({"type": "Retrieval", "name": "my search"}))
-    assert (files_data(folder).type, files_data(folder).label) == ("Retrieval", "my_search")
+    assert (files_data(folder).type, files_data(folder).label) == ("Retrieval", "mine")
     corpus_only = write(tmp_path / "alone/corpus.jsonl", [{"text": text} for text in SENTENCES]).parent
     assert files_data(corpus_only).type == "Unlabeled"

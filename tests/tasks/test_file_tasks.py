@@ -1,13 +1,11 @@
 from __future__ import annotations
 
-import json
 import logging
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from midlayer_encoders.errors import OptionError
 from midlayer_encoders.tasks import TaskFileError, resolve_tasks, tfidf_scores
 from midlayer_encoders.tasks.file_tasks import files_data
 from midlayer_encoders.tasks.sources import task_sources
@@ -46,29 +44,10 @@ def test_type_is_the_first_whose_columns_exist(tmp_path: Path, columns: tuple[st
     assert files_data(write(tmp_path / "mine.jsonl", rows)).type == expected
 
 
-def test_task_json_overrides_type_and_name(tmp_path: Path) -> None:
+def test_task_json_of_the_previous_release_is_refused(tmp_path: Path) -> None:
     write(tmp_path / "test.jsonl", ROWS["Classification"])
-    (tmp_path / "task.json").write_text(json.dumps({"type": "Clustering", "name": "my titles"}))
-    data = files_data(tmp_path)
-    assert (data.type, data.label) == ("Clustering", "my_titles")
-    assert set(data.splits["test"]) == {"sentences", "labels"}
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("{", "must be one JSON object, but cannot be read"),
-        ("[]", r"must be one JSON object, but got '\[\]'"),
-        ('{"name": 3}', "must be an object like"),
-        ('{"typ": "STS"}', r"must be one of 'type', 'name', but got 'typ'\. Did you mean 'type'"),
-        ('{"type": "Sorting"}', "must be one of 'Classification', .* but got 'Sorting'"),
-        ('{"type": "STS"}', "must have the column sentence1 to be a STS, but has text, label"),
-    ],
-)
-def test_invalid_task_json_is_refused(tmp_path: Path, content: str, message: str) -> None:
-    write(tmp_path / "test.jsonl", ROWS["Classification"])
-    (tmp_path / "task.json").write_text(content)
-    with pytest.raises((TaskFileError, OptionError), match=message):
+    (tmp_path / "task.json").write_text('{"type": "Clustering"}')
+    with pytest.raises(TaskFileError, match=r"must not hold task\.json: the columns determine the type .* Remove it"):
         files_data(tmp_path)
 
 

@@ -169,7 +169,7 @@ def test_the_summary_says_which_share_of_the_lead_was_recovered() -> None:
 def test_a_stopped_run_reads_no_text_twice_and_ends_with_the_same_weights(
     tiny_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = sys.modules["midlayer_encoders.tuning.distill"]
+    module = sys.modules["midlayer_encoders.tuning.tune"]
     monkeypatch.setattr(module, "_CHUNK", 16)
     through = distilled(tiny_folder("Llama"), tmp_path / "through")
 
