@@ -53,12 +53,12 @@ def read_frames(out: Path, *names: str) -> dict[str, pl.DataFrame]:
 
 
 def call_arguments(
-    field: str = "body", limit: int | None = None, layers: str = "all", **options: Any
+    text_column: str = "body", limit: int | None = None, layers: str = "all", **options: Any
 ) -> dict[str, Any]:
     """Return a command's flags as the arguments of the Python call."""
     expected = layers if layers == "all" else [float(k) if "." in k else int(k) for k in layers.split(",")]
     return {
-        "texts": [row[field] for row in ROWS][:limit],
+        "texts": [row[text_column] for row in ROWS][:limit],
         "layers": expected,
         "dataset": "rows",
         "device": "cpu",
@@ -66,7 +66,14 @@ def call_arguments(
     }
 
 
-CHANGED = {"field": "title", "limit": 11, "layers": "0,0.5,-1", "norm": "final", "pooling": "last", "max_length": 7}
+CHANGED = {
+    "text_column": "title",
+    "limit": 11,
+    "layers": "0,0.5,-1",
+    "norm": "final",
+    "pooling": "last",
+    "max_length": 7,
+}
 CHANGED |= {"dtype": "float64", "views": 3, "seed": 3}
 
 
@@ -93,7 +100,7 @@ def test_every_option_of_compare_reaches_it(steps: Path, texts: Path, tmp_path: 
         return {"frame": result.frame, "differences": result.differences}
 
     options = CHANGED | {"metrics": "anisotropy,lidar", "resamples": 3}
-    plain = {"field": "body", "metrics": "infonce,anisotropy"}
+    plain = {"text_column": "body", "metrics": "infonce,anisotropy"}
     check_every_option(command, call, options, plain=plain, check_each=False)
 
 
@@ -120,7 +127,7 @@ def test_every_option_of_progression_reaches_it(steps: Path, texts: Path, tmp_pa
 
     options = CHANGED | {"metrics": "anisotropy,lidar", "revisions": "step1,step16"}
     check_every_option(
-        command, call, options, plain={"field": "body", "metrics": "infonce,anisotropy"}, check_each=False
+        command, call, options, plain={"text_column": "body", "metrics": "infonce,anisotropy"}, check_each=False
     )
 
 
