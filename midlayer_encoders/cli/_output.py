@@ -1,22 +1,16 @@
 """What commands print: lines, tables, and under ``--json`` one JSON object."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
 from midlayer_encoders.cli._progress import is_silent, prints_json
-
-if TYPE_CHECKING:
-    from midlayer_encoders.boards import Board
 
 
 def console() -> Console:
@@ -117,32 +111,3 @@ def print_table(
                 table.add_section()
             table.add_row(row[0], *(row[column] for column in part), style="bold green" if index == bold else None)
         console().print(table)
-
-
-def print_board(result: Board, out: Path) -> None:
-    """Write the page of a board, and print its table and the best encoder."""
-    from midlayer_encoders.frame.pareto import COSTS, amount, cost_text
-
-    page = result.to_html(out)
-    tasks = f"{len(result.tasks)} shared tasks" if len(result.tasks) > 1 else result.tasks[0]
-    rows = []
-    for run in result.runs:
-        costs = (amount(run.best.costs[cost]) if cost in run.best.costs else "–" for cost in COSTS)
-        layer = f"{run.best.layer} of {run.summary.num_layers}"
-        rows.append([escape(run.name), layer, f"{run.best.score:.1f}", *costs])
-    columns = ["run", "layer", "score", "parameters", "ms per text", "tokens", "bytes"]
-    print_table(columns, rows, title=f"Best layer of each run on {tasks}", left=("run",))
-    for remark in result.remarks:
-        print_text(remark)
-    print_report(page)
-    choice: dict[str, Any] | None = None
-    try:
-        point = result.chosen()
-        lines = result.lines(point)
-        choice = {"run": point.run, "layer": point.layer, "score": point.score, "costs": dict(point.costs)}
-        choice["lines"] = lines
-    finally:  # --json lists the runs even if none is within the budget
-        print_result(page=page, **result.to_dict(), chosen=choice)
-    summary = f"Use {point.run} at layer {point.layer}: {point.score:.1f} points, {cost_text(point.costs)}."
-    print_text(summary, wrap=False)
-    print_encoder_lines(lines)

@@ -1,20 +1,15 @@
 """``midlayer probe``: how well each layer separates labeled classes."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from typer import Context, Option
 
 from midlayer_encoders.cli import _arguments, _output, _progress
 from midlayer_encoders.cli._app import command
 from midlayer_encoders.encoder.options import EncoderOptions
-
-if TYPE_CHECKING:
-    from midlayer_encoders.probing import ProbeResult
 
 STAGES = {"reading": "examples read", "training": "epochs, all layers together"}
 
@@ -84,20 +79,14 @@ def probe(
     if not is_first:
         return
     result.save(out)
-    _output.print_result(folder=out, report=out / "report.html", **probe_values(result))
-    print_probe(result)
-    files = ", ".join([*result.tables(), "probe.png", "report.html"])
-    _output.print_text(f"Written to {out}: {files}", wrap=False)
-
-
-def probe_values(result: ProbeResult) -> dict[str, Any]:
-    """Return the result of a probe as ``--json`` prints it."""
-    values = {name: getattr(result, name) for name in ("dataset", "kind", "best_layer", "chance")}
-    return values | {"words": result.verdict(), "layers": result.table.to_dicts()}
-
-
-def print_probe(result: ProbeResult) -> None:
-    """Print a row for each layer, and the gain of the best layer over the last."""
+    names = ("dataset", "kind", "best_layer", "chance")
+    _output.print_result(
+        folder=out,
+        report=out / "report.html",
+        **{name: getattr(result, name) for name in names},
+        words=result.verdict(),
+        layers=result.table.to_dicts(),
+    )
     rows = []
     for layer, accuracy, low, high, validation, epoch in result.table.iter_rows():
         shares = (f"{100 * accuracy:.1f}", f"{100 * low:.1f} to {100 * high:.1f}", f"{100 * validation:.1f}")
@@ -107,3 +96,5 @@ def print_probe(result: ProbeResult) -> None:
     columns = ["layer", "accuracy", "95 % interval", "validation", "best epoch"]
     _output.print_table(columns, rows, title=title, bold=best)
     _output.print_text(f"{result.verdict()} Guessing gives {100 * result.chance:.1f}.")
+    files = ", ".join([*result.tables(), "probe.png", "report.html"])
+    _output.print_text(f"Written to {out}: {files}", wrap=False)

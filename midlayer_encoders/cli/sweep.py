@@ -1,4 +1,4 @@
-"""``midlayer sweep`` and ``report``: score every layer of a model on tasks, and write the page."""
+"""``midlayer sweep``, ``report`` and ``board``: score every layer of a model on tasks, and write the pages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from typer import Exit, Option
+from rich.markup import escape
+from typer import Argument, Exit, Option
 
 from midlayer_encoders.cli import _arguments, _output, _progress
 from midlayer_encoders.cli._app import command
@@ -16,12 +17,15 @@ from midlayer_encoders.encoder.options import EncoderOptions
 from midlayer_encoders.errors import OptionError
 
 if TYPE_CHECKING:
+    from midlayer_encoders.boards import Board
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
     from midlayer_encoders.sweeping import RecipesResult, SweepResult
 
 ONE_PASS_METRICS = ("prompt_entropy", "dataset_entropy", "effective_rank", "curvature")
 """The paper's metrics that compare no views of a text."""
 _DEFAULT_METRICS = ",".join(ONE_PASS_METRICS)
+
+_UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9}
 
 STAGES = {
     "reading": "tasks read",
@@ -52,8 +56,7 @@ def sweep(
     no_baselines: Annotated[bool, Option("--no-baselines", help="Do not score TF-IDF and MiniLM.")] = False,
     out: Annotated[Path | None, Option(help="Folder for frame, results and page.")] = None,
     store: Annotated[Path | None, Option(help="Folder of embeddings, which sweeps can share.")] = None,
-    store_dtype: Annotated[Literal["float32", "float16"], Option(help="float16 halves the disk space.")] = "float32",
-    half: Annotated[bool, Option("--half", help="The same as --store-dtype float16.")] = False,
+    half: Annotated[bool, Option("--half", help="Store vectors in float16, in half the disk space.")] = False,
     scoring: Annotated[Literal["together", "mteb"], Option(help="mteb scores each layer by itself.")] = "together",
     workers: Annotated[int | None, Option(help="Processes for scoring with mteb; by default one per core.")] = None,
     shared: _arguments.Sharing,
@@ -102,7 +105,7 @@ def sweep(
     settings = SweepSettings(
         scoring=scoring,
         workers=workers,
-        store_dtype="float16" if half else store_dtype,
+        store_dtype="float16" if half else "float32",
         compile=compiled,
         **asdict(shared),
     )
@@ -158,7 +161,7 @@ def _sweep_models(models: list[str], tasks: list[str], out: Path, **arguments: A
     for result in results.values():
         if not result.frame.is_empty():
             result.to_html()
-    _output.print_board(board([result.folder for result in results.values()]), out / "board.html")
+    _print_board(board([result.folder for result in results.values()]), out / "board.html")
     if failures:
         raise Exit(1)
 
@@ -276,3 +279,82 @@ def _print_recipes(result: RecipesResult) -> None:
     best = [row[0] for row in rows].index(result.recipe)
     _output.print_table([task_label(word) for word in head], rows, title="Recipes at their best layers", bold=best)
     _output.print_text(recipe_words(summaries, gains))
+
+
+@command("Find the layer", quiet=False)
+def report(folder: Annotated[Path, Argument(help="The --out of a sweep.")]) -> None:
+    """Write the page of a sweep again from its results.
+
+    Examples:
+        midlayer report runs/reviews
+        midlayer report runs/reviews --json
+    """
+    from midlayer_encoders.sweeping import SweepResult
+
+    page = SweepResult.load(folder).to_html()
+    _output.print_result(folder=folder, report=page)
+    _output.print_report(page)
+
+
+@command("Find the layer", name="board", quiet=False)
+def board_command(
+    *,
+    runs: Annotated[list[str], Argument(help="Folders of sweeps (their --out), or folders that hold several.")],
+    out: Annotated[Path, Option(help="Page to write.")] = Path("midlayer-results/board.html"),
+    max_params: Annotated[str | None, Option(help="Maximum number of parameters: 100M, 1.5B, 22000000.")] = None,
+    max_ms: Annotated[float | None, Option(help="Maximum milliseconds per text.")] = None,
+    max_bytes: Annotated[float | None, Option(help="Maximum bytes per vector.")] = None,
+) -> None:
+    """Compare many sweeps on one page, score against cost, and print the best encoder within a budget.
+
+    Examples:
+        midlayer board runs/one runs/two
+        midlayer board runs --max-params 100M --max-ms 5
+    """
+    from midlayer_encoders.boards import board
+
+    max_parameters = None if max_params is None else parse_amount(max_params)
+    result = board(runs, max_parameters=max_parameters, max_milliseconds=max_ms, max_bytes=max_bytes)
+    _print_board(result, out)
+
+
+def parse_amount(text: str) -> float:
+    """Return a number from a word with an optional unit.
+
+    Example:
+        >>> parse_amount("100M"), parse_amount("1.5B"), parse_amount("22_000_000")
+        (100000000.0, 1500000000.0, 22000000.0)
+    """
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?([kmbg]?)", text.strip().replace("_", "").lower())
+    if match is None:
+        raise OptionError(f"`--max-params` must be a number such as 100M, 1.5B or 22000000, but got {text!r}.")
+    return float(match[1]) * _UNITS[match[2]]
+
+
+def _print_board(result: Board, out: Path) -> None:
+    """Write the page of a board, and print its table and the best encoder."""
+    from midlayer_encoders.frame.pareto import COSTS, amount, cost_text
+
+    page = result.to_html(out)
+    tasks = f"{len(result.tasks)} shared tasks" if len(result.tasks) > 1 else result.tasks[0]
+    rows = []
+    for run in result.runs:
+        costs = (amount(run.best.costs[cost]) if cost in run.best.costs else "–" for cost in COSTS)
+        layer = f"{run.best.layer} of {run.summary.num_layers}"
+        rows.append([escape(run.name), layer, f"{run.best.score:.1f}", *costs])
+    columns = ["run", "layer", "score", "parameters", "ms per text", "tokens", "bytes"]
+    _output.print_table(columns, rows, title=f"Best layer of each run on {tasks}", left=("run",))
+    for remark in result.remarks:
+        _output.print_text(remark)
+    _output.print_report(page)
+    choice: dict[str, Any] | None = None
+    try:
+        point = result.chosen()
+        lines = result.lines(point)
+        choice = {"run": point.run, "layer": point.layer, "score": point.score, "costs": dict(point.costs)}
+        choice["lines"] = lines
+    finally:  # --json lists the runs even if none is within the budget
+        _output.print_result(page=page, **result.to_dict(), chosen=choice)
+    summary = f"Use {point.run} at layer {point.layer}: {point.score:.1f} points, {cost_text(point.costs)}."
+    _output.print_text(summary, wrap=False)
+    _output.print_encoder_lines(lines)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
@@ -152,11 +153,7 @@ class Group:
     def lock(self, folder: Path) -> Iterator[None]:
         """Lock a folder in the first process, before any process writes to it."""
         with ExitStack() as stack:
-
-            def enter() -> None:
-                stack.enter_context(folder_lock(folder))
-
-            self.first(enter)
+            self.first(partial(stack.enter_context, folder_lock(folder)))
             yield
 
     def _gather(self, item: Any) -> list[Any]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 from midlayer_encoders._types import Layer
 from midlayer_encoders.errors import OptionError
@@ -18,11 +18,8 @@ GROWTH = 4
 """Rows of a round over those of the one before."""
 
 
-class RunRound(Protocol):
-    """A sweep of some layers on a sample; ``None`` for all rows."""
-
-    def __call__(self, limit: int | None, layers: Sequence[Layer] | str) -> SweepResult:
-        """Return its result."""
+RunRound: TypeAlias = Callable[[int | None, Sequence[Layer] | str], SweepResult]
+"""Sweeps some layers on a sample of so many rows; ``None`` for all."""
 
 
 @dataclass(frozen=True)

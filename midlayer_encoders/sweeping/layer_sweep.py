@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias, Unpack, cast, get_args
 import polars as pl
 
 from midlayer_encoders import validation
-from midlayer_encoders._types import EncoderSpec, Engine, Layer, Precision, Progress, Stage, content_digest
+from midlayer_encoders._types import Engine, Layer, Precision, Progress, Stage, content_digest
 from midlayer_encoders.encoder.options import EncoderKeywords, make_options
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder, load_shared
 from midlayer_encoders.encoder.spec import result_name, result_revision
@@ -128,8 +128,8 @@ class SweepRequest:
     def __post_init__(self) -> None:
         self.compressions = make_compressions(self.dims, self.precisions)
         self.baselines = validation.check_flag("baselines", self.baselines)
-        values = {name: getattr(self.settings, name) for name in ("compile", "devices", "num_nodes")}
-        check_engine(self.engine, **values)
+        settings = self.settings
+        check_engine(self.engine, compile=settings.compile, devices=settings.devices, num_nodes=settings.num_nodes)
         validation.check_path("out", self.out)
         if self.out is not None:
             check_output_folder(Path(self.out))
@@ -240,7 +240,8 @@ def sweep(
     sources: list[TaskSource] = []
     if not isinstance(tasks, tuple) or tasks:
         sources = limited_sources(task_sources(tasks, text_column=text_column, label_column=label_column), limit)
-    if sources and all(isinstance(source, TextsSource) for source in sources):
+    has_labels = not all(isinstance(source, TextsSource) for source in sources)
+    if sources and not has_labels:
         if request.recipes(recipes) is not None:
             raise OptionError(
                 "`recipes`, `dims` and `precisions` must be left out for texts without labels: a sweep compares them "
@@ -253,7 +254,6 @@ def sweep(
             )
     devices, num_nodes = request.settings.devices, request.settings.num_nodes
     if budget is not None:
-        has_labels = not all(isinstance(source, TextsSource) for source in sources)
         budget = check_minutes(
             budget, limit=limit, recipes=request.recipes(recipes), processes=devices * num_nodes, has_labels=has_labels
         )
@@ -430,15 +430,10 @@ class SingleSweep:
 
     def _embedder(self) -> Embedder:
         settings = self.request.settings
+        root = self.request.store or self.folder / "embeddings"
         return Embedder(
             self.encoder,
-            open_store(
-                self.request.store or self.folder / "embeddings",
-                self.spec,
-                self.layers,
-                self.encoder,
-                settings.store_dtype,
-            ),
+            open_store(root, self.spec, self.layers, self.encoder, settings.store_dtype),
             settings.token_budget,
             Stage(self.progress, "embedding"),
             self.group,
@@ -478,7 +473,8 @@ class SingleSweep:
             compressed = replace(spec, truncate_dim=compression.dims or spec.truncate_dim)
             suffix = "" if compression.precision == "float32" else f"-{compression.precision}"
             for layer in self.layers:
-                layer_spec = _at_layer(compressed, self.encoder.tower_depths, layer)
+                towers = paired_layers(layer, self.encoder.tower_depths) if self.encoder.tower_depths else {}
+                layer_spec = replace(compressed, layer=layer, tower_layers=tuple(towers.items()))
                 name, revision = result_name(layer_spec), result_revision(layer_spec) + suffix
                 stored = StoredLayer(vectors, layer, name, revision, prompts, media, spec.similarity, compression)
                 layers.append(stored)
@@ -486,7 +482,7 @@ class SingleSweep:
 
     def _finish(self, scoring: ScoringResult, start: float, embedder: Embedder) -> dict[str, SweepResult]:
         """Compute metrics and notes, and save the result of each compression."""
-        metrics = []
+        metrics: list[pl.DataFrame] = []
         if self.request.has_metrics:
             medium = self.encoder.media[0]
             sample = _sample(self.sources, medium, self.request.settings.metric_texts)
@@ -553,12 +549,6 @@ class SingleSweep:
                 {score.layer: score.value}, self.spec, kind=kind, dataset=score.task, name=score.metric
             )
         )
-
-
-def _at_layer(spec: EncoderSpec, tower_depths: Mapping[str, int], layer: int) -> EncoderSpec:
-    """Return the spec at a layer; in a joint model, of its image tower."""
-    towers = paired_layers(layer, tower_depths) if tower_depths else {}
-    return replace(spec, layer=layer, tower_layers=tuple(towers.items()))
 
 
 def single_line_texts(sources: Sequence[TaskSource], stage: Stage) -> list[str]:

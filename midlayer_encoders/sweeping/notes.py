@@ -201,34 +201,24 @@ def score_remarks(sources: Sequence[TaskSource], scoring: ScoringResult, baselin
 
 
 def _parameters(encoder: LayerEncoder, layers: Sequence[int], norm: Norm) -> dict[int, int]:
-    """Return the number of parameters of a model cut at each layer."""
-    model: Any = encoder[0].model
-    if encoder.tower_layers:
-        return _joint_parameters(encoder, layers)
-    anatomy = encoder.anatomy
-    sizes = [sum(p.numel() for p in block.parameters()) for block in model.get_submodule(anatomy.blocks)]
-    outside = sum(parameter.numel() for parameter in model.parameters()) - sum(sizes)
-
-    def num_blocks(layer: int) -> int:
-        if isinstance(encoder[0], MemoryModule):
-            return max(layer, 1)
-        keep = plan_cuts(anatomy, layer, norm, config=getattr(model, "config", None))[0].keep
-        return min(keep, anatomy.num_blocks) if anatomy.shared else keep
-
-    return {layer: outside + sum(sizes[: num_blocks(layer)]) for layer in layers}
-
-
-def _joint_parameters(encoder: LayerEncoder, layers: Sequence[int]) -> dict[int, int]:
-    """Return the number of parameters of a joint model whose towers are cut at each pair of layers."""
+    """Return the number of parameters of a model cut at each layer; of a joint model, at each pair of layers."""
+    model = encoder.transformer
     sizes = {
-        tower: [sum(p.numel() for p in block.parameters()) for block in anatomy.distinct_blocks(encoder.transformer)]
-        for tower, anatomy in encoder.towers.items()
+        tower: [sum(p.numel() for p in block.parameters()) for block in anatomy.distinct_blocks(model)]
+        for tower, anatomy in (encoder.towers or {"": encoder.anatomy}).items()
     }
-    outside = sum(p.numel() for p in encoder.transformer.parameters()) - sum(map(sum, sizes.values()))
-    pairs = {layer: paired_layers(layer, encoder.tower_depths) for layer in layers}
+    outside = sum(p.numel() for p in model.parameters()) - sum(map(sum, sizes.values()))
+
+    def num_blocks(layer: int) -> Mapping[str, int]:
+        if encoder.tower_layers:
+            return paired_layers(layer, encoder.tower_depths)
+        if isinstance(encoder[0], MemoryModule):
+            return {"": max(layer, 1)}
+        return {"": plan_cuts(encoder.anatomy, layer, norm, config=getattr(model, "config", None))[0].keep}
+
     return {
-        layer: outside + sum(sum(sizes[tower][:depth]) for tower, depth in pair.items())
-        for layer, pair in pairs.items()
+        layer: outside + sum(sum(sizes[tower][:count]) for tower, count in num_blocks(layer).items())
+        for layer in layers
     }
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from midlayer_encoders import board
 from midlayer_encoders.cli import app
-from midlayer_encoders.cli.runs import parse_amount
+from midlayer_encoders.cli.sweep import parse_amount
 from midlayer_encoders.errors import OptionError
 from tests.cli.calls import run, tables
 from tests.report.made_runs import make_sweep

@@ -50,7 +50,7 @@ ENCODER = {"max_length": 9, "pooling": "max", "device": "cpu"}
 SHARED = {"devices": 2, "num_nodes": 3}
 SWEEP: dict[str, Any] = {
     "tasks": "near.csv", "text_column": "t", "label_column": "l", "limit": 50, "no_baselines": True, "layers": "1,0.5,2-3", "recipes": "plain,one-word", "metrics": "lidar,dime",
-    "store_dtype": "float16", "half": True, "scoring": "mteb", "workers": 3, "devices": 1, "num_nodes": 1,
+    "half": True, "scoring": "mteb", "workers": 3, "devices": 1, "num_nodes": 1,
     "compile": True,
 }  # fmt: skip
 SMALL = {"dims": "64,8", "precisions": "int8,binary"}
