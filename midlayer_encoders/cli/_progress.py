@@ -117,7 +117,7 @@ class _Display:
         self._ended.set()
         self._timer.join()
         for task in self._tasks.values():
-            if self._has_changed(task) and task.fields["seconds"] >= 1:
+            if task.fields["written"] != (task.completed, task.total) and task.fields["seconds"] >= 1:
                 self._write(task, task.fields["seconds"])
 
     def report(self, stage: str, title: str, done: int, total: int | None) -> None:
@@ -131,9 +131,6 @@ class _Display:
             self._current = task
             if total is None:
                 self._write(task)
-
-    def _has_changed(self, task: progress.Task) -> bool:
-        return bool(task.fields["written"] != (task.completed, task.total))
 
     def _write_regularly(self) -> None:
         while not self._ended.wait(_SECONDS_BETWEEN_LINES):

@@ -45,20 +45,8 @@ def embed(
         reason = "with --ray, which writes vectors of texts: run it without --ray"
         _arguments.refuse_flags(context, reason, "images", "audio", "skip_bad", "engine")
         _arguments.refuse_flags(context, "with --ray: use --concurrency", "devices", "num_nodes")
-        if inputs.texts is None:
-            raise BadParameter("name the parquet file or folder with --texts", param_hint="--ray")
-        _embed_with_ray(
-            model,
-            inputs.texts,
-            out,
-            layers=layers,
-            text_column=inputs.text_column or "text",
-            token_budget=budget,
-            batch_size=batch_size,
-            concurrency=concurrency,
-            limit=inputs.limit,
-            **options.changed(),
-        )
+        actors = {"batch_size": batch_size, "concurrency": concurrency}
+        _embed_with_ray(model, inputs, out, layers=layers, token_budget=budget, **actors, **options.changed())
         return
     _arguments.refuse_flags(context, "without --ray", "concurrency", "batch_size")
     shared.writes_results()
@@ -76,15 +64,18 @@ def embed(
     _output.print_text(f"Vectors of {number} are in {written}.", wrap=False)
 
 
-def _embed_with_ray(model: str, source: Path, out: Path, **arguments: Any) -> None:
+def _embed_with_ray(model: str, inputs: _arguments.Inputs, out: Path, **arguments: Any) -> None:
     """Embed parquet files with Ray, and print where the vectors are."""
     import pyarrow.dataset
 
     from midlayer_encoders.vectors import ray
 
+    if inputs.texts is None:
+        raise BadParameter("name the parquet file or folder with --texts", param_hint="--ray")
+    arguments |= {"text_column": inputs.text_column or "text", "limit": inputs.limit}
     # Ray prints lines about lost workers, which it replaces.
     with _progress.show_progress({"embedding": "Embedding texts"}) as progress, redirect_stdout(io.StringIO()):
-        written = ray.embed_parquet(model, source, out, progress=progress, **arguments)
+        written = ray.embed_parquet(model, inputs.texts, out, progress=progress, **arguments)
     num_texts = pyarrow.dataset.dataset(written).count_rows()
     _output.print_result(path=written, inputs=num_texts, kind="texts")
     _output.print_text(f"Vectors of {counted(num_texts, 'text')} are in {written}.", wrap=False)

@@ -55,13 +55,14 @@ def reproduce(
     max_length = options.max_length or 64
     check_count("--max-length", max_length, minimum=8)
     options = replace(options, max_length=None)
+    answers = "answer" if solutions is not None and solutions.suffix in (".jsonl", ".ndjson") else None
     layer_choice = TENTHS if layers == "tenths" else _arguments.parse_layers(layers)
     setting = Setting(
         models=tuple(model or ()),
         load=partial(_load, options=options, max_length=max_length),
         out=out,
         texts=_read_paragraphs(texts, max_length),
-        solutions=_read_solutions(solutions),
+        solutions=() if solutions is None else tuple(_arguments.read_texts(solutions, column=answers)),
         revisions=tuple(revisions.split(",") if revisions else ()),
         tasks=tasks,
         layers=tuple(layer_choice) if isinstance(layer_choice, list) else layer_choice,
@@ -122,9 +123,3 @@ def _read_paragraphs(path: Path | None, max_length: int) -> tuple[str, ...]:
             "long. Pass a smaller --max-length."
         )
     return paragraphs
-
-
-def _read_solutions(path: Path | None) -> tuple[str, ...]:
-    if path is None:
-        return ()
-    return tuple(_arguments.read_texts(path, column="answer" if path.suffix in (".jsonl", ".ndjson") else None))

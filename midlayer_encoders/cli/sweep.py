@@ -80,8 +80,15 @@ def sweep(
     if is_alone:
         model, revision = name_and_revision(model)
         options = options if revision is None else replace(options, revision=revision)
-    precision_names = [] if precisions is None else precisions.split(",")
-    compressed = {"dims": _arguments.parse_sizes("dims", dims), "precisions": precision_names}
+    arguments: dict[str, Any] = {
+        "layers": layers,
+        "engine": engine,
+        "dims": _arguments.parse_sizes("dims", dims),
+        "precisions": [] if precisions is None else precisions.split(","),
+        "metrics": _arguments.parse_metrics(metrics),
+        "baselines": not no_baselines,
+        "store": store,
+    }
     if budget is not None and not is_alone:
         raise OptionError("`--budget` takes one model, and no `--submit`.")
     parameters = _arguments.parse_submit_options(submit, submit_option)
@@ -95,31 +102,26 @@ def sweep(
             sources = limited_sources(task_sources(task_names, **columns), limit)
         if out is not None and processes == 1:  # several processes check it together
             check_output_folder(out)
-    from midlayer_encoders.measuring import num_passes
-    from midlayer_encoders.sweeping import SweepSettings
-    from midlayer_encoders.sweeping.compression import make_compressions
     from midlayer_encoders.sweeping.halving import check_minutes
+    from midlayer_encoders.sweeping.layer_sweep import SweepRequest, SweepSettings
     from midlayer_encoders.sweeping.mteb_jobs import check_data
 
-    make_compressions(**compressed)  # refuses unknown ones before the model is loaded
-    settings = SweepSettings(
+    arguments["settings"] = SweepSettings(
         scoring=scoring,
         workers=workers,
         store_dtype="float16" if half else "float32",
         compile=compiled,
         **asdict(shared),
     )
-    metric_names = _arguments.parse_metrics(metrics)
+    SweepRequest(out=out, **arguments)  # refuses wrong values before the model is loaded
     recipe_list, options = _arguments.parse_recipes(recipes, options)
-    arguments: dict[str, Any] = {"recipes": recipe_list, "settings": settings, "layers": layers}
-    arguments |= {"limit": limit, **columns}
+    arguments |= {"recipes": recipe_list, "limit": limit, **columns}
     if budget is not None:
         arguments["budget"] = check_minutes(
             budget, limit=limit, recipes=recipe_list or dims or precisions, processes=processes
         )
-    arguments |= {"metrics": metric_names, "baselines": not no_baselines, "engine": engine, **compressed}
     if not is_alone:
-        arguments |= {"executor": submit, "parameters": parameters, "store": store}
+        arguments |= {"executor": submit, "parameters": parameters}
         _sweep_models(models, task_names, out or Path("midlayer-results"), **arguments, **options.changed())
         return
     if out is None or not out.is_dir():
@@ -127,13 +129,11 @@ def sweep(
     if is_first and out is not None and out.is_dir():
         with folder_lock(out):  # refuses a folder that another sweep is writing
             pass
-    if metric_names:
-        num_passes(metric_names)  # refuses an unknown name before the model is loaded
     encoder = _arguments.load_model(model, options)
     if encoder.tower_layers and metrics == _DEFAULT_METRICS:
         arguments["metrics"] = []
         _output.print_text("No metrics: the model has two towers, and metrics read one (--tower image, --tower text).")
-    run_sweep(encoder, task_names, is_first=is_first, out=out, store=store, **arguments)
+    run_sweep(encoder, task_names, is_first=is_first, out=out, **arguments)
 
 
 def run_sweep(encoder: LayerEncoder, tasks: list[str], *, is_first: bool = True, **arguments: Any) -> None:

@@ -217,21 +217,16 @@ class MappedStore:
 
     def read(self, layer: int, keys: Sequence[str]) -> _Array:
         """Return the transformed vectors of keys, shape ``(N, D)``."""
-        vectors = _joined(self.store.read(layer, keys), self.join)
+        vectors = self.store.read(layer, keys)
+        if self.join is not None:
+            first, second = torch.from_numpy(vectors).chunk(2, dim=1)
+            vectors = join_readings(first, second, self.join).numpy()
         if layer in self.offsets:
             vectors = vectors + self.offsets[layer]
         if self.normalize:
             lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
             vectors = vectors / np.maximum(lengths, np.float32(1e-12))
         return vectors
-
-
-def _joined(vectors: _Array, join: Join | None) -> _Array:
-    """Return stored vectors with their two readings joined."""
-    if join is None:
-        return vectors
-    first, second = torch.from_numpy(vectors).chunk(2, dim=1)
-    return join_readings(first, second, join).numpy()
 
 
 Vectors: TypeAlias = EmbeddingStore | MappedStore

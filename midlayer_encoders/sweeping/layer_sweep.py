@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
@@ -102,12 +102,6 @@ class SweepSettings:
         self.compile = validation.check_flag("compile", self.compile)
         validation.check_choice("store_dtype", self.store_dtype, ("float32", "float16"))
         validation.check_choice("scoring", self.scoring, get_args(Scoring))
-
-    @classmethod
-    def with_deprecated(cls, settings: SweepSettings | None, keywords: MutableMapping[str, Any]) -> SweepSettings:
-        """Return the settings, updated with fields that were passed as keywords, as in 0.2."""
-        names = {field.name: f"settings.{field.name}" for field in fields(cls)}
-        return replace(settings or cls(), **take_deprecated(keywords, names).get("settings", {}))
 
 
 @dataclass(kw_only=True)
@@ -225,6 +219,8 @@ def sweep(
             match its own.
     """
     validation.check_fork()
+    names_of_0_2 = {field.name: f"settings.{field.name}" for field in fields(SweepSettings)}
+    changed = take_deprecated(cast(dict[str, Any], options), names_of_0_2).get("settings", {})
     request = SweepRequest(
         layers=layers,
         engine=engine,
@@ -235,7 +231,7 @@ def sweep(
         out=out,
         store=store,
         progress=progress,
-        settings=SweepSettings.with_deprecated(settings, cast(dict[str, Any], options)),
+        settings=replace(settings or SweepSettings(), **changed),
     )
     sources: list[TaskSource] = []
     if not isinstance(tasks, tuple) or tasks:
@@ -502,8 +498,7 @@ class SingleSweep:
         vectors: dict[str, Any] = {"normalize": True} if self.recipe.normalize else {}
         if self.recipe.center:
             vectors["center"] = str(self.center_file)
-        dimensions = self.width if notes.dimensions else 0
-        notes = replace(notes, vectors=vectors, options=self._options(), dimensions=dimensions)
+        notes = replace(notes, vectors=vectors, options=self._options(), dimensions=self.width)
         results = {}
         for compression in self.compressions:
             result = self._result(scoring.of(compression), notes, metrics, compression)
@@ -519,7 +514,7 @@ class SingleSweep:
         dims = compression.dims or self.width
         if len(self.request.compressions) > 1:
             how = {"recipe": self.recipe.name, "dims": dims, "precision": compression.precision}
-            notes = replace(notes, compression=how, dimensions=dims if notes.dimensions else 0)
+            notes = replace(notes, compression=how, dimensions=dims)
         if compression != Compression():
             metrics = []
             folder = folder.with_name(f"{folder.name},{compression.label.replace(' dims', '').replace(', ', '-')}")

@@ -16,6 +16,7 @@ from midlayer_encoders._isolation import isolated_random
 from midlayer_encoders._types import EncoderSpec, Norm
 from midlayer_encoders.encoder.first_module import MemoryModule
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
+from midlayer_encoders.errors import counted
 from midlayer_encoders.frame.summaries import Baselines
 from midlayer_encoders.models.anatomy import paired_layers
 from midlayer_encoders.models.cut import plan_cuts
@@ -25,7 +26,6 @@ from midlayer_encoders.report.results import versions
 from midlayer_encoders.sweeping.baselines import Baseline
 from midlayer_encoders.sweeping.best_layer import Notes, without_nan
 from midlayer_encoders.sweeping.compression import Compression
-from midlayer_encoders.sweeping.embedder import num_dims
 from midlayer_encoders.sweeping.mteb_jobs import Score, quiet_mteb, with_data
 from midlayer_encoders.tasks import STS_GRADES, task_label
 from midlayer_encoders.tasks.sampled_tasks import sampled_rows
@@ -99,9 +99,7 @@ def sweep_notes(
         baselines=without_nan(baseline_scores),
         remarks=score_remarks(sources, scoring, baseline_scores),
         failures=scoring.failures,
-        options=encoder.options.recreating(),
         scoring=dict(scoring.methods),
-        dimensions=num_dims(encoder, spec.norm),
         timing=timing,
         towers=dict(encoder.tower_depths),
         tokens=dict(scoring.tokens),
@@ -226,8 +224,7 @@ def _device_name(encoder: LayerEncoder) -> str:
     device = encoder.device
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    threads = torch.get_num_threads()
-    return f"cpu, {threads} thread{'' if threads == 1 else 's'}" if device.type == "cpu" else str(device)
+    return f"cpu, {counted(torch.get_num_threads(), 'thread')}" if device.type == "cpu" else str(device)
 
 
 @torch.inference_mode()

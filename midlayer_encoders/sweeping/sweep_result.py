@@ -214,14 +214,12 @@ class SweepResult(Result):
     def save(self, folder: Path | str | None = None) -> Path:
         """Write the frame (parquet and CSV) and the notes into a folder, by default the result's, and return it."""
         home = self._write_tables(folder)
-        notes = replace(self.notes, recipes=self._recipe_folders(home))
+        parts = self.parts if isinstance(self, RecipesResult) else {}
+        folders = {name: os.path.relpath(part._home(), home) for name, part in parts.items()}
+        notes = replace(self.notes, recipes=folders)
         content = json.loads(json.dumps(asdict(notes), default=str))  # layers become strings, as in the file
         write_file(home / "sweep.json", sealed(content))
         return home
-
-    def _recipe_folders(self, home: Path) -> dict[str, str]:  # noqa: ARG002
-        """Return the folder of each recipe, relative to the result's."""
-        return {}
 
     @classmethod
     def load(cls, folder: Path | str) -> SweepResult:
@@ -339,9 +337,6 @@ class RecipesResult(SweepResult):
     def html(self) -> str:
         """Return the self-contained page."""
         return self.winner._page(self.failures, self)
-
-    def _recipe_folders(self, home: Path) -> dict[str, str]:
-        return {name: os.path.relpath(part._home(), home) for name, part in self.parts.items()}
 
 
 def _literals(cells: Mapping[str, Any]) -> dict[str, pl.Expr]:

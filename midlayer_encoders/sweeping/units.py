@@ -75,15 +75,13 @@ class Unit(ClusterJob):
 
     def run(self) -> str | None:
         """Do the work and return the error, if any."""
-        return self._run_whole() if self.source is None else self._score()
-
-    def _run_whole(self) -> str | None:
+        if self.source is not None:
+            return self._score(self.source)
         recipes = None if self.recipes is None else list(self.recipes)
         result = sweep(self.model, self.sources, recipes=recipes, **self.arguments, **self.options)
         return "; ".join(f"{task}: {error}" for task, error in result.failures.items()) or None
 
-    def _score(self) -> str | None:
-        assert self.source is not None
+    def _score(self, source: TaskSource) -> str | None:
         encoder = load_encoder(self.model, self.options)
         request = SweepRequest(**self.arguments)
         if self.recipes is None:
@@ -94,7 +92,7 @@ class Unit(ClusterJob):
             chosen = [recipe for recipe in recipes if recipe.name == self.recipe]
             request = replace(request, baselines=request.baselines and is_first)
             sweeps = recipe_sweeps(request, encoder, self.sources, Group(), chosen)
-        errors = [error for single in sweeps for error in single.score_task(self.source).values()]
+        errors = [error for single in sweeps for error in single.score_task(source).values()]
         return errors[0] if errors else None
 
 

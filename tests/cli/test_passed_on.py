@@ -63,16 +63,16 @@ CASES = {
     "sweep": Case(
         "sweeping.sweep",
         ["MODEL"],
-        {**SWEEP, **SMALL, "engine": "vllm", "out": "o", "store": "s"},
+        {**SWEEP, **SMALL, "out": "o", "store": "s"},
         ["MODEL", ["near.csv"]],
-        {**SWEPT, **COMPRESSED, "engine": "vllm", "out": Path("o"), "store": Path("s")},
+        {**SWEPT, **COMPRESSED, "engine": "transformers", "out": Path("o"), "store": Path("s")},
     ),
     "sweep name@revision": Case(
         "sweeping.sweep",
         ["MODEL@step1"],
-        {**SWEEP, **SMALL, "engine": "vllm", "out": "o", "store": "s"},
+        {name: value for name, value in SWEEP.items() if name != "compile"} | {**SMALL, "engine": "vllm"},
         ["MODEL", ["near.csv"]],
-        {**SWEPT, **COMPRESSED, "engine": "vllm", "out": Path("o"), "store": Path("s")},
+        {**SWEPT, **COMPRESSED, "settings": SWEPT["settings"] | {"compile": False}, "engine": "vllm", "out": None, "store": None},
     ),
     "sweep --budget": Case(
         "sweeping.sweep",
@@ -85,9 +85,9 @@ CASES = {
     "sweep --submit": Case(
         "sweeping.sweep_many",
         ["MODEL", "m@step1"],
-        {**SWEEP, **SMALL, "engine": "vllm", "out": "o", "store": "s", "submit": "local", "submit_option": "timeout_min=7"},
+        {**SWEEP, **SMALL, "out": "o", "store": "s", "submit": "local", "submit_option": "timeout_min=7"},
         [["MODEL", "m@step1"], ["near.csv"]],
-        {**SWEPT, **COMPRESSED, "engine": "vllm", "out": Path("o"), "store": Path("s"), "executor": "local", "parameters": {"timeout_min": 7}, **ENCODER},
+        {**SWEPT, **COMPRESSED, "engine": "transformers", "out": Path("o"), "store": Path("s"), "executor": "local", "parameters": {"timeout_min": 7}, **ENCODER},
     ),
     "select": Case(
         "selection.select",
