@@ -18,7 +18,7 @@ _TERMINATED = 143
 _RESUMABLE = {"embed", "sweep", "demo", "progression", "reproduce", "tune", "distill"}
 
 # Each module registers its commands, in the order of the help.
-for _module in ("demo", "select", "sweep", "export", "layers", "training", "compare", "reproduce"):
+for _module in ("demo", "select", "sweep", "export", "training", "inside", "reproduce"):
     importlib.import_module(f"{__name__}.{_module}")
 
 

@@ -1,19 +1,21 @@
-"""``midlayer export``: write a cut model to a folder."""
+"""``midlayer export`` and ``embed``: write a cut model to a folder, or the vectors of every layer to a file."""
 
 from __future__ import annotations
 
+import io
 import json
+from contextlib import redirect_stdout
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
-from typer import Option
+from typer import BadParameter, Context, Option
 
 from midlayer_encoders._types import LayerArgument, Precision
-from midlayer_encoders.cli import _arguments, _output
+from midlayer_encoders.cli import _arguments, _output, _progress
 from midlayer_encoders.cli._app import command
 from midlayer_encoders.encoder.options import EncoderOptions
-from midlayer_encoders.errors import OptionError
+from midlayer_encoders.errors import OptionError, counted
 
 if TYPE_CHECKING:
     from midlayer_encoders.export import Target
@@ -93,3 +95,68 @@ def _parse_layer_argument(words: str) -> LayerArgument:
         return _arguments.parse_layer(words.strip())
     pairs = (word.partition("=") for word in words.split(","))
     return {tower.strip(): _arguments.parse_layer(number.strip()) for tower, _, number in pairs}
+
+
+@command("Use it")
+def embed(
+    *,
+    context: Context,
+    model: _arguments.Model,
+    out: Annotated[Path, Option(help="vectors.npy, .safetensors or .parquet; with --ray a new folder.")],
+    inputs: _arguments.Inputs,
+    layers: _arguments.Layers = "all",
+    engine: _arguments.EngineName = "transformers",
+    token_budget: Annotated[str, Option(help="Tokens in a batch; auto finds the fastest size.")] = "auto",
+    shared: _arguments.Sharing,
+    ray: Annotated[bool, Option("--ray", help="Embed parquet (--texts) in actors of Ray, on a cluster.")] = False,
+    concurrency: Annotated[int | None, Option(min=1, help="With --ray: actors; by default one per GPU or CPU.")] = None,
+    batch_size: Annotated[int, Option(min=1, help="With --ray: texts in a file of the output.")] = 1024,
+    options: EncoderOptions,
+) -> None:
+    """Write the vectors of texts, images or audio at many layers to a file, from one pass of the model.
+
+    Examples:
+        midlayer embed MODEL --texts texts.txt --out vectors.parquet
+        midlayer embed MODEL --texts texts.txt --layers 0,0.5,-1 --out v.npy
+    """
+    from midlayer_encoders import vectors
+
+    budget: Any = int(token_budget) if token_budget.lstrip("-").isdigit() else token_budget
+    if ray:
+        reason = "with --ray, which writes vectors of texts: run it without --ray"
+        _arguments.refuse_flags(context, reason, "images", "audio", "skip_bad", "engine")
+        _arguments.refuse_flags(context, "with --ray: use --concurrency", "devices", "num_nodes")
+        actors = {"batch_size": batch_size, "concurrency": concurrency}
+        _embed_with_ray(model, inputs, out, layers=layers, token_budget=budget, **actors, **options.changed())
+        return
+    _arguments.refuse_flags(context, "without --ray", "concurrency", "batch_size")
+    shared.writes_results()
+    vectors.check_out(out)  # before anything is loaded
+    kind, _, items = inputs.read(context)
+    items = items[: inputs.limit]
+    encoder = _arguments.load_model(model, options, **asdict(shared))
+    unit = "waveforms" if kind == "audio" else kind
+    number = counted(len(items), unit.removesuffix("s"))
+    with _progress.show_progress({"embedding": f"Embedding {unit}", "writing": "Writing vectors"}) as progress:
+        written = vectors.embed(
+            encoder, items, out, layers=layers, engine=engine, token_budget=budget, progress=progress, **asdict(shared)
+        )
+    _output.print_result(path=written, inputs=len(items), kind=kind)
+    _output.print_text(f"Vectors of {number} are in {written}.", wrap=False)
+
+
+def _embed_with_ray(model: str, inputs: _arguments.Inputs, out: Path, **arguments: Any) -> None:
+    """Embed parquet files with Ray, and print where the vectors are."""
+    import pyarrow.dataset
+
+    from midlayer_encoders.vectors import ray
+
+    if inputs.texts is None:
+        raise BadParameter("name the parquet file or folder with --texts", param_hint="--ray")
+    arguments |= {"text_column": inputs.text_column or "text", "limit": inputs.limit}
+    # Ray prints lines about lost workers, which it replaces.
+    with _progress.show_progress({"embedding": "Embedding texts"}) as progress, redirect_stdout(io.StringIO()):
+        written = ray.embed_parquet(model, inputs.texts, out, progress=progress, **arguments)
+    num_texts = pyarrow.dataset.dataset(written).count_rows()
+    _output.print_result(path=written, inputs=num_texts, kind="texts")
+    _output.print_text(f"Vectors of {counted(num_texts, 'text')} are in {written}.", wrap=False)

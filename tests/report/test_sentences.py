@@ -11,7 +11,7 @@ import typer
 from typer.testing import CliRunner
 
 from midlayer_encoders import EncoderOptions, sweeping
-from midlayer_encoders.cli import _arguments, compare, sweep
+from midlayer_encoders.cli import _arguments, inside, sweep
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.frame.summaries import Curve, Summary
 from midlayer_encoders.report.layer_charts import recipe_words
@@ -93,7 +93,7 @@ def test_json_of_a_sweep_is_in_points(tmp_path: Path) -> None:
 def test_differences_whose_interval_contains_zero_are_dim(
     difference: float, low: float, high: float, cell: str
 ) -> None:
-    assert compare._cell({"difference": difference, "low": low, "high": high}) == cell
+    assert inside._cell({"difference": difference, "low": low, "high": high}) == cell
 
 
 def test_recipe_beside_recipes_is_named() -> None:

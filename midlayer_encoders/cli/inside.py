@@ -1,13 +1,12 @@
-"""``midlayer embed``, ``metrics`` and ``probe``: vectors, metrics and classifiers of every layer."""
+"""``midlayer metrics``, ``probe``, ``compare`` and ``progression``: what the layers of models hold."""
 
-import io
-from contextlib import redirect_stdout
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from typer import BadParameter, Context, Option
+from typer import Argument, Context, Exit, Option
 
 from midlayer_encoders.cli import _arguments, _output, _progress
 from midlayer_encoders.cli._app import command
@@ -16,71 +15,6 @@ from midlayer_encoders.errors import counted
 
 _PROBE_STAGES = {"reading": "examples read", "training": "epochs, all layers together"}
 _METRIC_FILES = ["metrics.parquet", "metrics.csv", "metrics.png"]
-
-
-@command("Use it")
-def embed(
-    *,
-    context: Context,
-    model: _arguments.Model,
-    out: Annotated[Path, Option(help="vectors.npy, .safetensors or .parquet; with --ray a new folder.")],
-    inputs: _arguments.Inputs,
-    layers: _arguments.Layers = "all",
-    engine: _arguments.EngineName = "transformers",
-    token_budget: Annotated[str, Option(help="Tokens in a batch; auto finds the fastest size.")] = "auto",
-    shared: _arguments.Sharing,
-    ray: Annotated[bool, Option("--ray", help="Embed parquet (--texts) in actors of Ray, on a cluster.")] = False,
-    concurrency: Annotated[int | None, Option(min=1, help="With --ray: actors; by default one per GPU or CPU.")] = None,
-    batch_size: Annotated[int, Option(min=1, help="With --ray: texts in a file of the output.")] = 1024,
-    options: EncoderOptions,
-) -> None:
-    """Write the vectors of texts, images or audio at many layers to a file, from one pass of the model.
-
-    Examples:
-        midlayer embed MODEL --texts texts.txt --out vectors.parquet
-        midlayer embed MODEL --texts texts.txt --layers 0,0.5,-1 --out v.npy
-    """
-    from midlayer_encoders import vectors
-
-    budget: Any = int(token_budget) if token_budget.lstrip("-").isdigit() else token_budget
-    if ray:
-        reason = "with --ray, which writes vectors of texts: run it without --ray"
-        _arguments.refuse_flags(context, reason, "images", "audio", "skip_bad", "engine")
-        _arguments.refuse_flags(context, "with --ray: use --concurrency", "devices", "num_nodes")
-        actors = {"batch_size": batch_size, "concurrency": concurrency}
-        _embed_with_ray(model, inputs, out, layers=layers, token_budget=budget, **actors, **options.changed())
-        return
-    _arguments.refuse_flags(context, "without --ray", "concurrency", "batch_size")
-    shared.writes_results()
-    vectors.check_out(out)  # before anything is loaded
-    kind, _, items = inputs.read(context)
-    items = items[: inputs.limit]
-    encoder = _arguments.load_model(model, options, **asdict(shared))
-    unit = "waveforms" if kind == "audio" else kind
-    number = counted(len(items), unit.removesuffix("s"))
-    with _progress.show_progress({"embedding": f"Embedding {unit}", "writing": "Writing vectors"}) as progress:
-        written = vectors.embed(
-            encoder, items, out, layers=layers, engine=engine, token_budget=budget, progress=progress, **asdict(shared)
-        )
-    _output.print_result(path=written, inputs=len(items), kind=kind)
-    _output.print_text(f"Vectors of {number} are in {written}.", wrap=False)
-
-
-def _embed_with_ray(model: str, inputs: _arguments.Inputs, out: Path, **arguments: Any) -> None:
-    """Embed parquet files with Ray, and print where the vectors are."""
-    import pyarrow.dataset
-
-    from midlayer_encoders.vectors import ray
-
-    if inputs.texts is None:
-        raise BadParameter("name the parquet file or folder with --texts", param_hint="--ray")
-    arguments |= {"text_column": inputs.text_column or "text", "limit": inputs.limit}
-    # Ray prints lines about lost workers, which it replaces.
-    with _progress.show_progress({"embedding": "Embedding texts"}) as progress, redirect_stdout(io.StringIO()):
-        written = ray.embed_parquet(model, inputs.texts, out, progress=progress, **arguments)
-    num_texts = pyarrow.dataset.dataset(written).count_rows()
-    _output.print_result(path=written, inputs=num_texts, kind="texts")
-    _output.print_text(f"Vectors of {counted(num_texts, 'text')} are in {written}.", wrap=False)
 
 
 @command("Look inside", norm="none")
@@ -226,3 +160,120 @@ def probe(
     _output.print_text(f"{result.verdict()} Guessing gives {100 * result.chance:.1f}.")
     files = ", ".join([*result.tables(), "probe.png", "report.html"])
     _output.print_text(f"Written to {out}: {files}", wrap=False)
+
+
+@dataclass(kw_only=True)
+class Measured:
+    """Flags that tell what is measured on which texts."""
+
+    texts: _arguments.TextsFile
+    out: _arguments.Out = None
+    metrics: _arguments.MetricNames = "paper"
+    layers: _arguments.Layers = "all"
+    text_column: _arguments.TextColumn = None
+    limit: _arguments.Limit = None
+    views: Annotated[int, Option(help="Augmented views of each text, for LiDAR.")] = 16
+    seed: _arguments.Seed = 0
+
+    def arguments(self, options: EncoderOptions) -> dict[str, Any]:
+        """Return the arguments of the function in Python except ``metrics`` and ``out``."""
+        texts = _arguments.read_texts(self.texts, column=self.text_column)[: self.limit]
+        values = {"texts": texts, "layers": self.layers, "views": self.views, "seed": self.seed}
+        return {**values, "dataset": self.texts.stem, **options.changed(), "norm": options.norm}
+
+
+# Each model has a revision of its own: name@revision.
+@command("Look inside", without=["revision"], norm="none")
+def compare(
+    *,
+    base: Annotated[str, Argument(help="Folder, hub name, name@revision, or built-in.")],
+    tuned: Annotated[list[str], Argument(help="One or more models to compare with it.")],
+    measured: Measured,
+    resamples: Annotated[int, Option(help="Random halves of the texts, for the intervals.")] = 50,
+    options: EncoderOptions,
+) -> None:
+    """Compare models with a base: metrics side by side, and differences with intervals.
+
+    Examples:
+        midlayer compare BASE TUNED --texts texts.txt --out runs/compare
+        midlayer compare MODEL@step1000 MODEL --texts t.txt --out runs/compare
+    """
+    from midlayer_encoders import comparing
+    from midlayer_encoders.comparing.compare import comparable
+
+    out = _arguments.results_folder(measured.out, "compare", base, *tuned)
+    with _progress.show_progress() as progress:
+        result = comparing.compare(
+            base,
+            *tuned,
+            metrics=comparable(_arguments.parse_metrics(measured.metrics)),
+            intervals=comparing.IntervalSettings(resamples=resamples),
+            out=out,
+            progress=progress,
+            **measured.arguments(options),
+        )
+    report = out / "report.html"
+    findings = [*result.words(), *result.notes]
+    _output.print_result(folder=out, report=report, words=findings, differences=result.differences.to_dicts())
+    for (base_name, model), rows in result.differences.group_by("base", "model", maintain_order=True):
+        cells = {(row["layer"], row["name"]): _cell(row) for row in rows.iter_rows(named=True)}
+        _output.print_by_layer(cells, title=f"{model} minus {base_name} (dim: the interval contains zero)")
+    for finding in findings:
+        _output.print_text(finding)
+    _output.print_report(report)
+
+
+def _cell(row: Mapping[str, float]) -> str:
+    text = f"{row['difference']:+.3g}" if row["difference"] else "0"
+    return text if row["low"] > 0 or row["high"] < 0 else f"[dim]{text}[/]"
+
+
+@command("Look inside", without=["revision"], norm="none")  # --revisions names them
+def progression(
+    *,
+    model: Annotated[str, Argument(help="Hub name, or a folder of checkpoint-500, step500, …")],
+    measured: Measured,
+    revisions: Annotated[str | None, Option(help="step1,step512 …: revisions, or subfolders (all).")] = None,
+    shared: _arguments.Sharing,
+    submit: Annotated[Literal["slurm", "local"] | None, Option(help="Measure each checkpoint as a job.")] = None,
+    submit_option: _arguments.SubmitOption = None,
+    options: EncoderOptions,
+) -> None:
+    """Measure every layer at every step of a model's training, and show which layers settle first.
+
+    An interrupted run continues in the same folder.
+
+    Examples:
+        midlayer progression checkpoints/ --texts texts.txt --out runs/steps
+        midlayer progression MODEL --revisions step1,step512 --texts t.txt --out r
+    """
+    from midlayer_encoders.comparing import progression as measure_progression
+
+    is_first = shared.writes_results()
+    out = _arguments.results_folder(measured.out, "progression", model)
+    with _progress.show_progress({"units": "jobs done"}) as progress:
+        result = measure_progression(
+            model,
+            [name.strip() for name in revisions.split(",")] if revisions else None,
+            metrics=_arguments.parse_metrics(measured.metrics),
+            out=out,
+            executor=submit,
+            parameters=_arguments.parse_submit_options(submit, submit_option),
+            progress=progress,
+            **asdict(shared),
+            **measured.arguments(options),
+        )
+    if not is_first:
+        return
+    report = out / "report.html"
+    settled = result.settled()
+    values: dict[str, Any] = {"words": result.words(), "failures": result.failures, "settled": settled.to_dicts()}
+    _output.print_result(folder=out, report=report, **values)
+    steps = settled.select("layer", "name", "step").iter_rows()
+    cells = {(layer, name): "" if step is None else str(step) for layer, name, step in steps}
+    _output.print_by_layer(cells, title="settled within 10 % of the metric's range from step")
+    _output.print_text(" ".join(result.words()))
+    _output.print_failures(result.failures)
+    _output.print_report(report)
+    if result.failures:
+        raise Exit(1)
