@@ -163,7 +163,7 @@ def test_model_name_is_measured_on_raw_states(tiny_folder: Folder) -> None:
 
 
 def test_encoder_without_blocks_has_no_layers_to_measure(tiny_folder: Folder) -> None:
-    with pytest.raises(OptionError, match=r"was cut at layer 0\. Create it with layer=-1"):
+    with pytest.raises(OptionError, match=r"was cut at layer 0\. Pass layer=-1"):
         measure(LayerEncoder(tiny_folder("Llama"), 0, device="cpu"), TEXTS, metrics="curvature")
 
 

@@ -246,7 +246,7 @@ def test_encoders_that_share_a_model_keep_their_own_recipes(tied_folder: str) ->
         assert encoder.spec == separate.spec
         assert encoder.model_card_data.base_model_revision == separate.model_card_data.base_model_revision
     np.testing.assert_array_equal(base_encoder.encode(TEXTS), LayerEncoder(tied_folder, -1, device="cpu").encode(TEXTS))
-    with pytest.raises(OptionError, match="`recipe` must be for an encoder of files"):
+    with pytest.raises(OptionError, match="`recipe` must be for files with layer=-1"):
         encoders["echo"].with_recipe("one-word")
 
 
