@@ -24,9 +24,6 @@ _MOST_LAYERS = 10_000
 _TEXTS = Option("--texts", help="One text per line, or your data (JSONL, CSV, parquet, a folder).")
 
 Model = Annotated[str, Argument(help="Folder or hub name, built-in (SmolLM2-135M) or built-in-minilm (MiniLM).")]
-Models = Annotated[
-    list[str], Argument(metavar="MODEL...", help="Folders, hub names, name@revision, or built-in; one or several.")
-]
 LayerWords = Annotated[str, Option("--layer", help="17, -1 (the last), or 0.7 (of the depth).")]
 EngineName = Annotated[Engine, Option("--engine", help="vllm computes the states with vLLM, in its own environment.")]
 MetricNames = Annotated[str, Option("--metrics", help="paper, all, or names separated by commas.")]

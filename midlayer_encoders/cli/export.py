@@ -136,13 +136,12 @@ def embed(
     items = items[: inputs.limit]
     encoder = _arguments.load_model(model, options, **asdict(shared))
     unit = "waveforms" if kind == "audio" else kind
-    number = counted(len(items), unit.removesuffix("s"))
     with _progress.show_progress({"embedding": f"Embedding {unit}", "writing": "Writing vectors"}) as progress:
         written = vectors.embed(
             encoder, items, out, layers=layers, engine=engine, token_budget=budget, progress=progress, **asdict(shared)
         )
     _output.print_result(path=written, inputs=len(items), kind=kind)
-    _output.print_text(f"Vectors of {number} are in {written}.", wrap=False)
+    _output.print_text(f"Vectors of {counted(len(items), unit.removesuffix('s'))} are in {written}.", wrap=False)
 
 
 def _embed_with_ray(model: str, inputs: _arguments.Inputs, out: Path, **arguments: Any) -> None:

@@ -41,7 +41,7 @@ STAGES = {
 @command("Find the layer")
 def sweep(
     *,
-    models: _arguments.Models,
+    models: Annotated[list[str], Argument(metavar="MODEL...", help="Folders, hub names, name@revision, or built-in.")],
     tasks: Annotated[str, Option(help="mteb tasks or benchmarks, paper, builtin, or paths, separated by commas.")],
     text_column: _arguments.TextColumn = None,
     label_column: _arguments.LabelColumn = None,
@@ -117,16 +117,15 @@ def sweep(
     recipe_list, options = _arguments.parse_recipes(recipes, options)
     arguments |= {"recipes": recipe_list, "limit": limit, **columns}
     if budget is not None:
-        arguments["budget"] = check_minutes(
-            budget, limit=limit, recipes=recipe_list or dims or precisions, processes=processes
-        )
+        compared = recipe_list or dims or precisions
+        arguments["budget"] = check_minutes(budget, limit=limit, recipes=compared, processes=processes)
     if not is_alone:
         arguments |= {"executor": submit, "parameters": parameters}
         _sweep_models(models, task_names, out or Path("midlayer-results"), **arguments, **options.changed())
         return
     if out is None or not out.is_dir():
         check_data(sources)
-    if is_first and out is not None and out.is_dir():
+    elif is_first:
         with folder_lock(out):  # refuses a folder that another sweep is writing
             pass
     encoder = _arguments.load_model(model, options)
