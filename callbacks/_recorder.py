@@ -32,6 +32,7 @@ _DATASET = "probe"  # name of the callback's inputs in the frame
 _METADATA_KEY = "midlayer_encoders"
 # It rises to 0 if texts move to one point; `uniformity` subtracts the mean and does not see it.
 _UNIFORMITY = "raw_uniformity"
+_ROUNDING = 1e-5  # of the uniformity of equal texts
 
 
 def measurement_settings(measurement: Measurement) -> dict[str, Any]:
@@ -182,7 +183,9 @@ def describe_lost_uniformity(
     recent = sorted(step for step in uniformities if step > lowest)[-patience:]
     if len(recent) < patience or any(uniformities[step] <= share * uniformities[lowest] for step in recent):
         return None
-    since = [losses[step] for step in sorted(losses) if step > lowest]
+    if uniformities[lowest] > -_ROUNDING:
+        return None
+    since = [losses[step] for step in sorted(losses) if step > lowest and math.isfinite(losses[step])]
     if len(since) < 2 or not since[-1] < since[0]:
         return None
     return (

@@ -75,6 +75,7 @@ class LayerMetricsTrainerCallback(Recorder, TrainerCallback):  # type: ignore[mi
         if not self._is_complete(loaded_state.global_step):
             self._visit(args, loaded_state, control, model)
         if state.is_world_process_zero:
+            self._warn_of_collapse(_losses(state))  # the last loss is logged after the last measurement
             self._draw(self._folder(args))
 
     def _resume_from(self, path: Path, step: int) -> None:
@@ -92,7 +93,7 @@ class LayerMetricsTrainerCallback(Recorder, TrainerCallback):  # type: ignore[mi
         if values is not None and state.is_world_process_zero:
             self._log(state, self._log_values(values))
             self._write(self._folder(args))
-            self._warn_of_collapse({log["step"]: log["loss"] for log in state.log_history if "loss" in log})
+            self._warn_of_collapse(_losses(state))
         self._after_measurement(control, state.global_step)
 
     def _log(self, state: Any, values: dict[str, float]) -> None:
@@ -130,6 +131,11 @@ class LastLayerDeclineTrainerCallback(DeclineRecorder, LayerMetricsTrainerCallba
             return
         control.should_training_stop |= self.on_decline == "stop"
         control.should_save |= self.on_decline == "checkpoint"
+
+
+def _losses(state: Any) -> dict[int, float]:
+    """Return the training losses logged so far, by step."""
+    return {log["step"]: log["loss"] for log in state.log_history if "loss" in log}
 
 
 def _state_of_loaded_weights(args: Any, state: Any) -> Any:

@@ -289,8 +289,7 @@ class EncoderOptions:
                 object.__setattr__(self, name, tuple(checked) if isinstance(checked, list) else checked)
         if self.device_map is not None and self.device is not None:
             raise OptionError(f"`device` must be None when `device_map` places the model, but got {self.device!r}.")
-        if self.quantization is not None:
-            self._check_quantization()
+        self._check_quantization()
         if self.template is not None and self.chat_template:
             raise OptionError("`template` must be None with `chat_template`, which formats the text itself.")
         recipes.check_join(self.template, self.join, self.pooling, self.skip_first, self.skip_special)
@@ -300,14 +299,15 @@ class EncoderOptions:
             check_choice("default_prompt_name", self.default_prompt_name, self.prompts)
 
     def _check_quantization(self) -> None:
-        if self.adapters:
+        has_config = "quantization_config" in (self.model_kwargs or {})
+        if self.adapters and (has_config or self.quantization):
             raise OptionError(
                 "`adapters` must be empty with `quantization`, which would round the merged weights again. Merge them "
                 "with PEFT's merge_and_unload, and save that model."
             )
-        if self.gguf_file is not None:
+        if self.quantization and self.gguf_file is not None:
             raise OptionError("`gguf_file` must be None with `quantization`: its weights are quantized already.")
-        if "quantization_config" in (self.model_kwargs or {}):
+        if self.quantization and has_config:
             raise OptionError("`quantization` must be None with a `quantization_config` in `model_kwargs`.")
 
     def _apply(self, recipe: Recipe) -> None:

@@ -22,8 +22,10 @@ def quantized_options(quantization: Quantization, options: Mapping[str, Any], co
         config: config of the model, whose dtype is that of the computations unless ``options`` name another.
 
     Raises:
-        OptionError: if bitsandbytes is missing, or does not support the device.
+        OptionError: if bitsandbytes is missing or does not support the device, or if the files are quantized already.
     """
+    if getattr(config, "quantization_config", None) is not None:
+        raise OptionError("`quantization` must be None for a model whose files are quantized already.")
     try:
         import accelerate  # noqa: F401
         import bitsandbytes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, fields, replace
@@ -25,6 +26,9 @@ from midlayer_encoders.selection.ridge import class_numbers, label_list
 
 if TYPE_CHECKING:
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
+
+_log = logging.getLogger(__name__)
+_FEW_STEPS = 200  # a linear probe that reads a token's own class needs more than 100
 
 
 UNUSED_SETTINGS: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -103,6 +107,8 @@ def train_probes(
         head.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay, betas=(0.9, 0.95)
     )
     steps = settings.epochs * math.ceil(len(split.train) / settings.batch_size)
+    if steps < _FEW_STEPS:
+        _log.warning("The probes are trained for %d steps and may be too weak. Pass more epochs.", steps)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=steps)
     num_layers = next(head.parameters()).shape[0]
     best_accuracy = torch.full((num_layers,), -1.0, dtype=torch.float64)

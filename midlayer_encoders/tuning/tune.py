@@ -18,6 +18,7 @@ from midlayer_encoders.encoder.options import EncoderKeywords
 from midlayer_encoders.encoder.sentence_transformers_encoder import READING_OPTIONS, LayerEncoder
 from midlayer_encoders.errors import OptionError, take_deprecated
 from midlayer_encoders.recipes import Recipe
+from midlayer_encoders.scoring import all_alike
 from midlayer_encoders.tuning.losses import DistillLoss, MaskedNextTokenLoss, masked_token_head, pair_loss
 from midlayer_encoders.tuning.runs import DistillResult, Run, TuneResult, checked_folder, cut_encoder, scored_tasks
 from midlayer_encoders.tuning.settings import DistillSettings, TuneSettings
@@ -237,4 +238,7 @@ def _teacher_vectors(teacher: LayerEncoder, texts: Sequence[str], folder: Path, 
             files.write_file(path / CHECKSUMS, files.sealed(checksums))
         chunks.append(np.load(file))
         stage.step(len(part))
-    return torch.from_numpy(np.concatenate(chunks))
+    vectors = torch.from_numpy(np.concatenate(chunks))
+    if all_alike(vectors[None], texts).item():
+        raise OptionError(f"`teacher` must return different vectors for different texts, but {teacher.name} does not.")
+    return vectors

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import random
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,9 @@ def test_loss_must_be_known_and_fall(losses: dict[int, float]) -> None:
     assert describe_lost_uniformity(by_step, FALLING) is not None
     assert describe_lost_uniformity(by_step, FALLING, patience=4) is None
     assert describe_lost_uniformity(by_step, FALLING, share=0.1) is None
+    equal_texts = {step: value * 1e-8 for step, value in by_step.items()}
+    assert describe_lost_uniformity(equal_texts, FALLING) is None
+    assert describe_lost_uniformity(by_step, dict(zip(FALLING, (math.inf, 0.5), strict=False))) is None
 
 
 def test_only_raw_uniformity_sees_texts_that_share_a_direction() -> None:
@@ -113,9 +117,9 @@ class WithoutNegatives(nn.Module):
         return 1 - cosine_similarity(first, second).mean()
 
 
-@pytest.mark.parametrize("collapses", [True, False])
+@pytest.mark.parametrize(("collapses", "logging_steps"), [(True, 24), (False, 4)])
 def test_run_without_negatives_warns_once_and_a_contrastive_run_does_not(
-    collapses: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    collapses: bool, logging_steps: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     from datasets import Dataset
 
@@ -123,8 +127,8 @@ def test_run_without_negatives_warns_once_and_a_contrastive_run_does_not(
     anchors = sentences(128)
     rows = {"anchor": anchors, "positive": [text.rpartition(" ")[0] for text in anchors]}
     args = SentenceTransformerTrainingArguments(
-        output_dir=str(tmp_path), max_steps=48, per_device_train_batch_size=8, learning_rate=1e-3, logging_steps=4,
-        report_to=[], save_strategy="no", use_cpu=True, disable_tqdm=True, seed=0,
+        output_dir=str(tmp_path), max_steps=48, per_device_train_batch_size=8, learning_rate=1e-3,
+        logging_steps=logging_steps, report_to=[], save_strategy="no", use_cpu=True, disable_tqdm=True, seed=0,
     )  # fmt: skip
     loss: Any = (WithoutNegatives if collapses else MultipleNegativesRankingLoss)(encoder)
     trainer = SentenceTransformerTrainer(model=encoder, args=args, train_dataset=Dataset.from_dict(rows), loss=loss)

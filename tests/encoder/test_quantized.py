@@ -82,6 +82,8 @@ def test_every_layer_equals_the_uncut_quantized_model(folder: str, quantization:
     np.testing.assert_allclose(saved.encode(TEXTS, batch_size=1), expected[2].numpy(), atol=1e-6)
     again = LayerEncoder(str(tmp_path / "cut"), 1, device="cpu")
     np.testing.assert_allclose(again.encode(TEXTS, batch_size=1), expected[1].numpy(), atol=1e-6)
+    with pytest.raises(OptionError, match="`quantization` must be None for a model whose files are quantized already"):
+        LayerEncoder(str(tmp_path / "cut"), 1, **options)
 
 
 def test_norm_none_and_engines_of_a_quantized_encoder(folder: str, tmp_path: Path) -> None:
@@ -110,6 +112,7 @@ def test_option_is_printed_and_validated() -> None:
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"quantization": "4-bit"}, "`quantization` must be one of '4bit', '8bit'"),
         ({"quantization": "4bit", "adapters": ["a"]}, "`adapters` must be empty with `quantization`.*merge_and_unload"),
+        ({"model_kwargs": {"quantization_config": {}}, "adapters": ["a"]}, "`adapters` must be empty with"),
         ({"quantization": "4bit", "gguf_file": "f.gguf"}, "`gguf_file` must be None with `quantization`"),
         ({"quantization": "4bit", "model_kwargs": {"quantization_config": {}}}, "`quantization` must be None with"),
     ]

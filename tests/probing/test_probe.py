@@ -105,7 +105,7 @@ def test_padding_is_ignored(kind: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", [AttentiveProbes, LinearProbes])
-def test_probes_trained_together_match_probes_trained_alone(kind: Any) -> None:
+def test_probes_trained_together_match_probes_trained_alone(kind: Any, caplog: pytest.LogCaptureFixture) -> None:
     states, labels = synthetic(signal=3.0)
     states[0] = torch.randn(
         states[0].shape, generator=seeded(12)
@@ -115,6 +115,7 @@ def test_probes_trained_together_match_probes_trained_alone(kind: Any) -> None:
     options: dict[str, Any] = {"split": split, "settings": settings}
     together = kind(LAYERS, WIDTH, CLASSES)
     _, best_epochs = train_probes(together, whole(states), labels, **options)
+    assert "are trained for 50 steps and may be too weak. Pass more epochs" in caplog.text
     assert best_epochs[0] < best_epochs[1:].min()
     for layer in range(LAYERS):
         separate = kind(1, WIDTH, CLASSES)

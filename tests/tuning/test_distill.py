@@ -249,3 +249,12 @@ def test_a_student_that_approaches_a_narrow_teacher_has_not_collapsed(
 ) -> None:
     distilled(tiny_folder("Llama"), tmp_path / "out")
     assert "move to one point" not in caplog.text
+
+
+def test_a_teacher_whose_vectors_are_all_the_same_is_refused(tiny_folder: Folder, tmp_path: Path) -> None:
+    teacher = LayerEncoder(tiny_folder("BERT"), -1, device="cpu")
+    torch.nn.init.zeros_(teacher.transformer.encoder.layer[-1].output.LayerNorm.weight)
+    torch.nn.init.ones_(teacher.transformer.encoder.layer[-1].output.LayerNorm.bias)
+    teacher.save_pretrained(str(tmp_path / "constant"))
+    with pytest.raises(OptionError, match="`teacher` must return different vectors for different texts"):
+        distilled(tiny_folder("BERT"), tmp_path / "out", teacher=str(tmp_path / "constant"), match="centered")
