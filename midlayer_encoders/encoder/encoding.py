@@ -26,7 +26,7 @@ from midlayer_encoders.encoder.saving import SavableEncoder
 from midlayer_encoders.encoder.sentence_transformers_internals import encoding_order, prompt_length
 from midlayer_encoders.errors import NotFiniteError, OptionError, short_repr
 from midlayer_encoders.media import InputError, medium_of
-from midlayer_encoders.models.padding import suffers_from_padding
+from midlayer_encoders.models.anatomy import suffers_from_padding
 from midlayer_encoders.reading import batches as plans
 from midlayer_encoders.reading.ahead import ahead
 from midlayer_encoders.reading.batches import TokenBudget, is_combined

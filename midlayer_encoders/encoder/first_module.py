@@ -22,10 +22,9 @@ from midlayer_encoders.encoder.sentence_transformers_internals import tokenizer_
 from midlayer_encoders.encoder.spec import structure_digest
 from midlayer_encoders.errors import CutError, MidlayerError, ModelNotFoundError, OptionError, short_repr
 from midlayer_encoders.models import transformers_internals as internals
-from midlayer_encoders.models.anatomy import Anatomy, find_anatomy
+from midlayer_encoders.models.anatomy import Anatomy, find_anatomy, suffers_from_padding
 from midlayer_encoders.models.cut import Cut, JointCut
 from midlayer_encoders.models.hub import access_options
-from midlayer_encoders.models.padding import suffers_from_padding
 from midlayer_encoders.reading.capture import accepted_arguments, blocks_bypassed, captured, layers_watched
 from midlayer_encoders.validation import check_count
 

@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 from midlayer_encoders._types import Medium
 from midlayer_encoders.errors import CutError, OptionError
 from midlayer_encoders.media import InputError, check_taken, medium_of, read_audio, read_image
-from midlayer_encoders.models.padding import suffers_from_padding
+from midlayer_encoders.models.anatomy import suffers_from_padding
 from midlayer_encoders.reading.locks import turn
 from midlayer_encoders.validation import check_text, lone_surrogate
 

@@ -18,8 +18,8 @@ from midlayer_encoders.encoder.verification import close
 from midlayer_encoders.errors import CutError, OptionError
 from midlayer_encoders.files import read_json, write_folder, write_json
 from midlayer_encoders.models import transformers_internals as internals
+from midlayer_encoders.models.anatomy import suffers_from_padding
 from midlayer_encoders.models.load import has_automatic_class
-from midlayer_encoders.models.padding import suffers_from_padding
 from midlayer_encoders.models.quantized import keep_weights_unchanged
 from midlayer_encoders.reading import joined_readings
 from midlayer_encoders.recipes import RECIPES, add_template, split_template

@@ -15,9 +15,8 @@ from torch import Tensor, nn
 
 from midlayer_encoders.errors import CutError, OptionError
 from midlayer_encoders.models import transformers_internals as internals
-from midlayer_encoders.models.anatomy import Anatomy, find_anatomy
+from midlayer_encoders.models.anatomy import Anatomy, find_anatomy, mark_padding, suffers_from_padding
 from midlayer_encoders.models.cut import Cut, at_depth, change_depth, cut_model
-from midlayer_encoders.models.padding import mark_padding, suffers_from_padding
 from midlayer_encoders.reading.capture import final_norm, first_tensor, input_states
 from midlayer_encoders.reading.joined_readings import JoinedReadings
 

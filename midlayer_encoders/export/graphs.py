@@ -19,7 +19,7 @@ from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import CutError
 from midlayer_encoders.export import _comparison
 from midlayer_encoders.files import write_folder
-from midlayer_encoders.models.padding import suffers_from_padding
+from midlayer_encoders.models.anatomy import suffers_from_padding
 from midlayer_encoders.reading.locks import turn
 
 logger = logging.getLogger(__name__)

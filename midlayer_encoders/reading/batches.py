@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from midlayer_encoders._types import EncoderSpec, Engine, Norm, Pooling
 from midlayer_encoders.media import audio_lengths, check_taken, medium_of
-from midlayer_encoders.models.anatomy import Anatomy
-from midlayer_encoders.models.padding import suffers_from_padding
+from midlayer_encoders.models.anatomy import Anatomy, suffers_from_padding
 from midlayer_encoders.reading.joined_readings import JoinedReadings
 from midlayer_encoders.reading.locks import turn
 from midlayer_encoders.recipes import Counting

@@ -28,15 +28,7 @@ from midlayer_encoders.models.anatomy import paired_layers
 from midlayer_encoders.processes.sharing import Group, check_launcher, cpus_per_process
 from midlayer_encoders.reading.batches import TokenBudget, check_budget
 from midlayer_encoders.reading.vllm import check_engine
-from midlayer_encoders.recipes import (
-    PLAIN,
-    RECIPES,
-    SMALLEST_SAMPLE,
-    Recipe,
-    fitting_recipes,
-    recipes_of,
-    with_readings,
-)
+from midlayer_encoders.recipes import PLAIN, SMALLEST_SAMPLE, Recipe, fitting_recipes, recipes_of, with_readings
 from midlayer_encoders.store import StoreDtype, text_key
 from midlayer_encoders.sweeping.baselines import baselines_for
 from midlayer_encoders.sweeping.best_layer import Notes
@@ -375,7 +367,7 @@ class SingleSweep:
     encoder: LayerEncoder
     sources: Sequence[TaskSource]
     group: Group
-    recipe: Recipe = RECIPES[PLAIN]
+    recipe: Recipe = recipes_of("recipe", PLAIN)[0]
     center_file: Path = Path("center.txt")
     center_texts: Sequence[str] = ()
 

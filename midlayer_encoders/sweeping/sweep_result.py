@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 import polars as pl
 
@@ -17,15 +17,7 @@ from midlayer_encoders.encoder.options import EncoderKeywords
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.files import read_artifact, sealed, write_file
 from midlayer_encoders.frame.schema import read_frame
-from midlayer_encoders.frame.summaries import (
-    RESAMPLES_SCHEMA,
-    Curve,
-    Gain,
-    Summary,
-    paired_gain,
-    read_resamples,
-    summary,
-)
+from midlayer_encoders.frame.summaries import RESAMPLES_SCHEMA, Gain, Summary, paired_gain, read_resamples, summary
 from midlayer_encoders.recipes import PLAIN
 from midlayer_encoders.report import plot_recipes, plot_scores, report_html
 from midlayer_encoders.report.layer_charts import best_recipe
@@ -299,7 +291,9 @@ class RecipesResult(SweepResult):
         gains = {}
         for name in summaries:
             base = PLAIN if PLAIN in summaries else name
-            best = cast(Curve, summaries[base].average).best_layer
+            average = summaries[base].average
+            assert average is not None  # those without scores are left out
+            best = average.best_layer
             part, other = self.parts[name], self.parts[base]
             gains[name] = part.gain(over=best, other=other), part.gain(other=other)
         return gains
