@@ -333,7 +333,7 @@ def _model_name(model: Any, model_name_or_path: str | None) -> str:
         raise OptionError("`model_name_or_path` must be left out with `model`, which means the same.")
     model = model_name_or_path if model is None else model
     if isinstance(model, nn.Module):
-        raise OptionError("`model` must be a folder or hub name. A module: from_module(module, layer, processor=…).")
+        raise OptionError("`model` must be a name. For a module: LayerEncoder.from_module(module, layer, processor=…).")
     return check_text("model", os.fspath(model) if isinstance(model, os.PathLike) else model)
 
 
