@@ -297,9 +297,7 @@ def set_aside(path: Path, reason: str) -> None:
             raise
         broken = path
     one_line = " ".join(reason.split())
-    _log.warning(
-        "%s could not be read (%s). It will be rebuilt; the old content is in %s.", path, one_line[:300], broken
-    )
+    _log.warning("%s could not be read (%s). It is rebuilt; the old content is in %s.", path, one_line[:300], broken)
 
 
 @contextmanager

@@ -162,9 +162,7 @@ def check_texts(argument: str, values: object, *, minimum: int = 1) -> list[str]
 def check_progress(value: object) -> None:
     """Raise an :class:`OptionError` unless a progress callback is callable or ``None``."""
     if value is not None and not callable(value):
-        raise OptionError(
-            f"`progress` must be a function of (stage, done, total) or None, but got {short_repr(value)}."
-        )
+        raise OptionError(f"`progress` must be a function (stage, done, total) or None, but got {short_repr(value)}.")
 
 
 def check_path(argument: str, value: object) -> None:

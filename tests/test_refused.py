@@ -94,7 +94,7 @@ def test_compare(options: dict[str, Any], message: str) -> None:
 
 
 def test_compare_and_progression_refuse_invalid_models() -> None:
-    with pytest.raises(OptionError, match="`base` and `tuned` must be names, folders or LayerEncoders, but got 3"):
+    with pytest.raises(OptionError, match="`base` and `tuned` must be names, paths or LayerEncoders, but got 3"):
         compare("a", 3, texts=TEXTS)  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="`model` must be a string, but got 3"):
         progression(3, ["step1", "step2"], texts=TEXTS)  # type: ignore[arg-type]

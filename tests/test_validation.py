@@ -110,7 +110,7 @@ def test_choice_may_be_compared_with_any_object() -> None:
 def test_progress_must_be_callable() -> None:
     check_progress(None)
     check_progress(print)
-    with pytest.raises(OptionError, match="`progress` must be a function of"):
+    with pytest.raises(OptionError, match="`progress` must be a function"):
         check_progress("bar")
 
 

@@ -101,10 +101,7 @@ def distill(
     teacher_layer: Annotated[str, Option(help="Layer of the teacher, as in --layer.")] = "-1",
     teacher_recipe: Annotated[str | None, Option(help="Recipe of the teacher, such as word-echo.")] = None,
     match: Annotated[
-        str,
-        Option(
-            help="What to learn: vectors, centered (vectors minus their mean), similarities (other widths) or both."
-        ),
+        str, Option(help="What to learn: vectors, centered (minus their mean), similarities (other widths) or both.")
     ] = "vectors",
     options: EncoderOptions,
 ) -> None:

@@ -216,9 +216,7 @@ def _check_models(models: Sequence[str | LayerEncoder], revision: str | None) ->
     keys: set[object] = set()
     for model in models:
         if not isinstance(model, str | LayerEncoder):
-            raise OptionError(
-                f"`base` and `tuned` must be names, folders or LayerEncoders, but got {short_repr(model)}."
-            )
+            raise OptionError(f"`base` and `tuned` must be names, paths or LayerEncoders, but got {short_repr(model)}.")
         key: object = id(model)
         if isinstance(model, str):
             key = str(expand_home(model).resolve()) if is_folder(model) else model

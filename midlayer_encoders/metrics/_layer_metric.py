@@ -260,9 +260,7 @@ def is_distributed() -> bool:
 def check_at_least(least: int, count: int, subject: str) -> None:
     """Raise a :class:`TooFewTextsError` if ``count`` is below ``least``."""
     if count < least:
-        raise TooFewTextsError(
-            f"{subject} must be at least {least}, but there are {count}: pass more, or longer, texts."
-        )
+        raise TooFewTextsError(f"{subject} must be at least {least}, but there are {count}: pass more or longer texts.")
 
 
 def check_positive(argument: str, value: float) -> None:

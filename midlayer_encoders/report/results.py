@@ -93,9 +93,7 @@ class Result(TidyResult, ABC):
 
     def _home(self) -> Path:
         if self.folder is None:
-            raise OptionError(
-                f"`folder` must be set here, or `out` in `{self.made_by}`: there is no folder to write to."
-            )
+            raise OptionError(f"`folder` must be set here, or `out` in `{self.made_by}`: there is nowhere to write.")
         return self.folder
 
 

@@ -187,9 +187,7 @@ def gain_in_points(accuracy: Tensor, baseline: Tensor, *, seed: int) -> dict[str
 def check_labels(labels: Tensor, *, folds: int = 5) -> None:
     """Raise an :class:`OptionError` if labels cannot be cross-validated."""
     if labels.ndim != 1 or labels.is_floating_point():
-        raise OptionError(
-            f"`labels` must be one integer for each text, but got {tuple(labels.shape)} of {labels.dtype}."
-        )
+        raise OptionError(f"`labels` must be one integer per text, but got {tuple(labels.shape)} of {labels.dtype}.")
     if folds < 2:
         raise OptionError(f"`folds` must be 2 or more, but got {folds}.")
     if len(labels) < 2 * folds:

@@ -112,7 +112,7 @@ def test_resampled_means_are_the_bootstrap_of_a_mean() -> None:
         ),
         (torch.tensor([0] * 19 + [1]), "but 20 labels have 1 such class: label more"),
         (torch.arange(8) % 2, "at least 10 for 5 folds, but there are 8"),
-        (torch.rand(20), "one integer for each text"),
+        (torch.rand(20), "one integer per text"),
     ],
 )
 def test_labels_that_cannot_be_cross_validated_are_refused(labels: Tensor, message: str) -> None:
