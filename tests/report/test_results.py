@@ -52,7 +52,7 @@ def test_result_without_a_folder_says_how_to_set_one(tmp_path: Path) -> None:
     result = PlainResult(FRAME, None)
     with pytest.raises(OptionError, match="`folder` must be set here, or `out` in `measure`"):
         result.save()
-    with pytest.raises(OptionError, match="there is no folder"):
+    with pytest.raises(OptionError, match="there is nowhere to write"):
         result.to_html()
     assert result.to_html(tmp_path / "page.html") == tmp_path / "page.html"
     assert result.save(tmp_path) == tmp_path
