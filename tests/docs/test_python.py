@@ -28,6 +28,10 @@ NOT_RUN = {
     ("docs/engines.md", 'engine="vllm"'): "needs vLLM; tests/reading/test_vllm.py does it under make test-vllm",
     ("docs/scale.md", "executor="): "starts jobs; tests/sweeping/test_units.py and test_slurm.py do",
     ("docs/distill.md", ""): "minutes; tests/tuning/test_distill.py distills, and test_commands.py runs the command",
+    (
+        "docs/embedding_model.md",
+        "",
+    ): "loads what the command before it wrote; tests/tuning/test_distill.py loads such a folder",
     ("docs/tuning.md", ""): "minutes; tests/tuning/test_tune.py tunes, and test_commands.py runs the command",
 }
 """Blocks that are not run: the page, what the block contains, and why."""
