@@ -103,7 +103,7 @@ class _Sweep:
         return self.result.resamples.with_columns(pl.col("dataset").replace(labels))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Board(TidyResult):
     """Many runs on their shared tasks, the best first.
 
@@ -121,6 +121,9 @@ class Board(TidyResult):
     budget: Budget
     remarks: tuple[str, ...]
     _sweeps: Mapping[str, _Sweep]
+
+    def __repr__(self) -> str:
+        return f"<Board: {[run.name for run in self.runs]}, tasks={list(self.tasks)}>"
 
     @cached_property
     def frame(self) -> pl.DataFrame:

@@ -27,6 +27,7 @@ def test_only_tasks_that_all_runs_share_are_compared(tmp_path: Path) -> None:
     make_sweep(tmp_path / "other", OTHER, model="m2")
     actual = board([tmp_path / "one", tmp_path / "other"])
     assert actual.tasks == ("STS",)
+    assert repr(actual) == "<Board: ['m2', 'm1'], tasks=['STS']>"
     assert [(run.name, run.best.layer, run.best.score) for run in actual.runs] == [
         ("m2", 2, pytest.approx(70)),
         ("m1", 1, pytest.approx(60)),
