@@ -150,8 +150,8 @@ class DeclineRecorder(Recorder):
 
     def _begin(self) -> None:
         super()._begin()
+        #: Descriptions of all events, in order.
         self.events: list[str] = []
-        """Descriptions of all events, in order."""
         self._event_kinds: set[str] = set()
         self._not_finite: NotFiniteError | None = None
 

@@ -257,17 +257,16 @@ def _model_inputs(loaded: Any, model: nn.Module) -> dict[str, Tensor]:
     )
 
 
+#: The value of each layer by metric; NaN if a layer has none.
 MetricValues = dict[str, dict[int, float]]
-"""The value of each layer by metric; NaN if a layer has none."""
 
+#: Name of the cross-validated accuracy of a ridge classifier on a layer's vectors.
 LABEL_ACCURACY = "label_accuracy"
-"""Name of the cross-validated accuracy of a ridge classifier on a layer's vectors."""
 
+#: Up to this sum over layers of cubed text lengths, the CPU computes the spectra, in about 0.1 s.
+#:
+#: On a machine's first run, compiling the GPU kernels takes longer than hundreds of steps of a small model.
 _MAX_CPU_SPECTRA = 2**29
-"""Up to this sum over layers of cubed text lengths, the CPU computes the spectra, in about 0.1 s.
-
-On a machine's first run, compiling the GPU kernels takes longer than hundreds of steps of a small model.
-"""
 
 
 class OtherProcessError(MidlayerError, RuntimeError):

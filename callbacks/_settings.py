@@ -11,8 +11,8 @@ from midlayer_encoders.errors import OptionError, short_repr
 from midlayer_encoders.metrics import LayerMetric, make_metrics
 from midlayer_encoders.validation import check_choice, check_count, check_flag, check_path, check_seed, check_text
 
+#: A number of steps, a list of steps, or ``"log2"``: steps 1, 2, 4, 8 …, the spacing of Pythia's checkpoints.
 EveryNSteps: TypeAlias = int | Sequence[int] | Literal["log2"]
-"""A number of steps, a list of steps, or ``"log2"``: steps 1, 2, 4, 8 …, the spacing of Pythia's checkpoints."""
 
 _P = ParamSpec("_P")
 _Self = TypeVar("_Self")

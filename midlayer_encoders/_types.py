@@ -9,44 +9,44 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
+#: ``0`` = embeddings, ``k`` = after block ``k``, ``-1`` = the last, a float in ``(0, 1]`` = fraction of depth.
 Layer: TypeAlias = int | float
-"""``0`` = embeddings, ``k`` = after block ``k``, ``-1`` = the last, a float in ``(0, 1]`` = fraction of depth."""
 
+#: A layer, or one layer for each tower of a joint model.
 LayerArgument: TypeAlias = Layer | Mapping[str, Layer]
-"""A layer, or one layer for each tower of a joint model."""
 
+#: ``"final"`` applies the model's final norm to the layer's states; ``"none"`` takes the raw residual stream.
 Norm: TypeAlias = Literal["final", "none"]
-"""``"final"`` applies the model's final norm to the layer's states; ``"none"`` takes the raw residual stream."""
 
 Pooling: TypeAlias = Literal["mean", "last", "cls", "max", "weightedmean"]
 
+#: A pooling that leaves out BOS, EOS, CLS and SEP.
 SkippingPooling: TypeAlias = Literal[
     "mean+skip-special", "last+skip-special", "cls+skip-special", "max+skip-special", "weightedmean+skip-special"
 ]
-"""A pooling that leaves out BOS, EOS, CLS and SEP."""
 
+#: Bits of the weights that bitsandbytes quantizes while a model is loaded.
 Quantization: TypeAlias = Literal["4bit", "8bit"]
-"""Bits of the weights that bitsandbytes quantizes while a model is loaded."""
 
+#: How two readings of one sequence become one vector; see :class:`~midlayer_encoders.Recipe`.
 Join: TypeAlias = Literal["sum", "concat", "first", "second", "none"]
-"""How two readings of one sequence become one vector; see :class:`~midlayer_encoders.Recipe`."""
 
 Medium: TypeAlias = Literal["text", "image", "audio"]
 
+#: What computes the states of layers: transformers in this process, or vLLM in another.
 Engine: TypeAlias = Literal["transformers", "vllm"]
-"""What computes the states of layers: transformers in this process, or vLLM in another."""
 
+#: The numbers of a stored vector: of 32 bits, 8 bits or one bit.
 Precision: TypeAlias = Literal["float32", "int8", "binary"]
-"""The numbers of a stored vector: of 32 bits, 8 bits or one bit."""
 
+#: Shortest text that every metric can measure: curvature needs two angles, and each half needs two tokens.
 MIN_MEASURED_TOKENS = 4
-"""Shortest text that every metric can measure: curvature needs two angles, and each half needs two tokens."""
 
+#: Default limit of an image's size in pixels: 7000 x 7000, 150 MB when decoded.
 MAX_PIXELS = 50_000_000
-"""Default limit of an image's size in pixels: 7000 x 7000, 150 MB when decoded."""
 
+#: Called with a stage (``"embedding"``), the number of its steps done so far, and their total.
 Progress: TypeAlias = Callable[[str, int, int], None]
-"""Called with a stage (``"embedding"``), the number of its steps done so far, and their total."""
 
 
 @runtime_checkable

@@ -33,8 +33,8 @@ from midlayer_encoders.validation import lone_surrogate
 
 T = TypeVar("T")
 
+#: Name of the lock file in a folder that one run at a time may write to.
 LOCK = "midlayer.lock"
-"""Name of the lock file in a folder that one run at a time may write to."""
 
 _RESULT_FILES = {LOCK, "frame.parquet", "metrics.parquet", "probe.parquet", "units"}  # a results folder has one
 _STALE_SECONDS = 3600.0  # after which a leftover temporary file belongs to a killed process

@@ -23,20 +23,19 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger(__name__)
 
+#: ``'Before {text} after'``, or one for each of ``"query"``, ``"document"`` and ``"text"`` (all other texts).
 Template: TypeAlias = str | Mapping[str, str]
-"""``'Before {text} after'``, or one for each of ``"query"``, ``"document"`` and ``"text"`` (all other texts)."""
 
 _PLACEHOLDER = "{text}"
 _MARK = "{read}"
+#: Characters of a repeated text that are read for each token that fits; those beyond are removed before tokenizing.
+#:
+#: Truncation makes an encoding of each remaining stretch of a text, and two copies every combination of them.
 CHARACTERS_PER_TOKEN = 8
-"""Characters of a repeated text that are read for each token that fits; those beyond are removed before tokenizing.
-
-Truncation makes an encoding of each remaining stretch of a text, and two copies every combination of them.
-"""
 _LARGEST_REPEAT = 100_000  # in a pattern of Oniguruma
 _BEYOND = {"right": r"\A(?:[\s\S]{%d}){%d}\K[\s\S]+", "left": r"\A[\s\S]+(?=(?:[\s\S]{%d}){%d}\z)"}
+#: The kinds of texts that can have different templates.
 TEXT_KINDS = ("text", "query", "document")
-"""The kinds of texts that can have different templates."""
 
 
 # --- templates --------------------------------------------------------------------------------------------------------
@@ -453,10 +452,10 @@ def check_join(
             )
 
 
+#: The name of the recipe that changes nothing.
 PLAIN = "plain"
-"""The name of the recipe that changes nothing."""
+#: Minimum number of texts to center on.
 SMALLEST_SAMPLE = 16
-"""Minimum number of texts to center on."""
 
 _NAMED = (
     Recipe(name=PLAIN, source="the text itself, with the encoder's own pooling"),
@@ -483,12 +482,12 @@ _NAMED = (
         source="one-word and echo in one sequence, whose two readings are added",
     ),
 )
+#: The named recipes.
+#:
+#: Token prepending (Fu et al., 2024) is not included: it changes states between blocks,
+#: which a plain sentence-transformers folder cannot do.
 RECIPES: Mapping[str, Recipe] = {recipe.name: recipe for recipe in _NAMED}
-"""The named recipes.
-
-Token prepending (Fu et al., 2024) is not included: it changes states between blocks,
-which a plain sentence-transformers folder cannot do.
-"""
+#: Fields of the recipes of 0.2 that have no name any more, for errors and saved sweeps.
 _REMOVED: Mapping[str, Mapping[str, Any]] = {
     "summarize": {"template": 'Summarize the sentence "{text}" in one word:"', "pooling": "last"},
     "instruction": {
@@ -500,8 +499,8 @@ _REMOVED: Mapping[str, Mapping[str, Any]] = {
         "pooling": "last",
     },
 }
-"""Fields of the recipes of 0.2 that have no name any more, for errors and saved sweeps."""
 
+#: Suffixes of a recipe's name, after a plus sign.
 _SUFFIXES: Mapping[str, Mapping[str, Any]] = {
     "center": {"center": True},
     "normalize": {"normalize": True},
@@ -511,9 +510,8 @@ _SUFFIXES: Mapping[str, Mapping[str, Any]] = {
     "last": {"pooling": "last"},
     "weightedmean": {"pooling": "weightedmean", "template_tokens": True},
 }
-"""Suffixes of a recipe's name, after a plus sign."""
+#: Names of one reading alone, after a slash.
 _READINGS: Mapping[str, Join] = {"1": "first", "2": "second"}
-"""Names of one reading alone, after a slash."""
 
 
 def recipe_of(argument: str, value: Any) -> Recipe:

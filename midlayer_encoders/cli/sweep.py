@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
     from midlayer_encoders.sweeping import RecipesResult, SweepResult
 
+#: The paper's metrics that compare no views of a text.
 ONE_PASS_METRICS = ("prompt_entropy", "dataset_entropy", "effective_rank", "curvature")
-"""The paper's metrics that compare no views of a text."""
 _DEFAULT_METRICS = ",".join(ONE_PASS_METRICS)
 
 _UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9}

@@ -40,8 +40,8 @@ _MAX_TEXTS = 2000  # the vectors of all layers and views are in memory
 _NOT_COMPARABLE = ("matrix_entropy", "cka", "block_influence", "neighbor_overlap", "half_match")
 _TWO_TOKEN_METRICS = ("prompt_entropy", "prompt_effective_rank")  # like their classes, they leave out shorter texts
 
+#: Metrics that are defined for one layer and any subset of the texts.
 COMPARABLE = tuple(name for name in METRICS if name not in _NOT_COMPARABLE)
-"""Metrics that are defined for one layer and any subset of the texts."""
 
 
 @dataclass(frozen=True, kw_only=True)

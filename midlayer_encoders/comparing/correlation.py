@@ -10,15 +10,15 @@ from midlayer_encoders.errors import OptionError, counted
 from midlayer_encoders.frame.curves import ByLayer, curves_by_dataset, mean_curve
 from midlayer_encoders.frame.schema import check_frame
 
+#: Rank correlations, distance correlation (0 to 1), and the latter with Spearman's sign.
 STATISTICS = ("spearman", "kendall", "dcor", "signed_dcor")
-"""Rank correlations, distance correlation (0 to 1), and the latter with Spearman's sign."""
 
+#: The columns of :func:`correlate`; an undefined correlation has an empty ``value`` and the reason in ``note``.
 CORRELATION_SCHEMA = pl.Schema(
     dict.fromkeys(("model", "revision", "metric", "task", "statistic"), pl.String())
     | dict.fromkeys(("value", "low", "high"), pl.Float64())
     | {"layers": pl.Int64(), "note": pl.String()}
 )
-"""The columns of :func:`correlate`; an undefined correlation has an empty ``value`` and the reason in ``note``."""
 
 _MIN_LAYERS = 4  # with 3, ranks can only agree fully, half or not at all
 _Values = NDArray[np.float64]

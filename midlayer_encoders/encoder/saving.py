@@ -25,8 +25,8 @@ from midlayer_encoders.reading import joined_readings
 from midlayer_encoders.recipes import RECIPES, add_template, split_template
 from midlayer_encoders.validation import check_flag, check_path
 
+#: Files that loaders require, which are written last. vLLM would read the shards that a previous index lists.
 LOADER_FILES = ("model.safetensors.index.json", "model.safetensors", "modules.json", "config.json")
-"""Files that loaders require, which are written last. vLLM would read the shards that a previous index lists."""
 
 # Characters that tokenizers normalize, split or mark in different ways.
 _UNUSUAL_TEXT = "Cafe\u0301 ½ 12345  <s> don't\n\tDon’t straße 東京 한국 👍🏽 ﬁ \u00a0x_y"
@@ -38,8 +38,8 @@ CODE_NOTE = (
 _STOCK_HINT = " A folder without code, at the cost of points: save_pretrained(path, stock=True)."
 STOCK_NOTE = "The folder contains no code, and another encoder than this one: docs/recipes.md says what it costs."
 
+#: The echo comes first here: ``Pooling`` reads the last token of a sequence, and no token in the middle.
 STOCK_TEMPLATE = 'Rewrite the sentence "{text}". The rewritten sentence: "{text}" means in one word:"'
-"""The echo comes first here: ``Pooling`` reads the last token of a sequence, and no token in the middle."""
 
 _SAMPLE = (
     "Yes.",

@@ -46,11 +46,11 @@ _NO_LAYER = (
     "`layer` must be a number, or 'auto', unless a Recipe names one, but got None. -1 is the last layer; 'auto' "
     "selects one, from `texts` if you pass some."
 )
+#: Options that say how to read texts.
 READING_OPTIONS = {
     "norm", "pooling", "bidirectional", "skip_first", "skip_special", "template_tokens", "prompts",
     "default_prompt_name", "chat_template", "template", "join",
 }  # fmt: skip
-"""Options that say how to read texts."""
 
 _CHOSEN_OPTIONS = READING_OPTIONS | {"revision", "tower", "adapters", "gguf_file", "recipe", "center"}
 

@@ -16,8 +16,8 @@ from midlayer_encoders.errors import MidlayerError
 from midlayer_encoders.files import write_json
 
 CARD = "midlayer.json"
+#: Poolings of llama.cpp and vLLM.
 ENGINE_POOLINGS = ("mean", "cls", "last")
-"""Poolings of llama.cpp and vLLM."""
 _TEXTS = (
     "How do I reset the PIN of my card?",
     "Stock markets fell sharply today, and most of what was left of the gains of this year was lost within hours.",
@@ -65,8 +65,8 @@ def versions(*packages: str) -> dict[str, str]:
     return {name: importlib.metadata.version(name) for name in packages}
 
 
+#: Why no engine can run an encoder of an uncut model.
 UNCUT = "a cut would change the layers of its model, so hooks read them: use this encoder directly"
-"""Why no engine can run an encoder of an uncut model."""
 
 
 def common_obstacle(encoder: LayerEncoder) -> str | None:

@@ -33,8 +33,8 @@ _CUT_ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "b
 _DEPTH_OF_27B = {"gemma2": 46, "gemma3": 62}
 _BLOCK = re.compile(r"blk\.(\d+)\.")
 
+#: llama.cpp's architecture for each model type.
 _ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
-"""llama.cpp's architecture for each model type."""
 _LLAMA_ROPE_TYPES = ("default", "linear", "llama3")  # fixed frequencies, which the file stores
 
 # llama.cpp hard-codes how each named pre-tokenizer splits texts.

@@ -39,8 +39,8 @@ _ONNX_FILES = tuple(
 # It ignores a precision stored in the file, so it must be passed to `compile_model`.
 _FLOAT32 = {"INFERENCE_PRECISION_HINT": "f32"}
 
+#: Computes vectors from the input arrays of a graph.
 _Engine: TypeAlias = "Callable[[dict[str, NDArray[Any]]], NDArray[Any]]"
-"""Computes vectors from the input arrays of a graph."""
 
 
 def export_onnx(encoder: LayerEncoder, folder: Path, *, int8: bool = False) -> _comparison.Exported:

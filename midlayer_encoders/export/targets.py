@@ -14,8 +14,8 @@ from midlayer_encoders.models.quantized import is_quantized
 from midlayer_encoders.validation import check_choice, check_flag, check_path
 
 Target: TypeAlias = Literal["sentence-transformers", "vllm", "onnx", "openvino", "gguf"]
+#: Export targets.
 TARGETS: tuple[Target, ...] = get_args(Target)
-"""Export targets."""
 
 
 def export_for(

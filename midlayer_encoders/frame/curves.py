@@ -10,8 +10,8 @@ import polars as pl
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.frame.schema import block_counts, check_frame, check_one_model
 
+#: Value by layer, in ascending order.
 ByLayer: TypeAlias = Mapping[int, float]
-"""Value by layer, in ascending order."""
 
 _MIN_BLOCKS = 3
 

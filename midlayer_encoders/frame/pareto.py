@@ -7,19 +7,19 @@ from typing import Literal, TypeAlias, cast
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.frame.summaries import Curve, Gain, Summary
 
+#: What an encoder costs.
 Cost: TypeAlias = Literal["parameters", "milliseconds", "tokens", "bytes"]
-"""What an encoder costs."""
 
+#: The label of each cost on an axis.
 COSTS: Mapping[Cost, str] = {
     "parameters": "parameters",
     "milliseconds": "milliseconds per text",
     "tokens": "tokens per text",
     "bytes": "bytes per vector",
 }
-"""The label of each cost on an axis."""
 
+#: The maximum of each cost; a cost that is missing is not limited.
 Budget: TypeAlias = Mapping[Cost, float]
-"""The maximum of each cost; a cost that is missing is not limited."""
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from midlayer_encoders.errors import OptionError, did_you_mean
 from midlayer_encoders.files import check_regular_file, read_text_file
 from midlayer_encoders.validation import check_fork
 
+#: The columns of results and their types; ``depth`` is ``layer / num_layers``, a score's ``value`` a fraction.
 FRAME_SCHEMA = pl.Schema(
     {
         "model": pl.String(),
@@ -27,10 +28,9 @@ FRAME_SCHEMA = pl.Schema(
         "value": pl.Float64(),
     }
 )
-"""The columns of results and their types; ``depth`` is ``layer / num_layers``, a score's ``value`` a fraction."""
 
+#: A ``confirmed`` row is mteb's score of a layer whose ``score`` row comes from scoring all layers together.
 KINDS = ("score", "metric", "confirmed")
-"""A ``confirmed`` row is mteb's score of a layer whose ``score`` row comes from scoring all layers together."""
 
 _SEAL = rb"midlayer-[0-9a-f]{32}"
 _NO_SEAL = b"midlayer-" + b"0" * 32  # what a checksum replaces

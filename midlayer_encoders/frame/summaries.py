@@ -21,15 +21,15 @@ from midlayer_encoders.frame.curves import curves_by_dataset, mean_curve
 from midlayer_encoders.frame.schema import check_frame, check_one_model, number_of_layers, read_parquet
 from midlayer_encoders.validation import check_choice
 
+#: Score of each baseline on each task, a fraction.
 Baselines: TypeAlias = Mapping[str, Mapping[str, float]]
-"""Score of each baseline on each task, a fraction."""
 
+#: Columns of a frame of scores on resampled test items, one list per task and layer.
 RESAMPLES_SCHEMA: dict[str, pl.DataType] = {
     "dataset": pl.String(),
     "layer": pl.Int64(),
     "values": pl.List(pl.Float32()),
 }
-"""Columns of a frame of scores on resampled test items, one list per task and layer."""
 
 
 @dataclass(frozen=True)

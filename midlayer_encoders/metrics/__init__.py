@@ -99,6 +99,7 @@ __all__ = [
     "uniformity",
 ]
 
+#: All metrics by the name that the function, command-line option and log key share.
 METRICS: dict[str, type[LayerMetric]] = {
     "prompt_entropy": PromptEntropy,
     "dataset_entropy": DatasetEntropy,
@@ -121,19 +122,18 @@ METRICS: dict[str, type[LayerMetric]] = {
     "alignment": Alignment,
     "uniformity": Uniformity,
 }
-"""All metrics by the name that the function, command-line option and log key share."""
 
+#: The seven metrics of "Layer by Layer" (Skean et al., 2025).
 PAPER_METRICS = ("prompt_entropy", "dataset_entropy", "effective_rank", "curvature", "infonce", "lidar", "dime")
-"""The seven metrics of "Layer by Layer" (Skean et al., 2025)."""
 
 
+#: Names of a metric with other options: RankMe (Garrido et al., 2023), exp-LiDAR (Thilak et al., 2024), and the
+#: uniformity of Wang & Isola (2020), who do not subtract the mean.
 ALIASES: dict[str, tuple[str, Mapping[str, Any]]] = {
     "rankme": ("effective_rank", {"epsilon": 1e-7}),
     "exp_lidar": ("lidar", {"exponential": True}),
     "raw_uniformity": ("uniformity", {"center": False}),
 }
-"""Names of a metric with other options: RankMe (Garrido et al., 2023), exp-LiDAR (Thilak et al., 2024), and the
-uniformity of Wang & Isola (2020), who do not subtract the mean."""
 
 
 def metric_names(

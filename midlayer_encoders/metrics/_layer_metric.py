@@ -23,9 +23,9 @@ from midlayer_encoders.spectra.eigen import kernels_enabled, kernels_run_on
 _STACK_SIZE = 2**24  # numbers of several layers that are stacked: 128 MB in float64
 _MAX_TEMPORARIES = 2**24  # temporary numbers at once, 64 MB in float32: a large batch is never copied whole
 
+#: The input of ``update``: token states and their mask, one vector per text, one per text and view, or one of each
+#: text (view 0) and one of its shortened copy (view 1).
 Kind: TypeAlias = Literal["tokens", "pooled", "views", "copies"]
-"""The input of ``update``: token states and their mask, one vector per text, one per text and view, or one of each
-text (view 0) and one of its shortened copy (view 1)."""
 
 
 class TooFewTextsError(MidlayerError, ValueError):

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from midlayer_encoders.spectra._triton import constexpr, jit, tl, triton
 
+#: A difference of tokens below this fraction of their lengths is only rounding.
 _TINY = 32 * torch.finfo(torch.float32).eps
-"""A difference of tokens below this fraction of their lengths is only rounding."""
 
 # The fastest launch of `_gram` on an H200, by the tokens of a tile.
 _GRAM_OPTIONS = {64: {"COLS": 32, "num_warps": 4}, 128: {"COLS": 32, "num_warps": 8}}

@@ -153,8 +153,8 @@ class RowMetric(MomentMetric):
             self._fold(layer, prepared_rows, len(prepared_rows))
 
 
+#: Divisor of the entropy: 1, min(log N, log D), log N, log D, or log N log D.
 Normalization: TypeAlias = Literal["raw", "maxEntropy", "logN", "logD", "logNlogD"]
-"""Divisor of the entropy: 1, min(log N, log D), log N, log D, or log N log D."""
 
 
 def matrix_entropy(

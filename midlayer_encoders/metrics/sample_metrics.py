@@ -82,8 +82,8 @@ class IntrinsicDimension(PooledSampleMetric, function=intrinsic_dimension, check
     least = 3
 
 
+#: Texts with fewer tokens are excluded: one token is not half a text.
 LEAST_TOKENS = 4
-"""Texts with fewer tokens are excluded: one token is not half a text."""
 
 
 def half_match(first: Tensor, second: Tensor, *, center: bool = True) -> Tensor:

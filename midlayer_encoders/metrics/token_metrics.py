@@ -14,12 +14,12 @@ from midlayer_encoders.metrics.row_metrics import Normalization, check_entropy_o
 from midlayer_encoders.spectra import Method, spectral_entropy
 from midlayer_encoders.validation import check_count
 
+#: Buffered texts: the row of each text's layer in the sums, and tensors with one row per text.
 _Texts: TypeAlias = tuple[list[int], tuple[Tensor, ...]]
-"""Buffered texts: the row of each text's layer in the sums, and tensors with one row per text."""
 
 
+#: The row, or rows, of texts in the sums, their numbers, and whether these are defined.
 _Numbers: TypeAlias = tuple[int | list[int], Tensor, Tensor]
-"""The row, or rows, of texts in the sums, their numbers, and whether these are defined."""
 
 
 class MeanOverTexts(LayerMetric):
@@ -126,10 +126,10 @@ class WaitingTokenMetric(TokenMetric):
     ``sync`` call, completes the sums.
     """
 
+    #: Maximum size of the buffered intermediate results.
     _max_waiting_bytes: ClassVar[int]
-    """Maximum size of the buffered intermediate results."""
+    #: Maximum size of the buffered states.
     _max_state_bytes: ClassVar[int] = 2**26
-    """Maximum size of the buffered states."""
 
     def __init__(self, layers: Sequence[int], **options: Any) -> None:
         super().__init__(layers, **options)

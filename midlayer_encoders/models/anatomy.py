@@ -170,11 +170,11 @@ class Tower(NamedTuple):
     method: str
 
 
+#: The towers of a joint model by medium.
 TOWERS: dict[str, Tower] = {
     "text": Tower("text_model", "text_config", "get_text_features"),
     "image": Tower("vision_model", "vision_config", "get_image_features"),
 }
-"""The towers of a joint model by medium."""
 
 
 def find_towers(model: nn.Module) -> dict[str, str]:
@@ -342,11 +342,11 @@ def _final_norm(model: nn.Module, blocks: str) -> tuple[str, ...]:
 
 # --- named points inside a block: the residual stream, and the inputs and outputs of attention and MLP ----------------
 
+#: The named points inside a block, in the order of the forward pass.
 SITES = (
     "residual_in", "attention_in", "attention", "attention_sum", "residual_mid",
     "mlp_in", "mlp", "mlp_sum", "residual_out",
 )  # fmt: skip
-"""The named points inside a block, in the order of the forward pass."""
 
 _LINEAR = ("Linear", "Conv1D", "NonDynamicallyQuantizableLinear")
 _ATTENTION = re.compile(r"Attention|Attn|Mixer")

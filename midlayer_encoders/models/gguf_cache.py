@@ -32,10 +32,10 @@ from midlayer_encoders.models.gguf_tokenizer import build_tokenizer, read_fields
 from midlayer_encoders.models.hub import load_config, local_only, model_file
 from midlayer_encoders.models.transformers_internals import LOADING
 
+#: Environment variable: the folder of converted models, or ``0`` to convert a file at every load.
 GGUF_CACHE = "MIDLAYER_GGUF_CACHE"
-"""Environment variable: the folder of converted models, or ``0`` to convert a file at every load."""
+#: Subfolder with the tokenizer: beside a config, transformers would choose its class by the type of the model.
 TOKENIZER = "tokenizer"
-"""Subfolder with the tokenizer: beside a config, transformers would choose its class by the type of the model."""
 
 _GENERATION = 3  # of the conversion; raise it when the content of a converted folder changes
 _INDEX = "model.safetensors.index.json"  # lists the weights, and the checksum of every file

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from torch import Tensor, nn  # commands check the model before they import torch
 
 BUILT_IN = "built-in"
+#: Names of the models that PyPI packages carry: SmolLM2-135M (the demo's) and all-MiniLM-L6-v2.
 BUILT_IN_MINILM = "built-in-minilm"
-"""Names of the models that PyPI packages carry: SmolLM2-135M (the demo's) and all-MiniLM-L6-v2."""
 
 _TIMEOUT = 5.0  # seconds; the hub's clients retry for more than a minute
 _HEADS = ("lm_head.weight", "embed_out.weight", "output.weight")  # names of output embeddings in files

@@ -19,22 +19,22 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from transformers.utils import logging as transformers_logging
 
+#: Held while a model is loaded.
+#:
+#: To build a model, transformers sets torch's default dtype and patches ``PreTrainedModel.tie_weights`` and
+#: ``torch.linspace`` for the whole process, then restores them: concurrent loads would leave wrong values behind.
 LOADING = threading.RLock()
-"""Held while a model is loaded.
 
-To build a model, transformers sets torch's default dtype and patches ``PreTrainedModel.tie_weights`` and
-``torch.linspace`` for the whole process, then restores them: concurrent loads would leave wrong values behind.
-"""
-
+#: Per-block settings of a backbone's outputs, which transformers recomputes when they are absent.
 BACKBONE_STAGES = ("out_features", "out_indices", "stage_names", "_out_features", "_out_indices")
-"""Per-block settings of a backbone's outputs, which transformers recomputes when they are absent."""
 
+#: Config fields that count blocks.
 COUNTS = (
     "num_hidden_layers", "num_layers", "n_layer", "n_layers", "encoder_layers", "num_encoder_layers", "depth",
     "num_blocks",
 )  # fmt: skip
-"""Config fields that count blocks."""
 
+#: The encoder-only class of encoder-decoder models, by model type.
 ENCODERS = {
     "t5": "T5EncoderModel",
     "mt5": "MT5EncoderModel",
@@ -43,7 +43,6 @@ ENCODERS = {
     "switch_transformers": "SwitchTransformersEncoderModel",
     "whisper": "models.whisper.modeling_whisper.WhisperEncoder",  # not exported at the top level
 }
-"""The encoder-only class of encoder-decoder models, by model type."""
 
 _RECORDING = "transformers.utils.output_capturing"  # the module whose hooks collect `hidden_states`
 
@@ -165,8 +164,8 @@ def text_config(config: Any) -> Any:
     return inner if inner is not config and hasattr(inner, "model_type") else None
 
 
+#: Model type of timm models; their settings are in ``config.model_args``.
 TIMM = "timm_wrapper"
-"""Model type of timm models; their settings are in ``config.model_args``."""
 
 
 def timm_takes_depth(config: Any) -> bool:

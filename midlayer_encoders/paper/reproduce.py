@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+#: Rows of a table, the headings first.
 Rows: TypeAlias = tuple[tuple[str, ...], ...]
-"""Rows of a table, the headings first."""
 
 
 @dataclass(frozen=True)
@@ -210,6 +210,7 @@ def _training_experiment(title: str, *names: str) -> PaperExperiment:
     return PaperExperiment(title, _LEARN, partial(training, names=names), plot_steps_curves)
 
 
+#: By the name that ``midlayer reproduce`` takes.
 EXPERIMENTS: dict[str, PaperExperiment] = {
     "fig1": PaperExperiment(
         "Scores by depth", "an intermediate layer beats the last by 2 to 16 points, at mid-depth.",
@@ -249,13 +250,12 @@ EXPERIMENTS: dict[str, PaperExperiment] = {
         chosen_layers, page.plot_rules, chosen_table,
     ),
 }  # fmt: skip
-"""By the name that ``midlayer reproduce`` takes."""
 
 
 _SETTING = "setting"  # metadata key of the digest of the setting
 
+#: Measured now, measured by an earlier run, missing an input, or stopped by an error.
 Status: TypeAlias = Literal["done", "kept", "left out", "failed"]
-"""Measured now, measured by an earlier run, missing an input, or stopped by an error."""
 
 
 @dataclass(frozen=True)

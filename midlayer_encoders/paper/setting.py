@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 
 
+#: The embeddings and every tenth of the depth.
 TENTHS: tuple[Layer, ...] = (0, *(tenth / 10 for tenth in range(1, 11)))
-"""The embeddings and every tenth of the depth."""
 
 
 class MissingInputError(MidlayerError):

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 
 
+#: Replace tokens by one token of the prompt, by several tokens of the prompt, or by any token of the vocabulary.
 REPLACEMENTS = ("repetition", "resampling", "randomness")
-"""Replace tokens by one token of the prompt, by several tokens of the prompt, or by any token of the vocabulary."""
 
 PROBABILITIES = (0.0, 0.1, 0.25, 0.5, 0.75, 1.0)
 LENGTHS = (8, 16, 32, 64, 128)

@@ -31,11 +31,11 @@ _log = logging.getLogger(__name__)
 _FEW_STEPS = 200  # a linear probe that reads a token's own class needs more than 100
 
 
+#: For each kind of probe, the :class:`ProbeSettings` without effect and the reason.
 UNUSED_SETTINGS: dict[str, tuple[str, tuple[str, ...]]] = {
     "attentive": ("pools the tokens by itself", ()),
     "linear": ("reads one vector of each example", ("heads", "keep_gb")),
 }
-"""For each kind of probe, the :class:`ProbeSettings` without effect and the reason."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -89,8 +89,8 @@ class LiveTokens:
 
 TokenSource: TypeAlias = CachedTokens | LiveTokens
 
+#: The positions of a batch, its states ``(L, B, T, D)`` in half precision, and its mask.
 _Part: TypeAlias = tuple[Sequence[int], Tensor, Tensor]
-"""The positions of a batch, its states ``(L, B, T, D)`` in half precision, and its mask."""
 
 
 def _half_tokens(live: LiveTokens, positions: Sequence[int], *, on_cpu: bool) -> _Part:

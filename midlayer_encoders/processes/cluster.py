@@ -13,8 +13,8 @@ from midlayer_encoders.errors import MidlayerError, OptionError, error_summary
 from midlayer_encoders.files import make_folder, read_artifact, read_json, write_json
 from midlayer_encoders.validation import check_choice, check_count
 
+#: Where jobs run: on a cluster with SLURM, or as processes of this machine.
 Cluster: TypeAlias = Literal["slurm", "local"]
-"""Where jobs run: on a cluster with SLURM, or as processes of this machine."""
 
 _MINUTES = 24 * 60  # of a job, unless the caller says otherwise; submitit would end it after five
 _POLL_SECONDS = 1.0

@@ -55,8 +55,8 @@ class ProcessLostError(MidlayerError):
     """Another process ended before its share of the work was done."""
 
 
+#: Errors that would also stop the next task.
 FATAL = DiskFullError, FolderError, ProcessLostError
-"""Errors that would also stop the next task."""
 
 
 @dataclass(frozen=True)
@@ -176,8 +176,8 @@ class Group:
             ) from error
 
 
+#: Only this process.
 ALONE = Group()
-"""Only this process."""
 
 
 def _first_failure(outcomes: Sequence[tuple[bool, Any, MidlayerError | None]]) -> MidlayerError | None:

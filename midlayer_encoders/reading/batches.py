@@ -20,8 +20,8 @@ from midlayer_encoders.reading.locks import turn
 from midlayer_encoders.recipes import Counting
 from midlayer_encoders.validation import check_count, check_texts
 
+#: Tokens in a batch; ``"auto"`` for the best number on the device.
 TokenBudget: TypeAlias = int | Literal["auto"]
-"""Tokens in a batch; ``"auto"`` for the best number on the device."""
 
 _CPU_TOKENS = 4096
 _VLLM_TOKENS = 16384  # of a request; vLLM schedules them by itself

@@ -18,11 +18,11 @@ from midlayer_encoders.models.anatomy import Anatomy, Site, block_sites
 from midlayer_encoders.reading.locks import turn
 from midlayer_encoders.validation import check_choice
 
+#: The site of the residual stream after a block.
 STREAM = "residual_out"
-"""The site of the residual stream after a block."""
 
+#: Called with the layer, the site and the states ``(B, T, D)``, in ascending order of layers.
 Receive: TypeAlias = Callable[[int, str, Tensor], None]
-"""Called with the layer, the site and the states ``(B, T, D)``, in ascending order of layers."""
 
 
 class _LastLayerReadError(Exception):

@@ -30,8 +30,8 @@ from midlayer_encoders.reading.joined_readings import JoinedReadings, join_readi
 from midlayer_encoders.reading.pooling import FusedPooling, real_tokens
 from midlayer_encoders.recipes import Counting
 
+#: Called with the layer, the raw states ``(B, T, D)``, the mask ``(B, T)`` and the inputs' positions.
 TokenReceive: TypeAlias = Callable[[int, Tensor, Tensor, list[int]], None]
-"""Called with the layer, the raw states ``(B, T, D)``, the mask ``(B, T)`` and the inputs' positions."""
 
 _THREADS = 2  # for images and audio; a tokenizer serves one thread at a time
 
@@ -202,8 +202,8 @@ def _positions_and_vectors(passed: Passed) -> tuple[list[int], Tensor]:
     return passed.positions, vectors.clone() if passed.pinned else vectors
 
 
+#: The model's inputs of a batch, and whether they are only ids and a mask, padded on the right.
 _Prepared: TypeAlias = tuple[dict[str, Any], bool]
-"""The model's inputs of a batch, and whether they are only ids and a mask, padded on the right."""
 
 
 class Flow:

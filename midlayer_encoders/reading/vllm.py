@@ -38,8 +38,8 @@ from midlayer_encoders.reading.pooling import find_form
 from midlayer_encoders.reading.reader import Flow, LayerReader, Passed, TokenReceive
 from midlayer_encoders.validation import check_choice
 
+#: Environment variable with the path of the Python that has vLLM.
 PYTHON_VARIABLE = "MIDLAYER_VLLM_PYTHON"
-"""Environment variable with the path of the Python that has vLLM."""
 
 _PACKAGE = Path(__file__).parents[1]
 _START = "import vllm; from midlayer_encoders.reading._vllm_worker import main; main({})"

@@ -15,12 +15,12 @@ from midlayer_encoders.report.pages import Column, metric_column, render
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+#: A row for each model, metric and pair of equally deep layers: the model minus the base, and the interval.
 DIFFERENCES = pl.Schema(
     {"base": pl.String(), "model": pl.String(), "base_layer": pl.Int64(), "layer": pl.Int64()}
     | {"depth": pl.Float64(), "dataset": pl.String(), "name": pl.String()}
     | {column: pl.Float64() for column in ("difference", "low", "high")}
 )
-"""A row for each model, metric and pair of equally deep layers: the model minus the base, and the interval."""
 
 
 def comparisons_html(

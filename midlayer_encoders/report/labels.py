@@ -52,6 +52,7 @@ def signed(value: float, digits: int = 1) -> str:
     return text[1:] if float(f"{value:.{digits}f}") == 0 else text
 
 
+#: What a metric's value says, in one line.
 METRIC_MEANINGS: dict[str, str] = {
     "alignment": "how near a text is to a copy without a quarter of its words; higher is nearer",
     "alpha_req": "how fast the spectrum of the texts' vectors decays; higher is faster",
@@ -74,7 +75,6 @@ METRIC_MEANINGS: dict[str, str] = {
     "prompt_entropy": "how many directions the tokens of a text span, in nats; higher is more",
     "uniformity": "how evenly the texts cover the sphere; lower is more even",
 }
-"""What a metric's value says, in one line."""
 
 
 def interval_words(gain: Gain) -> str:

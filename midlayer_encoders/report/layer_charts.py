@@ -117,8 +117,8 @@ def best_recipe(recipes: Mapping[str, Summary]) -> str:
     return max(averages, key=lambda name: averages[name].best)
 
 
+#: Gains of each recipe's best layer over the best and the last layer of the plain text, or of itself without it.
 RecipeGains: TypeAlias = Mapping[str, tuple[Gain, Gain]]
-"""Gains of each recipe's best layer over the best and the last layer of the plain text, or of itself without it."""
 
 
 def recipe_words(recipes: Mapping[str, Summary], gains: RecipeGains | None = None) -> str:

@@ -58,8 +58,8 @@ class Result(TidyResult, ABC):
     frame: pl.DataFrame
     folder: Path | None
 
+    #: Name of the function that returns this class.
     made_by: ClassVar[str]
-    """Name of the function that returns this class."""
 
     @abstractmethod
     def html(self) -> str:

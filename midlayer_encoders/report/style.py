@@ -15,24 +15,24 @@ _COLORS = {
     "code": ("#eef0f3", "#252b33"),
     "row": ("#fff3e6", "#3a2a1a"),
 }
+#: Colors of the light theme by role.
 LIGHT = {name: light for name, (light, _) in _COLORS.items()}
-"""Colors of the light theme by role."""
 
 _DARK = {name: dark for name, (_, dark) in _COLORS.items()}
 
+#: Colors of curves in the light theme: after Okabe and Ito, darkened to a contrast of at least 3.
 SERIES = ("#0072b2", "#d55e00", "#008060", "#b8518b", "#5a5a5a")
-"""Colors of curves in the light theme: after Okabe and Ito, darkened to a contrast of at least 3."""
 
 _SERIES_DARK = ("#62b8ee", "#ff9a4d", "#3fd0a4", "#ec9fcb", "#c8c8c8")
 
+#: Dashes of curves that follow when the colors repeat.
 DASHES = ("", "6 3", "2 3", "8 3 2 3")
-"""Dashes of curves that follow when the colors repeat."""
 
+#: Dashes of successive levels.
 LEVEL_DASHES = ("5 3", "1.5 2.5", "7 2 1.5 2")
-"""Dashes of successive levels."""
 
+#: Number of distinct styles of curves.
 STYLES = len(SERIES) * len(DASHES)
-"""Number of distinct styles of curves."""
 
 
 @cache

@@ -16,8 +16,8 @@ _ROUNDING = 1e-6  # relative difference between vectors of the same input in dif
 _WHOLE_LAYER = 1 << 26  # numbers of a layer that is read at once: 256 MiB
 
 _Rows = npt.NDArray[np.float32]
+#: Returns the vectors ``(N, D)`` of keys at a layer.
 Read = Callable[[int, Sequence[str]], _Rows]
-"""Returns the vectors ``(N, D)`` of keys at a layer."""
 
 
 class Scorer(Protocol):

@@ -26,13 +26,13 @@ def _cosine(first: Tensor, second: Tensor) -> Tensor:
     return 1 - 0.5 * (normalize(first, dim=-1) - normalize(second, dim=-1)).square().sum(dim=-1)
 
 
+#: Similarities by mteb's name, from vectors ``(*, D)`` to numbers ``(*)``; larger means more similar.
 MEASURES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "cosine": _cosine,
     "manhattan": lambda first, second: -(first - second).abs().sum(dim=-1),
     "euclidean": lambda first, second: -(first - second).square().sum(dim=-1).sqrt(),
     "dot": lambda first, second: (first * second).sum(dim=-1),
 }
-"""Similarities by mteb's name, from vectors ``(*, D)`` to numbers ``(*)``; larger means more similar."""
 
 
 def pair_similarities(

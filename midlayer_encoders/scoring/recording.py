@@ -36,8 +36,8 @@ from midlayer_encoders.scoring.retrieval import RANKING_SCORES, make_ranking
 if TYPE_CHECKING:
     from midlayer_encoders.scoring.all_layers import Scorer
 
+#: Maps the inputs that mteb passes to an encoder, ``task_metadata`` and ``prompt_type`` to the key of each input.
 Keys: TypeAlias = Callable[..., Sequence[str]]
-"""Maps the inputs that mteb passes to an encoder, ``task_metadata`` and ``prompt_type`` to the key of each input."""
 
 _SETTINGS = {"l1_ratio", "C", "max_iter", "tol", "random_state", "verbose", "n_jobs", "penalty", "warm_start"}
 
@@ -351,6 +351,7 @@ def _with_globals(function: Any, **names: Any) -> Any:
     return other
 
 
+#: For each type of task the mixin that records it, the supported main scores, and methods it must not override.
 _TYPES: dict[type[AbsTask], tuple[type, str, tuple[str, ...]]] = {
     abstasks.AbsTaskSTS: (_StsRecorder, r"((cosine|manhattan|euclidean)_)?(spearman|pearson)", ("_calculate_scores",)),
     abstasks.AbsTaskPairClassification: (
@@ -365,4 +366,3 @@ _TYPES: dict[type[AbsTask], tuple[type, str, tuple[str, ...]]] = {
         _RetrievalRecorder, rf"accuracy|({'|'.join(RANKING_SCORES)})_at_\d+", ("task_specific_scores",),
     ),
 }  # fmt: skip
-"""For each type of task the mixin that records it, the supported main scores, and methods it must not override."""

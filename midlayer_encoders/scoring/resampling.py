@@ -14,8 +14,8 @@ from scipy.special import xlogy
 from torch import Tensor
 
 RESAMPLES = 200
+#: Fewer items are not resampled: with two or three, a third of all differences that are chance would look separable.
 FEWEST_ITEMS = 10
-"""Fewer items are not resampled: with two or three, a third of all differences that are chance would look separable."""
 _BLOCK = 1 << 22  # counts of a block of resamples: 32 MiB
 _CONSTANT = 1e-12  # variance below it, of values with variance 1, is rounding
 

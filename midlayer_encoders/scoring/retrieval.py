@@ -15,8 +15,8 @@ from midlayer_encoders.scoring.resampling import resampled_means
 
 _BLOCK = 1 << 24  # numbers of a block of similarities or documents, or of the best similarities: 64 MiB
 
+#: Names of scores, before ``_at_10``.
 RANKING_SCORES = ("ndcg", "map", "recall", "precision", "mrr", "hit_rate")
-"""Names of scores, before ``_at_10``."""
 
 
 def ranking_score(gains: Tensor, valid: Tensor, ideal: Tensor, *, score: str, cut: int) -> Tensor:
@@ -57,11 +57,11 @@ def ranking_score(gains: Tensor, valid: Tensor, ideal: Tensor, *, score: str, cu
     return (hits / rank if score == "mrr" else hits).amax(dim=-1)  # mrr, hit_rate
 
 
+#: Returns the vectors of some of a task's rows at each layer, shape ``(L, N, D)``.
 ReadRows: TypeAlias = Callable[[Tensor], Tensor]
-"""Returns the vectors of some of a task's rows at each layer, shape ``(L, N, D)``."""
 
+#: Similarities and numbers ``(L, Q, K)`` of the most similar documents of each part of the queries.
 _Best: TypeAlias = Sequence[tuple[Tensor, Tensor]]
-"""Similarities and numbers ``(L, Q, K)`` of the most similar documents of each part of the queries."""
 
 
 @dataclass(frozen=True)

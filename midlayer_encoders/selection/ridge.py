@@ -10,8 +10,8 @@ from torch.nn.functional import normalize, one_hot
 from midlayer_encoders.errors import OptionError, counted, short_repr
 from midlayer_encoders.validation import check_list, lone_surrogate
 
+#: Candidates for each layer and fold, in units of the mean squared norm of the training rows.
 _PENALTIES = tuple(10.0**power for power in range(-4, 3))
-"""Candidates for each layer and fold, in units of the mean squared norm of the training rows."""
 
 
 def ridge_correct(vectors: Tensor, labels: Tensor, *, folds: int = 5, seed: int = 0) -> Tensor:

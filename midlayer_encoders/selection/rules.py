@@ -9,14 +9,14 @@ from midlayer_encoders.frame.curves import ByLayer, Curves
 from midlayer_encoders.models.anatomy import resolve_layer
 from midlayer_encoders.validation import check_choice
 
+#: The depth of ``fixed-depth``: the best single one over the reference's models (benchmarks/selection/README.md).
 DEPTH = 0.8
-"""The depth of ``fixed-depth``: the best single one over the reference's models (benchmarks/selection/README.md)."""
 
+#: How much higher half match is at the last layer of an embedding model than at any layer up to ``DEPTH``.
+#:
+#: Untrained models lead by at most 0.09, 0.14 with three blocks, MiniLM by at least 0.28
+#: (benchmarks/selection/README.md).
 _EMBEDDING_MODEL_LEAD = 0.15
-"""How much higher half match is at the last layer of an embedding model than at any layer up to ``DEPTH``.
-
-Untrained models lead by at most 0.09, 0.14 with three blocks, MiniLM by at least 0.28 (benchmarks/selection/README.md).
-"""
 
 _PAPER_METRICS = ("dime", "infonce", "dataset_entropy", "prompt_entropy")
 
@@ -202,6 +202,7 @@ def best_layer(curve: ByLayer) -> int:
     return max(smooth, key=lambda layer: (smooth[layer], -layer))
 
 
+#: Every rule by name.
 RULES: Mapping[str, Callable[[Curves], tuple[int, str]]] = {
     "last": _last,
     "fixed-depth": _fixed_depth,
@@ -211,4 +212,3 @@ RULES: Mapping[str, Callable[[Curves], tuple[int, str]]] = {
     "few-labels": _few_labels,
     "auto": _auto,
 }
-"""Every rule by name."""

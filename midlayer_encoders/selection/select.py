@@ -40,37 +40,37 @@ from midlayer_encoders.scoring import all_alike
 from midlayer_encoders.selection import ridge, rules
 from midlayer_encoders.selection.selection_result import LabelEvidence, RecipeSelection, Selection, make_selection
 
+#: Name of the labels in the frame; the score is cross-validated accuracy.
 LABELS = "your labels"
-"""Name of the labels in the frame; the score is cross-validated accuracy."""
 
+#: Fewer texts than this are not measured.
 MIN_TEXTS = 16
-"""Fewer texts than this are not measured."""
 
 _ONE_PASS_METRICS = ("half_match", "prompt_entropy", "dataset_entropy")
 _LABELS_TIMES_REPEATS = 300  # with few labels, the accuracy depends on the folds
 
+#: An embedding model, a causal or bidirectional text model, or a model of images or audio.
 ModelKind: TypeAlias = Literal["tuned", "causal", "bidirectional", "media"]
-"""An embedding model, a causal or bidirectional text model, or a model of images or audio."""
 
+#: Recipes in order of preference and their depths, for every kind; see benchmarks/zoo and benchmarks/selection.
 DEFAULTS: Mapping[ModelKind, Mapping[str, float]] = {
     "tuned": {PLAIN: 1.0},
     "causal": {"word-echo": 0.95, "one-word": 0.95, "echo": 0.95, PLAIN: rules.DEPTH},
     "bidirectional": {PLAIN: rules.DEPTH},
     "media": {PLAIN: rules.DEPTH},
 }
-"""Recipes in order of preference and their depths, for every kind; see benchmarks/zoo and benchmarks/selection."""
 
+#: What is known about the default for causal models (benchmarks/zoo).
 RECORD = (
     "On three causal models, six tasks each, it gains 11.6 (SmolLM2-135M), 10.3 (Gemma-3-270M) and -1.4 points "
     "(TinyStories-15M) over the best plain layer."
 )
-"""What is known about the default for causal models (benchmarks/zoo)."""
 
+#: The same for long texts (benchmarks/zoo).
 LONG_RECORD = (
     "On texts of 300 to 600 words (two models, three tasks) it is 2.2 (SmolLM2-135M) and 1.9 points (Gemma-3-270M) "
     'below the best plain layer; recipes="plain" reads half the tokens.'
 )
-"""The same for long texts (benchmarks/zoo)."""
 
 _LONG_TEXT = 200  # words on average; nothing was measured between one sentence and 300 words
 

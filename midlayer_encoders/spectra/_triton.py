@@ -31,8 +31,8 @@ except ImportError:  # pytest can still collect the module.
     triton = tl = constexpr = None
 
 
+#: Largest number of rows that the kernels support.
 MAX_SIZE = 512
-"""Largest number of rows that the kernels support."""
 
 _SCRATCH_BYTES = 128 * 2**20
 _PANEL = 16  # reflections delayed together; also the smallest inner dimension of `tl.dot`

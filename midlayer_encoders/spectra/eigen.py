@@ -25,8 +25,8 @@ from torch import Tensor
 from midlayer_encoders.errors import NotFiniteError, OptionError
 from midlayer_encoders.validation import check_choice
 
+#: ``"exact"``: float64. ``"fast"``: float32 on a GPU, else exact. ``"auto"``: fast if its error bound holds.
 Method: TypeAlias = Literal["auto", "exact", "fast"]
-"""``"exact"``: float64. ``"fast"``: float32 on a GPU, else exact. ``"auto"``: fast if its error bound holds."""
 
 METHODS: tuple[Method, ...] = get_args(Method)
 

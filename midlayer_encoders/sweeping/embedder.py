@@ -229,8 +229,8 @@ class MappedStore:
         return vectors
 
 
+#: The vectors of every layer.
 Vectors: TypeAlias = EmbeddingStore | MappedStore
-"""The vectors of every layer."""
 
 
 def map_identity(recipe: Recipe, texts: Sequence[str]) -> dict[str, Any]:

@@ -12,14 +12,14 @@ from midlayer_encoders.errors import OptionError
 from midlayer_encoders.sweeping.sweep_result import SweepResult
 from midlayer_encoders.validation import check_number
 
+#: Rows of the first round.
 FIRST_LIMIT = 64
-"""Rows of the first round."""
+#: Rows of a round over those of the one before.
 GROWTH = 4
-"""Rows of a round over those of the one before."""
 
 
+#: Sweeps some layers on a sample of so many rows; ``None`` for all.
 RunRound: TypeAlias = Callable[[int | None, Sequence[Layer] | str], SweepResult]
-"""Sweeps some layers on a sample of so many rows; ``None`` for all."""
 
 
 @dataclass(frozen=True)

@@ -53,8 +53,8 @@ from midlayer_encoders.tasks.sources import Tasks, TaskSource, TextsSource, limi
 _CENTER_TEXTS = 512  # enough for a stable mean
 _PLURALS = {"text": "texts", "image": "images", "audio": "waveforms"}
 
+#: Score all layers of a task at once and confirm some with mteb, or score every layer with mteb.
 Scoring: TypeAlias = Literal["together", "mteb"]
-"""Score all layers of a task at once and confirm some with mteb, or score every layer with mteb."""
 
 
 @dataclass(kw_only=True)

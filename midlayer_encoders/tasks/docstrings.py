@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from midlayer_encoders.tasks.task_data import TaskData, TaskType, as_columns
 
+#: Label and type of each built-in task.
 BUILTIN_TASKS: dict[str, TaskType] = {
     "DocstringLibraryClassification": "Classification",
     "DocstringSubjectClustering": "Clustering",
@@ -19,8 +20,8 @@ BUILTIN_TASKS: dict[str, TaskType] = {
     "DocstringDescriptionReranking": "Reranking",
     "DocstringNearnessSTS": "STS",
 }
-"""Label and type of each built-in task."""
 
+#: Meaning of each grade of the built-in STS task, from 0 to 4.
 STS_GRADES: tuple[str, ...] = (
     "objects of two libraries",
     "two subjects of one library",
@@ -28,15 +29,14 @@ STS_GRADES: tuple[str, ...] = (
     "two objects of one file",
     "one object",
 )
-"""Meaning of each grade of the built-in STS task, from 0 to 4."""
 
+#: Names of the sets of all built-in tasks, and the number of objects of each subject.
 BUILTIN_SETS: dict[str, int] = {"builtin": 20, "builtin-small": 4}
-"""Names of the sets of all built-in tasks, and the number of objects of each subject."""
 
 _CANDIDATES = 10
 
+#: The texts, which ``benchmarks/docstring_texts`` extracts, and the versions of the libraries that they are from.
 TEXTS = Path(__file__).with_name("docstring_texts.json")
-"""The texts, which ``benchmarks/docstring_texts`` extracts, and the versions of the libraries that they are from."""
 
 
 class Entry(NamedTuple):
@@ -65,8 +65,8 @@ def entries() -> tuple[Entry, ...]:
     return tuple(Entry(*fields) for fields in json.loads(TEXTS.read_bytes())["entries"])
 
 
+#: The objects of each shelf.
 Pool: TypeAlias = tuple[tuple[Entry, ...], ...]
-"""The objects of each shelf."""
 
 
 @cache

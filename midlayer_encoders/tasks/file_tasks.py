@@ -18,8 +18,8 @@ from midlayer_encoders.tasks.table_files import SUFFIXES, TEXT, USUAL_NAMES, Col
 from midlayer_encoders.tasks.task_data import TaskData, TaskType, as_columns
 from midlayer_encoders.validation import lone_surrogate
 
+#: The columns of each split; of a retrieval task, those of ``corpus``, ``queries`` and ``qrels``.
 Tables: TypeAlias = dict[str, dict[str, list[Any]]]
-"""The columns of each split; of a retrieval task, those of ``corpus``, ``queries`` and ``qrels``."""
 
 _SPLIT_SEED = 42
 _LONGEST_LABEL = 120  # bytes: with digest and suffix it is a file name, which has at most 255

@@ -15,8 +15,8 @@ from midlayer_encoders.errors import OptionError
 from midlayer_encoders.tasks.mteb_internals import content_columns
 from midlayer_encoders.tasks.samples import sample_order, sampled_ids, score_bins, training_order, whole_name
 
+#: Documents of a sampled corpus for each query of the limit, besides the relevant ones.
 DOCUMENTS_PER_QUERY = 20
-"""Documents of a sampled corpus for each query of the limit, besides the relevant ones."""
 
 _Rows = dict[str, tuple[int, int, int]]
 

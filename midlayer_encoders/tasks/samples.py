@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 
 from midlayer_encoders._types import content_digest
 
+#: Rows below which scores have no interval.
 SMALLEST_LIMIT = 10
-"""Rows below which scores have no interval."""
 
 _BINS = 10  # of equal size, for scores
 _FEWEST_STRATA = 3  # in every sample: with one label there is no score, and mteb scores two labels in another way

@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from mteb.abstasks import AbsTask
 
 _PAPER_FILE = Path(__file__).with_name("paper_tasks.json")
+#: For each of the paper's tasks, its dataset in the paper's tables of metrics, ``None`` if they lack it.
 REFERENCE_DATASETS: dict[str, str | None] = {
     name: dataset for tasks in json.loads(_PAPER_FILE.read_bytes()).values() for name, dataset in tasks.items()
 }
-"""For each of the paper's tasks, its dataset in the paper's tables of metrics, ``None`` if they lack it."""
 
+#: The 32 tasks of Table 1 of "Layer by Layer" (arXiv:2502.02013), all of them in ``MTEB(eng, v1)``.
 PAPER_TASKS: tuple[str, ...] = tuple(REFERENCE_DATASETS)
-"""The 32 tasks of Table 1 of "Layer by Layer" (arXiv:2502.02013), all of them in ``MTEB(eng, v1)``."""
 
 _log = logging.getLogger(__name__)
 
@@ -179,11 +179,10 @@ class SampledSource:
         return sampled_task(self.source.make(), self.name, self.limit, self.rows)
 
 
+#: A picklable description of a task that creates the same task in any process.
+#:
+#: ``make`` returns a new task, because mteb's clustering tasks give a different score when they are evaluated again.
 TaskSource: TypeAlias = MtebSource | LocalSource | TextsSource | ObjectSource | SampledSource
-"""A picklable description of a task that creates the same task in any process.
-
-``make`` returns a new task, because mteb's clustering tasks give a different score when they are evaluated again.
-"""
 
 
 def builtin_tasks() -> list[AbsTask]:
@@ -196,8 +195,8 @@ def paper_tasks() -> list[AbsTask]:
     return resolve_tasks("paper")
 
 
+#: Tasks as :func:`resolve_tasks` accepts them.
 Tasks: TypeAlias = Any
-"""Tasks as :func:`resolve_tasks` accepts them."""
 
 
 def resolve_tasks(names: Tasks, *, text_column: str | None = None, label_column: str | None = None) -> list[AbsTask]:

@@ -17,8 +17,8 @@ from midlayer_encoders.errors import MidlayerError, did_you_mean, short_repr
 from midlayer_encoders.files import check_regular_file, read_json_lines, read_lines, read_text_file
 from midlayer_encoders.validation import lone_surrogate
 
+#: A requirement for a cell: its description and a function that tests it.
 Rule: TypeAlias = tuple[str, Callable[[object], bool]]
-"""A requirement for a cell: its description and a function that tests it."""
 
 SUFFIXES = (".jsonl", ".ndjson", ".csv", ".tsv", ".parquet")
 _SEPARATORS = {",": "comma", "\t": "tab", ";": "semicolon", "|": "bar"}

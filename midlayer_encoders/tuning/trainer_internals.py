@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 WEIGHTS = "trained.safetensors"
 _NUM_CHECKPOINTS = 2  # on disk; the last one and the best one stay
+#: File in a checkpoint with the checksums of the others; it is written last.
 CHECKSUMS = "checksums.json"
-"""File in a checkpoint with the checksums of the others; it is written last."""
 
 
 class WeightsTrainer(SentenceTransformerTrainer):

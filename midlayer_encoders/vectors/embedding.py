@@ -35,8 +35,8 @@ _BLOCK_BYTES = 128 * 2**20  # of vectors that are written at a time
 _SPEC_FIELDS = ("model", "revision", "weights", "tower", "num_layers", "norm", "pooling", "asked", "max_length")
 SUFFIXES = (".npy", ".safetensors", ".parquet")
 
+#: The first input of each block, and its vectors ``(rows, D)`` at each layer.
 Blocks: TypeAlias = Iterable[tuple[int, list[npt.NDArray[np.float32]]]]
-"""The first input of each block, and its vectors ``(rows, D)`` at each layer."""
 
 
 def embed(
