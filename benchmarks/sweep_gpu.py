@@ -26,7 +26,7 @@ from timing import peak, timed
 
 RESULTS = Path(__file__).parent / "results" / "sweep_gpu.md"
 BATCHES = (32, 128, 256, 512, 1024)
-PARTS = ("embedding", "profile", "encode", "whole", "compile", "million")
+PARTS = ("embedding", "profile", "encode", "whole", "million")
 QUIET = {"show_progress_bar": False}
 
 
@@ -234,18 +234,6 @@ class Bench:
         lines += ["| | seconds | ratio |", "|---|---|---|"]
         return lines + [f"| {name} | {took:.2f} | **{took / min(plain):.2f}** |" for name, took in rows.items()]
 
-    def compile(self) -> list[str]:
-        eager, made = Ours(self.whole, self.root / "eager"), Ours(self.whole, self.root / "compiled", compile=True)
-        first = timed(lambda: made(self.inputs))
-        plain, again = timed(lambda: eager(self.inputs)), timed(lambda: made(self.inputs))
-        price, saved = first - again, (plain - again) / len(self.inputs)
-        even = f"{price / saved:,.0f} texts" if saved > 0 else "never"
-        return [
-            "| eager, s | compiled, first run, s | second run, s | second / eager | faster in total from |",
-            "|---|---|---|---|---|",
-            f"| {plain:.2f} | {first:.2f} | {again:.2f} | **{again / plain:.3f}** | {even} |",
-        ]
-
 
 def memory_now(name: str = "VmHWM") -> float:
     return int(re.search(rf"{name}:\s+(\d+)", Path("/proc/self/status").read_text())[1]) / 1e3
@@ -369,7 +357,6 @@ TITLES = {
     "profile": "Device time",
     "encode": "`encode` of one layer, relative to plain sentence-transformers over the same cut model",
     "whole": "A complete sweep of real tasks: embedding, scoring, confirmation by mteb",
-    "compile": "`SweepSettings(compile=True)`",
     "million": "Many short texts",
 }
 

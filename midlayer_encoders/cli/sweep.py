@@ -60,7 +60,6 @@ def sweep(
     scoring: Annotated[Literal["together", "mteb"], Option(help="mteb scores each layer by itself.")] = "together",
     workers: Annotated[int | None, Option(help="Processes for scoring with mteb; by default one per core.")] = None,
     shared: _arguments.Sharing,
-    compiled: Annotated[bool, Option("--compile", help="Compile the blocks; worth it for many texts.")] = False,
     submit: Annotated[Literal["slurm", "local"] | None, Option(help="Run each task of a model as a job.")] = None,
     submit_option: _arguments.SubmitOption = None,
     options: EncoderOptions,
@@ -107,11 +106,7 @@ def sweep(
     from midlayer_encoders.sweeping.mteb_jobs import check_data
 
     arguments["settings"] = SweepSettings(
-        scoring=scoring,
-        workers=workers,
-        store_dtype="float16" if half else "float32",
-        compile=compiled,
-        **asdict(shared),
+        scoring=scoring, workers=workers, store_dtype="float16" if half else "float32", **asdict(shared)
     )
     SweepRequest(out=out, **arguments)  # refuses wrong values before the model is loaded
     recipe_list, options = _arguments.parse_recipes(recipes, options)

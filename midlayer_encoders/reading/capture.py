@@ -241,17 +241,3 @@ def input_states(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
     if states is None:
         raise CutError("Blocks must receive their states as floating-point tensors. Pass another list as `blocks`.")
     return states
-
-
-@contextmanager
-def compiled_blocks(model: nn.Module, *anatomies: Anatomy) -> Iterator[None]:
-    """Compile each block of a model with ``torch.compile`` inside a ``with`` block.
-
-    Blocks are compiled separately, for batches of any size, so they share compiled code and hooks between them still
-    work. Rounding differs from the uncompiled model.
-    """
-    with ExitStack() as stack:
-        for block in (block for anatomy in anatomies for block in anatomy.distinct_blocks(model)):
-            # Compile `forward`, not the module, whose hooks change with each pass.
-            stack.enter_context(mock.patch.object(block, "forward", torch.compile(block.forward, dynamic=True)))
-        yield

@@ -109,11 +109,6 @@ class LayerReader:
     normalize: bool = False
     readings: JoinedReadings | None = None
 
-    @property
-    def anatomies(self) -> list[Anatomy]:
-        """The structure of each stack of blocks; a joint model has two."""
-        return [self.anatomy]
-
     def flow(self, inputs: Sequence[Any], tokens: TokenReceive | None) -> Flow:
         """Return the state that the batches of a run share."""
         return Flow(self, inputs, tokens)

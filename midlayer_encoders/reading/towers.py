@@ -51,11 +51,6 @@ class TowerReader(LayerReader):
     tower_layers: Mapping[str, Sequence[int]] = field(default_factory=dict)
     project: Callable[[dict[str, Any]], Tensor] = lambda features: features["sentence_embedding"]
 
-    @property
-    def anatomies(self) -> list[Anatomy]:
-        """The structure of each stack of blocks."""
-        return list(self.towers.values())
-
     def flow(self, inputs: Sequence[Any], tokens: TokenReceive | None) -> Flow:
         """Return the state that the batches of a run share."""
         return _TowerFlow(self, inputs, tokens)

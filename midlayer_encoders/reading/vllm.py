@@ -55,13 +55,12 @@ _MAX_DIFFERENCES = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.1
 _ELSEWHERE = "Pass engine='transformers'."
 
 
-def check_engine(engine: Engine, **settings: bool | int) -> None:
-    """Raise for an unknown engine, or for settings of vLLM's vectors other than their defaults, False and 1."""
+def check_engine(engine: Engine, **processes: int) -> None:
+    """Raise for an unknown engine, or for vLLM in several processes."""
     check_choice("engine", engine, ENGINES)
-    for name, value in settings.items():
-        default = False if isinstance(value, bool) else 1
-        if engine == "vllm" and value != default:
-            raise OptionError(f"`{name}` must be {default} with engine='vllm', but got {value}. {_ELSEWHERE}")
+    for name, value in processes.items():
+        if engine == "vllm" and value != 1:
+            raise OptionError(f"`{name}` must be 1 with engine='vllm', but got {value}. {_ELSEWHERE}")
 
 
 def vllm_python() -> str:

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from contextlib import closing, nullcontext
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -21,7 +21,6 @@ from midlayer_encoders.media import is_pil, read_audio, read_image
 from midlayer_encoders.processes.sharing import Group
 from midlayer_encoders.reading.ahead import Behind
 from midlayer_encoders.reading.batches import TokenBudget, batches_of, is_combined, tokens_that_fit
-from midlayer_encoders.reading.capture import compiled_blocks
 from midlayer_encoders.reading.joined_readings import join_readings
 from midlayer_encoders.reading.reader import Passed
 from midlayer_encoders.recipes import Recipe, centering_offset
@@ -64,7 +63,6 @@ class Embedder:
         token_budget: tokens per batch, or ``"auto"`` for the fastest size on the device.
         stage: counts the texts that this process embeds.
         group: the processes that share the batches.
-        compile: compile the model's blocks.
         planning: receives a report while batches are planned.
         engine: what computes the states.
     """
@@ -74,7 +72,6 @@ class Embedder:
     token_budget: TokenBudget = "auto"
     stage: Stage = field(default_factory=lambda: Stage(None, "embedding"))
     group: Group = field(default_factory=Group)
-    compile: bool = False
     planning: Stage = field(default_factory=lambda: Stage(None, "planning"))
     engine: Engine = "transformers"
 
@@ -125,9 +122,8 @@ class Embedder:
         reader = self.encoder.vector_reader(self.store.layers, prompt=prompt, engine=self.engine)
         batches = self.group.part([batch for batch in batches if missing.intersection(batch)])
         self.stage.expect(sum(map(len, batches)))
-        blocks = compiled_blocks(reader.model, *reader.anatomies) if self.compile else nullcontext()
         contents = list(items.values())
-        with blocks, Behind(done=self.stage.step) as writer, closing(reader.passes(contents, batches)) as passes:
+        with Behind(done=self.stage.step) as writer, closing(reader.passes(contents, batches)) as passes:
             for passed in passes:
                 writer.hand_on(self._write, passed, list(items), missing)
 

@@ -70,7 +70,6 @@ class SweepSettings:
         views: number of views per text for LiDAR.
         store_dtype: ``"float32"``, or ``"float16"`` to halve the space on disk (``--half`` on the command line).
         token_budget: tokens per batch; ``"auto"`` chooses the fastest size for the device.
-        compile: run the blocks through ``torch.compile``, which pays off for many texts.
         devices: processes on this machine that share the work, on Lightning Fabric.
         num_nodes: number of machines that share the work.
     """
@@ -81,7 +80,6 @@ class SweepSettings:
     views: int = 16
     store_dtype: StoreDtype = "float32"
     token_budget: TokenBudget = "auto"
-    compile: bool = False
     devices: int = 1
     num_nodes: int = 1
 
@@ -91,7 +89,6 @@ class SweepSettings:
         if self.workers is not None:
             self.workers = validation.check_count("workers", self.workers, "processes")
         self.token_budget = check_budget(self.token_budget)
-        self.compile = validation.check_flag("compile", self.compile)
         validation.check_choice("store_dtype", self.store_dtype, ("float32", "float16"))
         validation.check_choice("scoring", self.scoring, get_args(Scoring))
 
@@ -115,7 +112,7 @@ class SweepRequest:
         self.compressions = make_compressions(self.dims, self.precisions)
         self.baselines = validation.check_flag("baselines", self.baselines)
         settings = self.settings
-        check_engine(self.engine, compile=settings.compile, devices=settings.devices, num_nodes=settings.num_nodes)
+        check_engine(self.engine, devices=settings.devices, num_nodes=settings.num_nodes)
         validation.check_path("out", self.out)
         if self.out is not None:
             check_output_folder(Path(self.out))
@@ -425,7 +422,6 @@ class SingleSweep:
             settings.token_budget,
             Stage(self.progress, "embedding"),
             self.group,
-            settings.compile,
             Stage(self.progress, "planning"),
             self.request.engine,
         )

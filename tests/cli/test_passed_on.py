@@ -51,13 +51,12 @@ SHARED = {"devices": 2, "num_nodes": 3}
 SWEEP: dict[str, Any] = {
     "tasks": "near.csv", "text_column": "t", "label_column": "l", "limit": 50, "no_baselines": True, "layers": "1,0.5,2-3", "recipes": "plain,one-word", "metrics": "lidar,dime",
     "half": True, "scoring": "mteb", "workers": 3, "devices": 1, "num_nodes": 1,
-    "compile": True,
 }  # fmt: skip
 SMALL = {"dims": "64,8", "precisions": "int8,binary"}
 COMPRESSED = {"dims": [64, 8], "precisions": ["int8", "binary"]}
 SWEPT: dict[str, Any] = {
     "layers": [1, 0.5, 2, 3], "text_column": "t", "label_column": "l", "limit": 50, "baselines": False, "recipes": RECIPES, "metrics": ["lidar", "dime"],
-    "settings": {"scoring": "mteb", "workers": 3, "store_dtype": "float16", "compile": True},
+    "settings": {"scoring": "mteb", "workers": 3, "store_dtype": "float16"},
 }  # fmt: skip
 CASES = {
     "sweep": Case(
@@ -70,9 +69,9 @@ CASES = {
     "sweep name@revision": Case(
         "sweeping.sweep",
         ["MODEL@step1"],
-        {name: value for name, value in SWEEP.items() if name != "compile"} | {**SMALL, "engine": "vllm"},
+        {**SWEEP, **SMALL, "engine": "vllm"},
         ["MODEL", ["near.csv"]],
-        {**SWEPT, **COMPRESSED, "settings": SWEPT["settings"] | {"compile": False}, "engine": "vllm", "out": None, "store": None},
+        {**SWEPT, **COMPRESSED, "engine": "vllm", "out": None, "store": None},
     ),
     "sweep --budget": Case(
         "sweeping.sweep",
@@ -208,7 +207,7 @@ def test_every_flag_is_passed_on(command: str, tmp_path: Path, monkeypatch: pyte
     (callback,) = (item.callback for item in app.registered_commands if name in (item.name, item.callback.__name__))  # type: ignore[union-attr]
     assert callback is not None
     flags = set(inspect.signature(callback).parameters) - set(option_fields()) - {"context", "as_json", "quiet"}
-    renamed = {"compiled": "compile", "metric_names": "metrics"}
+    renamed = {"metric_names": "metrics"}
     tried = {flag for other, case in CASES.items() if other.split()[0] == name for flag in case.flags}
     cases = {"model", "models", "base", "tuned", *tried, *NOT_HERE}
     assert {renamed.get(flag, flag) for flag in flags} <= cases, "a flag that no case passes"

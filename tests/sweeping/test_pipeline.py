@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -192,24 +191,6 @@ def test_slow_disk_delays_the_forward_passes(encoder: LayerEncoder, tmp_path: Pa
     hook.remove()
     assert len(written) > 15
     assert max_pending <= 3
-
-
-@pytest.mark.slow
-def test_compiled_blocks_give_the_same_vectors_and_are_restored(
-    encoder: LayerEncoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    compiled: list[dict[str, Any]] = []
-    traced = partial(torch.compile, backend="eager")  # skips the C++ compiler, which takes half a minute
-    monkeypatch.setattr(
-        torch, "compile", lambda call, **options: (compiled.append(options), traced(call, **options))[1]
-    )
-    vectors = stored_vectors(embed(encoder, tmp_path, compile=True))
-    assert compiled == [{"dynamic": True}] * DEPTH
-    assert not any("forward" in vars(block) for block in encoder.transformer.layers)
-    expected = stored_vectors(embed(encoder, tmp_path / "plain"))
-    assert all(
-        np.allclose(actual, expected_layer, atol=1e-6) for actual, expected_layer in zip(vectors, expected, strict=True)
-    )
 
 
 def test_auto_token_budget_depends_on_free_memory(encoder: LayerEncoder, tmp_path: Path, monkeypatch: Any) -> None:
