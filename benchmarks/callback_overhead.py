@@ -22,6 +22,7 @@ from statistics import median
 from typing import Any
 
 import torch
+from midlayer_encoders.callbacks._settings import is_due
 
 from benchmarks.pretraining.corpus import Windows, train_tokenizer
 from benchmarks.pretraining.models import Size, language_model
@@ -73,8 +74,8 @@ class Counted(LayerMetricsCallback):
         return median(self.visits[1:])
 
     def added(self, steps: int) -> float:
-        """Return the seconds that a run of so many steps takes longer: measured at 0, 1, 2, 4 … and the last."""
-        later = steps.bit_length() + (steps & (steps - 1) > 0)
+        """Return the seconds that a run of so many steps takes longer: measured at 0, 8, 16, 32 … and the last."""
+        later = sum(is_due("log2", step) for step in range(1, steps)) + 1
         return self.preparing + self.visits[0] + later * self.each + self.ending
 
 
@@ -177,7 +178,7 @@ def table(
         f"| {1e3 * step:.1f} ms | {1e3 * look.preparing:.0f} ms | {1e3 * look.visits[0]:.0f} ms | {1e3 * look.each:.1f} ms | {1e3 * look.ending:.0f} ms | "
         f"**{look.each / step:.2f}** |",
         "",
-        "Computed from these parts, with measurements at steps 0, 1, 2, 4 … and the last:",
+        "Computed from these parts, with measurements at steps 0, 8, 16, 32 … and the last:",
         "",
         "| steps | added time |",
         "|---|---|",

@@ -11,7 +11,7 @@ from midlayer_encoders.errors import OptionError, short_repr
 from midlayer_encoders.metrics import LayerMetric, make_metrics
 from midlayer_encoders.validation import check_choice, check_count, check_flag, check_path, check_seed, check_text
 
-#: A number of steps, a list of steps, or ``"log2"``: steps 1, 2, 4, 8 …, the spacing of Pythia's checkpoints.
+#: A number of steps, a list of steps, or ``"log2"``: steps 8, 16, 32, 64 …
 EveryNSteps: TypeAlias = int | Sequence[int] | Literal["log2"]
 
 _P = ParamSpec("_P")
@@ -23,12 +23,12 @@ def is_due(every_n_steps: EveryNSteps, step: int) -> bool:
 
     Example:
         >>> [step for step in range(20) if is_due("log2", step)]
-        [0, 1, 2, 4, 8, 16]
-        >>> [step for step in range(20) if is_due(8, step)]
         [0, 8, 16]
+        >>> [step for step in range(20) if is_due(5, step)]
+        [0, 5, 10, 15]
     """
     if every_n_steps == "log2":
-        return step & (step - 1) == 0  # 0 or a power of two
+        return step & (step - 1) == 0 and step not in (1, 2, 4)  # 0 or a power of two
     if isinstance(every_n_steps, int):
         return step % every_n_steps == 0
     return step in every_n_steps

@@ -132,7 +132,8 @@ def train(
     batches = ImageBatches(images, labels, given.batch_size, torch.Generator().manual_seed(given.seed))
     generator = torch.Generator().manual_seed(0)
     callback = LayerMetricsCallback(
-        [{"pixel_values": normalised(watched)}], metrics=WATCHED, every_n_steps="log2", module="trunk", blocks="blocks",
+        [{"pixel_values": normalised(watched)}], metrics=WATCHED, module="trunk", blocks="blocks",
+        every_n_steps=[0, *(2**power for power in range(12))],
         views=[[{"pixel_values": augmented(watched, generator=generator)}] for _ in range(2)], figures=False,
         dirpath=given.out / "history" / name,
     )  # fmt: skip

@@ -59,8 +59,8 @@ rows = ids[: len(ids) // 64 * 64].view(-1, 64)
 batches = torch.utils.data.DataLoader(rows, batch_size=8, shuffle=True)
 
 # %% [markdown]
-# The callback receives 64 held-out texts. By default it measures before the first step and then at steps 1, 2, 4, 8
-# …, because layers change most at the beginning.
+# The callback receives 64 held-out texts. By default it measures before the first step and then at steps 8, 16,
+# 32, 64 …, because layers change most at the beginning.
 
 # %%
 import logging

@@ -9,10 +9,10 @@ from midlayer_encoders.errors import OptionError
 
 
 @pytest.mark.parametrize(
-    ("cadence", "due"), [("log2", [0, 1, 2, 4, 8]), (3, [0, 3, 6, 9]), ([2, 5], [2, 5]), ((0, 7), [0, 7])]
+    ("cadence", "due"), [("log2", [0, 8, 16, 32]), (9, [0, 9, 18, 27, 36]), ([2, 5], [2, 5]), ((0, 7), [0, 7])]
 )
 def test_due_steps(cadence: Any, due: list[int]) -> None:
-    assert [step for step in range(11) if is_due(cadence, step)] == due
+    assert [step for step in range(40) if is_due(cadence, step)] == due
 
 
 @pytest.mark.parametrize(
