@@ -1,4 +1,4 @@
-"""Isolation from other libraries: from their log lines, and from their use of the global random generators."""
+"""Isolation from global settings: random generators, the precision of products, and log lines of other libraries."""
 
 import logging
 import os
@@ -49,6 +49,20 @@ def isolated_random() -> Iterator[None]:
             torch.set_rng_state(states[2])
             if cuda:
                 torch.cuda.set_rng_state_all(cuda)
+
+
+@contextmanager
+def full_precision(device_type: str) -> Iterator[None]:
+    """Disable autocast and TF32 for the products inside; the rounding of TF32 would reorder close similarities."""
+    import torch
+
+    before = torch.get_float32_matmul_precision()
+    with torch.autocast(device_type, enabled=False):
+        try:
+            torch.set_float32_matmul_precision("highest")
+            yield
+        finally:
+            torch.set_float32_matmul_precision(before)
 
 
 @contextmanager

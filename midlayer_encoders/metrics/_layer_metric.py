@@ -8,7 +8,6 @@ import math
 import sys
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any, ClassVar, Literal, NoReturn, TypeAlias
 
 import torch
@@ -17,6 +16,7 @@ from torch import distributed as dist
 from torchmetrics import Metric
 from torchmetrics.utilities.distributed import gather_all_tensors
 
+from midlayer_encoders._isolation import full_precision
 from midlayer_encoders.errors import LayerIndexError, MidlayerError, NotFiniteError, OptionError, warn_deprecated
 from midlayer_encoders.spectra.eigen import kernels_enabled, kernels_run_on
 
@@ -328,18 +328,6 @@ def result_dtype(states: Tensor) -> torch.dtype:
     return torch.float64 if states.dtype == torch.float64 else torch.float32
 
 
-@contextmanager
-def full_precision(device: torch.device) -> Iterator[None]:
-    """Disable autocast and TF32 for the products inside."""
-    before = torch.get_float32_matmul_precision()
-    with torch.autocast(device.type, enabled=False):
-        try:
-            torch.set_float32_matmul_precision("highest")
-            yield
-        finally:
-            torch.set_float32_matmul_precision(before)
-
-
 def lengths(rows: Tensor) -> Tensor:
     """Return the Euclidean length of each row of ``(*, N, D)``, shape ``(*, N)``."""
     result: Tensor = torch.linalg.vector_norm(rows, dim=-1)
@@ -428,7 +416,7 @@ def row_scale(length: Tensor, mean_length: Tensor, mask: Tensor | None, unit: bo
 
 def products(first: Tensor, second: Tensor) -> Tensor:
     """Return the products of all rows of ``(*, N, D)`` and ``(*, M, D)``, shape ``(*, N, M)``."""
-    with full_precision(first.device):
+    with full_precision(first.device.type):
         return first @ second.mT
 
 

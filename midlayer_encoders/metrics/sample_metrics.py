@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from midlayer_encoders._isolation import full_precision
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.metrics import _layer_metric as base
 from midlayer_encoders.metrics._layer_metric import Kind, precise, products, result_dtype, unit_rows
@@ -147,7 +148,7 @@ def half_means(states: Tensor, mask: Tensor) -> Tensor:
     halves = torch.stack([early, mask & ~early])  # (2, B, T)
     # Padding may hold NaN, and NaN times zero is NaN.
     clean = torch.where(mask.unsqueeze(-1), states, 0.0).to(result_dtype(states))
-    with base.full_precision(states.device):
+    with full_precision(states.device.type):
         total = torch.einsum("vbt,btd->vbd", halves.to(clean.dtype), clean)
     return total / halves.sum(dim=2).clamp(min=1).unsqueeze(-1)
 

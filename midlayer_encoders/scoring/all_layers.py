@@ -1,8 +1,7 @@
 """Scores of all layers of a task, computed for as many layers at once as memory allows."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import Protocol
 
 import numpy as np
@@ -10,6 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from midlayer_encoders._isolation import full_precision
 from midlayer_encoders.scoring.retrieval import Ranking
 
 _ROUNDING = 1e-6  # relative difference between vectors of the same input in different batches
@@ -73,7 +73,7 @@ def resampled_scores(
     layer_bytes = 4 * scorer.size_per_layer(*first.shape)
     count = max((budget or memory_budget(device)) // max(layer_bytes, 1), 1)
     parts = [layers[start : start + count] for start in range(0, len(layers), count)]
-    with _exact_products(), torch.inference_mode(), ThreadPoolExecutor(1) as pool:
+    with full_precision(device.type), torch.inference_mode(), ThreadPoolExecutor(1) as pool:
         following = pool.submit(lambda: first)
         unread = iter(layers[1:])
         for part in parts:
@@ -111,7 +111,7 @@ def _scores_in_blocks(
         torch.maximum(highest, vectors.amax(dim=0), out=highest)
         return vectors[None]
 
-    with _exact_products(), torch.inference_mode():
+    with full_precision(device.type), torch.inference_mode():
         scores, resampled = scorer.resampled_in_blocks(read_rows, dim)
         values = torch.cat([scores[:, None], resampled], dim=1)[0]
     extremes = torch.stack([lowest, highest])
@@ -145,14 +145,3 @@ def _scores(scorer: Scorer, vectors: Tensor) -> Tensor:
         torch.cuda.empty_cache()
     half = len(vectors) // 2
     return torch.cat([_scores(scorer, vectors[:half]), _scores(scorer, vectors[half:])])
-
-
-@contextmanager
-def _exact_products() -> Iterator[None]:
-    """Disable TensorFloat-32, whose rounding would reorder close similarities."""
-    previous = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(previous)

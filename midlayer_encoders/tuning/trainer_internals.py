@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -137,18 +135,6 @@ def remove_lora(encoder: LayerEncoder, *, merge: bool = True) -> None:
     if hasattr(model, "peft_config"):
         del model.peft_config
     encoder.requires_grad_(True)
-
-
-@contextmanager
-def unchanged_config(model: nn.Module) -> Iterator[None]:
-    """Restore the config of a model, to which the trainer copies special tokens of the tokenizer."""
-    config = vars(model.config)
-    saved = dict(config)
-    try:
-        yield
-    finally:
-        config.clear()
-        config.update(saved)
 
 
 def remove_autocast(model: nn.Module) -> None:

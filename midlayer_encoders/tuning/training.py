@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import polars as pl
 from sentence_transformers import SentenceTransformerTrainingArguments
@@ -138,7 +139,7 @@ def train(
     if last is not None and trainer.is_complete(last, steps, settings.patience if held_out else None):
         trainer.restore_complete(last, callback)  # `train` would run another step
     else:
-        with trainer_internals.unchanged_config(encoder.transformer):
+        with mock.patch.dict(vars(encoder.transformer.config)):  # to which the trainer copies special tokens
             seconds = float(trainer.train(resume_from_checkpoint=last).metrics["train_runtime"])
     trainer_internals.remove_autocast(encoder)
     if rank:

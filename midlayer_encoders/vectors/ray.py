@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Unpack
 from uuid import uuid4
 
+from midlayer_encoders._isolation import quiet_loggers
 from midlayer_encoders._types import Layer, Progress, Stage
 from midlayer_encoders.encoder.options import EncoderKeywords
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder, load_encoder
@@ -269,17 +270,14 @@ def quiet_cluster(ray: Any) -> Iterator[None]:
         os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
         _check_address(os.environ.get("RAY_ADDRESS", ""))
         ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
-    logger = logging.getLogger("ray.data")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
     context = ray.data.DataContext.get_current()
     settings = context.enable_progress_bars, context.print_on_execution_start
     context.enable_progress_bars = context.print_on_execution_start = False
     try:
-        yield
+        with quiet_loggers("ray.data", level=logging.CRITICAL):
+            yield
     finally:
         context.enable_progress_bars, context.print_on_execution_start = settings
-        logger.setLevel(level)
         if is_ours:
             ray.shutdown()
 
