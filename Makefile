@@ -72,7 +72,7 @@ test-clients: $(VENV)/installed
 
 # What is exported, in the engines that it is for.
 test-engines: $(VENV)/installed
-	$(BIN)/pip install --quiet --editable ".[onnx,openvino,gguf]" $(CONSTRAINTS)
+	$(BIN)/pip install --quiet --editable ".[onnx,gguf]" openvino $(CONSTRAINTS)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m engines tests/export tests/models
 
 # Sweeps in jobs of SLURM, whose daemons run under a temporary folder.

@@ -62,7 +62,7 @@ print(f"accuracy with three tuned blocks: {accuracy(tuned.encoder):.0f} %")
 # Forty small steps are only a demonstration, and 158 functions are few: each accuracy has a 95 % interval of up to 8
 # points on either side. [Cut first, then train](../tuning.md) reports longer runs on real tasks.
 #
-# `tuned/model` is already a plain folder. `export_for` also writes files for ONNX, OpenVINO, GGUF and vLLM. Every export
+# `tuned/model` is already a plain folder. `export_for` also writes files for ONNX, GGUF and vLLM. Every export
 # is reloaded and compared with the encoder before it is saved.
 
 # %%

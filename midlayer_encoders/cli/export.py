@@ -28,7 +28,7 @@ def export(
     layer: _arguments.LayerWords,
     out: Annotated[Path, Option(help="Folder to write; it must be new or empty.")],
     target: Annotated[
-        str, Option("--for", help="sentence-transformers, vllm, onnx, openvino or gguf; see docs/export.md.")
+        str, Option("--for", help="sentence-transformers, vllm, onnx or gguf; see docs/export.md.")
     ] = "sentence-transformers",
     int8: Annotated[bool, Option("--int8", help="onnx: also write an 8-bit graph. gguf: Q8_0, not F16.")] = False,
     stock: Annotated[bool, Option("--stock", help="word-echo: write the nearest encoder without code.")] = False,

@@ -1,12 +1,9 @@
-"""Export an ONNX or OpenVINO graph from tokens or pixels to vectors, and compare it in its engine."""
+"""Export an ONNX graph from tokens or pixels to vectors, and compare it in onnxruntime."""
 
 import logging
-import math
 import warnings
-from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,12 +32,7 @@ _ONNX_FILES = tuple(
     for kind in ("_int8", "_optimized", "")  # 0.2 could write optimized ones
     for weights in (".data", "")
 )
-# By default OpenVINO computes in float16 or bfloat16 if the processor supports it, with an error of 1e-2 for MiniLM.
-# It ignores a precision stored in the file, so it must be passed to `compile_model`.
-_FLOAT32 = {"INFERENCE_PRECISION_HINT": "f32"}
-
-#: Computes vectors from the input arrays of a graph.
-_Engine: TypeAlias = "Callable[[dict[str, NDArray[Any]]], NDArray[Any]]"
+_PACKAGES = ("onnxruntime", "onnx", "onnxscript")
 
 
 def export_onnx(encoder: LayerEncoder, folder: Path, *, int8: bool = False) -> _comparison.Exported:
@@ -51,99 +43,53 @@ def export_onnx(encoder: LayerEncoder, folder: Path, *, int8: bool = False) -> _
         folder: output folder.
         int8: also write ``model_int8.onnx``, quantized dynamically by onnxruntime.
     """
-
-    def write(medium: str, path: Path) -> dict[str, dict[str, Any]]:
-        path = path.with_suffix(".onnx")
-        names = _write_graph(encoder, medium, path)
-        error = _engine_error(encoder, medium, names, path.parent, partial(_run_onnx, _session(path)))
-        _verify_error(encoder, error, "onnxruntime")
-        graphs: dict[str, dict[str, Any]] = {path.name: {"inputs": names, "error": error}}
-        if int8:
-            from onnxruntime.quantization import quantize_dynamic
-
-            quantized_path = path.with_stem(f"{path.stem}_int8")
-            large = path.with_suffix(".onnx.data").exists()
-            # With one scale per matrix instead of one per channel, MiniLM has a cosine of 0.914 instead of 0.983.
-            quantize_dynamic(str(path), str(quantized_path), per_channel=True, use_external_data_format=large)
-            inputs = _comparison.sample_inputs(encoder, medium)
-            arrays = _graph_inputs(encoder, medium, path.parent, names, inputs)
-            vectors = _run_onnx(_session(quantized_path), arrays)
-            lowest = _comparison.cosine(encoder.encode(inputs, show_progress_bar=False), vectors)
-            if lowest < _MIN_INT8_COSINE:
-                logger.warning("%s has a cosine of %.3f with the encoder for a sample.", quantized_path.name, lowest)
-            graphs[quantized_path.name] = {"inputs": names, "cosine": lowest}
-        return graphs
-
-    return _export_graphs(encoder, folder, "onnx", ("onnxruntime", "onnx", "onnxscript"), write, replaced=_ONNX_FILES)
-
-
-def export_openvino(encoder: LayerEncoder, folder: Path) -> _comparison.Exported:
-    """Write ``model.xml`` and ``model.bin`` (``text`` and ``image`` of a joint model), preprocessing, a card."""
-
-    def write(medium: str, path: Path) -> dict[str, dict[str, Any]]:
-        import openvino
-
-        onnx_path = path.with_suffix(".onnx")
-        path = path.with_suffix(".xml")
-        names = _write_graph(encoder, medium, onnx_path)
-        # `convert_model` would send telemetry; `save_model` would round weights to float16.
-        openvino.save_model(openvino.Core().read_model(onnx_path), path, compress_to_fp16=False)
-        for file in path.parent.glob(f"{onnx_path.name}*"):
-            file.unlink()
-        errors = []
-        for options in (_FLOAT32, {}):
-            model = openvino.Core().compile_model(path, "CPU", options)
-            errors.append(_engine_error(encoder, medium, names, path.parent, partial(_run_openvino, model)))
-        _verify_error(encoder, errors[0], "OpenVINO")
-        # Infinite if states exceed 65504, the largest float16.
-        error_by_default = errors[1] if math.isfinite(errors[1]) else None
-        return {path.name: {"inputs": names, "error": errors[0], "error_by_default": error_by_default}}
-
-    return _export_graphs(encoder, folder, "openvino", ("openvino", "onnx", "onnxscript"), write, compile=_FLOAT32)
-
-
-def _export_graphs(
-    encoder: LayerEncoder,
-    folder: Path,
-    target: str,
-    packages: Sequence[str],
-    write_graphs: Callable[[str, Path], dict[str, dict[str, Any]]],
-    *,
-    replaced: Sequence[str] = (),
-    **card: Any,
-) -> _comparison.Exported:
-    """Write a folder of graphs, preprocessing files and a card.
-
-    Args:
-        encoder: the encoder.
-        folder: output folder.
-        target: the target.
-        packages: the required packages, the engine first.
-        write_graphs: called with a medium and a path without suffix; returns a description of each file.
-        replaced: files of an earlier export to remove.
-        card: more entries of the card.
-    """
-    _comparison.require_packages(target, *packages)
+    _comparison.require_packages("onnx", *_PACKAGES)
     obstacle = _obstacle(encoder)
     if obstacle is not None:
         raise CutError(f"The graph of {encoder.name} cannot be exported: {obstacle}.")
     graphs: dict[str, dict[str, Any]] = {}
-    versions = _comparison.versions("torch", "transformers", *packages)
+    versions = _comparison.versions("torch", "transformers", *_PACKAGES)
 
     def write(staging: Path) -> None:
         staging.mkdir()
         _write_preprocessing(encoder, staging)
         for medium in encoder.media:
-            written = write_graphs(medium, staging / (medium if encoder.tower_layers else "model"))
-            shared = {"medium": medium, "output": _OUTPUT}
-            graphs.update({name: shared | description for name, description in written.items()})
-        _comparison.write_card(staging, encoder, target, graphs=graphs, versions=versions, **card)
+            path = staging / f"{medium if encoder.tower_layers else 'model'}.onnx"
+            graphs.update(_write_graphs(encoder, medium, path, int8=int8))
+        _comparison.write_card(staging, encoder, "onnx", graphs=graphs, versions=versions)
 
-    files = write_folder(folder, write, last=(*replaced, _comparison.CARD))
-    engine = f"{packages[0].replace('openvino', 'OpenVINO')} {versions[packages[0]]}"
+    files = write_folder(folder, write, last=(*_ONNX_FILES, _comparison.CARD))
+    engine = f"onnxruntime {versions['onnxruntime']}"
     error = max(graph["error"] for graph in graphs.values() if "error" in graph)
     int8_cosine = min((graph["cosine"] for graph in graphs.values() if "cosine" in graph), default=None)
-    return _comparison.Exported(target, folder, engine, error, int8_cosine, files)
+    return _comparison.Exported("onnx", folder, engine, error, int8_cosine, files)
+
+
+def _write_graphs(encoder: LayerEncoder, medium: str, path: Path, *, int8: bool) -> dict[str, dict[str, Any]]:
+    """Write the graph of a medium, and with ``int8`` an 8-bit one; return a description of each file."""
+    names = _write_graph(encoder, medium, path)
+    shared = {"medium": medium, "output": _OUTPUT, "inputs": names}
+    error = _engine_error(encoder, medium, names, path)
+    if not error <= _MAX_ERROR:
+        raise CutError(
+            f"The graph of {encoder.name} computes other vectors in onnxruntime than the encoder: relative error "
+            f"{error:.1e}, more than {_MAX_ERROR:.0e}. Nothing was written; use target='sentence-transformers'."
+        )
+    graphs: dict[str, dict[str, Any]] = {path.name: {**shared, "error": error}}
+    if int8:
+        from onnxruntime.quantization import quantize_dynamic
+
+        quantized_path = path.with_stem(f"{path.stem}_int8")
+        large = path.with_suffix(".onnx.data").exists()
+        # With one scale per matrix instead of one per channel, MiniLM has a cosine of 0.914 instead of 0.983.
+        quantize_dynamic(str(path), str(quantized_path), per_channel=True, use_external_data_format=large)
+        inputs = _comparison.sample_inputs(encoder, medium)
+        vectors = _run(_session(quantized_path), _graph_inputs(encoder, medium, path.parent, names, inputs))
+        lowest = _comparison.cosine(encoder.encode(inputs, show_progress_bar=False), vectors)
+        if lowest < _MIN_INT8_COSINE:
+            logger.warning("%s has a cosine of %.3f with the encoder for a sample.", quantized_path.name, lowest)
+        graphs[quantized_path.name] = {**shared, "cosine": lowest}
+    return graphs
 
 
 def _obstacle(encoder: LayerEncoder) -> str | None:
@@ -256,35 +202,21 @@ def _graph_inputs(
     return {name: features[name].cpu().numpy() for name in names}
 
 
-def _engine_error(encoder: LayerEncoder, medium: str, names: list[str], folder: Path, engine: _Engine) -> float:
-    """Return the relative error of an engine's vectors, over a batch and a single input."""
+def _engine_error(encoder: LayerEncoder, medium: str, names: list[str], path: Path) -> float:
+    """Return the largest relative error of vectors of onnxruntime for sample inputs, in a batch and alone."""
+    session = _session(path)
     inputs = _comparison.sample_inputs(encoder, medium)
     expected = encoder.encode(inputs, show_progress_bar=False)
     errors = []
     for size in (len(inputs), 1):
-        vectors = engine(_graph_inputs(encoder, medium, folder, names, inputs[:size]))
+        vectors = _run(session, _graph_inputs(encoder, medium, path.parent, names, inputs[:size]))
         errors.append(_comparison.relative_error(expected[:size], vectors))
     return max(errors)
 
 
-def _verify_error(encoder: LayerEncoder, error: float, engine: str) -> None:
-    """Raise an error if an engine computes other vectors."""
-    if not error <= _MAX_ERROR:
-        raise CutError(
-            f"The graph of {encoder.name} computes other vectors in {engine} than the encoder: relative error "
-            f"{error:.1e}, more than {_MAX_ERROR:.0e}. Nothing was written; use target='sentence-transformers'."
-        )
-
-
-def _run_onnx(session: Any, arrays: dict[str, NDArray[Any]]) -> NDArray[Any]:
+def _run(session: Any, arrays: dict[str, NDArray[Any]]) -> NDArray[Any]:
     names = [node.name for node in session.get_inputs()]  # without an unused mask
     vectors: NDArray[Any] = session.run(None, {name: arrays[name] for name in names})[0]
-    return vectors
-
-
-def _run_openvino(model: Any, arrays: dict[str, NDArray[Any]]) -> NDArray[Any]:
-    names = [node.get_any_name() for node in model.inputs]  # without an unused mask
-    vectors: NDArray[Any] = model({name: arrays[name] for name in names})[0]
     return vectors
 
 

@@ -8,12 +8,12 @@ from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import CutError, OptionError
 from midlayer_encoders.export._comparison import Exported
 from midlayer_encoders.export.gguf import export_gguf
-from midlayer_encoders.export.graphs import export_onnx, export_openvino
+from midlayer_encoders.export.graphs import export_onnx
 from midlayer_encoders.export.serving import export_vllm
 from midlayer_encoders.models.quantized import is_quantized
 from midlayer_encoders.validation import check_choice, check_flag, check_path
 
-Target: TypeAlias = Literal["sentence-transformers", "vllm", "onnx", "openvino", "gguf"]
+Target: TypeAlias = Literal["sentence-transformers", "vllm", "onnx", "gguf"]
 #: Export targets.
 TARGETS: tuple[Target, ...] = get_args(Target)
 
@@ -34,7 +34,7 @@ def export_for(
     Args:
         encoder: the encoder.
         target: ``"sentence-transformers"`` (as ``save_pretrained``), ``"vllm"`` (a folder that vLLM loads),
-            ``"onnx"`` or ``"openvino"`` (a graph from tokens or pixels to vectors),
+            ``"onnx"`` (a graph from tokens or pixels to vectors),
             or ``"gguf"`` (for llama.cpp: the encoder's GGUF file after a cut, or the weights of a Llama-type model).
         folder: output folder, new or empty.
         overwrite: write into a folder that is not empty.
@@ -59,8 +59,6 @@ def export_for(
         return export_onnx(encoder, path, int8=int8)
     if target == "gguf":
         return export_gguf(encoder, path, int8=int8)
-    if target == "openvino":
-        return export_openvino(encoder, path)
     if target == "vllm":
         return export_vllm(encoder, path)
     return Exported(target, path, files=encoder.save_files(str(path), stock=stock))

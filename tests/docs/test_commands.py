@@ -15,7 +15,7 @@ NOT_RUN = {
     r"make (demo|demo-vision|test|test-\w+|check|bench|docs|dist)\b": "takes minutes, or needs what a fresh machine has",
     r"(python3? -m )?pip install\b|git clone\b|uv\b|cd\b": "would change the machine",
     r"python -m benchmarks\.": "a benchmark: it needs data that is not in the repository, or a GPU",
-    r"midlayer export .*--for (onnx|openvino)\b": "needs an engine; tests/export runs it under make test-engines",
+    r"midlayer export .*--for onnx\b": "needs an engine; tests/export runs it under make test-engines",
     r"midlayer \w+ .*--devices\b": "starts processes; tests/test_processes.py does",
     r"midlayer \w+ .*--submit\b": "starts jobs; tests/sweeping/test_units.py and test_slurm.py do",
     r"midlayer embed .*--ray\b": "needs Ray; tests/vectors/test_ray.py runs it under make test-ray",

@@ -36,7 +36,7 @@ def test_a_plain_folder_is_one_of_the_targets(encoder: LayerEncoder, tmp_path: P
     ("target", "options", "why"),
     [
         ("onxx", {}, r"`target` must be one of .*Did you mean 'onnx'\?"),
-        ("openvino", {"int8": True}, "`int8` must be left out with target='openvino'"),
+        ("vllm", {"int8": True}, "`int8` must be left out with target='vllm'"),
         ("onnx", {"int8": "no"}, "`int8` must be True or False"),
         ("onnx", {"overwrite": 1}, "`overwrite` must be True or False"),
     ],
@@ -49,7 +49,7 @@ def test_invalid_arguments_are_refused(
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("target", ["sentence-transformers", "onnx", "openvino", "gguf"])
+@pytest.mark.parametrize("target", ["sentence-transformers", "onnx", "gguf"])
 def test_a_folder_that_holds_something_is_left_alone(encoder: LayerEncoder, tmp_path: Path, target: Any) -> None:
     (tmp_path / "mine.txt").write_text("mine")
     with pytest.raises(OptionError, match=r"must be a new or empty folder.*overwrite=True"):
@@ -57,7 +57,7 @@ def test_a_folder_that_holds_something_is_left_alone(encoder: LayerEncoder, tmp_
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
 
-@pytest.mark.parametrize(("target", "package"), [("onnx", "onnxscript"), ("openvino", "openvino"), ("gguf", "gguf")])
+@pytest.mark.parametrize(("target", "package"), [("onnx", "onnxscript"), ("gguf", "gguf")])
 def test_a_missing_package_is_named_with_the_line_that_installs_it(
     encoder: LayerEncoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: Any, package: str
 ) -> None:
@@ -85,7 +85,7 @@ def test_distances_are_those_of_the_worst_row() -> None:
 
 def test_the_command_refuses_before_a_model_is_read(tmp_path: Path) -> None:
     line = ["export", "no/such-model", "--layer", "2", "--out", str(tmp_path / "out")]
-    targets = "'sentence-transformers', 'vllm', 'onnx', 'openvino', 'gguf'"
+    targets = "'sentence-transformers', 'vllm', 'onnx', 'gguf'"
     with pytest.raises(OptionError, match=f"`target` must be one of {targets}"):
         run(*line, "--for", "tflite")
     with pytest.raises(OptionError, match="`int8` must be left out with target='sentence-transformers'"):
