@@ -71,7 +71,6 @@ def tune(
     objective: Annotated[str, Option(help="pairs, or mntp: predict masked tokens of --texts.")] = "pairs",
     mini_batch: Annotated[int | None, Option(help="Rows in memory at a time, if a batch does not fit.")] = None,
     matryoshka: Annotated[str | None, Option(help="Numbers of leading dimensions to train too: 128,64.")] = None,
-    adaptive: Annotated[bool, Option(help="Train earlier layers too (AdaptiveLayerLoss).")] = False,
     options: EncoderOptions,
 ) -> None:
     """Cut a model at a layer, fine-tune it, and show how every layer changed; a stopped run continues.
@@ -85,7 +84,6 @@ def tune(
     settings = tuning.TuneSettings(
         mini_batch=mini_batch,
         matryoshka=_arguments.parse_sizes("matryoshka", matryoshka) or None,
-        adaptive=adaptive,
         objective=objective,  # type: ignore[arg-type]  # checked there
         **training.settings(),
     )

@@ -24,28 +24,19 @@ _MIN_LAYERS = 4  # with 3, ranks can only agree fully, half or not at all
 _Values = NDArray[np.float64]
 
 
-def correlate(
-    frame: pl.DataFrame | Sequence[pl.DataFrame],
-    *,
-    metrics: Sequence[str] | None = None,
-    resamples: int = 200,
-    block: int | None = None,
-    seed: int = 0,
-) -> pl.DataFrame:
+def correlate(frame: pl.DataFrame | Sequence[pl.DataFrame], *, resamples: int = 200, seed: int = 0) -> pl.DataFrame:
     r"""Return the correlation of each metric's curve over layers with each task's score, and with their average.
 
     A task is paired with the metric on its own texts if the metric was measured on them (equal ``dataset``), and
     otherwise with the metric's mean over all texts. ``task`` is ``"average"`` for the mean metric against the mean
     score, over the tasks that are paired with their own texts, or all of them if none is.
 
-    Intervals are 95 % of a moving-block bootstrap over layers: neighboring layers are similar, so runs of ``block``
-    layers are drawn with replacement until there are as many as before.
+    Intervals are 95 % of a moving-block bootstrap over layers: neighboring layers are similar, so runs of
+    layers, as long as the square root of their number, are drawn with replacement until there are as many as before.
 
     Args:
         frame: tidy results of one or more models with metrics and scores, such as a sweep's; or several such frames.
-        metrics: names; all by default.
         resamples: draws for the intervals; 0 leaves them empty.
-        block: layers drawn together; by default the square root of their number.
         seed: for the draws.
 
     Returns:
@@ -60,45 +51,35 @@ def correlate(
         >>> correlations.filter(task="average").select("statistic", pl.col("value").round(2)).rows()
         [('spearman', -1.0), ('kendall', -1.0), ('dcor', 0.99), ('signed_dcor', -0.99)]
     """
-    if resamples < 0 or (block is not None and block < 1):
-        raise OptionError(f"`resamples` must be 0 or more and `block` 1 or more, but got {resamples} and {block}.")
+    if resamples < 0:
+        raise OptionError(f"`resamples` must be 0 or more, but got {resamples}.")
     frames = [frame] if isinstance(frame, pl.DataFrame) else frame
     table = check_frame(pl.concat([check_frame(part) for part in frames]))
-    _check_kinds(table, metrics)
-    rows: list[dict[str, object]] = []
-    for (model, revision), part in table.group_by("model", "revision", maintain_order=True):
-        for metric, task, curve, score in _curve_pairs(part, metrics):
-            layers = sorted(set(curve) & set(score))
-            x, y = (np.array([by_layer[layer] for layer in layers]) for by_layer in (curve, score))
-            columns = {"model": model, "revision": revision, "metric": metric, "task": task, "layers": len(layers)}
-            if note := _undefined_note({metric: x, task: y}):
-                rows += [columns | {"statistic": name, "note": note} for name in STATISTICS]
-            else:
-                draws = _block_draws(len(x), block or max(2, round(len(x) ** 0.5)), resamples, seed)
-                rows += [columns | row for row in _statistic_rows(x, y, draws)]
-    return pl.DataFrame(rows, schema=CORRELATION_SCHEMA)
-
-
-def _check_kinds(table: pl.DataFrame, metrics: Sequence[str] | None) -> None:
     for kind in ("metric", "score"):
         if table.filter(kind=kind).is_empty():
             raise OptionError(
                 f"`frame` must have rows of kind 'metric' and of kind 'score', but has no {kind}s; "
                 "a sweep with `metrics=` has both."
             )
-    names = table.filter(kind="metric")["name"].unique().sort().to_list()
-    missing = [name for name in metrics or () if name not in names]
-    if missing:
-        raise OptionError(
-            f"`metrics` must be in the frame, which has {', '.join(names)}, but got {', '.join(missing)}."
-        )
+    rows: list[dict[str, object]] = []
+    for (model, revision), part in table.group_by("model", "revision", maintain_order=True):
+        for metric, task, curve, score in _curve_pairs(part):
+            layers = sorted(set(curve) & set(score))
+            x, y = (np.array([by_layer[layer] for layer in layers]) for by_layer in (curve, score))
+            columns = {"model": model, "revision": revision, "metric": metric, "task": task, "layers": len(layers)}
+            if note := _undefined_note({metric: x, task: y}):
+                rows += [columns | {"statistic": name, "note": note} for name in STATISTICS]
+            else:
+                draws = _block_draws(len(x), max(2, round(len(x) ** 0.5)), resamples, seed)
+                rows += [columns | row for row in _statistic_rows(x, y, draws)]
+    return pl.DataFrame(rows, schema=CORRELATION_SCHEMA)
 
 
-def _curve_pairs(part: pl.DataFrame, metrics: Sequence[str] | None) -> Iterator[tuple[str, str, ByLayer, ByLayer]]:
+def _curve_pairs(part: pl.DataFrame) -> Iterator[tuple[str, str, ByLayer, ByLayer]]:
     """Yield each metric of one model with the average and then each task."""
     scores = curves_by_dataset(part.filter(kind="score"))
     metric_rows = part.filter(kind="metric")
-    for name in metrics or metric_rows["name"].unique(maintain_order=True).to_list():
+    for name in metric_rows["name"].unique(maintain_order=True):
         curves = curves_by_dataset(metric_rows.filter(name=name))
         if not curves or not scores:
             continue

@@ -54,25 +54,15 @@ _LOSSES: dict[RowKind, Callable[[Any], nn.Module]] = {
 def pair_loss(encoder: LayerEncoder, kind: RowKind, settings: TuneSettings) -> nn.Module:
     """Return the loss: ranking among in-batch negatives, or the order of scores (CoSENT)."""
     mini_batch = settings.mini_batch
-    adaptive = settings.adaptive
-    if mini_batch is not None and (kind != "pairs" or adaptive):
-        reason = "with `adaptive`" if adaptive else "for rows with scores or labels"
-        raise OptionError(f"`mini_batch` must be None {reason}: it applies to in-batch negatives only.")
     loss: nn.Module
     if mini_batch is not None:
+        if kind != "pairs":
+            raise OptionError("`mini_batch` must be None for rows with scores or labels: it is for in-batch negatives.")
         loss = losses.CachedMultipleNegativesRankingLoss(encoder, mini_batch_size=check_count("mini_batch", mini_batch))
     else:
         loss = _LOSSES[kind](encoder)
     if settings.matryoshka is not None:
         loss = losses.MatryoshkaLoss(encoder, loss, _dimensions(settings.matryoshka, encoder))
-    if adaptive:  # outermost, as in Matryoshka2dLoss
-        if encoder.norm == "final" and encoder.anatomy.final:
-            raise OptionError(
-                f"`adaptive` must be False for {encoder.name} with norm='final': AdaptiveLayerLoss pools the raw "
-                "states of earlier layers, but an encoder that is cut there applies the model's final norm "
-                f"({', '.join(encoder.anatomy.final)}) to them. Pass norm='none', or tune each depth separately."
-            )
-        loss = losses.AdaptiveLayerLoss(encoder, loss)
     return loss
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.validation import check_choice, check_count, check_flag, check_number, check_seed
+from midlayer_encoders.validation import check_choice, check_count, check_number, check_seed
 
 Objective: TypeAlias = Literal["pairs", "mntp"]
 Match: TypeAlias = Literal["vectors", "centered", "similarities", "both"]
@@ -79,24 +79,20 @@ class TuneSettings(TrainingSettings):
     Attributes:
         mini_batch: rows in memory at a time, for batches that do not fit (``CachedMultipleNegativesRankingLoss``).
         matryoshka: numbers of leading dimensions to train in addition to all of them (``MatryoshkaLoss``).
-        adaptive: train earlier layers too (``AdaptiveLayerLoss``); rejected if it reads other states than a cut does.
         objective: ``"pairs"``, or ``"mntp"``: predict masked tokens of ``texts`` from the states before them, which
             adapts a causal model to ``bidirectional`` attention (LLM2Vec).
     """
 
     mini_batch: int | None = None
     matryoshka: Sequence[int] | None = None
-    adaptive: bool = False
     objective: Objective = "pairs"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_flag("adaptive", self.adaptive)
         check_choice("objective", self.objective, ("pairs", "mntp"))
-        if self.objective == "mntp" and (self.mini_batch or self.matryoshka or self.adaptive):
+        if self.objective == "mntp" and (self.mini_batch or self.matryoshka):
             raise OptionError(
-                "`mini_batch`, `matryoshka` and `adaptive` must be left out with objective='mntp': they apply to the "
-                "losses of pairs."
+                "`mini_batch` and `matryoshka` must be left out with objective='mntp': they are for pairs."
             )
 
     @property

@@ -159,8 +159,6 @@ def test_invalid_input_is_refused() -> None:
         correlate(frame({"dime": METRIC}))
     with pytest.raises(OptionError, match="has no metrics"):
         correlate(frame(scores={"A": SCORE}))
-    with pytest.raises(OptionError, match="which has dime, but got infonce"):
-        correlate(frame({"dime": METRIC}, {"A": SCORE}), metrics=["infonce"])
     with pytest.raises(OptionError, match="`resamples` must be 0 or more"):
         correlate(frame({"dime": METRIC}, {"A": SCORE}), resamples=-1)
 

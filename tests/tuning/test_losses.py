@@ -72,7 +72,6 @@ def test_batch_of_one_label_has_zero_loss() -> None:
         ("scored", {}, "CoSENTLoss"),
         ("labels", {}, "LabelRankingLoss"),
         ("labels", {"matryoshka": [8]}, "MatryoshkaLoss"),
-        ("pairs", {"adaptive": True}, "AdaptiveLayerLoss"),
     ],
 )
 def test_each_kind_has_its_loss(kind: Any, options: dict[str, Any], name: str, tiny_folder: Folder) -> None:
@@ -87,44 +86,14 @@ def test_each_kind_has_its_loss(kind: Any, options: dict[str, Any], name: str, t
     ("kind", "options", "words"),
     [
         ("scored", {"mini_batch": 4}, "`mini_batch` must be None for rows with scores or labels"),
-        ("pairs", {"mini_batch": 4, "adaptive": True}, "`mini_batch` must be None with `adaptive`"),
         ("pairs", {"matryoshka": [4096]}, "`matryoshka` must be at most .*, but got 4096"),
         ("pairs", {"matryoshka": 8}, "`matryoshka` must be a list of numbers"),
-        ("pairs", {"adaptive": True}, r"`adaptive` must be False .* final norm \(norm\) .* norm='none'"),
     ],
 )
 def test_unsupported_loss_options_are_refused(kind: Any, options: Any, words: str, tiny_folder: Folder) -> None:
     encoder = LayerEncoder(tiny_folder("Llama"), 2, device="cpu")
     with pytest.raises(OptionError, match=words):
         pair_loss(encoder, kind, TuneSettings(**options))
-
-
-def test_earlier_layers_of_the_adaptive_loss_match_a_cut_model(tiny_folder: Folder) -> None:
-    encoder = LayerEncoder(tiny_folder("Llama"), 2, norm="none", device="cpu")
-    recorded: list[torch.Tensor] = []
-
-    class Keeps(nn.Module):
-        def forward(self, features: Any, _: Any) -> torch.Tensor:
-            recorded.append(encoder(next(iter(features)))["sentence_embedding"])
-            return recorded[-1].sum()
-
-    loss: Any = pair_loss(encoder, "pairs", TuneSettings(adaptive=True))
-    loss.loss, loss.n_layers_per_step = Keeps(), -1
-    loss([encoder.preprocess(["a text", "another"])], torch.zeros(2))
-    for layer, actual in zip((2, 0, 1, 2), recorded, strict=True):
-        cut = LayerEncoder(tiny_folder("Llama"), layer, norm="none", device="cpu")
-        expected = cut.encode(["a text", "another"], convert_to_tensor=True)
-        torch.testing.assert_close(actual.detach(), expected, atol=1e-5, rtol=1e-5)
-
-
-def test_leading_dimensions_of_earlier_layers_are_trained_together(tiny_folder: Folder) -> None:
-    encoder = LayerEncoder(tiny_folder("BERT"), 2, device="cpu")
-    loss = pair_loss(encoder, "pairs", TuneSettings(matryoshka=[8], adaptive=True))
-    features = [encoder.preprocess(["a text", "another"]), encoder.preprocess(["one text", "others"])]
-    with torch.no_grad():
-        assert (
-            loss(features, torch.zeros(2)) > pair_loss(encoder, "pairs", TuneSettings())(features, torch.zeros(2)) > 0
-        )
 
 
 @pytest.mark.parametrize("seed", [0, 5])

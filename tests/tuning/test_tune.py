@@ -182,7 +182,6 @@ def test_it_stops_early_where_nothing_is_learned_and_leaves_the_generators_alone
         ({"held_out": 0.6}, OptionError, "`held_out` must be a finite number, from 0 to 0.5"),
         ({"checkpoints": 0}, OptionError, "`held_out` must be 0 with checkpoints=0"),
         ({"layer": 0, "lora": 4}, OptionError, "`lora` must be False for layer 0"),
-        ({"adaptive": True}, OptionError, "`adaptive` must be False .* with norm='final'"),
         ({"matryoshka": [4096]}, OptionError, "`matryoshka` must be at most"),
         ({"truncate_dim": 8}, OptionError, r"`truncate_dim` must be left out.* Pass matryoshka=\[8\]"),
         ({"out": None}, OptionError, "`out` must be a folder, but got None"),
