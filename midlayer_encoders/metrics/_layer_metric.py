@@ -75,15 +75,15 @@ class LayerMetric(Metric):
         Args:
             function: the pure function whose options the constructor takes.
             check: raises an error for invalid options; called with those options that are its parameters.
-            number: computes the numbers of several layers from what the base class accumulates and the options.
+            number: computes the numbers of several layers from what the base class accumulates and the options; by
+                default ``function``.
             kwargs: passed on.
         """
         super().__init_subclass__(**kwargs)
         if function is None:
             return
         cls._check = None if check is None else staticmethod(check)
-        if number is not None:
-            cls._number = staticmethod(number)
+        cls._number = staticmethod(number or function)
         parameters = inspect.signature(function).parameters
         cls._option_defaults = {
             name: parameter.default

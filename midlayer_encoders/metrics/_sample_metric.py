@@ -232,9 +232,12 @@ class PairMetric(PooledSampleMetric):
         return base.one_device([numbers.get(layer, rows[layer].new_tensor(torch.nan)) for layer in layers])
 
 
-def check_pair(first: Tensor, second: Tensor, *, least: int = 2, same_width: bool = False) -> None:
+def check_pair(
+    first: Tensor, second: Tensor, *, least: int = 2, same_width: bool = False, batched: bool = False
+) -> None:
     """Raise an :class:`OptionError` unless both have one row for each of ``least`` or more texts."""
-    paired = first.ndim == second.ndim == 2 and len(first) == len(second) >= least
+    is_matrix = first.ndim == 2 or (batched and first.ndim > 2)
+    paired = is_matrix and first.shape[:-1] == second.shape[:-1] and first.shape[-2] >= least
     if not paired or (same_width and first.shape != second.shape):
         raise OptionError(
             f"`first` and `second` must be (N, D) and (N, {'D' if same_width else 'E'}) with N of {least} or more, "

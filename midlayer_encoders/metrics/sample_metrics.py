@@ -97,30 +97,25 @@ def half_match(first: Tensor, second: Tensor, *, center: bool = True) -> Tensor:
     halves. Equally near halves share the mean of their ranks.
 
     Args:
-        first: mean of each text's first half, shape ``(N, D)``, two texts or more.
-        second: mean of its second half, shape ``(N, D)``.
+        first: mean of each text's first half, shape ``(*, N, D)``, two texts or more.
+        second: mean of its second half, shape ``(*, N, D)``.
         center: subtract the mean of all first halves from the first halves, and likewise for the second ones. This
             removes common components, such as a massive first token.
 
     Returns:
-        Scalar, above ``0`` and up to ``1``; about ``(log(N) + 0.58) / N`` for independent vectors. NaN if the rows
-        hold NaN or infinity.
+        Shape ``(*)``, above ``0`` and up to ``1``; about ``(log(N) + 0.58) / N`` for independent vectors. NaN if the
+        rows hold NaN or infinity.
 
     Example:
         >>> half_match(torch.eye(4), 2 * torch.eye(4)), half_match(torch.ones(3, 2), torch.ones(3, 2))
         (tensor(1.), tensor(0.5000))
     """
-    check_pair(first, second, same_width=True)
-    return _half_match(first, second, center=center).to(result_dtype(first))
-
-
-def _half_match(first: Tensor, second: Tensor, *, center: bool) -> Tensor:
-    """Return the mean reciprocal rank of halves, each ``(*, N, D)``: shape ``(*)``."""
+    check_pair(first, second, same_width=True, batched=True)
     halves = [precise(first), precise(second)]
     x, y = (unit_rows(half - half.mean(dim=-2, keepdim=True) if center else half) for half in halves)
     cosine = products(x, y)
     value = (_reciprocal_ranks(cosine) + _reciprocal_ranks(cosine.mT)).mean(dim=-1) / 2
-    return torch.where(torch.isfinite(cosine.sum(dim=(-2, -1))), value, torch.nan)
+    return torch.where(torch.isfinite(cosine.sum(dim=(-2, -1))), value, torch.nan).to(result_dtype(first))
 
 
 def _reciprocal_ranks(cosine: Tensor) -> Tensor:
@@ -153,7 +148,7 @@ def half_means(states: Tensor, mask: Tensor) -> Tensor:
     return total / halves.sum(dim=2).clamp(min=1).unsqueeze(-1)
 
 
-class HalfMatch(SampleMetric, function=half_match, number=_half_match):
+class HalfMatch(SampleMetric, function=half_match):
     """:func:`half_match` of each layer, from the token states of one pass: no augmentation, no second pass.
 
     Texts of fewer than four tokens are excluded. Options are those of the function and of :class:`SampleMetric`. The
@@ -193,39 +188,35 @@ def uniformity(embeddings: Tensor, *, t: float = 2.0, center: bool = True) -> Te
     (Wang & Isola, 2020, who do not subtract the mean.)
 
     Args:
-        embeddings: one row per text, shape ``(N, D)``, two texts or more.
+        embeddings: one row per text, shape ``(*, N, D)``, two texts or more.
         t: scale of the squared distances, ``> 0``.
         center: subtract the mean of the rows, before they are scaled to unit length.
 
     Returns:
-        Scalar, between ``-4 t`` and ``0``; ``0`` for equal rows, about ``-2 t`` for independent directions in many
-        dimensions. A row that equals the mean stays zero. NaN if the rows hold NaN or infinity.
+        Shape ``(*)``, between ``-4 t`` and ``0``; ``0`` for equal rows, about ``-2 t`` for independent directions in
+        many dimensions. A row that equals the mean stays zero. NaN if the rows hold NaN or infinity.
 
     Example:
         >>> uniformity(torch.tensor([[1.0, 0.0], [-1.0, 0.0]])), uniformity(torch.ones(3, 2))
         (tensor(-8.), tensor(0.))
     """
     _check_t(t)
-    base.check_at_least(2, len(embeddings), "Rows of `embeddings`")
-    return _uniformity(embeddings, t=t, center=center).to(result_dtype(embeddings))
-
-
-def _uniformity(embeddings: Tensor, *, t: float, center: bool) -> Tensor:
-    """Return the uniformity of sets of rows ``(*, N, D)``: shape ``(*)``."""
+    base.check_at_least(2, embeddings.shape[-2], "Rows of `embeddings`")
     rows = base.prepared(embeddings, None, center=center, unit=True)
     squares = rows.square().sum(dim=-1)
     distances = squares.unsqueeze(-1) + squares.unsqueeze(-2) - 2 * products(rows, rows)
     potentials = -t * distances.clamp(min=0.0)
     potentials.diagonal(dim1=-2, dim2=-1).fill_(-torch.inf)  # a text is no pair with itself
     texts = rows.shape[-2]
-    return potentials.flatten(-2).logsumexp(dim=-1) - math.log(texts * (texts - 1))
+    number = potentials.flatten(-2).logsumexp(dim=-1) - math.log(texts * (texts - 1))
+    return number.to(result_dtype(embeddings))
 
 
 def _check_t(t: float) -> None:
     base.check_positive("t", t)
 
 
-class Uniformity(PooledSampleMetric, function=uniformity, check=_check_t, number=_uniformity):
+class Uniformity(PooledSampleMetric, function=uniformity, check=_check_t):
     """:func:`uniformity` of one vector per text, per layer.
 
     Options are those of the function and of :class:`SampleMetric`.
@@ -287,7 +278,7 @@ def _unbiased_hsic(first: Tensor, second: Tensor) -> Tensor:
     return (first * second).sum() + sums - crossed
 
 
-class CKA(PairMetric, function=cka, number=cka):
+class CKA(PairMetric, function=cka):
     """:func:`cka` between each layer's vectors and those of the previous layer.
 
     For two models, call :func:`cka`. Options are those of the function and of :class:`PairMetric`.
@@ -341,7 +332,7 @@ def _check_k(k: int) -> None:
     check_count("k", k)
 
 
-class NeighborOverlap(PairMetric, function=neighbor_overlap, check=_check_k, number=neighbor_overlap):
+class NeighborOverlap(PairMetric, function=neighbor_overlap, check=_check_k):
     """:func:`neighbor_overlap` between each layer's vectors and those of the previous layer.
 
     Options are those of the function and of :class:`PairMetric`. The value depends on the number of texts.

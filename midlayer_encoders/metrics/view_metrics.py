@@ -25,38 +25,33 @@ def infonce(first: Tensor, second: Tensor, *, temperature: float = 0.1) -> Tenso
     over the 2N views u of both sides, i' being the other view of i's text.
 
     Args:
-        first: one view of each text, shape ``(N, D)``, two texts or more.
-        second: another view of the same texts, shape ``(N, D)``.
+        first: one view of each text, shape ``(*, N, D)``, two texts or more.
+        second: another view of the same texts, shape ``(*, N, D)``.
         temperature: :math:`\tau`, ``> 0``.
 
     Returns:
-        Scalar, ``>= 0``; at chance ``log(2N - 1)``. A zero vector has cosine 0 with all others. NaN if the views hold
-        NaN or infinity.
+        Shape ``(*)``, ``>= 0``; at chance ``log(2N - 1)``. A zero vector has cosine 0 with all others. NaN if the views
+        hold NaN or infinity.
 
     Example:
         >>> infonce(torch.ones(4, 3), torch.ones(4, 3))  # at chance, log 7
         tensor(1.9459)
     """
     _check_temperature(temperature)
-    check_pair(first, second, same_width=True)
-    return _infonce(first, second, temperature=temperature).to(result_dtype(first))
-
-
-def _infonce(first: Tensor, second: Tensor, *, temperature: float) -> Tensor:
-    """Return the loss of two views, each ``(*, N, D)``: shape ``(*)``."""
+    check_pair(first, second, same_width=True, batched=True)
     views = torch.cat([unit_rows(precise(first)), unit_rows(precise(second))], dim=-2)
     cosine = products(views, views) / temperature
     cosine.diagonal(dim1=-2, dim2=-1).fill_(-torch.inf)  # a view is not compared with itself
     texts = first.shape[-2]
     positive = torch.cat([cosine.diagonal(offset, dim1=-2, dim2=-1) for offset in (texts, -texts)], dim=-1)
-    return (cosine.logsumexp(dim=-1) - positive).mean(dim=-1)
+    return (cosine.logsumexp(dim=-1) - positive).mean(dim=-1).to(result_dtype(first))
 
 
 def _check_temperature(temperature: float) -> None:
     base.check_positive("temperature", temperature)
 
 
-class InfoNCE(ViewMetric, function=infonce, check=_check_temperature, number=_infonce):
+class InfoNCE(ViewMetric, function=infonce, check=_check_temperature):
     """:func:`infonce` of views 0 and 1 of each text, per layer.
 
     Options are those of the function and of :class:`SampleMetric`. The loss grows with the number of texts.
@@ -82,8 +77,8 @@ def dime(
     is a kernel measure of the views' dependence (Skean et al., 2023).
 
     Args:
-        first: one view of each text, shape ``(N, D)``, two texts or more.
-        second: another view of the same texts, shape ``(N, E)``.
+        first: one view of each text, shape ``(*, N, D)``, two texts or more.
+        second: another view of the same texts, shape ``(*, N, E)``.
         alpha: order of the entropy, ``> 0``.
         permutations: number of random permutations.
         seed: seed of the permutations.
@@ -91,27 +86,19 @@ def dime(
         method: eigenvalue method, see :mod:`midlayer_encoders.spectra`.
 
     Returns:
-        Scalar, at most ``log(N)``; 0 for independent views, and negative if a permutation fits better than the true
-        pairs. NaN if the views hold NaN or infinity.
+        Shape ``(*)``, at most ``log(N)``; 0 for independent views, and negative if a permutation fits better than the
+        true pairs. NaN if the views hold NaN or infinity.
 
     Example:
         >>> dime(torch.ones(4, 2), torch.eye(4))  # one view is the same for every text
         tensor(0.)
     """
     _check_dime_options(alpha, permutations)
-    check_pair(first, second)
-    number = _dime(first, second, alpha=alpha, permutations=permutations, seed=seed, unit=unit, method=method)
-    return number.to(result_dtype(first))
-
-
-def _dime(
-    first: Tensor, second: Tensor, *, alpha: float, permutations: int, seed: int, unit: bool, method: Method
-) -> Tensor:
-    """Return the difference of entropies of two views, each ``(*, N, D)``: shape ``(*)``."""
+    check_pair(first, second, batched=True)
     orders = _orders(first.shape[-2], permutations, seed).to(first.device, non_blocking=True)
     shuffled = _kernel(second, unit)[..., orders[:, :, None], orders[:, None, :]]
     entropies = spectral_entropy(_kernel(first, unit).unsqueeze(-3) * shuffled, alpha=alpha, method=method, check=False)
-    return entropies[..., 1:].mean(dim=-1) - entropies[..., 0]
+    return (entropies[..., 1:].mean(dim=-1) - entropies[..., 0]).to(result_dtype(first))
 
 
 def _kernel(rows: Tensor, unit: bool) -> Tensor:
@@ -131,7 +118,7 @@ def _check_dime_options(alpha: float, permutations: int) -> None:
     check_count("permutations", permutations)
 
 
-class DiME(ViewMetric, function=dime, check=_check_dime_options, number=_dime):
+class DiME(ViewMetric, function=dime, check=_check_dime_options):
     """:func:`dime` of views 0 and 1 of each text, per layer.
 
     The most expensive metric: it finds ``permutations + 1`` spectra of the sample's size per layer. Options are those
@@ -222,32 +209,28 @@ def alignment(first: Tensor, second: Tensor, *, center: bool = True) -> Tensor:
     v_i \rVert^2`, which falls as the alignment loss of Wang & Isola (2020) rises.
 
     Args:
-        first: one row per text, shape ``(N, D)``, two texts or more.
-        second: rows of copies of the same texts, shape ``(N, D)``, such as without a quarter of their words.
+        first: one row per text, shape ``(*, N, D)``, two texts or more.
+        second: rows of copies of the same texts, shape ``(*, N, D)``, such as without a quarter of their words.
         center: subtract the mean of the texts from both, which removes common components.
 
     Returns:
-        Scalar, between ``-1`` and ``1``. A row that equals the mean has cosine 0. NaN if the rows hold NaN or infinity.
+        Shape ``(*)``, between ``-1`` and ``1``. A row that equals the mean has cosine 0. NaN if the rows hold NaN or
+        infinity.
 
     Example:
         >>> texts = torch.tensor([[1.0, 0.0], [-1.0, 0.0]])
         >>> alignment(texts, texts + torch.tensor([0.0, 1.0]))  # each copy is turned by 45 degrees
         tensor(0.7071)
     """
-    check_pair(first, second, same_width=True)
-    return _alignment(first, second, center=center).to(result_dtype(first))
-
-
-def _alignment(first: Tensor, second: Tensor, *, center: bool) -> Tensor:
-    """Return the mean cosine of texts and copies, each ``(*, N, D)``: shape ``(*)``."""
+    check_pair(first, second, same_width=True, batched=True)
     mean = precise(first).mean(dim=-2, keepdim=True) * center
     rows = precise(torch.cat([first, second], dim=-2)) - mean
     rows = rows * base.row_scale(base.lengths(rows), base.lengths(mean), None, unit=True).unsqueeze(-1)
     x, y = rows.chunk(2, dim=-2)
-    return (x * y).sum(dim=-1).mean(dim=-1)
+    return (x * y).sum(dim=-1).mean(dim=-1).to(result_dtype(first))
 
 
-class Alignment(ViewMetric, function=alignment, number=_alignment):
+class Alignment(ViewMetric, function=alignment):
     """:func:`alignment` of each text, view 0, and its shortened copy, view 1, per layer.
 
     Options are those of the function and of :class:`SampleMetric`.

@@ -26,8 +26,8 @@ import numpy as np
 from filelock import FileLock
 from torch import nn
 
+from midlayer_encoders import files
 from midlayer_encoders.errors import CutError, FolderError, MidlayerError, ModelNotFoundError, OptionError
-from midlayer_encoders.files import atomic_write, expand_home, make_folder, read_json, write_folder, write_json
 from midlayer_encoders.models.gguf_tokenizer import build_tokenizer, read_fields, read_value
 from midlayer_encoders.models.hub import load_config, local_only, model_file
 from midlayer_encoders.models.transformers_internals import LOADING
@@ -37,7 +37,7 @@ GGUF_CACHE = "MIDLAYER_GGUF_CACHE"
 #: Subfolder with the tokenizer: beside a config, transformers would choose its class by the type of the model.
 TOKENIZER = "tokenizer"
 
-_GENERATION = 3  # of the conversion; raise it when the content of a converted folder changes
+_GENERATION = 4  # of the conversion; raise it when the content of a converted folder changes
 _INDEX = "model.safetensors.index.json"  # lists the weights, and the checksum of every file
 _OTHER = "other.safetensors"  # all weights outside of the blocks
 _LONG = 1000  # items of an array that only the tokenizer reads
@@ -50,8 +50,8 @@ def gguf_cache() -> Path | None:
     """Return the folder of converted models, or ``None`` if the cache is off."""
     value = os.environ.get(GGUF_CACHE)
     if value is not None:
-        return expand_home(value) if value not in ("", "0") else None
-    return expand_home(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "midlayer-encoders" / "gguf"
+        return files.expand_home(value) if value not in ("", "0") else None
+    return files.expand_home(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "midlayer-encoders" / "gguf"
 
 
 @contextmanager
@@ -87,7 +87,7 @@ def converted_folder(model: str, gguf_file: str, revision: str | None) -> Iterat
 
 def _local_path(model: str, gguf_file: str, revision: str | None) -> Path:
     """Return the path of a GGUF file of a model, which is downloaded if it is on the hub."""
-    folder = expand_home(model)
+    folder = files.expand_home(model)
     if folder.is_dir() and not (folder / gguf_file).is_file():
         names = ", ".join(sorted(file.name for file in folder.glob("*.gguf"))) or "none"
         raise ModelNotFoundError(f"`gguf_file` must be in {model!r}, but there is no {gguf_file!r}. It has: {names}.")
@@ -97,7 +97,7 @@ def _local_path(model: str, gguf_file: str, revision: str | None) -> Path:
 
 def _is_writable(folder: Path) -> bool:
     try:
-        make_folder(folder)
+        files.make_folder(folder)
     except FolderError:
         return False
     return os.access(folder, os.W_OK)
@@ -120,17 +120,16 @@ def add_blocks(folder: Path, blocks: str, number: int, load: Callable[[], nn.Mod
             return
         with _fast_reader(number):
             weights = load().state_dict()
-        files: dict[str, dict[str, Any]] = {}
+        by_file: dict[str, dict[str, Any]] = {}
         for name, weight in weights.items():
             block = re.match(rf"{re.escape(blocks)}\.(\d+)\.", name)
-            files.setdefault(_block_file(int(block[1])) if block else _OTHER, {})[name] = weight.contiguous()
-        for file, tensors in files.items():
-            with atomic_write(folder / file) as temporary:
+            by_file.setdefault(_block_file(int(block[1])) if block else _OTHER, {})[name] = weight.contiguous()
+        for file, tensors in by_file.items():
+            with files.atomic_write(folder / file) as temporary:
                 save_file(tensors, temporary, metadata={"format": "pt"})
                 checksums[file] = _checksum(temporary)
             weight_map |= dict.fromkeys(tensors, file)
-        with atomic_write(folder / _INDEX) as temporary:
-            _write_index(temporary, checksums, weight_map)
+        files.write_file(folder / _INDEX, _index(checksums, weight_map))
 
 
 def _write_base(folder: Path, path: Path) -> None:
@@ -153,31 +152,21 @@ def _write_base(folder: Path, path: Path) -> None:
             ) from reason
         config.save_pretrained(staging)
         tokenizer.save_pretrained(staging / TOKENIZER)
-        files = [file for file in staging.rglob("*") if file.is_file()]
-        checksums = {file.relative_to(staging).as_posix(): _checksum(file) for file in files}
-        _write_index(staging / _INDEX, checksums, {})
+        paths = [path for path in staging.rglob("*") if path.is_file()]
+        checksums = {path.relative_to(staging).as_posix(): _checksum(path) for path in paths}
+        (staging / _INDEX).write_bytes(_index(checksums, {}))
 
-    write_folder(folder, write)
+    files.write_folder(folder, write)
 
 
-def _write_index(path: Path, checksums: dict[str, int], weight_map: dict[str, str]) -> None:
-    checksum = _index_checksum(checksums, weight_map)
-    write_json(path, {"metadata": {"checksums": checksums, "checksum": checksum}, "weight_map": weight_map})
+def _index(checksums: dict[str, int], weight_map: dict[str, str]) -> bytes:
+    return files.sealed({"metadata": {"checksums": checksums}, "weight_map": weight_map})
 
 
 def _read_index(folder: Path) -> tuple[dict[str, int], dict[str, str]]:
     """Return the checksum of each file and the file of each weight, both empty if the index is absent or damaged."""
-    try:
-        index = read_json(folder / _INDEX)
-        checksums, weight_map = index["metadata"]["checksums"], index["weight_map"]
-        is_intact = index["metadata"]["checksum"] == _index_checksum(checksums, weight_map)
-        return (checksums, weight_map) if is_intact else ({}, {})
-    except (OSError, ValueError, LookupError, TypeError):
-        return {}, {}
-
-
-def _index_checksum(checksums: dict[str, int], weight_map: dict[str, str]) -> int:
-    return zlib.crc32(json.dumps([checksums, weight_map]).encode())
+    index = files.read_artifact(folder / _INDEX, files.read_sealed)
+    return ({}, {}) if index is None else (index["metadata"]["checksums"], index["weight_map"])
 
 
 def _block_file(block: int) -> str:
