@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from math import gcd, sqrt
 from pathlib import Path
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Any, ClassVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 import polars as pl
 import torch
@@ -80,8 +80,6 @@ class CompareResult(Result):
     differences: pl.DataFrame
     how: Mapping[str, str]
     notes: Sequence[str] = field(default_factory=tuple)
-
-    made_by: ClassVar[str] = "compare"
 
     def words(self) -> list[str]:
         """Return a one-sentence summary for each model."""

@@ -10,7 +10,7 @@ from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import polars as pl
 
@@ -49,8 +49,6 @@ class ProgressionResult(Result):
 
     how: Mapping[str, str]
     failures: Mapping[str, str] = field(default_factory=dict)
-
-    made_by: ClassVar[str] = "progression"
 
     def changes(self) -> pl.DataFrame:
         """Return how much each layer changes between successive steps; see :func:`layer_changes`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import polars as pl
 from scipy.stats import binomtest
@@ -73,8 +73,6 @@ class ProbeResult(Result):
     epochs: Tensor
     chance: float
     num_train: int
-
-    made_by: ClassVar[str] = "probe"
 
     def __post_init__(self) -> None:
         values = dict(zip(self.layers, self.accuracy.tolist(), strict=True))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
@@ -58,9 +58,6 @@ class Result(TidyResult, ABC):
     frame: pl.DataFrame
     folder: Path | None
 
-    #: Name of the function that returns this class.
-    made_by: ClassVar[str]
-
     @abstractmethod
     def html(self) -> str:
         """Return the self-contained page."""
@@ -93,7 +90,7 @@ class Result(TidyResult, ABC):
 
     def _home(self) -> Path:
         if self.folder is None:
-            raise OptionError(f"`folder` must be set here, or `out` in `{self.made_by}`: there is nowhere to write.")
+            raise OptionError("`folder` must be set here, or `out` in the call before: there is nowhere to write.")
         return self.folder
 
 

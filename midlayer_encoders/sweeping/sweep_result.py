@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import polars as pl
 
@@ -48,8 +48,6 @@ class SweepResult(Result):
     folder: Path
     notes: Notes
     resamples: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=RESAMPLES_SCHEMA), kw_only=True)
-
-    made_by: ClassVar[str] = "sweep"
 
     @property
     def failures(self) -> Mapping[str, str]:

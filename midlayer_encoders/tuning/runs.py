@@ -55,7 +55,6 @@ class TuneResult(Result):
     how: Mapping[str, str]
     notes: Sequence[str] = ()
 
-    made_by: ClassVar[str] = "tune"
     trained_how: ClassVar[str] = "tuned"
 
     @property
@@ -93,7 +92,6 @@ class TuneResult(Result):
 class DistillResult(TuneResult):
     """A cut encoder that was trained on the vectors of a teacher; the fields are those of ``TuneResult``."""
 
-    made_by: ClassVar[str] = "distill"
     trained_how: ClassVar[str] = "distilled"
 
 

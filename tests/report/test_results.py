@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import polars as pl
 import pytest
@@ -27,8 +27,6 @@ RESULTS = tidy_frame(
 
 @dataclass(frozen=True)
 class PlainResult(Result):
-    made_by: ClassVar[str] = "measure"
-
     def html(self) -> str:
         return "<p>two layers</p>"
 
@@ -50,7 +48,7 @@ def test_result_writes_tables_figures_and_page_only(tmp_path: Path) -> None:
 
 def test_result_without_a_folder_says_how_to_set_one(tmp_path: Path) -> None:
     result = PlainResult(FRAME, None)
-    with pytest.raises(OptionError, match="`folder` must be set here, or `out` in `measure`"):
+    with pytest.raises(OptionError, match="`folder` must be set here, or `out` in the call before"):
         result.save()
     with pytest.raises(OptionError, match="there is nowhere to write"):
         result.to_html()
