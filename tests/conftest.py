@@ -5,9 +5,11 @@ import importlib.metadata
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,9 +20,17 @@ os.environ.setdefault("XDG_CACHE_HOME", str(Path(__file__).parents[1] / ".cache"
 # Sweeps score in this process unless a test asks for workers, each of which imports torch and mteb for 20 s.
 os.environ.setdefault("LOKY_MAX_CPU_COUNT", "1")
 
+# Imports make a million objects that stay, among which the collector would look for others again and again.
+gc.disable()
+
 # A package's metadata is parsed on every query, which takes 3 ms and happens for every loaded model and written result.
 for _name in ("metadata", "version"):
     setattr(importlib.metadata, _name, cache(getattr(importlib.metadata, _name)))
+
+
+def pytest_collection_finish() -> None:
+    """Let the garbage collector run again."""
+    gc.enable()
 
 
 @pytest.fixture(scope="session")
@@ -55,6 +65,23 @@ def quick_collector() -> Iterator[None]:
     gc.freeze()
     yield
     gc.unfreeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_seeds() -> None:
+    """Let torch forget who seeded the devices that it does not have: it formats the stack for each, at every seed."""
+    import torch
+
+    for device in (torch.cuda, torch.xpu, torch.mtia):
+        device.traceback = SimpleNamespace(format_stack=list)  # type: ignore[attr-defined]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_notes() -> None:
+    """Let a sweep note the faster of two passes instead of nine."""
+    notes = sys.modules.get("midlayer_encoders.sweeping.notes")
+    if notes is not None:
+        notes._TIMED_PASSES = 2  # type: ignore[attr-defined]
 
 
 @pytest.fixture

@@ -371,14 +371,14 @@ def _mteb_sources(name: str, columns: Columns) -> Sequence[TaskSource]:
         from midlayer_encoders.tasks.mteb_internals import task_names
 
         tasks = task_names()
+        if name in tasks:  # before benchmarks, which mteb makes for seconds
+            return [MtebSource.of(mteb.get_task(name))]
         benchmark_name = _PAPER_BENCHMARK if name == "paper" else name
         benchmarks = {
             name_or_alias: benchmark
             for benchmark in mteb.get_benchmarks()
             for name_or_alias in (benchmark.name, *(benchmark.aliases or ()))
         }
-        if name in tasks:
-            return [MtebSource.of(mteb.get_task(name))]
         if benchmark_name in benchmarks:
             members = map(MtebSource.of, benchmarks[benchmark_name].tasks)
             return [source for source in members if name != "paper" or source.name in PAPER_TASKS]
