@@ -40,7 +40,7 @@ def metrics(
     from midlayer_encoders import measure
     from midlayer_encoders.measuring import num_passes
     from midlayer_encoders.media.text_lists import wikitext_paragraphs
-    from midlayer_encoders.report import write_metrics_figure
+    from midlayer_encoders.report import plot_metrics, write_figure
     from midlayer_encoders.report.results import write_frame
 
     is_first = shared.writes_results()
@@ -69,7 +69,7 @@ def metrics(
         return
     for name in ("metrics.parquet", "metrics.csv"):
         write_frame(frame, out / name)
-    write_metrics_figure(frame, out / "metrics.png")
+    write_figure(plot_metrics(frame), out / "metrics.png")
     values = frame.select("layer", "name", "value")
     _output.print_result(folder=out, files=_METRIC_FILES, values=values.to_dicts())
     _output.print_by_layer({(layer, name): f"{value:.4g}" for layer, name, value in values.iter_rows()})

@@ -1,7 +1,7 @@
 """Figures and self-contained HTML pages of results."""
 
 from midlayer_encoders.report.drawing import write_figure
-from midlayer_encoders.report.layer_charts import plot_metrics, plot_recipes, plot_scores, write_metrics_figure
+from midlayer_encoders.report.layer_charts import plot_metrics, plot_recipes, plot_scores
 from midlayer_encoders.report.sweep_page import report_html, write_report
 from midlayer_encoders.report.training_page import plot_steps_change, plot_steps_curves
 
@@ -13,6 +13,5 @@ __all__ = [
     "plot_steps_curves",
     "report_html",
     "write_figure",
-    "write_metrics_figure",
     "write_report",
 ]

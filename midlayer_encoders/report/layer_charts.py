@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -257,11 +256,6 @@ def plot_metrics(frame: pl.DataFrame, *, chosen: int | None = None) -> Figure:
         drawing.layer_axis(axes, max(depths, default=0), relative=relative)
         drawing.set_title(axes, name, f"{name} by layer")
     return drawing.finish(figure)
-
-
-def write_metrics_figure(frame: pl.DataFrame, path: str | Path) -> Path:
-    """Write the figure of :func:`plot_metrics` in the format that the suffix selects, and return the path."""
-    return drawing.write_figure(plot_metrics(frame), Path(path))
 
 
 def gap_text(figure: Figure, reason: str = "Not finite at some layers") -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import polars as pl
 from sentence_transformers import SentenceTransformer
@@ -95,6 +95,8 @@ class DistillResult(TuneResult):
     trained_how: ClassVar[str] = "distilled"
 
 
+T = TypeVar("T", bound=TuneResult)
+
 _RUN_FILE = "tuning.json"
 _RECORD_FILE = "trained.json"
 
@@ -162,27 +164,24 @@ class Run:
         )
         self.notes.extend(f"{task} failed {when}: {error}" for task, error in result.failures.items())
 
-    def train(self, make_loss: Callable[[LayerEncoder], nn.Module], how: Mapping[str, str]) -> dict[str, Any]:
-        """Train, score every layer before and after, and return the fields of the result."""
+    def train(self, make_loss: Callable[[LayerEncoder], nn.Module], how: Mapping[str, str], made: type[T]) -> T:
+        """Train, score every layer before and after, and save the result, of the class ``made``."""
         encoder = self.encoder
         self.score("before", encoder)
         record = self._train_or_load(make_loss)
         self.score("after", encoder)
         num_parameters = sum(parameter.numel() for parameter in encoder.parameters())
-        return {
-            "frame": pl.concat(self.frames) if self.frames else tidy_frame([]),
-            "folder": self.folder,
-            "encoder": encoder,
-            "trained": record,
-            "how": {
-                **how,
-                **record.words,
-                "Layer": f"{encoder.layer} of {encoder.num_layers}",
-                "Parameters": f"{num_parameters / 1e6:.1f}M",
-                **versions(),
-            },
-            "notes": tuple(self.notes),
+        how = {
+            **how,
+            **record.words,
+            "Layer": f"{encoder.layer} of {encoder.num_layers}",
+            "Parameters": f"{num_parameters / 1e6:.1f}M",
+            **versions(),
         }
+        frame = pl.concat(self.frames) if self.frames else tidy_frame([])
+        result = made(frame, self.folder, encoder, record, how, tuple(self.notes))
+        result.save()
+        return result
 
     def _train_or_load(self, make_loss: Callable[[LayerEncoder], nn.Module]) -> TrainingRecord:
         """Train the encoder and save its plain folder, or load the weights and the record of a complete run."""

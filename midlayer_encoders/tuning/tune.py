@@ -96,9 +96,7 @@ def tune(
     run = Run(encoder, rows, settings, folder, tasks, progress)
     with run.claimed():
         noun = "Texts" if rows.kind == "texts" else "Pairs"
-        result = TuneResult(**run.train(make_loss, {noun: f"{rows.name}, {len(rows.rows)} rows"}))
-        result.save()
-    return result
+        return run.train(make_loss, {noun: f"{rows.name}, {len(rows.rows)} rows"}, TuneResult)
 
 
 def _read_rows(pairs: Any, texts: Any, column: str | None, settings: TuneSettings) -> TrainingRows:
@@ -177,10 +175,7 @@ def distill(
         vectors = _teacher_vectors(teacher_encoder, rows.texts, folder, Stage(progress, "teacher"))
         del teacher_encoder
         how = {"Texts": f"{rows.name}, {len(rows.rows)} rows", "Teacher": name}
-        fields = run.train(lambda encoder: DistillLoss(encoder, vectors, settings.match), how)
-        result = DistillResult(**fields)
-        result.save()
-    return result
+        return run.train(lambda encoder: DistillLoss(encoder, vectors, settings.match), how, DistillResult)
 
 
 def _load_teacher(

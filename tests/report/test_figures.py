@@ -11,7 +11,7 @@ from PIL import Image
 
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.frame.summaries import summary
-from midlayer_encoders.report import plot_metrics, plot_scores, write_metrics_figure
+from midlayer_encoders.report import plot_metrics, plot_scores, write_figure
 from midlayer_encoders.report.layer_charts import plot_summary
 from tests.report.drawn_artists import artists, details
 from tests.report.made_frames import METRICS, metrics_frame, rows_frame, scores_frame
@@ -93,7 +93,7 @@ def test_baseline_is_a_level_in_the_panel_of_its_task() -> None:
 
 
 def test_metrics_figure_is_a_png(tmp_path: Path) -> None:
-    path = write_metrics_figure(metrics_frame(6, names=["lidar", "dime"]), tmp_path / "new" / "metrics.png")
+    path = write_figure(plot_metrics(metrics_frame(6, names=["lidar", "dime"])), tmp_path / "new" / "metrics.png")
     with Image.open(path) as image:
         assert image.format == "PNG"
         assert image.width > 600
