@@ -148,6 +148,8 @@ class DeclineRecorder(Recorder):
         self.tolerance = tolerance
         self.collapse_share = collapse_share
 
+    _reacts = True
+
     def _begin(self) -> None:
         super()._begin()
         #: Descriptions of all events, in order.

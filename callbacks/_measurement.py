@@ -1,8 +1,10 @@
 """A measurement: find the transformer, batch fixed inputs, and compute every metric of every layer in training."""
 
 import inspect
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +24,7 @@ from midlayer_encoders.reading.batches import plan_batches
 from midlayer_encoders.reading.reader import LayerReader
 from midlayer_encoders.selection.ridge import check_labels, ridge_correct
 from midlayer_encoders.spectra import without_kernels
+from midlayer_encoders.spectra.eigen import limit_cores
 from midlayer_encoders.views.text_views import augment, drop_words
 
 from ._settings import CallbackSettings
@@ -268,6 +271,9 @@ LABEL_ACCURACY = "label_accuracy"
 #: On a machine's first run, compiling the GPU kernels takes longer than hundreds of steps of a small model.
 _MAX_CPU_SPECTRA = 2**29
 
+#: Up to this size of the token states, a thread computes the metrics on the CPU while the GPU trains.
+_MAX_COPIED_BYTES = 2**28
+
 
 class OtherProcessError(MidlayerError, RuntimeError):
     """The measurement failed in another process of a distributed run."""
@@ -298,8 +304,11 @@ class Measurement:
     labels: Tensor | None
     _metrics: dict[str, LayerMetric] = field(default_factory=dict, init=False, repr=False)
 
-    def measure(self, root: nn.Module, autocast: AbstractContextManager[object]) -> MetricValues:
+    def measure(self, root: nn.Module, autocast: AbstractContextManager[object]) -> Future[MetricValues]:
         """Return every metric of every layer, and leave the model unchanged.
+
+        The states of few and short texts are copied from a GPU: the CPU computes their metrics while training
+        continues. The next measurement must wait for them.
 
         In a distributed run all processes must call this method. Each process runs a share of the batches, and all of
         them return the same values.
@@ -312,31 +321,74 @@ class Measurement:
         device = next(model.parameters()).device
         # The inputs are already tokenized, so `dict` replaces the preprocessing.
         reader = LayerReader(model, dict, self.anatomy, self.layers, self.settings.norm, self.settings.pooling)
+        on_cpu = self._computes_on_cpu(model)
+        copies: list[tuple[int, Tensor, Tensor, list[int]]] = []
+        passed: list[tuple[list[int], list[Tensor]]] = []
         vectors_by_position: dict[int, Tensor] = {}
-        with undisturbed(model), self._empty_metrics(device) as metrics:
-            tokens = token_receiver(metrics, self.count)
+
+        def copy_tokens(layer: int, states: Tensor, mask: Tensor, positions: list[int]) -> None:
+            texts = slice(bisect_left(positions, self.count))  # without their views
+            copies.append((layer, _host_copy(states[texts]), _host_copy(mask[texts]), positions[texts]))
+
+        with undisturbed(model), ExitStack() as stack:
+            metrics = stack.enter_context(self._empty_metrics(torch.device("cpu") if on_cpu else device))
+            receive = token_receiver(metrics, self.count)
+            tokens = copy_tokens if on_cpu and receive is not None else receive
             with _fail_together(device), autocast, self._spectra_device():
                 rank = dist.get_rank() if _num_processes() > 1 else 0
                 for batch in self.batches[rank :: _num_processes()]:
                     inputs = {name: value.to(device, non_blocking=True) for name, value in batch.inputs.items()}
                     vectors = reader.read(without_cache(model, inputs), batch.positions, tokens=tokens)
-                    update_views(metrics, self.layers, vectors, batch.positions, self.count)
+                    passed.append((batch.positions, list(map(_host_copy, vectors)) if on_cpu else vectors))
                     if self.labels is not None:
-                        inputs_only = [position for position in batch.positions if position < self.count]
+                        inputs_only = batch.positions[: bisect_left(batch.positions, self.count)]
                         vectors_by_position.update(zip(inputs_only, torch.stack(vectors, dim=1), strict=False))
-            with self._spectra_device():
-                values = compute_metrics(metrics)
-        if self.labels is not None:
-            values[LABEL_ACCURACY] = self._label_accuracy(vectors_by_position, self.labels)
+            copied = torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
+            emptied = stack.pop_all()
+
+        def compute() -> MetricValues:
+            if copied is not None:
+                copied.synchronize()
+            with emptied, torch.no_grad(), self._spectra_device():
+                for arguments in copies:
+                    receive(*arguments)  # type: ignore[misc]
+                for positions, vectors in passed:
+                    update_views(metrics, self.layers, vectors, positions, self.count)
+                metric_values = compute_metrics(metrics)
+            if self.labels is not None:
+                metric_values[LABEL_ACCURACY] = self._label_accuracy(vectors_by_position, self.labels)
+            return metric_values
+
+        values: Future[MetricValues] = Future()
+        if on_cpu:
+            # The other half of the cores serves the run.
+            pool = ThreadPoolExecutor(1, initializer=limit_cores, initargs=((1 + torch.get_num_threads()) // 2,))
+            values = pool.submit(compute)
+            pool.shutdown(wait=False)
+        else:
+            values.set_result(compute())
         return values
+
+    def _computes_on_cpu(self, model: nn.Module) -> bool:
+        """Return True if a model on one GPU reads so few and short texts that its states may be copied."""
+        devices = {parameter.device for parameter in model.parameters()}
+        width = max((module.embedding_dim for module in model.modules() if isinstance(module, nn.Embedding)), default=0)
+        num_states = self.count * len(self.layers) * self._longest
+        return (
+            0 < num_states * self._longest**2 <= _MAX_CPU_SPECTRA
+            and 0 < 4 * num_states * width <= _MAX_COPIED_BYTES
+            and (len(devices), devices.pop().type, _num_processes()) == (1, "cuda", 1)
+        )
 
     def _spectra_device(self) -> AbstractContextManager[None]:
         """Return a context that bypasses the GPU kernels if the texts are few and short."""
-        longest = max(
-            batch.inputs["input_ids"].shape[1] if "input_ids" in batch.inputs else 0 for batch in self.batches
-        )
-        use_cpu = 0 < self.count * len(self.layers) * longest**3 <= _MAX_CPU_SPECTRA
+        use_cpu = 0 < self.count * len(self.layers) * self._longest**3 <= _MAX_CPU_SPECTRA
         return without_kernels() if use_cpu else nullcontext()
+
+    @property
+    def _longest(self) -> int:
+        """Number of tokens of the longest text; ``0`` if the inputs are no texts."""
+        return max(batch.inputs["input_ids"].shape[1] if "input_ids" in batch.inputs else 0 for batch in self.batches)
 
     @contextmanager
     def _empty_metrics(self, device: torch.device) -> Iterator[dict[str, LayerMetric]]:
@@ -410,6 +462,11 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
                 module.training = mode
             for module, name, buffer, value in buffers:
                 module._buffers[name] = buffer.copy_(value)
+
+
+def _host_copy(tensor: Tensor) -> Tensor:
+    """Return a copy on the CPU; from a GPU it arrives later."""
+    return tensor.to("cpu", copy=True, non_blocking=True)
 
 
 def _num_processes() -> int:

@@ -6,13 +6,14 @@ import hashlib
 import json
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from threading import Thread
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import nn
@@ -33,6 +34,9 @@ _METADATA_KEY = "midlayer_encoders"
 # It rises to 0 if texts move to one point; `uniformity` subtracts the mean and does not see it.
 _UNIFORMITY = "raw_uniformity"
 _ROUNDING = 1e-5  # of the uniformity of equal texts
+
+#: Called with the values of a measurement, or ``None`` if it failed.
+_Record: TypeAlias = Callable[[MetricValues | None], None]
 
 
 def measurement_settings(measurement: Measurement) -> dict[str, Any]:
@@ -208,6 +212,9 @@ class Recorder:
     """
 
     _drawing: Thread | None = None
+    #: The step of a measurement whose values a thread computes, the values, and the function that records them.
+    _pending: tuple[int, Future[MetricValues], _Record] | None = None
+    _reacts = False  # True if the run must not continue before the values are known
 
     @accepts_settings(CallbackSettings)
     def __init__(self, settings: CallbackSettings) -> None:
@@ -229,12 +236,14 @@ class Recorder:
     @property
     def frame(self) -> pl.DataFrame:
         """All values measured so far, as a tidy frame whose ``revision`` names the step."""
+        self._complete()
         if self._history is None:
             raise OptionError("There is no frame before the first run: train first.")
         return self._history.frame()
 
     def _begin(self) -> None:
         """Discard the state of the previous run: one callback may serve several runs."""
+        self._complete()
         self._history: MeasurementHistory | None = None
         self._restored: dict[str, Any] | None = None
         self._warned = False
@@ -271,19 +280,37 @@ class Recorder:
 
     def _is_complete(self, step: int) -> bool:
         """Return True if the layers were measured at ``step``."""
-        return self._history is not None and step in self._history.steps
+        is_pending = self._pending is not None and self._pending[0] == step
+        return is_pending or (self._history is not None and step in self._history.steps)
 
-    def _measure(self, root: nn.Module, step: int, autocast: AbstractContextManager[object]) -> MetricValues | None:
-        """Measure the model and store the values; return ``None`` if that failed."""
+    def _measure(self, root: nn.Module, step: int, autocast: AbstractContextManager[object], record: _Record) -> None:
+        """Measure the model, store the values and pass them to ``record``, or ``None`` if that failed.
+
+        A thread may compute the values while training continues; :meth:`_complete` then stores them.
+        """
+        self._complete()
         if self._history is None:
-            return None
+            return
+        values: Future[MetricValues] = Future()
         try:
             values = self._history.measurement.measure(root, autocast)
         except Exception as error:
+            values.set_exception(error)
+        self._pending = step, values, record
+        self._complete(wait=self.settings.strict or self._reacts)
+
+    def _complete(self, *, wait: bool = True) -> None:
+        """Store and record the values of the last measurement, unless a thread still computes them."""
+        if self._pending is None or self._history is None or not (wait or self._pending[1].done()):
+            return
+        (step, future, record), self._pending = self._pending, None
+        values = None
+        try:
+            values = future.result()
+            self._history.add(step, values)
+        except Exception as error:
             self._failed(error, step)
-            return None
-        self._history.add(step, values)
-        return values
+        record(values)
 
     def _warn_of_collapse(self, losses: Mapping[int, float]) -> None:
         """Log a warning, once, if the texts of the last layer move together while the training loss falls."""

@@ -1,6 +1,7 @@
 """Callbacks for the Trainer of ``lightning.pytorch`` and ``pytorch_lightning``."""
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 from midlayer_encoders.errors import OptionError
 
 from ._decline import DeclineRecorder
-from ._measurement import hugging_face_models
+from ._measurement import MetricValues, hugging_face_models
 from ._recorder import Recorder
 
 # The two packages have unrelated `Callback` classes, but each Trainer accepts both.
@@ -76,13 +77,19 @@ class LayerMetricsCallback(Recorder, Callback):
         if isinstance(loss, Tensor):
             self._loss_sum = self._loss_sum + loss.detach()  # reading it here would wait for the device
             self._num_losses += 1
+        self._complete(wait=False)
         if self._is_due(trainer.global_step):
             self._visit(trainer, pl_module)
+
+    def on_exception(self, *_: Any) -> None:
+        """Record the last measurement of an interrupted run."""
+        self._complete()
 
     def on_train_end(self, trainer: Any, pl_module: nn.Module) -> None:
         """Measure the trained model and draw the figures."""
         if not self._is_complete(trainer.global_step):
             self._visit(trainer, pl_module)
+        self._complete()
         folder = self._folder(trainer)
         if trainer.is_global_zero and not trainer.fast_dev_run:
             self._draw(folder)
@@ -94,6 +101,7 @@ class LayerMetricsCallback(Recorder, Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the history, for the checkpoint."""
+        self._complete()
         return {} if self._history is None else self._history.state()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -109,11 +117,14 @@ class LayerMetricsCallback(Recorder, Callback):
         """Measure the model, log the values and write the history."""
         step = trainer.global_step
         autocast = trainer.precision_plugin.forward_context()  # Lightning turns it off around hooks
-        values = self._measure(pl_module, step, autocast)
-        if self._num_losses:
-            self._losses[step] = float(self._loss_sum) / self._num_losses
-            self._loss_sum, self._num_losses = 0.0, 0
         folder = self._folder(trainer)  # in every process, because Lightning broadcasts it
+        loss = self._loss_sum / self._num_losses if self._num_losses else None
+        self._loss_sum, self._num_losses = 0.0, 0
+        self._measure(pl_module, step, autocast, partial(self._record, trainer, step, folder, loss))
+
+    def _record(self, trainer: Any, step: int, folder: Path, loss: Any, values: MetricValues | None) -> None:
+        if loss is not None:
+            self._losses[step] = float(loss)
         if values is not None and trainer.is_global_zero:
             for logger in trainer.loggers:
                 logger.log_metrics(self._log_values(values), step=step)

@@ -2,6 +2,7 @@
 
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from midlayer_encoders.errors import OptionError
 from midlayer_encoders.files import read_artifact, write_file
 
 from ._decline import DeclineRecorder
+from ._measurement import MetricValues
 from ._recorder import Recorder, read_state
 
 
@@ -63,6 +65,11 @@ class LayerMetricsTrainerCallback(Recorder, TrainerCallback):  # type: ignore[mi
         last = args.load_best_model_at_end and state.global_step >= state.max_steps
         if self._is_due(state.global_step) or (last and not self._is_complete(state.global_step)):
             self._visit(args, state, control, kwargs["model"])
+        self._complete(wait=control.should_save)  # before the trainer saves a checkpoint
+
+    def on_epoch_end(self, *_: Any, **__: Any) -> None:
+        """Record the last measurement before the trainer saves a checkpoint."""
+        self._complete()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Measure the trained model and draw the figures."""
@@ -74,6 +81,7 @@ class LayerMetricsTrainerCallback(Recorder, TrainerCallback):  # type: ignore[mi
         loaded_state = _state_of_loaded_weights(args, state)
         if not self._is_complete(loaded_state.global_step):
             self._visit(args, loaded_state, control, model)
+        self._complete()
         if state.is_world_process_zero:
             self._warn_of_collapse(_losses(state))  # the last loss is logged after the last measurement
             self._draw(self._folder(args))
@@ -89,7 +97,10 @@ class LayerMetricsTrainerCallback(Recorder, TrainerCallback):  # type: ignore[mi
             write_file(path.with_name(f"history-before-step{step}.parquet"), path.read_bytes())
 
     def _visit(self, args: Any, state: Any, control: Any, model: nn.Module) -> None:
-        values = self._measure(model, state.global_step, _autocast(args, model))
+        record = partial(self._record, args, copy(state), control)
+        self._measure(model, state.global_step, _autocast(args, model), record)
+
+    def _record(self, args: Any, state: Any, control: Any, values: MetricValues | None) -> None:
         if values is not None and state.is_world_process_zero:
             self._log(state, self._log_values(values))
             self._write(self._folder(args))

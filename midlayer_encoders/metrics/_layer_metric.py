@@ -8,6 +8,7 @@ import math
 import sys
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, Literal, NoReturn, TypeAlias
 
 import torch
@@ -328,6 +329,12 @@ def result_dtype(states: Tensor) -> torch.dtype:
     return torch.float64 if states.dtype == torch.float64 else torch.float32
 
 
+def exact_products(rows: Tensor) -> AbstractContextManager[None]:
+    """Return a context for products of ``rows`` without autocast and TF32, which float64 never has."""
+    # These settings belong to all threads, and while a callback computes in float64, another thread may train.
+    return nullcontext() if rows.dtype == torch.float64 else full_precision(rows.device.type)
+
+
 def lengths(rows: Tensor) -> Tensor:
     """Return the Euclidean length of each row of ``(*, N, D)``, shape ``(*, N)``."""
     result: Tensor = torch.linalg.vector_norm(rows, dim=-1)
@@ -416,7 +423,7 @@ def row_scale(length: Tensor, mean_length: Tensor, mask: Tensor | None, unit: bo
 
 def products(first: Tensor, second: Tensor) -> Tensor:
     """Return the products of all rows of ``(*, N, D)`` and ``(*, M, D)``, shape ``(*, N, M)``."""
-    with full_precision(first.device.type):
+    with exact_products(first):
         return first @ second.mT
 
 

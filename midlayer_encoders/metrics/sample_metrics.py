@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from midlayer_encoders._isolation import full_precision
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.metrics import _layer_metric as base
 from midlayer_encoders.metrics._layer_metric import Kind, precise, products, result_dtype, unit_rows
@@ -142,10 +141,10 @@ def half_means(states: Tensor, mask: Tensor) -> Tensor:
     early = mask & (mask.cumsum(dim=1) <= count // 2)
     halves = torch.stack([early, mask & ~early])  # (2, B, T)
     # Padding may hold NaN, and NaN times zero is NaN.
-    clean = torch.where(mask.unsqueeze(-1), states, 0.0).to(result_dtype(states))
-    with full_precision(states.device.type):
+    clean = precise(torch.where(mask.unsqueeze(-1), states, 0.0))
+    with base.exact_products(clean):
         total = torch.einsum("vbt,btd->vbd", halves.to(clean.dtype), clean)
-    return total / halves.sum(dim=2).clamp(min=1).unsqueeze(-1)
+    return (total / halves.sum(dim=2).clamp(min=1).unsqueeze(-1)).to(result_dtype(states))
 
 
 class HalfMatch(SampleMetric, function=half_match):

@@ -121,20 +121,15 @@ class WaitingTokenMetric(TokenMetric):
 
     The small matrices or few angles of one layer do not fill a GPU, and every kernel launch has the same cost. So the
     intermediate results of a layer are buffered until those of the next layers are available
-    (benchmarks/results/metrics_h200.md). The states themselves are buffered only if a batch is so small that copying
-    them costs less than the launches (benchmarks/results/callbacks_cuda.md). :meth:`settle`, which ``compute`` and
-    ``sync`` call, completes the sums.
+    (benchmarks/results/metrics_h200.md). :meth:`settle`, which ``compute`` and ``sync`` call, completes the sums.
     """
 
     #: Maximum size of the buffered intermediate results.
     _max_waiting_bytes: ClassVar[int]
-    #: Maximum size of the buffered states.
-    _max_state_bytes: ClassVar[int] = 2**26
 
     def __init__(self, layers: Sequence[int], **options: Any) -> None:
         super().__init__(layers, **options)
         self._layout: tuple[torch.device, torch.dtype, torch.Size] | None = None
-        self._states: list[_Texts] = []
         self._waiting: list[_Texts] = []
 
     @abstractmethod
@@ -156,35 +151,17 @@ class WaitingTokenMetric(TokenMetric):
         if layout != self._layout:
             self.settle()
         self._layout = layout
-        rows = [row] * len(states)
-        if 4 * states.nbytes > self._max_state_bytes:
-            self._wait(rows, states, mask)
-            return
-        self._states.append((rows, (states.clone(), mask)))  # a block may add to its input in place
-        if _nbytes(self._states) >= self._max_state_bytes:
-            self._wait_with_states()
-
-    def _wait_with_states(self) -> None:
-        """Replace all buffered states by their intermediate results."""
-        if self._states:
-            rows, (states, mask) = _take(self._states)
-            self._wait(rows, states, mask)
-
-    def _wait(self, rows: list[int], states: Tensor, mask: Tensor) -> None:
-        """Buffer the intermediate results of states, and add them to the sums once the buffer is full."""
-        self._waiting.append((rows, self._intermediates(states, mask)))
-        if _nbytes(self._waiting) >= self._max_waiting_bytes:
-            self._add_waiting()
+        self._waiting.append(([row] * len(states), self._intermediates(states, mask)))
+        if sum(tensor.nbytes for _, tensors in self._waiting for tensor in tensors) >= self._max_waiting_bytes:
+            self.settle()
 
     def settle(self) -> None:
         """Add all buffered texts to the sums."""
-        self._wait_with_states()
-        self._add_waiting()
-
-    def _add_waiting(self) -> None:
         if not self._waiting or self._layout is None:
             return
-        rows, intermediates = _take(self._waiting)
+        rows = [row for batch_rows, _ in self._waiting for row in batch_rows]
+        intermediates = tuple(map(torch.cat, zip(*(tensors for _, tensors in self._waiting), strict=True)))
+        self._waiting.clear()
         self._add(rows, *self._numbers(intermediates, self._layout[-1][-1]))
 
     def sync(self, *args: Any, **kwargs: Any) -> None:
@@ -201,20 +178,7 @@ class WaitingTokenMetric(TokenMetric):
     def reset(self) -> None:
         """Remove all texts."""
         super().reset()
-        self._states = []
         self._waiting = []
-
-
-def _nbytes(buffer: list[_Texts]) -> int:
-    return sum(tensor.nbytes for _, tensors in buffer for tensor in tensors)
-
-
-def _take(buffer: list[_Texts]) -> _Texts:
-    """Remove all texts from a buffer and return them as one batch."""
-    rows = [row for batch_rows, _ in buffer for row in batch_rows]
-    tensors = [batch_tensors for _, batch_tensors in buffer]
-    buffer.clear()
-    return rows, tensors[0] if len(tensors) == 1 else tuple(map(torch.cat, zip(*tensors, strict=True)))
 
 
 def prompt_entropy(

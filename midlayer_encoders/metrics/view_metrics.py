@@ -6,7 +6,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from midlayer_encoders._isolation import full_precision
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.metrics import _layer_metric as base
 from midlayer_encoders.metrics._layer_metric import Kind, precise, products, result_dtype, unit_rows
@@ -172,7 +171,7 @@ def _lidar(*all_views: Tensor, delta: float, exponential: bool, method: Method) 
     within = (views - means).flatten(-3, -2) / (texts * (num_views - 1)) ** 0.5
     means = means.squeeze(-3)
     between = (means - means.mean(dim=-2, keepdim=True)) / (texts - 1) ** 0.5
-    with full_precision(views.device.type):
+    with base.exact_products(views):
         scatter = within.mT @ within
         scatter.diagonal(dim1=-2, dim2=-1).add_(delta)
         # With S_w = C C', the spectrum of C^-1 S_b C^-T is that of S_w^-1/2 S_b S_w^-1/2.

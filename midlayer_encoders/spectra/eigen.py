@@ -218,18 +218,18 @@ def triton_is_installed() -> bool:
 @cache
 def _threads(workers: int) -> ThreadPoolExecutor:
     """Return a permanent pool: each new thread would start another set of OpenMP threads."""
-    return ThreadPoolExecutor(workers, thread_name_prefix="midlayer spectra", initializer=_limit_to_one_core)
+    return ThreadPoolExecutor(workers, thread_name_prefix="midlayer spectra", initializer=limit_cores)
 
 
-def _limit_to_one_core() -> None:
-    """Keep this thread from starting OpenMP threads.
+def limit_cores(cores: int = 1) -> None:
+    """Keep this thread from starting more OpenMP threads.
 
     OpenMP threads spin while they wait for work: on 16 cores, 16 threads of 16 made the decompositions of one layer
     five times slower. Unlike ``torch.set_num_threads``, the limit affects only this thread. It is set once because
     setting it takes as long as a few decompositions.
     """
     torch.get_num_threads()  # initializes torch's number in this thread, which would later override the limit
-    _libraries().limit(limits=1, user_api="openmp")
+    _libraries().limit(limits=cores, user_api="openmp")
 
 
 @cache

@@ -16,22 +16,18 @@ BATCHES = torch.arange(13).split(4)
 
 
 def pending_texts(metric: WaitingTokenMetric) -> int:
-    return sum(len(rows) for rows, _ in (*metric._states, *metric._waiting))
+    return sum(len(rows) for rows, _ in metric._waiting)
 
 
-@pytest.fixture(params=["states", "ingredients"])
-def pending_metric(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> Callable[[str], WaitingTokenMetric]:
+@pytest.fixture
+def pending_metric(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], WaitingTokenMetric]:
     """Return metrics of three layers in which all texts are pending, with a smaller last batch."""
     monkeypatch.setattr(WaitingTokenMetric, "_waits", lambda *_: True)
-    if request.param == "ingredients":
-        monkeypatch.setattr(WaitingTokenMetric, "_max_state_bytes", 0)
 
     def fed(name: str) -> WaitingTokenMetric:
         metric = feed(make(name, range(3)), corpus(), BATCHES)
         assert isinstance(metric, WaitingTokenMetric)
-        assert len(metric._states if request.param == "states" else metric._waiting) == 12
+        assert len(metric._waiting) == 12
         assert pending_texts(metric) == 39
         assert metric.count.tolist() == [0, 0, 0]
         return metric
@@ -114,13 +110,13 @@ def test_states_changed_in_place_are_measured_as_they_were(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_many_states_are_processed_together(
+def test_a_full_buffer_is_processed(
     name: str, pending_metric: Callable[[str], WaitingTokenMetric], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected = pending_metric(name).compute()
-    bytes_of_batch = corpus().states[0][BATCHES[0]].nbytes
-    monkeypatch.setattr(WaitingTokenMetric, "_max_state_bytes", 4 * bytes_of_batch)
-    metric = feed(make(name, range(3)), corpus(), BATCHES)
-    assert isinstance(metric, WaitingTokenMetric)
-    assert 1 <= len(metric._waiting) <= 3
-    torch.testing.assert_close(metric.compute(), expected)
+    metric = pending_metric(name)
+    size = sum(tensor.nbytes for _, tensors in metric._waiting for tensor in tensors)
+    monkeypatch.setattr(type(metric), "_max_waiting_bytes", size // 3)
+    other = feed(make(name, range(3)), corpus(), BATCHES)
+    assert isinstance(other, WaitingTokenMetric)
+    assert 0 < sum(other.count.tolist()) <= 39
+    torch.testing.assert_close(other.compute(), metric.compute())
