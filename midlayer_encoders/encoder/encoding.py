@@ -30,6 +30,7 @@ from midlayer_encoders.models.anatomy import suffers_from_padding
 from midlayer_encoders.reading import batches as plans
 from midlayer_encoders.reading.ahead import ahead
 from midlayer_encoders.reading.batches import TokenBudget, is_combined
+from midlayer_encoders.reading.fused import fused_blocks
 from midlayer_encoders.reading.locks import turn
 from midlayer_encoders.reading.pooling import pool, real_tokens
 from midlayer_encoders.reading.reader import LayerReader, layer_reader
@@ -299,7 +300,7 @@ class EmbeddingEncoder(SavableEncoder):
         """
         if torch.compiler.is_compiling():
             return super().__call__(*args, **kwargs)
-        with turn(self.transformer):
+        with turn(self.transformer), fused_blocks(self.transformer):
             return super().__call__(*args, **kwargs)
 
     def forward(self, input: dict[str, Any], **kwargs: Any) -> dict[str, Any]:  # noqa: A002  (the base class's name)

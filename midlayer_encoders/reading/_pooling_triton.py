@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -12,7 +14,7 @@ from midlayer_encoders.spectra._triton import constexpr, jit, tl, triton
 _SPAN = 128  # tokens per program
 
 
-@jit
+@partial(jit, general=["T"])  # any number of tokens
 def _sum_tokens(
     states, weights, sums, D, T, stride_b, stride_t, EPS,
     SPAN: constexpr, ROWS: constexpr, COLS: constexpr, SCALE: constexpr, CENTER: constexpr,

@@ -165,6 +165,8 @@ def normed_sums(states: Tensor, weights: Tensor, *, scale: bool, center: bool, e
 def _kernel_runs(states: Tensor) -> bool:
     width = states.shape[-1]
     fits = states.numel() and states.stride(-1) == 1 and width <= _MAX_KERNEL_WIDTH and states.dtype != torch.float64
+    if states.shape[1] == 1:  # no sum: the trial of a norm must not wait for a compiler
+        return False
     return bool(fits) and kernels_run_on(states, (7, 0))
 
 
@@ -185,7 +187,7 @@ def find_form(modules: nn.Sequential, states: Tensor) -> NormForm | None:
         for name, parameter in norm.named_parameters()
     ):
         return None
-    eps = next((float(getattr(norm, name)) for name in _EPS_NAMES if isinstance(getattr(norm, name, None), float)), 0.0)
+    eps = norm_eps(norm)
     rows = _random_rows(states)
     expected = norm(rows)
     if expected.shape != rows.shape or not expected.is_floating_point():
@@ -199,6 +201,13 @@ def find_form(modules: nn.Sequential, states: Tensor) -> NormForm | None:
             if not _differ(sums, rows_normed, rows_normed.abs(), _MAX_ROUNDINGS * torch.finfo(states.dtype).eps):
                 return form
     return None
+
+
+def norm_eps(norm: nn.Module) -> float:
+    """Return what a norm adds to the mean square."""
+    return next(
+        (float(getattr(norm, name)) for name in _EPS_NAMES if isinstance(getattr(norm, name, None), float)), 0.0
+    )
 
 
 def _random_rows(states: Tensor) -> Tensor:
@@ -224,13 +233,16 @@ class FusedPooling:
         modules: modules after the last block.
         pooling: how token states become one vector.
         enabled: False to normalize and pool separately, which also works for gradients.
+        trusted: whether each layer may be pooled in one step, as far as earlier runs have compared the vectors.
     """
 
-    def __init__(self, modules: nn.Sequential, pooling: Pooling, *, enabled: bool = True) -> None:
+    def __init__(
+        self, modules: nn.Sequential, pooling: Pooling, *, enabled: bool = True, trusted: dict[int, bool] | None = None
+    ) -> None:
         self.modules = modules
         self.pooling = pooling
         self.enabled = enabled and pooling in ("mean", "weightedmean", "cls", "last")
-        self.trusted: dict[int, bool] = {}  # by layer
+        self.trusted = {} if trusted is None else trusted  # by layer
         self._forms: dict[torch.dtype, NormForm | None] = {}
         self._first_batches: dict[int, tuple[Tensor, Tensor]] = {}  # vectors pooled separately, whether they differ
 
@@ -257,7 +269,10 @@ class FusedPooling:
     def settle(self) -> dict[int, Tensor]:
         """Return the separately pooled vectors of the layers whose first batch differs, which are not trusted."""
         first, self._first_batches = self._first_batches, {}
-        self.trusted |= {layer: not bool(differs) for layer, (_, differs) in first.items()}
+        if not first:
+            return {}
+        differ = torch.stack([differs.to(first[min(first)][1].device) for _, differs in first.values()]).tolist()
+        self.trusted |= {layer: not differs for layer, differs in zip(first, differ, strict=True)}
         return {layer: separate for layer, (separate, _) in first.items() if not self.trusted[layer]}
 
     def _fused(self, states: Tensor, mask: Tensor) -> Tensor | None:

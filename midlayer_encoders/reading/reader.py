@@ -13,6 +13,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +27,7 @@ from midlayer_encoders.reading import causal
 from midlayer_encoders.reading.ahead import ahead
 from midlayer_encoders.reading.batches import LayerSource, TextInputs
 from midlayer_encoders.reading.capture import capture, final_norm
+from midlayer_encoders.reading.fused import fused_blocks
 from midlayer_encoders.reading.joined_readings import JoinedReadings, join_readings
 from midlayer_encoders.reading.pooling import FusedPooling, real_tokens
 from midlayer_encoders.recipes import Counting
@@ -34,6 +36,9 @@ from midlayer_encoders.recipes import Counting
 TokenReceive: TypeAlias = Callable[[int, Tensor, Tensor, list[int]], None]
 
 _THREADS = 2  # for images and audio; a tokenizer serves one thread at a time
+
+# Whether each layer of a model may be normalized and pooled in one step, by what else the vectors depend on.
+_trusted: WeakKeyDictionary[nn.Module, dict[Any, dict[int, bool]]] = WeakKeyDictionary()
 
 _log = logging.getLogger(__name__)
 
@@ -212,7 +217,12 @@ class Flow:
         self.tokens = tokens
         norm = final_norm(reader.model, reader.anatomy, reader.norm)
         poolings: tuple[Pooling, ...] = (reader.pooling,) if reader.readings is None else ("last", "mean")
-        self.pooled = [FusedPooling(norm, pooling, enabled=fused) for pooling in poolings]  # one for each reading
+        trusted = _trusted.setdefault(reader.model, {})
+        kind = reader.norm, reader.device, getattr(reader.model, "dtype", None)
+        self.pooled = [  # one for each reading
+            FusedPooling(norm, pooling, enabled=fused, trusted=trusted.setdefault((pooling, *kind), {}))
+            for pooling in poolings
+        ]
         self.needless: bool | None = None if reader.unmasked else False
         self.size_limit: int | None = None  # smallest size that ran out of memory
         self.outgoing: torch.cuda.Stream | None = None
@@ -267,12 +277,13 @@ class Flow:
             for key, value in features.items()
         }
         real = moved.get("attention_mask")
-        if is_padded_right and self.needless is None:
-            self.needless = causal.mask_is_needless(reader.model, reader.anatomy, moved)
-        if is_padded_right and self.needless:
-            del moved["attention_mask"]
-        moved = without_cache(reader.model, moved)
-        by_layer = self.read(moved, real, batch)
+        with fused_blocks(reader.model):
+            if is_padded_right and self.needless is None:
+                self.needless = causal.mask_is_needless(reader.model, reader.anatomy, moved)
+            if is_padded_right and self.needless:
+                del moved["attention_mask"]
+            moved = without_cache(reader.model, moved)
+            by_layer = self.read(moved, real, batch)
         # One tensor for all layers, copied to the CPU at once.
         vectors = torch.stack([layer_vectors.to(by_layer[0].device) for layer_vectors in by_layer]).float()
         inputs = [self.inputs[position] for position in batch]

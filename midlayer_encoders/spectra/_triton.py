@@ -18,6 +18,7 @@ token of a language model, or a direction common to all tokens, would otherwise 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -46,9 +47,9 @@ _PANEL_OPTIONS = {
 _REGISTER_WARPS = {128: 4, 64: 1, 32: 1}
 
 
-def jit(kernel: Any) -> Any:
-    """Compile a kernel; without Triton, return it unchanged."""
-    return kernel if triton is None else triton.jit(kernel)
+def jit(kernel: Any, *, general: Sequence[str] = ()) -> Any:
+    """Compile a kernel, once for all values of the ``general`` arguments; without Triton, return it unchanged."""
+    return kernel if triton is None else triton.jit(kernel, do_not_specialize=general)
 
 
 @jit
