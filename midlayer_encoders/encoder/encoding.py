@@ -6,7 +6,7 @@ import inspect
 import logging
 import operator
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any, TypeAlias, cast
@@ -233,7 +233,9 @@ class EmbeddingEncoder(SavableEncoder):
                 logger.warning("Audio is longer than the window of %s and is truncated; reported once.", self.name)
         if suffers_from_padding(model):  # the extractor's scaling needs the mask, the model does not
             kwargs["processing_kwargs"] = {"audio": {"return_attention_mask": True}}
-        with turn(self.preparer):
+        # A processor has no state, unlike a tokenizer or what a user's own function may have.
+        is_shared = self.tokenizer is not None or isinstance(self[0], MemoryModule)
+        with turn(self.preparer) if is_shared else nullcontext():
             features = super().preprocess(read, **kwargs)
         return prepare.model_features(model, features)
 

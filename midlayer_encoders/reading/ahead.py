@@ -11,6 +11,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
+from midlayer_encoders.spectra.eigen import limit_cores
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -31,7 +33,9 @@ def ahead(
         ['A', 'B', 'C']
     """
     pending: deque[tuple[Item, Future[Result]]] = deque()
-    with ThreadPoolExecutor(threads, thread_name_prefix="midlayer-ahead") as pool:
+    # Threads that share the cores must not each start OpenMP threads for all of them.
+    limit = limit_cores if threads > 2 else None
+    with ThreadPoolExecutor(threads, thread_name_prefix="midlayer-ahead", initializer=limit) as pool:
         try:
             for item in items:
                 pending.append((item, pool.submit(function, item)))

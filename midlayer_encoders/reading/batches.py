@@ -27,7 +27,7 @@ _CPU_TOKENS = 4096
 _VLLM_TOKENS = 16384  # of a request; vLLM schedules them by itself
 _MAX_GPU_TOKENS = 65536  # beyond this an H200 was no faster (benchmarks/results/sweep_gpu.md)
 _MIN_GPU_TOKENS = 1024
-_MAX_MEDIA = 32  # images or waveforms in a batch
+_MAX_MEDIA = {"cpu": 32, "cuda": 64}  # images or waveforms in a batch
 _HOP = 320  # samples per state in most audio models
 _COUNTED_TEXTS = 4096  # texts tokenized at once, to limit memory
 _VERIFIED_TEXTS = 8  # of these, also counted by the plain tokenizer
@@ -184,7 +184,7 @@ def batches_of(
         lengths = count_tokens(source, [prompt + text for text in inputs])
     else:
         lengths = audio_lengths(inputs, source.sampling_rate) if medium == "audio" else [1] * len(inputs)
-        max_texts = _MAX_MEDIA
+        max_texts = _MAX_MEDIA.get(source.device.type, 32)
     tokens = [-(-length // _HOP) for length in lengths] if medium == "audio" else lengths
     batches = plan_batches(tokens, token_budget=token_budget, max_texts=max_texts)
     if not suffers_from_padding(source.transformer):

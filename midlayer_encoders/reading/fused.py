@@ -46,17 +46,23 @@ def fused_blocks(model: nn.Module) -> Iterator[None]:
     if parameter is None or not parameter.is_cuda or torch.is_grad_enabled():
         yield
         return
-    with turn(model), _without_cudnn_attention():
-        if model not in _fusions:
-            _fusions[model] = list(_find_fusions(model))
-        fused = [(module, forward) for module, forward in _fusions[model] if "forward" not in vars(module)]
-        for module, forward in fused:
-            vars(module)["forward"] = forward
-        try:
-            yield
-        finally:
-            for module, _ in fused:
-                del vars(module)["forward"]
+    with turn(model), _without_cudnn_attention(), _forwards_replaced(model):
+        yield
+
+
+@contextmanager
+def _forwards_replaced(model: nn.Module) -> Iterator[None]:
+    if model not in _fusions:
+        _fusions[model] = list(_find_fusions(model))
+    # A forward function that the module itself has, such as a user's or that of an outer block, stays.
+    replaced = [(module, forward) for module, forward in _fusions[model] if "forward" not in vars(module)]
+    for module, forward in replaced:
+        vars(module)["forward"] = forward
+    try:
+        yield
+    finally:
+        for module, _ in replaced:
+            del vars(module)["forward"]
 
 
 @contextmanager
@@ -84,7 +90,7 @@ def _find_fusions(model: nn.Module) -> Iterator[tuple[nn.Module, _Forward]]:
 def _is_rms_norm(module: nn.Module) -> bool:
     """Return True if a module divides by the root mean square and multiplies by a weight, tried on random rows."""
     weight = getattr(module, "weight", None)
-    if not isinstance(weight, Tensor) or weight.ndim != 1 or isinstance(module, nn.LayerNorm):
+    if "RMSNorm" not in type(module).__name__ or not isinstance(weight, Tensor):
         return False
     form = find_form(nn.Sequential(module), weight.detach()[None, None])
     return form is not None and not form.center and not form.offset and getattr(module, "bias", None) is None

@@ -22,7 +22,7 @@ from midlayer_encoders._types import Layer, Norm, Pooling
 from midlayer_encoders.errors import NotFiniteError, OptionError
 from midlayer_encoders.models.anatomy import Anatomy, resolve_layers
 from midlayer_encoders.models.transformers_internals import without_cache
-from midlayer_encoders.processes.sharing import ALONE, Group
+from midlayer_encoders.processes.sharing import ALONE, Group, cpus_per_process
 from midlayer_encoders.reading import causal
 from midlayer_encoders.reading.ahead import ahead
 from midlayer_encoders.reading.batches import LayerSource, TextInputs
@@ -35,7 +35,8 @@ from midlayer_encoders.recipes import Counting
 #: Called with the layer, the raw states ``(B, T, D)``, the mask ``(B, T)`` and the inputs' positions.
 TokenReceive: TypeAlias = Callable[[int, Tensor, Tensor, list[int]], None]
 
-_THREADS = 2  # for images and audio; a tokenizer serves one thread at a time
+_TEXT_THREADS = 2  # a tokenizer serves one thread at a time
+_MAX_MEDIA_THREADS = 8
 
 # Whether each layer of a model may be normalized and pooled in one step, by what else the vectors depend on.
 _trusted: WeakKeyDictionary[nn.Module, dict[Any, dict[int, bool]]] = WeakKeyDictionary()
@@ -164,9 +165,17 @@ class LayerReader:
             for batch in lists:
                 yield from flow.halving(batch, partial(flow.prepare, batch))
             return
-        with closing(ahead(flow.prepare, lists, threads=_THREADS)) as prepared_batches:
+        threads = self._num_threads()
+        with closing(ahead(flow.prepare, lists, depth=threads, threads=threads)) as prepared_batches:
             for batch, prepared in prepared_batches:
                 yield from flow.halving(batch, prepared)
+
+    def _num_threads(self) -> int:
+        """Return the number of threads that prepare batches."""
+        is_media = getattr(self.preprocess, "tokenizer", None) is None
+        if not is_media or self.device is None or self.device.type != "cuda":
+            return _TEXT_THREADS
+        return max(_TEXT_THREADS, min(cpus_per_process(1) // 2, _MAX_MEDIA_THREADS))
 
     def vectors(
         self,

@@ -6,7 +6,6 @@ and reads those of the others.
 
 import hashlib
 import json
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,15 +21,13 @@ import numpy.typing as npt
 from midlayer_encoders import files
 from midlayer_encoders.errors import LayerIndexError, NotFiniteError, OptionError
 from midlayer_encoders.store import shard as shard_files
-from midlayer_encoders.store.shard import KEY_BYTES, DamagedError, Shard, StoreError, TextNotStoredError
+from midlayer_encoders.store.shard import KEY_BYTES, THREADS, DamagedError, Shard, StoreError, TextNotStoredError
 from midlayer_encoders.validation import check_choice
 
 StoreDtype: TypeAlias = Literal["float16", "float32"]
 
 _Rows: TypeAlias = npt.NDArray[np.intp]
 _Stamp: TypeAlias = tuple[int, int, int, int]
-
-_THREADS = min(8, os.cpu_count() or 1)  # for checksums and copies
 
 
 def text_key(text: str, prompt: str = "") -> str:
@@ -321,7 +318,7 @@ def read_label(path: Path) -> dict[str, Any]:
 
 def _run_in_threads(function: Callable[[Any], object], items: Iterable[Any]) -> None:
     """Call a function with each item, in several threads, and raise the first error after all have finished."""
-    with ThreadPoolExecutor(_THREADS, thread_name_prefix="midlayer-store") as pool:
+    with ThreadPoolExecutor(THREADS, thread_name_prefix="midlayer-store") as pool:
         for future in [pool.submit(function, item) for item in items]:
             future.result()
 

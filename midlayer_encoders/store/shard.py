@@ -5,9 +5,11 @@ each layer's rows and one of the keys and the other metadata.
 """
 
 import json
+import os
 import stat
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +26,7 @@ from midlayer_encoders.files import atomic_write
 FORMAT = "midlayer embeddings 1"
 DTYPES = {"float16": "F16", "float32": "F32"}  # in NumPy and in safetensors
 KEY_BYTES = 16
+THREADS = min(8, os.cpu_count() or 1)  # for checksums and copies
 
 
 class StoreError(MidlayerError):
@@ -135,7 +138,8 @@ def write_shard(
 ) -> Shard:
     """Write the embeddings ``(L, N, D)`` of texts and return their shard."""
     _, count, dim = embeddings.shape
-    checksums = tuple(zlib.crc32(rows.data) for rows in embeddings)
+    with ThreadPoolExecutor(THREADS) as pool:
+        checksums = tuple(pool.map(zlib.crc32, embeddings))
     shard = Shard(path, store, layers, count, dim, embeddings.dtype.name, checksums)
     joined = b"".join(keys)
     tensors = {f"layer.{layer}": rows for layer, rows in zip(layers, embeddings, strict=True)}

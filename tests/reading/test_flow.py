@@ -125,11 +125,13 @@ def test_custom_tokenizer_is_called_itself(tiny_folder: Folder) -> None:
 
 
 def test_batches_of_media_are_small_and_count_states() -> None:
-    module = torch.nn.Linear(1, 1)
-    images: Any = SimpleNamespace(media=["image"], transformer=module, name="m")
+    module, host = torch.nn.Linear(1, 1), torch.device("cpu")
+    images: Any = SimpleNamespace(media=["image"], transformer=module, name="m", device=host)
     batches = batches_of(images, [np.zeros((2, 2, 3))] * 70, token_budget=10**6)
     assert list(map(len, batches)) == [32, 32, 6]
-    audio: Any = SimpleNamespace(media=["audio"], transformer=module, name="m", sampling_rate=16000)
+    images.device = torch.device("cuda")
+    assert list(map(len, batches_of(images, [np.zeros((2, 2, 3))] * 70, token_budget=10**6))) == [64, 6]
+    audio: Any = SimpleNamespace(media=["audio"], transformer=module, name="m", sampling_rate=16000, device=host)
     waveforms = [(np.ones(length, dtype=np.float32), 16000) for length in (320, 321, 640)]
     assert batches_of(audio, waveforms, token_budget=3) == [[1], [2], [0]]  # one state, and two of each other
     assert batches_of(audio, waveforms, token_budget=4) == [[1, 2], [0]]
