@@ -67,7 +67,7 @@ def _forwards_replaced(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _without_cudnn_attention() -> Iterator[None]:
-    enabled = torch.backends.cuda.cudnn_sdp_enabled()
+    enabled = torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
     torch.backends.cuda.enable_cudnn_sdp(False)
     try:
         yield
