@@ -1,11 +1,11 @@
 """Find the checkpoints of a model: revisions on the hub, or sub-folders of a folder, ordered by step."""
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+from midlayer_encoders._types import content_digest
 from midlayer_encoders.errors import ModelNotFoundError, OptionError, did_you_mean
 from midlayer_encoders.files import exists, expand_home
 from midlayer_encoders.frame.steps import step_of
@@ -55,7 +55,7 @@ def files_fingerprint(path: Path | str) -> str:
     # The change time too, because a copy can preserve the modification time of weights of the same size.
     stats = [(file.name, file.stat()) for file in files]
     identity = [(name, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns) for name, stat in stats]
-    return hashlib.blake2b(repr(identity).encode(), digest_size=8).hexdigest()
+    return content_digest(repr(identity), 8)
 
 
 def find_checkpoints(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import polars as pl
 
-from midlayer_encoders._types import Layer, Progress, Stage
+from midlayer_encoders._types import Layer, Progress, Stage, content_digest
 from midlayer_encoders.comparing.checkpoints import Checkpoint, find_checkpoints
 from midlayer_encoders.encoder.options import EncoderKeywords, EncoderOptions, make_options
 from midlayer_encoders.encoder.sentence_transformers_encoder import complete_encoder, measure
@@ -91,8 +90,7 @@ class _StepIdentity:
 
     def key(self, checkpoint: Checkpoint) -> str:
         """Return twelve hexadecimal digits that depend on every setting and on the checkpoint's files."""
-        parts = json.dumps([asdict(self), checkpoint.fingerprint], sort_keys=True)
-        return hashlib.blake2b(parts.encode(), digest_size=6).hexdigest()
+        return content_digest(json.dumps([asdict(self), checkpoint.fingerprint], sort_keys=True))
 
 
 def progression(
@@ -172,7 +170,7 @@ def progression(
         views=views,
         seed=seed,
         dataset=dataset,
-        texts=hashlib.blake2b(json.dumps(texts).encode(), digest_size=6).hexdigest(),
+        texts=content_digest(json.dumps(texts)),
         options=encoder_options.recreating(),
     )
     text_views = augment(texts, views=num_views, seed=seed) if num_views else []

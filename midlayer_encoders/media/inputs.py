@@ -8,7 +8,6 @@ import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
@@ -18,7 +17,7 @@ import numpy.typing as npt
 from midlayer_encoders._types import MAX_PIXELS, Medium
 from midlayer_encoders.errors import MidlayerError, OptionError, short_repr
 from midlayer_encoders.files import check_regular_file, exists, expand_home
-from midlayer_encoders.validation import check_choice, check_count
+from midlayer_encoders.validation import check_choice
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -328,25 +327,21 @@ def check_taken(medium: Medium, accepted: Sequence[str], item: Any, *, model: st
         )
 
 
-def media_files(
-    folder: Path | str, medium: Literal["image", "audio"], *, bad: str = "refuse", max_pixels: int = MAX_PIXELS
-) -> list[Path]:
+def media_files(folder: Path | str, medium: Literal["image", "audio"], *, bad: str = "refuse") -> list[Path]:
     """Return the image or audio files in a folder and its subfolders, sorted by path.
 
     Args:
         folder: the folder.
         medium: ``"image"`` or ``"audio"``.
         bad: ``"refuse"`` raises an error for the first unreadable file; ``"skip"`` logs and omits unreadable files.
-        max_pixels: limit for an image.
     """
     check_choice("medium", medium, _SUFFIXES)
     check_choice("bad", bad, ("refuse", "skip"))
-    max_pixels = check_count("max_pixels", max_pixels, "pixels")
     folder = expand_home(folder)
     if not folder.is_dir():
         raise OptionError(f"`folder` must be a folder of files, but there is none at {folder}.")
     paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in _SUFFIXES[medium] and path.is_file())
-    read = partial(read_image, max_pixels=max_pixels) if medium == "image" else read_audio
+    read = read_image if medium == "image" else read_audio
     readable = []
     for path in paths:
         try:

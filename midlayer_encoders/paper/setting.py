@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from midlayer_encoders._types import Layer
+from midlayer_encoders._types import Layer, content_digest
 from midlayer_encoders.comparing.checkpoints import files_fingerprint
 from midlayer_encoders.encoder.options import EncoderOptions
 from midlayer_encoders.errors import MidlayerError
@@ -76,8 +75,7 @@ class Setting:
         parts: list[Any] = [self.models, self.texts, self.solutions, self.revisions, self.tasks]
         parts += [frames, self.layers, self.limit]
         parts += [self.max_length, self.seed, self.options.recreating()]
-        text = json.dumps([*parts, [files_fingerprint(place) for place in self._places()]])
-        return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
+        return content_digest(json.dumps([*parts, [files_fingerprint(place) for place in self._places()]]))
 
     def _places(self) -> list[Path | str]:
         """Return the files and folders that numbers come from, and names that are none."""
