@@ -75,6 +75,21 @@ def _without_cudnn_attention() -> Iterator[None]:
         torch.backends.cuda.enable_cudnn_sdp(enabled)
 
 
+def compile_ahead(model: nn.Module) -> None:
+    """Begin to compile the kernel of :func:`fused_blocks` in another thread, before the first pass of a model."""
+    parameter = next(model.parameters(), None)
+    if parameter is None or not parameter.is_cuda:
+        return
+    config: Any = getattr(model, "config", None)
+    for module in model.modules():
+        forward: Any = _with_fused_rotation(type(module).forward)
+        heads, width = getattr(config, "num_attention_heads", None), getattr(module, "head_dim", None)
+        if forward is not None and heads and width:
+            key_heads = getattr(config, "num_key_value_heads", None) or heads
+            forward.__globals__[_ROTATION].begin_trial(parameter.device, parameter.dtype, heads, key_heads, width)
+            return
+
+
 def _find_fusions(model: nn.Module) -> Iterator[tuple[nn.Module, _Forward]]:
     """Return the modules that can run faster, and their forward functions."""
     for module in model.modules():
@@ -134,11 +149,14 @@ class _Rotation:
         return self.plain(q, k, cos, sin, *args, **kwargs)
 
     def _is_ready(self, q: Tensor, k: Tensor) -> bool:
-        kind = q.device, q.dtype, q.shape[1], k.shape[1], q.shape[3]
+        trial = self.begin_trial(q.device, q.dtype, q.shape[1], k.shape[1], q.shape[3])
+        return trial.done() and trial.result()
+
+    def begin_trial(self, *kind: Any) -> Future[bool]:
+        """Compare the kernel in another thread; see :meth:`_agrees` for the arguments."""
         if kind not in self._trials:
             self._trials[kind] = _thread().submit(self._agrees, *kind)
-        trial = self._trials[kind]
-        return trial.done() and trial.result()
+        return self._trials[kind]
 
     @torch.inference_mode()
     def _agrees(self, device: torch.device, dtype: torch.dtype, q_heads: int, k_heads: int, width: int) -> bool:

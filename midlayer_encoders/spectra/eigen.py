@@ -11,6 +11,7 @@ The error of ``"fast"``, relative to float64 on the same float32 matrix, is at m
 
 import math
 import os
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -229,7 +230,12 @@ def limit_cores(cores: int = 1) -> None:
     setting it takes as long as a few decompositions.
     """
     torch.get_num_threads()  # initializes torch's number in this thread, which would later override the limit
-    _libraries().limit(limits=cores, user_api="openmp")
+    with _searching:  # it takes a second, so that several threads must not search at once
+        libraries = _libraries()
+    libraries.limit(limits=cores, user_api="openmp")
+
+
+_searching = threading.Lock()
 
 
 @cache
