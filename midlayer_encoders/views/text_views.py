@@ -116,6 +116,8 @@ class _Later(ModuleType):
     """Stands for a module that is imported when it is used."""
 
     def __getattr__(self, name: str) -> Any:
+        if sys.modules.get(self.__name__) is self:
+            raise AttributeError(name)  # inside :func:`_import_nlpaug`, where others look through all modules
         return getattr(import_module(self.__name__), name)
 
 
