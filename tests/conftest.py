@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -67,21 +68,21 @@ def quick_collector() -> Iterator[None]:
     gc.unfreeze()
 
 
-@pytest.fixture(scope="session", autouse=True)
-def quick_seeds() -> None:
-    """Let torch forget who seeded the devices that it does not have: it formats the stack for each, at every seed."""
-    import torch
-
-    for device in (torch.cuda, torch.xpu, torch.mtia):
-        device.traceback = SimpleNamespace(format_stack=list)  # type: ignore[attr-defined]
-
-
 @pytest.fixture(scope="module", autouse=True)
-def quick_notes() -> None:
-    """Let a sweep note the faster of two passes instead of nine."""
-    notes = sys.modules.get("midlayer_encoders.sweeping.notes")
-    if notes is not None:
-        notes._TIMED_PASSES = 2  # type: ignore[attr-defined]
+def quick_libraries() -> None:
+    """Leave out what is done again and again for nothing that a test reads, where the library has been imported."""
+    loaded: Callable[[str], Any] = sys.modules.get
+    for name in ("torch.cuda", "torch.xpu", "torch.mtia"):  # format the stack at every seed, until the device is used
+        if device := loaded(name):
+            device.traceback = SimpleNamespace(format_stack=list)
+    if configs := loaded("transformers.configuration_utils"):  # formats a config that is loaded, to log it
+        configs.PreTrainedConfig.__repr__ = object.__repr__
+    if rankings := loaded("mteb._evaluators.retrieval_metrics"):  # has 147 scores more for each ranking
+        rankings.evaluate_abstention = lambda *_: {}
+    if notes := loaded("midlayer_encoders.sweeping.notes"):  # the fastest of nine passes
+        notes._TIMED_PASSES = 2
+    if (runner := loaded("typer.testing")) and not hasattr(runner._get_command, "cache_info"):  # makes every command
+        runner._get_command = cache(runner._get_command)
 
 
 @pytest.fixture

@@ -68,12 +68,14 @@ def test_last_layer_is_the_folders_own_encoder(stack: str, family: str, tiny_fol
     path = save(tiny_folder(family), tmp_path / "model", STACKS[stack](), similarity_fn_name="dot")
     plain = SentenceTransformer(path, device="cpu")
     encoder = LayerEncoder(path, -1, device="cpu")
-    np.testing.assert_array_equal(vectors(encoder), vectors(plain))
-    np.testing.assert_array_equal(vectors(LayerEncoder(path, encoder.num_layers, device="cpu")), vectors(plain))
+    expected = vectors(plain)
+    np.testing.assert_array_equal(vectors(encoder), expected)
+    if family == "BERT":  # the number of the last layer means the same for every stack
+        np.testing.assert_array_equal(vectors(LayerEncoder(path, encoder.num_layers, device="cpu")), expected)
     assert encoder.similarity_fn_name == plain.similarity_fn_name == "dot"
     assert [type(module) for module in encoder] == [type(module) for module in plain]
     encoder.save_pretrained(str(tmp_path / "again"))
-    np.testing.assert_array_equal(vectors(SentenceTransformer(str(tmp_path / "again"), device="cpu")), vectors(plain))
+    np.testing.assert_array_equal(vectors(SentenceTransformer(str(tmp_path / "again"), device="cpu")), expected)
 
 
 def test_folder_that_mixes_hidden_states_is_its_own_encoder(tiny_folder: Folder, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 from collections.abc import Callable, Iterator
+from functools import cache
 
 import pytest
 import torch
@@ -82,12 +83,19 @@ def by_function(name: str, texts: Corpus, **options: object) -> Tensor:
     return torch.stack([function(*views, **options) for views in inputs])
 
 
+@cache
+def shifted(count: int, width: int) -> Corpus:
+    """Return a corpus whose vectors have a mean, so that the order of centering and scaling matters."""
+    texts = corpus(texts=count, width=width, layers=2)
+    texts.pooled.add_(0.5)
+    return texts
+
+
 @pytest.mark.parametrize(("name", "options"), list(combinations()), ids=str)
 def test_function_and_class_agree(name: str, options: dict[str, object]) -> None:
     sizes = [(13, 5), (6, 9), (1300, 5)] if name in ROWS else [(13, 5), (6, 9)]  # many rows are folded into a matrix
     for count, width in sizes:
-        texts = corpus(texts=count, width=width, layers=2)
-        texts.pooled.add_(0.5)  # a mean, so that the order of centering and scaling matters
+        texts = shifted(count, width)
         batches = torch.arange(count).split(300 if count > 13 else 4)
         values = feed(make(name, range(2), **options), texts, batches).compute()
         expected = by_function(name, texts, **options)

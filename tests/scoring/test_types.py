@@ -127,7 +127,6 @@ def test_layers_with_identical_or_nonfinite_vectors_have_no_score(monkeypatch: p
         assert np.isnan(actual[1])
 
 
-@pytest.mark.parametrize("documents", [1, 7, 59])
 @pytest.mark.parametrize(
     "make",
     [
@@ -137,20 +136,20 @@ def test_layers_with_identical_or_nonfinite_vectors_have_no_score(monkeypatch: p
         lambda: retrieval("recall_at_10", _top_k=12),
     ],
 )
-def test_corpus_read_in_blocks_matches_mteb(
-    make: Callable[[], AbsTask], documents: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_corpus_read_in_blocks_matches_mteb(make: Callable[[], AbsTask], monkeypatch: pytest.MonkeyPatch) -> None:
     """Documents of equal texts are in several blocks, and few queries are ranked at a time."""
     from tests.scoring import made
 
     task, plain = make(), made.vectors
     expected, resampled = by_mteb(task), together(task)
     monkeypatch.setattr(all_layers, "_WHOLE_LAYER", 0)
-    monkeypatch.setattr(retrieval_scores, "_BLOCK", documents * plain(["a"], 0).shape[1])
     rows: list[int] = []
     monkeypatch.setattr(made, "vectors", lambda texts, layer: rows.append(len(texts)) or plain(texts, layer))
-    assert together(task) == pytest.approx(expected, abs=1e-6) == resampled
-    assert max(rows) == max(documents, 11), "judged queries at once, documents block by block"
+    for documents in (1, 7, 59):
+        monkeypatch.setattr(retrieval_scores, "_BLOCK", documents * plain(["a"], 0).shape[1])
+        assert together(task) == pytest.approx(expected, abs=1e-6) == resampled
+        assert max(rows) == max(documents, 11), "judged queries at once, documents block by block"
+        rows.clear()
 
 
 def test_layers_in_blocks_with_identical_or_nonfinite_vectors_have_no_score(monkeypatch: pytest.MonkeyPatch) -> None:

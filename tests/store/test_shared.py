@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import random
+import time
 import tracemalloc
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,14 +15,14 @@ import pytest
 from tests.store.filling import LAYERS, check_vectors, expected_vectors, fill, make_keys, open_store, start_child
 
 
-@pytest.mark.parametrize(("first", "second"), [((0, 400), (400, 800)), ((0, 500), (300, 800))])
+@pytest.mark.parametrize(("first", "second"), [((0, 200), (200, 400)), ((0, 250), (150, 400))])
 def test_two_processes_write_while_a_third_reads(
     tmp_path: Path, first: tuple[int, int], second: tuple[int, int]
 ) -> None:
     rng = random.Random(0)
     reads = 0
     store = open_store(tmp_path)
-    keys = make_keys(range(800))
+    keys = make_keys(range(400))
     with ExitStack() as stack:
         write = "import time\nfor start in range({}, {}, 5):\n    fill(store, range(start, start + 5))\n    time.sleep(0.02)"
         parts = [write.format(*part) for part in (first, second)]
@@ -29,15 +30,16 @@ def test_two_processes_write_while_a_third_reads(
         while any(writer.poll() is None for writer in writers):
             reader = store if rng.random() < 0.5 else open_store(tmp_path)
             missing = set(reader.missing(keys))
-            present = [number for number in range(800) if number not in missing]
+            present = [number for number in range(400) if number not in missing]
             layer = rng.choice(LAYERS)
             np.testing.assert_array_equal(reader.read(layer, make_keys(present)), expected_vectors(present, [layer])[0])
             reads += bool(present)
+            time.sleep(0.01)
     assert [writer.returncode for writer in writers] == [0, 0]
     assert reads > 3
-    assert store.missing(make_keys(range(800))) == []
-    check_vectors(store, range(800))
-    check_vectors(open_store(tmp_path), range(800))
+    assert store.missing(make_keys(range(400))) == []
+    check_vectors(store, range(400))
+    check_vectors(open_store(tmp_path), range(400))
 
 
 def test_store_with_more_layers_serves_readers_of_fewer(tmp_path: Path) -> None:

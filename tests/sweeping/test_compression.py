@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -65,16 +66,16 @@ def test_scores_are_those_of_mteb_with_the_truncated_and_quantized_encoder(
     kind: str, compressed: RecipesResult, tasks: dict[str, Path], tiny_folder: Folder
 ) -> None:
     path = tasks[kind]
-    for dims in (WIDTH, *DIMS):
-        for layer in LAYERS:
-            encoder = LayerEncoder(tiny_folder("Llama"), layer, device="cpu", truncate_dim=dims)
-            for precision in ("float32", *PRECISIONS):
-                rows = compressed.scores.filter(
-                    pl.col("dataset").str.starts_with(path.stem),
-                    recipe="plain", layer=layer, dims=dims, precision=precision,
-                )  # fmt: skip
-                expected = mteb_score(encoder, path, precision)
-                assert rows["value"].item() == pytest.approx(expected, abs=1e-4), (dims, layer, precision)
+    cases = product((WIDTH, *DIMS), ("float32", *PRECISIONS))
+    for number, (dims, precision) in enumerate(cases, start=TYPES.index(kind)):
+        layer = LAYERS[number % 2]  # each size and precision on either layer, of one type of task or another
+        encoder = LayerEncoder(tiny_folder("Llama"), layer, device="cpu", truncate_dim=dims)
+        rows = compressed.scores.filter(
+            pl.col("dataset").str.starts_with(path.stem),
+            recipe="plain", layer=layer, dims=dims, precision=precision,
+        )  # fmt: skip
+        expected = mteb_score(encoder, path, precision)
+        assert rows["value"].item() == pytest.approx(expected, abs=1e-4), (dims, layer, precision)
 
 
 def test_a_normalized_encoder_truncates_unit_vectors_as_sentence_transformers_does(

@@ -69,7 +69,7 @@ def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.filterwarnings("ignore")  # from mteb and datasets
 def test_units_give_the_result_of_one_process(tiny_folder: Any, tasks: list[str], tmp_path: Path) -> None:
     model = tiny_folder("Llama")
-    arguments: dict[str, Any] = {"recipes": RECIPES, "device": "cpu", "layers": [0, 2, -1], "metrics": ["curvature"]}
+    arguments: dict[str, Any] = {"recipes": RECIPES, "device": "cpu", "layers": [2, -1], "metrics": ["curvature"]}
     expected = sweep(model, tasks, out=tmp_path / "one", **arguments)
     jobs = Jobs(lost=[1])
     reports: list[tuple[str, int, int]] = []
@@ -111,9 +111,9 @@ def test_unit_scores_and_the_whole_sweep_only_merges(
             stages.append(len(embedded))
             return super().map_array(call, given)
 
-    sweep_many(
-        [model], tasks, executor=Counting(), recipes=[*RECIPES, "plain+center"], out=tmp_path / "many", device="cpu"
-    )
+    arguments: dict[str, Any] = {"layers": [1, -1], "baselines": False, "device": "cpu"}
+    recipes = [*RECIPES, "plain+center"]
+    sweep_many([model], tasks, executor=Counting(), recipes=recipes, out=tmp_path / "many", **arguments)
     assert len(stages) == 2
     assert len(embedded) == stages[1] > 0
 
