@@ -63,7 +63,7 @@ test-slow: $(VENV)/installed
 # The GPU kernels through Triton's interpreter; the wheel is large, so it is installed for this alone.
 test-triton: $(VENV)/installed
 	$(BIN)/pip install --quiet --no-deps "triton>=3.9"
-	TRITON_INTERPRET=1 $(BIN)/pytest -m triton tests/spectra/test_eigen.py tests/metrics/test_token_triton.py tests/reading/test_fused.py tests/reading/test_fused_blocks.py
+	TRITON_INTERPRET=1 $(BIN)/pytest -m triton tests/spectra/test_eigen.py tests/metrics/test_token_triton.py tests/reading/test_fused_blocks.py
 
 # Other libraries that take an encoder, or log a run. Some hold back what is installed: huggingface_hub, pyarrow.
 test-clients: $(VENV)/installed

@@ -64,15 +64,11 @@ class PoolingConnector(stock.ExampleHiddenStatesConnector):  # type: ignore[misc
 
     def _pool(self, states: Tensor, norm: str, poolings: list[Any], masks: list[str], **_: Any) -> Tensor:
         """Return the vector of each reading and layer, shape ``(R, L, D)`` float32 on the CPU."""
-        num_tokens, num_layers, width = states.shape
-        # Each state is a text of one token, whose weighted sum is the normalized state.
-        rows = states.reshape(-1, 1, width)
-        normed = self._norms[norm].sums(rows, torch.ones(len(rows), 1, device=rows.device))
-        layers = normed.reshape(num_tokens, num_layers, -1).transpose(0, 1)
+        layers = self._norms[norm].normalized(states).transpose(0, 1)
         readings = []
         for pooling, mask in zip(poolings, masks, strict=True):
             pooled = torch.tensor([character == "1" for character in mask], device=layers.device)
-            readings.append(pool(layers, pooled.expand(num_layers, -1), pooling))
+            readings.append(pool(layers, pooled.expand(len(layers), -1), pooling))
         return torch.stack(readings).float().cpu()
 
 

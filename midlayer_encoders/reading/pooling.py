@@ -1,16 +1,4 @@
-r"""Pool token states into one vector, numerically equal to sentence-transformers.
-
-:class:`FusedPooling` fuses the final norm and the pooling, without writing the normalized states to memory.
-
-An RMSNorm followed by a weighted mean over tokens is one weighted sum; a LayerNorm also subtracts each token's mean:
-
-.. math::
-    \sum_t w_t \Bigl( g \odot \frac{x_t}{\mathrm{rms}(x_t)} + b \Bigr)
-    = g \odot \sum_t \frac{w_t}{\mathrm{rms}(x_t)}\, x_t + b \sum_t w_t
-
-Each known form is compared with the model's norm on random rows and then on real states. If none agrees, norm and
-pooling run separately.
-"""
+"""Pool token states into one vector, numerically equal to sentence-transformers, and recognize norms."""
 
 from typing import NamedTuple, cast
 
@@ -19,14 +7,11 @@ from torch import Tensor, nn
 
 from midlayer_encoders._types import POOLINGS, Pooling
 from midlayer_encoders.models import transformers_internals as internals
-from midlayer_encoders.spectra.eigen import kernels_run_on
 from midlayer_encoders.validation import check_choice
 
 _SCALED_MEAN = "mean_sqrt_len_tokens"  # of sentence-transformers: the sum over the square root of the length
 _EPS_NAMES = ("variance_epsilon", "eps", "epsilon", "norm_eps")
 _MAX_ROUNDINGS = 4  # tolerance, in machine epsilons of the states' dtype
-_SUM_TOLERANCE = 1e-5  # relative, for the order of summation in float32
-_MAX_KERNEL_WIDTH = 8192  # dimensions that fit into the registers of one program
 
 
 def pool(states: Tensor, mask: Tensor, pooling: Pooling = "mean") -> Tensor:
@@ -108,6 +93,15 @@ def real_tokens(mask: Tensor | None, states: Tensor, *, model: nn.Module | None 
     return torch.ones(states.shape[:2], dtype=torch.bool, device=states.device)
 
 
+def pool_normalized(norm: nn.Sequential, states: Tensor, mask: Tensor, pooling: Pooling) -> Tensor:
+    """Return ``pool(norm(states), mask, pooling)``; only the tokens that are pooled are normalized."""
+    if pooling not in ("cls", "last"):
+        return pool(norm(states), mask, pooling)
+    real, place = token_places(mask, pooling)
+    pooled = states[torch.arange(len(states), device=states.device), place]
+    return pool(norm(pooled[:, None]), real, "cls")
+
+
 class NormForm(NamedTuple):
     r"""The form of a norm: :math:`(o + w) \odot (x - c\,\bar x) / \sqrt{\mathrm{ms} + \epsilon} + b`.
 
@@ -123,51 +117,19 @@ class NormForm(NamedTuple):
     offset: float = 0.0
     eps: float = 0.0
 
-    def sums(self, states: Tensor, weights: Tensor) -> Tensor:
-        """Return the weighted sum of each text's normalized tokens, shape ``(B, D)``, in float32 or better."""
-        sums = normed_sums(states, weights, scale=self.module is not None, center=self.center, eps=self.eps)
+    def normalized(self, states: Tensor) -> Tensor:
+        """Return the normalized states ``(*, D)``, in float32 or better."""
+        states = states.float() if states.dtype in (torch.float16, torch.bfloat16) else states
+        if self.module is None:
+            return states
+        if self.center:
+            states = states - states.mean(dim=-1, keepdim=True)
+        states = states * (states.square().mean(dim=-1, keepdim=True) + self.eps).rsqrt()
         if (gain := getattr(self.module, "weight", None)) is not None:
-            sums = sums * (gain.to(sums.dtype) + self.offset)
+            states = states * (gain.to(states.dtype) + self.offset)
         if (bias := getattr(self.module, "bias", None)) is not None:
-            sums = sums + bias.to(sums.dtype) * weights.to(sums.dtype).sum(dim=1, keepdim=True)
-        return sums
-
-
-def normed_sums(states: Tensor, weights: Tensor, *, scale: bool, center: bool, eps: float) -> Tensor:
-    """Return the weighted sum of each text's tokens, optionally scaled to a root mean square of one.
-
-    Args:
-        states: shape ``(B, T, D)``.
-        weights: token weights, zero at padding, shape ``(B, T)``.
-        scale: divide each token by its root mean square.
-        center: first subtract the token's mean.
-        eps: added to the mean square.
-
-    Returns:
-        Shape ``(B, D)``, float32 or better.
-    """
-    if _kernel_runs(states):
-        from midlayer_encoders.reading import _pooling_triton
-
-        return _pooling_triton.normed_sums(states, weights, scale=scale, center=center, eps=eps)
-    states = states.float() if states.dtype in (torch.float16, torch.bfloat16) else states
-    weights = weights.to(states.dtype)
-    if scale and center:
-        variance, means = torch.var_mean(states, dim=-1, correction=0, keepdim=True)
-        states = states - means  # before the sum, to avoid cancellation
-        weights = weights / (variance[..., 0] + eps).sqrt()
-    elif scale:
-        squares = torch.linalg.vector_norm(states, dim=-1).square() / states.shape[-1]
-        weights = torch.where(weights == 0, weights, weights / (squares + eps).sqrt())
-    return torch.einsum("btd,bt->bd", states, weights)
-
-
-def _kernel_runs(states: Tensor) -> bool:
-    width = states.shape[-1]
-    fits = states.numel() and states.stride(-1) == 1 and width <= _MAX_KERNEL_WIDTH and states.dtype != torch.float64
-    if states.shape[1] == 1:  # no sum: the trial of a norm must not wait for a compiler
-        return False
-    return bool(fits) and kernels_run_on(states, (7, 0))
+            states = states + bias.to(states.dtype)
+        return states
 
 
 def find_form(modules: nn.Sequential, states: Tensor) -> NormForm | None:
@@ -195,19 +157,17 @@ def find_form(modules: nn.Sequential, states: Tensor) -> NormForm | None:
     for center in (False, True):
         for offset in (0.0, 1.0):
             form = NormForm(norm, center, offset, eps)
-            # Each row is a text of one token, so its sum is the normalized row.
-            sums = form.sums(rows.reshape(-1, 1, rows.shape[-1]), torch.ones(len(rows[0]), 1, device=rows.device))
-            rows_normed = expected[0].to(sums.dtype)
-            if not _differ(sums, rows_normed, rows_normed.abs(), _MAX_ROUNDINGS * torch.finfo(states.dtype).eps):
+            actual = form.normalized(rows)
+            tolerance = _MAX_ROUNDINGS * torch.finfo(states.dtype).eps
+            if ((actual - expected).abs() <= tolerance * (expected.abs() + expected.abs().amax() / 4)).all():
                 return form
     return None
 
 
 def norm_eps(norm: nn.Module) -> float:
     """Return what a norm adds to the mean square."""
-    return next(
-        (float(getattr(norm, name)) for name in _EPS_NAMES if isinstance(getattr(norm, name, None), float)), 0.0
-    )
+    values = (getattr(norm, name, None) for name in _EPS_NAMES)
+    return next((value for value in values if isinstance(value, float)), 0.0)
 
 
 def _random_rows(states: Tensor) -> Tensor:
@@ -216,77 +176,3 @@ def _random_rows(states: Tensor) -> Tensor:
     sizes = torch.tensor([1e-3, 1e-2, 0.1, 1.0, 10.0, 100.0])[:, None]
     rows = sizes * (0.5 + torch.randn(len(sizes), states.shape[-1], generator=generator))
     return rows.to(states.device, states.dtype)[None]
-
-
-def _differ(vectors: Tensor, expected: Tensor, magnitude: Tensor, tolerance: float) -> Tensor:
-    """Return whether vectors differ by more than the tolerance relative to the states; NaN counts as equal."""
-    return ((vectors - expected).abs() > tolerance * (magnitude + magnitude.amax() / 4)).any()
-
-
-class FusedPooling:
-    """Normalizes and pools the states of each layer in one step if that gives the same vectors.
-
-    The first batch of each layer is pooled both ways, and :meth:`settle` compares the vectors; later batches never
-    wait for the device.
-
-    Args:
-        modules: modules after the last block.
-        pooling: how token states become one vector.
-        enabled: False to normalize and pool separately, which also works for gradients.
-        trusted: whether each layer may be pooled in one step, as far as earlier runs have compared the vectors.
-    """
-
-    def __init__(
-        self, modules: nn.Sequential, pooling: Pooling, *, enabled: bool = True, trusted: dict[int, bool] | None = None
-    ) -> None:
-        self.modules = modules
-        self.pooling = pooling
-        self.enabled = enabled and pooling in ("mean", "weightedmean", "cls", "last")
-        self.trusted = {} if trusted is None else trusted  # by layer
-        self._forms: dict[torch.dtype, NormForm | None] = {}
-        self._first_batches: dict[int, tuple[Tensor, Tensor]] = {}  # vectors pooled separately, whether they differ
-
-    def __call__(self, layer: int, states: Tensor, mask: Tensor) -> Tensor:
-        """Return the vectors of a layer, shape ``(B, D)``, in float32 or better.
-
-        Args:
-            layer: number of the layer.
-            states: raw, shape ``(B, T, D)``.
-            mask: true at real tokens, shape ``(B, T)``.
-        """
-        vectors = self._fused(states, mask) if self.trusted.get(layer, True) else None
-        if vectors is not None and layer in self.trusted:
-            return vectors
-        normed = self.modules(states)
-        separate = pool(normed, mask, self.pooling)
-        if vectors is None:
-            return separate
-        tolerance = max(_MAX_ROUNDINGS * torch.finfo(normed.dtype).eps, _SUM_TOLERANCE)
-        magnitude = pool(normed.abs(), mask, self.pooling)
-        self._first_batches[layer] = separate, _differ(vectors.to(separate.dtype), separate, magnitude, tolerance)
-        return vectors
-
-    def settle(self) -> dict[int, Tensor]:
-        """Return the separately pooled vectors of the layers whose first batch differs, which are not trusted."""
-        first, self._first_batches = self._first_batches, {}
-        if not first:
-            return {}
-        differ = torch.stack([differs.to(first[min(first)][1].device) for _, differs in first.values()]).tolist()
-        self.trusted |= {layer: not differs for layer, differs in zip(first, differ, strict=True)}
-        return {layer: separate for layer, (separate, _) in first.items() if not self.trusted[layer]}
-
-    def _fused(self, states: Tensor, mask: Tensor) -> Tensor | None:
-        """Return the vectors in one step, or None if the norm has no known form."""
-        if not self.enabled:
-            return None
-        if self.pooling in ("cls", "last"):  # normalize only the pooled token
-            real, place = token_places(mask, self.pooling)
-            pooled = states[torch.arange(len(states), device=states.device), place]
-            return pool(self.modules(pooled[:, None]), real, "cls")
-        if states.dtype not in self._forms:
-            self._forms[states.dtype] = find_form(self.modules, states)
-        form = self._forms[states.dtype]
-        if form is None:
-            return None
-        weights = token_weights(mask, self.pooling, states.dtype)
-        return form.sums(states, weights) / weights.sum(dim=1, keepdim=True).clamp(min=1)

@@ -13,7 +13,6 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +28,7 @@ from midlayer_encoders.reading.batches import LayerSource, TextInputs
 from midlayer_encoders.reading.capture import capture, final_norm
 from midlayer_encoders.reading.fused import fused_blocks
 from midlayer_encoders.reading.joined_readings import JoinedReadings, join_readings
-from midlayer_encoders.reading.pooling import FusedPooling, real_tokens
+from midlayer_encoders.reading.pooling import pool_normalized, real_tokens
 from midlayer_encoders.recipes import Counting
 
 #: Called with the layer, the raw states ``(B, T, D)``, the mask ``(B, T)`` and the inputs' positions.
@@ -37,9 +36,6 @@ TokenReceive: TypeAlias = Callable[[int, Tensor, Tensor, list[int]], None]
 
 _TEXT_THREADS = 2  # a tokenizer serves one thread at a time
 _MAX_MEDIA_THREADS = 8
-
-# Whether each layer of a model may be normalized and pooled in one step, by what else the vectors depend on.
-_trusted: WeakKeyDictionary[nn.Module, dict[Any, dict[int, bool]]] = WeakKeyDictionary()
 
 _log = logging.getLogger(__name__)
 
@@ -131,7 +127,7 @@ class LayerReader:
             positions: positions of the batch in the whole list, passed to ``tokens``.
             tokens: also called with the raw states of each layer.
         """
-        return Flow(self, (), tokens, fused=False).read(inputs, inputs.get("attention_mask"), positions)
+        return Flow(self, (), tokens).read(inputs, inputs.get("attention_mask"), positions)
 
     def embed(
         self, inputs: Sequence[Any], batches: Sequence[Sequence[int]], *, tokens: TokenReceive | None = None
@@ -218,20 +214,12 @@ _Prepared: TypeAlias = tuple[dict[str, Any], bool]
 class Flow:
     """State shared by the batches of a run: pooling, streams and the size limit."""
 
-    def __init__(
-        self, reader: LayerReader, inputs: Sequence[Any], tokens: TokenReceive | None, *, fused: bool = True
-    ) -> None:
+    def __init__(self, reader: LayerReader, inputs: Sequence[Any], tokens: TokenReceive | None) -> None:
         self.reader = reader
         self.inputs = inputs
         self.tokens = tokens
-        norm = final_norm(reader.model, reader.anatomy, reader.norm)
-        poolings: tuple[Pooling, ...] = (reader.pooling,) if reader.readings is None else ("last", "mean")
-        trusted = _trusted.setdefault(reader.model, {})
-        kind = reader.norm, reader.device, getattr(reader.model, "dtype", None)
-        self.pooled = [  # one for each reading
-            FusedPooling(norm, pooling, enabled=fused, trusted=trusted.setdefault((pooling, *kind), {}))
-            for pooling in poolings
-        ]
+        self.norm = final_norm(reader.model, reader.anatomy, reader.norm)
+        self.poolings: tuple[Pooling, ...] = (reader.pooling,) if reader.readings is None else ("last", "mean")
         self.needless: bool | None = None if reader.unmasked else False
         self.size_limit: int | None = None  # smallest size that ran out of memory
         self.outgoing: torch.cuda.Stream | None = None
@@ -318,7 +306,7 @@ class Flow:
         """Return the vectors of one batch at each layer; ``real`` is its attention mask."""
         reader = self.reader
         masks: dict[Any, tuple[Tensor, Sequence[Tensor]]] = {}
-        by_reading: list[dict[int, Tensor]] = [{} for _ in self.pooled]
+        by_reading: list[dict[int, Tensor]] = [{} for _ in self.poolings]
 
         def receive(layer: int, _: str, states: Tensor) -> None:
             key = states.shape[:2], states.device
@@ -331,11 +319,11 @@ class Flow:
             mask, pooled_masks = masks[key]
             if self.tokens is not None:
                 self.tokens(layer, states, mask, positions)
-            for vectors, pool, pooled_mask in zip(by_reading, self.pooled, pooled_masks, strict=True):
-                vectors[layer] = pool(layer, states, pooled_mask)
+            for vectors, pooling, pooled_mask in zip(by_reading, self.poolings, pooled_masks, strict=True):
+                vectors[layer] = pool_normalized(self.norm, states, pooled_mask, pooling)
 
         capture(reader.model, inputs, receive, anatomy=reader.anatomy, layers=reader.layers)
-        return self.finish([vectors | pool.settle() for vectors, pool in zip(by_reading, self.pooled, strict=True)])
+        return self.finish(by_reading)
 
     def finish(self, by_reading: Sequence[dict[int, Tensor]]) -> list[Tensor]:
         """Return the vectors of each layer from those of one or two readings: joined, normalized and truncated."""

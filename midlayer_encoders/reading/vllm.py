@@ -164,7 +164,7 @@ class _VllmFlow(Flow):
         sent = real | ~real.any(dim=1, keepdim=True)  # vLLM refuses a text without tokens; its padding is not pooled
         texts = [row[tokens].tolist() for row, tokens in zip(ids, sent, strict=True)]
         pooled = [["".join(map(str, mask[row][sent[row]].int().tolist())) for mask in masks] for row in range(len(ids))]
-        vectors = process.read(texts, pooled, reader.norm, [pooling.pooling for pooling in self.pooled])
+        vectors = process.read(texts, pooled, reader.norm, list(self.poolings))
         by_reading = [dict(zip(reader.layers, reading, strict=True)) for reading in vectors.permute(1, 2, 0, 3)]
         return torch.stack(self.finish(by_reading))
 
