@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, wraps
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -68,6 +68,15 @@ def quick_collector() -> Iterator[None]:
     gc.unfreeze()
 
 
+def _unless_empty(reset: Callable[[Any], None]) -> Callable[[Any], None]:
+    @wraps(reset)
+    def quick(module: Any) -> None:
+        if not module.weight.is_meta:
+            reset(module)
+
+    return quick
+
+
 @pytest.fixture(scope="module", autouse=True)
 def quick_libraries() -> None:
     """Leave out what is done again and again for nothing that a test reads, where the library has been imported."""
@@ -77,6 +86,9 @@ def quick_libraries() -> None:
             device.traceback = SimpleNamespace(format_stack=list)
     if configs := loaded("transformers.configuration_utils"):  # formats a config that is loaded, to log it
         configs.PreTrainedConfig.__repr__ = object.__repr__
+    if (layers := loaded("torch.nn")) and not hasattr(layers.Linear.reset_parameters, "__wrapped__"):
+        for kind in (layers.Linear, layers.Embedding):  # initialize weights on the meta device
+            kind.reset_parameters = _unless_empty(kind.reset_parameters)
     if rankings := loaded("mteb._evaluators.retrieval_metrics"):  # has 147 scores more for each ranking
         rankings.evaluate_abstention = lambda *_: {}
     if notes := loaded("midlayer_encoders.sweeping.notes"):  # the fastest of nine passes

@@ -51,7 +51,7 @@ _SITE_METRICS = ("prompt_effective_rank", "prompt_entropy")
 
 def _token_ids(encoder: LayerEncoder, texts: Sequence[str], max_length: int) -> list[list[int]]:
     """Return the token ids of each text, truncated; raise an error if the model or a text is too short."""
-    check_blocks(encoder.layer, encoder.spec.model)
+    check_blocks(encoder.layer, encoder.name)
     if len(texts) < 2:
         raise OptionError(f"`texts` must hold 2 texts or more, but got {len(texts)}.")
     longest = min(max_length, encoder.max_seq_length or max_length)
@@ -107,11 +107,12 @@ def _frame(
 ) -> pl.DataFrame:
     """Return the tidy frame of rows with ``layer``, ``value``, any ``name`` and the columns in ``extra``."""
     tidy = []
+    spec = encoder.spec  # reads every weight
     for row in rows:
         cells = {column: row[column] for column in extra}
         name = row.get("name", "prompt_entropy")
         values = {row["layer"]: row["value"]}
-        tidy += tidy_rows(values, encoder.spec, kind="metric", dataset=dataset, name=name, extra=cells)
+        tidy += tidy_rows(values, spec, kind="metric", dataset=dataset, name=name, extra=cells)
     return tidy_frame(tidy, extra=extra)
 
 
@@ -142,7 +143,7 @@ def entropy_along(
     if looks_ahead(reader.model, reader.anatomy, reader.preprocess([ids[0]])):
         raise OptionError(
             f"`encoder` must hold a causal model, whose states serve all prefixes, but the first token of "
-            f"{encoder.spec.model} attends to the last. Pass another model."
+            f"{encoder.name} attends to the last. Pass another model."
         )
     num_prefixes = max(map(len, ids)) // stride
     values = _text_values(reader, ids, partial(_prefix_entropies, stride=stride), num_prefixes)
