@@ -335,15 +335,15 @@ class Workers:
     """Processes that score layers with mteb and share the cores.
 
     Args:
-        count: maximum number of processes; with one, jobs run in this process.
+        cores: number of cores; with one, jobs run in this process.
         max_jobs: maximum number of jobs at a time.
     """
 
     _pools: ClassVar[dict[int, Any]] = {}  # joblib has one pool per process, and a forked process inherits this
 
-    def __init__(self, count: int, max_jobs: int) -> None:
-        self.count = max(min(count, max_jobs), 1)
-        self.threads = max(count // max(max_jobs, 1), 1)
+    def __init__(self, cores: int, max_jobs: int) -> None:
+        self.count = max(min(cores, max_jobs), 1)
+        self.threads = max(cores // self.count, 1)
 
     def start(self) -> None:
         """Start the processes and their imports, which take seconds."""

@@ -87,9 +87,9 @@ class TaskScorer:
         methods: dict[str, str] = {}
         baselines: dict[str, dict[str, float]] = {}
         tokens: dict[str, float] = {}
-        # More processes than the tasks that overlap need would only slow down the start of the others.
-        count = min(self.workers, 2 * MAX_CONFIRMED) if self._cores_free() else self.workers
-        workers = Workers(count, MAX_CONFIRMED * len(jobs_by_task))
+        # Beside a GPU the tasks follow each other, so that the jobs of two at a time get the cores.
+        num_tasks = min(len(jobs_by_task), 2) if self._cores_free() else len(jobs_by_task)
+        workers = Workers(self.workers, MAX_CONFIRMED * num_tasks)
         if self.folder is not None and not all(_saved_files(self.folder, jobs[0].task.name) for jobs in jobs_by_task):
             workers.start()
         futures: list[Future[Score]] = []
