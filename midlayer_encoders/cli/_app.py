@@ -1,6 +1,7 @@
 """The application, and the decorator that registers a command with its shared flags."""
 
 import functools
+import importlib.metadata
 import inspect
 import os
 import typing
@@ -10,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from midlayer_encoders import __version__
 from midlayer_encoders.cli import _progress
 from midlayer_encoders.encoder.options import EncoderOptions, flag_name, option_fields, option_help
 
@@ -19,18 +21,13 @@ _Function = Callable[..., Any]
 
 
 @app.callback(invoke_without_command=True)
-def _callback(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", help="With --version: print details for a bug report.")] = False,
-) -> None:
+def _callback(version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
     """Find the layer of a model that embeds best, and use it as a SentenceTransformer."""
     if version:
-        from midlayer_encoders.cli._versions import report_lines, version_line
-
-        typer.echo("\n".join(report_lines() if verbose else [version_line()]))  # rich would wrap the lines
+        pytrec_eval = importlib.metadata.version("pytrec-eval-terrier")
+        stand_in = ", the NumPy stand-in" if pytrec_eval.endswith("+midlayer") else ""
+        typer.echo(f"midlayer-encoders {__version__} (pytrec-eval-terrier {pytrec_eval}{stand_in})")
         raise typer.Exit
-    if verbose:
-        raise typer.BadParameter("it goes with --version: midlayer --version --verbose", param_hint="--verbose")
 
 
 def command(

@@ -66,26 +66,6 @@ def test_version_is_printed_without_heavy_imports() -> None:
     assert process.stdout.startswith(f"midlayer-encoders {__version__} (pytrec-eval-terrier {version}"), process.stderr
 
 
-def test_verbose_version_lists_what_an_issue_report_needs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_TOKEN", "hf_thisisasecrettoken")
-    monkeypatch.setenv("HUGGING_FACE_HUB_TOKEN", "another secret")
-    output = invoke("--version", "--verbose")
-    assert output.exit_code == 0, output.output
-    assert "secret" not in output.output
-    for expected_text in (
-        "transformers 5.",
-        "sentence-transformers ",
-        "devices: cpu",
-        "Triton: ",
-        "built-in model: ",
-        "HF_TOKEN: set",
-    ):
-        assert expected_text in output.output, expected_text
-    without_version = invoke("--verbose", "demo")
-    assert without_version.exit_code == 2
-    assert "it goes with --version" in " ".join(without_version.output.split())
-
-
 def test_invalid_arguments_print_the_help_command(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
