@@ -77,6 +77,19 @@ def _unless_empty(reset: Callable[[Any], None]) -> Callable[[Any], None]:
     return quick
 
 
+def _by_type(has: Callable[[Any, str], bool]) -> Callable[[Any, str], bool]:
+    found: dict[tuple[type, str], bool] = {}
+
+    @wraps(has)
+    def quick(value: Any, name: str) -> bool:
+        key = type(value), name
+        if key not in found:
+            found[key] = has(value, name)
+        return found[key]
+
+    return quick
+
+
 @pytest.fixture(scope="module", autouse=True)
 def quick_libraries() -> None:
     """Leave out what is done again and again for nothing that a test reads, where the library has been imported."""
@@ -89,6 +102,8 @@ def quick_libraries() -> None:
     if (layers := loaded("torch.nn")) and not hasattr(layers.Linear.reset_parameters, "__wrapped__"):
         for kind in (layers.Linear, layers.Embedding):  # initialize weights on the meta device
             kind.reset_parameters = _unless_empty(kind.reset_parameters)
+    if (frames := loaded("narwhals._utils")) and not hasattr(frames._hasattr_static, "__wrapped__"):
+        frames._hasattr_static = _by_type(frames._hasattr_static)  # for each array that scikit-learn gets
     if rankings := loaded("mteb._evaluators.retrieval_metrics"):  # has 147 scores more for each ranking
         rankings.evaluate_abstention = lambda *_: {}
     if notes := loaded("midlayer_encoders.sweeping.notes"):  # the fastest of nine passes
