@@ -233,7 +233,7 @@ def test_unknown_readings_are_refused(byte_level_folder: str) -> None:
 
 
 def test_a_sweep_reports_each_reading_without_another_pass(byte_level_folder: str, tmp_path: Path) -> None:
-    rows = [f"{text} {n},{n % 2}" for n, text in enumerate(TEXTS * 6)]
+    rows = [f"{text} {n},{n % 2}" for n, text in enumerate(TEXTS * 4)]
     data = tmp_path / "data.csv"
     data.write_text("\n".join(["text,label", *rows]))
     embedded: dict[str, int] = {}

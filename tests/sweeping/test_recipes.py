@@ -35,7 +35,7 @@ CUSTOM = Recipe(name="yours", template='a "{text}" is:', pooling="last")
 @pytest.fixture(scope="module")
 def recipes_sweep(tiny_folder: Folder, tmp_path_factory: pytest.TempPathFactory) -> tuple[RecipesResult, list[Path]]:
     root = tmp_path_factory.mktemp("recipes")
-    tasks = [write(root / "near.jsonl", ROWS["STS"] * 6), write_reranking_task(root)]
+    tasks = [write(root / "near.jsonl", ROWS["STS"] * 2), write_reranking_task(root)]
     recipes = ["plain", CUSTOM, "echo", "plain+center+normalize"]
     result = sweep(tiny_folder("Llama"), tasks, recipes=recipes, layers=[0, 1, 3], out=root / "out", **QUICK)
     assert isinstance(result, RecipesResult)
@@ -86,7 +86,7 @@ def test_tokens_per_text_are_those_of_the_formatted_texts(recipes_sweep: tuple[R
 
 
 def test_resumed_sweep_counts_tokens_that_an_older_one_did_not(tiny_folder: Folder, tmp_path: Path) -> None:
-    task = write(tmp_path / "near.jsonl", ROWS["STS"] * 6)
+    task = write(tmp_path / "near.jsonl", ROWS["STS"] * 2)
     first = sweep(tiny_folder("Llama"), task, layers=[2], out=tmp_path / "out", **QUICK)
     assert (
         sweep(tiny_folder("Llama"), task, layers=[2], out=tmp_path / "out", **QUICK).notes.tokens == first.notes.tokens
@@ -166,7 +166,7 @@ def test_page_names_the_best_recipe_and_is_reproducible(
 def test_recipes_with_similar_or_unusual_names_have_separate_folders(tiny_folder: Folder, tmp_path: Path) -> None:
     names = ["my recipe", "my_recipe", "My recipe", "..", "x" * 300, "\u8981\u7d04"]
     recipes = [Recipe(name=name, template=f'{position} "{{text}}" is:') for position, name in enumerate(names)]
-    task = write(tmp_path / "near.jsonl", ROWS["STS"] * 6)
+    task = write(tmp_path / "near.jsonl", ROWS["STS"] * 2)
     result = sweep(tiny_folder("Llama"), task, recipes=recipes, layers=[2], out=tmp_path / "out", **QUICK)
     folders = [path.name.lower() for path in (tmp_path / "out" / "recipes").iterdir()]
     assert len(set(folders)) == len(names)
@@ -189,7 +189,7 @@ def test_printed_code_exports_a_centered_winner(
 ) -> None:
     from midlayer_encoders.sweeping.best_layer import export_lines
 
-    task = write(tmp_path / "near.jsonl", ROWS["STS"] * 6)
+    task = write(tmp_path / "near.jsonl", ROWS["STS"] * 2)
     monkeypatch.chdir(tmp_path)
     result = sweep(tiny_folder("Llama"), task, recipes=["one-word+center"], layers=[2], out="out", **QUICK)
     lines = export_lines(result.notes, 2)
@@ -206,7 +206,7 @@ def test_repeated_sweep_of_recipes_embeds_nothing(
     tiny_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options: dict[str, Any] = {"recipes": ["plain", "one-word", "one-word+center"], "out": tmp_path / "out", **QUICK}
-    task = write(tmp_path / "near.jsonl", ROWS["STS"] * 6)
+    task = write(tmp_path / "near.jsonl", ROWS["STS"] * 2)
     first = sweep(tiny_folder("Llama"), task, **options)
     reports: list[tuple[str, int, int]] = []
     repeated = sweep(tiny_folder("Llama"), task, progress=lambda *report: reports.append(report), **options)
