@@ -25,7 +25,7 @@ from midlayer_encoders.measuring import extra_passes, num_passes
 from midlayer_encoders.metrics import TooFewTextsError
 from midlayer_encoders.processes.cluster import Cluster, ClusterJob, Queue
 from midlayer_encoders.processes.sharing import Group, join
-from midlayer_encoders.report import plot_steps_change, plot_steps_curves
+from midlayer_encoders.report import plot_steps_curves
 from midlayer_encoders.report.results import Result, kept_frame, versions
 from midlayer_encoders.report.training_page import steps_html, steps_words
 from midlayer_encoders.validation import check_effect, check_path, check_progress, check_seed, check_text, check_texts
@@ -62,8 +62,8 @@ class ProgressionResult(Result):
         return steps_words(self.frame)
 
     def plots(self) -> dict[str, Figure]:
-        """Return the figures by name: ``curves`` and ``change``."""
-        return {"curves": plot_steps_curves(self.frame), "change": plot_steps_change(self.frame)}
+        """Return the figures by name: ``curves``."""
+        return {"curves": plot_steps_curves(self.frame)}
 
     def html(self) -> str:
         """Return the self-contained page."""

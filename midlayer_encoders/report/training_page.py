@@ -9,7 +9,7 @@ import polars as pl
 
 from midlayer_encoders.frame.schema import check_frame, number_of_layers
 from midlayer_encoders.frame.steps import History, histories, layer_changes, settled, step_of, step_word, thinned
-from midlayer_encoders.frame.summaries import Curve, Summary, spans, summary
+from midlayer_encoders.frame.summaries import Curve, Summary, summary
 from midlayer_encoders.report import drawing
 from midlayer_encoders.report.labels import number, signed
 from midlayer_encoders.report.layer_charts import gap_text
@@ -53,7 +53,6 @@ def steps_html(
         num_drawn=len(places),
         curves_chart=curves,
         gaps=gap_text(curves, "Not measured, or not finite, somewhere"),
-        change_chart=plot_steps_change(frame, within=within),
         percent=f"{100 * within:g}",
         tables=_tables(frame, measured, within),
         how={"Model": model, "Steps": ", ".join(map(str, steps)), **how},
@@ -119,54 +118,10 @@ def plot_steps_curves(frame: pl.DataFrame) -> Figure:
     return drawing.finish(figure)
 
 
-def plot_steps_change(frame: pl.DataFrame, *, within: float = 0.1) -> Figure:
-    """Return a figure with a panel for each metric: how much each layer changes between successive steps.
-
-    It is the mean of :func:`layer_changes` over successive steps, in percent of the metric's range. Captions name the
-    layers that settle first and last, see :func:`settled`.
-
-    Args:
-        frame: tidy, of one model, whose revisions name steps, two or more.
-        within: the share of the metric's range within which a layer counts as settled.
-
-    Example:
-        >>> from midlayer_encoders.frame import FRAME_SCHEMA
-        >>> values = {1: (5.0, 1.0), 2: (5.0, 3.0)}
-        >>> rows = [("m", f"step{s}", k, k / 1, "metric", "t", "dime", v[k]) for s, v in values.items() for k in (0, 1)]
-        >>> figure = plot_steps_change(pl.DataFrame(rows, schema=FRAME_SCHEMA, orient="row"))
-        >>> figure.axes[0].lines[0].get_ydata().tolist()
-        [0.0, 50.0]
-    """
-    ends = settled(frame, within=within)
-    measured = histories(frame)
-    figure, panels = drawing.panel_grid(len(measured))
-    for axes, history in zip(panels, measured, strict=True):
-        changes = mean_changes(frame, history)
-        tips = [f"layer {layer}: {value:.3g} %" for layer, value in changes.items()]
-        drawing.draw_points(axes, list(changes), list(changes.values()), tips=tips)
-        drawing.layer_axis(axes, history.layers[-1])
-        axes.set_ylim(0, 1.1 * max(changes.values(), default=0.0) or 1.0)
-        axes.set_ylabel("change, % of range")
-        label = f"{history.title}: mean change of each layer"
-        drawing.set_title(axes, history.title, label, [_first_and_last(_rows_of(ends, history))])
-    return drawing.finish(figure)
-
-
-def mean_changes(frame: pl.DataFrame, history: History) -> dict[int, float]:
+def _mean_changes(frame: pl.DataFrame, history: History) -> dict[int, float]:
     """Return the mean change of each layer between successive steps, in percent of the metric's range."""
     mean = layer_changes(_rows_of(frame, history)).group_by("layer").agg(100 * pl.col("relative").mean()).sort("layer")
     return dict(mean.iter_rows())
-
-
-def _first_and_last(ends: pl.DataFrame) -> str:
-    if ends.is_empty():
-        return "nothing was finite"
-    texts = []
-    for order, step in (("first", min(ends["step"])), ("last", max(ends["step"]))):
-        layers = tuple(ends.filter(pl.col("step") == step)["layer"].sort())
-        noun = "layers" if len(layers) > 1 else "layer"
-        texts.append(f"{order} settled: {noun} {spans(layers)} at step {step_word(step)}")
-    return "; ".join(texts)
 
 
 def _rows_of(frame: pl.DataFrame, history: History) -> pl.DataFrame:
@@ -180,7 +135,7 @@ def _tables(frame: pl.DataFrame, measured: Sequence[History], within: float) -> 
         final = dict(zip(history.layers, history.values[-1].tolist(), strict=True))
         captions = {
             f"Metrics by layer at step {history.steps[-1]}": final,
-            "Mean change between successive steps, % of the metric's range": mean_changes(frame, history),
+            "Mean change between successive steps, % of the metric's range": _mean_changes(frame, history),
         }
         for caption, values in captions.items():
             tables.setdefault(caption, []).append(metric_column(history.title, values, values.values()))

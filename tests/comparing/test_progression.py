@@ -82,7 +82,7 @@ def test_everything_is_written(done: ProgressionResult) -> None:
     assert done.folder is not None
     assert_frame_equal(pl.read_parquet(done.folder / "frame.parquet"), done.frame)
     assert pl.read_csv(done.folder / "changes.csv").height == 2 * (DEPTH + 1) * len(METRICS)
-    assert {path.name for path in done.folder.glob("*.png")} == {"curves.png", "change.png"}
+    assert {path.name for path in done.folder.glob("*.png")} == {"curves.png"}
     assert "GPTNeoX" not in (page := (done.folder / "report.html").read_text())
     assert all(name in page for name in METRICS)
 
