@@ -25,7 +25,7 @@ from midlayer_encoders.reading.reader import LayerReader
 from midlayer_encoders.selection.ridge import check_labels, ridge_correct
 from midlayer_encoders.spectra import without_kernels
 from midlayer_encoders.spectra.eigen import limit_cores
-from midlayer_encoders.views.text_views import augment, drop_words
+from midlayer_encoders.views.text_views import drop_words
 
 from ._settings import CallbackSettings
 
@@ -172,7 +172,7 @@ def _text_batches(
     views: Any = settings.views
     num_needed = num_views(metrics)
     if isinstance(views, int):
-        views = augment(texts, views=num_needed, seed=settings.seed) if num_needed else []
+        views = settings.augment(num_needed) if num_needed else []
     for number, view in enumerate(views[:num_needed]):
         if isinstance(view, str) or len(view) != len(texts):
             raise OptionError(

@@ -1,21 +1,33 @@
 """The options that all callbacks share, and the schedule of their measurements."""
 
 import inspect
+import os
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
+from functools import lru_cache
 from pathlib import Path
+from threading import RLock, Thread
 from typing import Any, Concatenate, Literal, ParamSpec, TypeAlias, TypeVar
 
 from midlayer_encoders._types import NORMS, POOLINGS, Layer, Norm, Pooling
 from midlayer_encoders.errors import OptionError, short_repr
+from midlayer_encoders.measuring import num_views
 from midlayer_encoders.metrics import LayerMetric, make_metrics
 from midlayer_encoders.validation import check_choice, check_count, check_flag, check_path, check_seed, check_text
+from midlayer_encoders.views.text_views import augment
 
 #: A number of steps, a list of steps, or ``"log2"``: steps 8, 16, 32, 64 …
 EveryNSteps: TypeAlias = int | Sequence[int] | Literal["log2"]
 
 _P = ParamSpec("_P")
 _Self = TypeVar("_Self")
+
+# Outside the settings, so that a spawned process can receive a callback as a pickle.
+_augment = lru_cache(maxsize=8)(augment)
+_lock = RLock()  # held while views are made
+if hasattr(os, "register_at_fork"):  # a child would wait forever for the imports of a thread that it does not have
+    os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 
 
 def is_due(every_n_steps: EveryNSteps, step: int) -> bool:
@@ -111,12 +123,23 @@ class CallbackSettings:
         check_seed(self.seed)
         check_path("dirpath", self.dirpath)
         _check_cadence(self.every_n_steps)
-        self.make_metrics([0])  # raises for an unknown metric
+        metrics = self.make_metrics([0])  # raises for an unknown metric
+        if num_views(metrics) and isinstance(self.views, int) and isinstance(self.texts_or_dataloader, list):
+            Thread(target=self._augment_ahead, args=[num_views(metrics)], name="midlayer-views", daemon=True).start()
 
     def make_metrics(self, layers: Sequence[int]) -> dict[str, LayerMetric]:
         """Return new metrics by name; empty if the callback only reads labels."""
-        num_views = self.views if isinstance(self.views, int) else len(self.views)
-        return make_metrics(self.metrics, layers, views=num_views) if self.metrics else {}
+        count = self.views if isinstance(self.views, int) else len(self.views)
+        return make_metrics(self.metrics, layers, views=count) if self.metrics else {}
+
+    def augment(self, count: int) -> list[list[str]]:
+        """Return ``count`` views of the texts; a thread begins to make them when the settings are created."""
+        with _lock:
+            return _augment(tuple(self.texts_or_dataloader), views=count, seed=self.seed)
+
+    def _augment_ahead(self, count: int) -> None:
+        with suppress(Exception):  # the run raises it
+            self.augment(count)
 
 
 def accepts_settings(

@@ -5,20 +5,16 @@ nlpaug draws from the global random generators; here its augmenters draw from a 
 
 import hashlib
 import re
-import sys
 import unicodedata
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
-from importlib import import_module
 from random import Random
-from types import ModuleType
 from typing import Any
 
 from midlayer_encoders.validation import check_count, check_list, check_seed, check_text
 
 _P = 0.3
-_DOWNLOADERS = ("gdown", "requests")  # nlpaug imports them to download models, and they take most of its import
 _JOINERS = ("\u200c", "\u200d")  # zero-width characters inside words and emoji
 
 
@@ -112,28 +108,7 @@ def _check_strings(texts: Sequence[str]) -> list[str]:
     return texts
 
 
-class _Later(ModuleType):
-    """Stands for a module that is imported when it is used."""
-
-    def __getattr__(self, name: str) -> Any:
-        if sys.modules.get(self.__name__) is self:
-            raise AttributeError(name)  # inside :func:`_import_nlpaug`, where others look through all modules
-        return getattr(import_module(self.__name__), name)
-
-
-def _import_nlpaug() -> None:
-    """Import nlpaug, but its downloaders only if something uses them."""
-    absent = {name: _Later(name) for name in _DOWNLOADERS if name not in sys.modules}
-    sys.modules.update(absent)
-    try:
-        import_module("nlpaug")
-    finally:
-        for name in absent:
-            del sys.modules[name]
-
-
 def _augmenters(max_words: int | None) -> list[Any]:
-    _import_nlpaug()
     import nlpaug.augmenter.char as nac
     import nlpaug.augmenter.word as naw
 

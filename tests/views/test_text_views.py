@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-import subprocess
-import sys
 import unicodedata
 
 import numpy as np
@@ -235,18 +233,3 @@ def test_every_word_is_dropped_equally_often() -> None:
 def test_invalid_arguments_of_drop_words_are_refused(texts, options: dict[str, int], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         drop_words(texts, **options)
-
-
-def test_views_import_no_downloader_until_it_is_used() -> None:
-    program = """
-import sys
-from midlayer_encoders.views.text_views import augment
-augment(["the evening train was late again"])
-assert not {"gdown", "requests"} & set(sys.modules)
-from nlpaug.util.file import download
-assert download.gdown.download and download.requests.get
-assert {"gdown", "requests"} <= set(sys.modules)
-import gdown
-assert gdown.download is download.gdown.download
-"""
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
