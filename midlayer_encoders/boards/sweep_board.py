@@ -18,12 +18,11 @@ import polars as pl
 from midlayer_encoders.encoder.options import EncoderKeywords
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.files import LOCK, expand_home
-from midlayer_encoders.frame.pareto import COSTS, Budget, Point, Run, amount, best_within, fronts_by_run
-from midlayer_encoders.frame.summaries import Gain, paired_gain, summary
+from midlayer_encoders.frame.pareto import COSTS, Budget, Point, Run, best_within, fronts_by_run
+from midlayer_encoders.frame.summaries import paired_gain, summary
 from midlayer_encoders.recipes import PLAIN
 from midlayer_encoders.report.board_page import board_html, plot_board
-from midlayer_encoders.report.labels import gain_text, number
-from midlayer_encoders.report.pages import notebook_html, write_page
+from midlayer_encoders.report.pages import write_page
 from midlayer_encoders.report.results import TidyResult
 from midlayer_encoders.sweeping.best_layer import BestLayer, export_lines
 from midlayer_encoders.sweeping.compression import vector_bytes
@@ -186,17 +185,6 @@ class Board(TidyResult):
     def plot(self) -> Figure:
         """Return the figure of scores against costs."""
         return plot_board(self.runs, self._baselines(), self.budget)
-
-    def _repr_html_(self) -> str:
-        """Return the best layer of each run and the figure, as a notebook shows them."""
-        rows = [["run", "best layer", "score", "gain over its last layer", "parameters", "ms per text"]]
-        for run in self.runs:
-            best = run.best
-            costs = [amount(best.costs[cost]) if cost in best.costs else "–" for cost in ("parameters", "milliseconds")]
-            gain = gain_text(run.gain or Gain(run.average.gain))
-            rows.append([run.name, f"{best.layer} of {run.summary.num_layers}", number(best.score), gain, *costs])
-        has_costs = any(point.costs for point in self.points)
-        return notebook_html(f"Board: {', '.join(self.tasks)}", rows, self.plot() if has_costs else None, self.remarks)
 
     def html(self, folder: Path | str = ".") -> str:
         """Return the self-contained page; its links to the pages of the sweeps are relative to ``folder``."""

@@ -1,4 +1,4 @@
-"""``midlayer sweep``, ``report`` and ``board``: score every layer of a model on tasks, and write the pages."""
+"""``midlayer sweep`` and ``board``: score every layer of a model on tasks, and write the pages."""
 
 from __future__ import annotations
 
@@ -273,21 +273,6 @@ def _print_recipes(result: RecipesResult) -> None:
     best = [row[0] for row in rows].index(result.recipe)
     _output.print_table([task_label(word) for word in head], rows, title="Recipes at their best layers", bold=best)
     _output.print_text(recipe_words(summaries, gains))
-
-
-@command("Find the layer", quiet=False)
-def report(folder: Annotated[Path, Argument(help="The --out of a sweep.")]) -> None:
-    """Write the page of a sweep again from its results.
-
-    Examples:
-        midlayer report runs/reviews
-        midlayer report runs/reviews --json
-    """
-    from midlayer_encoders.sweeping import SweepResult
-
-    page = SweepResult.load(folder).to_html()
-    _output.print_result(folder=folder, report=page)
-    _output.print_report(page)
 
 
 @command("Find the layer", name="board", quiet=False)

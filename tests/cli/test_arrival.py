@@ -198,4 +198,4 @@ def test_every_parameter_of_a_command_is_read(command: str) -> None:
 
 
 def test_every_command_has_a_call_or_one_output() -> None:
-    assert COMMANDS.keys() - CALLS.keys() == {"report", "demo"}  # a folder, and epochs
+    assert COMMANDS.keys() - CALLS.keys() == {"demo"}

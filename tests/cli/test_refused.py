@@ -98,7 +98,7 @@ def test_revision_is_refused_in_python() -> None:
         ("export no/model --layer 1 --device gpu", "`device` must be one of cpu"),
         ("export no/model --layer 1 --device cuda:99", "`device` must be one of cpu"),
         ("reproduce fig1 --swept broken.parquet", "broken.parquet must be a frame of results, but cannot be read"),
-        ("report swept", "swept has no readable frame.parquet and sweep.json"),
+        ("board swept", "swept has no readable frame.parquet and sweep.json"),
     ],
 )
 def test_invalid_value_is_refused_before_the_model_is_loaded(
@@ -112,9 +112,8 @@ def test_invalid_value_is_refused_before_the_model_is_loaded(
     Path("swept/sweep.json").write_text('{"title": ')
     Path("swept/frame.parquet").write_bytes(b"PAR1")
     command = arguments.split()
-    out = [] if command[0] in ("report",) else ["--out", "out"]
     with pytest.raises(MidlayerError) as error:
-        run(*command, *out)
+        run(*command, "--out", "out")
     assert message in str(error.value)
     assert not Path("out").exists()
 

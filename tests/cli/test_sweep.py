@@ -229,15 +229,14 @@ def test_recipes_and_baselines_are_listed_and_the_code_of_the_winner_is_last(
     ]
 
 
-def test_report_rewrites_the_page_with_all_notes(tmp_path: Path) -> None:
+def test_loaded_sweep_writes_the_page_with_all_notes(tmp_path: Path) -> None:
     notes = {
         "parameters": {0: 10_000_000, 4: 50_000_000},
         "seconds": {0: 1.5, 4: 3.0},
         "baselines": {"TF-IDF": {"A": 0.7}, "MiniLM": {"A": 0.65}},
     }
     save_sweep(tmp_path, {"A": [0.6, 0.2, 0.2, 0.2, 0.5]}, **notes, remarks=["A remark."], options={"norm": "none"})
-    run("report", str(tmp_path))
-    page = (tmp_path / "report.html").read_text()
+    page = SweepResult.load(tmp_path).to_html().read_text()
     for expected_text in (
         "10.0 M instead of 50.0 M",
         "93.8 ms instead of 188 ms",

@@ -111,20 +111,6 @@ def test_result_without_scores_shows_the_reason(tmp_path: Path) -> None:
     assert [row[0] for row in shown(nothing_complete).rows] == ["task", "STS", "Own"]
 
 
-def test_board_shows_its_runs(tmp_path: Path) -> None:
-    make_sweep(tmp_path / "one", SCORES, model=STRANGE)
-    make_sweep(tmp_path / "two", {name: values[:2] for name, values in SCORES.items()}, model="m2")
-    cell = shown(board(tmp_path))
-    assert cell.rows[1:] == [
-        [STRANGE, "2 of 2", "50.0", "0.0", "120", "3"],
-        ["m2", "1 of 1", "40.0", "0.0", "110", "2"],
-    ]
-    assert cell.images
-    make_sweep(tmp_path / "untimed/run", SCORES, parameters={}, seconds={}, timing={}, dimensions=0, tokens={})
-    without_costs = shown(board(tmp_path / "untimed"))
-    assert (without_costs.rows[1][-2:], without_costs.images) == (["–", "–"], [])
-
-
 def test_selection_shows_the_choices(tmp_path: Path) -> None:
     frame = rows_frame(score_rows({"STS": [0.1, 0.2, 0.5, 0.4, 0.3]}, STRANGE))
     selection = select(frame)
