@@ -5,9 +5,10 @@ The classical algorithm, arranged for a chip that holds a small matrix in the re
 1. ``_begin`` copies each matrix, divided by its trace, into a padded scratch, and eliminates the row with the largest
    diagonal entry by a Householder reflection in float64.
 2. Float32 reflections eliminate the last remaining row, again and again, until the matrix is tridiagonal. The rest is
-   always the leading corner, so a matrix of any size joins the stage that fits it: ``_reduce_by_panels`` (matrix in
-   memory, updates delayed and applied in blocks, like LAPACK's ``latrd``) reduces 512 to 256 and 256 to 128;
-   ``_reduce_in_registers`` reduces 128 to 64, 64 to 32 and 32 to 1.
+   always the leading corner, so a matrix of any size joins the stage that fits it. Up to 128 rows,
+   ``_reduce_in_registers`` does this from 128 to 64, 64 to 32 and 32 to 1. It would read a larger matrix once per row;
+   ``_reduce_to_band`` reads it once per 16 rows and leaves a band, with most of the work in matrix products, and
+   ``_chase`` makes the band tridiagonal.
 3. ``_bisect`` finds each eigenvalue independently by counting, with Sturm's sequence, the eigenvalues below a point.
 
 Rounding errors are relative to the remaining matrix, so the dominant row goes first, in float64: the massive first
@@ -36,13 +37,19 @@ except ImportError:  # pytest can still collect the module.
 MAX_SIZE = 512
 
 _SCRATCH_BYTES = 128 * 2**20
-_PANEL = 16  # reflections delayed together; also the smallest inner dimension of `tl.dot`
-# The fastest launch of each stage on an H200, by its initial rows. Few warps, because they synchronize at each step.
-_PANEL_OPTIONS = {
-    512: {"ROWS": 32, "TILE": 64, "num_warps": 8},
-    256: {"ROWS": 16, "TILE": 32, "num_warps": 4},
-    128: {"ROWS": 16, "TILE": 32, "num_warps": 2},
-    64: {"ROWS": 16, "TILE": 32, "num_warps": 4},  # for the tests
+_WIDTH = 16  # of the band; also the smallest inner dimension of `tl.dot`
+# The fastest launch of each stage on an H200, by its initial rows.
+_BAND_OPTIONS = {
+    512: {"ROWS": 64, "COLS": 64, "PRECISION": "tf32x3", "num_warps": 4},
+    256: {"ROWS": 64, "COLS": 64, "PRECISION": "tf32x3", "num_warps": 4},
+    128: {"ROWS": 32, "COLS": 32, "PRECISION": "tf32x3", "num_warps": 4},
+    64: {"ROWS": 32, "COLS": 32, "PRECISION": "tf32x3", "num_warps": 2},  # for the tests
+}
+_CHASE_OPTIONS = {
+    512: {"LANES": 8, "num_warps": 4},
+    256: {"LANES": 8, "num_warps": 2},
+    128: {"LANES": 8, "num_warps": 1},
+    64: {"LANES": 8, "num_warps": 1},
 }
 _REGISTER_WARPS = {128: 4, 64: 1, 32: 1}
 
@@ -118,72 +125,177 @@ def _begin(source, work, vectors, sizes, left, totals, diagonal, squares, n, N: 
 
 
 @jit
-def _reduce_by_panels(
+def _reduce_to_band(
     work,
     panel,
+    band,
     left,
-    diagonal,
-    squares,
     STRIDE: constexpr,
     N: constexpr,
     LOW: constexpr,
-    PANEL: constexpr,
+    WIDTH: constexpr,
     ROWS: constexpr,
-    TILE: constexpr,
+    COLS: constexpr,
+    PRECISION: constexpr,
 ):
+    """Reduce the rows from N to LOW to WIDTH entries left of the diagonal, WIDTH rows at a time."""
     b = tl.program_id(0).to(tl.int64)
-    top = tl.minimum(tl.load(left + b), N)
+    size = tl.load(left + b)
+    top = tl.minimum(size, N)
     matrix = work + b * STRIDE * STRIDE
-    diagonal += b * STRIDE
-    squares += b * STRIDE
-    at_v = panel + b * 2 * PANEL * N
-    at_w = at_v + PANEL * N
+    band += b * STRIDE * 2 * WIDTH
+    # V and W of the last panel, whose update of the matrix is delayed, and V, U and U A of this one.
+    at_pair = panel + b * 5 * WIDTH * STRIDE
+    at_v = at_pair + 2 * WIDTH * STRIDE
+    at_u = at_v + WIDTH * STRIDE
+    at_y = at_u + WIDTH * STRIDE
+    ks = tl.arange(0, WIDTH)
+    pairs = tl.arange(0, 2 * WIDTH)[:, None] * STRIDE
+    swapped = (tl.arange(0, 2 * WIDTH)[:, None] + WIDTH) % (2 * WIDTH) * STRIDE
     cols = tl.arange(0, N)
-    rows = tl.arange(0, ROWS)
-    tile = tl.arange(0, TILE)
-    ks = tl.arange(0, PANEL)
+    tile_r = tl.arange(0, ROWS)
+    tile_c = tl.arange(0, COLS)
+    delayed = size > N  # by the launch for 2 N
     while top > LOW:
-        steps = tl.minimum(PANEL, top - LOW)
-        V = tl.zeros((PANEL, N), tl.float32)
-        W = tl.zeros((PANEL, N), tl.float32)
+        steps = tl.minimum(WIDTH, top - LOW)
+        at_rows = top - 1 - ks
+        live = ks < steps
+        if delayed:
+            left_rows = tl.trans(tl.load(at_pair + swapped + at_rows[None, :], mask=live[None, :], other=0.0))
+            for c in range(0, top, COLS):
+                at = matrix + at_rows[:, None] * STRIDE + (c + tile_c)[None, :]
+                update = tl.dot(left_rows, tl.load(at_pair + pairs + (c + tile_c)[None, :]), input_precision=PRECISION)
+                tl.store(at, tl.load(at, mask=live[:, None], other=0.0) - update, mask=live[:, None])
+            tl.debug_barrier()
+        # Each reflection replaces its row of the panel; their product is 1 - sum of u v'.
+        V = tl.load(matrix + at_rows[:, None] * STRIDE + cols[None, :], mask=live[:, None], other=0.0)
+        U = tl.zeros((WIDTH, N), tl.float32)
         for i in range(0, steps):
-            j = top - 1 - i
-            # The row with the delayed updates of this panel.
-            row = tl.load(matrix + j * STRIDE + cols)
-            v_j = tl.load(at_v + ks * N + j, mask=ks < i, other=0.0)
-            w_j = tl.load(at_w + ks * N + j, mask=ks < i, other=0.0)
-            row -= tl.sum(V * w_j[:, None] + W * v_j[:, None], 0)
-            tl.store(diagonal + cols, row, mask=cols == j)
-            v, _, beta, square = _reflection(row, cols, j)
-            tl.store(squares + j, square)
-            tl.store(at_v + i * N + cols, v)
-            tl.debug_barrier()
-            sums = tl.zeros((ROWS, N), tl.float32)
-            # Whole cache lines: a mask that ends inside one makes every load a scalar. v is 0 from j on.
-            loaded = (cols < (j + 31) // 32 * 32)[None, :]
-            for r in range(0, j, ROWS):
-                part = tl.load(matrix + (r + rows)[:, None] * STRIDE + cols[None, :], mask=loaded, other=0.0)
-                sums += part * tl.load(at_v + i * N + r + rows)[:, None]
-            from_v = tl.sum(V * v[None, :], 1)
-            from_w = tl.sum(W * v[None, :], 1)
-            y = beta * (tl.sum(sums, 0) - tl.sum(V * from_w[:, None] + W * from_v[:, None], 0))
-            w = tl.where(cols < j, y - 0.5 * beta * tl.sum(v * y, 0) * v, 0.0)
-            tl.store(at_w + i * N + cols, w)
+            row_index = top - 1 - i
+            pivot = row_index - WIDTH
+            row = tl.sum(tl.where((ks == i)[:, None], V, 0.0), 0)
+            v, lead, beta, square = _reflection(row, cols, pivot + 1)
+            norm = tl.sqrt(square)
+            reduced = tl.where(cols == pivot, tl.where(lead < 0, norm, -norm), tl.where(cols > pivot, row, 0.0))
+            in_band = (cols <= row_index) & (cols > row_index - 2 * WIDTH)
+            tl.store(band + (size - 1 - row_index) * 2 * WIDTH + row_index - cols, reduced, mask=in_band)
+            products = tl.sum(V * v[None, :], 1)
+            V -= tl.where(ks > i, beta * products, 0.0)[:, None] * v[None, :]
+            u = beta * (v - tl.sum(U * tl.where(ks < i, products, 0.0)[:, None], 0))
             V = tl.where((ks == i)[:, None], v[None, :], V)
-            W = tl.where((ks == i)[:, None], w[None, :], W)
-            tl.debug_barrier()
+            U = tl.where((ks == i)[:, None], u[None, :], U)
         top -= steps
-        live = (ks < steps)[:, None]
-        for r in range(0, top, TILE):
-            v_r = tl.trans(tl.load(at_v + ks[:, None] * N + (r + tile)[None, :], mask=live, other=0.0))
-            w_r = tl.trans(tl.load(at_w + ks[:, None] * N + (r + tile)[None, :], mask=live, other=0.0))
-            for c in range(0, top, TILE):
-                v_c = tl.load(at_v + ks[:, None] * N + (c + tile)[None, :], mask=live, other=0.0)
-                w_c = tl.load(at_w + ks[:, None] * N + (c + tile)[None, :], mask=live, other=0.0)
-                at = matrix + (r + tile)[:, None] * STRIDE + (c + tile)[None, :]
-                update = tl.dot(v_r, w_c, input_precision="ieee") + tl.dot(w_r, v_c, input_precision="ieee")
-                tl.store(at, tl.load(at) - update)
+        tl.store(at_v + ks[:, None] * STRIDE + cols[None, :], V)
+        tl.store(at_u + ks[:, None] * STRIDE + cols[None, :], U)
         tl.debug_barrier()
+        # One pass over the matrix: the delayed update and the product with U. Sums of the tiles in float64 halve the
+        # error.
+        S = tl.zeros((WIDTH, WIDTH), tl.float64)
+        for r in range(0, top, ROWS):
+            left_rows = tl.trans(tl.load(at_pair + swapped + (r + tile_r)[None, :], mask=delayed, other=0.0))
+            sums = tl.zeros((ROWS, WIDTH), tl.float64)
+            for c in range(0, top, COLS):
+                at = matrix + (r + tile_r)[:, None] * STRIDE + (c + tile_c)[None, :]
+                right = tl.load(at_pair + pairs + (c + tile_c)[None, :], mask=delayed, other=0.0)
+                part = tl.load(at) - tl.dot(left_rows, right, input_precision=PRECISION)
+                tl.store(at, part)
+                u_c = tl.load(at_u + ks[:, None] * STRIDE + (c + tile_c)[None, :])
+                sums += tl.dot(part, tl.trans(u_c), input_precision=PRECISION).to(tl.float64)
+            Y = sums.to(tl.float32)
+            tl.store(at_y + ks[None, :] * STRIDE + (r + tile_r)[:, None], Y)
+            u_r = tl.load(at_u + ks[:, None] * STRIDE + (r + tile_r)[None, :])
+            S += tl.dot(u_r, Y, input_precision=PRECISION).to(tl.float64)
+        tl.debug_barrier()
+        for c in range(0, top, COLS):
+            at = ks[:, None] * STRIDE + (c + tile_c)[None, :]
+            v_c = tl.load(at_v + at)
+            w_c = tl.load(at_y + at) - 0.5 * tl.dot(S.to(tl.float32), v_c, input_precision=PRECISION)
+            tl.store(at_pair + at, v_c)
+            tl.store(at_pair + WIDTH * STRIDE + at, tl.where((c + tile_c < top)[None, :], w_c, 0.0))
+        delayed = top > 0
+        tl.debug_barrier()
+
+
+@jit
+def _spread(x):
+    """Return a number of each slot with the axes of its blocks."""
+    return x[:, None, None, None]
+
+
+@jit
+def _chase(
+    band, left, diagonal, squares, STRIDE: constexpr, N: constexpr, LOW: constexpr, WIDTH: constexpr, LANES: constexpr
+):
+    """Reduce the band to a tridiagonal matrix, from N rows left to LOW.
+
+    ``band[x, d]`` is the entry of column x and row x + d, counted from the last row of the matrix, the first to be
+    eliminated. Sweep s eliminates column s by a reflection of WIDTH rows, which fills a block below the band; the next
+    reflection eliminates the first column of this block, and so on to the end of the matrix. Sweep s + 1 can follow two
+    reflections behind sweep s, so the reflections of SLOTS sweeps are applied together.
+    """
+    b = tl.program_id(0).to(tl.int64)
+    SLOTS: tl.constexpr = N // (2 * WIDTH)
+    PARTS: tl.constexpr = WIDTH // LANES
+    n = tl.load(left + b)
+    band += b * STRIDE * 2 * WIDTH
+    first = tl.maximum(n - N, 0)
+    end = tl.maximum(n - tl.maximum(LOW, 2), first)
+    period = tl.maximum(2 * SLOTS, (n - first - 2) // WIDTH + 2)
+    final = tl.maximum(end - first - 1, 0)
+    ticks = final // SLOTS * period + final % SLOTS * 2 + (n - 1 - end) // WIDTH + 2
+    # Axes: slots, columns of a block, and two axes of its rows, so that a few lanes of a warp hold a block.
+    slot = tl.arange(0, SLOTS)
+    j = tl.arange(0, WIDTH)[None, :, None, None]
+    rows = tl.arange(0, PARTS)[None, :, None] * LANES + tl.arange(0, LANES)[None, None, :]
+    i = rows[:, None, :, :]
+    v = tl.zeros((SLOTS, PARTS, LANES), tl.float32)
+    beta = tl.zeros((SLOTS,), tl.float32)
+    for tick in range(0, tl.where(end > first, ticks, 0)):
+        since = tick - 2 * slot
+        turn = tl.maximum(since, 0) // period
+        step = since - turn * period - 1
+        sweep = first + turn * SLOTS + slot
+        active = (since >= 0) & (sweep < end)
+        row = sweep + 1 + step * WIDTH
+        col = tl.where(step < 0, sweep, row)
+        below = row + WIDTH
+        # The lower triangle of the block on the diagonal, and the block below it. The first step of a sweep has only a
+        # column below the diagonal. Constants are added last: they become part of the instruction.
+        at_block = band + _spread(row * 2 * WIDTH) + i + j * (2 * WIDTH - 1)
+        at_below = band + _spread(col * 2 * WIDTH + below - col) + i + j * (2 * WIDTH - 1)
+        inside = (i >= j) & (i < _spread(tl.where(active & (step >= 0), n - row, 0)))
+        inside_below = (i < _spread(tl.where(active, n - below, 0))) & (j < _spread(tl.where(step < 0, 1, WIDTH)))
+        block = tl.load(at_block, mask=inside, other=0.0)
+        lower = tl.load(at_below, mask=inside_below, other=0.0)
+        v_i = v[:, None, :, :]
+        v_j = tl.reshape(v, (SLOTS, WIDTH))[:, :, None, None]
+        beta_rows = beta[:, None, None]
+        from_above = tl.sum(tl.sum(tl.where(i > j, block * v_i, 0.0), 2), 2)
+        y = beta_rows * (tl.sum(block * v_j, 1) + tl.reshape(from_above, (SLOTS, PARTS, LANES)))
+        w = y - 0.5 * beta_rows * tl.sum(tl.sum(v * y, 1), 1)[:, None, None] * v
+        block -= v_i * tl.reshape(w, (SLOTS, WIDTH))[:, :, None, None] + w[:, None, :, :] * v_j
+        tl.store(at_block, block, mask=inside)
+        # The block below from the right, then its first column is eliminated from the left.
+        lower -= (beta_rows * tl.sum(lower * v_j, 1))[:, None, :, :] * v_j
+        column = tl.sum(tl.where(j == 0, lower, 0.0), 1)
+        square = tl.sum(tl.sum(column * column, 1), 1)
+        head = tl.sum(tl.sum(tl.where(rows == 0, column, 0.0), 1), 1)
+        large = square > 1e-30
+        norm = tl.where(large, tl.sqrt(square), 0.0 * square)
+        beta = tl.where(large, 1.0 / tl.where(large, norm * (norm + tl.abs(head)), 1.0), 0.0 * square)
+        norm = tl.where(head < 0, -norm, norm)
+        v = tl.where(rows == 0, (head + norm)[:, None, None], column)
+        v_i = v[:, None, :, :]
+        products = beta[:, None] * tl.sum(tl.sum(lower * v_i, 2), 2)
+        reduced = tl.where(i == 0, -_spread(norm), 0.0)
+        tl.store(at_below, tl.where(j == 0, reduced, lower - v_i * products[:, :, None, None]), mask=inside_below)
+        tl.debug_barrier()
+    if LOW == 0:
+        for start in range(0, n, 32):
+            x = start + tl.arange(0, 32)
+            tl.store(diagonal + b * STRIDE + n - 1 - x, tl.load(band + x * 2 * WIDTH, mask=x < n), mask=x < n)
+            beside = tl.load(band + x * 2 * WIDTH + 1, mask=x < n - 1)
+            tl.store(squares + b * STRIDE + n - 1 - x, beside * beside, mask=x < n - 1)
 
 
 @jit
@@ -282,8 +394,7 @@ def eigenvalues_in_float32(matrices: Tensor, sizes: Tensor, *, register_rows: in
         return values
     N = max(32, triton.next_power_of_2(n))
     if register_rows is None:
-        # Many matrices of 128 rows are faster in memory because more of them fit on the chip than in registers: on an
-        # H200, 0.96 instead of 1.20 microseconds each for 2048 in one launch.
+        # Many matrices of 128 rows are faster in memory because more of them fit on the chip than in registers.
         register_rows = 64 if N == 128 and batch >= 1024 else 128
     step = max(1, _SCRATCH_BYTES // (4 * N * N))
     with torch.cuda.device_of(matrices):  # Triton launches on the current device, not on the tensors' device.
@@ -300,7 +411,6 @@ def _launch(matrices: Tensor, sizes: Tensor, values: Tensor, N: int, register_ro
         return torch.empty(shape, dtype=dtype, device=matrices.device)
 
     work = scratch(batch, N, N)
-    panel = scratch(batch, 2, _PANEL, N) if register_rows < N else work
     vectors = scratch(batch, 2, N, dtype=torch.float64)
     left = torch.empty_like(sizes)
     totals = scratch(batch)
@@ -308,18 +418,26 @@ def _launch(matrices: Tensor, sizes: Tensor, values: Tensor, N: int, register_ro
     _begin[(batch,)](
         matrices, work, vectors, sizes, left, totals, diagonal, squares, n, N=N, ROWS=8, num_warps=N // 64 or 1
     )
-    size = N
-    while size > register_rows:
-        _reduce_by_panels[(batch,)](
-            work, panel, left, diagonal, squares, STRIDE=N, N=size, LOW=size // 2, PANEL=_PANEL, **_PANEL_OPTIONS[size]
-        )
-        size //= 2
-    while size > 1:
-        low = size // 2 if size > 32 else 1
-        _reduce_in_registers[(batch,)](
-            work, left, diagonal, squares, STRIDE=N, N=size, LOW=low, num_warps=_REGISTER_WARPS[size]
-        )
-        size = low
+    if register_rows < N:
+        panel = scratch(batch, 5, _WIDTH, N)
+        band = scratch(batch, N, 2 * _WIDTH)
+        stages = [(size, size // 2 if size > 128 else 0) for size in _BAND_OPTIONS if size == N or 128 <= size < N]
+        for size, low in stages:
+            _reduce_to_band[(batch,)](
+                work, panel, band, left, STRIDE=N, N=size, LOW=low, WIDTH=_WIDTH, **_BAND_OPTIONS[size]
+            )
+        for size, low in stages:
+            _chase[(batch,)](
+                band, left, diagonal, squares, STRIDE=N, N=size, LOW=low, WIDTH=_WIDTH, **_CHASE_OPTIONS[size]
+            )
+    else:
+        size = N
+        while size > 1:
+            low = size // 2 if size > 32 else 1
+            _reduce_in_registers[(batch,)](
+                work, left, diagonal, squares, STRIDE=N, N=size, LOW=low, num_warps=_REGISTER_WARPS[size]
+            )
+            size = low
     count = 32 if batch * n < 2**17 else min(128, N)
     _bisect[(batch, triton.cdiv(n, count))](
         diagonal, squares, sizes, totals, values, n, STRIDE=N, COUNT=count, STEPS=27, UNROLL=8, num_warps=1
