@@ -239,7 +239,7 @@ class PromptEntropy(WaitingTokenMetric, function=prompt_entropy, check=check_ent
     Texts of fewer than two tokens are excluded and counted in ``skipped``. Options are those of the function.
     """
 
-    _max_waiting_bytes: ClassVar[int] = 2**27  # the scratch memory of the spectra's kernels
+    _max_waiting_bytes: ClassVar[int] = 2**28  # the scratch memory of the spectra's kernels
 
     def _temporaries(self, states: Tensor) -> int:
         tokens, width = states.shape[1:]

@@ -36,18 +36,18 @@ except ImportError:  # pytest can still collect the module.
 #: Largest number of rows that the kernels support.
 MAX_SIZE = 512
 
-_SCRATCH_BYTES = 128 * 2**20
+_SCRATCH_BYTES = 256 * 2**20  # two matrices of 512 rows for each multiprocessor of an H200
 _WIDTH = 16  # of the band; also the smallest inner dimension of `tl.dot`
 # The fastest launch of each stage on an H200, by its initial rows.
 _BAND_OPTIONS = {
-    512: {"ROWS": 64, "COLS": 64, "PRECISION": "tf32x3", "num_warps": 4},
-    256: {"ROWS": 64, "COLS": 64, "PRECISION": "tf32x3", "num_warps": 4},
-    128: {"ROWS": 32, "COLS": 32, "PRECISION": "tf32x3", "num_warps": 4},
-    64: {"ROWS": 32, "COLS": 32, "PRECISION": "tf32x3", "num_warps": 2},  # for the tests
+    512: {"ROWS": 64, "COLS": 64, "num_warps": 4, "num_stages": 3},
+    256: {"ROWS": 32, "COLS": 32, "num_warps": 2, "num_stages": 1},
+    128: {"ROWS": 32, "COLS": 32, "num_warps": 2, "num_stages": 1},
+    64: {"ROWS": 32, "COLS": 32, "num_warps": 2, "num_stages": 1},  # for the tests
 }
 _CHASE_OPTIONS = {
-    512: {"LANES": 8, "num_warps": 4},
-    256: {"LANES": 8, "num_warps": 2},
+    512: {"LANES": 16, "num_warps": 8},
+    256: {"LANES": 16, "num_warps": 4},
     128: {"LANES": 8, "num_warps": 1},
     64: {"LANES": 8, "num_warps": 1},
 }
@@ -136,7 +136,6 @@ def _reduce_to_band(
     WIDTH: constexpr,
     ROWS: constexpr,
     COLS: constexpr,
-    PRECISION: constexpr,
 ):
     """Reduce the rows from N to LOW to WIDTH entries left of the diagonal, WIDTH rows at a time."""
     b = tl.program_id(0).to(tl.int64)
@@ -164,7 +163,7 @@ def _reduce_to_band(
             left_rows = tl.trans(tl.load(at_pair + swapped + at_rows[None, :], mask=live[None, :], other=0.0))
             for c in range(0, top, COLS):
                 at = matrix + at_rows[:, None] * STRIDE + (c + tile_c)[None, :]
-                update = tl.dot(left_rows, tl.load(at_pair + pairs + (c + tile_c)[None, :]), input_precision=PRECISION)
+                update = tl.dot(left_rows, tl.load(at_pair + pairs + (c + tile_c)[None, :]), input_precision="tf32x3")
                 tl.store(at, tl.load(at, mask=live[:, None], other=0.0) - update, mask=live[:, None])
             tl.debug_barrier()
         # Each reflection replaces its row of the panel; their product is 1 - sum of u v'.
@@ -197,19 +196,19 @@ def _reduce_to_band(
             for c in range(0, top, COLS):
                 at = matrix + (r + tile_r)[:, None] * STRIDE + (c + tile_c)[None, :]
                 right = tl.load(at_pair + pairs + (c + tile_c)[None, :], mask=delayed, other=0.0)
-                part = tl.load(at) - tl.dot(left_rows, right, input_precision=PRECISION)
+                part = tl.load(at) - tl.dot(left_rows, right, input_precision="tf32x3")
                 tl.store(at, part)
                 u_c = tl.load(at_u + ks[:, None] * STRIDE + (c + tile_c)[None, :])
-                sums += tl.dot(part, tl.trans(u_c), input_precision=PRECISION).to(tl.float64)
+                sums += tl.dot(part, tl.trans(u_c), input_precision="tf32x3").to(tl.float64)
             Y = sums.to(tl.float32)
             tl.store(at_y + ks[None, :] * STRIDE + (r + tile_r)[:, None], Y)
             u_r = tl.load(at_u + ks[:, None] * STRIDE + (r + tile_r)[None, :])
-            S += tl.dot(u_r, Y, input_precision=PRECISION).to(tl.float64)
+            S += tl.dot(u_r, Y, input_precision="tf32x3").to(tl.float64)
         tl.debug_barrier()
         for c in range(0, top, COLS):
             at = ks[:, None] * STRIDE + (c + tile_c)[None, :]
             v_c = tl.load(at_v + at)
-            w_c = tl.load(at_y + at) - 0.5 * tl.dot(S.to(tl.float32), v_c, input_precision=PRECISION)
+            w_c = tl.load(at_y + at) - 0.5 * tl.dot(S.to(tl.float32), v_c, input_precision="tf32x3")
             tl.store(at_pair + at, v_c)
             tl.store(at_pair + WIDTH * STRIDE + at, tl.where((c + tile_c < top)[None, :], w_c, 0.0))
         delayed = top > 0
@@ -377,13 +376,13 @@ def _bisect(
     tl.store(out + b * n + ranks, tl.where(ranks < size, eigenvalue * total + nan, 0.0 * total), mask=ranks < n)
 
 
-def eigenvalues_in_float32(matrices: Tensor, sizes: Tensor, *, register_rows: int | None = None) -> Tensor:
+def eigenvalues_in_float32(matrices: Tensor, sizes: Tensor, *, register_rows: int = 128) -> Tensor:
     """Return the eigenvalues of the leading corners in descending order; NaN for an invalid corner or size.
 
     Args:
         matrices: symmetric positive semi-definite, any float dtype, shape ``(B, n, n)`` with ``n <= MAX_SIZE``.
         sizes: rows of each corner, in ``[0, n]``, int32, shape ``(B,)``, on the same device.
-        register_rows: matrices with more rows stay in memory; by default the fastest choice.
+        register_rows: matrices with more rows stay in memory.
 
     Returns:
         Shape ``(B, n)``, float32, zero beyond ``sizes``.
@@ -393,9 +392,6 @@ def eigenvalues_in_float32(matrices: Tensor, sizes: Tensor, *, register_rows: in
     if values.numel() == 0:
         return values
     N = max(32, triton.next_power_of_2(n))
-    if register_rows is None:
-        # Many matrices of 128 rows are faster in memory because more of them fit on the chip than in registers.
-        register_rows = 64 if N == 128 and batch >= 1024 else 128
     step = max(1, _SCRATCH_BYTES // (4 * N * N))
     with torch.cuda.device_of(matrices):  # Triton launches on the current device, not on the tensors' device.
         for start in range(0, batch, step):
