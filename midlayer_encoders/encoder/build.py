@@ -30,7 +30,6 @@ from midlayer_encoders.models.cut import MOST_PLANS, Cut, JointCut
 from midlayer_encoders.models.gguf_cache import TOKENIZER, converted_folder
 from midlayer_encoders.models.hub import BUILT_IN_MINILM, model_location, module_folder, output_embeddings
 from midlayer_encoders.models.load import NoPlanError, load_cut
-from midlayer_encoders.reading.fused import compile_ahead
 from midlayer_encoders.reading.joined_readings import JoinedReadings
 from midlayer_encoders.validation import check_choice
 
@@ -421,7 +420,6 @@ def _load_plan(
     first: Any = transformer_module(tokenizer, loaded, cut, source, options, saved)
     if options.device_map is None:
         first.to(options.device or get_device_name())
-        compile_ahead(first.model)
     if isinstance(cut, JointCut):
         return first, cut, None
     alone, padded = probe_features(first)

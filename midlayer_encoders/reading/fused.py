@@ -21,18 +21,21 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from midlayer_encoders.reading import _rotation_triton
 from midlayer_encoders.reading.locks import turn
 from midlayer_encoders.reading.pooling import find_form, norm_eps
 from midlayer_encoders.spectra.eigen import kernels_run_on
 
+_ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]  # all but cuDNN
 _ROTATION = "apply_rotary_pos_emb"  # the function of a modeling file that rotates queries and keys
 
 _log = logging.getLogger(__name__)
 
 _Forward: TypeAlias = Callable[..., Any]
 
+_compiling = ThreadPoolExecutor(1, thread_name_prefix="midlayer-compiling")
 _fusions: WeakKeyDictionary[nn.Module, list[tuple[nn.Module, _Forward]]] = WeakKeyDictionary()
 
 
@@ -46,7 +49,7 @@ def fused_blocks(model: nn.Module) -> Iterator[None]:
     if parameter is None or not parameter.is_cuda or torch.is_grad_enabled():
         yield
         return
-    with turn(model), _without_cudnn_attention(), _forwards_replaced(model):
+    with turn(model), sdpa_kernel(_ATTENTION), _forwards_replaced(model):
         yield
 
 
@@ -63,31 +66,6 @@ def _forwards_replaced(model: nn.Module) -> Iterator[None]:
     finally:
         for module, _ in replaced:
             del vars(module)["forward"]
-
-
-@contextmanager
-def _without_cudnn_attention() -> Iterator[None]:
-    enabled = torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
-    torch.backends.cuda.enable_cudnn_sdp(False)
-    try:
-        yield
-    finally:
-        torch.backends.cuda.enable_cudnn_sdp(enabled)
-
-
-def compile_ahead(model: nn.Module) -> None:
-    """Begin to compile the kernel of :func:`fused_blocks` in another thread, before the first pass of a model."""
-    parameter = next(model.parameters(), None)
-    if parameter is None or not parameter.is_cuda:
-        return
-    config: Any = getattr(model, "config", None)
-    for module in model.modules():
-        forward: Any = _with_fused_rotation(type(module).forward)
-        heads, width = getattr(config, "num_attention_heads", None), getattr(module, "head_dim", None)
-        if forward is not None and heads and width:
-            key_heads = getattr(config, "num_key_value_heads", None) or heads
-            forward.__globals__[_ROTATION].begin_trial(parameter.device, parameter.dtype, heads, key_heads, width)
-            return
 
 
 def _find_fusions(model: nn.Module) -> Iterator[tuple[nn.Module, _Forward]]:
@@ -149,14 +127,11 @@ class _Rotation:
         return self.plain(q, k, cos, sin, *args, **kwargs)
 
     def _is_ready(self, q: Tensor, k: Tensor) -> bool:
-        trial = self.begin_trial(q.device, q.dtype, q.shape[1], k.shape[1], q.shape[3])
-        return trial.done() and trial.result()
-
-    def begin_trial(self, *kind: Any) -> Future[bool]:
-        """Compare the kernel in another thread; see :meth:`_agrees` for the arguments."""
+        kind = q.device, q.dtype, q.shape[1], k.shape[1], q.shape[3]
         if kind not in self._trials:
-            self._trials[kind] = _thread().submit(self._agrees, *kind)
-        return self._trials[kind]
+            self._trials[kind] = _compiling.submit(self._agrees, *kind)
+        trial = self._trials[kind]
+        return trial.done() and trial.result()
 
     @torch.inference_mode()
     def _agrees(self, device: torch.device, dtype: torch.dtype, q_heads: int, k_heads: int, width: int) -> bool:
@@ -182,8 +157,3 @@ def _fits(states: Tensor, cos: Tensor) -> bool:
         return False
     is_table = cos.shape[1:] == states.shape[2:] and cos.dtype == states.dtype and cos.is_contiguous()
     return is_table and states.stride(3) == 1 and states.numel() > 0 and kernels_run_on(states, (7, 0))
-
-
-@cache
-def _thread() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(1, thread_name_prefix="midlayer-compiling")

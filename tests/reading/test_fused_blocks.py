@@ -118,29 +118,6 @@ def test_rotation_by_the_kernel_is_bitwise_equal(q_heads: int, k_heads: int, wid
     assert rotation._agrees(torch.device(DEVICE), dtype, q_heads, k_heads, width)
 
 
-@pytest.mark.parametrize("name", ["Llama", "Qwen3", "Gemma3"])
-def test_kernel_is_compiled_ahead_for_the_heads_of_the_model(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    kinds: list[Any] = []
-    monkeypatch.setattr(fused._Rotation, "begin_trial", lambda _, *kind: kinds.append(kind))
-    model = CONFIGS[name]()
-    fused.compile_ahead(model)
-    assert kinds == []  # without a GPU
-    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
-    fused.compile_ahead(model)
-    monkeypatch.undo()
-    asked: list[Any] = []
-
-    def ask(_: Any, q: Tensor, k: Tensor) -> bool:
-        asked.append((q.device, q.dtype, q.shape[1], k.shape[1], q.shape[3]))
-        return False
-
-    monkeypatch.setattr(fused, "_fits", lambda *_: True)
-    monkeypatch.setattr(fused._Rotation, "_is_ready", ask)
-    with torch.inference_mode(), fused._forwards_replaced(model):
-        states(model)
-    assert set(asked) == set(kinds)
-
-
 @pytest.mark.triton
 @pytest.mark.skipif(not INTERPRETED and DEVICE == "cpu", reason="needs a GPU or Triton's interpreter")
 def test_kernel_takes_over_where_it_agrees() -> None:
