@@ -302,7 +302,8 @@ class EmbeddingEncoder(SavableEncoder):
         """
         if torch.compiler.is_compiling():
             return super().__call__(*args, **kwargs)
-        with turn(self.transformer), fused_blocks(self.transformer):
+        is_compiled = any(module._compiled_call_impl is not None for module in (self, *self))
+        with turn(self.transformer), nullcontext() if is_compiled else fused_blocks(self.transformer):
             return super().__call__(*args, **kwargs)
 
     def forward(self, input: dict[str, Any], **kwargs: Any) -> dict[str, Any]:  # noqa: A002  (the base class's name)

@@ -7,12 +7,15 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers as tf
 from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
+from midlayer_encoders import LayerEncoder
+from midlayer_encoders.encoder import encoding
 from midlayer_encoders.reading import fused
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -24,7 +27,11 @@ def make(config_class: Any, **options: Any) -> nn.Module:
     torch.manual_seed(0)
     common = {"vocab_size": 32, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
     config = config_class(**common, intermediate_size=64, max_position_embeddings=64, pad_token_id=0, **options)
-    model = tf.AutoModel.from_config(config).eval().to(DEVICE)
+    return perturbed(config)
+
+
+def perturbed(config: Any) -> nn.Module:
+    model: nn.Module = tf.AutoModel.from_config(config).eval().to(DEVICE)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
@@ -40,6 +47,7 @@ def replaced(model: nn.Module) -> dict[str, str]:
     return {name: type(module).__name__ for name, module in model.named_modules() if "forward" in vars(module)}
 
 
+MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_n_groups": 1, "mamba_chunk_size": 8}
 CONFIGS: dict[str, Callable[[], nn.Module]] = {
     "Llama": lambda: make(tf.LlamaConfig, num_key_value_heads=2),
     "Qwen3": lambda: make(tf.Qwen3Config, num_key_value_heads=2, head_dim=8),
@@ -49,7 +57,14 @@ CONFIGS: dict[str, Callable[[], nn.Module]] = {
     "Cohere": lambda: make(tf.CohereConfig),
     "Gemma3": lambda: make(tf.Gemma3TextConfig, num_key_value_heads=2, head_dim=8),
     "BERT": lambda: make(tf.BertConfig),
+    # One tensor to rotate; a norm with a gate; a norm of a part of the states.
+    "GPTJ": lambda: perturbed(tf.GPTJConfig(vocab_size=32, n_embd=32, n_layer=3, n_head=4, rotary_dim=4)),
+    "Bamba": lambda: make(tf.BambaConfig, num_key_value_heads=2, attn_layer_indices=[1], **MAMBA),
+    "FalconMamba": lambda: perturbed(
+        tf.FalconMambaConfig(vocab_size=32, hidden_size=32, num_hidden_layers=3, state_size=8)
+    ),
 }
+NUM_ROTATIONS = {"BERT": 0, "GPTJ": 0, "FalconMamba": 0, "Bamba": 1}
 NORMS_PER_BLOCK = {"Llama": 2, "Qwen3": 4, "Phi3": 2}  # beside the last one; Gemma's weights are offsets from one
 
 
@@ -65,7 +80,7 @@ def test_states_differ_by_rounding(name: str) -> None:
     assert (
         sum("RMSNorm" in kind for kind in kinds) == 3 * NORMS_PER_BLOCK.get(name, -1) + 1 or name not in NORMS_PER_BLOCK
     )
-    assert sum("Attention" in kind for kind in kinds) == (0 if name == "BERT" else 3)
+    assert sum("Attention" in kind for kind in kinds) == NUM_ROTATIONS.get(name, 3)
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
 
 
@@ -96,6 +111,14 @@ def test_without_a_gpu_nothing_changes() -> None:
     with torch.inference_mode(), fused.fused_blocks(model):
         assert replaced(model) == {}
         assert torch.backends.cuda.cudnn_sdp_enabled()
+
+
+def test_compiled_encoder_is_not_fused(tiny_folder: Callable[[str], str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoding, "fused_blocks", fused._forwards_replaced)
+    encoder = LayerEncoder(tiny_folder("Llama"), 2, device="cpu")
+    expected = encoder.encode(["one text"])
+    encoder.compile(backend="eager")
+    assert np.allclose(encoder.encode(["one text"]), expected, atol=1e-6)
 
 
 def test_norm_of_another_form_is_not_fused() -> None:
