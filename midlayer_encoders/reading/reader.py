@@ -168,8 +168,7 @@ class LayerReader:
 
     def _num_threads(self) -> int:
         """Return the number of threads that prepare batches."""
-        is_media = getattr(self.preprocess, "tokenizer", None) is None
-        if not is_media or self.device is None or self.device.type != "cuda":
+        if getattr(self.preprocess, "tokenizer", None) is not None or self.device is None or self.device.type != "cuda":
             return _TEXT_THREADS
         return max(_TEXT_THREADS, min(cpus_per_process(1) // 2, _MAX_MEDIA_THREADS))
 

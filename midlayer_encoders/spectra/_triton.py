@@ -43,13 +43,11 @@ _BAND_OPTIONS = {
     512: {"ROWS": 64, "COLS": 64, "num_warps": 4, "num_stages": 3},
     256: {"ROWS": 32, "COLS": 32, "num_warps": 2, "num_stages": 1},
     128: {"ROWS": 32, "COLS": 32, "num_warps": 2, "num_stages": 1},
-    64: {"ROWS": 32, "COLS": 32, "num_warps": 2, "num_stages": 1},  # for the tests
 }
 _CHASE_OPTIONS = {
     512: {"LANES": 16, "num_warps": 8},
     256: {"LANES": 16, "num_warps": 4},
     128: {"LANES": 8, "num_warps": 1},
-    64: {"LANES": 8, "num_warps": 1},
 }
 _REGISTER_WARPS = {128: 4, 64: 1, 32: 1}
 

@@ -231,8 +231,7 @@ def limit_cores(cores: int = 1) -> None:
     """
     torch.get_num_threads()  # initializes torch's number in this thread, which would later override the limit
     with _searching:  # it takes a second, so that several threads must not search at once
-        libraries = _libraries()
-    libraries.limit(limits=cores, user_api="openmp")
+        _libraries().limit(limits=cores, user_api="openmp")
 
 
 _searching = threading.Lock()
