@@ -245,3 +245,8 @@ def test_joblib_still_works_after_workers_ran() -> None:
     future = mteb_jobs.Workers(2, 2)._pool().submit(abs, -1)
     assert future.result() == 1
     assert joblib.Parallel(n_jobs=2)(joblib.delayed(abs)(number) for number in (-1, 2)) == [1, 2]
+
+
+def test_processes_share_the_cores() -> None:
+    shares = [(workers.count, workers.threads) for workers in (mteb_jobs.Workers(16, jobs) for jobs in (0, 3, 6, 18))]
+    assert shares == [(1, 16), (3, 5), (6, 2), (16, 1)]
