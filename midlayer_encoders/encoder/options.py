@@ -13,7 +13,7 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import Field, dataclass, field, fields
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from midlayer_encoders import _types as types
@@ -325,8 +325,8 @@ class EncoderOptions:
             >>> EncoderOptions(norm="none", pooling="mean", device="cpu").changed()
             {'norm': 'none', 'pooling': 'mean', 'device': 'cpu'}
         """
-        values = {option.name: getattr(self, option.name) for option in fields(self)}
-        return {name: value for name, value in values.items() if value != option_fields()[name].default}
+        defaults = {name: option.default for name, option in option_fields().items()}
+        return {name: value for name, value in vars(self).items() if value != defaults[name]}
 
     def recreating(self) -> dict[str, Any]:
         """Return the options that change vectors and differ from their defaults, by name."""
@@ -359,6 +359,7 @@ class EncoderOptions:
                 )
 
 
+@cache
 def option_fields() -> dict[str, Field[Any]]:
     """Return the fields by name."""
     return {option.name: option for option in fields(EncoderOptions)}

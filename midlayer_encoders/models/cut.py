@@ -4,7 +4,7 @@ import copy
 import itertools
 import re
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
@@ -157,7 +157,7 @@ def cut_model(model: nn.Module, cut: Cut) -> nn.Module:
         empty = _empty_like(model) if depth_changes else None
         while len(blocks) < cut.keep:  # only its input is read
             new = None if empty is None else empty.get_submodule(anatomy.blocks)[len(blocks)]  # type: ignore[index]
-            blocks.append(_copied(blocks[-1], len(blocks)) if new is None else _zeroed(new, blocks[-1]))
+            blocks.append(_copied(blocks[-1], len(blocks)) if new is None else _zeroed(copy.deepcopy(new), blocks[-1]))
         del blocks[cut.keep :]
         if empty is not None:
             _fit_parts(model, empty, anatomy.blocks)
@@ -184,11 +184,9 @@ def _empty_like(model: Any) -> nn.Module | None:
     """Return a model of the same class and config without weights, or ``None`` if its class cannot build one."""
     if internals.is_remote(model):
         return None
-    try:
-        with internals.without_weights():
-            return type(model)(copy.deepcopy(model.config))  # type: ignore[no-any-return]
-    except Exception:  # an unsupported depth: verification of the states refuses such a cut
-        return None
+    with suppress(Exception):  # an unsupported depth: verification of the states refuses such a cut
+        return internals.empty_model(type(model), model.config)  # type: ignore[no-any-return]
+    return None
 
 
 def _zeroed(block: nn.Module, like: nn.Module) -> nn.Module:
@@ -226,7 +224,7 @@ def _fit_parts(model: nn.Module, empty: nn.Module, blocks: str) -> None:
             for name, value in vars(part).items():
                 current = vars(parts[path]).get(name)
                 if isinstance(value, list) and isinstance(current, list) and len(value) != len(current):
-                    setattr(parts[path], name, value)
+                    setattr(parts[path], name, copy.copy(value))
 
 
 def at_depth(model: nn.Module, cut: Cut) -> AbstractContextManager[Any]:

@@ -159,11 +159,11 @@ class _Loader:
         keep = min(max(cut.keep, 1), anatomy.num_layers)
         remote = internals.is_remote(complete)  # its cut is compared with the whole model
         loaded_blocks = anatomy.num_layers if self.adapters or remote else keep
-        for depth in {cut.keep, loaded_blocks} - {anatomy.num_layers}:  # an export writes a folder of the first depth
-            depth_config = cut_config(config, anatomy.num_layers, depth)
+        depths = {cut.keep, loaded_blocks} - {anatomy.num_layers}  # an export writes a folder of the first depth
+        configs = {depth: cut_config(config, anatomy.num_layers, depth) for depth in depths}
+        for depth, depth_config in configs.items():
             _check(complete, depth_config, [(anatomy, depth)], options["trust_remote_code"])
-        if loaded_blocks < anatomy.num_layers:
-            config = cut_config(config, anatomy.num_layers, loaded_blocks)
+        config = configs.get(loaded_blocks, config)
         if self.gguf_file is not None:
             place = str(self.gguf_file.parent)
             from_file = {"gguf_file": self.gguf_file.name, "local_files_only": True, "dtype": torch.float32}
@@ -220,8 +220,7 @@ class _Loader:
                 ) from None
             cuts[name] = plan_cuts(anatomy, resolved, self.norm)[0]
             attribute = anatomies.TOWERS[name].config
-            tower_config = cut_config(getattr(config, attribute), anatomy.num_layers, cuts[name].keep)
-            setattr(config, attribute, tower_config)
+            setattr(config, attribute, cut_config(getattr(config, attribute), anatomy.num_layers, cuts[name].keep))
         depths = [(cut.anatomy, cut.keep) for cut in cuts.values()]
         if internals.is_remote(complete) and any(keep < anatomy.num_layers for anatomy, keep in depths):
             raise CutError(
@@ -314,19 +313,18 @@ def _empty(config: Any, trust_remote_code: bool = False) -> Any:
     import transformers
 
     encoder = internals.encoder_part(config)
-    with internals.without_weights():
-        if encoder is not None:
-            try:
-                return encoder.kind(copy.deepcopy(encoder.config))
-            except (TypeError, AttributeError, ValueError) as reason:
-                raise CutError(f"The encoder of {type(config).__name__} does not work on its own: {reason}") from reason
-        if getattr(config, "is_encoder_decoder", False):
-            raise CutError(
-                f"{type(config).__name__} has an encoder and a decoder, and its encoder is not a model on its own, so "
-                "its layers cannot be read. Pass an encoder-only model."
-            )
-        internals.forget_remote_model(config)
-        return transformers.AutoModel.from_config(copy.deepcopy(config), trust_remote_code=trust_remote_code)
+    if encoder is not None:
+        try:
+            return internals.empty_model(encoder.kind, encoder.config)
+        except (TypeError, AttributeError, ValueError) as reason:
+            raise CutError(f"The encoder of {type(config).__name__} does not work on its own: {reason}") from reason
+    if getattr(config, "is_encoder_decoder", False):
+        raise CutError(
+            f"{type(config).__name__} has an encoder and a decoder, and its encoder is not a model on its own, so "
+            "its layers cannot be read. Pass an encoder-only model."
+        )
+    internals.forget_remote_model(config)
+    return internals.empty_model(transformers.AutoModel.from_config, config, trust_remote_code=trust_remote_code)
 
 
 def _complete_model(config: Any, model: str, trust_remote_code: bool) -> Any:
@@ -347,8 +345,7 @@ def _empty_part(complete: Any, path: str) -> Any:
     part = complete.get_submodule(path)
     if has_automatic_class(part.config):
         return _empty(part.config)
-    with internals.without_weights():
-        return type(part)(part.config)
+    return internals.empty_model(type(part), part.config)
 
 
 def _check(complete: Any, config: Any, depths: Sequence[tuple[Anatomy, int]], trust_remote_code: bool) -> None:
@@ -359,15 +356,15 @@ def _check(complete: Any, config: Any, depths: Sequence[tuple[Anatomy, int]], tr
         if internals.is_remote(complete):
             cut = _empty(config, trust_remote_code)
         else:
-            with internals.without_weights():
-                cut = type(complete)(copy.deepcopy(config))
+            cut = internals.empty_model(type(complete), config)
     except MidlayerError:
         raise
     except Exception as reason:  # invalid configs fail in their own ways
         raise CutError(f"{name} cannot be made with {depth_text}: {reason}") from reason
-    added = [(anatomy, block) for anatomy, keep in depths for block in range(anatomy.num_blocks, keep)]
-    expected = _shapes(complete, [pattern for anatomy, keep in depths for pattern in _dropped(anatomy, keep)])
-    actual = _shapes(cut, [_block_pattern(anatomy, block) for anatomy, block in added])  # without blocks never read
+    dropped = [(anatomy, range(keep, anatomy.num_blocks)) for anatomy, keep in depths if not anatomy.shared]
+    expected = _shapes(complete, dropped)
+    # Without added blocks, which are never read.
+    actual = _shapes(cut, [(anatomy, range(anatomy.num_blocks, keep)) for anatomy, keep in depths])
     if any(expected.get(key) != actual.get(key) and not _UNREAD.search(key) for key in {*expected, *actual}):
         raise CutError(
             f"{name} with {depth_text} is not {name} without the others: other parameters come or go with its depth. "
@@ -377,10 +374,10 @@ def _check(complete: Any, config: Any, depths: Sequence[tuple[Anatomy, int]], tr
         _check_blocks(complete, cut, anatomy, keep)
 
 
-def _shapes(model: nn.Module, ignored: Sequence[str]) -> dict[str, torch.Size]:
-    """Return the shape of every weight of a model whose name matches no ignored pattern."""
-    pattern = re.compile("|".join(ignored) or r"(?!)")
-    return {name: value.shape for name, value in model.state_dict().items() if not pattern.match(name)}
+def _shapes(model: nn.Module, ignored: Sequence[tuple[Anatomy, range]]) -> dict[str, torch.Size]:
+    """Return the shape of every weight of a model outside the ignored blocks."""
+    prefixes = tuple(f"{anatomy.blocks}.{block}." for anatomy, blocks in ignored for block in blocks)
+    return {name: value.shape for name, value in model.state_dict().items() if not name.startswith(prefixes)}
 
 
 def _check_blocks(complete: Any, cut: Any, anatomy: Anatomy, keep: int) -> None:
@@ -427,15 +424,6 @@ def _is_plain(value: Any) -> bool:
     return isinstance(value, int | float | str | bool | None)
 
 
-def _block_pattern(anatomy: Anatomy, block: int) -> str:
-    return rf"^{re.escape(anatomy.blocks)}\.{block}\."
-
-
-def _dropped(anatomy: Anatomy, keep: int) -> list[str]:
-    """Return patterns that match exactly the parameter names of the dropped blocks."""
-    return [] if anatomy.shared else [_block_pattern(anatomy, block) for block in range(keep, anatomy.num_blocks)]
-
-
 def _read(
     model_class: Any,
     model: str,
@@ -463,8 +451,7 @@ def _read(
         raise CutError(f"{model_class.__name__} cannot be loaded with this number of blocks: {reason!r}") from reason
     final_prefixes = tuple(f"{path}." for path in final)  # some families name a pooled token's norm alike
     lacking = {*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])}
-    missing = sorted(key for key in lacking if key.startswith(final_prefixes) or not unread.search(key))
-    if missing:
+    if missing := sorted(key for key in lacking if key.startswith(final_prefixes) or not unread.search(key)):
         more = f" and {len(missing) - _MAX_NAMED} more" if len(missing) > _MAX_NAMED else ""
         raise ModelNotFoundError(
             f"The files of {model!r} must hold every weight of {model_class.__name__}, but lack {len(missing)}: "

@@ -6,10 +6,11 @@
 import copy
 import importlib
 import inspect
+import pickle
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
+from functools import lru_cache, partial
 from operator import attrgetter
 from typing import Any, NamedTuple
 from unittest import mock
@@ -65,6 +66,24 @@ def without_weights() -> Iterator[None]:
         yield
 
 
+def empty_model(make: Callable[..., Any], config: Any, **options: Any) -> Any:
+    """Return the model that ``make`` builds from a config on the meta device; callers must not change it.
+
+    A sweep loads the same model again and again, so the last ones are kept, except those of code outside transformers,
+    which may have changed.
+    """
+    if not is_remote(config) and not hasattr(config, "auto_map"):
+        return _kept_model(make, pickle.dumps(config), **options)
+    with without_weights():
+        return make(copy.deepcopy(config), **options)
+
+
+@lru_cache(maxsize=16)
+def _kept_model(make: Callable[..., Any], config: bytes, **options: Any) -> Any:
+    with without_weights():
+        return make(pickle.loads(config), **options)
+
+
 @contextmanager
 def without_bars() -> Iterator[None]:
     """Hide the bars of weights that are read, converted or written; those of downloads are shown."""
@@ -88,19 +107,20 @@ def read_weights(kind: Any, model: str, *, prefix: str | None = None, **options:
         prefix: prefix of the model's keys in the files, if it is not the class's.
         options: of ``from_pretrained``.
     """
-    attributes = {
-        # transformers looks up conversions and recorded outputs by name and module.
-        "__module__": kind.__module__,
-        "__qualname__": kind.__qualname__,
-        "base_model_prefix": prefix or kind.base_model_prefix,
-    }
-    subclass: Any = type(kind.__name__, (kind,), attributes)
+    subclass = _with_prefix(kind, prefix or kind.base_model_prefix)
     # A level of the logger would add other lines.
     no_log = mock.patch.object(transformers_logging.get_logger("transformers.modeling_utils"), "disabled", True)
     with without_bars(), no_log:
         loaded, report = subclass.from_pretrained(model, output_loading_info=True, **options)
     loaded.__class__ = kind
     return loaded, report
+
+
+@lru_cache(maxsize=16)
+def _with_prefix(kind: Any, prefix: str) -> Any:
+    # transformers looks up conversions and recorded outputs by name and module.
+    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    return type(kind.__name__, (kind,), {**names, "base_model_prefix": prefix})
 
 
 def causal_model_class(model: Any) -> Any | None:
@@ -140,8 +160,7 @@ def encoder_part(config: Any) -> EncoderPart | None:
         return EncoderPart(attrgetter(name)(transformers), config, "encoder")
     if not getattr(config, "is_encoder_decoder", False) or type(config) not in transformers.MODEL_MAPPING:
         return None
-    with without_weights():
-        complete: Any = transformers.AutoModel.from_config(copy.deepcopy(config))
+    complete = empty_model(transformers.AutoModel.from_config, config)
     encoder = complete.get_encoder()
     path = next((path for path, module in complete.named_modules() if module is encoder), "")
     return EncoderPart(type(encoder), encoder.config, path) if is_pretrained(encoder) and path else None
@@ -217,8 +236,8 @@ def input_embeddings(model: Any) -> nn.Module | None:
     return embeddings
 
 
-def is_remote(model: nn.Module) -> bool:
-    """Return whether a model's code is not that of transformers, but from the hub or another package."""
+def is_remote(model: object) -> bool:
+    """Return whether the code of a model, or of a config, is from the hub or another package, not of transformers."""
     return not type(model).__module__.startswith("transformers.")
 
 
@@ -279,5 +298,4 @@ def drop_recording_hooks(model: nn.Module) -> None:
 
 def register_recordable_outputs(model: Any) -> None:
     """Register the outputs that a model's class records, which unpickling does not do."""
-    with torch.device("meta"):
-        type(model)(model.config)
+    empty_model(type(model), model.config)

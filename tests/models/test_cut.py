@@ -97,6 +97,7 @@ def test_config_without_the_block_count_is_refused() -> None:
         cut_config(tf.BertConfig(num_hidden_layers=4), 7, 2)
 
 
+@pytest.mark.usefixtures("changed_classes")
 def test_block_that_depends_on_the_depth_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from transformers.models.llama import modeling_llama
 
@@ -127,6 +128,7 @@ def test_weights_after_the_layer_are_not_read(tmp_path: Path) -> None:
     assert all(parameter.isfinite().all() for parameter in model.parameters())
 
 
+@pytest.mark.usefixtures("changed_classes")
 def test_model_that_recounts_its_blocks_counts_those_of_the_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny("Llama")
     model_class, original_init = type(model), type(model).__init__

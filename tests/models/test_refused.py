@@ -199,6 +199,7 @@ def change_epsilon(block: Any) -> None:
     ],
 )
 @pytest.mark.parametrize(("norm", "last"), [("final", 2), ("none", 3)])
+@pytest.mark.usefixtures("changed_classes")
 def test_model_whose_last_block_has_other_settings_is_not_cut(
     change: Callable[[Any], None],
     message: str,
@@ -225,6 +226,7 @@ def test_model_whose_last_block_has_other_settings_is_not_cut(
     np.testing.assert_allclose(encoder.encode(TEXTS), whole.encode_layers(TEXTS)[2], atol=1e-5)
 
 
+@pytest.mark.usefixtures("changed_classes")
 def test_weights_that_depend_on_the_depth_are_refused(
     tiny_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -97,6 +97,19 @@ def test_model_without_recording_hooks_can_be_pickled_and_records_again(name: st
             torch.testing.assert_close(actual_states, expected_states)
 
 
+def test_models_without_weights_are_built_once_for_equal_configs() -> None:
+    class OwnConfig(tf.LlamaConfig):
+        """A config whose code may change."""
+
+    sizes = {"vocab_size": 8, "hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 1}
+    model = internals.empty_model(tf.LlamaModel, tf.LlamaConfig(**sizes, num_hidden_layers=2))
+    assert {weight.device.type for weight in model.parameters()} == {"meta"}
+    assert internals.empty_model(tf.LlamaModel, tf.LlamaConfig(**sizes, num_hidden_layers=2)) is model
+    assert len(internals.empty_model(tf.LlamaModel, tf.LlamaConfig(**sizes, num_hidden_layers=1)).layers) == 1
+    own = OwnConfig(**sizes, num_hidden_layers=2)
+    assert internals.empty_model(tf.LlamaModel, own) is not internals.empty_model(tf.LlamaModel, own)
+
+
 def test_class_is_registered_as_recording_when_a_model_is_created() -> None:
     model = tiny("BERT")
     output_capturing._CAN_RECORD_REGISTRY.pop(str(type(model)))  # as in a process without such a model
