@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import BrokenExecutor
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,8 @@ from midlayer_encoders import LayerEncoder, embed, measure, probe, progression
 from midlayer_encoders.errors import DiskFullError, FolderError, MidlayerError, OptionError
 from midlayer_encoders.files import folder_lock
 from midlayer_encoders.probing import ProbeSettings
+from midlayer_encoders.processes import pool as pool_module
+from midlayer_encoders.processes.pool import ProcessPool
 from midlayer_encoders.processes.sharing import (
     Group,
     OtherProcessError,
@@ -38,6 +41,7 @@ from midlayer_encoders.processes.sharing import (
     launch,
 )
 from midlayer_encoders.selection import select
+from midlayer_encoders.sweeping import mteb_jobs
 from midlayer_encoders.sweeping.mteb_jobs import Workers
 from tests.others_warnings import MTEB
 from tests.sweeping.scoring import sweep
@@ -540,7 +544,64 @@ def test_every_command_of_two_processes_gives_the_result_of_one(tmp_path: Path) 
             assert frame.equals(expected_frame)
 
 
-def test_workers_watch_their_parent() -> None:
-    """The slow tests kill a parent; here no worker starts, which would import the package."""
+@pytest.fixture
+def pool() -> Iterator[ProcessPool]:
+    """Return a pool that imports nothing else."""
+    pool = ProcessPool("math", 2, 3)
+    yield pool
+    pool.kill()
+
+
+def test_pool_returns_results_and_raises_errors_of_its_processes(pool: ProcessPool) -> None:
+    assert [future.result() for future in [pool.submit(abs, -number) for number in range(5)]] == [0, 1, 2, 3, 4]
+    own = eval("lambda number: number + 7", {"__name__": "__main__"})  # as in a notebook: it cannot be imported
+    assert pool.submit(own, 1).result() == 8
+    with pytest.raises(ZeroDivisionError):
+        pool.submit(divmod, 1, 0).result()
+    assert pool.submit(os.getenv, "OMP_NUM_THREADS").result() == "3"
+    busy = [pool.submit(time.sleep, 0.2) for _ in range(2)]
+    assert len({pool.submit(os.getpid).result() for _ in range(8)} | {os.getpid()}) >= 2
+    assert [future.result() for future in busy] == [None, None]
+    assert pool.wake()
+
+
+def test_killed_process_breaks_the_pool(pool: ProcessPool) -> None:
+    process, other = pool.submit(os.getpid).result(), pool.submit(time.sleep, 60)
+    os.kill(process, signal.SIGKILL)
+    with pytest.raises(BrokenExecutor):
+        other.result(timeout=20)
+    with pytest.raises(BrokenExecutor):
+        pool.submit(os.getpid).result(timeout=20)
+    assert not pool.wake()
+
+
+def test_idle_pool_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_module, "_IDLE_SECONDS", 0)
+    pool = ProcessPool("math", 2, 1)
+    future = pool.submit(time.sleep, 1.5)
+    assert future.result() is None  # a busy pool does not
+    deadline = time.monotonic() + 20
+    while pool.wake():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_process_does_not_wait_for_the_imports_of_its_pool(tmp_path: Path) -> None:
+    (tmp_path / "endless.py").write_text("import time; print('imported', flush=True); time.sleep(600)")
+    script = "import time; from midlayer_encoders.processes.pool import ProcessPool; ProcessPool('endless', 2, 1)"
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), str(tmp_path)])}
+    command = [sys.executable, "-c", f"{script}; time.sleep(5)"]
+    done = subprocess.run(command, capture_output=True, env=env, timeout=120, text=True)
+    assert (done.returncode, done.stdout) == (0, "imported\n")  # its output ends with the last process
+
+
+def test_workers_of_sweeps_are_kept_until_they_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mteb_jobs, "__name__", "math")  # processes that import nothing else
     pool = Workers(2, 2)._pool()
-    assert (pool._initializer, pool._initargs) == (end_with_parent, (os.getpid(),))
+    assert Workers(2, 5)._pool() is pool
+    other = Workers(6, 2)._pool()  # of more threads
+    assert other is not pool
+    pool.kill()
+    assert Workers(2, 2)._pool() is not pool
+    Workers.kill()
+    assert not other.wake()

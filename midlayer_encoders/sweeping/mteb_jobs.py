@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import time
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Future, as_completed
@@ -22,7 +22,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from huggingface_hub import constants as huggingface_constants
-from joblib.executor import get_memmapping_executor
 from mteb.abstasks import AbsTask
 from mteb.abstasks.task_metadata import TaskMetadata
 from mteb.cache import ResultCache
@@ -38,7 +37,8 @@ from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import MidlayerError, OptionError, error_summary
 from midlayer_encoders.files import explain_full_disk, make_folder, read_artifact, scratch, write_file
 from midlayer_encoders.models.hub import offline_cause
-from midlayer_encoders.processes.sharing import FATAL, end_with_parent
+from midlayer_encoders.processes.pool import ProcessPool
+from midlayer_encoders.processes.sharing import FATAL
 from midlayer_encoders.scoring import all_alike
 from midlayer_encoders.store import TextNotStoredError
 from midlayer_encoders.sweeping.compression import Compression
@@ -48,8 +48,6 @@ from midlayer_encoders.tasks.samples import whole_name
 from midlayer_encoders.tasks.sources import MtebSource, SampledSource, TaskSource, task_sources
 
 _CHECKSUM = ".checksum"  # suffix of the file with the checksum of mteb's result
-_IDLE_SECONDS = 300  # after which an unused worker ends
-_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 # Names under which sentence-transformers looks for the prompt of a query or a document.
 _PROMPT_NAMES = {"query": ("query",), "document": ("document", "passage", "corpus")}
@@ -339,18 +337,16 @@ class Workers:
         max_jobs: maximum number of jobs at a time.
     """
 
-    _pools: ClassVar[dict[int, Any]] = {}  # joblib has one pool per process, and a forked process inherits this
+    _pools: ClassVar[dict[tuple[int, int, int], ProcessPool]] = {}  # which the next sweep uses, too
 
     def __init__(self, cores: int, max_jobs: int) -> None:
-        self.count = max(min(cores, max_jobs), 1)
+        self.count = max(min(cores, max_jobs), 1) if sys.platform != "win32" else 1
         self.threads = max(cores // self.count, 1)
 
     def start(self) -> None:
         """Start the processes and their imports, which take seconds."""
         if self.count > 1:
-            pool = self._pool()
-            for _ in range(self.count):
-                pool.submit(_import_and_wait)
+            self._pool()
 
     def begin(self, jobs: Sequence[Job]) -> list[Future[Score]]:
         """Start jobs in the background; :func:`wait_for_score` returns the score of one."""
@@ -372,20 +368,19 @@ class Workers:
                 for future in futures:
                     future.cancel()
 
-    def _pool(self) -> Any:
-        # joblib reuses its workers from sweep to sweep and does not run the caller's script again. The pool must come
-        # from joblib, not from loky: joblib fails on a pool that it did not create.
-        environment = dict.fromkeys(_THREAD_VARIABLES, str(self.threads))
-        pool = self._pools[os.getpid()] = get_memmapping_executor(
-            self.count, timeout=_IDLE_SECONDS, env=environment, initializer=end_with_parent, initargs=(os.getpid(),)
-        )
+    def _pool(self) -> ProcessPool:
+        key = os.getpid(), self.count, self.threads  # a forked process cannot use its parent's
+        pool = self._pools.get(key)
+        if pool is None or not pool.wake():
+            pool = self._pools[key] = ProcessPool(__name__, self.count, self.threads)
         return pool
 
     @classmethod
     def kill(cls) -> None:
-        """End the processes now; otherwise an interrupted sweep waits until they have imported mteb."""
-        if (pool := cls._pools.pop(os.getpid(), None)) is not None:
-            pool.terminate(kill_workers=True)
+        """End the processes now; otherwise an interrupted sweep waits for their jobs."""
+        for key, pool in cls._pools.items():
+            if key[0] == os.getpid():
+                pool.kill()
 
 
 def wait_for_score(future: Future[Score]) -> Score:
@@ -397,11 +392,6 @@ def wait_for_score(future: Future[Score]) -> Score:
             "A worker process was killed while it scored layers, perhaps because memory ran out. Finished scores are "
             "saved: run again, with fewer `workers` if memory is short."
         ) from error
-
-
-def _import_and_wait() -> None:
-    """Keep a worker busy, so that the next call starts another one; the worker imports this module first."""
-    time.sleep(0.1)
 
 
 def _run_in_worker(job: Job) -> Score:

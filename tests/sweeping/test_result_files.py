@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import joblib
 import polars as pl
 import pytest
 
@@ -183,12 +182,13 @@ def _kill_worker(job: mteb_jobs.Job) -> mteb_jobs.Score:
 
 @pytest.mark.slow
 def test_killed_worker_error_names_the_fix(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mteb_jobs, "_has_result", lambda _: False)
     monkeypatch.setattr(mteb_jobs, "_run_in_worker", _kill_worker)
     with pytest.raises(MidlayerError, match=r"A worker process was killed .* run again, with fewer `workers`"):
         list(mteb_jobs.Workers(2, 2).run([1, 2]))  # type: ignore[list-item]
     monkeypatch.setattr(mteb_jobs, "_run_in_worker", abs)
     assert sorted(mteb_jobs.Workers(2, 2).run([-1, 2])) == [1, 2]  # type: ignore[list-item, type-var]
-    joblib.externals.loky.get_reusable_executor().shutdown(wait=True)
+    mteb_jobs.Workers.kill()
 
 
 def test_full_disk_stops_a_sweep_which_can_be_resumed(encoder: LayerEncoder, small_disk: Path) -> None:
@@ -237,14 +237,6 @@ def test_folder_in_place_of_a_file_is_refused(pattern: str, encoder: LayerEncode
         sweep(encoder, task, out=out, **IN_MEMORY)
     path.rmdir()
     assert sweep(encoder, task, out=out, **IN_MEMORY).frame.equals(first.frame)
-
-
-@pytest.mark.slow
-def test_joblib_still_works_after_workers_ran() -> None:
-    assert list(mteb_jobs.Workers(2, 2).run([])) == []
-    future = mteb_jobs.Workers(2, 2)._pool().submit(abs, -1)
-    assert future.result() == 1
-    assert joblib.Parallel(n_jobs=2)(joblib.delayed(abs)(number) for number in (-1, 2)) == [1, 2]
 
 
 def test_processes_share_the_cores() -> None:

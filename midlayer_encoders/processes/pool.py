@@ -1,0 +1,140 @@
+"""Processes that run calls of one module, forked from a process that imports it once.
+
+An import of mteb and sentence-transformers takes ten seconds, and several at a time slow each other down. Unlike the
+processes of ``multiprocessing``, these do not run the caller's script again.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import importlib
+import os
+import queue
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import BrokenExecutor, Future, ThreadPoolExecutor
+from contextlib import suppress
+from multiprocessing.connection import Connection, Pipe
+from typing import Any
+
+import cloudpickle
+
+from midlayer_encoders.processes.sharing import end_with_parent
+
+_IDLE_SECONDS = 300  # after which the processes end
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+
+
+class ProcessPool:
+    """Processes for calls: they start at once and end when they are idle, killed, or with this process.
+
+    Args:
+        module: imported before the first call.
+        count: number of processes.
+        threads: number of threads of numerical libraries in each process.
+    """
+
+    def __init__(self, module: str, count: int, threads: int) -> None:
+        self._last_use = time.monotonic()
+        self._count = count
+        self._lock = threading.Lock()
+        self._threads = ThreadPoolExecutor(count, "midlayer worker")  # each waits for the result of one process
+        self._idle: queue.SimpleQueue[Connection] = queue.SimpleQueue()
+        ends = [Pipe() for _ in range(count)]
+        for ours, _ in ends:
+            self._idle.put(ours)
+        descriptors = [theirs.fileno() for _, theirs in ends]
+        path = os.pathsep.join(filter(None, sys.path))
+        environment = os.environ | dict.fromkeys(_THREAD_VARIABLES, str(threads)) | {"PYTHONPATH": path}
+        # A process that has imported Apple's frameworks cannot fork.
+        groups = [descriptors] if sys.platform == "linux" else [[each] for each in descriptors]
+        self._starters = [
+            subprocess.Popen(
+                [sys.executable, "-c", f"from {__name__} import serve; serve({module!r}, {group}, {os.getpid()})"],
+                env=environment,
+                pass_fds=group,
+                stdin=subprocess.DEVNULL,
+                process_group=0,  # Ctrl-C interrupts this process alone
+            )
+            for group in groups
+        ]
+        for _, theirs in ends:
+            theirs.close()
+        threading.Thread(target=self._end_when_idle, daemon=True).start()
+        atexit.register(self.kill)  # processes that still import would keep this one's output open
+
+    def wake(self) -> bool:
+        """Postpone the end of idle processes, and return False if any process has ended."""
+        with self._lock:
+            self._last_use = time.monotonic()
+            return all(starter.poll() is None for starter in self._starters)
+
+    def submit(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
+        """Call the function in a process; the future raises a ``BrokenExecutor`` if the process is killed."""
+        return self._threads.submit(self._call, cloudpickle.dumps((function, args)))
+
+    def kill(self) -> None:
+        """End the processes now."""
+        for starter in self._starters:
+            with suppress(ProcessLookupError):
+                os.killpg(starter.pid, 9)
+            starter.wait()
+
+    def _call(self, call: bytes) -> Any:
+        connection = self._idle.get()
+        try:
+            connection.send_bytes(call)
+            value, error = cloudpickle.loads(connection.recv_bytes())
+        except (EOFError, OSError) as reason:
+            self.kill()  # so that `wake` is False
+            raise BrokenExecutor("a process has ended") from reason
+        finally:
+            self._last_use = time.monotonic()
+            self._idle.put(connection)
+        if error is not None:
+            raise error
+        return value
+
+    def _end_when_idle(self) -> None:
+        while all(starter.poll() is None for starter in self._starters):
+            time.sleep(1)
+            with self._lock:
+                if self._idle.qsize() == self._count and time.monotonic() > self._last_use + _IDLE_SECONDS:
+                    self.kill()
+        atexit.unregister(self.kill)
+
+
+def serve(module: str, descriptors: Sequence[int], parent: int) -> None:
+    """Import the module and answer the calls of each connection in a fork, until ``parent`` ends."""
+    importlib.import_module(module)
+    gc.freeze()  # a collection would copy what the processes share
+    starter = os.getpid()
+    is_alone = len(descriptors) == 1
+    for descriptor in descriptors:
+        if is_alone or os.fork() == 0:
+            for other in set(descriptors) - {descriptor}:
+                os.close(other)  # or nobody would notice the end of the other process
+            end_with_parent(parent if is_alone else starter)
+            _answer(Connection(descriptor))
+            os._exit(0)
+    for descriptor in descriptors:
+        os.close(descriptor)
+    end_with_parent(parent)
+    os.wait()  # the pool ends with the first of its processes
+
+
+def _answer(connection: Connection) -> None:
+    with suppress(EOFError):
+        while True:
+            call = connection.recv_bytes()
+            value = reason = None
+            try:
+                function, args = cloudpickle.loads(call)
+                value = function(*args)
+            except Exception as error:
+                reason = error
+            connection.send_bytes(cloudpickle.dumps((value, reason)))
