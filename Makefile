@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 CACHE := $(CURDIR)/.cache
 WORKERS ?= 2
 # Tests without a marker of pyproject.toml that another target runs.
-FAST := not slow and not docs and not browser and not triton and not clients and not engines and not slurm and not ray and not vllm and not dist
+FAST := not slow and not docs and not browser and not triton and not clients and not engines and not slurm and not ray and not vllm and not dist and not long
 
 export HF_HOME := $(CACHE)/huggingface
 export MTEB_CACHE := $(CACHE)/mteb
@@ -26,7 +26,7 @@ export PIP_USER := 0
 unexport PIP_TARGET PIP_PREFIX PIP_ROOT PIP_DRY_RUN PIP_PYTHON
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo demo-vision docs tutorials test test-docs test-browser test-slow test-triton test-clients test-engines test-slurm test-ray test-vllm test-dist test-lowest check format bench dist clean
+.PHONY: demo demo-vision docs tutorials test test-long test-docs test-browser test-slow test-triton test-clients test-engines test-slurm test-ray test-vllm test-dist test-lowest check format bench dist clean
 
 demo: $(VENV)/installed
 	$(BIN)/midlayer demo --out runs/demo
@@ -47,6 +47,10 @@ tutorials: $(VENV)/installed
 # stay together: what they share is made once.
 test: $(VENV)/installed
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadfile -m "$(FAST)"
+
+# Tests of a second or more each: whole sweeps, training runs and processes.
+test-long: $(VENV)/installed
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadfile -m "long and not slow"
 
 # What the pages print, run as printed.
 test-docs: $(VENV)/installed

@@ -101,6 +101,7 @@ def assert_matches_by_hand(frame: pl.DataFrame, expected: dict[str, dict[int, fl
         )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "options"),
     [
@@ -121,6 +122,7 @@ def test_every_metric_of_every_layer_matches_the_encoder_of_that_layer(
     assert_matches_by_hand(frame, by_hand(tiny_folder(name), range(5), VIEWS, seed=4, **options))
 
 
+@pytest.mark.long
 def test_passed_views_selected_layers_and_final_norm(tiny_folder: Folder) -> None:
     """Passed views keep their order; a layer is compared with the one listed before it."""
     folder = tiny_folder("Llama")

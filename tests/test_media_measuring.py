@@ -99,6 +99,7 @@ def test_waveforms_changed_by_padding_share_a_batch_only_at_equal_length(tiny_fo
         assert all(len({lengths[position] for position in batch}) == 1 for batch in batches) == separate
 
 
+@pytest.mark.long
 def test_command_measures_a_folder_of_images_or_audio(
     tiny_folder: Folder, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -151,6 +152,7 @@ def image_task() -> Any:
     return TinyImages()
 
 
+@pytest.mark.long
 def test_sweep_over_images_scores_like_mteb_at_each_layer(tiny_folder: Folder, tmp_path: Path) -> None:
     import mteb
 

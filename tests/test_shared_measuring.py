@@ -18,6 +18,7 @@ Folder = Callable[[str], str]
 TEXTS = [f"text {number} " + "and more words " * (number % 7) for number in range(16)]
 
 
+@pytest.mark.long
 def test_metrics_of_two_processes_are_those_of_one(tiny_folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     models = [LayerEncoder(tiny_folder("Llama"), -1, norm="none", device="cpu") for _ in range(2)]
     arguments: dict[str, Any] = {"metrics": "all", "views": 2, "token_budget": 200}

@@ -78,6 +78,7 @@ CALLS: dict[str, tuple[Callable[[LayerEncoder, Path], Any], int]] = {  # and the
 }  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "make",
     [from_files, pytest.param(in_memory, marks=pytest.mark.slow), pytest.param(raw_from_files, marks=pytest.mark.slow)],
@@ -118,6 +119,7 @@ def test_eight_threads_get_the_results_of_one(
         )
 
 
+@pytest.mark.long
 def test_progress_callback_may_encode(tiny_folder: Folder, tmp_path: Path) -> None:
     """It is called in the thread that runs the model, while other threads wait for it."""
     encoder = from_files(tiny_folder)
@@ -137,6 +139,7 @@ def test_progress_callback_may_encode(tiny_folder: Folder, tmp_path: Path) -> No
     assert set(vectors) == {expected_vectors}
 
 
+@pytest.mark.long
 def test_encoders_of_two_models_may_share_a_tokenizer() -> None:
     shared = tokenizer()
     encoders = [

@@ -23,6 +23,7 @@ def given(tmp_path: Path, *more: str) -> Any:
     return parsed(["--device", "cpu", "--metrics", "curvature", "--runs", str(tmp_path), *options, *more])
 
 
+@pytest.mark.long
 def test_a_callback_that_leaves_a_trace_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options = given(tmp_path)
     plain = callback_equality.train(options, compiled=False, watched=False)

@@ -72,6 +72,7 @@ def ran(data: Path, out: Path, variant: str, *more: str) -> tuple[dict[str, Any]
     return reports, polars.read_parquet(out / f"{variant}.parquet"), torch.load(out / f"{variant}.pt")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("variant", [QUICK, *(pytest.param(item, marks=pytest.mark.slow) for item in SLOW)])
 def test_a_run_that_is_paused_after_every_step_is_the_run_that_is_not(
     variant: str, data: Path, tmp_path: Path, hooks: list[list[int]]
@@ -131,6 +132,7 @@ def full_disk(*_: Any) -> None:
     raise OSError("no space")
 
 
+@pytest.mark.long
 def test_a_run_that_is_stopped_is_not_taken_for_one_that_is_done(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

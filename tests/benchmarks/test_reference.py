@@ -76,6 +76,7 @@ def test_last_layer_peaks_in_training_while_the_best_rises(scores: pl.DataFrame)
     assert round(curves["step64000"].best, 1) == 52.4
 
 
+@pytest.mark.long
 def test_correlations_of_pythia(scores: pl.DataFrame, metrics: pl.DataFrame) -> None:
     own_values = metrics.filter(pl.col("dataset") != "wikitext")
     sizes = [of(frame, f"Pythia-{size}") for size in ("14m", "70m", "410m") for frame in (scores, own_values)]

@@ -87,6 +87,7 @@ def test_metrics_of_a_small_table(made: Path) -> None:
     assert mamba == [(1, 0.25, 0.5), (2, 0.5, 1.5), (3, 0.75, 2.5), (4, 1.0, 4.5)], "no entry for its embeddings"
 
 
+@pytest.mark.long
 def test_layer_and_depth_of_every_score_match_the_raw_file(tables: Path) -> None:
     known_values: dict[Any, list[float]] = defaultdict(list)
     depths: dict[Any, float] = {}
@@ -102,6 +103,7 @@ def test_layer_and_depth_of_every_score_match_the_raw_file(tables: Path) -> None
         assert (depth, value) == (depths[model, revision, layer, task], pytest.approx(math.fsum(scores) / len(scores)))
 
 
+@pytest.mark.long
 def test_layer_and_depth_of_every_metric_match_the_raw_file(tables: Path) -> None:
     """The values of a model's layers are in the order of the file; Mamba's are one layer higher."""
     names = {"entropy_sentence": "prompt_entropy", "lidar": "lidar"}

@@ -35,6 +35,7 @@ def test_parameters_are_those_of_the_architecture(name: str) -> None:
     assert first + config.num_hidden_layers * block == expected
 
 
+@pytest.mark.long
 def test_page_shows_what_the_command_prints(tmp_path: Path) -> None:
     write_sweeps(tmp_path)
     result, lines = compare(tmp_path)

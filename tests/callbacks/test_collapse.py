@@ -117,6 +117,7 @@ class WithoutNegatives(nn.Module):
         return 1 - cosine_similarity(first, second).mean()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("collapses", "logging_steps"), [(True, 24), (False, 4)])
 def test_run_without_negatives_warns_once_and_a_contrastive_run_does_not(
     collapses: bool, logging_steps: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -166,6 +167,7 @@ class Lightning(pl.LightningModule):
         return torch.optim.Adam(self.parameters(), lr=3e-3)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("negatives", [False, True])
 def test_lightning_run(negatives: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     callback = LayerMetricsCallback(

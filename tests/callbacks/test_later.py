@@ -63,6 +63,7 @@ class Opens(pl.Callback):
             self.gate.set()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("metrics", ["all", ["curvature", "infonce"], "effective_rank"])
 def test_run_and_values_are_those_of_a_run_that_waits(
     metrics: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -175,6 +175,7 @@ def ridge_by_hand(vectors: torch.Tensor, labels: torch.Tensor, seed: int) -> flo
     return num_correct / len(labels)
 
 
+@pytest.mark.long
 def test_label_accuracy_matches_ridge_by_hand(tmp_path: Path) -> None:
     generator = torch.Generator().manual_seed(5)
     suffixes = ["a", "b", "c"]  # three letters after ten or more others: neither easy nor impossible

@@ -113,6 +113,7 @@ def test_fork_waits_for_the_thread(made_in: list[str]) -> None:
     assert len(callback.settings.augment(2)) == 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ending", ["", "raise SystemExit(3)"])
 def test_unused_callback_neither_prints_nor_delays_the_exit(ending: str) -> None:
     program = f"""

@@ -131,6 +131,7 @@ def test_every_option_of_progression_reaches_it(steps: Path, texts: Path, tmp_pa
     )
 
 
+@pytest.mark.long
 def test_every_option_of_probe_reaches_it(tiny_folder: Folder, tmp_path: Path) -> None:
     folder = tiny_folder("Llama")
     labels = [str(sum(map(ord, row["body"])) % 3) for row in ROWS]
@@ -171,6 +172,7 @@ def test_every_option_of_probe_reaches_it(tiny_folder: Folder, tmp_path: Path) -
     check_every_option(command, call, options, plain={"kind": "linear", "epochs": 2, "layers": "0,2"}, check_each=False)
 
 
+@pytest.mark.long
 def test_probe_memory_limit_is_respected(tiny_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without memory for tokens, every epoch reads the examples again."""
     module = sys.modules[probing.probe.__module__]

@@ -83,6 +83,7 @@ def test_story_says_that_a_layer_gains_nothing(tmp_path: Path) -> None:
     assert "No layer beats the last one here." in " ".join(story_lines(last, "word-echo", 2, made_ranking()))
 
 
+@pytest.mark.long
 def test_ranking_is_that_of_the_encoders(tmp_path: Path) -> None:
     folder = save_causal("byte level", tmp_path / "model")
     path = tmp_path / "near.jsonl"

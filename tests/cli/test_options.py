@@ -116,6 +116,7 @@ def check_printed(output: str, frame: pl.DataFrame) -> None:
             assert row[1:] == expected
 
 
+@pytest.mark.long
 def test_wikitext_drops_headings_and_short_paragraphs_for_any_max_length(tiny_folder: Folder, tmp_path: Path) -> None:
     long = [f"paragraph {number} of more than thirty characters, each a token" for number in range(4)]
     path = tmp_path / "wiki.txt"

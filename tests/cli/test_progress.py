@@ -133,6 +133,7 @@ def test_long_commands_take_quiet_or_json() -> None:
     assert run(application, ["--json", "--quiet"]).exit_code == 2
 
 
+@pytest.mark.long
 def test_every_long_command_has_the_flags() -> None:
     short = {"board"}  # finishes immediately
     assert app.registered_commands
@@ -156,6 +157,7 @@ def test_output_is_separate_from_progress(tiny_folder: Any, tmp_path: Path) -> N
     assert "Loading" in machine.stderr
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore")  # from mteb and datasets
 def test_reading_and_planning_are_stages_of_a_sweep(
     tiny_folder: Any, tmp_path: Path, set_mode: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -77,6 +77,7 @@ def test_invalid_rule_and_labels_are_refused_before_the_model_is_loaded(
         run("no/model", "--texts", str(texts), "--labels", str(tmp_path / "none"))
 
 
+@pytest.mark.long
 def test_recipes_print_the_code_of_the_encoder(
     tiny_folder: Callable[[str], str], files: tuple[Path, Path], tmp_path: Path
 ) -> None:

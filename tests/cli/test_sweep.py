@@ -83,6 +83,7 @@ def check_table(output: str, result: SweepResult) -> None:
     assert f"Best layer: {best} of 4, {means[best]:.1f} points, {gain:+.1f} over {last}{interval}." in output
 
 
+@pytest.mark.long
 def test_every_option_of_sweep_reaches_it(tiny_folder: Folder, tasks: dict[str, str], tmp_path: Path) -> None:
     folder, numbers = tiny_folder("Llama"), itertools.count()
 

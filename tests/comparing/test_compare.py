@@ -98,6 +98,7 @@ def test_differences_match_the_frame_and_are_zero_for_unchanged_layers(done: Com
     assert last["high"].item() > last["low"].item()
 
 
+@pytest.mark.long
 def test_everything_is_written(base: str, tuned: str, tmp_path: Path) -> None:
     comparison = compare(base, tuned, metrics=["curvature", "lidar"], out=tmp_path / "out", **OPTIONS)  # type: ignore[arg-type]
     assert comparison.folder == tmp_path / "out"

@@ -109,6 +109,7 @@ def test_killed_run_continues_and_gives_the_same_result(run: Path, done: Progres
     assert not list((tmp_path / "steps").glob(".*"))
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("unsaved")
 def test_another_option_or_changed_checkpoint_is_measured_again(run: Path, tmp_path: Path) -> None:
     copied = tmp_path / "run"
@@ -308,6 +309,7 @@ def test_jobs_measure_the_steps_of_one_process(
     assert [job.label for job in again.calls] == ["checkpoint-16"]
 
 
+@pytest.mark.long
 def test_failed_and_lost_jobs_are_failures(
     run: Path, done: ProgressionResult, tmp_path: Path, unsaved: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -109,6 +109,7 @@ def test_copy_under_another_name_keeps_its_own_name(run: Path, out: Path, tmp_pa
     assert set(actual["model"]) == {"local/twin"}
 
 
+@pytest.mark.long
 def test_kill_while_writing_a_step_does_not_change_the_result(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -160,6 +161,7 @@ def test_description_of_the_run_matches_its_settings(run: Path, out: Path) -> No
     assert other_item.how["texts"] == output["texts"]
 
 
+@pytest.mark.long
 def test_changes_and_settled_steps_match_the_frame(run: Path) -> None:
     actual = progress(run, metrics="dataset_entropy", revisions=list(STEPS))
     values = {(step, layer): value for step, layer, value in actual.frame.select("revision", "layer", "value").rows()}

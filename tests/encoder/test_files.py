@@ -104,6 +104,7 @@ def bgr(images: list[Any]) -> torch.Tensor:
     return rgb(images).flip(1)
 
 
+@pytest.mark.long
 def test_options_of_a_module_in_memory_change_the_vectors_and_the_spec() -> None:
     module = Stack()
     base: dict[str, Any] = {"processor": rgb, "blocks": "second", "final": ("norm",), "device": "cpu"}

@@ -107,6 +107,7 @@ def test_random_runs_match_the_definitions() -> None:
         assert_equal(stand_in.RelevanceEvaluator(judgments, MEASURES).evaluate(run), expected)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not REAL, reason="the real pytrec-eval-terrier is not installed")
 def test_random_runs_match_the_real_package() -> None:
     import pytrec_eval

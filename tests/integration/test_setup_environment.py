@@ -63,6 +63,7 @@ def test_a_full_disk_is_named_with_the_cure(setup: ModuleType) -> None:
     setup.check_disk_space(1, "the environment", "free some space")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cuda", [True, False])
 def test_cuda_packages_are_announced_before_the_download(
     cuda: bool, setup: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -116,6 +117,7 @@ def test_a_log_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     assert run_copy(tmp_path).startswith("setup: [Errno 17] File exists")
 
 
+@pytest.mark.long
 def test_a_missing_torch_of_the_system_is_named(setup: ModuleType, tmp_path: Path) -> None:
     venv.create(tmp_path / "environment", with_pip=False)
     with pytest.raises(SystemExit, match=r"TORCH=system needs an installed torch, but .* run make again"):

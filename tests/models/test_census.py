@@ -85,6 +85,7 @@ UNCUT: list[tuple[str, int, Norm]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("model_type", "layer", "norm"), UNCUT)
 def test_model_whose_layers_a_cut_would_change_is_read_with_hooks(
     model_type: str, layer: int, norm: Norm, tmp_path: Path

@@ -113,6 +113,7 @@ DAMAGES = [
 ]
 
 
+@pytest.mark.long
 def test_a_damaged_file_is_converted_again(source: str, cache: Path) -> None:
     expected = load(source).encode(TEXTS)
     for name, change in DAMAGES:

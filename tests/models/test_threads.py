@@ -47,6 +47,7 @@ def folders(tmp_path: Path) -> dict[str, str]:
     return {path.name: str(path) for path in tmp_path.iterdir()}
 
 
+@pytest.mark.long
 def test_two_threads_load_different_layers_of_one_family(folders: dict[str, str]) -> None:
     model_class = tf.GPTNeoXModel
     before = global_settings(model_class)

@@ -69,6 +69,7 @@ def test_experiments_run_resume_and_share_a_page(setting: Setting, names: list[s
         assert set(frame["layer"]) <= set(range(DEPTH + 1))
 
 
+@pytest.mark.long
 def test_another_setting_is_measured_again_and_errors_do_not_stop_the_others(
     setting: Setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -145,6 +146,7 @@ def test_command_refuses_an_invalid_name_before_loading_anything() -> None:
     assert "Did you mean 'fig7'" in str(result.exception)
 
 
+@pytest.mark.long
 def test_earlier_results_stay_on_the_page(setting: Setting, tmp_path: Path) -> None:
     setting = replace(setting, out=tmp_path)
     write_experiments(reproduce(["fig7"], setting), setting)

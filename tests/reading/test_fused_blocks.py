@@ -113,6 +113,7 @@ def test_without_a_gpu_nothing_changes() -> None:
         assert torch.backends.cuda.cudnn_sdp_enabled()
 
 
+@pytest.mark.long
 def test_compiled_encoder_is_not_fused(tiny_folder: Callable[[str], str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encoding, "fused_blocks", fused._forwards_replaced)
     encoder = LayerEncoder(tiny_folder("Llama"), 2, device="cpu")

@@ -107,6 +107,7 @@ def test_pairs_leave_out_the_separator_between_them(folder: str) -> None:
     np.testing.assert_allclose(encoder.encode([("a text", "another")]), expected, **EXACT)
 
 
+@pytest.mark.long
 def test_sweep_scores_equal_those_of_cut_encoders(folder: str, tmp_path: Path) -> None:
     path = write_sts_task(tmp_path)
     result = sweep(folder, path, layers=[1, 3], out=tmp_path / "out", pooling="mean+skip-special", **QUICK)

@@ -232,6 +232,7 @@ def test_unknown_readings_are_refused(byte_level_folder: str) -> None:
             LayerEncoder(byte_level_folder, 1, recipe=name)
 
 
+@pytest.mark.long
 def test_a_sweep_reports_each_reading_without_another_pass(byte_level_folder: str, tmp_path: Path) -> None:
     rows = [f"{text} {n},{n % 2}" for n, text in enumerate(TEXTS * 4)]
     data = tmp_path / "data.csv"
@@ -274,6 +275,7 @@ def test_the_folder_loads_and_is_saved_again_without_this_package(
     assert "trust_remote_code=True)" in (folder / "README.md").read_text()
 
 
+@pytest.mark.long
 def test_the_layers_of_a_folder_can_be_read_and_selected(byte_level_folder: str, tmp_path: Path) -> None:
     folder = str(tmp_path / "exported")
     LayerEncoder(byte_level_folder, 4, recipe="word-echo").save_pretrained(folder)
@@ -293,6 +295,7 @@ def test_the_layers_of_a_folder_can_be_read_and_selected(byte_level_folder: str,
             LayerEncoder(folder, -1, trust_remote_code=True, **options)
 
 
+@pytest.mark.long
 def test_tuning_continues_from_its_folder(byte_level_folder: str, tmp_path: Path) -> None:
     pairs = tmp_path / "pairs.csv"
     pairs.write_text(
@@ -308,6 +311,7 @@ def test_tuning_continues_from_its_folder(byte_level_folder: str, tmp_path: Path
     assert np.abs(first - again).max() < 1e-6
 
 
+@pytest.mark.long
 def test_stock_folder_needs_no_code_and_adds_both_readings(
     byte_level_folder: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

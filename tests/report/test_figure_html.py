@@ -63,6 +63,7 @@ def test_panels_say_what_their_metric_means_where_asked() -> None:
     assert meaning not in figure_html(make_figure(2))
 
 
+@pytest.mark.long
 def test_captions_keep_names_with_hyphens() -> None:
     for length in range(0, 40, 3):  # wherever its line breaks; its parts have three characters or more
         assert "all-MiniLM-L6-v2 52.8" in figure_html(make_figure(2, caption=("x" * length, "all-MiniLM-L6-v2 52.8")))

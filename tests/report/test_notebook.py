@@ -65,6 +65,7 @@ def resampled(result: SweepResult, *factors: float) -> SweepResult:
     return replace(result, resamples=pl.DataFrame(rows, schema=RESAMPLES_SCHEMA, orient="row"))
 
 
+@pytest.mark.long
 def test_sweep_shows_the_best_layer_of_each_task_with_its_interval(tmp_path: Path) -> None:
     result = resampled(make_sweep(tmp_path, SCORES, model=STRANGE), 0.6, 1.4)
     cell = shown(result)
@@ -111,6 +112,7 @@ def test_result_without_scores_shows_the_reason(tmp_path: Path) -> None:
     assert [row[0] for row in shown(nothing_complete).rows] == ["task", "STS", "Own"]
 
 
+@pytest.mark.long
 def test_selection_shows_the_choices(tmp_path: Path) -> None:
     frame = rows_frame(score_rows({"STS": [0.1, 0.2, 0.5, 0.4, 0.3]}, STRANGE))
     selection = select(frame)
@@ -125,6 +127,7 @@ def test_selection_shows_the_choices(tmp_path: Path) -> None:
     assert shown(select(both)).rows[1][:3] == ["plain", "2", "0.5"]
 
 
+@pytest.mark.long
 def test_figures_are_images_in_a_notebook_and_name_tasks_by_their_labels(tmp_path: Path) -> None:
     sweep = make_sweep(tmp_path / "plain", SCORES, baselines={"TF-IDF": {"STS": 0.1, "Own-0a1b2c3d": 0.2}})
     recipes = RecipesResult.of({"plain": sweep, "echo": make_sweep(tmp_path / "echo", SCORES)}, tmp_path)

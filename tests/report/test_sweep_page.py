@@ -134,6 +134,7 @@ def test_metric_table_holds_every_value() -> None:
         assert f"<td>{value:#.4g}</td>" in text
 
 
+@pytest.mark.long
 def test_malicious_names_stay_text() -> None:
     frame = pl.concat([scores_frame(4, model=HOSTILE), metrics_frame(4, datasets=[HOSTILE, "b"], model=HOSTILE)])
     frame = frame.with_columns(
@@ -151,6 +152,7 @@ def test_malicious_names_stay_text() -> None:
     assert not any("onerror" in attributes or "src" in attributes for _, attributes in page.seen)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("frame", "summary_text", "absent_text"),
     [
@@ -206,6 +208,7 @@ def test_baseline_that_is_worse_or_for_another_task() -> None:
     assert "BM25" not in text
 
 
+@pytest.mark.long
 def test_wide_tables_are_split_to_fit_on_paper() -> None:
     text, _ = checked_page(scores_frame(4, tasks=24))
     tables = re.findall(r"<table>.*?</table>", text)

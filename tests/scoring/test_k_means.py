@@ -27,6 +27,7 @@ def of_sklearn(rows: Any, clusters: int, batch_size: int, seed: int) -> Any:
     return model.fit_predict(rows.numpy())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("rows", "clusters", "size", "batch", "offset"),
     [

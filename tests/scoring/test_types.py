@@ -52,6 +52,7 @@ def test_tasks_without_training_match_exactly(make: Callable[[], AbsTask]) -> No
     assert len({round(value, 4) for value in expected}) > 1  # layers differ
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("similarity", thinned(["dot", "euclidean", "manhattan"], 3))
 def test_similarity_of_the_encoder_is_used(similarity: str) -> None:
     for task in (sts(main_score="spearman"), pairs("similarity_ap"), retrieval(), retrieval(ranked=True)):
@@ -79,6 +80,7 @@ def test_classification_matches(make: Callable[[], AbsTask]) -> None:
     assert len(set(expected)) > 1  # layers differ
 
 
+@pytest.mark.long
 def test_clustering_matches_on_levels_splits_and_samples() -> None:
     task = clustering()
     assert scores_together(task) is None
@@ -102,6 +104,7 @@ def test_small_budget_scores_layer_by_layer_with_the_same_result(monkeypatch: py
     assert counts == [1, 1, 1]
 
 
+@pytest.mark.long
 def test_layers_with_identical_or_nonfinite_vectors_have_no_score(monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.scoring import made
 
@@ -127,6 +130,7 @@ def test_layers_with_identical_or_nonfinite_vectors_have_no_score(monkeypatch: p
         assert np.isnan(actual[1])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "make",
     [

@@ -91,6 +91,7 @@ def test_letter_labels_are_readable_at_every_layer_and_shuffled_labels_at_none(t
     assert (abs(scores(select(complete, TEXTS, SHUFFLED)) - 0.5) < 0.15).all()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "options"),
     [

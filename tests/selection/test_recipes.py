@@ -272,6 +272,7 @@ def test_record_of_the_default_is_that_of_the_zoo() -> None:
     assert f"it is {-first:.1f} (SmolLM2-135M) and {-second:.1f} points (Gemma-3-270M) below" in LONG_RECORD
 
 
+@pytest.mark.long
 def test_record_of_long_texts_is_shown_for_long_texts(causal_folder: str) -> None:
     assert LONG_RECORD not in select_layer(causal_folder, TEXTS, device="cpu").confidence
     assert LONG_RECORD in select_layer(causal_folder, [f"{text} word" * 250 for text in TEXTS], device="cpu").confidence

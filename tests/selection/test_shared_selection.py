@@ -18,6 +18,7 @@ TEXTS = [f"{color} {number} " + "and more words " * (number % 5) for number in r
 LABELS = ["red", "blue"] * 12
 
 
+@pytest.mark.long
 def test_selection_of_two_processes_is_that_of_one(tiny_folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     models = [LayerEncoder(tiny_folder("Llama"), -1, device="cpu") for _ in range(2)]
     arguments: dict[str, Any] = {"token_budget": 128, "recipes": ["plain", "echo"]}

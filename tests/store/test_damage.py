@@ -141,6 +141,7 @@ def test_folder_is_never_moved_over_another_or_used_as_a_label(tmp_path: Path) -
         open_store(tmp_path)
 
 
+@pytest.mark.long
 def test_damage_after_the_first_read_is_detected_by_the_next(tmp_path: Path) -> None:
     fill(open_store(tmp_path), range(4))
     (path,) = shard_paths(open_store(tmp_path))

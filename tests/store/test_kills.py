@@ -44,6 +44,7 @@ def test_kill_during_a_batch_loses_at_most_that_batch(tmp_path: Path, patch: str
     check_vectors(store, range(12))
 
 
+@pytest.mark.long
 def test_kills_at_any_moment_lose_at_most_the_batch_in_flight(tmp_path: Path) -> None:
     rng = random.Random(0)
     num_written = 0

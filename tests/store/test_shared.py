@@ -15,6 +15,7 @@ import pytest
 from tests.store.filling import LAYERS, check_vectors, expected_vectors, fill, make_keys, open_store, start_child
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("first", "second"), [((0, 200), (200, 400)), ((0, 250), (150, 400))])
 def test_two_processes_write_while_a_third_reads(
     tmp_path: Path, first: tuple[int, int], second: tuple[int, int]

@@ -69,6 +69,7 @@ def scores(result: SweepResult) -> dict[int, float]:
     return dict(result.frame.filter(pl.col("kind") == "score").select("layer", "value").iter_rows())
 
 
+@pytest.mark.long
 def test_layers_are_scored_as_mteb_scores_them_and_have_an_interval(tiny_folder: Folder, tmp_path: Path) -> None:
     import mteb
 

@@ -49,6 +49,7 @@ def mteb_score_of_folder(folder: str, path: Path) -> float:
     return float(result[0].get_score())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("scoring", ["together", pytest.param("mteb", marks=pytest.mark.slow)])
 def test_minilm_is_scored_with_its_own_settings(
     scoring: Any, minilm: str, tiny_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -137,6 +138,7 @@ def test_every_recipe_is_compared_with_the_baselines_of_the_first(tiny_folder: F
     assert [line.get_ydata()[0] for line in levels] == [pytest.approx(100 * score, abs=0.01)]
 
 
+@pytest.mark.long
 def test_baseline_with_identical_vectors_has_no_score(tiny_folder: Folder, tmp_path: Path) -> None:
     rows = [{"sentence1": f"left{n} stone", "sentence2": f"right{n} cloud", "score": n % 5} for n in range(12)]
     apart, task = write(tmp_path / "apart.jsonl", rows), write_sts_task(tmp_path)  # no two texts of a pair share a word

@@ -98,6 +98,7 @@ def test_a_small_task_is_scored_whole_under_its_own_name(monkeypatch: pytest.Mon
     assert set(result.scores["dataset"]) == {"near"}
 
 
+@pytest.mark.long
 def test_a_sweep_drops_a_planted_layer_without_information(
     tiny_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -152,6 +153,7 @@ def test_wrong_budgets_are_refused(tmp_path: Path, arguments: dict[str, Any], me
         sweep("no model", path, out=tmp_path / "out", **arguments)
 
 
+@pytest.mark.long
 def test_the_command_prints_the_rounds(tiny_folder: Folder, tmp_path: Path) -> None:
     pairs = [{"sentence1": text, "sentence2": text[::-1], "score": n % 5} for n, text in enumerate(SENTENCES)]
     path = write(tmp_path / "near.jsonl", pairs)

@@ -61,6 +61,7 @@ def mteb_score(encoder: LayerEncoder, path: Path, precision: str) -> float:
     return float(result[0].get_score())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", TYPES)
 def test_scores_are_those_of_mteb_with_the_truncated_and_quantized_encoder(
     kind: str, compressed: RecipesResult, tasks: dict[str, Path], tiny_folder: Folder
@@ -78,6 +79,7 @@ def test_scores_are_those_of_mteb_with_the_truncated_and_quantized_encoder(
         assert rows["value"].item() == pytest.approx(expected, abs=1e-4), (dims, layer, precision)
 
 
+@pytest.mark.long
 def test_a_normalized_encoder_truncates_unit_vectors_as_sentence_transformers_does(
     compressed: RecipesResult, tasks: dict[str, Path], tiny_folder: Folder
 ) -> None:
@@ -92,6 +94,7 @@ def test_a_normalized_encoder_truncates_unit_vectors_as_sentence_transformers_do
             assert rows["value"].item() == pytest.approx(mteb_score(encoder, tasks[kind], precision), abs=1e-4)
 
 
+@pytest.mark.long
 def test_plain_scores_do_not_change(
     compressed: RecipesResult, tasks: dict[str, Path], tiny_folder: Folder, tmp_path: Path
 ) -> None:
@@ -125,6 +128,7 @@ def test_confirmed_scores_are_close(compressed: RecipesResult) -> None:
     assert set(confirmed["precision"]) == {"float32", *PRECISIONS}
 
 
+@pytest.mark.long
 def test_more_dims_need_no_pass_and_a_resumed_sweep_no_score(
     tiny_folder: Folder, tasks: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -162,6 +166,7 @@ def test_int8_steps_are_those_of_sentence_transformers_for_each_layer_alone() ->
     assert set(Compression(precision="int8").apply(vectors)[:, 3]) == {-128}
 
 
+@pytest.mark.long
 def test_best_layer_its_encoder_and_card_have_the_choice(compressed: RecipesResult, tmp_path: Path) -> None:
     part = compressed.parts["plain, 20 dims, int8"]
     best = part.best()

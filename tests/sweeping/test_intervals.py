@@ -106,6 +106,7 @@ def test_resumed_sweep_has_the_same_interval_without_scoring_again(
     assert scored  # from the stored vectors
 
 
+@pytest.mark.long
 def test_results_without_resamples_say_so(
     twelve: tuple[SweepResult, Path], encoder: LayerEncoder, tmp_path: Path, printed: Printed
 ) -> None:
@@ -134,6 +135,7 @@ def recipes(tiny_folder: Folder, tmp_path_factory: pytest.TempPathFactory) -> Re
     return result
 
 
+@pytest.mark.long
 def test_recipes_are_paired_over_the_same_items(recipes: RecipesResult) -> None:
     plain, echo = recipes.parts["plain"], recipes.parts["echo"]
     best = [part.best() for part in (plain, echo)]
@@ -155,6 +157,7 @@ def test_recipes_are_paired_over_the_same_items(recipes: RecipesResult) -> None:
     assert loaded.gains() == recipes.gains()
 
 
+@pytest.mark.long
 def test_recipes_print_their_intervals(recipes: RecipesResult, printed: Printed) -> None:
     gain = recipes.gains()["echo"][0]
     cell = f"{gain.points:+.1f} ({gain.low:+.1f} to {gain.high:+.1f})".replace("-", "−")

@@ -118,6 +118,7 @@ def zero_shot_task() -> Any:
     return ManyImages()
 
 
+@pytest.mark.long
 def test_scores_equal_those_of_mteb_at_each_layer(joint_folder: Folder, tmp_path: Path) -> None:
     import mteb
 

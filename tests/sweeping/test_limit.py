@@ -93,6 +93,7 @@ def _unexpected(*_: Any, **__: Any) -> Any:
     raise AssertionError("the scores were saved")
 
 
+@pytest.mark.long
 def test_a_limit_above_the_rows_has_the_scores_of_all_rows(tiny_folder: Folder, tmp_path: Path) -> None:
     path = write(tmp_path / "rows.jsonl", ROWS["Classification"])
     arguments: dict[str, Any] = {"layers": [3], "store": tmp_path / "store", **QUICK}

@@ -89,6 +89,7 @@ def test_printed_code_uses_absolute_model_paths(
     assert notes.model == str(model)
 
 
+@pytest.mark.long
 def test_folder_holds_the_result_of_the_sweep(tiny_folder: Folder, tmp_path: Path) -> None:
     model, tasks = tiny_folder("Llama"), [write_sts_task(tmp_path), write_reranking_task(tmp_path)]
     result = sweep(

@@ -60,6 +60,7 @@ def test_scores_match_mteb_with_the_recipe(
         assert rows["value"].item() == pytest.approx(mteb_score(encoder, task), abs=2e-4), (name, task.stem)
 
 
+@pytest.mark.long
 def test_encoder_of_a_task_has_the_best_score_of_the_sweep(recipes_sweep: tuple[RecipesResult, list[Path]]) -> None:
     result, tasks = recipes_sweep
     for task in tasks:
@@ -145,6 +146,7 @@ def test_layer_with_a_constant_last_token_has_no_score(recipes_sweep: tuple[Reci
     assert any(remark.startswith("No score at layer 0 of ") for remark in part.notes.remarks)
 
 
+@pytest.mark.long
 def test_page_names_the_best_recipe_and_is_reproducible(
     recipes_sweep: tuple[RecipesResult, list[Path]], tiny_folder: Folder
 ) -> None:
@@ -202,6 +204,7 @@ def test_printed_code_exports_a_centered_winner(
     np.testing.assert_allclose(plain.encode(["a text"]), encoder.encode(["a text"]), atol=1e-5)
 
 
+@pytest.mark.long
 def test_repeated_sweep_of_recipes_embeds_nothing(
     tiny_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

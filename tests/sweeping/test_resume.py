@@ -144,6 +144,7 @@ def change_digits(path: Path) -> None:
     path.write_text(head + mark + re.sub(r"0\.(\d)", lambda match: f"0.{9 - int(match[1])}", tail))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["together", "mteb"])
 def test_changed_digit_of_a_saved_score_is_never_returned(kind: str, tiny_folder: Folder, tmp_path: Path) -> None:
     task, out = write_sts_task(tmp_path), tmp_path / "out"
@@ -155,6 +156,7 @@ def test_changed_digit_of_a_saved_score_is_never_returned(kind: str, tiny_folder
     assert sweep(tiny_folder("Llama"), task, out=out, **QUICK, layers=[1, 3]).frame.equals(first.frame)
 
 
+@pytest.mark.long
 def test_changed_config_reuses_neither_scores_nor_vectors(tmp_path: Path) -> None:
     task, out, folder = write_sts_task(tmp_path), tmp_path / "out", Path(save_tiny("Llama", tmp_path / "model"))
     before = layer_scores_of(sweep(str(folder), task, out=out, **QUICK, layers=[1, 3]), task)

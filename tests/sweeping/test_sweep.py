@@ -98,6 +98,7 @@ def test_every_type_scores_like_mteb_at_each_layer(
             )
 
 
+@pytest.mark.long
 def test_prompts_are_chosen_like_mteb(task_folders: dict[str, Path], tiny_folder: Folder, tmp_path: Path) -> None:
     model, prompts = tiny_folder("Llama"), {"query": "q: ", "document": "d: ", "STS": "same? "}
     result = sweep(
@@ -195,6 +196,7 @@ def corrupt_store(store: Path) -> None:
         path.write_bytes(content[:-4] + bytes(255 - byte for byte in content[-4:]))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("damage", [delete_store, corrupt_store])
 def test_damaged_store_is_filled_again(
     damage: Callable[[Path], None], task_folders: dict[str, Path], tiny_folder: Folder, tmp_path: Path

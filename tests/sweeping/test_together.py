@@ -151,6 +151,7 @@ def test_notes_without_scoring_can_be_loaded(tiny_folder: Folder, tmp_path: Path
     assert isinstance(loaded.frame, pl.DataFrame)
 
 
+@pytest.mark.long
 def test_tfidf_matches_mteb_and_is_reused(tiny_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     task = write_reranking_task(tmp_path)
     options: dict[str, Any] = {"out": tmp_path / "out", "layers": [1], "workers": 1, "baselines": True}
@@ -180,6 +181,7 @@ class ImmediateExecutor:
         return future
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("processes", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_layers_are_confirmed_while_the_next_task_is_embedded(
     processes: bool, tiny_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

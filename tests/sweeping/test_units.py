@@ -66,6 +66,7 @@ def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster, "_POLL_SECONDS", 0.01)
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore")  # from mteb and datasets
 def test_units_give_the_result_of_one_process(tiny_folder: Any, tasks: list[str], tmp_path: Path) -> None:
     model = tiny_folder("Llama")
@@ -93,6 +94,7 @@ def test_units_give_the_result_of_one_process(tiny_folder: Any, tasks: list[str]
     assert [unit.source and unit.source.name.partition("-")[0] for unit in again.calls] == ["labeled", "labeled", None]
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore")
 def test_unit_scores_and_the_whole_sweep_only_merges(
     tiny_folder: Any, tasks: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -64,6 +64,7 @@ def test_prompt_for_task_type_and_input_takes_precedence() -> None:
     assert mteb_internals.prompt_name(prompts, task, None) is None
 
 
+@pytest.mark.long
 def test_listed_labels_do_not_change_mteb_scores(tmp_path) -> None:
     from midlayer_encoders.tasks import TfidfEncoder, resolve_tasks
     from midlayer_encoders.tasks.baselines import task_texts

@@ -16,6 +16,7 @@ from tests.tuning.rows import PAIRS
 Folder = Callable[[str], str]
 
 
+@pytest.mark.long
 def test_command_tunes_and_names_its_files(tiny_folder: Folder, tmp_path: Path) -> None:
     pairs, out = tmp_path / "pairs.jsonl", tmp_path / "out"
     pairs.write_text("".join(json.dumps(row) + "\n" for row in PAIRS))

@@ -37,6 +37,7 @@ def flip(path: Path) -> None:
     path.write_bytes(content)
 
 
+@pytest.mark.long
 def test_complete_run_is_not_loaded_from_a_damaged_file(tiny_folder: Folder, tmp_path: Path) -> None:
     vectors = tuned(tiny_folder("Llama"), tmp_path / "out", **OPTIONS).encoder.encode(TEXTS)
     for name in ("model/model.safetensors", "model/config.json", "metrics.parquet"):
@@ -57,6 +58,7 @@ def test_complete_run_is_not_loaded_from_a_damaged_file(tiny_folder: Folder, tmp
     assert tuned(tiny_folder("Llama"), tmp_path / "out", **OPTIONS).trained.steps == 4  # trained again
 
 
+@pytest.mark.long
 def test_interrupted_run_is_not_resumed_from_a_damaged_checkpoint(tiny_folder: Folder, tmp_path: Path) -> None:
     def stop(_: str, step: int, __: int) -> None:
         if step == 3:
@@ -112,6 +114,7 @@ def test_file_in_place_of_the_checkpoints_is_named(tiny_folder: Folder, tmp_path
 IDLE: dict[str, Any] = {"max_steps": 4, "checkpoints": 4, "learning_rate": 0.0}  # the first step stays the best
 
 
+@pytest.mark.long
 def test_run_does_not_continue_without_its_best_checkpoint(tiny_folder: Folder, tmp_path: Path) -> None:
     def stop_at_end(_: str, step: int, __: int) -> None:
         if step == 4:
@@ -128,6 +131,7 @@ def test_run_does_not_continue_without_its_best_checkpoint(tiny_folder: Folder, 
     assert resumed.trained.best_step == 1
 
 
+@pytest.mark.long
 def test_moved_run_continues_with_its_own_checkpoints(
     tiny_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -149,6 +153,7 @@ def test_moved_run_continues_with_its_own_checkpoints(
             save_file({name: tensor / 2 for name, tensor in load_file(weights).items()}, weights)
 
 
+@pytest.mark.long
 def test_resumed_run_has_the_same_config_and_identity(
     tiny_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -166,6 +171,7 @@ def test_resumed_run_has_the_same_config_and_identity(
         assert (resumed.model_folder / name).read_bytes() == (through.model_folder / name).read_bytes()
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # torch leaves it open on a full disk
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_full_disk_is_named_and_the_run_continues(tiny_folder: Folder, small_disk: Path, tmp_path: Path) -> None:

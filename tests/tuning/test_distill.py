@@ -60,6 +60,7 @@ def test_the_student_comes_closer_to_the_whole_model_and_is_a_plain_folder(
     assert result.how["Loss"] == "DistillLoss"
 
 
+@pytest.mark.long
 def test_a_student_that_reads_once_learns_from_a_teacher_that_reads_twice(tiny_folder: Folder, tmp_path: Path) -> None:
     folder = tiny_folder("Llama")
     twice = Recipe(name="twice", template='{text}:"{read}"{text}', join="sum")
@@ -82,6 +83,7 @@ def test_the_options_of_the_student_are_those_of_a_teacher_that_is_the_same_mode
     np.testing.assert_allclose(stored, teacher.encode(SENTENCES), atol=1e-5)
 
 
+@pytest.mark.long
 def test_a_teacher_of_another_width_teaches_similarities(tiny_folder: Folder, tmp_path: Path) -> None:
     teacher = LayerEncoder(tiny_folder("Llama"), -1, device="cpu")
     narrow = LayerEncoder(tiny_folder("Llama"), -1, truncate_dim=8, device="cpu")
@@ -120,6 +122,7 @@ def test_the_loss_is_the_cosine_of_vectors_or_the_squared_difference_of_similari
         assert float(actual) == pytest.approx(value, abs=1e-6)
 
 
+@pytest.mark.long
 def test_every_layer_and_the_teacher_are_scored_and_shown(tiny_folder: Folder, tmp_path: Path) -> None:
     stages: list[tuple[str, int, int]] = []
     result = distilled(
@@ -166,6 +169,7 @@ def test_the_summary_says_which_share_of_the_lead_was_recovered() -> None:
     assert "went from 0.100 to 0.300 at its best. It did not fall" in tuning_words(frame, rising)
 
 
+@pytest.mark.long
 def test_a_stopped_run_reads_no_text_twice_and_ends_with_the_same_weights(
     tiny_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

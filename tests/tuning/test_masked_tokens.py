@@ -85,6 +85,7 @@ def test_the_loss_is_that_of_the_language_model_at_the_positions_before(
     assert actual == pytest.approx(total / count, abs=1e-4)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("lora", [False, 4])
 def test_training_lowers_the_held_out_loss_and_saves_a_plain_folder(
     lora: Any, causal_folder: Callable[[bool], str], tmp_path: Path

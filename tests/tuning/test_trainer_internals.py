@@ -64,6 +64,7 @@ def test_missing_package_is_named_immediately(
         tuned("no/such-model", tmp_path, lora=lora)
 
 
+@pytest.mark.long
 def test_a_checkpoint_holds_what_is_trained_and_the_best_is_loaded(
     tiny_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -69,6 +69,7 @@ def test_the_held_out_loss_falls_and_the_plain_folder_gives_the_same_vectors(
     assert {name: result.how[name] for name in expected} == expected
 
 
+@pytest.mark.long
 def test_every_layer_is_scored_before_and_after_and_the_page_shows_it(tiny_folder: Folder, tmp_path: Path) -> None:
     stages: list[tuple[str, int, int]] = []
     result = tuned(
@@ -159,6 +160,7 @@ def test_seed_determines_the_run(tiny_folder: Folder, tmp_path: Path) -> None:
     assert np.abs(actual[0] - actual[2]).max() > 0
 
 
+@pytest.mark.long
 def test_it_stops_early_where_nothing_is_learned_and_leaves_the_generators_alone(
     tiny_folder: Folder, tmp_path: Path
 ) -> None:
@@ -216,6 +218,7 @@ def test_the_trainers_autocast_is_off_when_it_has_ended(
     assert "forward" not in vars(encoder)
 
 
+@pytest.mark.long
 def test_unsupported_training_is_refused(tiny_folder: Folder, tmp_path: Path) -> None:
     with pytest.raises(NotFiniteError, match=r"became NaN or infinity in training with learning_rate=1e\+10\. Pass a"):
         tuned(tiny_folder("Llama"), tmp_path / "far", learning_rate=1e10, max_steps=20, held_out=0)

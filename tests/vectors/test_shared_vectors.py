@@ -24,6 +24,7 @@ def encoders(folder: str) -> list[LayerEncoder]:
     return [LayerEncoder(folder, -1, device="cpu") for _ in range(2)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["v.npy", "v.parquet"])
 def test_file_of_two_processes_is_that_of_one(
     name: str, tiny_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
