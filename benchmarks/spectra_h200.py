@@ -90,7 +90,7 @@ def microseconds(call: Callable[[], object], *, calls: int, repeats: int = 7) ->
 
 
 def times(n: int) -> dict[str, float]:
-    from midlayer_encoders.spectra._triton import eigenvalues_in_float32
+    from midlayer_encoders.spectra._triton import eigenvalues_by_kernels
 
     found: dict[str, float] = {}
     for name, batch in (("one layer", TOKENS // n), ("8 layers", 8 * TOKENS // n)):
@@ -99,8 +99,8 @@ def times(n: int) -> dict[str, float]:
         full = torch.full((batch,), n, dtype=torch.int32, device="cuda")
         mixed = torch.randint(n // 2, n + 1, (batch,), dtype=torch.int32, device="cuda")
         calls = {
-            f"fast, {name}": partial(eigenvalues_in_float32, gram, full),
-            f"fast, {name}, mixed": partial(eigenvalues_in_float32, gram, mixed),
+            f"fast, {name}": partial(eigenvalues_by_kernels, gram, full),
+            f"fast, {name}, mixed": partial(eigenvalues_by_kernels, gram, mixed),
         }
         if name == "one layer":
             calls |= {

@@ -326,7 +326,7 @@ def test_kernels_can_be_disabled() -> None:
 @interpreted
 def test_kernels_in_every_stage(monkeypatch: pytest.MonkeyPatch) -> None:
     from midlayer_encoders.spectra import _triton
-    from midlayer_encoders.spectra._triton import eigenvalues_in_float32
+    from midlayer_encoders.spectra._triton import eigenvalues_by_kernels
 
     for options in (_triton._BAND_OPTIONS, _triton._CHASE_OPTIONS):
         monkeypatch.setitem(options, 64, options[128])  # fewer rows than any matrix that is reduced to a band
@@ -334,7 +334,7 @@ def test_kernels_in_every_stage(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = np.stack([eigenvalues_by_definition(m, int(s)) for m, s in zip(matrices, sizes, strict=True)])
     trace = matrices.diagonal(dim1=-2, dim2=-1).sum(-1).max().item()
     for register_rows in (32, 128):  # 40 rows through the band, and through the registers alone
-        actual = eigenvalues_in_float32(matrices, sizes, register_rows=register_rows)
+        actual = eigenvalues_by_kernels(matrices, sizes, register_rows=register_rows)
         np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-6 * trace)
         assert (actual[2, 1:] == 0).all()
 
@@ -362,7 +362,7 @@ def test_kernels_leave_large_matrices_to_the_exact_method(monkeypatch: pytest.Mo
     from midlayer_encoders.spectra import _triton as _spectra_triton
 
     monkeypatch.setattr(_spectra_triton, "MAX_SIZE", 5)
-    monkeypatch.setattr(_spectra_triton, "_SCRATCH_BYTES", 1)  # One matrix at a time.
+    monkeypatch.setattr(_spectra_triton, "_SCRATCH_NUMBERS", 1)  # One matrix at a time.
     matrices, sizes = gram(4, 8), torch.tensor([8, 3, 5, 6])
     actual = eigenvalues(matrices, sizes, method="fast")
     expected = eigenvalues(matrices, sizes, method="exact")
