@@ -33,37 +33,21 @@ except ImportError:  # pytest can still collect the module.
     triton = tl = constexpr = None
 
 
-#: Largest number of rows that the kernels support.
-MAX_SIZE = 512
+#: Largest number of rows that the kernels support; Triton before 3.5 has no products of float64 matrices.
+MAX_SIZE = {torch.float32: 512, torch.float64: 512 if hasattr(triton, "constexpr_function") else 128}
 
 _SCRATCH_NUMBERS = 2**26  # almost two matrices of 512 rows for each multiprocessor of an H200
 _WIDTH = 16  # of the band; also the smallest inner dimension of `tl.dot`
 # The fastest launch of each stage on an H200, by its initial rows.
-_BAND_OPTIONS = {
-    torch.float32: {
-        512: {"ROWS": 64, "COLS": 64, "num_warps": 4, "num_stages": 3},
-        256: {"ROWS": 32, "COLS": 32, "num_warps": 2, "num_stages": 1},
-        128: {"ROWS": 32, "COLS": 32, "num_warps": 2, "num_stages": 1},
-    },
-    torch.float64: {
-        512: {"ROWS": 64, "COLS": 32, "num_warps": 8, "num_stages": 2},
-        256: {"ROWS": 32, "COLS": 32, "num_warps": 4, "num_stages": 1},
-        128: {"ROWS": 32, "COLS": 32, "num_warps": 4, "num_stages": 1},
-    },
+_BAND_OPTIONS = {  # rows and columns of a tile, warps and stages of the pipeline
+    torch.float32: {512: (64, 64, 4, 3), 256: (32, 32, 2, 1), 128: (32, 32, 2, 1)},
+    torch.float64: {512: (64, 32, 8, 2), 256: (32, 32, 4, 1), 128: (32, 32, 4, 1)},
 }
-_CHASE_OPTIONS = {
-    torch.float32: {
-        512: {"LANES": 16, "num_warps": 8},
-        256: {"LANES": 16, "num_warps": 4},
-        128: {"LANES": 8, "num_warps": 1},
-    },
-    torch.float64: {
-        512: {"LANES": 16, "num_warps": 8},
-        256: {"LANES": 16, "num_warps": 4},
-        128: {"LANES": 8, "num_warps": 2},
-    },
+_CHASE_OPTIONS = {  # lanes and warps
+    torch.float32: {512: (16, 8), 256: (16, 4), 128: (8, 1)},
+    torch.float64: {512: (16, 8), 256: (16, 4), 128: (8, 2)},
 }
-_REGISTER_WARPS = {torch.float32: {128: 4, 64: 1, 32: 1}, torch.float64: {128: 8, 64: 2, 32: 1}}
+_REGISTER_WARPS = {torch.float32: {128: 4, 64: 1, 32: 1}, torch.float64: {128: 8, 64: 4, 32: 1}}
 
 
 def jit(kernel: Any, *, general: Sequence[str] = ()) -> Any:
@@ -72,14 +56,14 @@ def jit(kernel: Any, *, general: Sequence[str] = ()) -> Any:
 
 
 @jit
-def _reflection(row, cols, j, DTYPE: constexpr):
+def _reflection(row, cols, j, dtype: constexpr):
     """Return v, its entry j - 1, beta and the squared off-diagonal: 1 - beta v v' reduces row[:j] to one entry."""
     tail = tl.where(cols < j, row, 0.0)
     square = tl.sum(tail * tail, 0)
     head = tl.sum(tl.where(cols == j - 1, row, 0.0), 0)
     beta = 0.0 * square
     norm = beta
-    if square > (1e-30 if DTYPE == tl.float32 else 1e-40):  # else only rounding is left, and 1 / square may overflow
+    if square > (1e-30 if dtype == tl.float32 else 1e-40):  # else only rounding is left, and 1 / square may overflow
         norm = tl.sqrt(square)
         beta = 1.0 / (norm * (norm + tl.abs(head)))
     lead = head + tl.where(head < 0, -norm, norm)
@@ -138,19 +122,11 @@ def _begin(source, work, vectors, sizes, left, totals, diagonal, squares, n, N: 
 
 @jit
 def _reduce_to_band(
-    work,
-    panel,
-    band,
-    left,
-    STRIDE: constexpr,
-    N: constexpr,
-    LOW: constexpr,
-    WIDTH: constexpr,
-    ROWS: constexpr,
-    COLS: constexpr,
+    work, panel, band, left, STRIDE: constexpr, N: constexpr, WIDTH: constexpr, ROWS: constexpr, COLS: constexpr
 ):
     """Reduce the rows from N to LOW to WIDTH entries left of the diagonal, WIDTH rows at a time."""
-    DTYPE: tl.constexpr = work.dtype.element_ty
+    LOW: tl.constexpr = N // 2 if N > 128 else 0
+    dtype: tl.constexpr = work.dtype.element_ty
     b = tl.program_id(0).to(tl.int64)
     size = tl.load(left + b)
     top = tl.minimum(size, N)
@@ -181,12 +157,12 @@ def _reduce_to_band(
             tl.debug_barrier()
         # Each reflection replaces its row of the panel; their product is 1 - sum of u v'.
         V = tl.load(matrix + at_rows[:, None] * STRIDE + cols[None, :], mask=live[:, None], other=0.0)
-        U = tl.zeros((WIDTH, N), DTYPE)
+        U = tl.zeros((WIDTH, N), dtype)
         for i in range(0, steps):
             row_index = top - 1 - i
             pivot = row_index - WIDTH
             row = tl.sum(tl.where((ks == i)[:, None], V, 0.0), 0)
-            v, lead, beta, square = _reflection(row, cols, pivot + 1, DTYPE)
+            v, lead, beta, square = _reflection(row, cols, pivot + 1, dtype)
             norm = tl.sqrt(square)
             reduced = tl.where(cols == pivot, tl.where(lead < 0, norm, -norm), tl.where(cols > pivot, row, 0.0))
             in_band = (cols <= row_index) & (cols > row_index - 2 * WIDTH)
@@ -213,7 +189,7 @@ def _reduce_to_band(
                 tl.store(at, part)
                 u_c = tl.load(at_u + ks[:, None] * STRIDE + (c + tile_c)[None, :])
                 sums += tl.dot(part, tl.trans(u_c), input_precision="tf32x3").to(tl.float64)
-            Y = sums.to(DTYPE)
+            Y = sums.to(dtype)
             tl.store(at_y + ks[None, :] * STRIDE + (r + tile_r)[:, None], Y)
             u_r = tl.load(at_u + ks[:, None] * STRIDE + (r + tile_r)[None, :])
             S += tl.dot(u_r, Y, input_precision="tf32x3").to(tl.float64)
@@ -221,7 +197,7 @@ def _reduce_to_band(
         for c in range(0, top, COLS):
             at = ks[:, None] * STRIDE + (c + tile_c)[None, :]
             v_c = tl.load(at_v + at)
-            w_c = tl.load(at_y + at) - 0.5 * tl.dot(S.to(DTYPE), v_c, input_precision="tf32x3")
+            w_c = tl.load(at_y + at) - 0.5 * tl.dot(S.to(dtype), v_c, input_precision="tf32x3")
             tl.store(at_pair + at, v_c)
             tl.store(at_pair + WIDTH * STRIDE + at, tl.where((c + tile_c < top)[None, :], w_c, 0.0))
         delayed = top > 0
@@ -235,9 +211,7 @@ def _spread(x):
 
 
 @jit
-def _chase(
-    band, left, diagonal, squares, STRIDE: constexpr, N: constexpr, LOW: constexpr, WIDTH: constexpr, LANES: constexpr
-):
+def _chase(band, left, diagonal, squares, STRIDE: constexpr, N: constexpr, WIDTH: constexpr, LANES: constexpr):
     """Reduce the band to a tridiagonal matrix, from N rows left to LOW.
 
     ``band[x, d]`` is the entry of column x and row x + d, counted from the last row of the matrix, the first to be
@@ -245,8 +219,9 @@ def _chase(
     reflection eliminates the first column of this block, and so on to the end of the matrix. Sweep s + 1 can follow two
     reflections behind sweep s, so the reflections of SLOTS sweeps are applied together.
     """
+    LOW: tl.constexpr = N // 2 if N > 128 else 0
+    dtype: tl.constexpr = band.dtype.element_ty
     b = tl.program_id(0).to(tl.int64)
-    DTYPE: tl.constexpr = band.dtype.element_ty
     SLOTS: tl.constexpr = N // (2 * WIDTH)
     PARTS: tl.constexpr = WIDTH // LANES
     n = tl.load(left + b)
@@ -261,8 +236,8 @@ def _chase(
     j = tl.arange(0, WIDTH)[None, :, None, None]
     rows = tl.arange(0, PARTS)[None, :, None] * LANES + tl.arange(0, LANES)[None, None, :]
     i = rows[:, None, :, :]
-    v = tl.zeros((SLOTS, PARTS, LANES), DTYPE)
-    beta = tl.zeros((SLOTS,), DTYPE)
+    v = tl.zeros((SLOTS, PARTS, LANES), dtype)
+    beta = tl.zeros((SLOTS,), dtype)
     for tick in range(0, tl.where(end > first, ticks, 0)):
         since = tick - 2 * slot
         turn = tl.maximum(since, 0) // period
@@ -293,7 +268,7 @@ def _chase(
         column = tl.sum(tl.where(j == 0, lower, 0.0), 1)
         square = tl.sum(tl.sum(column * column, 1), 1)
         head = tl.sum(tl.sum(tl.where(rows == 0, column, 0.0), 1), 1)
-        large = square > (1e-30 if DTYPE == tl.float32 else 1e-40)
+        large = square > (1e-30 if dtype == tl.float32 else 1e-40)
         norm = tl.where(large, tl.sqrt(square), 0.0 * square)
         beta = tl.where(large, 1.0 / tl.where(large, norm * (norm + tl.abs(head)), 1.0), 0.0 * square)
         norm = tl.where(head < 0, -norm, norm)
@@ -356,35 +331,33 @@ def _bisect(
     # Bits of floats have the order of the floats, so bisecting bits bisects the logarithm: eigenvalues above 2^-34 of
     # the trace (2^-56 in float64) have the same relative precision. The odd ends keep midpoints off round numbers,
     # where the sequence of a matrix of round numbers is 0.
-    DTYPE: tl.constexpr = diagonal.dtype.element_ty
-    SINGLE: tl.constexpr = DTYPE == tl.float32
+    dtype: tl.constexpr = diagonal.dtype.element_ty
+    SINGLE: tl.constexpr = dtype == tl.float32
     BITS: tl.constexpr = tl.int32 if SINGLE else tl.int64
-    FLOOR: tl.constexpr = 0x2E80A3D7 if SINGLE else 0x3C7147AE147AE147
-    CEILING: tl.constexpr = 0x3F8147AE if SINGLE else 0x3FF028F5C28F5C29  # 1.01
+    FLOOR: tl.constexpr = 0x2E80A3D7 if SINGLE else 0x3C70147AE147AE15
     EXPONENT: tl.constexpr = 0x7F800000 if SINGLE else 0x7FF0000000000000
-    SMALLEST: tl.constexpr = 1e-25 if SINGLE else 1e-40
-    PRODUCTS: tl.constexpr = 2 if SINGLE else 4  # without underflow
+    LARGEST: tl.constexpr = 0x7F000000 if SINGLE else 0x7FE0000000000000
+    RESCALE: tl.constexpr = 2 if SINGLE else 4
     low = tl.full((COUNT,), FLOOR, BITS)
-    high = tl.full((COUNT,), CEILING, BITS)
+    high = tl.full((COUNT,), 1.01, dtype).to(BITS, bitcast=True)
     if first < size:
         for _ in range(STEPS):
             middle = (low + high) >> 1
-            x = middle.to(DTYPE, bitcast=True)
-            before = tl.full((COUNT,), 0.0, DTYPE)
-            last = tl.full((COUNT,), 1.0, DTYPE)
+            x = middle.to(dtype, bitcast=True)
+            before = tl.full((COUNT,), 0.0, dtype)
+            last = tl.full((COUNT,), 1.0, dtype)
             below = tl.zeros((COUNT,), tl.int32)
             for i in range(0, size, UNROLL):
                 for u in tl.static_range(UNROLL):
-                    square = tl.maximum(tl.load(squares + i + u), SMALLEST)
+                    square = tl.maximum(tl.load(squares + i + u), 1e-25 if SINGLE else 1e-40)
                     following = (tl.load(diagonal + i + u) - x) * last - square * before
                     before = last
                     last = following
-                    below -= (
-                        (last.to(BITS, bitcast=True) ^ before.to(BITS, bitcast=True)) >> (31 if SINGLE else 63)
-                    ).to(tl.int32)
-                    if u % PRODUCTS == PRODUCTS - 1:  # only signs matter: scale by a power of two against underflow
+                    change = last.to(BITS, bitcast=True) ^ before.to(BITS, bitcast=True)
+                    below -= (change >> (31 if SINGLE else 63)).to(tl.int32)
+                    if (u + 1) % RESCALE == 0:  # only signs matter: scale by a power of two against underflow
                         larger = tl.maximum(tl.abs(last), tl.abs(before)).to(BITS, bitcast=True)
-                        scale = (EXPONENT - (EXPONENT & -EXPONENT) - (larger & EXPONENT)).to(DTYPE, bitcast=True)
+                        scale = (LARGEST - (larger & EXPONENT)).to(dtype, bitcast=True)
                         last *= scale
                         before *= scale
             above = below <= size - 1 - ranks
@@ -395,13 +368,11 @@ def _bisect(
     nan = 0.0 * total
     for i in range(0, size):
         nan += 0.0 * (tl.load(diagonal + i) + tl.load(squares + i))
-    eigenvalue = tl.where(low > FLOOR, ((low + high) >> 1).to(DTYPE, bitcast=True), 0.0)
+    eigenvalue = tl.where(low > FLOOR, ((low + high) >> 1).to(dtype, bitcast=True), 0.0)
     tl.store(out + b * n + ranks, tl.where(ranks < size, eigenvalue * total + nan, 0.0 * total), mask=ranks < n)
 
 
-def eigenvalues_by_kernels(
-    matrices: Tensor, sizes: Tensor, dtype: torch.dtype = torch.float32, *, register_rows: int = 128
-) -> Tensor:
+def eigenvalues_by_kernels(matrices: Tensor, sizes: Tensor, dtype: torch.dtype, *, register_rows: int = 128) -> Tensor:
     """Return the eigenvalues of the leading corners in descending order; NaN for an invalid corner or size.
 
     Args:
@@ -428,7 +399,6 @@ def eigenvalues_by_kernels(
 
 def _launch(matrices: Tensor, sizes: Tensor, values: Tensor, N: int, register_rows: int) -> None:
     batch, n, _ = matrices.shape
-    double = values.dtype == torch.float64
 
     def scratch(*shape: int, dtype: torch.dtype = values.dtype) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=matrices.device)
@@ -444,27 +414,25 @@ def _launch(matrices: Tensor, sizes: Tensor, values: Tensor, N: int, register_ro
     if register_rows < N:
         panel = scratch(batch, 5, _WIDTH, N)
         band = scratch(batch, N, 2 * _WIDTH)
-        band_options, chase_options = _BAND_OPTIONS[values.dtype], _CHASE_OPTIONS[values.dtype]
-        stages = [(size, size // 2 if size > 128 else 0) for size in band_options if size == N or 128 <= size < N]
-        for size, low in stages:
+        options = _BAND_OPTIONS[values.dtype]
+        starts = [size for size in options if size == N or 128 <= size < N]
+        for size in starts:
+            *tile, warps, pipeline = options[size]
             _reduce_to_band[(batch,)](
-                work, panel, band, left, STRIDE=N, N=size, LOW=low, WIDTH=_WIDTH, **band_options[size]
+                work, panel, band, left, N, size, _WIDTH, *tile, num_warps=warps, num_stages=pipeline
             )
-        for size, low in stages:
-            _chase[(batch,)](
-                band, left, diagonal, squares, STRIDE=N, N=size, LOW=low, WIDTH=_WIDTH, **chase_options[size]
-            )
+        for size in starts:
+            lanes, warps = _CHASE_OPTIONS[values.dtype][size]
+            _chase[(batch,)](band, left, diagonal, squares, N, size, _WIDTH, lanes, num_warps=warps)
     else:
         size = N
         while size > 1:
             low = size // 2 if size > 32 else 1
-            _reduce_in_registers[(batch,)](
-                work, left, diagonal, squares, STRIDE=N, N=size, LOW=low, num_warps=_REGISTER_WARPS[values.dtype][size]
-            )
+            warps = _REGISTER_WARPS[values.dtype][size]
+            _reduce_in_registers[(batch,)](work, left, diagonal, squares, N, size, low, num_warps=warps)
             size = low
     count = 32 if batch * n < 2**17 else min(128, N)
-    # In float64, 54 steps leave a bracket of 16 roundings.
-    steps = 54 if double else 27
+    steps = 27 if values.dtype == torch.float32 else 54  # leave brackets of a few roundings
     _bisect[(batch, triton.cdiv(n, count))](
         diagonal, squares, sizes, totals, values, n, STRIDE=N, COUNT=count, STEPS=steps, UNROLL=8, num_warps=1
     )

@@ -66,8 +66,8 @@ def eigenvalues(
         matrices: symmetric, any float dtype, shape ``(*, n, n)``.
         sizes: size of each matrix's valid leading corner, integers in ``[0, n]``, shape ``(*)``; the rest is ignored.
             ``None`` for all ``n``.
-        method: ``"exact"`` (float64), ``"fast"`` (float32 on a GPU with Triton, error below ``1e-6`` of the trace for
-            ``n <= 512``; larger matrices are exact) or ``"auto"``, which is fast on a GPU with Triton and exact elsewhere.
+        method: ``"exact"`` (float64), ``"fast"`` (float32 on a GPU with Triton: error below ``1e-6`` of the trace for
+            ``n <= 512``; larger matrices are exact) or ``"auto"``: fast on a GPU with Triton and exact elsewhere.
         check: wait for the device and raise an error if a result is NaN; with ``False`` NaN is returned, for callers
             that queue many calls and check their results once.
 
@@ -152,21 +152,23 @@ def _eigenvalues(matrices: Tensor, counts: Tensor, method: Method) -> Tensor:
     check_choice("method", method, METHODS)
     if method == "auto" and not kernels_enabled():
         return _exact(matrices.cpu(), counts.cpu()).to(matrices.device)
-    use_kernels = method == "fast" or (matrices.is_cuda and kernels_enabled())
-    # Products of float64 on tensor cores begin with the capability 8.0.
-    if not use_kernels or not kernels_run_on(matrices, (8, 0) if method == "exact" else (7, 0)):
+    double = method == "exact"
+    # In float64 the kernels are for NVIDIA's tensor cores, which multiply float64 from the capability 8.0 on.
+    on_gpu = matrices.is_cuda and (not double or (kernels_enabled() and torch.version.hip is None))
+    if not (on_gpu or method == "fast") or not kernels_run_on(matrices, (8, 0) if double else (7, 0)):
         return _exact(matrices, counts)
     from midlayer_encoders.spectra._triton import MAX_SIZE, eigenvalues_by_kernels
 
-    dtype = torch.float64 if method == "exact" else torch.float32
-    if matrices.shape[-1] <= MAX_SIZE:
+    dtype = torch.float64 if double else torch.float32
+    limit = MAX_SIZE[dtype]
+    if matrices.shape[-1] <= limit:
         return eigenvalues_by_kernels(matrices, counts, dtype).double()
     # A few long texts among many: only large matrices are solved by the slow method.
     values = matrices.new_zeros(matrices.shape[:2], dtype=torch.float64)
-    large = counts > MAX_SIZE
+    large = counts > limit
     values[large] = _exact(matrices[large], counts[large])
-    small = matrices[~large, :MAX_SIZE, :MAX_SIZE]
-    values[~large, :MAX_SIZE] = eigenvalues_by_kernels(small, counts[~large], dtype).double()
+    small = matrices[~large, :limit, :limit]
+    values[~large, :limit] = eigenvalues_by_kernels(small, counts[~large], dtype).double()
     return values
 
 

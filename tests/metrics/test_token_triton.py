@@ -9,8 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from midlayer_encoders.metrics import (
+    PromptEffectiveRank,
+    curvature,
+    effective_rank,
+    prompt_effective_rank,
+    prompt_entropy,
+)
 from midlayer_encoders.metrics import _token_triton as kernels
-from midlayer_encoders.metrics import curvature, prompt_entropy
 from midlayer_encoders.metrics._layer_metric import kernels_can_read, prepared
 from midlayer_encoders.metrics.token_metrics import _turns
 from tests.metrics.oracles import random_rows
@@ -101,3 +107,22 @@ def test_functions_use_the_kernels_and_agree_with_float64() -> None:
     for function in (curvature, prompt_entropy):
         actual, expected = function(states, mask), function(states.double(), mask)
         torch.testing.assert_close(actual[real].double(), expected[real], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("tokens", "width"), [(9, 20), (20, 9), (70, 96)])
+def test_effective_rank_is_that_of_float64_and_waits_for_layers(tokens: int, width: int, dtype: torch.dtype) -> None:
+    states, mask = batch(tokens, width, dtype)
+    states[1, 1] *= 1000
+    expected = torch.stack([effective_rank(text[real].double().cpu()) for text, real in zip(states, mask, strict=True)])
+    torch.testing.assert_close(prompt_effective_rank(states.double(), mask).cpu(), expected, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(prompt_effective_rank(states, mask).cpu(), expected.float())
+    metric = PromptEffectiveRank([3, 5])
+    metric.to(DEVICE)
+    for layer in (3, 5):
+        metric.update(states * layer, mask, layer=layer)
+    assert len(metric._waiting) == (2 if DEVICE == "cuda" else 0)
+    mean = expected[mask.sum(dim=-1).cpu() >= 2].mean()
+    torch.testing.assert_close(
+        metric.compute().cpu(), mean.expand(2), rtol=1e-9 if dtype == torch.float32 else 1e-2, atol=0
+    )
