@@ -19,7 +19,7 @@ from torchmetrics.utilities.distributed import gather_all_tensors
 
 from midlayer_encoders._isolation import full_precision
 from midlayer_encoders.errors import LayerIndexError, MidlayerError, NotFiniteError, OptionError, warn_deprecated
-from midlayer_encoders.spectra.eigen import kernels_enabled, kernels_run_on
+from midlayer_encoders.spectra.eigen import KERNELS_IN_FLOAT64, kernels_enabled, kernels_run_on
 
 _STACK_SIZE = 2**24  # numbers of several layers that are stacked: 128 MB in float64
 _MAX_TEMPORARIES = 2**24  # temporary numbers at once, 64 MB in float32: a large batch is never copied whole
@@ -391,10 +391,10 @@ def token_gram(
     """
     if states.shape[-2] > states.shape[-1]:
         return smaller_gram(prepared(states.double() if double else states, mask, center=center, unit=unit)), None
-    if not double and kernels_can_read(states):
+    if kernels_can_read(states) and (KERNELS_IN_FLOAT64 or not double):
         from midlayer_encoders.metrics._token_triton import prepared_gram
 
-        return prepared_gram(states, mask, center=center, unit=unit)
+        return prepared_gram(states, mask, center=center, unit=unit, double=double)
     states, mask = tokens_first(states, mask)
     rows, mean = _centered(states.double() if double else states, mask, center)
     gram = smaller_gram(rows)

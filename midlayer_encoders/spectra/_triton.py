@@ -33,8 +33,8 @@ except ImportError:  # pytest can still collect the module.
     triton = tl = constexpr = None
 
 
-#: Largest number of rows that the kernels support; Triton before 3.5 has no products of float64 matrices.
-MAX_SIZE = {torch.float32: 512, torch.float64: 512 if hasattr(triton, "constexpr_function") else 128}
+#: Largest number of rows that the kernels support.
+MAX_SIZE = 512
 
 _SCRATCH_NUMBERS = 2**26  # almost two matrices of 512 rows for each multiprocessor of an H200
 _WIDTH = 16  # of the band; also the smallest inner dimension of `tl.dot`
@@ -432,7 +432,7 @@ def _launch(matrices: Tensor, sizes: Tensor, values: Tensor, N: int, register_ro
             _reduce_in_registers[(batch,)](work, left, diagonal, squares, N, size, low, num_warps=warps)
             size = low
     count = 32 if batch * n < 2**17 else min(128, N)
-    steps = 27 if values.dtype == torch.float32 else 54  # leave brackets of a few roundings
+    steps = 27 if values.dtype == torch.float32 else 56  # leave brackets of a few roundings
     _bisect[(batch, triton.cdiv(n, count))](
         diagonal, squares, sizes, totals, values, n, STRIDE=N, COUNT=count, STEPS=steps, UNROLL=8, num_warps=1
     )

@@ -32,6 +32,9 @@ Method: TypeAlias = Literal["auto", "exact", "fast"]
 
 METHODS: tuple[Method, ...] = get_args(Method)
 
+#: Triton multiplies float64 matrices from 3.5 on, which came with torch 2.9, on tensor cores of NVIDIA's 8.0 or later.
+KERNELS_IN_FLOAT64 = torch.version.hip is None and torch.__version__ >= "2.9"
+
 _INLINE_WORK = 2**20  # sum of cubed sizes below which threads take longer than they save
 # Without kernels, a GPU batches matrices of up to 32 rows and solves larger ones one by one (0.3 ms for 64 rows and 0.7
 # for 128 on an H200), slower than one CPU core.
@@ -153,22 +156,20 @@ def _eigenvalues(matrices: Tensor, counts: Tensor, method: Method) -> Tensor:
     if method == "auto" and not kernels_enabled():
         return _exact(matrices.cpu(), counts.cpu()).to(matrices.device)
     double = method == "exact"
-    # In float64 the kernels are for NVIDIA's tensor cores, which multiply float64 from the capability 8.0 on.
-    on_gpu = matrices.is_cuda and (not double or (kernels_enabled() and torch.version.hip is None))
+    on_gpu = matrices.is_cuda and (not double or (kernels_enabled() and KERNELS_IN_FLOAT64))
     if not (on_gpu or method == "fast") or not kernels_run_on(matrices, (8, 0) if double else (7, 0)):
         return _exact(matrices, counts)
     from midlayer_encoders.spectra._triton import MAX_SIZE, eigenvalues_by_kernels
 
     dtype = torch.float64 if double else torch.float32
-    limit = MAX_SIZE[dtype]
-    if matrices.shape[-1] <= limit:
+    if matrices.shape[-1] <= MAX_SIZE:
         return eigenvalues_by_kernels(matrices, counts, dtype).double()
     # A few long texts among many: only large matrices are solved by the slow method.
     values = matrices.new_zeros(matrices.shape[:2], dtype=torch.float64)
-    large = counts > limit
+    large = counts > MAX_SIZE
     values[large] = _exact(matrices[large], counts[large])
-    small = matrices[~large, :limit, :limit]
-    values[~large, :limit] = eigenvalues_by_kernels(small, counts[~large], dtype).double()
+    small = matrices[~large, :MAX_SIZE, :MAX_SIZE]
+    values[~large, :MAX_SIZE] = eigenvalues_by_kernels(small, counts[~large], dtype).double()
     return values
 
 

@@ -427,7 +427,7 @@ def test_kernels_do_not_hide_invalid_matrices() -> None:
 def test_kernels_leave_large_matrices_to_the_exact_method(monkeypatch: pytest.MonkeyPatch) -> None:
     from midlayer_encoders.spectra import _triton as _spectra_triton
 
-    monkeypatch.setitem(_spectra_triton.MAX_SIZE, torch.float32, 5)
+    monkeypatch.setattr(_spectra_triton, "MAX_SIZE", 5)
     monkeypatch.setattr(_spectra_triton, "_SCRATCH_NUMBERS", 1)  # One matrix at a time.
     matrices, sizes = gram(4, 8), torch.tensor([8, 3, 5, 6])
     actual = eigenvalues(matrices, sizes, method="fast")
