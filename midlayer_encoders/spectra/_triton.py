@@ -1,18 +1,19 @@
-"""Eigenvalues of many small symmetric matrices of mixed size on a GPU, as Triton kernels in float32.
+"""Eigenvalues of many small symmetric matrices of mixed size on a GPU, as Triton kernels in float32 or float64.
 
 The classical algorithm, arranged for a chip that holds a small matrix in the registers of a few warps:
 
 1. ``_begin`` copies each matrix, divided by its trace, into a padded scratch, and eliminates the row with the largest
    diagonal entry by a Householder reflection in float64.
-2. Float32 reflections eliminate the last remaining row, again and again, until the matrix is tridiagonal. The rest is
-   always the leading corner, so a matrix of any size joins the stage that fits it. Up to 128 rows,
-   ``_reduce_in_registers`` does this from 128 to 64, 64 to 32 and 32 to 1. It would read a larger matrix once per row;
-   ``_reduce_to_band`` reads it once per 16 rows and leaves a band, with most of the work in matrix products, and
+2. Reflections in the precision of the result eliminate the last remaining row, again and again, until the matrix is
+   tridiagonal. The rest is always the leading corner, so a matrix of any size joins the stage that fits it. Up to 128
+   rows, ``_reduce_in_registers`` does this from 128 to 64, 64 to 32 and 32 to 1. It would read a larger matrix once per
+   row; ``_reduce_to_band`` reads it once per 16 rows and leaves a band, with most of the work in matrix products, and
    ``_chase`` makes the band tridiagonal.
 3. ``_bisect`` finds each eigenvalue independently by counting, with Sturm's sequence, the eigenvalues below a point.
 
 Rounding errors are relative to the remaining matrix, so the dominant row goes first, in float64: the massive first
-token of a language model, or a direction common to all tokens, would otherwise swamp the small eigenvalues.
+token of a language model, or a direction common to all tokens, would otherwise swamp the small eigenvalues. Products in
+float64 run on tensor cores as well, where ``tf32x3`` has no meaning.
 """
 # Parameters of Triton kernels have no types that mypy knows.
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, misc"

@@ -3,7 +3,7 @@
 On a GPU with Triton, matrices of up to 512 rows are solved by kernels (:mod:`midlayer_encoders.spectra._triton`):
 Householder tridiagonalization and Sturm bisection, for matrices of mixed sizes in one batch. Method ``"exact"`` is
 float64, with errors like LAPACK's, and ``"fast"`` is float32. Elsewhere both are LAPACK (or cuSOLVER) in float64, with
-equal sizes batched and several threads.
+equal sizes batched and several threads; so is ``"exact"`` on AMD's GPUs and with torch before 2.9.
 
 The error of ``"fast"``, relative to float64 on the same float32 matrix, is at most ``1e-5`` nats for an entropy and
 ``1e-6`` of the trace for an eigenvalue. ``benchmarks/results/spectra_h200.md`` lists the measured errors (at most
