@@ -1,4 +1,6 @@
-"""The cost of prompt entropy and curvature of all 25 layers on a GPU, compared with the forward pass.
+"""The cost of prompt entropy and curvature, and of prompt effective rank, of all 25 layers on a GPU.
+
+Prompt entropy and curvature are compared with the forward pass, prompt effective rank with prompt entropy.
 
 A 24-block, 1024-wide GPTNeoX of random weights in bf16, prompts of 128, 256 and 512 tokens, 32768 tokens per batch.
 Run on a CUDA machine with Triton: ``python benchmarks/metrics_h200.py OUT_FOLDER``; writes ``metrics_h200.md``.
@@ -8,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from timing import fastest, peak
 
 from midlayer_encoders.measuring import compute_metrics
-from midlayer_encoders.metrics import Curvature, LayerMetric, PromptEntropy, prompt_entropy
+from midlayer_encoders.metrics import Curvature, LayerMetric, PromptEffectiveRank, PromptEntropy, prompt_entropy
 from midlayer_encoders.models.anatomy import find_anatomy
 from midlayer_encoders.reading.capture import capture
 
@@ -82,33 +85,37 @@ def row(model: Any, length: int, tokens: int, rounds: int, device: str) -> str:
     def plain() -> None:
         model(**inputs)
 
-    metrics: dict[str, LayerMetric] = {"prompt_entropy": PromptEntropy(layers), "curvature": Curvature(layers)}
-    for metric in metrics.values():
-        metric.to(device)
+    entropy, curvature, rank = PromptEntropy(layers), Curvature(layers), PromptEffectiveRank(layers)
 
-    def receive(layer: int, _: str, states: Tensor) -> None:
+    def measured(**metrics: LayerMetric) -> None:
+        def receive(layer: int, _: str, states: Tensor) -> None:
+            for metric in metrics.values():
+                metric.update(states, mask, layer=layer)
+
         for metric in metrics.values():
-            metric.update(states, mask, layer=layer)
-
-    def measured() -> None:
+            metric.to(device)
         capture(model, inputs, receive, anatomy=anatomy, layers=layers)
         compute_metrics(metrics)
         for metric in metrics.values():
             metric.reset()
 
+    both = partial(measured, prompt_entropy=entropy, curvature=curvature)
+    alone = [partial(measured, prompt_entropy=entropy), partial(measured, prompt_effective_rank=rank)]
     few = max(2, 1024 // length)
-    for run in (plain, measured, lambda: obvious(model, inputs, few)):
+    for run in (plain, both, *alone, lambda: obvious(model, inputs, few)):
         run()
-    forward, whole = fastest(plain, rounds), fastest(measured, rounds)
+    forward, whole = fastest(plain, rounds), fastest(both, rounds)
+    entropy_added, rank_added = (fastest(run, rounds) - forward for run in alone)
     naive = fastest(lambda: obvious(model, inputs, few), 1) - fastest(
         lambda: model(**{k: v[:few] for k, v in inputs.items()}), 3
     )
     added, naive_added = (whole - forward) / forward, naive / few * prompts / forward
-    memory, watched = peak(plain), peak(measured)
+    memory, watched = peak(plain), peak(both)
     kept = peak(lambda: model(**inputs, output_hidden_states=True))
     cells = (length, prompts, f"{1e3 * forward:.1f}", f"{1e3 * whole:.1f}", f"**{added:.2f}**")
     cells += (f"{naive_added:.0f}",)
     cells += (f"**{watched / memory:.2f}**", f"{kept / memory:.2f}", f"{largest_error(model, inputs, anatomy):.1e}")
+    cells += (f"{1e3 * entropy_added:.1f}", f"{1e3 * rank_added:.1f}", f"**{rank_added / entropy_added:.2f}**")
     return "| " + " | ".join(map(str, cells)) + " |"
 
 
@@ -133,6 +140,9 @@ def main() -> None:
         "peak memory, relative to the forward pass",
         "with output_hidden_states",
         "largest error, nats",
+        "added by prompt entropy alone, ms",
+        "added by prompt effective rank alone, ms",
+        "the latter relative to the former",
     ]
     lines += ["| " + " | ".join(columns) + " |"]
     lines += ["|---" * len(columns) + "|"]

@@ -19,7 +19,7 @@ from torchmetrics.utilities.distributed import gather_all_tensors
 
 from midlayer_encoders._isolation import full_precision
 from midlayer_encoders.errors import LayerIndexError, MidlayerError, NotFiniteError, OptionError, warn_deprecated
-from midlayer_encoders.spectra.eigen import kernels_enabled, kernels_run_on
+from midlayer_encoders.spectra.eigen import KERNELS_IN_FLOAT64, kernels_enabled, kernels_run_on
 
 _STACK_SIZE = 2**24  # numbers of several layers that are stacked: 128 MB in float64
 _MAX_TEMPORARIES = 2**24  # temporary numbers at once, 64 MB in float32: a large batch is never copied whole
@@ -373,7 +373,9 @@ def prepared(states: Tensor, mask: Tensor | None, *, center: bool, unit: bool) -
     return rows * row_scale(lengths(rows), lengths(mean), mask, unit).unsqueeze(-1)
 
 
-def token_gram(states: Tensor, mask: Tensor, *, center: bool, unit: bool) -> tuple[Tensor, Tensor | None]:
+def token_gram(
+    states: Tensor, mask: Tensor, *, center: bool, unit: bool, double: bool = False
+) -> tuple[Tensor, Tensor | None]:
     """Return the :func:`smaller_gram` of each text's :func:`prepared` tokens, and the size of its valid corner.
 
     Args:
@@ -381,19 +383,20 @@ def token_gram(states: Tensor, mask: Tensor, *, center: bool, unit: bool) -> tup
         mask: real tokens, shape ``(*, T)``; they are moved to the front.
         center: subtract the mean of the text's tokens.
         unit: scale tokens to length one, after centering.
+        double: compute in float64 on every device.
 
     Returns:
         Matrices of shape ``(*, n, n)`` with ``n = min(T, D)``, and the sizes of their leading corners, shape ``(*)``,
         or ``None`` if the whole matrix is valid.
     """
     if states.shape[-2] > states.shape[-1]:
-        return smaller_gram(prepared(states, mask, center=center, unit=unit)), None
-    if kernels_can_read(states):
+        return smaller_gram(prepared(states.double() if double else states, mask, center=center, unit=unit)), None
+    if kernels_can_read(states) and (KERNELS_IN_FLOAT64 or not double):
         from midlayer_encoders.metrics._token_triton import prepared_gram
 
-        return prepared_gram(states, mask, center=center, unit=unit)
+        return prepared_gram(states, mask, center=center, unit=unit, double=double)
     states, mask = tokens_first(states, mask)
-    rows, mean = _centered(states, mask, center)
+    rows, mean = _centered(states.double() if double else states, mask, center)
     gram = smaller_gram(rows)
     if center or unit:
         # The squared lengths are on the diagonal, and scaling T x T numbers is faster than T x D.

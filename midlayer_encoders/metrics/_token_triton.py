@@ -14,9 +14,6 @@ from torch import Tensor
 
 from midlayer_encoders.spectra._triton import constexpr, jit, tl, triton
 
-#: A difference of tokens below this fraction of their lengths is only rounding.
-_TINY = 32 * torch.finfo(torch.float32).eps
-
 # The fastest launch of `_gram` on an H200, by the tokens of a tile.
 _GRAM_OPTIONS = {64: {"COLS": 32, "num_warps": 4}, 128: {"COLS": 32, "num_warps": 8}}
 
@@ -40,13 +37,13 @@ def _mean(states, order, sizes, means, D, stride_b, stride_t, T, ROWS: constexpr
     b = tl.program_id(0).to(tl.int64)
     size = tl.load(sizes + b)
     cols = tl.program_id(1) * COLS + tl.arange(0, COLS)
-    total = tl.zeros((COLS,), dtype=tl.float32)
+    total = tl.zeros((COLS,), dtype=means.dtype.element_ty)
     for start in range(0, size, ROWS):
         at = start + tl.arange(0, ROWS)
         token = tl.load(order + b * T + at, mask=at < size, other=0)
         inside = (at < size)[:, None] & (cols < D)[None, :]
         block = tl.load(states + b * stride_b + token[:, None] * stride_t + cols[None, :], mask=inside, other=0.0)
-        total += tl.sum(block.to(tl.float32), 0)
+        total += tl.sum(block.to(total.dtype), 0)
     tl.store(means + b * D + cols, total / tl.maximum(size, 1), mask=cols < D)
 
 
@@ -55,7 +52,8 @@ def _tokens(states, means, token, real, start, D, stride_t, COLS: constexpr, CEN
     """Load a block of columns of tokens, minus the mean; zero where they are padding."""
     cols = start + tl.arange(0, COLS)
     inside = real[:, None] & (cols < D)[None, :]
-    block = tl.load(states + token[:, None] * stride_t + cols[None, :], mask=inside, other=0.0).to(tl.float32)
+    block = tl.load(states + token[:, None] * stride_t + cols[None, :], mask=inside, other=0.0)
+    block = block.to(means.dtype.element_ty)
     if CENTER:
         mean = tl.load(means + cols, mask=cols < D, other=0.0)
         block = tl.where(inside, block - mean[None, :], 0.0)
@@ -75,7 +73,7 @@ def _gram(
     size = tl.load(sizes + b)
     at_i = i * ROWS + tl.arange(0, ROWS)
     at_j = j * ROWS + tl.arange(0, ROWS)
-    acc = tl.zeros((ROWS, ROWS), dtype=tl.float32)
+    acc = tl.zeros((ROWS, ROWS), dtype=gram.dtype.element_ty)
     if i * ROWS < size:
         states += b * stride_b
         means += b * D
@@ -85,12 +83,12 @@ def _gram(
         if i == j:
             for start in range(0, D, COLS):
                 x = _tokens(states, means, token_i, at_i < size, start, D, stride_t, COLS, CENTER)
-                acc = tl.dot(x, tl.trans(x), acc, input_precision="tf32x3")
+                acc = tl.dot(x, tl.trans(x), acc, input_precision="tf32x3", out_dtype=acc.dtype)
         else:
             for start in range(0, D, COLS):
                 x = _tokens(states, means, token_i, at_i < size, start, D, stride_t, COLS, CENTER)
                 y = _tokens(states, means, token_j, at_j < size, start, D, stride_t, COLS, CENTER)
-                acc = tl.dot(x, tl.trans(y), acc, input_precision="tf32x3")
+                acc = tl.dot(x, tl.trans(y), acc, input_precision="tf32x3", out_dtype=acc.dtype)
     gram += b * T * T
     inside = (at_i < T)[:, None] & (at_j < T)[None, :]
     tl.store(gram + at_i[:, None] * T + at_j[None, :], acc, mask=inside)
@@ -115,12 +113,12 @@ def _scale(
     squares += b * T
     tiny = 0.0
     if CENTER:
-        mean = tl.zeros((COLS,), dtype=tl.float32)
+        mean = tl.zeros((COLS,), dtype=means.dtype.element_ty)
         for start in range(0, D, COLS):
             cols = start + tl.arange(0, COLS)
             part = tl.load(means + b * D + cols, mask=cols < D, other=0.0)
             mean += part * part
-        longest = tl.zeros((COLS,), dtype=tl.float32)
+        longest = tl.zeros((COLS,), dtype=means.dtype.element_ty)
         for start in range(0, size, COLS):
             cols = start + tl.arange(0, COLS)
             longest = tl.maximum(longest, tl.load(squares + cols, mask=cols < size, other=0.0))
@@ -166,7 +164,9 @@ def _turn(states, order, sizes, apart, along, D, stride_b, stride_t, T, STEP, RO
     tl.store(along + b * T + at, tl.where(has_angle, 2 + 2 * cosine, -1.0), mask=at < T)
 
 
-def prepared_gram(states: Tensor, mask: Tensor, *, center: bool, unit: bool) -> tuple[Tensor, Tensor]:
+def prepared_gram(
+    states: Tensor, mask: Tensor, *, center: bool, unit: bool, double: bool = False
+) -> tuple[Tensor, Tensor]:
     """Return the Gram matrices of texts' tokens, optionally centered and scaled, and the sizes of their corners.
 
     Args:
@@ -174,27 +174,31 @@ def prepared_gram(states: Tensor, mask: Tensor, *, center: bool, unit: bool) -> 
         mask: real tokens, shape ``(B, T)``.
         center: subtract the mean of the text's tokens.
         unit: scale tokens to length one, after centering.
+        double: compute in float64, from a copy of the states in float32.
 
     Returns:
-        Shapes ``(B, T, T)``, float32, zero beyond each text's tokens, and ``(B,)``, int32. Off by at most about 1e-6
-        of the product of two tokens' lengths (5e-7 on an H200).
+        Shapes ``(B, T, T)``, float32 or float64, zero beyond each text's tokens, and ``(B,)``, int32. In float32, off
+        by at most about 1e-6 of the product of two tokens' lengths (5e-7 on an H200).
     """
     B, T, D = states.shape
-    means = torch.empty(B, D, device=states.device)
-    gram = torch.empty(B, T, T, device=states.device)
+    dtype = torch.float64 if double else torch.float32
+    states = states.float() if double else states  # products in float64 of numbers of 16 bits fail in Triton 3.6
+    means = torch.empty(B, D, dtype=dtype, device=states.device)
+    gram = torch.empty(B, T, T, dtype=dtype, device=states.device)
     shape = D, states.stride(0), states.stride(1), T
     with torch.cuda.device_of(states):  # Triton launches on the current device, not on the tensors' device.
         order, sizes = _order(mask)
         if center:
             _mean[(B, triton.cdiv(D, 64))](states, order, sizes, means, *shape, ROWS=64, COLS=64, num_warps=2)
-        tile = 64 if T <= 128 else 128
+        tile = 64 if T <= 128 or double else 128
         _gram[(B * triton.cdiv(T, tile) ** 2,)](
             states, order, sizes, means, gram, *shape, ROWS=tile, CENTER=center, **_GRAM_OPTIONS[tile]
         )
         if center or unit:
             squares = gram.diagonal(dim1=1, dim2=2).contiguous()  # before `_scale` changes them in place
+            tiny = 32 * torch.finfo(dtype).eps  # of tokens' lengths: a smaller difference is only rounding
             _scale[(B, triton.cdiv(T, 32))](
-                gram, squares, means, sizes, D, T, _TINY, ROWS=32, COLS=128, CENTER=center, UNIT=unit, num_warps=4
+                gram, squares, means, sizes, D, T, tiny, ROWS=32, COLS=128, CENTER=center, UNIT=unit, num_warps=4
             )
     return gram, sizes
 

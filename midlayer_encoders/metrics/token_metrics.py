@@ -218,15 +218,17 @@ def prompt_entropy(
     """
     check_entropy_options(alpha, normalization)
     mask = all_real(states) if mask is None else mask
-    gram, sizes, count = _grams(states, mask, center, unit, alpha)
+    gram, sizes, count = _grams(states, mask, center=center, unit=unit, double=alpha < 1)
     entropy = spectral_entropy(gram, sizes, alpha=alpha, method=method, check=False)
     return normalized_entropy(entropy, count, states.shape[-1], normalization).to(result_dtype(states))
 
 
-def _grams(states: Tensor, mask: Tensor, center: bool, unit: bool, alpha: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Return each text's Gram or moment matrix, the size of its valid corner, and the number of tokens."""
-    # At a low order, the rounding of small eigenvalues matters.
-    gram, sizes = base.token_gram(states.double() if alpha < 1 else states, mask, center=center, unit=unit)
+def _grams(states: Tensor, mask: Tensor, *, center: bool, unit: bool, double: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Return each text's Gram or moment matrix, the size of its valid corner, and the number of tokens.
+
+    Low powers of small eigenvalues need ``double``, products in float64 on every device.
+    """
+    gram, sizes = base.token_gram(states, mask, center=center, unit=unit, double=double)
     if sizes is not None:
         return gram, sizes, sizes
     count = mask.sum(dim=-1)
@@ -247,7 +249,8 @@ class PromptEntropy(WaitingTokenMetric, function=prompt_entropy, check=check_ent
         return tokens * (tokens if in_place else width)
 
     def _intermediates(self, states: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
-        return _grams(states, mask, **{name: self.options[name] for name in ("center", "unit", "alpha")})
+        center, unit, alpha = (self.options[name] for name in ("center", "unit", "alpha"))
+        return _grams(states, mask, center=center, unit=unit, double=alpha < 1)
 
     def _numbers(self, intermediates: tuple[Tensor, ...], width: int) -> tuple[Tensor, Tensor]:
         gram, sizes, count = intermediates
@@ -282,20 +285,24 @@ def prompt_effective_rank(
         tensor([3., 3.])
     """
     mask = all_real(states) if mask is None else mask
-    return _ranks(states, mask, center, unit, method)[0].to(result_dtype(states))
+    gram, sizes, _ = _grams(states, mask, center=center, unit=unit, double=True)
+    return rank_of_gram(gram, sizes, method).to(result_dtype(states))
 
 
-def _ranks(states: Tensor, mask: Tensor, center: bool, unit: bool, method: Method) -> tuple[Tensor, Tensor]:
-    # float64 on every device, as in `effective_rank`.
-    rank = rank_of_gram(*base.token_gram(states.double(), mask, center=center, unit=unit), method)
-    return rank, mask.sum(dim=-1) >= 2
-
-
-class PromptEffectiveRank(TokenMetric, function=prompt_effective_rank, number=_ranks):
+class PromptEffectiveRank(WaitingTokenMetric, function=prompt_effective_rank):
     """Mean over texts of :func:`prompt_effective_rank`, per layer.
 
     Texts of fewer than two tokens are excluded and counted in ``skipped``. Options are those of the function.
     """
+
+    _max_waiting_bytes: ClassVar[int] = 2**29  # the scratch memory of the spectra's kernels in float64
+
+    def _intermediates(self, states: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
+        return _grams(states, mask, center=self.options["center"], unit=self.options["unit"], double=True)
+
+    def _numbers(self, intermediates: tuple[Tensor, ...], width: int) -> tuple[Tensor, Tensor]:  # noqa: ARG002
+        gram, sizes, count = intermediates
+        return rank_of_gram(gram, sizes, self.options["method"]), count >= 2
 
 
 def curvature(states: Tensor, mask: Tensor | None = None, *, step: int = 1) -> Tensor:

@@ -1,18 +1,19 @@
-"""Eigenvalues of many small symmetric matrices of mixed size on a GPU, as Triton kernels in float32.
+"""Eigenvalues of many small symmetric matrices of mixed size on a GPU, as Triton kernels in float32 or float64.
 
 The classical algorithm, arranged for a chip that holds a small matrix in the registers of a few warps:
 
 1. ``_begin`` copies each matrix, divided by its trace, into a padded scratch, and eliminates the row with the largest
    diagonal entry by a Householder reflection in float64.
-2. Float32 reflections eliminate the last remaining row, again and again, until the matrix is tridiagonal. The rest is
-   always the leading corner, so a matrix of any size joins the stage that fits it. Up to 128 rows,
-   ``_reduce_in_registers`` does this from 128 to 64, 64 to 32 and 32 to 1. It would read a larger matrix once per row;
-   ``_reduce_to_band`` reads it once per 16 rows and leaves a band, with most of the work in matrix products, and
+2. Reflections in the precision of the result eliminate the last remaining row, again and again, until the matrix is
+   tridiagonal. The rest is always the leading corner, so a matrix of any size joins the stage that fits it. Up to 128
+   rows, ``_reduce_in_registers`` does this from 128 to 64, 64 to 32 and 32 to 1. It would read a larger matrix once per
+   row; ``_reduce_to_band`` reads it once per 16 rows and leaves a band, with most of the work in matrix products, and
    ``_chase`` makes the band tridiagonal.
 3. ``_bisect`` finds each eigenvalue independently by counting, with Sturm's sequence, the eigenvalues below a point.
 
 Rounding errors are relative to the remaining matrix, so the dominant row goes first, in float64: the massive first
-token of a language model, or a direction common to all tokens, would otherwise swamp the small eigenvalues.
+token of a language model, or a direction common to all tokens, would otherwise swamp the small eigenvalues. Products in
+float64 run on tensor cores as well, where ``tf32x3`` has no meaning.
 """
 # Parameters of Triton kernels have no types that mypy knows.
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, misc"
@@ -36,20 +37,18 @@ except ImportError:  # pytest can still collect the module.
 #: Largest number of rows that the kernels support.
 MAX_SIZE = 512
 
-_SCRATCH_BYTES = 256 * 2**20  # two matrices of 512 rows for each multiprocessor of an H200
+_SCRATCH_NUMBERS = 2**26  # almost two matrices of 512 rows for each multiprocessor of an H200
 _WIDTH = 16  # of the band; also the smallest inner dimension of `tl.dot`
 # The fastest launch of each stage on an H200, by its initial rows.
-_BAND_OPTIONS = {
-    512: {"ROWS": 64, "COLS": 64, "num_warps": 4, "num_stages": 3},
-    256: {"ROWS": 32, "COLS": 32, "num_warps": 2, "num_stages": 1},
-    128: {"ROWS": 32, "COLS": 32, "num_warps": 2, "num_stages": 1},
+_BAND_OPTIONS = {  # rows and columns of a tile, warps and stages of the pipeline
+    torch.float32: {512: (64, 64, 4, 3), 256: (32, 32, 2, 1), 128: (32, 32, 2, 1)},
+    torch.float64: {512: (64, 32, 8, 2), 256: (32, 32, 4, 1), 128: (32, 32, 4, 1)},
 }
-_CHASE_OPTIONS = {
-    512: {"LANES": 16, "num_warps": 8},
-    256: {"LANES": 16, "num_warps": 4},
-    128: {"LANES": 8, "num_warps": 1},
+_CHASE_OPTIONS = {  # lanes and warps
+    torch.float32: {512: (16, 8), 256: (16, 4), 128: (8, 1)},
+    torch.float64: {512: (16, 8), 256: (16, 4), 128: (8, 2)},
 }
-_REGISTER_WARPS = {128: 4, 64: 1, 32: 1}
+_REGISTER_WARPS = {torch.float32: {128: 4, 64: 1, 32: 1}, torch.float64: {128: 8, 64: 4, 32: 1}}
 
 
 def jit(kernel: Any, *, general: Sequence[str] = ()) -> Any:
@@ -58,14 +57,14 @@ def jit(kernel: Any, *, general: Sequence[str] = ()) -> Any:
 
 
 @jit
-def _reflection(row, cols, j):
+def _reflection(row, cols, j, dtype: constexpr):
     """Return v, its entry j - 1, beta and the squared off-diagonal: 1 - beta v v' reduces row[:j] to one entry."""
     tail = tl.where(cols < j, row, 0.0)
     square = tl.sum(tail * tail, 0)
     head = tl.sum(tl.where(cols == j - 1, row, 0.0), 0)
     beta = 0.0 * square
     norm = beta
-    if square > 1e-30:  # below 1e-15 of the trace nothing is left to eliminate, and 1 / square would overflow
+    if square > (1e-30 if dtype == tl.float32 else 1e-40):  # else only rounding is left, and 1 / square may overflow
         norm = tl.sqrt(square)
         beta = 1.0 / (norm * (norm + tl.abs(head)))
     lead = head + tl.where(head < 0, -norm, norm)
@@ -94,7 +93,7 @@ def _begin(source, work, vectors, sizes, left, totals, diagonal, squares, n, N: 
     largest = tl.argmax(entries, 0)
     at_cols = tl.where(cols == j, largest, tl.where(cols == largest, j, cols))
     row = tl.load(source + largest * n + at_cols, mask=cols < size, other=0.0).to(tl.float64) * scale
-    v, _, beta, square = _reflection(row, cols, j)
+    v, _, beta, square = _reflection(row, cols, j, work.dtype.element_ty)
     tl.store(at_v + cols, v)
     tl.debug_barrier()
     sums = tl.zeros((ROWS, N), tl.float64)
@@ -114,28 +113,21 @@ def _begin(source, work, vectors, sizes, left, totals, diagonal, squares, n, N: 
         v_r = tl.load(at_v + r + rows)[:, None]
         w_r = tl.load(at_w + r + rows)[:, None]
         part = part.to(tl.float64) * scale - v_r * w[None, :] - w_r * v[None, :]
-        tl.store(work + (r + rows)[:, None] * N + cols[None, :], part.to(tl.float32))
+        tl.store(work + (r + rows)[:, None] * N + cols[None, :], part)
     # Beyond the size, `_bisect` reads numbers that add no change of sign.
-    tl.store(diagonal + b * N + cols, tl.where(cols == j, row, 2.0).to(tl.float32))
-    tl.store(squares + b * N + cols, tl.where(cols == j, square, 0.0).to(tl.float32))
+    tl.store(diagonal + b * N + cols, tl.where(cols == j, row, 2.0))
+    tl.store(squares + b * N + cols, tl.where(cols == j, square, 0.0))
     tl.store(left + b, tl.maximum(j, tl.minimum(size, 1)))
-    tl.store(totals + b, total.to(tl.float32))
+    tl.store(totals + b, total)
 
 
 @jit
 def _reduce_to_band(
-    work,
-    panel,
-    band,
-    left,
-    STRIDE: constexpr,
-    N: constexpr,
-    LOW: constexpr,
-    WIDTH: constexpr,
-    ROWS: constexpr,
-    COLS: constexpr,
+    work, panel, band, left, STRIDE: constexpr, N: constexpr, WIDTH: constexpr, ROWS: constexpr, COLS: constexpr
 ):
     """Reduce the rows from N to LOW to WIDTH entries left of the diagonal, WIDTH rows at a time."""
+    LOW: tl.constexpr = N // 2 if N > 128 else 0
+    dtype: tl.constexpr = work.dtype.element_ty
     b = tl.program_id(0).to(tl.int64)
     size = tl.load(left + b)
     top = tl.minimum(size, N)
@@ -166,12 +158,12 @@ def _reduce_to_band(
             tl.debug_barrier()
         # Each reflection replaces its row of the panel; their product is 1 - sum of u v'.
         V = tl.load(matrix + at_rows[:, None] * STRIDE + cols[None, :], mask=live[:, None], other=0.0)
-        U = tl.zeros((WIDTH, N), tl.float32)
+        U = tl.zeros((WIDTH, N), dtype)
         for i in range(0, steps):
             row_index = top - 1 - i
             pivot = row_index - WIDTH
             row = tl.sum(tl.where((ks == i)[:, None], V, 0.0), 0)
-            v, lead, beta, square = _reflection(row, cols, pivot + 1)
+            v, lead, beta, square = _reflection(row, cols, pivot + 1, dtype)
             norm = tl.sqrt(square)
             reduced = tl.where(cols == pivot, tl.where(lead < 0, norm, -norm), tl.where(cols > pivot, row, 0.0))
             in_band = (cols <= row_index) & (cols > row_index - 2 * WIDTH)
@@ -198,7 +190,7 @@ def _reduce_to_band(
                 tl.store(at, part)
                 u_c = tl.load(at_u + ks[:, None] * STRIDE + (c + tile_c)[None, :])
                 sums += tl.dot(part, tl.trans(u_c), input_precision="tf32x3").to(tl.float64)
-            Y = sums.to(tl.float32)
+            Y = sums.to(dtype)
             tl.store(at_y + ks[None, :] * STRIDE + (r + tile_r)[:, None], Y)
             u_r = tl.load(at_u + ks[:, None] * STRIDE + (r + tile_r)[None, :])
             S += tl.dot(u_r, Y, input_precision="tf32x3").to(tl.float64)
@@ -206,7 +198,7 @@ def _reduce_to_band(
         for c in range(0, top, COLS):
             at = ks[:, None] * STRIDE + (c + tile_c)[None, :]
             v_c = tl.load(at_v + at)
-            w_c = tl.load(at_y + at) - 0.5 * tl.dot(S.to(tl.float32), v_c, input_precision="tf32x3")
+            w_c = tl.load(at_y + at) - 0.5 * tl.dot(S.to(dtype), v_c, input_precision="tf32x3")
             tl.store(at_pair + at, v_c)
             tl.store(at_pair + WIDTH * STRIDE + at, tl.where((c + tile_c < top)[None, :], w_c, 0.0))
         delayed = top > 0
@@ -220,9 +212,7 @@ def _spread(x):
 
 
 @jit
-def _chase(
-    band, left, diagonal, squares, STRIDE: constexpr, N: constexpr, LOW: constexpr, WIDTH: constexpr, LANES: constexpr
-):
+def _chase(band, left, diagonal, squares, STRIDE: constexpr, N: constexpr, WIDTH: constexpr, LANES: constexpr):
     """Reduce the band to a tridiagonal matrix, from N rows left to LOW.
 
     ``band[x, d]`` is the entry of column x and row x + d, counted from the last row of the matrix, the first to be
@@ -230,6 +220,8 @@ def _chase(
     reflection eliminates the first column of this block, and so on to the end of the matrix. Sweep s + 1 can follow two
     reflections behind sweep s, so the reflections of SLOTS sweeps are applied together.
     """
+    LOW: tl.constexpr = N // 2 if N > 128 else 0
+    dtype: tl.constexpr = band.dtype.element_ty
     b = tl.program_id(0).to(tl.int64)
     SLOTS: tl.constexpr = N // (2 * WIDTH)
     PARTS: tl.constexpr = WIDTH // LANES
@@ -245,8 +237,8 @@ def _chase(
     j = tl.arange(0, WIDTH)[None, :, None, None]
     rows = tl.arange(0, PARTS)[None, :, None] * LANES + tl.arange(0, LANES)[None, None, :]
     i = rows[:, None, :, :]
-    v = tl.zeros((SLOTS, PARTS, LANES), tl.float32)
-    beta = tl.zeros((SLOTS,), tl.float32)
+    v = tl.zeros((SLOTS, PARTS, LANES), dtype)
+    beta = tl.zeros((SLOTS,), dtype)
     for tick in range(0, tl.where(end > first, ticks, 0)):
         since = tick - 2 * slot
         turn = tl.maximum(since, 0) // period
@@ -277,7 +269,7 @@ def _chase(
         column = tl.sum(tl.where(j == 0, lower, 0.0), 1)
         square = tl.sum(tl.sum(column * column, 1), 1)
         head = tl.sum(tl.sum(tl.where(rows == 0, column, 0.0), 1), 1)
-        large = square > 1e-30
+        large = square > (1e-30 if dtype == tl.float32 else 1e-40)
         norm = tl.where(large, tl.sqrt(square), 0.0 * square)
         beta = tl.where(large, 1.0 / tl.where(large, norm * (norm + tl.abs(head)), 1.0), 0.0 * square)
         norm = tl.where(head < 0, -norm, norm)
@@ -310,7 +302,7 @@ def _reduce_in_registers(work, left, diagonal, squares, STRIDE: constexpr, N: co
         for step in range(0, size - LOW):
             j = size - 1 - step
             tl.store(diagonal + cols, row, mask=cols == j)
-            v, lead, beta, square = _reflection(row, cols, j)
+            v, lead, beta, square = _reflection(row, cols, j, work.dtype.element_ty)
             tl.store(squares + j, square)
             y = tl.sum(matrix * v[:, None], 0) * beta
             # Row j - 1, before and then after the update: the next step starts with it.
@@ -338,28 +330,35 @@ def _bisect(
     diagonal += b * STRIDE
     squares += b * STRIDE
     # Bits of floats have the order of the floats, so bisecting bits bisects the logarithm: eigenvalues above 2^-34 of
-    # the trace have the same relative precision. The odd ends keep midpoints off round numbers, where the sequence of a
-    # matrix of round numbers is 0.
-    FLOOR: tl.constexpr = 0x2E80A3D7
-    low = tl.full((COUNT,), FLOOR, tl.int32)
-    high = tl.full((COUNT,), 0x3F8147AE, tl.int32)  # 1.01
+    # the trace (2^-56 in float64) have the same relative precision. The odd ends keep midpoints off round numbers,
+    # where the sequence of a matrix of round numbers is 0.
+    dtype: tl.constexpr = diagonal.dtype.element_ty
+    SINGLE: tl.constexpr = dtype == tl.float32
+    BITS: tl.constexpr = tl.int32 if SINGLE else tl.int64
+    FLOOR: tl.constexpr = 0x2E80A3D7 if SINGLE else 0x3C70147AE147AE15
+    EXPONENT: tl.constexpr = 0x7F800000 if SINGLE else 0x7FF0000000000000
+    LARGEST: tl.constexpr = 0x7F000000 if SINGLE else 0x7FE0000000000000
+    RESCALE: tl.constexpr = 2 if SINGLE else 4
+    low = tl.full((COUNT,), FLOOR, BITS)
+    high = tl.full((COUNT,), 1.01, dtype).to(BITS, bitcast=True)
     if first < size:
         for _ in range(STEPS):
             middle = (low + high) >> 1
-            x = middle.to(tl.float32, bitcast=True)
-            before = tl.full((COUNT,), 0.0, tl.float32)
-            last = tl.full((COUNT,), 1.0, tl.float32)
+            x = middle.to(dtype, bitcast=True)
+            before = tl.full((COUNT,), 0.0, dtype)
+            last = tl.full((COUNT,), 1.0, dtype)
             below = tl.zeros((COUNT,), tl.int32)
             for i in range(0, size, UNROLL):
                 for u in tl.static_range(UNROLL):
-                    square = tl.maximum(tl.load(squares + i + u), 1e-25)
+                    square = tl.maximum(tl.load(squares + i + u), 1e-25 if SINGLE else 1e-40)
                     following = (tl.load(diagonal + i + u) - x) * last - square * before
                     before = last
                     last = following
-                    below -= (last.to(tl.int32, bitcast=True) ^ before.to(tl.int32, bitcast=True)) >> 31
-                    if u % 2 == 1:  # only signs matter: scale by a power of two against underflow
-                        larger = tl.maximum(tl.abs(last), tl.abs(before)).to(tl.int32, bitcast=True)
-                        scale = (0x7F000000 - (larger & 0x7F800000)).to(tl.float32, bitcast=True)
+                    change = last.to(BITS, bitcast=True) ^ before.to(BITS, bitcast=True)
+                    below -= (change >> (31 if SINGLE else 63)).to(tl.int32)
+                    if (u + 1) % RESCALE == 0:  # only signs matter: scale by a power of two against underflow
+                        larger = tl.maximum(tl.abs(last), tl.abs(before)).to(BITS, bitcast=True)
+                        scale = (LARGEST - (larger & EXPONENT)).to(dtype, bitcast=True)
                         last *= scale
                         before *= scale
             above = below <= size - 1 - ranks
@@ -370,27 +369,28 @@ def _bisect(
     nan = 0.0 * total
     for i in range(0, size):
         nan += 0.0 * (tl.load(diagonal + i) + tl.load(squares + i))
-    eigenvalue = tl.where(low > FLOOR, ((low + high) >> 1).to(tl.float32, bitcast=True), 0.0)
+    eigenvalue = tl.where(low > FLOOR, ((low + high) >> 1).to(dtype, bitcast=True), 0.0)
     tl.store(out + b * n + ranks, tl.where(ranks < size, eigenvalue * total + nan, 0.0 * total), mask=ranks < n)
 
 
-def eigenvalues_in_float32(matrices: Tensor, sizes: Tensor, *, register_rows: int = 128) -> Tensor:
+def eigenvalues_by_kernels(matrices: Tensor, sizes: Tensor, dtype: torch.dtype, *, register_rows: int = 128) -> Tensor:
     """Return the eigenvalues of the leading corners in descending order; NaN for an invalid corner or size.
 
     Args:
         matrices: symmetric positive semi-definite, any float dtype, shape ``(B, n, n)`` with ``n <= MAX_SIZE``.
         sizes: rows of each corner, in ``[0, n]``, int32, shape ``(B,)``, on the same device.
+        dtype: float32, or float64 for errors of a few roundings of float64, relative to the largest eigenvalue.
         register_rows: matrices with more rows stay in memory.
 
     Returns:
-        Shape ``(B, n)``, float32, zero beyond ``sizes``.
+        Shape ``(B, n)``, ``dtype``, zero beyond ``sizes``.
     """
     batch, n, _ = matrices.shape
-    values = torch.empty(batch, n, dtype=torch.float32, device=matrices.device)
+    values = torch.empty(batch, n, dtype=dtype, device=matrices.device)
     if values.numel() == 0:
         return values
     N = max(32, triton.next_power_of_2(n))
-    step = max(1, _SCRATCH_BYTES // (4 * N * N))
+    step = max(1, _SCRATCH_NUMBERS // (N * N))
     with torch.cuda.device_of(matrices):  # Triton launches on the current device, not on the tensors' device.
         for start in range(0, batch, step):
             part = slice(start, start + step)
@@ -401,7 +401,7 @@ def eigenvalues_in_float32(matrices: Tensor, sizes: Tensor, *, register_rows: in
 def _launch(matrices: Tensor, sizes: Tensor, values: Tensor, N: int, register_rows: int) -> None:
     batch, n, _ = matrices.shape
 
-    def scratch(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    def scratch(*shape: int, dtype: torch.dtype = values.dtype) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=matrices.device)
 
     work = scratch(batch, N, N)
@@ -415,24 +415,25 @@ def _launch(matrices: Tensor, sizes: Tensor, values: Tensor, N: int, register_ro
     if register_rows < N:
         panel = scratch(batch, 5, _WIDTH, N)
         band = scratch(batch, N, 2 * _WIDTH)
-        stages = [(size, size // 2 if size > 128 else 0) for size in _BAND_OPTIONS if size == N or 128 <= size < N]
-        for size, low in stages:
+        options = _BAND_OPTIONS[values.dtype]
+        starts = [size for size in options if size == N or 128 <= size < N]
+        for size in starts:
+            *tile, warps, pipeline = options[size]
             _reduce_to_band[(batch,)](
-                work, panel, band, left, STRIDE=N, N=size, LOW=low, WIDTH=_WIDTH, **_BAND_OPTIONS[size]
+                work, panel, band, left, N, size, _WIDTH, *tile, num_warps=warps, num_stages=pipeline
             )
-        for size, low in stages:
-            _chase[(batch,)](
-                band, left, diagonal, squares, STRIDE=N, N=size, LOW=low, WIDTH=_WIDTH, **_CHASE_OPTIONS[size]
-            )
+        for size in starts:
+            lanes, warps = _CHASE_OPTIONS[values.dtype][size]
+            _chase[(batch,)](band, left, diagonal, squares, N, size, _WIDTH, lanes, num_warps=warps)
     else:
         size = N
         while size > 1:
             low = size // 2 if size > 32 else 1
-            _reduce_in_registers[(batch,)](
-                work, left, diagonal, squares, STRIDE=N, N=size, LOW=low, num_warps=_REGISTER_WARPS[size]
-            )
+            warps = _REGISTER_WARPS[values.dtype][size]
+            _reduce_in_registers[(batch,)](work, left, diagonal, squares, N, size, low, num_warps=warps)
             size = low
     count = 32 if batch * n < 2**17 else min(128, N)
+    steps = 27 if values.dtype == torch.float32 else 56  # leave brackets of a few roundings
     _bisect[(batch, triton.cdiv(n, count))](
-        diagonal, squares, sizes, totals, values, n, STRIDE=N, COUNT=count, STEPS=27, UNROLL=8, num_warps=1
+        diagonal, squares, sizes, totals, values, n, STRIDE=N, COUNT=count, STEPS=steps, UNROLL=8, num_warps=1
     )

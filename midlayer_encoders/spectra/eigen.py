@@ -1,8 +1,9 @@
 """Eigenvalue spectra of many small symmetric matrices at once.
 
-There are two methods. ``"exact"`` is LAPACK (or cuSOLVER) in float64, with equal sizes batched and several threads.
-``"fast"`` is a set of Triton kernels (:mod:`midlayer_encoders.spectra._triton`) for up to 512 rows on a GPU:
-Householder tridiagonalization and Sturm bisection in float32, for matrices of mixed sizes in one batch.
+On a GPU with Triton, matrices of up to 512 rows are solved by kernels (:mod:`midlayer_encoders.spectra._triton`):
+Householder tridiagonalization and Sturm bisection, for matrices of mixed sizes in one batch. Method ``"exact"`` is
+float64, with errors like LAPACK's, and ``"fast"`` is float32. Elsewhere both are LAPACK (or cuSOLVER) in float64, with
+equal sizes batched and several threads; so is ``"exact"`` on AMD's GPUs and with torch before 2.9.
 
 The error of ``"fast"``, relative to float64 on the same float32 matrix, is at most ``1e-5`` nats for an entropy and
 ``1e-6`` of the trace for an eigenvalue. ``benchmarks/results/spectra_h200.md`` lists the measured errors (at most
@@ -31,9 +32,12 @@ Method: TypeAlias = Literal["auto", "exact", "fast"]
 
 METHODS: tuple[Method, ...] = get_args(Method)
 
+#: Triton multiplies float64 matrices from 3.5 on, which came with torch 2.9, on tensor cores of NVIDIA's 8.0 or later.
+KERNELS_IN_FLOAT64 = torch.version.hip is None and torch.__version__ >= "2.9"
+
 _INLINE_WORK = 2**20  # sum of cubed sizes below which threads take longer than they save
-# A GPU batches matrices of up to 32 rows and solves larger ones one by one (0.3 ms for 64 rows and 0.7 for 128 on an
-# H200), slower than one CPU core.
+# Without kernels, a GPU batches matrices of up to 32 rows and solves larger ones one by one (0.3 ms for 64 rows and 0.7
+# for 128 on an H200), slower than one CPU core.
 _FASTER_ON_CPU = range(33, 129)
 _kernels_enabled: ContextVar[bool] = ContextVar("kernels_enabled", default=True)
 
@@ -45,7 +49,7 @@ def kernels_enabled() -> bool:
 
 @contextmanager
 def without_kernels() -> Iterator[None]:
-    """Make ``"auto"`` mean ``"exact"`` on the CPU inside: for work too small to be worth compiling the kernels.
+    """Make ``"auto"`` and ``"exact"`` do without kernels inside: for work too small to be worth compiling them.
 
     The first use of the kernels on a machine compiles them, which takes seconds; Triton then caches them on disk.
     """
@@ -65,8 +69,8 @@ def eigenvalues(
         matrices: symmetric, any float dtype, shape ``(*, n, n)``.
         sizes: size of each matrix's valid leading corner, integers in ``[0, n]``, shape ``(*)``; the rest is ignored.
             ``None`` for all ``n``.
-        method: ``"exact"``, ``"fast"`` (error below ``1e-6`` of the trace for ``n <= 512``; larger matrices are exact)
-            or ``"auto"``, which is fast on a GPU with Triton and exact elsewhere.
+        method: ``"exact"`` (float64), ``"fast"`` (float32 on a GPU with Triton: error below ``1e-6`` of the trace for
+            ``n <= 512``; larger matrices are exact) or ``"auto"``: fast on a GPU with Triton and exact elsewhere.
         check: wait for the device and raise an error if a result is NaN; with ``False`` NaN is returned, for callers
             that queue many calls and check their results once.
 
@@ -151,19 +155,21 @@ def _eigenvalues(matrices: Tensor, counts: Tensor, method: Method) -> Tensor:
     check_choice("method", method, METHODS)
     if method == "auto" and not kernels_enabled():
         return _exact(matrices.cpu(), counts.cpu()).to(matrices.device)
-    auto_on_cpu = method == "auto" and not matrices.is_cuda
-    if method == "exact" or auto_on_cpu or not kernels_run_on(matrices, (7, 0)):
+    double = method == "exact"
+    on_gpu = matrices.is_cuda and (not double or (kernels_enabled() and KERNELS_IN_FLOAT64))
+    if not (on_gpu or method == "fast") or not kernels_run_on(matrices, (8, 0) if double else (7, 0)):
         return _exact(matrices, counts)
-    from midlayer_encoders.spectra._triton import MAX_SIZE, eigenvalues_in_float32
+    from midlayer_encoders.spectra._triton import MAX_SIZE, eigenvalues_by_kernels
 
+    dtype = torch.float64 if double else torch.float32
     if matrices.shape[-1] <= MAX_SIZE:
-        return eigenvalues_in_float32(matrices, counts).double()
+        return eigenvalues_by_kernels(matrices, counts, dtype).double()
     # A few long texts among many: only large matrices are solved by the slow method.
     values = matrices.new_zeros(matrices.shape[:2], dtype=torch.float64)
     large = counts > MAX_SIZE
     values[large] = _exact(matrices[large], counts[large])
     small = matrices[~large, :MAX_SIZE, :MAX_SIZE]
-    values[~large, :MAX_SIZE] = eigenvalues_in_float32(small, counts[~large]).double()
+    values[~large, :MAX_SIZE] = eigenvalues_by_kernels(small, counts[~large], dtype).double()
     return values
 
 

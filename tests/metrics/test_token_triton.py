@@ -9,8 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from midlayer_encoders.metrics import (
+    PromptEffectiveRank,
+    curvature,
+    effective_rank,
+    prompt_effective_rank,
+    prompt_entropy,
+)
 from midlayer_encoders.metrics import _token_triton as kernels
-from midlayer_encoders.metrics import curvature, prompt_entropy
 from midlayer_encoders.metrics._layer_metric import kernels_can_read, prepared
 from midlayer_encoders.metrics.token_metrics import _turns
 from tests.metrics.oracles import random_rows
@@ -37,15 +43,19 @@ def batch(tokens: int, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize(("tokens", "width"), [(9, 20), (70, 96)])
 @pytest.mark.parametrize("unit", [True, False])
 @pytest.mark.parametrize("center", [True, False])
-def test_gram(tokens: int, width: int, dtype: torch.dtype, center: bool, unit: bool) -> None:
+@pytest.mark.parametrize("double", [True, False])
+def test_gram(tokens: int, width: int, dtype: torch.dtype, center: bool, unit: bool, double: bool) -> None:
     states, mask = batch(tokens, width, dtype)
-    gram, sizes = kernels.prepared_gram(states, mask, center=center, unit=unit)
+    gram, sizes = kernels.prepared_gram(states, mask, center=center, unit=unit, double=double)
+    assert gram.dtype == (torch.float64 if double else torch.float32)
+    tolerance = 1e-13 if double else 1e-5
     assert sizes.tolist() == mask.sum(dim=-1).tolist()
     for text, real, actual in zip(states, mask, gram, strict=True):
         rows = prepared(text[real].double(), None, center=center, unit=unit) if real.any() else text[:0].double()
         expected = torch.zeros(tokens, tokens, dtype=torch.float64, device=DEVICE)
         expected[: len(rows), : len(rows)] = rows @ rows.T
-        torch.testing.assert_close(actual.double(), expected, rtol=1e-5, atol=1e-5 if unit else 1e-5 * width)
+        atol = tolerance if unit else tolerance * width
+        torch.testing.assert_close(actual.double(), expected, rtol=tolerance, atol=atol)
 
 
 @pytest.mark.parametrize("unit", [True, False])
@@ -101,3 +111,22 @@ def test_functions_use_the_kernels_and_agree_with_float64() -> None:
     for function in (curvature, prompt_entropy):
         actual, expected = function(states, mask), function(states.double(), mask)
         torch.testing.assert_close(actual[real].double(), expected[real], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("tokens", "width"), [(9, 20), (20, 9), (70, 96)])
+def test_effective_rank_is_that_of_float64_and_waits_for_layers(tokens: int, width: int, dtype: torch.dtype) -> None:
+    states, mask = batch(tokens, width, dtype)
+    states[1, 1] *= 1000
+    expected = torch.zeros(4, dtype=torch.float64)  # of the empty text
+    for i, (text, real) in enumerate(zip(states[:3], mask[:3], strict=True)):
+        expected[i] = effective_rank(text[real].double().cpu())
+    torch.testing.assert_close(prompt_effective_rank(states.double(), mask).cpu(), expected, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(prompt_effective_rank(states, mask).cpu(), expected.float())
+    metric = PromptEffectiveRank([2, 4])
+    metric.to(DEVICE)
+    for layer in (2, 4):  # factors without rounding
+        metric.update(states * layer, mask, layer=layer)
+    assert len(metric._waiting) == (2 if DEVICE == "cuda" else 0)
+    mean = expected[mask.sum(dim=-1).cpu() >= 2].mean()
+    torch.testing.assert_close(metric.compute().cpu(), mean.expand(2), rtol=1e-9, atol=0)

@@ -278,25 +278,87 @@ def massive(*shape: int) -> Tensor:
     return states @ states.mT
 
 
-@pytest.mark.triton
-@interpreted
-@pytest.mark.parametrize("kind", ["normal", "massive", "low rank", "equal", "identity", "blocks"])
-def test_kernels_hold_the_bound(kind: str) -> None:
-    n = 12
-    matrix = {
+def hard_matrices(n: int) -> dict[str, Tensor]:
+    return {
         "normal": gram(n).float(),
         "massive": massive(n),
         "low rank": gram(n, width=3).float(),
         "equal": torch.ones(n, n),
         "identity": torch.eye(n),
         "blocks": torch.kron(torch.eye(n // 2), torch.ones(2, 2)),
-    }[kind]
+    }
+
+
+@pytest.mark.triton
+@interpreted
+@pytest.mark.parametrize("kind", hard_matrices(2))
+def test_kernels_hold_the_bound(kind: str) -> None:
+    n = 12
+    matrix = hard_matrices(n)[kind]
     matrices, sizes = torch.stack([matrix] * 2), torch.tensor([n, n - 3])
     actual = eigenvalues(matrices, sizes, method="fast")
     expected = np.stack([eigenvalues_by_definition(matrix, int(size)) for size in sizes])
     np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-6 * float(matrix.trace()))
     entropy = spectral_entropy(matrices, sizes, method="fast")
     np.testing.assert_allclose(entropy, [entropy_by_definition(matrix, int(s), 1) for s in sizes], rtol=0, atol=1e-5)
+
+
+def assert_as_exact_as_lapack(matrices: Tensor, sizes: Tensor, actual: Tensor) -> None:
+    """Compare float64 eigenvalues with numpy's, relative to the largest one."""
+    n = matrices.shape[-1]
+    for matrix, size, values in zip(matrices, sizes.tolist(), actual, strict=True):
+        expected = eigenvalues_by_definition(matrix, size)
+        rounding = n * np.finfo(np.float64).eps * max(expected[0], np.finfo(np.float64).tiny)
+        np.testing.assert_allclose(values, expected, rtol=0, atol=rounding)
+        assert (values[size:] == 0).all()
+
+
+@pytest.mark.triton
+@interpreted
+def test_kernels_in_float64_are_as_exact_as_lapack() -> None:
+    from midlayer_encoders.spectra._triton import eigenvalues_by_kernels
+
+    n = 12
+    common = gram(1, n).double() + 1e8  # all tokens share a direction
+    tokens = gram(5, width=7)[torch.arange(n) % 5][:, torch.arange(n) % 5]
+    hard = [matrix.double() for matrix in hard_matrices(n).values()]
+    graded = torch.outer(10.0 ** -torch.arange(n), 10.0 ** -torch.arange(n)).double() * gram(n)
+    matrices = torch.stack([*hard, common[0], tokens, graded, gram(n), gram(n), gram(n), gram(n), torch.zeros(n, n)])
+    sizes = torch.tensor([n] * 9 + [9, 2, 1, 0, n], dtype=torch.int32)
+    actual = eigenvalues_by_kernels(matrices, sizes, torch.float64)
+    assert actual.dtype == torch.float64
+    assert_as_exact_as_lapack(matrices, sizes, actual)
+    assert eigenvalues_by_kernels(matrices[:0], sizes[:0], torch.float64).shape == (0, n)
+
+
+@pytest.mark.triton
+@interpreted
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+def test_kernels_in_float64_return_nan_for_invalid_matrices_and_sizes() -> None:
+    from midlayer_encoders.spectra._triton import eigenvalues_by_kernels
+
+    matrices = gram(6, 5)
+    matrices[1, 2, 4] = matrices[1, 4, 2] = math.nan
+    matrices[3, 0, 0] = math.inf
+    matrices[5, 4] = matrices[5, :, 4] = math.nan  # outside the corner
+    sizes = torch.tensor([5, 5, -1, 5, 6, 4], dtype=torch.int32)
+    actual = eigenvalues_by_kernels(matrices, sizes, torch.float64)
+    assert actual.sum(-1).isnan().tolist() == [False, True, True, True, True, False]
+    assert_as_exact_as_lapack(matrices[[0]], sizes[[0]], actual[[0]])
+
+
+def test_exact_takes_the_kernels_on_a_gpu_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not torch.cuda.is_available() or find_spec("triton") is None:
+        monkeypatch.setattr(spectra, "kernels_run_on", lambda *_: True)
+        matrices = gram(2, 6)  # on a CPU
+        assert torch.equal(eigenvalues(matrices, method="exact"), spectra._exact(matrices, torch.tensor([6, 6])))
+        return
+    for n in (6, 100, 300):
+        matrices, sizes = massive(3, n).double(), torch.tensor([n, n - 2, 1])
+        actual = eigenvalues(matrices.cuda(), sizes, method="exact").cpu()
+        assert_as_exact_as_lapack(matrices, sizes, actual)
+        with spectra.without_kernels():
+            assert not torch.equal(eigenvalues(matrices.cuda(), sizes, method="exact").cpu(), actual)
 
 
 @pytest.mark.triton
@@ -324,19 +386,23 @@ def test_kernels_can_be_disabled() -> None:
 
 @pytest.mark.triton
 @interpreted
-def test_kernels_in_every_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_kernels_in_every_stage(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     from midlayer_encoders.spectra import _triton
-    from midlayer_encoders.spectra._triton import eigenvalues_in_float32
+    from midlayer_encoders.spectra._triton import eigenvalues_by_kernels
 
-    for options in (_triton._BAND_OPTIONS, _triton._CHASE_OPTIONS):
+    for table in (_triton._BAND_OPTIONS, _triton._CHASE_OPTIONS):
+        options: dict[int, tuple[int, ...]] = table[dtype]  # type: ignore[assignment]
         monkeypatch.setitem(options, 64, options[128])  # fewer rows than any matrix that is reduced to a band
-    matrices, sizes = massive(3, 40), torch.tensor([40, 33, 1], dtype=torch.int32)
+    matrices, sizes = massive(3, 40).to(dtype), torch.tensor([40, 33, 1], dtype=torch.int32)
     expected = np.stack([eigenvalues_by_definition(m, int(s)) for m, s in zip(matrices, sizes, strict=True)])
     trace = matrices.diagonal(dim1=-2, dim2=-1).sum(-1).max().item()
     for register_rows in (32, 128):  # 40 rows through the band, and through the registers alone
-        actual = eigenvalues_in_float32(matrices, sizes, register_rows=register_rows)
+        actual = eigenvalues_by_kernels(matrices, sizes, dtype, register_rows=register_rows)
         np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-6 * trace)
         assert (actual[2, 1:] == 0).all()
+        if dtype == torch.float64:
+            assert_as_exact_as_lapack(matrices, sizes, actual)
 
 
 @pytest.mark.triton
@@ -362,7 +428,7 @@ def test_kernels_leave_large_matrices_to_the_exact_method(monkeypatch: pytest.Mo
     from midlayer_encoders.spectra import _triton as _spectra_triton
 
     monkeypatch.setattr(_spectra_triton, "MAX_SIZE", 5)
-    monkeypatch.setattr(_spectra_triton, "_SCRATCH_BYTES", 1)  # One matrix at a time.
+    monkeypatch.setattr(_spectra_triton, "_SCRATCH_NUMBERS", 1)  # One matrix at a time.
     matrices, sizes = gram(4, 8), torch.tensor([8, 3, 5, 6])
     actual = eigenvalues(matrices, sizes, method="fast")
     expected = eigenvalues(matrices, sizes, method="exact")
