@@ -26,6 +26,7 @@ import cloudpickle
 from midlayer_encoders.processes.sharing import end_with_parent
 
 _IDLE_SECONDS = 300  # after which the processes end
+# One thread each: with two that share two cores, a logistic regression of scikit-learn took seven times as long.
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
@@ -35,10 +36,9 @@ class ProcessPool:
     Args:
         module: imported before the first call.
         count: number of processes.
-        threads: number of threads of numerical libraries in each process.
     """
 
-    def __init__(self, module: str, count: int, threads: int) -> None:
+    def __init__(self, module: str, count: int) -> None:
         self._last_use = time.monotonic()
         self._count = count
         self._lock = threading.Lock()
@@ -49,7 +49,7 @@ class ProcessPool:
             self._idle.put(ours)
         descriptors = [theirs.fileno() for _, theirs in ends]
         path = os.pathsep.join(filter(None, sys.path))
-        environment = os.environ | dict.fromkeys(_THREAD_VARIABLES, str(threads)) | {"PYTHONPATH": path}
+        environment = os.environ | dict.fromkeys(_THREAD_VARIABLES, "1") | {"PYTHONPATH": path}
         # A process that has imported Apple's frameworks cannot fork.
         groups = [descriptors] if sys.platform == "linux" else [[each] for each in descriptors]
         self._starters = [

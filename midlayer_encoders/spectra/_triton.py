@@ -42,11 +42,11 @@ _WIDTH = 16  # of the band; also the smallest inner dimension of `tl.dot`
 # The fastest launch of each stage on an H200, by its initial rows.
 _BAND_OPTIONS = {  # rows and columns of a tile, warps and stages of the pipeline
     torch.float32: {512: (64, 64, 4, 3), 256: (32, 32, 2, 1), 128: (32, 32, 2, 1)},
-    torch.float64: {512: (64, 32, 8, 2), 256: (32, 32, 4, 1), 128: (32, 32, 4, 1)},
+    torch.float64: {512: (64, 32, 8, 2), 256: (64, 32, 4, 1), 128: (32, 32, 2, 1)},
 }
 _CHASE_OPTIONS = {  # lanes and warps
     torch.float32: {512: (16, 8), 256: (16, 4), 128: (8, 1)},
-    torch.float64: {512: (16, 8), 256: (16, 4), 128: (8, 2)},
+    torch.float64: {512: (16, 8), 256: (16, 4), 128: (8, 1)},
 }
 _REGISTER_WARPS = {torch.float32: {128: 4, 64: 1, 32: 1}, torch.float64: {128: 8, 64: 4, 32: 1}}
 

@@ -337,11 +337,10 @@ class Workers:
         max_jobs: maximum number of jobs at a time.
     """
 
-    _pools: ClassVar[dict[tuple[int, int, int], ProcessPool]] = {}  # which the next sweep uses, too
+    _pools: ClassVar[dict[tuple[int, int], ProcessPool]] = {}  # which the next sweep uses, too
 
     def __init__(self, cores: int, max_jobs: int) -> None:
         self.count = max(min(cores, max_jobs), 1) if sys.platform != "win32" else 1
-        self.threads = max(cores // self.count, 1)
 
     def start(self) -> None:
         """Start the processes and their imports, which take seconds."""
@@ -369,10 +368,10 @@ class Workers:
                     future.cancel()
 
     def _pool(self) -> ProcessPool:
-        key = os.getpid(), self.count, self.threads  # a forked process cannot use its parent's
+        key = os.getpid(), self.count  # a forked process cannot use its parent's
         pool = self._pools.get(key)
         if pool is None or not pool.wake():
-            pool = self._pools[key] = ProcessPool(__name__, self.count, self.threads)
+            pool = self._pools[key] = ProcessPool(__name__, self.count)
         return pool
 
     @classmethod
