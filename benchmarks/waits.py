@@ -108,13 +108,16 @@ def store(width: int) -> Callable[[Path, argparse.Namespace], dict[str, Any]]:
     """All layers into the store, compared with the last layer by sentence-transformers in its best batches."""
 
     def row(folder: Path, _: argparse.Namespace) -> dict[str, Any]:
+        import torch
+        from sentence_transformers import SentenceTransformer
         from sweep_gpu import Ours, texts
         from timing import peak, timed
 
         blocks, key_heads, count = SHAPES[width]
         write_llama(folder / "model", width, blocks, key_heads)
         encoder, inputs = encoder_of(folder / "model", -1), texts(count)
-        plain = plain_of(encoder, folder / "plain")
+        options: dict[str, Any] = {"dtype": torch.bfloat16}
+        plain = SentenceTransformer(str(folder / "model"), device="cuda", model_kwargs=options)  # pools the mean
         ours = Ours(encoder, folder / "store")
         first_seconds = timed(lambda: ours(inputs))
         some = inputs[::8]

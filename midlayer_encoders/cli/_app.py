@@ -1,7 +1,6 @@
 """The application, and the decorator that registers a command with its shared flags."""
 
 import functools
-import importlib.metadata
 import inspect
 import os
 import typing
@@ -24,7 +23,9 @@ _Function = Callable[..., Any]
 def _callback(version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
     """Find the layer of a model that embeds best, and use it as a SentenceTransformer."""
     if version:
-        pytrec_eval = importlib.metadata.version("pytrec-eval-terrier")
+        from importlib.metadata import version as installed_version
+
+        pytrec_eval = installed_version("pytrec-eval-terrier")
         stand_in = ", the NumPy stand-in" if pytrec_eval.endswith("+midlayer") else ""
         typer.echo(f"midlayer-encoders {__version__} (pytrec-eval-terrier {pytrec_eval}{stand_in})")
         raise typer.Exit
@@ -69,7 +70,7 @@ def with_flags(
     ]
     groups = {name: hint for name, hint in hints.items() if _is_group(hint)}
     parameters = _parameters(function)
-    parameters += [_option_parameter(option, defaults or {}) for option in encoder_options]
+    parameters += [_option_parameter(each, (defaults or {}).get(each.name, each.default)) for each in encoder_options]
     if quiet:
         parameters.append(_parameter("quiet", bool, False, "--quiet", "Show no progress.", "Output"))
     parameters.append(_parameter("as_json", bool, False, "--json", "Print the result as one JSON object.", "Output"))
@@ -115,9 +116,9 @@ def _parameter(name: str, kind: Any, default: Any, flag: str, text: str, panel: 
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
-def _option_parameter(option: Field[Any], defaults: Mapping[str, Any]) -> inspect.Parameter:
+@functools.cache
+def _option_parameter(option: Field[Any], default: Any) -> inspect.Parameter:
     """Return the parameter from which typer creates an encoder option's flag."""
-    default = defaults.get(option.name, option.default)
     flag = flag_name(option)
     kind: Any = str | None
     if option.metadata.get("repeatable"):

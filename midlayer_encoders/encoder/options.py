@@ -365,6 +365,7 @@ def option_fields() -> dict[str, Field[Any]]:
     return {option.name: option for option in fields(EncoderOptions)}
 
 
+@cache
 def option_help() -> dict[str, str]:
     """Return the first sentence about each option in the docstring of :class:`EncoderOptions`."""
     entries = re.findall(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", inspect.getdoc(EncoderOptions) or "", re.MULTILINE)
