@@ -1,7 +1,5 @@
 """The part of a callback that does not depend on the trainer: when to measure, the history, the figure and failures."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging
@@ -13,19 +11,18 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from threading import Thread
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
+import polars as pl
 import torch
 from torch import nn
 
 from midlayer_encoders._types import content_digest
 from midlayer_encoders.errors import MidlayerError, OptionError
+from midlayer_encoders.frame.schema import NamedSubject, read_parquet, tidy_frame, tidy_rows
 
 from ._measurement import InputBatch, Measurement, MetricValues, make_measurement
 from ._settings import CallbackSettings, accepts_settings, is_due
-
-if TYPE_CHECKING:
-    import polars as pl
 
 _log = logging.getLogger("midlayer_encoders")
 
@@ -97,8 +94,6 @@ class MeasurementHistory:
 
     def frame(self) -> pl.DataFrame:
         """Return the tidy frame, ordered by step; revisions are named like Pythia's, ``step512``."""
-        from midlayer_encoders.frame.schema import NamedSubject, tidy_frame, tidy_rows
-
         rows = []
         for step in sorted(self.steps):
             model = NamedSubject(self.measurement.model, f"step{step}", self.measurement.anatomy.num_layers)
@@ -148,8 +143,6 @@ class MeasurementHistory:
 
 def read_state(path: Path) -> dict[str, Any]:
     """Return the state of the history that :meth:`MeasurementHistory.write` wrote."""
-    from midlayer_encoders.frame.schema import read_parquet
-
     saved, fields = read_parquet(path)
     frame = saved.select("revision", "name", "layer", "value")
     steps: dict[int, MetricValues] = {}

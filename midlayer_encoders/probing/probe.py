@@ -1,18 +1,17 @@
 """Probe every layer of a frozen encoder."""
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from midlayer_encoders import validation
 from midlayer_encoders._types import Layer, Progress
+from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import NotFiniteError, OptionError, short_repr, take_deprecated
 from midlayer_encoders.measuring import agreed
 from midlayer_encoders.probing.classifiers import PROBE_KINDS, AttentiveProbes, LinearProbes, ProbeKind
@@ -23,9 +22,6 @@ from midlayer_encoders.processes.sharing import share_model
 from midlayer_encoders.reading.batches import batches_of
 from midlayer_encoders.reading.reader import layer_reader
 from midlayer_encoders.selection.ridge import class_numbers, label_list
-
-if TYPE_CHECKING:
-    from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 
 _log = logging.getLogger(__name__)
 _FEW_STEPS = 200  # a linear probe that reads a token's own class needs more than 100

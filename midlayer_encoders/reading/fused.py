@@ -8,8 +8,6 @@ states: on an H200 they take half of the time of a Llama's pass. Inside :func:`f
 - Attention does not use cuDNN, which needs about 0.1 s for its plan of each new shape and is no faster afterwards.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor

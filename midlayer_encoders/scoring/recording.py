@@ -4,14 +4,12 @@ So texts, prompts, splits, subsets, training examples and draws come from mteb's
 import this module inside functions. ``tests/scoring/test_recording.py`` tests the private parts of mteb that are used.
 """
 
-from __future__ import annotations
-
 import re
 import types
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -28,13 +26,11 @@ from sklearn.utils.multiclass import check_classification_targets
 from torch import Tensor
 
 from midlayer_encoders.errors import OptionError
+from midlayer_encoders.scoring.all_layers import Scorer
 from midlayer_encoders.scoring.classification import ClassifierData, Classifiers
 from midlayer_encoders.scoring.clustering import Clusterings, Draws
 from midlayer_encoders.scoring.pairs import LabeledPairs, StsPairs
 from midlayer_encoders.scoring.retrieval import RANKING_SCORES, make_ranking
-
-if TYPE_CHECKING:
-    from midlayer_encoders.scoring.all_layers import Scorer
 
 #: Maps the inputs that mteb passes to an encoder, ``task_metadata`` and ``prompt_type`` to the key of each input.
 Keys: TypeAlias = Callable[..., Sequence[str]]

@@ -1,11 +1,9 @@
 """Sweep growing samples within a time budget, without the layers that are clearly worse: successive halving."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 from midlayer_encoders._types import Layer
 from midlayer_encoders.errors import OptionError
@@ -37,7 +35,7 @@ class Verdict:
     is_clear: bool
 
     @classmethod
-    def of(cls, result: SweepResult) -> Verdict:
+    def of(cls, result: SweepResult) -> Self:
         """Return the verdict of a round."""
         average = None if result.scores.is_empty() else result.summary().average
         if average is None:

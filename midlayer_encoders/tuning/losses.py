@@ -1,23 +1,18 @@
 """Losses of training: on pairs, on the vectors of a teacher, and on masked tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from sentence_transformers.sentence_transformer import losses
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, linear, mse_loss, normalize
 
+from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.tuning.settings import Match, TuneSettings
 from midlayer_encoders.tuning.training_rows import RowKind
 from midlayer_encoders.validation import check_count, check_list
-
-if TYPE_CHECKING:
-    from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
-
 
 _SCALE = 20.0  # of a cosine, as in sentence-transformers' ranking loss
 
