@@ -343,9 +343,8 @@ def _sweeps_below(folder: Path, depth: int = 1) -> Iterator[Path]:
 
 def _is_sweep(folder: Path) -> bool:
     """Return True if a sweep was started in a folder."""
-    if (folder / LOCK).exists() or (folder / "sweep.json").exists():
-        return True
-    return sum((folder / name).is_dir() for name in _SWEEP_FOLDERS) > 1
+    has_files = (folder / LOCK).exists() or (folder / "sweep.json").exists()
+    return has_files or sum((folder / name).is_dir() for name in _SWEEP_FOLDERS) > 1
 
 
 def _recipes_of_sweep(folder: Path) -> list[_Sweep]:

@@ -160,8 +160,7 @@ def plot_tuning(frame: pl.DataFrame) -> Figure:
     figure, panels = drawing.panel_grid(len(curves))
     for axes, (name, by_time) in zip(panels, curves.items(), strict=True):
         for style, (time, curve) in enumerate(by_time.items()):
-            x = list(curve.points)
-            y = list(curve.points.values())
+            x, y = zip(*curve.points.items(), strict=True)
             tips = drawing.point_tips(f"{name} {time}", x, y, number)
             drawing.draw_points(axes, x, y, label=time, style=style, tips=tips)
         if name in teacher:

@@ -266,13 +266,8 @@ def default_recipe(recipes: Sequence[Recipe], kind: ModelKind) -> Recipe:
         >>> default_recipe(recipes_of("recipes", "all"), "tuned").name
         'plain'
     """
-    order = list(DEFAULTS[kind])
-
-    def rank(recipe: Recipe) -> int:
-        name = recipe.before_vectors().name
-        return order.index(name) if name in order else len(order)
-
-    return min(recipes, key=rank)
+    ranks = {name: rank for rank, name in enumerate(DEFAULTS[kind])}
+    return min(recipes, key=lambda recipe: ranks.get(recipe.before_vectors().name, len(ranks)))
 
 
 def default_depth(recipe: Recipe, kind: ModelKind) -> float:
@@ -493,16 +488,8 @@ def measure_metrics(
         num_long_texts = sum(count >= LEAST_TOKENS for count in count_tokens(source, texts))
         if num_long_texts < MIN_TEXTS:
             names = [name for name in names if name not in ("half_match", "prompt_entropy")]
-    frame = measure_layers(
-        source,
-        texts,
-        metrics=names,
-        seed=inputs.seed,
-        token_budget=inputs.token_budget,
-        progress=inputs.progress,
-        group=inputs.group,
-    )
-    return frame, ""
+    settings: dict[str, Any] = {name: getattr(inputs, name) for name in ("seed", "token_budget", "progress", "group")}
+    return measure_layers(source, texts, metrics=names, **settings), ""
 
 
 def label_vectors(source: LayerSource, inputs: SelectionInputs, done: Callable[[int], None]) -> Tensor:

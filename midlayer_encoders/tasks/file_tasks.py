@@ -314,9 +314,8 @@ def _type(table: Table) -> TaskType:
 def _cure(table: Table) -> str:
     """Return which columns to name if they look like texts and labels, and otherwise which columns tasks have."""
     rows = table.rows[:_GUESSED_ROWS]
-    if (
-        value := next((name for name in table.columns if any(row.get(name) == name for row in rows)), None)
-    ) is not None:
+    value = next((name for name in table.columns if any(row.get(name) == name for row in rows)), None)
+    if value is not None:
         return (
             f"{value!r} is also a value of its column: if the first line is a row, insert a line above it with names "
             "such as text and label."

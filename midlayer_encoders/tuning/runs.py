@@ -157,11 +157,7 @@ class Run:
             settings=settings,
         )
         labels = task_labels(result.frame["dataset"].unique().to_list())
-        self.frames.append(
-            result.frame.filter(pl.col("kind") == "score").with_columns(
-                pl.lit(when).alias("revision"), pl.col("dataset").replace(labels)
-            )
-        )
+        self.frames.append(result.scores.with_columns(pl.col("dataset").replace(labels), revision=pl.lit(when)))
         self.notes.extend(f"{task} failed {when}: {error}" for task, error in result.failures.items())
 
     def train(self, make_loss: Callable[[LayerEncoder], nn.Module], how: Mapping[str, str], made: type[T]) -> T:
