@@ -312,8 +312,7 @@ def _empty(config: Any, trust_remote_code: bool = False) -> Any:
     """Return the model of ``config`` on the meta device, without weights."""
     import transformers
 
-    encoder = internals.encoder_part(config)
-    if encoder is not None:
+    if (encoder := internals.encoder_part(config)) is not None:
         try:
             return internals.empty_model(encoder.kind, encoder.config)
         except (TypeError, AttributeError, ValueError) as reason:

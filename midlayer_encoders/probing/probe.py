@@ -273,8 +273,7 @@ def _labeled_examples(
             raise OptionError(
                 f"`{name}` must have one class for each of {len(rows)} examples, but got {len(row_labels)}."
             )
-    unknown = sorted(set(map(str, test_labels)) - set(map(str, labels)))
-    if unknown:
+    if unknown := sorted(set(map(str, test_labels)) - set(map(str, labels))):
         raise OptionError(f"`test_labels` must be among `labels`, but {unknown[0]!r} is not.")
     return [*inputs, *test_inputs], [*labels, *test_labels]
 
@@ -315,5 +314,4 @@ def probe_tokens(
     else:
         head = LinearProbes(num_layers, width, num_classes, seed=settings.seed)
     best = train_probes(head.to(device), source, labels, split, settings=settings, progress=progress)
-    right = evaluate(head, source, labels, split.test, settings.batch_size)[0].bool()
-    return right, *best
+    return evaluate(head, source, labels, split.test, settings.batch_size)[0].bool(), *best

@@ -316,8 +316,7 @@ def read_label(path: Path) -> dict[str, Any]:
 def _run_in_threads(function: Callable[[Any], object], items: Iterable[Any]) -> None:
     """Call a function with each item, in several threads, and raise the first error after all have finished."""
     with ThreadPoolExecutor(THREADS, thread_name_prefix="midlayer-store") as pool:
-        for future in [pool.submit(function, item) for item in items]:
-            future.result()
+        list(pool.map(function, items))  # raises the first error
 
 
 def _key_bytes(key: str) -> bytes:

@@ -40,13 +40,11 @@ class Verdict:
         average = None if result.scores.is_empty() else result.summary().average
         if average is None:
             return cls((), (), False)
-        best, last = average.best_layer, average.last_layer
-        gains = {layer: result.gain(layer, over=best) for layer in average.points if layer != best}
+        best, last, points = average.best_layer, average.last_layer, average.points
+        gains = {layer: result.gain(layer, over=best) for layer in points if layer != best}
         worse = {layer: gain for layer, gain in gains.items() if gain.high < 0}
-        dropped = [
-            (layer, average.points[layer], gain.low, gain.high) for layer, gain in worse.items() if layer != last
-        ]
-        kept = tuple(layer for layer in average.points if layer == last or layer not in worse)
+        dropped = [(layer, points[layer], gain.low, gain.high) for layer, gain in worse.items() if layer != last]
+        kept = tuple(layer for layer in points if layer == last or layer not in worse)
         return cls(kept, tuple(dropped), len(worse) == len(gains))
 
 

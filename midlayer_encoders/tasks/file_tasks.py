@@ -106,12 +106,10 @@ def _read_beir(files: Mapping[str, Path]) -> TaskData:
     """Return the task in a folder with BEIR's layout."""
     tables = _beir_tables(files)
     _check_corpus(tables, files["corpus"])
-    note = ""
-    if finds_itself := _finds_itself(tables):
-        note = "Queries are documents of the corpus themselves, under the same id: that one does not count as found."
-    return TaskData(
-        type="Retrieval", splits=tables, note=note, settings={"ignore_identical_ids": 1} if finds_itself else {}
-    )
+    if not _finds_itself(tables):
+        return TaskData(type="Retrieval", splits=tables)
+    note = "Queries are documents of the corpus themselves, under the same id: that one does not count as found."
+    return TaskData(type="Retrieval", splits=tables, note=note, settings={"ignore_identical_ids": 1})
 
 
 def _read_rows(readers: Mapping[str, Callable[[], Table]], path: Path) -> TaskData:

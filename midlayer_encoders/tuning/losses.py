@@ -30,9 +30,8 @@ class LabelRankingLoss(nn.Module):
 
     def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor) -> Tensor:
         """Return the mean cross-entropy of a batch."""
-        anchors, positives = (
-            normalize(self.model(features)["sentence_embedding"], dim=-1) for features in sentence_features
-        )
+        vectors = (self.model(features)["sentence_embedding"] for features in sentence_features)
+        anchors, positives = (normalize(rows, dim=-1) for rows in vectors)
         diagonal = torch.eye(len(labels), dtype=torch.bool, device=labels.device)
         same_label = (labels[:, None] == labels[None]) & ~diagonal
         scores = (_SCALE * anchors @ positives.T).masked_fill(same_label, -torch.inf)

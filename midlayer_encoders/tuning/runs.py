@@ -147,15 +147,8 @@ class Run:
         report = None if progress is None else lambda stage, *done: progress(f"{when}: {stage}", *done)
         # One worker: mteb confirms little here, and starting processes would take longer.
         settings = SweepSettings(workers=1)
-        result = sweep(
-            encoder,
-            self.tasks,
-            layers=layers,
-            out=self.folder / when,
-            baselines=False,
-            progress=report,
-            settings=settings,
-        )
+        out = self.folder / when
+        result = sweep(encoder, self.tasks, layers=layers, out=out, baselines=False, progress=report, settings=settings)
         labels = task_labels(result.frame["dataset"].unique().to_list())
         self.frames.append(result.scores.with_columns(pl.col("dataset").replace(labels), revision=pl.lit(when)))
         self.notes.extend(f"{task} failed {when}: {error}" for task, error in result.failures.items())

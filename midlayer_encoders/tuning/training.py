@@ -200,9 +200,8 @@ def _make_callback(
     if encoder.layer == 0:  # it has no block to read
         return None
     texts = texts[:_CALLBACK_CANDIDATES]
-    long_texts = [
-        text for text, count in zip(texts, count_tokens(encoder, texts), strict=True) if count >= MIN_MEASURED_TOKENS
-    ]
+    counts = count_tokens(encoder, texts)
+    long_texts = [text for text, count in zip(texts, counts, strict=True) if count >= MIN_MEASURED_TOKENS]
     if len(long_texts) < 2:
         return None
     metrics = ["prompt_entropy", "dataset_entropy", "effective_rank", "curvature", "alignment"]
