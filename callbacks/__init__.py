@@ -1,7 +1,5 @@
 """Callbacks for Lightning and Hugging Face trainers that log every metric of every layer during training."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 

@@ -19,7 +19,7 @@ from midlayer_encoders.errors import AnatomyError, MidlayerError, NotFiniteError
 from midlayer_encoders.measuring import compute_metrics, num_copies, num_views, token_receiver, update_views
 from midlayer_encoders.metrics import LayerMetric
 from midlayer_encoders.models.anatomy import Anatomy, find_anatomy, resolve_layers
-from midlayer_encoders.models.transformers_internals import without_cache
+from midlayer_encoders.models.transformers_internals import input_embeddings, without_cache
 from midlayer_encoders.reading.batches import plan_batches
 from midlayer_encoders.reading.reader import LayerReader
 from midlayer_encoders.selection.ridge import check_labels, ridge_correct
@@ -199,11 +199,7 @@ def _text_batches(
 
 
 def _check_vocabulary(tokenizer: Any, model: nn.Module) -> None:
-    try:
-        embedding = model.get_input_embeddings()  # type: ignore[operator]
-    except (AttributeError, NotImplementedError, TypeError):
-        return
-    num_rows = getattr(embedding, "num_embeddings", None)
+    num_rows = getattr(input_embeddings(model), "num_embeddings", None)
     if num_rows is not None and len(tokenizer) > num_rows:
         raise OptionError(
             f"`tokenizer` must be the model's, but it has {len(tokenizer)} tokens and the embedding {num_rows} rows. "

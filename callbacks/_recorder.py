@@ -1,7 +1,5 @@
 """The part of a callback that does not depend on the trainer: when to measure, the history, the figure and failures."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging
@@ -13,19 +11,18 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from threading import Thread
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
+import polars as pl
 import torch
 from torch import nn
 
 from midlayer_encoders._types import content_digest
 from midlayer_encoders.errors import MidlayerError, OptionError
+from midlayer_encoders.frame.schema import NamedSubject, read_parquet, tidy_frame, tidy_rows
 
 from ._measurement import InputBatch, Measurement, MetricValues, make_measurement
 from ._settings import CallbackSettings, accepts_settings, is_due
-
-if TYPE_CHECKING:
-    import polars as pl
 
 _log = logging.getLogger("midlayer_encoders")
 
@@ -42,7 +39,6 @@ _Record: TypeAlias = Callable[[MetricValues | None], None]
 def measurement_settings(measurement: Measurement) -> dict[str, Any]:
     """Return the settings that determine the values, so that a resumed run can tell whether it may continue them."""
     settings = measurement.settings
-    labels = None if measurement.labels is None else measurement.labels.tolist()
     return {
         "module": measurement.module,
         "blocks": measurement.anatomy.blocks,
@@ -51,7 +47,7 @@ def measurement_settings(measurement: Measurement) -> dict[str, Any]:
         "norm": settings.norm,
         "pooling": settings.pooling,
         "seed": settings.seed,
-        "labels": labels,
+        "labels": None if measurement.labels is None else measurement.labels.tolist(),
         "inputs": _inputs_digest(measurement.batches),
     }
 
@@ -97,8 +93,6 @@ class MeasurementHistory:
 
     def frame(self) -> pl.DataFrame:
         """Return the tidy frame, ordered by step; revisions are named like Pythia's, ``step512``."""
-        from midlayer_encoders.frame.schema import NamedSubject, tidy_frame, tidy_rows
-
         rows = []
         for step in sorted(self.steps):
             model = NamedSubject(self.measurement.model, f"step{step}", self.measurement.anatomy.num_layers)
@@ -132,9 +126,8 @@ class MeasurementHistory:
         if changed := [name for name, value in self.settings.items() if previous.get(name) != value]:
             return changed
         at_end = state.get("at_end", ())
-        self.steps = {
-            step: values for step, values in state["steps"].items() if step not in at_end or self.is_due(step)
-        }
+        steps = state["steps"].items()
+        self.steps = {step: values for step, values in steps if step not in at_end or self.is_due(step)}
         self.at_end = set()
         return []
 
@@ -148,12 +141,9 @@ class MeasurementHistory:
 
 def read_state(path: Path) -> dict[str, Any]:
     """Return the state of the history that :meth:`MeasurementHistory.write` wrote."""
-    from midlayer_encoders.frame.schema import read_parquet
-
     saved, fields = read_parquet(path)
-    frame = saved.select("revision", "name", "layer", "value")
     steps: dict[int, MetricValues] = {}
-    for revision, name, layer, value in frame.iter_rows():
+    for revision, name, layer, value in saved.select("revision", "name", "layer", "value").iter_rows():
         steps.setdefault(int(revision.removeprefix("step")), {}).setdefault(name, {})[layer] = value
     metadata = json.loads(fields.get(_METADATA_KEY, "{}"))
     return {**metadata, "steps": steps}
@@ -319,8 +309,7 @@ class Recorder:
         last = self._history.measurement.layers[-1]
         steps = {step: values.get(_UNIFORMITY, {}).get(last, math.nan) for step, values in self._history.steps.items()}
         finite = {step: value for step, value in steps.items() if math.isfinite(value)}
-        description = describe_lost_uniformity(finite, losses)
-        if description is not None:
+        if (description := describe_lost_uniformity(finite, losses)) is not None:
             self._collapse_warned = True
             _log.warning(
                 "The texts of the last layer (%d) move to one point: %s. Train with a loss that has negatives, larger "

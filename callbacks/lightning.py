@@ -134,8 +134,7 @@ class LayerMetricsCallback(Recorder, Callback):
         self._after_measurement(trainer, step)
 
     def _folder(self, trainer: Any) -> Path:
-        log_dir = trainer.log_dir or trainer.default_root_dir
-        return self._dirpath or Path(log_dir) / self.name
+        return self._dirpath or Path(trainer.log_dir or trainer.default_root_dir) / self.name
 
 
 class LastLayerDecline(DeclineRecorder, LayerMetricsCallback):

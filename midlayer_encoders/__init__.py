@@ -1,7 +1,5 @@
 """Embeddings from the layer that embeds best."""
 
-from __future__ import annotations
-
 import importlib
 from typing import TYPE_CHECKING
 

@@ -1,10 +1,12 @@
-"""Isolation from global settings: random generators, the precision of products, and log lines of other libraries."""
+"""Isolation from global settings: random generators, the precision of products, and globals of other libraries."""
 
 import logging
 import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FunctionType
+from typing import Any
 
 _lock = threading.RLock()  # all threads of a process share the generators
 
@@ -77,3 +79,11 @@ def quiet_loggers(*names: str, level: int = logging.ERROR) -> Iterator[None]:
     finally:
         for logger, previous in zip(loggers, levels, strict=True):
             logger.setLevel(previous)
+
+
+def with_globals(function: Any, **names: Any) -> Any:
+    """Return a copy of a function with other values of some globals; its module stays unchanged."""
+    namespace = {**function.__globals__, **names}
+    other = FunctionType(function.__code__, namespace, function.__name__, function.__defaults__, function.__closure__)
+    other.__kwdefaults__ = function.__kwdefaults__
+    return other

@@ -1,13 +1,11 @@
 """Types shared by the whole package: layers, norms, poolings, progress, and the spec that identifies an encoder."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Literal, Protocol, Self, TypeAlias, runtime_checkable
 
 #: ``0`` = embeddings, ``k`` = after block ``k``, ``-1`` = the last, a float in ``(0, 1]`` = fraction of depth.
 Layer: TypeAlias = int | float
@@ -188,7 +186,7 @@ class EncoderSpec:
         """Return the fields by the names that files on disk have for them."""
         return {_NAMES_ON_DISK.get(name, name): value for name, value in asdict(self).items()}
 
-    def read_by(self, engine: Engine) -> EncoderSpec:
+    def read_by(self, engine: Engine) -> Self:
         """Return the spec of vectors that another engine computes: they differ in their last digits."""
         return self if engine == "transformers" else replace(self, parts=(*self.parts, ("engine", engine)))
 

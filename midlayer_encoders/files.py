@@ -329,9 +329,8 @@ def folder_lock(folder: Path) -> Iterator[None]:
     try:
         if lock.is_locked:
             with suppress(OSError):  # only a message to other processes
-                path.write_text(
-                    f"process {os.getpid()} on {socket.gethostname()}, since {datetime.now():%Y-%m-%d %H:%M:%S}"
-                )
+                start = f"{datetime.now():%Y-%m-%d %H:%M:%S}"
+                path.write_text(f"process {os.getpid()} on {socket.gethostname()}, since {start}")
         yield
     finally:
         lock.release()

@@ -1,12 +1,11 @@
 """Metrics of every layer over a list of inputs, from one forward pass for the inputs, their copies and each view."""
 
-from __future__ import annotations
-
 import logging
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
+import polars as pl
 import torch
 from torch import Tensor
 
@@ -22,9 +21,6 @@ from midlayer_encoders.reading.reader import TokenReceive, layer_reader
 from midlayer_encoders.validation import check_count, check_fork, check_list, check_progress, check_seed, check_text
 from midlayer_encoders.views.media_views import augment_media
 from midlayer_encoders.views.text_views import augment, drop_words
-
-if TYPE_CHECKING:
-    import polars as pl
 
 _log = logging.getLogger(__name__)
 
@@ -106,7 +102,7 @@ def measure_layers(
             for row in tidy_rows(by_layer, subject, kind="metric", dataset=dataset, name=name)
         )
 
-    return cast("pl.DataFrame", group.share(compute)[0])
+    return cast(pl.DataFrame, group.share(compute)[0])
 
 
 class _SharedTokens:

@@ -184,7 +184,7 @@ class Board(TidyResult):
 
     def plot(self) -> Figure:
         """Return the figure of scores against costs."""
-        return plot_board(self.runs, self._baselines(), self.budget)
+        return plot_board(self.runs, self._baselines, self.budget)
 
     def html(self, folder: Path | str = ".") -> str:
         """Return the self-contained page; its links to the pages of the sweeps are relative to ``folder``."""
@@ -196,13 +196,7 @@ class Board(TidyResult):
             remarks, budget = [str(error), *remarks], {}
             best = best_within(self.points, {})
         return board_html(
-            runs,
-            best=best,
-            lines=self.lines(best),
-            budget=budget,
-            baselines=self._baselines(),
-            notes=remarks,
-            how=self._how(),
+            runs, best, lines=self.lines(best), budget=budget, baselines=self._baselines, notes=remarks, how=self._how()
         )
 
     def to_html(self, path: Path | str) -> Path:
@@ -235,6 +229,7 @@ class Board(TidyResult):
         """The label of every task of any run."""
         return task_labels(sorted({name for sweep in self._sweeps.values() for name, _ in sweep.tasks}))
 
+    @property
     def _baselines(self) -> dict[str, dict[str, float]]:
         """Return each baseline that has a score on every shared task, from the first run that has it."""
         baselines: dict[str, dict[str, float]] = {}
@@ -343,9 +338,8 @@ def _sweeps_below(folder: Path, depth: int = 1) -> Iterator[Path]:
 
 def _is_sweep(folder: Path) -> bool:
     """Return True if a sweep was started in a folder."""
-    if (folder / LOCK).exists() or (folder / "sweep.json").exists():
-        return True
-    return sum((folder / name).is_dir() for name in _SWEEP_FOLDERS) > 1
+    has_files = (folder / LOCK).exists() or (folder / "sweep.json").exists()
+    return has_files or sum((folder / name).is_dir() for name in _SWEEP_FOLDERS) > 1
 
 
 def _recipes_of_sweep(folder: Path) -> list[_Sweep]:

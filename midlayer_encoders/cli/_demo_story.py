@@ -129,11 +129,8 @@ def _example_lines(ranked: Ranked, recipe: str) -> list[str]:
     for place in ranked.changed()[:_EXAMPLES]:
         texts = ranked.candidates[place]
         before = texts[int(ranked.before[place].argmax())]
-        lines += [
-            _short(f"  “{ranked.queries[place]}”"),
-            _short(f"    before  {before}"),
-            _short(f"    after   {texts[0]}"),
-        ]
+        example = f"  “{ranked.queries[place]}”", f"    before  {before}", f"    after   {texts[0]}"
+        lines += map(_short, example)
     return lines
 
 

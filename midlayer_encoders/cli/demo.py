@@ -40,14 +40,12 @@ def demo(out: Annotated[Path, Option(help="Folder for the results.")] = Path("mi
     assert isinstance(result, RecipesResult), "there are two recipes"
     page = result.to_html()
     options = EncoderOptions(recipe=recipe)
-    lines = {
-        "Python": python_line(BUILT_IN, layer, options),
-        "shell": shell_line(BUILT_IN, layer, options, out="encoder"),
-    }
+    python = python_line(BUILT_IN, layer, options)
+    shell = shell_line(BUILT_IN, layer, options, out="encoder")
     data = builtin_data("DocstringDescriptionReranking", "builtin-small")
     ranked = rank_descriptions(encoder, data, out, [(PLAIN, encoder.num_layers), (recipe, layer)])
     for line in story_lines(result, recipe, layer, ranked):
         _output.print_text(line, wrap=False)
-    export = _output.print_encoder_lines(lines)
+    export = _output.print_encoder_lines({"Python": python, "shell": shell})
     _output.print_report(page)
     _output.print_result(**result_values(result), folder=out, report=page, failures={}, export=export)

@@ -1,7 +1,5 @@
 """``midlayer export`` and ``embed``: write a cut model to a folder, or the vectors of every layer to a file."""
 
-from __future__ import annotations
-
 import io
 import json
 from contextlib import redirect_stdout

@@ -48,7 +48,8 @@ def metrics(
     names = _arguments.parse_metrics(metric_names)
     passes = num_passes(names)  # refuses an unknown name before the model is loaded
     kind, path, items = inputs.read(context)
-    encoder = _arguments.load_model(model, options, **asdict(shared))
+    processes = asdict(shared)
+    encoder = _arguments.load_model(model, options, **processes)
     if wikitext:  # counts the tokens of the whole paragraph, whatever --max-length is
         items = wikitext_paragraphs(items, lambda line: len(encoder.tokenizer(line, verbose=False)["input_ids"]))
     items = items[: inputs.limit]
@@ -56,14 +57,7 @@ def metrics(
     title = f"{number}, {counted(passes, 'pass', 'passes')}"
     with _progress.show_progress({"measuring": title}) as progress:
         frame = measure(
-            encoder,
-            items,
-            metrics=names,
-            layers=layers,
-            seed=seed,
-            dataset=path.stem,
-            progress=progress,
-            **asdict(shared),
+            encoder, items, metrics=names, layers=layers, seed=seed, dataset=path.stem, progress=progress, **processes
         )
     if not is_first:
         return

@@ -63,7 +63,7 @@ def select_command(
         label_list = own_labels(texts, text_column=text_column, label_column=label_column)
     from midlayer_encoders.selection import rules, select  # imports torch
 
-    rules.check_rule(rule)  # before the model is loaded
+    rules.metrics_of(rule)  # rejects an unknown rule before the model is loaded
     encoder = _arguments.load_model(model, options, **asdict(shared))
     with _progress.show_progress({"measuring": "texts measured", "labels": "labeled texts read"}) as progress:
         selection = select(
@@ -156,8 +156,7 @@ def _write(selection: Selection, out: Path) -> None:
     write_frame(selection.frame, out / "frame.parquet")
     write_frame(selection.to_frame(), out / "selection.csv")
     write_figure(selection.plot(), out / "selection.png")
-    center = getattr(selection, "center", None)
-    if center is not None:
+    if (center := getattr(selection, "center", None)) is not None:
         lines = [" ".join(text.splitlines()) for text in center]
         write_file(out / _CENTER_FILE, ("\n".join(lines) + "\n").encode())
     _output.print_text(f"Written to {out}: selection.csv, frame.parquet, selection.png")

@@ -330,8 +330,7 @@ def _print_board(result: Board, out: Path) -> None:
     try:
         point = result.chosen()
         lines = result.lines(point)
-        choice = {"run": point.run, "layer": point.layer, "score": point.score, "costs": dict(point.costs)}
-        choice["lines"] = lines
+        choice = {**asdict(point), "lines": lines}
     finally:  # --json lists the runs even if none is within the budget
         _output.print_result(page=page, **result.to_dict(), chosen=choice)
     summary = f"Use {point.run} at layer {point.layer}: {point.score:.1f} points, {cost_text(point.costs)}."

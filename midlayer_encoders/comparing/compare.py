@@ -321,12 +321,8 @@ def _unique_label(encoder: LayerEncoder, labels: Sequence[str]) -> str:
     name = f"{spec.model}@{spec.revision}" if spec.revision else spec.model
     if name in labels and Path(encoder.source).expanduser().is_dir():
         name = f"local/{Path(encoder.source).expanduser().resolve().parent.name}/{name.removeprefix('local/')}"
-    number = 2
-    label = name
-    while label in labels:
-        label = f"{name} ({number})"
-        number += 1
-    return label
+    numbered = [name, *(f"{name} ({number})" for number in range(2, len(labels) + 2))]
+    return next(label for label in numbered if label not in labels)
 
 
 def _metric_rows(model: _MeasuredModel, dataset: str) -> pl.DataFrame:

@@ -68,8 +68,7 @@ def _causal_blocks(module: nn.Module, cut: Cut) -> list[int]:
         return new_args, {name: leaf if value is states else value for name, value in kwargs.items()}
 
     def after(_: nn.Module, __: Any, output: Any) -> None:
-        states = first_tensor(output)
-        if states is not None:
+        if (states := first_tensor(output)) is not None:
             passes.append((inputs[-1], states))
 
     with contextlib.ExitStack() as stack:

@@ -457,11 +457,8 @@ def shell_line(model: str, layer: LayerArgument, options: EncoderOptions, *, out
     for name in options.recreating():
         if option_fields()[name].metadata.get("flag", "") is None:
             raise OptionError(f"`{name}` cannot be written as a command because it has no flag. Use the Python line.")
-    if isinstance(layer, Mapping):
-        layer_word = ",".join(f"{tower}={number}" for tower, number in layer.items())
-    else:
-        layer_word = str(layer)
-    words = ["--layer", layer_word]
+    layers = [f"{tower}={number}" for tower, number in layer.items()] if isinstance(layer, Mapping) else [str(layer)]
+    words = ["--layer", ",".join(layers)]
     for name, value in options.recreating().items():
         words += _flag_words(flag_name(option_fields()[name]), value)
     return f"midlayer export {shell_path(model)} {shlex.join([*words, '--out', out])}"
@@ -477,8 +474,6 @@ def _flag_words(flag: str, value: Any) -> list[str]:
         return [flag if value else flag.replace("--", "--no-", 1)]
     if isinstance(value, Mapping):  # a flag needs a value: an empty prompt stands for no prompts
         words = [f"{name}={text}" for name, text in (value or {"query": ""}).items()]
-    elif isinstance(value, tuple):
-        words = list(value)
     else:
-        words = [str(value)]
+        words = list(value) if isinstance(value, tuple) else [str(value)]
     return [part for word in words for part in (flag, word)]

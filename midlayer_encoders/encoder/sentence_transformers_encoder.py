@@ -36,8 +36,8 @@ from midlayer_encoders.reading.batches import TokenBudget
 from midlayer_encoders.reading.locks import turn
 from midlayer_encoders.recipes import PLAIN, Recipe, recipe_of
 from midlayer_encoders.selection import Selection, select
-from midlayer_encoders.selection.rules import check_rule
-from midlayer_encoders.validation import check_text
+from midlayer_encoders.selection.rules import RULES
+from midlayer_encoders.validation import check_choice, check_text
 
 logger = logging.getLogger(__name__)
 
@@ -108,7 +108,7 @@ class LayerEncoder(EmbeddingEncoder):
             raise OptionError(f"`texts` and `labels` must be None unless `layer` names a rule, but it is {requested}.")
         selection = choice if isinstance(choice, Selection) else None
         if isinstance(requested, str):
-            check_rule(requested, argument="layer")
+            check_choice("layer", requested, RULES)
             # The recipe's fields are among the options; modules after the pooling depend on the layer.
             complete = complete_encoder(model, {**encoder_options.changed(), "recipe": None, "center": None})
             selection = select(complete, texts, labels, rule=requested, recipes=PLAIN if recipe == PLAIN else None)

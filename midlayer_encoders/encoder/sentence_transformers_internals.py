@@ -3,14 +3,12 @@
 ``tests/encoder/test_sentence_transformers_internals.py`` fails when a release renames one of them.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from sentence_transformers import SentenceTransformer
@@ -80,7 +78,7 @@ class _Placeholder(nn.Module):
     path: str
 
     @classmethod
-    def load(cls, model: str, **kwargs: Any) -> _Placeholder:
+    def load(cls, model: str, **kwargs: Any) -> Self:
         names = ("subfolder", "token", "cache_folder", "revision", "local_files_only")
         placeholder = cls()
         placeholder.path = kwargs["subfolder"]

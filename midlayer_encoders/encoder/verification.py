@@ -447,15 +447,14 @@ def _ambiguous(name: str, layer: int, cure: str) -> str:
 def _observed_anatomy(model: Any, cut: Cut, record: _Record) -> Anatomy:
     """Return the anatomy of the model with the modules after the last block that its output passed through."""
     anatomy = find_anatomy(model, blocks=cut.anatomy.blocks, final=cut.anatomy.final)
-    if record.model_output is None:
-        return anatomy
     final = _observed_final(record)
     return anatomy if final is None else replace(anatomy, final=final)
 
 
 def _observed_final(record: _Record) -> tuple[str, ...] | None:
     """Return the modules from the last block's output to the model's, or ``None`` if something else changes it."""
-    assert record.model_output is not None
+    if record.model_output is None:
+        return None
     states = record.outputs[-1]
     final: list[str] = []
     for path, before, after in record.later:

@@ -66,8 +66,7 @@ def export_gguf(encoder: LayerEncoder, folder: Path, *, int8: bool = False) -> E
     source = _source_file(encoder)
     if int8 and source is not None:
         raise OptionError("`int8` must be left out for an encoder read from a GGUF file, whose weights do not change.")
-    obstacle = _obstacle(encoder, from_file=source is not None)
-    if obstacle is not None:
+    if (obstacle := _obstacle(encoder, from_file=source is not None)) is not None:
         raise CutError(f"llama.cpp cannot run this encoder of {encoder.name}: {obstacle}.")
     min_cosine: float | None = None
 
@@ -100,14 +99,11 @@ def _source_file(encoder: LayerEncoder) -> Path | None:
     if name is None:
         return None
     folder, _ = model_location(encoder.source)
-    if (Path(folder) / name).is_file():
-        return Path(folder) / name
     from transformers.utils import cached_file
 
     options = encoder.options
-    return Path(
-        cached_file(folder, name, revision=options.revision, cache_dir=options.cache_folder, local_files_only=True)
-    )
+    path = cached_file(folder, name, revision=options.revision, cache_dir=options.cache_folder, local_files_only=True)
+    return Path(path)
 
 
 def _obstacle(encoder: LayerEncoder, *, from_file: bool) -> str | None:
@@ -326,8 +322,7 @@ def _interleave_halves(values: NDArray[Any], heads: int) -> NDArray[Any]:
         >>> _interleave_halves(np.arange(8.0), heads=2).tolist()
         [0.0, 2.0, 1.0, 3.0, 4.0, 6.0, 5.0, 7.0]
     """
-    halves = values.reshape(heads, 2, -1, *values.shape[1:])
-    return halves.swapaxes(1, 2).reshape(values.shape)
+    return values.reshape(heads, 2, -1, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
 
 
 def _add_tensor(writer: Any, name: str, values: NDArray[Any], int8: bool) -> None:

@@ -44,8 +44,7 @@ def export_onnx(encoder: LayerEncoder, folder: Path, *, int8: bool = False) -> _
         int8: also write ``model_int8.onnx``, quantized dynamically by onnxruntime.
     """
     _comparison.require_packages("onnx", *_PACKAGES)
-    obstacle = _obstacle(encoder)
-    if obstacle is not None:
+    if (obstacle := _obstacle(encoder)) is not None:
         raise CutError(f"The graph of {encoder.name} cannot be exported: {obstacle}.")
     graphs: dict[str, dict[str, Any]] = {}
     versions = _comparison.versions("torch", "transformers", *_PACKAGES)

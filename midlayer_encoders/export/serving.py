@@ -51,8 +51,7 @@ def export_vllm(encoder: LayerEncoder, folder: Path) -> _comparison.Exported:
         encoder: a text encoder.
         folder: output folder.
     """
-    obstacle = _obstacle(encoder)
-    if obstacle is not None:
+    if (obstacle := _obstacle(encoder)) is not None:
         raise _refusal(encoder, obstacle)
     error: float | None = None
 

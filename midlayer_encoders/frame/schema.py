@@ -128,8 +128,7 @@ def check_frame(frame: pl.DataFrame) -> pl.DataFrame:
         midlayer_encoders.errors.OptionError: `frame` must have the columns model, revision, layer, depth, kind, \
 dataset, name, value, but lacks revision, depth, kind, dataset, name, value. Did you mean 'values'?
     """
-    missing = [column for column in FRAME_SCHEMA if column not in frame.columns]
-    if missing:
+    if missing := [column for column in FRAME_SCHEMA if column not in frame.columns]:
         unexpected = [column for column in frame.columns if column not in FRAME_SCHEMA]
         hint = next(filter(None, (did_you_mean(column, unexpected) for column in missing)), "")
         raise OptionError(

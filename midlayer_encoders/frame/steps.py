@@ -190,8 +190,7 @@ def settled(frame: pl.DataFrame, *, within: float = 0.1) -> pl.DataFrame:
     rows = []
     for history in histories(frame):
         for layer in history.layers:
-            values = history.of_layer(layer)
-            if values:
+            if values := history.of_layer(layer):
                 final = values[-1][1]
                 far = [place for place, (_, value) in enumerate(values) if abs(value - final) > within * history.span]
                 first_near = far[-1] + 1 if far else 0

@@ -3,14 +3,12 @@
 The interval is that of a paired bootstrap over test items.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TypeAlias
+from typing import Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -94,7 +92,7 @@ class Summary:
     incomplete: tuple[int, ...]
     remarks: tuple[str, ...]
 
-    def only(self, task: str) -> Summary:
+    def only(self, task: str) -> Self:
         """Return the summary of one task."""
         curves = {curve.name: curve for curve in self.tasks}
         curve = curves[check_choice("task", task, curves)]

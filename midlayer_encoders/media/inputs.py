@@ -287,9 +287,8 @@ def medium_of(item: Any, accepted: Sequence[str]) -> Medium:
         ('text', 'image', 'audio')
     """
     if isinstance(item, str | Path):
-        by_suffix: Medium = next(
-            (kind for kind, suffixes in _SUFFIXES.items() if str(item).lower().endswith(suffixes)), "text"
-        )
+        kinds = (kind for kind, suffixes in _SUFFIXES.items() if str(item).lower().endswith(suffixes))
+        by_suffix: Medium = next(kinds, "text")
         if isinstance(item, str) and "text" in accepted:
             return by_suffix if by_suffix in accepted and exists(Path(item)) else "text"
         if "image" in accepted or "audio" in accepted:

@@ -4,13 +4,11 @@ Layer ``0`` is the input of the first block, ``k`` the output of block ``k``, an
 tree find every part; tables list the few families that break a rule.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 from torch import Tensor, nn
 
@@ -48,7 +46,7 @@ class Anatomy:
         """Whether one block serves several layers."""
         return self.num_blocks < self.num_layers
 
-    def below(self, path: str) -> Anatomy:
+    def below(self, path: str) -> Self:
         """Return the anatomy relative to a module that holds the model at ``path``."""
         final = tuple(f"{path}.{name}" for name in self.final)
         embeddings = None if self.embeddings is None else f"{path}.{self.embeddings}"

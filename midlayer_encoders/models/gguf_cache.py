@@ -48,8 +48,7 @@ logger = logging.getLogger(__name__)
 
 def gguf_cache() -> Path | None:
     """Return the folder of converted models, or ``None`` if the cache is off."""
-    value = os.environ.get(GGUF_CACHE)
-    if value is not None:
+    if (value := os.environ.get(GGUF_CACHE)) is not None:
         return files.expand_home(value) if value not in ("", "0") else None
     return files.expand_home(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "midlayer-encoders" / "gguf"
 

@@ -312,8 +312,7 @@ def _empty(config: Any, trust_remote_code: bool = False) -> Any:
     """Return the model of ``config`` on the meta device, without weights."""
     import transformers
 
-    encoder = internals.encoder_part(config)
-    if encoder is not None:
+    if (encoder := internals.encoder_part(config)) is not None:
         try:
             return internals.empty_model(encoder.kind, encoder.config)
         except (TypeError, AttributeError, ValueError) as reason:
@@ -351,12 +350,10 @@ def _empty_part(complete: Any, path: str) -> Any:
 def _check(complete: Any, config: Any, depths: Sequence[tuple[Anatomy, int]], trust_remote_code: bool) -> None:
     """Raise unless the model of the cut ``config`` is the complete model without the dropped blocks."""
     name = type(complete).__name__
+    remote = internals.is_remote(complete)
     depth_text = " and ".join(f"{keep} of its {anatomy.num_layers}" for anatomy, keep in depths) + " blocks"
     try:
-        if internals.is_remote(complete):
-            cut = _empty(config, trust_remote_code)
-        else:
-            cut = internals.empty_model(type(complete), config)
+        cut = _empty(config, trust_remote_code) if remote else internals.empty_model(type(complete), config)
     except MidlayerError:
         raise
     except Exception as reason:  # invalid configs fail in their own ways
@@ -412,8 +409,7 @@ def _difference(complete_block: nn.Module, cut_block: nn.Module) -> str | None:
 def _agree(cut: Any, complete: Any) -> bool:
     """Return whether a setting is the same in a cut model, or a per-block list that was cut to match."""
     if isinstance(cut, list | tuple) and isinstance(complete, list | tuple) and len(complete) > 2:
-        shared = min(len(cut), len(complete))
-        return list(cut[:shared]) == list(complete[:shared])
+        return list(cut[: len(complete)]) == list(complete[: len(cut)])
     return bool(cut == complete)
 
 

@@ -113,13 +113,10 @@ def training(setting: Setting, names: Sequence[str]) -> pl.DataFrame:
 
     if not setting.revisions:
         raise MissingInputError("It needs checkpoints of the first model: pass --revisions step1,step512,…")
-    options = {**setting.options.changed(), "max_length": setting.max_length, "revision": None}
+    options = {**setting.options.changed(), "max_length": setting.max_length, "revision": None, "seed": setting.seed}
     texts = setting.required_texts(4)
     model = setting.required_models()[0]
-    result = progression(
-        model, setting.revisions, texts=texts, metrics=list(names), views=4, seed=setting.seed, **options
-    )
-    return result.frame
+    return progression(model, setting.revisions, texts=texts, metrics=list(names), views=4, **options).frame
 
 
 # --- Figure 13: fine-tuning -----------------------------------------------------------------------------------------

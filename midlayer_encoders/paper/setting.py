@@ -1,27 +1,22 @@
 """Models, texts and options of the paper's experiments."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import polars as pl
 
 from midlayer_encoders._types import Layer, content_digest
 from midlayer_encoders.comparing.checkpoints import files_fingerprint
 from midlayer_encoders.encoder.options import EncoderOptions
+from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import MidlayerError
 from midlayer_encoders.files import read_artifact
 from midlayer_encoders.frame.schema import read_parquet
 from midlayer_encoders.measuring import measure_layers
 from midlayer_encoders.report.results import kept_frame
-
-if TYPE_CHECKING:
-    from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
-
 
 #: The embeddings and every tenth of the depth.
 TENTHS: tuple[Layer, ...] = (0, *(tenth / 10 for tenth in range(1, 11)))

@@ -3,19 +3,18 @@
 Texts are token ids, so that changed prompts have a known number of tokens and share the model's batches.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import polars as pl
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.frame.curves import check_blocks
 from midlayer_encoders.frame.schema import NamedSubject, tidy_frame, tidy_rows
@@ -28,10 +27,6 @@ from midlayer_encoders.reading.causal import looks_ahead
 from midlayer_encoders.reading.locks import turn
 from midlayer_encoders.reading.reader import LayerReader, layer_reader
 from midlayer_encoders.spectra import spectral_entropy
-
-if TYPE_CHECKING:
-    from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
-
 
 #: Replace tokens by one token of the prompt, by several tokens of the prompt, or by any token of the vocabulary.
 REPLACEMENTS = ("repetition", "resampling", "randomness")
@@ -340,9 +335,8 @@ def along_solutions(setting: Setting) -> pl.DataFrame:
 def changed_prompts(setting: Setting) -> pl.DataFrame:
     """Return prompt entropy of repeated, random and growing prompts."""
     texts = setting.required_texts()
-    return setting.for_each_model(
-        partial(extreme_prompts, texts=texts, max_length=setting.max_length, seed=setting.seed)
-    )
+    measure = partial(extreme_prompts, texts=texts, max_length=setting.max_length, seed=setting.seed)
+    return setting.for_each_model(measure)
 
 
 # --- Figure 7: orders -----------------------------------------------------------------------------------------------

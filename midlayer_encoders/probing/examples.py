@@ -88,8 +88,7 @@ def _examples_in_table(table: Table) -> tuple[list[Any], list[str]]:
     inputs = table.cells(column, TEXT)
     if column == "path":
         inputs = [str(table.path.parent / path) for path in inputs]
-    labels = table.cells("label", LABEL)
-    return inputs, [str(label) for label in labels]
+    return inputs, [str(label) for label in table.cells("label", LABEL)]
 
 
 def split_examples(labels: Tensor, *, names: Sequence[str] = (), num_test: int = 0, seed: int = 0) -> Split:

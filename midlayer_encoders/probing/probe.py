@@ -1,18 +1,17 @@
 """Probe every layer of a frozen encoder."""
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from midlayer_encoders import validation
 from midlayer_encoders._types import Layer, Progress
+from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import NotFiniteError, OptionError, short_repr, take_deprecated
 from midlayer_encoders.measuring import agreed
 from midlayer_encoders.probing.classifiers import PROBE_KINDS, AttentiveProbes, LinearProbes, ProbeKind
@@ -23,9 +22,6 @@ from midlayer_encoders.processes.sharing import share_model
 from midlayer_encoders.reading.batches import batches_of
 from midlayer_encoders.reading.reader import layer_reader
 from midlayer_encoders.selection.ridge import class_numbers, label_list
-
-if TYPE_CHECKING:
-    from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 
 _log = logging.getLogger(__name__)
 _FEW_STEPS = 200  # a linear probe that reads a token's own class needs more than 100
@@ -277,8 +273,7 @@ def _labeled_examples(
             raise OptionError(
                 f"`{name}` must have one class for each of {len(rows)} examples, but got {len(row_labels)}."
             )
-    unknown = sorted(set(map(str, test_labels)) - set(map(str, labels)))
-    if unknown:
+    if unknown := sorted(set(map(str, test_labels)) - set(map(str, labels))):
         raise OptionError(f"`test_labels` must be among `labels`, but {unknown[0]!r} is not.")
     return [*inputs, *test_inputs], [*labels, *test_labels]
 
@@ -319,5 +314,4 @@ def probe_tokens(
     else:
         head = LinearProbes(num_layers, width, num_classes, seed=settings.seed)
     best = train_probes(head.to(device), source, labels, split, settings=settings, progress=progress)
-    right = evaluate(head, source, labels, split.test, settings.batch_size)[0].bool()
-    return right, *best
+    return evaluate(head, source, labels, split.test, settings.batch_size)[0].bool(), *best

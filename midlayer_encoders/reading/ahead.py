@@ -3,13 +3,11 @@
 No thread outlives its ``with`` block or generator; work that has not started by then is dropped.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from midlayer_encoders.spectra.eigen import limit_cores
 
@@ -67,7 +65,7 @@ class Behind(Generic[Result]):
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="midlayer-behind")
         self._failed = False
 
-    def __enter__(self) -> Behind[Result]:
+    def __enter__(self) -> Self:
         return self
 
     def hand_on(self, call: Callable[..., Result], *args: Any) -> None:

@@ -8,8 +8,6 @@ states: on an H200 they take half of the time of a Llama's pass. Inside :func:`f
 - Attention does not use cuDNN, which needs about 0.1 s for its plan of each new shape and is no faster afterwards.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -23,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from midlayer_encoders._isolation import with_globals
 from midlayer_encoders.reading import _rotation_triton
 from midlayer_encoders.reading.locks import turn
 from midlayer_encoders.reading.pooling import find_form, norm_eps
@@ -111,10 +110,7 @@ def _with_fused_rotation(forward: _Forward) -> _Forward | None:
     if not callable(rotation) or list(inspect.signature(rotation).parameters)[:4] != ["q", "k", "cos", "sin"]:
         return None
     # Its own globals, so that other users of the modeling file keep theirs.
-    changed = {**forward.__globals__, _ROTATION: _Rotation(rotation)}
-    fused = FunctionType(forward.__code__, changed, forward.__name__, forward.__defaults__)
-    fused.__kwdefaults__ = forward.__kwdefaults__
-    return fused
+    return with_globals(forward, **{_ROTATION: _Rotation(rotation)})  # type: ignore[no-any-return]
 
 
 class _Rotation:

@@ -111,6 +111,10 @@ class LayerReader:
     normalize: bool = False
     readings: JoinedReadings | None = None
 
+    def pooled_masks(self, mask: Tensor, ids: Tensor | None) -> Sequence[Tensor]:
+        """Return the mask of the pooled tokens of each reading, shape ``(B, T)``."""
+        return (self.counting(mask, ids),) if self.readings is None else self.readings.masks(mask)
+
     def flow(self, inputs: Sequence[Any], tokens: TokenReceive | None) -> Flow:
         """Return the state that the batches of a run share."""
         return Flow(self, inputs, tokens)
@@ -311,10 +315,7 @@ class Flow:
             key = states.shape[:2], states.device
             if key not in masks:
                 mask = real_tokens(real, states, model=reader.model)
-                if reader.readings is None:
-                    masks[key] = mask, (reader.counting(mask, inputs.get("input_ids")),)
-                else:
-                    masks[key] = mask, reader.readings.masks(mask)
+                masks[key] = mask, reader.pooled_masks(mask, inputs.get("input_ids"))
             mask, pooled_masks = masks[key]
             if self.tokens is not None:
                 self.tokens(layer, states, mask, positions)

@@ -69,8 +69,7 @@ def vllm_python() -> str:
     Raises:
         OptionError: if there is none; the message says how to install it.
     """
-    python = os.environ.get(PYTHON_VARIABLE)
-    if python is not None:
+    if (python := os.environ.get(PYTHON_VARIABLE)) is not None:
         if shutil.which(python) is None:
             raise OptionError(f"`{PYTHON_VARIABLE}` must be the path of a Python that has vLLM, but got {python!r}.")
         return python
@@ -160,7 +159,7 @@ class _VllmFlow(Flow):
     def _read_texts(self, process: _Process, ids: Tensor, real: Tensor) -> Tensor:
         """Return the vectors of texts at each layer, ``(L, B, D)``; zeros for a text without tokens."""
         reader = self.reader
-        masks = (reader.counting(real, ids),) if reader.readings is None else reader.readings.masks(real)
+        masks = reader.pooled_masks(real, ids)
         sent = real | ~real.any(dim=1, keepdim=True)  # vLLM refuses a text without tokens; its padding is not pooled
         texts = [row[tokens].tolist() for row, tokens in zip(ids, sent, strict=True)]
         pooled = [["".join(map(str, mask[row][sent[row]].int().tolist())) for mask in masks] for row in range(len(ids))]

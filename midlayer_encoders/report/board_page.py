@@ -11,7 +11,7 @@ from midlayer_encoders.report import drawing
 from midlayer_encoders.report.labels import number
 from midlayer_encoders.report.layer_charts import draw_average_levels
 from midlayer_encoders.report.pages import render
-from midlayer_encoders.report.style import LIGHT, STYLES
+from midlayer_encoders.report.style import LIGHT
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,8 +22,8 @@ _MAX_TASKS = 6  # with a column each on paper
 
 def board_html(
     runs: Sequence[Run],
-    *,
     best: Point,
+    *,
     lines: Mapping[str, str],
     budget: Budget | None = None,
     baselines: Baselines | None = None,
@@ -119,17 +119,12 @@ def _draw_runs(axes: Axes, runs: Sequence[Run], cost: Cost) -> None:
         y = [point.score for point in priced]
         if len(set(x)) > 1:
             tips = [point.describe() for point in priced]
-            drawing.draw_points(axes, x, y, label=run.name, style=style % STYLES, tips=tips)
+            drawing.draw_points(axes, x, y, label=run.name, style=style, tips=tips)
     for style, run in enumerate(runs):
         best = run.best
         if cost in best.costs:  # older sweeps timed two layers only
+            x = [best.costs[cost]]
+            y = [best.score]
             drawing.draw_points(
-                axes,
-                [best.costs[cost]],
-                [best.score],
-                "disc",
-                label=run.name,
-                style=style % STYLES,
-                tips=[best.describe()],
-                links=[run.page],
+                axes, x, y, "disc", label=run.name, style=style, tips=[best.describe()], links=[run.page]
             )

@@ -79,8 +79,7 @@ def plot_recipes(recipes: Mapping[str, Summary], baselines: Baselines | None = N
     averages = _averages(recipes)
     winner = best_recipe(recipes)
     for style, (name, curve) in enumerate(averages.items()):
-        x = list(curve.points)
-        y = list(curve.points.values())
+        x, y = zip(*curve.points.items(), strict=True)
         tips = drawing.point_tips(name, x, y, number)
         drawing.draw_points(axes, x, y, label=name, style=style, tips=tips)
     draw_average_levels(axes, recipes[winner], baselines or {})
@@ -180,8 +179,7 @@ def _draw_curve(
         if level is not None and math.isfinite(level):
             level_texts.append(f"{name} {number(level)}")
             drawing.draw_level(axes, level, level_texts[-1], name, style)
-    x = list(curve.points)
-    y = list(curve.points.values())
+    x, y = zip(*curve.points.items(), strict=True)
     drawing.draw_points(axes, x, y, tips=drawing.point_tips(curve.name, x, y, number, costs=costs))
     differ = curve.best_layer != curve.last_layer
     if differ:

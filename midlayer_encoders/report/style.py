@@ -31,9 +31,6 @@ DASHES = ("", "6 3", "2 3", "8 3 2 3")
 #: Dashes of successive levels.
 LEVEL_DASHES = ("5 3", "1.5 2.5", "7 2 1.5 2")
 
-#: Number of distinct styles of curves.
-STYLES = len(SERIES) * len(DASHES)
-
 
 @cache
 def ordered_colors(count: int, *, dark: bool = False) -> tuple[str, ...]:

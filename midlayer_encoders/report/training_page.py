@@ -118,12 +118,6 @@ def plot_steps_curves(frame: pl.DataFrame) -> Figure:
     return drawing.finish(figure)
 
 
-def _mean_changes(frame: pl.DataFrame, history: History) -> dict[int, float]:
-    """Return the mean change of each layer between successive steps, in percent of the metric's range."""
-    mean = layer_changes(_rows_of(frame, history)).group_by("layer").agg(100 * pl.col("relative").mean()).sort("layer")
-    return dict(mean.iter_rows())
-
-
 def _rows_of(frame: pl.DataFrame, history: History) -> pl.DataFrame:
     return frame.filter(name=history.name, dataset=history.dataset)
 
@@ -133,9 +127,10 @@ def _tables(frame: pl.DataFrame, measured: Sequence[History], within: float) -> 
     ends = settled(frame, within=within)
     for history in measured:
         final = dict(zip(history.layers, history.values[-1].tolist(), strict=True))
+        changes = layer_changes(_rows_of(frame, history)).group_by("layer").agg(100 * pl.col("relative").mean())
         captions = {
             f"Metrics by layer at step {history.steps[-1]}": final,
-            "Mean change between successive steps, % of the metric's range": _mean_changes(frame, history),
+            "Mean change between successive steps, % of the metric's range": dict(changes.sort("layer").iter_rows()),
         }
         for caption, values in captions.items():
             tables.setdefault(caption, []).append(metric_column(history.title, values, values.values()))
@@ -160,8 +155,7 @@ def plot_tuning(frame: pl.DataFrame) -> Figure:
     figure, panels = drawing.panel_grid(len(curves))
     for axes, (name, by_time) in zip(panels, curves.items(), strict=True):
         for style, (time, curve) in enumerate(by_time.items()):
-            x = list(curve.points)
-            y = list(curve.points.values())
+            x, y = zip(*curve.points.items(), strict=True)
             tips = drawing.point_tips(f"{name} {time}", x, y, number)
             drawing.draw_points(axes, x, y, label=time, style=style, tips=tips)
         if name in teacher:
@@ -191,8 +185,7 @@ def tuning_words(frame: pl.DataFrame, losses: pl.DataFrame) -> str:
             f"{subject} at layer {last} went from {number(before.points.get(last))} to {number(after.last)} points "
             f"({signed(after.last - before.points.get(last, float('nan')))})."
         )
-        teacher = teacher_scores(frame).get(after.name)
-        if teacher is not None:
+        if (teacher := teacher_scores(frame).get(after.name)) is not None:
             sentences.append(_gap_sentence(before.points.get(last, float("nan")), after.last, teacher))
     held_out = losses["held_out"].drop_nulls().to_list()
     if len(held_out) > 1:

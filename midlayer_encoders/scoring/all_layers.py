@@ -35,9 +35,7 @@ class Scorer(Protocol):
 
 def memory_budget(device: torch.device) -> int:
     """Return how many bytes scoring may use: half of the free memory of a GPU, 1 GiB on a CPU."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0]) // 2
-    return 1 << 30
+    return int(torch.cuda.mem_get_info(device)[0]) // 2 if device.type == "cuda" else 1 << 30
 
 
 def resampled_scores(

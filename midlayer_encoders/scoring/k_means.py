@@ -179,9 +179,8 @@ class _KMeans:
         inertia = squared.gather(2, places).sum(dim=2)
         new = labels.gather(2, places) * points.shape[2] + places
         times = centers.new_zeros(*self.shape, self.clusters * points.shape[2])
-        times.scatter_add_(
-            2, new, torch.ones_like(new, dtype=times.dtype)
-        )  # multiplicity of each point in each cluster
+        # The multiplicity of each point in each cluster.
+        times.scatter_add_(2, new, torch.ones_like(new, dtype=times.dtype))
         times = times.view(*self.shape, self.clusters, -1)
         more = times.sum(dim=3)
         sums = _products(points.mT, times, active)

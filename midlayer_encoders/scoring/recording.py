@@ -4,14 +4,11 @@ So texts, prompts, splits, subsets, training examples and draws come from mteb's
 import this module inside functions. ``tests/scoring/test_recording.py`` tests the private parts of mteb that are used.
 """
 
-from __future__ import annotations
-
 import re
-import types
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -27,14 +24,13 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.utils.multiclass import check_classification_targets
 from torch import Tensor
 
+from midlayer_encoders._isolation import with_globals
 from midlayer_encoders.errors import OptionError
+from midlayer_encoders.scoring.all_layers import Scorer
 from midlayer_encoders.scoring.classification import ClassifierData, Classifiers
 from midlayer_encoders.scoring.clustering import Clusterings, Draws
 from midlayer_encoders.scoring.pairs import LabeledPairs, StsPairs
 from midlayer_encoders.scoring.retrieval import RANKING_SCORES, make_ranking
-
-if TYPE_CHECKING:
-    from midlayer_encoders.scoring.all_layers import Scorer
 
 #: Maps the inputs that mteb passes to an encoder, ``task_metadata`` and ``prompt_type`` to the key of each input.
 Keys: TypeAlias = Callable[..., Sequence[str]]
@@ -178,8 +174,7 @@ class _StsRecorder(_PairsRecorder):
     """Records the gold similarities of pairs."""
 
     def _calculate_scores(self, scores: Any, normalized_scores: list[float]) -> Any:  # noqa: ARG002
-        targets = torch.tensor(normalized_scores, dtype=torch.float64)
-        return self._record(StsPairs, targets)
+        return self._record(StsPairs, torch.tensor(normalized_scores, dtype=torch.float64))
 
 
 class _ClassificationRecorder(abstasks.AbsTaskClassification):
@@ -232,10 +227,9 @@ class _ClusteringRecorder(abstasks.AbsTaskClustering):
             model.scorer = _clusterings(embeddings, labels, **settings)
             return {"v_measure": {"Level 0": [0.0]}, "ami": {"Level 0": [0.0]}}, {}
 
-        evaluate = _with_globals(
-            abstasks.AbsTaskClustering._evaluate_subset, _evaluate_clustering_bootstrapped=record_draws
-        )
-        return evaluate(self, model, *args, **kwargs)
+        evaluate = abstasks.AbsTaskClustering._evaluate_subset
+        recorded = with_globals(evaluate, _evaluate_clustering_bootstrapped=record_draws)
+        return recorded(self, model, *args, **kwargs)
 
 
 def _clusterings(embeddings: Any, labels: Any, **settings: Any) -> Clusterings:
@@ -250,7 +244,7 @@ def _clusterings(embeddings: Any, labels: Any, **settings: Any) -> Clusterings:
         models[-1].labels.append(truth)
         return 0.0
 
-    draw = _with_globals(
+    draw = with_globals(
         abstasks.clustering._evaluate_clustering_bootstrapped,
         MiniBatchKMeans=k_means,
         v_measure_score=record_labels,
@@ -339,16 +333,6 @@ class _SearchRecorder(SearchEncoderWrapper):
             part = corpus.select(range(start, min(start + size, len(corpus))))
             self.documents |= embed(part, PromptType.document)
         raise _EverythingRecorded
-
-
-def _with_globals(function: Any, **names: Any) -> Any:
-    """Return a copy of a function with other values of some globals; its module stays unchanged."""
-    namespace = {**function.__globals__, **names}
-    other = types.FunctionType(
-        function.__code__, namespace, function.__name__, function.__defaults__, function.__closure__
-    )
-    other.__kwdefaults__ = function.__kwdefaults__
-    return other
 
 
 #: For each type of task the mixin that records it, the supported main scores, and methods it must not override.

@@ -44,11 +44,10 @@ def resampled_means(values: Tensor) -> Tensor:
 def resampled_correlations(values: Tensor, targets: Tensor) -> Tensor:
     """Return the correlation of values ``(L, N)`` with targets ``(N,)``, shape ``(L, S)``; NaN if one is constant."""
     x, y = _standardized(values), _standardized(targets[None])
+    products = x, y, x * x, y * y, x * y
     blocks = []
     for counts in resampled_counts(x.shape[1]):
-        mean_x, mean_y, mean_xx, mean_yy, mean_xy = (
-            rows @ counts / len(counts) for rows in (x, y, x * x, y * y, x * y)
-        )
+        mean_x, mean_y, mean_xx, mean_yy, mean_xy = (rows @ counts / len(counts) for rows in products)
         var_x, var_y = mean_xx - mean_x**2, mean_yy - mean_y**2
         defined = (var_x > _CONSTANT) & (var_y > _CONSTANT)
         blocks.append(torch.where(defined, (mean_xy - mean_x * mean_y) / (var_x * var_y).sqrt(), torch.nan))

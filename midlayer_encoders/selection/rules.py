@@ -54,13 +54,7 @@ def choose(curves: Curves, rule: str) -> tuple[int, str]:
         >>> choose(Curves("m", "main", 24, {}, {}, {}), "fixed-depth")
         (19, '0.8 of 24 blocks, the depth with the best record over the reference models')
     """
-    check_rule(rule)
-    return RULES[rule](curves)
-
-
-def check_rule(rule: str, *, argument: str = "rule") -> None:
-    """Raise an :class:`OptionError` if there is no such rule."""
-    check_choice(argument, rule, RULES)
+    return RULES[check_choice("rule", rule, RULES)](curves)
 
 
 def metrics_of(rule: str) -> tuple[str, ...]:
@@ -70,7 +64,7 @@ def metrics_of(rule: str) -> tuple[str, ...]:
         >>> metrics_of("min-dataset-entropy"), metrics_of("last")
         (('dataset_entropy',), ())
     """
-    check_rule(rule)
+    check_choice("rule", rule, RULES)
     if rule.startswith("min-"):
         return (rule.removeprefix("min-").replace("-", "_"),)
     metrics = {"valley-midpoint": ("prompt_entropy",), "half-match": ("half_match",), "auto": ("half_match",)}

@@ -266,13 +266,8 @@ def default_recipe(recipes: Sequence[Recipe], kind: ModelKind) -> Recipe:
         >>> default_recipe(recipes_of("recipes", "all"), "tuned").name
         'plain'
     """
-    order = list(DEFAULTS[kind])
-
-    def rank(recipe: Recipe) -> int:
-        name = recipe.before_vectors().name
-        return order.index(name) if name in order else len(order)
-
-    return min(recipes, key=rank)
+    ranks = {name: rank for rank, name in enumerate(DEFAULTS[kind])}
+    return min(recipes, key=lambda recipe: ranks.get(recipe.before_vectors().name, len(ranks)))
 
 
 def default_depth(recipe: Recipe, kind: ModelKind) -> float:
@@ -473,12 +468,6 @@ class SelectionInputs:
         return max(1, min(3, _LABELS_TIMES_REPEATS // len(self.labeled)))
 
 
-def metric_names(requested: Sequence[str], all_rules: bool) -> list[str]:
-    """Return the metrics to measure: those of a single pass are always included, because they are free."""
-    rule_metrics = [metric for rule in rules.RULES for metric in rules.metrics_of(rule)] if all_rules else []
-    return list(dict.fromkeys([*_ONE_PASS_METRICS, *requested, *rule_metrics]))
-
-
 def measure_metrics(
     source: LayerSource, inputs: SelectionInputs, requested: Sequence[str] = (), *, all_rules: bool = False
 ) -> tuple[pl.DataFrame, str]:
@@ -488,21 +477,15 @@ def measure_metrics(
     if distinct < MIN_TEXTS:
         return tidy_frame(()), f"needs {MIN_TEXTS} different texts or more, but got {distinct or 'none'}"
     texts = inputs.sample
-    names = metric_names(requested, all_rules)
+    # Those of a single pass are always included, because they are free.
+    rule_metrics = [metric for rule in rules.RULES for metric in rules.metrics_of(rule)] if all_rules else []
+    names = list(dict.fromkeys([*_ONE_PASS_METRICS, *requested, *rule_metrics]))
     if medium_of(texts[0], source.media) == "text":
         num_long_texts = sum(count >= LEAST_TOKENS for count in count_tokens(source, texts))
         if num_long_texts < MIN_TEXTS:
             names = [name for name in names if name not in ("half_match", "prompt_entropy")]
-    frame = measure_layers(
-        source,
-        texts,
-        metrics=names,
-        seed=inputs.seed,
-        token_budget=inputs.token_budget,
-        progress=inputs.progress,
-        group=inputs.group,
-    )
-    return frame, ""
+    settings: dict[str, Any] = {name: getattr(inputs, name) for name in ("seed", "token_budget", "progress", "group")}
+    return measure_layers(source, texts, metrics=names, **settings), ""
 
 
 def label_vectors(source: LayerSource, inputs: SelectionInputs, done: Callable[[int], None]) -> Tensor:
@@ -520,9 +503,8 @@ def label_accuracy(vectors: Tensor, inputs: SelectionInputs) -> Tensor:
     NaN if all vectors of a layer are equal but those of others are not, as for a constant last token.
     """
     assert inputs.classes is not None
-    draws = [
-        ridge.ridge_correct(vectors, inputs.classes, seed=inputs.seed + repeat) for repeat in range(inputs.repeats)
-    ]
+    seeds = range(inputs.seed, inputs.seed + inputs.repeats)
+    draws = [ridge.ridge_correct(vectors, inputs.classes, seed=seed) for seed in seeds]
     accuracy = torch.stack(draws).double().mean(dim=0)
     is_constant = all_alike(vectors, list(map(str, inputs.labeled)))
     return torch.where((is_constant & ~is_constant.all())[:, None], torch.nan, accuracy)

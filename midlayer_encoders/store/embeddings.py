@@ -136,12 +136,10 @@ class EmbeddingStore:
                 self._shards = {}
                 self._rows = {}
                 self._num_rows = 0
-            try:
+            with suppress(FileNotFoundError):  # removed since it was listed
                 for name in sorted(names - self._shards.keys()):
                     self._add(name)
                 return
-            except FileNotFoundError:
-                continue  # removed since it was listed
 
     def _add(self, name: str) -> None:
         path = self.folder / name
@@ -225,11 +223,10 @@ class EmbeddingStore:
                     f"`keys` must be stored in {self.folder}, but {len(absent)} of {len(rows)} are not, the first "
                     f"`keys[{absent[0]}]` ({keys[absent[0]]}): embed and write those that `missing(keys)` lists."
                 )
-            try:
+            with suppress(FileNotFoundError):
                 _run_in_threads(read, self._places(rows))
                 return embeddings
-            except FileNotFoundError:
-                self.refresh()
+            self.refresh()
 
     def _verify(self, shard: Shard, layers: Iterable[int]) -> None:
         """Verify the checksums of a shard's layers, once per object and again if the file has changed."""
@@ -319,8 +316,7 @@ def read_label(path: Path) -> dict[str, Any]:
 def _run_in_threads(function: Callable[[Any], object], items: Iterable[Any]) -> None:
     """Call a function with each item, in several threads, and raise the first error after all have finished."""
     with ThreadPoolExecutor(THREADS, thread_name_prefix="midlayer-store") as pool:
-        for future in [pool.submit(function, item) for item in items]:
-            future.result()
+        list(pool.map(function, items))  # raises the first error
 
 
 def _key_bytes(key: str) -> bytes:

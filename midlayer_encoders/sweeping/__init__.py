@@ -1,7 +1,5 @@
 """Score and measure every layer of a model on MTEB tasks from one forward pass over each text."""
 
-from __future__ import annotations
-
 import importlib
 import warnings
 from typing import TYPE_CHECKING

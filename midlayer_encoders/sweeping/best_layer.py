@@ -158,9 +158,8 @@ def sample_words(notes: Notes, scores: Summary, resamples: pl.DataFrame) -> list
     sentence = f"Scored on a sample of {rows:,} of {whole:,} rows ({rows / whole:.0%})"
     read, tokens = (sum(counts[column] * counts[2] * tokens for counts, tokens in parts) for column in (0, 1))
     if tokens > read:
-        sentence += (
-            f"; about {int(float(significant(tokens - read, 2))):,} tokens ({1 - read / tokens:.0%}) were not read"
-        )
+        unread = int(float(significant(tokens - read, 2)))
+        sentence += f"; about {unread:,} tokens ({1 - read / tokens:.0%}) were not read"
     if scores.average is None:
         return [f"{sentence}."]
     best = scores.average.best_layer

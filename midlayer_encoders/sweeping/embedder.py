@@ -1,6 +1,5 @@
 """Embed every layer of inputs into a store, and transform stored vectors as a recipe does."""
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -48,9 +47,7 @@ def item_key(item: Any, prompt: str = "") -> str:
         waveform = read_audio(item)
         head = f"{waveform['sampling_rate']} "
         content = waveform["array"].tobytes()
-    digest = hashlib.blake2b(head.encode(), digest_size=16)
-    digest.update(content)
-    return digest.hexdigest()
+    return content_digest(head.encode() + content, 16)
 
 
 @dataclass(frozen=True)
@@ -156,13 +153,9 @@ def open_store(
     """Open the store of an encoder's vectors."""
     description = spec.to_dict()
     del description["layer"], description["similarity"]
+    dim = num_dims(encoder, spec.norm)
     return EmbeddingStore(
-        root,
-        key=store_key(spec, dtype),
-        layers=layers,
-        dim=num_dims(encoder, spec.norm),
-        dtype=dtype,
-        description=description,
+        root, key=store_key(spec, dtype), layers=layers, dim=dim, dtype=dtype, description=description
     )
 
 

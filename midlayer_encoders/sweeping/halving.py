@@ -1,11 +1,9 @@
 """Sweep growing samples within a time budget, without the layers that are clearly worse: successive halving."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 from midlayer_encoders._types import Layer
 from midlayer_encoders.errors import OptionError
@@ -37,18 +35,16 @@ class Verdict:
     is_clear: bool
 
     @classmethod
-    def of(cls, result: SweepResult) -> Verdict:
+    def of(cls, result: SweepResult) -> Self:
         """Return the verdict of a round."""
         average = None if result.scores.is_empty() else result.summary().average
         if average is None:
             return cls((), (), False)
-        best, last = average.best_layer, average.last_layer
-        gains = {layer: result.gain(layer, over=best) for layer in average.points if layer != best}
+        best, last, points = average.best_layer, average.last_layer, average.points
+        gains = {layer: result.gain(layer, over=best) for layer in points if layer != best}
         worse = {layer: gain for layer, gain in gains.items() if gain.high < 0}
-        dropped = [
-            (layer, average.points[layer], gain.low, gain.high) for layer, gain in worse.items() if layer != last
-        ]
-        kept = tuple(layer for layer in average.points if layer == last or layer not in worse)
+        dropped = [(layer, points[layer], gain.low, gain.high) for layer, gain in worse.items() if layer != last]
+        kept = tuple(layer for layer in points if layer == last or layer not in worse)
         return cls(kept, tuple(dropped), len(worse) == len(gains))
 
 

@@ -250,8 +250,7 @@ def sweep(
         return _sweep_within(budget, request, encoder, sources, group)
     if (requested := request.recipes(recipes)) is None:
         return SingleSweep(request, encoder, sources, group).run()
-    candidates = fitting_recipes(encoder, requested)
-    return _sweep_recipes(request, encoder, sources, group, candidates)
+    return _sweep_recipes(request, encoder, sources, group, fitting_recipes(encoder, requested))
 
 
 def _sweep_within(

@@ -1,13 +1,11 @@
 """Build the notes of a sweep: how it was measured, what each layer costs, and baselines."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 from unittest import mock
 
 import torch
@@ -49,7 +47,7 @@ class ScoringResult:
     baselines: Mapping[str, Mapping[str, float]]
     tokens: Mapping[str, float] = field(default_factory=dict)
 
-    def of(self, compression: Compression) -> ScoringResult:
+    def of(self, compression: Compression) -> Self:
         """Return the scores of vectors with a compression."""
         scores, confirmed = (
             [score for score in scores if score.compression == compression] for scores in (self.scores, self.confirmed)

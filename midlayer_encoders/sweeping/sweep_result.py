@@ -183,6 +183,7 @@ class SweepResult(Result):
         baselines_from = whole.notes if whole is not None else notes  # they are scored once
         recipe = {"recipe": whole.recipe} if whole is not None else {}
         can_export = _average(self) is not None
+        failed = [f"{task} failed: {error}" for task, error in failures.items()]
         return report_html(
             _with_labels(self.frame, self._labels),
             title=notes.title,
@@ -190,11 +191,7 @@ class SweepResult(Result):
             parameters=notes.parameters or None,
             seconds={layer: time / 1e3 for layer, time in notes.milliseconds.items()} or None,
             export=export_lines(notes, self.best()) if can_export else None,
-            notes=[
-                *self.sample_words(),
-                *notes.remarks,
-                *(f"{task} failed: {error}" for task, error in failures.items()),
-            ],
+            notes=[*self.sample_words(), *notes.remarks, *failed],
             baselines=_labeled_baselines(baselines_from, self._labels),
             recipes=whole._labeled_summaries() if whole else None,
             gain=None if self.summary().average is None else self.gain(),

@@ -106,12 +106,10 @@ def _read_beir(files: Mapping[str, Path]) -> TaskData:
     """Return the task in a folder with BEIR's layout."""
     tables = _beir_tables(files)
     _check_corpus(tables, files["corpus"])
-    note = ""
-    if finds_itself := _finds_itself(tables):
-        note = "Queries are documents of the corpus themselves, under the same id: that one does not count as found."
-    return TaskData(
-        type="Retrieval", splits=tables, note=note, settings={"ignore_identical_ids": 1} if finds_itself else {}
-    )
+    if not _finds_itself(tables):
+        return TaskData(type="Retrieval", splits=tables)
+    note = "Queries are documents of the corpus themselves, under the same id: that one does not count as found."
+    return TaskData(type="Retrieval", splits=tables, note=note, settings={"ignore_identical_ids": 1})
 
 
 def _read_rows(readers: Mapping[str, Callable[[], Table]], path: Path) -> TaskData:
@@ -314,9 +312,8 @@ def _type(table: Table) -> TaskType:
 def _cure(table: Table) -> str:
     """Return which columns to name if they look like texts and labels, and otherwise which columns tasks have."""
     rows = table.rows[:_GUESSED_ROWS]
-    if (
-        value := next((name for name in table.columns if any(row.get(name) == name for row in rows)), None)
-    ) is not None:
+    value = next((name for name in table.columns if any(row.get(name) == name for row in rows)), None)
+    if value is not None:
         return (
             f"{value!r} is also a value of its column: if the first line is a row, insert a line above it with names "
             "such as text and label."

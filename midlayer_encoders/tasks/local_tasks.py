@@ -14,11 +14,6 @@ from midlayer_encoders.tasks.mteb_internals import ListedLabels
 from midlayer_encoders.tasks.task_data import TaskData, TaskType
 
 
-def local_task(data: TaskData) -> abstasks.AbsTask:
-    """Return a new mteb task over ``data``."""
-    return _TASK_CLASSES[data.type](data)
-
-
 class _LocalTask(abstasks.AbsTask):
     """A task whose rows are in memory; ``load_data`` downloads nothing."""
 
@@ -115,7 +110,7 @@ def _candidates(rows: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
     }
 
 
-_TASK_CLASSES: dict[TaskType, type[_LocalTask]] = {
+TASK_CLASSES: dict[TaskType, type[_LocalTask]] = {
     "Classification": _Classification,
     "Clustering": _Clustering,
     "PairClassification": _PairClassification,

@@ -158,10 +158,8 @@ def sampled_task(task: AbsTask, name: str, limit: int, rows: _Rows) -> AbsTask:
     sampled.row_limit, sampled._sampled_rows = limit, rows
     if isinstance(task, abstasks.AbsTaskClustering):  # the sample replaces mteb's draw, by default 4 % of the rows
         sampled._most_documents, task.max_document_to_embed = task.max_document_to_embed, None
-        sampled._share_of_documents, task.max_fraction_of_documents_to_embed = (
-            task.max_fraction_of_documents_to_embed,
-            None,
-        )
+        sampled._share_of_documents = task.max_fraction_of_documents_to_embed
+        task.max_fraction_of_documents_to_embed = None
     if task.data_loaded:
         sampled.keep_sample()
     return task

@@ -5,6 +5,7 @@ every smaller one.
 """
 
 import re
+from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
@@ -79,10 +80,8 @@ def score_bins(scores: Sequence[float]) -> list[str]:
         >>> score_bins([0.0, 0.0, 1.5, 2.5, 5.0])
         ['0', '0', '4', '6', '8']
     """
-    first: dict[float, int] = {}
-    for place, score in enumerate(sorted(scores)):
-        first.setdefault(score, place)
-    return [str(_BINS * first[score] // len(scores)) for score in scores]
+    ordered = sorted(scores)
+    return [str(_BINS * bisect_left(ordered, score) // len(scores)) for score in scores]
 
 
 def sampled_ids(ids: Iterable[str], count: int) -> set[str]:

@@ -85,9 +85,9 @@ class LocalSource:
         if data.name != self.name:
             raise TaskFileError(f"{self.origin} must not change while it is used, but its rows changed. Start again.")
         with isolated_random():  # importing mteb seeds the global generators
-            from midlayer_encoders.tasks.local_tasks import local_task
+            from midlayer_encoders.tasks.local_tasks import TASK_CLASSES
 
-            return local_task(data)
+            return TASK_CLASSES[data.type](data)
 
 
 @dataclass(frozen=True)
@@ -359,9 +359,8 @@ def _stamps(path: Path) -> tuple[tuple[str, int, int, int], ...]:
 
 def _is_path(name: str) -> bool:
     """Return True if a name looks like a path: it has a separator, a known suffix, or a leading dot or tilde."""
-    separators = {os.sep, os.altsep or os.sep}
     is_named_so = name.startswith(("~", ".")) or name.endswith((*SUFFIXES, ".txt"))
-    return is_named_so or any(separator in name for separator in separators)
+    return is_named_so or os.sep in name or (os.altsep or os.sep) in name
 
 
 def _mteb_sources(name: str, columns: Columns) -> Sequence[TaskSource]:

@@ -1,7 +1,5 @@
 """Rows of JSONL, CSV, TSV, parquet and text files with their line numbers."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json
@@ -11,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Self, TypeAlias
 
 from midlayer_encoders.errors import MidlayerError, did_you_mean, short_repr
 from midlayer_encoders.files import check_regular_file, read_json_lines, read_lines, read_text_file
@@ -85,7 +83,7 @@ class Table:
         """All columns, including those that only some rows have."""
         return list(dict.fromkeys(name for row in self.rows for name in row))
 
-    def renamed(self, columns: Columns) -> Table:
+    def renamed(self, columns: Columns) -> Self:
         """Return the table with the names of its columns as tasks know them."""
         names = dict(zip(self.columns, columns.renamed(self.columns, self.path), strict=True))
         if all(old == new for old, new in names.items()):

@@ -1,23 +1,18 @@
 """Losses of training: on pairs, on the vectors of a teacher, and on masked tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from sentence_transformers.sentence_transformer import losses
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, linear, mse_loss, normalize
 
+from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.tuning.settings import Match, TuneSettings
 from midlayer_encoders.tuning.training_rows import RowKind
 from midlayer_encoders.validation import check_count, check_list
-
-if TYPE_CHECKING:
-    from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
-
 
 _SCALE = 20.0  # of a cosine, as in sentence-transformers' ranking loss
 
@@ -35,9 +30,8 @@ class LabelRankingLoss(nn.Module):
 
     def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor) -> Tensor:
         """Return the mean cross-entropy of a batch."""
-        anchors, positives = (
-            normalize(self.model(features)["sentence_embedding"], dim=-1) for features in sentence_features
-        )
+        vectors = (self.model(features)["sentence_embedding"] for features in sentence_features)
+        anchors, positives = (normalize(rows, dim=-1) for rows in vectors)
         diagonal = torch.eye(len(labels), dtype=torch.bool, device=labels.device)
         same_label = (labels[:, None] == labels[None]) & ~diagonal
         scores = (_SCALE * anchors @ positives.T).masked_fill(same_label, -torch.inf)

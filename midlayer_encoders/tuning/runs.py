@@ -147,21 +147,10 @@ class Run:
         report = None if progress is None else lambda stage, *done: progress(f"{when}: {stage}", *done)
         # One worker: mteb confirms little here, and starting processes would take longer.
         settings = SweepSettings(workers=1)
-        result = sweep(
-            encoder,
-            self.tasks,
-            layers=layers,
-            out=self.folder / when,
-            baselines=False,
-            progress=report,
-            settings=settings,
-        )
+        out = self.folder / when
+        result = sweep(encoder, self.tasks, layers=layers, out=out, baselines=False, progress=report, settings=settings)
         labels = task_labels(result.frame["dataset"].unique().to_list())
-        self.frames.append(
-            result.frame.filter(pl.col("kind") == "score").with_columns(
-                pl.lit(when).alias("revision"), pl.col("dataset").replace(labels)
-            )
-        )
+        self.frames.append(result.scores.with_columns(pl.col("dataset").replace(labels), revision=pl.lit(when)))
         self.notes.extend(f"{task} failed {when}: {error}" for task, error in result.failures.items())
 
     def train(self, make_loss: Callable[[LayerEncoder], nn.Module], how: Mapping[str, str], made: type[T]) -> T:

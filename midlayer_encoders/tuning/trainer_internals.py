@@ -1,10 +1,8 @@
 """Private APIs of trainers and of PEFT that tuning relies on; see ``tests/tuning/test_trainer_internals.py``."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import safetensors.torch
 from sentence_transformers import SentenceTransformerTrainer
@@ -12,11 +10,9 @@ from torch import nn
 from transformers import TrainerCallback, TrainerState
 from transformers.trainer_utils import rotate_checkpoints
 
+from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import MidlayerError, OptionError
 from midlayer_encoders.files import atomic_write, explain_full_disk, file_checksums, sealed, write_file
-
-if TYPE_CHECKING:
-    from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 
 WEIGHTS = "trained.safetensors"
 _NUM_CHECKPOINTS = 2  # on disk; the last one and the best one stay

@@ -1,13 +1,11 @@
 """Train an encoder with sentence-transformers' trainer: early stopping and resumable checkpoints."""
 
-from __future__ import annotations
-
 import math
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest import mock
 
 import polars as pl
@@ -18,6 +16,7 @@ from transformers import EarlyStoppingCallback, PrinterCallback, TrainerCallback
 
 from midlayer_encoders._types import MIN_MEASURED_TOKENS, POOLINGS, Stage
 from midlayer_encoders.callbacks import LayerMetricsTrainerCallback
+from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import MidlayerError, NotFiniteError, OptionError
 from midlayer_encoders.files import file_checksums, make_folder, read_artifact, read_sealed, sealed, write_file
 from midlayer_encoders.frame.schema import tidy_frame
@@ -26,9 +25,6 @@ from midlayer_encoders.reading.batches import count_tokens
 from midlayer_encoders.tuning import trainer_internals
 from midlayer_encoders.tuning.settings import TrainingSettings, TuneSettings
 from midlayer_encoders.tuning.training_rows import TrainingRows
-
-if TYPE_CHECKING:
-    from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 
 _CALLBACK_TEXTS = 64  # texts that the callback measures
 _CALLBACK_CANDIDATES = 4096  # texts among which it takes the first that are long enough
@@ -204,9 +200,8 @@ def _make_callback(
     if encoder.layer == 0:  # it has no block to read
         return None
     texts = texts[:_CALLBACK_CANDIDATES]
-    long_texts = [
-        text for text, count in zip(texts, count_tokens(encoder, texts), strict=True) if count >= MIN_MEASURED_TOKENS
-    ]
+    counts = count_tokens(encoder, texts)
+    long_texts = [text for text, count in zip(texts, counts, strict=True) if count >= MIN_MEASURED_TOKENS]
     if len(long_texts) < 2:
         return None
     metrics = ["prompt_entropy", "dataset_entropy", "effective_rank", "curvature", "alignment"]

@@ -1,15 +1,13 @@
 """Read the rows that an encoder is trained on: pairs, scored pairs or labeled texts by their columns, or texts."""
 
-from __future__ import annotations
-
 import json
 import random
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Self, TypeAlias
 
 from midlayer_encoders._types import content_digest
 from midlayer_encoders.errors import OptionError, short_repr
@@ -55,13 +53,13 @@ class TrainingRows:
         """The distinct texts, in order."""
         return list(dict.fromkeys(cell for row in self.rows for cell in row.values() if isinstance(cell, str)))
 
-    def split(self, share: float, seed: int) -> tuple[TrainingRows, TrainingRows | None]:
+    def split(self, share: float, seed: int) -> tuple[Self, Self | None]:
         """Return the rows to train on and a random held-out share, ``None`` if the share is 0."""
         rows = list(self.rows)
         random.Random(seed).shuffle(rows)
         count = max(round(share * len(rows)), _MIN_ROWS) if share else 0
-        train = TrainingRows(self.kind, tuple(rows[count:]), self.name)
-        held_out = TrainingRows(self.kind, tuple(rows[:count]), self.name) if count else None
+        train = replace(self, rows=tuple(rows[count:]))
+        held_out = replace(self, rows=tuple(rows[:count])) if count else None
         if any(part and len(part.loss_rows(seed)) < _MIN_ROWS for part in (train, held_out)):
             reason = " and too few of each label" if self.kind == "labels" else ""
             noun = "texts" if self.kind == "texts" else "pairs"

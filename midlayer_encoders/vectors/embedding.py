@@ -281,9 +281,7 @@ def _write_parquet(
     schema = pa.schema(fields, metadata={"midlayer": json.dumps(metadata)})
     with atomic_write(out) as temporary, parquet.ParquetWriter(temporary, schema, use_dictionary=False) as writer:
         for start, vectors in blocks:
-            columns: list[Any] = [pa.array(names[start : start + len(vectors[0])], pa.string())]
-            for rows in vectors:
-                columns.append(vector_column(rows))
+            columns = [pa.array(names[start : start + len(vectors[0])], pa.string()), *map(vector_column, vectors)]
             writer.write_table(pa.Table.from_arrays(columns, schema=schema))
 
 

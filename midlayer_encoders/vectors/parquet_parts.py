@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import lru_cache
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -112,9 +113,7 @@ def _read_rows(part: Part) -> pa.Table:
 
     with parquet.ParquetFile(part.file) as reader:
         sizes = [reader.metadata.row_group(group).num_rows for group in range(reader.num_row_groups)]
-    ends: list[int] = []
-    for size in sizes:
-        ends.append(size + (ends[-1] if ends else 0))
+    ends = list(accumulate(sizes))
     first = next(group for group, end in enumerate(ends) if end > part.start)
     last = next(group for group, end in enumerate(ends) if end >= part.start + part.count)
     return _row_groups(part.file, first, last, part.stamp).slice(part.start - ends[first] + sizes[first], part.count)

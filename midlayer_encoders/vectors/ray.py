@@ -95,9 +95,8 @@ class LayerEmbedder:
         check_columns(names, self.text_column, self.columns, "the batch")
         column = batch[self.text_column]
         cells = column.to_pylist() if hasattr(column, "to_pylist") else list(column)
-        texts = check_texts(
-            self.text_column, [str(cell) if isinstance(cell, str) else cell for cell in cells], minimum=0
-        )
+        cells = [str(cell) if isinstance(cell, str) else cell for cell in cells]  # strings of NumPy
+        texts = check_texts(self.text_column, cells, minimum=0)
         vectors = self.encoder.encode_layers(texts, self.layers, prompt=self.prompt, token_budget=self.token_budget)
         columns = dict(zip(self.columns, vectors, strict=True))
         if hasattr(batch, "append_column"):  # pyarrow

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from midlayer_encoders._types import MAX_PIXELS
+from midlayer_encoders._types import MAX_PIXELS, content_digest
 from midlayer_encoders.media import Waveform, read_audio, read_image
 from midlayer_encoders.validation import check_choice, check_count
 
@@ -133,6 +132,4 @@ def audio_view(waveform: Waveform, *, seed: int = 0, view: int = 0) -> Waveform:
 
 
 def _generator(seed: int, view: int, shape: object, content: bytes) -> np.random.Generator:
-    digest = hashlib.blake2b(f"{seed} {view} {shape} ".encode(), digest_size=16)
-    digest.update(content)
-    return np.random.default_rng(int.from_bytes(digest.digest(), "big"))
+    return np.random.default_rng(int(content_digest(f"{seed} {view} {shape} ".encode() + content, 16), 16))

@@ -67,9 +67,8 @@ def augment(texts: Sequence[str], *, views: int = 2, seed: int = 0, max_words: i
     for text in texts:
         numbers.append(counts[text])
         counts[text] += 1
-    return [
-        [augmented(text, number, view) for text, number in zip(texts, numbers, strict=True)] for view in range(views)
-    ]
+    numbered = list(zip(texts, numbers, strict=True))
+    return [[augmented(text, number, view) for text, number in numbered] for view in range(views)]
 
 
 def drop_words(texts: Sequence[str], *, seed: int = 0) -> list[str]:

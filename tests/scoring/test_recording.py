@@ -12,7 +12,8 @@ from mteb.abstasks.clustering import _evaluate_clustering_bootstrapped
 from sklearn.linear_model import LogisticRegression
 from sklearn.neighbors import KNeighborsClassifier
 
-from midlayer_encoders.scoring.recording import _KMeansRecorder, _with_globals, scores_together
+from midlayer_encoders._isolation import with_globals
+from midlayer_encoders.scoring.recording import _KMeansRecorder, scores_together
 from midlayer_encoders.tasks import builtin_tasks
 from midlayer_encoders.tasks.mteb_internals import with_lists
 from tests.others_warnings import MTEB
@@ -97,6 +98,6 @@ def test_replaced_private_functions_of_mteb_still_exist() -> None:
 
 
 def test_function_with_other_names_leaves_its_module_unchanged() -> None:
-    other_item = _with_globals(_evaluate_clustering_bootstrapped, MiniBatchKMeans=None)
+    other_item = with_globals(_evaluate_clustering_bootstrapped, MiniBatchKMeans=None)
     assert other_item.__globals__["MiniBatchKMeans"] is None
     assert _evaluate_clustering_bootstrapped.__globals__["MiniBatchKMeans"] is not None
