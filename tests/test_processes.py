@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import multiprocessing
 import os
 import pickle
@@ -10,11 +11,14 @@ import select as selectors
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import BrokenExecutor
+from concurrent.futures import BrokenExecutor, Future
 from contextlib import nullcontext
 from pathlib import Path
+from threading import Timer
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -559,6 +563,14 @@ def test_pool_returns_results_and_raises_errors_of_its_processes(pool: ProcessPo
     with pytest.raises(ZeroDivisionError):
         pool.submit(divmod, 1, 0).result()
     assert pool.submit(os.getenv, "OMP_NUM_THREADS").result() == "1"
+    with pytest.raises(SystemExit):
+        pool.submit(sys.exit, 3).result()
+    with pytest.raises(TypeError, match="cannot pickle"):
+        pool.submit(threading.Lock).result()
+    if (child := os.fork()) == 0:
+        atexit._run_exitfuncs()  # as a fork that exits
+        os._exit(0)
+    os.waitpid(child, 0)
     busy = [pool.submit(time.sleep, 0.2) for _ in range(2)]
     assert len({pool.submit(os.getpid).result() for _ in range(8)} | {os.getpid()}) >= 2
     assert [future.result() for future in busy] == [None, None]
@@ -595,13 +607,55 @@ def test_process_does_not_wait_for_the_imports_of_its_pool(tmp_path: Path) -> No
     assert (done.returncode, done.stdout) == (0, "imported\n")  # its output ends with the last process
 
 
-def test_workers_of_sweeps_are_kept_until_they_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_importing_process_ends_with_its_parent(tmp_path: Path) -> None:
+    (tmp_path / "endless.py").write_text("import time; print('imported', flush=True); time.sleep(600)")
+    script = "from midlayer_encoders.processes.pool import ProcessPool; ProcessPool('endless', 2); input()"
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), str(tmp_path)])}
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", script], env=env, **pipes) as parent:
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == b"imported\n"
+        parent.kill()
+        killed = time.monotonic()
+        assert parent.stdout.read() == b""
+        assert time.monotonic() - killed < 5
+
+
+def test_workers_of_sweeps_are_kept_until_they_have_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mteb_jobs, "__name__", "math")  # processes that import nothing else
     pool = Workers(2, 2)._pool()
     assert Workers(2, 5)._pool() is pool
-    other = Workers(3, 5)._pool()
-    assert other is not pool
+    others = [Workers(3, 5)._pool()]
+    with monkeypatch.context() as patch:
+        patch.syspath_prepend(str(tmp_path))  # modules that only a new process finds
+        others.append(Workers(2, 2)._pool())
+        patch.chdir(tmp_path)
+        others.append(Workers(2, 2)._pool())
+    assert len({pool, *others}) == 4
+    assert Workers(2, 2)._pool() is pool
     pool.kill()
     assert Workers(2, 2)._pool() is not pool
     Workers.kill()
-    assert not other.wake()
+    assert not any(other.wake() for other in others)
+
+
+def test_interrupt_ends_the_wait_for_workers() -> None:
+    """polars is imported, whose handler of signals makes a wait without a limit continue."""
+    process = multiprocessing.get_context("fork").Process(target=raises_interrupt)
+    process.start()
+    process.join(30)
+    assert process.exitcode == 0
+
+
+def raises_interrupt() -> None:
+    Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        list(mteb_jobs.finished_scores([Future()]))
+
+
+def test_task_that_cannot_be_sent_to_workers_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mteb_jobs, "__name__", "math")
+    job = SimpleNamespace(task=SimpleNamespace(name="own"), lock=threading.Lock())
+    with pytest.raises(MidlayerError, match=r"own cannot be sent to other processes .*: sweep with one of `workers`"):
+        Workers(2, 2).begin([job])  # type: ignore[list-item]
+    Workers.kill()

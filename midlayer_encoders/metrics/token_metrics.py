@@ -228,6 +228,7 @@ def _grams(states: Tensor, mask: Tensor, *, center: bool, unit: bool, double: bo
 
     Low powers of small eigenvalues need ``double``, products in float64 on every device.
     """
+    mask = mask.expand(states.shape[:-1])
     gram, sizes = base.token_gram(states, mask, center=center, unit=unit, double=double)
     if sizes is not None:
         return gram, sizes, sizes

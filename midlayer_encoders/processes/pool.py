@@ -41,6 +41,7 @@ class ProcessPool:
     def __init__(self, module: str, count: int) -> None:
         self._last_use = time.monotonic()
         self._count = count
+        self._owner = os.getpid()
         self._lock = threading.Lock()
         self._threads = ThreadPoolExecutor(count, "midlayer worker")  # each waits for the result of one process
         self._idle: queue.SimpleQueue[Connection] = queue.SimpleQueue()
@@ -52,9 +53,11 @@ class ProcessPool:
         environment = os.environ | dict.fromkeys(_THREAD_VARIABLES, "1") | {"PYTHONPATH": path}
         # A process that has imported Apple's frameworks cannot fork.
         groups = [descriptors] if sys.platform == "linux" else [[each] for each in descriptors]
+        call = "from {} import serve; serve({!r}, {}, {})"
         self._starters = [
             subprocess.Popen(
-                [sys.executable, "-c", f"from {__name__} import serve; serve({module!r}, {group}, {os.getpid()})"],
+                # -P: without the current folder, whose files may have the names of modules.
+                [sys.executable, "-P", "-c", call.format(__name__, module, group, self._owner)],
                 env=environment,
                 pass_fds=group,
                 stdin=subprocess.DEVNULL,
@@ -78,8 +81,8 @@ class ProcessPool:
         return self._threads.submit(self._call, cloudpickle.dumps((function, args)))
 
     def kill(self) -> None:
-        """End the processes now."""
-        for starter in self._starters:
+        """End the processes now, unless this is a fork of the process that started them."""
+        for starter in self._starters if os.getpid() == self._owner else ():
             with suppress(ProcessLookupError):
                 os.killpg(starter.pid, 9)
             starter.wait()
@@ -110,6 +113,7 @@ class ProcessPool:
 
 def serve(module: str, descriptors: Sequence[int], parent: int) -> None:
     """Import the module and answer the calls of each connection in a fork, until ``parent`` ends."""
+    end_with_parent(parent)
     importlib.import_module(module)
     gc.freeze()  # a collection would copy what the processes share
     starter = os.getpid()
@@ -118,12 +122,12 @@ def serve(module: str, descriptors: Sequence[int], parent: int) -> None:
         if is_alone or os.fork() == 0:
             for other in set(descriptors) - {descriptor}:
                 os.close(other)  # or nobody would notice the end of the other process
-            end_with_parent(parent if is_alone else starter)
+            if not is_alone:
+                end_with_parent(starter)
             _answer(Connection(descriptor))
             os._exit(0)
     for descriptor in descriptors:
         os.close(descriptor)
-    end_with_parent(parent)
     os.wait()  # the pool ends with the first of its processes
 
 
@@ -131,10 +135,9 @@ def _answer(connection: Connection) -> None:
     with suppress(EOFError):
         while True:
             call = connection.recv_bytes()
-            value = reason = None
             try:
                 function, args = cloudpickle.loads(call)
-                value = function(*args)
-            except Exception as error:
-                reason = error
-            connection.send_bytes(cloudpickle.dumps((value, reason)))
+                outcome = cloudpickle.dumps((function(*args), None))
+            except BaseException as error:
+                outcome = cloudpickle.dumps((None, error))
+            connection.send_bytes(outcome)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import BrokenExecutor, Future, as_completed
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -47,6 +48,7 @@ from midlayer_encoders.tasks.mteb_internals import prompt_name
 from midlayer_encoders.tasks.samples import whole_name
 from midlayer_encoders.tasks.sources import MtebSource, SampledSource, TaskSource, task_sources
 
+_POLL_SECONDS = 0.2
 _CHECKSUM = ".checksum"  # suffix of the file with the checksum of mteb's result
 
 # Names under which sentence-transformers looks for the prompt of a query or a document.
@@ -337,7 +339,7 @@ class Workers:
         max_jobs: maximum number of jobs at a time.
     """
 
-    _pools: ClassVar[dict[tuple[int, int], ProcessPool]] = {}  # which the next sweep uses, too
+    _pools: ClassVar[dict[tuple[Any, ...], ProcessPool]] = {}  # which the next sweep uses, too
 
     def __init__(self, cores: int, max_jobs: int) -> None:
         self.count = max(min(cores, max_jobs), 1) if sys.platform != "win32" else 1
@@ -348,9 +350,14 @@ class Workers:
             self._pool()
 
     def begin(self, jobs: Sequence[Job]) -> list[Future[Score]]:
-        """Start jobs in the background; :func:`wait_for_score` returns the score of one."""
+        """Start jobs in the background; :func:`finished_scores` yields their scores."""
         pool = self._pool()
-        return [pool.submit(_run_in_worker, job) for job in jobs]
+        try:
+            return [pool.submit(_run_in_worker, job) for job in jobs]
+        except (TypeError, pickle.PicklingError) as error:
+            raise MidlayerError(
+                f"{jobs[0].task.name} cannot be sent to other processes ({error}): sweep with one of `workers`."
+            ) from error
 
     def run(self, jobs: Sequence[Job]) -> Iterator[Score]:
         """Yield the scores of jobs as they finish; those that mteb has saved are read in this process."""
@@ -362,13 +369,14 @@ class Workers:
         else:
             futures = self.begin(jobs)
             try:
-                yield from map(wait_for_score, as_completed(futures))
+                yield from finished_scores(futures)
             finally:
                 for future in futures:
                     future.cancel()
 
     def _pool(self) -> ProcessPool:
-        key = os.getpid(), self.count  # a forked process cannot use its parent's
+        # A fork cannot use its parent's processes; these keep the current folder and the path of their start.
+        key = os.getpid(), self.count, Path.cwd(), tuple(sys.path)
         pool = self._pools.get(key)
         if pool is None or not pool.wake():
             pool = self._pools[key] = ProcessPool(__name__, self.count)
@@ -382,15 +390,20 @@ class Workers:
                 pool.kill()
 
 
-def wait_for_score(future: Future[Score]) -> Score:
-    """Return the score of a job in a worker."""
-    try:
-        return future.result()
-    except BrokenExecutor as error:
-        raise MidlayerError(
-            "A worker process was killed while it scored layers, perhaps because memory ran out. Finished scores are "
-            "saved: run again, with fewer `workers` if memory is short."
-        ) from error
+def finished_scores(futures: Sequence[Future[Score]]) -> Iterator[Score]:
+    """Yield the scores of jobs in workers as they finish."""
+    pending = set(futures)
+    while pending:
+        # Short waits, because polars makes long ones deaf to Ctrl-C.
+        done, pending = wait(pending, timeout=_POLL_SECONDS, return_when=FIRST_COMPLETED)
+        try:
+            scores = [future.result() for future in done]
+        except BrokenExecutor as error:
+            raise MidlayerError(
+                "A worker process was killed or could not start, perhaps because memory ran out; if it printed an "
+                "error, that is above. Finished scores are saved: run again, with fewer `workers` if memory is short."
+            ) from error
+        yield from scores
 
 
 def _run_in_worker(job: Job) -> Score:

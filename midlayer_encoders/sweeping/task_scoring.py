@@ -27,7 +27,7 @@ from midlayer_encoders.scoring.recording import Recorded, record, scores_togethe
 from midlayer_encoders.sweeping.baselines import Baseline
 from midlayer_encoders.sweeping.compression import CompressedRows, Compression
 from midlayer_encoders.sweeping.embedder import Embedder
-from midlayer_encoders.sweeping.mteb_jobs import Job, Score, Workers, quiet_mteb, run_job, wait_for_score, with_data
+from midlayer_encoders.sweeping.mteb_jobs import Job, Score, Workers, finished_scores, quiet_mteb, run_job, with_data
 from midlayer_encoders.sweeping.notes import TOGETHER, ScoringResult
 from midlayer_encoders.tasks.baselines import task_texts
 
@@ -284,7 +284,7 @@ class TaskScorer:
 
         def run() -> list[Score]:
             scores = []
-            for score in map(wait_for_score, futures) if futures else workers.run(self.group.part(jobs)):
+            for score in finished_scores(futures) if futures else workers.run(self.group.part(jobs)):
                 stage.step()
                 scores.append(score)
             return scores

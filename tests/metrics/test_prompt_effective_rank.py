@@ -29,3 +29,10 @@ def test_texts_under_two_tokens_are_skipped_and_counted() -> None:
     metric.update(torch.eye(3).expand(2, 3, 3), torch.tensor([[True] * 3, [True, False, False]]), layer=0)
     assert metric.skipped.tolist() == [1]
     torch.testing.assert_close(metric.compute(), torch.tensor([3.0], dtype=torch.float64))
+
+
+@pytest.mark.parametrize("tokens", [5, 20])
+def test_one_mask_may_serve_all_texts(tokens: int) -> None:
+    states = torch.randn(3, tokens, 6, generator=torch.Generator().manual_seed(0))
+    mask = torch.arange(tokens)[None] < 4
+    torch.testing.assert_close(prompt_effective_rank(states, mask), prompt_effective_rank(states[:, :4]))
