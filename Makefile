@@ -9,8 +9,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 CACHE := $(CURDIR)/.cache
 WORKERS ?= 2
-# Tests without a marker of pyproject.toml that another target runs.
-FAST := not slow and not docs and not browser and not triton and not clients and not engines and not slurm and not ray and not vllm and not dist and not long
+# Markers of pyproject.toml that have a target of their own, beside `long`.
+OTHER := slow or docs or browser or triton or clients or engines or slurm or ray or vllm or dist
+FAST := not long and not ($(OTHER))
 
 export HF_HOME := $(CACHE)/huggingface
 export MTEB_CACHE := $(CACHE)/mteb
@@ -48,9 +49,9 @@ tutorials: $(VENV)/installed
 test: $(VENV)/installed
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadfile -m "$(FAST)"
 
-# Tests of a second or more each: whole sweeps, training runs and processes.
+# Tests of half a second or more each: whole sweeps, training runs and processes; and tests of benchmarks.
 test-long: $(VENV)/installed
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadfile -m "long and not slow"
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadfile -m "long and not ($(OTHER))"
 
 # What the pages print, run as printed.
 test-docs: $(VENV)/installed

@@ -164,6 +164,7 @@ def test_encoder_of_raw_states_has_no_layer_beyond_its_own(layer: int, tiny_fold
     assert measure(raw, TEXTS, layers=[-1], **options).equals(frame.filter(layer=raw.layer))
 
 
+@pytest.mark.long
 def test_sample_of_many_texts_depends_on_their_position(tiny_folder: Folder) -> None:
     """The same texts in other batch sizes come in another order and give the same sample."""
     full_encoder = encoder(tiny_folder("Llama"), -1, norm="none")

@@ -42,6 +42,7 @@ def metric_values(frame: pl.DataFrame, name: str) -> torch.Tensor:
     return torch.tensor(frame.filter(pl.col("name") == name).sort("layer")["value"].to_list(), dtype=torch.float64)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["Llama", "BERT", pytest.param("Mamba", marks=pytest.mark.slow)])
 def test_metrics_match_the_functions_on_each_layer(name: str, tiny_folder: Folder) -> None:
     full_encoder = LayerEncoder(tiny_folder(name), -1, norm="none", device="cpu")
@@ -84,6 +85,7 @@ def test_every_metric_is_measured_independently_of_batches_and_order(tiny_folder
         )
 
 
+@pytest.mark.long
 def test_alignment_reads_one_more_pass_and_leaves_other_metrics_unchanged(tiny_folder: Folder) -> None:
     encoder = LayerEncoder(tiny_folder("Llama"), -1, device="cpu")
     names = ["infonce", "dataset_entropy"]

@@ -37,6 +37,7 @@ Folder = Callable[[str], str]
 LONG = [waveform(n, 6000 + 900 * n) for n in range(6)]  # a state of the tiny Whisper covers 800 samples
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "items"), [("ViT", IMAGES), ("ViTMAE", IMAGES), ("Wav2Vec2", WAVEFORMS), ("Whisper", LONG)]
 )

@@ -219,6 +219,7 @@ def test_forked_child_encodes_and_refuses_to_make_frames_after_its_parent_made_s
     assert set(errors) == {error for error in errors if "multiprocessing.get_context('spawn')" in error}
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_process_ends_with_its_killed_parent() -> None:
     ended, open_end = os.pipe()
@@ -587,6 +588,7 @@ def test_killed_process_breaks_the_pool(pool: ProcessPool) -> None:
     assert not pool.wake()
 
 
+@pytest.mark.long
 def test_idle_pool_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool_module, "_IDLE_SECONDS", 0)
     pool = ProcessPool("math", 2)
@@ -598,6 +600,7 @@ def test_idle_pool_ends(monkeypatch: pytest.MonkeyPatch) -> None:
         time.sleep(0.1)
 
 
+@pytest.mark.long
 def test_process_does_not_wait_for_the_imports_of_its_pool(tmp_path: Path) -> None:
     (tmp_path / "endless.py").write_text("import time; print('imported', flush=True); time.sleep(600)")
     script = "import time; from midlayer_encoders.processes.pool import ProcessPool; ProcessPool('endless', 2)"
@@ -607,6 +610,7 @@ def test_process_does_not_wait_for_the_imports_of_its_pool(tmp_path: Path) -> No
     assert (done.returncode, done.stdout) == (0, "imported\n")  # its output ends with the last process
 
 
+@pytest.mark.long
 def test_importing_process_ends_with_its_parent(tmp_path: Path) -> None:
     (tmp_path / "endless.py").write_text("import time; print('imported', flush=True); time.sleep(600)")
     script = "from midlayer_encoders.processes.pool import ProcessPool; ProcessPool('endless', 2); input()"

@@ -55,6 +55,7 @@ def test_seed_of_measure_changes_only_view_metrics(full_encoder: LayerEncoder, g
     assert changed_metrics(first, other_seed) == VIEW_METRICS
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("select_function", [select, pytest.param(select_layer, marks=pytest.mark.slow)])
 def test_seed_of_a_selection_changes_views_folds_and_resamples(
     select_function: Callable[..., Selection], full_encoder: LayerEncoder, generators: None

@@ -160,6 +160,7 @@ def test_encoders_of_two_models_may_share_a_tokenizer() -> None:
         assert all(map(all, threads.map(check_results, range(4))))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("make", [from_files, raw_from_files])
 def test_copy_during_a_pass_is_complete_and_has_no_hooks(
     make: Callable[[Folder], LayerEncoder], tiny_folder: Folder, tmp_path: Path

@@ -1,12 +1,21 @@
-"""What a benchmark's ``main`` sets for its process is put back after a test that calls it."""
+"""Tests of benchmarks: what a ``main`` sets for its process is put back after a test that calls it."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave the tests of this folder, which are not about the package, to `make test-long`."""
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent):
+            item.add_marker(pytest.mark.long)
 
 
 @pytest.fixture(autouse=True)

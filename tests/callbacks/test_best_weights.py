@@ -29,6 +29,7 @@ BEST: dict[str, tuple[dict[int, float], int, list[int]]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", thinned(BEST, 2))
 def test_each_measurement_has_the_step_of_its_weights(name: str, tmp_path: Path) -> None:
     scores, loaded, steps = BEST[name]

@@ -110,6 +110,7 @@ def test_values_match_measure(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.long
 def test_loggers_get_every_layer_at_the_exact_step(tmp_path: Path) -> None:
     from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 

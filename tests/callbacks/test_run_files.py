@@ -42,6 +42,7 @@ def by_hand(weights: dict[str, torch.Tensor]) -> list[float]:
     return [float(torch.stack([curvature(text[layer]) for text in states]).mean()) for layer in range(4)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("library", ["lightning", "transformers"])
 def test_steps_are_optimizer_steps_with_the_values_of_their_weights(library: str, tmp_path: Path) -> None:
     common: dict[str, Any] = {"metrics": "curvature", "figures": False, "strict": True}

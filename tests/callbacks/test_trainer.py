@@ -124,6 +124,7 @@ def test_killed_and_resumed_run_has_the_history_of_an_uninterrupted_one(tmp_path
     assert pl.read_parquet(tmp_path / "b" / "midlayer" / "history.parquet").equals(uninterrupted.frame)
 
 
+@pytest.mark.long
 def test_retrained_steps_of_a_resumed_run_are_measured_again(tmp_path: Path) -> None:
     killed, resumed = make_callback(every_n_steps=1), make_callback(every_n_steps=1)
     saving = {"save_strategy": "steps", "save_steps": 4}
@@ -142,6 +143,7 @@ def test_retrained_steps_of_a_resumed_run_are_measured_again(tmp_path: Path) -> 
     assert values[0][1] != values[1][1]
 
 
+@pytest.mark.long
 def test_sentence_transformer_is_unchanged_and_measured(tiny_folder: Any, tmp_path: Path) -> None:
     from datasets import Dataset
     from sentence_transformers import (
@@ -172,6 +174,7 @@ def test_sentence_transformer_is_unchanged_and_measured(tiny_folder: Any, tmp_pa
     assert set(callback.frame["revision"]) == {"step0", "step1", "step2"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("action", ["stop", "checkpoint"])
 def test_collapse_stops_or_saves_the_run(action: Any, tmp_path: Path) -> None:
     class Collapses(TrainerCallback):

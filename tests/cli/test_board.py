@@ -24,6 +24,7 @@ def runs(tmp_path: Path) -> Path:
     return tmp_path / "runs"
 
 
+@pytest.mark.long
 def test_board_prints_the_table_the_page_and_the_code(runs: Path, tmp_path: Path) -> None:
     output = run("board", str(runs), "--out", str(tmp_path / "board.html"))
     ((head, *rows),) = tables(output)
@@ -42,6 +43,7 @@ def test_board_prints_the_table_the_page_and_the_code(runs: Path, tmp_path: Path
     assert (tmp_path / "board.html").read_text().startswith("<!DOCTYPE html>")
 
 
+@pytest.mark.long
 def test_budget_reaches_the_selection_and_json_is_complete(runs: Path, tmp_path: Path) -> None:
     command = [
         "board",
@@ -67,12 +69,14 @@ def test_budget_reaches_the_selection_and_json_is_complete(runs: Path, tmp_path:
     ]
 
 
+@pytest.mark.long
 def test_unmet_budget_still_writes_the_page(runs: Path, tmp_path: Path) -> None:
     with pytest.raises(OptionError, match=r"none is within 9 parameters: the nearest is \[red\]m1 at layer 0"):
         run("board", str(runs), "--out", str(tmp_path / "b.html"), "--max-params", "9")
     assert "the nearest is [red]m1 at layer 0" in (tmp_path / "b.html").read_text()
 
 
+@pytest.mark.long
 def test_json_lists_the_runs_if_the_budget_is_not_met(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

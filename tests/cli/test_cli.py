@@ -86,6 +86,7 @@ def test_wrong_names_are_attribute_errors() -> None:
         _ = midlayer_encoders.LayerEnkoder  # type: ignore[attr-defined]
 
 
+@pytest.mark.long
 def test_sweep_report_and_cache(tiny_folder: Folder, tmp_path: Path) -> None:
     rows = [
         {"sentence1": text, "sentence2": next_text, "score": n}
@@ -126,6 +127,7 @@ def test_failed_task_sets_the_exit_code(tiny_folder: Folder, tmp_path: Path) -> 
     assert "STS12 failed" in result.output
 
 
+@pytest.mark.long
 def test_failed_checkpoint_sets_the_exit_code_and_keeps_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -144,6 +144,7 @@ def test_every_long_command_has_the_flags() -> None:
         assert ("--quiet" in flags) is (name not in short), name
 
 
+@pytest.mark.long
 def test_output_is_separate_from_progress(tiny_folder: Any, tmp_path: Path) -> None:
     (tmp_path / "texts.txt").write_text("\n".join(f"text number {n} of a few" for n in range(8)))
     command = ["metrics", tiny_folder("Llama"), "--texts", str(tmp_path / "texts.txt"), "--metrics", "prompt_entropy"]

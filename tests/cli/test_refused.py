@@ -161,6 +161,7 @@ for command in sys.argv[1:]:
 """
 
 
+@pytest.mark.long
 def test_invalid_data_is_refused_before_torch_is_imported(tmp_path: Path) -> None:
     (tmp_path / "data.csv").write_text("message;topic\na long text;x\na longer text;y\n")
     (tmp_path / "texts.txt").write_text("a text\nanother text\n")

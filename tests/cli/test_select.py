@@ -33,6 +33,7 @@ def run(*arguments: str) -> str:
     return result.output
 
 
+@pytest.mark.long
 def test_table_frame_and_figure(tiny_folder: Callable[[str], str], files: tuple[Path, Path], tmp_path: Path) -> None:
     texts, labels = files
     out = tmp_path / "out"

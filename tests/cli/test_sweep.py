@@ -196,6 +196,7 @@ def test_two_tasks_with_the_same_name_keep_their_digests(
     assert head == ["layer", "mine-0123abcd", "mine-4567cdef", "mean"]
 
 
+@pytest.mark.long
 def test_recipes_and_baselines_are_listed_and_the_code_of_the_winner_is_last(
     tiny_folder: Folder, tasks: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -141,6 +141,7 @@ def test_halves_are_seeded_and_have_no_repeated_text() -> None:
     assert not torch.equal(halves, random_halves(11, 6, seed=4))
 
 
+@pytest.mark.long
 def test_models_of_different_depth_and_width_are_compared_at_equal_depth(base: str, tmp_path: Path) -> None:
     config = tf.LlamaConfig(
         vocab_size=VOCAB + 1, hidden_size=16, num_hidden_layers=6, num_attention_heads=2, intermediate_size=32,

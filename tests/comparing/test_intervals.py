@@ -57,6 +57,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 # --- compare --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_every_option_of_a_comparison_reaches_every_model(models: list[str]) -> None:
     options = OPTIONS | HOW | {"texts": TEXTS[:10], "layers": [1, -1], "dtype": "float16", "max_length": 7}
     actual = compare(*models[:2], **options, dataset="mine").frame
@@ -105,6 +106,7 @@ def _on(
     return actual
 
 
+@pytest.mark.long
 def test_text_of_one_token_is_excluded_from_token_means(models: list[str]) -> None:
     options = OPTIONS | {"metrics": ["prompt_entropy", "curvature"], "texts": [*TEXTS, "x"]}
     actual = compare(*models[:2], **options).frame.filter(model="local/first")

@@ -87,6 +87,7 @@ def test_everything_is_written(done: ProgressionResult) -> None:
     assert all(name in page for name in METRICS)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("unsaved")
 def test_killed_run_continues_and_gives_the_same_result(run: Path, done: ProgressionResult, tmp_path: Path) -> None:
     reports: list[str] = []
@@ -125,6 +126,7 @@ def test_another_option_or_changed_checkpoint_is_measured_again(run: Path, tmp_p
     assert len(list((tmp_path / "out" / "steps").iterdir())) == 2 + 1 + 2
 
 
+@pytest.mark.long
 def test_one_model_is_in_memory_at_a_time(run: Path, made: weakref.WeakSet[LayerEncoder]) -> None:
     alive: list[int] = []
     progress(run, metrics="curvature", progress=lambda *_: alive.append(len(made)))
@@ -132,6 +134,7 @@ def test_one_model_is_in_memory_at_a_time(run: Path, made: weakref.WeakSet[Layer
     assert len(alive) >= 3
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("unsaved")
 def test_failed_revision_is_named_and_the_others_continue(run: Path, tmp_path: Path) -> None:
     copied = tmp_path / "run"
@@ -289,6 +292,7 @@ def test_two_processes_measure_the_steps_of_one(
     assert not measured[1]
 
 
+@pytest.mark.long
 def test_jobs_measure_the_steps_of_one_process(
     run: Path, done: ProgressionResult, tmp_path: Path, unsaved: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

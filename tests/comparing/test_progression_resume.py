@@ -137,6 +137,7 @@ def test_kill_while_writing_a_step_does_not_change_the_result(
     assert_frame_equal(actual.frame, progress(run, **names).frame)
 
 
+@pytest.mark.long
 def test_failed_step_is_measured_once_it_is_readable(run: Path, before: pl.DataFrame, tmp_path: Path) -> None:
     shutil.copytree(run, tmp_path / run.name)
     weights = tmp_path / run.name / "checkpoint-3" / "model.safetensors"
@@ -150,6 +151,7 @@ def test_failed_step_is_measured_once_it_is_readable(run: Path, before: pl.DataF
     assert_frame_equal(second.frame, before, rel_tol=1e-4)
 
 
+@pytest.mark.long
 def test_description_of_the_run_matches_its_settings(run: Path, out: Path) -> None:
     output = progress(run, out=out).how
     assert output["texts"].startswith(f"{len(TEXTS)} (mine, digest ")

@@ -56,6 +56,7 @@ def test_dna_in_words_of_three_bases(tmp_path: Path) -> None:
     check_layers(folder, DNA, {0}, norm="encoder.emb_layer_norm_after")
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not hasattr(tf, "EsmcConfig"), reason="a later release of transformers has ESM-C")
 def test_esmc_is_read_exactly_but_not_cut(tmp_path: Path) -> None:
     folder = save_esm(tmp_path, num_hidden_layers=DEPTH)

@@ -44,6 +44,7 @@ def test_auto_without_texts_uses_the_fixed_depth(tiny_folder: Folder) -> None:
     assert LayerEncoder(tiny_folder("Llama"), "auto", device="cpu").layer == 3
 
 
+@pytest.mark.long
 def test_recipe_and_layer_are_chosen_together(tiny_folder: Folder, tmp_path: Path) -> None:
     folder = save_causal("byte level", tmp_path / "model")
     encoder = LayerEncoder(folder, "auto", recipe="auto", texts=TEXTS, device="cpu")
@@ -62,6 +63,7 @@ def test_recipe_and_layer_are_chosen_together(tiny_folder: Folder, tmp_path: Pat
             LayerEncoder(folder, layer, recipe="auto", device="cpu")
 
 
+@pytest.mark.long
 def test_selection_takes_the_place_of_the_layer(tiny_folder: Folder, tmp_path: Path) -> None:
     folder = save_causal("byte level", tmp_path / "model")
     selection = select_layer(folder, TEXTS, max_length=60, device="cpu")
@@ -138,6 +140,7 @@ def test_invalid_input_is_refused(tiny_folder: Folder) -> None:
         LayerEncoder(folder, 2, center="a text", device="cpu")
 
 
+@pytest.mark.long
 def test_rule_measures_the_vectors_that_the_options_give(tiny_folder: Folder) -> None:
     make_encoder = partial(LayerEncoder, tiny_folder("Llama"), device="cpu")
     options: dict[str, Any] = {"pooling": "last", "max_length": 12, "bidirectional": True}

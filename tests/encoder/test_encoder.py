@@ -228,6 +228,7 @@ def test_chat_template_is_used_only_on_request(tiny_folder: Folder, tmp_path: Pa
 # --- training and process pools ------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_one_epoch_lowers_the_loss_and_the_best_model_is_loaded(tiny_folder: Folder, tmp_path: Path) -> None:
     from datasets import Dataset
     from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments

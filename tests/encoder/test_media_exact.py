@@ -110,6 +110,7 @@ def test_model_with_another_rate_gets_that_rate(tmp_path: Path) -> None:
     np.testing.assert_allclose(encoder.encode((samples, RATE)), expected, atol=5e-5, rtol=1e-3)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["Wav2Vec2", "Wav2Vec2-stable", "HuBERT", "WavLM", "Whisper"])
 def test_short_waveform_in_a_batch_matches_the_waveform_alone(name: str, tiny_folder: Folder) -> None:
     items = [waveform(0, 700), waveform(1, 6000), waveform(2, 700), waveform(3, 2500)]

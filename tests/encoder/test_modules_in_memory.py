@@ -343,6 +343,7 @@ def test_layers_of_blocks_that_change_their_input_in_place() -> None:
     np.testing.assert_allclose(encoder_of(model, 2).encode_layers(TEXTS)[[0, 2]], np.stack(expected), atol=1e-6)
 
 
+@pytest.mark.long
 def test_final_modules_are_those_that_the_states_pass_through() -> None:
     model = Normed().eval()
     with torch.no_grad():

@@ -268,6 +268,7 @@ def test_plain_module_gives_every_layer_of_its_blocks(tmp_path: Path) -> None:
         LayerEncoder.from_module(module, 1, processor=None, blocks="trunk.blocks", device="cpu")  # type: ignore[arg-type]
 
 
+@pytest.mark.long
 def test_model_in_memory_matches_its_folder(tiny_folder: Folder) -> None:
     for name, medium, items in (("ViT", "image", IMAGES), ("Wav2Vec2", "audio", WAVEFORMS), ("Llama", "text", TEXTS)):
         encoder = LayerEncoder.from_module(tiny(name), 2, processor=processor(name), medium=medium, device="cpu")  # type: ignore[arg-type]

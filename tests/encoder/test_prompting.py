@@ -119,6 +119,7 @@ def test_all_layers_from_one_pass_match_cut_encoders(name: str, tied_folder: str
         np.testing.assert_allclose(vectors[layer], cut.encode(TEXTS), **EXACT)
 
 
+@pytest.mark.long
 def test_queries_and_documents_have_their_own_templates(tied_folder: str, tmp_path: Path) -> None:
     template = {"query": 'ask "{text}" now:', "document": 'read "{text}" now:', "text": '"{text}" now:'}
     encoder = LayerEncoder(tied_folder, 2, device="cpu", template=template, pooling="last")

@@ -125,6 +125,7 @@ def test_settings_of_the_first_module_apply(tiny_folder: Folder, tmp_path: Path)
     assert encoder.encode(loud).shape[1] == encoder.encode_layers(loud).shape[2] == 5
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("stack", ["cls", "mean, Normalize", "cls and mean"])
 def test_earlier_layers_keep_pooling_and_normalize(stack: str, tiny_folder: Folder, tmp_path: Path) -> None:
     path = save(tiny_folder("Llama"), tmp_path / "model", STACKS[stack]())
@@ -143,6 +144,7 @@ def test_earlier_layers_keep_pooling_and_normalize(stack: str, tiny_folder: Fold
     )
 
 
+@pytest.mark.long
 def test_trained_modules_are_kept_or_dropped_only_on_request(
     tiny_folder: Folder, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

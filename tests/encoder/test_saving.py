@@ -22,6 +22,7 @@ def encode_with(folder: Path) -> np.ndarray:
     return SentenceTransformer(str(folder), device="cpu").encode(TEXTS)
 
 
+@pytest.mark.long
 def test_interrupted_save_leaves_no_mixture(tiny_folder: Folder, tmp_path: Path) -> None:
     out = tmp_path / "out"
     LayerEncoder(tiny_folder("Llama"), 1, device="cpu").save_pretrained(str(out))

@@ -80,6 +80,7 @@ def test_cuda_packages_are_announced_before_the_download(
             setup.check_cuda_packages(setup.Pip(Path(sys.executable)), ["torchlike"])
 
 
+@pytest.mark.long
 def test_a_package_that_cannot_be_installed_is_one_line(setup: ModuleType) -> None:
     with pytest.raises(SystemExit) as raised:
         setup.Pip(Path(sys.executable)).install("no-such-package-here")
@@ -89,6 +90,7 @@ def test_a_package_that_cannot_be_installed_is_one_line(setup: ModuleType) -> No
     assert "\n" not in message
 
 
+@pytest.mark.long
 def test_an_index_that_does_not_answer_is_named(setup: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
     monkeypatch.setenv("PIP_RETRIES", "1")

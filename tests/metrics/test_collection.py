@@ -62,6 +62,7 @@ def alone(kind: str, texts: Corpus, batches: list[Tensor]) -> dict[str, Tensor]:
     return {name: feed(metric, texts, batches).compute() for name, metric in together(kind).items()}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_collection_gives_the_same_as_each_metric(kind: str) -> None:
     texts, second = corpus(texts=1300, layers=2), corpus(texts=60, layers=2, seed=1)

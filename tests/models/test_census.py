@@ -54,6 +54,7 @@ def largest_error(encoder: LayerEncoder, model: Any, medium: str, processor: Any
     return max(single_error, census.error(encoder.encode(items, show_progress_bar=False), expected))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("tower", ["text", "image"])
 def test_tower_whose_weights_have_other_names_in_a_standalone_model(tower: str, tmp_path: Path) -> None:
     model, _, processor = census.build("altclip", tmp_path)
@@ -100,6 +101,7 @@ def test_model_whose_layers_a_cut_would_change_is_read_with_hooks(
         encoder.save_pretrained(str(tmp_path / "plain"))
 
 
+@pytest.mark.long
 def test_streams_of_states_are_read_one_layer_at_a_time(tmp_path: Path) -> None:
     census.build("gemma3n_text", tmp_path)
     encoder = LayerEncoder(str(tmp_path), -1, device="cpu")

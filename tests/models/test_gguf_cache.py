@@ -60,6 +60,7 @@ def converted(cache: Path) -> Path:
     return folder
 
 
+@pytest.mark.long
 def test_the_kept_blocks_are_dequantized_once(source: str, cache: Path, dequantized: list[Any]) -> None:
     first = load(source)
     assert len(dequantized) == 2 * 9 + 2
@@ -83,6 +84,7 @@ def test_no_bars_are_shown(source: str, cache: Path, tmp_path: Path, capsys: pyt
     assert capsys.readouterr() == ("", "")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", [None, "bfloat16"])
 def test_vectors_are_the_same_with_and_without_the_cache(
     source: str, cache: Path, monkeypatch: pytest.MonkeyPatch, dtype: str | None

@@ -44,6 +44,7 @@ def token_ids(tokenizer: Any, texts: list[str] = TEXTS) -> list[list[int]]:
     return [tokenizer(text)["input_ids"] for text in texts]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_encoder_and_its_saved_folder_have_the_ids_of_llama_cpp(tmp_path: Path, kind: str) -> None:
     from sentence_transformers import SentenceTransformer

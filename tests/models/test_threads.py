@@ -69,6 +69,7 @@ def test_two_threads_load_different_layers_of_one_family(folders: dict[str, str]
     assert global_settings(model_class) == before
 
 
+@pytest.mark.long
 def test_failed_load_in_another_thread_leaves_nothing_behind(folders: dict[str, str]) -> None:
     model_class = tf.GPTNeoXModel
     before = global_settings(model_class)

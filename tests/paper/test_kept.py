@@ -66,6 +66,7 @@ def rewritten(path: Path, content: bytes) -> None:
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
+@pytest.mark.long
 def test_changed_weights_and_tasks_are_measured_again(setting: Setting) -> None:
     first = outcome(setting)
     assert (first[0], outcome(setting)) == ("done", ("kept", first[1]))

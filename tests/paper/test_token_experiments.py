@@ -141,6 +141,7 @@ def test_prefixes_keep_the_special_tokens_at_the_end() -> None:
     assert shortened([1, 5, 6, 7, 2], 3, fixed=(1, 2)) == [1, 5, 2]
 
 
+@pytest.mark.long
 def test_extreme_prompts_are_means_over_single_prompts(tiny_folder: Folder) -> None:
     """The draws are the same for each amount, and special tokens are neither replaced nor drawn."""
     encoder = LayerEncoder(tiny_folder("Llama"), -1, device="cpu")

@@ -240,6 +240,7 @@ def coloured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return images(tmp_path_factory.mktemp("coloured"))
 
 
+@pytest.mark.long
 def test_image_probe_from_folders_to_figure(vit: LayerEncoder, coloured: Path) -> None:
     inputs, labels = read_examples(coloured, vit.media)
     reports: list[tuple[str, int, int]] = []
@@ -358,6 +359,7 @@ def test_class_folders_of_texts(tmp_path: Path) -> None:
     assert (inputs, labels) == (["a text", "b text"], ["a", "b"])
 
 
+@pytest.mark.long
 def test_probe_command(tiny_folder: Folder, coloured: Path, tmp_path: Path) -> None:
     from typer.testing import CliRunner
 

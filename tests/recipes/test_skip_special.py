@@ -66,6 +66,7 @@ def by_hand(encoder: LayerEncoder, features: dict[str, Any], pooling: str) -> li
     return vectors
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("pooling", POOLINGS)
 def test_vectors_match_a_loop_over_texts_at_every_layer_in_batches(folder: str, pooling: Any) -> None:
     options: Any = {"pooling": f"{pooling}+skip-special", "device": "cpu"}

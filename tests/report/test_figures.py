@@ -64,6 +64,7 @@ def test_scores_show_the_average_and_every_task() -> None:
     assert texts[2] == f"+{scores.average.gain:.1f}"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("frame", "title"),
     [
@@ -106,6 +107,7 @@ def test_frames_without_the_needed_rows_are_refused() -> None:
         plot_scores(metrics_frame(2))
 
 
+@pytest.mark.long
 def test_import_avoids_matplotlib_and_plotting_avoids_pyplot() -> None:
     code = (
         "import sys, midlayer_encoders.report as report; assert 'matplotlib' not in sys.modules;"

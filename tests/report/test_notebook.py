@@ -99,6 +99,7 @@ def test_recipes_are_compared_with_the_last_layer_of_the_plain_text(tmp_path: Pa
     assert cell.images
 
 
+@pytest.mark.long
 def test_result_without_scores_shows_the_reason(tmp_path: Path) -> None:
     failed = make_sweep(tmp_path, {}, failures={"STS12": "no <network>"})
     cell = shown(failed)

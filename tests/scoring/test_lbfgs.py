@@ -33,6 +33,7 @@ def of_scipy(problem: int, start: Tensor, **options: Any) -> Any:
     return minimize(value, start.numpy(), jac=True, method="L-BFGS-B", options={"maxls": 50, **options})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("iterations", [1, 2, 7, 25, 60])
 def test_iterates_match_scipy(iterations: int) -> None:
     start = torch.randn(len(CURVED), K, dtype=torch.float64, generator=torch.Generator().manual_seed(0))

@@ -142,6 +142,7 @@ def test_accuracy_of_test_sets_of_different_size_has_their_mean() -> None:
     assert resampled.mean(dim=1) == pytest.approx(scores, abs=0.05)
 
 
+@pytest.mark.long
 def test_v_measure_of_resampled_texts() -> None:
     rows = torch.randint(24, (2, 30), generator=torch.Generator().manual_seed(1))  # mteb repeats texts
     labels = torch.arange(24) % 3

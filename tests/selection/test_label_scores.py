@@ -140,6 +140,7 @@ def evidence_by_hand(right: np.ndarray, layer: int, seed: int) -> LabelEvidence:
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("rule", "seed", "texts", "pooling"),
     [
@@ -172,6 +173,7 @@ def test_evidence_is_the_bootstrap_of_the_selected_layer_against_the_last(
         assert selection.layer == layer
 
 
+@pytest.mark.long
 def test_auto_uses_the_layer_of_the_labels_if_97_of_100_draws_prefer_it(tiny_folder: Folder) -> None:
     folder = tiny_folder("Llama")
     complete = encoder(folder, pooling="cls")

@@ -85,6 +85,7 @@ def test_keywords_of_the_selection_recreate_the_encoder(whole: LayerEncoder, rec
     np.testing.assert_array_equal(encoder.encode(TEXTS[:3]), by_hand.encode(TEXTS[:3]))
 
 
+@pytest.mark.long
 def test_conclusive_labels_change_the_recipe(whole: LayerEncoder) -> None:
     end, letters = Recipe(name="end", pooling="last"), random.Random(0)
     texts = ["".join(letters.choices("ab", k=40)) for _ in range(60)]
@@ -170,6 +171,7 @@ def test_unused_arguments_are_refused(whole: LayerEncoder) -> None:
         select_layer(whole, ["a", "b", "c"], recipes=["plain", "one-word+center"])
 
 
+@pytest.mark.long
 def test_model_saved_without_the_head_of_its_pretraining_keeps_its_last_layer(
     tiny_folder: Folder, tmp_path: Path
 ) -> None:
@@ -198,6 +200,7 @@ def causal_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     return save_causal("byte level", tmp_path_factory.mktemp("causal"))
 
 
+@pytest.mark.long
 def test_causal_model_is_read_twice_by_default(causal_folder: str) -> None:
     selection = select_layer(causal_folder, TEXTS, device="cpu")
     assert isinstance(selection, RecipeSelection)

@@ -83,6 +83,7 @@ def test_layers_are_scored_as_mteb_scores_them_and_have_an_interval(tiny_folder:
     assert gain.low < gain.high
 
 
+@pytest.mark.long
 def test_metrics_are_measured_on_decoded_waveforms(tiny_folder: Folder, tmp_path: Path) -> None:
     result = sweep(
         tiny_folder("HuBERT"), audio_task(), layers=[4], metrics=["curvature"], metric_texts=8, out=tmp_path,

@@ -77,6 +77,7 @@ def test_minilm_is_scored_with_its_own_settings(
     assert f"{NAME} {mean:.1f}" in page
 
 
+@pytest.mark.long
 def test_minilm_scores_are_reused(
     minilm: str, tiny_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -116,6 +117,7 @@ def test_minilm_is_not_compared_with_itself_or_a_smaller_model(minilm: str, tiny
     assert baseline_names(LayerEncoder(tiny_folder("ViT"), -1, device="cpu")) == []
 
 
+@pytest.mark.long
 def test_every_recipe_is_compared_with_the_baselines_of_the_first(tiny_folder: Folder, tmp_path: Path) -> None:
     task = write_sts_task(tmp_path)
     result = sweep(tiny_folder("Llama"), task, out=tmp_path / "out", recipes=["plain", "one-word"], **OPTIONS)

@@ -104,6 +104,7 @@ def test_scores_and_pandas_frame_have_the_rows_of_the_frame(
         both.to_pandas()
 
 
+@pytest.mark.long
 def test_encoder_has_the_layer_and_options_of_the_sweep(tiny_folder: Folder, tmp_path: Path) -> None:
     folder = tiny_folder("Llama")
     name = f"local/{Path(folder).name}"

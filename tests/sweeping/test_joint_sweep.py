@@ -65,6 +65,7 @@ def features_without_later_blocks(name: str, folder: str, text: int, image: int)
     return torch.cat(texts).numpy(), torch.cat(images).numpy()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [name for name in (*JOINT, *MORE_JOINT) if name != "GroupViT"])
 def test_layers_are_the_features_of_the_model_without_later_blocks(name: str, joint_folder: Folder) -> None:
     folder = joint_folder(name)
@@ -149,6 +150,7 @@ def test_scores_equal_those_of_mteb_at_each_layer(joint_folder: Folder, tmp_path
     assert SweepResult.load(tmp_path).notes.towers == {"text": 4, "image": 3}
 
 
+@pytest.mark.long
 def test_command_sweeps_both_towers(joint_folder: Folder, tmp_path: Path) -> None:
     task = write_sts_task(tmp_path)
     out = tmp_path / "out"

@@ -52,6 +52,7 @@ def test_scores_are_those_of_mteb_on_the_sample(tiny_folder: Folder, tmp_path: P
         assert row["value"] == pytest.approx(values[row["layer"]], abs=1e-4)
 
 
+@pytest.mark.long
 def test_a_folder_holds_full_and_limited_scores_apart(tiny_folder: Folder, tmp_path: Path) -> None:
     path = write(tmp_path / "near.jsonl", ROWS["STS"])
     arguments: dict[str, Any] = {"layers": [1, 3], "out": tmp_path / "out", "store": tmp_path / "store", **QUICK}
@@ -102,6 +103,7 @@ def test_a_limit_above_the_rows_has_the_scores_of_all_rows(tiny_folder: Folder, 
     assert limited == {(f"{task}[1000]", layer): value for (task, layer), value in full.items()}
 
 
+@pytest.mark.long
 def test_the_result_tells_what_was_saved(tiny_folder: Folder, tmp_path: Path) -> None:
     path = write(tmp_path / "near.jsonl", ROWS["STS"])
     result = sweep(tiny_folder("BERT"), path, layers=[1, 3], out=tmp_path / "out", limit=12, **QUICK)
@@ -141,6 +143,7 @@ def test_a_sample_has_the_prompt_of_its_task(tiny_folder: Folder) -> None:
     assert prompts.choose(metadata, None) == prompts.choose(limited, None) == "near: "
 
 
+@pytest.mark.long
 def test_jobs_of_samples_are_other_jobs(tiny_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster, "_POLL_SECONDS", 0.01)
     path = write(tmp_path / "near.jsonl", ROWS["STS"])

@@ -123,6 +123,7 @@ def test_folder_holds_the_result_of_the_sweep(tiny_folder: Folder, tmp_path: Pat
     assert how["weights"] == LayerEncoder(model, -1, norm="none", device="cpu").spec.weights_digest
 
 
+@pytest.mark.long
 def test_export_code_on_the_page_recreates_the_scored_encoder(
     tiny_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

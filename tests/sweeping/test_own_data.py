@@ -53,6 +53,7 @@ def test_beir_folder_is_scored_with_query_and_document_prompts(tiny_folder: Fold
     assert checked == [pytest.approx(expected, abs=1e-4)]
 
 
+@pytest.mark.long
 def test_data_in_memory_is_scored_like_its_file_and_resumed(tiny_folder: Folder, tmp_path: Path) -> None:
     encoder = LayerEncoder(tiny_folder("Llama"), -1, device="cpu")
     options: dict[str, Any] = {"layers": [1, 3], "workers": 1, "baselines": False}

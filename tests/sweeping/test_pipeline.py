@@ -51,6 +51,7 @@ def stored_vectors(store: EmbeddingStore) -> list[np.ndarray[Any, Any]]:
     return [store.read(layer, KEYS) for layer in range(DEPTH + 1)]
 
 
+@pytest.mark.long
 def test_every_layer_matches_its_encoder_in_input_order(
     encoder: LayerEncoder, tiny_folder: Folder, tmp_path: Path
 ) -> None:

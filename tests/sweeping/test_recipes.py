@@ -186,6 +186,7 @@ def test_too_few_texts_to_center_on_are_refused_before_scoring(tiny_folder: Fold
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.long
 def test_printed_code_exports_a_centered_winner(
     tiny_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

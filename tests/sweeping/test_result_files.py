@@ -46,6 +46,7 @@ TORN_CONTENTS = {
 """Files that a sweep reads again, and contents they may have after a power cut."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rounds", [range(2), pytest.param(range(2, 6), marks=pytest.mark.slow)])
 def test_torn_files_are_set_aside_and_created_again(
     rounds: range, encoder: LayerEncoder, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -92,6 +93,7 @@ def test_results_of_two_layers_that_are_swapped_are_created_again(encoder: Layer
     assert sweep(encoder, task, out=out, **options).frame.equals(first.frame)
 
 
+@pytest.mark.long
 def test_mteb_files_match_those_written_by_mteb(encoder: LayerEncoder, tmp_path: Path) -> None:
     """The same names and contents except for times, and two tasks of a layer share a settings file."""
     import mteb
@@ -121,6 +123,7 @@ def test_mteb_files_match_those_written_by_mteb(encoder: LayerEncoder, tmp_path:
             assert expected.keys() == actual.keys()
 
 
+@pytest.mark.long
 def test_links_in_the_output_folder_are_not_written_through(encoder: LayerEncoder, tmp_path: Path) -> None:
     task, out, target = write_sts_task(tmp_path), tmp_path / "out", tmp_path / "mine"
     first = sweep(encoder, task, out=out, **IN_MEMORY)
@@ -191,6 +194,7 @@ def test_killed_worker_error_names_the_fix(monkeypatch: pytest.MonkeyPatch) -> N
     mteb_jobs.Workers.kill()
 
 
+@pytest.mark.long
 def test_full_disk_stops_a_sweep_which_can_be_resumed(encoder: LayerEncoder, small_disk: Path) -> None:
     (small_disk.parent / "tasks").mkdir()
     tasks = [write_sts_task(small_disk.parent / "tasks"), write_other_sts_task(small_disk.parent / "tasks")]

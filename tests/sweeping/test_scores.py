@@ -49,6 +49,7 @@ def test_projection_after_the_last_block_changes_the_width(tiny_folder: Folder, 
     assert layer_scores_of(result, task) == pytest.approx(expected, abs=1e-3)
 
 
+@pytest.mark.long
 def test_encoder_in_memory_is_scored_with_its_own_options_and_weights(tiny_folder: Folder, tmp_path: Path) -> None:
     model, task = tiny_folder("Llama"), write_sts_task(tmp_path)
 
@@ -74,6 +75,7 @@ def test_encoder_in_memory_is_scored_with_its_own_options_and_weights(tiny_folde
             sweep(encoder_in_memory, task, out=tmp_path / "out", **option)  # type: ignore[arg-type]
 
 
+@pytest.mark.long
 def test_similarity_changes_scores_but_not_stored_vectors(tiny_folder: Folder, tmp_path: Path) -> None:
     task = write_reranking_task(tmp_path)
     encoder = LayerEncoder(tiny_folder("Llama"), -1, device="cpu")

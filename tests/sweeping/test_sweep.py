@@ -112,6 +112,7 @@ def test_prompts_are_chosen_like_mteb(task_folders: dict[str, Path], tiny_folder
         assert score != pytest.approx(mteb_score(LayerEncoder(model, 2, device="cpu"), task_folders[name]), abs=1e-6)
 
 
+@pytest.mark.long
 def test_each_text_passes_once_and_a_repeated_sweep_embeds_nothing(
     task_folders: dict[str, Path], tiny_folder: Folder, tmp_path: Path
 ) -> None:

@@ -83,6 +83,7 @@ def test_scores_of_one_method_are_not_reused_for_the_other(
     assert sweep(encoder, task, **options).frame.equals(rescored.frame)
 
 
+@pytest.mark.long
 def test_task_that_cannot_be_scored_together_is_left_to_mteb_with_the_reason(
     tiny_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,6 +110,7 @@ def test_task_that_cannot_be_scored_together_is_left_to_mteb_with_the_reason(
     assert reports["scoring"] == (2, 2)
 
 
+@pytest.mark.long
 def test_page_reports_scores_that_differ_from_mteb(
     tiny_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -120,6 +120,7 @@ def test_unit_scores_and_the_whole_sweep_only_merges(
     assert len(embedded) == stages[1] > 0
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore")
 def test_failed_units_are_named_and_the_others_are_not_repeated(
     tiny_folder: Any, tasks: list[str], tmp_path: Path

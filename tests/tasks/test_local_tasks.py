@@ -67,6 +67,7 @@ def test_reranking_scores_the_mean_reciprocal_rank_of_one_positive(tmp_path: Pat
     assert evaluate(task).get_score() in (pytest.approx((1 + 1 / 2) / 2), pytest.approx((1 + 1 / 3) / 2))
 
 
+@pytest.mark.long
 def test_classification_scores_a_logistic_regression_on_eight_rows_per_label(tmp_path: Path) -> None:
     from sklearn.linear_model import LogisticRegression
 
@@ -107,6 +108,7 @@ def test_clustering_embeds_every_row_and_separates_distinct_clusters(tmp_path: P
     assert sorted(encoded_texts) == sorted(row["sentences"] for row in rows)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("task_type", ROWS)
 def test_task_survives_unloading_and_pickling(tmp_path: Path, task_type: str) -> None:
     task = make_task(tmp_path, task_type)

@@ -95,6 +95,7 @@ def test_source_is_pickled_with_its_rows_and_equal_afterwards() -> None:
     assert copied.make().data.splits == source.make().data.splits  # type: ignore[attr-defined]
 
 
+@pytest.mark.long
 def test_column_names_are_chosen_and_their_case_is_ignored(tmp_path: Path) -> None:
     rows = [
         {"Sentence": text, "category": label, "text": "unused", "n": 1}

@@ -24,6 +24,7 @@ def test_import_of_tasks_imports_neither_mteb_nor_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+@pytest.mark.long
 def test_paper_tasks_are_the_32_of_table_1() -> None:
     tasks = paper_tasks()
     assert sorted(task.metadata.name for task in tasks) == sorted(PAPER_TASKS)

@@ -74,6 +74,7 @@ def test_a_student_that_reads_once_learns_from_a_teacher_that_reads_twice(tiny_f
     assert mean_cosine(plain, teacher) > mean_cosine(untrained, teacher)
 
 
+@pytest.mark.long
 def test_the_options_of_the_student_are_those_of_a_teacher_that_is_the_same_model(
     tiny_folder: Folder, tmp_path: Path
 ) -> None:
@@ -193,6 +194,7 @@ def test_a_stopped_run_reads_no_text_twice_and_ends_with_the_same_weights(
         assert torch.equal(ours, theirs)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("damage", ["other numbers", "half of the file", "nothing left"])
 def test_vectors_of_the_teacher_that_were_changed_are_computed_again(
     damage: str, tiny_folder: Folder, tmp_path: Path
@@ -239,6 +241,7 @@ def test_invalid_arguments_are_named(arguments: Any, message: str, tiny_folder: 
         distilled(tiny_folder("Llama"), tmp_path / "out", **arguments)
 
 
+@pytest.mark.long
 def test_an_encoder_needs_a_teacher_and_a_folder_belongs_to_one_teacher(tiny_folder: Folder, tmp_path: Path) -> None:
     student = LayerEncoder(tiny_folder("Llama"), 2, device="cpu", dtype="float32")
     with pytest.raises(OptionError, match="`teacher` must be given if `model` is an encoder"):
@@ -248,6 +251,7 @@ def test_an_encoder_needs_a_teacher_and_a_folder_belongs_to_one_teacher(tiny_fol
         distilled(tiny_folder("Llama"), tmp_path / "out", max_steps=1, teacher_layer=3)
 
 
+@pytest.mark.long
 def test_a_student_that_approaches_a_narrow_teacher_has_not_collapsed(
     tiny_folder: Folder, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

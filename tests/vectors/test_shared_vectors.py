@@ -60,6 +60,7 @@ def test_file_of_two_processes_is_that_of_one(
     assert steps[-1] == len(TEXTS)
 
 
+@pytest.mark.long
 def test_error_of_one_process_ends_both(tiny_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     models = encoders(tiny_folder("Llama"))
 

@@ -123,6 +123,7 @@ def test_encoders_whose_layers_cannot_be_read_are_refused(tiny_folder: Folder, t
         embed(tiny_folder("Llama"), TEXTS, tmp_path / "v.npy", device="cpu", center=TEXTS * 4)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("suffix", [".npy", ".safetensors", ".parquet"])
 @pytest.mark.parametrize("count", [1000, 2000])
 def test_a_full_disk_leaves_the_file_that_was_there_and_with_more_room_the_run_goes_on(
