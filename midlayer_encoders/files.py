@@ -25,8 +25,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 from uuid import uuid4
 
-from filelock import FileLock, Timeout
-
 from midlayer_encoders._types import content_digest
 from midlayer_encoders.errors import DiskFullError, FolderError, MidlayerError, OptionError, short_repr
 from midlayer_encoders.validation import lone_surrogate
@@ -310,6 +308,8 @@ def folder_lock(folder: Path) -> Iterator[None]:
         FolderError: another run is using the folder.
         OptionError: the folder holds files of something else.
     """
+    from filelock import FileLock, Timeout
+
     check_output_folder(folder)
     make_folder(folder)
     path = folder / LOCK
