@@ -385,7 +385,7 @@ class Workers:
     @classmethod
     def kill(cls) -> None:
         """End the processes now; otherwise an interrupted sweep waits for their jobs."""
-        for key, pool in cls._pools.items():
+        for key, pool in list(cls._pools.items()):  # another thread may start some
             if key[0] == os.getpid():
                 pool.kill()
 
