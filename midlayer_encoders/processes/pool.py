@@ -46,9 +46,9 @@ class ProcessPool:
         self._threads = ThreadPoolExecutor(count, "midlayer worker")  # each waits for the result of one process
         self._idle: queue.SimpleQueue[Connection] = queue.SimpleQueue()
         ends = [Pipe() for _ in range(count)]
-        for ours, _ in ends:
-            self._idle.put(ours)
-        descriptors = [theirs.fileno() for _, theirs in ends]
+        for near_end, _ in ends:
+            self._idle.put(near_end)
+        descriptors = [far_end.fileno() for _, far_end in ends]
         path = os.pathsep.join(filter(None, sys.path))
         environment = os.environ | dict.fromkeys(_THREAD_VARIABLES, "1") | {"PYTHONPATH": path}
         # A process that has imported Apple's frameworks cannot fork.
@@ -65,8 +65,8 @@ class ProcessPool:
             )
             for group in groups
         ]
-        for _, theirs in ends:
-            theirs.close()
+        for _, far_end in ends:
+            far_end.close()
         threading.Thread(target=self._end_when_idle, daemon=True).start()
         atexit.register(self.kill)  # processes that still import would keep this one's output open
 
