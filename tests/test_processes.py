@@ -601,6 +601,15 @@ def test_idle_pool_ends(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.long
+def test_files_of_the_current_folder_are_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "queue.py").write_text("raise RuntimeError")
+    monkeypatch.chdir(tmp_path)
+    pool = ProcessPool("math", 1)
+    assert pool.submit(abs, -1).result() == 1
+    pool.kill()
+
+
+@pytest.mark.long
 def test_process_does_not_wait_for_the_imports_of_its_pool(tmp_path: Path) -> None:
     (tmp_path / "endless.py").write_text("import time; print('imported', flush=True); time.sleep(600)")
     script = "import time; from midlayer_encoders.processes.pool import ProcessPool; ProcessPool('endless', 2)"

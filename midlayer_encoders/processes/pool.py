@@ -121,7 +121,7 @@ def serve(module: str, descriptors: Sequence[int], parent: int) -> None:
     for descriptor in descriptors:
         if is_alone or os.fork() == 0:
             for other in set(descriptors) - {descriptor}:
-                os.close(other)  # or nobody would notice the end of the other process
+                os.close(other)  # so that the end of the other process is noticed at once
             if not is_alone:
                 end_with_parent(starter)
             _answer(Connection(descriptor))
