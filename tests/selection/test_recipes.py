@@ -34,7 +34,6 @@ from tests.selection.frames import frame
 from tests.selection.test_select import KINDS, TEXTS
 
 Folder = Callable[[str], str]
-ZOO = Path(__file__).parents[2] / "benchmarks" / "zoo" / "results"
 YOURS = Recipe(name="yours", template='a "{text}" is:', pooling="last")
 ASKED = ["plain", YOURS, "plain+center+normalize"]
 
@@ -262,17 +261,6 @@ def test_all_named_recipes_are_those_that_the_model_takes(
     assert "The recipe word-echo is left out for local/" in caplog.text
     with pytest.raises(OptionError, match="must leave room for a text"):
         select_layer(encoder, TEXTS, recipes=["plain", "word-echo"])
-
-
-def test_record_of_the_default_is_that_of_the_zoo() -> None:
-    def gains(folder: Path, *models: str) -> list[float]:
-        tables = [pl.read_csv(folder / f"{model}-choices.csv") for model in models]
-        return [float(table.filter(choice="word-echo at 0.95")["gain"].item()) for table in tables]
-
-    first, second, third = gains(ZOO, "SmolLM2-135M", "Gemma-3-270M", "TinyStories-15M")
-    assert f"it gains {first:.1f} (SmolLM2-135M), {second:.1f} (Gemma-3-270M) and {third:.1f} points (Tiny" in RECORD
-    first, second = gains(ZOO / "long", "SmolLM2-135M", "Gemma-3-270M")
-    assert f"it is {-first:.1f} (SmolLM2-135M) and {-second:.1f} points (Gemma-3-270M) below" in LONG_RECORD
 
 
 @pytest.mark.long
