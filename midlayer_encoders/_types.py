@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, Protocol, Self, TypeAlias, runtime_checkable
@@ -189,14 +188,6 @@ class EncoderSpec:
     def read_by(self, engine: Engine) -> Self:
         """Return the spec of vectors that another engine computes: they differ in their last digits."""
         return self if engine == "transformers" else replace(self, parts=(*self.parts, ("engine", engine)))
-
-    def __getattr__(self, name: str) -> Any:
-        for new, old in _NAMES_ON_DISK.items():
-            if name == old:
-                message = f"`EncoderSpec.{old}` is `{new}` now; the old name is removed in 0.4."
-                warnings.warn(message, DeprecationWarning, stacklevel=2)
-                return getattr(self, new)
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     @property
     def digest(self) -> str:

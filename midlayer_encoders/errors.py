@@ -1,12 +1,9 @@
-"""Exceptions of this package, functions that word error messages, and names and keywords of the previous release."""
+"""Exceptions of this package, and functions that word error messages."""
 
 import os
 import re
-import sys
-import warnings
-from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Iterable
 from difflib import get_close_matches
-from typing import Any
 
 
 class MidlayerError(Exception):
@@ -115,73 +112,3 @@ def error_summary(error: BaseException) -> str:
         "KeyError: 'text'"
     """
     return redact_tokens(f"{type(error).__name__}: {error}")
-
-
-def warn_deprecated(message: str) -> None:
-    """Emit a ``DeprecationWarning`` that points at the first caller outside this package.
-
-    By default Python shows a ``DeprecationWarning`` only if it points at a line of ``__main__``.
-    """
-    package = __name__.partition(".")[0]
-    level = 1
-    frame = sys._getframe()
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == package:
-        frame = frame.f_back
-        level += 1
-    warnings.warn(message, DeprecationWarning, stacklevel=level)
-
-
-def deprecated_names(module: str, new_names: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return a module ``__getattr__`` that resolves renamed attributes with a ``DeprecationWarning``.
-
-    Args:
-        module: ``__name__`` of the module.
-        new_names: the new name of each old name; release 0.4 removes the old names.
-    """
-
-    def resolve(name: str) -> Any:
-        if name not in new_names:
-            raise AttributeError(f"module {module!r} has no attribute {name!r}")
-        warn_deprecated(f"`{name}` is now `{new_names[name]}`; the old name is removed in 0.4.")
-        return getattr(sys.modules[module], new_names[name])
-
-    return resolve
-
-
-def take_deprecated(
-    keywords: MutableMapping[str, Any], replacements: Mapping[str, str], *, function: str | None = None
-) -> dict[str, Any]:
-    """Remove deprecated keywords from ``keywords`` and return their values under the names that replace them.
-
-    Each one issues a ``DeprecationWarning`` that points to the caller's line.
-
-    Args:
-        keywords: the ``**deprecated`` or ``**options`` of a function; modified in place.
-        replacements: the new name of each old keyword; ``"settings.field"`` if it is now a field of grouped settings.
-        function: name of the function; if given, a keyword that remains raises a ``TypeError``. Leave it out if the
-            remaining keywords are encoder options, which ``make_options`` verifies.
-
-    Returns:
-        The values by new name; the fields of grouped settings in a dict of their own, for ``dataclasses.replace``.
-
-    Example:
-        >>> import warnings
-        >>> old = {"texts": 8, "epochs": 3}
-        >>> with warnings.catch_warnings():
-        ...     warnings.simplefilter("ignore", DeprecationWarning)
-        ...     take_deprecated(old, {"texts": "metric_texts", "epochs": "training.epochs"}, function="probe")
-        {'metric_texts': 8, 'training': {'epochs': 3}}
-    """
-    values: dict[str, Any] = {}
-    for name, replacement in replacements.items():
-        if name in keywords:
-            warn_deprecated(f"`{name}` is now `{replacement}`; the old keyword will be removed in 0.4.")
-            settings, _, field = replacement.rpartition(".")
-            target = values.setdefault(settings, {}) if settings else values
-            target[field] = keywords.pop(name)
-    if function is not None and keywords:
-        unknown = next(iter(keywords))
-        raise TypeError(
-            f"{function}() got an unexpected keyword argument {unknown!r}.{did_you_mean(unknown, replacements)}"
-        )
-    return values

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from midlayer_encoders._types import JOINS, NORMS, POOLINGS, Join, Layer, Norm, Pooling
-from midlayer_encoders.errors import OptionError, deprecated_names, did_you_mean, short_repr
+from midlayer_encoders.errors import OptionError, did_you_mean, short_repr
 from midlayer_encoders.validation import check_choice, check_count, check_flag, check_text
 
 if TYPE_CHECKING:
@@ -625,8 +625,3 @@ def fitting_recipes(encoder: TakesRecipe, recipes: Sequence[Recipe]) -> list[Rec
     if not set(RECIPES) <= {recipe.name for recipe in recipes}:
         return list(recipes)
     return [recipe for recipe in recipes if recipe.join is None or takes_recipe(encoder, recipe)]
-
-
-if not TYPE_CHECKING:  # otherwise type checkers would accept any name
-    _RENAMED = {"Frame": "TemplateParts", "Placed": "TokenLayout", "frames_of": "split_template"}
-    __getattr__ = deprecated_names(__name__, {**_RENAMED, "with_frame": "add_template", "KINDS": "TEXT_KINDS"})

@@ -1,9 +1,6 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
-import warnings
 from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
@@ -131,25 +128,3 @@ def test_repr_of_any_object_is_short() -> None:
     assert short_repr(Odd()) == "a Odd"
     assert short_repr(np.zeros((2, 3))) == "a ndarray of shape (2, 3)"
     assert len(short_repr("a" * 10**6)) == 60
-
-
-DEPRECATED = {
-    "an attribute": "from midlayer_encoders.store import StoreFullError",
-    "a module": "import midlayer_encoders.analysis",
-    "a class": "from midlayer_encoders.recipes import Frame, with_frame",
-}
-
-
-@pytest.mark.parametrize("case", DEPRECATED)
-def test_deprecation_warning_points_to_the_caller(case: str) -> None:
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        exec(compile(DEPRECATED[case], "/the/caller.py", "exec"), {"__name__": "__main__"})
-    deprecations = [warning for warning in caught if "removed in 0." in str(warning.message)]
-    assert {warning.filename for warning in deprecations} == {"/the/caller.py"}
-
-
-@pytest.mark.slow
-def test_deprecation_warning_is_shown_by_default() -> None:
-    process = subprocess.run([sys.executable, "-c", DEPRECATED["a class"]], capture_output=True, text=True)
-    assert "`Frame` is now `TemplateParts`" in process.stderr

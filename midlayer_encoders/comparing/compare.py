@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from math import gcd, sqrt
 from pathlib import Path
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Any, Unpack, cast
+from typing import TYPE_CHECKING, Unpack
 
 import polars as pl
 import torch
@@ -20,7 +20,7 @@ from midlayer_encoders._types import EncoderSpec, Layer, Progress, Stage
 from midlayer_encoders.comparing.checkpoints import is_folder
 from midlayer_encoders.encoder.options import EncoderKeywords, EncoderOptions, make_options
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder, complete_encoder
-from midlayer_encoders.errors import OptionError, short_repr, take_deprecated
+from midlayer_encoders.errors import OptionError, short_repr
 from midlayer_encoders.files import check_output_folder, expand_home
 from midlayer_encoders.frame.schema import NamedSubject, tidy_frame, tidy_rows
 from midlayer_encoders.measuring import agreed, extra_passes
@@ -138,9 +138,7 @@ def compare(
     Raises:
         OptionError: no other model, the same model twice, too few texts or too many.
     """
-    old_keywords = {"resamples": "intervals.resamples", "confidence": "intervals.confidence"}
-    replaced = take_deprecated(cast(dict[str, Any], options), old_keywords)
-    intervals = replace(intervals or IntervalSettings(), **replaced.get("intervals", {}))
+    intervals = intervals or IntervalSettings()
     encoder_options = make_options(options, norm="none")
     names = comparable(metrics)
     models = (base, *tuned)

@@ -24,7 +24,7 @@ from midlayer_encoders.encoder.inputs import probe_features, sampling_rate, supp
 from midlayer_encoders.encoder.options import EncoderKeywords, EncoderOptions, make_options
 from midlayer_encoders.encoder.saved_folder import SavedFolder, later_modules, load_saved_folder, pooling_name
 from midlayer_encoders.encoder.sentence_transformers_internals import PlainOnDisk
-from midlayer_encoders.errors import CutError, MidlayerError, OptionError, short_repr, warn_deprecated
+from midlayer_encoders.errors import CutError, MidlayerError, OptionError, short_repr
 from midlayer_encoders.models.anatomy import Anatomy, find_anatomy, find_towers, resolve_layer
 from midlayer_encoders.models.cut import MOST_PLANS, Cut, JointCut
 from midlayer_encoders.models.gguf_cache import TOKENIZER, converted_folder
@@ -243,12 +243,6 @@ class BuiltEncoder(PlainOnDisk):
                 raise OptionError(f"`truncate_dim` must be at most {dimension} for {self.name}, but got {size}.")
             for module in prompting.modules_after_pooling(self, options):
                 self.append(module.to(device=self.device, dtype=self.dtype))
-
-    @property
-    def layers(self) -> dict[str, int]:
-        """The old name of ``tower_layers``."""
-        warn_deprecated("`LayerEncoder.layers` is `tower_layers` now; the old name is removed in 0.4.")
-        return self.tower_layers
 
     @property
     def spec(self) -> EncoderSpec:

@@ -18,7 +18,7 @@ from torchmetrics import Metric
 from torchmetrics.utilities.distributed import gather_all_tensors
 
 from midlayer_encoders._isolation import full_precision
-from midlayer_encoders.errors import LayerIndexError, MidlayerError, NotFiniteError, OptionError, warn_deprecated
+from midlayer_encoders.errors import LayerIndexError, MidlayerError, NotFiniteError, OptionError
 from midlayer_encoders.spectra.eigen import KERNELS_IN_FLOAT64, kernels_enabled, kernels_run_on
 
 _STACK_SIZE = 2**24  # numbers of several layers that are stacked: 128 MB in float64
@@ -176,7 +176,6 @@ class LayerMetric(Metric):
                     f"{type(self).__name__} must not be wrapped: torchmetrics' wrappers treat each update, which has "
                     "one layer, as a batch of its own. Update one metric for each draw, or for each window."
                 )
-            args, kwargs = _tensors_first(args, kwargs)
             wrapped(*args, **kwargs)
 
         return checked
@@ -207,14 +206,6 @@ class LayerMetric(Metric):
                 dtype = functools.reduce(torch.promote_types, [state_dtype for state_dtype, _ in types])
                 empty = torch.empty((0, *types[0][1]), dtype=dtype, device=self.device)
                 setattr(self, name, [local.get(name, empty).to(self.device, dtype)])
-
-
-def _tensors_first(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return arguments of ``update`` with ``layer`` as a keyword; 0.2 took it first."""
-    if not args or getattr(args[0], "ndim", 0) > 0:
-        return args, kwargs
-    warn_deprecated("`update(layer, states)` is now `update(states, layer=layer)`; 0.4 will remove the old order.")
-    return args[1:], {**kwargs, "layer": args[0]}
 
 
 def joined(state: Tensor | list[Tensor]) -> Tensor:

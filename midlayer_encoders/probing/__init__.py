@@ -1,6 +1,5 @@
 """Train a small classifier on every frozen layer and score how well each layer separates labeled examples."""
 
-from midlayer_encoders.errors import deprecated_names
 from midlayer_encoders.probing.classifiers import AttentiveProbes, LinearProbes
 from midlayer_encoders.probing.examples import Split, split_examples
 from midlayer_encoders.probing.probe import ProbeSettings, probe, probe_tokens
@@ -20,5 +19,3 @@ __all__ = [
     "split_examples",
     "wilson",
 ]
-
-__getattr__ = deprecated_names(__name__, {"KeptTokens": "CachedTokens", "ProbeTraining": "ProbeSettings"})

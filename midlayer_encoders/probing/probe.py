@@ -3,7 +3,7 @@
 import logging
 import math
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from midlayer_encoders import validation
 from midlayer_encoders._types import Layer, Progress
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
-from midlayer_encoders.errors import NotFiniteError, OptionError, short_repr, take_deprecated
-from midlayer_encoders.measuring import agreed
+from midlayer_encoders.errors import NotFiniteError, OptionError, short_repr
 from midlayer_encoders.probing.classifiers import PROBE_KINDS, AttentiveProbes, LinearProbes, ProbeKind
 from midlayer_encoders.probing.examples import Split, split_examples
 from midlayer_encoders.probing.probe_result import ProbeResult
@@ -167,9 +166,6 @@ def evaluate(head: nn.Module, source: TokenSource, labels: Tensor, index: Tensor
     return torch.cat(parts, dim=2).cpu()
 
 
-_DEPRECATED = {field.name: f"settings.{field.name}" for field in fields(ProbeSettings)} | {"norm": "encoder.norm"}
-
-
 def probe(
     encoder: LayerEncoder,
     inputs: Sequence[Any],
@@ -184,7 +180,6 @@ def probe(
     devices: int = 1,
     num_nodes: int = 1,
     progress: Progress | None = None,
-    **deprecated: Any,
 ) -> ProbeResult:
     """Return the accuracy by layer of probes on a frozen model's tokens, all layers from one forward pass.
 
@@ -206,12 +201,10 @@ def probe(
             trains, and also reads tokens that need more than ``keep_gb``. The result is that of one process.
         num_nodes: number of machines that share the reading.
         progress: called by the first process with the stages ``"reading"`` and ``"training"``.
-        deprecated: the fields of ``settings`` as keywords, which 0.2 accepted.
     """
     validation.check_fork()
     validation.check_choice("kind", kind, PROBE_KINDS)
-    replaced = take_deprecated(deprecated, _DEPRECATED, function="probe")
-    settings = replace(settings or ProbeSettings(), **replaced.get("settings", {}))
+    settings = settings or ProbeSettings()
     reason, unused = UNUSED_SETTINGS[kind]
     validation.check_effect(
         ProbeSettings, f"with kind={kind!r}, which {reason}", **{name: getattr(settings, name) for name in unused}
@@ -220,7 +213,6 @@ def probe(
     validation.check_progress(progress)
     if not hasattr(encoder, "anatomy"):
         raise OptionError(f"`encoder` must be a LayerEncoder, but got {short_repr(encoder)}.")
-    agreed("norm", replaced.get("encoder", {}).get("norm"), encoder.norm)
     examples, all_labels = _labeled_examples(inputs, labels, test_inputs, test_labels)
     classes, names = class_numbers(all_labels)
     split = split_examples(classes, names=names, num_test=len(test_labels), seed=settings.seed)
@@ -287,7 +279,6 @@ def probe_tokens(
     settings: ProbeSettings | None = None,
     progress: Progress | None = None,
     device: torch.device | str = "cpu",
-    **deprecated: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return which test examples each layer has right ``(L, M)``, validation accuracy ``(L,)`` and epochs ``(L,)``.
 
@@ -301,11 +292,8 @@ def probe_tokens(
         settings: of the training.
         progress: called after each epoch, with the stage ``"training"``.
         device: to train on.
-        deprecated: the keywords ``training`` and ``heads`` of 0.2.
     """
-    settings = take_deprecated(deprecated, {"training": "settings"}).get("settings", settings)
-    replaced = take_deprecated(deprecated, {"heads": "settings.heads"}, function="probe_tokens")
-    settings = replace(settings or ProbeSettings(), **replaced.get("settings", {}))
+    settings = settings or ProbeSettings()
     num_layers, width = source.shape
     num_classes = int(labels.max()) + 1
     head: AttentiveProbes | LinearProbes

@@ -1,7 +1,6 @@
 """Score and measure every layer of a model on MTEB tasks from one forward pass over each text."""
 
 import importlib
-import warnings
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -20,12 +19,8 @@ if not TYPE_CHECKING:
         **dict.fromkeys(("SweepSettings", "sweep"), "sweeping.layer_sweep"),
         "sweep_many": "sweeping.units",
     }
-    _MOVED = {"Board": "boards", "embed": "vectors"}
 
     def __getattr__(name: str) -> object:
-        if name not in _MODULES | _MOVED:
+        if name not in _MODULES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        if name in _MOVED:
-            message = f"`{__name__}.{name}` is deprecated: use `midlayer_encoders.{name}`."
-            warnings.warn(message, DeprecationWarning, stacklevel=2)
-        return getattr(importlib.import_module(f"midlayer_encoders.{(_MODULES | _MOVED)[name]}"), name)
+        return getattr(importlib.import_module(f"midlayer_encoders.{_MODULES[name]}"), name)

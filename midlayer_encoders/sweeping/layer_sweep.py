@@ -6,10 +6,10 @@ import json
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, Unpack, cast, get_args
+from typing import Any, Literal, TypeAlias, Unpack, get_args
 
 import polars as pl
 
@@ -18,7 +18,7 @@ from midlayer_encoders._types import Engine, Layer, Precision, Progress, Stage, 
 from midlayer_encoders.encoder.options import EncoderKeywords, make_options
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder, load_shared
 from midlayer_encoders.encoder.spec import result_name, result_revision
-from midlayer_encoders.errors import OptionError, take_deprecated
+from midlayer_encoders.errors import OptionError
 from midlayer_encoders.files import LOCK, check_links, check_output_folder, make_folder, write_file
 from midlayer_encoders.frame.schema import tidy_frame, tidy_rows
 from midlayer_encoders.frame.summaries import RESAMPLES_SCHEMA
@@ -208,8 +208,6 @@ def sweep(
             match its own.
     """
     validation.check_fork()
-    names_of_0_2 = {field.name: f"settings.{field.name}" for field in fields(SweepSettings)}
-    changed = take_deprecated(cast(dict[str, Any], options), names_of_0_2).get("settings", {})
     request = SweepRequest(
         layers=layers,
         engine=engine,
@@ -220,7 +218,7 @@ def sweep(
         out=out,
         store=store,
         progress=progress,
-        settings=replace(settings or SweepSettings(), **changed),
+        settings=settings or SweepSettings(),
     )
     sources: list[TaskSource] = []
     if not isinstance(tasks, tuple) or tasks:

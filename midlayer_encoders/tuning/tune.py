@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack, cast
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 import torch
@@ -16,7 +15,7 @@ from midlayer_encoders import files
 from midlayer_encoders._types import Layer, Progress, Stage
 from midlayer_encoders.encoder.options import EncoderKeywords
 from midlayer_encoders.encoder.sentence_transformers_encoder import READING_OPTIONS, LayerEncoder
-from midlayer_encoders.errors import OptionError, take_deprecated
+from midlayer_encoders.errors import OptionError
 from midlayer_encoders.recipes import Recipe
 from midlayer_encoders.scoring import all_alike
 from midlayer_encoders.tuning.losses import DistillLoss, MaskedNextTokenLoss, masked_token_head, pair_loss
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     from mteb.abstasks import AbsTask
 
 _TRIED = 64  # texts in which a token must be maskable
-_DEPRECATED = {field.name: f"settings.{field.name}" for field in fields(TuneSettings)}
 
 _CHUNK = 4096  # texts whose vectors are one file, so that an interrupted run resumes
 _BATCH = 64
@@ -78,8 +76,7 @@ def tune(
         OptionError: for invalid arguments, or if ``out`` holds other files.
         TaskFileError: for pairs that cannot be trained on.
     """
-    replaced = take_deprecated(cast(dict[str, Any], options), _DEPRECATED)
-    settings = replace(settings or TuneSettings(), **replaced.get("settings", {}))
+    settings = settings or TuneSettings()
     check_packages(lora=bool(settings.lora))
     check_progress(progress)
     folder = checked_folder(out)

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import math
 import shutil
-import sys
 import weakref
 from pathlib import Path
 
@@ -13,8 +12,6 @@ import transformers as tf
 from polars.testing import assert_frame_equal
 from typer.testing import CliRunner
 
-import midlayer_encoders.comparing
-import midlayer_encoders.probing
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.cli import app
 from midlayer_encoders.comparing import CompareResult
@@ -242,13 +239,3 @@ def test_options_that_conflict_with_an_encoder_are_refused(base: str, tuned: str
     for name, value in {"max_length": 4, "truncate_dim": 3, "bidirectional": True}.items():
         with pytest.raises(OptionError, match=f"`{name}` must be the encoder's"):
             compare(*encoders, texts=TEXTS, metrics="anisotropy", **{name: value})  # type: ignore[arg-type]
-
-
-def test_old_package_still_imports_with_a_deprecation_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in sys.modules if name.startswith("midlayer_encoders.analysis")]:
-        monkeypatch.delitem(sys.modules, name)
-    with pytest.warns(DeprecationWarning, match="midlayer_encoders.analysis") as caught:  # noqa: PT031
-        from midlayer_encoders.analysis.correlation import correlate
-        from midlayer_encoders.analysis.probing import probe
-    assert (correlate, probe) == (midlayer_encoders.comparing.correlate, midlayer_encoders.probing.probe)
-    assert [warning.filename for warning in caught] == [__file__]

@@ -81,8 +81,6 @@ def test_one_layer_applies_to_both_towers_and_a_pair_is_the_sum(joint_folder: Fo
     unit = encoder.encode(text_image_pairs, normalize_embeddings=True, convert_to_tensor=True)
     total = torch.tensor(encoder.encode(TEXTS) + encoder.encode(IMAGES))  # summed first, then scaled
     torch.testing.assert_close(unit, torch.nn.functional.normalize(total, dim=1), atol=1e-5, rtol=1e-4)
-    with pytest.warns(DeprecationWarning, match=r"`LayerEncoder\.layers` is `tower_layers` now"):
-        assert encoder.layers == encoder.tower_layers
     other_encoder = LayerEncoder(joint_folder("CLIP"), {"text": 3, "image": 3}, device="cpu")
     assert other_encoder.spec.digest != encoder.spec.digest
     assert other_encoder.model_card_data.model_name.endswith("-layer-text-3-image-3")

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
-
 import pytest
 import torch
-from torch import Tensor
 from torchmetrics.wrappers import BootStrapper, MinMaxMetric, Running
 
 from midlayer_encoders.errors import MidlayerError, OptionError
-from midlayer_encoders.metrics import METRICS, anisotropy
+from midlayer_encoders.metrics import METRICS
 from tests.metrics.feeding import corpus, feed, make
 
 LAYERS = [3, 8]
@@ -21,32 +17,6 @@ LAYERS = [3, 8]
 def test_wrappers_are_refused(wrapper: type) -> None:
     with pytest.raises(MidlayerError, match="Anisotropy must not be wrapped: torchmetrics' wrappers treat each update"):
         wrapper(make("anisotropy", LAYERS)).update(corpus().pooled[0], layer=3)
-
-
-@pytest.mark.parametrize("name", METRICS)
-def test_old_order_of_arguments_gives_the_same_values_with_a_warning(name: str) -> None:
-    texts = corpus()
-    index = torch.arange(13)
-    old, new = make(name, range(3)), feed(make(name, range(3)), texts, [index])
-    for layer in range(3):
-        calls: list[tuple[tuple[Tensor, ...], dict[str, int]]] = {
-            "tokens": [((texts.states[layer], texts.mask), {})],
-            "pooled": [((texts.pooled[layer],), {})],
-            "views": [((rows,), {"view": view}) for view, rows in enumerate(texts.views[layer])],
-        }[old.kind.replace("copies", "views")]
-        for tensors, options in calls:
-            with pytest.warns(DeprecationWarning, match=r"is now `update\(states, layer=layer\)`"):
-                old.update(layer, *tensors, **options, index=index)
-    torch.testing.assert_close(old.compute(), new.compute(), rtol=0, atol=0, equal_nan=True)
-
-
-def test_old_order_works_in_copies() -> None:
-    rows = corpus().pooled[0]
-    plain = make("anisotropy", [0])
-    for metric in (plain, copy.deepcopy(plain), pickle.loads(pickle.dumps(plain))):
-        with pytest.warns(DeprecationWarning, match="0.4 will remove the old order"):
-            metric.update(0, rows)
-        assert float(metric.compute()) == pytest.approx(float(anisotropy(rows)))
 
 
 @pytest.mark.parametrize("name", METRICS)
