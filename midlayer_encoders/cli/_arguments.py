@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, BadParameter, Context, Option
 
-from midlayer_encoders._types import Engine
 from midlayer_encoders.cli._progress import is_first_process, show_waiting, silence
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.recipes import Recipe, recipes_of
@@ -25,7 +24,6 @@ _TEXTS = Option("--texts", help="One text per line, or your data (JSONL, CSV, pa
 
 Model = Annotated[str, Argument(help="Folder or hub name, built-in (SmolLM2-135M) or built-in-minilm (MiniLM).")]
 LayerWords = Annotated[str, Option("--layer", help="17, -1 (the last), or 0.7 (of the depth).")]
-EngineName = Annotated[Engine, Option("--engine", help="vllm computes the states with vLLM, in its own environment.")]
 MetricNames = Annotated[str, Option("--metrics", help="paper, all, or names separated by commas.")]
 TextsFile = Annotated[Path, _TEXTS]
 TextColumn = Annotated[str | None, Option("--text-column", help="Column of the texts, if it is not text.")]

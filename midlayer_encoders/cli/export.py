@@ -103,7 +103,6 @@ def embed(
     out: Annotated[Path, Option(help="vectors.npy, .safetensors or .parquet; with --ray a new folder.")],
     inputs: _arguments.Inputs,
     layers: _arguments.Layers = "all",
-    engine: _arguments.EngineName = "transformers",
     token_budget: Annotated[str, Option(help="Tokens in a batch; auto finds the fastest size.")] = "auto",
     shared: _arguments.Sharing,
     ray: Annotated[bool, Option("--ray", help="Embed parquet (--texts) in actors of Ray, on a cluster.")] = False,
@@ -122,7 +121,7 @@ def embed(
     budget: Any = int(token_budget) if token_budget.lstrip("-").isdigit() else token_budget
     if ray:
         reason = "with --ray, which writes vectors of texts: run it without --ray"
-        _arguments.refuse_flags(context, reason, "images", "audio", "skip_bad", "engine")
+        _arguments.refuse_flags(context, reason, "images", "audio", "skip_bad")
         _arguments.refuse_flags(context, "with --ray: use --concurrency", "devices", "num_nodes")
         actors = {"batch_size": batch_size, "concurrency": concurrency}
         _embed_with_ray(model, inputs, out, layers=layers, token_budget=budget, **actors, **options.changed())
@@ -136,7 +135,7 @@ def embed(
     unit = "waveforms" if kind == "audio" else kind
     with _progress.show_progress({"embedding": f"Embedding {unit}", "writing": "Writing vectors"}) as progress:
         written = vectors.embed(
-            encoder, items, out, layers=layers, engine=engine, token_budget=budget, progress=progress, **asdict(shared)
+            encoder, items, out, layers=layers, token_budget=budget, progress=progress, **asdict(shared)
         )
     _output.print_result(path=written, inputs=len(items), kind=kind)
     _output.print_text(f"Vectors of {counted(len(items), unit.removesuffix('s'))} are in {written}.", wrap=False)

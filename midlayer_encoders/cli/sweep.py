@@ -51,7 +51,6 @@ def sweep(
     recipes: _arguments.RecipeNames = None,
     dims: Annotated[str | None, Option(help="64,128: also score vectors of so many dimensions.")] = None,
     precisions: Annotated[str | None, Option(help="int8,binary: quantize vectors, with each of --dims.")] = None,
-    engine: _arguments.EngineName = "transformers",
     metrics: Annotated[str, Option(help="none, paper, all, or names.")] = _DEFAULT_METRICS,
     no_baselines: Annotated[bool, Option("--no-baselines", help="Do not score TF-IDF and MiniLM.")] = False,
     out: Annotated[Path | None, Option(help="Folder for frame, results and page.")] = None,
@@ -81,7 +80,6 @@ def sweep(
         options = options if revision is None else replace(options, revision=revision)
     arguments: dict[str, Any] = {
         "layers": layers,
-        "engine": engine,
         "dims": _arguments.parse_sizes("dims", dims),
         "precisions": [] if precisions is None else precisions.split(","),
         "metrics": _arguments.parse_metrics(metrics),

@@ -18,7 +18,7 @@ from sentence_transformers.sentence_transformer.modules import Pooling as Poolin
 from torch import Tensor
 from tqdm import tqdm
 
-from midlayer_encoders._types import Engine, Layer
+from midlayer_encoders._types import Layer
 from midlayer_encoders.encoder import inputs as prepare
 from midlayer_encoders.encoder.first_module import MemoryModule, check_length, reads_padding
 from midlayer_encoders.encoder.options import check_device, device_name
@@ -35,7 +35,6 @@ from midlayer_encoders.reading.locks import turn
 from midlayer_encoders.reading.pooling import pool, real_tokens
 from midlayer_encoders.reading.reader import LayerReader, layer_reader
 from midlayer_encoders.reading.towers import joint_reader
-from midlayer_encoders.reading.vllm import check_engine, vllm_reader
 from midlayer_encoders.recipes import CHARACTERS_PER_TOKEN, Counting
 from midlayer_encoders.validation import check_choice, check_count, check_text
 
@@ -115,7 +114,6 @@ class EmbeddingEncoder(SavableEncoder):
         *,
         prompt_name: str | None = None,
         prompt: str | None = None,
-        engine: Engine = "transformers",
         token_budget: TokenBudget = "auto",
         show_progress_bar: bool = False,
         convert_to_tensor: bool = False,
@@ -132,8 +130,6 @@ class EmbeddingEncoder(SavableEncoder):
             layers: ``"all"`` up to the encoder's layer, or a list; they are returned in ascending order.
             prompt_name: name of the prompt before each text; the default prompt by default.
             prompt: text of the prompt.
-            engine: ``"vllm"`` to compute the states with vLLM, in its own environment; the process stays up as long as
-                the encoder's model. See ``docs/engines.md``.
             token_budget: tokens in a batch; ``"auto"`` chooses a number for the device.
             show_progress_bar: show the progress on standard error.
             convert_to_tensor: return a tensor on the encoder's device instead of a NumPy array.
@@ -146,8 +142,8 @@ class EmbeddingEncoder(SavableEncoder):
         single = self.is_singular_input(inputs)
         items = [inputs] if single else list(inputs)
         prompt = self.prompt_text(prompt_name, prompt, items)
-        reader = self.vector_reader(layers, prompt=prompt, engine=engine)
-        tokens = plans.tokens_that_fit(self, engine) if budget == "auto" else budget
+        reader = self.vector_reader(layers, prompt=prompt)
+        tokens = plans.tokens_that_fit(self) if budget == "auto" else budget
         batches = plans.batches_of(self, items, token_budget=tokens, prompt=prompt)
         with tqdm(total=len(items), desc="Inputs", disable=not show_progress_bar) as bar:
             vectors = reader.vectors(items, batches, done=bar.update)
@@ -156,16 +152,10 @@ class EmbeddingEncoder(SavableEncoder):
         vectors = vectors[:, 0] if single else vectors
         return vectors.to(self.device) if convert_to_tensor else vectors.numpy()
 
-    def vector_reader(
-        self, layers: Sequence[Layer] | str = "all", *, prompt: str = "", engine: Engine = "transformers"
-    ) -> LayerReader:
+    def vector_reader(self, layers: Sequence[Layer] | str = "all", *, prompt: str = "") -> LayerReader:
         """Return a reader of the vectors of layers; those of a joint model come from its heads."""
-        check_engine(engine)
         read = joint_reader if self.tower_layers else layer_reader
-        reader = read(self, layers=layers, prompt=prompt)
-        if engine == "vllm":
-            return vllm_reader(reader, self, bidirectional=self.options.bidirectional)
-        return reader
+        return read(self, layers=layers, prompt=prompt)
 
     def _encode_text_with_image(self, inputs: Any, single: bool, *args: Any, **kwargs: Any) -> Any:
         """Return the sum of the vectors of each text and its image, normalized afterwards if requested."""

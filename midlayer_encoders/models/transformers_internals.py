@@ -123,27 +123,6 @@ def _with_prefix(kind: Any, prefix: str) -> Any:
     return type(kind.__name__, (kind,), {**names, "base_model_prefix": prefix})
 
 
-def causal_model_class(model: Any) -> Any | None:
-    """Return the class of a transformer with its language model's head, or ``None`` if there is none."""
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
-
-    kind = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(getattr(model, "config", None)), None)
-    return kind if kind is not None and kind.__name__.endswith("ForCausalLM") else None
-
-
-def save_with_head(model: Any, folder: str) -> None:
-    """Write a causal transformer as a language model whose head is its embeddings."""
-    config = copy.deepcopy(model.config)
-    config.tie_word_embeddings = True
-    kind: Any = causal_model_class(model)
-    with without_weights():
-        whole = kind(config)
-    setattr(whole, whole.base_model_prefix, model)
-    whole.tie_weights()
-    with without_bars():
-        whole.save_pretrained(folder)
-
-
 class EncoderPart(NamedTuple):
     """The encoder of an encoder-decoder: its class, its config and its path in the model."""
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from midlayer_encoders._types import EncoderSpec, Engine, Norm, Pooling
+from midlayer_encoders._types import EncoderSpec, Norm, Pooling
 from midlayer_encoders.media import audio_lengths, check_taken, medium_of
 from midlayer_encoders.models.anatomy import Anatomy, suffers_from_padding
 from midlayer_encoders.reading.joined_readings import JoinedReadings
@@ -24,7 +24,6 @@ from midlayer_encoders.validation import check_count, check_texts
 TokenBudget: TypeAlias = int | Literal["auto"]
 
 _CPU_TOKENS = 4096
-_VLLM_TOKENS = 16384  # of a request; vLLM schedules them by itself
 _MAX_GPU_TOKENS = 65536  # beyond this an H200 was no faster (benchmarks/results/sweep_gpu.md)
 _MIN_GPU_TOKENS = 1024
 _MAX_MEDIA = {"cpu": 32, "cuda": 64}  # images or waveforms in a batch
@@ -130,14 +129,12 @@ def check_budget(token_budget: TokenBudget) -> TokenBudget:
     return "auto" if token_budget == "auto" else check_count("token_budget", token_budget, "tokens")
 
 
-def tokens_that_fit(source: LayerSource, engine: Engine = "transformers") -> int:
+def tokens_that_fit(source: LayerSource) -> int:
     """Return the number of tokens in a batch on a source's device, a power of two.
 
     On a GPU a batch uses at most half of the free memory: the states of a token, its widest states inside a block, and
     copies in float32.
     """
-    if engine == "vllm":
-        return _VLLM_TOKENS
     if source.device.type != "cuda":
         return _CPU_TOKENS
     config = getattr(source.transformer, "config", None)

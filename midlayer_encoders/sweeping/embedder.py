@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from midlayer_encoders._types import EncoderSpec, Engine, Join, Norm, Stage, content_digest
+from midlayer_encoders._types import EncoderSpec, Join, Norm, Stage, content_digest
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.files import read_artifact, write_file_once
@@ -61,7 +61,6 @@ class Embedder:
         stage: counts the texts that this process embeds.
         group: the processes that share the batches.
         planning: receives a report while batches are planned.
-        engine: what computes the states.
     """
 
     encoder: LayerEncoder
@@ -70,12 +69,11 @@ class Embedder:
     stage: Stage = field(default_factory=lambda: Stage(None, "embedding"))
     group: Group = field(default_factory=Group)
     planning: Stage = field(default_factory=lambda: Stage(None, "planning"))
-    engine: Engine = "transformers"
 
     @cached_property
     def tokens(self) -> int:
         """Tokens per batch."""
-        return tokens_that_fit(self.encoder, self.engine) if self.token_budget == "auto" else self.token_budget
+        return tokens_that_fit(self.encoder) if self.token_budget == "auto" else self.token_budget
 
     def __call__(self, items: Sequence[Any], keys: Sequence[str], prompt: str) -> None:
         """Embed the items whose keys are not stored.
@@ -116,7 +114,7 @@ class Embedder:
 
     def _embed(self, items: Mapping[str, Any], missing: set[int], batches: list[list[int]], prompt: str) -> None:
         """Embed this process's share of the incomplete batches, and store the missing items."""
-        reader = self.encoder.vector_reader(self.store.layers, prompt=prompt, engine=self.engine)
+        reader = self.encoder.vector_reader(self.store.layers, prompt=prompt)
         batches = self.group.part([batch for batch in batches if missing.intersection(batch)])
         self.stage.expect(sum(map(len, batches)))
         contents = list(items.values())

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias, Unpack, get_args
 import polars as pl
 
 from midlayer_encoders import validation
-from midlayer_encoders._types import Engine, Layer, Precision, Progress, Stage, content_digest
+from midlayer_encoders._types import Layer, Precision, Progress, Stage, content_digest
 from midlayer_encoders.encoder.options import EncoderKeywords, make_options
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder, load_shared
 from midlayer_encoders.encoder.spec import result_name, result_revision
@@ -27,7 +27,6 @@ from midlayer_encoders.metrics import make_metrics
 from midlayer_encoders.models.anatomy import paired_layers
 from midlayer_encoders.processes.sharing import Group, check_launcher, cpus_per_process
 from midlayer_encoders.reading.batches import TokenBudget, check_budget
-from midlayer_encoders.reading.vllm import check_engine
 from midlayer_encoders.recipes import PLAIN, SMALLEST_SAMPLE, Recipe, fitting_recipes, recipes_of, with_readings
 from midlayer_encoders.store import StoreDtype, text_key
 from midlayer_encoders.sweeping.baselines import baselines_for
@@ -98,7 +97,6 @@ class SweepRequest:
     """The arguments of :func:`~midlayer_encoders.sweep` except the model, the tasks and the recipes."""
 
     layers: Sequence[Layer] | str = "all"
-    engine: Engine = "transformers"
     dims: Sequence[int] = ()
     precisions: Sequence[Precision] = ()
     metrics: str | Sequence[str] = ()
@@ -111,8 +109,6 @@ class SweepRequest:
     def __post_init__(self) -> None:
         self.compressions = make_compressions(self.dims, self.precisions)
         self.baselines = validation.check_flag("baselines", self.baselines)
-        settings = self.settings
-        check_engine(self.engine, devices=settings.devices, num_nodes=settings.num_nodes)
         validation.check_path("out", self.out)
         if self.out is not None:
             check_output_folder(Path(self.out))
@@ -151,7 +147,6 @@ def sweep(
     limit: int | None = None,
     budget: float | None = None,
     layers: Sequence[Layer] | str = "all",
-    engine: Engine = "transformers",
     recipes: str | Recipe | Sequence[str | Recipe] | None = None,
     dims: Sequence[int] = (),
     precisions: Sequence[Precision] = (),
@@ -183,8 +178,6 @@ def sweep(
             The result is that of the last sample; its notes describe all. Loading the model and ``metrics`` come on
             top.
         layers: ``"all"``, or some layers, each as ``layer`` of :class:`LayerEncoder`.
-        engine: ``"vllm"`` to compute the embedded texts with vLLM, in its own environment; their vectors have a store
-            of their own. Metrics and times are those of transformers. See ``docs/engines.md``.
         recipes: names of recipes (``"one-word"``, ``"plain+center"``), :class:`~midlayer_encoders.Recipe` objects, or
             ``"all"``: every layer under each of them, with one pass per recipe. The result is then a
             ``RecipesResult``, whose frame has the column ``recipe``. Centering is fitted on texts of
@@ -210,7 +203,6 @@ def sweep(
     validation.check_fork()
     request = SweepRequest(
         layers=layers,
-        engine=engine,
         dims=dims,
         precisions=precisions,
         metrics=metrics,
@@ -367,13 +359,13 @@ class SingleSweep:
 
     def __post_init__(self) -> None:
         encoder, request = self.encoder, self.request
-        self.layers = encoder.vector_reader(request.layers, engine=request.engine).layers
+        self.layers = encoder.vector_reader(request.layers).layers
         if encoder.tower_layers and request.has_metrics:
             raise OptionError(
                 f"`metrics` must be left out for {encoder.name}, which has two towers: they read the states of one. "
                 "Pass tower='image' or tower='text'."
             )
-        self.spec = encoder.spec.read_by(request.engine)
+        self.spec = encoder.spec
         width = num_dims(encoder, self.spec.norm) // (2 if self.recipe.join in ("sum", "first", "second") else 1)
         if too_many := [each.dims for each in request.compressions if each.dims is not None and each.dims > width]:
             raise OptionError(
@@ -420,7 +412,6 @@ class SingleSweep:
             Stage(self.progress, "embedding"),
             self.group,
             Stage(self.progress, "planning"),
-            self.request.engine,
         )
 
     def _score(self, sources: Sequence[TaskSource], embedder: Embedder) -> ScoringResult:

@@ -144,7 +144,6 @@ def _how(
         "pooling": spec.pooling,
         "longest text": f"{spec.max_length} tokens" if spec.max_length else "as the model takes",
         "dtype": spec.dtype,
-        "engine": dict(spec.parts).get("engine", ""),
         "weights": spec.weights_digest,
         "tasks": ", ".join(task_label(source.name) for source in sources) or "none",
         **run,

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias, Unpack
 import numpy as np
 import numpy.typing as npt
 
-from midlayer_encoders._types import Engine, Layer, Progress, Stage, content_digest
+from midlayer_encoders._types import Layer, Progress, Stage, content_digest
 from midlayer_encoders.encoder.options import EncoderKeywords
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder, load_shared
 from midlayer_encoders.errors import OptionError, did_you_mean
@@ -23,8 +23,6 @@ from midlayer_encoders.files import atomic_write, check_links, expand_home, writ
 from midlayer_encoders.media import check_taken, medium_of, read_image
 from midlayer_encoders.processes.sharing import Group
 from midlayer_encoders.reading.batches import TokenBudget, check_budget
-from midlayer_encoders.reading.reader import layer_reader
-from midlayer_encoders.reading.vllm import check_engine
 from midlayer_encoders.report.results import versions
 from midlayer_encoders.store import EmbeddingStore
 from midlayer_encoders.sweeping.embedder import Embedder, item_key, num_dims, open_store, store_key
@@ -45,7 +43,6 @@ def embed(
     out: Path | str,
     *,
     layers: Sequence[Layer] | str = "all",
-    engine: Engine = "transformers",
     prompt_name: str | None = None,
     prompt: str | None = None,
     token_budget: TokenBudget = "auto",
@@ -65,7 +62,6 @@ def embed(
         out: ``.npy`` of shape ``(L, N, D)`` with a ``.json`` next to it, ``.safetensors`` or ``.parquet``.
             Its parent folder must exist.
         layers: ``"all"``, or some layers; they are written in ascending order.
-        engine: ``"vllm"`` to compute the states with vLLM, in its own environment; see ``docs/engines.md``.
         prompt_name: name of the encoder's prompt for each text; its default prompt by default.
         prompt: text of the prompt.
         token_budget: tokens per batch; ``"auto"`` chooses the fastest size for the device.
@@ -80,10 +76,9 @@ def embed(
     check_progress(progress)
     path = check_out(out)
     items = check_list("inputs", inputs, "inputs")
-    check_engine(engine, devices=devices, num_nodes=num_nodes)
     encoder, group = load_shared(model, options, devices, num_nodes)
     text = encoder.prompt_text(prompt_name, prompt, items)
-    run = _EmbedRun(encoder, items, path, layers, engine, text, group.progress(progress), group)
+    run = _EmbedRun(encoder, items, path, layers, text, group.progress(progress), group)
     part = path.with_name(f"{path.name}.part")
     if part.is_symlink():
         raise OptionError(
@@ -146,16 +141,14 @@ class _EmbedRun:
     inputs: list[Any]
     out: Path
     requested_layers: InitVar[Sequence[Layer] | str]
-    engine: Engine
     prompt: str
     progress: Progress | None
     group: Group = field(default_factory=Group)
 
     def __post_init__(self, requested_layers: Sequence[Layer] | str) -> None:
         encoder, inputs = self.encoder, self.inputs
-        self.layers = layer_reader(encoder, layers=requested_layers, prompt=self.prompt).layers
-        encoder.vector_reader(self.layers, engine=self.engine)  # rejects what the engine cannot read
-        self.spec = encoder.spec.read_by(self.engine)
+        self.layers = encoder.vector_reader(requested_layers, prompt=self.prompt).layers
+        self.spec = encoder.spec
         self.dim = num_dims(encoder, self.spec.norm)
         medium = medium_of(inputs[0], encoder.media)
         check_taken(medium, encoder.media, inputs[0], model=encoder.name)
@@ -195,7 +188,7 @@ class _EmbedRun:
         for start in range(0, len(self.inputs), _CHUNK):
             end = min(start + _CHUNK, len(self.inputs))
             store = open_chunk(start // _CHUNK)
-            embedder = Embedder(self.encoder, store, budget, stage, self.group, engine=self.engine)
+            embedder = Embedder(self.encoder, store, budget, stage, self.group)
             embedder(self.inputs[start:end], self.keys(start, end), self.prompt)
             stage.reach(end)  # including stored and repeated inputs
         if self.group.is_first:
@@ -212,7 +205,6 @@ class _EmbedRun:
             "layers": list(self.layers),
             "recipe": self.encoder.options.recipe,
             "prompt": self.prompt,
-            "engine": self.engine,
             "spec": store_key(self.spec),
             "inputs": len(self.inputs),
             "inputs_digest": self.digest,
@@ -222,7 +214,7 @@ class _EmbedRun:
 
 def describe_vectors(encoder: LayerEncoder, texts: list[str], *, layers: Sequence[int], prompt: str) -> dict[str, Any]:
     """Return the description that a file with the vectors of these texts holds."""
-    return _EmbedRun(encoder, texts, Path(), layers, "transformers", prompt, None).metadata()
+    return _EmbedRun(encoder, texts, Path(), layers, prompt, None).metadata()
 
 
 def _key(item: Any, medium: str, encoder: LayerEncoder, prompt: str) -> str:

@@ -64,14 +64,14 @@ CASES = {
         ["MODEL"],
         {**SWEEP, **SMALL, "out": "o", "store": "s"},
         ["MODEL", ["near.csv"]],
-        {**SWEPT, **COMPRESSED, "engine": "transformers", "out": Path("o"), "store": Path("s")},
+        {**SWEPT, **COMPRESSED, "out": Path("o"), "store": Path("s")},
     ),
     "sweep name@revision": Case(
         "sweeping.sweep",
         ["MODEL@step1"],
-        {**SWEEP, **SMALL, "engine": "vllm"},
+        {**SWEEP, **SMALL},
         ["MODEL", ["near.csv"]],
-        {**SWEPT, **COMPRESSED, "engine": "vllm", "out": None, "store": None},
+        {**SWEPT, **COMPRESSED, "out": None, "store": None},
     ),
     "sweep --budget": Case(
         "sweeping.sweep",
@@ -79,14 +79,14 @@ CASES = {
         {"tasks": "near.csv", "text_column": "t", "label_column": "l", "metrics": "none", "budget": 2.5},
         ["MODEL", ["near.csv"]],
         {"layers": "all", "text_column": "t", "label_column": "l", "baselines": True, "metrics": [],
-         "settings": {}, "budget": 2.5, "engine": "transformers", "dims": [], "precisions": [], "recipes": None, "limit": None, "out": None, "store": None},
+         "settings": {}, "budget": 2.5, "dims": [], "precisions": [], "recipes": None, "limit": None, "out": None, "store": None},
     ),
     "sweep --submit": Case(
         "sweeping.sweep_many",
         ["MODEL", "m@step1"],
         {**SWEEP, **SMALL, "out": "o", "store": "s", "submit": "local", "submit_option": "timeout_min=7"},
         [["MODEL", "m@step1"], ["near.csv"]],
-        {**SWEPT, **COMPRESSED, "engine": "transformers", "out": Path("o"), "store": Path("s"), "executor": "local", "parameters": {"timeout_min": 7}, **ENCODER},
+        {**SWEPT, **COMPRESSED, "out": Path("o"), "store": Path("s"), "executor": "local", "parameters": {"timeout_min": 7}, **ENCODER},
     ),
     "select": Case(
         "selection.select",
@@ -99,10 +99,10 @@ CASES = {
     "embed": Case(
         "vectors.embed",
         ["MODEL"],
-        {"texts": "rows.jsonl", "text_column": "title", "limit": 5, "layers": "1,-1", "engine": "vllm",
+        {"texts": "rows.jsonl", "text_column": "title", "limit": 5, "layers": "1,-1",
          "token_budget": "64", "out": "vectors.npy", **SHARED},
         ["MODEL", TITLES[:5], Path("vectors.npy")],
-        {"layers": [1, -1], "engine": "vllm", "token_budget": 64, **SHARED},
+        {"layers": [1, -1], "token_budget": 64, **SHARED},
     ),
     "embed --ray": Case(
         "vectors.ray.embed_parquet",
