@@ -1,4 +1,4 @@
-"""Compare the best layer on samples, and within a budget, with that on all rows: MiniLM on two tasks of real data.
+"""Compare the best layer on samples with that on all rows: MiniLM on two tasks of real data.
 
 Needs the tasks at ``MIDLAYER_DATA/tasks``. Every sweep has a store of its own. Writes ``benchmarks/results/limits.md``.
 """
@@ -16,12 +16,11 @@ from midlayer_encoders import LayerEncoder, sweep
 from midlayer_encoders.frame.summaries import score_interval
 from midlayer_encoders.models.hub import BUILT_IN_MINILM
 from midlayer_encoders.sweeping import SweepSettings
-from midlayer_encoders.sweeping.best_layer import round_words
 
 DATA = (data_folder() or Path(__file__).parents[2] / "shared" / "data") / "tasks"
 RESULT = Path(__file__).parent / "results" / "limits.md"
 TASKS = ("EmotionClassification", "STSBenchmark")
-HEAD = """# Samples and budgets against all rows
+HEAD = """# Samples against all rows
 
 `python -m benchmarks.limits`: all-MiniLM-L6-v2 (6 blocks), float32, at most 128 tokens, on a shared CPU with two cores.
 One process, without baselines and metrics; each sweep has its own store, and its time, which includes mteb's
@@ -36,16 +35,13 @@ the choice of test rows, not that of training rows.
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--limits", type=int, nargs="+", default=[100, 200, 400])
-    parser.add_argument("--budget", type=float, default=60.0)
     args = parser.parse_args()
     encoder = LayerEncoder(BUILT_IN_MINILM, -1, max_length=128, device="cpu")
     rows: list[str] = []
-    rounds: list[str] = []
     for task in TASKS:
         path = DATA / task
         requests: dict[str, dict[str, Any]] = {"all": {}}
         requests |= {str(limit): {"limit": limit} for limit in args.limits}
-        requests[f"budget of {args.budget:g} minutes"] = {"budget": args.budget}
         for name, request in requests.items():
             with tempfile.TemporaryDirectory() as out:
                 start = time.perf_counter()
@@ -63,10 +59,7 @@ def main() -> None:
                 f"{seconds / full_seconds:.2f} |"
             )
             print(rows[-1], f"{seconds:.0f} s", flush=True)
-            if result.notes.rounds:
-                rounds += [f"- {task}: {sentence}" for sentence in round_words(result.notes)]
-    content = HEAD + "\n".join(rows) + "\n\nWhat the sweeps with a budget report:\n\n" + "\n".join(rounds) + "\n"
-    RESULT.write_text(content, encoding="utf8")
+    RESULT.write_text(HEAD + "\n".join(rows) + "\n", encoding="utf8")
 
 
 if __name__ == "__main__":

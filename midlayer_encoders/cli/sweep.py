@@ -46,7 +46,6 @@ def sweep(
     text_column: _arguments.TextColumn = None,
     label_column: _arguments.LabelColumn = None,
     limit: Annotated[int | None, Option(help="Score a sample of at most so many rows of each split.")] = None,
-    budget: Annotated[float | None, Option(help="Minutes for growing samples; drops clearly worse layers.")] = None,
     layers: _arguments.Layers = "all",
     recipes: _arguments.RecipeNames = None,
     dims: Annotated[str | None, Option(help="64,128: also score vectors of so many dimensions.")] = None,
@@ -86,8 +85,6 @@ def sweep(
         "baselines": not no_baselines,
         "store": store,
     }
-    if budget is not None and not is_alone:
-        raise OptionError("`--budget` takes one model, and no `--submit`.")
     parameters = _arguments.parse_submit_options(submit, submit_option)
     is_first = not is_alone or shared.writes_results()
     processes = shared.devices * shared.num_nodes
@@ -99,7 +96,6 @@ def sweep(
             sources = limited_sources(task_sources(task_names, **columns), limit)
         if out is not None and processes == 1:  # several processes check it together
             check_output_folder(out)
-    from midlayer_encoders.sweeping.halving import check_minutes
     from midlayer_encoders.sweeping.layer_sweep import SweepRequest, SweepSettings
     from midlayer_encoders.sweeping.mteb_jobs import check_data
 
@@ -109,9 +105,6 @@ def sweep(
     SweepRequest(out=out, **arguments)  # refuses wrong values before the model is loaded
     recipe_list, options = _arguments.parse_recipes(recipes, options)
     arguments |= {"recipes": recipe_list, "limit": limit, **columns}
-    if budget is not None:
-        compared = recipe_list or dims or precisions
-        arguments["budget"] = check_minutes(budget, limit=limit, recipes=compared, processes=processes)
     if not is_alone:
         arguments |= {"executor": submit, "parameters": parameters}
         _sweep_models(models, task_names, out or Path("midlayer-results"), **arguments, **options.changed())

@@ -11,12 +11,12 @@ import polars as pl
 
 from midlayer_encoders._types import LayerArgument, Precision
 from midlayer_encoders.encoder.options import EncoderKeywords, EncoderOptions, option_fields, python_line, shell_line
-from midlayer_encoders.errors import OptionError, counted
+from midlayer_encoders.errors import OptionError
 from midlayer_encoders.files import parse_json_object, read_text_file, shell_path, unsealed
 from midlayer_encoders.frame.summaries import Baselines, Curve, Gain, Summary, score_interval
 from midlayer_encoders.media.text_lists import read_texts
 from midlayer_encoders.recipes import removed_fields
-from midlayer_encoders.report.labels import gain_text, number, signed, significant
+from midlayer_encoders.report.labels import gain_text, number, significant
 
 if TYPE_CHECKING:
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
@@ -32,7 +32,7 @@ class Notes:
     ``dimensions`` is 0 in sweeps before 0.2. ``towers`` is the number of blocks of each tower of a joint model; its
     layers are those of the image tower. ``tokens`` is the mean number of tokens that the model reads for a text of each
     task whose layers were scored together. ``rows`` holds, for each split of a task that was limited to a sample, its
-    rows, those of the whole task, and the texts of a row. ``rounds`` describes those of a sweep with a budget.
+    rows, those of the whole task, and the texts of a row.
     ``compression`` holds the recipe, ``dims`` and ``precision`` in a sweep over these.
     """
 
@@ -53,7 +53,6 @@ class Notes:
     towers: dict[str, int] = field(default_factory=dict)
     tokens: dict[str, float] = field(default_factory=dict)
     rows: dict[str, dict[str, list[int]]] = field(default_factory=dict)
-    rounds: list[dict[str, Any]] = field(default_factory=list)
     compression: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -168,28 +167,6 @@ def sample_words(notes: Notes, scores: Summary, resamples: pl.DataFrame) -> list
     return [f"{sentence}.", f"Layer {best} has {number(scores.average.best)} points on it ({words})."]
 
 
-def round_words(notes: Notes) -> list[str]:
-    """Return sentences about the rounds of a sweep with a budget: their samples, their time and dropped layers."""
-    if not notes.rounds:
-        return []
-    last = notes.rounds[-1]
-    names = ["all rows" if each["limit"] is None else f"{each['limit']:,} rows" for each in notes.rounds]
-    rounds = ", ".join(
-        f"{name} at {counted(each['layers'], 'layer')} in {each['seconds'] / 60:.2g} min"
-        for name, each in zip(names, notes.rounds, strict=True)
-    )
-    sentences = [
-        f"{last['minutes']:.2g} of {last['budget']:g} minutes: {rounds}. It ended there because {last['end']}."
-    ]
-    for name, each in zip(names, notes.rounds, strict=True):
-        if dropped := each.get("dropped"):
-            layers = ", ".join(
-                f"{layer} ({number(score)}; {signed(low)} to {signed(high)})" for layer, score, low, high in dropped
-            )
-            sentences.append(f"Dropped after {name}, with score and 95 % interval against the best layer: {layers}.")
-    return sentences
-
-
 def without_nan(baselines: Baselines) -> dict[str, dict[str, float]]:
     """Return the scores of baselines without NaN, as the frame has no row for a layer without a score.
 
@@ -214,7 +191,7 @@ def read_notes(path: Path) -> Notes:
         raise ValueError("it is a sweep of a part of each block, which only 0.2 reads")
     for name in ("parameters", "seconds"):
         values[name] = {int(layer): value for layer, value in values[name].items()}
-    types = {"dimensions": int, "model": str, "remarks": list, "rounds": list, "title": str}
+    types = {"dimensions": int, "model": str, "remarks": list, "title": str}
     for name in (each.name for each in fields(Notes)):
         expected = types.get(name, dict)
         if not isinstance(values.get(name, expected()), expected):

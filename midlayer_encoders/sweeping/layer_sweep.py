@@ -41,7 +41,6 @@ from midlayer_encoders.sweeping.embedder import (
     num_dims,
     open_store,
 )
-from midlayer_encoders.sweeping.halving import check_minutes, sweep_within
 from midlayer_encoders.sweeping.mteb_jobs import Job, Prompts, Score, StoredLayer, check_data, with_data
 from midlayer_encoders.sweeping.notes import ScoringResult, score_remarks, sweep_notes
 from midlayer_encoders.sweeping.sweep_result import RecipesResult, SweepResult
@@ -145,7 +144,6 @@ def sweep(
     text_column: str | None = None,
     label_column: str | None = None,
     limit: int | None = None,
-    budget: float | None = None,
     layers: Sequence[Layer] | str = "all",
     recipes: str | Recipe | Sequence[str | Recipe] | None = None,
     dims: Sequence[int] = (),
@@ -173,10 +171,6 @@ def sweep(
             it in the task's name (``"STS12[500]"``). Rows are sampled in proportion to their labels or grades, with
             as many training rows for each label as mteb trains on; a search has ``limit`` queries with their relevant
             documents and 20 others for each query.
-        budget: minutes for growing samples (64 rows, 256, …, all), each of the layers that are not clearly worse than
-            the best on the sample before, and of the last layer. It ends early when one layer is clearly the best.
-            The result is that of the last sample; its notes describe all. Loading the model and ``metrics`` come on
-            top.
         layers: ``"all"``, or some layers, each as ``layer`` of :class:`LayerEncoder`.
         recipes: names of recipes (``"one-word"``, ``"plain+center"``), :class:`~midlayer_encoders.Recipe` objects, or
             ``"all"``: every layer under each of them, with one pass per recipe. The result is then a
@@ -228,42 +222,13 @@ def sweep(
                 "without labels cannot be scored. `select` chooses a layer without labels."
             )
     devices, num_nodes = request.settings.devices, request.settings.num_nodes
-    if budget is not None:
-        budget = check_minutes(
-            budget, limit=limit, recipes=request.recipes(recipes), processes=devices * num_nodes, has_labels=has_labels
-        )
     if request.out is None or not Path(request.out).is_dir():  # an earlier run may have all scores
         check_data(sources)
     check_launcher(devices, num_nodes)
     encoder, group = load_shared(model, options, devices, num_nodes)
-    if budget is not None:
-        return _sweep_within(budget, request, encoder, sources, group)
     if (requested := request.recipes(recipes)) is None:
         return SingleSweep(request, encoder, sources, group).run()
     return _sweep_recipes(request, encoder, sources, group, fitting_recipes(encoder, requested))
-
-
-def _sweep_within(
-    minutes: float, request: SweepRequest, encoder: LayerEncoder, sources: Sequence[TaskSource], group: Group
-) -> SweepResult:
-    """Sweep growing samples, and measure the layers of the last one."""
-    latest: dict[str, tuple[int, int]] = {}
-
-    def run(limit: int | None, layers: Sequence[Layer] | str, metrics: str | Sequence[str] = ()) -> SweepResult:
-        progress = request.progress and _accumulate_progress(request.progress, latest, 1)
-        settings = request.settings
-        if not metrics:  # these would have no effect
-            settings = replace(settings, metric_texts=SweepSettings.metric_texts, views=SweepSettings.views)
-        request_round = replace(request, layers=layers, metrics=metrics, progress=progress, settings=settings)
-        return SingleSweep(request_round, encoder, limited_sources(sources, limit), group).run()
-
-    result = sweep_within(minutes, run, request.layers)
-    if request.has_metrics:
-        last = result.notes.rounds[-1]
-        measured = run(last["limit"], sorted(result.scores["layer"].unique()), request.metrics)
-        result = replace(measured, notes=replace(measured.notes, rounds=result.notes.rounds))
-        result.save()
-    return result
 
 
 def _sweep_recipes(

@@ -23,7 +23,7 @@ from midlayer_encoders.report import plot_recipes, plot_scores, report_html
 from midlayer_encoders.report.layer_charts import best_recipe
 from midlayer_encoders.report.pages import notebook_html
 from midlayer_encoders.report.results import Result
-from midlayer_encoders.sweeping.best_layer import BestLayer, Notes, export_lines, read_notes, round_words, sample_words
+from midlayer_encoders.sweeping.best_layer import BestLayer, Notes, export_lines, read_notes, sample_words
 from midlayer_encoders.tasks import task_label
 from midlayer_encoders.validation import check_choice
 
@@ -103,8 +103,8 @@ class SweepResult(Result):
         return replace(gain, without=tuple(map(task_label, gain.without)))
 
     def sample_words(self) -> list[str]:
-        """Return sentences about the sample: what it saved, the interval of the best score, the rounds of a budget."""
-        return [*sample_words(self.notes, self.summary(), self.resamples), *round_words(self.notes)]
+        """Return sentences about the sample: what it saved, and the interval of the best score."""
+        return sample_words(self.notes, self.summary(), self.resamples)
 
     def _best(self, task: str | None, recipe: str, other: SweepResult | None = None) -> BestLayer:
         """Return the best layer under a recipe; its gain is that over the last layer of ``other``."""

@@ -73,14 +73,6 @@ CASES = {
         ["MODEL", ["near.csv"]],
         {**SWEPT, **COMPRESSED, "out": None, "store": None},
     ),
-    "sweep --budget": Case(
-        "sweeping.sweep",
-        ["MODEL"],
-        {"tasks": "near.csv", "text_column": "t", "label_column": "l", "metrics": "none", "budget": 2.5},
-        ["MODEL", ["near.csv"]],
-        {"layers": "all", "text_column": "t", "label_column": "l", "baselines": True, "metrics": [],
-         "settings": {}, "budget": 2.5, "dims": [], "precisions": [], "recipes": None, "limit": None, "out": None, "store": None},
-    ),
     "sweep --submit": Case(
         "sweeping.sweep_many",
         ["MODEL", "m@step1"],

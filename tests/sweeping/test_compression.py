@@ -209,7 +209,6 @@ def test_board_has_bytes_of_each_choice(compressed: RecipesResult) -> None:
         ({"dims": "64"}, r"`dims` must be a list of numbers, but got one: '64'. Write \['64'\]"),
         ({"precisions": "int8"}, r"`precisions` must be a list of names, but got one: 'int8'. Write \['int8'\]"),
         ({"precisions": ["int4"]}, "must be one of 'float32', 'int8', 'binary', but got 'int4'. Did you mean 'int8'"),
-        ({"dims": [8], "budget": 1.0}, "`recipes`, `dims` and `precisions` must be left out with `budget`"),
     ],
 )
 def test_arguments_are_refused_before_the_model_is_loaded(

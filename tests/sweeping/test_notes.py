@@ -213,7 +213,6 @@ NOTES = Notes(
     towers={"image": 12, "text": 6},
     tokens={"A": 14.25},
     rows={"A": {"test": [10, 40, 1]}},
-    rounds=[{"limit": 64, "seconds": 1.5, "layers": 5, "end": "all rows were scored", "minutes": 0.5, "budget": 3.0}],
     compression={"recipe": "plain", "dims": 8, "precision": "int8"},
 )
 
