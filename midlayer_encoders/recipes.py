@@ -487,18 +487,6 @@ _NAMED = (
 #: Token prepending (Fu et al., 2024) is not included: it changes states between blocks,
 #: which a plain sentence-transformers folder cannot do.
 RECIPES: Mapping[str, Recipe] = {recipe.name: recipe for recipe in _NAMED}
-#: Fields of the recipes of 0.2 that have no name any more, for errors and saved sweeps.
-_REMOVED: Mapping[str, Mapping[str, Any]] = {
-    "summarize": {"template": 'Summarize the sentence "{text}" in one word:"', "pooling": "last"},
-    "instruction": {
-        "template": {
-            "text": "Instruct: Retrieve semantically similar text.\nQuery: {text}",
-            "query": "Instruct: Given a search query, retrieve relevant passages that answer the query.\nQuery: {text}",
-            "document": "{text}",
-        },
-        "pooling": "last",
-    },
-}
 
 #: Suffixes of a recipe's name, after a plus sign.
 _SUFFIXES: Mapping[str, Mapping[str, Any]] = {
@@ -531,12 +519,6 @@ def recipe_of(argument: str, value: Any) -> Recipe:
     if slash and (name not in RECIPES or RECIPES[name].join is None or reading not in _READINGS):
         joined = ", ".join(f"'{each.name}/{number}'" for each in _NAMED if each.join for number in _READINGS)
         raise OptionError(f"`{argument}` must name one of two readings as {joined}, but got {value!r}.")
-    if name in _REMOVED and unknown is None:
-        changed = ", ".join(f"{key}={content!r}" for key, content in removed_fields(value).items())
-        raise OptionError(
-            f"`{argument}` must not be {value!r}, which was removed because other recipes score higher. For the same "
-            f"vectors, pass Recipe(name={value!r}, {changed}), or its fields as options."
-        )
     if name not in RECIPES or unknown is not None:
         hint = did_you_mean(name, RECIPES) if unknown is None else did_you_mean(unknown, _SUFFIXES)
         raise OptionError(
@@ -547,19 +529,6 @@ def recipe_of(argument: str, value: Any) -> Recipe:
     for suffix in suffixes:
         changes |= _SUFFIXES[suffix]
     return replace(RECIPES[name], **changes, name=value) if changes else RECIPES[name]
-
-
-def removed_fields(name: str) -> dict[str, Any]:
-    """Return the fields of a recipe whose name was removed; empty for other names.
-
-    Example:
-        >>> removed_fields("summarize+normalize")
-        {'template': 'Summarize the sentence "{text}" in one word:"', 'pooling': 'last', 'normalize': True}
-    """
-    base, *suffixes = name.split("+")
-    if base not in _REMOVED:
-        return {}
-    return {**_REMOVED[base], **{key: value for suffix in suffixes for key, value in _SUFFIXES.get(suffix, {}).items()}}
 
 
 def with_readings(recipes: Sequence[Recipe]) -> list[Recipe]:

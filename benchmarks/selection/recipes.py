@@ -18,9 +18,10 @@ import numpy as np
 import polars as pl
 
 from benchmarks.selection.run import write_part
+from benchmarks.zoo.table import REMOVED
 from midlayer_encoders.frame.curves import ByLayer, curves_by_dataset, mean_curve
 from midlayer_encoders.frame.schema import number_of_layers
-from midlayer_encoders.recipes import recipe_of, removed_fields
+from midlayer_encoders.recipes import recipe_of
 from midlayer_encoders.selection.select import ModelKind, default_depth, default_recipe
 
 DEPTHS = [place / 20 for place in range(10, 21)]
@@ -56,7 +57,7 @@ class Swept:
 def read(kind: str, path: Path) -> Swept:
     frame = pl.read_csv(path).filter(kind="score").with_columns(pl.col("value") * 100)
     tasks = {str(recipe): curves_by_dataset(part) for (recipe,), part in frame.group_by("recipe", maintain_order=True)}
-    tasks = {recipe: curves for recipe, curves in tasks.items() if not removed_fields(recipe)}
+    tasks = {recipe: curves for recipe, curves in tasks.items() if recipe.partition("+")[0] not in REMOVED}
     return Swept(frame["model"][0].split("/")[-1], kind, number_of_layers(frame), tasks)  # type: ignore[arg-type]
 
 

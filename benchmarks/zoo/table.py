@@ -11,7 +11,6 @@ import polars as pl
 
 from benchmarks.zoo import rules
 from midlayer_encoders.models.anatomy import resolve_layer
-from midlayer_encoders.recipes import removed_fields
 
 FOLDER = Path(__file__).parent
 CAUSAL = ("SmolLM2-135M", "Gemma-3-270M", "TinyStories-15M")
@@ -20,6 +19,7 @@ DEPTH = 0.95
 LONG = ("SmolLM2-135M", "Gemma-3-270M", "all-MiniLM-L6-v2", "gte-small")
 LENGTH_TASKS = {"Banking77": "", "Emotion": "", "Author": "long"}
 LENGTHS = (1, 3, 10, 30, 100)
+REMOVED = ("summarize", "instruction")  # recipes that the results hold, and that have no name any more
 
 
 def means(model: str) -> dict[tuple[str, int], float]:
@@ -33,7 +33,11 @@ def best(scores: dict[tuple[str, int], float], *recipes: str) -> str:
     """Return the highest score of recipes, with its recipe and layer."""
     places = [place for place in scores if place[0] in recipes]
     place = max(places, key=scores.__getitem__)
-    name = "" if len(recipes) == 1 else f"`{place[0]}`{', since removed,' if removed_fields(place[0]) else ''} "
+    name = (
+        ""
+        if len(recipes) == 1
+        else f"`{place[0]}`{', since removed,' if place[0].partition('+')[0] in REMOVED else ''} "
+    )
     return f"{scores[place]:.1f} ({name}at {place[1]})"
 
 

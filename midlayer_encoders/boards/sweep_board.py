@@ -242,7 +242,7 @@ class Board(TidyResult):
     def _how(self) -> dict[str, str]:
         runs_by_timing: dict[str, list[str]] = {}
         for name, sweep in self._sweeps.items():
-            timing = sweep.result.notes.how.get("time per text", "not noted: swept before 0.2")
+            timing = sweep.result.notes.how.get("time per text", "not noted")
             runs_by_timing.setdefault(timing, []).append(name)
         how = {
             "Tasks": ", ".join(self.tasks),

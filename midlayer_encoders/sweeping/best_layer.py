@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any, Self, Unpack, cast
 import polars as pl
 
 from midlayer_encoders._types import LayerArgument, Precision
-from midlayer_encoders.encoder.options import EncoderKeywords, EncoderOptions, option_fields, python_line, shell_line
+from midlayer_encoders.encoder.options import EncoderKeywords, EncoderOptions, python_line, shell_line
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.files import parse_json_object, read_text_file, shell_path, unsealed
 from midlayer_encoders.frame.summaries import Baselines, Curve, Gain, Summary, score_interval
 from midlayer_encoders.media.text_lists import read_texts
-from midlayer_encoders.recipes import removed_fields
 from midlayer_encoders.report.labels import gain_text, number, significant
 
 if TYPE_CHECKING:
@@ -183,12 +182,7 @@ def without_nan(baselines: Baselines) -> dict[str, dict[str, float]]:
 
 def read_notes(path: Path) -> Notes:
     """Return the notes of a sweep from its ``sweep.json``."""
-    values = parse_json_object(read_text_file(path, OptionError), str(path), OptionError)
-    if "checksum" in values:  # since 0.3
-        values = unsealed(values)
-    values.pop("missing", None)  # of 0.2
-    if values.pop("site", "block") != "block":  # of 0.2
-        raise ValueError("it is a sweep of a part of each block, which only 0.2 reads")
+    values = unsealed(parse_json_object(read_text_file(path, OptionError), str(path), OptionError))
     for name in ("parameters", "seconds"):
         values[name] = {int(layer): value for layer, value in values[name].items()}
     types = {"dimensions": int, "model": str, "remarks": list, "title": str}
@@ -196,10 +190,6 @@ def read_notes(path: Path) -> Notes:
         expected = types.get(name, dict)
         if not isinstance(values.get(name, expected()), expected):
             raise TypeError(f"{name} is not a {expected.__name__}")
-    values["baselines"] = without_nan(values.get("baselines", {}))
-    options = values.get("options", {})
-    if removed := removed_fields(str(options.get("recipe"))):  # swept with 0.2
-        values["options"] = {**removed, **{name: value for name, value in options.items() if name != "recipe"}}
     return Notes(**values)
 
 
@@ -208,8 +198,6 @@ def export_lines(notes: Notes, layer: int) -> dict[str, str]:
     requested = _layer_argument(notes, layer)
     transforms = dict(notes.vectors)
     center = transforms.pop("center", "")
-    if removed := transforms.keys() - option_fields().keys():
-        raise OptionError(f"`{min(removed)}`, with which {notes.model} was swept, was removed. Sweep another recipe.")
     options = EncoderOptions(**notes.options, **transforms)
     out = f"layer-{layer}"
     python = python_line(notes.model, requested, options)

@@ -14,6 +14,7 @@ import pytest
 
 from midlayer_encoders import LayerEncoder, board
 from midlayer_encoders.errors import OptionError
+from midlayer_encoders.files import sealed
 from midlayer_encoders.sweeping import RecipesResult, SweepResult
 from tests.report.drawn_artists import artists
 from tests.report.made_runs import make_sweep
@@ -179,9 +180,8 @@ def test_older_runs_have_dashes_and_other_devices_a_warning(tmp_path: Path) -> N
         how={"device": "cuda:0"},
     )
     data = json.loads((tmp_path / "old/sweep.json").read_text())
-    (tmp_path / "old/sweep.json").write_text(
-        json.dumps({k: v for k, v in data.items() if k not in ("timing", "dimensions", "tokens", "checksum")})
-    )
+    left_out = ("timing", "dimensions", "tokens", "checksum")
+    (tmp_path / "old/sweep.json").write_bytes(sealed({k: v for k, v in data.items() if k not in left_out}))
     assert SweepResult.load(tmp_path / "old").notes == old.notes
     actual = board(tmp_path)
     assert "Times are from different devices (cpu, 1 thread; cuda:0): compare them within one." in actual.remarks

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import CutError, OptionError
 from midlayer_encoders.reading.batches import batches_of
 from midlayer_encoders.reading.reader import layer_reader
-from midlayer_encoders.recipes import Recipe, recipe_of
+from midlayer_encoders.recipes import Recipe
 from tests.families import DEPTH, tiny
 from tests.tiny_folders import TEXTS, tokenizer
 
@@ -175,43 +174,6 @@ def test_printed_code_names_the_recipe_or_its_fields(tied_folder: str) -> None:
 def test_invalid_recipes_are_refused(options: dict[str, Any], message: str, tied_folder: str) -> None:
     with pytest.raises(OptionError, match=message):
         LayerEncoder(tied_folder, 2, device="cpu", **options)
-
-
-@pytest.mark.parametrize(
-    ("name", "template", "query_template"),
-    [
-        ("summarize", 'Summarize the sentence "{text}" in one word:"', 'Summarize the sentence "{text}" in one word:"'),
-        (
-            "instruction",
-            "Instruct: Retrieve semantically similar text.\nQuery: {text}",
-            "Instruct: Given a search query, retrieve relevant passages that answer the query.\nQuery: {text}",
-        ),
-    ],
-)
-def test_error_for_a_removed_recipe_gives_the_recipe_with_its_vectors(
-    name: str, template: str, query_template: str, tmp_path: Path
-) -> None:
-    model: Any = tiny("Llama")
-    model.config.max_position_embeddings = 200  # a token is a letter
-    model.save_pretrained(tmp_path)
-    tokenizer().save_pretrained(tmp_path)
-    with pytest.raises(OptionError, match=f"`recipe` must not be '{name}', which was removed because") as error:
-        LayerEncoder(str(tmp_path), 2, device="cpu", recipe=name)
-    advice = re.search(r"pass (Recipe\(.*\)), or its fields as options", str(error.value))
-    assert advice is not None
-    recipe: Recipe = eval(advice[1])
-    encoder = LayerEncoder(str(tmp_path), 2, device="cpu", recipe=recipe, max_length=200)
-    np.testing.assert_allclose(encoder.encode(TEXTS), last_states(TEXTS, template), **EXACT)
-    np.testing.assert_allclose(encoder.encode_query(TEXTS), last_states(TEXTS, query_template), **EXACT)
-    as_options = LayerEncoder(str(tmp_path), 2, device="cpu", max_length=200, **recipe.changed())
-    np.testing.assert_array_equal(as_options.encode(TEXTS), encoder.encode(TEXTS))
-
-
-def test_error_for_a_removed_recipe_keeps_its_suffixes() -> None:
-    with pytest.raises(OptionError, match=r"Recipe\(name='summarize\+center', .*center=True\)"):
-        recipe_of("recipes", "summarize+center")
-    with pytest.raises(OptionError, match=r"`recipes` must be a Recipe or one of 'plain'.*Did you mean 'center'"):
-        recipe_of("recipes", "summarize+cented")
 
 
 def test_recipe_for_another_medium_is_refused(tiny_folder: Folder) -> None:

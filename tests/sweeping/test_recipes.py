@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import polars as pl
 import pytest
 from sentence_transformers import SentenceTransformer
 
-from midlayer_encoders import LayerEncoder, Recipe, board
+from midlayer_encoders import LayerEncoder, Recipe
 from midlayer_encoders._types import Stage
 from midlayer_encoders.encoder.options import EncoderOptions
 from midlayer_encoders.errors import OptionError
@@ -228,7 +227,6 @@ def test_repeated_sweep_of_recipes_embeds_nothing(
         (["plain", "plain"], "`recipes` must have different names, but got 'plain' twice"),
         (["plain+cented"], "but got 'plain[+]cented'. Did you mean 'center'"),
         ("nothing", "`recipes` must be a Recipe or one of 'plain'"),
-        (["plain", "summarize"], "`recipes` must not be 'summarize', which was removed"),
         (5, "`recipes` must be a Recipe or one of 'plain', .* but got 5"),
         (["plain+whiten"], "but got 'plain[+]whiten'"),
     ],
@@ -236,21 +234,6 @@ def test_repeated_sweep_of_recipes_embeds_nothing(
 def test_invalid_recipes_are_refused(recipes: Any, message: str, tiny_folder: Folder, tmp_path: Path) -> None:
     with pytest.raises(OptionError, match=message):
         sweep(tiny_folder("Llama"), write_sts_task(tmp_path), recipes=recipes, out=tmp_path / "out", **QUICK)
-
-
-def test_sweep_of_a_removed_recipe_is_read_with_its_template(
-    recipes_sweep: tuple[RecipesResult, list[Path]], tmp_path: Path
-) -> None:
-    notes = replace(recipes_sweep[0].parts["plain"].notes, options={"recipe": "summarize+mean", "max_length": 60})
-    folder = replace(recipes_sweep[0].parts["plain"], notes=notes).save(tmp_path)
-    template = 'Summarize the sentence "{text}" in one word:"'
-    loaded = SweepResult.load(folder)
-    assert loaded.notes.options == {"template": template, "pooling": "mean", "max_length": 60}
-    python = board(folder).to_dict()["runs"][0]["lines"]["Python"]
-    assert python == (
-        f"LayerEncoder({notes.model!r}, layer={loaded.best()}, pooling='mean', max_length=60, "
-        f'template={template!r}).save_pretrained("layer-{loaded.best()}")'
-    )
 
 
 def test_recipe_names_with_suffixes() -> None:

@@ -10,7 +10,6 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-import polars as pl
 import pytest
 import torch
 
@@ -141,16 +140,6 @@ def test_page_reports_scores_that_differ_from_mteb(
 def test_unknown_scoring_is_refused(tiny_folder: Folder, tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="`scoring` must be one of"):
         sweep(tiny_folder("Llama"), write_sts_task(tmp_path), scoring="both", out=tmp_path / "out")  # type: ignore[arg-type]
-
-
-def test_notes_without_scoring_can_be_loaded(tiny_folder: Folder, tmp_path: Path) -> None:
-    sweep(tiny_folder("Llama"), out=tmp_path, device="cpu")
-    notes = json.loads((tmp_path / "sweep.json").read_text())
-    del notes["scoring"], notes["checksum"]  # as older versions wrote it
-    (tmp_path / "sweep.json").write_text(json.dumps(notes))
-    loaded = SweepResult.load(tmp_path)
-    assert loaded.notes.scoring == {}
-    assert isinstance(loaded.frame, pl.DataFrame)
 
 
 @pytest.mark.long
