@@ -48,8 +48,8 @@ def main() -> None:
                 result = sweep(encoder, path, out=out, baselines=False, settings=SweepSettings(workers=1), **request)
                 seconds = time.perf_counter() - start
             if name == "all":
-                full, full_seconds = result.summary().average, seconds
-            best, summary = result.best(), result.summary()
+                full, full_seconds = result.curves.average, seconds
+            best, summary = result.best(), result.curves
             low, high = score_interval(summary, result.resamples, best.layer)
             gain = f"{best.gain.points:+.1f} ({best.gain.low:+.1f} to {best.gain.high:+.1f})"
             score = full.points[best.layer]

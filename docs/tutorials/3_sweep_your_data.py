@@ -38,8 +38,8 @@ from midlayer_encoders import LayerEncoder, sweep
 encoder = LayerEncoder("built-in", -1, max_length=32)
 result = sweep(encoder, ["./libraries.csv", "./same_function.csv"], out="run")
 
-summary = result.summary()
-for curve in [*summary.tasks, summary.average]:
+curves = result.curves
+for curve in [*curves.tasks, curves.average]:
     print(
         f"{curve.name.split('-')[0]:<16} best {curve.best:.1f} at layer {curve.best_layer:>2}, "
         f"last {curve.last:.1f}, gain {curve.gain:+.1f}"

@@ -77,7 +77,7 @@ def rank_descriptions(encoder: LayerEncoder, data: TaskData, folder: Path, place
 def story_lines(result: RecipesResult, recipe: str, layer: int, ranked: Ranked) -> list[str]:
     """Return the lines that compare the last layer, the best one, and a recipe at a layer."""
     plain, prompted = result.parts[PLAIN], result.parts[recipe]
-    curve, prompted_curve = (part.summary().average for part in (plain, prompted))
+    curve, prompted_curve = (part.curves.average for part in (plain, prompted))
     if curve is None or prompted_curve is None:
         raise MidlayerError(f"Not every task was scored: {result.failures}")
     last, score = curve.last, prompted_curve.points[layer]
@@ -88,7 +88,7 @@ def story_lines(result: RecipesResult, recipe: str, layer: int, ranked: Ranked) 
         (f"{recipe} at layer {layer}", score, prompt_gain),
     ]
     for name, scores in result.notes.baselines.items():
-        average = average_baseline(plain.summary(), scores)
+        average = average_baseline(plain.curves, scores)
         bars += [] if average is None else [(name, average, None)]
     top = max(points for _, points, _ in bars)
     total = prompted.gain(layer, over=curve.last_layer, other=plain)
@@ -98,7 +98,7 @@ def story_lines(result: RecipesResult, recipe: str, layer: int, ranked: Ranked) 
         *(_bar(name, points, gain, top) for name, points, gain in bars),
         "",
         *_wrapped(
-            f"Mean of {len(plain.summary().tasks)} small tasks; in brackets, the gain over the line above, with its "
+            f"Mean of {len(plain.curves.tasks)} small tasks; in brackets, the gain over the line above, with its "
             f"95 % interval. Together they gain {with_interval(total.points, total)}. "
             f"{_layer_words(curve, layer_gain)}The other lines are baselines."
         ),

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from midlayer_encoders.cli._progress import is_silent, prints_json
+from midlayer_encoders.files import shell_path
 
 
 def console() -> Console:
@@ -25,7 +26,7 @@ def print_text(text: str, *, style: str | None = None, wrap: bool = True) -> Non
 
 def print_report(path: Path) -> None:
     """Print the path of a report."""
-    print_text(f"The report: {path}", wrap=False)
+    print_text(f"The report: {shell_path(path)}", wrap=False)
 
 
 def print_failures(failures: Mapping[str, str]) -> None:
@@ -34,9 +35,9 @@ def print_failures(failures: Mapping[str, str]) -> None:
         print_text(f"{name} failed, {error}", style="bold red")
 
 
-def print_encoder_lines(lines: Mapping[str, str]) -> dict[str, str]:
+def print_encoder_lines(lines: Mapping[str, str], what: str = "it") -> dict[str, str]:
     """Print the command and the Python expression that create an encoder; return both for ``--json``."""
-    print_text(f"Export it: {lines['shell']}", wrap=False)
+    print_text(f"Export {what}: {lines['shell']}", wrap=False)
     print_text(f"In Python: {lines['Python']}", wrap=False)
     return {"shell": lines["shell"], "python": lines["Python"]}
 

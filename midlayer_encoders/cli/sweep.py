@@ -170,7 +170,7 @@ def _print_sweep(result: SweepResult, tasks: list[str], arguments: Mapping[str, 
         advice = f"Nothing was scored: there are no labels. To choose a layer without labels: {line}"
         _output.print_text(advice, wrap=False)
     elif _has_best(result):
-        export = _output.print_encoder_lines(export_lines(result.notes, result.best()))
+        export = _output.print_encoder_lines(export_lines(result.notes, result.best()), f"layer {result.best()}")
     values = result_values(result)
     _output.print_result(**values, folder=result.folder, report=page, failures=result.failures, export=export)
     if result.failures:
@@ -179,71 +179,77 @@ def _print_sweep(result: SweepResult, tasks: list[str], arguments: Mapping[str, 
 
 def _has_best(result: SweepResult) -> bool:
     """Return True if a layer was scored on every task."""
-    return bool(result.frame.filter(kind="score").height) and result.summary().average is not None
+    return bool(result.frame.filter(kind="score").height) and result.curves.average is not None
 
 
 def result_values(result: SweepResult) -> dict[str, Any]:
     """Return the best layer of a sweep, on average and for each task, in points."""
     from midlayer_encoders.sweeping import RecipesResult
+    from midlayer_encoders.sweeping.sweep_result import task_labels
 
     if not _has_best(result):
         return {"model": result.notes.model, "best_layer": None}
     recipe = {"recipe": result.recipe, **result.notes.compression} if isinstance(result, RecipesResult) else {}
-    summary = result.summary()
+    summary = result.curves
+    labels = task_labels([curve.name for curve in summary.tasks])
     points = {
-        curve.name: {"best_layer": curve.best_layer, "best": curve.best, "last": curve.last, "layers": curve.points}
+        labels.get(curve.name, curve.name): {
+            "best_layer": curve.best_layer,
+            "best": curve.best,
+            "last": curve.last,
+            "layers": curve.points,
+        }
         for curve in (*summary.tasks, summary.average)
         if curve is not None
     }
     average = points.pop("average")
     baselines = {
-        name: {task: 100 * score for task, score in scores.items()} for name, scores in result.notes.baselines.items()
+        name: {labels.get(task, task): 100 * score for task, score in scores.items()}
+        for name, scores in result.notes.baselines.items()
     }
-    model = {"model": summary.model, "revision": summary.revision, "num_layers": summary.num_layers}
+    revision = None if summary.revision == "default" else summary.revision
+    model = {"model": result.notes.model, "revision": revision, "num_layers": summary.num_layers}
     gain = result.gain()
     gains = {"gain": gain.points, "interval": gain.interval}
-    rows = {"rows": result.notes.rows} if result.notes.rows else {}
-    return {**model, **recipe, **average, **gains, "tasks": points, "baselines": baselines, **rows}
+    rows = {labels.get(task, task): counts for task, counts in result.notes.rows.items()}
+    sampled = {"rows": rows} if rows else {}
+    leads = {name: {"gain": lead.points, "interval": lead.interval} for name, lead in result.baseline_gains().items()}
+    words = {"verdict": result.verdict(), "baseline_gains": leads}
+    return {**words, **model, **recipe, **average, **gains, "tasks": points, "baselines": baselines, **sampled}
 
 
 def _print_scores(result: SweepResult) -> None:
-    """Print a row for each layer, a column for each task, and the gain of the best layer over the last."""
+    """Print a row for each layer, and a column for each task."""
     from midlayer_encoders.frame.summaries import average_baseline
-    from midlayer_encoders.report.labels import interval_words
     from midlayer_encoders.report.sweep_page import confirmed_words
     from midlayer_encoders.sweeping import RecipesResult
     from midlayer_encoders.sweeping.sweep_result import task_labels
 
     if result.frame.filter(kind="score").is_empty():
         return
-    notes = result.notes
+    notes, verdict = result.notes, result.verdict()
     title = notes.title
     if isinstance(result, RecipesResult):
         _print_recipes(result)
         title += f" under {result.recipe}"
         result = result.winner
-    summary = result.summary()
+    summary = result.curves
     average = summary.average
+    mean = average if len(summary.tasks) > 1 else None
     labels = task_labels([curve.name for curve in summary.tasks])
     headings = [re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", labels[curve.name]) for curve in summary.tasks]
-    curves = [*summary.tasks, *([average] if average else [])]
+    curves = [*summary.tasks, *([mean] if mean else [])]
     layers = sorted(result.frame.filter(kind="score")["layer"].unique().to_list())
     rows = [[str(layer), *(_points(curve.points.get(layer)) for curve in curves)] for layer in layers]
     for name, scores in notes.baselines.items():
         task_scores = [scores.get(curve.name) for curve in summary.tasks]
         points = [None if score is None else 100 * score for score in task_scores]
-        points += [average_baseline(summary, scores)] if average else []
+        points += [average_baseline(summary, scores)] if mean else []
         rows.append([name, *map(_points, points)])
     best = None if average is None else layers.index(average.best_layer)
-    columns = ["layer", *headings, *(["mean"] if average else [])]
+    columns = ["layer", *headings, *(["mean"] if mean else [])]
     _output.print_table(columns, rows, title=title, bold=best, sections=[len(layers)])
-    if average is not None:
-        interval = f" ({interval_words(result.gain())})" if average.best_layer != average.last_layer else ""
-        last = "the last layer" if average.last_layer == summary.num_layers else f"layer {average.last_layer}"
-        _output.print_text(
-            f"Best layer: {average.best_layer} of {summary.num_layers}, {average.best:.1f} points, "
-            f"{average.gain:+.1f} over {last}{interval}."
-        )
+    _output.print_text(" ".join(verdict))
     failed = [remark for remark in notes.remarks if remark.startswith("mteb could not score")]
     unscored = [remark for remark in summary.remarks if remark.startswith("No layer")]
     for sentence in filter(None, [confirmed_words(result.frame), *failed, *unscored, *result.sample_words()]):
@@ -255,15 +261,14 @@ def _points(value: float | None) -> str:
 
 
 def _print_recipes(result: RecipesResult) -> None:
-    """Print each recipe at its best layer, and the gain of the best recipe."""
-    from midlayer_encoders.report.layer_charts import recipe_rows, recipe_words
+    """Print each recipe at its best layer."""
+    from midlayer_encoders.report.layer_charts import recipe_rows
     from midlayer_encoders.tasks import task_label
 
     summaries, gains = result.summaries(), result.gains()
     head, *rows = recipe_rows(summaries, result.notes.baselines, gains)
     best = [row[0] for row in rows].index(result.recipe)
     _output.print_table([task_label(word) for word in head], rows, title="Recipes at their best layers", bold=best)
-    _output.print_text(recipe_words(summaries, gains))
 
 
 @command("Find the layer", name="board", quiet=False)

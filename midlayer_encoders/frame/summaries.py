@@ -4,7 +4,7 @@ The interval is that of a paired bootstrap over test items.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -68,6 +68,11 @@ class Curve:
     def gain(self) -> float:
         """Points of the best layer above the last; never negative."""
         return self.best - self.last
+
+    @property
+    def is_level(self) -> bool:
+        """Whether several layers were scored and all have the same score, to a tenth of a point."""
+        return len(self.points) > 1 and round(self.best - min(self.points.values()), 1) == 0
 
 
 @dataclass(frozen=True)
@@ -238,6 +243,33 @@ def paired_gain(
     differences = [np.subtract(samples[task][:size], other_samples[task][:size]) for task in tasks]
     interval = _central_interval(100 * np.mean(differences, axis=0))
     return Gain(points, without=tuple(tasks)) if interval is None else Gain(points, *interval)
+
+
+def baseline_gains(
+    scores: Summary,
+    resamples: pl.DataFrame,
+    baselines: Baselines,
+    baseline_resamples: Mapping[str, Mapping[str, Sequence[float]]],
+) -> dict[str, Gain]:
+    """Return the gain over the best layer of each baseline that was scored on every task, the best baseline first.
+
+    Args:
+        scores: of all layers.
+        resamples: as in :func:`paired_gain`.
+        baselines: score of each baseline on each task, a fraction.
+        baseline_resamples: its scores on the same resampled items.
+    """
+    gains = {}
+    for name, by_task in baselines.items():
+        mean = average_baseline(scores, by_task)
+        if mean is None or scores.average is None:
+            continue
+        tasks = tuple(replace(task, points={0: 100 * by_task[task.name]}) for task in scores.tasks)
+        baseline = replace(scores, tasks=tasks, average=replace(scores.average, points={0: mean}))
+        rows = [(task, 0, values) for task, values in baseline_resamples.get(name, {}).items() if values]
+        frame = pl.DataFrame(rows, schema=RESAMPLES_SCHEMA, orient="row")
+        gains[name] = paired_gain(baseline, frame, over=scores.average.best_layer, other=(scores, resamples))
+    return dict(sorted(gains.items(), key=lambda item: -item[1].points))
 
 
 def score_interval(scores: Summary, resamples: pl.DataFrame, layer: int) -> tuple[float, float] | None:

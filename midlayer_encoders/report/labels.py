@@ -80,6 +80,8 @@ METRIC_MEANINGS: dict[str, str] = {
 def interval_words(gain: Gain) -> str:
     """Return the interval of a gain, and whether it separates the two; the tasks that lack it if there is none.
 
+    Empty for a gain that was not computed from resamples.
+
     Example:
         >>> interval_words(Gain(8.3, -4.0, 20.8)), interval_words(Gain(8.3, without=("STS",)))
         ('95 % interval −4.0 to +20.8: the two are not separable', 'no interval: STS was not resampled')
@@ -87,6 +89,8 @@ def interval_words(gain: Gain) -> str:
     if gain.without:
         names = ", ".join(gain.without[:3]) + (", …" if len(gain.without) > 3 else "")
         return f"no interval: {names} {'was' if len(gain.without) == 1 else 'were'} not resampled"
+    if math.isnan(gain.low):
+        return ""
     text = f"95 % interval {signed(gain.low)} to {signed(gain.high)}"
     return text if gain.separable else f"{text}: the two are not separable"
 

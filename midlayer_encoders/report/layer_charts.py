@@ -207,6 +207,8 @@ def _draw_curve(
 def _curve_text(curve: Curve) -> str:
     if len(curve.points) == 1:
         return f"{number(curve.best)} at layer {curve.best_layer}"
+    if curve.is_level:
+        return f"every layer scores {number(curve.best)}"
     if curve.best_layer == curve.last_layer:
         return f"the last layer is best, {number(curve.best)}"
     return f"best {number(curve.best)} at layer {curve.best_layer}, {signed(curve.gain)} points over the last"

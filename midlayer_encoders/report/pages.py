@@ -76,6 +76,7 @@ def _environment() -> Environment:
         "duration": duration,
         "number": number,
         "signed": signed,
+        "unbroken": lambda text: re.sub(r"(?<=\d) %", "\N{NO-BREAK SPACE}%", str(text)),
         "with_interval": with_interval,
     }
     return environment

@@ -2,16 +2,28 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import polars as pl
 
+from midlayer_encoders.errors import counted
 from midlayer_encoders.frame.pareto import Cost, amount, cost_text
-from midlayer_encoders.frame.schema import metric_series
-from midlayer_encoders.frame.summaries import Baselines, Curve, Gain, Summary, average_baseline, summary
+from midlayer_encoders.frame.schema import Series, metric_series
+from midlayer_encoders.frame.summaries import (
+    RESAMPLES_SCHEMA,
+    Baselines,
+    Curve,
+    Gain,
+    Summary,
+    average_baseline,
+    baseline_gains,
+    summary,
+)
 from midlayer_encoders.report import layer_charts
-from midlayer_encoders.report.labels import interval_words, number
+from midlayer_encoders.report.labels import interval_words, number, signed
 from midlayer_encoders.report.pages import Column, metric_column, render, write_page
+
+_NO_RESAMPLES = pl.DataFrame(schema=RESAMPLES_SCHEMA)
 
 
 def write_report(frame: pl.DataFrame, path: str | Path, **options: Any) -> Path:
@@ -43,6 +55,7 @@ def report_html(
     recipes: Mapping[str, Summary] | None = None,
     gain: Gain | None = None,
     recipe_gains: layer_charts.RecipeGains | None = None,
+    sentences: Sequence[str] = (),
 ) -> str:
     """Return a self-contained page about one model: its best layer, the gain, and how they were measured.
 
@@ -58,6 +71,7 @@ def report_html(
         recipes: scores of each recipe, if there are several; ``frame`` holds the best one.
         gain: of the best layer over the last, for its interval.
         recipe_gains: of each recipe, for their intervals.
+        sentences: the verdict; by default :func:`verdict` without the intervals of baselines.
     """
     scores = summary(frame)
     metrics = metric_series(frame)
@@ -68,6 +82,8 @@ def report_html(
     }
     shared = {name: by_task for name, by_task in shared.items() if by_task}
     best = scores.average.best_layer if scores.average else None
+    leads = {name: Gain(lead.points) for name, lead in baseline_gains(scores, _NO_RESAMPLES, shared, {}).items()}
+    sentences = sentences or verdict(scores, gain, leads=leads, recipes=recipes, recipe_gains=recipe_gains)
     metrics_chart = layer_charts.plot_metrics(frame, chosen=best) if metrics else None
     return render(
         "sweep.html",
@@ -80,7 +96,9 @@ def report_html(
         costs=_cost_texts(parameters or {}, seconds or {}),
         baselines=shared,
         export=export or {},
-        how={"model": scores.model, "revision": scores.revision, **how},
+        model=scores.model.removeprefix("local/"),
+        how={"model": scores.model, **how},
+        verdict=" ".join(sentences) or _metrics_sentence(metrics),
         recipes=recipes,
         recipe_gains=recipe_gains,
         interval=interval_words(gain) if gain else "",
@@ -98,6 +116,77 @@ def report_html(
             for series in many
         ],
     )
+
+
+def verdict(
+    scores: Summary,
+    gain: Gain | None = None,
+    *,
+    leads: Mapping[str, Gain] | None = None,
+    recipes: Mapping[str, Summary] | None = None,
+    recipe_gains: layer_charts.RecipeGains | None = None,
+) -> list[str]:
+    """Return sentences: what scores most, the best layer and its gain, and the baselines behind it.
+
+    Args:
+        scores: of the model, under the best recipe if there are several.
+        gain: of the best layer over the last, for its interval.
+        leads: gain of each baseline over the best layer.
+        recipes: scores of each recipe, if there are several.
+        recipe_gains: of each recipe, for their intervals.
+
+    Example:
+        >>> curve = Curve("STS", "spearman", {0: 20.0, 1: 30.0})
+        >>> for sentence in verdict(Summary("m", "main", 1, (curve,), curve, (), ()), leads={"TF-IDF": Gain(5.0)}):
+        ...     print(sentence)
+        TF-IDF scores 35.0 on STS, 5.0 points more than the best layer.
+        No layer scores more than the last layer: 30.0 on STS.
+    """
+    if not scores.tasks:
+        return []
+    average = scores.average
+    if average is None:
+        return [f"{counted(len(scores.tasks), 'task')} scored, none of the layers on all of them."]
+    subject = scores.tasks[0].name if len(scores.tasks) == 1 else f"average over {len(scores.tasks)} tasks"
+    best = layer_charts.recipe_words(recipes, recipe_gains) if recipes else _layer_sentence(scores, subject, gain)
+    ahead: list[str] = []
+    others: list[str] = []
+    for name, lead in (leads or {}).items():
+        interval = f" ({text})" if (text := interval_words(lead)) else ""
+        score = number(average.best + lead.points)
+        if signed(lead.points) == "0.0":
+            others.append(f"{name} scores as much{interval}.")
+        elif lead.points < 0:
+            others.append(f"{name} scores {score}, {number(-lead.points)} points less{interval}.")
+        else:
+            more = f"{number(lead.points)} points more"
+            ahead.append(
+                f"{name} scores {score}{'' if ahead else f' on {subject}'}, {more} than the best layer{interval}."
+            )
+    return [*ahead, best, *others]
+
+
+def _layer_sentence(scores: Summary, subject: str, gain: Gain | None) -> str:
+    """Return a sentence about the best layer and the last."""
+    average = cast(Curve, scores.average)
+    best, last = average.best_layer, average.last_layer
+    name = "the last layer" if last == scores.num_layers else f"layer {last}"
+    scored = f"Layer {best}{f' of {scores.num_layers}' if scores.num_layers else ''} scores {number(average.best)}"
+    if len(average.points) == 1:
+        return f"{scored} on {subject}; no other was scored."
+    if average.is_level:
+        return f"All {len(average.points)} layers score the same on {subject}: {number(average.best)}."
+    if best == last:
+        return f"No layer scores more than {name}: {number(average.last)} on {subject}."
+    if number(average.gain) == "0.0":
+        return f"{scored} on {subject}, as much as {name}."
+    interval = f", {text}" if gain and (text := interval_words(gain)) else ""
+    return f"{scored} on {subject}, {number(average.gain)} points more than {name} ({number(average.last)}){interval}."
+
+
+def _metrics_sentence(metrics: Mapping[str, Sequence[Series]]) -> str:
+    layers = {layer for many in metrics.values() for series in many for layer in series.layers}
+    return f"{counted(len(metrics), 'metric')} at {counted(len(layers), 'layer')}; no task was scored."
 
 
 def confirmed_words(frame: pl.DataFrame) -> str:

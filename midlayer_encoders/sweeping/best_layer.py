@@ -15,6 +15,7 @@ from midlayer_encoders.errors import OptionError
 from midlayer_encoders.files import parse_json_object, read_text_file, shell_path, unsealed
 from midlayer_encoders.frame.summaries import Baselines, Curve, Gain, Summary, score_interval
 from midlayer_encoders.media.text_lists import read_texts
+from midlayer_encoders.models.hub import shown_name
 from midlayer_encoders.report.labels import gain_text, number, significant
 
 if TYPE_CHECKING:
@@ -32,7 +33,8 @@ class Notes:
     layers are those of the image tower. ``tokens`` is the mean number of tokens that the model reads for a text of each
     task whose layers were scored together. ``rows`` holds, for each split of a task that was limited to a sample, its
     rows, those of the whole task, and the texts of a row.
-    ``compression`` holds the recipe, ``dims`` and ``precision`` in a sweep over these.
+    ``compression`` holds the recipe, ``dims`` and ``precision`` in a sweep over these. ``resamples`` holds the scores
+    of each baseline on the resampled test items of each task, ``hint`` what to sweep next.
     """
 
     title: str
@@ -53,6 +55,13 @@ class Notes:
     tokens: dict[str, float] = field(default_factory=dict)
     rows: dict[str, dict[str, list[int]]] = field(default_factory=dict)
     compression: dict[str, Any] = field(default_factory=dict)
+    resamples: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+    hint: str = ""
+
+    @property
+    def name(self) -> str:
+        """The model's name as it was given, or the name of its folder."""
+        return shown_name(self.model, self.options.get("gguf_file"))
 
     @property
     def precision(self) -> Precision:
@@ -185,7 +194,7 @@ def read_notes(path: Path) -> Notes:
     values = unsealed(parse_json_object(read_text_file(path, OptionError), str(path), OptionError))
     for name in ("parameters", "seconds"):
         values[name] = {int(layer): value for layer, value in values[name].items()}
-    types = {"dimensions": int, "model": str, "remarks": list, "title": str}
+    types = {"dimensions": int, "hint": str, "model": str, "remarks": list, "title": str}
     for name in (each.name for each in fields(Notes)):
         expected = types.get(name, dict)
         if not isinstance(values.get(name, expected()), expected):

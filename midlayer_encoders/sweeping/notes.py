@@ -1,10 +1,12 @@
 """Build the notes of a sweep: how it was measured, what each layer costs, and baselines."""
 
 import math
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Self
 from unittest import mock
 
@@ -18,8 +20,11 @@ from midlayer_encoders.errors import counted
 from midlayer_encoders.frame.summaries import Baselines
 from midlayer_encoders.models.anatomy import paired_layers
 from midlayer_encoders.models.cut import plan_cuts
-from midlayer_encoders.models.hub import BUILT_IN, BUILT_IN_MINILM
+from midlayer_encoders.models.hub import BUILT_IN, BUILT_IN_MINILM, shown_name
+from midlayer_encoders.reading.batches import count_tokens
 from midlayer_encoders.reading.capture import capture
+from midlayer_encoders.reading.causal import looks_ahead
+from midlayer_encoders.recipes import RECIPES
 from midlayer_encoders.report.results import versions
 from midlayer_encoders.sweeping.baselines import Baseline
 from midlayer_encoders.sweeping.best_layer import Notes, without_nan
@@ -39,12 +44,15 @@ _MAX_DIFFERENCE = 0.01  # from mteb's score; a larger one is reported
 
 @dataclass(frozen=True)
 class ScoringResult:
-    """The scores of each layer on each task, those that mteb confirmed, how tasks were scored, baselines and tokens."""
+    """The scores of each layer on each task, those that mteb confirmed, how tasks were scored, baselines and tokens.
+
+    A baseline has its score on a task, followed by its scores on resampled test items.
+    """
 
     scores: Sequence[Score]
     confirmed: Sequence[Score]
     methods: Mapping[str, str]
-    baselines: Mapping[str, Mapping[str, float]]
+    baselines: Mapping[str, Mapping[str, Sequence[float]]]
     tokens: Mapping[str, float] = field(default_factory=dict)
 
     def of(self, compression: Compression) -> Self:
@@ -84,17 +92,21 @@ def sweep_notes(
         timing = {"texts": len(_TIMED_TEXTS), "tokens": num_tokens, "device": _device_name(encoder)}
         batch = "{texts} texts of {tokens} tokens at once on {device}".format(**timing)
         how["time per text"] = f"the pass up to the layer, {batch}, fastest of {num_passes}; without tokenization"
+    hint = _recipe_hint(encoder, scoring.tokens, run) if encoder.media == ["text"] else ""
     succeeded = [source for source in labeled if source.name not in scoring.failures]
-    baseline_scores = {each.name: _baseline_scores(each, succeeded, scoring.baselines) for each in baselines}
+    resampled = {each.name: _baseline_scores(each, succeeded, scoring.baselines) for each in baselines}
+    baseline_scores = {name: {task: values[0] for task, values in tasks.items()} for name, tasks in resampled.items()}
+    finite = without_nan(baseline_scores)
     path = Path(encoder.source)
     is_local = encoder.source not in ("", BUILT_IN, BUILT_IN_MINILM) and path.is_dir()
     return Notes(
-        title=f"Every layer of {spec.model}",
+        title=f"Every layer of {shown_name(encoder.source, encoder.options.gguf_file)}",
         model=str(path.absolute()) if is_local else encoder.source,
         how=how,
         parameters=_parameters(encoder, layers, spec.norm),
         seconds=pass_seconds,
-        baselines=without_nan(baseline_scores),
+        baselines=finite,
+        resamples={name: {task: list(resampled[name][task][1:]) for task in tasks} for name, tasks in finite.items()},
         remarks=score_remarks(sources, scoring, baseline_scores),
         failures=scoring.failures,
         scoring=dict(scoring.methods),
@@ -102,6 +114,25 @@ def sweep_notes(
         towers=dict(encoder.tower_depths),
         tokens=dict(scoring.tokens),
         rows=_sampled_rows(succeeded),
+        hint=hint,
+    )
+
+
+def _recipe_hint(encoder: LayerEncoder, tokens: Mapping[str, float], run: Mapping[str, str]) -> str:
+    """Return the advice to try a prompt, with its cost, if a causal language model read plain texts."""
+    if not tokens or encoder.has_saved_modules or not encoder.reads_plainly:
+        return ""
+    with mock.patch.object(encoder, "_unknown_warned", True):  # a model of proteins does not know these words
+        inputs = encoder.model_inputs(_TIMED_TEXTS[:1])
+    if looks_ahead(encoder.transformer, encoder.anatomy, inputs):
+        return ""
+    prompt = re.sub(r"\{(text|read)\}", "", str(RECIPES["word-echo"].template))
+    mean = fmean(tokens.values())
+    prompted = 2 * mean + count_tokens(encoder, [prompt])[0]
+    return (
+        "Try --recipes plain,word-echo: the prompt of a causal language model can gain more than its layer. It costs "
+        f"one more pass, over about {prompted:.0f} tokens per text instead of {mean:.0f}; this sweep took "
+        f"{run['seconds']} s."
     )
 
 
@@ -116,15 +147,15 @@ def _sampled_rows(sources: Sequence[TaskSource]) -> dict[str, dict[str, list[int
 
 
 def _baseline_scores(
-    baseline: Baseline, sources: Sequence[TaskSource], computed: Mapping[str, Mapping[str, float]]
-) -> dict[str, float]:
-    """Return the score of a baseline on each task that it applies to; NaN if it has none."""
+    baseline: Baseline, sources: Sequence[TaskSource], computed: Mapping[str, Mapping[str, Sequence[float]]]
+) -> dict[str, Sequence[float]]:
+    """Return the score of a baseline on each task that it applies to, NaN if it has none, and its resamples."""
     scores = {}
     for source in sources:
         score = computed.get(source.name, {}).get(baseline.name)
         if score is None and baseline.applies(task := source.make()):
             with quiet_mteb():
-                score = baseline.score(task)
+                score = [baseline.score(task)]
         if score is not None:
             scores[source.name] = score
     return scores
@@ -138,8 +169,8 @@ def _how(
     if len(by_mteb) < len(methods):
         by_mteb.insert(0, f"{TOGETHER}; the best, the second best and the last confirmed by mteb")
     how = {
-        "model": spec.model,
-        "revision": spec.revision or "default",
+        "model": spec.model.removeprefix("local/"),
+        "revision": spec.revision or "",
         "norm": spec.norm,
         "pooling": spec.pooling,
         "longest text": f"{spec.max_length} tokens" if spec.max_length else "as the model takes",

@@ -17,12 +17,21 @@ from midlayer_encoders.encoder.options import EncoderKeywords
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.files import read_artifact, sealed, write_file
 from midlayer_encoders.frame.schema import read_frame
-from midlayer_encoders.frame.summaries import RESAMPLES_SCHEMA, Gain, Summary, paired_gain, read_resamples, summary
+from midlayer_encoders.frame.summaries import (
+    RESAMPLES_SCHEMA,
+    Gain,
+    Summary,
+    baseline_gains,
+    paired_gain,
+    read_resamples,
+    summary,
+)
 from midlayer_encoders.recipes import PLAIN
 from midlayer_encoders.report import plot_recipes, plot_scores, report_html
 from midlayer_encoders.report.layer_charts import best_recipe
 from midlayer_encoders.report.pages import notebook_html
 from midlayer_encoders.report.results import Result
+from midlayer_encoders.report.sweep_page import verdict
 from midlayer_encoders.sweeping.best_layer import BestLayer, Notes, export_lines, read_notes, sample_words
 from midlayer_encoders.tasks import task_label
 from midlayer_encoders.validation import check_choice
@@ -54,9 +63,32 @@ class SweepResult(Result):
         """Failed tasks and their errors."""
         return self.notes.failures
 
-    def summary(self) -> Summary:
-        """Return mean scores by layer, the best layer, the last, and the gain between them."""
+    @property
+    def curves(self) -> Summary:
+        """Scores by layer of each task and of their mean, each with its best layer and its last, in points."""
         return summary(self.frame)
+
+    def verdict(self) -> list[str]:
+        """Return sentences: what scores most, the best layer and its gain, the baselines, and what to try next."""
+        if not self.tasks:
+            return []
+        return [*self._verdict(), *filter(None, [self.notes.hint])]
+
+    def _verdict(self, whole: RecipesResult | None = None) -> list[str]:
+        """Return the sentences about this result, as the best of several recipes if ``whole`` holds them."""
+        scores = summary(_with_labels(self.frame, self._labels))
+        if scores.average is None:
+            return verdict(scores)
+        if whole is None:
+            return verdict(scores, self.gain(), leads=self.baseline_gains())
+        recipes = whole._labeled_summaries()
+        return verdict(scores, leads=whole.baseline_gains(), recipes=recipes, recipe_gains=whole.gains())
+
+    def summary(self) -> str:
+        """Return the title, the verdict, and what was sampled or failed, each in a line."""
+        failures = [f"{task} failed: {error}" for task, error in self.failures.items()]
+        verdict = self.verdict() or [self._reasons()]
+        return "\n".join([self.notes.title, *verdict, *self.sample_words(), *failures])
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -102,9 +134,14 @@ class SweepResult(Result):
         gain = paired_gain(self._task_summary(task), self.resamples, layer=layer, over=over, other=pair)
         return replace(gain, without=tuple(map(task_label, gain.without)))
 
+    def baseline_gains(self) -> dict[str, Gain]:
+        """Return the gain over the best layer of each baseline that was scored on every task, with its interval."""
+        gains = baseline_gains(self.curves, self.resamples, self.notes.baselines, self.notes.resamples)
+        return {name: replace(gain, without=tuple(map(task_label, gain.without))) for name, gain in gains.items()}
+
     def sample_words(self) -> list[str]:
         """Return sentences about the sample: what it saved, and the interval of the best score."""
-        return sample_words(self.notes, self.summary(), self.resamples)
+        return sample_words(self.notes, self.curves, self.resamples)
 
     def _best(self, task: str | None, recipe: str, other: SweepResult | None = None) -> BestLayer:
         """Return the best layer under a recipe; its gain is that over the last layer of ``other``."""
@@ -132,7 +169,7 @@ class SweepResult(Result):
         return task if task in names.values() else names[check_choice("task", task, names)]
 
     def _task_summary(self, task: str | None) -> Summary:
-        return self.summary() if task is None else self.summary().only(self._task_name(task))
+        return self.curves if task is None else self.curves.only(self._task_name(task))
 
     def tables(self) -> Mapping[str, pl.DataFrame]:
         """Return frame and resampled scores by file name."""
@@ -164,8 +201,13 @@ class SweepResult(Result):
         return notebook_html(self.notes.title, rows, figure, failures)
 
     def __repr__(self) -> str:
-        """Return the title, the tasks and the folder; the frame would fill the screen."""
-        return f"<{type(self).__name__}: {self.notes.title}, tasks={list(self.tasks)}, folder={str(self.folder)!r}>"
+        """Return the title, the best layer and the folder; the frame would fill the screen."""
+        verdict = [sentence for sentence in self.verdict() if sentence != self.notes.hint]
+        sentences = " ".join([f"{self.notes.title}.", *verdict])
+        return f"<{type(self).__name__}: {sentences} tasks={list(self.tasks)}, folder={str(self.folder)!r}>"
+
+    def __str__(self) -> str:
+        return self.summary()
 
     def plots(self) -> dict[str, Figure]:
         """Return the figures by name: ``scores``."""
@@ -194,7 +236,8 @@ class SweepResult(Result):
             notes=[*self.sample_words(), *notes.remarks, *failed],
             baselines=_labeled_baselines(baselines_from, self._labels),
             recipes=whole._labeled_summaries() if whole else None,
-            gain=None if self.summary().average is None else self.gain(),
+            gain=None if self.curves.average is None else self.gain(),
+            sentences=(whole or self).verdict(),
             recipe_gains=whole.gains() if whole else None,
         )
 
@@ -252,7 +295,7 @@ class RecipesResult(SweepResult):
         frame = pl.concat(part.frame.with_columns(**_literals(columns[name])) for name, part in parts.items())
         summaries = _summaries(parts)
         best = parts[best_recipe(summaries)] if summaries else first
-        notes = replace(best.notes, baselines=first.notes.baselines)
+        notes = replace(best.notes, baselines=first.notes.baselines, resamples=first.notes.resamples)
         return cls(frame, folder, notes, parts, resamples=best.resamples)
 
     @property
@@ -293,9 +336,14 @@ class RecipesResult(SweepResult):
             gains[name] = part.gain(over=best, other=other), part.gain(other=other)
         return gains
 
-    def summary(self) -> Summary:
-        """Return mean scores by layer of the best recipe, its best layer, the last, and the gain between them."""
-        return self.winner.summary()
+    @property
+    def curves(self) -> Summary:
+        """The curves of the best recipe."""
+        return self.winner.curves
+
+    def verdict(self) -> list[str]:
+        """Return sentences: what scores most, the best recipe and layer with their gains, and the baselines."""
+        return self.winner._verdict(self) if _summaries(self.parts) else []
 
     def best(self, task: str | None = None) -> BestLayer:
         """Return the recipe and layer with the highest score, with its gain over the last layer of the plain text.
@@ -346,12 +394,12 @@ def _labeled_baselines(notes: Notes, labels: Mapping[str, str]) -> dict[str, dic
 def _average(part: SweepResult) -> float | None:
     if part.frame.filter(pl.col("kind") == "score", pl.col("value").is_finite()).is_empty():
         return None
-    average = part.summary().average
+    average = part.curves.average
     return None if average is None or math.isnan(average.best) else average.best
 
 
 def _summaries(parts: Mapping[str, SweepResult]) -> dict[str, Summary]:
-    return {name: part.summary() for name, part in parts.items() if _average(part) is not None}
+    return {name: part.curves for name, part in parts.items() if _average(part) is not None}
 
 
 def task_labels(names: Sequence[str]) -> dict[str, str]:

@@ -85,7 +85,7 @@ class TaskScorer:
         scores: list[Score] = []
         to_confirm: list[Job] = []
         methods: dict[str, str] = {}
-        baselines: dict[str, dict[str, float]] = {}
+        baselines: dict[str, dict[str, list[float]]] = {}
         tokens: dict[str, float] = {}
         # Beside a GPU the tasks follow each other, so that the jobs of two at a time get the cores.
         num_tasks = min(len(jobs_by_task), 2) if self._cores_free() else len(jobs_by_task)
@@ -108,7 +108,7 @@ class TaskScorer:
                 scores += task_scores
                 scores += self._run_shared(tied, self.scoring, workers) if tied else []
                 if _TOKENS in others:
-                    tokens[name] = others.pop(_TOKENS)
+                    tokens[name] = others.pop(_TOKENS)[0]
                 baselines[name] = others
                 confirmed = []
                 for compression, group in groupby(task_scores, key=lambda score: score.compression):
@@ -127,7 +127,7 @@ class TaskScorer:
                 future.cancel()
             raise
 
-    def _score_at_once(self, jobs: Sequence[Job]) -> tuple[list[Score], str | None, dict[str, float]]:
+    def _score_at_once(self, jobs: Sequence[Job]) -> tuple[list[Score], str | None, dict[str, list[float]]]:
         """Return the scores of all layers, those of baselines and the tokens per text, or why mteb must score it."""
         if self.folder is None:
             return [], "it was requested", {}
@@ -146,8 +146,8 @@ class TaskScorer:
                 stage.step(done - stage.done)
             return [], error_summary(error), {}
 
-    def _score_together(self, jobs: Sequence[Job], folder: Path) -> tuple[list[Score], dict[str, float]]:
-        """Return the scores of the jobs of a task, the score of each baseline by name, and the tokens per text."""
+    def _score_together(self, jobs: Sequence[Job], folder: Path) -> tuple[list[Score], dict[str, list[float]]]:
+        """Return the scores of the jobs of a task, score and resamples of each baseline, and the tokens per text."""
         first = jobs[0]
         saved = self.group.share(partial(_saved_scores, folder, first))
         header = saved[self.group.rank][0]
@@ -173,7 +173,7 @@ class TaskScorer:
                 scores = self._main_scores(first, recorded, list(by_layer), read, self.scoring)
                 new |= {_identity(by_layer[layer]): value for layer, value in scores.items()}
             if self.group.rank == 0:
-                new |= {each.key: [self._baseline(each, first)] for each in baselines if each.key not in values}
+                new |= {each.key: self._baseline(each, first) for each in baselines if each.key not in values}
                 new |= {_TOKENS: [tokens]} if _TOKENS in others else {}
             if new:
                 numbers = {name: [None if math.isnan(x) else x for x in row] for name, row in (values | new).items()}
@@ -191,7 +191,7 @@ class TaskScorer:
         for job in jobs:
             score, *resampled = values[_identity(job)]
             scores.append(job.score(header["main_score"], score, resampled=resampled))
-        return scores, {name: values[key][0] for key, name in others.items()}
+        return scores, {name: values[key] for key, name in others.items()}
 
     def _record(self, job: Job, calls: list[Sequence[str]] | None = None) -> tuple[list[Recorded], float]:
         """Record how mteb evaluates the task, and the mean tokens of its texts; every text is then in the store.
@@ -220,13 +220,13 @@ class TaskScorer:
             recorded = record(with_data(job.task).make(), keys, similarity=layer.similarity_name)
         return recorded, sum(mean * texts for mean, texts in counts) / max(sum(texts for _, texts in counts), 1)
 
-    def _baseline(self, baseline: Baseline, job: Job) -> float:
-        """Return the score of a baseline on the task."""
+    def _baseline(self, baseline: Baseline, job: Job) -> list[float]:
+        """Return the score of a baseline on the task, and its scores on resampled items."""
         with isolated_random(), quiet_mteb():
             task = with_data(job.task).make()
             encoder = baseline.encoder_for(task_texts(task))
             recorded = record(task, lambda inputs, **_: [text for batch in inputs for text in batch["text"]])
-        return self._main_scores(job, recorded, [0], lambda _, texts: encoder.vectors(texts))[0][0]
+        return self._main_scores(job, recorded, [0], lambda _, texts: encoder.vectors(texts))[0]
 
     def _main_scores(
         self, job: Job, recorded: Sequence[Recorded], layers: Sequence[int], read: Read, stage: Stage | None = None

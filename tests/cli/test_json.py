@@ -47,8 +47,8 @@ def test_json_of_sweep(tiny_folder: Folder, tmp_path: Path) -> None:
     arguments = ("sweep", model, "--tasks", task, "--out", out, "--metrics", "none", "--workers", 1, "--device", "cpu")
     sweep_json, result = run_json(*arguments), SweepResult.load(out)
     assert (sweep_json["best_layer"], sweep_json["folder"], sweep_json["failures"]) == (result.best(), str(out), {})
-    (curve,) = result.summary().tasks
-    assert sweep_json["tasks"][curve.name]["layers"] == {str(layer): score for layer, score in curve.points.items()}
+    (curve,) = result.curves.tasks
+    assert sweep_json["tasks"]["near"]["layers"] == {str(layer): score for layer, score in curve.points.items()}
     assert Path(sweep_json["report"]).is_file()
     assert f"--layer {result.best()} " in sweep_json["export"]["shell"]
 

@@ -68,6 +68,7 @@ def test_json_of_a_sweep_is_in_points(tmp_path: Path) -> None:
     notes = Notes("t", "m", {}, baselines={"TF-IDF": {"A": 0.125}})
     result = SweepResult(rows_frame(rows), tmp_path, notes)
     assert sweep.result_values(result) == {
+        "verdict": ["No layer scores more than the last layer: 62.5 on average over 2 tasks."], "baseline_gains": {},
         "model": "m", "revision": "r", "num_layers": 2, "best_layer": 2, "best": 62.5, "last": 62.5,
         "layers": {1: 50.0, 2: 62.5}, "gain": 0.0, "interval": None,
         "tasks": {"A": {"best_layer": 2, "best": 75.0, "last": 75.0, "layers": {1: 62.5, 2: 75.0}},

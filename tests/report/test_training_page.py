@@ -206,7 +206,7 @@ def test_page_states_the_share_within_which_layers_settle() -> None:
         "the middle and 20.0 % in the last.",
         "Half of the curves of each third stay within 30 % of where they end from steps 2, 1 and 4 on, in the same order.",
     ]
-    page = unescape(steps_html(frame, title="T", how={"Seed": "7"}, within=0.3))
+    page = unescape(steps_html(frame, title="T", how={"Seed": "7"}, within=0.3)).replace("\N{NO-BREAK SPACE}", " ")
     assert f'<p class="verdict">{" ".join(words)}</p>' in page
     assert "stays within 30 % of the range of its final value" in page
     assert dict(re.findall("<dt>(.*?)</dt><dd>(.*?)</dd>", page)) == {"Model": "m", "Steps": "1, 2, 4, 8", "Seed": "7"}

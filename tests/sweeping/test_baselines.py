@@ -9,20 +9,22 @@ from pathlib import Path
 from typing import Any
 
 import mteb
+import numpy as np
 import pytest
+from scipy.stats import rankdata
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders._isolation import isolated_random
 from midlayer_encoders._types import Stage
 from midlayer_encoders.models.hub import package_folder
 from midlayer_encoders.sweeping import RecipesResult, SweepResult, baselines, task_scoring
-from midlayer_encoders.tasks import tfidf_scores
+from midlayer_encoders.tasks import TfidfEncoder, tfidf_scores
 from midlayer_encoders.tasks.baselines import task_texts
 from midlayer_encoders.tasks.sources import task_sources
 from tests.cli.calls import run, tables
 from tests.others_warnings import MTEB
 from tests.sweeping.scoring import sweep, write_reranking_task, write_sts_task
-from tests.tasks.rows import write
+from tests.tasks.rows import ROWS, write
 
 Folder = Callable[[str], str]
 pytestmark = MTEB
@@ -156,3 +158,21 @@ def test_baseline_with_identical_vectors_has_no_score(tiny_folder: Folder, tmp_p
     output = run("sweep", model, "--tasks", f"{apart},{task}", "--out", str(out), *flags)
     (row,) = (row for row in tables(output)[0] if row[0] == "TF-IDF")
     assert row == ["TF-IDF", "", f"{100 * result.notes.baselines['TF-IDF'][sts_name]:.1f}", ""]
+
+
+@pytest.mark.long
+def test_baseline_is_scored_on_the_resampled_items_of_the_layers(tiny_folder: Folder, tmp_path: Path) -> None:
+    task = write(tmp_path / "near.jsonl", ROWS["STS"][:12])
+    result = sweep(tiny_folder("Llama"), task, out=tmp_path / "out", **OPTIONS)
+    encoder = TfidfEncoder(task_texts(task_sources(task)[0].make()))
+    first, second = (encoder.vectors([row[name] for row in ROWS["STS"][:12]]) for name in ("sentence1", "sentence2"))
+    ranks = rankdata((first * second).sum(axis=1))  # its vectors have length 1
+    grades = rankdata([row["score"] for row in ROWS["STS"][:12]])
+    generator = np.random.default_rng(12)
+    draws = [generator.integers(0, 12, 12) for _ in range(200)]
+    expected = [np.corrcoef(ranks[draw], grades[draw])[0, 1] for draw in draws]
+    (actual,) = result.notes.resamples["TF-IDF"].values()
+    np.testing.assert_allclose(actual, expected, atol=1e-5)
+    loaded = SweepResult.load(tmp_path / "out")
+    assert loaded.verdict() == result.verdict()
+    assert "TF-IDF scores" in " ".join(result.verdict())

@@ -176,8 +176,7 @@ def test_page_of_a_sweep_states_how_it_was_measured(tiny_folder: Folder) -> None
     how = _how(spec, sources, methods, {"seconds": "7"})
     together = "all layers together; the best, the second best and the last confirmed by mteb"
     expected = {
-        "model": spec.model,
-        "revision": "default",
+        "model": spec.model.removeprefix("local/"),
         "norm": "none",
         "pooling": "last",
         "longest text": "20 tokens",
@@ -215,6 +214,8 @@ NOTES = Notes(
     tokens={"A": 14.25},
     rows={"A": {"test": [10, 40, 1]}},
     compression={"recipe": "plain", "dims": 8, "precision": "int8"},
+    resamples={"TF-IDF": {"A": [0.25, 0.75]}},
+    hint="Try another recipe.",
 )
 
 
