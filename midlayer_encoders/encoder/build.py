@@ -25,7 +25,7 @@ from midlayer_encoders.encoder.options import EncoderKeywords, EncoderOptions, m
 from midlayer_encoders.encoder.saved_folder import SavedFolder, later_modules, load_saved_folder, pooling_name
 from midlayer_encoders.encoder.sentence_transformers_internals import PlainOnDisk
 from midlayer_encoders.errors import CutError, MidlayerError, OptionError, short_repr
-from midlayer_encoders.models.anatomy import Anatomy, find_anatomy, find_towers, resolve_layer
+from midlayer_encoders.models.anatomy import Anatomy, find_anatomy, find_towers, resolve_layer, suffers_from_padding
 from midlayer_encoders.models.cut import MOST_PLANS, Cut, JointCut
 from midlayer_encoders.models.gguf_cache import TOKENIZER, converted_folder
 from midlayer_encoders.models.hub import BUILT_IN_MINILM, model_location, module_folder, output_embeddings
@@ -234,6 +234,8 @@ class BuiltEncoder(PlainOnDisk):
             if not isinstance(self[0], MemoryModule):
                 verification.check_padding(self[0], *probe_features(self[0]))
         self.eval()
+        if not towers and ("audio" in self.media or suffers_from_padding(first.model)):
+            verification.check_batches(self)
         if self.readings is not None:
             verification.check_first_reading(first, probe_features(first)[0], self.readings, self.name)
         with self.truncate_embeddings(None):

@@ -222,7 +222,7 @@ class EmbeddingEncoder(SavableEncoder):
                 self._truncation_warned = True
                 logger.warning("Audio is longer than the window of %s and is truncated; reported once.", self.name)
         if suffers_from_padding(model):  # the extractor's scaling needs the mask, the model does not
-            kwargs["processing_kwargs"] = {"audio": {"return_attention_mask": True}}
+            kwargs["processing_kwargs"] = prepare.WITH_MASK
         # A processor has no state, unlike a tokenizer or what a user's own function may have.
         is_shared = self.tokenizer is not None or isinstance(self[0], MemoryModule)
         with turn(self.preparer) if is_shared else nullcontext():

@@ -15,7 +15,7 @@ from sentence_transformers.sentence_transformer.modules import InputModule, Tran
 from torch import Tensor, nn
 
 from midlayer_encoders._types import Medium, Norm
-from midlayer_encoders.encoder.inputs import probe_features
+from midlayer_encoders.encoder.inputs import WITH_MASK, probe_features
 from midlayer_encoders.encoder.options import EncoderOptions
 from midlayer_encoders.encoder.saved_folder import SavedFolder
 from midlayer_encoders.encoder.sentence_transformers_internals import tokenizer_alone, transformer_around
@@ -77,8 +77,7 @@ def transformer_module(
         module.processing_kwargs = {"text": {"padding": "max_length", "max_length": length, "truncation": True}}
     module.input_formatter.supported_modalities = list(module.modality_config)
     if "audio" in module.modality_config and not suffers_from_padding(loaded):
-        # Some extractors return no mask by default.
-        module.processing_kwargs = {"audio": {"return_attention_mask": True}}
+        module.processing_kwargs = copy.deepcopy(WITH_MASK)
     if module.tokenizer is not None:
         _check_vocabulary(module.tokenizer, loaded, model)
         _make_padding_safe(module.tokenizer, model, None if reads_padding(loaded) else "right")
@@ -214,7 +213,8 @@ class MemoryModule(InputModule):
         super().__init__()  # type: ignore[no-untyped-call]
         if getattr(processor, "padding_side", "right") == "left":
             processor = copy.deepcopy(processor)
-            processor.padding_side = "right"  # type: ignore[attr-defined]  # which leaves positions unchanged
+            if medium == "text":
+                processor.padding_side = "right"  # type: ignore[attr-defined]  # which leaves positions unchanged
         self.model = model
         self.processor = processor
         self.medium = medium

@@ -17,6 +17,8 @@ from midlayer_encoders.reading.locks import turn
 from midlayer_encoders.validation import check_text, lone_surrogate
 
 _MEDIA: tuple[Medium, ...] = ("text", "image", "audio")
+#: Some extractors need a mask to scale waveforms, but return none by default.
+WITH_MASK = {"audio": {"return_attention_mask": True}}
 
 
 def supported_media(modalities: Sequence[Any]) -> list[str]:
@@ -31,11 +33,12 @@ def supported_media(modalities: Sequence[Any]) -> list[str]:
 
 def sampling_rate(processor: Any) -> int | None:
     """Return the sampling rate that a processor expects, or ``None`` if it does not process audio."""
-    rate = getattr(_feature_extractor(processor), "sampling_rate", None)
+    rate = getattr(feature_extractor(processor), "sampling_rate", None)
     return int(rate) if rate is not None else None
 
 
-def _feature_extractor(processor: Any) -> Any:
+def feature_extractor(processor: Any) -> Any:
+    """Return what prepares waveforms: a part of a processor, or the processor itself."""
     return getattr(processor, "feature_extractor", processor)
 
 
@@ -123,7 +126,7 @@ def check_lengths(waveforms: Sequence[Any], items: Sequence[Any], model: nn.Modu
         if length < least:
             message = f"A waveform must have at least {least} samples for {type(model).__name__}, but has {length}."
             raise InputError(message, item=item)
-    longest = getattr(_feature_extractor(processor), "n_samples", None)
+    longest = getattr(feature_extractor(processor), "n_samples", None)
     return longest is not None and max(lengths) > longest
 
 
@@ -159,20 +162,22 @@ def forward_by_length(forward: Callable[[dict[str, Any]], dict[str, Any]], featu
     """Run ``forward`` on unpadded groups of equal length, and return the joined results."""
     if "attention_mask" not in features:
         return forward(features)
-    size = features["attention_mask"].shape[1]
-    lengths = features["attention_mask"].sum(dim=1).clamp(min=1)
+    mask = features["attention_mask"]
+    starts = mask.int().argmax(dim=1, keepdim=True)  # 0 unless padded on the left
+    lengths = mask.sum(dim=1).clamp(min=1)
     groups: list[tuple[Tensor, dict[str, Any]]] = []
     for length in lengths.unique().tolist():
         rows = (lengths == length).nonzero().flatten()
-        cropped = {key: _cropped(value, rows, length, size) for key, value in _without_mask(features).items()}
+        places = starts[rows] + torch.arange(length, device=mask.device)
+        cropped = {key: _cropped(value, rows, places, mask.shape[1]) for key, value in _without_mask(features).items()}
         groups.append((rows, forward(cropped)))
     return {**features, **{name: _joined(groups, name) for name in ("token_embeddings", "attention_mask")}}
 
 
-def _cropped(value: Any, rows: Tensor, length: int, size: int) -> Any:
+def _cropped(value: Any, rows: Tensor, places: Tensor, size: int) -> Any:
     if not isinstance(value, Tensor):
         return value
-    return value[rows, :length] if value.ndim > 1 and value.shape[1] == size else value[rows]
+    return value[rows[:, None], places] if value.ndim > 1 and value.shape[1] == size else value[rows]
 
 
 def _joined(groups: Sequence[tuple[Tensor, dict[str, Any]]], name: str) -> Tensor:
@@ -217,7 +222,8 @@ def probe_features(first: Any) -> tuple[dict[str, Any], dict[str, Any] | None]:
     tokenizer = getattr(first, "tokenizer", None)
 
     def features(inputs: list[Any]) -> dict[str, Any]:
-        return to_device(model_features(model, first.preprocess(inputs)), next(model.parameters()).device)
+        processed = first.preprocess(inputs, processing_kwargs=WITH_MASK)
+        return to_device(model_features(model, processed), next(model.parameters()).device)
 
     with turn(first.processor if tokenizer is None else tokenizer):  # other threads may encode with it
         short, longer = probe_inputs(media, sampling_rate(first.processor), tokenizer)

@@ -13,6 +13,7 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 
+from midlayer_encoders.encoder.inputs import feature_extractor, probe_features
 from midlayer_encoders.errors import CutError, OptionError
 from midlayer_encoders.models import transformers_internals as internals
 from midlayer_encoders.models.anatomy import Anatomy, find_anatomy, mark_padding, suffers_from_padding
@@ -184,6 +185,32 @@ def check_padding(module: nn.Module, alone: Features, padded: Features | None) -
 
 
 @torch.no_grad()
+def check_batches(encoder: Any) -> None:
+    """Raise unless a short input has the same vector alone and in a padded batch.
+
+    transformers' extractors scale waveforms as if all padding were on the right, so one that pads on the left, and
+    changes the waveforms of a batch, pads on the right here.
+    """
+
+    def is_exact() -> bool:
+        alone, padded = probe_features(encoder[0])
+        vectors = [encoder(dict(batch))["sentence_embedding"][:1] for batch in (alone, padded) if batch is not None]
+        return close(vectors[0], vectors[-1])
+
+    extractor = feature_extractor(encoder[0].processor)
+    if is_exact():
+        return
+    if getattr(extractor, "padding_side", "right") == "left":
+        extractor.padding_side = "right"
+        if is_exact():
+            return
+    raise OptionError(
+        f"The processor of {encoder.name} must pad on the right and return an `attention_mask`: a short input has "
+        "another vector in a padded batch than alone."
+    )
+
+
+@torch.no_grad()
 def check_first_reading(first: Any, features: Features, readings: JoinedReadings, name: str) -> None:
     """Raise unless the first reading is the same without the tokens after it, as in a causal model.
 
@@ -193,7 +220,8 @@ def check_first_reading(first: Any, features: Features, readings: JoinedReadings
         readings: the two readings.
         name: name of the model.
     """
-    read = int(readings.masks(features["attention_mask"][:1])[0].int().argmax())
+    mask = features.get("attention_mask", torch.ones_like(features["input_ids"]))  # a model may take none
+    read = int(readings.masks(mask[:1])[0].int().argmax())
     half = {
         key: value[:1, : read + 1] if isinstance(value, Tensor) and value.ndim == 2 else value
         for key, value in features.items()
@@ -326,7 +354,7 @@ def _check_mask(first: Any, alone: Features, padded: Features | None, states: Te
         fills = any(bool(row[-1] == row[-2]) or bool(row[0] == row[1]) for row in ids)  # to a fixed length
         if fills or padded_states.shape[1] != states.shape[1] or suffers_from_padding(first.model):
             raise OptionError("`processor` must return an `attention_mask`, or must not pad: padding would be pooled.")
-    elif mask.ndim == 2 and bool((mask.diff(dim=1) > 0).any()):
+    elif first.medium == "text" and mask.ndim == 2 and bool((mask.diff(dim=1) > 0).any()):
         raise OptionError("`processor` must pad on the right, which leaves positions unchanged, but pads on the left.")
     elif mask.shape[1] != padded_states.shape[1] and not internals.is_pretrained(first.model):
         mark_padding(first.model)  # it is unknown which of its states are padding

@@ -70,7 +70,7 @@ def real_tokens(mask: Tensor | None, states: Tensor, *, model: nn.Module | None 
     """Return the bool mask of real tokens, shape ``(B, T)``; all true without an attention mask.
 
     Audio models downsample their inputs, so the input mask is longer than the states. Wav2Vec2, HuBERT and WavLM
-    have a method that downsamples the mask; Whisper keeps every second frame.
+    have a method that downsamples the mask; a state of Whisper covers two frames.
 
     Args:
         mask: the ``attention_mask`` of the model's inputs.
@@ -89,7 +89,8 @@ def real_tokens(mask: Tensor | None, states: Tensor, *, model: nn.Module | None 
     if model is not None and internals.has_mask_of_states(model):
         return internals.mask_of_states(model, length, mask)
     if main_input == "input_features":
-        return mask[:, :: -(-mask.shape[1] // length)].bool()
+        frames = -(-mask.shape[1] // length)  # of a state
+        return nn.functional.max_pool1d(mask[:, None].float(), frames, ceil_mode=True)[:, 0].bool()
     return torch.ones(states.shape[:2], dtype=torch.bool, device=states.device)
 
 

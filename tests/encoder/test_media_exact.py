@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,15 +10,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers as tf
 from PIL import Image
 from scipy.io import wavfile
 from scipy.signal import resample_poly
+from sentence_transformers import SentenceTransformer
+from transformers import AutoFeatureExtractor
 
 from midlayer_encoders import LayerEncoder
-from tests.encoder.test_multimodal import by_hand, prepared
+from midlayer_encoders.errors import OptionError
+from tests.encoder.test_multimodal import AUDIO_FAMILIES, by_hand, prepared
 from tests.families import tiny
 from tests.made_media import IMAGES, RATE, WAVEFORMS, image, waveform
-from tests.tiny_folders import processor
+from tests.models.test_cut import expected_states
+from tests.pooled import pooled
+from tests.tiny_folders import processor, save_tiny
 
 Folder = Callable[[str], str]
 
@@ -97,8 +104,6 @@ def test_audio_is_resampled_to_the_model_rate(name: str, rate: int, tiny_folder:
 
 
 def test_model_with_another_rate_gets_that_rate(tmp_path: Path) -> None:
-    import transformers as tf
-
     tiny("Wav2Vec2").save_pretrained(tmp_path)  # type: ignore[operator]
     extractor = tf.Wav2Vec2FeatureExtractor(sampling_rate=8000)
     extractor.save_pretrained(tmp_path)
@@ -144,3 +149,69 @@ def test_audio_model_in_memory_uses_the_attention_mask() -> None:
     name = "Wav2Vec2-stable"
     encoder = LayerEncoder.from_module(tiny(name), 2, processor=processor(name), medium="audio", device="cpu")
     np.testing.assert_allclose(encoder.encode(items), means_by_hand(name, items), atol=5e-5, rtol=1e-3)
+
+
+# --- padding on the left ---------------------------------------------------------------------------------------------
+
+OF_LENGTHS = [waveform(0, 700), waveform(1, 6000), waveform(2, 700), waveform(3, 2503)]
+
+
+def left_folder(name: str, folder: Path) -> str:
+    """Write the family's tiny model with an extractor that pads on the left, and return the folder."""
+    save_tiny(name, folder)
+    settings = folder / "preprocessor_config.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"padding_side": "left"}))
+    return str(folder)
+
+
+def left_states(name: str, folder: str) -> list[torch.Tensor]:
+    """Return the states of each waveform alone after two blocks of the uncut model, from the folder's own extractor."""
+    states = []
+    extractor = AutoFeatureExtractor.from_pretrained(folder)
+    for samples, rate in OF_LENGTHS:
+        inputs = dict(extractor(samples, sampling_rate=rate, return_tensors="pt", return_attention_mask=True))
+        mask = inputs.pop("attention_mask")
+        (row,) = expected_states(name, "final", model=tiny(name), inputs=inputs)[2]
+        states.append(row[mask[0].view(-1, 2).any(dim=1)] if name == "Whisper" else row)
+    return states
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("pooling", ["mean", "last"])
+@pytest.mark.parametrize("name", AUDIO_FAMILIES)
+def test_encode_extractor_pads_on_the_left_is_exact(name: str, pooling: Any, tmp_path: Path) -> None:
+    folder = left_folder(name, tmp_path / "whole")
+    encoder = LayerEncoder(folder, 2, pooling=pooling, device="cpu")
+    expected = torch.stack([pooled(states, pooling) for states in left_states(name, folder)]).numpy()
+    for batch_size in (1, 2, 4):
+        vectors = encoder.encode(OF_LENGTHS, batch_size=batch_size)
+        np.testing.assert_allclose(vectors, expected, atol=5e-5, rtol=1e-3, err_msg=f"{batch_size}")
+    np.testing.assert_allclose(encoder.encode_layers(OF_LENGTHS, [2])[0], expected, atol=5e-5, rtol=1e-3)
+    if name != "Whisper":  # no plain folder pools the states of a waveform in its window
+        encoder.save_pretrained(str(tmp_path / "plain"))
+        plain = SentenceTransformer(str(tmp_path / "plain"), device="cpu")
+        waveforms = [{"array": samples, "sampling_rate": rate} for samples, rate in OF_LENGTHS]
+        np.testing.assert_allclose(plain.encode(waveforms, batch_size=1), expected, atol=5e-5, rtol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["Wav2Vec2", "Wav2Vec2-stable"])
+def test_from_module_extractor_pads_on_the_left_is_exact(name: str) -> None:
+    extractor = processor(name)
+    extractor.padding_side = "left"
+    encoder = LayerEncoder.from_module(tiny(name), 2, processor=extractor, medium="audio", device="cpu")
+    np.testing.assert_allclose(encoder.encode(OF_LENGTHS), means_by_hand(name, OF_LENGTHS), atol=5e-5, rtol=1e-3)
+    assert extractor.padding_side == "left"  # the caller's extractor is unchanged
+
+
+@pytest.mark.parametrize("name", ["Wav2Vec2", "Wav2Vec2-stable"])
+def test_encoder_extractor_returns_no_mask_is_refused(name: str, tmp_path: Path, monkeypatch: Any) -> None:
+    def without_mask(self: Any, *args: Any, **options: Any) -> Any:
+        features = call(self, *args, **options)
+        features.pop("attention_mask", None)
+        return features
+
+    call = tf.Wav2Vec2FeatureExtractor.__call__
+    save_tiny(name, tmp_path)
+    monkeypatch.setattr(tf.Wav2Vec2FeatureExtractor, "__call__", without_mask)
+    with pytest.raises(OptionError, match="must pad on the right and return an `attention_mask`"):
+        LayerEncoder(str(tmp_path), 2, device="cpu")
