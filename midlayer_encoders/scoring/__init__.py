@@ -1,4 +1,4 @@
-"""Scores of all layers of a task at once, equal to those of mteb's evaluators."""
+"""Scores of all layers of a task at once, equal to mteb's evaluators on one vector for each text, ties included."""
 
 from midlayer_encoders.scoring.all_layers import Read, all_alike, memory_budget, resampled_scores
 

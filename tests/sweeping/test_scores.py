@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,6 +15,7 @@ from midlayer_encoders.errors import OptionError
 from tests.families import DEPTH
 from tests.others_warnings import MTEB
 from tests.sweeping.scoring import QUICK, layer_scores_of, mteb_score, sweep, write_reranking_task, write_sts_task
+from tests.tasks.rows import ROWS, write
 
 Folder = Callable[[str], str]
 pytestmark = MTEB
@@ -39,6 +41,26 @@ def test_each_option_scores_like_the_cut_encoder(tiny_folder: Folder, tmp_path: 
         assert (how["norm"], how["pooling"]) == (options.get("norm", "final"), options.get("pooling", "mean"))
     for layer in LAYERS[1:]:  # all options differ, so none could be mistaken for another
         assert len({round(values[layer], 3) for values in scores_by_option.values()}) == len(scores_by_option)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("kind", "target"), [("STS", "score"), ("PairClassification", "labels")])
+def test_sweep_tied_pairs_score_like_mteb_on_one_vector_a_text(
+    kind: str, target: str, tiny_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """mteb embeds equal texts in several batches, whose rounding may break the ties; a sweep embeds a text once."""
+    ties = [{**ROWS[kind][0], target: n % 2} for n in range(20)]
+    task = write(tmp_path / "tied.jsonl", ties + ROWS[kind])
+    encoder = LayerEncoder(tiny_folder("BERT"), 2, device="cpu")
+    vectors: dict[str, Any] = {}
+
+    def encode_once(texts: list[str], **options: Any) -> Any:
+        return np.stack([vectors.setdefault(*row) for row in zip(texts, encode(texts, **options), strict=True)])
+
+    encode = encoder.encode
+    result = sweep(tiny_folder("BERT"), task, layers=[2], out=tmp_path / "out", **QUICK)
+    monkeypatch.setattr(encoder, "encode", encode_once)
+    assert layer_scores_of(result, task)[2] == pytest.approx(mteb_score(encoder, task), abs=1e-6)
 
 
 def test_projection_after_the_last_block_changes_the_width(tiny_folder: Folder, tmp_path: Path) -> None:
