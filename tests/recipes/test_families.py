@@ -1,0 +1,115 @@
+"""Every family with every named recipe: the vectors of the uncut model, or the package's own refusal."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModel
+
+from benchmarks import census
+from midlayer_encoders import LayerEncoder, select_layer
+from midlayer_encoders.errors import MidlayerError
+from midlayer_encoders.recipes import RECIPES
+from tests.uncut import NoStackError, find_stack
+
+TEXTS = ["a cat sat on a mat", "ox", "seven wizards", "ox!"]
+FIRST_HALF = 'This sentence : "{text}" means in one word:"'
+SEQUENCES = {
+    "plain": "{text}",
+    "one-word": FIRST_HALF,
+    "echo": 'Rewrite the sentence "{text}". The rewritten sentence: "{text}"',
+    "word-echo": FIRST_HALF + '". The rewritten sentence: "{text}',
+}
+"""The text of each recipe, in which a character is a token."""
+
+# Their padded rows differ, so they run without a mask in batches of one length.
+SENSITIVE = ["convbert", "mobilebert", "nystromformer", "yoso", "fnet"]
+OTHERS = ["llama", "gpt2", "mamba", "bert", "xlnet", "opt", "gemma2", "rwkv"]
+
+
+def vector(recipe: str, text: str, states: Tensor) -> Tensor:
+    """Return the vector of a text from the states of its sequence ``(T, D)``, by the recipe's definition."""
+    if recipe == "plain":
+        return states.mean(dim=0)
+    if recipe == "one-word":
+        return states[-1]
+    if recipe == "echo":
+        return states[-1 - len(text) : -1].mean(dim=0)
+    first = states[len(FIRST_HALF.format(text=text)) - 1]
+    second = states[-len(text) :].mean(dim=0)
+    return first / first.norm() + second / second.norm()
+
+
+def recipe_errors(folder: Path, model: Any, processor: Any) -> dict[str, float | str]:
+    """Return each recipe's largest error, alone, in a batch and in one pass over all layers, or its refusal."""
+    tower = "text" if census.joint(model) else None
+    part = census.uncut_of(model, tower)
+    errors: dict[str, float | str] = {}
+    for recipe in RECIPES:
+        try:
+            encoder = LayerEncoder(str(folder), 2, recipe=recipe, tower=tower, device="cpu")
+            together = encoder.encode_layers(TEXTS, [2])[0]
+        except MidlayerError as reason:
+            errors[recipe] = str(reason)
+            continue
+        expected = []
+        for text in TEXTS:
+            inputs = census.prepared(processor, "text", SEQUENCES[recipe].format(text=text))
+            (states,) = find_stack(part, inputs).layers(inputs)["final"][2]
+            expected.append(vector(recipe, text, states))
+        alone = np.stack([encoder.encode(text) for text in TEXTS])
+        vectors = (alone, encoder.encode(TEXTS), together)
+        errors[recipe] = max(census.error(rows, torch.stack(expected)) for rows in vectors)
+    return errors
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("model_type", [*SENSITIVE, *OTHERS])
+def test_recipe_of_a_family_is_exact_or_refused(model_type: str, tmp_path: Path) -> None:
+    model, _, processor = census.build(model_type, tmp_path)
+    errors = recipe_errors(tmp_path, model, processor)
+    assert not [error for error in errors.values() if isinstance(error, float) and error > census.TOLERANCE]
+    if model_type in SENSITIVE:
+        assert "need a causal model" in str(errors.pop("word-echo"))
+        assert all(isinstance(error, float) for error in errors.values())
+
+
+@pytest.mark.long
+def test_recipe_with_positions_that_depend_on_the_length_is_exact(tmp_path: Path) -> None:
+    """Phi 3's longrope: one batch holds sequences on both sides of the original window."""
+    _, _, processor = census.build("phi3", tmp_path)
+    settings = json.loads((tmp_path / "config.json").read_text())
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 100}
+    settings["rope_parameters"] = rope | {"short_factor": [1.0] * 4, "long_factor": [1.0, 9.0, 9.0, 9.0]}
+    settings["original_max_position_embeddings"] = 100
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    lengths = [len(SEQUENCES["word-echo"].format(text=text)) for text in TEXTS]
+    assert min(lengths) < 100 < max(lengths)
+    errors = recipe_errors(tmp_path, AutoModel.from_pretrained(tmp_path).eval(), processor)
+    assert all(isinstance(error, float) and error < census.TOLERANCE for error in errors.values()), errors
+    assert select_layer(str(tmp_path), TEXTS * 5, device="cpu").recipe == "word-echo"
+
+
+@pytest.mark.slow
+def test_recipes_of_every_family_are_exact_or_refused(tmp_path: Path) -> None:
+    wrong: dict[str, Any] = {}
+    for model_type in census.registered():
+        try:
+            model, medium, processor = census.build(model_type, tmp_path / model_type)
+            if medium != "text" or model.config.model_type in census.PADDED:
+                continue
+            find_stack(model, census.prepared(processor, "text", TEXTS[0]))
+        except (census.NotBuiltError, NoStackError):
+            continue
+        except Exception:
+            continue  # the uncut model does not run on texts alone
+        for recipe, error in recipe_errors(tmp_path / model_type, model, processor).items():
+            if isinstance(error, float) and error > census.TOLERANCE:
+                wrong[f"{model_type} {recipe}"] = error
+    assert not wrong
