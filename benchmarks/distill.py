@@ -6,8 +6,8 @@
 
 CORPORA has WikiText-2 and the fiction corpus; TASKS a folder for each task, none of whose texts are trained on. Methods:
 ``teacher``; ``cut``, the encoder without training; ``distill``; ``pairs``, tuning on pairs of neighboring sentences;
-``sts``, tuning on the scored pairs of STSBenchmark's validation set. The results also hold ``mntp``, training on masked
-paragraphs with bidirectional attention, which was removed. A row of the CSV file is a score of a method on a task.
+``sts``, tuning on the scored pairs of STSBenchmark's validation set; ``mntp``, with bidirectional attention, before and
+after training on masked paragraphs. A row of the CSV file is a score of a method on a task.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def trained(method: str, args: argparse.Namespace, out: Path) -> tuple[LayerEnco
     options: dict[str, Any] = {"device": args.device, "max_length": MAX_LENGTH, "dtype": "float32"}
     if args.recipe:
         options["recipe"] = args.recipe
-    if args.bidirectional:
+    if args.bidirectional or method == "mntp":
         options["bidirectional"] = True
     lora = args.lora or False
     if method == "distill":
@@ -101,6 +101,10 @@ def trained(method: str, args: argparse.Namespace, out: Path) -> tuple[LayerEnco
             args.model, args.layer, args.texts / "texts.txt", out=out, tasks=(), settings=distilling,
             teacher_layer=args.teacher_layer, teacher_recipe=args.teacher_recipe, **options,
         )  # fmt: skip
+    elif method == "mntp":
+        masking = TuneSettings(objective="mntp", max_steps=1000, lora=lora or 16, held_out=0.02)
+        paragraphs = args.texts / "paragraphs.txt"
+        result = tune(args.model, args.layer, texts=paragraphs, out=out, tasks=(), settings=masking, **options)
     else:
         scored = args.tasks / "STSBenchmark" / "validation.jsonl"
         pairs = args.texts / "pairs.jsonl" if method == "pairs" else scored
@@ -113,8 +117,8 @@ def trained(method: str, args: argparse.Namespace, out: Path) -> tuple[LayerEnco
     details = [f"{result.trained.steps} steps", f"learning rate {how['Learning rate']}"]
     if method == "distill":
         details = [args.match, f"{args.epochs:g} epochs", *details[1:]]
-    if lora:
-        details.append(f"LoRA {args.lora}")
+    if lora or method == "mntp":
+        details.append(f"LoRA {args.lora or 16}")
     if options.get("bidirectional"):
         details.append("bidirectional")
     return result.encoder, ", ".join(details)

@@ -346,7 +346,7 @@ def runs(_: Any) -> Iterator[dict[str, Any]]:
     yield replace(run, encoder=SimpleNamespace(spec=SimpleNamespace(digest="b"))).identity  # type: ignore[arg-type]
     changes: dict[str, Any] = {
         "lora": 4, "epochs": 2.0, "max_steps": 5, "batch_size": 8, "learning_rate": 1.0, "held_out": 0.2, "patience": 9,
-        "checkpoints": 4, "mini_batch": 2, "matryoshka": [4], "seed": 1,
+        "checkpoints": 4, "mini_batch": 2, "matryoshka": [4], "seed": 1, "objective": "mntp",
     }  # fmt: skip
     for changed in list(changed_fields(settings, changes))[1:]:
         yield replace(run, settings=changed).identity

@@ -247,9 +247,7 @@ def bits_per_character(folder: str, text: str, *, tokens: int = 400) -> float:
     encoder = open_model(folder)
     ids = encoder.tokenizer(text, truncation=True, max_length=tokens, return_tensors="pt")["input_ids"]
     states = encoder[0]({"input_ids": ids, "attention_mask": torch.ones_like(ids), "modality": "text"})
-    logits = (
-        states["token_embeddings"][0].float() @ encoder.transformer.get_input_embeddings().weight.float().mT
-    )  # tied to the output embeddings
+    logits = states["token_embeddings"][0].float() @ encoder.output_embeddings().float().mT
     loss = torch.nn.functional.cross_entropy(logits[:-1], ids[0, 1:], reduction="sum")
     return float(loss) / np.log(2) / len(encoder.tokenizer.decode(ids[0], skip_special_tokens=True))
 

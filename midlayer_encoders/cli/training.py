@@ -30,6 +30,7 @@ class Training:
     model: _arguments.Model
     layer: _arguments.LayerWords
     out: Annotated[Path, Option(help="Folder for model, page and frames: new, or that of an interrupted run.")]
+    text_column: _arguments.TextColumn = None
     tasks: Annotated[str, Option(help="Tasks scored before and after: names, builtin or paths; or none.")] = "builtin"
     lora: Annotated[int, Option(help="Rank of LoRA adapters, merged at the end; 0 trains all weights.")] = 0
     epochs: Annotated[float, Option(help="Passes over the training data.")] = 1.0
@@ -55,7 +56,6 @@ class Distilling(Training):
 
     epochs: Annotated[float, Option(help="Passes over the training data.")] = 10.0
     batch_size: Annotated[int, Option(help="Texts per step.")] = 128
-    text_column: _arguments.TextColumn = None
     learning_rate: Annotated[float | None, Option(help="Peak; by default 2e-4, or 1e-3 with --lora.")] = None
     held_out: Annotated[float, Option(help="Fraction of the texts held out for early stopping; or 0.")] = 0.02
 
@@ -64,7 +64,11 @@ class Distilling(Training):
 def tune(
     *,
     training: Training,
-    pairs: Annotated[Path, Option(help="Anchors and positives, scored pairs, or labeled texts; see docs/tuning.md.")],
+    pairs: Annotated[
+        Path | None, Option(help="Anchors and positives, scored pairs, or labeled texts; see docs/tuning.md.")
+    ] = None,
+    texts: Annotated[Path | None, Option(help="With --objective mntp: a text per line, or a column text.")] = None,
+    objective: Annotated[str, Option(help="pairs, or mntp: predict masked tokens of --texts.")] = "pairs",
     mini_batch: Annotated[int | None, Option(help="Rows in memory at a time, if a batch does not fit.")] = None,
     matryoshka: Annotated[str | None, Option(help="Numbers of leading dimensions to train too: 128,64.")] = None,
     options: EncoderOptions,
@@ -80,9 +84,10 @@ def tune(
     settings = tuning.TuneSettings(
         mini_batch=mini_batch,
         matryoshka=_arguments.parse_sizes("matryoshka", matryoshka) or None,
+        objective=objective,  # type: ignore[arg-type]  # checked there
         **training.settings(),
     )
-    _train(tuning.tune, training, pairs, settings=settings, **options.changed())
+    _train(tuning.tune, training, pairs, texts=texts, settings=settings, **options.changed())
 
 
 @command("Use it", dtype="float32")
@@ -94,7 +99,7 @@ def distill(
     teacher_layer: Annotated[str, Option(help="Layer of the teacher, as in --layer.")] = "-1",
     teacher_recipe: Annotated[str | None, Option(help="Recipe of the teacher, such as word-echo.")] = None,
     match: Annotated[
-        str, Option(help="What to learn: vectors, centered (minus their mean), or similarities (other widths).")
+        str, Option(help="What to learn: vectors, centered (minus their mean), similarities (other widths) or both.")
     ] = "vectors",
     options: EncoderOptions,
 ) -> None:
@@ -113,7 +118,6 @@ def distill(
         tuning.distill,
         training,
         texts,
-        text_column=training.text_column,
         teacher=teacher,
         teacher_layer=_arguments.parse_layer(teacher_layer),
         teacher_recipe=teacher_recipe,
@@ -122,7 +126,7 @@ def distill(
     )
 
 
-def _train(function: Callable[..., TuneResult], flags: Training, data: Path, **arguments: Any) -> None:
+def _train(function: Callable[..., TuneResult], flags: Training, data: Path | None, **arguments: Any) -> None:
     """Train a model with progress, and print its scores and the line that loads it."""
     with _progress.show_progress(_TITLES) as progress:
         result = function(
@@ -130,6 +134,7 @@ def _train(function: Callable[..., TuneResult], flags: Training, data: Path, **a
             _arguments.parse_layer(flags.layer),
             data,
             out=flags.out,
+            text_column=flags.text_column,
             tasks=() if flags.tasks == "none" else flags.tasks.split(","),
             progress=progress,
             **arguments,

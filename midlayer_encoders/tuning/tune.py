@@ -1,4 +1,4 @@
-"""Cut a model at a layer, and tune it on pairs, or train it to return the vectors of a teacher."""
+"""Cut a model at a layer, and tune it on pairs or on masked texts, or train it to return the vectors of a teacher."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 import torch
+from torch import nn
 
 from midlayer_encoders import files
 from midlayer_encoders._types import Layer, Progress, Stage
@@ -17,17 +18,18 @@ from midlayer_encoders.encoder.sentence_transformers_encoder import READING_OPTI
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.recipes import Recipe
 from midlayer_encoders.scoring import all_alike
-from midlayer_encoders.tuning.losses import DistillLoss, pair_loss
+from midlayer_encoders.tuning.losses import DistillLoss, MaskedNextTokenLoss, masked_token_head, pair_loss
 from midlayer_encoders.tuning.runs import DistillResult, Run, TuneResult, checked_folder, cut_encoder, scored_tasks
 from midlayer_encoders.tuning.settings import DistillSettings, TuneSettings
 from midlayer_encoders.tuning.trainer_internals import CHECKSUMS, check_packages
 from midlayer_encoders.tuning.training import check_training
-from midlayer_encoders.tuning.training_rows import read_pairs, read_training_texts
+from midlayer_encoders.tuning.training_rows import RowKind, TrainingRows, read_pairs, read_training_texts
 from midlayer_encoders.validation import check_progress
 
 if TYPE_CHECKING:
     from mteb.abstasks import AbsTask
 
+_TRIED = 64  # texts in which a token must be maskable
 
 _CHUNK = 4096  # texts whose vectors are one file, so that an interrupted run resumes
 _BATCH = 64
@@ -37,8 +39,10 @@ _LOADING_OPTIONS = {"dtype", "device", "device_map", "trust_remote_code", "cache
 def tune(
     model: str | LayerEncoder,
     layer: Layer | None,
-    pairs: Path | str | Sequence[Mapping[str, Any]],
+    pairs: Path | str | Sequence[Mapping[str, Any]] | None = None,
     *,
+    texts: Path | str | Sequence[str] | None = None,
+    text_column: str | None = None,
     out: Path | str,
     tasks: str | Path | AbsTask | Sequence[str | Path | AbsTask] = "builtin",
     settings: TuneSettings | None = None,
@@ -56,6 +60,9 @@ def tune(
             batch are the negatives, in addition to ``negative``, ``negative_2``, and so on. With a ``score``, or a
             ``label`` of 0 or 1, the loss is CoSENT. With ``text`` and ``label``, texts of the same label are paired,
             and only texts of other labels are negatives.
+        texts: instead of pairs, for ``TuneSettings(objective="mntp")``: a list, or a file with a text per line or a
+            column ``text``.
+        text_column: column of the texts in a file, if it is not ``text``.
         out: output folder: ``model`` (plain sentence-transformers), ``report.html``, frames, and the sweeps ``before``
             and ``after``. An interrupted run resumes when it is called again with the same arguments.
         tasks: as in :func:`~midlayer_encoders.sweep`, scored before and after; ``()`` for none.
@@ -74,16 +81,36 @@ def tune(
     check_progress(progress)
     folder = checked_folder(out)
     # Too few rows and unknown tasks raise before the model is loaded.
-    rows = read_pairs(pairs)
+    rows = _read_rows(pairs, texts, text_column, settings)
     rows.split(settings.held_out, settings.seed)
     tasks = scored_tasks(tasks)
     encoder = cut_encoder(model, layer, options)
-    check_training(encoder, settings, settings.matryoshka or (), nested=True)
-    make_loss = partial(pair_loss, kind=rows.kind, settings=settings)
-    make_loss(encoder)  # refuses wrong settings before the sweep
+    check_training(encoder, settings, settings.matryoshka or (), nested=rows.kind != "texts")
+    make_loss = partial(_loss, kind=rows.kind, settings=settings)
+    loss = make_loss(encoder)
+    if isinstance(loss, MaskedNextTokenLoss) and not loss.maskable(encoder.preprocess(rows.texts[:_TRIED])).any():
+        raise OptionError(f"`texts` must have several tokens each, but the first of {rows.name} have one.")
     run = Run(encoder, rows, settings, folder, tasks, progress)
     with run.claimed():
-        return run.train(make_loss, {"Pairs": f"{rows.name}, {len(rows.rows)} rows"}, TuneResult)
+        noun = "Texts" if rows.kind == "texts" else "Pairs"
+        return run.train(make_loss, {noun: f"{rows.name}, {len(rows.rows)} rows"}, TuneResult)
+
+
+def _read_rows(pairs: Any, texts: Any, column: str | None, settings: TuneSettings) -> TrainingRows:
+    needed, other = ("texts", "pairs") if settings.objective == "mntp" else ("pairs", "texts")
+    values = {"pairs": pairs, "texts": texts}
+    if values[needed] is None or values[other] is not None:
+        raise OptionError(
+            f"`{needed}` must be given, and `{other}` left out, with objective={settings.objective!r}, which trains on "
+            f"{needed}."
+        )
+    return read_pairs(pairs) if texts is None else read_training_texts(texts, column)
+
+
+def _loss(encoder: LayerEncoder, *, kind: RowKind, settings: TuneSettings) -> nn.Module:
+    if kind == "texts":
+        return MaskedNextTokenLoss(encoder, masked_token_head(encoder), settings.seed)
+    return pair_loss(encoder, kind, settings)
 
 
 def distill(

@@ -181,6 +181,22 @@ def test_recipe_for_another_medium_is_refused(tiny_folder: Folder) -> None:
         LayerEncoder(tiny_folder("ViT"), 2, device="cpu", recipe="one-word")
 
 
+def test_output_embeddings_are_tied_or_read_from_the_files(
+    tied_folder: str, tiny_folder: Folder, tmp_path: Path
+) -> None:
+    import transformers as tf
+
+    causal_model = tf.LlamaForCausalLM(tiny("Llama").config)
+    causal_model.save_pretrained(tmp_path)
+    tokenizer().save_pretrained(tmp_path)
+    untied = LayerEncoder(str(tmp_path), 2, device="cpu").output_embeddings()
+    assert torch.equal(untied, causal_model.lm_head.weight)
+    tied = LayerEncoder(tied_folder, 2, device="cpu")
+    assert torch.equal(tied.output_embeddings(), tied.transformer.embed_tokens.weight)  # type: ignore[union-attr, arg-type]
+    with pytest.raises(OptionError, match=r"`objective` must be 'pairs' for .*: its output embeddings are not in"):
+        LayerEncoder(tiny_folder("Llama"), 2, device="cpu").output_embeddings()
+
+
 def test_encoders_that_share_a_model_keep_their_own_recipes(tied_folder: str) -> None:
     base_encoder = LayerEncoder(tied_folder, -1, device="cpu")
     queries = Recipe(name="queries", template={"query": "ask {text}", "text": "{text}"}, pooling="last")

@@ -115,7 +115,7 @@ def test_the_loss_is_the_cosine_of_vectors_or_the_squared_difference_of_similari
     for row, label in enumerate(labels):
         centered += (1 - float(torch.cosine_similarity(student[row], units[label] - units.mean(0), dim=0))) / 3
     values = {
-        "vectors": expected, "centered": centered, "similarities": similarities
+        "vectors": expected, "centered": centered, "similarities": similarities, "both": expected + similarities
     }  # fmt: skip
     for match, value in values.items():
         loss = DistillLoss(lambda features: features, other, match)  # type: ignore[arg-type]
@@ -229,7 +229,7 @@ def test_texts_are_read_from_a_column_of_a_table(tiny_folder: Folder, tmp_path: 
         ({"layer": -1}, "`teacher` must differ from the student, but both are layer 4"),
         ({"texts": ["one"]}, "`texts` must have 2 texts or more"),
         ({"texts": [1, 2]}, r"`texts\[0\]` must be a string"),
-        ({"match": "vector"}, "`match` must be one of 'vectors', 'centered', 'similarities'.*mean"),
+        ({"match": "vector"}, "`match` must be one of 'vectors', 'centered', 'similarities', 'both'.*mean"),
         ({"teacher_layer": 9}, "9"),
         ({"teacher_recipe": "word-eco"}, "word-echo"),
         ({"center": ["a"]}, "`center` must be left out"),
