@@ -106,6 +106,7 @@ def main() -> None:
     from midlayer_encoders.media.text_lists import read_texts, wikitext_paragraphs
     from midlayer_encoders.models.hub import built_in_model
     from midlayer_encoders.tasks.sources import own_texts
+    from midlayer_encoders.tasks.table_files import Columns
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tokens", type=int, default=64, help="of each text through a model")
@@ -117,7 +118,7 @@ def main() -> None:
     )
     solutions = [
         text
-        for text in own_texts(DATA / "corpora/gsm8k_test.jsonl", column="answer")
+        for text in own_texts(DATA / "corpora/gsm8k_test.jsonl", Columns("answer"))
         if len(text.split()) > given.tokens
     ]
     path, file = built_in_model()

@@ -83,7 +83,7 @@ def with_flags(
             values = {option.name: _option_value(option, arguments.pop(option.name)) for option in encoder_options}
             arguments["options"] = EncoderOptions(**values)
         for name, group in groups.items():
-            arguments[name] = group(**{each.name: arguments.pop(each.name) for each in fields(group)})
+            arguments[name] = _take_group(group, arguments)
         # The bars and notices of the loaders, which read this when they are imported.
         os.environ.setdefault("TQDM_DISABLE", "1")
         os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -105,6 +105,16 @@ def _parameters(function: _Function) -> list[inspect.Parameter]:
         elif item.name != "options":
             parameters.append(item.replace(annotation=hint, kind=inspect.Parameter.KEYWORD_ONLY))
     return parameters
+
+
+def _take_group(group: Any, arguments: dict[str, Any]) -> Any:
+    """Return an instance of a dataclass whose fields, and those of dataclasses in it, are removed from arguments."""
+    hints = typing.get_type_hints(group)
+    taken = {
+        each.name: _take_group(hints[each.name], arguments) if _is_group(hints[each.name]) else arguments.pop(each.name)
+        for each in fields(group)
+    }
+    return group(**taken)
 
 
 def _is_group(hint: Any) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,6 +18,7 @@ from midlayer_encoders.recipes import Recipe, recipes_of
 if TYPE_CHECKING:
     from midlayer_encoders.encoder.options import EncoderOptions
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
+    from midlayer_encoders.tasks.table_files import Columns
 
 _MOST_LAYERS = 10_000
 _TEXTS = Option("--texts", help="One text per line, or your data (JSONL, CSV, parquet, a folder).")
@@ -26,8 +27,6 @@ Model = Annotated[str, Argument(help="Folder or hub name, built-in (SmolLM2-135M
 LayerWords = Annotated[str, Option("--layer", help="17, -1 (the last), or 0.7 (of the depth).")]
 MetricNames = Annotated[str, Option("--metrics", help="paper, all, or names separated by commas.")]
 TextsFile = Annotated[Path, _TEXTS]
-TextColumn = Annotated[str | None, Option("--text-column", help="Column of the texts, if it is not text.")]
-LabelColumn = Annotated[str | None, Option("--label-column", help="Column of the labels, if it is not label.")]
 Limit = Annotated[int | None, Option("--limit", min=1, help="Use only the first LIMIT inputs.")]
 Out = Annotated[Path | None, Option("--out", help="Folder; by default midlayer-results/COMMAND-MODEL.")]
 RecipeNames = Annotated[str | None, Option("--recipes", help="plain,one-word …, or all; --template adds your own.")]
@@ -141,6 +140,27 @@ def refuse_flags(context: Context, reason: str, *names: str) -> None:
 
 
 @dataclass(kw_only=True)
+class TextData:
+    """Flags of every command that reads texts from tables."""
+
+    text_column: Annotated[str | None, Option(help="Column of the texts, if it is not text.")] = None
+    drop_empty: Annotated[bool, Option("--drop-empty", help="Leave out rows without a text or label.")] = False
+
+    def columns(self) -> Columns:
+        """Return how to read a table."""
+        from midlayer_encoders.tasks.table_files import Columns
+
+        return Columns(**asdict(self))
+
+
+@dataclass(kw_only=True)
+class Data(TextData):
+    """Flags of every command that reads labeled texts from tables."""
+
+    label_column: Annotated[str | None, Option(help="Column of the labels, if it is not label.")] = None
+
+
+@dataclass(kw_only=True)
 class Inputs:
     """Flags that name texts, images or audio."""
 
@@ -148,7 +168,7 @@ class Inputs:
     images: Annotated[Path | None, Option(help="Folder of images, for an image model.")] = None
     audio: Annotated[Path | None, Option(help="Folder of audio files, for an audio model.")] = None
     skip_bad: SkipBad = False
-    text_column: TextColumn = None
+    data: TextData
     limit: Limit = None
 
     def read(self, context: Context) -> tuple[str, Path, list[Any]]:
@@ -162,18 +182,18 @@ class Inputs:
         kind, path = sources[0]
         if kind == "texts":
             refuse_flags(context, "for texts: it applies to files of images and audio", "skip_bad")
-            return kind, path, read_texts(path, column=self.text_column)
-        refuse_flags(context, f"for {kind}: it applies to texts", "text_column", "wikitext")
+            return kind, path, read_texts(path, self.data)
+        refuse_flags(context, f"for {kind}: it applies to texts", "text_column", "drop_empty", "wikitext")
         bad = "skip" if self.skip_bad else "refuse"
         return kind, path, list(media_files(path, "image" if kind == "images" else "audio", bad=bad))
 
 
-def read_texts(path: Path, *, column: str | None) -> list[str]:
+def read_texts(path: Path, data: TextData) -> list[str]:
     """Return the texts of a file of lines, or of data in any format that a sweep accepts.
 
     Args:
         path: one text per line; or JSONL, CSV, TSV, parquet or a folder of them.
-        column: the column that holds the text, if it is not ``text``.
+        data: flags of tables.
     """
     from midlayer_encoders.files import expand_home
     from midlayer_encoders.tasks.sources import own_texts
@@ -183,10 +203,10 @@ def read_texts(path: Path, *, column: str | None) -> list[str]:
     if not path.is_dir() and path.suffix.lower() not in SUFFIXES:
         from midlayer_encoders.media import text_lists
 
-        if column is not None:
+        if data.text_column is not None:
             raise OptionError(f"`--text-column` must be left out for {path.name}, whose lines are the texts.")
         return text_lists.read_texts(path)
-    return own_texts(path, column=column)
+    return own_texts(path, data.columns(), labels=isinstance(data, Data))
 
 
 def results_folder(out: Path | None, command: str, *models: str) -> Path:

@@ -121,7 +121,7 @@ def embed(
     budget: Any = int(token_budget) if token_budget.lstrip("-").isdigit() else token_budget
     if ray:
         reason = "with --ray, which writes vectors of texts: run it without --ray"
-        _arguments.refuse_flags(context, reason, "images", "audio", "skip_bad")
+        _arguments.refuse_flags(context, reason, "images", "audio", "skip_bad", "drop_empty")
         _arguments.refuse_flags(context, "with --ray: use --concurrency", "devices", "num_nodes")
         actors = {"batch_size": batch_size, "concurrency": concurrency}
         _embed_with_ray(model, inputs, out, layers=layers, token_budget=budget, **actors, **options.changed())
@@ -149,7 +149,7 @@ def _embed_with_ray(model: str, inputs: _arguments.Inputs, out: Path, **argument
 
     if inputs.texts is None:
         raise BadParameter("name the parquet file or folder with --texts", param_hint="--ray")
-    arguments |= {"text_column": inputs.text_column or "text", "limit": inputs.limit}
+    arguments |= {"text_column": inputs.data.text_column or "text", "limit": inputs.limit}
     # Ray prints lines about lost workers, which it replaces.
     with _progress.show_progress({"embedding": "Embedding texts"}) as progress, redirect_stdout(io.StringIO()):
         written = ray.embed_parquet(model, inputs.texts, out, progress=progress, **arguments)

@@ -78,8 +78,7 @@ def probe(
     data: Annotated[Path, Option(help="A folder for each class, or a file with the columns text and label.")],
     out: _arguments.Out = None,
     test: Annotated[Path | None, Option(help="Test data; by default a fifth of each class.")] = None,
-    text_column: _arguments.TextColumn = None,
-    label_column: _arguments.LabelColumn = None,
+    labeled: _arguments.Data,
     kind: Annotated[Literal["attentive", "linear"], Option(help="The classifier.")] = "attentive",
     layers: _arguments.Layers = "all",
     epochs: Annotated[int, Option(help="Maximum number of epochs; each layer keeps its best.")] = 30,
@@ -100,7 +99,6 @@ def probe(
     from midlayer_encoders import probing
     from midlayer_encoders.probing.examples import check_examples_path, read_examples
     from midlayer_encoders.probing.probe import UNUSED_SETTINGS
-    from midlayer_encoders.tasks.table_files import Columns
 
     is_first = shared.writes_results()
     out = _arguments.results_folder(out, "probe", model)
@@ -110,14 +108,13 @@ def probe(
     settings = probing.ProbeSettings(
         epochs=epochs, batch_size=batch_size, learning_rate=learning_rate, keep_gb=keep_gb, seed=seed
     )
-    for path in (data, test):
-        if path is not None:
-            check_examples_path(path)
+    read = partial(read_examples, bad="skip" if skip_bad else "refuse", columns=labeled.columns())
+    paths = [check_examples_path(path) for path in (data, test) if path is not None]
+    tables = {path: read(path, ()) for path in paths if not path.is_dir()}  # before the model is loaded
     encoder = _arguments.load_model(model, options, **asdict(shared))
-    bad = "skip" if skip_bad else "refuse"
-    read = partial(read_examples, media=encoder.media, bad=bad, columns=Columns(text_column, label_column))
-    inputs, labels = read(data)
-    test_inputs, test_labels = read(test) if test is not None else ([], [])
+    examples = [tables[path] if path in tables else read(path, encoder.media) for path in paths]
+    inputs, labels = examples[0]
+    test_inputs, test_labels = examples[1] if test is not None else ([], [])
     with _progress.show_progress(_PROBE_STAGES) as progress:
         result = probing.probe(
             encoder,
@@ -164,14 +161,14 @@ class Measured:
     out: _arguments.Out = None
     metrics: _arguments.MetricNames = "paper"
     layers: _arguments.Layers = "all"
-    text_column: _arguments.TextColumn = None
+    data: _arguments.TextData
     limit: _arguments.Limit = None
     views: Annotated[int, Option(help="Augmented views of each text, for LiDAR.")] = 16
     seed: _arguments.Seed = 0
 
     def arguments(self, options: EncoderOptions) -> dict[str, Any]:
         """Return the arguments of the function in Python except ``metrics`` and ``out``."""
-        texts = _arguments.read_texts(self.texts, column=self.text_column)[: self.limit]
+        texts = _arguments.read_texts(self.texts, self.data)[: self.limit]
         values = {"texts": texts, "layers": self.layers, "views": self.views, "seed": self.seed}
         return {**values, "dataset": self.texts.stem, **options.changed(), "norm": options.norm}
 

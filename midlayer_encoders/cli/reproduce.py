@@ -36,6 +36,7 @@ def reproduce(
     solutions: Annotated[Path | None, Option(help="GSM8K's JSONL, or one worked solution per line.")] = None,
     revisions: Annotated[str | None, Option(help="Checkpoints of the first model: step1,step512,…")] = None,
     tasks: Annotated[str, Option(help="Tasks to score the layers on, as in sweep.")] = "builtin",
+    data: _arguments.Data,
     layers: Annotated[str, Option(help="Layers to score: tenths of the depth, all, or layers: 0,6,-1.")] = "tenths",
     swept: Annotated[list[Path] | None, Option(help="Frame of an earlier sweep, instead of a new one.")] = None,
     limit: Annotated[int, Option(min=2, help="Texts for prompts; metrics use four times as many.")] = 8,
@@ -50,21 +51,26 @@ def reproduce(
     """
     from midlayer_encoders.paper import reproduce as paper
     from midlayer_encoders.paper.setting import TENTHS, Setting
+    from midlayer_encoders.tasks.sources import task_sources
+    from midlayer_encoders.tasks.table_files import SUFFIXES
 
+    task_sources(tasks.split(","), data.columns())  # rejects unknown ones, and data of other columns
     experiments = paper.resolve_experiments(figure)  # rejects an unknown name before a model is loaded
     max_length = options.max_length or 64
     check_count("--max-length", max_length, minimum=8)
     options = replace(options, max_length=None)
-    answers = "answer" if solutions is not None and solutions.suffix in (".jsonl", ".ndjson") else None
+    is_table = solutions is not None and solutions.suffix in SUFFIXES
+    answers = _arguments.TextData(text_column="answer" if is_table else None)
     layer_choice = TENTHS if layers == "tenths" else _arguments.parse_layers(layers)
     setting = Setting(
         models=tuple(model or ()),
         load=partial(_load, options=options, max_length=max_length),
         out=out,
         texts=_read_paragraphs(texts, max_length),
-        solutions=() if solutions is None else tuple(_arguments.read_texts(solutions, column=answers)),
+        solutions=() if solutions is None else tuple(_arguments.read_texts(solutions, answers)),
         revisions=tuple(revisions.split(",") if revisions else ()),
         tasks=tasks,
+        columns=data.columns(),
         layers=tuple(layer_choice) if isinstance(layer_choice, list) else layer_choice,
         swept=tuple(_read_sweep(path) for path in swept or ()),
         limit=limit,

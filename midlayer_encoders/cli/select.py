@@ -29,8 +29,7 @@ def select_command(
     model: _arguments.Model,
     texts: _arguments.TextsFile,
     labels: Annotated[Path | None, Option(help="File with the label of each text per line; or blank.")] = None,
-    text_column: _arguments.TextColumn = None,
-    label_column: Annotated[str | None, Option(help="Column of the labels, instead of --labels.")] = None,
+    data: _arguments.Data,
     rule: Annotated[str, Option(help="auto, few-labels, half-match, valley-midpoint, fixed-depth, last …")] = "auto",
     recipes: _arguments.RecipeNames = None,
     all_rules: Annotated[bool, Option(help="Apply every rule, in 3 passes instead of 1.")] = False,
@@ -50,17 +49,17 @@ def select_command(
     from midlayer_encoders.tasks.sources import own_labels
 
     is_first = shared.writes_results()
-    if labels is not None and label_column is not None:
+    if labels is not None and data.label_column is not None:
         raise OptionError("`--label-column` must be left out with `--labels`, which is another file of labels.")
     recipe_list, options = _arguments.parse_recipes(recipes, options)
-    if text_column is not None and out is None and any(recipe.center for recipe in recipe_list or ()):
+    if data.text_column is not None and out is None and any(recipe.center for recipe in recipe_list or ()):
         raise OptionError("`--out` must be given with `--text-column` and a recipe that centers: it stores the texts.")
     if out is not None:
         check_output_folder(out)
-    inputs = _arguments.read_texts(texts, column=text_column)
+    inputs = _arguments.read_texts(texts, data)
     label_list = None if labels is None else _read_labels(labels, len(inputs))
-    if label_column is not None:
-        label_list = own_labels(texts, text_column=text_column, label_column=label_column)
+    if data.label_column is not None:
+        label_list = own_labels(texts, data.columns())
     from midlayer_encoders.selection import rules, select  # imports torch
 
     rules.metrics_of(rule)  # rejects an unknown rule before the model is loaded

@@ -43,8 +43,7 @@ def sweep(
     *,
     models: Annotated[list[str], Argument(metavar="MODEL...", help="Folders, hub names, name@revision, or built-in.")],
     tasks: Annotated[str, Option(help="mteb tasks or benchmarks, paper, builtin, or paths, separated by commas.")],
-    text_column: _arguments.TextColumn = None,
-    label_column: _arguments.LabelColumn = None,
+    data: _arguments.Data,
     limit: Annotated[int | None, Option(help="Score a sample of at most so many rows of each split.")] = None,
     layers: _arguments.Layers = "all",
     recipes: _arguments.RecipeNames = None,
@@ -89,11 +88,10 @@ def sweep(
     is_first = not is_alone or shared.writes_results()
     processes = shared.devices * shared.num_nodes
     task_names = tasks.split(",")
-    columns = {"text_column": text_column, "label_column": label_column}
     if is_alone:
         check_model(model, options.revision, gguf_file=options.gguf_file)  # before mteb and torch are imported
         with _progress.show_waiting("tasks", "Reading the tasks"):
-            sources = limited_sources(task_sources(task_names, **columns), limit)
+            sources = limited_sources(task_sources(task_names, data.columns()), limit)
         if out is not None and processes == 1:  # several processes check it together
             check_output_folder(out)
     from midlayer_encoders.sweeping.layer_sweep import SweepRequest, SweepSettings
@@ -104,7 +102,7 @@ def sweep(
     )
     SweepRequest(out=out, **arguments)  # refuses wrong values before the model is loaded
     recipe_list, options = _arguments.parse_recipes(recipes, options)
-    arguments |= {"recipes": recipe_list, "limit": limit, **columns}
+    arguments |= {"recipes": recipe_list, "limit": limit, **asdict(data)}
     if not is_alone:
         arguments |= {"executor": submit, "parameters": parameters}
         _sweep_models(models, task_names, out or Path("midlayer-results"), **arguments, **options.changed())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -30,7 +30,7 @@ class Training:
     model: _arguments.Model
     layer: _arguments.LayerWords
     out: Annotated[Path, Option(help="Folder for model, page and frames: new, or that of an interrupted run.")]
-    text_column: _arguments.TextColumn = None
+    data: _arguments.Data
     tasks: Annotated[str, Option(help="Tasks scored before and after: names, builtin or paths; or none.")] = "builtin"
     lora: Annotated[int, Option(help="Rank of LoRA adapters, merged at the end; 0 trains all weights.")] = 0
     epochs: Annotated[float, Option(help="Passes over the training data.")] = 1.0
@@ -134,7 +134,7 @@ def _train(function: Callable[..., TuneResult], flags: Training, data: Path | No
             _arguments.parse_layer(flags.layer),
             data,
             out=flags.out,
-            text_column=flags.text_column,
+            **asdict(flags.data),
             tasks=() if flags.tasks == "none" else flags.tasks.split(","),
             progress=progress,
             **arguments,

@@ -17,6 +17,8 @@ from midlayer_encoders.files import read_artifact
 from midlayer_encoders.frame.schema import read_parquet
 from midlayer_encoders.measuring import measure_layers
 from midlayer_encoders.report.results import kept_frame
+from midlayer_encoders.tasks.sources import task_sources
+from midlayer_encoders.tasks.table_files import USUAL_NAMES, Columns
 
 #: The embeddings and every tenth of the depth.
 TENTHS: tuple[Layer, ...] = (0, *(tenth / 10 for tenth in range(1, 11)))
@@ -38,6 +40,7 @@ class Setting:
         solutions: worked solutions, such as GSM8K's, for Figure 5.
         revisions: checkpoints of the first model, for Figures 4 and 11.
         tasks: to score layers on.
+        columns: how to read tasks of your own.
         layers: that are scored; by default every tenth of the depth, which takes a third of the time of all 31.
         swept: tidy frames of sweeps made elsewhere, taken as they are beside what is swept here.
         limit: how many texts a prompt experiment takes; metrics over texts take four times as many.
@@ -54,6 +57,7 @@ class Setting:
     solutions: tuple[str, ...] = ()
     revisions: tuple[str, ...] = ()
     tasks: str = "builtin"
+    columns: Columns = USUAL_NAMES
     layers: tuple[Layer, ...] | str = TENTHS
     swept: tuple[pl.DataFrame, ...] = ()
     limit: int = 8
@@ -67,7 +71,7 @@ class Setting:
     def digest(self) -> str:
         """Twelve hexadecimal digits that differ whenever what is measured does, the files of models and tasks too."""
         frames = [frame.hash_rows().sort().to_list() for frame in self.swept]
-        parts: list[Any] = [self.models, self.texts, self.solutions, self.revisions, self.tasks]
+        parts: list[Any] = [self.models, self.texts, self.solutions, self.revisions, self.tasks, self.columns]
         parts += [frames, self.layers, self.limit]
         parts += [self.max_length, self.seed, self.options.recreating()]
         return content_digest(json.dumps([*parts, [files_fingerprint(place) for place in self._places()]]))
@@ -115,7 +119,7 @@ class Setting:
             return frame
         # The paper's numbers are mteb's, so mteb scores every layer.
         settings = SweepSettings(scoring="mteb", workers=self.workers, metric_texts=4 * self.limit, views=4)
-        tasks = self.tasks.split(",")
+        tasks = task_sources(self.tasks.split(","), self.columns)
         result = sweep(self.encoder(model), tasks, layers=self.layers, metrics="paper", out=folder, settings=settings)
         if result.failures:
             reasons = "; ".join(f"{task}: {error}" for task, error in result.failures.items())

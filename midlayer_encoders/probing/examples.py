@@ -12,6 +12,7 @@ from midlayer_encoders.errors import OptionError, did_you_mean, short_repr
 from midlayer_encoders.files import exists, expand_home, read_text_file
 from midlayer_encoders.media import media_files
 from midlayer_encoders.selection.ridge import label_folds
+from midlayer_encoders.tasks.file_tasks import column_cure
 from midlayer_encoders.tasks.table_files import LABEL, SUFFIXES, TEXT, USUAL_NAMES, Columns, Table, read_table
 
 _FOLDS = 5  # one tests, one chooses the epoch, the others train
@@ -44,7 +45,8 @@ def read_examples(
     if not path.is_dir():
         return _examples_in_table(read_table(path, columns))
     if any(columns):
-        raise OptionError(f"`text_column` and `label_column` must be left out for a folder, but {path} is one.")
+        names = "`text_column`, `label_column` and `drop_empty`"
+        raise OptionError(f"{names} must be left out for a folder, but {path} is one.")
     folders = sorted(folder for folder in path.iterdir() if folder.is_dir() and not folder.name.startswith("."))
     if len(folders) < 2:
         raise OptionError(
@@ -83,12 +85,14 @@ def _examples_in_table(table: Table) -> tuple[list[Any], list[str]]:
         if name not in columns:
             raise OptionError(
                 f"`data` must have the columns label and text (or path), but {table.path.name} lacks {name!r}: it has "
-                f"{', '.join(columns)}.{did_you_mean(name, columns)}"
+                f"{', '.join(columns)}.{did_you_mean(name, columns) or f' {column_cure(table)}'}".rstrip()
             )
-    inputs = table.cells(column, TEXT)
+    rules = {column: TEXT, "label": LABEL}
+    table = table.complete(*rules)
+    inputs, labels = table.checked(rules)
     if column == "path":
         inputs = [str(table.path.parent / path) for path in inputs]
-    return inputs, [str(label) for label in table.cells("label", LABEL)]
+    return inputs, [str(label) for label in labels]
 
 
 def split_examples(labels: Tensor, *, names: Sequence[str] = (), num_test: int = 0, seed: int = 0) -> Split:

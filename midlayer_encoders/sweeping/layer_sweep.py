@@ -47,6 +47,7 @@ from midlayer_encoders.sweeping.sweep_result import RecipesResult, SweepResult
 from midlayer_encoders.sweeping.task_scoring import TaskScorer
 from midlayer_encoders.tasks.baselines import source_texts
 from midlayer_encoders.tasks.sources import Tasks, TaskSource, TextsSource, limited_sources, task_sources
+from midlayer_encoders.tasks.table_files import Columns
 
 _CENTER_TEXTS = 512  # enough for a stable mean
 _PLURALS = {"text": "texts", "image": "images", "audio": "waveforms"}
@@ -143,6 +144,7 @@ def sweep(
     *,
     text_column: str | None = None,
     label_column: str | None = None,
+    drop_empty: bool = False,
     limit: int | None = None,
     layers: Sequence[Layer] | str = "all",
     recipes: str | Recipe | Sequence[str | Recipe] | None = None,
@@ -167,6 +169,7 @@ def sweep(
             data frames, datasets, lists of rows, or ``(texts, labels)``. Data without labels is only used for metrics.
         text_column: column of your own data that holds the texts, if it is not ``text``.
         label_column: column of your own data that holds the labels, if it is not ``label``.
+        drop_empty: leave out rows of your own data that lack a text or label, and log how many they are.
         limit: score a sample of at most so many rows of each split, at least 10, the same in every run; results have
             it in the task's name (``"STS12[500]"``). Rows are sampled in proportion to their labels or grades, with
             as many training rows for each label as mteb trains on; a search has ``limit`` queries with their relevant
@@ -208,7 +211,7 @@ def sweep(
     )
     sources: list[TaskSource] = []
     if not isinstance(tasks, tuple) or tasks:
-        sources = limited_sources(task_sources(tasks, text_column=text_column, label_column=label_column), limit)
+        sources = limited_sources(task_sources(tasks, Columns(text_column, label_column, drop_empty)), limit)
     has_labels = not all(isinstance(source, TextsSource) for source in sources)
     if sources and not has_labels:
         if request.recipes(recipes) is not None:

@@ -20,6 +20,7 @@ from midlayer_encoders.report.results import versions
 from midlayer_encoders.sweeping.layer_sweep import SingleSweep, SweepRequest, SweepSettings, recipe_sweeps, sweep
 from midlayer_encoders.sweeping.sweep_result import SweepResult
 from midlayer_encoders.tasks.sources import Tasks, TaskSource, TextsSource, limited_sources, task_sources
+from midlayer_encoders.tasks.table_files import Columns
 
 _PACKAGES = ("midlayer-encoders", "torch", "transformers", "sentence-transformers", "mteb")
 _FOLDER = "units"  # in the folder of a sweep
@@ -107,6 +108,7 @@ def sweep_many(
     parameters: Mapping[str, Any] | None = None,
     text_column: str | None = None,
     label_column: str | None = None,
+    drop_empty: bool = False,
     limit: int | None = None,
     progress: Progress | None = None,
     **arguments: Any,
@@ -130,6 +132,7 @@ def sweep_many(
             ``parallel`` is the number of jobs at once, 1 by default. A job may take a day by default.
         text_column: as in :func:`~midlayer_encoders.sweep`.
         label_column: as in :func:`~midlayer_encoders.sweep`.
+        drop_empty: as in :func:`~midlayer_encoders.sweep`.
         limit: as in :func:`~midlayer_encoders.sweep`.
         progress: called with the stage ``"units"`` and the number of jobs; without an executor, with the stages of
             :func:`~midlayer_encoders.sweep`.
@@ -145,7 +148,7 @@ def sweep_many(
     compressed = {name: shared[name] for name in ("dims", "precisions") if name in shared}
     requested = SweepRequest(**compressed).recipes(recipes)
     candidates = None if requested is None else tuple(requested)
-    sources = limited_sources(task_sources(tasks, text_column=text_column, label_column=label_column), limit)
+    sources = limited_sources(task_sources(tasks, Columns(text_column, label_column, drop_empty)), limit)
     wholes: dict[str, Unit] = {}
     for name, (model, revision) in _named(models).items():
         model_options = options if revision is None else options | {"revision": revision}

@@ -79,11 +79,18 @@ def files_data(path: Path, columns: Columns = USUAL_NAMES) -> TaskData:
         readers = {split: partial(table_files.read_table, file, columns) for split, file in files.items()}
         task = _read_rows(readers, path)
     elif columns != USUAL_NAMES:
-        raise TaskFileError(f"`text_column` and `label_column` must be left out for {path}, which is in BEIR's layout.")
+        names = "`text_column`, `label_column` and `drop_empty`"
+        raise TaskFileError(f"{names} must be left out for {path}, which is in BEIR's layout.")
     else:
         task = _read_beir(files)
     names = ", ".join(file.name for file in files.values())
     return _labeled(task, path.stem if path.is_file() else path.resolve().name, names)
+
+
+def own_tables(path: Path, columns: Columns) -> list[Table]:
+    """Return the tables in the file or folder ``path``; none for a folder in BEIR's layout."""
+    files = {} if _beir_files(path) else _split_files(path)
+    return [table_files.read_table(file, columns) for file in files.values()]
 
 
 def tables_data(tables: Mapping[str, Table], name: str) -> TaskData:
@@ -115,28 +122,34 @@ def _read_beir(files: Mapping[str, Path]) -> TaskData:
 def _read_rows(readers: Mapping[str, Callable[[], Table]], path: Path) -> TaskData:
     """Return the task in the table ``test``, and in ``train``, which is read only if the task needs it."""
     test = readers["test"]()
-    task_type = _type(test)
-    rows = _checked(test, task_type)
+    found = task_type(test)
+    if found is None:
+        cure = column_cure(test) or (
+            "A task has text and label; sentence1, sentence2 and score or label; or query and positive. "
+            "Texts without labels must stand alone."
+        )
+        raise TaskFileError(f"{test.path} must have the columns of a task, but has {', '.join(test.columns)}. {cure}")
+    rows = _checked(test, found)
     splits: Tables = {"test": rows}
     note = ""
     settings = {}
-    if task_type == "Retrieval":
+    if found == "Retrieval":
         splits = _pair_tables(rows["query"], rows["positive"])
         _check_corpus(splits, test.path)
-    elif task_type == "Clustering":
+    elif found == "Clustering":
         # mteb draws this many rows with replacement, ten times; 2048 are still quick to cluster.
-        settings = {"max_documents_per_cluster": min(len(test.rows), 2048)}
+        settings = {"max_documents_per_cluster": min(len(rows["labels"]), 2048)}
         splits = _numbered(splits, "labels", path=path)
-    elif task_type == "Classification":
+    elif found == "Classification":
         if "train" in readers:
-            splits["train"] = _checked(readers["train"](), task_type)
+            splits["train"] = _checked(readers["train"](), found)
         else:
             splits = _halves(rows, test.path)
             note = (
                 f"There are no train rows: all rows were split in halves, stratified by label, with seed {_SPLIT_SEED}."
             )
         splits = _numbered(splits, "label", path=path)
-    return TaskData(type=task_type, splits=splits, note=note, settings=settings)
+    return TaskData(type=found, splits=splits, note=note, settings=settings)
 
 
 def _check_corpus(tables: Tables, path: Path) -> None:
@@ -203,7 +216,9 @@ def _beir_files(path: Path) -> dict[str, Path] | None:
 
 def _beir_tables(files: Mapping[str, Path]) -> Tables:
     """Return the tables of files in BEIR's layout, without queries that ``qrels`` does not judge."""
-    corpus, queries, qrels = (table_files.read_table(files[name]) for name in ("corpus", "queries", "qrels"))
+    corpus, queries, qrels = (
+        replace(table_files.read_table(files[name]), drop_empty=None) for name in ("corpus", "queries", "qrels")
+    )
     documents = _ids(corpus)
     titles = [title or "" for title in corpus.cells("title", _OPTIONAL_TEXT)]
     texts = [text or "" for text in corpus.cells(corpus.column("text"), _OPTIONAL_TEXT)]
@@ -298,19 +313,19 @@ def _finds_itself(tables: Tables) -> bool:
     return bool(shared) and all(text.strip() in documents[name] for name, text in shared)
 
 
-def _type(table: Table) -> TaskType:
+def task_type(table: Table) -> TaskType | None:
     """Return the first type whose columns are all present."""
     columns = table.columns
-    for task_type, accepted in _COLUMNS.items():
+    for name, accepted in _COLUMNS.items():
         # Beside other columns, texts without labels may have labels under another name, which would be lost.
-        is_alone = task_type != "Unlabeled" or len(columns) == 1
+        is_alone = name != "Unlabeled" or len(columns) == 1
         if is_alone and all(set(columns) & set(names.split()) for names, _ in accepted.values()):
-            return task_type
-    raise TaskFileError(f"{table.path} must have the columns of a task, but has {', '.join(columns)}. {_cure(table)}")
+            return name
+    return None
 
 
-def _cure(table: Table) -> str:
-    """Return which columns to name if they look like texts and labels, and otherwise which columns tasks have."""
+def column_cure(table: Table, *, labels: bool = True) -> str:
+    """Return which columns to name if they look like texts and, with ``labels``, like labels; otherwise ``""``."""
     rows = table.rows[:_GUESSED_ROWS]
     value = next((name for name in table.columns if any(row.get(name) == name for row in rows)), None)
     if value is not None:
@@ -326,14 +341,11 @@ def _cure(table: Table) -> str:
     num_values = {name: len({repr(row.get(name)) for row in rows}) for name in others}
     label = min(num_values, key=lambda name: num_values[name], default="")
     is_label = len(others) == 1 or 2 <= num_values.get(label, 0) <= len(rows) / 2
-    found = {"text": text, **({"label": label} if is_label else {})}
+    found = {"text": text, **({"label": label} if is_label and labels else {})}
     renamed = {column: name for column, name in found.items() if column != name}
     has_other_texts = any(2 * lengths[name] > lengths[text] for name in others if name not in found.values())
     if has_other_texts or not renamed or not lengths[text] or "sentence1" in table.columns:
-        return (
-            "A task has text and label; sentence1, sentence2 and score or label; or query and positive. "
-            "Texts without labels must stand alone."
-        )
+        return ""
     holds = " and ".join(f"{name} holds the {column}s" for column, name in renamed.items())
     python = ", ".join(f"{column}_column={name!r}" for column, name in renamed.items())
     flags = " ".join(f"--{column}-column {shell_path(name)}" for column, name in renamed.items())
@@ -342,9 +354,11 @@ def _cure(table: Table) -> str:
 
 def _checked(table: Table, task_type: TaskType) -> dict[str, list[Any]]:
     """Return the columns of ``task_type`` under mteb's names, after validating every row."""
+    accepted = _COLUMNS[task_type].values()
+    rules = {table.column(*names.split(), purpose=f" to be a {task_type}"): rule for names, rule in accepted}
+    table = table.complete(*rules)
     columns = {}
-    for name, (accepted, rule) in _COLUMNS[task_type].items():
-        values = table.cells(table.column(*accepted.split(), purpose=f" to be a {task_type}"), rule)
+    for name, values in zip(_COLUMNS[task_type], table.checked(rules), strict=True):
         if (task_type, name) == ("Retrieval", "positive"):
             values = [[value] if isinstance(value, str) else value for value in values]
         numbers = bool if name == "score" else bool | float

@@ -17,12 +17,12 @@ from midlayer_encoders._isolation import isolated_random
 from midlayer_encoders.errors import OptionError, did_you_mean, short_repr
 from midlayer_encoders.files import exists, expand_home, shell_path
 from midlayer_encoders.tasks.docstrings import BUILTIN_SETS, BUILTIN_TASKS, builtin_data
-from midlayer_encoders.tasks.file_tasks import files_data, tables_data
+from midlayer_encoders.tasks.file_tasks import column_cure, files_data, own_tables, tables_data, task_type
 from midlayer_encoders.tasks.memory_tables import is_data, is_named, split_tables
 from midlayer_encoders.tasks.samples import SMALLEST_LIMIT
-from midlayer_encoders.tasks.table_files import SUFFIXES, TEXT, USUAL_NAMES, Columns, TaskFileError, read_table
+from midlayer_encoders.tasks.table_files import SUFFIXES, TEXT, USUAL_NAMES, Columns, TaskFileError, is_empty
 from midlayer_encoders.tasks.task_data import TaskData
-from midlayer_encoders.validation import check_count
+from midlayer_encoders.validation import check_count, check_flag
 
 if TYPE_CHECKING:
     from mteb.abstasks import AbsTask
@@ -199,7 +199,9 @@ def paper_tasks() -> list[AbsTask]:
 Tasks: TypeAlias = Any
 
 
-def resolve_tasks(names: Tasks, *, text_column: str | None = None, label_column: str | None = None) -> list[AbsTask]:
+def resolve_tasks(
+    names: Tasks, *, text_column: str | None = None, label_column: str | None = None, drop_empty: bool = False
+) -> list[AbsTask]:
     """Return the tasks for ``names`` as new objects, without changing the global random generators.
 
     Args:
@@ -210,12 +212,14 @@ def resolve_tasks(names: Tasks, *, text_column: str | None = None, label_column:
             of these, or a dict of them by the name of their task.
         text_column: column of your own data that holds the texts, if it is not ``text``.
         label_column: column of your own data that holds the labels, if it is not ``label``.
+        drop_empty: leave out rows of your own data that have an empty cell where a text or label is needed, and log how
+            many they are. By default such rows raise an error.
 
     Raises:
         OptionError: for an unknown name.
         TaskFileError: for data that is not a valid task.
     """
-    sources = task_sources(names, text_column=text_column, label_column=label_column)
+    sources = task_sources(names, Columns(text_column, label_column, drop_empty))
     return [source.make() for source in sources]
 
 
@@ -227,15 +231,15 @@ def task_items(names: Tasks) -> list[Any]:
     return [names] if is_single else list(names)
 
 
-def task_sources(names: Tasks, *, text_column: str | None = None, label_column: str | None = None) -> list[TaskSource]:
+def task_sources(names: Tasks, columns: Columns = USUAL_NAMES, *, must_apply: bool = True) -> list[TaskSource]:
     """Return the distinct sources of the tasks for ``names``, for use in other processes.
 
     Args:
         names: as in :func:`resolve_tasks`.
-        text_column: as in :func:`resolve_tasks`.
-        label_column: as in :func:`resolve_tasks`.
+        columns: how to read your own data.
+        must_apply: raise an error if none of the tasks is your own data, to which ``columns`` would apply.
     """
-    columns = Columns(text_column, label_column)
+    check_flag("drop_empty", columns.drop_empty)
     sources: dict[str, TaskSource] = {}
     for source in (source for item in task_items(names) for source in _sources(item, columns)):
         if sources.setdefault(source.name, source) != source:
@@ -245,8 +249,10 @@ def task_sources(names: Tasks, *, text_column: str | None = None, label_column: 
             )
     if not sources:
         raise OptionError("`tasks` must name at least one task, but is empty.")
-    if any(columns) and not any(getattr(source, "columns", None) == columns for source in sources.values()):
-        raise OptionError("`text_column` and `label_column` must be left out unless a task is your own data.")
+    applies = any(getattr(source, "columns", None) == columns for source in sources.values())
+    if must_apply and any(columns) and not applies:
+        names = "`text_column`, `label_column` and `drop_empty`"
+        raise OptionError(f"{names} must be left out unless a task is your own data.")
     return list(sources.values())
 
 
@@ -302,24 +308,28 @@ def _warn_once(message: str, name: str) -> None:  # noqa: ARG001  # the name has
     _log.warning(message)
 
 
-def own_texts(path: Path, *, column: str | None = None) -> list[str]:
+def own_texts(path: Path, columns: Columns = USUAL_NAMES, *, labels: bool = False) -> list[str]:
     """Return the texts of your own data, with or without labels, in order.
 
     The texts of a file with a text column are those of all its rows; of another task, each distinct text once.
 
     Args:
         path: a file or folder, as in :func:`task_sources`.
-        column: text column of a file, if it is not ``text``.
+        columns: how to read a file.
+        labels: whether the caller reads labels, too: the error for other columns then names theirs.
 
     Raises:
         TaskFileError: for data that is neither a valid task nor texts.
     """
     path = path.absolute()
-    if column is not None or not path.is_dir():
-        table = read_table(path, Columns(column))
-        if "text" in table.columns:
-            return list(table.cells("text", TEXT))
-    data = _own_data(path)
+    tables = own_tables(path, columns)
+    if tables and all("text" in table.columns for table in tables) and (columns.text_column or not path.is_dir()):
+        return [text for table in tables for text in table.complete("text").cells("text", TEXT)]
+    for table in tables:
+        if task_type(table) is None:
+            cure = column_cure(table, labels=labels) or "Name the column of the texts: text_column=… (--text-column)."
+            raise TaskFileError(f"{table.path} must have a column text, but has {', '.join(table.columns)}. {cure}")
+    data = _own_data(path, columns)
     if data.type == "Unlabeled":
         return list(data.splits["test"]["text"])
     texts: dict[str, None] = {}
@@ -330,11 +340,14 @@ def own_texts(path: Path, *, column: str | None = None) -> list[str]:
     return [text for text in texts if text.strip()]
 
 
-def own_labels(path: Path, *, text_column: str | None, label_column: str) -> list[str | None]:
+def own_labels(path: Path, columns: Columns) -> list[str | None]:
     """Return the label of each text of a file, in the order of :func:`own_texts`; ``None`` for an empty cell."""
-    table = read_table(expand_home(path).absolute(), Columns(text_column, label_column))
-    labels = [row.get(table.column("label")) for row in table.rows]
-    return [None if label is None or not str(label).strip() else str(label) for label in labels]
+    labels: list[str | None] = []
+    for table in own_tables(expand_home(path).absolute(), columns):
+        label = table.column("label")
+        rows = [row for row in table.rows if not (columns.drop_empty and is_empty(row.get("text")))]
+        labels += [None if is_empty(row.get(label)) else str(row[label]) for row in rows]
+    return labels
 
 
 def _own_data(origin: Path | TaskData, columns: Columns = USUAL_NAMES) -> TaskData:

@@ -3,20 +3,23 @@
 import csv
 import io
 import json
+import logging
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Self, TypeAlias
 
-from midlayer_encoders.errors import MidlayerError, did_you_mean, short_repr
+from midlayer_encoders.errors import MidlayerError, counted, did_you_mean, short_repr
 from midlayer_encoders.files import check_regular_file, read_json_lines, read_lines, read_text_file
 from midlayer_encoders.validation import lone_surrogate
 
 #: A requirement for a cell: its description and a function that tests it.
 Rule: TypeAlias = tuple[str, Callable[[object], bool]]
+
+_log = logging.getLogger(__name__)
 
 SUFFIXES = (".jsonl", ".ndjson", ".csv", ".tsv", ".parquet")
 _SEPARATORS = {",": "comma", "\t": "tab", ";": "semicolon", "|": "bar"}
@@ -32,19 +35,27 @@ class TaskFileError(MidlayerError, ValueError):
 
 
 class Columns(NamedTuple):
-    """The columns of texts and labels, if their names are not ``text`` and ``label``."""
+    """How to read a table: its columns of texts and labels, and what to do with rows that lack one.
 
-    text: str | None = None
-    label: str | None = None
+    Attributes:
+        text_column: column of the texts, if it is not ``text``.
+        label_column: column of the labels, if it is not ``label``.
+        drop_empty: leave out the rows without a text or label, and log how many they are.
+    """
+
+    text_column: str | None = None
+    label_column: str | None = None
+    drop_empty: bool = False
 
     def renamed(self, names: Sequence[str], path: Path) -> list[str]:
         """Return the names of a table's columns for the rules of tasks, which ignore the case of known names.
 
         Example:
-            >>> Columns(text="body").renamed(["id", "body", "Label", "text"], Path("mine.csv"))
+            >>> Columns(text_column="body").renamed(["id", "body", "Label", "text"], Path("mine.csv"))
             ['id', 'text', 'label', 'text (unused)']
         """
-        requested = {name: column for column, name in self._asdict().items() if name is not None}
+        both = {"text": self.text_column, "label": self.label_column}
+        requested = {name: column for column, name in both.items() if name is not None}
         for name, column in requested.items():
             if name not in names:
                 raise TaskFileError(
@@ -67,12 +78,23 @@ USUAL_NAMES = Columns()
 
 @dataclass(frozen=True)
 class Table:
-    """The rows of a file or of data in memory, and their line or row numbers."""
+    """The rows of a file or of data in memory.
+
+    Attributes:
+        path: path of the file, or name of the data.
+        unit: ``"line"`` or ``"row"``.
+        numbers: number of each row in these units.
+        rows: cells by column.
+        drop_empty: whether :meth:`complete` leaves rows out; ``None`` if its caller has no such option.
+        names: the user's name of each renamed column.
+    """
 
     path: Path
     unit: str
     numbers: list[int]
     rows: list[dict[str, Any]]
+    drop_empty: bool | None = None
+    names: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.rows:
@@ -86,9 +108,21 @@ class Table:
     def renamed(self, columns: Columns) -> Self:
         """Return the table with the names of its columns as tasks know them."""
         names = dict(zip(self.columns, columns.renamed(self.columns, self.path), strict=True))
-        if all(old == new for old, new in names.items()):
+        rows = [{names[name]: value for name, value in row.items()} for row in self.rows]
+        originals = {new: old for old, new in names.items()}
+        return replace(self, rows=rows, names=originals, drop_empty=columns.drop_empty)
+
+    def complete(self, *names: str) -> Self:
+        """Return the table without the rows that have an empty cell in one of these columns, if it drops rows."""
+        kept = [row for row, cells in enumerate(self.rows) if not any(is_empty(cells.get(name)) for name in names)]
+        if not self.drop_empty or len(kept) == len(self.rows):
             return self
-        return replace(self, rows=[{names[name]: value for name, value in row.items()} for row in self.rows])
+        columns = " or ".join(f"`{self.names.get(name, name)}`" for name in names)
+        dropped = f"{counted(len(self.rows) - len(kept), 'row')} of {len(self.rows):,} without {columns}"
+        if not kept:
+            raise TaskFileError(f"{self.path} must have rows, but is empty after leaving out {dropped}.")
+        _log.warning("%s: left out %s.", self.path, dropped)
+        return replace(self, numbers=[self.numbers[row] for row in kept], rows=[self.rows[row] for row in kept])
 
     def column(self, *names: str, purpose: str = "", cure: str = "") -> str:
         """Return the first of several columns that the table has."""
@@ -101,20 +135,36 @@ class Table:
 
     def cells(self, name: str, rule: Rule) -> list[Any]:
         """Return a column; raise an error that names the rows whose cells violate the rule."""
-        requirement, is_valid = rule
-        values = [row.get(name) for row in self.rows]
-        bad = [number for number, value in enumerate(values) if not is_valid(value)]
-        self.reject(bad, lambda row: f"`{name}` must be {requirement}, but got {short_repr(values[row])}")
-        return values
+        return self.checked({name: rule})[0]
+
+    def checked(self, rules: Mapping[str, Rule]) -> list[list[Any]]:
+        """Return columns; raise one error that names the rows whose cells violate the rule of their column."""
+        columns = [[row.get(name) for row in self.rows] for name in rules]
+        faults = []
+        bad_cells = []
+        for (name, (requirement, is_valid)), values in zip(rules.items(), columns, strict=True):
+            if bad := [row for row, value in enumerate(values) if not is_valid(value)]:
+                bad_cells += [values[row] for row in bad]
+                name = self.names.get(name, name)
+                problem = f"`{name}` must be {requirement}, but got {short_repr(values[bad[0]])}"
+                faults.append(f"{self._places(bad)}: {problem}")
+        if faults:
+            can_drop = self.drop_empty is not None and any(map(is_empty, bad_cells))
+            drop = ", or leave out rows without a value: drop_empty=True (--drop-empty)" if can_drop else ""
+            cure = f"Correct or remove {'them' if len(bad_cells) > 1 else 'it'}{drop}."
+            raise TaskFileError(f"{self.path}, {'; '.join(faults)}. {cure}")
+        return columns
+
+    def _places(self, rows: Sequence[int]) -> str:
+        places = ", ".join(str(self.numbers[row]) for row in rows[:5])
+        more = f" and {len(rows) - 5} more" if len(rows) > 5 else ""
+        return f"{self.unit}{'s' if len(rows) > 1 else ''} {places}{more}"
 
     def reject(self, bad: Sequence[int], problem: Callable[[int], str]) -> None:
         """Raise an error with the numbers of the first bad rows, the problem of the first, and the cure, if any."""
         if bad:
-            places = ", ".join(str(self.numbers[row]) for row in bad[:5])
-            more = f" and {len(bad) - 5} more" if len(bad) > 5 else ""
-            unit = self.unit + ("s" if len(bad) > 1 else "")
             cure = f"Correct or remove {'them' if len(bad) > 1 else 'it'}."
-            raise TaskFileError(f"{self.path}, {unit} {places}{more}: {problem(bad[0])}. {cure}")
+            raise TaskFileError(f"{self.path}, {self._places(bad)}: {problem(bad[0])}. {cure}")
 
     def check_distinct(self, values: Iterable[Any], noun: str) -> None:
         """Raise an error unless the labels or scores of all rows differ, and are all strings or all numbers."""
@@ -141,6 +191,12 @@ def read_table(path: Path, columns: Columns = USUAL_NAMES) -> Table:
             f"{path} must be one of {suffixes}, .txt, but its name ends in {path.suffix!r}. Convert it to CSV."
         )
     return readers[suffix](path).renamed(columns)
+
+
+def is_empty(value: object) -> bool:
+    """Return True if a cell is blank, or one of the values that stand for a missing one in JSON, NumPy and pandas."""
+    is_nan = isinstance(value, float) and value != value
+    return value is None or is_nan or type(value).__name__ in ("NAType", "NaTType") or not str(value).strip()
 
 
 def is_text(value: object) -> bool:
@@ -226,10 +282,10 @@ def _read_csv(path: Path, columns: Columns) -> Table:
                 f"Put a cell that holds a {_SEPARATORS[separator]} in quotes."
             )
         row += [""] * (len(header) - len(row))
-    header = columns.renamed(header, path)
-    values = [_parsed(name, [row[index] for row in cells[1:]]) for index, name in enumerate(header)]
-    rows = [dict(zip(header, row, strict=True)) for row in zip(*values, strict=True)]
-    return Table(path, "line", numbers[1:], rows)
+    names = dict(zip(columns.renamed(header, path), header, strict=True))
+    values = [_parsed(name, [row[index] for row in cells[1:]]) for index, name in enumerate(names)]
+    rows = [dict(zip(names, row, strict=True)) for row in zip(*values, strict=True)]
+    return Table(path, "line", numbers[1:], rows, columns.drop_empty, names)
 
 
 def _read_parquet(path: Path) -> Table:
@@ -245,8 +301,8 @@ def _read_parquet(path: Path) -> Table:
 def _parsed(column: str, cells: list[str]) -> list[Any]:
     """Return the cells of a CSV column as JSON values: numbers and lists for the columns that hold them."""
     if column in ("label", "labels"):
-        are_numbers = all(map(_NUMBER.fullmatch, cells))  # next to 007, 7 is also a name
-        return list(map(int, cells)) if are_numbers else [cell or None for cell in cells]
+        are_numbers = all(_NUMBER.fullmatch(cell) for cell in cells if cell)  # next to 007, 7 is also a name
+        return [(int(cell) if are_numbers else cell) if cell else None for cell in cells]
     read: dict[str, Callable[[str], Any]] = {"score": float, "positive": _list, "negative": _list}
     return [_cell(cell, read.get(column, str)) for cell in cells]
 

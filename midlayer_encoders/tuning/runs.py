@@ -25,7 +25,8 @@ from midlayer_encoders.report.results import Result, versions, write_frame
 from midlayer_encoders.report.training_page import plot_tuning, tuning_html, tuning_words
 from midlayer_encoders.sweeping import SweepSettings, sweep
 from midlayer_encoders.sweeping.sweep_result import task_labels
-from midlayer_encoders.tasks.sources import task_sources
+from midlayer_encoders.tasks.sources import TaskSource, task_sources
+from midlayer_encoders.tasks.table_files import Columns
 from midlayer_encoders.tuning.settings import TrainingSettings
 from midlayer_encoders.tuning.training import METRICS, TrainingRecord, read_record, train, write_record
 from midlayer_encoders.tuning.training_rows import TrainingRows
@@ -192,9 +193,21 @@ class Run:
         return record
 
 
-def scored_tasks(tasks: Any) -> Any:
-    """Return the tasks to score, or ``None`` for none; raise for unknown ones before a model is loaded."""
-    return tasks if (not isinstance(tasks, tuple) or tasks) and task_sources(tasks) else None
+def scored_tasks(tasks: Any, columns: Columns, rows: TrainingRows) -> list[TaskSource] | None:
+    """Return the tasks to score, or ``None`` for none; raise for unknown ones before a model is loaded.
+
+    Args:
+        tasks: as in :func:`~midlayer_encoders.sweep`.
+        columns: how to read the user's own data.
+        rows: to train on. Names of columns that do not apply to them must apply to a task.
+    """
+    names = {"text_column", "label_column"} - set(rows.named_columns)
+    unused = sorted(name for name in names if getattr(columns, name) is not None)
+    if isinstance(tasks, tuple) and not tasks:
+        if unused:
+            raise OptionError(f"`{unused[0]}` must be left out for {rows.name}, without tasks of your own.")
+        return None
+    return task_sources(tasks, columns, must_apply=bool(unused))
 
 
 def cut_encoder(model: str | LayerEncoder, layer: Layer | None, options: EncoderKeywords) -> LayerEncoder:

@@ -13,8 +13,9 @@ from midlayer_encoders._types import content_digest
 from midlayer_encoders.errors import OptionError, short_repr
 from midlayer_encoders.files import expand_home
 from midlayer_encoders.tasks import table_files
+from midlayer_encoders.tasks.file_tasks import column_cure
 from midlayer_encoders.tasks.sources import own_texts
-from midlayer_encoders.tasks.table_files import TEXT, TEXT_OR_TEXTS, Table, TaskFileError
+from midlayer_encoders.tasks.table_files import TEXT, TEXT_OR_TEXTS, USUAL_NAMES, Columns, Table, TaskFileError
 from midlayer_encoders.validation import check_list, check_texts
 
 RowKind: TypeAlias = Literal["pairs", "scored", "labels", "texts"]
@@ -37,11 +38,13 @@ class TrainingRows:
             ``sentence2``, ``score``; ``"labels"``: ``text``, ``label``; or ``"texts"``, whose label is their number.
         rows: with the same columns each.
         name: of their file, for errors.
+        named_columns: the arguments that name columns of their file.
     """
 
     kind: RowKind
     rows: tuple[Row, ...]
     name: str
+    named_columns: tuple[str, ...] = ()
 
     @property
     def digest(self) -> str:
@@ -85,14 +88,21 @@ class TrainingRows:
         return rows
 
 
-def read_pairs(pairs: Path | str | Sequence[Mapping[str, Any]]) -> TrainingRows:
+def read_pairs(pairs: Path | str | Sequence[Mapping[str, Any]], columns: Columns = USUAL_NAMES) -> TrainingRows:
     """Return the rows of a file (JSONL, CSV, TSV, parquet), or of a list of dicts.
+
+    Args:
+        pairs: file or rows.
+        columns: how to read them; its names apply to labeled texts, not to pairs.
 
     Raises:
         TaskFileError: naming the file, the invalid rows and columns, and the requirement.
     """
     if isinstance(pairs, Path | str):
-        table = table_files.read_table(Path(pairs))
+        path = Path(pairs)
+        table = table_files.read_table(path, Columns(drop_empty=columns.drop_empty))
+        if columns != USUAL_NAMES and not _has_pairs(table):
+            table = table_files.read_table(path, columns)  # the cells of a label are read in their own way
     else:
         rows = check_list("pairs", pairs, "rows")
         for row in rows:
@@ -100,6 +110,7 @@ def read_pairs(pairs: Path | str | Sequence[Mapping[str, Any]]) -> TrainingRows:
                 example = "{'anchor': …, 'positive': …}"
                 raise OptionError(f"`pairs` must hold dicts, as {example}, but got {short_repr(row)}.")
         table = Table(Path("`pairs`"), "row", list(range(1, len(rows) + 1)), rows)
+        table = table.renamed(Columns(drop_empty=columns.drop_empty) if _has_pairs(table) else columns)
     kind, rows = _rows(table)
     distinct = tuple(json.loads(row) for row in dict.fromkeys(json.dumps(row) for row in rows))
     if len(distinct) < _MIN_ROWS:
@@ -112,26 +123,33 @@ def read_pairs(pairs: Path | str | Sequence[Mapping[str, Any]]) -> TrainingRows:
     if kind != "pairs":
         column = "score" if kind == "scored" else "label"
         table.check_distinct((row[column] for row in distinct), f"{column}s")
-    return TrainingRows(kind, distinct, table.path.name)
+    named_columns = ("text_column", "label_column") if kind == "labels" else ()
+    return TrainingRows(kind, distinct, table.path.name, named_columns)
 
 
-def read_training_texts(texts: Path | str | Sequence[str], column: str | None = None) -> TrainingRows:
+def read_training_texts(texts: Path | str | Sequence[str], columns: Columns = USUAL_NAMES) -> TrainingRows:
     """Return the distinct texts of a file or of a list.
 
     Args:
         texts: a list, or a file: a text per line, or a table with a column ``text``.
-        column: text column of a file, if it is not ``text``.
+        columns: how to read a file.
     """
+    named_columns: tuple[str, ...] = ()
     if isinstance(texts, Path | str):
         path = expand_home(texts)
         name = path.name
-        lines = own_texts(path, column=column)
+        named_columns = () if path.suffix.lower() == ".txt" else ("text_column",)
+        lines = own_texts(path, columns if named_columns else USUAL_NAMES)
     else:
         name = "`texts`"
         lines = check_texts("texts", texts)
     distinct = dict.fromkeys(text for text in lines if text.strip())
     rows = tuple({"text": text, "label": number} for number, text in enumerate(distinct))
-    return TrainingRows("texts", rows, name)
+    return TrainingRows("texts", rows, name, named_columns)
+
+
+def _has_pairs(table: Table) -> bool:
+    return all(set(names) & set(table.columns) for names in (_ANCHOR_COLUMNS, _POSITIVE_COLUMNS))
 
 
 def _rows(table: Table) -> tuple[RowKind, list[Row]]:
@@ -145,19 +163,21 @@ def _rows(table: Table) -> tuple[RowKind, list[Row]]:
             raise TaskFileError(
                 f"{table.path} must have the columns of pairs, but has {', '.join(table.columns)}. Pairs: anchor and "
                 "positive (query and positive, or sentence1 and sentence2), with hard negatives in negative, "
-                "negative_2 and so on; scored pairs: score, or label 0 or 1, too; classes: text and label."
+                "negative_2 and so on; scored pairs: score, or label 0 or 1, too; classes: text and label. "
+                f"{column_cure(table)}"
             )
-        cells = zip(table.cells(text, TEXT), table.cells(label, table_files.LABEL), strict=True)
-        return "labels", [dict(zip(("text", "label"), row, strict=True)) for row in cells]
+        cells = table.complete(text, label).checked({text: TEXT, label: table_files.LABEL})
+        return "labels", [dict(zip(("text", "label"), row, strict=True)) for row in zip(*cells, strict=True)]
     if score is not None or label is not None:
         rule = table_files.SCORE if score is not None else table_files.ZERO_ONE
-        first = table.cells(anchor, TEXT)
-        second = table.cells(positive, TEXT)
-        scores = map(float, table.cells(score or str(label), rule))
+        rules = {anchor: TEXT, positive: TEXT, score or str(label): rule}
+        first, second, scores = table.complete(*rules).checked(rules)
         names: tuple[str, ...] = ("sentence1", "sentence2", "score")
-        return "scored", [dict(zip(names, row, strict=True)) for row in zip(first, second, scores, strict=True)]
+        pairs = zip(first, second, map(float, scores), strict=True)
+        return "scored", [dict(zip(names, row, strict=True)) for row in pairs]
     negatives = [name for name in table.columns if _NEGATIVE.fullmatch(name)]
-    columns = [table.cells(anchor, TEXT), *(table.cells(name, TEXT_OR_TEXTS) for name in (positive, *negatives))]
+    rules = {anchor: TEXT, **dict.fromkeys((positive, *negatives), TEXT_OR_TEXTS)}
+    columns = table.complete(*rules).checked(rules)
     names = ("anchor", "positive", *negatives)
     rows = [row for cells in zip(*columns, strict=True) for row in _rows_of_positives(cells)]
     return "pairs", [dict(zip(names, row, strict=True)) for row in rows]

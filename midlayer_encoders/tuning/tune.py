@@ -18,6 +18,7 @@ from midlayer_encoders.encoder.sentence_transformers_encoder import READING_OPTI
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.recipes import Recipe
 from midlayer_encoders.scoring import all_alike
+from midlayer_encoders.tasks.table_files import Columns
 from midlayer_encoders.tuning.losses import DistillLoss, MaskedNextTokenLoss, masked_token_head, pair_loss
 from midlayer_encoders.tuning.runs import DistillResult, Run, TuneResult, checked_folder, cut_encoder, scored_tasks
 from midlayer_encoders.tuning.settings import DistillSettings, TuneSettings
@@ -43,6 +44,8 @@ def tune(
     *,
     texts: Path | str | Sequence[str] | None = None,
     text_column: str | None = None,
+    label_column: str | None = None,
+    drop_empty: bool = False,
     out: Path | str,
     tasks: str | Path | AbsTask | Sequence[str | Path | AbsTask] = "builtin",
     settings: TuneSettings | None = None,
@@ -62,7 +65,9 @@ def tune(
             and only texts of other labels are negatives.
         texts: instead of pairs, for ``TuneSettings(objective="mntp")``: a list, or a file with a text per line or a
             column ``text``.
-        text_column: column of the texts in a file, if it is not ``text``.
+        text_column: column of the texts in labeled texts, texts and tasks of your own, if it is not ``text``.
+        label_column: column of the labels in labeled texts and tasks of your own, if it is not ``label``.
+        drop_empty: leave out rows that lack a text or label, and log how many they are.
         out: output folder: ``model`` (plain sentence-transformers), ``report.html``, frames, and the sweeps ``before``
             and ``after``. An interrupted run resumes when it is called again with the same arguments.
         tasks: as in :func:`~midlayer_encoders.sweep`, scored before and after; ``()`` for none.
@@ -81,22 +86,23 @@ def tune(
     check_progress(progress)
     folder = checked_folder(out)
     # Too few rows and unknown tasks raise before the model is loaded.
-    rows = _read_rows(pairs, texts, text_column, settings)
+    columns = Columns(text_column, label_column, drop_empty)
+    rows = _read_rows(pairs, texts, columns, settings)
     rows.split(settings.held_out, settings.seed)
-    tasks = scored_tasks(tasks)
+    sources = scored_tasks(tasks, columns, rows)
     encoder = cut_encoder(model, layer, options)
     check_training(encoder, settings, settings.matryoshka or (), nested=rows.kind != "texts")
     make_loss = partial(_loss, kind=rows.kind, settings=settings)
     loss = make_loss(encoder)
     if isinstance(loss, MaskedNextTokenLoss) and not loss.maskable(encoder.preprocess(rows.texts[:_TRIED])).any():
         raise OptionError(f"`texts` must have several tokens each, but the first of {rows.name} have one.")
-    run = Run(encoder, rows, settings, folder, tasks, progress)
+    run = Run(encoder, rows, settings, folder, sources, progress)
     with run.claimed():
         noun = "Texts" if rows.kind == "texts" else "Pairs"
         return run.train(make_loss, {noun: f"{rows.name}, {len(rows.rows)} rows"}, TuneResult)
 
 
-def _read_rows(pairs: Any, texts: Any, column: str | None, settings: TuneSettings) -> TrainingRows:
+def _read_rows(pairs: Any, texts: Any, columns: Columns, settings: TuneSettings) -> TrainingRows:
     needed, other = ("texts", "pairs") if settings.objective == "mntp" else ("pairs", "texts")
     values = {"pairs": pairs, "texts": texts}
     if values[needed] is None or values[other] is not None:
@@ -104,7 +110,7 @@ def _read_rows(pairs: Any, texts: Any, column: str | None, settings: TuneSetting
             f"`{needed}` must be given, and `{other}` left out, with objective={settings.objective!r}, which trains on "
             f"{needed}."
         )
-    return read_pairs(pairs) if texts is None else read_training_texts(texts, column)
+    return read_pairs(pairs, columns) if texts is None else read_training_texts(texts, columns)
 
 
 def _loss(encoder: LayerEncoder, *, kind: RowKind, settings: TuneSettings) -> nn.Module:
@@ -119,6 +125,8 @@ def distill(
     texts: Path | str | Sequence[str],
     *,
     text_column: str | None = None,
+    label_column: str | None = None,
+    drop_empty: bool = False,
     out: Path | str,
     teacher: str | LayerEncoder | None = None,
     teacher_layer: Layer = -1,
@@ -134,7 +142,9 @@ def distill(
         model: folder or name on the hub of a text model, ``"built-in"``, or an encoder, which is trained in place.
         layer: layer to cut at, as in :class:`LayerEncoder`. ``None`` for an encoder, which is already cut.
         texts: a list, or a file with a text per line or a column ``text``; no labels are needed.
-        text_column: column of the texts in a file, if it is not ``text``.
+        text_column: column of the texts in a file and in tasks of your own, if it is not ``text``.
+        label_column: column of the labels in tasks of your own, if it is not ``label``.
+        drop_empty: leave out rows that lack a text or label, and log how many they are.
         out: output folder: ``model`` (plain sentence-transformers), ``report.html``, frames, the vectors and scores of
             the teacher, and the sweeps ``before`` and ``after``. An interrupted run resumes when it is called again
             with the same arguments.
@@ -156,14 +166,15 @@ def distill(
     check_packages(lora=bool(settings.lora))
     check_progress(progress)
     folder = checked_folder(out)
-    rows = read_training_texts(texts, text_column)
+    columns = Columns(text_column, label_column, drop_empty)
+    rows = read_training_texts(texts, columns)
     rows.split(settings.held_out, settings.seed)
-    tasks = scored_tasks(tasks)
+    sources = scored_tasks(tasks, columns, rows)
     student = cut_encoder(model, layer, options)
     check_training(student, settings)
     teacher_encoder = _load_teacher(model, teacher, teacher_layer, teacher_recipe, options)
     _check_teacher(student, teacher_encoder, settings)
-    run = Run(student, rows, settings, folder, tasks, progress)
+    run = Run(student, rows, settings, folder, sources, progress)
     name = f"{teacher_encoder.name}, layer {teacher_encoder.layer} of {teacher_encoder.num_layers}"
     if teacher_recipe is not None:
         name += f", {teacher_recipe if isinstance(teacher_recipe, str) else teacher_recipe.name}"

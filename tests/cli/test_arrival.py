@@ -49,7 +49,7 @@ CALLS: dict[str, tuple[str, list[str]]] = {
     "tune": ("tuning:tune", ["MODEL", "--layer", "2", "--pairs", "TASK", "--out", "OUT"]),
     "distill": ("tuning:distill", ["MODEL", "--layer", "2", "--texts", "TEXTS", "--out", "OUT"]),
     "export": ("export:export_for", ["MODEL", "--layer", "2", "--out", "OUT"]),
-    "reproduce": ("paper.reproduce:reproduce", ["fig2", "--model", "MODEL"]),
+    "reproduce": ("paper.reproduce:reproduce", ["fig2", "--model", "MODEL", "--tasks", "TASK"]),
     "board": ("boards:board", ["OUT"]),
 }
 VALUES: dict[str, str] = {
@@ -66,7 +66,7 @@ VALUES: dict[str, str] = {
 }  # fmt: skip
 NEEDS: dict[str, list[str]] = {
     "skip_bad": ["--images", "MIXED"], "int8": ["--for", "onnx"],
-    "default_prompt_name": ["--prompt", "ask=q: "],
+    "default_prompt_name": ["--prompt", "ask=q: "], "drop_empty": ["--text-column", "gaps"],
     "template_tokens": ["--template", "say {text}"], "join": ["--template", "say {text} now {read} and {text}"],
 }  # fmt: skip
 
@@ -117,6 +117,8 @@ def fill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]
         for word in "ab"
         for number in range(9)
     ]
+    rows[0] = rows[0].replace("}", ', "gaps": " "}')
+    rows[1:] = [row.replace("}", ', "gaps": "x y"}') for row in rows[1:]]
     (tmp_path / "some.jsonl").write_text("".join(rows))
     (tmp_path / "other.jsonl").write_text("".join(rows[:-2]))
     (tmp_path / "labels.txt").write_text("x\ny\n" * 9)

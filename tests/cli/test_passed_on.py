@@ -49,13 +49,13 @@ RECIPES = recipes_of("recipes", ["plain", "one-word"])
 ENCODER = {"max_length": 9, "pooling": "max", "device": "cpu"}
 SHARED = {"devices": 2, "num_nodes": 3}
 SWEEP: dict[str, Any] = {
-    "tasks": "near.csv", "text_column": "t", "label_column": "l", "limit": 50, "no_baselines": True, "layers": "1,0.5,2-3", "recipes": "plain,one-word", "metrics": "lidar,dime",
+    "tasks": "near.csv", "text_column": "t", "label_column": "l", "drop_empty": True, "limit": 50, "no_baselines": True, "layers": "1,0.5,2-3", "recipes": "plain,one-word", "metrics": "lidar,dime",
     "half": True, "scoring": "mteb", "workers": 3, "devices": 1, "num_nodes": 1,
 }  # fmt: skip
 SMALL = {"dims": "64,8", "precisions": "int8,binary"}
 COMPRESSED = {"dims": [64, 8], "precisions": ["int8", "binary"]}
 SWEPT: dict[str, Any] = {
-    "layers": [1, 0.5, 2, 3], "text_column": "t", "label_column": "l", "limit": 50, "baselines": False, "recipes": RECIPES, "metrics": ["lidar", "dime"],
+    "layers": [1, 0.5, 2, 3], "text_column": "t", "label_column": "l", "drop_empty": True, "limit": 50, "baselines": False, "recipes": RECIPES, "metrics": ["lidar", "dime"],
     "settings": {"scoring": "mteb", "workers": 3, "store_dtype": "float16"},
 }  # fmt: skip
 CASES = {
@@ -84,14 +84,14 @@ CASES = {
         "selection.select",
         ["MODEL"],
         {"texts": "rows.jsonl", "labels": "labels.txt", "rule": "last", "recipes": "plain,one-word", "all_rules": True,
-         "out": "o", "text_column": "title", "limit": 11, "max_texts": 7, "seed": 3, **SHARED},
+         "out": "o", "text_column": "title", "drop_empty": True, "limit": 11, "max_texts": 7, "seed": 3, **SHARED},
         ["MODEL", TITLES[:11], (["a", None] * 6)[:11]],
         {"rule": "last", "recipes": RECIPES, "all_rules": True, "max_texts": 7, "seed": 3, **SHARED},
     ),
     "embed": Case(
         "vectors.embed",
         ["MODEL"],
-        {"texts": "rows.jsonl", "text_column": "title", "limit": 5, "layers": "1,-1",
+        {"texts": "rows.jsonl", "text_column": "title", "drop_empty": True, "limit": 5, "layers": "1,-1",
          "token_budget": "64", "out": "vectors.npy", **SHARED},
         ["MODEL", TITLES[:5], Path("vectors.npy")],
         {"layers": [1, -1], "token_budget": 64, **SHARED},
@@ -108,7 +108,7 @@ CASES = {
     "metrics": Case(
         "measure",
         ["MODEL"],
-        {"texts": "rows.jsonl", "text_column": "title", "limit": 5, "layers": "1,-1", "metrics": "lidar,dime",
+        {"texts": "rows.jsonl", "text_column": "title", "drop_empty": True, "limit": 5, "layers": "1,-1", "metrics": "lidar,dime",
          "seed": 3, "out": "o", **SHARED},
         ["MODEL", TITLES[:5]],
         {"metrics": ["lidar", "dime"], "layers": [1, -1], "seed": 3, "dataset": "rows", **SHARED},
@@ -116,7 +116,7 @@ CASES = {
     "compare": Case(
         "comparing.compare",
         ["a", "b", "c"],
-        {"texts": "rows.jsonl", "text_column": "title", "limit": 11, "layers": "1,-1", "metrics": "lidar,dime", "views": 3,
+        {"texts": "rows.jsonl", "text_column": "title", "drop_empty": True, "limit": 11, "layers": "1,-1", "metrics": "lidar,dime", "views": 3,
          "resamples": 4, "seed": 3, "out": "o"},
         ["a", "b", "c"],
         {"texts": TITLES[:11], "layers": [1, -1], "metrics": ("lidar", "dime"), "views": 3, "seed": 3,
@@ -125,7 +125,7 @@ CASES = {
     "progression": Case(
         "comparing.progression",
         ["m"],
-        {"texts": "rows.jsonl", "text_column": "title", "limit": 5, "layers": "1,-1", "metrics": "lidar,dime", "views": 3,
+        {"texts": "rows.jsonl", "text_column": "title", "drop_empty": True, "limit": 5, "layers": "1,-1", "metrics": "lidar,dime", "views": 3,
          "revisions": "step1, step2", "seed": 3, "out": "o", "submit": "slurm", "submit_option": "mem_gb=7", **SHARED},
         ["m", ["step1", "step2"]],
         {"texts": TITLES[:5], "layers": [1, -1], "metrics": ["lidar", "dime"], "views": 3, "seed": 3,
@@ -137,9 +137,10 @@ CASES = {
         ["m"],
         {"layer": "0.5", "pairs": "p.csv", "out": "o", "tasks": "A,B", "lora": 2, "epochs": 2.5, "max_steps": 7,
          "batch_size": 5, "learning_rate": 0.25, "held_out": 0.3, "patience": 4, "checkpoints": 6, "mini_batch": 2,
-         "matryoshka": "8,4", "seed": 3, "texts": "t.txt", "text_column": "title", "objective": "pairs"},
+         "matryoshka": "8,4", "seed": 3, "texts": "t.txt", "text_column": "title", "label_column": "kind", "drop_empty": True,
+         "objective": "pairs"},
         ["m", 0.5, Path("p.csv")],
-        {"out": Path("o"), "texts": Path("t.txt"), "text_column": "title", "tasks": ["A", "B"], "dtype": "float32", **ENCODER,
+        {"out": Path("o"), "texts": Path("t.txt"), "text_column": "title", "label_column": "kind", "drop_empty": True, "tasks": ["A", "B"], "dtype": "float32", **ENCODER,
          "settings": {"lora": 2, "epochs": 2.5, "max_steps": 7, "batch_size": 5, "learning_rate": 0.25,
                       "held_out": 0.3, "patience": 4, "checkpoints": 6, "mini_batch": 2, "matryoshka": [8, 4],
                       "seed": 3, "objective": "pairs"}},
@@ -147,11 +148,11 @@ CASES = {
     "distill": Case(
         "tuning.distill",
         ["m"],
-        {"layer": "0.5", "texts": "t.txt", "text_column": "title", "out": "o", "teacher": "other", "teacher_layer": "7",
+        {"layer": "0.5", "texts": "t.txt", "text_column": "title", "label_column": "kind", "drop_empty": True, "out": "o", "teacher": "other", "teacher_layer": "7",
          "teacher_recipe": "word-echo", "tasks": "A,B", "match": "both", "lora": 2, "epochs": 2.5, "max_steps": 7,
          "batch_size": 5, "learning_rate": 0.25, "held_out": 0.3, "patience": 4, "checkpoints": 6, "seed": 3},
         ["m", 0.5, Path("t.txt")],
-        {"out": Path("o"), "text_column": "title", "teacher": "other", "teacher_layer": 7, "teacher_recipe": "word-echo", "tasks": ["A", "B"],
+        {"out": Path("o"), "text_column": "title", "label_column": "kind", "drop_empty": True, "teacher": "other", "teacher_layer": 7, "teacher_recipe": "word-echo", "tasks": ["A", "B"],
          "dtype": "float32", **ENCODER,
          "settings": {"match": "both", "lora": 2, "epochs": 2.5, "max_steps": 7, "batch_size": 5,
                       "learning_rate": 0.25, "held_out": 0.3, "patience": 4, "checkpoints": 6, "seed": 3}},
@@ -164,7 +165,8 @@ NOT_HERE = {"out", "store", "images", "audio", "skip_bad", "wikitext", "label_co
 @pytest.mark.parametrize("command", CASES)
 def test_every_flag_is_passed_on(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("rows.jsonl").write_text("\n".join(json.dumps({"body": title[::-1], "title": title}) for title in TITLES))
+    rows = [{"body": title[::-1], "title": title} for title in TITLES]
+    Path("rows.jsonl").write_text("\n".join(map(json.dumps, [{"body": "a", "title": None}, *rows])))
     Path("near.csv").write_text("sentence1,sentence2,score,t,l\na,b,1,x,y\nc,d,0,x,y\n")
     Path("labels.txt").write_text("a\n\n" * 6)
     Path("MODEL").mkdir()

@@ -94,7 +94,7 @@ def test_revision_is_refused_in_python() -> None:
         ("sweep . --tasks ./rows.csv", "(--text-column sentence --label-column category)"),
         ("sweep . --tasks ./rows.csv --text-column sentense", "but got 'sentense'. Did you mean 'sentence'?"),
         ("metrics . --texts lines.txt --metrics entropy", "Did you mean 'prompt_entropy' or 'dataset_entropy'"),
-        ("metrics . --texts rows.csv", "(--text-column sentence --label-column category)"),
+        ("metrics . --texts rows.csv", "(--text-column sentence)"),
         ("export no/model --layer 1 --device gpu", "`device` must be one of cpu"),
         ("export no/model --layer 1 --device cuda:99", "`device` must be one of cpu"),
         ("reproduce fig1 --swept broken.parquet", "broken.parquet must be a frame of results, but cannot be read"),

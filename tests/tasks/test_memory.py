@@ -18,6 +18,7 @@ from midlayer_encoders.errors import OptionError
 from midlayer_encoders.tasks import TaskFileError, resolve_tasks
 from midlayer_encoders.tasks.baselines import source_texts
 from midlayer_encoders.tasks.sources import TextsSource, task_sources
+from midlayer_encoders.tasks.table_files import Columns
 from tests.tasks.rows import ROWS, SENTENCES, write
 
 FORMS: dict[str, Callable[[Any], Any]] = {
@@ -103,7 +104,7 @@ def test_column_names_are_chosen_and_their_case_is_ignored(tmp_path: Path) -> No
     ]
     files = [write(tmp_path / f"data{suffix}", rows) for suffix in (".csv", ".jsonl", ".parquet")]
     names = {
-        task_sources(data, text_column="Sentence", label_column="category")[0].name
+        task_sources(data, Columns("Sentence", "category"))[0].name
         for data in (pd.DataFrame(rows), pl.DataFrame(rows), *files)
     }
     names.add(task_sources(pd.DataFrame({"Text": TEXTS, " LABEL ": LABELS}))[0].name)
@@ -111,9 +112,9 @@ def test_column_names_are_chosen_and_their_case_is_ignored(tmp_path: Path) -> No
     with pytest.raises(
         TaskFileError, match=r"`text_column` must be a column of data, which has .*Did you mean 'Sentence'"
     ):
-        task_sources(rows, text_column="Sentense")
-    with pytest.raises(OptionError, match="`text_column` and `label_column` must be left out unless"):
-        task_sources("builtin", label_column="category")
+        task_sources(rows, Columns("Sentense"))
+    with pytest.raises(OptionError, match="`text_column`, `label_column` and `drop_empty` must be left out unless"):
+        task_sources("builtin", Columns(label_column="category"))
 
 
 @pytest.mark.parametrize("task_type", ["Classification", "Clustering", "PairClassification"])
