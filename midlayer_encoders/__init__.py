@@ -23,7 +23,6 @@ if TYPE_CHECKING:  # the names of _HOMES; those imported as themselves are publi
     from midlayer_encoders.sweeping import SweepResult as SweepResult
     from midlayer_encoders.sweeping import sweep as sweep
     from midlayer_encoders.sweeping import sweep_many as sweep_many
-    from midlayer_encoders.tasks import paper_tasks as paper_tasks
     from midlayer_encoders.tuning import DistillResult as DistillResult
     from midlayer_encoders.tuning import TuneResult as TuneResult
     from midlayer_encoders.tuning.tune import distill as distill
@@ -43,7 +42,6 @@ else:
         "recipes": ["Recipe"],
         "selection": ["Selection"],
         "sweeping": ["SweepResult", "sweep", "sweep_many"],
-        "tasks": ["paper_tasks"],
         "tuning": ["DistillResult", "TuneResult", "distill", "tune"],
         "vectors": ["embed"],
     }

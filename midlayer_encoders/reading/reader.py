@@ -342,7 +342,6 @@ def layer_reader(
     *,
     layers: Sequence[Layer] | str = "all",
     norm: Norm | None = None,
-    pooling: Pooling | None = None,
     prompt: str = "",
     normalize: bool | None = None,
 ) -> LayerReader:
@@ -352,7 +351,6 @@ def layer_reader(
         source: an encoder of the whole model, or of one cut after the last layer to read.
         layers: ``"all"`` or a list of layers.
         norm: norm of the vectors; by default that of the source.
-        pooling: pooling; by default that of the source.
         prompt: prompt prepended to each text.
         normalize: whether to scale vectors to length 1; by default if the source does.
     """
@@ -376,7 +374,7 @@ def layer_reader(
         anatomy,
         layer_numbers,
         norm or source.norm,
-        pooling or source.pooling,
+        source.pooling,
         source.truncate_dim,
         device=source.device,
         unmasked=source.device.type in ("cpu", "cuda"),

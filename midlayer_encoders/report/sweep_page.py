@@ -1,8 +1,7 @@
 """The page of a sweep: the best layer, its gain, all scores and metrics, and how they were measured."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import polars as pl
 
@@ -21,25 +20,9 @@ from midlayer_encoders.frame.summaries import (
 )
 from midlayer_encoders.report import layer_charts
 from midlayer_encoders.report.labels import interval_words, number, signed
-from midlayer_encoders.report.pages import Column, metric_column, render, write_page
+from midlayer_encoders.report.pages import Column, metric_column, render
 
 _NO_RESAMPLES = pl.DataFrame(schema=RESAMPLES_SCHEMA)
-
-
-def write_report(frame: pl.DataFrame, path: str | Path, **options: Any) -> Path:
-    """Write the page of :func:`report_html` with its options, create its folder if needed, and return the path.
-
-    Example:
-        >>> import tempfile
-        >>> from midlayer_encoders.frame import FRAME_SCHEMA
-        >>> rows = [("m", "main", k, k / 2, "score", "STS", "spearman", v) for k, v in enumerate([0.4, 0.6, 0.5])]
-        >>> frame = pl.DataFrame(rows, schema=list(FRAME_SCHEMA), orient="row")
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     page = write_report(frame, f"{folder}/report.html", title="Every layer of m", how={"seed": "0"})
-        ...     "10.0 points more than the last layer" in page.read_text(encoding="utf-8")
-        True
-    """
-    return write_page(report_html(frame, **options), path)
 
 
 def report_html(

@@ -185,16 +185,6 @@ class SampledSource:
 TaskSource: TypeAlias = MtebSource | LocalSource | TextsSource | ObjectSource | SampledSource
 
 
-def builtin_tasks() -> list[AbsTask]:
-    """Return the five built-in tasks as new objects; they share about 950 short texts."""
-    return resolve_tasks("builtin")
-
-
-def paper_tasks() -> list[AbsTask]:
-    """Return the 32 tasks of the paper's Table 1, with the English subset and test split of ``MTEB(eng, v1)``."""
-    return resolve_tasks("paper")
-
-
 #: Tasks as :func:`resolve_tasks` accepts them.
 Tasks: TypeAlias = Any
 

@@ -13,7 +13,8 @@ import polars as pl
 import pytest
 
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.report import report_html, write_report
+from midlayer_encoders.report import report_html
+from midlayer_encoders.report.pages import write_page
 from tests.report.made_frames import METRICS, TASKS, full_frame, metrics_frame, rows_frame, scores_frame
 
 HOSTILE = "<img src=x onerror=alert(1)>\"'&</td></script>"
@@ -214,7 +215,8 @@ def test_wide_tables_are_split_to_fit_on_paper() -> None:
 
 
 def test_page_is_written_to_the_given_path(tmp_path: Path) -> None:
-    path = write_report(scores_by_hand(0.4, 0.6, 0.5), tmp_path / "new" / "report.html", title="Zürich \udc80", how={})
+    page = report_html(scores_by_hand(0.4, 0.6, 0.5), title="Zürich \udc80", how={})
+    path = write_page(page, tmp_path / "new" / "report.html")
     assert path == tmp_path / "new" / "report.html"
     assert "<h1>Zürich &#56448;</h1>" in path.read_text(encoding="utf-8")
     page = report_html(scores_by_hand(0.4, 0.6, 0.5), title="T", how={})

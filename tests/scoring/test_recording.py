@@ -14,7 +14,7 @@ from sklearn.neighbors import KNeighborsClassifier
 
 from midlayer_encoders._isolation import with_globals
 from midlayer_encoders.scoring.recording import _KMeansRecorder, scores_together
-from midlayer_encoders.tasks import builtin_tasks
+from midlayer_encoders.tasks import resolve_tasks
 from midlayer_encoders.tasks.mteb_internals import with_lists
 from tests.others_warnings import MTEB
 from tests.scoring.made import classification, pairs, retrieval, sts
@@ -24,7 +24,7 @@ pytestmark = MTEB
 
 @pytest.mark.slow
 def test_built_in_and_plain_mteb_tasks_are_scored_together() -> None:
-    assert [scores_together(task) for task in builtin_tasks()] == [None] * 5
+    assert [scores_together(task) for task in resolve_tasks("builtin")] == [None] * 5
     for name in ("STSBenchmark", "Banking77Classification", "TwitterURLCorpus", "AskUbuntuDupQuestions", "SciFact",
                  "ArXivHierarchicalClusteringS2S", "CIFAR10", "SpeechCommands"):  # fmt: skip
         assert scores_together(with_lists(mteb.get_task(name))) is None, name

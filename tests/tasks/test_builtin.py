@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from midlayer_encoders.tasks import BUILTIN_TASKS, STS_GRADES, builtin_tasks, task_label, tfidf_scores
+from midlayer_encoders.tasks import BUILTIN_TASKS, STS_GRADES, resolve_tasks, task_label, tfidf_scores
 from midlayer_encoders.tasks.baselines import task_texts
 from midlayer_encoders.tasks.docstrings import builtin_data, entries
 from midlayer_encoders.tasks.sources import task_sources
@@ -20,7 +20,7 @@ GIVEAWAYS = re.compile(
 
 
 def test_builtin_has_one_task_of_each_type_over_a_pool_of_short_texts() -> None:
-    tasks = builtin_tasks()
+    tasks = resolve_tasks("builtin")
     assert [task.metadata.type for task in tasks] == list(BUILTIN_TASKS.values())
     pool = {text for task in tasks for text in task_texts(task)}
     assert 700 <= len(pool) <= 1000
@@ -83,7 +83,7 @@ def test_grades_count_what_two_objects_share() -> None:
         else:
             assert first == second
     assert min(Counter(rows["score"]).values()) > 300
-    description = builtin_tasks()[-1].metadata.description
+    description = resolve_tasks("builtin")[-1].metadata.description
     assert all(f"{grade} = {meaning}" in description for grade, meaning in enumerate(STS_GRADES))
 
 
@@ -91,7 +91,7 @@ def test_grades_count_what_two_objects_share() -> None:
 def test_tfidf_is_neither_at_chance_nor_saturated() -> None:
     # Chance: one library of six; none; half of the pairs; the mean of 1 / rank among ten; none.
     chance = {"Classification": 1 / 6, "Clustering": 0.1, "PairClassification": 0.5, "Reranking": 0.293, "STS": 0.0}
-    for task in builtin_tasks():
+    for task in resolve_tasks("builtin"):
         assert chance[task.metadata.type] + 0.1 < tfidf_scores(task) < 0.8
 
 

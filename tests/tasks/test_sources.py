@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.tasks import PAPER_TASKS, paper_tasks, resolve_tasks, task_label, tfidf_scores
+from midlayer_encoders.tasks import PAPER_TASKS, resolve_tasks, task_label, tfidf_scores
 from midlayer_encoders.tasks.sources import _is_path, task_sources
 from tests.tasks.made import task_name
 from tests.tasks.rows import ROWS, write
@@ -26,7 +26,7 @@ def test_import_of_tasks_imports_neither_mteb_nor_torch() -> None:
 
 @pytest.mark.long
 def test_paper_tasks_are_the_32_of_table_1() -> None:
-    tasks = paper_tasks()
+    tasks = resolve_tasks("paper")
     assert sorted(task.metadata.name for task in tasks) == sorted(PAPER_TASKS)
     counts = {"Classification": 10, "Clustering": 6, "PairClassification": 3, "Reranking": 4, "STS": 9}
     assert {kind: sum(task.metadata.type == kind for task in tasks) for kind in counts} == counts
@@ -43,7 +43,7 @@ def test_paper_tasks_match_the_reference_results(shared_data: Path) -> None:
     with lzma.open(shared_data.parent / "reference" / "mteb_layer_scores.csv.xz") as file:
         reference = dict(pl.read_csv(file.read()).select("task", "task_type").unique().rows())
     del reference["ArXivHierarchicalClusteringP2P"]  # in the results, not in the paper's table
-    assert {task.metadata.name: task.metadata.type for task in paper_tasks()} == reference
+    assert {task.metadata.name: task.metadata.type for task in resolve_tasks("paper")} == reference
 
 
 def test_tasks_are_fresh_objects() -> None:
