@@ -234,6 +234,7 @@ class BuiltEncoder(PlainOnDisk):
             if not isinstance(self[0], MemoryModule):
                 verification.check_padding(self[0], *probe_features(self[0]))
         self.eval()
+        self._makes_one_size = "image" not in self.media or verification.makes_one_size(first)
         if not towers and ("audio" in self.media or suffers_from_padding(first.model)):
             verification.check_batches(self)
         if self.readings is not None:

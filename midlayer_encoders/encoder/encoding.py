@@ -221,6 +221,8 @@ class EmbeddingEncoder(SavableEncoder):
             if truncated and not self._truncation_warned:
                 self._truncation_warned = True
                 logger.warning("Audio is longer than the window of %s and is truncated; reported once.", self.name)
+        if not self._makes_one_size:
+            prepare.check_sizes(read, inputs, self.name)
         if suffers_from_padding(model):  # the extractor's scaling needs the mask, the model does not
             kwargs["processing_kwargs"] = prepare.WITH_MASK
         # A processor has no state, unlike a tokenizer or what a user's own function may have.

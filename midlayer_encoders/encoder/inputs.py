@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from midlayer_encoders._types import Medium
 from midlayer_encoders.errors import CutError, OptionError
-from midlayer_encoders.media import InputError, check_taken, medium_of, read_audio, read_image
+from midlayer_encoders.media import InputError, check_taken, is_pil, medium_of, read_audio, read_image
 from midlayer_encoders.models.anatomy import suffers_from_padding
 from midlayer_encoders.reading.locks import turn
 from midlayer_encoders.validation import check_text, lone_surrogate
@@ -118,6 +118,17 @@ def least_samples(config: Any) -> int:
     return least
 
 
+def check_sizes(images: Sequence[Any], items: Sequence[Any], name: str) -> None:
+    """Raise if images of a batch differ in size, for a processor that makes something else of them together."""
+    sizes = [image.size if is_pil(image) else None for image in images]
+    if different := [item for item, size in zip(items, sizes, strict=True) if size != sizes[0]]:
+        raise InputError(
+            f"The processor of {name} does not bring images to one size, so images of different sizes cannot be in a "
+            "batch. Pass batch_size=1, or token_budget=1 to read many layers.",
+            item=different[0],
+        )
+
+
 def check_lengths(waveforms: Sequence[Any], items: Sequence[Any], model: nn.Module, processor: Any) -> bool:
     """Raise if a waveform is too short for one state; return whether one is truncated."""
     least = least_samples(model.config)
@@ -192,12 +203,17 @@ def probe_inputs(media: Sequence[str], rate: int | None, tokenizer: Any = None) 
     if "text" in media:
         return _probe_texts(tokenizer)
     if "image" in media:
-        from PIL import Image
-
-        return Image.fromarray(np.arange(3 * 64, dtype=np.uint8).reshape(8, 8, 3)), None
+        return probe_image(8), None
     rate = rate or 16000
     short, longer = (np.sin(np.arange(samples, dtype=np.float32) / 20) for samples in (rate // 10, 3 * rate // 20))
     return {"array": short, "sampling_rate": rate}, {"array": longer, "sampling_rate": rate}
+
+
+def probe_image(width: int) -> Any:
+    """Return an image of eight lines."""
+    from PIL import Image
+
+    return Image.fromarray(np.arange(24 * width).astype(np.uint8).reshape(8, width, 3))
 
 
 def _probe_texts(tokenizer: Any) -> tuple[str, str]:

@@ -166,8 +166,9 @@ class SavableEncoder(BuiltEncoder):
         for problem, applies in problems.items():
             if applies:
                 raise CutError(problem)
-        if suffers_from_padding(model) or internals.has_mask_of_states(model):
-            logger.warning("A plain folder pools the padding of shorter waveforms: encode with batch_size=1 there.")
+        if suffers_from_padding(model) or internals.has_mask_of_states(model) or not self._makes_one_size:
+            inputs = "smaller images" if "image" in self.media else "shorter waveforms"
+            logger.warning("A plain folder pools the padding of %s: encode with batch_size=1 there.", inputs)
 
 
 def _unusual_ids(encoder: SentenceTransformer) -> list[int]:

@@ -13,7 +13,7 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 
-from midlayer_encoders.encoder.inputs import feature_extractor, probe_features
+from midlayer_encoders.encoder.inputs import feature_extractor, probe_features, probe_image
 from midlayer_encoders.errors import CutError, OptionError
 from midlayer_encoders.models import transformers_internals as internals
 from midlayer_encoders.models.anatomy import Anatomy, find_anatomy, mark_padding, suffers_from_padding
@@ -207,6 +207,18 @@ def check_batches(encoder: Any) -> None:
     raise OptionError(
         f"The processor of {encoder.name} must pad on the right and return an `attention_mask`: a short input has "
         "another vector in a padded batch than alone."
+    )
+
+
+def makes_one_size(first: Any) -> bool:
+    """Return whether a processor makes the same of an image alone and beside one of another size."""
+    small, wide = probe_image(8), probe_image(12)
+    try:
+        alone, both = first.preprocess([small]), first.preprocess([small, wide])
+    except _RUN_ERRORS:  # it cannot join what it makes of them
+        return False
+    return all(
+        close(value.double(), both[key][:1].double()) for key, value in alone.items() if isinstance(value, Tensor)
     )
 
 

@@ -15,10 +15,11 @@ from PIL import Image
 from scipy.io import wavfile
 from scipy.signal import resample_poly
 from sentence_transformers import SentenceTransformer
-from transformers import AutoFeatureExtractor
+from transformers import AutoFeatureExtractor, AutoImageProcessor
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import OptionError
+from midlayer_encoders.media import InputError
 from tests.encoder.test_multimodal import AUDIO_FAMILIES, by_hand, prepared
 from tests.families import tiny
 from tests.made_media import IMAGES, RATE, WAVEFORMS, image, waveform
@@ -80,6 +81,36 @@ def test_masked_autoencoder_keeps_the_order_of_its_patches(tiny_folder: Folder) 
     embedded = LayerEncoder(tiny_folder("ViTMAE"), 0, norm="none", device="cpu")
     original_tokens, changed_tokens = embedded.encode([pixels, changed], output_value="token_embeddings")
     assert (original_tokens != changed_tokens).any(dim=1).nonzero().flatten().tolist() == [16]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"do_resize": False, "do_center_crop": False},
+        {"do_resize": False, "do_center_crop": False, "do_pad": True},
+        {"size": {"shortest_edge": 16}, "do_center_crop": False},
+    ],
+    ids=["sizes are kept", "padding", "shortest edge"],
+)
+def test_encode_images_of_many_sizes_is_exact_or_refused(settings: dict[str, Any], tmp_path: Path) -> None:
+    """DINOv2 takes images of any size, and has no mask for the padding of a smaller one."""
+    save_tiny("DINOv2", tmp_path)
+    config = tmp_path / "preprocessor_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | settings))
+    pictures = [image(1, (16, 16)), image(2, (16, 16)), image(3, (32, 16))]
+    own_processor, model = AutoImageProcessor.from_pretrained(tmp_path), tiny("DINOv2")
+    inputs = [dict(own_processor(picture, return_tensors="pt")) for picture in pictures]
+    states = [expected_states("DINOv2", "final", model=model, inputs=features)[2][0] for features in inputs]
+    expected = torch.stack([row.mean(dim=0) for row in states]).numpy()
+    encoder = LayerEncoder(str(tmp_path), 2, device="cpu")
+    np.testing.assert_allclose(encoder.encode(pictures, batch_size=1), expected, atol=3e-5, rtol=1e-4)
+    np.testing.assert_allclose(encoder.encode(pictures[:2]), expected[:2], atol=3e-5, rtol=1e-4)
+    layers = encoder.encode_layers(pictures, [2], token_budget=1)
+    np.testing.assert_allclose(layers[0], expected, atol=3e-5, rtol=1e-4)
+    with pytest.raises(InputError, match=r"Input \d: .* images of different sizes cannot be in a batch.*batch_size=1"):
+        encoder.encode(pictures)
+    with pytest.raises(InputError, match="token_budget=1"):
+        encoder.encode_layers(pictures, [2])
 
 
 # --- audio -----------------------------------------------------------------------------------------------------------
