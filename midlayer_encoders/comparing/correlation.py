@@ -1,4 +1,8 @@
-"""Correlate each metric's curve over layers with each task's score: distance correlation, Spearman and Kendall."""
+"""Correlate each metric's curve over layers with each task's score: distance correlation, Spearman and Kendall.
+
+Any two curves over a few neighboring layers correlate, because neighboring layers are similar. Each correlation
+therefore comes with the values that the same two curves reach when one of them is shifted against the other.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -16,28 +20,29 @@ STATISTICS = ("spearman", "kendall", "dcor", "signed_dcor")
 #: The columns of :func:`correlate`; an undefined correlation has an empty ``value`` and the reason in ``note``.
 CORRELATION_SCHEMA = pl.Schema(
     dict.fromkeys(("model", "revision", "metric", "task", "statistic"), pl.String())
-    | dict.fromkeys(("value", "low", "high"), pl.Float64())
+    | dict.fromkeys(("value", "p", "threshold"), pl.Float64())
     | {"layers": pl.Int64(), "note": pl.String()}
 )
 
+_SHIFTS_PER_CHANCE = 20  # one in 20 stands out by chance: a level of 5 %
 _MIN_LAYERS = 4  # with 3, ranks can only agree fully, half or not at all
 _Values = NDArray[np.float64]
 
 
-def correlate(frame: pl.DataFrame | Sequence[pl.DataFrame], *, resamples: int = 200, seed: int = 0) -> pl.DataFrame:
+def correlate(frame: pl.DataFrame | Sequence[pl.DataFrame]) -> pl.DataFrame:
     r"""Return the correlation of each metric's curve over layers with each task's score, and with their average.
 
     A task is paired with the metric on its own texts if the metric was measured on them (equal ``dataset``), and
     otherwise with the metric's mean over all texts. ``task`` is ``"average"`` for the mean metric against the mean
     score, over the tasks that are paired with their own texts, or all of them if none is.
 
-    Intervals are 95 % of a moving-block bootstrap over layers: neighboring layers are similar, so runs of
-    layers, as long as the square root of their number, are drawn with replacement until there are as many as before.
+    ``p`` is the share of shifts (see :func:`shifted_curves`) of the metric's curve against the score whose correlation
+    is at least as far from zero, the unshifted one included, so it is at least one over their number. A value
+    farther from zero than ``threshold`` has a ``p`` of at most 0.05. ``threshold`` is empty below 11 layers, which have
+    fewer than 20 shifts.
 
     Args:
         frame: tidy results of one or more models with metrics and scores, such as a sweep's; or several such frames.
-        resamples: draws for the intervals; 0 leaves them empty.
-        seed: for the draws.
 
     Returns:
         One row for each model, revision, metric, task and statistic, with the columns of ``CORRELATION_SCHEMA``.
@@ -47,12 +52,10 @@ def correlate(frame: pl.DataFrame | Sequence[pl.DataFrame], *, resamples: int = 
         >>> dime, sts = [5.0, 4.0, 3.0, 2.0, 1.0], [0.1, 0.2, 0.4, 0.5, 0.7]
         >>> rows = [("m", "main", k, k / 4, "metric", "texts", "dime", v) for k, v in enumerate(dime)]
         >>> rows += [("m", "main", k, k / 4, "score", "STS", "spearman", v) for k, v in enumerate(sts)]
-        >>> correlations = correlate(pl.DataFrame(rows, schema=list(FRAME_SCHEMA), orient="row"), resamples=0)
+        >>> correlations = correlate(pl.DataFrame(rows, schema=list(FRAME_SCHEMA), orient="row"))
         >>> correlations.filter(task="average").select("statistic", pl.col("value").round(2)).rows()
         [('spearman', -1.0), ('kendall', -1.0), ('dcor', 0.99), ('signed_dcor', -0.99)]
     """
-    if resamples < 0:
-        raise OptionError(f"`resamples` must be 0 or more, but got {resamples}.")
     frames = [frame] if isinstance(frame, pl.DataFrame) else frame
     table = check_frame(pl.concat([check_frame(part) for part in frames]))
     for kind in ("metric", "score"):
@@ -70,8 +73,7 @@ def correlate(frame: pl.DataFrame | Sequence[pl.DataFrame], *, resamples: int = 
             if note := _undefined_note({metric: x, task: y}):
                 rows += [columns | {"statistic": name, "note": note} for name in STATISTICS]
             else:
-                draws = _block_draws(len(x), max(2, round(len(x) ** 0.5)), resamples, seed)
-                rows += [columns | row for row in _statistic_rows(x, y, draws)]
+                rows += [columns | row for row in _statistic_rows(x, y)]
     return pl.DataFrame(rows, schema=CORRELATION_SCHEMA)
 
 
@@ -91,15 +93,41 @@ def _curve_pairs(part: pl.DataFrame) -> Iterator[tuple[str, str, ByLayer, ByLaye
             yield name, task, curves.get(task, mean_of_all), score
 
 
-def _statistic_rows(x: _Values, y: _Values, draws: NDArray[np.int64]) -> Iterator[dict[str, object]]:
-    """Yield value and interval of each statistic."""
-    values = _statistics(x, y)
-    resampled = [_statistics(x[draw], y[draw]) for draw in draws if np.ptp(x[draw]) > 0 and np.ptp(y[draw]) > 0]
-    for name, value in values.items():
-        row: dict[str, object] = {"statistic": name, "value": value, "note": ""}
-        if resampled:
-            row["low"], row["high"] = np.quantile([statistics[name] for statistics in resampled], [0.025, 0.975])
-        yield row
+def _statistic_rows(x: _Values, y: _Values) -> Iterator[dict[str, object]]:
+    """Yield the value of each statistic and its place among the values of shifted curves."""
+    for name, (value, *others) in _statistics(shifted_curves(x), y).items():
+        distances = np.sort(np.abs(others))
+        p = (1 + np.count_nonzero(distances >= abs(value) - 1e-9)) / (1 + len(others))  # rounding breaks no ties
+        rank = (1 + len(others)) // _SHIFTS_PER_CHANCE
+        threshold = distances[-rank] if rank else None
+        yield {"statistic": name, "value": value, "p": p, "threshold": threshold, "note": ""}
+
+
+def shifted_curves(curve: _Values) -> _Values:
+    r"""Return curves with the same steps between neighboring layers, shifted circularly, forward and backward.
+
+    .. math::
+        x^{(s)}_k = x_0 + \sum_{i=1}^{k} d_{1 + (i - 1 + s) \bmod L}, \qquad d_i = x_i - x_{i-1}
+
+    and the same with the steps in reverse order. Shifting the steps instead of the values keeps ends, drift and
+    smoothness of the curve: shifted values would jump where the last layer meets the first.
+
+    Args:
+        curve: one value per layer, shape ``(L + 1,)``, not constant.
+
+    Returns:
+        Shape ``(2 * L, L + 1)``; the first row is the curve, all are divided by its range.
+
+    Example:
+        >>> shifted_curves(np.array([0.0, 1.0, 1.0, 0.5]))[:3]
+        array([[ 0. ,  1. ,  1. ,  0.5],
+               [ 0. ,  0. , -0.5,  0.5],
+               [ 0. , -0.5,  0.5,  0.5]])
+    """
+    steps = np.diff(curve / np.ptp(curve))
+    orders = [np.roll(order, -shift) for order in (steps, steps[::-1]) for shift in range(len(steps))]
+    curves: _Values = np.cumsum(np.pad(orders, ((0, 0), (1, 0))), axis=1)
+    return curves.round(12)  # equal values stay equal
 
 
 def _undefined_note(curves: Mapping[str, _Values]) -> str:
@@ -112,14 +140,16 @@ def _undefined_note(curves: Mapping[str, _Values]) -> str:
     return ""
 
 
-def _statistics(x: _Values, y: _Values) -> dict[str, float]:
+def _statistics(x: _Values, y: _Values) -> dict[str, _Values]:
+    """Return each statistic of curves ``(S, N)`` with a curve ``(N,)``, shape ``(S,)``."""
     from scipy.stats import rankdata
 
     # Correlations of ranks and of the signs of all differences; scipy's functions also test, which takes ten times
     # as long.
-    spearman = _cosine(rankdata(x) - (len(x) + 1) / 2, rankdata(y) - (len(y) + 1) / 2)
-    kendall = _cosine(np.sign(x[:, None] - x).ravel(), np.sign(y[:, None] - y).ravel())
-    distance = distance_correlation(x, y)
+    middle = (len(y) + 1) / 2
+    spearman = _cosine(rankdata(x, axis=-1) - middle, rankdata(y) - middle)
+    kendall = _cosine(np.sign(_differences(x)), np.sign(_differences(y)))
+    distance = _distance_correlation(x, y)
     return {"spearman": spearman, "kendall": kendall, "dcor": distance, "signed_dcor": np.sign(spearman) * distance}
 
 
@@ -145,24 +175,26 @@ def distance_correlation(x: _Values, y: _Values) -> float:
     """
     if np.ptp(x) == 0 or np.ptp(y) == 0:
         return 0.0
-    return float(np.sqrt(max(_cosine(_centered_distances(x), _centered_distances(y)), 0.0)))
+    return float(_distance_correlation(x, y))
+
+
+def _distance_correlation(x: _Values, y: _Values) -> _Values:
+    return np.sqrt(np.maximum(_cosine(_centered_distances(x), _centered_distances(y)), 0.0))
+
+
+def _differences(x: _Values) -> _Values:
+    """Return the differences between all pairs of the last axis, flattened to shape ``(*, N * N)``."""
+    return (x[..., :, None] - x[..., None, :]).reshape(*x.shape[:-1], -1)
 
 
 def _centered_distances(x: _Values) -> _Values:
-    """Return the distances between all pairs, minus the means of row and column, flattened to shape ``(N * N,)``."""
-    distances = np.abs(x[:, None] - x)
-    means = distances.mean(axis=0)
-    centered: _Values = distances - means[:, None] - means + means.mean()
-    return centered.ravel()
+    """Return the distances between all pairs, minus the means of row and column, flattened to shape ``(*, N * N)``."""
+    distances = np.abs(_differences(x)).reshape(*x.shape, x.shape[-1])
+    means = distances.mean(axis=-1)
+    centered = distances - means[..., :, None] - means[..., None, :] + means.mean(axis=-1)[..., None, None]
+    return centered.reshape(*x.shape[:-1], -1)
 
 
-def _cosine(x: _Values, y: _Values) -> float:
-    return float(x @ y / np.sqrt((x @ x) * (y @ y)))
-
-
-def _block_draws(count: int, block: int, resamples: int, seed: int) -> NDArray[np.int64]:
-    """Return positions of moving blocks, drawn with replacement, shape ``(resamples, count)``."""
-    block = min(block, count)
-    num_blocks = -(-count // block)
-    starts = np.random.default_rng(seed).integers(0, count - block + 1, size=(resamples, num_blocks))
-    return (starts[:, :, None] + np.arange(block)).reshape(resamples, num_blocks * block)[:, :count]
+def _cosine(x: _Values, y: _Values) -> _Values:
+    cosines: _Values = x @ y / np.sqrt((x * x).sum(axis=-1) * (y @ y))
+    return cosines

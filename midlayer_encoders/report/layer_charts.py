@@ -342,7 +342,8 @@ def plot_selection(
 def plot_correlations(frame: pl.DataFrame, *, statistics: Sequence[str] = ("dcor", "spearman", "kendall")) -> Figure:
     """Return a figure with a panel for each statistic, a row for each metric and a color for each model.
 
-    Large dots are averages over tasks with their intervals, small ones single tasks (Figures 3, 8 and 9).
+    Large dots are averages over tasks, small ones single tasks (Figures 3, 8 and 9). A large dot beyond the end of its
+    line stands out of the shifted curves; there is no line where there are too few layers for that.
 
     Args:
         frame: returned by :func:`midlayer_encoders.comparing.correlation.correlate`.
@@ -382,12 +383,10 @@ def _draw_correlations(axes: Axes, groups: Mapping[str, pl.DataFrame], metrics: 
         offset = (style - (len(groups) - 1) / 2) * 0.7 / len(groups)
         for average in (False, True):
             part = rows.filter(pl.col("value").is_not_null(), (pl.col("task") == "average") == average)
-            spans = part.select(pl.col("low", "high").fill_null(pl.col("value"))).rows()
+            ends = part["threshold"].fill_null(0).to_list()
             tips = [
-                f"{metric}, {task}: {value:.3f} ({start:.3f} to {end:.3f})"
-                for metric, task, value, (start, end) in zip(
-                    part["metric"], part["task"], part["value"], spans, strict=True
-                )
+                f"{metric}, {task}: {value:.3f} (p {p:.2f})"
+                for metric, task, value, p in part.select("metric", "task", "value", "p").iter_rows()
             ]
             drawing.draw_points(
                 axes,
@@ -397,7 +396,7 @@ def _draw_correlations(axes: Axes, groups: Mapping[str, pl.DataFrame], metrics: 
                 label=label if average and len(groups) > 1 else "",
                 style=style,
                 tips=tips,
-                spans=spans if average else (),
+                spans=[(low * end, end) for end in ends] if average else (),
             )
         for metric in rows.filter(pl.col("value").is_null(), pl.col("task") == "average")["metric"]:
             drawing.write(axes, "undefined", (0, metrics.index(metric) + offset), (0, 0), va="center")

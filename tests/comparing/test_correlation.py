@@ -14,7 +14,6 @@ import midlayer_encoders
 from midlayer_encoders.comparing.correlation import (
     CORRELATION_SCHEMA,
     STATISTICS,
-    _block_draws,
     correlate,
     distance_correlation,
 )
@@ -33,7 +32,7 @@ def value(actual: pl.DataFrame, task: str, statistic: str) -> float:
 def test_statistics_match_the_libraries() -> None:
     tied = [0.1, 0.1, 0.3, 0.2, 0.3, 0.5, 0.5, 0.5, 0.4]
     for scores in (SCORE, tied):
-        actual = correlate(frame({"dime": METRIC}, {"A": scores}), resamples=0)
+        actual = correlate(frame({"dime": METRIC}, {"A": scores}))
         assert actual.schema == CORRELATION_SCHEMA
         assert value(actual, "A", "spearman") == pytest.approx(spearmanr(METRIC, scores).statistic)
         assert value(actual, "A", "kendall") == pytest.approx(kendalltau(METRIC, scores).statistic)
@@ -79,14 +78,14 @@ def test_correlating_does_not_import_dcor(monkeypatch: pytest.MonkeyPatch) -> No
     """It compiles for seconds when it is imported, and a user may not have it."""
     for name in ("dcor", "numba"):
         monkeypatch.setitem(sys.modules, name, None)  # an import fails
-    found = correlate(frame({"dime": METRIC}, {"A": SCORE}), resamples=2)
+    found = correlate(frame({"dime": METRIC}, {"A": SCORE}))
     assert found["value"].null_count() == 0
     for path in Path(midlayer_encoders.__file__).parent.rglob("*.py"):
         assert not re.search(r"^\s*(import|from) (dcor|numba|skdim)\b", path.read_text("utf8"), re.MULTILINE), path
 
 
 def test_average_is_over_curves_not_correlations() -> None:
-    actual = correlate(frame({"dime": METRIC}, {"A": SCORE, "B": OTHER}), resamples=0)
+    actual = correlate(frame({"dime": METRIC}, {"A": SCORE, "B": OTHER}))
     mean = (np.array(SCORE) + np.array(OTHER)) / 2
     assert value(actual, "average", "spearman") == pytest.approx(spearmanr(METRIC, mean).statistic)
     assert actual["task"].unique(maintain_order=True).to_list() == ["average", "A", "B"]
@@ -94,39 +93,15 @@ def test_average_is_over_curves_not_correlations() -> None:
 
 def test_task_is_paired_with_the_metric_on_its_own_texts() -> None:
     own_values = frame({"dime": OTHER}).with_columns(dataset=pl.lit("A"))
-    actual = correlate([frame({"dime": METRIC}, {"A": SCORE, "B": SCORE}), own_values], resamples=0)
+    actual = correlate([frame({"dime": METRIC}, {"A": SCORE, "B": SCORE}), own_values])
     assert value(actual, "A", "spearman") == pytest.approx(spearmanr(OTHER, SCORE).statistic)
     assert value(actual, "average", "spearman") == pytest.approx(spearmanr(OTHER, SCORE).statistic), "of A alone"
     combined = (np.array(METRIC) + np.array(OTHER)) / 2
     assert value(actual, "B", "spearman") == pytest.approx(spearmanr(combined, SCORE).statistic), "all texts there are"
 
 
-def test_intervals_hold_the_value_and_follow_the_seed() -> None:
-    line = np.linspace(0, 1, 9)
-    result = frame({"dime": (line + 0.1 * RANDOM.normal(size=9)).tolist()}, {"A": line.tolist()})
-    actual = correlate(result, resamples=100)
-    for low, high, item in actual.select("low", "high", "value").iter_rows():
-        assert low <= item + 0.2
-        assert low <= high
-    assert actual.filter(statistic="spearman")["low"].min() > 0
-    assert actual.equals(correlate(result, resamples=100))
-    assert not actual.equals(correlate(result, resamples=100, seed=1))
-    assert correlate(result, resamples=0)["low"].is_null().all()
-
-
-def test_blocks_are_runs_of_neighbours() -> None:
-    figure = _block_draws(10, 4, 50, seed=0)
-    assert figure.shape == (50, 10)
-    assert figure.min() >= 0
-    assert figure.max() <= 9
-    steps = np.diff(figure, axis=1)
-    assert (steps[:, [0, 1, 2, 4, 5, 6, 8]] == 1).all(), "4, 4 and 2 layers that follow each other"
-    assert len(np.unique(figure[:, 0])) > 3
-    assert (_block_draws(3, 9, 2, seed=0) == [0, 1, 2]).all(), "a block is no longer than the curve"
-
-
 def test_undefined_correlation_has_a_reason() -> None:
-    actual = correlate(frame({"dime": [1.0] * 9, "infonce": METRIC}, {"A": SCORE, "B": [0.5] * 9}), resamples=10)
+    actual = correlate(frame({"dime": [1.0] * 9, "infonce": METRIC}, {"A": SCORE, "B": [0.5] * 9}))
     constant = actual.filter(metric="dime")
     assert constant["value"].is_null().all()
     assert set(constant["note"]) == {"undefined: dime is the same at every layer"}
@@ -136,19 +111,19 @@ def test_undefined_correlation_has_a_reason() -> None:
 
 
 def test_layers_of_only_one_model_are_left_out() -> None:
-    actual = correlate(frame({"dime": METRIC[:6]}, {"A": SCORE}), resamples=0)
+    actual = correlate(frame({"dime": METRIC[:6]}, {"A": SCORE}))
     assert set(actual["layers"]) == {6}
     assert value(actual, "A", "spearman") == pytest.approx(spearmanr(METRIC[:6], SCORE[:6]).statistic)
 
 
 def test_figure_has_a_panel_per_statistic_and_marks_undefined_values() -> None:
     result = [frame({"dime": [1.0] * 9, "infonce": METRIC}, {"A": SCORE}, model=model) for model in ("m", "n")]
-    figure = plot_correlations(correlate(result, resamples=20), statistics=STATISTICS)
+    figure = plot_correlations(correlate(result), statistics=STATISTICS)
     assert [axes.get_title(loc="left") for axes in figure.axes][:2] == ["Spearman's ρ", "Kendall's τ"]
     assert [text.get_text() for text in figure.axes[0].texts] == ["undefined", "undefined"]
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["m", "n"]
     with pytest.raises(OptionError, match="Did you mean 'dcor'"):
-        plot_correlations(correlate(result, resamples=0), statistics=["dcorr"])
+        plot_correlations(correlate(result), statistics=["dcorr"])
     with pytest.raises(OptionError, match="but got none"):
         plot_correlations(pl.DataFrame(schema=CORRELATION_SCHEMA))
 
@@ -158,14 +133,12 @@ def test_invalid_input_is_refused() -> None:
         correlate(frame({"dime": METRIC}))
     with pytest.raises(OptionError, match="has no metrics"):
         correlate(frame(scores={"A": SCORE}))
-    with pytest.raises(OptionError, match="`resamples` must be 0 or more"):
-        correlate(frame({"dime": METRIC}, {"A": SCORE}), resamples=-1)
 
 
 def test_average_compares_the_tasks_that_have_both() -> None:
     """A task without the metric does not count in the mean score."""
     scores = frame({}, {"A": SCORE, "B": OTHER})
     metrics = frame({"dime": METRIC}, {}).with_columns(dataset=pl.lit("A"))
-    actual = correlate([scores, metrics], resamples=0)
+    actual = correlate([scores, metrics])
     assert value(actual, "average", "spearman") == pytest.approx(spearmanr(METRIC, SCORE).statistic)
     assert value(actual, "B", "spearman") == pytest.approx(spearmanr(METRIC, OTHER).statistic)

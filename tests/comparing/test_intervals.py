@@ -18,7 +18,7 @@ from scipy.stats import kendalltau, spearmanr
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.comparing.compare import random_halves
-from midlayer_encoders.comparing.correlation import correlate
+from midlayer_encoders.comparing.correlation import correlate, shifted_curves
 from midlayer_encoders.encoder.sentence_transformers_encoder import measure
 from midlayer_encoders.views.text_views import augment
 from tests.families import VOCAB
@@ -173,26 +173,62 @@ def distance(x: NDArray[Any], y: NDArray[Any]) -> float:
     return float(np.sqrt((a * b).mean() / np.sqrt((a * a).mean() * (b * b).mean())))
 
 
-def test_intervals_are_quantiles_over_whole_blocks_of_layers() -> None:
-    taken = 3  # the square root of 11 layers
-    actual = correlate(frame({"dime": METRIC.tolist()}, {"A": SCORE.tolist()}, num_layers=10), resamples=60, seed=9)
-    starts = np.random.default_rng(9).integers(0, 11 - taken + 1, size=(60, -(-11 // taken)))
-    spread: dict[str, list[float]] = {"spearman": [], "kendall": [], "dcor": [], "signed_dcor": []}
-    for row in starts:
-        figure = np.concatenate([np.arange(start, start + taken) for start in row])[:11]
-        x, y = METRIC[figure], SCORE[figure]
-        if np.ptp(x) == 0 or np.ptp(y) == 0:
-            continue
-        values = [spearman(x, y), kendall(x, y), distance(x, y)]
-        for name, value in zip(spread, [*values, np.sign(values[0]) * values[2]], strict=True):
-            spread[name].append(value)
-    for row in actual.filter(task="A").iter_rows(named=True):
-        low, high = np.quantile(spread[row["statistic"]], [0.025, 0.975])
-        assert (row["low"], row["high"]) == pytest.approx((low, high), abs=1e-9), row["statistic"]
-    complete = {row["statistic"]: row["value"] for row in actual.filter(task="A").iter_rows(named=True)}
-    assert complete["spearman"] == pytest.approx(spearmanr(METRIC, SCORE).statistic)
-    assert complete["kendall"] == pytest.approx(kendalltau(METRIC, SCORE).statistic)
-    assert complete["dcor"] == pytest.approx(distance(METRIC, SCORE))
+def shifted_by_hand(curve: NDArray[Any]) -> list[list[float]]:
+    """The curve walked again from its start: its steps from each layer on, around the end, in both directions."""
+    steps = [float(after - before) for before, after in zip(curve, curve[1:], strict=False)]
+    curves = []
+    for order in (steps, steps[::-1]):
+        for start in range(len(steps)):
+            place, walked = float(curve[0]), [float(curve[0])]
+            for step in order[start:] + order[:start]:
+                place += step
+                walked.append(round(place, 9))  # a place that is reached twice ties
+            curves.append(walked)
+    return curves
+
+
+def test_shifted_curves_match_the_definition() -> None:
+    actual = shifted_curves(METRIC) * np.ptp(METRIC)
+    expected = np.array(shifted_by_hand(METRIC))
+    np.testing.assert_allclose(actual - actual[:, :1], expected - expected[:, :1], atol=1e-9)
+    np.testing.assert_allclose(np.ptp(actual[:, [0, -1]], axis=1), abs(METRIC[-1] - METRIC[0]), atol=1e-9)
+    with_ties = shifted_curves(np.array([0.1, 0.3, 0.1, 0.4]))
+    assert len(np.unique(with_ties[0])) == 3, "rounding errors must not break ties"
+
+
+def test_correlate_p_is_the_share_of_shifts_that_reach_the_value() -> None:
+    actual = correlate(frame({"dime": METRIC.tolist()}, {"A": SCORE.tolist()}, num_layers=10)).filter(task="A")
+    for name, function in (("spearman", spearman), ("kendall", kendall), ("dcor", distance), ("signed_dcor", distance)):
+        row = actual.row(by_predicate=pl.col("statistic") == name, named=True)
+        reached = [abs(function(np.array(curve), SCORE)) for curve in shifted_by_hand(METRIC)]
+        assert abs(row["value"]) == pytest.approx(reached[0])
+        assert row["p"] == sum(value >= reached[0] - 1e-9 for value in reached) / 20
+        assert row["threshold"] == pytest.approx(max(reached[1:])), "20 shifts: one may reach it"
+        assert (row["p"] <= 0.05) == (abs(row["value"]) > row["threshold"])
+
+
+def test_correlate_related_curves_stand_out_from_11_layers_on() -> None:
+    for layers, threshold in ((7, False), (10, False), (11, True), (31, True)):
+        curve = np.random.default_rng(layers).normal(size=layers).tolist()
+        actual = correlate(frame({"dime": curve}, {"A": curve}, num_layers=layers - 1)).filter(statistic="dcor")
+        assert actual["p"].to_list() == [1 / (2 * (layers - 1))] * 2
+        assert actual["threshold"].is_not_null().to_list() == [threshold] * 2
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("layers", [7, 13])
+def test_correlate_independent_walks_stand_out_at_most_at_the_level(layers: int) -> None:
+    generator = np.random.default_rng(layers)
+    walks = generator.normal(size=(2, 200, layers)).cumsum(axis=2)
+    frames = [
+        frame({"dime": x}, {"A": y}, model=f"m{index}", num_layers=layers - 1)
+        for index, (x, y) in enumerate(walks.swapaxes(0, 1).tolist())
+    ]
+    actual = correlate(frames).filter(task="A")
+    for (_,), rows in actual.group_by("statistic"):
+        for level in (0.05, 0.1, 0.2):
+            bound = level + 3 * (level * (1 - level) / len(rows)) ** 0.5  # three standard errors
+            assert (rows["p"] <= level).mean() <= bound
 
 
 def test_models_revisions_and_metrics_do_not_mix_and_values_that_are_not_finite_are_left_out() -> None:
@@ -203,7 +239,7 @@ def test_models_revisions_and_metrics_do_not_mix_and_values_that_are_not_finite_
     frames[1] = frames[1].with_columns(
         value=pl.when((pl.col("layer") == 4) & (pl.col("name") == "lidar")).then(np.inf).otherwise("value")
     )
-    actual = correlate(frames, resamples=0).filter(task="A", statistic="kendall", metric="lidar")
+    actual = correlate(frames).filter(task="A", statistic="kendall", metric="lidar")
     assert actual.select("model", "revision", "metric", "layers").rows() == [
         ("m", "main", "lidar", 11),
         ("n", "main", "lidar", 10),

@@ -8,13 +8,13 @@ from midlayer_encoders.report.layer_charts import plot_correlations
 from tests.report.drawn_artists import artists, details, points, titles
 
 ROWS = [
-    ("m", "r", "average", "dime", "dcor", 0.5, 0.4, 0.7, None),
-    ("m", "r", "A", "dime", "dcor", 0.6, None, None, None),
-    ("m", "r", "average", "lidar", "dcor", 0.2, None, None, None),
+    ("m", "r", "average", "dime", "dcor", 0.5, 0.25, 0.7, None),
+    ("m", "r", "A", "dime", "dcor", 0.6, 0.5, 0.8, None),
+    ("m", "r", "average", "lidar", "dcor", 0.2, 0.75, None, None),
     ("n", "r", "average", "dime", "dcor", None, None, None, "is constant"),
-    ("n", "r", "average", "lidar", "dcor", 0.9, 0.8, 1.0, None),
+    ("n", "r", "average", "lidar", "dcor", 0.9, 0.05, 0.8, None),
 ]
-COLUMNS = ["model", "revision", "task", "metric", "statistic", "value", "low", "high", "note"]
+COLUMNS = ["model", "revision", "task", "metric", "statistic", "value", "p", "threshold", "note"]
 
 
 def test_models_share_the_row_of_their_metric() -> None:
@@ -24,9 +24,9 @@ def test_models_share_the_row_of_their_metric() -> None:
     single, first, _, second = artists(axes, "dots")
     assert points(single) == [(0.6, -0.175)]
     assert (first.get_label(), points(first)) == ("m", [(0.5, -0.175), (0.2, 0.825)])
-    assert details(first)["tips"][0] == "dime, average: 0.500 (0.400 to 0.700)"
+    assert details(first)["tips"][0] == "dime, average: 0.500 (p 0.25)"
     spans = axes.collections[0].get_segments()
-    assert [[x for x, _ in span] for span in spans] == [[0.4, 0.7], [0.2, 0.2]]  # the second has no interval
+    assert [[x for x, _ in span] for span in spans] == [[0, 0.7], [0, 0]]  # the second has too few layers
     assert (second.get_label(), points(second)) == ("n", [(0.9, 1.175)])
     (text,) = axes.texts
     assert (text.get_text(), text.xy) == ("undefined", (0, 0.175))
@@ -41,7 +41,7 @@ def test_a_frame_without_correlations_is_refused() -> None:
 
 def test_revisions_of_a_model_and_statistics_with_signs_have_their_labels_and_axes() -> None:
     rows = [
-        ("m", revision, "average", "prompt_entropy", statistic, -0.5, None, None, None)
+        ("m", revision, "average", "prompt_entropy", statistic, -0.5, 0.25, 0.6, None)
         for revision in ("step1", "step2")
         for statistic in ("dcor", "spearman", "kendall", "signed_dcor")
     ]
