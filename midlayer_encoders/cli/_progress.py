@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Literal, Self
 
 from rich import progress
@@ -21,6 +21,7 @@ Mode = Literal["bars", "lines", "json", "quiet", "silent"]
 _SECONDS_BETWEEN_LINES = 30.0
 _UNEVEN = ("planning",)  # the first of several tasks may embed the texts of all: a rate would mislead
 
+_display: "_Display | None" = None  # of the running command
 _mode: Mode | None = None  # set by the flags of the running command; None and json mean bars or lines
 
 
@@ -65,19 +66,24 @@ def show_progress(titles: Mapping[str, str] | None = None) -> Iterator[Progress]
     Args:
         titles: titles of the stages by name; by default the name.
     """
+    global _display
     with _Display() as display:
+        _display = display
 
         def report(stage: str, done: int, total: int) -> None:
             if total:
                 display.report(stage, (titles or {}).get(stage, stage), done, total)
 
-        yield report
+        try:
+            yield report
+        finally:
+            _display = None
 
 
 @contextmanager
 def show_waiting(stage: str, title: str) -> Iterator[None]:
-    """Show a stage of unknown length, such as loading a model."""
-    with _Display() as display:
+    """Show a stage of unknown length, such as loading a model, in the open display if there is one."""
+    with nullcontext(_display) if _display else _Display() as display:
         display.report(stage, title, 0, None)
         yield
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Exit, Option
 
-from midlayer_encoders.cli import _arguments, _output
+from midlayer_encoders.cli import _arguments, _output, _progress
 from midlayer_encoders.cli._app import command
+from midlayer_encoders.cli.sweep import STAGES
 from midlayer_encoders.encoder.options import EncoderOptions
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.validation import check_count
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
     from midlayer_encoders.paper.reproduce import Outcome
 
+_STAGES = {**STAGES, "models": "models measured"}
 _STYLES = {"done": "green", "kept": "green", "left out": "yellow", "failed": "bold red"}
 
 
@@ -62,11 +64,14 @@ def reproduce(
     is_table = solutions is not None and solutions.suffix in SUFFIXES
     answers = _arguments.TextData(text_column="answer" if is_table else None)
     layer_choice = TENTHS if layers == "tenths" else _arguments.parse_layers(layers)
+    reads_texts = any((paper.EXPERIMENTS[name].inputs or ("", 0))[0] == "texts" for name in experiments)
+    paragraphs, texts_note = _read_paragraphs(texts, max_length, required=reads_texts)
     setting = Setting(
         models=tuple(model or ()),
         load=partial(_load, options=options, max_length=max_length),
         out=out,
-        texts=_read_paragraphs(texts, max_length),
+        texts=paragraphs,
+        texts_note=texts_note,
         solutions=() if solutions is None else tuple(_arguments.read_texts(solutions, answers)),
         revisions=tuple(revisions.split(",") if revisions else ()),
         tasks=tasks,
@@ -78,7 +83,11 @@ def reproduce(
         seed=seed,
         options=options,
     )
-    outcomes = paper.reproduce(experiments, setting, report=_print_outcome)
+    outcomes = []
+    for name in experiments:
+        with _progress.show_progress({stage: f"{name}, {title}" for stage, title in _STAGES.items()}) as progress:
+            outcomes += paper.reproduce([name], replace(setting, progress=progress))
+        _print_outcome(outcomes[-1])
     page = paper.write_experiments(outcomes, setting)
     _output.print_result(folder=out, report=page, experiments=[asdict(outcome) for outcome in outcomes])
     _output.print_report(page)
@@ -96,8 +105,9 @@ def _load(name: str, *, options: EncoderOptions, max_length: int) -> LayerEncode
 
 def _print_outcome(outcome: Outcome) -> None:
     _output.print_text(f"{outcome.name}: {outcome.status} ({outcome.seconds:.1f} s)", style=_STYLES[outcome.status])
-    if outcome.reason:
-        _output.print_text(f"  {outcome.reason}", wrap=False)
+    for line in (outcome.reason, *outcome.findings, outcome.inputs and f"Read: {outcome.inputs}."):
+        if line:
+            _output.print_text(f"  {line}", wrap=False)
 
 
 def _read_sweep(path: Path) -> pl.DataFrame:
@@ -114,18 +124,18 @@ def _read_sweep(path: Path) -> pl.DataFrame:
     return frame
 
 
-def _read_paragraphs(path: Path | None, max_length: int) -> tuple[str, ...]:
-    """Return the paragraphs of a file with at least ``max_length`` words, without headings."""
+def _read_paragraphs(path: Path | None, max_length: int, *, required: bool) -> tuple[tuple[str, ...], str]:
+    """Return the paragraphs of a file with at least ``max_length`` words, without headings, and what they are."""
     from midlayer_encoders.media.text_lists import read_texts, wikitext_paragraphs
 
     if path is None:
-        return ()
+        return (), ""
     # Count words, so that no tokenizer is needed yet: a word has at least one token.
     lines = read_texts(path)
     paragraphs = tuple(wikitext_paragraphs(lines, lambda line: len(line.split()), least=max_length))
-    if not paragraphs:
+    if required and not paragraphs:
         raise OptionError(
-            f"`--texts` must hold texts of {max_length} words or more, but none of {len(lines)} in {path} is that "
-            "long. Pass a smaller --max-length."
+            f"`--texts` must hold texts of {max_length} words or more, but the longest of {len(lines)} in {path} has "
+            f"{max(len(line.split()) for line in lines)}. Pass a smaller --max-length."
         )
-    return paragraphs
+    return paragraphs, f"{max_length} words or more, of {len(lines):,} in {path.name}"

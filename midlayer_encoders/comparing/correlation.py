@@ -24,7 +24,9 @@ CORRELATION_SCHEMA = pl.Schema(
     | {"layers": pl.Int64(), "note": pl.String()}
 )
 
-_SHIFTS_PER_CHANCE = 20  # one in 20 stands out by chance: a level of 5 %
+#: Largest ``p`` of a correlation that stands out: one in 20 does by chance.
+LEVEL = 0.05
+
 _MIN_LAYERS = 4  # with 3, ranks can only agree fully, half or not at all
 _Values = NDArray[np.float64]
 
@@ -98,7 +100,7 @@ def _statistic_rows(x: _Values, y: _Values) -> Iterator[dict[str, object]]:
     for name, (value, *others) in _statistics(shifted_curves(x), y).items():
         distances = np.sort(np.abs(others))
         p = (1 + np.count_nonzero(distances >= abs(value) - 1e-9)) / (1 + len(others))  # rounding breaks no ties
-        rank = (1 + len(others)) // _SHIFTS_PER_CHANCE
+        rank = int((1 + len(others)) * LEVEL)
         threshold = distances[-rank] if rank else None
         yield {"statistic": name, "value": value, "p": p, "threshold": threshold, "note": ""}
 
@@ -179,7 +181,8 @@ def distance_correlation(x: _Values, y: _Values) -> float:
 
 
 def _distance_correlation(x: _Values, y: _Values) -> _Values:
-    return np.sqrt(np.maximum(_cosine(_centered_distances(x), _centered_distances(y)), 0.0))
+    squares: _Values = np.maximum(_cosine(_centered_distances(x), _centered_distances(y)), 0.0)
+    return np.sqrt(squares)
 
 
 def _differences(x: _Values) -> _Values:
@@ -191,7 +194,7 @@ def _centered_distances(x: _Values) -> _Values:
     """Return the distances between all pairs, minus the means of row and column, flattened to shape ``(*, N * N)``."""
     distances = np.abs(_differences(x)).reshape(*x.shape, x.shape[-1])
     means = distances.mean(axis=-1)
-    centered = distances - means[..., :, None] - means[..., None, :] + means.mean(axis=-1)[..., None, None]
+    centered: _Values = distances - means[..., :, None] - means[..., None, :] + means.mean(axis=-1)[..., None, None]
     return centered.reshape(*x.shape[:-1], -1)
 
 

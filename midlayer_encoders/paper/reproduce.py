@@ -17,6 +17,7 @@ from midlayer_encoders.errors import DiskFullError, MidlayerError, OptionError, 
 from midlayer_encoders.files import check_links, folder_lock, read_artifact, write_file
 from midlayer_encoders.frame.curves import curves
 from midlayer_encoders.frame.schema import read_parquet, tidy_frame, tidy_rows
+from midlayer_encoders.paper import findings
 from midlayer_encoders.paper import token_experiments as tokens
 from midlayer_encoders.paper.setting import MissingInputError, Setting
 from midlayer_encoders.report import paper_page as page
@@ -45,14 +46,18 @@ class PaperExperiment:
         claim: claim of the paper.
         run: computes the frame.
         draw: returns the figure.
+        describe: returns sentences that place the models beside the claim.
         table: returns table rows, headings first.
+        inputs: what it reads, texts or solutions, and how many times ``limit`` of them; ``None`` for neither.
     """
 
     title: str
     claim: str
     run: Callable[[Setting], pl.DataFrame]
     draw: Callable[[pl.DataFrame], Figure]
+    describe: Callable[[pl.DataFrame], list[str]]
     table: Callable[[pl.DataFrame], Rows] | None = None
+    inputs: tuple[Literal["texts", "solutions"], int] | None = None
 
 
 # --- Figure 1: scores by depth --------------------------------------------------------------------------------------
@@ -74,34 +79,33 @@ def metrics_by_depth(setting: Setting) -> pl.DataFrame:
 # --- Figures 3, 8, 9: correlations ----------------------------------------------------------------------------------
 
 
-_RESAMPLES = 100  # for the intervals of each task and metric; more would take longer than everything else combined
-
-
 def correlations(setting: Setting) -> pl.DataFrame:
     """Return the correlations of metrics with scores; they are saved because three figures use them."""
     return pl.concat(
-        kept_frame(
-            setting.out / "correlations" / f"sweep{index}-{setting.digest}.parquet",
-            partial(correlate, frame, resamples=_RESAMPLES, seed=setting.seed),
-        )
+        kept_frame(setting.out / "correlations" / f"sweep{index}-{setting.digest}.parquet", partial(correlate, frame))
         for index, frame in enumerate(setting.sweeps())
     )
 
 
 def correlation_table(frame: pl.DataFrame, statistics: Sequence[str]) -> Rows:
-    """Return a row for each model and metric: the correlations and their intervals."""
+    """Return a row for each model and metric: the correlations with ``p`` and threshold."""
     average = frame.filter(pl.col("task") == "average", pl.col("statistic") != "signed_dcor")
     rows: list[tuple[str, ...]] = [("model", "metric", *statistics)]
     for (model, metric), part in average.group_by("model", "metric", maintain_order=True):
-        cells = {name: _interval(*ends) for name, *ends in part.select("statistic", "value", "low", "high").iter_rows()}
+        columns = part.select("statistic", "value", "p", "threshold")
+        cells = {name: _correlation(*numbers) for name, *numbers in columns.iter_rows()}
         rows.append((str(model), str(metric), *(cells.get(name, "–") for name in statistics)))
     return tuple(rows)
 
 
-def _interval(value: float | None, low: float | None, high: float | None) -> str:
-    if value is None:
+def _correlation(value: float | None, p: float | None, threshold: float | None) -> str:
+    if value is None or p is None:
         return "–"
-    return number(value, 2) + (f" ({number(low, 2)} to {number(high, 2)})" if low is not None else "")
+    return (
+        f"{number(value, 2)} (p {number(p, 2)}"
+        + ("" if threshold is None else f", threshold {number(threshold, 2)}")
+        + ")"
+    )
 
 
 # --- Figures 4 and 11: training -------------------------------------------------------------------------------------
@@ -116,7 +120,9 @@ def training(setting: Setting, names: Sequence[str]) -> pl.DataFrame:
     options = {**setting.options.changed(), "max_length": setting.max_length, "revision": None, "seed": setting.seed}
     texts = setting.required_texts(4)
     model = setting.required_models()[0]
-    return progression(model, setting.revisions, texts=texts, metrics=list(names), views=4, **options).frame
+    return progression(
+        model, setting.revisions, texts=texts, metrics=list(names), views=4, progress=setting.progress, **options
+    ).frame
 
 
 # --- Figure 13: fine-tuning -----------------------------------------------------------------------------------------
@@ -129,7 +135,8 @@ def tuned_beside_base(setting: Setting) -> pl.DataFrame:
     base, *tuned = (setting.load(model) for model in setting.required_models(2))
     intervals = IntervalSettings(resamples=20)
     texts = setting.required_texts(4)
-    return compare(base, *tuned, texts=texts, views=4, seed=setting.seed, intervals=intervals).frame
+    options: dict[str, Any] = {"views": 4, "seed": setting.seed, "intervals": intervals, "progress": setting.progress}
+    return compare(base, *tuned, texts=texts, **options).frame
 
 
 # --- Table 2: selection ---------------------------------------------------------------------------------------------
@@ -190,61 +197,67 @@ _STATISTICS = ("spearman", "kendall", "dcor")
 _ALL_METRICS = ("prompt_entropy", "dataset_entropy", "curvature", "infonce", "lidar", "dime")
 
 
-def _depth_experiment(title: str, claim: str, draw: Callable[[pl.DataFrame], Figure]) -> PaperExperiment:
+def _depth_experiment(
+    title: str, claim: str, draw: Callable[[pl.DataFrame], Figure], describe: Callable[[pl.DataFrame], list[str]]
+) -> PaperExperiment:
     """Return an experiment on metrics by depth."""
-    return PaperExperiment(title, claim, metrics_by_depth, draw)
+    return PaperExperiment(title, claim, metrics_by_depth, draw, describe, inputs=("texts", 4))
 
 
 def _correlation_experiment(title: str, *statistics: str) -> PaperExperiment:
     """Return an experiment on correlations of metrics with scores."""
     draw = partial(plot_correlations, statistics=statistics)
+    describe = partial(findings.describe_correlations, statistics=statistics)
     table = partial(correlation_table, statistics=statistics)
-    return PaperExperiment(title, _GO_WITH, correlations, draw, table)
+    return PaperExperiment(title, _GO_WITH, correlations, draw, describe, table)
 
 
 def _training_experiment(title: str, *names: str) -> PaperExperiment:
     """Return an experiment on metrics by training step."""
-    return PaperExperiment(title, _LEARN, partial(training, names=names), plot_steps_curves)
+    run = partial(training, names=names)
+    return PaperExperiment(title, _LEARN, run, plot_steps_curves, findings.describe_training, inputs=("texts", 4))
 
 
 #: By the name that ``midlayer reproduce`` takes.
 EXPERIMENTS: dict[str, PaperExperiment] = {
     "fig1": PaperExperiment(
         "Scores by depth", "an intermediate layer beats the last by 2 to 16 points, at mid-depth.",
-        scores_by_depth, page.plot_score_curves,
+        scores_by_depth, page.plot_score_curves, findings.describe_scores,
     ),
-    "fig2": _depth_experiment("Entropy by depth", _VALLEY, page.plot_entropies),
+    "fig2": _depth_experiment("Entropy by depth", _VALLEY, page.plot_entropies, findings.describe_valley),
     "fig3": _correlation_experiment("Metrics against scores", "dcor"),
     "fig4": _training_experiment("Metrics while a model learns", "prompt_entropy", "curvature", "lidar"),
     "fig5": PaperExperiment(
         "Entropy along the sequence", "tuning on chains of thought keeps prompt entropy higher, with less variance.",
-        tokens.along_solutions, page.plot_along,
+        tokens.along_solutions, page.plot_along, findings.describe_solutions, inputs=("solutions", 2),
     ),
     "fig6": PaperExperiment(
         "Extreme prompts",
         "repetition lowers entropy at mid-depth, random tokens raise it in early layers, length raises it in nats.",
-        tokens.changed_prompts, page.plot_prompts,
+        tokens.changed_prompts, page.plot_prompts, findings.describe_prompts, inputs=("texts", 1),
     ),
     "fig7": PaperExperiment(
         "Orders of the entropy on power laws", "the larger the order, the more small eigenvalues contribute.",
-        lambda _: tokens.order_entropies(), page.plot_orders,
+        lambda _: tokens.order_entropies(), page.plot_orders, findings.describe_orders,
     ),
     "fig8": _correlation_experiment("Metrics against scores, three measures", *_STATISTICS),
     "fig9": _correlation_experiment("Metrics against scores of BERT", *_STATISTICS),
-    "fig10": _depth_experiment("All metrics by depth", _VALLEY, plot_metrics),
+    "fig10": _depth_experiment("All metrics by depth", _VALLEY, plot_metrics, findings.describe_valley),
     "fig11": _training_experiment("All metrics while a model learns", *_ALL_METRICS),
-    "fig12": _depth_experiment("Entropy by depth and size", "larger models have a deeper valley.", page.plot_entropies),
+    "fig12": _depth_experiment(
+        "Entropy by depth and size", "larger models have a deeper valley.", page.plot_entropies, findings.describe_sizes
+    ),
     "fig13": PaperExperiment(
         "Fine-tuning", "tuning for embeddings raises invariance; unsupervised raises, supervised lowers entropy.",
-        tuned_beside_base, plot_metrics,
+        tuned_beside_base, plot_metrics, findings.describe_tuning, inputs=("texts", 4),
     ),
     "fig15": PaperExperiment(
         "Inside the blocks", "the residual stream has the valley, what stands before each sum has not.",
-        tokens.inside_blocks, page.plot_subblocks,
+        tokens.inside_blocks, page.plot_subblocks, findings.describe_blocks, inputs=("texts", 1),
     ),
     "table2": PaperExperiment(
         "A layer without labels", "metrics choose a layer that beats the last.",
-        chosen_layers, page.plot_rules, chosen_table,
+        chosen_layers, page.plot_rules, findings.describe_rules, chosen_table,
     ),
 }  # fmt: skip
 
@@ -264,12 +277,16 @@ class Outcome:
         status: see :data:`Status`.
         reason: why there is no result; empty if there is one.
         seconds: duration.
+        findings: sentences that place the models beside the claim.
+        inputs: how many texts or solutions were used, and why; empty without any.
     """
 
     name: str
     status: Status
     reason: str = ""
     seconds: float = 0.0
+    findings: tuple[str, ...] = ()
+    inputs: str = ""
 
 
 def resolve_experiments(name: str) -> list[str]:
@@ -291,9 +308,7 @@ def resolve_experiments(name: str) -> list[str]:
     return names
 
 
-def reproduce(
-    names: Sequence[str], setting: Setting, *, report: Callable[[Outcome], None] = lambda _: None
-) -> list[Outcome]:
+def reproduce(names: Sequence[str], setting: Setting) -> list[Outcome]:
     """Run experiments, write their frames and figures into the output folder, and return the outcomes.
 
     Experiments with a saved frame of the same setting do not run again. A missing input or an error does not stop the
@@ -302,27 +317,24 @@ def reproduce(
     Args:
         names: keys of :data:`~midlayer_encoders.paper.reproduce.EXPERIMENTS`.
         setting: models, texts and options.
-        report: called with each outcome.
     """
     for name in names:
         check_choice("names", name, EXPERIMENTS)
     check_links(setting.out, [setting.out / name for name in ("sweeps", "metrics", "correlations")])
-    outcomes = []
     with folder_lock(setting.out):
-        for name in names:
-            outcome = _outcome(name, setting)
-            report(outcome)
-            outcomes.append(outcome)
-    return outcomes
+        return [_outcome(name, setting) for name in names]
 
 
 def _outcome(name: str, setting: Setting) -> Outcome:
     start = time.perf_counter()
+    experiment = EXPERIMENTS[name]
     try:
         saved = _saved_frame(name, setting)
-        if saved is None:
-            _measure(name, setting)
-        return Outcome(name, "done" if saved is None else "kept", seconds=time.perf_counter() - start)
+        frame = _measure(name, setting) if saved is None else saved
+        sentences = tuple(experiment.describe(frame))
+        seconds = time.perf_counter() - start
+        used = setting.used_inputs(*experiment.inputs) if experiment.inputs else ""
+        return Outcome(name, "done" if saved is None else "kept", "", seconds, sentences, used)
     except DiskFullError:  # the next experiment would fail too
         raise
     except MissingInputError as error:
@@ -339,8 +351,8 @@ def _saved_frame(name: str, setting: Setting) -> pl.DataFrame | None:
     return frame if metadata.get(_SETTING) == digest else None
 
 
-def _measure(name: str, setting: Setting) -> None:
-    """Run an experiment and write figure, table and frame.
+def _measure(name: str, setting: Setting) -> pl.DataFrame:
+    """Run an experiment, write figure, table and frame, and return the frame.
 
     The old frame is deleted first, and the new one, with the digest of the setting, is written last: an interrupted
     run never leaves a frame next to the figure of another.
@@ -353,6 +365,7 @@ def _measure(name: str, setting: Setting) -> None:
     write_figure(EXPERIMENTS[name].draw(frame), setting.out / f"{name}.png", dpi=110)
     write_frame(frame, setting.out / f"{name}.csv")
     write_frame(frame, setting.out / f"{name}.parquet", metadata={_SETTING: digest})
+    return frame
 
 
 def write_experiments(outcomes: Sequence[Outcome], setting: Setting) -> Path:
@@ -365,14 +378,14 @@ def write_experiments(outcomes: Sequence[Outcome], setting: Setting) -> Path:
         if name not in by_name and _saved_frame(name, setting) is not None:
             by_name[name] = _outcome(name, setting)
     outcomes = [by_name[name] for name in EXPERIMENTS if name in by_name]
-    findings = []
+    sections = []
     for outcome in outcomes:
         if outcome.status in ("done", "kept"):
             experiment = EXPERIMENTS[outcome.name]
             frame = pl.read_parquet(setting.out / f"{outcome.name}.parquet")
-            finding = {"name": outcome.name, "title": experiment.title, "claim": experiment.claim}
             table = experiment.table(frame) if experiment.table is not None else ()
-            findings.append({**finding, "figure": experiment.draw(frame), "table": table})
+            section = {**asdict(outcome), "title": experiment.title, "claim": experiment.claim}
+            sections.append({**section, "figure": experiment.draw(frame), "table": table})
     verbs = {"left out": "was left out", "failed": "failed"}
     notes = [
         f"{outcome.name} {verb}: {outcome.reason}"
@@ -382,8 +395,7 @@ def write_experiments(outcomes: Sequence[Outcome], setting: Setting) -> Path:
     ]
     how = {
         "Models": ", ".join(setting.models) or "none",
-        "Texts": f"{len(setting.texts)} given; prompts take the first {setting.limit}, metrics {4 * setting.limit}",
-        "Solutions": f"{len(setting.solutions)} given, the first {2 * setting.limit} used",
+        **{f"Texts, {outcome.name}": outcome.inputs for outcome in outcomes if outcome.inputs},
         "Longest text": f"{setting.max_length} tokens, solutions twice that",
         "Tasks": setting.tasks,
         "Seed": str(setting.seed),
@@ -392,5 +404,5 @@ def write_experiments(outcomes: Sequence[Outcome], setting: Setting) -> Path:
     }
     title = "The paper's experiments" + (f" on {', '.join(setting.models)}" if setting.models else "")
     write_file(setting.out / "outcomes.json", json.dumps([asdict(outcome) for outcome in outcomes], indent=2).encode())
-    text = render("paper.html", title=title, notes=notes, findings=findings, how=how)
+    text = render("paper.html", title=title, notes=notes, sections=sections, how=how)
     return write_page(text, setting.out / "report.html")

@@ -4,11 +4,11 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import polars as pl
 
-from midlayer_encoders._types import Layer, content_digest
+from midlayer_encoders._types import Layer, Progress, Stage, content_digest
 from midlayer_encoders.comparing.checkpoints import files_fingerprint
 from midlayer_encoders.encoder.options import EncoderOptions
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
@@ -37,6 +37,7 @@ class Setting:
         load: makes the encoder of a whole model from its name.
         out: folder for everything that is written.
         texts: for metrics and prompts, such as WikiText's paragraphs.
+        texts_note: what the texts have in common and of how many they are, such as ``64 words or more, of 120``.
         solutions: worked solutions, such as GSM8K's, for Figure 5.
         revisions: checkpoints of the first model, for Figures 4 and 11.
         tasks: to score layers on.
@@ -47,6 +48,7 @@ class Setting:
         max_length: tokens after which a text is truncated.
         seed: of every draw.
         workers: processes that score layers; ``None`` for all cores.
+        progress: called with a stage, its finished steps and all of its steps.
         options: that ``load`` makes an encoder with.
     """
 
@@ -54,6 +56,7 @@ class Setting:
     load: Callable[[str], LayerEncoder]
     out: Path
     texts: tuple[str, ...] = ()
+    texts_note: str = ""
     solutions: tuple[str, ...] = ()
     revisions: tuple[str, ...] = ()
     tasks: str = "builtin"
@@ -64,6 +67,7 @@ class Setting:
     max_length: int = 64
     seed: int = 0
     workers: int | None = None
+    progress: Progress | None = None
     options: EncoderOptions = field(default_factory=EncoderOptions)
     _loaded: dict[tuple[str, str], LayerEncoder] = field(default_factory=dict, repr=False)
 
@@ -103,9 +107,24 @@ class Setting:
             raise MissingInputError("It needs texts: pass --texts FILE (the paper's are WikiText's paragraphs).")
         return self.texts[: times * self.limit]
 
+    def used_inputs(self, kind: Literal["texts", "solutions"], times: int) -> str:
+        """Return how many texts or solutions an experiment takes that reads so many times ``limit``, and why."""
+        given = self.texts if kind == "texts" else self.solutions
+        first = f"the first {times * self.limit} (--limit {self.limit}" + (f", {times} times)" if times > 1 else ")")
+        note = f" ({self.texts_note})" if kind == "texts" and self.texts_note else ""
+        count = len(given[: times * self.limit])
+        return f"{count} of {len(given)} {kind}{note}" + (f": {first}" if count < len(given) else "")
+
     def for_each_model(self, function: Callable[[LayerEncoder], pl.DataFrame]) -> pl.DataFrame:
         """Return the frames of a function of each model's encoder."""
-        return pl.concat(function(self.encoder(model)) for model in self.required_models())
+        models = self.required_models()
+        stage = Stage(self.progress, "models")
+        stage.expect(len(models))
+        frames = []
+        for model in models:
+            frames.append(function(self.encoder(model)))
+            stage.step()
+        return pl.concat(frames)
 
     def sweep(self, model: str) -> pl.DataFrame:
         """Return scores on the tasks, and metrics on their texts, of every layer; kept in the folder."""
@@ -120,7 +139,8 @@ class Setting:
         # The paper's numbers are mteb's, so mteb scores every layer.
         settings = SweepSettings(scoring="mteb", workers=self.workers, metric_texts=4 * self.limit, views=4)
         tasks = task_sources(self.tasks.split(","), self.columns)
-        result = sweep(self.encoder(model), tasks, layers=self.layers, metrics="paper", out=folder, settings=settings)
+        options: dict[str, Any] = {"metrics": "paper", "out": folder, "progress": self.progress}
+        result = sweep(self.encoder(model), tasks, layers=self.layers, settings=settings, **options)
         if result.failures:
             reasons = "; ".join(f"{task}: {error}" for task, error in result.failures.items())
             raise MidlayerError(f"Some tasks failed. {reasons}")
@@ -135,5 +155,11 @@ class Setting:
     def metrics(self, model: str) -> pl.DataFrame:
         """Return the paper's metrics of every layer on the texts; kept in the folder."""
         path = self.out / "metrics" / f"{self.models.index(model)}-{self.digest}.parquet"
-        options: dict[str, Any] = {"metrics": "paper", "views": 4, "seed": self.seed, "dataset": "texts"}
+        options: dict[str, Any] = {
+            "metrics": "paper",
+            "views": 4,
+            "seed": self.seed,
+            "dataset": "texts",
+            "progress": self.progress,
+        }
         return kept_frame(path, lambda: measure_layers(self.encoder(model), self.required_texts(4), **options))

@@ -365,7 +365,7 @@ def plot_correlations(frame: pl.DataFrame, *, statistics: Sequence[str] = ("dcor
         }
         _draw_correlations(axes, groups, metrics, 0 if statistic == "dcor" else -1)
         drawing.row_axis(axes, [metric.replace("_", " ") for metric in metrics])
-        axes.set_xlabel("correlation with the score")
+        axes.set_xlabel("correlation with the score; line: chance")
         drawing.set_title(axes, _STATISTICS[statistic])
     return drawing.finish(figure)
 

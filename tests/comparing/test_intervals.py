@@ -14,7 +14,6 @@ import torch
 import transformers as tf
 from numpy.typing import NDArray
 from polars.testing import assert_frame_equal
-from scipy.stats import kendalltau, spearmanr
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.comparing.compare import random_halves

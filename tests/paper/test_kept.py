@@ -33,7 +33,7 @@ def setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Setting:
     ]
     task = write(tmp_path / "near.jsonl", short)
     for name in ("fig6", "fig7"):
-        own_rows = replace(EXPERIMENTS[name], run=_scores, draw=lambda _: None)
+        own_rows = replace(EXPERIMENTS[name], run=_scores, draw=lambda _: None, describe=lambda _: [])
         monkeypatch.setitem(EXPERIMENTS, name, own_rows)
     monkeypatch.setattr("midlayer_encoders.paper.reproduce.write_figure", lambda *_, **__: None)
     return Setting(

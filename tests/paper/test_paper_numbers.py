@@ -130,9 +130,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         runs.append(len(runs))
         return frame({"dime": [float(len(runs))] * 3}, num_layers=2)
 
-    quick = replace(
-        EXPERIMENTS["fig7"], run=run, draw=EXPERIMENTS["fig10"].draw,
-    )  # fmt: skip
+    quick = replace(EXPERIMENTS["fig7"], run=run, draw=EXPERIMENTS["fig10"].draw, describe=lambda _: [])
     monkeypatch.setitem(EXPERIMENTS, "fig7", quick)
     return runs
 

@@ -30,9 +30,9 @@ def test_correlations_and_undefined_ones_are_in_the_table() -> None:
         for metric, value in (("lidar", 0.25), ("dime", 0.375)):
             start = ("m", "main", metric, task)
             rows += [
-                (*start, "spearman", -value - shift, -0.75, -0.125, 5, ""),
-                (*start, "kendall", value / 2, None, None, 5, ""),
-                (*start, "dcor", value + shift, 0.0, 1.0, 5, ""),
+                (*start, "spearman", -value - shift, 0.625, 0.75, 5, ""),
+                (*start, "kendall", value / 2, 0.125, None, 5, ""),
+                (*start, "dcor", value + shift, 0.04, 0.1875, 5, ""),
                 (*start, "signed_dcor", -9.0, 0.0, 1.0, 5, ""),
             ]
     rows += [("m", "main", "infonce", "average", item, None, None, None, 5, "undefined: flat") for item in ("dcor",)]
@@ -40,11 +40,11 @@ def test_correlations_and_undefined_ones_are_in_the_table() -> None:
     table = EXPERIMENTS["fig8"].table(stored)  # type: ignore[misc]
     assert table == (
         ("model", "metric", "spearman", "kendall", "dcor"),
-        ("m", "lidar", "−0.25 (−0.75 to −0.12)", "0.12", "0.25 (0.00 to 1.00)"),
-        ("m", "dime", "−0.38 (−0.75 to −0.12)", "0.19", "0.38 (0.00 to 1.00)"),
+        ("m", "lidar", "−0.25 (p 0.62, threshold 0.75)", "0.12 (p 0.12)", "0.25 (p 0.04, threshold 0.19)"),
+        ("m", "dime", "−0.38 (p 0.62, threshold 0.75)", "0.19 (p 0.12)", "0.38 (p 0.04, threshold 0.19)"),
         ("m", "infonce", "–", "–", "–"),
     )
-    assert EXPERIMENTS["fig3"].table(stored)[1] == ("m", "lidar", "0.25 (0.00 to 1.00)")  # type: ignore[misc]
+    assert EXPERIMENTS["fig3"].table(stored)[1] == ("m", "lidar", "0.25 (p 0.04, threshold 0.19)")  # type: ignore[misc]
 
 
 def test_layers_selected_by_rules() -> None:

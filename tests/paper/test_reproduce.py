@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from html import escape
 from pathlib import Path
 
 import polars as pl
@@ -55,11 +56,18 @@ def test_experiments_run_resume_and_share_a_page(setting: Setting, names: list[s
     assert {name for name, item in outcomes.items() if item.status == "left out"} == lacking
     for name, item in outcomes.items():
         if item.status == "done":
+            assert item.findings
             assert all((setting.out / f"{name}.{ending}").stat().st_size > 0 for ending in ("parquet", "csv", "png"))
     repeated = {item.name: item.status for item in reproduce(["fig6", "fig7"], setting)}
     assert repeated == {"fig6": "kept", "fig7": "kept"}
     page = write_experiments(list(outcomes.values()), setting).read_text(encoding="utf8")
     assert "fig4 was left out: It needs checkpoints" in page
+    assert all(f"<p>{escape(outcomes[name].findings[0])}</p>" in page for name in ("fig5", "fig6", "fig7", "fig15"))
+    assert outcomes["fig6"].inputs == "4 of 16 texts: the first 4 (--limit 4)"
+    assert outcomes["fig5"].inputs == "8 of 16 solutions: the first 8 (--limit 4, 2 times)"
+    assert outcomes["fig7"].inputs == ""
+    assert "Texts, fig6" in page
+    assert "Texts, fig7" not in page
     assert page.count('<svg class="chart"') >= 12
     assert "http" not in page.replace("http-equiv", "")
     assert [item["name"] for item in json.loads((setting.out / "outcomes.json").read_text())] == names
@@ -131,12 +139,15 @@ def test_invalid_names_are_refused() -> None:
 def test_reproduce_command(
     arguments: Sequence[str], status: int, tiny_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "texts.txt").write_text("\n".join(" ".join([text] * 3) for text in TEXTS))
+    (tmp_path / "texts.txt").write_text("\n".join(["too short", *(" ".join([text] * 3) for text in TEXTS)]))
     options = {"MODEL": tiny_folder("Llama"), "TEXTS": str(tmp_path / "texts.txt")}
     words = [options.get(argument, argument) for argument in arguments]
-    result = CliRunner().invoke(app, ["reproduce", *words, "--out", str(tmp_path / "out")])
+    result = CliRunner().invoke(app, ["reproduce", *words, "--out", str(tmp_path / "out")], env={"COLUMNS": "500"})
     assert result.exit_code == status, result.output
     assert "fig7: done" in result.output
+    assert "  At β = 1, the smaller half contributes 14.2, " in result.output
+    if "fig6" in arguments[0]:
+        assert "Read: 2 of 16 texts (24 words or more, of 17 in texts.txt): the first 2 (--limit 2)." in result.output
     assert (tmp_path / "out" / "report.html").is_file()
 
 
@@ -160,7 +171,7 @@ def test_figures_of_another_command_are_reported(tmp_path: Path) -> None:
     short = tmp_path / "short.txt"
     short.write_text("a few words\n")
     arguments = ["reproduce", "fig6", "--model", "any", "--texts", str(short), "--out", str(tmp_path / "out")]
-    assert "64 words or more, but none of 1" in str(CliRunner().invoke(app, arguments).exception)
+    assert "64 words or more, but the longest of 1" in str(CliRunner().invoke(app, arguments).exception)
     assert CliRunner().invoke(app, ["reproduce", "fig13", "--out", str(tmp_path / "out")]).exit_code == 1
 
 
@@ -170,3 +181,27 @@ def test_committed_table_of_real_tasks_is_a_valid_frame(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, words, catch_exceptions=False, env={"COLUMNS": "300"})
     assert result.exit_code == 0, result.output
     assert "fig1: done" in result.output
+    means = pl.read_csv(table).filter(model="SmolLM2-135M").group_by("layer").agg(pl.col("value").mean())
+    best, score = means.sort("value").row(-1)
+    assert (
+        f"SmolLM2-135M: layer {best} of 30 ({100 * best / 30:.0f} % of the depth) is best, {100 * score:.1f} points"
+        in (result.output)
+    )
+    assert "Read:" not in result.output, "fig1 uses no texts"
+
+
+def test_reproduce_texts_that_no_figure_reads_are_not_refused(tmp_path: Path) -> None:
+    (tmp_path / "short.txt").write_text("a few words\n")
+    words = ["reproduce", "fig7", "--texts", str(tmp_path / "short.txt"), "--out", str(tmp_path / "out")]
+    result = CliRunner().invoke(app, words, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+
+
+@pytest.mark.long
+def test_reproduce_reports_progress_of_models(setting: Setting, tmp_path: Path) -> None:
+    steps: list[tuple[str, int, int]] = []
+    reported = replace(setting, out=tmp_path, progress=lambda *step: steps.append(step))
+    assert [item.status for item in reproduce(["fig2", "fig15"], reported)] == ["done", "done"]
+    assert ("models", 0, 1) in steps
+    assert steps[-1] == ("models", 1, 1)
+    assert any(stage == "measuring" for stage, _, _ in steps)
