@@ -19,6 +19,7 @@ from torch import nn
 
 from midlayer_encoders._types import content_digest
 from midlayer_encoders.errors import MidlayerError, OptionError
+from midlayer_encoders.files import shell_path
 from midlayer_encoders.frame.schema import NamedSubject, read_parquet, tidy_frame, tidy_rows
 
 from ._measurement import InputBatch, Measurement, MetricValues, make_measurement
@@ -346,8 +347,12 @@ class Recorder:
                 self._failed(error, max(self._history.steps))
 
     def _draw(self, folder: Path) -> None:
-        """Draw the history in a thread, or immediately if an error must stop the run."""
-        if not self.settings.figures or self._history is None or not self._history.steps:
+        """Draw the history in a thread, or immediately if an error must stop the run, and print where it is."""
+        if self._history is None or not self._history.steps:
+            return
+        files = ["history.parquet", *(["curves.png", "report.html"] if self.settings.figures else [])]
+        print(f"{type(self).__name__} wrote to {shell_path(folder)}: {', '.join(files)}")  # noqa: T201
+        if not self.settings.figures:
             return
         draw = partial(self._draw_frame, self._history.frame(), folder, max(self._history.steps))
         if self.settings.strict:
@@ -360,7 +365,12 @@ class Recorder:
     def _draw_frame(self, frame: pl.DataFrame, folder: Path, step: int) -> None:
         try:
             from midlayer_encoders.report import plot_steps_curves, write_figure
+            from midlayer_encoders.report.pages import write_page
+            from midlayer_encoders.report.results import versions
+            from midlayer_encoders.report.training_page import steps_html
 
             write_figure(plot_steps_curves(frame), folder / "curves.png", dpi=110)
+            how = {"Norm": self.settings.norm, "Pooling": self.settings.pooling, **versions()}
+            write_page(steps_html(frame, title="Every layer while it learned", how=how), folder / "report.html")
         except Exception as error:
             self._failed(error, step)

@@ -189,6 +189,9 @@ def test_command_writes_frame_and_figure(tiny_folder: Folder, tmp_path: Path) ->
     assert frame.equals(pl.read_csv(tmp_path / "out/metrics.csv").cast(frame.schema))
     assert sorted(set(frame["layer"])) == [0, 2, 4]
     assert (tmp_path / "out/metrics.png").stat().st_size > 1000
+    page = (tmp_path / "out/report.html").read_text()
+    assert "<h1>Metrics of every layer of Llama0</h1>" in page
+    assert "Metrics by layer" in page
     assert set(frame["name"]) == {"curvature", "alignment", "uniformity"}
     assert all(name in result.output for name in frame["name"].unique())
 

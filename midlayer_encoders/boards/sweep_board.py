@@ -18,10 +18,10 @@ import polars as pl
 from midlayer_encoders.encoder.options import EncoderKeywords
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.files import LOCK, expand_home
-from midlayer_encoders.frame.pareto import COSTS, Budget, Point, Run, best_within, fronts_by_run
-from midlayer_encoders.frame.summaries import paired_gain, summary
+from midlayer_encoders.frame.pareto import COSTS, Budget, Point, Run, best_within, cost_text, fronts_by_run
+from midlayer_encoders.frame.summaries import Gain, paired_gain, summary
 from midlayer_encoders.recipes import PLAIN
-from midlayer_encoders.report.board_page import board_html, plot_board
+from midlayer_encoders.report.board_page import board_html, board_verdict, plot_board
 from midlayer_encoders.report.pages import write_page
 from midlayer_encoders.report.results import TidyResult
 from midlayer_encoders.sweeping.best_layer import BestLayer, export_lines
@@ -57,7 +57,7 @@ class _Sweep:
     @property
     def label(self) -> str:
         """Model, revision and recipe, without the defaults."""
-        model, revision = self.result.frame["model"][0], self.result.frame["revision"][0]
+        model, revision = self.result.notes.name, self.result.frame["revision"][0]
         name = model if revision == "default" else f"{model}@{revision}"
         recipe = self.recipe.removeprefix(f"{PLAIN}, ")
         return name if recipe == PLAIN else f"{name} with {recipe}"
@@ -162,6 +162,29 @@ class Board(TidyResult):
         """
         return self.best(task).encoder(**options)
 
+    def summary(self) -> str:
+        """Return sentences about the encoder of :meth:`chosen`: its score, its gains and its costs."""
+        best = self.chosen()
+        verdict = board_verdict(self.runs, best, gains=self._gains(best), budget=self.budget, baselines=self._baselines)
+        return " ".join([*verdict, f"Its costs: {cost_text(best.costs)}."] if best.costs else verdict)
+
+    def __str__(self) -> str:
+        return self.summary()
+
+    def _gains(self, best: Point) -> dict[str, Gain]:
+        """Return the gain of a layer over the last one of its run, and over the best layer of the best other run."""
+        run, *others = sorted(self.runs, key=lambda run: run.name != best.run)
+        compared = {"its last layer": (run, run.average.last_layer)} if best.layer != run.average.last_layer else {}
+        if others and not self.budget:
+            compared[f"{others[0].name} at layer {others[0].best.layer}"] = others[0], others[0].best.layer
+        samples = {each.name: self._sweeps[each.name].resamples(self._labels) for each in (run, *others[:1])}
+        return {
+            name: paired_gain(
+                run.summary, samples[run.name], layer=best.layer, over=layer, other=(other.summary, samples[other.name])
+            )
+            for name, (other, layer) in compared.items()
+        }
+
     def lines(self, point: Point) -> dict[str, str]:
         """Return the lines that create the encoder of a layer, by language."""
         return export_lines(self._sweeps[point.run].result.notes, point.layer)
@@ -196,7 +219,14 @@ class Board(TidyResult):
             remarks, budget = [str(error), *remarks], {}
             best = best_within(self.points, {})
         return board_html(
-            runs, best, lines=self.lines(best), budget=budget, baselines=self._baselines, notes=remarks, how=self._how()
+            runs,
+            best,
+            lines=self.lines(best),
+            gains=self._gains(best),
+            budget=budget,
+            baselines=self._baselines,
+            notes=remarks,
+            how=self._how(),
         )
 
     def to_html(self, path: Path | str) -> Path:

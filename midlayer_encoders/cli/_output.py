@@ -2,6 +2,7 @@
 
 import json
 import math
+import textwrap
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -105,8 +106,14 @@ def print_table(
         parts[-1].append(column)
     for number, part in enumerate(parts):
         table = Table(title=None if number else title)
+        natural = sum(max(width(column), len(columns[column]) + 3) for column in (0, *part))
         for column in (0, *part):
-            table.add_column(columns[column], justify="left" if columns[column] in left else "right", overflow="fold")
+            if (heading := columns[column]) in left:
+                table.add_column(heading, justify="left", overflow="fold")
+                continue
+            if natural >= console().width:  # rich would split words to make the columns equally wide
+                heading = "\n".join(textwrap.wrap(heading, width(column) - 3))
+            table.add_column(heading, justify="right", overflow="fold", no_wrap=column > 0)
         for index, row in enumerate(rows):
             if index in sections:
                 table.add_section()

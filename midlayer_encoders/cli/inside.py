@@ -14,7 +14,7 @@ from midlayer_encoders.encoder.options import EncoderOptions
 from midlayer_encoders.errors import counted
 
 _PROBE_STAGES = {"reading": "examples read", "training": "epochs, all layers together"}
-_METRIC_FILES = ["metrics.parquet", "metrics.csv", "metrics.png"]
+_METRIC_FILES = ["metrics.parquet", "metrics.csv", "metrics.png", "report.html"]
 
 
 @command("Look inside", norm="none")
@@ -40,8 +40,10 @@ def metrics(
     from midlayer_encoders import measure
     from midlayer_encoders.measuring import num_passes
     from midlayer_encoders.media.text_lists import wikitext_paragraphs
-    from midlayer_encoders.report import plot_metrics, write_figure
-    from midlayer_encoders.report.results import write_frame
+    from midlayer_encoders.models.hub import shown_name
+    from midlayer_encoders.report import plot_metrics, report_html, write_figure
+    from midlayer_encoders.report.pages import write_page
+    from midlayer_encoders.report.results import versions, write_frame
 
     is_first = shared.writes_results()
     out = _arguments.results_folder(out, "metrics", model)
@@ -54,8 +56,8 @@ def metrics(
         items = wikitext_paragraphs(items, lambda line: len(encoder.tokenizer(line, verbose=False)["input_ids"]))
     items = items[: inputs.limit]
     number = counted(len(items), "waveform" if kind == "audio" else kind.removesuffix("s"))
-    title = f"{number}, {counted(passes, 'pass', 'passes')}"
-    with _progress.show_progress({"measuring": title}) as progress:
+    measured = f"{number}, {counted(passes, 'pass', 'passes')}"
+    with _progress.show_progress({"measuring": measured}) as progress:
         frame = measure(
             encoder, items, metrics=names, layers=layers, seed=seed, dataset=path.stem, progress=progress, **processes
         )
@@ -64,6 +66,9 @@ def metrics(
     for name in ("metrics.parquet", "metrics.csv"):
         write_frame(frame, out / name)
     write_figure(plot_metrics(frame), out / "metrics.png")
+    title = f"Metrics of every layer of {shown_name(model, options.gguf_file)}"
+    how = {"Inputs": f"{number} of {path.name}", **options.changed(), "Seed": str(seed), **versions()}
+    write_page(report_html(frame, title=title, how=how, sentences=[f"{measured}."]), out / "report.html")
     values = frame.select("layer", "name", "value")
     _output.print_result(folder=out, files=_METRIC_FILES, values=values.to_dicts())
     _output.print_by_layer({(layer, name): f"{value:.4g}" for layer, name, value in values.iter_rows()})
@@ -190,7 +195,7 @@ def compare(
         midlayer compare MODEL@step1000 MODEL --texts t.txt --out runs/compare
     """
     from midlayer_encoders import comparing
-    from midlayer_encoders.comparing.compare import comparable
+    from midlayer_encoders.comparing.compare import comparable, without_local
 
     out = _arguments.results_folder(measured.out, "compare", base, *tuned)
     with _progress.show_progress() as progress:
@@ -206,9 +211,9 @@ def compare(
     report = out / "report.html"
     findings = [*result.words(), *result.notes]
     _output.print_result(folder=out, report=report, words=findings, differences=result.differences.to_dicts())
-    for (base_name, model), rows in result.differences.group_by("base", "model", maintain_order=True):
+    for (base_name, model), rows in without_local(result.differences).group_by("base", "model", maintain_order=True):
         cells = {(row["layer"], row["name"]): _cell(row) for row in rows.iter_rows(named=True)}
-        _output.print_by_layer(cells, title=f"{model} minus {base_name} (dim: the interval contains zero)")
+        _output.print_by_layer(cells, title=f"{model} minus {base_name}; in brackets: the interval contains zero")
     for finding in findings:
         _output.print_text(finding)
     _output.print_report(report)
@@ -216,7 +221,7 @@ def compare(
 
 def _cell(row: Mapping[str, float]) -> str:
     text = f"{row['difference']:+.3g}" if row["difference"] else "0"
-    return text if row["low"] > 0 or row["high"] < 0 else f"[dim]{text}[/]"
+    return text if row["low"] > 0 or row["high"] < 0 else f"[dim]({text})[/]"
 
 
 @command("Look inside", without=["revision"], norm="none")  # --revisions names them

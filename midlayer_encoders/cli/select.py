@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +14,8 @@ from midlayer_encoders.cli import _arguments, _output, _progress
 from midlayer_encoders.cli._app import command
 from midlayer_encoders.encoder.options import EncoderOptions
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.files import check_output_folder, read_lines, write_file
+from midlayer_encoders.files import check_output_folder, read_lines, shell_path, write_file
+from midlayer_encoders.models.hub import shown_name
 from midlayer_encoders.recipes import Recipe
 
 if TYPE_CHECKING:
@@ -79,10 +81,11 @@ def select_command(
         )
     if not is_first:
         return
-    if out is not None:
-        _write(selection, out)
-    _print_choices(selection)
+    title = f"Layer {selection.layer} of {selection.num_layers} of {shown_name(model, options.gguf_file)}"
+    _print_choices(selection, title)
     lines = encoder_lines(encoder, selection.keywords, texts if out is None else out / _CENTER_FILE)
+    if out is not None:
+        _write(selection, out, title, lines)
     names = ("model", "layer", "num_layers", "rule", "reason", "confidence")
     _output.print_result(
         **{name: getattr(selection, name) for name in names},
@@ -123,7 +126,7 @@ def encoder_lines(encoder: LayerEncoder, keywords: dict[str, Any], center: Path)
     return export_lines(notes, keywords["layer"])
 
 
-def _print_choices(selection: Selection) -> None:
+def _print_choices(selection: Selection, title: str) -> None:
     """Print the choice of every rule or recipe."""
     from midlayer_encoders.selection import RecipeSelection
 
@@ -138,7 +141,7 @@ def _print_choices(selection: Selection) -> None:
         cells = ["" if row[name] is None else f"{numbers[name][1] * row[name]:.1f}" for name in number_columns]
         rows.append([row[label], layer, *cells, escape(row["reason"])])
     chosen = getattr(selection, label)
-    title = f"Layer {selection.layer} of {selection.num_layers} of {selection.model}, by {label} {chosen}"
+    title = f"{title}, by {label} {chosen}"
     best = table["chosen"].to_list().index(True)
     _output.print_table(columns, rows, title=title, bold=best, left=(label, "why, or why not"))
     if isinstance(selection, RecipeSelection):
@@ -148,14 +151,17 @@ def _print_choices(selection: Selection) -> None:
     _output.print_text(selection.confidence, wrap=False)
 
 
-def _write(selection: Selection, out: Path) -> None:
+def _write(selection: Selection, out: Path, title: str, lines: Mapping[str, str]) -> None:
     from midlayer_encoders.report import write_figure
+    from midlayer_encoders.report.pages import write_page
     from midlayer_encoders.report.results import write_frame
 
     write_frame(selection.frame, out / "frame.parquet")
     write_frame(selection.to_frame(), out / "selection.csv")
     write_figure(selection.plot(), out / "selection.png")
     if (center := getattr(selection, "center", None)) is not None:
-        lines = [" ".join(text.splitlines()) for text in center]
-        write_file(out / _CENTER_FILE, ("\n".join(lines) + "\n").encode())
-    _output.print_text(f"Written to {out}: selection.csv, frame.parquet, selection.png")
+        rows = [" ".join(text.splitlines()) for text in center]
+        write_file(out / _CENTER_FILE, ("\n".join(rows) + "\n").encode())
+    write_page(selection.html(title, lines), out / "report.html")
+    files = "selection.csv, frame.parquet, selection.png, report.html"
+    _output.print_text(f"Written to {shell_path(out)}: {files}", wrap=False)

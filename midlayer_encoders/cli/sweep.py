@@ -218,6 +218,8 @@ def result_values(result: SweepResult) -> dict[str, Any]:
 
 def _print_scores(result: SweepResult) -> None:
     """Print a row for each layer, and a column for each task."""
+    import polars as pl
+
     from midlayer_encoders.frame.summaries import average_baseline
     from midlayer_encoders.report.sweep_page import confirmed_words
     from midlayer_encoders.sweeping import RecipesResult
@@ -247,10 +249,12 @@ def _print_scores(result: SweepResult) -> None:
     best = None if average is None else layers.index(average.best_layer)
     columns = ["layer", *headings, *(["mean"] if mean else [])]
     _output.print_table(columns, rows, title=title, bold=best, sections=[len(layers)])
-    _output.print_text(" ".join(verdict))
+    for sentence in verdict:
+        _output.print_text(sentence)
     failed = [remark for remark in notes.remarks if remark.startswith("mteb could not score")]
     unscored = [remark for remark in summary.remarks if remark.startswith("No layer")]
-    for sentence in filter(None, [confirmed_words(result.frame), *failed, *unscored, *result.sample_words()]):
+    confirmed = confirmed_words(result.frame.with_columns(pl.col("dataset").replace(labels)))
+    for sentence in filter(None, [confirmed, *failed, *unscored, *result.sample_words()]):
         _output.print_text(sentence)
 
 
@@ -306,7 +310,7 @@ def parse_amount(text: str) -> float:
 
 def _print_board(result: Board, out: Path) -> None:
     """Write the page of a board, and print its table and the best encoder."""
-    from midlayer_encoders.frame.pareto import COSTS, amount, cost_text
+    from midlayer_encoders.frame.pareto import COSTS, amount
 
     page = result.to_html(out)
     tasks = f"{len(result.tasks)} shared tasks" if len(result.tasks) > 1 else result.tasks[0]
@@ -324,9 +328,8 @@ def _print_board(result: Board, out: Path) -> None:
     try:
         point = result.chosen()
         lines = result.lines(point)
-        choice = {**asdict(point), "lines": lines}
+        choice = {**asdict(point), "lines": lines, "verdict": result.summary()}
     finally:  # --json lists the runs even if none is within the budget
         _output.print_result(page=page, **result.to_dict(), chosen=choice)
-    summary = f"Use {point.run} at layer {point.layer}: {point.score:.1f} points, {cost_text(point.costs)}."
-    _output.print_text(summary, wrap=False)
+    _output.print_text(result.summary())
     _output.print_encoder_lines(lines)

@@ -25,7 +25,7 @@ from midlayer_encoders.files import check_output_folder, expand_home
 from midlayer_encoders.frame.schema import NamedSubject, tidy_frame, tidy_rows
 from midlayer_encoders.measuring import agreed, extra_passes
 from midlayer_encoders.metrics import METRICS, Kind, TooFewTextsError, metric_names
-from midlayer_encoders.models.hub import name_and_revision
+from midlayer_encoders.models.hub import name_and_revision, shown_name
 from midlayer_encoders.reading.batches import batches_of
 from midlayer_encoders.reading.reader import layer_reader
 from midlayer_encoders.report import comparison_page, plot_metrics
@@ -83,7 +83,7 @@ class CompareResult(Result):
 
     def words(self) -> list[str]:
         """Return a one-sentence summary for each model."""
-        return comparison_page.comparisons_words(self.differences)
+        return comparison_page.comparisons_words(without_local(self.differences))
 
     def plots(self) -> dict[str, Figure]:
         """Return the figures by name: ``metrics`` and ``differences``."""
@@ -91,7 +91,8 @@ class CompareResult(Result):
 
     def html(self) -> str:
         """Return the self-contained page."""
-        return comparison_page.comparisons_html(self.frame, self.differences, how=self.how, notes=self.notes)
+        frame, differences = without_local(self.frame), without_local(self.differences)
+        return comparison_page.comparisons_html(frame, differences, how=self.how, notes=self.notes)
 
     def tables(self) -> dict[str, pl.DataFrame]:
         """Return both frames by file name, each as parquet and CSV."""
@@ -313,12 +314,20 @@ def _measure_model(encoder: LayerEncoder, inputs: _Inputs, previous: Sequence[_M
     return _MeasuredModel(label, spec, vocabulary_hash, measurements.layers, stacked)
 
 
+def without_local(frame: pl.DataFrame) -> pl.DataFrame:
+    """Return a frame whose names of folders have no prefix."""
+    names = [name for name in ("base", "model") if name in frame.columns]
+    return frame.with_columns(pl.col(names).str.strip_prefix("local/"))
+
+
 def _unique_label(encoder: LayerEncoder, labels: Sequence[str]) -> str:
     """Return a label that is not in ``labels``: the model's name, with its revision or parent folder if needed."""
     spec = encoder.spec
     name = f"{spec.model}@{spec.revision}" if spec.revision else spec.model
     if name in labels and Path(encoder.source).expanduser().is_dir():
         name = f"local/{Path(encoder.source).expanduser().resolve().parent.name}/{name.removeprefix('local/')}"
+    elif "/" in (shown := shown_name(encoder.source)) and name.startswith("local/"):  # a checkpoint of a run
+        name = f"local/{shown}"
     numbered = [name, *(f"{name} ({number})" for number in range(2, len(labels) + 2))]
     return next(label for label in numbered if label not in labels)
 

@@ -68,7 +68,9 @@ class ProgressionResult(Result):
     def html(self) -> str:
         """Return the self-contained page."""
         notes = [f"{name} failed: {error}" for name, error in self.failures.items()]
-        return steps_html(self.frame, title=f"{self.frame['model'][0]} learns", how=self.how, notes=notes)
+        return steps_html(
+            self.frame, title=f"{self.frame['model'][0].removeprefix('local/')} learns", how=self.how, notes=notes
+        )
 
     def tables(self) -> dict[str, pl.DataFrame]:
         """Return frame (parquet and CSV), changes and settled steps by file name."""

@@ -11,6 +11,7 @@ import polars as pl
 from scipy.stats import binomtest
 from torch import Tensor
 
+from midlayer_encoders.encoder.options import EncoderOptions, python_line, shell_line
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.frame.schema import tidy_frame, tidy_rows
 from midlayer_encoders.probing.classifiers import ProbeKind
@@ -57,6 +58,8 @@ class ProbeResult(Result):
         epochs: best epoch of each layer, shape ``(L,)``.
         chance: accuracy of always predicting the most common class of the test examples.
         num_train: number of training examples.
+        source: the model as it was given.
+        options: of the encoder; ``None`` for a module in memory, which no line creates.
     """
 
     frame: pl.DataFrame = field(init=False, repr=False)
@@ -73,6 +76,8 @@ class ProbeResult(Result):
     epochs: Tensor
     chance: float
     num_train: int
+    source: str = ""
+    options: EncoderOptions | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         values = dict(zip(self.layers, self.accuracy.tolist(), strict=True))
@@ -140,6 +145,11 @@ class ProbeResult(Result):
 
     def html(self) -> str:
         """Return the self-contained page."""
+        best, out = self.best_layer, f"layer-{self.best_layer}"
+        export = {}
+        if self.options is not None:
+            export["Python"] = f'{python_line(self.source, best, self.options)}.save_pretrained("{out}")'
+            export["shell"] = shell_line(self.source, best, self.options, out=out)
         return report_html(
             self.frame,
             title=f"Probes of every layer: {self.dataset}",
@@ -147,6 +157,7 @@ class ProbeResult(Result):
                 "Probe": f"{self.kind}, all layers trained together on the same batches, each at its best epoch",
                 "Examples": f"{self.num_train} to train, {self.right.shape[1]} to test, {len(self.classes)} classes",
             },
-            notes=[self.verdict()],
+            sentences=[self.verdict(), f"Guessing gives {100 * self.chance:.1f}."],
+            export=export,
             baselines={"Guessing": {self.frame["dataset"][0]: self.chance}},
         )

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from midlayer_encoders.frame.pareto import COSTS, Budget, Cost, Point, Run, cost_text, fronts_by_run, pareto_front
-from midlayer_encoders.frame.summaries import Baselines, average_baseline
+from midlayer_encoders.frame.summaries import Baselines, Gain, average_baseline
 from midlayer_encoders.report import drawing
-from midlayer_encoders.report.labels import number
+from midlayer_encoders.report.labels import interval_words, number, signed
 from midlayer_encoders.report.layer_charts import draw_average_levels
 from midlayer_encoders.report.pages import render
 from midlayer_encoders.report.style import LIGHT
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+_MIN_LEAD = 0.05  # points of a baseline, which are printed with one digit
 _MAX_TASKS = 6  # with a column each on paper
 
 
@@ -25,6 +26,7 @@ def board_html(
     best: Point,
     *,
     lines: Mapping[str, str],
+    gains: Mapping[str, Gain] | None = None,
     budget: Budget | None = None,
     baselines: Baselines | None = None,
     notes: Sequence[str] = (),
@@ -36,6 +38,7 @@ def board_html(
         runs: at least one, in the order of the table.
         best: the recommended encoder: the best of all, or within the budget.
         lines: code that creates it, by language.
+        gains: as in :func:`board_verdict`.
         budget: drawn as vertical lines.
         baselines: score of each baseline on each shared task, a fraction.
         notes: sentences below the verdict, such as omitted tasks and folders.
@@ -43,14 +46,12 @@ def board_html(
     """
     tasks = [task.name for task in runs[0].summary.tasks]
     means = {name: average_baseline(runs[0].summary, scores) for name, scores in (baselines or {}).items()}
-    scope = f"within {cost_text(budget)}" if budget else f"of {len(runs)} runs" if len(runs) > 1 else "of its layers"
-    subject = tasks[0] if len(tasks) == 1 else f"average over {len(tasks)} tasks"
     costs = _recorded_costs(runs)
     return render(
         "board.html",
         title=f"Board of {len(runs)} run{'' if len(runs) == 1 else 's'}",
         notes=notes,
-        verdict=f"{best.run} at layer {best.layer} scores {number(best.score)} on {subject}, the highest {scope}.",
+        verdict=" ".join(board_verdict(runs, best, gains=gains, budget=budget, baselines=baselines)),
         costs=cost_text(best.costs),
         lines=lines,
         budget=budget,
@@ -63,6 +64,39 @@ def board_html(
         means={name: mean for name, mean in means.items() if mean is not None},
         how=how or {},
     )
+
+
+def board_verdict(
+    runs: Sequence[Run],
+    best: Point,
+    *,
+    gains: Mapping[str, Gain] | None = None,
+    budget: Budget | None = None,
+    baselines: Baselines | None = None,
+) -> list[str]:
+    """Return sentences: baselines that score more, the recommended encoder, and its gain over others.
+
+    Args:
+        runs: at least one.
+        best: the recommended encoder.
+        gains: of it over others, by their names.
+        budget: within which it is the best.
+        baselines: score of each baseline on each shared task, a fraction.
+    """
+    scores = runs[0].summary
+    tasks = [task.name for task in scores.tasks]
+    scope = f"within {cost_text(budget)}" if budget else f"of {len(runs)} runs" if len(runs) > 1 else "of its layers"
+    subject = tasks[0] if len(tasks) == 1 else f"average over {len(tasks)} tasks"
+    means = {name: average_baseline(scores, by_task) for name, by_task in (baselines or {}).items()}
+    sentences = [
+        f"{name} scores {number(mean)} on {subject}, {number(mean - best.score)} points more than the best encoder."
+        for name, mean in means.items()
+        if mean is not None and mean - best.score >= _MIN_LEAD
+    ]
+    sentences.append(f"{best.run} at layer {best.layer} scores {number(best.score)} on {subject}, the highest {scope}.")
+    for name, gain in (gains or {}).items():
+        sentences.append(f"It has {signed(gain.points)} points over {name} ({interval_words(gain)}).")
+    return sentences
 
 
 def plot_board(

@@ -225,7 +225,9 @@ def write(
         weight="bold" if bold else "normal",
         fontsize=8 if va == "center" else 9,
         annotation_clip=False,
-        bbox={"facecolor": LIGHT["page"], "edgecolor": "none", "pad": 1} if offset == (0, 0) else None,
+        bbox={"facecolor": LIGHT["page"], "edgecolor": "none", "pad": 1}
+        if offset == (0, 0) or va == "center"
+        else None,
     )
     annotate(artist, "mark")
 

@@ -211,7 +211,12 @@ def _curve_text(curve: Curve) -> str:
         return f"every layer scores {number(curve.best)}"
     if curve.best_layer == curve.last_layer:
         return f"the last layer is best, {number(curve.best)}"
-    return f"best {number(curve.best)} at layer {curve.best_layer}, {signed(curve.gain)} points over the last"
+    best = f"best {number(curve.best)} at layer {curve.best_layer}"
+    return (
+        f"{best}, as much as the last"
+        if number(curve.gain) == "0.0"
+        else f"{best}, {signed(curve.gain)} points over the last"
+    )
 
 
 def _averages(recipes: Mapping[str, Summary]) -> dict[str, Curve]:

@@ -80,7 +80,7 @@ def report_html(
         baselines=shared,
         export=export or {},
         model=scores.model.removeprefix("local/"),
-        how={"model": scores.model, **how},
+        how={"model": scores.model.removeprefix("local/"), **how},
         verdict=" ".join(sentences) or _metrics_sentence(metrics),
         recipes=recipes,
         recipe_gains=recipe_gains,

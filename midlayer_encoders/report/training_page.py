@@ -38,7 +38,7 @@ def steps_html(
         within: the share of a metric's range within which a layer counts as settled.
     """
     measured = histories(frame)
-    model, steps = str(frame["model"][0]), measured[0].steps
+    model, steps = str(frame["model"][0]).removeprefix("local/"), measured[0].steps
     places = thinned(len(steps), _MAX_STEPS)
     drawn_steps = {steps[place] for place in places}
     drawn = frame.filter(pl.col("revision").map_elements(step_of, pl.Int64).is_in(drawn_steps))

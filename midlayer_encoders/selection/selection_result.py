@@ -12,8 +12,8 @@ from midlayer_encoders.errors import OptionError
 from midlayer_encoders.frame.curves import Curves
 from midlayer_encoders.recipes import PLAIN, Recipe
 from midlayer_encoders.report.labels import significant
-from midlayer_encoders.report.pages import notebook_html
-from midlayer_encoders.report.results import TidyResult
+from midlayer_encoders.report.pages import notebook_html, render
+from midlayer_encoders.report.results import TidyResult, versions
 from midlayer_encoders.selection.rules import RULES, CannotChooseError, Choice, choose, metrics_of
 
 if TYPE_CHECKING:
@@ -151,13 +151,32 @@ class Selection(TidyResult):
 
     def _repr_html_(self) -> str:
         """Return the choice of each rule or recipe and the figure, as a notebook shows them."""
-        title, _, _ = str(self).partition("\n")
+        return notebook_html(self._verdict, self._rows(), self.plot(), [self.confidence])
+
+    def html(self, title: str, lines: Mapping[str, str]) -> str:
+        """Return the self-contained page, with the lines that create the encoder, by language."""
+        sentences = [self.confidence, getattr(self, "cost", "")]
+        head, *rows = self._rows()
+        choices = {}
+        for name, *cells, reason in rows:
+            values = [f"{column} {cell}" for column, cell in zip(head[1:-1], cells, strict=True) if cell]
+            choices[name] = ": ".join(filter(None, [", ".join(values), reason]))
+        how = {"Model": self.model.removeprefix("local/"), **versions()}
+        content = {"choices": choices, "chart": self.plot(), "lines": lines, "how": how}
+        return render("selection.html", title=title, verdict=self._verdict, notes=filter(None, sentences), **content)
+
+    def _rows(self) -> list[list[str]]:
+        """Return the table of choices as texts, the headings first."""
         table = self.to_frame().drop("model", "revision", "depth", "chosen")
-        rows = [[_cell_text(value) for value in row] for row in table.iter_rows()]
-        return notebook_html(title, [table.columns, *rows], self.plot(), [self.confidence])
+        return [table.columns, *([_cell_text(value) for value in row] for row in table.iter_rows())]
+
+    @property
+    def _verdict(self) -> str:
+        return str(self).partition("\n")[0]
 
     def __str__(self) -> str:
-        title = f"Layer {self.layer} of {self.num_layers} of {self.model}, by {self.rule}: {self.reason}."
+        name = self.model.removeprefix("local/")
+        title = f"Layer {self.layer} of {self.num_layers} of {name}, by {self.rule}: {self.reason}."
         rows = [(choice.rule, choice.layer, choice.reason) for choice in self.choices]
         return "\n".join([title, self.confidence, *_table_lines(rows, self.rule)])
 
@@ -254,7 +273,8 @@ class RecipeSelection(Selection):
         return self.parts[self.recipe].plot()
 
     def __str__(self) -> str:
-        title = f"The recipe {self.recipe} at layer {self.layer} of {self.num_layers} of {self.model}: {self.reason}."
+        name = self.model.removeprefix("local/")
+        title = f"The recipe {self.recipe} at layer {self.layer} of {self.num_layers} of {name}: {self.reason}."
         rows: list[tuple[str, int | None, str]] = [(name, part.layer, part.reason) for name, part in self.parts.items()]
         cost = [self.cost] if self.cost else []
         return "\n".join([title, self.confidence, *cost, *_table_lines(rows, self.recipe)])

@@ -73,14 +73,14 @@ class TuneResult(Result):
 
     def html(self) -> str:
         """Return the self-contained page."""
-        encoder = self.encoder
+        encoder, name = self.encoder, self.encoder.name.removeprefix("local/")
         return tuning_html(
             self.frame,
             self.trained.losses,
             self.trained.metrics,
             how=self.how,
             notes=self.notes,
-            title=f"{encoder.name} cut at layer {encoder.layer} of {encoder.num_layers} and {self.trained_how}",
+            title=f"{name} cut at layer {encoder.layer} of {encoder.num_layers} and {self.trained_how}",
             folder=str(self.model_folder),
         )
 

@@ -10,11 +10,14 @@ from dataclasses import replace
 from pathlib import Path
 from urllib.parse import unquote
 
+import polars as pl
 import pytest
 
 from midlayer_encoders import LayerEncoder, board
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.files import sealed
+from midlayer_encoders.frame.pareto import cost_text
+from midlayer_encoders.frame.summaries import RESAMPLES_SCHEMA
 from midlayer_encoders.sweeping import RecipesResult, SweepResult
 from tests.report.drawn_artists import artists
 from tests.report.made_runs import make_sweep
@@ -281,3 +284,22 @@ def test_device_of_a_run_without_times_is_not_compared(tmp_path: Path) -> None:
     make_sweep(tmp_path / "timed", {"STS": [0.2, 0.6]}, model="m1")
     make_sweep(tmp_path / "untimed", {"STS": [0.2, 0.6]}, model="m2", seconds={}, timing={}, how={"device": "cuda:0"})
     assert board(tmp_path).remarks == ("No milliseconds per text recorded for m2: repeat the sweep to add them.",)
+
+
+def test_summary_of_a_board_has_intervals_and_a_baseline_that_is_ahead(tmp_path: Path) -> None:
+    for name, scores in {"m1": [0.2, 0.6, 0.5], "m2": [0.1, 0.59, 0.2]}.items():
+        result = make_sweep(tmp_path / name, {"STS": scores}, model=name, baselines={"MiniLM": {"STS": 0.65}})
+        rows = [("STS", layer, [value - 0.02 * layer, value + 0.02 * layer]) for layer, value in enumerate(scores)]
+        replace(result, resamples=pl.DataFrame(rows, schema=RESAMPLES_SCHEMA, orient="row")).save()
+    sentences = [
+        "MiniLM scores 65.0 on STS, 5.0 points more than the best encoder.",
+        "m1 at layer 1 scores 60.0 on STS, the highest of 2 runs.",
+        "It has +10.0 points over its last layer (95 % interval +8.1 to +11.9).",
+        "It has +1.0 points over m2 at layer 1 (95 % interval +1.0 to +1.0).",
+    ]
+    actual = board(tmp_path)
+    assert actual.summary() == f"{' '.join(sentences)} Its costs: {cost_text(actual.chosen().costs)}."
+    assert " ".join(sentences) in actual.html().replace("\N{NO-BREAK SPACE}", " ")
+    within = board(tmp_path, max_parameters=1000).summary()
+    assert "the highest within 1000 parameters" in within
+    assert "over m2" not in within

@@ -92,7 +92,7 @@ def test_steps_are_optimizer_steps_with_the_values_of_their_weights(library: str
         assert [list(row.items()) for row in callbacks[name].history] == [list(row.items()) for row in frame.to_dicts()]
 
 
-def test_figures_show_the_complete_history(tmp_path: Path) -> None:
+def test_figures_show_the_complete_history(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     common: dict[str, Any] = {"metrics": ["curvature"], "every_n_steps": 1, "strict": True}
     callbacks = [LayerMetricsCallback(TEXTS, TOKENIZER, dirpath=tmp_path / "drawn", **common)]
     callbacks += [LayerMetricsCallback(TEXTS, TOKENIZER, dirpath=tmp_path / "not", figures=False, name="b", **common)]
@@ -102,6 +102,20 @@ def test_figures_show_the_complete_history(tmp_path: Path) -> None:
     expected, actual = (np.asarray(Image.open(source)) for source in (buffer, tmp_path / "drawn" / "curves.png"))
     assert np.array_equal(expected, actual)
     assert [path.name for path in (tmp_path / "not").iterdir()] == ["history.parquet"]
+    assert capsys.readouterr().out.splitlines() == [
+        f"LayerMetricsCallback wrote to {tmp_path / 'drawn'}: history.parquet, curves.png, report.html",
+        f"LayerMetricsCallback wrote to {tmp_path / 'not'}: history.parquet",
+    ]
+    page = (tmp_path / "drawn" / "report.html").read_text()
+    assert "<h1>Every layer while it learned</h1>" in page
+    assert "Metrics by layer at step 2" in page
+
+
+@pytest.mark.parametrize("metrics", [["curvature"], "paper"])
+def test_page_of_a_run_with_one_measurement_is_written(metrics: Any, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"metrics": metrics, "every_n_steps": [1], "dirpath": tmp_path, "strict": True}
+    fit(Boring(neox()), tmp_path, [LayerMetricsCallback(TEXTS, TOKENIZER, **options)], max_steps=1, logger=False)
+    assert "1 step" in (tmp_path / "report.html").read_text()
 
 
 def test_run_does_not_wait_for_its_figures(tmp_path: Path) -> None:

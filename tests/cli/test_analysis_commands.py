@@ -89,9 +89,13 @@ def test_every_option_of_compare_reaches_it(steps: Path, texts: Path, tmp_path: 
         rows = result["differences"].select("layer", "name", "difference").iter_rows()
         values = {(layer, name.replace("_", " ")): value for layer, name, value in rows}
         ((head, *lines),) = tables(output)
-        printed = {(int(line[0]), name): cell for line in lines for name, cell in zip(head[1:], line[1:], strict=True)}
+        printed = {
+            (int(line[0]), name): cell.strip("()")
+            for line in lines
+            for name, cell in zip(head[1:], line[1:], strict=True)
+        }
         assert printed == {key: f"{value:+.3g}" if value else "0" for key, value in values.items()}
-        assert "local/step16 minus local/step1" in output
+        assert f"{steps.name}/step16 minus {steps.name}/step1; in brackets: " in output
         return result
 
     def call(metrics: str = "paper", **options: Any) -> dict[str, pl.DataFrame]:

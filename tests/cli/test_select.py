@@ -47,6 +47,9 @@ def test_table_frame_and_figure(tiny_folder: Callable[[str], str], files: tuple[
     assert "On 15 labeled texts" in output
     assert set(pl.read_parquet(out / "frame.parquet")["kind"]) == {"metric", "score"}
     assert (out / "selection.png").stat().st_size > 10_000
+    page = (out / "report.html").read_text()
+    assert f"--layer {chosen['layer']} --out layer-{chosen['layer']}" in page
+    assert "On 15 labeled texts" in page
 
 
 def test_label_column_gives_the_labels_of_a_file_in_the_order_of_its_rows(

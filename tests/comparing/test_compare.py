@@ -105,7 +105,7 @@ def test_everything_is_written(base: str, tuned: str, tmp_path: Path) -> None:
     page = (comparison.folder / "report.html").read_text()
     assert page.count("fill-opacity: 0.18") == 2  # the bands of both metrics
     assert "random halves of 6 texts" in page
-    assert "local/tuned differs from local/base" in page
+    assert "tuned differs from base" in page
 
 
 def test_interval_is_the_spread_over_the_same_halves_of_both_models(base: str, tuned: str, done: CompareResult) -> None:
@@ -229,7 +229,7 @@ def test_command_prints_and_writes(base: str, tuned: str, tmp_path: Path) -> Non
     command += ["--metrics", "curvature,anisotropy", "--resamples", "4", "--device", "cpu"]
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 0, result.output
-    assert "local/tuned minus local/base" in result.output
+    assert "tuned minus base; in brackets: " in result.output
     assert "have an interval that excludes zero" in " ".join(result.output.split())
     assert (tmp_path / "out" / "report.html").is_file()
 

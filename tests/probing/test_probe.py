@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from midlayer_encoders.encoder.options import EncoderOptions
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import NotFiniteError, OptionError
 from midlayer_encoders.probing import (
@@ -306,7 +307,13 @@ def test_best_layer_is_selected_on_validation_examples() -> None:
     assert result.gain()[0] == pytest.approx(0.25)
     assert "layer 0 of 4 is the choice for the linear probe: +25.0 points" in result.verdict()
     assert result.frame["depth"].to_list() == [0.0, 0.5, 1.0]
-    assert "8 to train, 4 to test, 2 classes" in result.html()
+    page = result.html()
+    assert "8 to train, 4 to test, 2 classes" in page
+    assert "Guessing gives 40.0." in page
+    assert "Use this layer" not in page
+    assert "behind the best layer" not in page
+    saved = replace(result, source="org/m", options=EncoderOptions(norm="none"))
+    assert "midlayer export org/m --layer 0 --norm none --out layer-0" in saved.html()
     assert 40.0 in [line.get_ydata()[0] for line in result.plot().axes[0].lines]  # type: ignore[index]
 
 

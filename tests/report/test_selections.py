@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import polars as pl
+from matplotlib.colors import to_hex
 
 from midlayer_encoders.report.layer_charts import plot_selection
+from midlayer_encoders.report.style import LIGHT
 from tests.report.drawn_artists import artists, points, titles
 from tests.report.made_frames import metrics_frame, rows_frame, scores_frame
 
@@ -25,3 +27,14 @@ def test_selection_is_marked_among_the_rules_and_in_every_panel() -> None:
 def test_selection_without_texts_shows_only_the_rules() -> None:
     figure = plot_selection(rows_frame([]), layer=3, rule="last", choices={"last": 3}, num_layers=3)
     assert len(figure.axes) == 1
+
+
+def test_label_beside_the_chosen_layer_is_not_crossed_by_its_line() -> None:
+    figure = plot_selection(rows_frame([]), layer=28, rule="auto", choices={"auto": 28, "few": 27}, num_layers=30)
+    top = figure.axes[0]
+    (rule,) = artists(top, "rule")
+    for text in top.texts:
+        patch = text.get_bbox_patch()
+        assert patch is not None
+        assert to_hex(patch.get_facecolor()) == LIGHT["page"]
+        assert text.get_zorder() > rule.get_zorder()

@@ -149,7 +149,7 @@ def test_frame_of_several_recipes_selects_by_its_scores() -> None:
 
 def test_selection_has_a_readable_text(labeled: RecipeSelection) -> None:
     words = str(labeled)
-    assert words.startswith(f"The recipe {labeled.recipe} at layer {labeled.layer} of 4 of local/")
+    assert words.startswith(f"The recipe {labeled.recipe} at layer {labeled.layer} of 4 of Llama")
     assert all(name in words for name in labeled.parts)
     assert labeled.labels is not None
     assert labeled.confidence.startswith("On 20 labeled texts it is ")

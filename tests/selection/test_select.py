@@ -131,7 +131,7 @@ def test_select_layer_accepts_a_folder_an_encoder_or_a_frame(whole: LayerEncoder
 
 def test_selection_as_text_and_as_a_frame(labeled: Selection) -> None:
     words = str(labeled)
-    assert words.startswith(f"Layer {labeled.layer} of 4 of local/")
+    assert words.startswith(f"Layer {labeled.layer} of 4 of Llama")
     assert f"On {20} labeled texts it " in words
     assert all(rule in words for rule in RULES)
     table = labeled.to_frame()
