@@ -79,8 +79,8 @@ class CallbackSettings:
         max_length: number of tokens after which texts are truncated.
         max_inputs: number of inputs to read from a dataloader.
         token_budget: number of tokens in a batch of texts.
-        figures: draw curves over layers when training ends. A background thread draws them, unless ``strict`` is
-            set; the interpreter waits for that thread before it exits.
+        figures: draw curves over layers and write the page when training ends. A background thread does it, unless
+            ``strict`` is set; the interpreter waits for that thread before it exits.
         dirpath: folder for ``history.parquet`` and the figures; the default is next to the run's logs.
         name: prefix of the logged values and name of the folder; choose another name for a second callback in a run.
         strict: stop the run if a measurement fails. Otherwise the first failure is logged and training continues.

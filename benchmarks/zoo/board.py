@@ -61,7 +61,7 @@ def compare(folder: Path) -> tuple[Board, str]:
     """Return the board of the sweeps in a folder, and the lines about the encoder that the command prints."""
     arguments = ["board", str(folder), "--max-params", BUDGET, "--out", str(folder / "board.html")]
     output = CliRunner().invoke(app, arguments, catch_exceptions=False, env={"COLUMNS": "400"}).output
-    lines = output[output.index("Use ") :].strip()
+    lines = output.partition("The report: ")[2].partition("\n")[2].strip()
     return board(folder, max_parameters=100e6), lines
 
 

@@ -57,7 +57,8 @@ class _Sweep:
     @property
     def label(self) -> str:
         """Model, revision and recipe, without the defaults."""
-        model, revision = self.result.notes.name, self.result.frame["revision"][0]
+        model, revision = self.result.frame["model"][0], self.result.frame["revision"][0]
+        model = self.result.notes.name if model.startswith("local/") else model
         name = model if revision == "default" else f"{model}@{revision}"
         recipe = self.recipe.removeprefix(f"{PLAIN}, ")
         return name if recipe == PLAIN else f"{name} with {recipe}"
