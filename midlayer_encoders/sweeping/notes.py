@@ -39,6 +39,7 @@ _PACKAGES = ("midlayer-encoders", "torch", "transformers", "sentence-transformer
 _TIMED_PASSES = 9
 _MAX_TIMED_SECONDS = 1.0  # a pass that ends later is the last one
 _TIMED_TEXTS = ["The quick brown fox jumps over the lazy dog near the river bank."] * 16
+_UNDEFINED = "all vectors are the same or not finite there, or the task's labels do not differ."
 _MAX_DIFFERENCE = 0.01  # from mteb's score; a larger one is reported
 
 
@@ -64,8 +65,12 @@ class ScoringResult:
 
     @property
     def failures(self) -> dict[str, str]:
-        """The error of each task that failed, at its first layer."""
-        return {score.task: f"layer {score.layer}: {score.error}" for score in reversed(self.scores) if score.error}
+        """The error of each task that failed, at its first layer, and why a task has a score at no layer."""
+        failed = {score.task: f"layer {score.layer}: {score.error}" for score in reversed(self.scores) if score.error}
+        scored = {score.task for score in self.scores if not math.isnan(score.value)}
+        return {
+            score.task: f"no layer has a score: {_UNDEFINED}" for score in self.scores if score.task not in scored
+        } | failed
 
 
 def sweep_notes(
@@ -184,19 +189,18 @@ def _how(
     return {name: value for name, value in how.items() if value}
 
 
-def _undefined_scores(scores: Sequence[Score]) -> list[str]:
-    """Return which layers have no score although nothing failed."""
+def _undefined_scores(scoring: ScoringResult) -> list[str]:
+    """Return which layers have no score although their tasks did not fail."""
     layers_by_task: dict[str, list[str]] = {}
-    for score in scores:
-        if score.error is None and math.isnan(score.value):
+    failures = scoring.failures
+    for score in scoring.scores:
+        if score.error is None and math.isnan(score.value) and _UNDEFINED not in failures.get(score.task, ""):
             layers_by_task.setdefault(score.task, []).append(str(score.layer))
     tasks_by_layers: dict[str, list[str]] = {}
     for task, layers in layers_by_task.items():
         tasks_by_layers.setdefault(", ".join(layers), []).append(task_label(task))
     return [
-        f"No score at layer {layers} of {', '.join(tasks)}: all vectors are the same or not finite there, or the "
-        "task's labels do not differ."
-        for layers, tasks in tasks_by_layers.items()
+        f"No score at layer {layers} of {', '.join(tasks)}: {_UNDEFINED}" for layers, tasks in tasks_by_layers.items()
     ]
 
 
@@ -208,7 +212,7 @@ def score_remarks(sources: Sequence[TaskSource], scoring: ScoringResult, baselin
         remarks.append(f"Grades of {nearness}: {grades}.")
     if unlabeled := [task_label(source.name) for source in sources if isinstance(source, TextsSource)]:
         remarks.append(f"{', '.join(unlabeled)}: texts without labels, which are used for metrics and not scored.")
-    remarks += _undefined_scores(scoring.scores)
+    remarks += _undefined_scores(scoring)
     for name, scores in baselines.items():
         if tasks := [task_label(task) for task, score in scores.items() if math.isnan(score)]:
             remarks.append(f"No score of {name} on {', '.join(tasks)}: it does not distinguish any two texts there.")

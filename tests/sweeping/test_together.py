@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import shutil
 import zlib
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import OptionError
@@ -126,14 +128,26 @@ def test_page_reports_scores_that_differ_from_mteb(
     (remark,) = result.notes.remarks
     assert remark.startswith("mteb scores near at layer 2 ")
     assert "sweep with scoring='mteb'" in remark
-    monkeypatch.setattr(
-        task_scoring, "resampled_scores", lambda *a, **k: {key: [float("nan")] for key in original_scores(*a, **k)}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("scoring", ["together", "mteb"])
+def test_sweep_equal_vectors_of_a_task_are_a_failure_with_the_reason(
+    scoring: str, tiny_folder: Folder, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(tiny_folder("Llama"), tmp_path / "model"))
+    weights = load_file(folder / "model.safetensors")
+    save_file(
+        {name: torch.zeros_like(weight) for name, weight in weights.items()},
+        folder / "model.safetensors",
+        {"format": "pt"},
     )
-    undefined = sweep(tiny_folder("Llama"), task, layers=[2], out=tmp_path / "nan", **QUICK)
-    (remark,) = undefined.notes.remarks
-    assert remark.startswith("No score at layer 2 of near: all vectors are the same or not finite there, or the task's")
+    task = write_sts_task(tmp_path)
+    undefined = sweep(str(folder), task, layers=[1, 2], out=tmp_path / "out", scoring=scoring, **QUICK)
     assert undefined.frame.filter(kind="score").is_empty()
-    with pytest.raises(OptionError, match=r"no score to choose a layer by\. No score at layer 2 of near"):
+    reason = "no layer has a score: all vectors are the same or not finite there, or the task's labels do not differ."
+    assert list(undefined.failures.values()) == [reason]
+    with pytest.raises(OptionError, match=r"no score to choose a layer by\. near-.*: no layer has a score"):
         undefined.best()
 
 
