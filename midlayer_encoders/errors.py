@@ -1,6 +1,7 @@
 """Exceptions of this package, and functions that word error messages."""
 
 import os
+import pickle
 import re
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -8,6 +9,9 @@ from difflib import get_close_matches
 
 class MidlayerError(Exception):
     """Base class of all errors that this package raises."""
+
+    def __str__(self) -> str:
+        return printable(super().__str__())
 
 
 class OptionError(MidlayerError, ValueError):
@@ -91,6 +95,17 @@ def short_repr(value: object, max_length: int = 60) -> str:
     return text if len(text) <= max_length else text[: max_length - 1] + "…"
 
 
+def printable(text: str) -> str:
+    r"""Return a text in one line with its control characters escaped: files choose parts of error messages.
+
+    Example:
+        >>> printable("a type\nwith \x1b[31mcolor")
+        'a type with \\x1b[31mcolor'
+    """
+    line = " ".join(map(str.strip, text.splitlines()))
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in line)
+
+
 def redact_tokens(text: str) -> str:
     """Return a text without Hugging Face tokens: HTTP clients put request headers into some error messages.
 
@@ -105,10 +120,17 @@ def redact_tokens(text: str) -> str:
 
 
 def error_summary(error: BaseException) -> str:
-    """Return the type and message of an error without secrets, safe to print and to save.
+    """Return the type and message of an error without secrets and control characters, safe to print and to save.
+
+    torch recommends to load an unsafe pickle nevertheless; its errors are replaced by their cause.
 
     Example:
         >>> error_summary(KeyError("text"))
         "KeyError: 'text'"
     """
-    return redact_tokens(f"{type(error).__name__}: {error}")
+    text = f"{type(error).__name__}: {error}"
+    if isinstance(error, pickle.UnpicklingError):
+        names = re.findall(r"GLOBAL (\S+)", text)
+        problem = f"refers to {names[0]}, which could run code" if names else "is damaged"
+        text = f"a pickled file of weights {problem}. It is not read; save the weights as safetensors"
+    return printable(redact_tokens(text))

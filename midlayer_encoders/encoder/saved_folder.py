@@ -12,7 +12,7 @@ from torch import nn
 
 from midlayer_encoders.encoder.options import EncoderOptions
 from midlayer_encoders.encoder.sentence_transformers_internals import without_transformer
-from midlayer_encoders.errors import ModelNotFoundError, OptionError
+from midlayer_encoders.errors import ModelNotFoundError, OptionError, error_summary
 from midlayer_encoders.files import read_json
 from midlayer_encoders.models.hub import local_only, model_file
 from midlayer_encoders.reading.joined_readings import JoinedReadings
@@ -110,7 +110,7 @@ def load_saved_folder(model: str, options: EncoderOptions, *, gguf_file: str | N
             local_files_only=local,
             trust_remote_code=options.trust_remote_code,
         )
-    except (AttributeError, ImportError, KeyError, OSError, TypeError, ValueError) as reason:
+    except Exception as reason:  # damaged files fail in their own ways
         remedy = (
             f" Correct its {_SETTINGS_FILE}, its modules.json and the files that this lists, or delete these to read a "
             "plain transformers model."
@@ -119,7 +119,7 @@ def load_saved_folder(model: str, options: EncoderOptions, *, gguf_file: str | N
             remedy = ""  # the reason names it
         raise ModelNotFoundError(
             f"`model` must hold settings and modules that sentence-transformers can read, but {model!r} does not "
-            f"({type(reason).__name__}: {reason}).{remedy}"
+            f"({error_summary(reason)}).{remedy}"
         ) from reason
     first, *later = rest
     package, *_, first_class = rest.first_type.split(".")

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 from midlayer_encoders.errors import ModelNotFoundError, OptionError, did_you_mean, error_summary
-from midlayer_encoders.files import exists, expand_home
+from midlayer_encoders.files import exists, expand_home, read_json
 
 if TYPE_CHECKING:
     from torch import Tensor, nn  # commands check the model before they import torch
@@ -205,6 +204,16 @@ def model_file(model: str, name: str, *, revision: str | None, local: bool) -> s
     return None if path is None else str(path)
 
 
+def local_folder(model: str, revision: str | None = None, gguf_file: str | None = None) -> Path:
+    """Return the folder of a model that was loaded: its own, or that of its downloaded files."""
+    folder = expand_home(model)
+    if folder.is_dir():
+        return folder
+    names = ("modules.json", "config.json", gguf_file or "config.json")
+    paths = (model_file(model, name, revision=revision, local=True) for name in names)
+    return Path(next(path for path in paths if path is not None)).parent
+
+
 def module_folder(model: str, subfolder: str, revision: str | None = None) -> str:
     """Return the folder of a module of a sentence-transformers model, downloaded if ``model`` is a name on the hub."""
     folder = expand_home(model)
@@ -235,7 +244,7 @@ def weight_files(model: str, revision: str | None = None, *, local: bool) -> dic
     find = partial(model_file, model, revision=revision, local=local)
     for name in ("model.safetensors", "pytorch_model.bin"):
         if (index := find(f"{name}.index.json")) is not None:
-            return dict(json.loads(Path(index).read_text(encoding="utf8"))["weight_map"])
+            return read_index(Path(index))
         if (path := find(name)) is None:
             continue
         if name.endswith(".safetensors"):
@@ -245,6 +254,22 @@ def weight_files(model: str, revision: str | None = None, *, local: bool) -> dic
 
         return dict.fromkeys(torch.load(path, map_location="meta", mmap=True, weights_only=True), name)
     return {}
+
+
+def read_index(index: Path) -> dict[str, str]:
+    """Return the file of each weight from an index, or raise if it is damaged or names files outside its folder."""
+    try:
+        content = read_json(index)
+        weight_map: dict[str, str] = content["weight_map"]
+        files = [PurePath(name) for name in weight_map.values()]
+    except (AttributeError, LookupError, TypeError, ValueError) as reason:
+        raise ModelNotFoundError(
+            f"{index} must be a JSON object whose 'weight_map' has the file of each weight, but is damaged. "
+            "Download it again."
+        ) from reason
+    if outside := next((file for file in files if file.is_absolute() or ".." in file.parts), None):
+        raise ModelNotFoundError(f"{index} must name files of its own folder, but names {str(outside)!r}.")
+    return weight_map
 
 
 def package_folder(name: str) -> Path | None:

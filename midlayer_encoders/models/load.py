@@ -5,6 +5,7 @@ shapes and settings as in the complete model; other families are refused.
 """
 
 import copy
+import pickle
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,12 +21,13 @@ from torch import nn
 from midlayer_encoders import errors
 from midlayer_encoders._types import Layer, LayerArgument, Norm
 from midlayer_encoders.errors import CutError, LayerIndexError, MidlayerError, ModelNotFoundError, OptionError
+from midlayer_encoders.files import expand_home
 from midlayer_encoders.models import anatomy as anatomies
 from midlayer_encoders.models import transformers_internals as internals
 from midlayer_encoders.models.anatomy import Anatomy, find_anatomy
 from midlayer_encoders.models.cut import Cut, JointCut, cut_config, cut_model, plan_cuts
 from midlayer_encoders.models.gguf_cache import add_blocks
-from midlayer_encoders.models.hub import access_options, load_config, local_only, weight_files
+from midlayer_encoders.models.hub import access_options, load_config, local_only, read_index, weight_files
 from midlayer_encoders.models.quantized import keep_weights_unchanged, quantized_options
 from midlayer_encoders.validation import check_choice
 
@@ -34,6 +36,8 @@ from midlayer_encoders.validation import check_choice
 _UNREAD = re.compile(r"(^|\.)(pooler|head|contact_head|mask_token|masked_spec_embed|post_layernorm)(\.|$)")
 _UNREAD_JOINT = re.compile(r"(^|\.)logit_(scale|bias)$")
 _MOST_BLOCKS = 4096
+_MAX_PER_BYTE = 8  # parameters in a byte of quantized weights
+_UNSAVED = 10**7  # parameters that files may lack, such as a pooler's
 _MAX_NAMED = 10  # missing weights that an error names
 _ROOT = "base_model.model."  # PEFT's prefix for the names of a model's modules
 
@@ -94,6 +98,8 @@ def load_cut(
     loader = _Loader(model, layer, norm, adapters, options, config_kwargs or {}, plan, gguf_file)
     with internals.LOADING:
         complete = _complete_model(config, model, trust_remote_code)
+        if gguf_file is None:
+            _check_files(complete, model)
         towers = anatomies.find_towers(complete)
         if tower is None and towers:
             return loader.load_joint(complete, towers)
@@ -115,11 +121,15 @@ def load_cut(
 
 
 def _checked(config: Any, model: str) -> Any:
-    """Return a config without key-value caches; raise if it, or one inside it, counts more blocks than a model has.
+    """Return a config without key-value caches; raise if a setting is NaN, or counts more blocks than a model has.
 
     Building millions of blocks would take hours. A hybrid that is cut before its first attention block cannot get the
     text's length from its cache.
     """
+    if (name := _nan_setting(config.to_dict())) is not None:
+        raise ModelNotFoundError(
+            f"`{name}` in the config of {model!r} must be a number, but is NaN. Correct its config.json."
+        )
     for part in (config, *vars(config).values()):
         if getattr(part, "use_cache", None) is True:
             part.use_cache = False
@@ -131,6 +141,32 @@ def _checked(config: Any, model: str) -> Any:
                     "Correct its config.json, or download it again."
                 )
     return config
+
+
+def _nan_setting(value: Any) -> str | None:
+    """Return the name of a setting that is NaN, or ``None``; empty for a value that is NaN itself."""
+    if isinstance(value, Mapping):
+        return next((name for name, entry in value.items() if _nan_setting(entry) is not None), None)
+    if isinstance(value, list | tuple):
+        return next((name for name in map(_nan_setting, value) if name is not None), None)
+    return "" if value != value else None
+
+
+def _check_files(complete: nn.Module, model: str) -> None:
+    """Raise if the index of a folder's weights is invalid, or its files are much too small for its config.
+
+    transformers would read weights outside of the folder, and allocate the memory of weights that no file has.
+    """
+    folder = expand_home(model)
+    for index in folder.glob("*.index*.json"):
+        read_index(index)
+    held = sum(path.stat().st_size for kind in ("safetensors", "bin") for path in folder.glob(f"*.{kind}"))
+    count = sum(parameter.numel() for parameter in complete.parameters())
+    if held and count > _MAX_PER_BYTE * held + _UNSAVED:
+        raise ModelNotFoundError(
+            f"The config of {model!r} describes {count:,} parameters, but its weights have {held:,} bytes. Correct its "
+            "config.json, or download its files again."
+        )
 
 
 @dataclass(frozen=True)
@@ -441,10 +477,14 @@ def _read(
     options |= {"config": config, "ignore_mismatched_sizes": True}
     try:
         loaded, report = internals.read_weights(model_class, model, prefix=prefix, **options)
-    except (OSError, SafetensorError) as reason:
-        raise ModelNotFoundError(f"The weights of {model!r} cannot be read: {reason}") from reason
+    except (OSError, SafetensorError, pickle.UnpicklingError) as reason:
+        cause = reason if isinstance(reason, OSError) else errors.error_summary(reason)
+        raise ModelNotFoundError(f"The weights of {model!r} cannot be read: {cause}") from reason
     except (ArithmeticError, LookupError, AttributeError, ValueError, TypeError) as reason:
-        raise CutError(f"{model_class.__name__} cannot be loaded with this number of blocks: {reason!r}") from reason
+        raise CutError(
+            f"The weights of {model!r} cannot be loaded into {model_class.__name__}: {errors.error_summary(reason)}. "
+            "They may be damaged, or not fit this number of blocks."
+        ) from reason
     final_prefixes = tuple(f"{path}." for path in final)  # some families name a pooled token's norm alike
     lacking = {*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])}
     if missing := sorted(key for key in lacking if key.startswith(final_prefixes) or not unread.search(key)):

@@ -262,6 +262,11 @@ def without_cache(model: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any]
     return {**inputs, "use_cache": False} if has_cache else dict(inputs)
 
 
+def is_recording_hook(hook: object) -> bool:
+    """Return whether a hook is one with which transformers records hidden states, which change no output."""
+    return getattr(hook, "__module__", "") == _RECORDING
+
+
 def drop_recording_hooks(model: nn.Module) -> None:
     """Remove the hooks with which transformers records hidden states, which cannot be pickled.
 
@@ -269,7 +274,7 @@ def drop_recording_hooks(model: nn.Module) -> None:
     """
     for module in model.modules():
         for key, hook in list(module._forward_hooks.items()):
-            if getattr(hook, "__module__", "") == _RECORDING:
+            if is_recording_hook(hook):
                 del module._forward_hooks[key]
         if getattr(module, "_output_capturing_hooks_installed", False):
             module._output_capturing_hooks_installed = False  # type: ignore[assignment]
