@@ -48,7 +48,10 @@ from tests.tiny_folders import TEXTS
 ROOT = Path(midlayer_encoders.__file__).parents[1]
 HASHES = {"blake2b", "sha256", "sha1", "md5", "crc32", "adler32", "file_digest", "content_digest", "_digest"}
 COVERED_BY = {  # tests of other files that change each part
+    "midlayer_encoders/encoder/description.py": "tests/encoder/test_keys.py",
+    "midlayer_encoders/encoder/files_digest.py": "tests/encoder/test_files_digest.py",
     "midlayer_encoders/encoder/spec.py": "tests/encoder/test_keys.py",
+    "midlayer_encoders/encoder/weights_digest.py": "tests/encoder/test_weights_digest.py",
     "midlayer_encoders/files.py": "tests/tuning/test_damage.py",
     "midlayer_encoders/frame/schema.py": "tests/report/test_results.py",
     "midlayer_encoders/models/gguf_cache.py": "tests/models/test_gguf_cache.py",

@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.cli import app
-from midlayer_encoders.encoder import spec
+from midlayer_encoders.encoder import build
 from midlayer_encoders.encoder.sentence_transformers_encoder import measure
-from midlayer_encoders.encoder.spec import weights_digest
+from midlayer_encoders.encoder.weights_digest import weights_digest
 from midlayer_encoders.errors import LayerIndexError, OptionError
 from midlayer_encoders.measuring import num_passes
 from midlayer_encoders.media import InputError
@@ -116,7 +116,7 @@ def test_weights_are_digested_once_for_all_metrics(tiny_folder: Folder, monkeypa
         digests.append(weights_digest(module))
         return digests[-1]
 
-    monkeypatch.setattr(spec, "weights_digest", counted_digest)
+    monkeypatch.setattr(build, "weights_digest", counted_digest)
     measure(encoder, TEXTS, metrics=["anisotropy", "effective_rank", "curvature"])
     assert len(digests) == 1
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Self, Unpack, cast
 
 import torch
@@ -19,16 +20,19 @@ from midlayer_encoders._types import EncoderSpec, Layer, LayerArgument, Medium, 
 from midlayer_encoders.encoder import prompting, verification
 from midlayer_encoders.encoder import spec as names
 from midlayer_encoders.encoder.bidirectional import turn_mask_off
+from midlayer_encoders.encoder.description import Description
+from midlayer_encoders.encoder.files_digest import files_digest
 from midlayer_encoders.encoder.first_module import MemoryModule, UncutTransformer, states_width, transformer_module
 from midlayer_encoders.encoder.inputs import probe_features, sampling_rate, supported_media
 from midlayer_encoders.encoder.options import EncoderKeywords, EncoderOptions, make_options
 from midlayer_encoders.encoder.saved_folder import SavedFolder, later_modules, load_saved_folder, pooling_name
 from midlayer_encoders.encoder.sentence_transformers_internals import PlainOnDisk
-from midlayer_encoders.errors import CutError, MidlayerError, OptionError, short_repr
+from midlayer_encoders.encoder.weights_digest import weights_digest
+from midlayer_encoders.errors import CutError, MidlayerError, OptionError, error_summary, short_repr
 from midlayer_encoders.models.anatomy import Anatomy, find_anatomy, find_towers, resolve_layer, suffers_from_padding
 from midlayer_encoders.models.cut import MOST_PLANS, Cut, JointCut
 from midlayer_encoders.models.gguf_cache import TOKENIZER, converted_folder
-from midlayer_encoders.models.hub import BUILT_IN_MINILM, model_location, module_folder, output_embeddings
+from midlayer_encoders.models.hub import BUILT_IN_MINILM, local_folder, model_location, module_folder, output_embeddings
 from midlayer_encoders.models.load import NoPlanError, load_cut
 from midlayer_encoders.reading.joined_readings import JoinedReadings
 from midlayer_encoders.validation import check_choice
@@ -60,12 +64,16 @@ class BuiltEncoder(PlainOnDisk):
         norm: norm of the states.
         pooling: pooling of the states.
         max_pixels: the largest image size.
+        files: digest of the files that it was loaded from; empty for a module in memory.
+        loaded: digests of its modules and processors as they follow from these files.
     """
 
     layer: int
     num_layers: int
     norm: Norm
     pooling: Pooling
+    files: str = ""
+    loaded: Mapping[str, str] = MappingProxyType({})
     _truncation_warned = _unknown_warned = _empty_warned = False
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -84,7 +92,7 @@ class BuiltEncoder(PlainOnDisk):
         saved = load_saved_folder(folder, options, gguf_file=gguf_file)
         prompting.resolve_prompts(options, saved)  # raises before anything large is loaded
         name = encoder_name(model, gguf_file)
-        revision = None if gguf_file else options.revision
+        root, revision = folder, None if gguf_file else options.revision
         if saved.first_path and gguf_file is None:
             folder, revision = module_folder(folder, saved.first_path, revision), None
         source = {"revision": revision, "trust_remote_code": options.trust_remote_code}
@@ -111,11 +119,16 @@ class BuiltEncoder(PlainOnDisk):
                 if error is None:
                     error = CutError(
                         f"{name} cannot be built, or run, with the blocks up to layer {layer} alone: "
-                        f"{type(reason).__name__}: {reason}. Try another layer."
+                        f"{error_summary(reason)}. Try another layer."
                     )
                     error.__cause__ = reason
             else:
-                return self._assemble(model, name, *parts, options, saved, gguf_file)
+                self._assemble(model, name, *parts, options, saved, gguf_file)
+                self.files = files_digest(
+                    local_folder(root, options.revision, gguf_file), code=options.trust_remote_code
+                )
+                self.loaded = Description(self).parts()
+                return
         assert error is not None
         raise error from error.__cause__
 
@@ -269,12 +282,12 @@ class BuiltEncoder(PlainOnDisk):
             gguf_file=self._gguf_file,
             truncate_dim=self.truncate_dim,
             modules=json.dumps(modules, sort_keys=True, default=str),
-            weights_digest=names.weights_digest(self),
+            weights_digest=weights_digest(self),
             tower=options.tower,
             tower_layers=tuple(self.tower_layers.items()),
             similarity=self.similarity_fn_name,
             prompting=prompting.prompting_settings(options),
-            parts=names.part_digests(self[0]),
+            parts=names.part_digests(self),
         )
 
     @property

@@ -19,7 +19,6 @@ from midlayer_encoders.encoder.inputs import WITH_MASK, probe_features
 from midlayer_encoders.encoder.options import EncoderOptions
 from midlayer_encoders.encoder.saved_folder import SavedFolder
 from midlayer_encoders.encoder.sentence_transformers_internals import tokenizer_alone, transformer_around
-from midlayer_encoders.encoder.spec import structure_digest
 from midlayer_encoders.errors import CutError, MidlayerError, ModelNotFoundError, OptionError, short_repr
 from midlayer_encoders.models import transformers_internals as internals
 from midlayer_encoders.models.anatomy import Anatomy, find_anatomy, suffers_from_padding
@@ -206,7 +205,7 @@ class MemoryModule(InputModule):
         medium: the medium of the inputs.
     """
 
-    config_keys: list[str] = ["blocks", "final", "layer", "norm", "medium", "structure"]  # noqa: RUF012  (as in the base class)
+    config_keys: list[str] = ["blocks", "final", "layer", "norm", "medium"]  # noqa: RUF012  (as in the base class)
     get_embedding_dimension = _probed_width
 
     def __init__(self, model: nn.Module, processor: Callable[..., Any], cut: Cut, medium: Medium) -> None:
@@ -222,7 +221,6 @@ class MemoryModule(InputModule):
         self.final = list(cut.anatomy.final)
         self.layer = cut.layer
         self.norm = cut.norm
-        self.structure = structure_digest(model)
         self.find_layers()
         self.tokenizer = processor if medium == "text" and hasattr(processor, "pad_token") else None
         self._arguments = list(inspect.signature(model.forward).parameters)

@@ -2,136 +2,68 @@
 
 from __future__ import annotations
 
-import hashlib
-import inspect
 import json
 import re
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
-import numpy as np
 import torch
 from sentence_transformers.sentence_transformer.model_card import SentenceTransformerModelCardData
-from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase, ProcessorMixin
 
 from midlayer_encoders._types import EncoderSpec, Precision, content_digest
+from midlayer_encoders.encoder.description import Description
+from midlayer_encoders.encoder.files_digest import read_settings
+from midlayer_encoders.models.transformers_internals import is_remote
 
 #: Generation of the package's own numerics: a change that alters the vectors of unchanged files raises it.
 NUMERICS = 2
-_CHUNK = 1 << 20
 _MAX_NAME = 120  # characters; file systems allow 255 bytes, and mteb appends to names
-_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
-_SETTINGS = (bool, int, float, str, FunctionType, BuiltinFunctionType)
 _TOKENIZER_SETTINGS = (
     "model_max_length", "truncation_side", "padding_side", "special_tokens_map", "model_input_names", "chat_template",
+    "split_special_tokens",
 )  # fmt: skip
-# Settings that differ between copies of a model, only act in training or in a head, or are elsewhere in the spec.
-_WITHOUT_EFFECT = {
-    "_name_or_path", "name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype", "training",
-    "processor_class", "is_local", "local_files_only", "vocab_file", "tokenizer_file", "merges_file", "use_cache",
-    "id2label", "label2id", "problem_type", "finetuning_task", "task_specific_params", "initializer_range",
-}  # fmt: skip
 
 
-def weights_digest(module: nn.Module) -> str:
-    """Return twelve hexadecimal digits that identify the weights on every device.
-
-    The integers of each tensor are summed on its device with weights by position, modulo :math:`2^{64}`, in one pass
-    over memory.
-
-    Example:
-        >>> layer = nn.Linear(2, 2)
-        >>> before = weights_digest(layer)
-        >>> with torch.no_grad():
-        ...     _ = layer.weight.mul_(2)
-        >>> before == weights_digest(layer)
-        False
-    """
-    digest = hashlib.blake2b(digest_size=6)
-    for name, tensor in sorted(module.state_dict().items()):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(str(_checksum(tensor)).encode())
-    return digest.hexdigest()
-
-
-def _checksum(tensor: Tensor) -> int:
-    # Eight bytes are read as two integers: the low bits of round numbers are zero, and a sum of such multiples of 2^52
-    # modulo 2^64 would lose information.
-    integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int32}[tensor.element_size()]
-    flat = tensor.detach().contiguous().flatten().view(integers)
-    positions = torch.arange(1, min(_CHUNK, max(flat.numel(), 1)) + 1, device=flat.device) * 2654435761 + 12345
-    total = torch.zeros((), dtype=torch.int64, device=flat.device)
-    for number, chunk in enumerate(torch.split(flat, _CHUNK)):
-        total = total * 6364136223846793005 + number + (chunk.long() * positions[: chunk.numel()]).sum()
-    return int(total)
-
-
-# --- everything else that changes a vector ----------------------------------------------------------------------------
-
-
-def part_digests(first: Any) -> tuple[tuple[str, str], ...]:
+def part_digests(encoder: Any) -> tuple[tuple[str, str], ...]:
     """Return the name and digest of each part of an encoder that changes its vectors, besides options and weights.
 
-    To add a part, add a line to ``parts``: a value of dictionaries, lists and scalars. Modules after the first one need
-    no part: the spec has their ``get_config_dict`` in ``modules`` and their tensors in ``weights_digest``.
+    To add a part, add a line to ``parts``: a value that :class:`Description` describes.
 
     Args:
-        first: the first module, with ``model`` and ``processor``.
+        encoder: its first module has ``model`` and ``processor``.
     """
-    model = first.model
-    classes = sorted({type(module) for module in model.modules()}, key=str)
-    sources = [source for source in map(_source, classes) if source is not None]
+    describe, options = Description(encoder), encoder.options
+    gone = dict.fromkeys(encoder.loaded, "gone")
     parts: dict[str, Any] = {
-        "config": _changed_settings(model.config) if hasattr(model, "config") else None,
-        "processor": _processor_state(first.processor),
-        "code": sources,
+        "config": _changed_settings(encoder[0].model),
+        "processor": _processor_state(encoder[0].processor),
+        "code": [describe.code(), describe.hooks(torch.nn.modules.module, "_global")],
+        "memory": {
+            path: part for path, part in {**gone, **describe.parts()}.items() if encoder.loaded.get(path) != part
+        },
+        "files": [encoder.files, options.model_kwargs, options.processor_kwargs, options.config_kwargs],
         "numerics": NUMERICS,
     }
-    return tuple((name, _digest(value)) for name, value in parts.items())
+    return tuple((name, content_digest(json.dumps(describe(value), sort_keys=True))) for name, value in parts.items())
 
 
-def structure_digest(module: nn.Module) -> str:
-    """Return a digest of the classes of a module in memory and of their settings, which no config describes."""
-    settings = [
-        [path, {name: value for name, value in vars(part).items() if isinstance(value, _SETTINGS)}]
-        for path, part in module.named_modules()
-    ]
-    return _digest([str(module), settings])
-
-
-def _digest(value: Any) -> str:
-    return content_digest(json.dumps(_plain(value), sort_keys=True))
-
-
-def _plain(value: Any) -> Any:
-    """Return a value as JSON has it, without names of places and releases, and equal in every process."""
-    if isinstance(value, Mapping):
-        return {str(name): _plain(entry) for name, entry in value.items() if name not in _WITHOUT_EFFECT}
-    if isinstance(value, list | tuple):
-        return [_plain(entry) for entry in value]
-    if isinstance(value, set | frozenset):
-        return sorted(map(str, value))
-    if isinstance(value, np.ndarray | Tensor):
-        return value.tolist()
-    return value if isinstance(value, bool | int | float | str | None) else _ADDRESS.sub("", str(value))
-
-
-def _changed_settings(config: Any) -> Any:
-    """Return the settings that differ from the defaults of the config's class.
+def _changed_settings(model: Any) -> Any:
+    """Return the settings of a model that differ from the defaults of its config's class.
 
     The complete dictionary gains fields with new releases of transformers, which change no vector.
     """
+    config: Any = getattr(model, "config", None)
+    if not hasattr(config, "to_dict"):
+        return config
     try:
         defaults = type(config)().to_dict()
     except Exception:  # a class in a model's own code may need arguments
         defaults = {}
-    attention = getattr(config, "_attn_implementation", None)
-    return [type(config).__qualname__, attention, _difference(config.to_dict(), defaults)]
+    settings = config.to_dict() if is_remote(model) else read_settings(config.to_dict())
+    return [type(config), getattr(config, "_attn_implementation", None), _difference(settings, defaults)]
 
 
 def _difference(settings: Any, defaults: Any) -> Any:
@@ -145,15 +77,10 @@ def _processor_state(processor: Any) -> Any:
     """Return the state of a tokenizer, an image or audio processor, a processor that holds several, or a function."""
     if isinstance(processor, PreTrainedTokenizerBase):
         return [{name: getattr(processor, name, None) for name in _TOKENIZER_SETTINGS}, _vocabulary(processor)]
-    kind = type(processor).__qualname__
     if isinstance(processor, ProcessorMixin):
         components = {name: _processor_state(getattr(processor, name)) for name in processor.get_attributes()}
-        return [kind, processor.to_dict(), processor.chat_template, components]
-    if hasattr(processor, "to_dict"):
-        return [kind, processor.to_dict()]
-    cells = getattr(processor, "__closure__", None) or ()
-    function = processor if hasattr(processor, "__qualname__") else type(processor)
-    return [processor, _source(function), [cell.cell_contents for cell in cells]]
+        return [type(processor), processor.to_dict(), processor.chat_template, components]
+    return [type(processor), processor.to_dict()] if hasattr(processor, "to_dict") else processor
 
 
 def _vocabulary(tokenizer: Any) -> Any:
@@ -164,26 +91,7 @@ def _vocabulary(tokenizer: Any) -> Any:
     with TemporaryDirectory() as folder:
         files = sorted(map(Path, tokenizer.save_vocabulary(folder, filename_prefix=None)))
         contents = [content_digest(path.read_bytes(), 16) for path in files]
-    return [type(tokenizer).__qualname__, contents, str(tokenizer.added_tokens_decoder), tokenizer.init_kwargs]
-
-
-def _source(code: Any) -> Any:
-    """Return the source of a class or function, or ``None`` if it is in an installed package.
-
-    All files of a model's own code count, because they can import each other.
-    """
-    module = sys.modules.get(code.__module__)
-    file = getattr(module, "__file__", None)
-    package = code.__module__.partition(".")[0]
-    if package == "transformers_modules":
-        return [path.read_text() for path in sorted(Path(str(file)).parent.glob("*.py"))]
-    if package in ("builtins", "midlayer_encoders") or "site-packages" in str(file):
-        return None
-    try:
-        return inspect.getsource(code)
-    except (OSError, TypeError):  # typed at a prompt
-        body = getattr(code, "forward", code).__code__
-        return [body.co_code.hex(), str(body.co_names), str(body.co_consts)]
+    return [contents, str(tokenizer.added_tokens_decoder)]
 
 
 def base_name(model: str, gguf_file: str | None = None) -> str:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import MethodType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from transformers import BertConfig, EsmTokenizer
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.encoder import spec as specs
+from midlayer_encoders.encoder.description import Description
 from tests.made_media import IMAGES
 from tests.tiny_folders import TEXTS, save_joint, save_tiny
 
@@ -116,7 +118,7 @@ def test_image_processor_settings_change_the_digest(tiny_folder: Folder, tmp_pat
     assert np.abs(plain.encode(IMAGES) - dark.encode(IMAGES)).max() > 1e-3
     assert [
         name for (name, digest), other in zip(plain.spec.parts, dark.spec.parts, strict=True) if digest != other[1]
-    ] == ["processor"]
+    ] == ["processor", "files"]
 
 
 def test_tokenizer_and_image_processor_of_a_joint_model_change_the_digest(tmp_path: Path) -> None:
@@ -148,8 +150,9 @@ def test_use_of_an_encoder_leaves_its_digest(tiny_folder: Folder) -> None:
 
 
 def test_digest_depends_on_no_address_and_no_hash() -> None:
-    assert specs._plain({"b", "a", "c"}) == ["a", "b", "c"]
-    assert specs._plain([object(), {"x": object}]) == ["<object object>", {"x": "<class 'object'>"}]
+    describe = Description(nn.Identity())
+    assert describe({"b", "a", "c"}) == ["a", "b", "c"]
+    assert describe([object(), {"x": object}]) == [["object", "<object object>"], {"x": ["builtins", "object"]}]
 
 
 @pytest.mark.slow  # it imports the package once more
@@ -165,9 +168,9 @@ def test_slow_tokenizer_is_part_of_the_digest(tmp_path: Path) -> None:
     states = []
     for name, order in (("a", "LAGV"), ("b", "LAVG")):
         (tmp_path / name).write_text("\n".join(["<cls>", "<pad>", "<eos>", "<unk>", *order, "<mask>"]))
-        states.append(specs._digest(specs._processor_state(EsmTokenizer(str(tmp_path / name)))))
+        states.append(json.dumps(specs._processor_state(EsmTokenizer(str(tmp_path / name)))))
     (tmp_path / "copy").write_text((tmp_path / "a").read_text())
-    states.append(specs._digest(specs._processor_state(EsmTokenizer(str(tmp_path / "copy")))))
+    states.append(json.dumps(specs._processor_state(EsmTokenizer(str(tmp_path / "copy")))))
     assert states[0] != states[1]
     assert states[0] == states[2]
 
@@ -228,8 +231,114 @@ def test_code_typed_at_a_prompt_changes_the_digest() -> None:
     for sign in "+-":
         scope: dict[str, Any] = {"nn": nn, "__name__": "typed"}
         exec(f"class Typed(nn.Module):\n    def forward(self, x):\n        return x {sign} 1", scope)
-        sources.append(specs._digest(specs._source(scope["Typed"])))
+        sources.append(Description(nn.Identity())(scope["Typed"]))
     assert sources[0] != sources[1]
+
+
+# --- changes in memory ------------------------------------------------------------------------------------------------
+
+
+def add_hook(encoder: LayerEncoder, shift: float = 1.0) -> None:
+    encoder[0].model.layers[0].register_forward_hook(lambda module, inputs, output: output + shift)
+
+
+def add_hook_before(encoder: LayerEncoder) -> None:
+    encoder[0].model.layers[1].register_forward_pre_hook(lambda module, inputs: (inputs[0] * 2, *inputs[1:]))
+
+
+def steer(encoder: LayerEncoder) -> None:
+    class Steering:
+        def __init__(self, vector: torch.Tensor) -> None:
+            self.vector = vector
+
+        def hook(self, module: nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor:
+            return output + self.vector
+
+    encoder[0].model.layers[0].register_forward_hook(Steering(torch.linspace(0, 1, 32)).hook)
+
+
+def add_hook_to_vectors(encoder: LayerEncoder) -> None:
+    encoder.register_forward_hook(
+        lambda module, inputs, output: output | {"sentence_embedding": output["sentence_embedding"] * torch.arange(32)}
+    )
+
+
+def replace_activation(encoder: LayerEncoder, activation: type[nn.Module] = nn.Tanh) -> None:
+    encoder[0].model.layers[0].mlp.act_fn = activation()
+
+
+def replace_by_own_class(encoder: LayerEncoder) -> None:
+    class Own(nn.Module):
+        def forward(self, states: torch.Tensor) -> torch.Tensor:
+            return states * 2
+
+    replace_activation(encoder, Own)
+
+
+def replace_forward(encoder: LayerEncoder) -> None:
+    mlp = encoder[0].model.layers[0].mlp
+    mlp.forward = MethodType(lambda self, states: states * 0.5, mlp)
+
+
+def change_number(encoder: LayerEncoder) -> None:
+    encoder[0].model.layers[0].self_attn.scaling = 3.0
+
+
+def change_unsaved_buffer(encoder: LayerEncoder) -> None:
+    encoder[0].model.rotary_emb.inv_freq.mul_(0.5)
+
+
+def split_special_tokens(encoder: LayerEncoder) -> None:
+    encoder.tokenizer.split_special_tokens = True
+
+
+def replace_tokenization(encoder: LayerEncoder) -> None:
+    tokenizer, call = encoder[0].processor, encoder[0].processor._encode_plus
+    tokenizer._encode_plus = lambda text, **kwargs: call([entry[::-1][:2] for entry in text], **kwargs)
+
+
+IN_MEMORY = [
+    add_hook, lambda encoder: add_hook(encoder, 2.0), add_hook_before, steer, add_hook_to_vectors, replace_activation,
+    lambda encoder: replace_activation(encoder, nn.ReLU), replace_by_own_class, replace_forward, change_number,
+    change_unsaved_buffer, split_special_tokens, replace_tokenization,
+]  # fmt: skip
+
+
+def test_spec_any_change_in_memory_has_its_own_digest(tiny_folder: Folder) -> None:
+    texts = [*TEXTS, "the[EOS] cat"]
+    encoder = LayerEncoder(tiny_folder("Llama"), 2, device="cpu")
+    digests, vectors = [encoder.spec.digest], encoder.encode(texts)
+    for change in IN_MEMORY:
+        changed = LayerEncoder(tiny_folder("Llama"), 2, device="cpu")
+        change(changed)
+        assert np.abs(changed.encode(texts) - vectors).max() > 1e-3, change
+        digests.append(changed.spec.digest)
+    assert len(set(digests)) == len(digests)
+    assert LayerEncoder(tiny_folder("Llama"), 2, device="cpu").spec.digest == digests[0]
+
+
+def test_spec_changed_code_of_an_installed_class_shows(tiny_folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tiny_folder("Llama")
+    before = LayerEncoder(folder, 2, device="cpu").spec.digest
+    kind = type(LayerEncoder(folder, 2, device="cpu")[0].model.layers[0].mlp)
+    monkeypatch.setattr(kind, "forward", lambda self, states: states * 2)
+    assert LayerEncoder(folder, 2, device="cpu").spec.digest != before
+
+
+def test_spec_module_in_memory_tensors_and_code_it_calls_show() -> None:
+    def digest(offset: float, factor: float) -> str:
+        def scaled(states: torch.Tensor) -> torch.Tensor:
+            return states * factor
+
+        stack = Stack(lambda: Block(scaled))
+        stack.blocks[0].offset = torch.tensor(offset)
+        stack.blocks[1].register_buffer("mask", torch.tensor([offset]), persistent=False)
+        options: dict[str, Any] = {"blocks": "blocks", "processor": pixels_as(255.0), "device": "cpu"}
+        return LayerEncoder.from_module(stack, 2, **options).spec.digest
+
+    digests = [digest(1.0, 1.0), digest(2.0, 1.0), digest(1.0, 2.0)]
+    assert len(set(digests)) == 3
+    assert digest(1.0, 1.0) == digests[0]
 
 
 REMOTE = """
@@ -266,5 +375,5 @@ def test_config_without_defaults_is_digested_as_a_whole() -> None:
             super().__init__(**kwargs)
             self.scale = scale
 
-    digests = {specs._digest(specs._changed_settings(NeedyConfig(scale))) for scale in (1.0, 2.0)}
-    assert len(digests) == 2
+    settings = [specs._changed_settings(SimpleNamespace(config=NeedyConfig(scale))) for scale in (1.0, 2.0)]
+    assert settings[0] != settings[1]

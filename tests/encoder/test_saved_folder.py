@@ -249,7 +249,9 @@ def test_transformer_in_a_subfolder_is_read(tiny_folder: Folder, tmp_path: Path)
     earlier = LayerEncoder(str(path), 2, device="cpu")
     np.testing.assert_array_equal(vectors(earlier), vectors(expected))
     assert earlier.name == expected.name == "local/model"
-    assert earlier.spec == expected.spec
+    differing = {name for name, digest in earlier.spec.parts if (name, digest) not in expected.spec.parts}
+    assert differing == {"files"}  # their places differ
+    assert earlier.spec.weights_digest == expected.spec.weights_digest
 
 
 def test_folder_without_layers_is_refused(tiny_folder: Folder, tmp_path: Path) -> None:

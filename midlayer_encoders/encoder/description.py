@@ -1,0 +1,156 @@
+"""Describe modules and processors in memory as JSON, so that a digest shows whatever changes their results."""
+
+import inspect
+import json
+import re
+import sys
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+from transformers import ProcessorMixin
+
+from midlayer_encoders._types import content_digest
+from midlayer_encoders.encoder.files_digest import COPIED
+from midlayer_encoders.encoder.weights_digest import tensor_checksum, weights_digest
+from midlayer_encoders.models.transformers_internals import is_recording_hook
+
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+_TORCH_ATTRIBUTES = vars(nn.Module()).keys() | {"_compiled_call_impl"}
+# Attributes that follow from the inputs so far, or from the device.
+_STATE = re.compile(r"cache|_seen|_issued|_length_mapping|^_hf_|hf_device_map|_old_forward|_installed$|^deprecation_")
+_FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodType, partial, type)
+_VALUES = (bool, int, float, str, list, tuple, dict, set, frozenset, np.ndarray, Tensor, *_FUNCTIONS)
+
+
+class Description:
+    """Describes values as JSON has them: equal in every process, without addresses, places and names of releases.
+
+    Code of installed packages is described by its name; other code by its source and by the variables that it uses.
+
+    Args:
+        encoder: values refer to its modules by name.
+    """
+
+    def __init__(self, encoder: Any) -> None:
+        self._encoder = encoder
+        self._modules: dict[int, Any] = {id(module): module for module in encoder.modules()}
+        # The values are kept, because another could get the address of one that is gone.
+        self._seen = dict(self._modules)
+
+    def parts(self) -> dict[str, str]:
+        """Return a digest of the code, settings and hooks of each module and processor, by its path.
+
+        Modules are described, not identified by their vectors of a probe: a probe does not reach every path (such as a
+        window longer than its input), and its digits change with the device and the number of threads.
+        """
+        parts = {path: self._module(module) for path, module in self._encoder.named_modules()}
+        parts |= {f"processor {number}": self._settings(each) for number, each in enumerate(processors(self._encoder))}
+        return {path: content_digest(json.dumps(part, sort_keys=True)) for path, part in parts.items()}
+
+    def code(self) -> Any:
+        """Describe the classes of the modules, of the config and of the processors that no installed package has."""
+        model = self._encoder[0].model
+        kinds = {*map(type, [*self._modules.values(), *processors(self._encoder), getattr(model, "config", None)])}
+        forwards = {kind.forward for kind in kinds if hasattr(kind, "forward")}
+        own = [code for code in kinds | forwards if not _is_installed(code)]
+        return self(sorted(own, key=lambda code: str(code.__qualname__)))
+
+    def hooks(self, owner: Any, prefix: str = "") -> Any:
+        """Describe the hooks of a module, or those of all modules, that can change its output."""
+        hooks = [getattr(owner, f"{prefix}_forward_{kind}").values() for kind in ("hooks", "pre_hooks")]
+        return self([hook for kind in hooks for hook in kind if not is_recording_hook(hook)])
+
+    def _module(self, module: nn.Module) -> Any:
+        # Dynamic rotary embeddings replace their frequencies at each pass.
+        dynamic = getattr(module, "rope_type", "") in ("dynamic", "longrope")
+        names = () if dynamic else module._non_persistent_buffers_set
+        buffers = {name: module._buffers[name] for name in names if not _STATE.search(name)}
+        settings = None if module is self._encoder else self._settings(module)  # those of the encoder are in its spec
+        return [settings, self(buffers), self.hooks(module)]
+
+    def _settings(self, owner: Any) -> Any:
+        """Describe the class and attributes of a module or processor; if it is installed, plain ones and own code."""
+        self._seen = dict(self._modules)
+        own = not _is_installed(type(owner))
+        settings = {
+            name: value
+            for name, value in vars(owner).items()
+            if name not in _TORCH_ATTRIBUTES
+            and not _STATE.search(name)
+            and (own or isinstance(value, _VALUES) or not _is_installed(type(value)))
+        }
+        return self([type(owner), settings])
+
+    def __call__(self, value: Any) -> Any:
+        """Describe any value."""
+        match value:
+            case None | bool() | int() | float() | str():
+                return value
+            case Mapping():
+                return {str(name): self(entry) for name, entry in value.items() if name not in COPIED}
+            case list() | tuple():
+                return [self(entry) for entry in value]
+            case set() | frozenset():
+                return sorted(map(str, value))
+            case Tensor():
+                return [str(value.dtype), list(value.shape), tensor_checksum(value)]
+            case np.ndarray():
+                return self(value.tolist())
+            case MethodType():
+                return [self(value.__func__), self(value.__self__)]
+            case partial():
+                return [self(value.func), self(value.args), self(value.keywords)]
+        return self._object(value)
+
+    def _object(self, value: Any) -> Any:
+        """Describe a function, a class, a module or an instance of a class; the second time by its name alone."""
+        code = value if isinstance(value, ModuleType) or hasattr(value, "__qualname__") else type(value)
+        name = getattr(code, "__qualname__", code.__name__)
+        if id(value) in self._seen:
+            return name
+        self._seen[id(value)] = value
+        if isinstance(value, nn.Module):
+            return [name, weights_digest(value), [self._settings(module) for module in value.modules()]]
+        if _is_installed(code):
+            return [getattr(code, "__module__", ""), name] if code is value else [name, _ADDRESS.sub("", str(value))]
+        if isinstance(value, FunctionType):
+            used = inspect.getclosurevars(value)
+            variables = (value.__defaults__, value.__kwdefaults__, used.nonlocals, used.globals)
+            return [name, _source(code), self(variables)]
+        if isinstance(value, type):
+            functions = [entry for entry in vars(value).values() if isinstance(entry, FunctionType)]
+            return [name, _source(code), self(value.__bases__), self(functions)]
+        return [name, _source(code)] if code is value else [self(code), self(getattr(value, "__dict__", str(value)))]
+
+
+def processors(encoder: Any) -> list[Any]:
+    """Return the processor of an encoder, and the tokenizer and others inside it."""
+    processor = encoder[0].processor
+    inside = processor.get_attributes() if isinstance(processor, ProcessorMixin) else []
+    return [processor, *(getattr(processor, name) for name in inside)]
+
+
+def _is_installed(code: Any) -> bool:
+    """Return whether a class, function or module is of an installed package, of Python or of this package."""
+    package = (code.__name__ if isinstance(code, ModuleType) else str(code.__module__)).partition(".")[0]
+    if package in ("builtins", "midlayer_encoders", *sys.stdlib_module_names):
+        return True
+    file = str(getattr(sys.modules.get(package), "__file__", ""))
+    return package != "__main__" and ("site-packages" in file or "dist-packages" in file)
+
+
+def _source(code: Any) -> Any:
+    """Return the source of a class, function or module; of a model's own code all files, which import each other."""
+    file = getattr(sys.modules.get(getattr(code, "__module__", "")), "__file__", None)
+    if file is not None and code.__module__.startswith("transformers_modules."):
+        return [path.read_text(encoding="utf8") for path in sorted(Path(file).parent.glob("*.py"))]
+    try:
+        return inspect.getsource(code)
+    except (OSError, TypeError):  # typed at a prompt
+        body = getattr(code, "__code__", None)  # a class is described by its functions
+        return body and [body.co_code.hex(), str(body.co_names), _ADDRESS.sub("", str(body.co_consts))]
