@@ -182,7 +182,9 @@ def forward_by_length(forward: Callable[[dict[str, Any]], dict[str, Any]], featu
         places = starts[rows] + torch.arange(length, device=mask.device)
         cropped = {key: _cropped(value, rows, places, mask.shape[1]) for key, value in _without_mask(features).items()}
         groups.append((rows, forward(cropped)))
-    return {**features, **{name: _joined(groups, name) for name in ("token_embeddings", "attention_mask")}}
+    joined = {name: _joined(groups, name) for name in ("token_embeddings", "attention_mask")}
+    joined["attention_mask"] *= mask.any(dim=1, keepdim=True)  # a text without tokens ran as one token of padding
+    return {**features, **joined}
 
 
 def _cropped(value: Any, rows: Tensor, places: Tensor, size: int) -> Any:

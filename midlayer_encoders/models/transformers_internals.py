@@ -249,6 +249,8 @@ def mask_of_states(model: nn.Module, length: int, mask: Tensor) -> Tensor:
         mask: mask of the samples, shape ``(B, samples)``.
     """
     state_mask: Any = model._get_feature_vector_attention_mask
+    if "add_adapter" in inspect.signature(state_mask).parameters:  # an adapter after the blocks shortens their states
+        state_mask = partial(state_mask, add_adapter=False)
     return state_mask(length, mask.long()).bool()  # type: ignore[no-any-return]
 
 

@@ -225,6 +225,24 @@ def test_encode_extractor_pads_on_the_left_is_exact(name: str, pooling: Any, tmp
         np.testing.assert_allclose(plain.encode(waveforms, batch_size=1), expected, atol=5e-5, rtol=1e-3)
 
 
+@pytest.mark.parametrize("stable", [False, True])
+def test_encode_model_with_an_adapter_after_its_blocks_is_exact(stable: bool, tmp_path: Path) -> None:
+    """The adapter halves the number of states; every state of a block belongs to the waveform."""
+    config = tiny("Wav2Vec2-stable" if stable else "Wav2Vec2").config  # type: ignore[attr-defined]
+    config.add_adapter, config.num_adapter_layers = True, 1
+    torch.manual_seed(0)
+    model = tf.Wav2Vec2Model(config).eval()
+    model.save_pretrained(tmp_path)
+    processor("Wav2Vec2").save_pretrained(tmp_path)
+    expected = []
+    for item in OF_LENGTHS:
+        with torch.no_grad():
+            states = model(**prepared("Wav2Vec2", item), output_hidden_states=True).hidden_states[2][0]
+        expected.append(states.mean(dim=0).numpy())
+    encoder = LayerEncoder(str(tmp_path), 2, norm="none", device="cpu")
+    np.testing.assert_allclose(encoder.encode(OF_LENGTHS), expected, atol=5e-5, rtol=1e-3)
+
+
 @pytest.mark.parametrize("name", ["Wav2Vec2", "Wav2Vec2-stable"])
 def test_from_module_extractor_pads_on_the_left_is_exact(name: str) -> None:
     extractor = processor(name)

@@ -96,6 +96,16 @@ def test_recipe_with_positions_that_depend_on_the_length_is_exact(tmp_path: Path
     assert select_layer(str(tmp_path), TEXTS * 5, device="cpu").recipe == "word-echo"
 
 
+@pytest.mark.parametrize("model_type", ["fnet", "bert"])
+def test_encode_text_without_tokens_is_zero_alone_and_in_a_batch(model_type: str, tmp_path: Path) -> None:
+    census.build(model_type, tmp_path)
+    encoder = LayerEncoder(str(tmp_path), 2, device="cpu")
+    texts = ["ox", "", "seven wizards"]
+    for vectors in (encoder.encode(texts), encoder.encode_layers(texts, [2])[0]):
+        assert vectors.any(axis=1).tolist() == [True, False, True]
+    assert not encoder.encode("").any()
+
+
 @pytest.mark.slow
 def test_recipes_of_every_family_are_exact_or_refused(tmp_path: Path) -> None:
     wrong: dict[str, Any] = {}
