@@ -27,7 +27,8 @@ from typing import Any
 import numpy as np
 
 from midlayer_encoders.models.gguf_cache import GGUF_CACHE
-from midlayer_encoders.models.gguf_tokenizer import SPLITS, build_tokenizer, read_fields
+from midlayer_encoders.models.gguf_file import read_gguf
+from midlayer_encoders.models.gguf_tokenizer import SPLITS, build_tokenizer
 from midlayer_encoders.models.hub import built_in_model
 
 RESULTS = Path(__file__).parent / "results" / "gguf_tokens.md"
@@ -326,7 +327,7 @@ def digest(ids: list[list[int]]) -> str:
 def compare(path: Path, texts: list[str]) -> tuple[int, int]:
     """Return the number of texts with other ids than llama.cpp's, and the number of ids."""
     expected = llama_ids(path, texts)
-    tokenizer = build_tokenizer(read_fields(path))
+    tokenizer = build_tokenizer(read_gguf(path).fields)
     different = sum(tokenizer(text)["input_ids"] != ids for text, ids in zip(texts, expected, strict=True))
     return different, sum(map(len, expected))
 
@@ -358,7 +359,7 @@ def _write_results(files: list[Path]) -> None:
     with tempfile.TemporaryDirectory() as temporary:
         tiny = [write_vocabulary(Path(temporary, f"tiny {kind}"), fixture["vocabularies"][kind]) for kind in KINDS]
         for path in [Path(folder, str(file)), *files, *tiny]:
-            fields = read_fields(path)
+            fields = read_gguf(path).fields
             kind = fields["tokenizer.ggml.model"] + (f", {pre}" if (pre := fields.get("tokenizer.ggml.pre")) else "")
             different, number = compare(path, texts)
             rows.append(
@@ -411,7 +412,7 @@ def _write_loading() -> None:
             LayerEncoder("built-in", layer, device="cpu")
             seconds, cpu = time.perf_counter() - start, time.process_time() - used
             size = sum(path.stat().st_size for path in Path(folder).rglob("*") if path.is_file()) / 1e6
-            rows.append(f"| {layer} | {what} | {seconds:.1f} | {cpu:.1f} | {size:.0f} |")
+            rows.append(f"| {layer} | {what} | {seconds:.1f} | {cpu:.1f} | {size:.1f} |")
             print(rows[-1], flush=True)
     lines = [
         "# Loading a GGUF file",

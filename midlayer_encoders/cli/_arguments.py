@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _MOST_LAYERS = 10_000
 _TEXTS = Option("--texts", help="One text per line, or your data (JSONL, CSV, parquet, a folder).")
 
-Model = Annotated[str, Argument(help="Folder or hub name, built-in (SmolLM2-135M) or built-in-minilm (MiniLM).")]
+Model = Annotated[str, Argument(help="Folder, GGUF file, hub name, built-in (SmolLM2-135M) or built-in-minilm.")]
 LayerWords = Annotated[str, Option("--layer", help="17, -1 (the last), or 0.7 (of the depth).")]
 MetricNames = Annotated[str, Option("--metrics", help="paper, all, or names separated by commas.")]
 TextsFile = Annotated[Path, _TEXTS]

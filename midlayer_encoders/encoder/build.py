@@ -32,6 +32,8 @@ from midlayer_encoders.errors import CutError, MidlayerError, OptionError, error
 from midlayer_encoders.models.anatomy import Anatomy, find_anatomy, find_towers, resolve_layer, suffers_from_padding
 from midlayer_encoders.models.cut import MOST_PLANS, Cut, JointCut
 from midlayer_encoders.models.gguf_cache import TOKENIZER, converted_folder
+from midlayer_encoders.models.gguf_config import default_pooling
+from midlayer_encoders.models.gguf_file import GgufFile
 from midlayer_encoders.models.hub import BUILT_IN_MINILM, local_folder, model_location, module_folder, output_embeddings
 from midlayer_encoders.models.load import NoPlanError, load_cut
 from midlayer_encoders.reading.joined_readings import JoinedReadings
@@ -91,7 +93,7 @@ class BuiltEncoder(PlainOnDisk):
             raise OptionError(f"`gguf_file` must be left out for {model!r}, but got {options.gguf_file!r}.")
         saved = load_saved_folder(folder, options, gguf_file=gguf_file)
         prompting.resolve_prompts(options, saved)  # raises before anything large is loaded
-        name = encoder_name(model, gguf_file)
+        name = encoder_name(model, options.gguf_file)
         root, revision = folder, None if gguf_file else options.revision
         if saved.first_path and gguf_file is None:
             folder, revision = module_folder(folder, saved.first_path, revision), None
@@ -99,11 +101,13 @@ class BuiltEncoder(PlainOnDisk):
         error: MidlayerError | None = None
         for plan in range(MOST_PLANS):
             try:
-                converted: AbstractContextManager[tuple[str, Path | None]] = nullcontext((folder, None))
+                converted: AbstractContextManager[tuple[str, GgufFile | None]] = nullcontext((folder, None))
                 if gguf_file is not None:
                     converted = converted_folder(folder, gguf_file, options.revision)
-                with converted as (files, path):
-                    parts = _load_plan(files, path, layer, options, source, saved, plan)
+                with converted as (files, gguf):
+                    parts = _load_plan(files, gguf, layer, options, source, saved, plan)
+                if gguf is not None:
+                    saved = replace(saved, pooling=default_pooling(gguf))
             except NoPlanError:
                 break
             except CutError as reason:
@@ -124,9 +128,10 @@ class BuiltEncoder(PlainOnDisk):
                     error.__cause__ = reason
             else:
                 self._assemble(model, name, *parts, options, saved, gguf_file)
-                self.files = files_digest(
-                    local_folder(root, options.revision, gguf_file), code=options.trust_remote_code
-                )
+                self.files = "" if gguf is None else gguf.digest  # other files beside it are not read
+                if gguf is None or saved.modules:
+                    place = local_folder(root, options.revision, gguf_file)
+                    self.files += files_digest(place, code=options.trust_remote_code)
                 self.loaded = Description(self).parts()
                 return
         assert error is not None
@@ -406,7 +411,7 @@ class BuiltEncoder(PlainOnDisk):
 
 def _load_plan(
     folder: str,
-    gguf_file: Path | None,
+    gguf: GgufFile | None,
     layer: LayerArgument,
     options: EncoderOptions,
     source: Mapping[str, Any],
@@ -420,13 +425,13 @@ def _load_plan(
         norm=options.norm,
         tower=options.tower,
         adapters=options.adapters,
-        gguf_file=gguf_file,
+        gguf=gguf,
         model_kwargs=_model_kwargs(options, saved),
         config_kwargs={**saved.keywords("config_kwargs"), **(options.config_kwargs or {})},
         plan=plan,
         **source,
     )
-    tokenizer = folder if gguf_file is None else str(Path(folder, TOKENIZER))
+    tokenizer = folder if gguf is None else str(Path(folder, TOKENIZER))
     first: Any = transformer_module(tokenizer, loaded, cut, source, options, saved)
     if options.device_map is None:
         first.to(options.device or get_device_name())

@@ -192,8 +192,9 @@ class EncoderOptions:
     Attributes:
         norm: final applies the model's final norm to the layer's states; none takes the raw residual stream. With
             ``final`` the encoder equals the model without its last blocks.
-        pooling: mean, last, cls, max or weightedmean; by default that of a sentence-transformers folder, else mean. A
-            joint model pools with its heads and accepts no other pooling. ``mean+skip-special`` sets ``skip_special``.
+        pooling: mean, last, cls, max or weightedmean; by default that of a sentence-transformers folder or GGUF file,
+            else mean. A joint model pools with its heads and accepts no other. ``mean+skip-special`` sets
+            ``skip_special``.
         tower: text or image: use only this tower of a joint model such as CLIP.
         revision: Branch, tag or commit on the hub, such as step1000.
         dtype: float32, bfloat16, float16 or float64; by default the dtype of the files.
@@ -207,7 +208,8 @@ class EncoderOptions:
         bidirectional: Turn off a causal model's attention mask, as LLM2Vec does.
         adapters: PEFT adapter to merge before the cut; repeatable, in order.
         chat_template: Wrap texts in the tokenizer's chat template.
-        gguf_file: Name of a GGUF file in MODEL to read the weights from.
+        gguf_file: Name of a GGUF file in MODEL. Its config and tokenizer are cached in ~/.cache/midlayer-encoders/gguf
+            (``MIDLAYER_GGUF_CACHE``).
         truncate_dim: Number of leading dimensions to keep.
         trust_remote_code: Allow code from the model's repository to run.
         max_pixels: Largest image to read, in pixels.

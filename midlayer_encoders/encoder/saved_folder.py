@@ -38,6 +38,7 @@ class SavedFolder:
         first_path: subfolder of its first module; empty for the folder itself.
         modules: the modules after the first.
         module_kwargs: keywords of ``encode`` for each module, by position.
+        pooling: pooling if none of the modules pools.
     """
 
     prompts: Mapping[str, str] = field(default_factory=dict)
@@ -49,6 +50,7 @@ class SavedFolder:
     first_path: str = ""
     modules: Sequence[nn.Module] = ()
     module_kwargs: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    pooling: str = "mean"
 
     @property
     def trained(self) -> list[str]:
@@ -186,7 +188,7 @@ def later_modules(
             raise OptionError(f"`{option}` must be left out for {name}, whose folder joins two readings.")
     poolings = [number for number, module in enumerate(modules) if isinstance(module, PoolingModule)]
     if not saved.modules or (options.pooling is not None and not poolings):
-        return [_pooling_module(width, options.pooling or "mean"), *modules]
+        return [_pooling_module(width, options.pooling or saved.pooling), *modules]
     if not poolings and options.dense == "drop":
         raise OptionError(f"`pooling` must be named for {name} without its {', '.join(saved.trained)}, which pools.")
     if options.pooling is not None or (not last_layer and len(poolings) == 1):

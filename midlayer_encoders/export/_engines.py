@@ -63,6 +63,8 @@ def _run_llama(path: str, texts: list[str]) -> list[list[float]]:
     params.n_ctx = params.n_batch = params.n_ubatch = 512  # the sample texts are short
     params.warmup = False
     params.n_gpu_layers = 0
+    params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
+    params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED  # it computes in float16
     # The threads spin while they wait for each other, so one per core stalls on a busy machine.
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = max(1, (os.cpu_count() or 1) // 2)
     server = xllamacpp.Server(params)

@@ -35,7 +35,7 @@ _BLOCK = re.compile(r"blk\.(\d+)\.")
 
 #: llama.cpp's architecture for each model type.
 _ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
-_LLAMA_ROPE_TYPES = ("default", "linear", "llama3")  # fixed frequencies, which the file stores
+_LLAMA_ROPE_TYPES = ("default", "linear", "llama3", "of a GGUF file")  # fixed frequencies, which the file stores
 
 # llama.cpp hard-codes how each named pre-tokenizer splits texts.
 # https://github.com/ggml-org/llama.cpp/blob/master/src/llama-vocab.cpp
@@ -274,6 +274,8 @@ def _architecture(config: Any) -> str:
     arch = _ARCHITECTURES[config.model_type]
     rope = getattr(config, "rope_parameters", None) or {}
     rope_type = rope.get("rope_type", "default")
+    if "short_factor" in rope and rope["short_factor"] == rope.get("long_factor") and rope.get("attention_factor") == 1:
+        rope_type = "of a GGUF file"
     rotated = rope.get("partial_rotary_factor", 1.0)
     attention_types = set(getattr(config, "layer_types", None) or ())
     if rope_type not in (_LLAMA_ROPE_TYPES if arch == "llama" else ("default",)) or rotated != 1.0:
@@ -303,7 +305,7 @@ def _add_hyperparameters(writer: Any, encoder: LayerEncoder, pooling: int) -> No
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     for add in (writer.add_key_length, writer.add_value_length, writer.add_rope_dimension_count):
         add(head_dim)
-    if encoder.options.bidirectional:
+    if getattr(config, "is_causal", None) is False:
         writer.add_causal_attention(False)
 
 

@@ -434,7 +434,11 @@ def suffers_from_padding(model: nn.Module) -> bool:
         return True
     rope = getattr(config, "rope_parameters", None)
     settings = [rope, *rope.values()] if isinstance(rope, dict) else []
-    return any(isinstance(rope, dict) and rope.get("rope_type") in ("longrope", "dynamic") for rope in settings)
+    return any(
+        rope.get("rope_type") == "dynamic" or rope.get("short_factor") != rope.get("long_factor")
+        for rope in settings
+        if isinstance(rope, dict)
+    )
 
 
 def mark_padding(model: nn.Module) -> None:

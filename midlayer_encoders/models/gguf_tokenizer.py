@@ -5,9 +5,7 @@ uses one pre-tokenizer for many. Rules and defaults here are those of llama.cpp:
 https://github.com/ggml-org/llama.cpp/blob/master/src/llama-vocab.cpp
 """
 
-import mmap
 import re
-import struct
 import tomllib
 from itertools import compress, pairwise
 from pathlib import Path
@@ -15,12 +13,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from midlayer_encoders.errors import ModelNotFoundError, OptionError
+from midlayer_encoders.errors import OptionError
 
 _CURE = "Pass the folder of the original model, which has its tokenizer's files, instead of the GGUF file."
 _FIELD = "tokenizer.ggml."
-_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-_STRING, _ARRAY = 8, 9
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE_TYPE = range(1, 7)  # token types
 _SPACE = "▁"
 _BYTE = re.compile("<0x[0-9A-F]{2}>")
@@ -52,57 +48,6 @@ class _Splits(NamedTuple):
 _TABLES = tomllib.loads(Path(__file__).with_name("gguf_tables.toml").read_text(encoding="utf8"))
 SPLITS = tuple(_Splits(**{**splits, "patterns": tuple(splits["patterns"])}) for splits in _TABLES["splits"])
 
-# --- the file --------------------------------------------------------------------------------------------------------
-
-
-def read_fields(path: Path) -> dict[str, Any]:
-    """Return the metadata of a GGUF file by name.
-
-    ``gguf.GGUFReader`` takes ten seconds for the 49,000 tokens of SmolLM2.
-    """
-    fields: dict[str, Any] = {}
-    try:
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            magic, version, _, num_fields = struct.unpack_from("<4sIQQ", data)
-            if magic != b"GGUF" or version not in (2, 3):
-                raise ValueError(f"it starts with {magic!r} and version {version}, not with b'GGUF' and version 2 or 3")
-            offset = 24
-            for _ in range(num_fields):
-                name, offset = read_value(data, offset, _STRING)
-                (kind,) = struct.unpack_from("<I", data, offset)
-                fields[name], offset = read_value(data, offset + 4, kind)
-    except (ValueError, struct.error, KeyError) as reason:
-        raise ModelNotFoundError(
-            f"`gguf_file` must be a GGUF file in little-endian order, but {path.name} cannot be read: {reason}."
-        ) from reason
-    return fields
-
-
-def read_value(data: mmap.mmap | memoryview, offset: int, kind: int) -> tuple[Any, int]:
-    """Return the value of a kind at an offset, and the offset after it."""
-    if kind == _STRING:
-        (size,) = struct.unpack_from("<Q", data, offset)
-        end = offset + 8 + size
-        if end > len(data):
-            raise ValueError("it is truncated")
-        return str(data[offset + 8 : end], "utf8"), end
-    if kind == _ARRAY:
-        kind, count = struct.unpack_from("<IQ", data, offset)
-        offset += 12
-        if kind in _SCALARS:
-            dtype = np.dtype(f"<{_SCALARS[kind]}")
-            return np.frombuffer(data, dtype, count, offset).tolist(), offset + count * dtype.itemsize
-        items = []
-        for _ in range(count):
-            item, offset = read_value(data, offset, kind)
-            items.append(item)
-        return items, offset
-    (value,) = struct.unpack_from(f"<{_SCALARS[kind]}", data, offset)
-    return value, offset + struct.calcsize(f"<{_SCALARS[kind]}")
-
-
-# --- the tokenizer ---------------------------------------------------------------------------------------------------
-
 
 def build_tokenizer(fields: dict[str, Any]) -> Any:
     """Return the tokenizer that the fields of a GGUF file describe, with the ids of llama.cpp.
@@ -111,7 +56,7 @@ def build_tokenizer(fields: dict[str, Any]) -> Any:
     (``parse_special``).
 
     Args:
-        fields: see :func:`read_fields`.
+        fields: metadata of the file, by name.
 
     Raises:
         OptionError: if llama.cpp would use a kind or rule of tokenization that is not supported here.

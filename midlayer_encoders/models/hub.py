@@ -299,8 +299,18 @@ def built_in_model(model: str = BUILT_IN) -> tuple[str, str | None]:
 
 
 def model_location(model: str, gguf_file: str | None = None) -> tuple[str, str | None]:
-    """Return the folder or hub name of a model and its GGUF file; built-in models are looked up."""
-    return built_in_model(model) if model in (BUILT_IN, BUILT_IN_MINILM) else (model, gguf_file)
+    """Return the folder or hub name of a model and its GGUF file; built-in models are looked up.
+
+    Example:
+        >>> model_location("./model.gguf")
+        ('.', 'model.gguf')
+    """
+    if model in (BUILT_IN, BUILT_IN_MINILM):
+        return built_in_model(model)
+    path = Path(model)
+    if gguf_file is None and path.suffix == ".gguf" and exists(expand_home(path.parent)):
+        return str(path.parent), path.name
+    return model, gguf_file
 
 
 def output_embeddings(

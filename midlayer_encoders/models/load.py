@@ -10,8 +10,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,7 +24,8 @@ from midlayer_encoders.models import anatomy as anatomies
 from midlayer_encoders.models import transformers_internals as internals
 from midlayer_encoders.models.anatomy import Anatomy, find_anatomy
 from midlayer_encoders.models.cut import Cut, JointCut, cut_config, cut_model, plan_cuts
-from midlayer_encoders.models.gguf_cache import add_blocks
+from midlayer_encoders.models.gguf_file import GgufFile
+from midlayer_encoders.models.gguf_weights import read_weights
 from midlayer_encoders.models.hub import access_options, load_config, local_only, read_index, weight_files
 from midlayer_encoders.models.quantized import keep_weights_unchanged, quantized_options
 from midlayer_encoders.validation import check_choice
@@ -54,7 +53,7 @@ def load_cut(
     tower: str | None = None,
     revision: str | None = None,
     adapters: Sequence[str] = (),
-    gguf_file: Path | None = None,
+    gguf: GgufFile | None = None,
     trust_remote_code: bool = False,
     model_kwargs: Mapping[str, Any] | None = None,
     config_kwargs: Mapping[str, Any] | None = None,
@@ -73,8 +72,8 @@ def load_cut(
         tower: ``"text"`` or ``"image"`` loads only that tower of a joint model.
         revision: branch, tag or commit on the hub.
         adapters: PEFT adapters to merge, in order, before the cut; this loads the complete model.
-        gguf_file: the GGUF file of which ``model`` is the
-            :func:`~midlayer_encoders.models.gguf_cache.converted_folder`.
+        gguf: the GGUF file of which ``model`` is the
+            :func:`~midlayer_encoders.models.gguf_cache.converted_folder`; it holds the weights.
         trust_remote_code: whether to run the model's code from the hub.
         model_kwargs: of ``from_pretrained``: ``dtype``, by default that of the files, ``attn_implementation``,
             ``device_map`` (``"auto"`` spreads a model across devices with accelerate), …; or ``quantization``, which
@@ -95,10 +94,10 @@ def load_cut(
     options |= {"revision": revision, **access_options(local=local), "dtype": "auto", **(model_kwargs or {})}
     if (quantization := options.pop("quantization", None)) is not None:
         options |= quantized_options(quantization, options, config)
-    loader = _Loader(model, layer, norm, adapters, options, config_kwargs or {}, plan, gguf_file)
+    loader = _Loader(model, layer, norm, adapters, options, config_kwargs or {}, plan, gguf)
     with internals.LOADING:
         complete = _complete_model(config, model, trust_remote_code)
-        if gguf_file is None:
+        if gguf is None:
             _check_files(complete, model)
         towers = anatomies.find_towers(complete)
         if tower is None and towers:
@@ -180,7 +179,7 @@ class _Loader:
     options: Mapping[str, Any]
     config_kwargs: Mapping[str, Any]
     plan: int
-    gguf_file: Path | None
+    gguf: GgufFile | None
 
     @property
     def _local(self) -> bool:
@@ -200,11 +199,8 @@ class _Loader:
         for depth, depth_config in configs.items():
             _check(complete, depth_config, [(anatomy, depth)], options["trust_remote_code"])
         config = configs.get(loaded_blocks, config)
-        if self.gguf_file is not None:
-            place = str(self.gguf_file.parent)
-            from_file = {"gguf_file": self.gguf_file.name, "local_files_only": True, "dtype": torch.float32}
-            convert = partial(_read, type(complete), place, config, from_file, final=anatomy.final)
-            add_blocks(Path(self.model), anatomy.blocks, loaded_blocks, convert)
+        if self.gguf is not None:
+            options["state_dict"] = read_weights(self.gguf, complete, loaded_blocks)
         names = list(weight_files(self.model, options["revision"], local=self._local) if path else ())
         prefix = _prefix_in_files(names, complete, path or "")
         if renamed := _shared_embeddings(names, complete, prefix):

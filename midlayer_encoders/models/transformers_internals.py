@@ -4,7 +4,6 @@
 """
 
 import copy
-import importlib
 import inspect
 import pickle
 import threading
@@ -87,12 +86,18 @@ def _kept_model(make: Callable[..., Any], config: bytes, **options: Any) -> Any:
 @contextmanager
 def without_bars() -> Iterator[None]:
     """Hide the bars of weights that are read, converted or written; those of downloads are shown."""
-    converting: Any = importlib.import_module("transformers.modeling_gguf_pytorch_utils")
-    no_tqdm = partial(converting.tqdm, disable=True)
     # `disable_progress_bar` would disable the bars of downloads, too.
-    no_bar = mock.patch.object(transformers_logging, "_tqdm_active", False)
-    with LOADING, no_bar, mock.patch.object(converting, "tqdm", no_tqdm):
+    with LOADING, mock.patch.object(transformers_logging, "_tqdm_active", False):
         yield
+
+
+def gguf_converter(arch: str, config: Any) -> Callable[[Any, str], Any]:
+    """Return a function from the values and the name of a tensor of a GGUF file to the values of a weight."""
+    from transformers import modeling_gguf_pytorch_utils as converting
+
+    kinds = {**converting.TENSOR_PROCESSORS, "gemma": converting.Gemma2TensorProcessor}
+    processor = kinds.get(arch, converting.TensorProcessor)(config=config.to_dict())
+    return lambda values, name: processor.process(values, name).weights
 
 
 def read_weights(kind: Any, model: str, *, prefix: str | None = None, **options: Any) -> tuple[Any, dict[str, Any]]:
@@ -111,7 +116,8 @@ def read_weights(kind: Any, model: str, *, prefix: str | None = None, **options:
     # A level of the logger would add other lines.
     no_log = mock.patch.object(transformers_logging.get_logger("transformers.modeling_utils"), "disabled", True)
     with without_bars(), no_log:
-        loaded, report = subclass.from_pretrained(model, output_loading_info=True, **options)
+        source = None if "state_dict" in options else model
+        loaded, report = subclass.from_pretrained(source, output_loading_info=True, **options)
     loaded.__class__ = kind
     return loaded, report
 

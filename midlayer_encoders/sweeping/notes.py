@@ -103,7 +103,7 @@ def sweep_notes(
     baseline_scores = {name: {task: values[0] for task, values in tasks.items()} for name, tasks in resampled.items()}
     finite = without_nan(baseline_scores)
     path = Path(encoder.source)
-    is_local = encoder.source not in ("", BUILT_IN, BUILT_IN_MINILM) and path.is_dir()
+    is_local = encoder.source not in ("", BUILT_IN, BUILT_IN_MINILM) and path.exists()
     return Notes(
         title=f"Every layer of {shown_name(encoder.source, encoder.options.gguf_file)}",
         model=str(path.absolute()) if is_local else encoder.source,

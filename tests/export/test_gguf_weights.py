@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tokenizers import normalizers
@@ -20,8 +20,11 @@ from midlayer_encoders.errors import CutError, DiskFullError
 from midlayer_encoders.export import export_for
 from midlayer_encoders.export._comparison import relative_error
 from midlayer_encoders.export.gguf import _architecture
-from midlayer_encoders.models.gguf_tokenizer import build_tokenizer, read_fields
+from midlayer_encoders.models.gguf_file import read_gguf
+from midlayer_encoders.models.gguf_tokenizer import build_tokenizer
 from tests.export.tiny_bpe import SPLITS, bpe_tokenizer, save_bpe
+from tests.models.gguf_models import write_model
+from tests.models.test_gguf_models import FILES
 from tests.tiny_folders import TEXTS
 
 reading = pytest.importorskip("gguf", reason="pip install 'midlayer-encoders[gguf]'")
@@ -35,17 +38,37 @@ def _not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "xllamacpp", None)
 
 
-@pytest.mark.parametrize(("int8", "most"), [(False, 3e-3), (True, 5e-2)])
-def test_another_reader_finds_the_layer(
-    tmp_path: Path, int8: bool, most: float, caplog: pytest.LogCaptureFixture
+_LLAMA_3 = {"rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "options", "int8", "most"),
+    [
+        ("Llama", {}, {}, False, 3e-3),
+        ("Llama", {}, {}, True, 5e-2),
+        ("Llama", {"rope_parameters": _LLAMA_3 | {"original_max_position_embeddings": 32}}, {}, False, 3e-3),
+        ("Llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}}, {}, False, 3e-3),
+        ("Llama", {"attention_bias": True, "mlp_bias": True}, {}, False, 3e-3),
+        ("Llama", {}, {"bidirectional": True}, False, 3e-3),
+        ("Mistral", {}, {}, False, 3e-3),
+        ("Qwen2", {}, {}, False, 3e-3),
+        ("Qwen3", {"attention_bias": True}, {}, True, 5e-2),
+    ],
+)
+def test_export_is_read_back_with_the_same_vectors(
+    tmp_path: Path,
+    name: str,
+    config: dict[str, Any],
+    options: dict[str, Any],
+    int8: bool,
+    most: float,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    encoder = LayerEncoder(save_bpe(tmp_path / "model"), 2, device="cpu")
+    encoder = LayerEncoder(save_bpe(tmp_path / "model", name, **config), 2, device="cpu", **options)
     result = export_for(encoder, "gguf", tmp_path / "out", int8=int8)
     assert (result.engine, result.error) == (None, None)
     assert "The file was not run: llama.cpp is not installed (pip install 'midlayer-encoders[gguf]')" in caplog.text
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        loaded = LayerEncoder(str(tmp_path / "out"), 2, gguf_file="model.gguf", device="cpu")
+    loaded = LayerEncoder(str(tmp_path / "out" / "model.gguf"), 2, device="cpu")
     assert relative_error(encoder.encode(TEXTS), loaded.encode(TEXTS)) < most
     cut = export_for(loaded, "gguf", tmp_path / "again")
     kinds = [
@@ -59,6 +82,19 @@ def test_another_reader_finds_the_layer(
     expected = reading.GGMLQuantizationType.Q8_0 if int8 else reading.GGMLQuantizationType.F16
     assert kinds[0]["blk.1.attn_q.weight"][0] == kinds[0]["token_embd.weight"][0] == expected
     assert kinds[0]["blk.1.attn_norm.weight"][0] == reading.GGMLQuantizationType.F32
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["rope_freqs", "linear", "not causal", "q, k, v biases"])
+def test_encoder_of_a_file_is_saved_and_exported_again(name: str, tmp_path: Path) -> None:
+    arch, fields, tensors, _ = FILES[f"llama, {name}"]
+    loaded = LayerEncoder(str(write_model(tmp_path / "model.gguf", arch, fields, tensors)), 2, device="cpu")
+    loaded.save_pretrained(str(tmp_path / "saved"))
+    saved = LayerEncoder(str(tmp_path / "saved"), -1, device="cpu")
+    np.testing.assert_allclose(saved.encode(TEXTS), loaded.encode(TEXTS), atol=1e-5)
+    export_for(saved, "gguf", tmp_path / "out")
+    again = LayerEncoder(str(tmp_path / "out" / "model.gguf"), -1, device="cpu")
+    assert relative_error(loaded.encode(TEXTS), again.encode(TEXTS)) < 3e-3
 
 
 @pytest.mark.parametrize(("int8", "pooling", "number"), [(False, "cls", 2), (True, "last", 3)])
@@ -104,7 +140,7 @@ def test_added_tokens_and_the_unknown_token_are_described(tmp_path: Path) -> Non
     tokenizer.unk_token = "</s>"
     folder = save_bpe(tmp_path / "model", tokenizer=tokenizer)
     export_for(LayerEncoder(folder, 1, device="cpu"), "gguf", tmp_path / "out")
-    fields = read_fields(tmp_path / "out" / "model.gguf")
+    fields = read_gguf(tmp_path / "out" / "model.gguf").fields
     assert fields["tokenizer.ggml.tokens"][300] == "zzz"
     assert fields["tokenizer.ggml.token_type"][299:302] == [1, 4, 5]  # normal, user-defined, unused
     assert fields["tokenizer.ggml.unknown_token_id"] == 1
@@ -132,7 +168,7 @@ def test_a_tokenizer_from_a_file_is_described_again(tmp_path: Path, pre: str) ->
     encoder = LayerEncoder(str(tmp_path), 1, gguf_file="model.gguf", device="cpu")
     encoder.save_pretrained(str(tmp_path / "saved"))
     export_for(LayerEncoder(str(tmp_path / "saved"), 1, device="cpu"), "gguf", tmp_path / "out")
-    written = read_fields(tmp_path / "out" / "model.gguf")
+    written = read_gguf(tmp_path / "out" / "model.gguf").fields
     assert written["tokenizer.ggml.pre"] == pre
     assert [build_tokenizer(written)(text)["input_ids"] for text in sample_texts(200)] == [
         encoder.tokenizer(text)["input_ids"] for text in sample_texts(200)

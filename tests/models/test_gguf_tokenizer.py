@@ -23,7 +23,8 @@ from benchmarks.gguf_tokens import (
 )
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import CutError, ModelNotFoundError, OptionError
-from midlayer_encoders.models.gguf_tokenizer import build_tokenizer, read_fields
+from midlayer_encoders.models.gguf_file import read_gguf
+from midlayer_encoders.models.gguf_tokenizer import build_tokenizer
 
 gguf = pytest.importorskip("gguf", reason="pip install 'midlayer-encoders[gguf]'")
 
@@ -166,7 +167,7 @@ def test_the_reader_agrees_with_that_of_gguf(tmp_path: Path) -> None:
     expected = {
         name: field.contents() for name, field in gguf.GGUFReader(path).fields.items() if not name.startswith("GGUF.")
     }
-    result = read_fields(path)
+    result = read_gguf(path).fields
     assert result.pop("tokenizer.ggml.scores") == pytest.approx(expected.pop("tokenizer.ggml.scores"))
     assert result == expected
 
@@ -213,7 +214,7 @@ def test_a_tokenizer_that_is_not_supported_is_refused(kind: str, changes: dict[s
 def test_a_damaged_file_is_named(tmp_path: Path, content: bytes, why: str) -> None:
     (tmp_path / "model.gguf").write_bytes(content)
     with pytest.raises(ModelNotFoundError, match=rf"`gguf_file` must be a GGUF file .*model\.gguf.*{why}"):
-        read_fields(tmp_path / "model.gguf")
+        read_gguf(tmp_path / "model.gguf")
 
 
 @pytest.mark.engines
