@@ -374,17 +374,16 @@ def _pair_notes(base: _MeasuredModel, other: _MeasuredModel) -> list[str]:
     """Return caveats about comparing two models."""
     base_depth = base.spec.num_layers
     depth = other.spec.num_layers
+    base_name, name = (model.label.removeprefix("local/") for model in (base, other))
     notes = []
     if base_depth != depth:
         shared = len(_paired_layers(base, other))
         notes.append(
-            f"{other.label} has {depth} blocks and {base.label} {base_depth}: differences are taken at the {shared} "
+            f"{name} has {depth} blocks and {base_name} {base_depth}: differences are taken at the {shared} "
             "depths that both have, curves are over relative depth."
         )
     if base.vocabulary_hash != other.vocabulary_hash:
-        notes.append(
-            f"{other.label} and {base.label} have different tokenizers, so token metrics differ for that reason too."
-        )
+        notes.append(f"{name} and {base_name} have different tokenizers, so token metrics differ for that reason too.")
     return notes
 
 

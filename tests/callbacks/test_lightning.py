@@ -124,7 +124,7 @@ def test_loggers_get_every_layer_at_the_exact_step(tmp_path: Path) -> None:
     expected = callback.frame.filter((pl_frames.col("name") == "prompt_entropy") & (pl_frames.col("layer") == 3))
     assert rows[key].to_list() == pytest.approx(expected["value"].to_list())
     folder = Path(csv.log_dir) / "midlayer"
-    assert {path.name for path in folder.iterdir()} == {"history.parquet", "curves.png"}
+    assert {path.name for path in folder.iterdir()} == {"history.parquet", "curves.png", "report.html"}
     assert pl_frames.read_parquet(folder / "history.parquet").equals(callback.frame)
     event_bytes = b"".join(path.read_bytes() for path in Path(board.log_dir).glob("events*"))
     assert b"midlayer/infonce/layer_00" in event_bytes

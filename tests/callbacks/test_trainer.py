@@ -100,7 +100,7 @@ def test_values_reach_the_trainers_log_and_a_file(tmp_path: Path) -> None:
         assert list(logged) == [0, 4, 8]
         assert list(logged.values()) == pytest.approx(expected["value"].to_list())
         assert pl.read_parquet(tmp_path / name / "history.parquet").equals(callback.frame)
-    assert {path.name for path in (tmp_path / "detached").iterdir()} == {"history.parquet", "curves.png"}
+    assert {path.name for path in (tmp_path / "detached").iterdir()} == {"history.parquet", "curves.png", "report.html"}
 
 
 class Killed(TrainerCallback):

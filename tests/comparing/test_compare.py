@@ -154,6 +154,7 @@ def test_models_of_different_depth_and_width_are_compared_at_equal_depth(base: s
     assert result.differences["depth"].unique().sort().to_list() == [0.0, 0.5, 1.0]
     assert "differences are taken at the 3 depths that both have" in result.notes[0]
     assert "different tokenizers" in result.notes[1]
+    assert "local/" not in result.html()
     page = result.to_html(tmp_path / "page.html").read_text()
     assert "relative depth in percent" in page
     figure = plot_differences(result.differences)
