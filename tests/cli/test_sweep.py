@@ -112,10 +112,9 @@ def test_every_option_of_sweep_reaches_it(tiny_folder: Folder, tasks: dict[str, 
         names = [] if metrics == "none" else metrics if metrics == "paper" else metrics.split(",")
         expected = layers if layers == "all" else [float(k) if "." in k else int(k) for k in layers.split(",")]
         store = tmp_path / f"store {next(numbers)}" if "store" in options else out / "embeddings"
-        options |= {"store": store, "store_dtype": "float16" if half else "float32"}
-        result = sweep(
-            folder, tasks.split(","), metrics=names, layers=expected, out=out, workers=1, device="cpu", **options
-        )
+        settings = SweepSettings(workers=1, store_dtype="float16" if half else "float32")
+        options |= {"store": store, "settings": settings}
+        result = sweep(folder, tasks.split(","), metrics=names, layers=expected, out=out, device="cpu", **options)
         return frames(result, store)
 
     def frames(result: SweepResult, store: Path) -> dict[str, pl.DataFrame]:
