@@ -16,6 +16,7 @@ import shlex
 import shutil
 import socket
 import stat
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -352,6 +353,21 @@ def check_output_folder(folder: Path) -> None:
             f"`out` must be a new or empty folder, or that of an earlier run, but {folder} holds other files, such as "
             f"{short_repr(min(names))}: choose another folder."
         )
+    check_writable(folder)
+
+
+def check_writable(folder: Path) -> None:
+    """Raise a :class:`FolderError` unless files can be written to a folder, or it can be created; leave nothing."""
+    place = next(place for place in (folder, *folder.absolute().parents) if place.exists() or place.is_symlink())
+    try:
+        with tempfile.TemporaryDirectory(dir=place):
+            pass
+    except OSError as error:
+        if folder.is_dir():
+            raise FolderError(
+                f"The folder {folder} is not writable ({error.strerror}): choose another path."
+            ) from error
+        make_folder(folder)  # says what is in the way
 
 
 def check_links(folder: Path, subfolders: Iterable[Path]) -> None:

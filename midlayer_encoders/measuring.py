@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 
 from midlayer_encoders._types import Layer, Norm, Progress, Stage
+from midlayer_encoders.arguments import TokenBudget, check_budget
 from midlayer_encoders.errors import OptionError, short_repr
 from midlayer_encoders.frame.schema import tidy_frame, tidy_rows
 from midlayer_encoders.media import medium_of
 from midlayer_encoders.metrics import LayerMetric, TooFewTextsError, make_metrics
 from midlayer_encoders.metrics.token_metrics import MeanOverTexts
 from midlayer_encoders.processes.sharing import ALONE, Group
-from midlayer_encoders.reading.batches import LayerSource, TokenBudget, batches_of, check_budget, tokens_that_fit
+from midlayer_encoders.reading.batches import LayerSource, batches_of, tokens_that_fit
 from midlayer_encoders.reading.reader import TokenReceive, layer_reader
 from midlayer_encoders.validation import check_count, check_fork, check_list, check_progress, check_seed, check_text
 from midlayer_encoders.views.media_views import augment_media

@@ -4,6 +4,7 @@ import inspect
 import math
 import operator
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping, Set
 from numbers import Real
 from typing import Any
@@ -59,6 +60,18 @@ def check_count(argument: str, value: object, unit: str = "", *, minimum: int = 
         requirement = f"a positive number of {unit}" if unit else f"a whole number, {minimum} or more"
         raise OptionError(f"`{argument}` must be {requirement}, but got {short_repr(value)}.")
     return number
+
+
+def layer_number(word: str) -> int | float | None:
+    """Return the layer that a word names, ``None`` for another word.
+
+    Example:
+        >>> layer_number("17"), layer_number("-1"), layer_number("0.7"), layer_number("last")
+        (17, -1, 0.7, None)
+    """
+    if re.fullmatch(r"\s*-?[0-9]{1,9}\s*", word):
+        return int(word)
+    return float(word) if re.fullmatch(r"\s*-?[0-9]*\.[0-9]+\s*", word) else None
 
 
 def check_seed(value: object, argument: str = "seed") -> int:

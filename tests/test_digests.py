@@ -20,6 +20,7 @@ from PIL import Image
 import midlayer_encoders
 from midlayer_encoders import EncoderOptions, EncoderSpec, LayerEncoder
 from midlayer_encoders._types import content_digest
+from midlayer_encoders.arguments import TuneSettings
 from midlayer_encoders.comparing.checkpoints import Checkpoint, files_fingerprint
 from midlayer_encoders.comparing.progression import _StepIdentity
 from midlayer_encoders.models import gguf_cache
@@ -35,9 +36,8 @@ from midlayer_encoders.tasks.docstrings import Entry, _order
 from midlayer_encoders.tasks.samples import _rank
 from midlayer_encoders.tasks.sources import task_sources
 from midlayer_encoders.tasks.task_data import TaskData
+from midlayer_encoders.tasks.training_rows import TrainingRows
 from midlayer_encoders.tuning.runs import Run
-from midlayer_encoders.tuning.settings import TuneSettings
-from midlayer_encoders.tuning.training_rows import TrainingRows
 from midlayer_encoders.vectors.embedding import _EmbedRun
 from midlayer_encoders.vectors.parquet_parts import Part, plan_digest, vectors_digest
 from midlayer_encoders.views.media_views import _generator

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, BadParameter, Context, Option
 
+from midlayer_encoders._types import LayerArgument
 from midlayer_encoders.cli._progress import is_first_process, show_waiting, silence
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.recipes import Recipe, recipes_of
+from midlayer_encoders.validation import layer_number
 
 if TYPE_CHECKING:
     from midlayer_encoders.encoder.options import EncoderOptions
@@ -24,7 +26,6 @@ _MOST_LAYERS = 10_000
 _TEXTS = Option("--texts", help="One text per line, or your data (JSONL, CSV, parquet, a folder).")
 
 Model = Annotated[str, Argument(help="Folder, GGUF file, hub name, built-in (SmolLM2-135M) or built-in-minilm.")]
-LayerWords = Annotated[str, Option("--layer", help="17, -1 (the last), or 0.7 (of the depth).")]
 MetricNames = Annotated[str, Option("--metrics", help="paper, all, or names separated by commas.")]
 TextsFile = Annotated[Path, _TEXTS]
 Limit = Annotated[int | None, Option("--limit", min=1, help="Use only the first LIMIT inputs.")]
@@ -35,17 +36,22 @@ SubmitOption = Annotated[list[str] | None, Option("--submit-option", help="Of su
 Seed = Annotated[int, Option("--seed", min=0, help="Random seed.")]
 
 
-def parse_layer(word: str) -> int | float:
-    """Return a layer from a word: ``"17"`` is layer 17, ``"0.7"`` a fraction of the depth.
+def parse_layer(words: str) -> LayerArgument:
+    """Return a layer, or one layer for each tower of a joint model.
 
     Example:
-        >>> parse_layer("17"), parse_layer("-1"), parse_layer("0.7")
-        (17, -1, 0.7)
+        >>> parse_layer("17"), parse_layer("-1"), parse_layer("0.7"), parse_layer("text=6,image=0.5")
+        (17, -1, 0.7, {'text': 6, 'image': 0.5})
     """
-    try:
-        return float(word) if "." in word else int(word)
-    except ValueError:
-        raise BadParameter(f"must be 17, -1 or 0.7, but got {word!r}") from None
+    pairs = [word.rpartition("=") for word in words.split(",")]
+    layers = {tower.strip(): number for tower, _, word in pairs if (number := layer_number(word)) is not None}
+    if len(layers) < len(pairs) or (len(pairs) > 1 and "" in layers):
+        raise BadParameter(f"must be a layer such as 17, -1 or 0.7, but got {words!r}")
+    return layers.get("", layers)
+
+
+LayerOption = Option("--layer", parser=parse_layer, metavar="TEXT", help="17, -1 (the last), or 0.7 (of the depth).")
+LayerNumber = Annotated[Any, LayerOption]
 
 
 def parse_layers(words: str) -> str | list[int | float]:
@@ -65,7 +71,9 @@ def parse_layers(words: str) -> str | list[int | float]:
 def _layer_range(word: str) -> Sequence[int | float]:
     match = re.fullmatch(r"(\d+)-(\d+)|(\d*):(\d+)(?::([1-9]\d*))?", word)
     if match is None:
-        return [float(word) if "." in word else int(word)]
+        if (layer := layer_number(word)) is None:
+            raise ValueError(word)
+        return [layer]
     first, last, start, stop, step = (int(number or 0) for number in match.groups())
     layers = range(start, stop, step or 1) if ":" in word else range(first, last + 1)
     if not 0 < len(layers) <= _MOST_LAYERS:

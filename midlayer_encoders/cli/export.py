@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from typer import BadParameter, Context, Option
 
-from midlayer_encoders._types import LayerArgument, Precision
+from midlayer_encoders._types import Precision
 from midlayer_encoders.cli import _arguments, _output, _progress
 from midlayer_encoders.cli._app import command
 from midlayer_encoders.encoder.options import EncoderOptions
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def export(
     *,
     model: _arguments.Model,
-    layer: _arguments.LayerWords,
+    layer: _arguments.LayerNumber,
     out: Annotated[Path, Option(help="Folder to write; it must be new or empty.")],
     target: Annotated[
         str, Option("--for", help="sentence-transformers, vllm, onnx or gguf; see docs/export.md.")
@@ -41,19 +41,21 @@ def export(
         midlayer export MODEL --layer 17 --out encoder
         midlayer export MODEL --layer 0.7 --for onnx --out encoder-onnx
     """
-    from midlayer_encoders import export as exporting
-    from midlayer_encoders.encoder.saving import STOCK_NOTE
-    from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
-    from midlayer_encoders.encoder.spec import mteb_line
+    from midlayer_encoders.arguments import check_arguments
     from midlayer_encoders.media.text_lists import read_texts
 
     flags = {"overwrite": overwrite, "int8": int8, "stock": stock}
-    exporting.check_arguments(cast("Target", target), out, **flags)
+    check_arguments(target, out, **flags)
     if precision != "float32" and target != "sentence-transformers":
         raise OptionError(f"`--precision` must be left out with --for {target}, which writes no code for it.")
     if center is not None:
         options = replace(options, center=tuple(read_texts(center)))
-    encoder = LayerEncoder(model, _parse_layer_argument(layer), **options.changed())
+    from midlayer_encoders import export as exporting  # imports torch
+    from midlayer_encoders.encoder.saving import STOCK_NOTE
+    from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
+    from midlayer_encoders.encoder.spec import mteb_line
+
+    encoder = LayerEncoder(model, layer, **options.changed())
     cast(Any, encoder.model_card_data).precision = precision
     parameters = sum(parameter.numel() for parameter in encoder.parameters())
     exported = exporting.export_for(encoder, cast("Target", target), out, **flags)
@@ -82,19 +84,6 @@ def export(
         _output.print_text(f"  {mteb_line(encoder.spec, stock=stock)}", wrap=False)
 
 
-def _parse_layer_argument(words: str) -> LayerArgument:
-    """Return a layer, or one layer for each tower of a joint model.
-
-    Example:
-        >>> _parse_layer_argument("17"), _parse_layer_argument("text=6,image=0.5")
-        (17, {'text': 6, 'image': 0.5})
-    """
-    if "=" not in words:
-        return _arguments.parse_layer(words.strip())
-    pairs = (word.partition("=") for word in words.split(","))
-    return {tower.strip(): _arguments.parse_layer(number.strip()) for tower, _, number in pairs}
-
-
 @command("Use it")
 def embed(
     *,
@@ -116,7 +105,7 @@ def embed(
         midlayer embed MODEL --texts texts.txt --out vectors.parquet
         midlayer embed MODEL --texts texts.txt --layers 0,0.5,-1 --out v.npy
     """
-    from midlayer_encoders import vectors
+    from midlayer_encoders.arguments import check_budget, check_out
 
     budget: Any = int(token_budget) if token_budget.lstrip("-").isdigit() else token_budget
     if ray:
@@ -128,9 +117,12 @@ def embed(
         return
     _arguments.refuse_flags(context, "without --ray", "concurrency", "batch_size")
     shared.writes_results()
-    vectors.check_out(out)  # before anything is loaded
+    check_out(out)
+    check_budget(budget)
     kind, _, items = inputs.read(context)
     items = items[: inputs.limit]
+    from midlayer_encoders import vectors  # imports torch
+
     encoder = _arguments.load_model(model, options, **asdict(shared))
     unit = "waveforms" if kind == "audio" else kind
     with _progress.show_progress({"embedding": f"Embedding {unit}", "writing": "Writing vectors"}) as progress:

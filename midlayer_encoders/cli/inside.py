@@ -37,7 +37,14 @@ def metrics(
         midlayer metrics MODEL --texts texts.txt --out runs/metrics
         midlayer metrics MODEL --images photos/ --metrics all --out runs/m
     """
-    from midlayer_encoders import measure
+    from midlayer_encoders import arguments
+
+    is_first = shared.writes_results()
+    out = _arguments.results_folder(out, "metrics", model)
+    names = _arguments.parse_metrics(metric_names)
+    arguments.metric_names(names)
+    kind, path, items = inputs.read(context)
+    from midlayer_encoders import measure  # imports torch
     from midlayer_encoders.measuring import num_passes
     from midlayer_encoders.media.text_lists import wikitext_paragraphs
     from midlayer_encoders.models.hub import shown_name
@@ -45,11 +52,7 @@ def metrics(
     from midlayer_encoders.report.pages import write_page
     from midlayer_encoders.report.results import versions, write_frame
 
-    is_first = shared.writes_results()
-    out = _arguments.results_folder(out, "metrics", model)
-    names = _arguments.parse_metrics(metric_names)
-    passes = num_passes(names)  # refuses an unknown name before the model is loaded
-    kind, path, items = inputs.read(context)
+    passes = num_passes(names)
     processes = asdict(shared)
     encoder = _arguments.load_model(model, options, **processes)
     if wikitext:  # counts the tokens of the whole paragraph, whatever --max-length is
@@ -101,21 +104,22 @@ def probe(
         midlayer probe MODEL --data classes/ --out runs/probe
         midlayer probe MODEL --data train.csv --kind linear --out runs/probe
     """
-    from midlayer_encoders import probing
-    from midlayer_encoders.probing.examples import check_examples_path, read_examples
-    from midlayer_encoders.probing.probe import UNUSED_SETTINGS
+    from midlayer_encoders.arguments import UNUSED_SETTINGS, ProbeSettings
+    from midlayer_encoders.labeled_examples import check_examples_path, read_examples
 
     is_first = shared.writes_results()
     out = _arguments.results_folder(out, "probe", model)
     reason, names = UNUSED_SETTINGS[kind]
     names += ("pooling", "truncate_dim") if kind == "attentive" else ()
     _arguments.refuse_flags(context, f"with `--kind {kind}`, which {reason}", *names)
-    settings = probing.ProbeSettings(
+    settings = ProbeSettings(
         epochs=epochs, batch_size=batch_size, learning_rate=learning_rate, keep_gb=keep_gb, seed=seed
     )
     read = partial(read_examples, bad="skip" if skip_bad else "refuse", columns=labeled.columns())
     paths = [check_examples_path(path) for path in (data, test) if path is not None]
     tables = {path: read(path, ()) for path in paths if not path.is_dir()}  # before the model is loaded
+    from midlayer_encoders import probing  # imports torch
+
     encoder = _arguments.load_model(model, options, **asdict(shared))
     examples = [tables[path] if path in tables else read(path, encoder.media) for path in paths]
     inputs, labels = examples[0]
@@ -194,19 +198,18 @@ def compare(
         midlayer compare BASE TUNED --texts texts.txt --out runs/compare
         midlayer compare MODEL@step1000 MODEL --texts t.txt --out runs/compare
     """
-    from midlayer_encoders import comparing
-    from midlayer_encoders.comparing.compare import comparable, without_local
+    from midlayer_encoders.arguments import COMPARABLE, IntervalSettings, metric_names
 
     out = _arguments.results_folder(measured.out, "compare", base, *tuned)
+    names = metric_names(_arguments.parse_metrics(measured.metrics), COMPARABLE, aliases=())
+    intervals = IntervalSettings(resamples=resamples)
+    arguments = measured.arguments(options)
+    from midlayer_encoders import comparing  # imports torch
+    from midlayer_encoders.comparing.compare import without_local
+
     with _progress.show_progress() as progress:
         result = comparing.compare(
-            base,
-            *tuned,
-            metrics=comparable(_arguments.parse_metrics(measured.metrics)),
-            intervals=comparing.IntervalSettings(resamples=resamples),
-            out=out,
-            progress=progress,
-            **measured.arguments(options),
+            base, *tuned, metrics=names, intervals=intervals, out=out, progress=progress, **arguments
         )
     report = out / "report.html"
     findings = [*result.words(), *result.notes]
@@ -243,21 +246,27 @@ def progression(
         midlayer progression checkpoints/ --texts texts.txt --out runs/steps
         midlayer progression MODEL --revisions step1,step512 --texts t.txt --out r
     """
-    from midlayer_encoders.comparing import progression as measure_progression
+    from midlayer_encoders.arguments import metric_names
 
     is_first = shared.writes_results()
     out = _arguments.results_folder(measured.out, "progression", model)
+    names = _arguments.parse_metrics(measured.metrics)
+    metric_names(names)
+    parameters = _arguments.parse_submit_options(submit, submit_option)
+    arguments = measured.arguments(options)
+    from midlayer_encoders.comparing import progression as measure_progression  # imports torch
+
     with _progress.show_progress({"units": "jobs done"}) as progress:
         result = measure_progression(
             model,
             [name.strip() for name in revisions.split(",")] if revisions else None,
-            metrics=_arguments.parse_metrics(measured.metrics),
+            metrics=names,
             out=out,
             executor=submit,
-            parameters=_arguments.parse_submit_options(submit, submit_option),
+            parameters=parameters,
             progress=progress,
             **asdict(shared),
-            **measured.arguments(options),
+            **arguments,
         )
     if not is_first:
         return

@@ -51,18 +51,22 @@ def reproduce(
         midlayer reproduce fig2 --model built-in --texts texts.txt
         midlayer reproduce all --model MODEL --out runs/paper
     """
-    from midlayer_encoders.paper import reproduce as paper
-    from midlayer_encoders.paper.setting import TENTHS, Setting
+    from midlayer_encoders.arguments import resolve_experiments
     from midlayer_encoders.tasks.sources import task_sources
     from midlayer_encoders.tasks.table_files import SUFFIXES
 
     task_sources(tasks.split(","), data.columns())  # rejects unknown ones, and data of other columns
-    experiments = paper.resolve_experiments(figure)  # rejects an unknown name before a model is loaded
+    experiments = resolve_experiments(figure)
     max_length = options.max_length or 64
     check_count("--max-length", max_length, minimum=8)
     options = replace(options, max_length=None)
     is_table = solutions is not None and solutions.suffix in SUFFIXES
     answers = _arguments.TextData(text_column="answer" if is_table else None)
+    solution_texts = () if solutions is None else tuple(_arguments.read_texts(solutions, answers))
+    frames = tuple(_read_sweep(path) for path in swept or ())
+    from midlayer_encoders.paper import reproduce as paper  # imports torch
+    from midlayer_encoders.paper.setting import TENTHS, Setting
+
     layer_choice = TENTHS if layers == "tenths" else _arguments.parse_layers(layers)
     reads_texts = any((paper.EXPERIMENTS[name].inputs or ("", 0))[0] == "texts" for name in experiments)
     paragraphs, texts_note = _read_paragraphs(texts, max_length, required=reads_texts)
@@ -72,12 +76,12 @@ def reproduce(
         out=out,
         texts=paragraphs,
         texts_note=texts_note,
-        solutions=() if solutions is None else tuple(_arguments.read_texts(solutions, answers)),
+        solutions=solution_texts,
         revisions=tuple(revisions.split(",") if revisions else ()),
         tasks=tasks,
         columns=data.columns(),
         layers=tuple(layer_choice) if isinstance(layer_choice, list) else layer_choice,
-        swept=tuple(_read_sweep(path) for path in swept or ()),
+        swept=frames,
         limit=limit,
         max_length=max_length,
         seed=seed,

@@ -48,9 +48,12 @@ def select_command(
         midlayer select MODEL --texts texts.txt
         midlayer select MODEL --texts texts.txt --labels labels.txt --recipes all
     """
+    from midlayer_encoders.arguments import RULE_NAMES
     from midlayer_encoders.tasks.sources import own_labels
+    from midlayer_encoders.validation import check_choice
 
     is_first = shared.writes_results()
+    check_choice("rule", rule, RULE_NAMES)
     if labels is not None and data.label_column is not None:
         raise OptionError("`--label-column` must be left out with `--labels`, which is another file of labels.")
     recipe_list, options = _arguments.parse_recipes(recipes, options)
@@ -62,9 +65,8 @@ def select_command(
     label_list = None if labels is None else _read_labels(labels, len(inputs))
     if data.label_column is not None:
         label_list = own_labels(texts, data.columns())
-    from midlayer_encoders.selection import rules, select  # imports torch
+    from midlayer_encoders.selection import select  # imports torch
 
-    rules.metrics_of(rule)  # rejects an unknown rule before the model is loaded
     encoder = _arguments.load_model(model, options, **asdict(shared))
     with _progress.show_progress({"measuring": "texts measured", "labels": "labeled texts read"}) as progress:
         selection = select(

@@ -69,6 +69,7 @@ def sweep(
     """
     from midlayer_encoders.files import check_output_folder, folder_lock
     from midlayer_encoders.models.hub import check_model, name_and_revision
+    from midlayer_encoders.sweeping.request import SweepRequest, SweepSettings
     from midlayer_encoders.tasks.sources import limited_sources, task_sources
 
     model, *others = models
@@ -84,6 +85,11 @@ def sweep(
         "baselines": not no_baselines,
         "store": store,
     }
+    arguments["settings"] = SweepSettings(
+        scoring=scoring, workers=workers, store_dtype="float16" if half else "float32", **asdict(shared)
+    )
+    SweepRequest(out=out, **arguments)  # refuses wrong values before the model is loaded
+    recipe_list, options = _arguments.parse_recipes(recipes, options)
     parameters = _arguments.parse_submit_options(submit, submit_option)
     is_first = not is_alone or shared.writes_results()
     processes = shared.devices * shared.num_nodes
@@ -94,20 +100,14 @@ def sweep(
             sources = limited_sources(task_sources(task_names, data.columns()), limit)
         if out is not None and processes == 1:  # several processes check it together
             check_output_folder(out)
-    from midlayer_encoders.sweeping.layer_sweep import SweepRequest, SweepSettings
-    from midlayer_encoders.sweeping.mteb_jobs import check_data
-
-    arguments["settings"] = SweepSettings(
-        scoring=scoring, workers=workers, store_dtype="float16" if half else "float32", **asdict(shared)
-    )
-    SweepRequest(out=out, **arguments)  # refuses wrong values before the model is loaded
-    recipe_list, options = _arguments.parse_recipes(recipes, options)
     arguments |= {"recipes": recipe_list, "limit": limit, **asdict(data)}
     if not is_alone:
         arguments |= {"executor": submit, "parameters": parameters}
         _sweep_models(models, task_names, out or Path("midlayer-results"), **arguments, **options.changed())
         return
     if out is None or not out.is_dir():
+        from midlayer_encoders.sweeping.mteb_jobs import check_data  # imports mteb and torch
+
         check_data(sources)
     elif is_first:
         with folder_lock(out):  # refuses a folder that another sweep is writing

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -28,7 +28,7 @@ class Training:
     """Flags of every kind of training, with the defaults of ``tune``."""
 
     model: _arguments.Model
-    layer: _arguments.LayerWords
+    layer: _arguments.LayerNumber
     out: Annotated[Path, Option(help="Folder for model, page and frames: new, or that of an interrupted run.")]
     data: _arguments.Data
     tasks: Annotated[str, Option(help="Tasks scored before and after: names, builtin or paths; or none.")] = "builtin"
@@ -42,9 +42,14 @@ class Training:
     checkpoints: Annotated[int, Option(help="Number of evaluations and checkpoints; 0 for none.")] = 10
     seed: _arguments.Seed = 0
 
+    @property
+    def task_names(self) -> Sequence[str]:
+        """The tasks as in Python."""
+        return () if self.tasks == "none" else self.tasks.split(",")
+
     def settings(self) -> dict[str, Any]:
         """Return the fields of the settings in Python."""
-        from midlayer_encoders.tuning import TrainingSettings
+        from midlayer_encoders.arguments import TrainingSettings
 
         values = {each.name: getattr(self, each.name) for each in fields(TrainingSettings)}
         return values | {"lora": self.lora or False}
@@ -79,14 +84,21 @@ def tune(
         midlayer tune MODEL --layer 17 --pairs pairs.jsonl --out tuned
         midlayer tune MODEL --layer 17 --pairs pairs.csv --lora 16 --out tuned
     """
-    from midlayer_encoders import tuning
+    from midlayer_encoders.arguments import TuneSettings, checked_folder
+    from midlayer_encoders.tasks.training_rows import read_rows, scored_tasks
 
-    settings = tuning.TuneSettings(
+    settings = TuneSettings(
         mini_batch=mini_batch,
         matryoshka=_arguments.parse_sizes("matryoshka", matryoshka) or None,
         objective=objective,  # type: ignore[arg-type]  # checked there
         **training.settings(),
     )
+    checked_folder(training.out)
+    rows = read_rows(pairs, texts, training.data.columns(), objective=objective)
+    rows.split(settings.held_out, settings.seed)
+    scored_tasks(training.task_names, training.data.columns(), rows)
+    from midlayer_encoders import tuning  # imports torch
+
     _train(tuning.tune, training, pairs, texts=texts, settings=settings, **options.changed())
 
 
@@ -96,7 +108,9 @@ def distill(
     training: Distilling,
     texts: Annotated[Path, Option(help="A text per line, or a table with a column text; no labels are needed.")],
     teacher: Annotated[str | None, Option(help="Another embedding model; by default MODEL itself, uncut.")] = None,
-    teacher_layer: Annotated[str, Option(help="Layer of the teacher, as in --layer.")] = "-1",
+    teacher_layer: Annotated[
+        Any, Option(parser=_arguments.parse_layer, metavar="TEXT", help="Layer of the teacher, as in --layer.")
+    ] = "-1",
     teacher_recipe: Annotated[str | None, Option(help="Recipe of the teacher, such as word-echo.")] = None,
     match: Annotated[
         str, Option(help="What to learn: vectors, centered (minus their mean), similarities (other widths) or both.")
@@ -111,15 +125,22 @@ def distill(
         midlayer distill MODEL --layer 12 --texts texts.txt --out small
         midlayer distill LM --layer -1 --texts t.txt --teacher-recipe echo --out e
     """
-    from midlayer_encoders import tuning
+    from midlayer_encoders.arguments import DistillSettings, checked_folder
+    from midlayer_encoders.tasks.training_rows import read_training_texts, scored_tasks
 
-    settings = tuning.DistillSettings(match=match, **training.settings())  # type: ignore[arg-type]  # checked there
+    settings = DistillSettings(match=match, **training.settings())  # type: ignore[arg-type]  # checked there
+    checked_folder(training.out)
+    rows = read_training_texts(texts, training.data.columns())
+    rows.split(settings.held_out, settings.seed)
+    scored_tasks(training.task_names, training.data.columns(), rows)
+    from midlayer_encoders import tuning  # imports torch
+
     _train(
         tuning.distill,
         training,
         texts,
         teacher=teacher,
-        teacher_layer=_arguments.parse_layer(teacher_layer),
+        teacher_layer=teacher_layer,
         teacher_recipe=teacher_recipe,
         settings=settings,
         **options.changed(),
@@ -131,11 +152,11 @@ def _train(function: Callable[..., TuneResult], flags: Training, data: Path | No
     with _progress.show_progress(_TITLES) as progress:
         result = function(
             flags.model,
-            _arguments.parse_layer(flags.layer),
+            flags.layer,
             data,
             out=flags.out,
             **asdict(flags.data),
-            tasks=() if flags.tasks == "none" else flags.tasks.split(","),
+            tasks=flags.task_names,
             progress=progress,
             **arguments,
         )

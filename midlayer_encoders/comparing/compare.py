@@ -17,6 +17,7 @@ from torch import Tensor
 from midlayer_encoders import metrics as metric_functions
 from midlayer_encoders import validation
 from midlayer_encoders._types import EncoderSpec, Layer, Progress, Stage
+from midlayer_encoders.arguments import COMPARABLE, IntervalSettings, metric_names
 from midlayer_encoders.comparing.checkpoints import is_folder
 from midlayer_encoders.encoder.options import EncoderKeywords, EncoderOptions, make_options
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder, complete_encoder
@@ -24,7 +25,7 @@ from midlayer_encoders.errors import OptionError, short_repr
 from midlayer_encoders.files import check_output_folder, expand_home
 from midlayer_encoders.frame.schema import NamedSubject, tidy_frame, tidy_rows
 from midlayer_encoders.measuring import agreed, extra_passes
-from midlayer_encoders.metrics import METRICS, Kind, TooFewTextsError, metric_names
+from midlayer_encoders.metrics import METRICS, Kind, TooFewTextsError
 from midlayer_encoders.models.hub import name_and_revision, shown_name
 from midlayer_encoders.reading.batches import batches_of
 from midlayer_encoders.reading.reader import layer_reader
@@ -37,31 +38,7 @@ if TYPE_CHECKING:
 
 _MIN_TEXTS = 10  # half of the texts must still be informative
 _MAX_TEXTS = 2000  # the vectors of all layers and views are in memory
-_NOT_COMPARABLE = ("matrix_entropy", "cka", "block_influence", "neighbor_overlap", "half_match")
 _TWO_TOKEN_METRICS = ("prompt_entropy", "prompt_effective_rank")  # like their classes, they leave out shorter texts
-
-#: Metrics that are defined for one layer and any subset of the texts.
-COMPARABLE = tuple(name for name in METRICS if name not in _NOT_COMPARABLE)
-
-
-@dataclass(frozen=True, kw_only=True)
-class IntervalSettings:
-    """Settings of the intervals of :func:`~midlayer_encoders.compare`.
-
-    Attributes:
-        resamples: number of random halves of the texts, at least 2.
-        confidence: of the intervals, in ``(0, 1)``.
-    """
-
-    resamples: int = 50
-    confidence: float = 0.95
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "resamples", validation.check_count("resamples", self.resamples, minimum=2))
-        confidence = validation.check_number("confidence", self.confidence, maximum=1.0)
-        if not 0 < confidence < 1:
-            raise OptionError(f"`confidence` must be in (0, 1), as 0.95, but got {self.confidence}.")
-        object.__setattr__(self, "confidence", confidence)
 
 
 @dataclass(frozen=True)

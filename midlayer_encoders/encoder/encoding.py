@@ -19,6 +19,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from midlayer_encoders._types import Layer
+from midlayer_encoders.arguments import TokenBudget, check_budget
 from midlayer_encoders.encoder import inputs as prepare
 from midlayer_encoders.encoder.first_module import MemoryModule, check_length, reads_padding
 from midlayer_encoders.encoder.options import check_device, device_name
@@ -29,7 +30,7 @@ from midlayer_encoders.media import InputError, medium_of
 from midlayer_encoders.models.anatomy import suffers_from_padding
 from midlayer_encoders.reading import batches as plans
 from midlayer_encoders.reading.ahead import ahead
-from midlayer_encoders.reading.batches import TokenBudget, is_combined
+from midlayer_encoders.reading.batches import is_combined
 from midlayer_encoders.reading.fused import fused_blocks
 from midlayer_encoders.reading.locks import turn
 from midlayer_encoders.reading.pooling import pool, real_tokens
@@ -138,7 +139,7 @@ class EmbeddingEncoder(SavableEncoder):
             OptionError: for an encoder with modules after its pooling.
             NotFiniteError: naming the layer and the input whose states have NaN or infinity.
         """
-        budget = plans.check_budget(token_budget)
+        budget = check_budget(token_budget)
         single = self.is_singular_input(inputs)
         items = [inputs] if single else list(inputs)
         prompt = self.prompt_text(prompt_name, prompt, items)

@@ -20,6 +20,7 @@ import polars as pl
 from torch import nn
 
 from midlayer_encoders._types import EncoderChoice, Layer, LayerArgument, Progress
+from midlayer_encoders.arguments import TokenBudget
 from midlayer_encoders.encoder import prompting
 from midlayer_encoders.encoder.build import encoder_name
 from midlayer_encoders.encoder.encoding import EmbeddingEncoder
@@ -32,12 +33,11 @@ from midlayer_encoders.errors import OptionError, short_repr
 from midlayer_encoders.measuring import agreed, measure_layers
 from midlayer_encoders.models import transformers_internals as internals
 from midlayer_encoders.processes.sharing import Group, join, share_model
-from midlayer_encoders.reading.batches import TokenBudget
 from midlayer_encoders.reading.locks import turn
 from midlayer_encoders.recipes import PLAIN, Recipe, recipe_of
 from midlayer_encoders.selection import Selection, select
 from midlayer_encoders.selection.rules import RULES
-from midlayer_encoders.validation import check_choice, check_text
+from midlayer_encoders.validation import check_choice, check_text, layer_number
 
 logger = logging.getLogger(__name__)
 
@@ -107,6 +107,8 @@ class LayerEncoder(EmbeddingEncoder):
         if not isinstance(requested, str) and (texts is not None or labels is not None):
             raise OptionError(f"`texts` and `labels` must be None unless `layer` names a rule, but it is {requested}.")
         selection = choice if isinstance(choice, Selection) else None
+        if isinstance(requested, str) and (number := layer_number(requested)) is not None:
+            requested = number
         if isinstance(requested, str):
             check_choice("layer", requested, RULES)
             # The recipe's fields are among the options; modules after the pooling depend on the layer.

@@ -2,20 +2,16 @@
 
 import os
 from pathlib import Path
-from typing import Literal, TypeAlias, get_args
 
+from midlayer_encoders.arguments import Target, check_arguments
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
-from midlayer_encoders.errors import CutError, OptionError
+from midlayer_encoders.errors import CutError
 from midlayer_encoders.export._comparison import Exported
 from midlayer_encoders.export.gguf import export_gguf
 from midlayer_encoders.export.graphs import export_onnx
 from midlayer_encoders.export.serving import export_vllm
 from midlayer_encoders.models.quantized import is_quantized
-from midlayer_encoders.validation import check_choice, check_flag, check_path
-
-Target: TypeAlias = Literal["sentence-transformers", "vllm", "onnx", "gguf"]
-#: Export targets.
-TARGETS: tuple[Target, ...] = get_args(Target)
+from midlayer_encoders.validation import check_path
 
 
 def export_for(
@@ -62,18 +58,3 @@ def export_for(
     if target == "vllm":
         return export_vllm(encoder, path)
     return Exported(target, path, files=encoder.save_files(str(path), stock=stock))
-
-
-def check_arguments(target: str, folder: Path | None, *, overwrite: bool, int8: bool, stock: bool) -> None:
-    """Raise an :class:`OptionError` if :func:`export_for` would reject these arguments."""
-    check_choice("target", target, TARGETS)
-    check_flag("overwrite", overwrite)
-    if check_flag("int8", int8) and target not in ("onnx", "gguf"):
-        raise OptionError(f"`int8` must be left out with target={target!r}: it applies to 'onnx' and 'gguf'.")
-    if check_flag("stock", stock) and target != "sentence-transformers":
-        raise OptionError(f"`stock` must be left out with target={target!r}: its files contain no code.")
-    if folder is not None and (folder.is_file() or (folder.is_dir() and any(folder.iterdir()) and not overwrite)):
-        raise OptionError(
-            f"`folder` must be a new or empty folder, but {folder} is not. Choose another, or pass overwrite=True "
-            "(--overwrite)."
-        )

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from midlayer_encoders.errors import OptionError, short_repr
+from midlayer_encoders.arguments import PAPER_METRICS, metric_names
 from midlayer_encoders.metrics._layer_metric import Kind, LayerMetric, TooFewTextsError
 from midlayer_encoders.metrics.row_metrics import (
     AlphaReQ,
@@ -45,7 +45,6 @@ from midlayer_encoders.metrics.token_metrics import (
     prompt_entropy,
 )
 from midlayer_encoders.metrics.view_metrics import Alignment, DiME, InfoNCE, LiDAR, alignment, dime, infonce, lidar
-from midlayer_encoders.validation import check_choice
 
 __all__ = [
     "ALIASES",
@@ -123,10 +122,6 @@ METRICS: dict[str, type[LayerMetric]] = {
     "uniformity": Uniformity,
 }
 
-#: The seven metrics of "Layer by Layer" (Skean et al., 2025).
-PAPER_METRICS = ("prompt_entropy", "dataset_entropy", "effective_rank", "curvature", "infonce", "lidar", "dime")
-
-
 #: Names of a metric with other options: RankMe (Garrido et al., 2023), exp-LiDAR (Thilak et al., 2024), and the
 #: uniformity of Wang & Isola (2020), who do not subtract the mean.
 ALIASES: dict[str, tuple[str, Mapping[str, Any]]] = {
@@ -134,33 +129,6 @@ ALIASES: dict[str, tuple[str, Mapping[str, Any]]] = {
     "exp_lidar": ("lidar", {"exponential": True}),
     "raw_uniformity": ("uniformity", {"center": False}),
 }
-
-
-def metric_names(
-    metrics: str | Sequence[str], known: Sequence[str] = tuple(METRICS), aliases: Sequence[str] = tuple(ALIASES)
-) -> tuple[str, ...]:
-    """Return the names of metrics, each once, or raise an :class:`OptionError` if one is unknown.
-
-    Args:
-        metrics: ``"all"``, ``"paper"`` (the paper's seven), one name, or several.
-        known: the names that ``"all"`` stands for.
-        aliases: other names that may be requested.
-
-    Example:
-        >>> metric_names("paper")
-        ('prompt_entropy', 'dataset_entropy', 'effective_rank', 'curvature', 'infonce', 'lidar', 'dime')
-    """
-    groups = {"all": tuple(known), "paper": PAPER_METRICS}
-    names = [*known, *aliases]
-    if isinstance(metrics, str):
-        check_choice("metrics", metrics, [*groups, *names])
-        return groups.get(metrics, (metrics,))
-    if not isinstance(metrics, list | tuple) or not metrics:
-        got = "none" if isinstance(metrics, list | tuple) else f"{short_repr(metrics)}. Write a list of names"
-        raise OptionError(f"`metrics` must be 'all', 'paper', or some of {', '.join(names)}, but got {got}.")
-    for name in metrics:
-        check_choice("metrics", name, names)
-    return tuple(dict.fromkeys(metrics))
 
 
 def make_metrics(

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from midlayer_encoders._types import Layer
 from midlayer_encoders.errors import AnatomyError, LayerIndexError, short_repr
 from midlayer_encoders.models import transformers_internals as internals
-from midlayer_encoders.validation import check_list
+from midlayer_encoders.validation import check_list, layer_number
 
 _SENSITIVE = "_suffers_from_padding"  # an attribute of the model, so that copies of the model have it
 
@@ -66,12 +66,12 @@ class Anatomy:
         return list(dict.fromkeys(self.block(model, layer) for layer in range(1, self.num_layers + 1)))
 
 
-def resolve_layer(layer: Layer, num_layers: int, *, name: str = "this model") -> int:
+def resolve_layer(layer: Layer | str, num_layers: int, *, name: str = "this model") -> int:
     """Return ``layer`` as a number from ``0`` (embeddings) to ``num_layers``.
 
     Args:
         layer: an int in ``[0, num_layers]``, a negative int from the end (``-1`` is the last layer), or a float in
-            ``(0, 1]``, the fraction of the depth, rounded half up.
+            ``(0, 1]``, the fraction of the depth, rounded half up; or one of these as a string.
         num_layers: number of blocks.
         name: name of the model in errors.
 
@@ -81,6 +81,8 @@ def resolve_layer(layer: Layer, num_layers: int, *, name: str = "this model") ->
     """
     if hasattr(layer, "item") and getattr(layer, "ndim", 1) == 0:  # a NumPy or torch scalar
         layer = layer.item()
+    if isinstance(layer, str):
+        layer = number if (number := layer_number(layer)) is not None else layer
     if isinstance(layer, float) and 0 < layer <= 1:
         return math.floor(layer * num_layers + 0.5)
     if isinstance(layer, int) and not isinstance(layer, bool) and -num_layers <= layer <= num_layers:
@@ -105,7 +107,8 @@ def resolve_layers(layers: Sequence[Layer] | str, num_layers: int, *, name: str 
     layers = check_list("layers", layers, "layers", minimum=0)
     if not layers:
         raise LayerIndexError("`layers` must name at least one layer, but got an empty list. Pass 'all' for all.")
-    return sorted({resolve_layer(layer, num_layers, name=name) for layer in layers})
+    # In reverse: of a range that is too long, the error names the end, which the user wrote.
+    return sorted({resolve_layer(layer, num_layers, name=name) for layer in reversed(layers)})
 
 
 def paired_layers(layer: int, depths: Mapping[str, int]) -> dict[str, int]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import polars as pl
 
 from midlayer_encoders.comparing.correlation import correlate
-from midlayer_encoders.errors import DiskFullError, MidlayerError, OptionError, counted, error_summary
+from midlayer_encoders.errors import DiskFullError, MidlayerError, counted, error_summary
 from midlayer_encoders.files import check_links, folder_lock, read_artifact, write_file
 from midlayer_encoders.frame.curves import curves
 from midlayer_encoders.frame.schema import read_parquet, tidy_frame, tidy_rows
@@ -287,25 +287,6 @@ class Outcome:
     seconds: float = 0.0
     findings: tuple[str, ...] = ()
     inputs: str = ""
-
-
-def resolve_experiments(name: str) -> list[str]:
-    """Return the experiments in a comma-separated list, or all for ``"all"``.
-
-    Example:
-        >>> resolve_experiments("fig6,fig7")
-        ['fig6', 'fig7']
-        >>> resolve_experiments("all")[:2]
-        ['fig1', 'fig2']
-    """
-    if name == "all":
-        return list(EXPERIMENTS)
-    names = name.split(",")
-    if "fig14" in names:
-        raise OptionError("`figure` must not be fig14: it is `midlayer probe` that shows it, see docs/vision.md.")
-    for experiment in names:
-        check_choice("figure", experiment, ["all", *EXPERIMENTS])
-    return names
 
 
 def reproduce(names: Sequence[str], setting: Setting) -> list[Outcome]:

@@ -1,8 +1,9 @@
 """Train a small classifier on every frozen layer and score how well each layer separates labeled examples."""
 
+from midlayer_encoders.arguments import ProbeSettings
 from midlayer_encoders.probing.classifiers import AttentiveProbes, LinearProbes
 from midlayer_encoders.probing.examples import Split, split_examples
-from midlayer_encoders.probing.probe import ProbeSettings, probe, probe_tokens
+from midlayer_encoders.probing.probe import probe, probe_tokens
 from midlayer_encoders.probing.probe_result import ProbeResult, wilson
 from midlayer_encoders.probing.tokens import CachedTokens, LiveTokens
 

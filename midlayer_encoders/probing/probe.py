@@ -3,7 +3,6 @@
 import logging
 import math
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 
 from midlayer_encoders import validation
 from midlayer_encoders._types import Layer, Progress
+from midlayer_encoders.arguments import UNUSED_SETTINGS, ProbeSettings
 from midlayer_encoders.encoder.first_module import MemoryModule
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import NotFiniteError, OptionError, short_repr
@@ -25,52 +25,6 @@ from midlayer_encoders.selection.ridge import class_numbers, label_list
 
 _log = logging.getLogger(__name__)
 _FEW_STEPS = 200  # a linear probe that reads a token's own class needs more than 100
-
-
-#: For each kind of probe, the :class:`ProbeSettings` without effect and the reason.
-UNUSED_SETTINGS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "attentive": ("pools the tokens by itself", ()),
-    "linear": ("reads one vector of each example", ("heads", "keep_gb")),
-}
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProbeSettings:
-    """Settings of :func:`~midlayer_encoders.probe`.
-
-    Attributes:
-        epochs: maximum number of epochs.
-        patience: a layer is finished after this many epochs without a better accuracy or loss on the validation
-            examples; training ends when all layers are.
-        batch_size: examples per step.
-        learning_rate: of AdamW at the first step; it decays to zero along a cosine.
-        weight_decay: of AdamW.
-        heads: attention heads of ``"attentive"``; ``None`` for one per 64 dimensions.
-        keep_gb: memory for cached tokens, in half precision; if they need more, every epoch runs the model again.
-        seed: for split, weights and order.
-    """
-
-    epochs: int = 30
-    patience: int = 5
-    batch_size: int = 256
-    learning_rate: float = 1e-3
-    weight_decay: float = 0.1
-    heads: int | None = None
-    keep_gb: float = 4.0
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        units = {"epochs": "epochs", "patience": "epochs", "batch_size": "examples"}
-        checked: dict[str, object] = {
-            **{name: validation.check_count(name, getattr(self, name), unit) for name, unit in units.items()},
-            "learning_rate": validation.check_number("learning_rate", self.learning_rate),
-            "weight_decay": validation.check_number("weight_decay", self.weight_decay),
-            "heads": None if self.heads is None else validation.check_count("heads", self.heads),
-            "keep_gb": validation.check_number("keep_gb", self.keep_gb),
-            "seed": validation.check_seed(self.seed),
-        }
-        for name, value in checked.items():
-            object.__setattr__(self, name, value)
 
 
 def train_probes(

@@ -6,7 +6,7 @@ block other threads. Here the ids are taken from the Rust encodings directly.
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -21,7 +21,6 @@ from midlayer_encoders.recipes import Counting
 from midlayer_encoders.validation import check_count, check_texts
 
 #: Tokens in a batch; ``"auto"`` for the best number on the device.
-TokenBudget: TypeAlias = int | Literal["auto"]
 
 _CPU_TOKENS = 4096
 _MAX_GPU_TOKENS = 65536  # beyond this an H200 was no faster (benchmarks/results/sweep_gpu.md)
@@ -122,11 +121,6 @@ def plan_batches(lengths: Sequence[int], *, token_budget: int = 4096, max_texts:
         else:
             batches.append([position])
     return batches
-
-
-def check_budget(token_budget: TokenBudget) -> TokenBudget:
-    """Validate a number of tokens or ``"auto"``."""
-    return "auto" if token_budget == "auto" else check_count("token_budget", token_budget, "tokens")
 
 
 def tokens_that_fit(source: LayerSource) -> int:

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from midlayer_encoders.sweeping.best_layer import BestLayer
-    from midlayer_encoders.sweeping.layer_sweep import SweepSettings, sweep
+    from midlayer_encoders.sweeping.layer_sweep import sweep
+    from midlayer_encoders.sweeping.request import SweepSettings
     from midlayer_encoders.sweeping.sweep_result import RecipesResult, SweepResult
     from midlayer_encoders.sweeping.units import sweep_many
 
@@ -16,7 +17,8 @@ if not TYPE_CHECKING:
     _MODULES = {
         "BestLayer": "sweeping.best_layer",
         **dict.fromkeys(("RecipesResult", "SweepResult"), "sweeping.sweep_result"),
-        **dict.fromkeys(("SweepSettings", "sweep"), "sweeping.layer_sweep"),
+        "SweepSettings": "sweeping.request",
+        "sweep": "sweeping.layer_sweep",
         "sweep_many": "sweeping.units",
     }
 

@@ -13,13 +13,14 @@ import numpy.typing as npt
 import torch
 
 from midlayer_encoders._types import EncoderSpec, Join, Norm, Stage, content_digest
+from midlayer_encoders.arguments import TokenBudget
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.files import read_artifact, write_file_once
 from midlayer_encoders.media import is_pil, read_audio, read_image
 from midlayer_encoders.processes.sharing import Group
 from midlayer_encoders.reading.ahead import Behind
-from midlayer_encoders.reading.batches import TokenBudget, batches_of, is_combined, tokens_that_fit
+from midlayer_encoders.reading.batches import batches_of, is_combined, tokens_that_fit
 from midlayer_encoders.reading.joined_readings import join_readings
 from midlayer_encoders.reading.reader import Passed
 from midlayer_encoders.recipes import Recipe, centering_offset

@@ -17,7 +17,8 @@ from midlayer_encoders.processes.cluster import Cluster, ClusterJob, Queue
 from midlayer_encoders.processes.sharing import Group
 from midlayer_encoders.recipes import Recipe, fitting_recipes
 from midlayer_encoders.report.results import versions
-from midlayer_encoders.sweeping.layer_sweep import SingleSweep, SweepRequest, SweepSettings, recipe_sweeps, sweep
+from midlayer_encoders.sweeping.layer_sweep import SingleSweep, recipe_sweeps, sweep
+from midlayer_encoders.sweeping.request import SweepRequest, SweepSettings
 from midlayer_encoders.sweeping.sweep_result import SweepResult
 from midlayer_encoders.tasks.sources import Tasks, TaskSource, TextsSource, limited_sources, task_sources
 from midlayer_encoders.tasks.table_files import Columns

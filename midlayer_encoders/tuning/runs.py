@@ -15,22 +15,19 @@ from sentence_transformers import SentenceTransformer
 
 from midlayer_encoders._isolation import isolated_random
 from midlayer_encoders._types import Layer, Progress, Stage
+from midlayer_encoders.arguments import RUN_FILE, TrainingSettings
 from midlayer_encoders.encoder.options import EncoderKeywords
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import MidlayerError, OptionError, error_summary, short_repr
-from midlayer_encoders.files import LOCK, expand_home, folder_lock, read_json, write_file
+from midlayer_encoders.files import folder_lock, read_json, write_file
 from midlayer_encoders.frame.schema import tidy_frame
 from midlayer_encoders.models.anatomy import resolve_layer
 from midlayer_encoders.report.results import Result, versions, write_frame
 from midlayer_encoders.report.training_page import plot_tuning, tuning_html, tuning_words
 from midlayer_encoders.sweeping import SweepSettings, sweep
 from midlayer_encoders.sweeping.sweep_result import task_labels
-from midlayer_encoders.tasks.sources import TaskSource, task_sources
-from midlayer_encoders.tasks.table_files import Columns
-from midlayer_encoders.tuning.settings import TrainingSettings
+from midlayer_encoders.tasks.training_rows import TrainingRows
 from midlayer_encoders.tuning.training import METRICS, TrainingRecord, read_record, train, write_record
-from midlayer_encoders.tuning.training_rows import TrainingRows
-from midlayer_encoders.validation import check_path
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -98,7 +95,6 @@ class DistillResult(TuneResult):
 
 T = TypeVar("T", bound=TuneResult)
 
-_RUN_FILE = "tuning.json"
 _RECORD_FILE = "trained.json"
 
 
@@ -193,23 +189,6 @@ class Run:
         return record
 
 
-def scored_tasks(tasks: Any, columns: Columns, rows: TrainingRows) -> list[TaskSource] | None:
-    """Return the tasks to score, or ``None`` for none; raise for unknown ones before a model is loaded.
-
-    Args:
-        tasks: as in :func:`~midlayer_encoders.sweep`.
-        columns: how to read the user's own data.
-        rows: to train on. Names of columns that do not apply to them must apply to a task.
-    """
-    names = {"text_column", "label_column"} - set(rows.named_columns)
-    unused = sorted(name for name in names if getattr(columns, name) is not None)
-    if isinstance(tasks, tuple) and not tasks:
-        if unused:
-            raise OptionError(f"`{unused[0]}` must be left out for {rows.name}, without tasks of your own.")
-        return None
-    return task_sources(tasks, columns, must_apply=bool(unused))
-
-
 def cut_encoder(model: str | LayerEncoder, layer: Layer | None, options: EncoderKeywords) -> LayerEncoder:
     """Return the cut encoder, in float32 by default: half precision would lose small steps."""
     if options.get("center"):
@@ -231,24 +210,10 @@ def cut_encoder(model: str | LayerEncoder, layer: Layer | None, options: Encoder
     return encoder
 
 
-def checked_folder(out: Path | str) -> Path:
-    """Return the folder of a run, or raise if it holds anything else."""
-    check_path("out", out)
-    if out is None:
-        raise OptionError("`out` must be a folder, but got None.")
-    folder = expand_home(out)
-    names = {path.name for path in folder.glob("[!.]*")} if folder.is_dir() else set()
-    if names - {LOCK} and _RUN_FILE not in names:  # a run that is killed immediately leaves a lock and hidden files
-        raise OptionError(
-            f"`out` must be a new or empty folder, or that of an earlier run, but {folder} holds other files."
-        )
-    return folder
-
-
 def _claim_folder(folder: Path, run: dict[str, Any]) -> None:
     """Write the settings of a run, or raise if the folder belongs to another run."""
     run = json.loads(json.dumps(run))  # tuples become lists, as in the file
-    path = folder / _RUN_FILE
+    path = folder / RUN_FILE
     if not path.exists():
         write_file(path, json.dumps(run, indent=2).encode())
         return

@@ -15,6 +15,7 @@ from torch import nn
 from transformers import EarlyStoppingCallback, PrinterCallback, TrainerCallback, set_seed
 
 from midlayer_encoders._types import MIN_MEASURED_TOKENS, POOLINGS, Stage
+from midlayer_encoders.arguments import TrainingSettings, TuneSettings
 from midlayer_encoders.callbacks import LayerMetricsTrainerCallback
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import MidlayerError, NotFiniteError, OptionError
@@ -22,9 +23,8 @@ from midlayer_encoders.files import file_checksums, make_folder, read_artifact, 
 from midlayer_encoders.frame.schema import tidy_frame
 from midlayer_encoders.models.quantized import is_quantized
 from midlayer_encoders.reading.batches import count_tokens
+from midlayer_encoders.tasks.training_rows import TrainingRows
 from midlayer_encoders.tuning import trainer_internals
-from midlayer_encoders.tuning.settings import TrainingSettings, TuneSettings
-from midlayer_encoders.tuning.training_rows import TrainingRows
 
 _CALLBACK_TEXTS = 64  # texts that the callback measures
 _CALLBACK_CANDIDATES = 4096  # texts among which it takes the first that are long enough

@@ -13,18 +13,18 @@ from torch import nn
 
 from midlayer_encoders import files
 from midlayer_encoders._types import Layer, Progress, Stage
+from midlayer_encoders.arguments import DistillSettings, TuneSettings, checked_folder
 from midlayer_encoders.encoder.options import EncoderKeywords
 from midlayer_encoders.encoder.sentence_transformers_encoder import READING_OPTIONS, LayerEncoder
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.recipes import Recipe
 from midlayer_encoders.scoring import all_alike
 from midlayer_encoders.tasks.table_files import Columns
+from midlayer_encoders.tasks.training_rows import RowKind, read_rows, read_training_texts, scored_tasks
 from midlayer_encoders.tuning.losses import DistillLoss, MaskedNextTokenLoss, masked_token_head, pair_loss
-from midlayer_encoders.tuning.runs import DistillResult, Run, TuneResult, checked_folder, cut_encoder, scored_tasks
-from midlayer_encoders.tuning.settings import DistillSettings, TuneSettings
+from midlayer_encoders.tuning.runs import DistillResult, Run, TuneResult, cut_encoder
 from midlayer_encoders.tuning.trainer_internals import CHECKSUMS, check_packages
 from midlayer_encoders.tuning.training import check_training
-from midlayer_encoders.tuning.training_rows import RowKind, TrainingRows, read_pairs, read_training_texts
 from midlayer_encoders.validation import check_progress
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def tune(
     folder = checked_folder(out)
     # Too few rows and unknown tasks raise before the model is loaded.
     columns = Columns(text_column, label_column, drop_empty)
-    rows = _read_rows(pairs, texts, columns, settings)
+    rows = read_rows(pairs, texts, columns, objective=settings.objective)
     rows.split(settings.held_out, settings.seed)
     sources = scored_tasks(tasks, columns, rows)
     encoder = cut_encoder(model, layer, options)
@@ -100,17 +100,6 @@ def tune(
     with run.claimed():
         noun = "Texts" if rows.kind == "texts" else "Pairs"
         return run.train(make_loss, {noun: f"{rows.name}, {len(rows.rows)} rows"}, TuneResult)
-
-
-def _read_rows(pairs: Any, texts: Any, columns: Columns, settings: TuneSettings) -> TrainingRows:
-    needed, other = ("texts", "pairs") if settings.objective == "mntp" else ("pairs", "texts")
-    values = {"pairs": pairs, "texts": texts}
-    if values[needed] is None or values[other] is not None:
-        raise OptionError(
-            f"`{needed}` must be given, and `{other}` left out, with objective={settings.objective!r}, which trains on "
-            f"{needed}."
-        )
-    return read_pairs(pairs, columns) if texts is None else read_training_texts(texts, columns)
 
 
 def _loss(encoder: LayerEncoder, *, kind: RowKind, settings: TuneSettings) -> nn.Module:

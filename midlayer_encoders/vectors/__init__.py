@@ -1,5 +1,6 @@
 """Write the vectors of many inputs at many layers to files."""
 
-from midlayer_encoders.vectors.embedding import check_out, embed
+from midlayer_encoders.arguments import check_out
+from midlayer_encoders.vectors.embedding import embed
 
 __all__ = ["check_out", "embed"]

@@ -16,22 +16,21 @@ import numpy as np
 import numpy.typing as npt
 
 from midlayer_encoders._types import Layer, Progress, Stage, content_digest
+from midlayer_encoders.arguments import TokenBudget, check_budget, check_out
 from midlayer_encoders.encoder.options import EncoderKeywords
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder, load_shared
-from midlayer_encoders.errors import OptionError, did_you_mean
-from midlayer_encoders.files import atomic_write, check_links, expand_home, write_file
+from midlayer_encoders.errors import OptionError
+from midlayer_encoders.files import atomic_write, check_links, write_file
 from midlayer_encoders.media import check_taken, medium_of, read_image
 from midlayer_encoders.processes.sharing import Group
-from midlayer_encoders.reading.batches import TokenBudget, check_budget
 from midlayer_encoders.report.results import versions
 from midlayer_encoders.store import EmbeddingStore
 from midlayer_encoders.sweeping.embedder import Embedder, item_key, num_dims, open_store, store_key
-from midlayer_encoders.validation import check_list, check_path, check_progress, check_texts
+from midlayer_encoders.validation import check_list, check_progress, check_texts
 
 _CHUNK = 1 << 16  # inputs per store: the index of a single store would grow with the number of inputs
 _BLOCK_BYTES = 128 * 2**20  # of vectors that are written at a time
 _SPEC_FIELDS = ("model", "revision", "weights", "tower", "num_layers", "norm", "pooling", "asked", "max_length")
-SUFFIXES = (".npy", ".safetensors", ".parquet")
 
 #: The first input of each block, and its vectors ``(rows, D)`` at each layer.
 Blocks: TypeAlias = Iterable[tuple[int, list[npt.NDArray[np.float32]]]]
@@ -89,28 +88,6 @@ def embed(
         group.share(lambda: run.embed_and_write(part, budget))
         if group.is_first:
             shutil.rmtree(part, ignore_errors=True)
-    return path
-
-
-def check_out(out: Path | str) -> Path:
-    """Return the path to write to, or raise if it cannot be written."""
-    path = check_parent(out)
-    if path.suffix not in SUFFIXES:
-        raise OptionError(
-            f"`out` must end in {', '.join(SUFFIXES)}, which selects the format, but got {path.name!r}."
-            f"{did_you_mean(path.suffix, SUFFIXES)}"
-        )
-    if path.is_dir():
-        raise OptionError(f"`out` must be a file, but {path} is a folder: use another name.")
-    return path
-
-
-def check_parent(out: Path | str) -> Path:
-    """Return the path of the output, or raise unless its parent folder exists."""
-    check_path("out", out)
-    path = expand_home(out)
-    if not path.parent.is_dir():
-        raise OptionError(f"`out` must be in an existing folder, but {path.parent} does not exist: create it first.")
     return path
 
 

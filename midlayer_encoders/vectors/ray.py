@@ -20,16 +20,16 @@ from uuid import uuid4
 
 from midlayer_encoders._isolation import quiet_loggers
 from midlayer_encoders._types import Layer, Progress, Stage
+from midlayer_encoders.arguments import SUFFIXES, TokenBudget, check_budget, check_parent
 from midlayer_encoders.encoder.options import EncoderKeywords
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder, load_encoder
 from midlayer_encoders.errors import FolderError, OptionError
 from midlayer_encoders.files import check_links, explain_full_disk, folder_lock
 from midlayer_encoders.media import check_taken
 from midlayer_encoders.processes.sharing import ProcessLostError
-from midlayer_encoders.reading.batches import TokenBudget, check_budget
 from midlayer_encoders.reading.reader import layer_reader
 from midlayer_encoders.validation import check_count, check_progress, check_text, check_texts
-from midlayer_encoders.vectors.embedding import SUFFIXES, check_parent, describe_vectors, vector_column
+from midlayer_encoders.vectors.embedding import describe_vectors, vector_column
 from midlayer_encoders.vectors.parquet_parts import Part, PartWriter, check_columns, plan_digest, plan_parts
 
 _log = logging.getLogger(__name__)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from midlayer_encoders.encoder.options import EncoderOptions
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import NotFiniteError, OptionError
+from midlayer_encoders.labeled_examples import read_examples
 from midlayer_encoders.probing import (
     AttentiveProbes,
     CachedTokens,
@@ -25,7 +26,6 @@ from midlayer_encoders.probing import (
     split_examples,
     wilson,
 )
-from midlayer_encoders.probing.examples import read_examples
 from midlayer_encoders.probing.probe import train_probes
 from midlayer_encoders.probing.tokens import LiveTokens, read_tokens
 from midlayer_encoders.reading.reader import layer_reader

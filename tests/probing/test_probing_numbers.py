@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from midlayer_encoders import LayerEncoder
+from midlayer_encoders.labeled_examples import read_examples
 from midlayer_encoders.measuring import layer_reader
 from midlayer_encoders.probing import (
     AttentiveProbes,
@@ -25,7 +26,6 @@ from midlayer_encoders.probing import (
     probe_tokens,
     split_examples,
 )
-from midlayer_encoders.probing.examples import read_examples
 from tests.families import DEPTH
 from tests.grouped import probe
 

@@ -100,8 +100,8 @@ def test_gzip_bomb_is_not_decompressed(tmp_path: Path) -> None:
 
 
 def test_reading_a_fifo_does_not_block(tmp_path: Path) -> None:
+    from midlayer_encoders.labeled_examples import read_examples
     from midlayer_encoders.media import read_image
-    from midlayer_encoders.probing.examples import read_examples
 
     for name in ("test.jsonl", "a.csv", "a.parquet", "a.txt", "a.png"):
         os.mkfifo(tmp_path / name)

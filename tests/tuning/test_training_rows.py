@@ -12,7 +12,7 @@ import pytest
 
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.tasks.table_files import TaskFileError
-from midlayer_encoders.tuning.training_rows import read_pairs
+from midlayer_encoders.tasks.training_rows import read_pairs
 
 TWO = [{"anchor": "a", "positive": "b"}, {"anchor": "c, with a comma", "positive": "d"}]
 

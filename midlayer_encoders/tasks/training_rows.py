@@ -14,7 +14,7 @@ from midlayer_encoders.errors import OptionError, short_repr
 from midlayer_encoders.files import expand_home
 from midlayer_encoders.tasks import table_files
 from midlayer_encoders.tasks.file_tasks import column_cure
-from midlayer_encoders.tasks.sources import own_texts
+from midlayer_encoders.tasks.sources import TaskSource, own_texts, task_sources
 from midlayer_encoders.tasks.table_files import TEXT, TEXT_OR_TEXTS, USUAL_NAMES, Columns, Table, TaskFileError
 from midlayer_encoders.validation import check_list, check_texts
 
@@ -146,6 +146,34 @@ def read_training_texts(texts: Path | str | Sequence[str], columns: Columns = US
     distinct = dict.fromkeys(text for text in lines if text.strip())
     rows = tuple({"text": text, "label": number} for number, text in enumerate(distinct))
     return TrainingRows("texts", rows, name, named_columns)
+
+
+def read_rows(pairs: Any, texts: Any, columns: Columns, *, objective: str) -> TrainingRows:
+    """Return the rows to tune on: pairs, or texts for the objective ``"mntp"``."""
+    needed, other = ("texts", "pairs") if objective == "mntp" else ("pairs", "texts")
+    values = {"pairs": pairs, "texts": texts}
+    if values[needed] is None or values[other] is not None:
+        raise OptionError(
+            f"`{needed}` must be given, and `{other}` left out, with objective={objective!r}, which trains on {needed}."
+        )
+    return read_pairs(pairs, columns) if texts is None else read_training_texts(texts, columns)
+
+
+def scored_tasks(tasks: Any, columns: Columns, rows: TrainingRows) -> list[TaskSource] | None:
+    """Return the tasks to score, or ``None`` for none; raise for unknown ones before a model is loaded.
+
+    Args:
+        tasks: as in :func:`~midlayer_encoders.sweep`.
+        columns: how to read the user's own data.
+        rows: to train on. Names of columns that do not apply to them must apply to a task.
+    """
+    names = {"text_column", "label_column"} - set(rows.named_columns)
+    unused = sorted(name for name in names if getattr(columns, name) is not None)
+    if isinstance(tasks, tuple) and not tasks:
+        if unused:
+            raise OptionError(f"`{unused[0]}` must be left out for {rows.name}, without tasks of your own.")
+        return None
+    return task_sources(tasks, columns, must_apply=bool(unused))
 
 
 def _has_pairs(table: Table) -> bool:

@@ -1,0 +1,329 @@
+"""Settings and arguments of calls, checked without torch: by the functions in Python and by the command line alike."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeAlias, get_args
+
+from midlayer_encoders.errors import OptionError, did_you_mean, short_repr
+from midlayer_encoders.files import LOCK, check_writable, expand_home
+from midlayer_encoders.validation import check_choice, check_count, check_flag, check_number, check_path, check_seed
+
+#: The seven metrics of "Layer by Layer" (Skean et al., 2025).
+PAPER_METRICS = ("prompt_entropy", "dataset_entropy", "effective_rank", "curvature", "infonce", "lidar", "dime")
+#: All metrics by the name that the function, command-line option and log key share.
+METRIC_NAMES = (
+    *PAPER_METRICS,
+    *("matrix_entropy", "prompt_effective_rank", "anisotropy", "intrinsic_dimension", "alpha_req", "logdet_entropy"),
+    *("first_token_share", "cka", "block_influence", "neighbor_overlap", "half_match", "alignment", "uniformity"),
+)
+#: Names of a metric with other options.
+METRIC_ALIASES = ("rankme", "exp_lidar", "raw_uniformity")
+_NOT_COMPARABLE = ("matrix_entropy", "cka", "block_influence", "neighbor_overlap", "half_match")
+#: Metrics that are defined for one layer and any subset of the texts.
+COMPARABLE = tuple(name for name in METRIC_NAMES if name not in _NOT_COMPARABLE)
+
+#: Every rule that chooses a layer.
+RULE_NAMES = (
+    *("last", "fixed-depth", "min-dime", "min-infonce", "min-dataset-entropy", "min-prompt-entropy"),
+    *("valley-midpoint", "half-match", "few-labels", "auto"),
+)
+
+#: The paper's figures and table that can be reproduced.
+FIGURES = (*(f"fig{number}" for number in range(1, 14)), "fig15", "table2")
+
+
+Objective: TypeAlias = Literal["pairs", "mntp"]
+Target: TypeAlias = Literal["sentence-transformers", "vllm", "onnx", "gguf"]
+#: Export targets.
+TARGETS: tuple[Target, ...] = get_args(Target)
+TokenBudget: TypeAlias = int | Literal["auto"]
+#: File with the settings of a training run.
+RUN_FILE = "tuning.json"
+#: Formats of vectors.
+SUFFIXES = (".npy", ".safetensors", ".parquet")
+Match: TypeAlias = Literal["vectors", "centered", "similarities", "both"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingSettings:
+    """Settings that every kind of training has.
+
+    Attributes:
+        lora: train adapters of this rank (``True``: 16) in every linear layer, merged into the weights at the end;
+            otherwise all weights are trained.
+        epochs: passes over the rows.
+        max_steps: number of steps instead of ``epochs``.
+        batch_size: rows per step.
+        learning_rate: at its peak, after a tenth of the steps; the default depends on the kind of training.
+        held_out: share of the rows to hold out. Their loss chooses the checkpoint and stops the run early.
+        patience: evaluations without a lower loss after which the run stops.
+        checkpoints: number of evaluations and checkpoints over the run; 0 for none.
+        seed: for every random draw.
+    """
+
+    lora: bool | int = False
+    epochs: float = 1.0
+    max_steps: int | None = None
+    batch_size: int = 32
+    learning_rate: float | None = None
+    held_out: float = 0.1
+    patience: int = 3
+    checkpoints: int = 10
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        checked = {
+            "lora": self.lora if isinstance(self.lora, bool) else check_count("lora", self.lora),
+            "epochs": check_number("epochs", self.epochs, minimum=1e-6),
+            "max_steps": None if self.max_steps is None else check_count("max_steps", self.max_steps, "steps"),
+            "batch_size": check_count("batch_size", self.batch_size, "rows", minimum=2),
+            "learning_rate": None if self.learning_rate is None else check_number("learning_rate", self.learning_rate),
+            "held_out": check_number("held_out", self.held_out, maximum=0.5),
+            "patience": check_count("patience", self.patience),
+            "checkpoints": check_count("checkpoints", self.checkpoints, minimum=0),
+            "seed": check_seed(self.seed),
+        }
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
+        if self.held_out and not self.checkpoints:
+            raise OptionError("`held_out` must be 0 with checkpoints=0: its loss chooses the best checkpoint.")
+
+    @property
+    def lora_rank(self) -> int:
+        """The rank of the adapters, 0 if all weights are trained."""
+        return 16 if self.lora is True else int(self.lora)
+
+    @property
+    def peak_learning_rate(self) -> float:
+        """The learning rate after warmup."""
+        return self._default_learning_rate if self.learning_rate is None else self.learning_rate
+
+    @property
+    def _default_learning_rate(self) -> float:
+        return 5e-4 if self.lora else 5e-5
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneSettings(TrainingSettings):
+    """Settings of :func:`~midlayer_encoders.tune`: those of any training (``lora`` to ``seed``), and its loss.
+
+    The learning rate is 5e-5 by default, or 5e-4 with ``lora`` and pairs.
+
+    Attributes:
+        mini_batch: rows in memory at a time, for batches that do not fit (``CachedMultipleNegativesRankingLoss``).
+        matryoshka: numbers of leading dimensions to train in addition to all of them (``MatryoshkaLoss``).
+        objective: ``"pairs"``, or ``"mntp"``: predict masked tokens of ``texts`` from the states before them, which
+            adapts a causal model to ``bidirectional`` attention (LLM2Vec).
+    """
+
+    mini_batch: int | None = None
+    matryoshka: Sequence[int] | None = None
+    objective: Objective = "pairs"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("objective", self.objective, ("pairs", "mntp"))
+        if self.objective == "mntp" and (self.mini_batch or self.matryoshka):
+            raise OptionError(
+                "`mini_batch` and `matryoshka` must be left out with objective='mntp': they are for pairs."
+            )
+
+    @property
+    def _default_learning_rate(self) -> float:
+        return 5e-5 if self.objective == "mntp" else super()._default_learning_rate
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistillSettings(TrainingSettings):
+    """Settings of :func:`~midlayer_encoders.distill`: those of any training (``lora`` to ``seed``), and its loss.
+
+    The learning rate is 2e-4 by default, or 1e-3 with ``lora``.
+
+    Attributes:
+        match: what of the teacher the student learns: its ``"vectors"`` (their cosine), its vectors minus their mean
+            (``"centered"``), the ``"similarities"`` of the texts of a batch, for a teacher of another width, or
+            ``"both"`` vectors and similarities.
+    """
+
+    match: Match = "vectors"
+    epochs: float = 10.0
+    batch_size: int = 128
+    held_out: float = 0.02
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("match", self.match, get_args(Match))
+
+    @property
+    def _default_learning_rate(self) -> float:
+        return 1e-3 if self.lora else 2e-4
+
+
+#: For each kind of probe, the :class:`ProbeSettings` without effect and the reason.
+UNUSED_SETTINGS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "attentive": ("pools the tokens by itself", ()),
+    "linear": ("reads one vector of each example", ("heads", "keep_gb")),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeSettings:
+    """Settings of :func:`~midlayer_encoders.probe`.
+
+    Attributes:
+        epochs: maximum number of epochs.
+        patience: a layer is finished after this many epochs without a better accuracy or loss on the validation
+            examples; training ends when all layers are.
+        batch_size: examples per step.
+        learning_rate: of AdamW at the first step; it decays to zero along a cosine.
+        weight_decay: of AdamW.
+        heads: attention heads of ``"attentive"``; ``None`` for one per 64 dimensions.
+        keep_gb: memory for cached tokens, in half precision; if they need more, every epoch runs the model again.
+        seed: for split, weights and order.
+    """
+
+    epochs: int = 30
+    patience: int = 5
+    batch_size: int = 256
+    learning_rate: float = 1e-3
+    weight_decay: float = 0.1
+    heads: int | None = None
+    keep_gb: float = 4.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        units = {"epochs": "epochs", "patience": "epochs", "batch_size": "examples"}
+        checked: dict[str, object] = {
+            **{name: check_count(name, getattr(self, name), unit) for name, unit in units.items()},
+            "learning_rate": check_number("learning_rate", self.learning_rate),
+            "weight_decay": check_number("weight_decay", self.weight_decay),
+            "heads": None if self.heads is None else check_count("heads", self.heads),
+            "keep_gb": check_number("keep_gb", self.keep_gb),
+            "seed": check_seed(self.seed),
+        }
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class IntervalSettings:
+    """Settings of the intervals of :func:`~midlayer_encoders.compare`.
+
+    Attributes:
+        resamples: number of random halves of the texts, at least 2.
+        confidence: of the intervals, in ``(0, 1)``.
+    """
+
+    resamples: int = 50
+    confidence: float = 0.95
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "resamples", check_count("resamples", self.resamples, minimum=2))
+        confidence = check_number("confidence", self.confidence, maximum=1.0)
+        if not 0 < confidence < 1:
+            raise OptionError(f"`confidence` must be in (0, 1), as 0.95, but got {self.confidence}.")
+        object.__setattr__(self, "confidence", confidence)
+
+
+def metric_names(
+    metrics: str | Sequence[str], known: Sequence[str] = METRIC_NAMES, aliases: Sequence[str] = METRIC_ALIASES
+) -> tuple[str, ...]:
+    """Return the names of metrics, each once, or raise an :class:`OptionError` if one is unknown.
+
+    Args:
+        metrics: ``"all"``, ``"paper"`` (the paper's seven), one name, or several.
+        known: the names that ``"all"`` stands for.
+        aliases: other names that may be requested.
+
+    Example:
+        >>> metric_names("paper")
+        ('prompt_entropy', 'dataset_entropy', 'effective_rank', 'curvature', 'infonce', 'lidar', 'dime')
+    """
+    groups = {"all": tuple(known), "paper": PAPER_METRICS}
+    names = [*known, *aliases]
+    if isinstance(metrics, str):
+        check_choice("metrics", metrics, [*groups, *names])
+        return groups.get(metrics, (metrics,))
+    if not isinstance(metrics, list | tuple) or not metrics:
+        got = "none" if isinstance(metrics, list | tuple) else f"{short_repr(metrics)}. Write a list of names"
+        raise OptionError(f"`metrics` must be 'all', 'paper', or some of {', '.join(names)}, but got {got}.")
+    for name in metrics:
+        check_choice("metrics", name, names)
+    return tuple(dict.fromkeys(metrics))
+
+
+def check_budget(token_budget: TokenBudget) -> TokenBudget:
+    """Validate a number of tokens or ``"auto"``."""
+    return "auto" if token_budget == "auto" else check_count("token_budget", token_budget, "tokens")
+
+
+def check_arguments(target: str, folder: Path | None, *, overwrite: bool, int8: bool, stock: bool) -> None:
+    """Raise an :class:`OptionError` if :func:`export_for` would reject these arguments."""
+    check_choice("target", target, TARGETS)
+    check_flag("overwrite", overwrite)
+    if check_flag("int8", int8) and target not in ("onnx", "gguf"):
+        raise OptionError(f"`int8` must be left out with target={target!r}: it applies to 'onnx' and 'gguf'.")
+    if check_flag("stock", stock) and target != "sentence-transformers":
+        raise OptionError(f"`stock` must be left out with target={target!r}: its files contain no code.")
+    if folder is not None and (folder.is_file() or (folder.is_dir() and any(folder.iterdir()) and not overwrite)):
+        raise OptionError(
+            f"`folder` must be a new or empty folder, but {folder} is not. Choose another, or pass overwrite=True "
+            "(--overwrite)."
+        )
+
+
+def check_out(out: Path | str) -> Path:
+    """Return the path to write to, or raise if it cannot be written."""
+    path = check_parent(out)
+    if path.suffix not in SUFFIXES:
+        raise OptionError(
+            f"`out` must end in {', '.join(SUFFIXES)}, which selects the format, but got {path.name!r}."
+            f"{did_you_mean(path.suffix, SUFFIXES)}"
+        )
+    if path.is_dir():
+        raise OptionError(f"`out` must be a file, but {path} is a folder: use another name.")
+    return path
+
+
+def check_parent(out: Path | str) -> Path:
+    """Return the path of the output, or raise unless its parent folder exists."""
+    check_path("out", out)
+    path = expand_home(out)
+    if not path.parent.is_dir():
+        raise OptionError(f"`out` must be in an existing folder, but {path.parent} does not exist: create it first.")
+    return path
+
+
+def checked_folder(out: Path | str) -> Path:
+    """Return the folder of a run, or raise if it holds anything else."""
+    check_path("out", out)
+    if out is None:
+        raise OptionError("`out` must be a folder, but got None.")
+    folder = expand_home(out)
+    names = {path.name for path in folder.glob("[!.]*")} if folder.is_dir() else set()
+    if names - {LOCK} and RUN_FILE not in names:  # a run that is killed immediately leaves a lock and hidden files
+        raise OptionError(
+            f"`out` must be a new or empty folder, or that of an earlier run, but {folder} holds other files."
+        )
+    check_writable(folder)
+    return folder
+
+
+def resolve_experiments(name: str) -> list[str]:
+    """Return the experiments in a comma-separated list, or all for ``"all"``.
+
+    Example:
+        >>> resolve_experiments("fig6,fig7")
+        ['fig6', 'fig7']
+        >>> resolve_experiments("all")[:2]
+        ['fig1', 'fig2']
+    """
+    if name == "all":
+        return list(FIGURES)
+    names = name.split(",")
+    if "fig14" in names:
+        raise OptionError("`figure` must not be fig14: it is `midlayer probe` that shows it, see docs/vision.md.")
+    for experiment in names:
+        check_choice("figure", experiment, ["all", *FIGURES])
+    return names
