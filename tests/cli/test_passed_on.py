@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import Mock
 
 import pytest
 
@@ -184,6 +185,8 @@ def test_every_flag_is_passed_on(command: str, tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(importlib.import_module(module), function, record)
     monkeypatch.setattr("midlayer_encoders.models.hub.check_model", lambda *_, **__: None)
     monkeypatch.setattr(_arguments, "load_model", load)
+    for check in ("read_rows", "read_training_texts", "scored_tasks"):  # the files and tasks do not exist
+        monkeypatch.setattr(f"midlayer_encoders.tasks.training_rows.{check}", lambda *_, **__: Mock())
     name = command.split()[0]
     with pytest.raises(RecordedError) as call:
         run(name, *case.models, *option_flags(case.flags | ENCODER))
