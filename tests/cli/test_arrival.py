@@ -118,7 +118,7 @@ def fill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]
         for number in range(9)
     ]
     rows[0] = rows[0].replace("}", ', "gaps": " "}')
-    rows[1:] = [row.replace("}", ', "gaps": "x y"}') for row in rows[1:]]
+    rows[1:] = [row.replace("}", f', "gaps": "gap {number}"}}') for number, row in enumerate(rows[1:])]
     (tmp_path / "some.jsonl").write_text("".join(rows))
     (tmp_path / "other.jsonl").write_text("".join(rows[:-2]))
     (tmp_path / "labels.txt").write_text("x\ny\n" * 9)
