@@ -117,8 +117,8 @@ def fill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]
         for word in "ab"
         for number in range(9)
     ]
-    rows[0] = rows[0].replace("}", ', "gaps": " "}')
-    rows[1:] = [row.replace("}", f', "gaps": "gap {number}"}}') for number, row in enumerate(rows[1:])]
+    gaps = [" " if number < 2 else f"gap {number}" for number in range(len(rows))]
+    rows = [row.replace("}", f', "gaps": "{gap}"}}') for row, gap in zip(rows, gaps, strict=True)]
     (tmp_path / "some.jsonl").write_text("".join(rows))
     (tmp_path / "other.jsonl").write_text("".join(rows[:-2]))
     (tmp_path / "labels.txt").write_text("x\ny\n" * 9)
