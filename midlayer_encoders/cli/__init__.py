@@ -31,10 +31,8 @@ def main() -> None:
     try:
         app()
     except MidlayerError as error:
-        invalid = isinstance(error, ValueError)
-        names = [word for word in sys.argv[1:2] if word in command_names()]
-        _print_error(str(error), see=" ".join(["midlayer", *names, "--help"]) if invalid else "")
-        sys.exit(2 if invalid else 1)
+        _print_error(str(error))
+        sys.exit(2 if isinstance(error, ValueError) else 1)
     except OSError as error:
         _print_error(f"{error.filename}: {error.strerror}." if error.filename is not None else str(error))
         sys.exit(1)
@@ -51,15 +49,13 @@ def command_names() -> list[str]:
     return [str(item.name or getattr(item.callback, "__name__", "")) for item in app.registered_commands]
 
 
-def _print_error(message: str, head: str = "Error: ", see: str = "") -> None:
-    """Print an error and the command to try, under ``--json`` both as one object."""
+def _print_error(message: str, head: str = "Error: ") -> None:
+    """Print an error, under ``--json`` as an object."""
     readable = message.encode("utf8", "backslashreplace").decode()  # a file name may not be valid text
     readable = redact_tokens(" ".join(readable.split()))
     if "--json" in sys.argv[1:]:
-        print(json.dumps({"error": readable, "see": see or None}), file=sys.stderr)  # noqa: T201
+        print(json.dumps({"error": readable}), file=sys.stderr)  # noqa: T201
         return
     console = Console(stderr=True)
     line = Text(head, style="bold red") + Text(readable, style="not bold")
     console.print(line, highlight=False, soft_wrap=True)
-    if see:
-        console.print(f"Try: {see}", highlight=False, markup=False, soft_wrap=True)

@@ -6,6 +6,16 @@
   const make = (name, more) => Object.assign(document.createElement(name), more);
   const visible = element => element.getClientRects().length > 0;
 
+  // --- copy -------------------------------------------------------------------------------------------------------
+  for (const code of navigator.clipboard ? all(document, "pre > code") : []) {
+    const button = make("button", { type: "button", className: "copy", textContent: "Copy" });
+    button.addEventListener("click", async () => {
+      await navigator.clipboard.writeText(code.textContent);
+      button.textContent = "Copied";
+    });
+    code.parentNode.prepend(button);
+  }
+
   // --- tips -------------------------------------------------------------------------------------------------------
   const NEAR = 24; // pixels from a point at which it is pointed at: wide enough for a finger
   const tip = make("div", { className: "tip", hidden: true });
