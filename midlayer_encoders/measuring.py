@@ -2,7 +2,7 @@
 
 import logging
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 import polars as pl
@@ -17,7 +17,7 @@ from midlayer_encoders.media import medium_of
 from midlayer_encoders.metrics import LayerMetric, TooFewTextsError, make_metrics
 from midlayer_encoders.metrics.token_metrics import MeanOverTexts
 from midlayer_encoders.processes.sharing import ALONE, Group
-from midlayer_encoders.reading.batches import LayerSource, batches_of, tokens_that_fit
+from midlayer_encoders.reading.batches import LayerSource, batches_of, input_sizes, tokens_that_fit
 from midlayer_encoders.reading.reader import TokenReceive, layer_reader
 from midlayer_encoders.validation import check_count, check_fork, check_list, check_progress, check_seed, check_text
 from midlayer_encoders.views.media_views import augment_media
@@ -72,30 +72,36 @@ def measure_layers(
     view_count = num_views(layer_metrics)
     view_passes = _augment(source, texts, view_count, seed) if isinstance(views, int) else views[:view_count]
     copies = [_copies(source, texts, views, seed)] if num_copies(layer_metrics) else []
-    stage = Stage(group.progress(progress), "measuring", len(texts) * (1 + len(copies) + view_count))
     if isinstance(texts[0], str) and view_count:
         # Batches over all views need less padding than batches per view. The batches of the texts stay the same.
         view_passes = [[text for view in view_passes for text in view]]
+
+    passes = (texts, *copies, *view_passes)
+    sizes = [input_sizes(source, inputs, prompt=prompt) for inputs in passes]
+    progress = group.progress(progress)
+    stage = Stage(progress, "measuring", sum(map(sum, sizes)))
 
     def compute() -> pl.DataFrame | None:
         tokens_per_batch = group.first(lambda: tokens_that_fit(source) if budget == "auto" else budget, inside=True)
         shared = _SharedTokens(layer_metrics, group)
         offset = 0
-        for inputs in (texts, *copies, *view_passes):
+        for inputs, tokens_of_inputs in zip(passes, sizes, strict=True):
             batches = batches_of(source, inputs, token_budget=tokens_per_batch, prompt=prompt)
             sorted_batches = [sorted(batch) for batch in batches]  # texts first, then copies and each view
             tokens = token_receiver(layer_metrics, len(texts)) if not offset else None
-            passes = reader.embed(inputs, group.part(sorted_batches), tokens=tokens)
-            for positions, vectors, numbers in group.in_order((*passed, shared.take()) for passed in passes):
+            read = reader.embed(inputs, group.part(sorted_batches), tokens=tokens)
+            for positions, vectors, numbers in group.in_order((*passed, shared.take()) for passed in read):
                 shared.add(numbers)
                 places = [offset + position for position in positions]
                 update_views(layer_metrics, reader.layers, vectors, places, len(texts))
-                stage.step(len(positions))
+                stage.step(sum(tokens_of_inputs[position] for position in positions))
             offset += len(inputs)
         shared.merge()
         if not group.is_first:
             return None
-        values = compute_metrics(layer_metrics, named=metrics not in ("all", "paper"))
+        computing = Stage(progress, "computing", len(layer_metrics))
+        computing.step(0)
+        values = compute_metrics(layer_metrics, named=metrics not in ("all", "paper"), done=computing.step)
         subject = source.spec  # reads all weights
         return tidy_frame(
             row
@@ -264,13 +270,16 @@ def update_views(
                     metric.update(part_rows, layer=layer, index=index[part], **options[metric.kind])
 
 
-def compute_metrics(metrics: Mapping[str, LayerMetric], *, named: bool = True) -> dict[str, dict[int, float]]:
+def compute_metrics(
+    metrics: Mapping[str, LayerMetric], *, named: bool = True, done: Callable[[], None] | None = None
+) -> dict[str, dict[int, float]]:
     """Return the values of each metric by layer; NaN for a layer without a value, as the first of a comparison.
 
     Args:
         metrics: metrics by name.
         named: whether each metric was requested by name. Metrics of a group that need more texts are left out, with a
             warning in the log.
+        done: called after each metric.
     """
     values: dict[str, dict[int, float]] = {}
     errors: dict[str, TooFewTextsError] = {}
@@ -281,6 +290,8 @@ def compute_metrics(metrics: Mapping[str, LayerMetric], *, named: bool = True) -
             values[name] = dict(zip(metric.layers, metric.compute().tolist(), strict=True))
         except TooFewTextsError as error:
             errors[name] = error
+        if done is not None:
+            done()
     if errors and (named or not values):
         raise next(iter(errors.values()))
     for name, reason in errors.items():

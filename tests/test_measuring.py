@@ -137,11 +137,13 @@ def test_passes_are_counted_and_reported(tiny_folder: Folder) -> None:
         layers=[1, -1],
         progress=lambda *report: reports.append(report),
     )
-    total = len(TEXTS) * num_passes(["infonce", "curvature"])
-    assert total == len(TEXTS) * 3
-    assert {(stage, count) for stage, _, count in reports} == {("measuring", total)}
-    assert [done for _, done, _ in reports] == sorted(done for _, done, _ in reports)
-    assert reports[-1][1] == total
+    passes = [TEXTS, *augment(TEXTS, views=num_passes(["infonce", "curvature"]) - 1, seed=0)]
+    total = sum(len(ids) for texts in passes for ids in encoder.tokenizer(list(texts))["input_ids"])
+    tokens = [(done, count) for stage, done, count in reports if stage == "measuring"]
+    assert {count for _, count in tokens} == {total}
+    assert [done for done, _ in tokens] == sorted(done for done, _ in tokens)
+    assert tokens[-1][0] == total
+    assert reports[len(tokens) :] == [("computing", done, 2) for done in range(3)]
 
 
 def test_invalid_input_is_refused(tiny_folder: Folder) -> None:

@@ -22,9 +22,9 @@ import transformers
 from benchmarks.selection.real import corpus, encoder
 from benchmarks.selection.run import write_part
 from midlayer_encoders import LayerEncoder
-from midlayer_encoders.frame.curves import Curves
 from midlayer_encoders.measuring import measure_layers
-from midlayer_encoders.selection.rules import DEPTH, is_embedding_model
+from midlayer_encoders.selection.kind import is_embedding_model
+from midlayer_encoders.selection.rules import DEPTH
 
 HERE = Path(__file__).parent
 RESULT = HERE / "results" / "gate.csv"
@@ -112,8 +112,7 @@ class Looked:
 
     @property
     def opens(self) -> bool:
-        curve = dict(enumerate(self.values))
-        return is_embedding_model(Curves(self.model, "", len(curve) - 1, {"half_match": curve}, {}, {}))
+        return bool(is_embedding_model(torch.tensor(self.values)))
 
     @property
     def opened(self) -> bool:

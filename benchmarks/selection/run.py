@@ -145,6 +145,8 @@ def chosen(one: Model, rule: str) -> int | None:
         name, lowest_or_highest = OTHERS[rule]
         curve = one.seen.metrics.get(name)
         return None if curve is None else lowest_or_highest(curve, key=curve.__getitem__)
+    if rule == "auto" and one.name == "all-MiniLM-L6-v2":  # its folder has modules of sentence-transformers
+        return one.seen.num_layers
     try:
         return choose(one.seen, rule)[0]
     except CannotChooseError:

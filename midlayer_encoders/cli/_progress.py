@@ -19,6 +19,8 @@ from midlayer_encoders._types import Progress
 
 Mode = Literal["bars", "lines", "json", "quiet", "silent"]
 _SECONDS_BETWEEN_LINES = 30.0
+_SECONDS_OF_RATE = 5.0  # a rate is stable after these, if both halves of the time had about the same one
+_STABLE_RATIO = 1.5
 _UNEVEN = ("planning",)  # the first of several tasks may embed the texts of all: a rate would mislead
 
 _display: "_Display | None" = None  # of the running command
@@ -93,6 +95,12 @@ class _Rate(progress.ProgressColumn):
         return Text(f"{_number(task.speed)}/s" if task.speed else "")
 
 
+class _TimeLeft(progress.ProgressColumn):
+    def render(self, task: progress.Task) -> Text:
+        left = _seconds_left(task, task.elapsed or 0.0)
+        return Text("" if left is None else f"{duration(left)} left")
+
+
 class _Display:
     """Shows stages as bars, or as lines: one at intervals, and one of each stage at the end."""
 
@@ -104,7 +112,7 @@ class _Display:
             progress.MofNCompleteColumn(),
             _Rate(),
             progress.TimeElapsedColumn(),
-            progress.TimeRemainingColumn(),
+            _TimeLeft(),
         )
         hidden = self._mode != "bars"
         self._bars = progress.Progress(*columns, console=Console(stderr=True), get_time=time.monotonic, disable=hidden)
@@ -129,10 +137,13 @@ class _Display:
     def report(self, stage: str, title: str, done: int, total: int | None) -> None:
         """Show that ``done`` of ``total`` steps of a stage are done; ``None`` for an unknown total."""
         if stage not in self._tasks:
-            number = self._bars.add_task(title, total=total, stage=stage, written=None, seconds=0.0)
+            number = self._bars.add_task(title, total=total, stage=stage, written=None, seconds=0.0, history=[])
             self._tasks[stage] = self._bars.tasks[number]
         task = self._tasks[stage]
-        self._bars.update(task.id, completed=done, total=total, seconds=task.elapsed or 0.0)
+        seconds, history = task.elapsed or 0.0, task.fields["history"]
+        self._bars.update(task.id, completed=done, total=total, seconds=seconds)
+        if not history or seconds > 1.05 * history[-1][0]:  # few are enough to find half of the time
+            history.append((seconds, done))
         if task is not self._current:
             self._current = task
             if total is None:
@@ -140,8 +151,9 @@ class _Display:
 
     def _write_regularly(self) -> None:
         while not self._ended.wait(_SECONDS_BETWEEN_LINES):
-            if self._current is not None:
-                self._write(self._current)
+            task = self._current
+            if task is not None and (not task.finished or task.fields["written"] != (task.completed, task.total)):
+                self._write(task)
 
     def _write(self, task: progress.Task, seconds: float | None = None) -> None:
         """Write a line for a stage that took this long, by default until now."""
@@ -161,8 +173,20 @@ def _line(task: progress.Task, seconds: float) -> str:
         if task.completed and task.fields["stage"] not in _UNEVEN:
             rate = task.completed / seconds
             parts.append(f"{_number(rate)} per second")
-            parts += [f"{duration((task.total - task.completed) / rate)} left"] if task.completed < task.total else []
+            left = _seconds_left(task, seconds)
+            parts += [] if left is None else [f"{duration(left)} left"]
     return ", ".join(parts) + "\n"
+
+
+def _seconds_left(task: progress.Task, seconds: float) -> float | None:
+    """Return the remaining time of a stage after some seconds; ``None`` at its end, or while its rate is not stable."""
+    if task.total is None or task.completed >= task.total or seconds < _SECONDS_OF_RATE:
+        return None
+    half, done = max((report for report in task.fields["history"] if report[0] <= seconds / 2), default=(0.0, 0))
+    if not half or not 0 < done < task.completed or task.fields["stage"] in _UNEVEN:
+        return None
+    first, second = done / half, (task.completed - done) / (seconds - half)
+    return (task.total - task.completed) / second if max(first, second) <= _STABLE_RATIO * min(first, second) else None
 
 
 def duration(seconds: float) -> str:

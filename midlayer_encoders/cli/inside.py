@@ -59,8 +59,9 @@ def metrics(
         items = wikitext_paragraphs(items, lambda line: len(encoder.tokenizer(line, verbose=False)["input_ids"]))
     items = items[: inputs.limit]
     number = counted(len(items), "waveform" if kind == "audio" else kind.removesuffix("s"))
-    measured = f"{number}, {counted(passes, 'pass', 'passes')}"
-    with _progress.show_progress({"measuring": measured}) as progress:
+    unit = "tokens" if kind == "texts" else kind
+    measured = f"{unit} of {number}, {counted(passes, 'pass', 'passes')}"
+    with _progress.show_progress({"measuring": measured, "computing": "metrics computed"}) as progress:
         frame = measure(
             encoder, items, metrics=names, layers=layers, seed=seed, dataset=path.stem, progress=progress, **processes
         )

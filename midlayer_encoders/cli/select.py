@@ -23,6 +23,13 @@ if TYPE_CHECKING:
     from midlayer_encoders.selection import Selection
 
 _CENTER_FILE = "center.txt"
+_STAGES = {
+    "kind": "tokens read to tell the kind of the model",
+    "measuring": "tokens measured",
+    "computing": "metrics computed",
+    "labels": "tokens of labeled texts read",
+    "scoring": "label scores computed",
+}
 
 
 @command("Find the layer", name="select")
@@ -34,7 +41,7 @@ def select_command(
     data: _arguments.Data,
     rule: Annotated[str, Option(help="auto, few-labels, half-match, valley-midpoint, fixed-depth, last …")] = "auto",
     recipes: _arguments.RecipeNames = None,
-    all_rules: Annotated[bool, Option(help="Apply every rule, in 3 passes instead of 1.")] = False,
+    all_rules: Annotated[bool, Option(help="Measure what every rule needs, in 3 passes.")] = False,
     out: Annotated[Path | None, Option(help="Folder for the table, the frame and the figure.")] = None,
     limit: _arguments.Limit = None,
     max_texts: Annotated[int, Option(min=1, help="Maximum number of texts, evenly spaced.")] = 500,
@@ -68,7 +75,7 @@ def select_command(
     from midlayer_encoders.selection import select  # imports torch
 
     encoder = _arguments.load_model(model, options, **asdict(shared))
-    with _progress.show_progress({"measuring": "texts measured", "labels": "labeled texts read"}) as progress:
+    with _progress.show_progress(_STAGES) as progress:
         selection = select(
             encoder,
             inputs[:limit],
@@ -88,11 +95,11 @@ def select_command(
     lines = encoder_lines(encoder, selection.keywords, texts if out is None else out / _CENTER_FILE)
     if out is not None:
         _write(selection, out, title, lines)
-    names = ("model", "layer", "num_layers", "rule", "reason", "confidence")
+    names = ("model", "layer", "num_layers", "rule", "recipe", "reason", "confidence")
     _output.print_result(
         **{name: getattr(selection, name) for name in names},
-        recipe=getattr(selection, "recipe", None),
-        tokens=getattr(selection, "tokens", {}).get(getattr(selection, "recipe", None)),
+        kind=None if selection.kind is None else asdict(selection.kind),
+        tokens=getattr(selection, "tokens", {}).get(selection.recipe),
         choices=selection.to_frame().to_dicts(),
         folder=out,
         export=_output.print_encoder_lines(lines),
@@ -148,9 +155,8 @@ def _print_choices(selection: Selection, title: str) -> None:
     _output.print_table(columns, rows, title=title, bold=best, left=(label, "why, or why not"))
     if isinstance(selection, RecipeSelection):
         _output.print_text(f"{chosen}: {selection.reason}.", wrap=False)
-        if selection.cost:
-            _output.print_text(selection.cost, wrap=False)
-    _output.print_text(selection.confidence, wrap=False)
+    for note in selection.notes:
+        _output.print_text(note, wrap=False)
 
 
 def _write(selection: Selection, out: Path, title: str, lines: Mapping[str, str]) -> None:

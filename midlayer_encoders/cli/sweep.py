@@ -34,7 +34,8 @@ STAGES = {
     "scoring": "layers scored",
     "comparing": "texts embedded by all-MiniLM-L6-v2",
     "confirming": "layers confirmed by mteb",
-    "measuring": "texts measured",
+    "measuring": "tokens measured",
+    "computing": "metrics computed",
 }
 
 

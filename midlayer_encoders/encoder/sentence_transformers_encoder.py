@@ -32,6 +32,8 @@ from midlayer_encoders.encoder.verification import check_first_reading
 from midlayer_encoders.errors import OptionError, short_repr
 from midlayer_encoders.measuring import agreed, measure_layers
 from midlayer_encoders.models import transformers_internals as internals
+from midlayer_encoders.models.gguf_cache import gguf_pools
+from midlayer_encoders.models.hub import model_location
 from midlayer_encoders.processes.sharing import Group, join, share_model
 from midlayer_encoders.reading.locks import turn
 from midlayer_encoders.recipes import PLAIN, Recipe, recipe_of
@@ -172,7 +174,9 @@ class LayerEncoder(EmbeddingEncoder):
         """The recipe that this encoder's template and pooling amount to; ``None`` without a template."""
         if self.options.template is None:
             return None
-        return Recipe(name="own", template=self.options.template, join=self.options.join, pooling=self.options.pooling)
+        options = self.options
+        name = options.recipe or "own"
+        return Recipe(name=name, template=options.template, join=options.join, pooling=options.pooling)
 
     @property
     def reads_plainly(self) -> bool:
@@ -183,6 +187,14 @@ class LayerEncoder(EmbeddingEncoder):
     def has_saved_modules(self) -> bool:
         """Whether the model's folder is one of sentence-transformers, whose modules were made for its last layer."""
         return bool(self.saved.modules)
+
+    @property
+    def gguf_pooling(self) -> bool | None:
+        """Whether the model's GGUF file names a pooling, as an embedding model's does; ``None`` without such a file."""
+        if self._gguf_file is None:
+            return None
+        folder, _ = model_location(self.source)
+        return gguf_pools(folder, self._gguf_file, self.options.revision)
 
     def check_own(self, options: Mapping[str, Any]) -> None:
         """Raise if options that accompany this encoder differ from the encoder's."""
@@ -379,7 +391,8 @@ def measure(
         devices: processes on this machine that share the texts, on Lightning Fabric. On CPUs the frame is that of one
             process to the bit, except ``matrix_entropy``: its sums over all tokens are added in another order.
         num_nodes: number of machines that share the texts.
-        progress: called by the first process after each batch, with the stage ``"measuring"``.
+        progress: called by the first process after each batch, in tokens (an image or waveform counts as one), with the
+            stage ``"measuring"``, and after each metric with ``"computing"``.
         options: keywords of :class:`~midlayer_encoders.EncoderOptions`; with an encoder they must equal its options.
     """
     if isinstance(model, str | os.PathLike):
@@ -422,7 +435,8 @@ def select_layer(
     Args:
         model: folder or hub name, an encoder of the whole model, or a tidy frame of one model from a sweep or from
             :func:`~midlayer_encoders.measure`.
-        texts: a few hundred of your texts.
+        texts: a few hundred of your texts. They are read only for labels, for metrics, or if the model's files do not
+            tell whether it is an embedding model.
         labels: the class of each text, ``None`` for unlabeled texts.
         rule: ``"auto"``, ``"last"``, ``"fixed-depth"``, ``"half-match"``, ``"few-labels"``, ``"valley-midpoint"``,
             ``"min-dime"``, ``"min-infonce"``, ``"min-dataset-entropy"`` or ``"min-prompt-entropy"``.
@@ -430,7 +444,7 @@ def select_layer(
             or ``"all"``. The result is then a ``RecipeSelection``, whose ``recipe`` and ``layer`` follow the labels if
             these make one clearly better, and otherwise the model's kind (``docs/selection.md``). By default
             ``word-echo`` and the plain text for a causal model that was not tuned for embeddings.
-        all_rules: measure what every rule needs, in three passes over the texts instead of one.
+        all_rules: measure what every rule needs, in three passes over the texts.
         max_texts: maximum number of texts to read.
         seed: seed of augmented views, folds and resamples.
         devices: processes on this machine that share the texts, on Lightning Fabric; all return the selection of one.

@@ -109,12 +109,17 @@ def half_match(first: Tensor, second: Tensor, *, center: bool = True) -> Tensor:
         >>> half_match(torch.eye(4), 2 * torch.eye(4)), half_match(torch.ones(3, 2), torch.ones(3, 2))
         (tensor(1.), tensor(0.5000))
     """
+    return half_match_by_text(first, second, center=center).mean(dim=-1).to(result_dtype(first))
+
+
+def half_match_by_text(first: Tensor, second: Tensor, *, center: bool = True) -> Tensor:
+    """Return the reciprocal ranks of each text, shape ``(*, N)``, whose mean over the texts is :func:`half_match`."""
     check_pair(first, second, same_width=True, batched=True)
     halves = [precise(first), precise(second)]
     x, y = (unit_rows(half - half.mean(dim=-2, keepdim=True) if center else half) for half in halves)
     cosine = products(x, y)
-    value = (_reciprocal_ranks(cosine) + _reciprocal_ranks(cosine.mT)).mean(dim=-1) / 2
-    return torch.where(torch.isfinite(cosine.sum(dim=(-2, -1))), value, torch.nan).to(result_dtype(first))
+    ranks = (_reciprocal_ranks(cosine) + _reciprocal_ranks(cosine.mT)) / 2
+    return torch.where(torch.isfinite(cosine.sum(dim=(-2, -1))).unsqueeze(-1), ranks, torch.nan)
 
 
 def _reciprocal_ranks(cosine: Tensor) -> Tensor:

@@ -89,6 +89,12 @@ def _local_path(model: str, gguf_file: str, revision: str | None) -> Path:
     return Path(str(model_file(model, gguf_file, revision=revision, local=local)))
 
 
+def gguf_pools(model: str, gguf_file: str, revision: str | None) -> bool:
+    """Return whether a GGUF file names a pooling of token states, as files of embedding models do."""
+    fields = read_fields(_local_path(model, gguf_file, revision))
+    return bool(fields.get(f"{fields.get('general.architecture')}.pooling_type"))
+
+
 def _is_writable(folder: Path) -> bool:
     try:
         files.make_folder(folder)

@@ -4,15 +4,18 @@ A fast tokenizer encodes in Rust, without the GIL, and then builds Python lists 
 block other threads. Here the ids are taken from the Rust encodings directly.
 """
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import islice
+from statistics import median
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from midlayer_encoders._types import EncoderSpec, Norm, Pooling
+from midlayer_encoders._types import EncoderSpec, Norm, Pooling, Stage
 from midlayer_encoders.media import audio_lengths, check_taken, medium_of
 from midlayer_encoders.models.anatomy import Anatomy, suffers_from_padding
 from midlayer_encoders.reading.joined_readings import JoinedReadings
@@ -29,6 +32,11 @@ _MAX_MEDIA = {"cpu": 32, "cuda": 64}  # images or waveforms in a batch
 _HOP = 320  # samples per state in most audio models
 _COUNTED_TEXTS = 4096  # texts tokenized at once, to limit memory
 _VERIFIED_TEXTS = 8  # of these, also counted by the plain tokenizer
+_LONG_TOKENS = 512  # a text is long with as many, and ten times the median
+_LONG_RATIO = 10
+_NAMED_TEXTS = 5
+
+_log = logging.getLogger(__name__)
 
 
 class LayerSource(Protocol):
@@ -185,6 +193,49 @@ def batches_of(
         for batch in batches
         for length in sorted({lengths[position] for position in batch}, reverse=True)
     ]
+
+
+def input_sizes(source: LayerSource, inputs: Sequence[Any], *, prompt: str = "") -> list[int]:
+    """Return the number of tokens of each text for progress; an image or a waveform counts as one."""
+    is_text = all(isinstance(item, str) for item in inputs)
+    return count_tokens(source, [prompt + text for text in inputs]) if is_text else [1] * len(inputs)
+
+
+def count_steps(sizes: Sequence[int], batches: Sequence[Sequence[int]], stage: Stage) -> Callable[[int], None]:
+    """Return a function that counts the sizes of the next inputs of some batches as done.
+
+    Example:
+        >>> step = count_steps([5, 7, 9], [[2, 0], [1]], Stage(lambda *report: print(*report), "labels", total=21))
+        >>> step(2)
+        labels 14 21
+    """
+    in_order = iter([sizes[position] for batch in batches for position in batch])
+    return lambda count: stage.step(sum(islice(in_order, count)))
+
+
+def warn_of_long_texts(source: LayerSource, texts: Sequence[Any], all_texts: Sequence[Any]) -> None:
+    """Warn of texts that have far more tokens than the others, because most of the time goes to them.
+
+    Args:
+        source: the model.
+        texts: texts that will be read.
+        all_texts: the user's texts, which number those of the warning from 1.
+    """
+    if not texts or not all(isinstance(text, str) for text in texts):
+        return
+    counts = count_tokens(source, texts)
+    typical = median(counts)
+    long_texts = [
+        f"{all_texts.index(text) + 1} ({count:,} tokens)"
+        for text, count in zip(texts, counts, strict=True)
+        if count >= max(_LONG_TOKENS, _LONG_RATIO * typical)
+    ]
+    if long_texts:
+        names = ", ".join(long_texts[:_NAMED_TEXTS]) + (", …" if len(long_texts) > _NAMED_TEXTS else "")
+        _log.warning(
+            "Much longer than the others (%d tokens, the median), and slow: text %s of %d. `max_length=%d` "
+            "(--max-length) truncates.", typical, names, len(all_texts), _LONG_TOKENS,
+        )  # fmt: skip
 
 
 def is_combined(item: Any) -> bool:

@@ -12,12 +12,6 @@ from midlayer_encoders.validation import check_choice
 #: The depth of ``fixed-depth``: the best single one over the reference's models (benchmarks/selection/README.md).
 DEPTH = 0.8
 
-#: How much higher half match is at the last layer of an embedding model than at any layer up to ``DEPTH``.
-#:
-#: Untrained models lead by at most 0.09, 0.14 with three blocks, MiniLM by at least 0.28
-#: (benchmarks/selection/README.md).
-_EMBEDDING_MODEL_LEAD = 0.15
-
 _PAPER_METRICS = ("dime", "infonce", "dataset_entropy", "prompt_entropy")
 
 
@@ -67,8 +61,7 @@ def metrics_of(rule: str) -> tuple[str, ...]:
     check_choice("rule", rule, RULES)
     if rule.startswith("min-"):
         return (rule.removeprefix("min-").replace("-", "_"),)
-    metrics = {"valley-midpoint": ("prompt_entropy",), "half-match": ("half_match",), "auto": ("half_match",)}
-    return metrics.get(rule, ())
+    return {"valley-midpoint": ("prompt_entropy",), "half-match": ("half_match",)}.get(rule, ())
 
 
 def _last(curves: Curves) -> tuple[int, str]:
@@ -124,42 +117,12 @@ def _few_labels(curves: Curves) -> tuple[int, str]:
     return layer, f"the score on {tasks} is highest there, {score}{_missing_note(curves, curves.score)}"
 
 
-def is_embedding_model(curves: Curves) -> bool:
-    """Return True if half match indicates that a model's last layer was trained to embed texts.
-
-    It must be highest there, and close at least half of the gap to 1 that the layers up to ``DEPTH`` leave. A high
-    value alone is no evidence: in an untrained causal model the second half of a text attends to the first, and half
-    match is high from the first block on.
-
-    Example:
-        >>> is_embedding_model(Curves("m", "main", 3, {"half_match": {0: 0.2, 1: 0.3, 2: 0.4, 3: 0.9}}, {}, {}))
-        True
-        >>> is_embedding_model(Curves("m", "main", 3, {"half_match": {0: 0.2, 1: 0.8, 2: 0.8, 3: 0.9}}, {}, {}))
-        False
-    """
-    curve = curves.metrics.get("half_match", {})
-    last = curve.get(curves.num_layers)
-    earlier = {layer: value for layer, value in curve.items() if layer < curves.num_layers}
-    default_depth = _fixed_depth(curves)[0]
-    up_to_default = [value for layer, value in earlier.items() if layer <= default_depth]
-    if last is None or not up_to_default or last <= max(earlier.values()):
-        return False
-    best = max(up_to_default)
-    return last - best >= _EMBEDDING_MODEL_LEAD and 1 - last <= (1 - best) / 2
-
-
 def _auto(curves: Curves) -> tuple[int, str]:
     if curves.score and len(set(curves.score.values())) > 1:
         layer, reason = _few_labels(curves)
         return layer, f"few-labels: {reason}"
-    default, default_reason = _fixed_depth(curves)
-    if len(set(curves.metrics.get("half_match", {}).values())) < 2:
-        return default, f"fixed-depth: {default_reason}; half match was not measured"
-    layer, reason = _half_match(curves)
-    if is_embedding_model(curves):
-        return layer, f"half-match: {reason}, so this looks like an embedding model"
-    reason = reason.replace("there", f"at layer {layer}")
-    return default, f"fixed-depth: {default_reason}; {reason}, which does not favor the last layer"
+    layer, reason = _fixed_depth(curves)
+    return layer, f"fixed-depth: {reason}"
 
 
 def _metric(curves: Curves, name: str) -> ByLayer:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Protocol
 
 import polars as pl
 import torch
@@ -20,8 +20,14 @@ from midlayer_encoders.media import medium_of
 from midlayer_encoders.metrics.sample_metrics import LEAST_TOKENS
 from midlayer_encoders.models.anatomy import resolve_layer
 from midlayer_encoders.processes.sharing import ALONE, Group, share_model
-from midlayer_encoders.reading.batches import LayerSource, batches_of, count_tokens
-from midlayer_encoders.reading.causal import looks_ahead
+from midlayer_encoders.reading.batches import (
+    LayerSource,
+    batches_of,
+    count_steps,
+    count_tokens,
+    input_sizes,
+    warn_of_long_texts,
+)
 from midlayer_encoders.reading.reader import layer_reader
 from midlayer_encoders.recipes import (
     PLAIN,
@@ -38,19 +44,13 @@ from midlayer_encoders.recipes import (
 )
 from midlayer_encoders.scoring import all_alike
 from midlayer_encoders.selection import ridge, rules
+from midlayer_encoders.selection.kind import KIND_NAMES, MIN_TEXTS, DetectedKind, KindSource, ModelKind, detect_kind
 from midlayer_encoders.selection.selection_result import LabelEvidence, RecipeSelection, Selection, make_selection
 
 #: Name of the labels in the frame; the score is cross-validated accuracy.
 LABELS = "your labels"
 
-#: Fewer texts than this are not measured.
-MIN_TEXTS = 16
-
-_ONE_PASS_METRICS = ("half_match", "prompt_entropy", "dataset_entropy")
 _LABELS_TIMES_REPEATS = 300  # with few labels, the accuracy depends on the folds
-
-#: An embedding model, a causal or bidirectional text model, or a model of images or audio.
-ModelKind: TypeAlias = Literal["tuned", "causal", "bidirectional", "media"]
 
 #: Recipes in order of preference and their depths, for every kind; see benchmarks/zoo and benchmarks/selection.
 DEFAULTS: Mapping[ModelKind, Mapping[str, float]] = {
@@ -71,15 +71,7 @@ LONG_RECORD = (
 
 _LONG_TEXT = 200  # words on average; nothing was measured between one sentence and 300 words
 
-KIND_NAMES: Mapping[ModelKind, str] = {
-    "tuned": "an embedding model",
-    "causal": "a causal language model that was not tuned for embeddings",
-    "bidirectional": "a bidirectional model",
-    "media": "a model of images or audio",
-}
-
 _TEMPLATE_RECIPE = "one-word"  # its depth applies to other prompts
-_SAMPLE_TEXT = "A few words to see."
 
 
 def select(
@@ -99,8 +91,8 @@ def select(
 ) -> Selection:
     """Return the layer that a rule chooses, with the choices of all other rules.
 
-    One forward pass over the texts serves the rules without labels, and one over the labeled texts ``few-labels``. The
-    rules on DiME and InfoNCE need two more, over augmented views, and are measured only on request.
+    ``auto`` follows the kind of the model, which its files usually tell, and labels, which need a pass over the labeled
+    texts for each recipe. Only the metrics of the requested rule are measured.
 
     Args:
         source: the encoder of a whole model, ``LayerEncoder(model, -1)``, or a tidy frame of one model: metrics, scores
@@ -112,13 +104,14 @@ def select(
             in one pass each; without them, recipe and layer are the defaults for the kind of model. By default
             ``word-echo`` and the plain text for a causal model that was not tuned for embeddings, unless the encoder's
             own options say how to read texts; ``"plain"`` chooses a layer only.
-        all_rules: measure the metrics of every rule, in three passes instead of one.
+        all_rules: measure the metrics of every rule, in three passes.
         max_texts: maximum number of texts to measure, at equal steps through the list.
         seed: for augmented views, folds and resamples.
         token_budget: tokens in a batch.
         devices: processes on this machine that share the texts, and all return the selection of one process.
         num_nodes: number of machines that share the texts.
-        progress: called by the first process after each batch, with the stages ``"measuring"`` and ``"labels"``.
+        progress: called by the first process after each batch, in tokens, with the stages ``"kind"``, ``"measuring"``
+            and ``"labels"``, and for each fold with ``"scoring"``.
 
     Raises:
         CannotChooseError: if the rule lacks its input.
@@ -140,30 +133,40 @@ def select(
     if texts is not None:
         check = validation.check_texts if source.media == ["text"] else validation.check_list
         texts = check("texts", texts, minimum=0)
+        if not texts:
+            raise OptionError(
+                "`texts` must hold at least one text, but got none. Pass a few hundred of your own, or leave it out to "
+                "get the default for the model's kind."
+            )
     labeled, classes = _labeled_texts(texts, labels, max_texts)
     group = share_model(source, devices, num_nodes)
     progress = group.progress(progress)
     inputs = SelectionInputs(texts, labeled, classes, max_texts, seed, token_budget, progress, group)
+    candidates = None
     if recipes is not None:
         reason = "with `recipes`, of which one is chosen by labels, or by the model's kind"
         validation.check_effect(select, reason, rule=rule, all_rules=all_rules)
         candidates = fitting_recipes(source, recipes_of("recipes", recipes))
         _check_center(candidates, inputs)
-        measured = measure_metrics(source, inputs)
-        return select_recipe(source, inputs, candidates, measured, model_kind(source, measured[0]))
+    if labeled or requested or all_rules:
+        warn_of_long_texts(source, labeled or inputs.sample, texts or ())
     measured = metrics, unmeasured = measure_metrics(source, inputs, requested, all_rules=all_rules)
-    default = None
+    kind = default = None
     if rule == "auto":
-        kind = model_kind(source, metrics)
+        settings: dict[str, Any] = {"seed": seed, "token_budget": token_budget, "progress": progress, "group": group}
+        kind = detect_kind(source, inputs.sample, **settings)
         best = RECIPES[next(iter(DEFAULTS[kind.name]))]
-        if best.name != PLAIN and source.reads_plainly and takes_recipe(source, best):
-            return select_recipe(source, inputs, [best, RECIPES[PLAIN]], measured, kind)
+        if candidates is None and best.name != PLAIN and source.reads_plainly and takes_recipe(source, best):
+            candidates = [best, RECIPES[PLAIN]]
+        if candidates is not None:
+            return select_recipe(source, inputs, candidates, measured, kind)
         default = _default_layer(source, kind)
     accuracy = None
     if classes is not None:
-        vectors = label_vectors(source, inputs, Stage(progress, "labels", len(labeled)).step)
-        accuracy = label_accuracy(vectors, inputs)
-    return select_from_scores(source, inputs, metrics, accuracy, rule=rule, unmeasured=unmeasured, default=default)
+        (accuracy,) = label_accuracies([source], [RECIPES[PLAIN]], inputs)
+    selection = select_from_scores(source, inputs, metrics, accuracy, rule=rule, unmeasured=unmeasured, default=default)
+    own = source.own_recipe
+    return replace(selection, kind=kind, recipe=PLAIN if own is None else own.name)
 
 
 def _check_whole(source: LayerSource) -> None:
@@ -202,52 +205,11 @@ def _labeled_texts(
     return [text for text, _ in pairs], classes
 
 
-@dataclass(frozen=True)
-class KindOfModel:
-    """The kind of a model, and what shows it.
-
-    Attributes:
-        name: the kind.
-        evidence: the end of a sentence, such as ``"its files are those of a sentence-transformers model"``.
-    """
-
-    name: ModelKind
-    evidence: str = ""
-
-
-def model_kind(source: RecipeSource, metrics: pl.DataFrame) -> KindOfModel:
-    """Return the kind of a model; causal attention is detected by running the model.
-
-    Half match shows an embedding model only if it differs between layers, and it is near 1 at every layer of some. The
-    files show it, too: modules of sentence-transformers, or a bidirectional model that was saved without the head of
-    its pretraining.
-
-    Args:
-        source: the encoder of the whole model.
-        metrics: tidy frame of the model on the plain texts, may be empty.
-    """
-    if "text" not in source.media:
-        return KindOfModel("media")
-    if not metrics.is_empty() and rules.is_embedding_model(curves(metrics)):
-        return KindOfModel("tuned", "half match is highest at the last layer")
-    if source.has_saved_modules:
-        return KindOfModel("tuned", "its folder has modules of sentence-transformers")
-    if not looks_ahead(source.transformer, source.anatomy, source.model_inputs([_SAMPLE_TEXT])):
-        return KindOfModel("causal")
-    names = getattr(getattr(source.transformer, "config", None), "architectures", None) or ()
-    if names and all(name.endswith("Model") and not name.endswith("HeadModel") for name in names):
-        return KindOfModel("tuned", f"it was saved as {names[0]}, without the head of its pretraining")
-    return KindOfModel("bidirectional")
-
-
-def _default_layer(source: RecipeSource, kind: KindOfModel) -> tuple[int, str] | None:
-    """Return layer and reason of ``auto`` without labels, ``None`` for those of the rule itself."""
+def _default_layer(source: RecipeSource, kind: DetectedKind) -> tuple[int, str]:
+    """Return layer and reason of ``auto`` without labels."""
     if kind.name == "tuned":
-        return source.num_layers, f"the last layer of an embedding model: {kind.evidence}"
-    recipe = source.own_recipe
-    depth = DEFAULTS[kind.name][PLAIN] if recipe is None else default_depth(recipe, kind.name)
-    if depth == DEFAULTS[kind.name][PLAIN]:
-        return None
+        return source.num_layers, "the last layer of an embedding model"
+    depth = default_depth(source.own_recipe or RECIPES[PLAIN], kind.name)
     return resolve_layer(depth, source.num_layers), f"{depth} of {source.num_layers} blocks, the default depth"
 
 
@@ -283,7 +245,7 @@ def default_depth(recipe: Recipe, kind: ModelKind) -> float:
     return depths.get(name, depths[PLAIN])
 
 
-class RecipeSource(LayerSource, TakesRecipe, Protocol):
+class RecipeSource(KindSource, TakesRecipe, Protocol):
     """An encoder that can apply other recipes."""
 
     def to(self, device: torch.device) -> Any:
@@ -296,10 +258,6 @@ class RecipeSource(LayerSource, TakesRecipe, Protocol):
     @property
     def reads_plainly(self) -> bool:
         """Whether no option says how to read texts."""
-
-    @property
-    def has_saved_modules(self) -> bool:
-        """Whether the model's folder is one of sentence-transformers."""
 
 
 def select_in_frame(frame: pl.DataFrame, rule: str) -> Selection:
@@ -339,7 +297,7 @@ def select_recipe(
     inputs: SelectionInputs,
     recipes: Sequence[Recipe],
     measured: tuple[pl.DataFrame, str],
-    kind: KindOfModel,
+    kind: DetectedKind,
 ) -> RecipeSelection:
     """Return the chosen recipe and layer, with the selection of every other recipe.
 
@@ -353,14 +311,13 @@ def select_recipe(
     plain = RECIPES[PLAIN]
     plain_metrics, unmeasured = measured
     sources = {recipe.name: source if recipe == plain else source.with_recipe(recipe) for recipe in recipes}
-    stage = Stage(inputs.progress, "labels", len(inputs.labeled) * len(recipes))
     parts: dict[str, Selection] = {}
     accuracies: dict[str, Tensor] = {}
+    if inputs.classes is not None:
+        all_accuracies = label_accuracies(list(sources.values()), recipes, inputs)
+        accuracies = dict(zip(sources, all_accuracies, strict=True))
     for recipe in recipes:
         name = recipe.name
-        if inputs.classes is not None:
-            vectors = label_vectors(sources[name], inputs, stage.step)
-            accuracies[name] = label_accuracy(_transform_vectors(vectors, recipe, source), inputs)
         metrics, reason = plain_metrics, unmeasured
         if recipe != plain:
             metrics, reason = tidy_frame(()), "is measured on the plain text alone"
@@ -404,6 +361,7 @@ def select_recipe(
         center=center,
         tokens={name: _mean_tokens(each, inputs.sample) for name, each in sources.items()} if inputs.texts else {},
         record=record,
+        kind=kind,
     )
 
 
@@ -420,7 +378,7 @@ def _combine_recipes(parts: Mapping[str, Selection], name: str, reason: str, **e
     return RecipeSelection(**shared, reason=reason, frame=pl.concat(frames), recipe=name, parts=parts, **evidence)
 
 
-def _transform_vectors(vectors: Tensor, recipe: Recipe, source: RecipeSource) -> Tensor:
+def _transform_vectors(vectors: Tensor, recipe: Recipe, source: LayerSource) -> Tensor:
     """Return vectors ``(L, N, D)`` transformed by a recipe, fitted for each layer on these texts."""
     if recipe.center:
         if source.truncate_dim is not None:
@@ -468,40 +426,63 @@ class SelectionInputs:
 def measure_metrics(
     source: LayerSource, inputs: SelectionInputs, requested: Sequence[str] = (), *, all_rules: bool = False
 ) -> tuple[pl.DataFrame, str]:
-    """Return the metrics of every layer on the texts, and why they were not measured, if so."""
+    """Return the requested metrics of every layer on the texts, and why they could not be measured, if so."""
+    names = list(requested)
+    if all_rules:
+        names = list(dict.fromkeys(metric for rule in rules.RULES for metric in rules.metrics_of(rule)))
+    if not names:
+        return tidy_frame(()), ""
     all_texts = inputs.texts or []
     distinct = len(set(all_texts) if all(isinstance(text, str) for text in all_texts) else all_texts)
     if distinct < MIN_TEXTS:
         return tidy_frame(()), f"needs {MIN_TEXTS} different texts or more, but got {distinct or 'none'}"
     texts = inputs.sample
-    # Those of a single pass are always included, because they are free.
-    rule_metrics = [metric for rule in rules.RULES for metric in rules.metrics_of(rule)] if all_rules else []
-    names = list(dict.fromkeys([*_ONE_PASS_METRICS, *requested, *rule_metrics]))
     if medium_of(texts[0], source.media) == "text":
         num_long_texts = sum(count >= LEAST_TOKENS for count in count_tokens(source, texts))
         if num_long_texts < MIN_TEXTS:
             names = [name for name in names if name not in ("half_match", "prompt_entropy")]
+            if not names:
+                needed = f"needs {MIN_TEXTS} texts of {LEAST_TOKENS} tokens or more"
+                return tidy_frame(()), f"{needed}, but got {num_long_texts}"
     settings: dict[str, Any] = {name: getattr(inputs, name) for name in ("seed", "token_budget", "progress", "group")}
     return measure_layers(source, texts, metrics=names, **settings), ""
 
 
-def label_vectors(source: LayerSource, inputs: SelectionInputs, done: Callable[[int], None]) -> Tensor:
+def label_accuracies(
+    sources: Sequence[LayerSource], recipes: Sequence[Recipe], inputs: SelectionInputs
+) -> list[Tensor]:
+    """Return :func:`label_accuracy` of the labeled texts under each recipe."""
+    sizes = [input_sizes(source, inputs.labeled, prompt=source.default_prompt) for source in sources]
+    reading = Stage(inputs.progress, "labels", sum(map(sum, sizes)))
+    scoring = Stage(inputs.progress, "scoring", inputs.repeats * len(sources))
+    accuracies = []
+    for source, recipe, tokens in zip(sources, recipes, sizes, strict=True):
+        vectors = label_vectors(source, inputs, tokens, reading)
+        scoring.step(0)
+        accuracies.append(label_accuracy(_transform_vectors(vectors, recipe, source), inputs, scoring))
+    return accuracies
+
+
+def label_vectors(source: LayerSource, inputs: SelectionInputs, sizes: Sequence[int], stage: Stage) -> Tensor:
     """Return the vectors of the labeled texts at every layer, as ``encode`` returns them, shape ``(L, N, D)``."""
     prompt = source.default_prompt
     reader = layer_reader(source, prompt=prompt)
     batches = batches_of(source, inputs.labeled, token_budget=inputs.token_budget, prompt=prompt)
+    step = count_steps(sizes, batches, stage)
     group = inputs.group
-    return group.share(lambda: reader.vectors(inputs.labeled, batches, done=done, group=group))[0]
+    return group.share(lambda: reader.vectors(inputs.labeled, batches, done=step, group=group))[0]
 
 
-def label_accuracy(vectors: Tensor, inputs: SelectionInputs) -> Tensor:
+def label_accuracy(vectors: Tensor, inputs: SelectionInputs, stage: Stage) -> Tensor:
     """Return how often each layer predicts the label of each text, over several folds, shape ``(L, N)``.
 
     NaN if all vectors of a layer are equal but those of others are not, as for a constant last token.
     """
     assert inputs.classes is not None
-    seeds = range(inputs.seed, inputs.seed + inputs.repeats)
-    draws = [ridge.ridge_correct(vectors, inputs.classes, seed=seed) for seed in seeds]
+    draws = []
+    for seed in range(inputs.seed, inputs.seed + inputs.repeats):
+        draws.append(ridge.ridge_correct(vectors, inputs.classes, seed=seed))
+        stage.step()
     accuracy = torch.stack(draws).double().mean(dim=0)
     is_constant = all_alike(vectors, list(map(str, inputs.labeled)))
     return torch.where((is_constant & ~is_constant.all())[:, None], torch.nan, accuracy)

@@ -14,6 +14,7 @@ from midlayer_encoders.recipes import PLAIN, Recipe
 from midlayer_encoders.report.labels import significant
 from midlayer_encoders.report.pages import notebook_html, render
 from midlayer_encoders.report.results import TidyResult, versions
+from midlayer_encoders.selection.kind import DetectedKind
 from midlayer_encoders.selection.rules import RULES, CannotChooseError, Choice, choose, metrics_of
 
 if TYPE_CHECKING:
@@ -64,6 +65,8 @@ class Selection(TidyResult):
         labels: the evidence of labels; ``None`` without labels.
         options: options of the encoder that was measured; ``None`` for a frame or a module in memory.
         make_encoder: creates the encoder of a selection; ``None`` for a frame or a module in memory.
+        recipe: name of the recipe; ``"plain"`` unless another was selected or belongs to the encoder.
+        kind: the kind of the model and what shows it, if ``auto`` needed it.
     """
 
     model: str
@@ -77,6 +80,8 @@ class Selection(TidyResult):
     labels: LabelEvidence | None = None
     options: Mapping[str, Any] | None = field(default=None, repr=False)
     make_encoder: Callable[..., Any] | None = field(default=None, repr=False)
+    recipe: str = field(default=PLAIN, kw_only=True)
+    kind: DetectedKind | None = field(default=None, kw_only=True)
 
     @property
     def keywords(self) -> dict[str, Any]:
@@ -126,7 +131,7 @@ class Selection(TidyResult):
                 f"other samples of as many texts choose layers {first} to {last}."
             )
         if self.frame.is_empty():
-            return "Too few texts were given to measure this model: the choice was best for other models."
+            return "No layer was measured: the choice was best for other models. A few labels would decide."
         low, high = self.spread
         if high - low <= 2 * _NEAR * self.num_layers:
             return f"The rules agree: all that apply choose layers {low} to {high}."
@@ -135,6 +140,11 @@ class Selection(TidyResult):
             f"The rules disagree, from layer {low} to layer {high}: {near} of {num_other_rules} other rules are within "
             "a tenth of the depth. A few labels would decide."
         )
+
+    @property
+    def notes(self) -> list[str]:
+        """Sentences on the kind of the model, how reliable the choice is, and what it costs."""
+        return [*([] if self.kind is None else [str(self.kind)]), self.confidence]
 
     def to_frame(self) -> pl.DataFrame:
         """Return a row for each rule: its layer, the depth, whether it is the chosen rule, and its reason."""
@@ -151,11 +161,10 @@ class Selection(TidyResult):
 
     def _repr_html_(self) -> str:
         """Return the choice of each rule or recipe and the figure, as a notebook shows them."""
-        return notebook_html(self._verdict, self._rows(), self.plot(), [self.confidence])
+        return notebook_html(self._verdict, self._rows(), self.plot(), self.notes)
 
     def html(self, title: str, lines: Mapping[str, str]) -> str:
         """Return the self-contained page, with the lines that create the encoder, by language."""
-        sentences = [self.confidence, getattr(self, "cost", "")]
         head, *rows = self._rows()
         choices = {}
         for name, *cells, reason in rows:
@@ -163,7 +172,7 @@ class Selection(TidyResult):
             choices[name] = ": ".join(filter(None, [", ".join(values), reason]))
         how = {"Model": self.model.removeprefix("local/"), **versions()}
         content = {"choices": choices, "chart": self.plot(), "lines": lines, "how": how}
-        return render("selection.html", title=title, verdict=self._verdict, notes=filter(None, sentences), **content)
+        return render("selection.html", title=title, verdict=self._verdict, notes=self.notes, **content)
 
     def _rows(self) -> list[list[str]]:
         """Return the table of choices as texts, the headings first."""
@@ -178,7 +187,7 @@ class Selection(TidyResult):
         name = self.model.removeprefix("local/")
         title = f"Layer {self.layer} of {self.num_layers} of {name}, by {self.rule}: {self.reason}."
         rows = [(choice.rule, choice.layer, choice.reason) for choice in self.choices]
-        return "\n".join([title, self.confidence, *_table_lines(rows, self.rule)])
+        return "\n".join([title, *self.notes, *_table_lines(rows, self.rule)])
 
 
 def _with_model(rows: pl.DataFrame, selection: Selection, *, chosen: pl.Expr) -> pl.DataFrame:
@@ -210,7 +219,6 @@ class RecipeSelection(Selection):
     Attributes:
         frame: as in :class:`Selection`, with the column ``recipe``.
         labels: against the plain text at the last layer, if that was among the recipes.
-        recipe: name of the chosen recipe.
         parts: the selection of each recipe, by its name.
         custom_recipe: the recipe itself, if its name does not identify it.
         center: the texts that the recipe centers on, if it does.
@@ -218,7 +226,6 @@ class RecipeSelection(Selection):
         record: how the default did on other models, if it is known.
     """
 
-    recipe: str = field(kw_only=True)
     parts: Mapping[str, Selection] = field(kw_only=True)
     custom_recipe: Recipe | None = None
     center: tuple[str, ...] | None = None
@@ -251,6 +258,11 @@ class RecipeSelection(Selection):
         ratio = f", {tokens / self.tokens[PLAIN]:.1f} times those of the plain text" if PLAIN in self.tokens else ""
         return f"The model reads {tokens:.1f} tokens per text{ratio}."
 
+    @property
+    def notes(self) -> list[str]:
+        """Sentences on the kind of the model, how reliable the choice is, and what it costs."""
+        return [*super().notes, *([self.cost] if self.cost else [])]
+
     def to_frame(self) -> pl.DataFrame:
         """Return a row for each recipe: layer, depth, score, tokens per text, whether it was chosen, and the reason."""
         scores = self.frame.filter(kind="score")
@@ -276,8 +288,7 @@ class RecipeSelection(Selection):
         name = self.model.removeprefix("local/")
         title = f"The recipe {self.recipe} at layer {self.layer} of {self.num_layers} of {name}: {self.reason}."
         rows: list[tuple[str, int | None, str]] = [(name, part.layer, part.reason) for name, part in self.parts.items()]
-        cost = [self.cost] if self.cost else []
-        return "\n".join([title, self.confidence, *cost, *_table_lines(rows, self.recipe)])
+        return "\n".join([title, *self.notes, *_table_lines(rows, self.recipe)])
 
 
 def make_selection(
@@ -327,6 +338,4 @@ def _choice(curves: Curves, rule: str, unmeasured: str) -> Choice:
     except CannotChooseError as error:
         lacks_metrics = unmeasured and not set(metrics_of(rule)) <= set(curves.metrics)
         return Choice(rule, None, unmeasured if lacks_metrics else str(error))
-    if unmeasured:
-        reason = reason.replace("half match was not measured", f"half match {unmeasured}")
     return Choice(rule, layer, reason)

@@ -64,6 +64,40 @@ def test_tasks_have_no_rate(capsys: pytest.CaptureFixture[str], monkeypatch: pyt
     assert error_lines(capsys) == ["tasks planned: 1 of 20, 1 min 0 s"]
 
 
+@pytest.mark.parametrize(
+    ("steps", "left"),
+    [
+        ([(30.0, 1)], ""),  # the first step takes far longer than the others
+        ([(30.0, 1), (40.0, 101)], ""),
+        ([(seconds / 2, 5 * seconds) for seconds in range(81)], ", 4 s left"),  # 10 per second
+        ([(1.0, 10), (2.0, 20)], ""),  # too early
+    ],
+)
+def test_time_left_waits_for_a_stable_rate(
+    steps: list[tuple[float, int]], left: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(_progress.time, "monotonic", lambda: now)
+    with show_progress() as progress:
+        progress("labels", 0, 440)
+        for seconds, done in steps:
+            now = seconds
+            progress("labels", done, 440)
+    (line,) = error_lines(capsys)
+    assert line.startswith(f"labels: {steps[-1][1]} of 440")
+    assert line.endswith(f"per second{left}")
+
+
+def test_a_stage_that_is_done_is_not_repeated(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_progress, "_SECONDS_BETWEEN_LINES", 0.02)
+    with show_progress() as progress:
+        progress("labels", 4, 4)
+        time.sleep(0.2)
+    assert error_lines(capsys) == ["labels: 4 of 4"]
+
+
 @pytest.mark.parametrize("mode", [None, "json"])
 def test_alternating_stages_write_no_line_for_each_change(
     mode: Any, set_mode: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

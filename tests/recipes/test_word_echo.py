@@ -288,7 +288,8 @@ def test_the_layers_of_a_folder_can_be_read_and_selected(byte_level_folder: str,
     np.testing.assert_allclose(again.encode(TEXTS), layers[4], atol=1e-6)
     selection = select_layer(folder, TEXTS, trust_remote_code=True)
     assert selection.keywords == {"layer": 4}
-    assert "its folder has modules of sentence-transformers" in selection.reason
+    assert selection.kind is not None
+    assert selection.kind.evidence == "its folder has modules of sentence-transformers"
     wrong: list[dict[str, Any]] = [{"pooling": "last"}, {"skip_first": 1}, {"skip_special": True}]
     for options in wrong:
         with pytest.raises(OptionError, match=r"must be left out for .*, whose folder joins two readings"):

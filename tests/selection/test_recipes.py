@@ -18,17 +18,9 @@ from midlayer_encoders import LayerEncoder, Recipe, select_layer
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.recipes import RECIPES, fitting_recipes, recipes_of
 from midlayer_encoders.selection import RULES, RecipeSelection, Selection, select
+from midlayer_encoders.selection.kind import ModelKind
 from midlayer_encoders.selection.ridge import class_numbers, ridge_correct
-from midlayer_encoders.selection.select import (
-    DEFAULTS,
-    LABELS,
-    LONG_RECORD,
-    RECORD,
-    ModelKind,
-    default_depth,
-    default_recipe,
-    model_kind,
-)
+from midlayer_encoders.selection.select import DEFAULTS, LABELS, LONG_RECORD, RECORD, default_depth, default_recipe
 from tests.recipes.test_word_echo import save_causal
 from tests.selection.frames import frame
 from tests.selection.test_select import KINDS, TEXTS
@@ -48,7 +40,8 @@ def labeled(whole: LayerEncoder) -> RecipeSelection:
     reports: list[tuple[str, int, int]] = []
     selection = select(whole, TEXTS, KINDS, recipes=ASKED, progress=lambda *item: reports.append(item))
     assert isinstance(selection, RecipeSelection)
-    assert reports[-1] == ("labels", 60, 60), "a pass over the labeled texts for each recipe"
+    assert [stage for stage, *_ in reports if stage != "labels"] == ["scoring"] * 12, "three draws for each recipe"
+    assert max(done for stage, done, _ in reports if stage == "labels") == reports[0][2]
     return selection
 
 
@@ -103,18 +96,9 @@ def test_conclusive_labels_change_the_recipe(whole: LayerEncoder) -> None:
     assert guessed.recipe == "plain", "labels that say nothing leave the default"
 
 
-def test_without_labels_the_kind_of_the_model_decides(tiny_folder: Folder) -> None:
-    embedding_model = frame({"half_match": [0.2] * 8 + [0.9]})
-    nothing = embedding_model.clear()
-    for family, kind in (("Llama", "causal"), ("BERT", "bidirectional"), ("Mamba", "causal"), ("GPT2", "causal")):
-        full_encoder = LayerEncoder(tiny_folder(family), -1, device="cpu")
-        full_encoder.transformer.config.architectures = [f"{family}ForMaskedLM"]
-        assert model_kind(full_encoder, nothing).name == kind, family
-        assert model_kind(full_encoder, embedding_model).name == "tuned"
+def test_image_model_takes_the_plain_recipe_alone(tiny_folder: Folder) -> None:
     image = LayerEncoder(tiny_folder("ViT"), -1, device="cpu")
-    assert model_kind(image, nothing).name == "media"
-    selection = select(image, recipes="plain")
-    assert selection.keywords == {"layer": 3}
+    assert select(image, recipes="plain").keywords == {"layer": 3}
     with pytest.raises(OptionError, match=r"must be left out for .*, which takes no text"):
         select(image, recipes="all")
 
@@ -178,9 +162,9 @@ def test_model_saved_without_the_head_of_its_pretraining_keeps_its_last_layer(
     folder = tiny_folder("BERT")
     headless = select_layer(folder, TEXTS, device="cpu")
     assert headless.layer == headless.num_layers
-    assert headless.reason == (
-        "the last layer of an embedding model: it was saved as BertModel, without the head of its pretraining"
-    )
+    assert headless.reason == "the last layer of an embedding model"
+    assert headless.kind is not None
+    assert headless.kind.evidence == "it was saved as BertModel, without the head of its pretraining"
     shutil.copytree(folder, tmp_path / "masked")
     config = json.loads((tmp_path / "masked" / "config.json").read_text())
     (tmp_path / "masked" / "config.json").write_text(json.dumps({**config, "architectures": ["BertForMaskedLM"]}))
@@ -188,7 +172,8 @@ def test_model_saved_without_the_head_of_its_pretraining_keeps_its_last_layer(
     LayerEncoder(folder, 3, device="cpu").save_pretrained(str(tmp_path / "cut"))
     cut = select_layer(str(tmp_path / "cut"), TEXTS, device="cpu")
     assert (cut.layer, cut.num_layers) == (3, 3)
-    assert cut.reason.endswith("its folder has modules of sentence-transformers")
+    assert cut.kind is not None
+    assert cut.kind.evidence == "its folder has modules of sentence-transformers"
     labeled = select_layer(folder, TEXTS, KINDS, device="cpu")
     assert labeled.layer == labeled.num_layers or "significantly more" in labeled.reason
 

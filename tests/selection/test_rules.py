@@ -1,19 +1,14 @@
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import polars as pl
 import pytest
 
-from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.measuring import measure_layers
 from midlayer_encoders.selection import RULES, CannotChooseError, choose, curves
-from midlayer_encoders.selection.rules import best_layer, is_embedding_model, metrics_of
+from midlayer_encoders.selection.rules import best_layer, metrics_of
 from tests.selection.frames import VALLEY, frame
 
 FALLING = [0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1]
-WORDS = ("cats and dogs", "stock markets", "rain in Spain", "card pins", "old books")
 BUMP = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.6, 0.5]
 
 
@@ -56,31 +51,9 @@ def test_few_labels_takes_the_highest_smoothed_score() -> None:
     assert best_layer({0: 0.5, 1: 0.5}) == 0, "of equal ones the lower costs less"
 
 
-@pytest.mark.parametrize(
-    ("half_match", "expected"),
-    [
-        (BUMP, 6),  # highest before the last: the fixed depth
-        ([0.1, 0.3, 0.6, 0.9, 0.8, 0.7, 0.6, 0.6, 0.6], 6),  # a match of 0.9 at layer 3 does not count
-        ([0.1, 0.2, 0.3, 0.4, 0.4, 0.4, 0.5, 0.8, 0.95], 8),  # an embedding model
-        ([0.1, 0.2, 0.3, 0.4, 0.4, 0.4, 0.5, 0.96, 0.95], 6),  # but highest before the last
-        ([0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.07, 0.08, 0.09], 6),  # highest at the last, but too low
-        ([0.2, 0.2, 0.2, 0.2, 0.2, 0.3, 0.4, 0.5, 0.66], 6),  # closes less than half of the gap of the others
-        ([0.04, 0.4, 0.7, 0.8, 0.8, 0.8, 0.82, 0.85, 0.88], 6),  # untrained and causal: high from the first block on
-        ([0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.99], 6),  # long texts, identified by their words
-        ([0.1] * 9, 6),  # uninformative
-    ],
-)
-def test_auto_takes_the_last_layer_only_of_embedding_models(half_match: list[float], expected: int) -> None:
-    assert layer("auto", frame({"half_match": half_match})) == expected
-
-
-@pytest.mark.parametrize("family", ["Llama", "GPT2", "GPTNeoX", "BERT"])
-def test_untrained_models_are_not_taken_for_embedding_models(tiny_folder: Callable[[str], str], family: str) -> None:
-    full_encoder = LayerEncoder(tiny_folder(family), -1, device="cpu")
-    texts = [
-        f"{opening} {word}, number {n}" for n, opening in enumerate(("about", "on", "of", "more on")) for word in WORDS
-    ]
-    assert not is_embedding_model(curves(measure_layers(full_encoder, texts, metrics="half_match")))
+def test_auto_of_a_frame_without_scores_takes_the_fixed_depth() -> None:
+    tuned = [0.1, 0.2, 0.3, 0.4, 0.4, 0.4, 0.5, 0.8, 0.95]
+    assert layer("auto", frame({"half_match": tuned})) == 6, "means over texts have no interval"
 
 
 def test_auto_uses_scores_if_available() -> None:

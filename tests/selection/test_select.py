@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pytest
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.encoder.sentence_transformers_encoder import select_layer
 from midlayer_encoders.errors import OptionError
+from midlayer_encoders.measuring import measure_layers
 from midlayer_encoders.selection import RULES, CannotChooseError, Selection, select
 from midlayer_encoders.selection.ridge import gain_interval
 from midlayer_encoders.selection.select import LABELS
+from tests.recipes.test_word_echo import save_causal
 from tests.selection.frames import VALLEY, frame
 
 WORDS = ("cats and dogs", "stock markets", "rain in Spain", "card pins", "old books")
@@ -35,29 +39,76 @@ def labeled(whole: LayerEncoder) -> Selection:
     return select(whole, TEXTS, KINDS)
 
 
-def test_one_pass_serves_all_rules_without_labels(whole: LayerEncoder) -> None:
+def count_tokens(encoder: LayerEncoder, texts: list[str]) -> int:
+    return sum(map(len, encoder.tokenizer(texts)["input_ids"]))
+
+
+def test_select_without_labels_measures_nothing_that_files_tell(tiny_folder: Callable[[str], str]) -> None:
     reports: list[tuple[str, int, int]] = []
-    selection = select(whole, TEXTS, progress=lambda *item: reports.append(item))
-    assert reports[-1] == ("measuring", 20, 20)
-    assert set(selection.frame["name"]) == {"half_match", "prompt_entropy", "dataset_entropy"}
+    selection = select(
+        LayerEncoder(tiny_folder("BERT"), -1, device="cpu"), TEXTS, progress=lambda *item: reports.append(item)
+    )
+    assert not reports, "nothing is read"
+    assert selection.frame.is_empty()
+    assert selection.layer == selection.num_layers
     assert [choice.rule for choice in selection.choices] == list(RULES)
+    assert selection.kind is not None
+    assert str(selection.kind) in str(selection)
+    assert len(selection.plot().axes) == 1, "the choices alone"
+
+
+def test_select_by_a_rule_measures_its_metric_alone(whole: LayerEncoder) -> None:
+    reports: list[tuple[str, int, int]] = []
+    selection = select(whole, TEXTS, rule="min-dataset-entropy", progress=lambda *item: reports.append(item))
+    total = count_tokens(whole, TEXTS)
+    assert ("measuring", total, total) in reports
+    assert reports[-1] == ("computing", 1, 1)
+    assert set(selection.frame["name"]) == {"dataset_entropy"}
     chosen = {choice.rule: choice.layer for choice in selection.choices}
-    entropy = selection.frame.filter(name="dataset_entropy").sort("value")
-    assert chosen["min-dataset-entropy"] == entropy["layer"][0]
+    assert selection.layer == selection.frame.sort("value")["layer"][0] == chosen["min-dataset-entropy"]
     assert chosen["last"] == selection.num_layers == 4
-    assert chosen["min-dime"] is None
-    assert chosen["few-labels"] is None
-    assert selection.layer == chosen["auto"]
-    assert selection.labels is None
+    assert chosen["min-dime"] is chosen["few-labels"] is selection.labels is selection.kind is None
 
 
 def test_all_rules_measures_what_every_rule_needs(whole: LayerEncoder) -> None:
-    reports: list[tuple[str, int, int]] = []
-    selection = select(whole, TEXTS, all_rules=True, rule="min-dime", progress=lambda *item: reports.append(item))
-    assert reports[-1] == ("measuring", 60, 60)
+    selection = select(whole, TEXTS, all_rules=True, rule="min-dime")
+    assert set(selection.frame["name"]) == {"dime", "infonce", "dataset_entropy", "prompt_entropy", "half_match"}
     chosen = {choice.rule: choice.layer for choice in selection.choices}
     assert selection.layer == chosen["min-dime"] == selection.frame.filter(name="dime").sort("value")["layer"][0]
     assert chosen["min-infonce"] is not None
+
+
+def test_select_with_labels_reports_tokens_and_then_scores(whole: LayerEncoder) -> None:
+    reports: list[tuple[str, int, int]] = []
+    select(whole, TEXTS, KINDS, rule="few-labels", progress=lambda *item: reports.append(item))
+    total = count_tokens(whole, TEXTS)
+    assert [item for item in reports if item[0] == "labels"][-1] == ("labels", total, total)
+    assert [item for item in reports if item[0] == "scoring"] == [("scoring", done, 3) for done in range(4)]
+
+
+@pytest.mark.long
+def test_select_names_texts_far_longer_than_the_others(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = LlamaConfig(
+        vocab_size=512, hidden_size=16, intermediate_size=16, num_hidden_layers=3, num_attention_heads=2,
+        num_key_value_heads=2, max_position_embeddings=1024,
+    )  # fmt: skip
+    folder = save_causal("byte level", tmp_path, LlamaForCausalLM(config))
+    encoder = LayerEncoder(folder, -1, max_length=1024, device="cpu")
+    long = "many words " * 300
+    texts = [*TEXTS[:7], long, *TEXTS[7:]]
+    select(encoder, texts, [*KINDS[:7], None, *KINDS[7:]], recipes="plain")
+    assert "longer than the others" not in caplog.text, "it is not read"
+    select(encoder, texts, [*KINDS[:7], KINDS[0], *KINDS[7:]], recipes="plain")
+    named = f"text 8 ({count_tokens(encoder, [long])} tokens) of 21. `max_length=512` (--max-length) truncates"
+    assert named in caplog.text
+
+
+def test_select_without_a_text_is_refused(whole: LayerEncoder) -> None:
+    for choose in (select, select_layer):
+        with pytest.raises(
+            OptionError, match=r"`texts` must hold at least one text, .* leave it out to get the default"
+        ):
+            choose(whole, [])
 
 
 def test_labels_score_every_layer_on_the_vectors_of_the_encoder(whole: LayerEncoder, labeled: Selection) -> None:
@@ -100,25 +151,24 @@ def test_uninformative_labels_leave_the_default_in_place(whole: LayerEncoder) ->
 
 
 def test_too_few_texts_leave_only_rules_without_measurements(whole: LayerEncoder) -> None:
-    selection = select(whole, TEXTS[:6])
+    selection = select(whole, TEXTS[:6], all_rules=True)
     assert selection.layer == 3
     assert {choice.reason for choice in selection.choices if choice.rule == "half-match"} == {
         "needs 16 different texts or more, but got 6"
     }
-    assert "Too few texts were given" in selection.confidence
-    assert len(selection.plot().axes) == 1, "the choices alone"
+    assert selection.confidence.startswith("No layer was measured")
     with pytest.raises(
         CannotChooseError, match=r"'min-dime' cannot choose .* needs 16 different texts or more, but got none"
     ):
         select(whole, rule="min-dime")
-    assert select(whole, ["ab", "c"] * 10).layer == 3, "texts of under four tokens have no halves"
+    with pytest.raises(CannotChooseError, match="needs 16 texts of 4 tokens or more, but got 0"):
+        select(whole, [chr(97 + number) for number in range(20)], rule="half-match")
 
 
 def test_excess_texts_are_sampled_at_equal_steps(whole: LayerEncoder) -> None:
-    reports: list[tuple[str, int, int]] = []
-    few = select(whole, TEXTS, max_texts=16, progress=lambda *item: reports.append(item))
-    assert reports[-1] == ("measuring", 16, 16)
-    assert few.frame["value"].is_finite().all()
+    few = select(whole, TEXTS, max_texts=16, rule="half-match")
+    expected = measure_layers(whole, [TEXTS[20 * place // 16] for place in range(16)], metrics="half_match")
+    assert few.frame.equals(expected)
 
 
 def test_select_layer_accepts_a_folder_an_encoder_or_a_frame(whole: LayerEncoder, labeled: Selection) -> None:
@@ -143,12 +193,12 @@ def test_selection_as_text_and_as_a_frame(labeled: Selection) -> None:
     assert 0 <= near <= remaining == sum(choice.layer is not None for choice in labeled.choices) - 1
     panels = labeled.plot().axes
     assert panels[0].get_title(loc="left") == f"layer {labeled.layer}, by auto"
-    assert len(panels) == 1 + 4
+    assert len(panels) == 1 + 1
 
 
 def test_agreement_and_disagreement_are_reported() -> None:
     apart = select(frame({"dime": VALLEY, "half_match": VALLEY[::-1]}))
-    assert "The rules disagree, from layer 2 to layer 8: 2 of 4 other rules" in apart.confidence
+    assert "The rules disagree, from layer 2 to layer 8: 1 of 4 other rules" in apart.confidence
     near = {"half_match": [0.1, 0.1, 0.1, 0.1, 0.1, 0.2, 0.3, 0.2, 0.1]}
     assert select(frame(near)).confidence == "The rules agree: all that apply choose layers 6 to 6."
 
@@ -183,11 +233,12 @@ def test_empty_texts_are_refused(whole: LayerEncoder) -> None:
 
 
 def test_identical_texts_are_reported(whole: LayerEncoder) -> None:
-    selection = select(whole, ["the same text"] * 20)
+    selection = select(whole, ["the same text"] * 20, all_rules=True)
     words = "needs 16 different texts or more, but got 1"
-    assert selection.reason.endswith(f"half match {words}")
     reasons = {choice.rule: choice.reason for choice in selection.choices}
     assert {reasons[rule] for rule in ("half-match", "valley-midpoint", "min-dime", "min-dataset-entropy")} == {words}
+    assert selection.kind is not None
+    assert selection.kind.evidence.endswith("half match needs 16 different texts of 4 tokens or more")
     with pytest.raises(CannotChooseError, match=words):
         select(whole, ["the same text"] * 20, rule="half-match")
 
@@ -209,8 +260,8 @@ def test_options_of_the_wrong_type_are_refused(whole: LayerEncoder, options: dic
 
 
 def test_options_without_effect_on_a_frame_are_refused(whole: LayerEncoder) -> None:
-    measured = select(whole, TEXTS).frame
-    assert select(measured).layer == select(whole, TEXTS).layer
+    measured = select(whole, TEXTS, rule="half-match").frame
+    assert select(measured, rule="half-match").layer == select(whole, TEXTS, rule="half-match").layer
     for options in ({"all_rules": True}, {"max_texts": 9}, {"token_budget": 9}):
         with pytest.raises(OptionError, match="must be left out with a frame, of which nothing is measured"):
             select(measured, **options)  # type: ignore[arg-type]

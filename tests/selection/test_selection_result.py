@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import polars as pl
-import pytest
 
 from midlayer_encoders.selection import RULES, LabelEvidence, Selection, select
 from tests.selection.frames import VALLEY, frame
@@ -89,16 +88,6 @@ def test_valley_must_be_below_both_ends() -> None:
         assert chosen(select(frame({"prompt_entropy": curve})))["valley-midpoint"] is None
     curve = [1.2, 2.0, 1.0, 1.5, 2.0, 2.5, 2.6, 2.7, 1.2]
     assert chosen(select(frame({"prompt_entropy": curve})))["valley-midpoint"] == 5
-
-
-@pytest.mark.parametrize(("at_last", "expected"), [(0.64, 6), (0.66, 8)])
-def test_auto_keeps_a_last_layer_that_closes_half_of_the_gap(at_last: float, expected: int) -> None:
-    assert select(frame({"half_match": [0.1, 0.1, 0.1, 0.2, 0.2, 0.2, 0.3, 0.3, at_last]})).layer == expected
-
-
-@pytest.mark.parametrize(("at_last", "expected"), [(0.94, 6), (0.96, 8)])
-def test_auto_drops_a_last_layer_barely_above_the_others(at_last: float, expected: int) -> None:
-    assert select(frame({"half_match": [0.1, 0.1, 0.1, 0.2, 0.2, 0.2, 0.8, 0.9, at_last]})).layer == expected
 
 
 def test_agreement_counts_rules_within_a_tenth_of_the_depth() -> None:

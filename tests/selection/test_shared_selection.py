@@ -39,7 +39,7 @@ def test_selection_of_two_processes_is_that_of_one(tiny_folder: Folder, monkeypa
         assert result.frame.equals(expected.frame)
         assert (result.layer, result.reason, result.labels) == (expected.layer, expected.reason, expected.labels)
         assert result.to_frame().equals(expected.to_frame())
-    assert len(work) == 6, "the plain texts, and the labeled ones under two recipes, in each process"
+    assert len(work) == 5, "half match in the first process, and the labeled texts under two recipes in each"
     assert min(work) >= 2
 
 
@@ -47,7 +47,7 @@ def test_arguments_are_checked_and_passed_on(tiny_folder: Folder, monkeypatch: p
     models = [LayerEncoder(tiny_folder("Llama"), -1, device="cpu") for _ in range(2)]
     with pytest.raises(OptionError, match="`devices` must be"):
         select_layer(models[0], TEXTS, devices=0)
-    frame = select(models[0], TEXTS).frame
+    frame = select(models[0], TEXTS, rule="half-match").frame
     with pytest.raises(OptionError, match="`num_nodes` must be left out with a frame"):
         select_layer(frame, num_nodes=2)
     results = in_two_processes(monkeypatch, lambda group: select_layer(models[group.rank], TEXTS[:4], devices=2))

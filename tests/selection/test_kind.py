@@ -1,0 +1,207 @@
+"""Which kind of model is it: the files decide, and half match only where they say nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from itertools import cycle, islice, product
+from pathlib import Path
+from random import Random
+from string import ascii_lowercase
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, LlamaModel
+
+from midlayer_encoders import LayerEncoder, select_layer
+from midlayer_encoders.export import export_for
+from midlayer_encoders.selection import select
+from midlayer_encoders.selection.kind import detect_kind, is_embedding_model, judge_half_match
+from tests.export.tiny_bpe import save_bpe
+from tests.recipes.test_word_echo import TOKENIZERS, save_causal
+
+Folder = Callable[[str], str]
+PARTS = {
+    "sentences": ("A man|Two dogs|The old train|My aunt", "plays|crosses|finds|leaves", "a field|the river|her song"),
+    "reviews": ("Great|Awful|Decent", "phone case|blender|novel", "broke in a week|works as said|five stars from me"),
+    "subject lines": ("Re: |Fwd: |", "modem speed|gun laws|space probe|used car", " question| FAQ| for sale| help"),
+    "questions": ("How do I|Why can't I|When will you", "cancel|verify|top up|freeze", "my card?|the app?|a transfer?"),
+    "docstrings": ("Return the|Raise if a|Yield each", "row|key|shape|mean", "of a table.|from a file.|in order."),
+}
+
+
+def collection(name: str, count: int) -> list[str]:
+    """Return different texts of a kind, each after a made-up name."""
+    phrases = cycle(" ".join(words) for words in product(*(part.split("|") for part in PARTS[name])))
+    letters = Random(0)
+    return [f"{''.join(letters.choices(ascii_lowercase, k=24))} {phrase}" for phrase in islice(phrases, count)]
+
+
+def mixing_last(kind: type[Any]) -> Any:
+    """Return a causal model whose last block alone mixes tokens, so that half match is by far highest at its end."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=512, hidden_size=64, intermediate_size=64, num_hidden_layers=6, num_attention_heads=4,
+        num_key_value_heads=4, max_position_embeddings=256,
+    )  # fmt: skip
+    model = kind(config)
+    with torch.no_grad():
+        for number, block in enumerate(getattr(model, "model", model).layers):
+            block.self_attn.o_proj.weight.mul_(60 if number == 5 else 0)
+            block.self_attn.q_proj.weight.zero_()  # attends to all tokens alike
+    return model.eval()
+
+
+@pytest.fixture(scope="module")
+def with_head(tmp_path_factory: pytest.TempPathFactory) -> LayerEncoder:
+    folder = save_causal("byte level", tmp_path_factory.mktemp("head"), mixing_last(LlamaForCausalLM))
+    return LayerEncoder(folder, -1, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def without_head(tmp_path_factory: pytest.TempPathFactory) -> LayerEncoder:
+    folder = save_causal("byte level", tmp_path_factory.mktemp("bare"), mixing_last(LlamaModel))
+    return LayerEncoder(folder, -1, device="cpu")
+
+
+@pytest.mark.parametrize("count", [16, 50, 200])
+@pytest.mark.parametrize("name", list(PARTS))
+def test_select_of_a_saved_head_ignores_half_match(with_head: LayerEncoder, name: str, count: int) -> None:
+    selection = select(with_head, collection(name, count), recipes="plain")
+    assert selection.layer == 5, "0.8 of 6 blocks"
+    assert selection.frame.is_empty()
+    assert selection.kind is not None
+    assert selection.kind.evidence.startswith("it was saved as LlamaForCausalLM, with the head of its pretraining")
+    assert str(selection.kind) in str(selection)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", list(PARTS))
+def test_detect_kind_without_a_head_follows_the_interval(without_head: LayerEncoder, name: str) -> None:
+    kind = detect_kind(without_head, collection(name, 50))
+    assert kind.name == "tuned"
+    assert kind.evidence.startswith("its files say nothing, and half match of 50 texts at the last layer is 0.")
+    assert detect_kind(without_head, [f"a{'b' * number}" for number in range(3, 40)]).name == "causal"
+
+
+@pytest.mark.long
+def test_layer_auto_follows_the_kind(with_head: LayerEncoder, without_head: LayerEncoder) -> None:
+    texts = collection("sentences", 36)
+    auto = LayerEncoder(with_head.source, "auto", recipe="auto", texts=texts, device="cpu")
+    assert (auto.layer, auto.options.recipe) == (6, "word-echo"), "0.95 of 6 blocks"
+    auto = LayerEncoder(without_head.source, "auto", texts=texts, device="cpu")
+    assert (auto.layer, auto.options.recipe) == (6, None)
+    plain = LayerEncoder(with_head.source, "auto", recipe="plain", texts=texts, device="cpu")
+    assert (plain.layer, plain.selection and plain.selection.recipe) == (5, "plain"), "0.8 of 6 blocks"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("kind", "expected"), [(LlamaForCausalLM, "causal"), (LlamaModel, "tuned")])
+def test_detect_kind_of_a_module_in_memory_reads_its_class(kind: type[Any], expected: str) -> None:
+    encoder = LayerEncoder.from_module(mixing_last(kind), -1, processor=TOKENIZERS["byte level"](), medium="text")
+    detected = detect_kind(encoder, collection("sentences", 36))
+    assert detected.name == expected
+    assert ("its class is LlamaForCausalLM" in detected.evidence) is (expected == "causal")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "LlamaForCausalLM", "BertForMaskedLM", "ElectraForPreTraining", "GPT2LMHeadModel", "GPT2DoubleHeadsModel",
+        "T5ForConditionalGeneration", "BertForSequenceClassification",
+    ],
+)  # fmt: skip
+def test_detect_kind_of_any_head_is_no_embedding_model(tiny_folder: Folder, tmp_path: Path, name: str) -> None:
+    for family, expected in (("BERT", "bidirectional"), ("Llama", "causal")):
+        encoder = LayerEncoder(tiny_folder(family), -1, device="cpu")
+        encoder.transformer.config.architectures = [name]
+        assert detect_kind(encoder, collection("questions", 36)).name == expected
+
+
+@pytest.mark.parametrize(
+    ("family", "saved_as", "expected"),
+    [("ViT", None, "media"), ("BERT", ["BertModel"], "tuned"), ("BERT", None, "bidirectional")]
+    + [(family, None, "causal") for family in ("Llama", "GPT2", "GPTNeoX")]
+    + [pytest.param("Mamba", None, "causal", marks=pytest.mark.long)],
+)
+def test_detect_kind_of_families(tiny_folder: Folder, family: str, saved_as: Any, expected: str) -> None:
+    encoder = LayerEncoder(tiny_folder(family), -1, device="cpu")
+    encoder.transformer.config.architectures = saved_as
+    assert detect_kind(encoder, collection("sentences", 36)).name == expected, "untrained"
+
+
+def test_detect_kind_of_a_folder_with_modules_wins_over_a_head(with_head: LayerEncoder, tmp_path: Path) -> None:
+    LayerEncoder(with_head.source, 6, device="cpu").save_pretrained(str(tmp_path / "saved"))
+    config = tmp_path / "saved" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"architectures": ["LlamaForCausalLM"]}))
+    selection = select_layer(str(tmp_path / "saved"), device="cpu")
+    assert (selection.layer, selection.recipe) == (6, "plain")
+    assert selection.kind is not None
+    assert selection.kind.evidence == "its folder has modules of sentence-transformers"
+
+
+@pytest.mark.long
+def test_detect_kind_of_a_gguf_file_reads_its_pooling(tmp_path: Path) -> None:
+    pytest.importorskip("gguf")
+    export_for(LayerEncoder(save_bpe(tmp_path / "model"), 3, device="cpu"), "gguf", tmp_path / "out")
+    pooled = (tmp_path / "out/model.gguf").read_bytes()
+    name = b"llama.pooling_type"
+    value = pooled.index(name) + len(name) + 4  # after its type
+    files = {
+        "tuned": pooled,
+        "causal": pooled[:value] + bytes(4) + pooled[value + 4 :],  # llama.cpp's number of no pooling
+        "unnamed": pooled.replace(name, b"llama.pooling_typo"),
+    }
+    for expected, content in files.items():
+        (tmp_path / expected).mkdir()
+        (tmp_path / expected / "model.gguf").write_bytes(content)
+        encoder = LayerEncoder(str(tmp_path / expected), -1, gguf_file="model.gguf", device="cpu")
+        kind = detect_kind(encoder)
+        assert kind.name == expected.replace("unnamed", "causal")
+        assert kind.evidence == f"its GGUF file names {'a' if expected == 'tuned' else 'no'} pooling"
+
+
+@pytest.mark.parametrize(
+    ("half_match", "expected"),
+    [
+        ([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.6, 0.5], False),  # highest before the last
+        ([0.1, 0.3, 0.6, 0.9, 0.8, 0.7, 0.6, 0.6, 0.6], False),  # a match of 0.9 at layer 3 does not count
+        ([0.1, 0.2, 0.3, 0.4, 0.4, 0.4, 0.5, 0.8, 0.95], True),  # an embedding model
+        ([0.1, 0.2, 0.3, 0.4, 0.4, 0.4, 0.5, 0.96, 0.95], False),  # but highest before the last
+        ([0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.07, 0.08, 0.09], False),  # highest at the last, but too low
+        ([0.2, 0.2, 0.2, 0.2, 0.2, 0.3, 0.4, 0.5, 0.66], False),  # closes less than half of the gap of the others
+        ([0.1, 0.1, 0.1, 0.2, 0.2, 0.2, 0.3, 0.3, 0.64], False),
+        ([0.1, 0.1, 0.1, 0.2, 0.2, 0.2, 0.3, 0.3, 0.66], True),
+        ([0.1, 0.1, 0.1, 0.2, 0.2, 0.2, 0.8, 0.9, 0.94], False),  # barely above the others
+        ([0.1, 0.1, 0.1, 0.2, 0.2, 0.2, 0.8, 0.9, 0.96], True),
+        (
+            [0.04, 0.4, 0.7, 0.8, 0.8, 0.8, 0.82, 0.85, 0.88],
+            False,
+        ),  # untrained and causal: high from the first block on
+        ([0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.99], False),  # long texts, identified by their words
+        ([0.1] * 9, False),  # uninformative
+    ],
+)
+def test_is_embedding_model_needs_a_lead_of_the_last_layer(half_match: list[float], expected: bool) -> None:
+    assert bool(is_embedding_model(torch.tensor(half_match))) is expected
+
+
+@pytest.mark.parametrize(("copies", "expected"), [(1, False), (60, True)])
+def test_judge_half_match_needs_enough_texts(copies: int, expected: bool) -> None:
+    at_last = torch.tensor([1.0] * 11 + [0.1] * 5).repeat(copies)
+    earlier = torch.tensor([1.0] * 4 + [0.1] * 12).repeat(copies)
+    ranks = torch.stack([earlier, earlier, earlier, at_last])
+    assert bool(is_embedding_model(ranks.mean(dim=1))), "by its values alone"
+    is_tuned, (low, high) = judge_half_match(ranks)
+    assert is_tuned is expected
+    assert low < float(at_last.mean() - earlier.mean()) < high
+
+
+@pytest.mark.long
+def test_selection_recipe_is_always_there(tiny_folder: Folder, with_head: LayerEncoder) -> None:
+    assert select_layer(tiny_folder("BERT"), device="cpu").recipe == "plain"
+    assert select_layer(tiny_folder("ViT"), rule="last", device="cpu").recipe == "plain"
+    assert select_layer(with_head.source, recipe="one-word", device="cpu").recipe == "one-word"
+    assert select_layer(with_head.source, template='a "{text}" is:', device="cpu").recipe == "own"
+    assert select_layer(with_head.source, device="cpu").recipe == "word-echo"
