@@ -40,8 +40,8 @@ def labeled(whole: LayerEncoder) -> RecipeSelection:
     reports: list[tuple[str, int, int]] = []
     selection = select(whole, TEXTS, KINDS, recipes=ASKED, progress=lambda *item: reports.append(item))
     assert isinstance(selection, RecipeSelection)
-    assert [stage for stage, *_ in reports if stage != "labels"] == ["scoring"] * 12, "three draws for each recipe"
-    assert max(done for stage, done, _ in reports if stage == "labels") == reports[0][2]
+    assert reports[-1] == ("scoring", 9, 9), "three draws for each recipe"
+    assert [done == total for stage, done, total in reports if stage == "labels"][-1]
     return selection
 
 

@@ -94,7 +94,7 @@ def test_select_names_texts_far_longer_than_the_others(tmp_path: Path, caplog: p
     )  # fmt: skip
     folder = save_causal("byte level", tmp_path, LlamaForCausalLM(config))
     encoder = LayerEncoder(folder, -1, max_length=1024, device="cpu")
-    long = "many words " * 300
+    long = "many words " * 150
     texts = [*TEXTS[:7], long, *TEXTS[7:]]
     select(encoder, texts, [*KINDS[:7], None, *KINDS[7:]], recipes="plain")
     assert "longer than the others" not in caplog.text, "it is not read"
