@@ -91,7 +91,7 @@ def _local_path(model: str, gguf_file: str, revision: str | None) -> Path:
 
 def gguf_pools(model: str, gguf_file: str, revision: str | None) -> bool:
     """Return whether a GGUF file names a pooling of token states, as files of embedding models do."""
-    fields = read_fields(_local_path(model, gguf_file, revision))
+    fields = read_gguf(_local_path(model, gguf_file, revision)).fields
     return bool(fields.get(f"{fields.get('general.architecture')}.pooling_type"))
 
 

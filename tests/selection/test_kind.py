@@ -151,14 +151,13 @@ def test_detect_kind_of_a_gguf_file_reads_its_pooling(tmp_path: Path) -> None:
     files = {
         "tuned": pooled,
         "causal": pooled[:value] + bytes(4) + pooled[value + 4 :],  # llama.cpp's number of no pooling
-        "unnamed": pooled.replace(name, b"llama.pooling_typo"),
     }
     for expected, content in files.items():
         (tmp_path / expected).mkdir()
         (tmp_path / expected / "model.gguf").write_bytes(content)
         encoder = LayerEncoder(str(tmp_path / expected), -1, gguf_file="model.gguf", device="cpu")
         kind = detect_kind(encoder)
-        assert kind.name == expected.replace("unnamed", "causal")
+        assert kind.name == expected
         assert kind.evidence == f"its GGUF file names {'a' if expected == 'tuned' else 'no'} pooling"
 
 
