@@ -114,9 +114,11 @@ def _defaults(fields: dict[str, Any]) -> dict[str, Any]:
         "embedding_length_out": width,
         "attn_logit_softcapping": 50.0,
         "rope.scaling.yarn_beta_fast": 32.0,
-        "rope.scaling.yarn_beta_slow": 1.0,
+        **dict.fromkeys(
+            ("rope.scaling.yarn_beta_slow", "rope.scaling.yarn_ext_factor", "rope.scaling.yarn_attn_factor"), 1.0
+        ),
         **dict.fromkeys(("rope.scaling.alpha", "rope.scaling.yarn_log_multiplier", "attention.clamp_kqv"), 0.0),
-        **dict.fromkeys(("expert_count", "expert_used_count", "nextn_predict_layers"), 0),
+        **dict.fromkeys(("expert_count", "expert_used_count", "nextn_predict_layers", "attention.sliding_window"), 0),
         "ssm.dt_b_c_rms": False,
     }
 

@@ -31,7 +31,7 @@ FIELDS: dict[str, dict[str, Any]] = {
     "falcon": _SIZES | _MEAN | {"attention.head_count": HEADS, "attention.head_count_kv": 1},
     "stablelm": _SIZES | _GROUPED | _MEAN | {"rope.dimension_count": HEAD // 4, "use_parallel_residual": True},
     "starcoder2": _SIZES | _GROUPED | _MEAN | {"rope.freq_base": 500.0},
-    "nemotron": _SIZES | _GROUPED | _MEAN | _ROPE | {"rope.dimension_count": HEAD // 2},
+    "nemotron": _SIZES | _GROUPED | _MEAN | _RMS | _ROPE | {"rope.dimension_count": HEAD // 2},
     "gpt2": _BASIC,
     "bloom": _BASIC | {"feed_forward_length": 4 * WIDTH},
     "mamba": _RMS
@@ -93,7 +93,19 @@ _OUTSIDE: dict[str, dict[str, tuple[int, ...]]] = {
     "bloom": {"token_embd_norm": (WIDTH,)},
     "bert": {"position_embd": (CONTEXT, WIDTH), "token_types": (2, WIDTH), "token_embd_norm": (WIDTH,)},
 }
-_FLOATS = ("epsilon", "base", "base_swa", "factor", "softcapping", "multiplier", "scale", "linear", "alpha", "fast")
+_FLOATS = (
+    "epsilon",
+    "base",
+    "base_swa",
+    "factor",
+    "softcapping",
+    "multiplier",
+    "scale",
+    "linear",
+    "alpha",
+    "fast",
+    "slow",
+)
 
 
 def tensors(arch: str, fields: Mapping[str, Any]) -> dict[str, np.ndarray]:

@@ -100,6 +100,14 @@ FILES: dict[str, tuple[str, dict[str, Any], dict[str, np.ndarray], tuple[str, ..
     "llama, last pooling": ("llama", {"pooling_type": 3}, {}, ()),
     "bert, first pooling": ("bert", {"pooling_type": 2}, {}, ()),
     "qwen2, yarn": ("qwen2", _YARN, {}, ()),
+    "qwen2, all fields of yarn": (
+        "qwen2",
+        _YARN
+        | {f"rope.scaling.yarn_{name}": 1.0 for name in ("beta_slow", "ext_factor", "attn_factor")}
+        | {"rope.scaling.yarn_beta_fast": 32.0, "attention.sliding_window": 0},
+        {},
+        (),
+    ),
     "qwen2, linear": ("qwen2", _scaling("linear"), {}, ()),
     "qwen2, not causal": ("qwen2", _NO_CAUSAL, {}, ()),
     "qwen3, own head size": ("qwen3", {"attention.key_length": None, "attention.value_length": None}, {}, ()),
