@@ -68,7 +68,8 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
     containing = [name for name in by_lowercase if len(word) > 2 and _holds(name, word)][:3]
     very_close, close = (get_close_matches(word, by_lowercase, n=1, cutoff=cutoff) for cutoff in (0.85, 0.6))
     matches = very_close or containing or close
-    return f" Did you mean {' or '.join(repr(by_lowercase[name]) for name in matches)}?" if matches else ""
+    *others, last = [repr(by_lowercase[name]) for name in matches] or [""]
+    return f" Did you mean {', '.join(others)}{' or ' if others else ''}{last}?" if last else ""
 
 
 def _holds(name: str, word: str) -> bool:

@@ -1,5 +1,6 @@
 """The application, and the decorator that registers a command with its shared flags."""
 
+import copy
 import functools
 import inspect
 import os
@@ -17,6 +18,8 @@ from midlayer_encoders.encoder.options import EncoderOptions, flag_name, option_
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 
 _Function = Callable[..., Any]
+#: Flags of the encoder that ``--help`` names.
+_FREQUENT = ("--device", "--dtype", "--max-length", "--norm", "--pooling", "--revision")
 
 
 @app.callback(invoke_without_command=True)
@@ -28,6 +31,17 @@ def _callback(version: Annotated[bool, typer.Option("--version", help="Print the
         pytrec_eval = installed_version("pytrec-eval-terrier")
         stand_in = ", the NumPy stand-in" if pytrec_eval.endswith("+midlayer") else ""
         typer.echo(f"midlayer-encoders {__version__} (pytrec-eval-terrier {pytrec_eval}{stand_in})")
+        raise typer.Exit
+
+
+def _print_all(context: typer.Context, value: bool) -> None:
+    """Print a command's help with the options that ``--help`` leaves out, and exit."""
+    if value:
+        whole = copy.copy(context.command)
+        whole.params = [copy.copy(parameter) for parameter in whole.params]
+        for parameter in whole.params:
+            parameter.hidden = False  # type: ignore[attr-defined]
+        typer.echo(whole.get_help(context))
         raise typer.Exit
 
 
@@ -70,6 +84,8 @@ def with_flags(
     ]
     groups = {name: hint for name, hint in hints.items() if _is_group(hint)}
     parameters = _parameters(function)
+    if encoder_options:
+        parameters.append(_help_all(tuple(map(flag_name, encoder_options))))
     parameters += [_option_parameter(each, (defaults or {}).get(each.name, each.default)) for each in encoder_options]
     if quiet:
         parameters.append(_parameter("quiet", bool, False, "--quiet", "Show no progress.", "Output"))
@@ -77,6 +93,7 @@ def with_flags(
 
     @functools.wraps(function)
     def run(*, as_json: bool, quiet: bool = False, **arguments: Any) -> Any:
+        arguments.pop("help_all", None)
         if quiet and as_json:
             raise typer.BadParameter("give one of --quiet and --json")
         if "options" in hints:
@@ -121,8 +138,17 @@ def _is_group(hint: Any) -> bool:
     return is_dataclass(hint) and hint is not EncoderOptions
 
 
-def _parameter(name: str, kind: Any, default: Any, flag: str, text: str, panel: str) -> inspect.Parameter:
-    annotation = Annotated[kind, typer.Option(flag, help=text, rich_help_panel=panel)]
+def _help_all(flags: Sequence[str]) -> inspect.Parameter:
+    """Return the parameter of ``--help-all``, whose help names some of the flags that it shows."""
+    named = ", ".join(flag for flag in _FREQUENT if flag in flags)
+    text = f"Show also the {len(flags)} options of the encoder: {named} …"
+    return _parameter("help_all", bool, False, "--help-all", text, "Encoder", is_eager=True, callback=_print_all)
+
+
+def _parameter(
+    name: str, kind: Any, default: Any, flag: str, text: str, panel: str, **settings: Any
+) -> inspect.Parameter:
+    annotation = Annotated[kind, typer.Option(flag, help=text, rich_help_panel=panel, **settings)]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
@@ -141,7 +167,9 @@ def _option_parameter(option: Field[Any], default: Any) -> inspect.Parameter:
         flag += flag.replace("--", "/--no-", 1)
     elif "int" in str(option.type).split(" | "):
         kind = int | None
-    return _parameter(option.name, kind, default, flag, option_help()[option.name], "Encoder")
+    # Completion offers only what is not hidden.
+    hidden = "_MIDLAYER_COMPLETE" not in os.environ
+    return _parameter(option.name, kind, default, flag, option_help()[option.name], "Encoder", hidden=hidden)
 
 
 def _option_value(option: Field[Any], words: Any) -> Any:

@@ -39,8 +39,8 @@ from midlayer_encoders.models.load import NoPlanError, load_cut
 from midlayer_encoders.reading.joined_readings import JoinedReadings
 from midlayer_encoders.validation import check_choice
 
-# sentence-transformers replaces this placeholder by the repository when it pushes a folder.
-_FOLDER = "sentence_transformers_model_id"
+#: A saved folder has its path in place of this, and sentence-transformers puts the repository there when it pushes one.
+FOLDER = "sentence_transformers_model_id"
 # Attributes that are set once: a new value would change the spec of an encoder, but not its vectors.
 _FIXED = ("layer", "num_layers", "norm", "pooling")
 
@@ -403,7 +403,7 @@ class BuiltEncoder(PlainOnDisk):
         )
         template = str(Path(__file__).with_name("model_card.md.jinja"))
         size = sum(parameter.numel() for parameter in self.parameters())
-        place = {"repository": repository, "branch": branch, "location": repository or _FOLDER, "size": size}
+        place = {"repository": repository, "branch": branch, "location": repository or FOLDER, "size": size}
         form = {"stock_template": stock_template, "trust": self.needs_trust(stock=stock_template is not None)}
         card = ModelCard.from_template(metadata, template, encoder=self, spec=spec, names=names, **place, **form)
         return f"{card}\n"

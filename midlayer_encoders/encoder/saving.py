@@ -1,6 +1,7 @@
 """Save an encoder, or its stock form, as a folder that any ``SentenceTransformer`` loads, and verify it."""
 
 import copy
+import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from sentence_transformers.sentence_transformer.modules import Dense
 from sentence_transformers.sentence_transformer.modules import Pooling as PoolingModule
 from torch import nn
 
-from midlayer_encoders.encoder.build import BuiltEncoder
+from midlayer_encoders.encoder.build import FOLDER, BuiltEncoder
 from midlayer_encoders.encoder.first_module import MemoryModule, UncutTransformer, states_width
 from midlayer_encoders.encoder.inputs import probe_inputs
 from midlayer_encoders.encoder.verification import close
@@ -106,8 +107,15 @@ class SavableEncoder(BuiltEncoder):
                 _name_code(folder)
             self.check_folder(folder, home)
 
+        def write_with_path(folder: Path) -> None:
+            write(folder)
+            card = folder / "README.md"
+            if card.exists():
+                text = card.read_text(encoding="utf8").replace(FOLDER, json.dumps(str(home))[1:-1])
+                card.write_text(text, encoding="utf8")
+
         with internals.without_bars():
-            return write_folder(home, write, last=LOADER_FILES)
+            return write_folder(home, write_with_path, last=LOADER_FILES)
 
     def check_folder(self, folder: Path, home: Path, form: SentenceTransformer | None = None) -> None:
         """Raise unless ``SentenceTransformer`` gives the vectors of this encoder, or of its stock form, from a folder.

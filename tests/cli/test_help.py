@@ -46,6 +46,15 @@ def test_every_command_has_two_valid_examples(name: str) -> None:
         command.make_context(name, arguments)  # raises for an unknown or missing flag
 
 
+@pytest.mark.parametrize("name", ["sweep", "select", "embed"])
+def test_help_all_shows_the_options_of_the_encoder(name: str) -> None:
+    short, whole = invoke(name, "--help").output, invoke(name, "--help-all").output
+    assert ("--device-map" in short, "--device-map" in whole) == (False, True)
+    assert "--help-all" in short
+    assert len(short.splitlines()) <= 85
+    assert ("--device-map" in invoke(name, "--help").output) is False, "the options are hidden again"
+
+
 def test_completion_can_be_installed_and_completes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "--install-completion" in invoke("--help").output
     monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")

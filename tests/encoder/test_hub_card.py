@@ -5,6 +5,7 @@ The hub is the only part that a test cannot run, so ``HfApi`` is mocked.
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from collections.abc import Callable
@@ -14,7 +15,6 @@ from typing import Any
 import numpy as np
 import pytest
 from huggingface_hub import CommitInfo, HfApi, RepoUrl
-from sentence_transformers import SentenceTransformer
 
 from midlayer_encoders import LayerEncoder
 from tests.tiny_folders import TEXTS
@@ -66,16 +66,20 @@ def test_saved_card_names_no_repository_after_a_push(hub: dict[str, Any], tiny_f
     encoder.save_pretrained(str(tmp_path / "folder"))
     card = (tmp_path / "folder" / "README.md").read_text()
     assert "someone" not in card
-    assert 'model = SentenceTransformer("sentence_transformers_model_id")' in card
+    assert f"model = SentenceTransformer({json.dumps(str(tmp_path / 'folder'))})" in card
 
 
-def test_folder_pushed_later_by_sentence_transformers_names_the_repository(
-    hub: dict[str, Any], tiny_folder: Folder, tmp_path: Path
+def test_save_pretrained_card_holds_code_that_runs_as_printed(
+    tiny_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    LayerEncoder(tiny_folder("Llama"), 2, device="cpu").save_pretrained(str(tmp_path / "folder"))
-    plain = SentenceTransformer(str(tmp_path / "folder"), device="cpu")
-    plain.push_to_hub("cut", replace_model_card=True)
-    assert 'model = SentenceTransformer("someone/cut")' in (hub["folder"] / "README.md").read_text()
+    monkeypatch.chdir(tmp_path)
+    encoder = LayerEncoder(tiny_folder("Llama"), 2, device="cpu")
+    encoder.save_pretrained("a folder")
+    (lines, *_) = re.findall(r"```python\n(.*?)```", Path("a folder/README.md").read_text(), re.DOTALL)
+    assert 'SentenceTransformer("a folder")' in lines
+    namespace: dict[str, Any] = {}
+    exec(lines, namespace)
+    assert namespace["embeddings"].shape == (2, encoder.get_embedding_dimension())
 
 
 def test_pull_request_describes_how_to_load_the_model(hub: dict[str, Any], tiny_folder: Folder) -> None:
