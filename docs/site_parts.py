@@ -132,7 +132,7 @@ def _commands() -> str:
     parts = []
     for name, command in group.commands.items():  # type: ignore[attr-defined]
         own = []
-        for one in command.params:
+        for one in (each for each in command.params if each.name != "help_all"):
             if getattr(one, "rich_help_panel", None) == "Encoder":
                 shared.setdefault(*_row(one))
             elif not getattr(one, "hidden", False) and one.name != "help":
