@@ -27,13 +27,17 @@ export PIP_USER := 0
 unexport PIP_TARGET PIP_PREFIX PIP_ROOT PIP_DRY_RUN PIP_PYTHON
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo demo-vision docs tutorials test test-long test-docs test-browser test-slow test-triton test-clients test-engines test-slurm test-ray test-dist test-lowest check format bench dist clean
+.PHONY: demo demo-vision paper docs tutorials test test-long test-docs test-browser test-slow test-triton test-clients test-engines test-slurm test-ray test-dist test-lowest check format bench dist clean
 
 demo: $(VENV)/installed
 	$(BIN)/midlayer demo --out runs/demo
 
 demo-vision: $(VENV)/installed
 	mkdir -p runs/demo-vision && cd runs/demo-vision && ../../$(BIN)/python ../../examples/image_probes.py 25
+
+# The paper's experiments: make paper ARGS="fig1 --model built-in". Without ARGS, the options.
+paper: $(VENV)/installed
+	$(BIN)/python -m benchmarks.paper $(ARGS)
 
 # The site, build/site/index.html, from docs/ and the docstrings. A warning, a dead link or a public name in no page fails.
 docs: $(VENV)/installed

@@ -33,7 +33,7 @@ def timed(function: Callable[[], Any]) -> tuple[float, Any]:
 
 def along(name: str, encoder: Any, texts: list[str], tokens: int) -> str:
     """Compare all layers and all prefixes of some texts; the plain implementation passes every prefix through the model."""
-    from midlayer_encoders.paper.token_experiments import entropy_along
+    from benchmarks.paper.token_experiments import entropy_along
 
     plain = Plain(encoder)
     ids = [encoder.tokenizer(text, truncation=True, max_length=tokens)["input_ids"] for text in texts]
@@ -68,7 +68,7 @@ def states_of(plain: Plain, ids: list[int]) -> list[Tensor]:
 
 def prompts(name: str, encoder: Any, texts: list[str], tokens: int) -> str:
     """Compare all kinds of replacement at six probabilities; the plain implementation passes one prompt at a time."""
-    from midlayer_encoders.paper.token_experiments import PROBABILITIES, REPLACEMENTS, extreme_prompts, replaced
+    from benchmarks.paper.token_experiments import PROBABILITIES, REPLACEMENTS, extreme_prompts, replaced
 
     plain = Plain(encoder)
     ids = [encoder.tokenizer(text, truncation=True, max_length=tokens)["input_ids"] for text in texts]

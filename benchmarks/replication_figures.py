@@ -1,4 +1,4 @@
-"""Draw the figures of docs/replication.md from what ``midlayer reproduce --out RUN`` wrote.
+"""Draw the figures of docs/replication.md from what ``python -m benchmarks.paper … --out RUN`` wrote.
 
     python -m benchmarks.replication_figures RUN
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import polars as pl
 
-from midlayer_encoders.paper.reproduce import EXPERIMENTS
+from benchmarks.paper.reproduce import EXPERIMENTS
 from midlayer_encoders.report import write_figure
 
 OUT = Path(__file__).resolve().parents[1] / "docs" / "figures" / "replication"
@@ -21,7 +21,7 @@ NAMES = {"local/SmolLM2-135M-Instruct.Q4_1": "SmolLM2-135M"}
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("run", type=Path, help="the --out of midlayer reproduce")
+    parser.add_argument("run", type=Path, help="the --out of python -m benchmarks.paper")
     for path in sorted(parser.parse_args().run.glob("*.parquet")):
         frame = pl.read_parquet(path)
         if "model" in frame.columns:

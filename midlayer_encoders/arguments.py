@@ -29,10 +29,6 @@ RULE_NAMES = (
     *("valley-midpoint", "half-match", "few-labels", "auto"),
 )
 
-#: The paper's figures and table that can be reproduced.
-FIGURES = (*(f"fig{number}" for number in range(1, 14)), "fig15", "table2")
-
-
 Objective: TypeAlias = Literal["pairs", "mntp"]
 Target: TypeAlias = Literal["sentence-transformers", "vllm", "onnx", "gguf"]
 #: Export targets.
@@ -308,22 +304,3 @@ def checked_folder(out: Path | str) -> Path:
         )
     check_writable(folder)
     return folder
-
-
-def resolve_experiments(name: str) -> list[str]:
-    """Return the experiments in a comma-separated list, or all for ``"all"``.
-
-    Example:
-        >>> resolve_experiments("fig6,fig7")
-        ['fig6', 'fig7']
-        >>> resolve_experiments("all")[:2]
-        ['fig1', 'fig2']
-    """
-    if name == "all":
-        return list(FIGURES)
-    names = name.split(",")
-    if "fig14" in names:
-        raise OptionError("`figure` must not be fig14: it is `midlayer probe` that shows it, see docs/vision.md.")
-    for experiment in names:
-        check_choice("figure", experiment, ["all", *FIGURES])
-    return names

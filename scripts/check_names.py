@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = ("midlayer_encoders", "callbacks")
+FOLDERS = ("midlayer_encoders", "callbacks", "benchmarks/paper")
 VAGUE = frozenset(
     ["one", "found", "made", "given", "kept", "wanted", "asked", "seen", "told", "some", "of", "known", "own", "every"]
 )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from midlayer_encoders import arguments
 from midlayer_encoders.metrics import ALIASES, METRICS
 from midlayer_encoders.models.anatomy import resolve_layer
-from midlayer_encoders.paper.reproduce import EXPERIMENTS
 from midlayer_encoders.selection import RULES
 
 
@@ -13,7 +12,6 @@ def test_names_without_torch_equal_those_of_the_functions() -> None:
     assert tuple(METRICS) == arguments.METRIC_NAMES
     assert tuple(ALIASES) == arguments.METRIC_ALIASES
     assert tuple(RULES) == arguments.RULE_NAMES
-    assert tuple(EXPERIMENTS) == arguments.FIGURES
 
 
 def test_resolve_layer_of_digits_is_the_layer() -> None:

@@ -18,13 +18,14 @@ import pytest
 from PIL import Image
 
 import midlayer_encoders
+from benchmarks.paper.setting import Setting
 from midlayer_encoders import EncoderOptions, EncoderSpec, LayerEncoder
 from midlayer_encoders._types import content_digest
 from midlayer_encoders.arguments import TuneSettings
 from midlayer_encoders.comparing.checkpoints import Checkpoint, files_fingerprint
 from midlayer_encoders.comparing.progression import _StepIdentity
 from midlayer_encoders.models import gguf_cache
-from midlayer_encoders.paper.setting import Setting
+from midlayer_encoders.models.gguf_file import GgufFile, read_gguf
 from midlayer_encoders.recipes import Recipe, recipes_of
 from midlayer_encoders.store import text_key
 from midlayer_encoders.sweeping import task_scoring
@@ -35,6 +36,7 @@ from midlayer_encoders.tasks import resolve_tasks
 from midlayer_encoders.tasks.docstrings import Entry, _order
 from midlayer_encoders.tasks.samples import _rank
 from midlayer_encoders.tasks.sources import task_sources
+from midlayer_encoders.tasks.table_files import Columns
 from midlayer_encoders.tasks.task_data import TaskData
 from midlayer_encoders.tasks.training_rows import TrainingRows
 from midlayer_encoders.tuning.runs import Run
@@ -46,6 +48,7 @@ from tests.sweeping.scoring import write_sts_task
 from tests.tiny_folders import TEXTS
 
 ROOT = Path(midlayer_encoders.__file__).parents[1]
+ROOMS = ("midlayer_encoders", "callbacks", "benchmarks/paper")
 HASHES = {"blake2b", "sha256", "sha1", "md5", "crc32", "adler32", "file_digest", "content_digest", "_digest"}
 COVERED_BY = {  # tests of other files that change each part
     "midlayer_encoders/encoder/description.py": "tests/encoder/test_keys.py",
@@ -64,11 +67,13 @@ DIGESTS: dict[str, Callable[[Any], Any]] = {}
 """By function, a test that yields the digest of a base and then that of each change."""
 
 
-def digest(path: str, *functions: str) -> Callable[[Callable[[Any], Any]], Callable[[Any], Any]]:
-    """Register a generator of digests for functions of a file."""
+def digest(
+    path: str, *functions: str, root: str = "midlayer_encoders"
+) -> Callable[[Callable[[Any], Any]], Callable[[Any], Any]]:
+    """Register a generator of digests for functions of a file in a folder."""
 
     def register(make: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        DIGESTS.update({f"midlayer_encoders/{path}:{function}": make for function in functions})
+        DIGESTS.update({f"{root}/{path}:{function}": make for function in functions})
         return make
 
     return register
@@ -244,18 +249,32 @@ def fingerprints(world: Any) -> Iterator[str]:
     yield files_fingerprint(folder / "absent")
 
 
-@digest("models/gguf_cache.py", "_key", "_file_digest")
+@digest("models/gguf_cache.py", "_name")
 def converted_folders(world: Any) -> Iterator[str]:
-    path = world.path / "model.gguf"
-    path.write_bytes(b"abc")
-    yield gguf_cache._key(path)
+    file = GgufFile({}, {}, "a")
+    yield gguf_cache._name(file)
+    yield gguf_cache._name(file._replace(digest="b"))
     world.monkeypatch.setattr(gguf_cache, "_GENERATION", -1)
-    yield gguf_cache._key(path)
+    yield gguf_cache._name(file)
     for name in ("transformers", "gguf", "tokenizers"):
         world.monkeypatch.setattr(importlib.metadata, "version", lambda package, name=name: str(package == name))
-        yield gguf_cache._key(path)
-    path.write_bytes(b"abcd")
-    yield gguf_cache._key(path)
+        yield gguf_cache._name(file)
+
+
+@digest("models/gguf_file.py", "_with_tensors")
+def gguf_headers(world: Any) -> Iterator[str]:
+    gguf = pytest.importorskip("gguf")
+    path = world.path / "model.gguf"
+    for name, tensor, factor in (("a", "v", 1.0), ("b", "v", 1.0), ("a", "w", 1.0), ("a", "v", 2.0)):
+        writer = gguf.GGUFWriter(path, "llama")
+        writer.add_name(name)
+        writer.add_tensor(tensor, np.ones(32, np.float32))
+        writer.add_tensor("rope_freqs.weight", np.full(32, factor, np.float32))
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        yield read_gguf(path).digest
 
 
 @digest("views/media_views.py", "_generator")
@@ -319,19 +338,20 @@ def task_digests(_: Any) -> Iterator[str]:
         yield changed.digest
 
 
-@digest("paper/setting.py", "Setting.digest")
+@digest("paper/setting.py", "Setting.digest", root="benchmarks")
 def paper_digests(world: Any) -> Iterator[str]:
     setting = Setting(models=("a",), load=lambda _: None, out=world.path)  # type: ignore[arg-type, return-value]
     changes: dict[str, Any] = {
         "models": ("b",), "texts": ("a",), "solutions": ("a",), "revisions": ("step1",),
         "tasks": "other", "layers": (0, -1), "swept": (pl.DataFrame({"dime": [1.0]}),), "limit": 4, "max_length": 17,
-        "seed": 6, "options": EncoderOptions(dtype="float16"),
+        "seed": 6, "options": EncoderOptions(dtype="float16"), "columns": Columns("title"),
     }  # fmt: skip
-    for changed in changed_fields(setting, changes, {"load", "out", "workers", "_loaded"}):
+    shown = {"progress", "texts_note"}  # on the terminal and on the page; no number depends on them
+    for changed in changed_fields(setting, changes, {"load", "out", "workers", "_loaded", *shown}):
         yield changed.digest
 
 
-@digest("tuning/training_rows.py", "TrainingRows.digest")
+@digest("tasks/training_rows.py", "TrainingRows.digest")
 def pair_digests(_: Any) -> Iterator[str]:
     pairs = TrainingRows("pairs", ({"anchor": "a", "positive": "b"}, {"anchor": "c", "positive": "d"}), "file")
     for rows in (pairs.rows, pairs.rows[::-1], pairs.rows[:1], ({"anchor": "a", "positive": "c"}, pairs.rows[1])):
@@ -375,7 +395,7 @@ def vector_folders(_: Any) -> Iterator[str]:
 
 def hashing_functions() -> Iterator[str]:
     """Yield the file and name of every function of the package that computes a hash."""
-    for path in sorted([*ROOT.glob("midlayer_encoders/**/*.py"), *ROOT.glob("callbacks/**/*.py")]):
+    for path in sorted(path for room in ROOMS for path in ROOT.glob(f"{room}/**/*.py")):
         source = path.read_text()
         tree = ast.parse(source if any(name in source for name in HASHES) else "")
         for node in (tree, *(node for node in tree.body if isinstance(node, ast.ClassDef))):

@@ -49,7 +49,7 @@ TESTS = {
     "sweeping": "tests/sweeping tests/cli tests/test_media_measuring.py",
     "comparing": "tests/comparing tests/cli/test_analysis_commands.py tests/paper",
     "probing": "tests/probing tests/cli/test_analysis_commands.py",
-    "paper": "tests/paper tests/cli/test_analysis_commands.py",
+    "paper": "tests/paper",
     "cli": "tests/cli tests/encoder/test_lines.py",
     "_types/_isolation": "tests/test_isolation.py tests/test_measuring.py tests/sweeping tests/tasks",
 }

@@ -5,6 +5,7 @@ import json
 import signal
 import sys
 
+import typer
 from rich.console import Console
 from rich.text import Text
 
@@ -15,21 +16,26 @@ __all__ = ["app", "main"]
 
 _INTERRUPTED = 130
 _TERMINATED = 143
-_RESUMABLE = {"embed", "sweep", "demo", "progression", "reproduce", "tune", "distill"}
+_RESUMABLE = {"embed", "sweep", "demo", "progression", "tune", "distill"}
 
 # Each module registers its commands, in the order of the help.
-for _module in ("demo", "select", "sweep", "export", "training", "inside", "reproduce"):
+for _module in ("demo", "select", "sweep", "export", "training", "inside"):
     importlib.import_module(f"{__name__}.{_module}")
 
 
-def main() -> None:
-    """Run the command line; an error is one line, not a traceback.
+def main(application: typer.Typer = app, *, resumes: bool | None = None) -> None:
+    """Run a command line, by default ``midlayer``; an error is one line, not a traceback.
 
     The exit code is 2 for invalid arguments, 130 for Ctrl-C, 143 for SIGTERM, and 1 for any other failure.
+
+    Args:
+        application: the application to run.
+        resumes: whether the same call continues an interrupted one; by default it depends on the command.
     """
+    resumes = bool(set(sys.argv[1:2]) & _RESUMABLE) if resumes is None else resumes
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(_TERMINATED))
     try:
-        app()
+        application()
     except MidlayerError as error:
         _print_error(str(error))
         sys.exit(2 if isinstance(error, ValueError) else 1)
@@ -39,7 +45,7 @@ def main() -> None:
     except (KeyboardInterrupt, SystemExit) as ended:  # typer turns most interrupts into an exit code
         code = getattr(ended, "code", _INTERRUPTED)
         if code in (_INTERRUPTED, _TERMINATED):
-            effect = "continues from there" if set(sys.argv[1:2]) & _RESUMABLE else "starts from the beginning"
+            effect = "continues from there" if resumes else "starts from the beginning"
             _print_error(f"Stopped. The same command {effect}.", head="")
         sys.exit(code)
 

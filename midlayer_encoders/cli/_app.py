@@ -46,7 +46,13 @@ def _print_all(context: typer.Context, value: bool) -> None:
 
 
 def command(
-    panel: str, *, name: str | None = None, quiet: bool = True, without: Sequence[str] = (), **defaults: Any
+    panel: str | None = None,
+    *,
+    name: str | None = None,
+    quiet: bool = True,
+    without: Sequence[str] = (),
+    application: typer.Typer = app,
+    **defaults: Any,
 ) -> Callable[[_Function], _Function]:
     """Register a function as a command; its help is the docstring, with the examples at the end.
 
@@ -55,6 +61,7 @@ def command(
         name: name of the command, by default the function's.
         quiet: whether the command has progress to hide.
         without: encoder options that do not apply to it.
+        application: the application that it is a command of.
         defaults: encoder options whose defaults differ here.
     """
 
@@ -62,7 +69,7 @@ def command(
         text, _, examples = (inspect.getdoc(function) or "").partition("\n\nExamples:\n")
         epilog = "\n\n".join(["Examples:", *(line.strip() for line in examples.splitlines())])
         run = with_flags(function, quiet=quiet, without=without, defaults=defaults)
-        app.command(name, rich_help_panel=panel, help=text, epilog=epilog)(run)
+        application.command(name, rich_help_panel=panel, help=text, epilog=epilog)(run)
         return run
 
     return register

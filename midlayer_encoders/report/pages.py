@@ -32,9 +32,12 @@ def write_page(text: str, path: str | Path) -> Path:
     return Path(path)
 
 
-def render(template: str, **context: Any) -> str:
-    """Return a template of this package as text."""
-    return _environment().get_template(template).render(context)
+def render(template: str | Path, **context: Any) -> str:
+    """Return a template of this package, or that in a file, as text."""
+    environment = _environment()
+    if isinstance(template, Path):
+        return environment.from_string(template.read_text(encoding="utf-8")).render(context)
+    return environment.get_template(template).render(context)
 
 
 def notebook_html(

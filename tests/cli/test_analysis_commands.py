@@ -1,4 +1,4 @@
-"""Every option of ``compare``, ``progression``, ``probe`` and ``reproduce`` reaches the analysis behind it."""
+"""Every option of ``compare``, ``progression`` and ``probe`` reaches the analysis behind it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,9 @@ import pytest
 
 from midlayer_encoders import LayerEncoder, probing
 from midlayer_encoders.comparing import CompareResult, ProgressionResult, progression
-from midlayer_encoders.errors import OptionError
-from midlayer_encoders.paper.setting import TENTHS, Setting
 from midlayer_encoders.probing import tokens
 from tests.cli.calls import check_every_option, run, tables
 from tests.grouped import compare, probe
-from tests.report.made_frames import scores_frame
 from tests.tiny_folders import TEXTS, save_tiny
 
 Folder = Callable[[str], str]
@@ -205,51 +202,3 @@ def test_probe_memory_limit_is_respected(tiny_folder: Folder, tmp_path: Path, mo
         frames.append(pl.read_parquet(tmp_path / f"{number}" / "probe.parquet"))
     assert frames[0].equals(frames[1])
     assert [type(source) for source in sources] == [tokens.CachedTokens, tokens.LiveTokens]
-
-
-# --- reproduce ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def settings(monkeypatch: pytest.MonkeyPatch) -> list[Setting]:
-    """Return the settings of the experiments without running them: the cheapest takes a minute with all options."""
-    from midlayer_encoders.paper import reproduce
-
-    result: list[Setting] = []
-    monkeypatch.setattr(reproduce, "reproduce", lambda names, setting, report: result.append(setting) or [])
-    monkeypatch.setattr(reproduce, "write_experiments", lambda outcomes, setting: setting.out / "report.html")
-    return result
-
-
-def test_every_option_of_reproduce_is_in_the_setting(
-    settings: list[Setting], tiny_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    long, short = " ".join(["word"] * 20), " ".join(["word"] * 19)
-    (tmp_path / "texts.txt").write_text(f" = Title = \n{long}\n{short}\n{long} more\n")
-    (tmp_path / "gsm.jsonl").write_text('{"question": "q", "answer": "first"}\n{"question": "q", "answer": "second"}\n')
-    sweep_frames = [scores_frame(4, model=name) for name in ("a", "b")]
-    sweep_frames[0].write_parquet(tmp_path / "a.parquet")
-    sweep_frames[1].write_csv(tmp_path / "b.csv")
-    folder, flags = tiny_folder("Llama"), ["--model", tiny_folder("Llama"), "--model", "another"]
-    flags += ["--texts", str(tmp_path / "texts.txt"), "--solutions", str(tmp_path / "gsm.jsonl"), "--limit", "3"]
-    flags += ["--revisions", "step1,step5", "--tasks", "STS12", "--layers", "0,0.5"]
-    flags += ["--swept", str(tmp_path / "a.parquet"), "--swept", str(tmp_path / "b.csv"), "--max-length", "20"]
-    flags += ["--dtype", "float64", "--device", "cpu", "--seed", "5", "--out", str(tmp_path / "o")]
-    run("reproduce", "fig6", *flags)
-    (result,) = settings
-    assert (result.models, result.out) == ((folder, "another"), tmp_path / "o")
-    assert (result.texts, result.solutions) == ((long, f"{long} more"), ("first", "second"))
-    assert (result.revisions, result.tasks, result.layers) == (("step1", "step5"), "STS12", (0, 0.5))
-    assert (result.limit, result.max_length, result.seed) == (3, 20, 5)
-    assert all(frame.equals(sweep_frame) for frame, sweep_frame in zip(result.swept, sweep_frames, strict=True))
-    encoder = result.load(folder)
-    assert (encoder.spec.dtype, encoder.layer, encoder.max_seq_length, encoder.source) == ("float64", 4, 40, folder)
-    run("reproduce", "fig7")
-    plain = settings[1]
-    assert (plain.models, plain.texts, plain.solutions, plain.swept) == ((), (), (), ())
-    assert (plain.layers, plain.tasks, plain.revisions) == (TENTHS, "builtin", ())
-    assert (plain.limit, plain.max_length, plain.seed) == (8, 64, 0)
-    run("reproduce", "fig7", "--layers", "all")
-    assert settings[2].layers == "all"
-    with pytest.raises(OptionError, match="`--max-length` must be a whole number, 8 or more, but got 7"):
-        run("reproduce", "fig7", "--max-length", "7")

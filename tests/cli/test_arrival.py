@@ -49,14 +49,13 @@ CALLS: dict[str, tuple[str, list[str]]] = {
     "tune": ("tuning:tune", ["MODEL", "--layer", "2", "--pairs", "TASK", "--out", "OUT"]),
     "distill": ("tuning:distill", ["MODEL", "--layer", "2", "--texts", "TEXTS", "--out", "OUT"]),
     "export": ("export:export_for", ["MODEL", "--layer", "2", "--out", "OUT"]),
-    "reproduce": ("paper.reproduce:reproduce", ["fig2", "--model", "MODEL", "--tasks", "TASK"]),
     "board": ("boards:board", ["OUT"]),
 }
 VALUES: dict[str, str] = {
     "layers": "0,1", "layer": "1", "metrics": "anisotropy", "metric_names": "anisotropy", "recipes": "plain,echo",
     "rule": "last", "token_budget": "99", "text_column": "title", "label_column": "kind", "revisions": "step1", "max_params": "10M", "tasks": "OTHER",
     "matryoshka": "8,4", "target": "vllm", "texts": "OTHER", "data": "OTHER", "test": "OTHER", "pairs": "OTHER",
-    "labels": "LABELS", "swept": "FRAME", "out": "ANOTHER", "store": "ANOTHER", "solutions": "OTHER", "reference": "ANOTHER",
+    "labels": "LABELS", "out": "ANOTHER", "store": "ANOTHER", "reference": "ANOTHER",
     "images": "IMAGES", "audio": "AUDIO", "remove": "key", "model": "second", "center": "LINES",
     "revision": "abc", "pooling": "max", "dtype": "bfloat16", "device": "cuda", "device_map": "auto",
     "prompts": "ask=q: ", "default_prompt_name": "ask", "template": "say {text}", "recipe": "echo", "tower": "text",

@@ -72,7 +72,6 @@ READERS = {
     "tune --tasks": "MODEL --layer 1 --pairs pairs.csv --tasks DATA --out out",
     "distill": "MODEL --layer 1 --texts texts.txt --tasks DATA --out out",
     "distill --texts": "MODEL --layer 1 --texts DATA --out out",
-    "reproduce": "fig1 --model MODEL --tasks DATA --out out",
 }
 ROWS = "".join(f"a text of some length {number};kind {number % 2}\n" for number in range(24))
 

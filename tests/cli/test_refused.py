@@ -44,7 +44,6 @@ OUTPUT_FOLDERS = {
     "metrics": "MODEL --texts texts.txt",
     "probe": "MODEL --data texts.txt",
     "progression": "MODEL --texts texts.txt",
-    "reproduce": "fig7",
     "select": "MODEL --texts texts.txt",
     "sweep": "MODEL --tasks sts.csv",
     "tune": "MODEL --layer 1 --pairs sts.csv",
@@ -97,7 +96,6 @@ def test_revision_is_refused_in_python() -> None:
         ("metrics . --texts rows.csv", "(--text-column sentence)"),
         ("export no/model --layer 1 --device gpu", "`device` must be one of cpu"),
         ("export no/model --layer 1 --device cuda:99", "`device` must be one of cpu"),
-        ("reproduce fig1 --swept broken.parquet", "broken.parquet must be a frame of results, but cannot be read"),
         ("board swept", "swept has no readable frame.parquet and sweep.json"),
     ],
 )
@@ -176,8 +174,6 @@ REFUSED_EARLY = {
     "tune built-in --layer 3 --pairs pairs.csv --out project": "holds other files",
     "distill built-in --layer 3 --texts empty.txt --out o": "must",
     "distill built-in --layer 3 --texts texts.txt --out o --match all": "`match` must be one of",
-    "reproduce fig99": "`figure` must be one of",
-    "reproduce fig1 --tasks nowhere.csv": "there is no",
 }
 RUN_EACH = """
 import sys

@@ -34,7 +34,6 @@ MODELS = {
 
 FILES = {
     ("--texts", "FILE"): "texts.txt",
-    ("reproduce --texts", "FILE"): "my.txt",  # of 64 words or more
     ("--pairs", "FILE"): "pairs.jsonl",
     ("--images", "FOLDER"): "photos",
     ("--audio", "FOLDER"): "recordings",

@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from benchmarks.paper.command import app as paper
 from midlayer_encoders.cli import app
 from tests.docs.printed import Command, commands, not_run_elsewhere, pages
 
 NOT_RUN = {
     r"make (demo|demo-vision|test|test-\w+|check|bench|docs|dist)\b": "takes minutes, or needs what a fresh machine has",
     r"(python3? -m )?pip install\b|git clone\b|uv\b|cd\b": "would change the machine",
-    r"python -m benchmarks\.": "a benchmark: it needs data that is not in the repository, or a GPU",
+    r"python -m benchmarks\.(?!paper )": "a benchmark: it needs data that is not in the repository, or a GPU",
     r"midlayer export .*--for onnx\b": "needs an engine; tests/export runs it under make test-engines",
     r"midlayer \w+ .*--devices\b": "starts processes; tests/test_processes.py does",
     r"midlayer \w+ .*--submit\b": "starts jobs; tests/sweeping/test_units.py and test_slurm.py do",
@@ -32,7 +33,7 @@ CHEAPER = {
     "progression": ["--views", "2"],
     "distill": ["--tasks", "none", "--checkpoints", "1", "--max-steps", "2"],
     "tune": ["--tasks", "none", "--checkpoints", "1", "--max-steps", "4"],
-    "reproduce": ["--limit", "3", "--tasks", "./mine", "--layers", "0,8,15,23,30"],
+    "benchmarks.paper": ["--limit", "3", "--tasks", "./mine", "--layers", "0,8,15,23,30"],
 }
 """Words that are added to a command so that it takes seconds."""
 
@@ -69,9 +70,11 @@ def run(command: Command, models: Path) -> list[str]:
     from tests.docs.desk import here
 
     program, *words = here(command, models)
-    if program != "midlayer":
+    is_paper = [program, *words[:2]] == ["python", "-m", "benchmarks.paper"]
+    if program != "midlayer" and not is_paper:
         return [f"{command}\n  is not run: name it in NOT_RUN, with the reason."]
-    done = CliRunner().invoke(app, [*words, *CHEAPER.get(words[0], [])], env={"COLUMNS": "200"})
+    application, name, words = (paper, words[1], words[2:]) if is_paper else (app, words[0], words)
+    done = CliRunner().invoke(application, [*words, *CHEAPER.get(name, [])], env={"COLUMNS": "200"})
     if done.exit_code == 0:
         return []
     said = done.output.strip().splitlines()[-12:] if done.output.strip() else []

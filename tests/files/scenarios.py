@@ -133,10 +133,10 @@ def progression(data: Path) -> Scenario:
 
 def reproduce(data: Path) -> Scenario:
     """A figure without a model and one of a sweep, and their page."""
+    from benchmarks.paper.reproduce import reproduce as run_experiments
+    from benchmarks.paper.reproduce import write_experiments
+    from benchmarks.paper.setting import Setting
     from midlayer_encoders import LayerEncoder
-    from midlayer_encoders.paper.reproduce import reproduce as run_experiments
-    from midlayer_encoders.paper.reproduce import write_experiments
-    from midlayer_encoders.paper.setting import Setting
 
     model, near = save_tiny("GPTNeoX", data / "model"), data / "near.jsonl"
     write_task(near, "STS")
@@ -151,7 +151,7 @@ def reproduce(data: Path) -> Scenario:
         assert page.is_file()
         assert (out / "outcomes.json").is_file()
         repeated = run_experiments(["fig7", "fig1"], setting)
-        return [[item.words for item in repeated], [item.status for item in repeated], written(out / "fig1.parquet")]
+        return [[item.findings for item in repeated], [item.status for item in repeated], written(out / "fig1.parquet")]
 
     return run
 

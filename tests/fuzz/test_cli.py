@@ -46,7 +46,6 @@ COMMANDS: dict[str, list[str]] = {
     "progression": ["MODEL", "--texts", "TEXTS", "--out", "OUT", "--metrics", "curvature", "--limit", "3"],
     "sweep": ["no/such-model", "--tasks", "NOTASK", "--out", "OUT", "--metrics", "none", "--device", "cpu"],
     "report": ["OUT"],
-    "reproduce": ["fig99", "--out", "OUT"],
 }
 
 

@@ -6,10 +6,10 @@ import numpy as np
 import polars as pl
 import pytest
 
+from benchmarks.paper import findings
+from benchmarks.paper.token_experiments import order_entropies
 from midlayer_encoders.comparing.correlation import correlate
 from midlayer_encoders.frame.schema import FRAME_SCHEMA
-from midlayer_encoders.paper import findings
-from midlayer_encoders.paper.token_experiments import order_entropies
 from tests.selection.frames import frame
 
 RISING = [k / 10 for k in range(5)]

@@ -11,12 +11,12 @@ import polars as pl
 import pytest
 from typer.testing import CliRunner
 
+from benchmarks.paper.command import app
+from benchmarks.paper.reproduce import EXPERIMENTS, reproduce
+from benchmarks.paper.setting import Setting
 from midlayer_encoders import LayerEncoder
-from midlayer_encoders.cli import app
 from midlayer_encoders.errors import FolderError, MidlayerError, OptionError
 from midlayer_encoders.files import folder_lock
-from midlayer_encoders.paper.reproduce import EXPERIMENTS, reproduce
-from midlayer_encoders.paper.setting import Setting
 from tests.families import tiny
 from tests.others_warnings import MTEB
 from tests.tasks.rows import ROWS, write
@@ -35,7 +35,7 @@ def setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Setting:
     for name in ("fig6", "fig7"):
         own_rows = replace(EXPERIMENTS[name], run=_scores, draw=lambda _: None, describe=lambda _: [])
         monkeypatch.setitem(EXPERIMENTS, name, own_rows)
-    monkeypatch.setattr("midlayer_encoders.paper.reproduce.write_figure", lambda *_, **__: None)
+    monkeypatch.setattr("benchmarks.paper.reproduce.write_figure", lambda *_, **__: None)
     return Setting(
         models=(save_tiny("Llama", tmp_path / "model"),), load=_load, out=tmp_path / "out", tasks=str(task),
         layers=(1,), limit=2, workers=1,
@@ -109,7 +109,7 @@ def test_sweep_with_failed_tasks_is_repeated_and_not_reused(setting: Setting, mo
         assert outcome(setting)[0] == "failed"
         (notes,) = setting.out.rglob("sweep.json")
         assert json.loads(notes.read_text())["failures"]
-        swept = CliRunner().invoke(app, ["reproduce", "fig1", "--swept", str(notes.with_name("frame.parquet"))])
+        swept = CliRunner().invoke(app, ["fig1", "--swept", str(notes.with_name("frame.parquet"))])
         assert isinstance(swept.exception, OptionError)
         assert "without failed tasks, but" in str(swept.exception)
     assert outcome(setting)[0] == "done"
@@ -137,5 +137,5 @@ def test_torn_files_are_created_again_and_only_one_run_writes(
         reproduce(["fig7"], setting)
     torn = setting.out / "torn.parquet"
     torn.write_bytes(b"PAR1")
-    swept = CliRunner().invoke(app, ["reproduce", "fig1", "--swept", str(torn)])
+    swept = CliRunner().invoke(app, ["fig1", "--swept", str(torn)])
     assert "cannot be read" in str(swept.exception)

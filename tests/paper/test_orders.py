@@ -5,7 +5,7 @@ import math
 import polars as pl
 import pytest
 
-from midlayer_encoders.paper.token_experiments import order_entropies
+from benchmarks.paper.token_experiments import order_entropies
 
 
 def plain_renyi_entropy(values: list[float], alpha: float) -> float:

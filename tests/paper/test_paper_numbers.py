@@ -13,14 +13,14 @@ import pytest
 from matplotlib.figure import Figure
 from polars.testing import assert_frame_equal
 
+from benchmarks.paper.reproduce import EXPERIMENTS, reproduce, write_experiments
+from benchmarks.paper.setting import Setting
+from benchmarks.paper.token_experiments import entropy_along, extreme_prompts, subblocks
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.comparing.correlation import correlate
 from midlayer_encoders.encoder.options import EncoderOptions
 from midlayer_encoders.frame.schema import FRAME_SCHEMA
 from midlayer_encoders.measuring import measure_layers
-from midlayer_encoders.paper.reproduce import EXPERIMENTS, reproduce, write_experiments
-from midlayer_encoders.paper.setting import Setting
-from midlayer_encoders.paper.token_experiments import entropy_along, extreme_prompts, subblocks
 from tests.selection.frames import frame
 from tests.sweeping.test_sweep import sentence
 from tests.thinned import thinned
@@ -156,7 +156,7 @@ def test_experiment_is_repeated_after_files_changed(setting: Setting, counted: l
     (run / "step1").mkdir(parents=True)
     (run / "step1" / "weights").write_text("1")
     (run / "config.json").write_text("{}")
-    own_rows = replace(setting, models=(str(run),), tasks=f"builtin,{task}", revisions=("step1",))
+    own_rows = replace(setting, out=tmp_path / "out", models=(str(run),), tasks=f"builtin,{task}", revisions=("step1",))
     for number, path in enumerate((task, run / "config.json", run / "step1" / "weights"), 1):
         assert [said(own_rows), said(own_rows)] == [("done", f"run {number}"), ("kept", f"run {number}")]
         path.write_text("changed")

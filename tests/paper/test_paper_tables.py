@@ -7,9 +7,9 @@ from pathlib import Path
 import polars as pl
 import pytest
 
+from benchmarks.paper.reproduce import EXPERIMENTS
+from benchmarks.paper.setting import Setting
 from midlayer_encoders.comparing.correlation import CORRELATION_SCHEMA
-from midlayer_encoders.paper.reproduce import EXPERIMENTS
-from midlayer_encoders.paper.setting import Setting
 from tests.selection.frames import frame
 
 

@@ -10,13 +10,13 @@ import polars as pl
 import pytest
 from typer.testing import CliRunner
 
+from benchmarks.paper.command import app
+from benchmarks.paper.reproduce import EXPERIMENTS, reproduce, resolve_experiments, write_experiments
+from benchmarks.paper.setting import Setting
 from midlayer_encoders import LayerEncoder
-from midlayer_encoders.cli import app
 from midlayer_encoders.comparing.correlation import correlate
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.frame.schema import FRAME_SCHEMA
-from midlayer_encoders.paper.reproduce import EXPERIMENTS, reproduce, resolve_experiments, write_experiments
-from midlayer_encoders.paper.setting import Setting
 from tests.families import DEPTH
 from tests.others_warnings import MTEB
 from tests.sweeping.test_sweep import sentence, write_rows
@@ -142,7 +142,7 @@ def test_reproduce_command(
     (tmp_path / "texts.txt").write_text("\n".join(["too short", *(" ".join([text] * 3) for text in TEXTS)]))
     options = {"MODEL": tiny_folder("Llama"), "TEXTS": str(tmp_path / "texts.txt")}
     words = [options.get(argument, argument) for argument in arguments]
-    result = CliRunner().invoke(app, ["reproduce", *words, "--out", str(tmp_path / "out")], env={"COLUMNS": "500"})
+    result = CliRunner().invoke(app, [*words, "--out", str(tmp_path / "out")], env={"COLUMNS": "500"})
     assert result.exit_code == status, result.output
     assert "fig7: done" in result.output
     assert "  At β = 1, the smaller half contributes 14.2, " in result.output
@@ -152,7 +152,7 @@ def test_reproduce_command(
 
 
 def test_command_refuses_an_invalid_name_before_loading_anything() -> None:
-    result = CliRunner().invoke(app, ["reproduce", "fig77", "--model", "no-such-model"])
+    result = CliRunner().invoke(app, ["fig77", "--model", "no-such-model"])
     assert isinstance(result.exception, OptionError)
     assert "Did you mean 'fig7'" in str(result.exception)
 
@@ -170,14 +170,14 @@ def test_figures_of_another_command_are_reported(tmp_path: Path) -> None:
         resolve_experiments("fig14")
     short = tmp_path / "short.txt"
     short.write_text("a few words\n")
-    arguments = ["reproduce", "fig6", "--model", "any", "--texts", str(short), "--out", str(tmp_path / "out")]
+    arguments = ["fig6", "--model", "any", "--texts", str(short), "--out", str(tmp_path / "out")]
     assert "64 words or more, but the longest of 1" in str(CliRunner().invoke(app, arguments).exception)
-    assert CliRunner().invoke(app, ["reproduce", "fig13", "--out", str(tmp_path / "out")]).exit_code == 1
+    assert CliRunner().invoke(app, ["fig13", "--out", str(tmp_path / "out")]).exit_code == 1
 
 
 def test_committed_table_of_real_tasks_is_a_valid_frame(tmp_path: Path) -> None:
     table = Path(__file__).parents[2] / "benchmarks" / "results" / "real_tasks.csv"
-    words = ["reproduce", "fig1", "--swept", str(table), "--out", str(tmp_path)]
+    words = ["fig1", "--swept", str(table), "--out", str(tmp_path)]
     result = CliRunner().invoke(app, words, catch_exceptions=False, env={"COLUMNS": "300"})
     assert result.exit_code == 0, result.output
     assert "fig1: done" in result.output
@@ -192,7 +192,7 @@ def test_committed_table_of_real_tasks_is_a_valid_frame(tmp_path: Path) -> None:
 
 def test_reproduce_texts_that_no_figure_reads_are_not_refused(tmp_path: Path) -> None:
     (tmp_path / "short.txt").write_text("a few words\n")
-    words = ["reproduce", "fig7", "--texts", str(tmp_path / "short.txt"), "--out", str(tmp_path / "out")]
+    words = ["fig7", "--texts", str(tmp_path / "short.txt"), "--out", str(tmp_path / "out")]
     result = CliRunner().invoke(app, words, catch_exceptions=False)
     assert result.exit_code == 0, result.output
 

@@ -11,13 +11,8 @@ import torch
 from polars.testing import assert_frame_equal
 from torch import Tensor
 
-from midlayer_encoders import LayerEncoder
-from midlayer_encoders.errors import OptionError
-from midlayer_encoders.frame.schema import FRAME_SCHEMA
-from midlayer_encoders.metrics import prompt_effective_rank, prompt_entropy
-from midlayer_encoders.models.anatomy import block_sites, find_anatomy
-from midlayer_encoders.paper import token_experiments
-from midlayer_encoders.paper.token_experiments import (
+from benchmarks.paper import token_experiments
+from benchmarks.paper.token_experiments import (
     PROBABILITIES,
     REPLACEMENTS,
     entropy_along,
@@ -26,6 +21,11 @@ from midlayer_encoders.paper.token_experiments import (
     shortened,
     subblocks,
 )
+from midlayer_encoders import LayerEncoder
+from midlayer_encoders.errors import OptionError
+from midlayer_encoders.frame.schema import FRAME_SCHEMA
+from midlayer_encoders.metrics import prompt_effective_rank, prompt_entropy
+from midlayer_encoders.models.anatomy import block_sites, find_anatomy
 from tests.families import DEPTH
 from tests.tiny_folders import TEXTS
 

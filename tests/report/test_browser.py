@@ -13,9 +13,10 @@ from typing import Any
 import polars as pl
 import pytest
 
+from benchmarks.paper.charts import LabeledCurve, plot_curves
+from benchmarks.paper.reproduce import TEMPLATE
 from midlayer_encoders.report import drawing, report_html
 from midlayer_encoders.report.pages import render
-from midlayer_encoders.report.paper_page import LabeledCurve, plot_curves
 from tests.report.made_frames import full_frame, metrics_frame, scores_frame
 
 pytestmark = pytest.mark.browser
@@ -124,11 +125,11 @@ def test_figures_in_a_row_are_aligned_and_long_row_names_are_legible(tmp_path: P
     drawing.draw_points(axes, (0.5,), (0,), "disc")
     drawing.set_title(axes, "statements")
     curves = plot_curves(panels, "layer", ordered=True)
-    findings = [
-        {"name": name, "title": name, "claim": "x", "table": [["a"]], "figure": drawn}
+    sections = [
+        {"name": name, "title": name, "claim": "x", "findings": [], "table": [["a"]], "figure": drawn}
         for name, drawn in (("curves", curves), ("rows", drawing.finish(figure)))
     ]
-    text = render("paper.html", findings=findings, title="T", how={}, notes=[])
+    text = render(TEMPLATE, sections=sections, title="T", how={}, notes=[])
     measured, _ = measure_pages({"page": text}, tmp_path, dark=False)
     for name, page in measured.items():
         assert page["content"] <= int(name.split()[-1])

@@ -7,11 +7,12 @@ import re
 import polars as pl
 import pytest
 
+from benchmarks.paper.charts import LabeledCurve, plot_curves
+from benchmarks.paper.reproduce import TEMPLATE
 from midlayer_encoders.report import report_html
 from midlayer_encoders.report.comparison_page import DIFFERENCES, comparisons_html, plot_differences
 from midlayer_encoders.report.layer_charts import plot_probes, plot_selection
 from midlayer_encoders.report.pages import render
-from midlayer_encoders.report.paper_page import LabeledCurve, plot_curves
 from midlayer_encoders.report.training_page import steps_html
 from tests.report.made_frames import metrics_frame, rows_frame
 from tests.report.svg_reading import Coordinates, assert_near, groups, segments, svgs
@@ -136,8 +137,8 @@ def test_experiment_curves_have_their_own_colors_and_coordinates() -> None:
         LabeledCurve("q", (0, 3), (2.0, 1.0)),
     ]
     figure = plot_curves({"first": lines, "second": lines[1:]}, "layer")
-    finding = {"name": "fig6", "title": "x", "claim": "claim", "table": [["a"]], "figure": figure}
-    page = render("paper.html", findings=[finding], title="T", how={}, notes=[])
+    section = {"name": "fig6", "title": "x", "claim": "claim", "findings": [], "table": [["a"]], "figure": figure}
+    page = render(TEMPLATE, sections=[section], title="T", how={}, notes=[])
     (first,), (second,) = svgs(page, "first by layer"), svgs(page, "second by layer")
     for root, panel_lines in ((first, lines), (second, lines[1:])):
         curves = [group for group in groups(root, "line") if list(group.iter("circle"))]

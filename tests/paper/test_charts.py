@@ -3,11 +3,7 @@ from __future__ import annotations
 import polars as pl
 import pytest
 
-from midlayer_encoders.errors import OptionError
-from midlayer_encoders.frame.schema import FRAME_SCHEMA
-from midlayer_encoders.paper.token_experiments import order_entropies
-from midlayer_encoders.report.pages import render
-from midlayer_encoders.report.paper_page import (
+from benchmarks.paper.charts import (
     LabeledCurve,
     plot_along,
     plot_curves,
@@ -18,6 +14,11 @@ from midlayer_encoders.report.paper_page import (
     plot_subblocks,
     score_curves,
 )
+from benchmarks.paper.reproduce import TEMPLATE
+from benchmarks.paper.token_experiments import order_entropies
+from midlayer_encoders.errors import OptionError
+from midlayer_encoders.frame.schema import FRAME_SCHEMA
+from midlayer_encoders.report.pages import render
 from midlayer_encoders.report.style import css_colors
 from tests.report.drawn_artists import artists, details, points, titles
 from tests.report.made_frames import rows_frame
@@ -95,11 +96,11 @@ def test_figures_draw_their_panels() -> None:
 def test_page_escapes_its_texts_and_colors_ordered_curves() -> None:
     curves = [LabeledCurve("p = 0 & 1", (0, 1), (0.0, 1.0)), LabeledCurve("p = 1", (0, 1), (0.0, 2.0))]
     figure = plot_curves({"<b>": curves}, "layer", ordered=True)
-    finding = {"name": "fig6", "title": "<i>", "claim": "claims <x>", "figure": figure}
-    finding["table"] = (("rule", "m<"), ("last", "1.0"))
+    section = {"name": "fig6", "title": "<i>", "claim": "claims <x>", "findings": ["<y>"], "figure": figure}
+    section["table"] = (("rule", "m<"), ("last", "1.0"))
     notes = ["fig5 was left out: <z>"]
-    page = render("paper.html", findings=[finding], title="T<", how={"seed": "<0>"}, notes=notes)
-    for tag in ("<b>", "<i>", "<x>", "<z>", "<0>", "m<<"):
+    page = render(TEMPLATE, sections=[section], title="T<", how={"seed": "<0>"}, notes=notes)
+    for tag in ("<b>", "<i>", "<x>", "<y>", "<z>", "<0>", "m<<"):
         assert tag not in page
     assert all(color in page for color in css_colors(2).values() if color.startswith("light-dark"))
     assert "p = 0 &amp; 1" in page
@@ -117,8 +118,8 @@ def test_rules_show_their_distance_from_the_last_layer() -> None:
     figure = plot_rules(rows_frame(rows))
     spans = figure.axes[0].collections[0].get_segments()
     assert [[x for x, _ in span] for span in spans] == [pytest.approx(ends) for ends in ([40, 60], [40, 40], [30, 40])]
-    finding = {"name": "table2", "title": "t", "claim": "c", "figure": figure, "table": ()}
-    page = render("paper.html", findings=[finding], title="T", how={}, notes=[])
+    section = {"name": "table2", "title": "t", "claim": "c", "findings": [], "figure": figure, "table": ()}
+    page = render(TEMPLATE, sections=[section], title="T", how={}, notes=[])
     for text in ("best: 60.0", "last: 40.0", "min-dime: 30.0", "the line is the last layer"):
         assert text in page
 

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from benchmarks.paper.setting import MissingInputError, Setting
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.frame.curves import check_blocks
 from midlayer_encoders.frame.schema import NamedSubject, tidy_frame, tidy_rows
 from midlayer_encoders.metrics import Normalization, make_metrics, prompt_entropy
 from midlayer_encoders.models.anatomy import block_sites
-from midlayer_encoders.paper.setting import MissingInputError, Setting
 from midlayer_encoders.reading.batches import plan_batches
 from midlayer_encoders.reading.capture import capture
 from midlayer_encoders.reading.causal import looks_ahead

@@ -12,15 +12,14 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import polars as pl
 
+from benchmarks.paper import charts, findings
+from benchmarks.paper import token_experiments as tokens
+from benchmarks.paper.setting import MissingInputError, Setting
 from midlayer_encoders.comparing.correlation import correlate
-from midlayer_encoders.errors import DiskFullError, MidlayerError, counted, error_summary
+from midlayer_encoders.errors import DiskFullError, MidlayerError, OptionError, counted, error_summary
 from midlayer_encoders.files import check_links, folder_lock, read_artifact, write_file
 from midlayer_encoders.frame.curves import curves
 from midlayer_encoders.frame.schema import read_parquet, tidy_frame, tidy_rows
-from midlayer_encoders.paper import findings
-from midlayer_encoders.paper import token_experiments as tokens
-from midlayer_encoders.paper.setting import MissingInputError, Setting
-from midlayer_encoders.report import paper_page as page
 from midlayer_encoders.report import plot_metrics, plot_steps_curves, write_figure
 from midlayer_encoders.report.labels import number
 from midlayer_encoders.report.layer_charts import plot_correlations
@@ -33,6 +32,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+#: The template of the report.
+TEMPLATE = Path(__file__).with_name("paper.html")
 #: Rows of a table, the headings first.
 Rows: TypeAlias = tuple[tuple[str, ...], ...]
 
@@ -218,34 +219,34 @@ def _training_experiment(title: str, *names: str) -> PaperExperiment:
     return PaperExperiment(title, _LEARN, run, plot_steps_curves, findings.describe_training, inputs=("texts", 4))
 
 
-#: By the name that ``midlayer reproduce`` takes.
+#: By the name that ``python -m benchmarks.paper`` takes.
 EXPERIMENTS: dict[str, PaperExperiment] = {
     "fig1": PaperExperiment(
         "Scores by depth", "an intermediate layer beats the last by 2 to 16 points, at mid-depth.",
-        scores_by_depth, page.plot_score_curves, findings.describe_scores,
+        scores_by_depth, charts.plot_score_curves, findings.describe_scores,
     ),
-    "fig2": _depth_experiment("Entropy by depth", _VALLEY, page.plot_entropies, findings.describe_valley),
+    "fig2": _depth_experiment("Entropy by depth", _VALLEY, charts.plot_entropies, findings.describe_valley),
     "fig3": _correlation_experiment("Metrics against scores", "dcor"),
     "fig4": _training_experiment("Metrics while a model learns", "prompt_entropy", "curvature", "lidar"),
     "fig5": PaperExperiment(
         "Entropy along the sequence", "tuning on chains of thought keeps prompt entropy higher, with less variance.",
-        tokens.along_solutions, page.plot_along, findings.describe_solutions, inputs=("solutions", 2),
+        tokens.along_solutions, charts.plot_along, findings.describe_solutions, inputs=("solutions", 2),
     ),
     "fig6": PaperExperiment(
         "Extreme prompts",
         "repetition lowers entropy at mid-depth, random tokens raise it in early layers, length raises it in nats.",
-        tokens.changed_prompts, page.plot_prompts, findings.describe_prompts, inputs=("texts", 1),
+        tokens.changed_prompts, charts.plot_prompts, findings.describe_prompts, inputs=("texts", 1),
     ),
     "fig7": PaperExperiment(
         "Orders of the entropy on power laws", "the larger the order, the more small eigenvalues contribute.",
-        lambda _: tokens.order_entropies(), page.plot_orders, findings.describe_orders,
+        lambda _: tokens.order_entropies(), charts.plot_orders, findings.describe_orders,
     ),
     "fig8": _correlation_experiment("Metrics against scores, three measures", *_STATISTICS),
     "fig9": _correlation_experiment("Metrics against scores of BERT", *_STATISTICS),
     "fig10": _depth_experiment("All metrics by depth", _VALLEY, plot_metrics, findings.describe_valley),
     "fig11": _training_experiment("All metrics while a model learns", *_ALL_METRICS),
     "fig12": _depth_experiment(
-        "Entropy by depth and size", "larger models have a deeper valley.", page.plot_entropies, findings.describe_sizes
+        "Entropy by depth and size", "larger models have a deeper valley.", charts.plot_entropies, findings.describe_sizes
     ),
     "fig13": PaperExperiment(
         "Fine-tuning", "tuning for embeddings raises invariance; unsupervised raises, supervised lowers entropy.",
@@ -253,11 +254,11 @@ EXPERIMENTS: dict[str, PaperExperiment] = {
     ),
     "fig15": PaperExperiment(
         "Inside the blocks", "the residual stream has the valley, what stands before each sum has not.",
-        tokens.inside_blocks, page.plot_subblocks, findings.describe_blocks, inputs=("texts", 1),
+        tokens.inside_blocks, charts.plot_subblocks, findings.describe_blocks, inputs=("texts", 1),
     ),
     "table2": PaperExperiment(
         "A layer without labels", "metrics choose a layer that beats the last.",
-        chosen_layers, page.plot_rules, findings.describe_rules, chosen_table,
+        chosen_layers, charts.plot_rules, findings.describe_rules, chosen_table,
     ),
 }  # fmt: skip
 
@@ -289,6 +290,25 @@ class Outcome:
     inputs: str = ""
 
 
+def resolve_experiments(name: str) -> list[str]:
+    """Return the experiments in a comma-separated list, or all for ``"all"``.
+
+    Example:
+        >>> resolve_experiments("fig6,fig7")
+        ['fig6', 'fig7']
+        >>> resolve_experiments("all")[:2]
+        ['fig1', 'fig2']
+    """
+    if name == "all":
+        return list(EXPERIMENTS)
+    names = name.split(",")
+    if "fig14" in names:
+        raise OptionError("`figure` must not be fig14: it is `midlayer probe` that shows it, see docs/vision.md.")
+    for experiment in names:
+        check_choice("figure", experiment, ["all", *EXPERIMENTS])
+    return names
+
+
 def reproduce(names: Sequence[str], setting: Setting) -> list[Outcome]:
     """Run experiments, write their frames and figures into the output folder, and return the outcomes.
 
@@ -296,7 +316,7 @@ def reproduce(names: Sequence[str], setting: Setting) -> list[Outcome]:
     other experiments.
 
     Args:
-        names: keys of :data:`~midlayer_encoders.paper.reproduce.EXPERIMENTS`.
+        names: keys of :data:`~benchmarks.paper.reproduce.EXPERIMENTS`.
         setting: models, texts and options.
     """
     for name in names:
@@ -385,5 +405,5 @@ def write_experiments(outcomes: Sequence[Outcome], setting: Setting) -> Path:
     }
     title = "The paper's experiments" + (f" on {', '.join(setting.models)}" if setting.models else "")
     write_file(setting.out / "outcomes.json", json.dumps([asdict(outcome) for outcome in outcomes], indent=2).encode())
-    text = render("paper.html", title=title, notes=notes, sections=sections, how=how)
+    text = render(TEMPLATE, title=title, notes=notes, sections=sections, how=how)
     return write_page(text, setting.out / "report.html")

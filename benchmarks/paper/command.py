@@ -1,4 +1,4 @@
-"""``midlayer reproduce``: the paper's figures and table on your model."""
+"""``python -m benchmarks.paper``: the paper's figures and table on your model."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from typer import Argument, Exit, Option
+from typer import Argument, Exit, Option, Typer
 
 from midlayer_encoders.cli import _arguments, _output, _progress
 from midlayer_encoders.cli._app import command
@@ -19,14 +19,17 @@ from midlayer_encoders.validation import check_count
 if TYPE_CHECKING:
     import polars as pl
 
+    from benchmarks.paper.reproduce import Outcome
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
-    from midlayer_encoders.paper.reproduce import Outcome
 
 _STAGES = {**STAGES, "models": "models measured"}
 _STYLES = {"done": "green", "kept": "green", "left out": "yellow", "failed": "bold red"}
 
 
-@command("Look inside")
+app = Typer(no_args_is_help=True, pretty_exceptions_enable=False)
+
+
+@command(application=app)
 def reproduce(
     *,
     figure: Annotated[
@@ -48,15 +51,16 @@ def reproduce(
     """Run the paper's experiments on your model and write one report; an interrupted run continues in its folder.
 
     Examples:
-        midlayer reproduce fig2 --model built-in --texts texts.txt
-        midlayer reproduce all --model MODEL --out runs/paper
+        python -m benchmarks.paper fig2 --model built-in --texts texts.txt
+        python -m benchmarks.paper all --model MODEL --out runs/paper
     """
-    from midlayer_encoders.arguments import resolve_experiments
+    from benchmarks.paper import reproduce as paper
+    from benchmarks.paper.setting import TENTHS, Setting
     from midlayer_encoders.tasks.sources import task_sources
     from midlayer_encoders.tasks.table_files import SUFFIXES
 
     task_sources(tasks.split(","), data.columns())  # rejects unknown ones, and data of other columns
-    experiments = resolve_experiments(figure)
+    experiments = paper.resolve_experiments(figure)
     max_length = options.max_length or 64
     check_count("--max-length", max_length, minimum=8)
     options = replace(options, max_length=None)
@@ -64,9 +68,6 @@ def reproduce(
     answers = _arguments.TextData(text_column="answer" if is_table else None)
     solution_texts = () if solutions is None else tuple(_arguments.read_texts(solutions, answers))
     frames = tuple(_read_sweep(path) for path in swept or ())
-    from midlayer_encoders.paper import reproduce as paper  # imports torch
-    from midlayer_encoders.paper.setting import TENTHS, Setting
-
     layer_choice = TENTHS if layers == "tenths" else _arguments.parse_layers(layers)
     reads_texts = any((paper.EXPERIMENTS[name].inputs or ("", 0))[0] == "texts" for name in experiments)
     paragraphs, texts_note = _read_paragraphs(texts, max_length, required=reads_texts)

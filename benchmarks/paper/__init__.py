@@ -1,0 +1,1 @@
+"""The experiments of the paper, started by ``python -m benchmarks.paper``."""

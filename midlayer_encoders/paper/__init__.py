@@ -1,1 +1,0 @@
-"""Reproduce the experiments of the paper."""
