@@ -152,7 +152,7 @@ REFUSED_EARLY = {
     "sweep built-in --tasks tasks.csv --out /proc/nope": "/proc/nope cannot be created",
     "sweep built-in --tasks faulty.csv": "line 2: `text` must be",
     "metrics built-in --texts empty.txt": "must hold at least one text",
-    "metrics built-in --texts texts.txt --metrics entropyy": "'prompt_entropy' or 'dataset_entropy' or 'matrix_entropy'",
+    "metrics built-in --texts texts.txt --metrics entropyy": "'prompt_entropy', 'dataset_entropy' or 'matrix_entropy'",
     "metrics built-in --texts texts.txt --out /proc/nope": "/proc/nope cannot be created",
     "compare a b --texts texts.txt --metrics cka": "`metrics` must be one of",
     "compare a b --texts texts.txt --resamples 1": "`resamples` must be",
