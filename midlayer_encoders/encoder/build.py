@@ -105,9 +105,9 @@ class BuiltEncoder(PlainOnDisk):
                 if gguf_file is not None:
                     converted = converted_folder(folder, gguf_file, options.revision)
                 with converted as (files, gguf):
+                    if gguf is not None and options.pooling is None:
+                        saved = replace(saved, pooling=default_pooling(gguf))
                     parts = _load_plan(files, gguf, layer, options, source, saved, plan)
-                if gguf is not None:
-                    saved = replace(saved, pooling=default_pooling(gguf))
             except NoPlanError:
                 break
             except CutError as reason:

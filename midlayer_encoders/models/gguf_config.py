@@ -16,7 +16,10 @@ from midlayer_encoders.models.gguf_file import GgufFile
 _TABLES = tomllib.loads(Path(__file__).with_name("gguf_architectures.toml").read_text(encoding="utf8"))
 ARCHITECTURES: dict[str, dict[str, Any]] = _TABLES["architectures"]
 _MAX_BLOCKS = 4096
-_POOLINGS: dict[Any, str] = {1: "mean", 2: "cls", 3: "last"}
+_POOLINGS: dict[Any, str] = {None: "mean", 0: "mean", 1: "mean", 2: "cls", 3: "last"}
+_TYPES = {name: kind for kind, names in _TABLES["types"].items() for name in names}
+_CLASSES: dict[str, set[type]] = {"text": {str}, "flag": {bool}, "number": {int, float}}
+_WINDOW_PATTERN = "attention.sliding_window_pattern"  # a list of flags is not a period
 _SPECIAL_TOKENS = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
 
 
@@ -35,7 +38,10 @@ def architecture(file: GgufFile) -> str:
 
 def default_pooling(file: GgufFile) -> str:
     """Return the pooling that a file names; the mean if it names none."""
-    return _POOLINGS.get(file.fields.get(f"{architecture(file)}.pooling_type"), "mean")
+    name = f"{architecture(file)}.pooling_type"
+    if (number := file.fields.get(name)) not in [*_POOLINGS]:
+        raise unreadable(f"has `{name}` = {number!r}, which is not the mean, the first or the last token")
+    return _POOLINGS[number]
 
 
 def read_config(file: GgufFile) -> Any:
@@ -50,8 +56,10 @@ def read_config(file: GgufFile) -> Any:
     table = ARCHITECTURES[arch]
     kind = CONFIG_MAPPING[table["type"]]
     prefix = f"{arch}."
+    _check_types(file.fields, prefix)
     attributes = inspect.signature(kind).parameters.keys() | kind.attribute_map
-    fields = {key.removeprefix(prefix): _scalar(value) for key, value in file.fields.items() if key.startswith(prefix)}
+    fields = {key.removeprefix(prefix): value for key, value in file.fields.items() if key.startswith(prefix)}
+    fields = {name: value if name == _WINDOW_PATTERN else _scalar(value) for name, value in fields.items()}
     defaults = _defaults(fields)
     if fields.get("block_count", 1) not in range(1, _MAX_BLOCKS + 1):
         raise unreadable(f"has `{prefix}block_count` = {fields['block_count']!r}"[:100])
@@ -74,6 +82,8 @@ def read_config(file: GgufFile) -> Any:
             if name not in fields and name not in defaults:
                 raise unreadable(f"lacks the field `{prefix}{name}`")
             settings[attribute] = fields.pop(name, defaults.get(name))
+            if type(settings[attribute]) is int and settings[attribute] < 1:
+                raise unreadable(f"has `{prefix}{name}` = {settings[attribute]}")
             if isinstance(settings[attribute], list):
                 raise unreadable(f"has another `{prefix}{name}` for each block, which transformers does not support")
     if "num_kv_heads" in settings:
@@ -90,6 +100,27 @@ def read_config(file: GgufFile) -> Any:
     if changed := [name for name, value in settings.items() if getattr(config, name) != value]:
         raise unreadable(f"cannot be expressed by transformers' {kind.__name__}, which changes `{changed[0]}`")
     return config
+
+
+def _check_types(fields: dict[str, Any], prefix: str) -> None:
+    """Raise if a field has another type than llama.cpp reads: a number, unless the tables name another type."""
+    for name, value in fields.items():
+        default = "number" if name.startswith(prefix) or name.endswith("_token_id") else ""
+        types = _TYPES.get(name.removeprefix(prefix), default)
+        if types and not any(_is_of_type(value, expected) for expected in types.split(" or ")):
+            raise unreadable(f"has `{name}` = {value!r}"[:100] + f", but llama.cpp reads a field of the type {types!r}")
+
+
+def _is_of_type(value: Any, expected: str) -> bool:
+    """Return whether a value has a type; a plural is a list.
+
+    Example:
+        >>> _is_of_type([4, 2], "numbers"), _is_of_type([4, 2], "number"), _is_of_type("4", "number")
+        (True, False, False)
+    """
+    items = value if isinstance(value, list) else [value]
+    is_list = expected.endswith("s")
+    return isinstance(value, list) == is_list and {type(item) for item in items} <= _CLASSES[expected.removesuffix("s")]
 
 
 def _scalar(value: Any) -> Any:
@@ -150,6 +181,9 @@ def frequency_divisors(file: GgufFile) -> dict[str, list[float]]:
     names = ARCHITECTURES[arch].get("factors", ())
     is_long = file.fields.get(f"{arch}.rope.scaling.type") == "longrope" or "rope_freqs.weight" not in names
     read = [name for name in names if name.startswith("rope_factors_") == is_long and name in file.tensors]
+    for name in read:
+        if file.tensors[name].kind != 0:
+            raise unreadable(f"has a tensor {name} that is not in float32, which llama.cpp requires")
     return {name: file.tensors[name].values().tolist() for name in read}
 
 
@@ -163,29 +197,40 @@ def _rope_parameters(file: GgufFile, fields: dict[str, Any]) -> dict[str, Any]:
     table = ARCHITECTURES[architecture(file)]
     rotated = fields.pop("rope.dimension_count", head_size)
     rope = {"rope_type": "default", "rope_theta": fields.pop("rope.freq_base", 10_000.0)}
-    if table.get("rotation") == "part" and 0 < rotated <= head_size:
+    if table.get("rotation") == "part" and 0 < rotated <= head_size and rotated % 2 == 0:
         share = rotated / head_size
         is_rounded = int(head_size * share) < rotated
         rope["partial_rotary_factor"] = math.nextafter(share, 1) if is_rounded else share
     elif rotated != head_size:
         raise unreadable(f"rotates {rotated} of {head_size} dimensions of each head, which transformers cannot")
     kind = fields.pop("rope.scaling.type", "linear")
-    factors = [fields.pop(name, 0.0) for name in ("rope.scaling.factor", "rope.scale_linear")]
-    factor = 1.0 if kind == "none" else factors[0] or factors[1] or 1.0
+    old_factor = fields.pop("rope.scale_linear", 0.0)
+    factor = fields.pop("rope.scaling.factor", old_factor) or 1.0
+    if kind == "none":
+        if factor != 1 and table.get("windows", {}).get("own_base") is False:
+            raise unreadable(f"has `rope.scaling.factor` = {factor} of the type 'none', for blocks with a window alone")
+        factor = 1.0
     attention_factor = fields.pop("rope.scaling.attn_factor", 1.0)
     if attention_factor != 1 and table.get("windows", {}).get("own_base"):
         raise unreadable("scales the attention of blocks with a window, too, by `rope.scaling.attn_factor`")
     original = fields.pop("rope.scaling.original_context_length", context)
     fields.pop("rope.scaling.finetuned", None)
     divisors = frequency_divisors(file)
+    if original == 0:
+        raise unreadable("has `rope.scaling.original_context_length` = 0")
     if kind not in ("none", "linear", "yarn", "longrope") or (kind == "yarn" and divisors):
         raise unreadable(f"scales its rotary embedding by {kind!r}{' and by a tensor' if divisors else ''}")
+    for name in divisors:
+        if (shape := file.tensors[name].shape) != (rotated // 2,):
+            raise unreadable(f"has a tensor {name} of shape {shape}, but rotates {rotated} dimensions of each head")
     if kind == "yarn":
+        if original and not _has_yarn_ramp(rope["rope_theta"], rotated, original):
+            raise unreadable(f"has a context of {original} before scaling by yarn, which transformers reads otherwise")
         attention_factor *= 1 + 0.1 * math.log(max(factor, 1.0))
         settings = {"factor": factor, "attention_factor": attention_factor}
         return rope | settings | {"rope_type": "yarn", "original_max_position_embeddings": original}
     if divisors or attention_factor != 1:
-        always = next(iter(divisors.values()), [1.0] * (rotated // 2))
+        always = divisors.get("rope_freqs.weight", [1.0] * (rotated // 2))
         settings = {
             f"{name}_factor": [factor * item for item in divisors.get(f"rope_factors_{name}.weight", always)]
             for name in ("short", "long")
@@ -194,16 +239,28 @@ def _rope_parameters(file: GgufFile, fields: dict[str, Any]) -> dict[str, Any]:
     return rope if factor == 1 else rope | {"rope_type": "linear", "factor": factor}
 
 
+def _has_yarn_ramp(base: float, rotated: int, original: int) -> bool:
+    """Return whether some dimension lies between those that YaRN scales and those that it keeps."""
+    if base <= 1:
+        return False
+    low, high = (rotated * math.log(original / (2 * math.pi * turns)) / (2 * math.log(base)) for turns in (32, 1))
+    return math.floor(low) < rotated and math.ceil(high) >= 0
+
+
 def _window_settings(
     fields: dict[str, Any], defaults: dict[str, Any], rope: dict[str, Any], windows: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the settings of an architecture in which some blocks have a window, and remove their fields."""
     size = fields.pop("attention.sliding_window", windows["size"])
-    period = fields.pop("attention.sliding_window_pattern", windows["period"])
+    flags = fields.pop(_WINDOW_PATTERN, windows["period"])
     depth = fields.get("block_count", 0)
-    if not isinstance(period, int):
-        raise unreadable("lists which of its blocks have a window, which is not supported")
-    has_window = [bool(size) and (period == 0 or block % period < period - 1) for block in range(depth)]
+    if size != windows["size"] and size not in range(1, 2**31):
+        raise unreadable(f"has `attention.sliding_window` = {size!r}")
+    if isinstance(flags, int):
+        flags = [flags == 0 or block % flags < flags - 1 for block in range(depth)]
+    if len(flags) != depth:
+        raise unreadable(f"has {len(flags)} entries in `{_WINDOW_PATTERN}` for {depth} blocks")
+    has_window = [bool(size and flag) for flag in flags]
     scale = fields["attention.key_length"]
     if depth == windows["depth_of_27b"]:  # llama.cpp recognizes the 27B models by their depth
         scale = fields["embedding_length"] // fields["attention.head_count"]

@@ -50,7 +50,7 @@ def read_gguf(path: Path) -> GgufFile:
         data = np.memmap(path, np.uint8, "r")
         fields, offset, num_tensors = _read_fields(data.data)
         return _with_tensors(data, fields, offset, num_tensors)
-    except (ValueError, ArithmeticError, struct.error, KeyError) as reason:
+    except (ValueError, ArithmeticError, struct.error, KeyError, TypeError) as reason:
         raise ModelNotFoundError(
             f"`gguf_file` must be a GGUF file in little-endian order, but {path} cannot be read: {reason}."
         ) from reason

@@ -63,11 +63,19 @@ def read_weights(file: GgufFile, complete: Any, blocks: int) -> dict[str, Tensor
     convert = internals.gguf_converter(arch, complete.config)
 
     def expand(parameter: str) -> Tensor:
-        tensor = file.tensors.get(kept[parameter])
-        if tensor is None:  # llama.cpp adds no bias then
-            return torch.zeros(shapes[parameter].shape)
-        values = torch.from_numpy(convert(tensor.values(), kept[parameter])).contiguous()
-        return _by_group(values, complete.config) if "attn_qkv" in kept[parameter] else values
+        name, shape = kept[parameter], shapes[parameter].shape
+        if name not in file.tensors:  # llama.cpp adds no bias then
+            return torch.zeros(shape)
+        tensor = file.tensors[name]
+        try:
+            values = torch.from_numpy(convert(tensor.values(), name)).contiguous()
+            values = _by_group(values, complete.config) if "attn_qkv" in name else values
+        except (ValueError, RuntimeError) as reason:  # of reshaping, or of a type that gguf does not expand
+            raise unreadable(f"has a tensor {name} of shape {tensor.shape} that cannot be read: {reason}") from reason
+        if values.shape != shape:
+            fields = f"the fields of the file give {tuple(shape)} to {parameter}"
+            raise unreadable(f"has a tensor {name} of shape {tensor.shape}, but {fields}")
+        return values
 
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
         return dict(zip(kept, pool.map(expand, kept), strict=True))

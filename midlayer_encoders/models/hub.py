@@ -308,7 +308,8 @@ def model_location(model: str, gguf_file: str | None = None) -> tuple[str, str |
     if model in (BUILT_IN, BUILT_IN_MINILM):
         return built_in_model(model)
     path = Path(model)
-    if gguf_file is None and path.suffix == ".gguf" and exists(expand_home(path.parent)):
+    is_file = path.suffix == ".gguf" and exists(expand_home(path.parent)) and not expand_home(path).is_dir()
+    if gguf_file is None and is_file:
         return str(path.parent), path.name
     return model, gguf_file
 

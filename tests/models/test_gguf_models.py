@@ -75,6 +75,7 @@ FILES: dict[str, tuple[str, dict[str, Any], dict[str, np.ndarray], tuple[str, ..
     "llama, linear by its old name": ("llama", {"rope.scale_linear": 2.0}, {}, ()),
     "llama, factor without type": ("llama", {"rope.scaling.factor": 8.0}, {}, ()),
     "llama, factor of type none": ("llama", _scaling("none"), {}, ()),
+    "llama, factor of zero and its old name": ("llama", {"rope.scaling.factor": 0.0, "rope.scale_linear": 4.0}, {}, ()),
     "llama, yarn": ("llama", _YARN, {}, ()),
     "llama, yarn of the context": ("llama", _scaling("yarn", 8.0, finetuned=True), {}, ()),
     "llama, yarn with attention": ("llama", _YARN | {"rope.scaling.attn_factor": 1.5}, {}, ()),
@@ -82,6 +83,12 @@ FILES: dict[str, tuple[str, dict[str, Any], dict[str, np.ndarray], tuple[str, ..
     "llama, rope_freqs": ("llama", {}, _FREQS, ()),
     "llama, rope_freqs and linear": ("llama", _scaling("linear", 2.0), _FREQS, ()),
     "llama, longrope": ("llama", _scaling("longrope", 1.0, original_context_length=512), _FACTORS, ()),
+    "llama, longrope, long factors alone": (
+        "llama",
+        _scaling("longrope", 1.0, original_context_length=512),
+        {"rope_factors_long.weight": _FACTORS["rope_factors_long.weight"]},
+        (),
+    ),
     "llama, longrope with attention": (
         "llama",
         _scaling("longrope", 1.0, original_context_length=600, attn_factor=1.2),
@@ -117,6 +124,8 @@ FILES: dict[str, tuple[str, dict[str, Any], dict[str, np.ndarray], tuple[str, ..
     "gemma2, default caps": ("gemma2", {"attn_logit_softcapping": None, "final_logit_softcapping": 30.0}, {}, ()),
     "gemma2, window of 2": ("gemma2", {"attention.sliding_window": 2}, {}, ()),
     "gemma2, other period": ("gemma2", {"attention.sliding_window_pattern": 3}, {}, ()),
+    "gemma2, window in all blocks": ("gemma2", {"attention.sliding_window_pattern": [1] * BLOCKS}, {}, ()),
+    "gemma3, windows listed": ("gemma3", {"attention.sliding_window_pattern": [True, False] * 3 + [True]}, {}, ()),
     "gemma2, linear": ("gemma2", _scaling("linear"), {}, ()),
     "gemma2, yarn": ("gemma2", _YARN, {}, ()),
     "gemma2, depth of 27B": ("gemma2", {"block_count": 46, "attention.head_count_kv": GROUPS}, {}, ()),
@@ -194,6 +203,7 @@ _CHANGES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         | {"original_max_position_embeddings": 64},
     ),
     ("stablelm", {}, {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.25}),
+    ("llama", {"rope.scaling.factor": 0.0, "rope.scale_linear": 4.0}, {"rope_type": "default", "rope_theta": 500.0}),
 ]
 
 
@@ -210,6 +220,21 @@ def test_read_config_of_rope_freqs_holds_the_divisors(tmp_path: Path) -> None:
     divisors = _FREQS["rope_freqs.weight"].tolist()
     assert config.rope_parameters["short_factor"] == config.rope_parameters["long_factor"] == divisors
     assert config.rope_parameters["attention_factor"] == 1
+
+
+def test_read_config_of_long_factors_alone_keeps_short_ones_at_one(tmp_path: Path) -> None:
+    long = {"rope_factors_long.weight": _FACTORS["rope_factors_long.weight"]}
+    path = write_model(tmp_path / "model.gguf", "llama", _scaling("longrope", 1.0, original_context_length=512), long)
+    rope_parameters = read_config(read_gguf(path)).rope_parameters
+    assert rope_parameters["short_factor"] == [1.0] * (HEAD // 2)
+    assert rope_parameters["long_factor"] == long["rope_factors_long.weight"].tolist()
+
+
+@pytest.mark.parametrize("pattern", [[1, 1, 1, 1], [True, True, True, True], [True, False, False, True]])
+def test_read_config_of_listed_windows_follows_the_list(pattern: list[Any], tmp_path: Path) -> None:
+    path = write_model(tmp_path / "model.gguf", "gemma2", {"attention.sliding_window_pattern": pattern})
+    expected = ["sliding_attention" if flag else "full_attention" for flag in pattern]
+    assert read_config(read_gguf(path)).layer_types == expected
 
 
 @pytest.mark.parametrize("arch", FIELDS)
@@ -240,7 +265,19 @@ def test_tables_name_attributes_that_configs_have(arch: str, tmp_path: Path) -> 
         ("gemma3", {"rope.scaling.attn_factor": 2.0}, "scales the attention of blocks with a window, too"),
         ("qwen2", {"attention.key_length": 32}, "`qwen2.attention.key_length` = 32"),
         ("gemma2", {"rope.freq_base_swa": 77.0}, "`gemma2.rope.freq_base_swa` = 77.0"),
-        ("gemma3", {"attention.sliding_window_pattern": [1, 0, 1, 0, 1, 0, 1]}, "lists which of its blocks"),
+        ("gemma3", {"attention.sliding_window_pattern": [1, 0, 1]}, "has 3 entries in `attention.sliding_window_p"),
+        ("gemma2", {"attention.sliding_window": 0}, "`attention.sliding_window` = 0"),
+        ("gemma2", _scaling("none"), "`rope.scaling.factor` = 4.0 of the type 'none'"),
+        ("llama", {"attention.causal": "false"}, "`llama.attention.causal` = 'false', but llama.cpp reads .* 'flag'"),
+        ("llama", {"attention.causal": 0}, "`llama.attention.causal` = 0, but"),
+        ("llama", {"rope.freq_base": [500.0, 600.0]}, r"`llama.rope.freq_base` = \[500.0, 600.0\], but"),
+        ("llama", {"rope.scaling.factor": "4"}, "`llama.rope.scaling.factor` = '4', but"),
+        ("llama", {"attention.head_count_kv": 0}, "`llama.attention.head_count_kv` = 0"),
+        ("llama", {"pooling_type": 4}, "`llama.pooling_type` = 4"),
+        ("llama", _scaling("yarn", original_context_length=0), "`rope.scaling.original_context_length` = 0"),
+        ("llama", _scaling("yarn", original_context_length=1), "a context of 1 before scaling by yarn"),
+        ("llama", _scaling("yarn", original_context_length=2**31 - 1), "a context of 2147483647 before scaling"),
+        ("phi3", {"rope.dimension_count": 3}, "rotates 3 of 16 dimensions"),
         ("gemma3", {"attention.causal": False}, "`gemma3.attention.causal` = False"),
         ("bloom", {"attention.causal": False}, "`bloom.attention.causal` = False"),
         ("bert", {"attention.causal": None}, "`bert.attention.causal` = True"),
@@ -285,10 +322,30 @@ def test_file_with_unread_or_absent_tensors_is_refused_by_name(
         LayerEncoder(str(path), 1, device="cpu")
 
 
-def test_file_with_a_tensor_of_another_shape_is_refused(tmp_path: Path) -> None:
-    path = write_model(tmp_path / "model.gguf", "llama", {}, {"blk.0.ffn_up.weight": random_tensor(INNER, 2 * WIDTH)})
-    with pytest.raises(ModelNotFoundError, match=r"must hold every weight .* but lack 1: layers\.0\.mlp\.up_proj"):
+@pytest.mark.parametrize(
+    ("arch", "name", "values", "why"),
+    [
+        ("llama", "blk.0.ffn_up.weight", random_tensor(WIDTH, INNER), r"of shape \(64, 96\), but .* give \(96, 64\)"),
+        ("llama", "blk.0.attn_q.bias", random_tensor(1), r"of shape \(1,\) that cannot be read"),
+        ("llama", "output_norm.weight", random_tensor(WIDTH).astype(np.float64), "for F64 is not yet implemented"),
+        ("llama", "rope_freqs.weight", random_tensor(1, low=1.0), r"of shape \(1,\), but rotates 16 dimensions"),
+        ("llama", "rope_freqs.weight", np.ones(HEAD // 2, np.int32), "is not in float32"),
+    ],
+)
+def test_file_with_an_unreadable_tensor_is_refused_by_name(
+    arch: str, name: str, values: np.ndarray, why: str, tmp_path: Path
+) -> None:
+    path = write_model(tmp_path / "model.gguf", arch, {}, {name: values})
+    with pytest.raises(CutError, match=f"has a tensor {name} {why}|has a tensor {name} .* {why}"):
         LayerEncoder(str(path), 1, device="cpu")
+
+
+@pytest.mark.parametrize(("name", "value"), [("bos_token_id", "x"), ("merges", [1, 2]), ("add_bos_token", 1)])
+def test_file_with_a_tokenizer_field_of_another_type_is_refused(name: str, value: Any, tmp_path: Path) -> None:
+    file = read_gguf(write_model(tmp_path / "model.gguf"))
+    file.fields[f"tokenizer.ggml.{name}"] = value
+    with pytest.raises(CutError, match=rf"`tokenizer\.ggml\.{name}` = .*, but llama.cpp reads"):
+        read_config(file)
 
 
 def test_file_with_more_tokens_than_embeddings_is_refused(tmp_path: Path) -> None:
@@ -315,6 +372,14 @@ def test_path_of_a_file_is_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert encoder.spec == expected.spec
     with pytest.raises(ModelNotFoundError, match=r"there is no 'other\.gguf'\. It has: tiny\.gguf"):
         LayerEncoder("other.gguf", 2)
+
+
+@pytest.mark.long
+def test_folder_with_the_suffix_of_a_file_is_a_folder(tmp_path: Path) -> None:
+    encoder = LayerEncoder(str(write_model(tmp_path / "tiny.gguf")), 2, device="cpu")
+    encoder.save_pretrained(str(tmp_path / "folder.gguf"))
+    loaded = LayerEncoder(str(tmp_path / "folder.gguf"), -1, device="cpu")
+    np.testing.assert_array_equal(loaded.encode(TEXTS), encoder.encode(TEXTS))
 
 
 def test_digest_of_an_encoder_depends_on_fields_not_on_other_files(tmp_path: Path) -> None:
