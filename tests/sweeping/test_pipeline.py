@@ -13,8 +13,9 @@ import torch
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders._types import Stage
+from midlayer_encoders.arguments import check_budget
 from midlayer_encoders.errors import DiskFullError, NotFiniteError, OptionError
-from midlayer_encoders.reading.batches import TextInputs, check_budget, tokens_that_fit
+from midlayer_encoders.reading.batches import TextInputs, tokens_that_fit
 from midlayer_encoders.reading.reader import Passed
 from midlayer_encoders.store import EmbeddingStore, text_key
 from midlayer_encoders.sweeping.embedder import Embedder
