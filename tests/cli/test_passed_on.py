@@ -203,7 +203,9 @@ def test_every_flag_is_passed_on(command: str, tmp_path: Path, monkeypatch: pyte
         assert options.revision == ("step1" if case.models == ["MODEL@step1"] else None)
     (callback,) = (item.callback for item in app.registered_commands if name in (item.name, item.callback.__name__))  # type: ignore[union-attr]
     assert callback is not None
-    flags = set(inspect.signature(callback).parameters) - set(option_fields()) - {"context", "as_json", "quiet"}
+    flags = (
+        set(inspect.signature(callback).parameters) - set(option_fields()) - {"context", "as_json", "quiet", "help_all"}
+    )
     renamed = {"metric_names": "metrics"}
     tried = {flag for other, case in CASES.items() if other.split()[0] == name for flag in case.flags}
     cases = {"model", "models", "base", "tuned", *tried, *NOT_HERE}

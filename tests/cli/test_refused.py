@@ -92,7 +92,7 @@ def test_revision_is_refused_in_python() -> None:
         ("sweep builtin --tasks lines.txt", "'builtin' is neither. Did you mean 'built-in'?"),
         ("sweep . --tasks ./rows.csv", "(--text-column sentence --label-column category)"),
         ("sweep . --tasks ./rows.csv --text-column sentense", "but got 'sentense'. Did you mean 'sentence'?"),
-        ("metrics . --texts lines.txt --metrics entropy", "Did you mean 'prompt_entropy' or 'dataset_entropy'"),
+        ("metrics . --texts lines.txt --metrics entropy", "Did you mean 'prompt_entropy', 'dataset_entropy' or"),
         ("metrics . --texts rows.csv", "(--text-column sentence)"),
         ("export no/model --layer 1 --device gpu", "`device` must be one of cpu"),
         ("export no/model --layer 1 --device cuda:99", "`device` must be one of cpu"),
