@@ -123,7 +123,7 @@ class BuiltEncoder(PlainOnDisk):
                 if error is None:
                     error = CutError(
                         f"{name} cannot be built, or run, with the blocks up to layer {layer} alone: "
-                        f"{error_summary(reason)}. Try another layer."
+                        f"{error_summary(reason)}. Its files may be damaged; if not, try another layer."
                     )
                     error.__cause__ = reason
             else:

@@ -1,5 +1,6 @@
 """Describe modules and processors in memory as JSON, so that a digest shows whatever changes their results."""
 
+import dis
 import inspect
 import json
 import re
@@ -7,10 +8,11 @@ import sys
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
+from tokenizers import Tokenizer
 from torch import Tensor, nn
 from transformers import ProcessorMixin
 
@@ -70,7 +72,10 @@ class Description:
         dynamic = getattr(module, "rope_type", "") in ("dynamic", "longrope")
         names = () if dynamic else module._non_persistent_buffers_set
         buffers = {name: module._buffers[name] for name in names if not _STATE.search(name)}
-        settings = None if module is self._encoder else self._settings(module)  # those of the encoder are in its spec
+        if module is self._encoder:  # its settings are in its spec
+            settings = self({name: value for name, value in vars(module).items() if isinstance(value, _FUNCTIONS)})
+        else:
+            settings = self._settings(module)
         return [settings, self(buffers), self.hooks(module)]
 
     def _settings(self, owner: Any) -> Any:
@@ -103,6 +108,9 @@ class Description:
                 return self(value.tolist())
             case MethodType():
                 return [self(value.__func__), self(value.__self__)]
+            case Tokenizer():
+                state = value.to_str()
+                return content_digest(state[state.index('"added_tokens":') :], 16)  # after the padding of the last call
             case partial():
                 return [self(value.func), self(value.args), self(value.keywords)]
         return self._object(value)
@@ -117,15 +125,23 @@ class Description:
         if isinstance(value, nn.Module):
             return [name, weights_digest(value), [self._settings(module) for module in value.modules()]]
         if _is_installed(code):
-            return [getattr(code, "__module__", ""), name] if code is value else [name, _ADDRESS.sub("", str(value))]
+            return [getattr(code, "__module__", ""), name] if code is value else [name, _text(value)]
         if isinstance(value, FunctionType):
-            used = inspect.getclosurevars(value)
-            variables = (value.__defaults__, value.__kwdefaults__, used.nonlocals, used.globals)
+            used = {
+                name: value.__globals__[name] for name in _global_names(value.__code__) if name in value.__globals__
+            }
+            variables = (value.__defaults__, value.__kwdefaults__, inspect.getclosurevars(value).nonlocals, used)
             return [name, _source(code), self(variables)]
         if isinstance(value, type):
-            functions = [entry for entry in vars(value).values() if isinstance(entry, FunctionType)]
-            return [name, _source(code), self(value.__bases__), self(functions)]
-        return [name, _source(code)] if code is value else [self(code), self(getattr(value, "__dict__", str(value)))]
+            entries = {name: getattr(entry, "fget", entry) for name, entry in vars(value).items()}
+            entries = {name: getattr(entry, "__func__", entry) for name, entry in entries.items()}
+            used = {
+                name: entry
+                for name, entry in entries.items()
+                if isinstance(entry, FunctionType) or (isinstance(entry, _VALUES) and not name.startswith("__"))
+            }
+            return [name, _source(code), self(value.__bases__), self(used)]
+        return [name, _source(code)] if code is value else [self(code), self(_state(value))]
 
 
 def processors(encoder: Any) -> list[Any]:
@@ -144,6 +160,35 @@ def _is_installed(code: Any) -> bool:
     return package != "__main__" and ("site-packages" in file or "dist-packages" in file)
 
 
+def _text(value: Any) -> str:
+    """Return a value as text; empty if its class fails, such as a processor with a function among its settings."""
+    try:
+        return _ADDRESS.sub("", str(value))
+    except Exception:
+        return ""
+
+
+def _state(value: Any) -> Any:
+    """Return the attributes of an instance, those in ``__slots__`` too."""
+    try:
+        return object.__getstate__(value)
+    except TypeError:  # of a class in C
+        return _text(value)
+
+
+def _global_names(code: CodeType) -> list[str]:
+    """Return the names of the global variables that code uses, in the functions inside it too."""
+    names = {instruction.argval for instruction in dis.get_instructions(code) if instruction.opname == "LOAD_GLOBAL"}
+    return sorted(names.union(*(_global_names(inner) for inner in code.co_consts if isinstance(inner, CodeType))))
+
+
+def _instructions(code: Any) -> Any:
+    """Describe compiled code, and the functions inside it, without its place."""
+    if not isinstance(code, CodeType):
+        return _text(code)
+    return [code.co_code.hex(), str(code.co_names), [_instructions(constant) for constant in code.co_consts]]
+
+
 def _source(code: Any) -> Any:
     """Return the source of a class, function or module; of a model's own code all files, which import each other."""
     file = getattr(sys.modules.get(getattr(code, "__module__", "")), "__file__", None)
@@ -153,4 +198,4 @@ def _source(code: Any) -> Any:
         return inspect.getsource(code)
     except (OSError, TypeError):  # typed at a prompt
         body = getattr(code, "__code__", None)  # a class is described by its functions
-        return body and [body.co_code.hex(), str(body.co_names), _ADDRESS.sub("", str(body.co_consts))]
+        return body and _instructions(body)

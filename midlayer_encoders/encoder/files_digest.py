@@ -1,5 +1,6 @@
 """A digest of every file of a model's folder that loading can read, except those without an effect on vectors."""
 
+import hashlib
 import json
 import re
 from collections.abc import Iterator
@@ -43,20 +44,19 @@ def files_digest(folder: Path, *, code: bool) -> str:
     contents: dict[str, str] = {}
     for path in _files(folder, below=code):
         name = path.relative_to(folder)
-        if any(map(_NO_INPUT.fullmatch, name.parts)) or _WEIGHTS.fullmatch(path.name) or not path.is_file():
+        weights = _WEIGHTS.fullmatch(path.name) and not (code and name.parts[1:])  # own modules read what they like
+        if any(map(_NO_INPUT.fullmatch, name.parts)) or weights or not path.is_file():
             continue
         if code:
-            contents[name.as_posix()] = content_digest(path.read_bytes(), 16)
+            with path.open("rb") as file:
+                contents[name.as_posix()] = hashlib.file_digest(file, "blake2b").hexdigest()
         elif not _READ_BY_CODE.fullmatch(path.name):
             contents[name.as_posix()] = content_digest(_content_read(path), 16)
     return content_digest(json.dumps(contents, sort_keys=True))
 
 
 def _files(folder: Path, *, below: bool) -> Iterator[Path]:
-    if below:
-        yield from folder.rglob("*")
-        return
-    yield from folder.glob("*")
+    yield from folder.rglob("*") if below else folder.glob("*")
     modules = folder / "modules.json"
     for module in read_json(modules) if modules.is_file() else []:
         if module["path"]:
@@ -71,7 +71,7 @@ def _content_read(path: Path) -> bytes:
         return content
     try:
         return json.dumps(read_settings(json.loads(content)), sort_keys=True).encode()
-    except ValueError:  # no file of settings, or loading would have raised
+    except (ValueError, RecursionError):  # no file of settings, or loading would have raised
         return content
 
 

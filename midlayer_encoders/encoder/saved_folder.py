@@ -104,6 +104,8 @@ def load_saved_folder(model: str, options: EncoderOptions, *, gguf_file: str | N
             return SavedFolder()
         if not all(isinstance(text, str | None) for text in (config.get("prompts") or {}).values()):
             raise TypeError("a prompt is not a string")
+        if not isinstance(config.get("truncate_dim"), int | None):
+            raise TypeError("truncate_dim is not a whole number")
         rest = without_transformer(
             model,
             revision=options.revision,
@@ -189,8 +191,8 @@ def later_modules(
     poolings = [number for number, module in enumerate(modules) if isinstance(module, PoolingModule)]
     if not saved.modules or (options.pooling is not None and not poolings):
         return [_pooling_module(width, options.pooling or saved.pooling), *modules]
-    if not poolings and options.dense == "drop":
-        raise OptionError(f"`pooling` must be named for {name} without its {', '.join(saved.trained)}, which pools.")
+    if all(isinstance(module, Normalize | Dropout) for module in modules):
+        raise OptionError(f"`pooling` must be named for {name}: none of the modules that apply to this layer pools.")
     if options.pooling is not None or (not last_layer and len(poolings) == 1):
         if len(poolings) > 1:
             raise OptionError(f"`pooling` must be None for {name}, whose folder pools {len(poolings)} times.")

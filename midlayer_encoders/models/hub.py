@@ -262,7 +262,7 @@ def read_index(index: Path) -> dict[str, str]:
         content = read_json(index)
         weight_map: dict[str, str] = content["weight_map"]
         files = [PurePath(name) for name in weight_map.values()]
-    except (AttributeError, LookupError, TypeError, ValueError) as reason:
+    except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as reason:
         raise ModelNotFoundError(
             f"{index} must be a JSON object whose 'weight_map' has the file of each weight, but is damaged. "
             "Download it again."

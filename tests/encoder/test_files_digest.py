@@ -17,6 +17,7 @@ from sentence_transformers.sentence_transformer.modules import Dense, Normalize,
 from transformers import AutoConfig
 
 from midlayer_encoders import LayerEncoder
+from midlayer_encoders.encoder.files_digest import files_digest
 from tests.made_media import IMAGES
 from tests.tiny_folders import TEXTS, save_tiny
 
@@ -238,6 +239,35 @@ def changes(folder: Path) -> Iterator[tuple[str, bytes]]:
                     yield f"{name} {after.decode()}", content.replace(before, after)
         else:
             yield name, content[:-1] + bytes([content[-1] ^ 1])
+
+
+@pytest.mark.parametrize("kind", FOLDERS)
+def test_spec_use_of_a_folder_leaves_its_digest(kind: str, tmp_path: Path) -> None:
+    make, inputs, code = FOLDERS[kind]
+    encoder = LayerEncoder(str(make(tmp_path / "model")), -1, device="cpu", trust_remote_code=code)
+    before = encoder.spec
+    encoder.encode(inputs)
+    encoder.encode(inputs[:1])
+    assert encoder.spec == before
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.safetensors", "scale.pt"])
+@pytest.mark.parametrize("linked", [False, True])
+def test_files_digest_data_of_an_own_module_shows(name: str, linked: bool, tmp_path: Path) -> None:
+    folder = sentence_code_folder(tmp_path / "model")
+    if linked:
+        (folder / "2_Squared").rename(tmp_path / "2_Squared")
+        (folder / "2_Squared").symlink_to(tmp_path / "2_Squared")
+    digests = []
+    for content in ("2", "3", "2"):
+        (folder / "2_Squared" / name).write_text(content)
+        digests.append(files_digest(folder, code=True))
+    assert digests[0] == digests[2] != digests[1]
+
+
+def test_files_digest_nested_config_is_read_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "some_config.json").write_text("[" * 100_000)
+    assert files_digest(tmp_path, code=False)
 
 
 @pytest.mark.parametrize("kind", FOLDERS)

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import MethodType, SimpleNamespace
 from typing import Any
@@ -297,10 +298,76 @@ def replace_tokenization(encoder: LayerEncoder) -> None:
     tokenizer._encode_plus = lambda text, **kwargs: call([entry[::-1][:2] for entry in text], **kwargs)
 
 
+def steer_from_slots(encoder: LayerEncoder, factor: float) -> None:
+    encoder[0].model.layers[0].register_forward_hook(Scaling(factor))
+
+
+def change_class_attribute(encoder: LayerEncoder, factor: float) -> None:
+    scope: dict[str, Any] = {"nn": nn, "__name__": "typed"}
+    lines = [
+        "class Typed(nn.Module):",
+        f"    factor = {factor}",
+        "    def forward(self, x):",
+        "        return x * self.factor",
+    ]
+    exec("\n".join(lines), scope)
+    encoder[0].model.layers[0].mlp.act_fn = scope["Typed"]()
+
+
+def change_inner_code(encoder: LayerEncoder, factor: float) -> None:
+    scope: dict[str, Any] = {"nn": nn, "__name__": "typed"}
+    lines = ["class Typed(nn.Module):", "    def forward(self, x):", f"        return (lambda y: y * {factor})(x)"]
+    exec("\n".join(lines), scope)
+    encoder[0].model.layers[0].mlp.act_fn = scope["Typed"]()
+
+
+def change_property(encoder: LayerEncoder, factor: float) -> None:
+    scope: dict[str, Any] = {"nn": nn, "__name__": "typed", "FACTOR": factor}
+    lines = ["class Typed(nn.Module):", "    factor = property(lambda self: FACTOR)"]
+    exec("\n".join([*lines, "    def forward(self, x):", "        return x * self.factor"]), scope)
+    encoder[0].model.layers[0].mlp.act_fn = scope["Typed"]()
+
+
+def use_global_inside(encoder: LayerEncoder, factor: float) -> None:
+    scope: dict[str, Any] = {"__name__": "typed", "FACTOR": factor}
+    exec("def hook(module, inputs, output):\n    return (lambda x: x * FACTOR)(output)", scope)
+    encoder[0].model.layers[0].register_forward_hook(scope["hook"])
+
+
+def replace_method(encoder: LayerEncoder, name: str) -> None:
+    call = getattr(encoder, name)
+
+    def replaced(*args: Any, **kwargs: Any) -> Any:
+        output = call(*args, **kwargs)
+        if name == "encode":
+            return output * 2
+        return output | {key: value * 2 for key, value in output.items() if key == "sentence_embedding"}
+
+    setattr(encoder, name, replaced)
+
+
+class Scaling:
+    __slots__ = ("factor",)
+
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+
+    def __call__(self, module: nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor:
+        return output * self.factor
+
+
 IN_MEMORY = [
     add_hook, lambda encoder: add_hook(encoder, 2.0), add_hook_before, steer, add_hook_to_vectors, replace_activation,
     lambda encoder: replace_activation(encoder, nn.ReLU), replace_by_own_class, replace_forward, change_number,
     change_unsaved_buffer, split_special_tokens, replace_tokenization,
+    *(
+        partial(change, factor=factor)
+        for change in (
+            steer_from_slots, change_class_attribute, change_inner_code, change_property, use_global_inside,
+        )
+        for factor in (2.0, 3.0)
+    ),
+    *(partial(replace_method, name=name) for name in ("encode", "forward")),
 ]  # fmt: skip
 
 
@@ -315,6 +382,25 @@ def test_spec_any_change_in_memory_has_its_own_digest(tiny_folder: Folder) -> No
         digests.append(changed.spec.digest)
     assert len(set(digests)) == len(digests)
     assert LayerEncoder(tiny_folder("Llama"), 2, device="cpu").spec.digest == digests[0]
+
+
+def test_spec_hook_ignores_globals_named_like_its_attributes() -> None:
+    scopes = [{"__name__": "typed", "shape": number} for number in (1, 2)]
+    for scope in scopes:
+        exec("def hook(module, inputs, output):\n    return output.reshape(output.shape)", scope)
+    described = [Description(nn.Identity())(scope["hook"]) for scope in scopes]
+    assert described[0] == described[1]
+
+
+def test_spec_instance_with_slots_has_no_address() -> None:
+    assert Description(nn.Identity())([Scaling(2.0)]) == Description(nn.Identity())([Scaling(2.0)])
+
+
+def test_spec_replaced_preprocessing_of_images_shows(tiny_folder: Folder) -> None:
+    encoder = LayerEncoder(tiny_folder("ViT"), 2, device="cpu")
+    before, preprocess = encoder.spec.digest, encoder.processor.preprocess
+    encoder.processor.preprocess = lambda *args, **kwargs: preprocess(*args, **kwargs)
+    assert encoder.spec.digest != before
 
 
 def test_spec_changed_code_of_an_installed_class_shows(tiny_folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,13 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Dense, Pooling, Transformer
 
 from midlayer_encoders import LayerEncoder
-from midlayer_encoders.errors import MidlayerError, ModelNotFoundError
+from midlayer_encoders.errors import CutError, MidlayerError, ModelNotFoundError, OptionError
 from tests.tiny_folders import save_tiny
 
 
@@ -61,11 +62,47 @@ def test_encoder_config_larger_than_the_files_is_refused(setting: str, size: int
     assert "parameters, but its weights have" in message(folder)
 
 
-@pytest.mark.parametrize("content", [[], 3, {}, {"weight_map": [1]}, {"weight_map": {"a": 3}}, "text"])
-def test_encoder_damaged_index_is_refused(content: Any, folder: Path) -> None:
-    (folder / "model.safetensors.index.json").write_text(json.dumps(content))
+@pytest.mark.parametrize(
+    "content", ["[]", "3", "{}", '{"weight_map": [1]}', '{"weight_map": {"a": 3}}', "x", "[" * 10**5]
+)
+def test_encoder_damaged_index_is_refused(content: str, folder: Path) -> None:
+    (folder / "model.safetensors.index.json").write_text(content)
     (folder / "model.safetensors").rename(folder / "model-00001-of-00001.safetensors")
     assert "model.safetensors.index.json must be a JSON object" in message(folder)
+
+
+def test_encoder_truncated_pickle_is_called_damaged(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    torch.save({"norm.weight": torch.ones(32)}, folder / "pytorch_model.bin")
+    (folder / "pytorch_model.bin").write_bytes((folder / "pytorch_model.bin").read_bytes()[:200])
+    text = message(folder, CutError)
+    assert "failed reading zip archive" in text
+    assert "Its files may be damaged" in text
+
+
+def save_modules(folder: Path, *types: str) -> None:
+    modules = [{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}]
+    modules += [
+        {"idx": number, "name": name, "path": "", "type": f"sentence_transformers.models.{name}"}
+        for number, name in enumerate(types, 1)
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
+
+
+def test_encoder_folder_that_normalizes_without_pooling_is_refused(tmp_path: Path) -> None:
+    folder = Path(save_tiny("BERT", tmp_path / "model"))
+    save_modules(folder, "Normalize")
+    with pytest.raises(OptionError, match="`pooling` must be named for local/model: none of the modules"):
+        LayerEncoder(str(folder), -1, device="cpu")
+    encoder = LayerEncoder(str(folder), -1, device="cpu", pooling="mean")
+    assert np.allclose(np.linalg.norm(encoder.encode(["a text"]), axis=-1), 1)
+
+
+def test_encoder_truncate_dim_that_is_no_number_is_named(tmp_path: Path) -> None:
+    folder = Path(save_tiny("BERT", tmp_path / "model"))
+    save_modules(folder)
+    (folder / "config_sentence_transformers.json").write_text(json.dumps({"truncate_dim": "x"}))
+    assert "truncate_dim is not a whole number" in message(folder)
 
 
 @pytest.mark.parametrize("place", ["../outside.safetensors", "{}/outside.safetensors", "a/../../outside.safetensors"])
