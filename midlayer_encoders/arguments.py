@@ -267,6 +267,8 @@ def check_arguments(target: str, folder: Path | None, *, overwrite: bool, int8: 
             f"`folder` must be a new or empty folder, but {folder} is not. Choose another, or pass overwrite=True "
             "(--overwrite)."
         )
+    if folder is not None:
+        check_writable(expand_home(folder))
 
 
 def check_out(out: Path | str) -> Path:

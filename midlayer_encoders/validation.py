@@ -63,15 +63,15 @@ def check_count(argument: str, value: object, unit: str = "", *, minimum: int = 
 
 
 def layer_number(word: str) -> int | float | None:
-    """Return the layer that a word names, ``None`` for another word.
+    """Return the layer that a word names, ``None`` for another word and for a fraction outside (0, 1].
 
     Example:
-        >>> layer_number("17"), layer_number("-1"), layer_number("0.7"), layer_number("last")
-        (17, -1, 0.7, None)
+        >>> layer_number("17"), layer_number("-1"), layer_number("0.7"), layer_number("-0.2"), layer_number("last")
+        (17, -1, 0.7, None, None)
     """
     if re.fullmatch(r"\s*-?[0-9]{1,9}\s*", word):
         return int(word)
-    return float(word) if re.fullmatch(r"\s*-?[0-9]*\.[0-9]+\s*", word) else None
+    return float(word) if re.fullmatch(r"\s*[0-9]*\.[0-9]+\s*", word) and 0 < float(word) <= 1 else None
 
 
 def check_seed(value: object, argument: str = "seed") -> int:

@@ -256,9 +256,19 @@ class Sharing:
         return is_first
 
 
+def check_model(model: str, options: EncoderOptions) -> None:
+    """Raise a :class:`ModelNotFoundError` if a model is not available; torch is not imported."""
+    from midlayer_encoders.models import hub
+
+    name, revision = hub.name_and_revision(model)
+    with options.hub_access():
+        hub.check_model(name, revision or options.revision, gguf_file=options.gguf_file)
+
+
 def load_model(model: str, options: EncoderOptions, *, devices: int = 1, num_nodes: int = 1) -> LayerEncoder:
     """Return the encoder of a whole model, on the device of this process if several share the work."""
-    from midlayer_encoders.encoder.sentence_transformers_encoder import load_shared
+    check_model(model, options)
+    from midlayer_encoders.encoder.sentence_transformers_encoder import load_shared  # imports torch
 
     with show_waiting("loading", f"Loading {model}"):
         encoder, _ = load_shared(model, options.changed(), devices, num_nodes)

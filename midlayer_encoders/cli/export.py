@@ -50,6 +50,7 @@ def export(
         raise OptionError(f"`--precision` must be left out with --for {target}, which writes no code for it.")
     if center is not None:
         options = replace(options, center=tuple(read_texts(center)))
+    _arguments.check_model(model, options)
     from midlayer_encoders import export as exporting  # imports torch
     from midlayer_encoders.encoder.saving import STOCK_NOTE
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
@@ -121,9 +122,9 @@ def embed(
     check_budget(budget)
     kind, _, items = inputs.read(context)
     items = items[: inputs.limit]
-    from midlayer_encoders import vectors  # imports torch
-
     encoder = _arguments.load_model(model, options, **asdict(shared))
+    from midlayer_encoders import vectors
+
     unit = "waveforms" if kind == "audio" else kind
     with _progress.show_progress({"embedding": f"Embedding {unit}", "writing": "Writing vectors"}) as progress:
         written = vectors.embed(

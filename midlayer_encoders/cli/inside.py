@@ -44,7 +44,9 @@ def metrics(
     names = _arguments.parse_metrics(metric_names)
     arguments.metric_names(names)
     kind, path, items = inputs.read(context)
-    from midlayer_encoders import measure  # imports torch
+    processes = asdict(shared)
+    encoder = _arguments.load_model(model, options, **processes)
+    from midlayer_encoders import measure
     from midlayer_encoders.measuring import num_passes
     from midlayer_encoders.media.text_lists import wikitext_paragraphs
     from midlayer_encoders.models.hub import shown_name
@@ -53,8 +55,6 @@ def metrics(
     from midlayer_encoders.report.results import versions, write_frame
 
     passes = num_passes(names)
-    processes = asdict(shared)
-    encoder = _arguments.load_model(model, options, **processes)
     if wikitext:  # counts the tokens of the whole paragraph, whatever --max-length is
         items = wikitext_paragraphs(items, lambda line: len(encoder.tokenizer(line, verbose=False)["input_ids"]))
     items = items[: inputs.limit]
@@ -119,9 +119,9 @@ def probe(
     read = partial(read_examples, bad="skip" if skip_bad else "refuse", columns=labeled.columns())
     paths = [check_examples_path(path) for path in (data, test) if path is not None]
     tables = {path: read(path, ()) for path in paths if not path.is_dir()}  # before the model is loaded
-    from midlayer_encoders import probing  # imports torch
-
     encoder = _arguments.load_model(model, options, **asdict(shared))
+    from midlayer_encoders import probing
+
     examples = [tables[path] if path in tables else read(path, encoder.media) for path in paths]
     inputs, labels = examples[0]
     test_inputs, test_labels = examples[1] if test is not None else ([], [])
@@ -205,6 +205,8 @@ def compare(
     names = metric_names(_arguments.parse_metrics(measured.metrics), COMPARABLE, aliases=())
     intervals = IntervalSettings(resamples=resamples)
     arguments = measured.arguments(options)
+    for model in (base, *tuned):
+        _arguments.check_model(model, options)
     from midlayer_encoders import comparing  # imports torch
     from midlayer_encoders.comparing.compare import without_local
 

@@ -56,7 +56,7 @@ def select_command(
         midlayer select MODEL --texts texts.txt --labels labels.txt --recipes all
     """
     from midlayer_encoders.arguments import RULE_NAMES
-    from midlayer_encoders.tasks.sources import own_labels
+    from midlayer_encoders.tasks.sources import has_labels, own_labels
     from midlayer_encoders.validation import check_choice
 
     is_first = shared.writes_results()
@@ -72,9 +72,11 @@ def select_command(
     label_list = None if labels is None else _read_labels(labels, len(inputs))
     if data.label_column is not None:
         label_list = own_labels(texts, data.columns())
-    from midlayer_encoders.selection import select  # imports torch
-
+    elif labels is None and has_labels(texts, data.columns()):
+        _output.print_text(f"{texts} has a column label, which is not read. Pass --label-column label to choose by it.")
     encoder = _arguments.load_model(model, options, **asdict(shared))
+    from midlayer_encoders.selection import select
+
     with _progress.show_progress(_STAGES) as progress:
         selection = select(
             encoder,

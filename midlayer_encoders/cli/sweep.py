@@ -42,7 +42,9 @@ STAGES = {
 @command("Find the layer")
 def sweep(
     *,
-    models: Annotated[list[str], Argument(metavar="MODEL...", help="Folders, hub names, name@revision, or built-in.")],
+    models: Annotated[
+        list[str], Argument(metavar="MODEL...", help="Folders, GGUF files, hub names, name@revision, or built-in.")
+    ],
     tasks: Annotated[str, Option(help="mteb tasks or benchmarks, paper, builtin, or paths, separated by commas.")],
     data: _arguments.Data,
     limit: Annotated[int | None, Option(help="Score a sample of at most so many rows of each split.")] = None,
@@ -69,7 +71,7 @@ def sweep(
         midlayer sweep built-in --tasks builtin --recipes plain,one-word
     """
     from midlayer_encoders.files import check_output_folder, folder_lock
-    from midlayer_encoders.models.hub import check_model, name_and_revision
+    from midlayer_encoders.models.hub import name_and_revision
     from midlayer_encoders.sweeping.request import SweepRequest, SweepSettings
     from midlayer_encoders.tasks.sources import limited_sources, task_sources
 
@@ -96,7 +98,7 @@ def sweep(
     processes = shared.devices * shared.num_nodes
     task_names = tasks.split(",")
     if is_alone:
-        check_model(model, options.revision, gguf_file=options.gguf_file)  # before mteb and torch are imported
+        _arguments.check_model(model, options)  # before mteb and torch are imported
         with _progress.show_waiting("tasks", "Reading the tasks"):
             sources = limited_sources(task_sources(task_names, data.columns()), limit)
         if out is not None and processes == 1:  # several processes check it together

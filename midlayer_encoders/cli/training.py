@@ -97,6 +97,7 @@ def tune(
     rows = read_rows(pairs, texts, training.data.columns(), objective=objective)
     rows.split(settings.held_out, settings.seed)
     scored_tasks(training.task_names, training.data.columns(), rows)
+    _arguments.check_model(training.model, options)
     from midlayer_encoders import tuning  # imports torch
 
     _train(tuning.tune, training, pairs, texts=texts, settings=settings, **options.changed())
@@ -133,6 +134,7 @@ def distill(
     rows = read_training_texts(texts, training.data.columns())
     rows.split(settings.held_out, settings.seed)
     scored_tasks(training.task_names, training.data.columns(), rows)
+    _arguments.check_model(training.model, options)
     from midlayer_encoders import tuning  # imports torch
 
     _train(

@@ -103,7 +103,9 @@ class BuiltEncoder(PlainOnDisk):
             try:
                 converted: AbstractContextManager[tuple[str, GgufFile | None]] = nullcontext((folder, None))
                 if gguf_file is not None:
-                    converted = converted_folder(folder, gguf_file, options.revision)
+                    converted = converted_folder(
+                        folder, gguf_file, options.revision, shown=None if options.gguf_file else model
+                    )
                 with converted as (files, gguf):
                     if gguf is not None and options.pooling is None:
                         saved = replace(saved, pooling=default_pooling(gguf))

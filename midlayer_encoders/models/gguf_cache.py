@@ -49,10 +49,12 @@ def gguf_cache() -> Path | None:
 
 
 @contextmanager
-def converted_folder(model: str, gguf_file: str, revision: str | None) -> Iterator[tuple[str, GgufFile]]:
+def converted_folder(
+    model: str, gguf_file: str, revision: str | None, *, shown: str | None = None
+) -> Iterator[tuple[str, GgufFile]]:
     """Yield a folder with the config and the tokenizer of a GGUF file, and the file.
 
-    The folder is in the user's cache, or temporary if the cache is off or not writable.
+    The folder is in the user's cache, or temporary if the cache is off or not writable. Errors call the file ``shown``.
     """
     path = _local_path(model, gguf_file, revision)
     if importlib.util.find_spec("gguf") is None:
@@ -71,10 +73,10 @@ def converted_folder(model: str, gguf_file: str, revision: str | None) -> Iterat
                 _remove_unused(root)
             yield str(folder), file
         except (CutError, ModelNotFoundError, OptionError) as error:  # they name the user's file
-            text = str(error)
+            text, shown = str(error), shown or os.path.join(model, gguf_file)  # noqa: PTH118  (a name on the hub is no path)
             places = (str(folder / TOKENIZER), str(folder), repr(str(path.parent)), "The GGUF file", "the GGUF file")
             for place in places:
-                text = text.replace(place, os.path.join(model, gguf_file))  # noqa: PTH118  (a name on the hub is no path)
+                text = text.replace(place, shown)
             error.args = (text,)
             raise
 

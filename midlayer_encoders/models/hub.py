@@ -85,6 +85,11 @@ def shown_name(model: str, gguf_file: str | None = None) -> str:
 def check_model(model: str, revision: str | None = None, *, gguf_file: str | None = None) -> None:
     """Raise a :class:`ModelNotFoundError` if a model is not available; torch is not imported."""
     folder, file = model_location(model, gguf_file)
+    trained = expand_home(model) / "model"
+    if exists(trained / "modules.json") and not exists(trained.parent / "modules.json"):
+        raise ModelNotFoundError(
+            f"`model` must be a model, but {model!r} is the folder of a run. Pass {str(trained)!r}."
+        )
     local_only(folder, revision, filename=file or "config.json")
 
 

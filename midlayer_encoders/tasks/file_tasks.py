@@ -87,6 +87,11 @@ def files_data(path: Path, columns: Columns = USUAL_NAMES) -> TaskData:
     return _labeled(task, path.stem if path.is_file() else path.resolve().name, names)
 
 
+def is_beir(path: Path) -> bool:
+    """Return whether a folder is in BEIR's layout, whose columns have fixed names."""
+    return _beir_files(path) is not None
+
+
 def own_tables(path: Path, columns: Columns) -> list[Table]:
     """Return the tables in the file or folder ``path``; none for a folder in BEIR's layout."""
     files = {} if _beir_files(path) else _split_files(path)

@@ -17,7 +17,7 @@ from midlayer_encoders._isolation import isolated_random
 from midlayer_encoders.errors import OptionError, did_you_mean, short_repr
 from midlayer_encoders.files import exists, expand_home, shell_path
 from midlayer_encoders.tasks.docstrings import BUILTIN_SETS, BUILTIN_TASKS, builtin_data
-from midlayer_encoders.tasks.file_tasks import column_cure, files_data, own_tables, tables_data, task_type
+from midlayer_encoders.tasks.file_tasks import column_cure, files_data, is_beir, own_tables, tables_data, task_type
 from midlayer_encoders.tasks.memory_tables import is_data, is_named, split_tables
 from midlayer_encoders.tasks.samples import SMALLEST_LIMIT
 from midlayer_encoders.tasks.table_files import SUFFIXES, TEXT, USUAL_NAMES, Columns, TaskFileError, is_empty
@@ -242,7 +242,7 @@ def task_sources(names: Tasks, columns: Columns = USUAL_NAMES, *, must_apply: bo
     applies = any(getattr(source, "columns", None) == columns for source in sources.values())
     if must_apply and any(columns) and not applies:
         names = "`text_column`, `label_column` and `drop_empty`"
-        raise OptionError(f"{names} must be left out unless a task is your own data.")
+        raise OptionError(f"{names} must be left out unless a task is a table of your own.")
     return list(sources.values())
 
 
@@ -268,7 +268,7 @@ def _sources(name: Any, columns: Columns) -> Sequence[TaskSource]:
             raise OptionError(
                 f"`tasks` must be names or paths that exist, but there is no {short_repr(str(path), 200)}."
             )
-        return [_own_source(path, columns)]
+        return [_own_source(path, USUAL_NAMES if is_beir(path) else columns)]
     if isinstance(name, str):
         labels = BUILTIN_TASKS if name in BUILTIN_SETS else [label for label in BUILTIN_TASKS if label == name]
         origins = [(label, name if name in BUILTIN_SETS else "builtin") for label in labels]
@@ -328,6 +328,13 @@ def own_texts(path: Path, columns: Columns = USUAL_NAMES, *, labels: bool = Fals
             for cell in rows.get(name, ()):
                 texts |= dict.fromkeys([cell] if isinstance(cell, str) else cell)
     return [text for text in texts if text.strip()]
+
+
+def has_labels(path: Path, columns: Columns) -> bool:
+    """Return whether a file, or a folder, is a table with a column label."""
+    path = expand_home(path).absolute()
+    is_table = path.is_dir() or path.suffix.lower() in SUFFIXES
+    return is_table and any("label" in table.columns for table in own_tables(path, columns))
 
 
 def own_labels(path: Path, columns: Columns) -> list[str | None]:

@@ -94,8 +94,8 @@ def test_revision_is_refused_in_python() -> None:
         ("sweep . --tasks ./rows.csv --text-column sentense", "but got 'sentense'. Did you mean 'sentence'?"),
         ("metrics . --texts lines.txt --metrics entropy", "Did you mean 'prompt_entropy', 'dataset_entropy' or"),
         ("metrics . --texts rows.csv", "(--text-column sentence)"),
-        ("export no/model --layer 1 --device gpu", "`device` must be one of cpu"),
-        ("export no/model --layer 1 --device cuda:99", "`device` must be one of cpu"),
+        ("export . --layer 1 --device gpu", "`device` must be one of cpu"),
+        ("export . --layer 1 --device cuda:99", "`device` must be one of cpu"),
         ("board swept", "swept has no readable frame.parquet and sweep.json"),
     ],
 )
@@ -166,6 +166,24 @@ REFUSED_EARLY = {
     "embed built-in --texts empty.txt --out v.npy": "must hold at least one text",
     "export built-in --layer abc --out o": "must be a layer such as 17, -1 or 0.7, but got 'abc'",
     "export built-in --layer 3 --out project": "must be a new or empty folder",
+    "export built-in --layer 3 --out /proc/nope": "/proc/nope cannot be created",
+    "export built-in --layer -0.2 --out o": "must be a layer such as 17, -1 or 0.7, but got '-0.2'",
+    "embed built-in --texts texts.txt --out v.npy --layers 0,1.5": "but got '0,1.5'",
+    "compare . run --texts texts.txt": "'run' is the folder of a run. Pass 'run/model'",
+    "compare . ./missing --texts texts.txt": "there is no folder './missing'",
+    "metrics run --texts texts.txt": "'run' is the folder of a run. Pass 'run/model'",
+    **dict.fromkeys(
+        (
+            "select ./missing --texts texts.txt",
+            "metrics ./missing --texts texts.txt",
+            "embed ./missing --texts texts.txt --out v.npy",
+            "probe ./missing --data tasks.csv",
+            "export ./missing --layer 3 --out o",
+            "tune ./missing --layer 3 --pairs pairs.csv --out o",
+            "distill ./missing --layer 3 --texts many.txt --out o",
+        ),
+        "there is no folder './missing'",
+    ),
     "export built-in --layer 3 --out o --for tensorrt": "`target` must be one of",
     "export built-in --layer 3 --out o --center empty.txt": "must hold at least one text",
     "tune built-in --layer abc --pairs pairs.csv --out o": "must be a layer such as 17, -1 or 0.7, but got 'abc'",
@@ -194,12 +212,15 @@ for command in sys.argv[1:]:
 def test_invalid_data_is_refused_before_torch_is_imported(tmp_path: Path) -> None:
     (tmp_path / "data.csv").write_text("message;topic\na long text;x\na longer text;y\n")
     (tmp_path / "texts.txt").write_text("a text\nanother text\n")
+    (tmp_path / "many.txt").write_text("".join(f"text {number}\n" for number in range(200)))
     (tmp_path / "empty.txt").write_text("\n")
     (tmp_path / "tasks.csv").write_text(
         "text,label\n" + "".join(f"text {number},{number % 2}\n" for number in range(40))
     )
     (tmp_path / "faulty.csv").write_text("text,label\n,x\nb,x\nc,y\n")
     (tmp_path / "pairs.csv").write_text("anchor,positive\n" + "".join(f"a {number},b\n" for number in range(40)))
+    (tmp_path / "run" / "model").mkdir(parents=True)
+    (tmp_path / "run" / "model" / "modules.json").write_text("[]")
     (tmp_path / "project").mkdir()
     (tmp_path / "project" / "report.html").write_text("mine")
     run = [sys.executable, "-c", RUN_EACH, *REFUSED_EARLY]

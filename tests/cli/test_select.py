@@ -69,6 +69,15 @@ def test_label_column_gives_the_labels_of_a_file_in_the_order_of_its_rows(
         run("no/model", "--texts", str(table), *columns, "--labels", str(files[1]))
 
 
+@pytest.mark.parametrize(("column", "expected"), [("label", True), ("topic", False)])
+def test_select_names_the_label_column_that_it_does_not_read(
+    column: str, expected: bool, tiny_folder: Callable[[str], str], tmp_path: Path
+) -> None:
+    table = write(tmp_path / "rows.csv", [{"text": text, column: "x"} for text in TEXTS])
+    output = " ".join(run(tiny_folder("Llama"), "--texts", str(table), "--device", "cpu").split())
+    assert ("rows.csv has a column label, which is not read. Pass --label-column label" in output) == expected
+
+
 def test_invalid_rule_and_labels_are_refused_before_the_model_is_loaded(
     files: tuple[Path, Path], tmp_path: Path
 ) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from benchmarks.gguf_tokens import FIXTURE, write_vocabulary
 from midlayer_encoders import LayerEncoder
-from midlayer_encoders.errors import MidlayerError
+from midlayer_encoders.errors import LayerIndexError, MidlayerError
 from midlayer_encoders.models import gguf_cache as gguf_cache_module
 from midlayer_encoders.models.gguf_cache import GGUF_CACHE, gguf_cache
 from tests.tiny_folders import TEXTS
@@ -168,6 +168,15 @@ def test_a_cache_that_is_not_writable_is_not_used(
     with caplog.at_level(logging.WARNING):
         load(source).encode(TEXTS)
     assert f"{tmp_path}/file/cache is not writable: model.gguf is converted at every load" in caplog.text
+
+
+@pytest.mark.usefixtures("cache")
+def test_errors_name_a_file_and_the_built_in_model_as_typed(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(source)
+    monkeypatch.setattr("midlayer_encoders.models.hub.package_folder", lambda _: Path(source))
+    for model in ("model.gguf", "built-in"):
+        with pytest.raises(LayerIndexError, match=rf"`layer` must be in \[0, {DEPTH}\] for {model} \("):
+            LayerEncoder(model, 99, device="cpu")
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,12 @@ import mteb
 import pytest
 import pytrec_eval
 
+from midlayer_encoders.errors import OptionError
 from midlayer_encoders.tasks import TaskFileError, TfidfEncoder, resolve_tasks, tfidf_scores
 from midlayer_encoders.tasks.baselines import task_texts
 from midlayer_encoders.tasks.file_tasks import files_data
 from midlayer_encoders.tasks.sources import task_sources
+from midlayer_encoders.tasks.table_files import Columns
 from tests.others_warnings import MTEB
 from tests.tasks.rows import ROWS, SENTENCES, write
 
@@ -62,6 +64,16 @@ def test_beir_layout_scores_ndcg_of_titles_and_texts_like_trec_eval(tmp_path: Pa
     assert evaluate(task, encoder) == pytest.approx(expected, abs=1e-4)
     assert (task.metadata.type, task.metadata.main_score) == ("Retrieval", "ndcg_at_10")
     assert list(task.dataset["default"]["test"]["queries"]["id"]) == list(queries)  # the judged ones
+
+
+def test_task_sources_read_a_beir_folder_beside_a_table_of_other_columns(tmp_path: Path) -> None:
+    rows = [{"Frage": sentence, "Rubrik": str(number % 2)} for number, sentence in enumerate(SENTENCES[:20])]
+    paths = [write(tmp_path / "fragen.csv", rows), write_beir(tmp_path / "search")]
+    names = Columns("Frage", "Rubrik")
+    expected = [task_sources(path, columns)[0] for path, columns in zip(paths, (names, Columns()), strict=True)]
+    assert task_sources(paths, names) == expected
+    with pytest.raises(OptionError, match="must be left out unless a task is a table of your own"):
+        task_sources(paths[1], names)
 
 
 def test_query_passage_rows_are_the_same_task_as_their_beir_folder(tmp_path: Path) -> None:
