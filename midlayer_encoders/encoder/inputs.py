@@ -200,14 +200,24 @@ def _joined(groups: Sequence[tuple[Tensor, dict[str, Any]]], name: str) -> Tenso
     return pad_sequence([results[row] for row in order], batch_first=True)
 
 
-def probe_inputs(media: Sequence[str], rate: int | None, tokenizer: Any = None) -> tuple[Any, Any]:
-    """Return a short and a longer input of a medium; the longer is ``None`` for images, whose size is fixed."""
+def probe_inputs(
+    media: Sequence[str], rate: int | None, tokenizer: Any = None, *, seconds: float = 0.1
+) -> tuple[Any, Any]:
+    """Return a short and a longer input of a medium; the longer is ``None`` for images, whose size is fixed.
+
+    Args:
+        media: media of the model.
+        rate: audio samples per second.
+        tokenizer: of the model.
+        seconds: length of the short waveform.
+    """
     if "text" in media:
         return _probe_texts(tokenizer)
     if "image" in media:
         return probe_image(8), None
     rate = rate or 16000
-    short, longer = (np.sin(np.arange(samples, dtype=np.float32) / 20) for samples in (rate // 10, 3 * rate // 20))
+    lengths = (int(seconds * rate), 3 * int(seconds * rate) // 2)
+    short, longer = (np.sin(np.arange(samples, dtype=np.float32) / 20) for samples in lengths)
     return {"array": short, "sampling_rate": rate}, {"array": longer, "sampling_rate": rate}
 
 
@@ -228,10 +238,10 @@ def _probe_texts(tokenizer: Any) -> tuple[str, str]:
     return (words[0] * 3, "".join(words[:3]) * 2) if words else texts
 
 
-def probe_features(first: Any) -> tuple[dict[str, Any], dict[str, Any] | None]:
+def probe_features(first: Any, *, seconds: float = 0.1) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """Return the features of a short input alone, and in a padded batch with a longer one, on the module's device.
 
-    The second is ``None`` for images, which are never padded.
+    The second is ``None`` for images, which are never padded. ``seconds`` is the length of a short waveform.
     """
     model = first.model
     media = supported_media(first.modalities)
@@ -244,5 +254,5 @@ def probe_features(first: Any) -> tuple[dict[str, Any], dict[str, Any] | None]:
         return to_device(model_features(model, processed), next(model.parameters()).device)
 
     with turn(first.processor if tokenizer is None else tokenizer):  # other threads may encode with it
-        short, longer = probe_inputs(media, sampling_rate(first.processor), tokenizer)
+        short, longer = probe_inputs(media, sampling_rate(first.processor), tokenizer, seconds=seconds)
         return features([short]), features([short, longer]) if longer is not None else None
