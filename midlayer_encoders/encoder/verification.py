@@ -193,8 +193,7 @@ def check_batches(encoder: Any) -> None:
     """Raise unless a short input has the same vector alone and in a padded batch.
 
     transformers' extractors scale waveforms as if all padding were on the right, so one that pads on the left, and
-    changes the waveforms of a batch, pads on the right here. A model whose states change with padding at some lengths
-    runs inputs of equal length together.
+    changes the waveforms of a batch, pads on the right here.
     """
 
     def is_exact() -> bool:
@@ -212,12 +211,9 @@ def check_batches(encoder: Any) -> None:
         extractor.padding_side = "right"
         if is_exact():
             return
-    mark_padding(encoder.transformer)
-    if is_exact():
-        return
     raise OptionError(
-        f"The processor of {encoder.name} must pad on the right and return an `attention_mask`: a short input has "
-        "another vector in a padded batch than alone."
+        f"{encoder.name} gives a short input another vector in a padded batch than alone: its processor does not pad "
+        "on the right or returns no `attention_mask`, or padding changes its states at some lengths."
     )
 
 

@@ -262,12 +262,11 @@ def test_encoder_extractor_returns_no_mask_is_refused(name: str, tmp_path: Path,
     call = tf.Wav2Vec2FeatureExtractor.__call__
     save_tiny(name, tmp_path)
     monkeypatch.setattr(tf.Wav2Vec2FeatureExtractor, "__call__", without_mask)
-    with pytest.raises(OptionError, match="must pad on the right and return an `attention_mask`"):
+    with pytest.raises(OptionError, match="returns no `attention_mask`"):
         LayerEncoder(str(tmp_path), 2, device="cpu")
 
 
-@pytest.mark.parametrize("samples", [1600, 2000, 2600, 3300])
-def test_encode_model_sensitive_to_padding_at_some_lengths_is_exact(samples: int, tmp_path: Path) -> None:
+def test_encoder_padding_changes_states_at_some_lengths_is_refused(tmp_path: Path) -> None:
     config = tf.ParakeetEncoderConfig(
         hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64, num_mel_bins=16,
         subsampling_conv_channels=8,
@@ -275,9 +274,5 @@ def test_encode_model_sensitive_to_padding_at_some_lengths_is_exact(samples: int
     torch.manual_seed(0)
     tf.ParakeetEncoder(config).save_pretrained(tmp_path)
     tf.ParakeetFeatureExtractor(feature_size=16).save_pretrained(tmp_path)
-    encoder = LayerEncoder(str(tmp_path), 1, device="cpu")
-    short, longer = waveform(1, samples), waveform(2, 4000)
-    alone = encoder.encode([short])
-    np.testing.assert_allclose(encoder.encode([short, longer])[:1], alone, atol=1e-5 * np.abs(alone).max())
-    layers = encoder.encode_layers([short, longer])
-    np.testing.assert_allclose(layers[1][:1], alone, atol=1e-5 * np.abs(alone).max())
+    with pytest.raises(OptionError, match=r"another vector in a padded batch than alone: .* at some lengths"):
+        LayerEncoder(str(tmp_path), 1, device="cpu")
