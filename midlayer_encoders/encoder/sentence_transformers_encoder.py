@@ -100,17 +100,15 @@ class LayerEncoder(EmbeddingEncoder):
         recipe = options.get("recipe")
         select_recipe = isinstance(recipe, str) and recipe == _AUTO
         encoder_options = make_options({**options, "recipe": None} if select_recipe else options)
-        layer = recipe.layer if layer is None and isinstance(recipe, Recipe) else layer
-        if layer is None:
+        if (layer := recipe.layer if layer is None and isinstance(recipe, Recipe) else layer) is None:
             raise OptionError(_NO_LAYER)
-        requested: Any = layer
+        number = layer_number(layer) if isinstance(layer, str) else None
+        requested: Any = layer if number is None else number
         if select_recipe and requested != _AUTO:
             raise OptionError(f"`layer` must be 'auto' with recipe='auto', which selects both, but got {requested!r}.")
         if not isinstance(requested, str) and (texts is not None or labels is not None):
             raise OptionError(f"`texts` and `labels` must be None unless `layer` names a rule, but it is {requested}.")
         selection = choice if isinstance(choice, Selection) else None
-        if isinstance(requested, str) and (number := layer_number(requested)) is not None:
-            requested = number
         if isinstance(requested, str):
             check_choice("layer", requested, RULES)
             # The recipe's fields are among the options; modules after the pooling depend on the layer.

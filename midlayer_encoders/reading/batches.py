@@ -197,8 +197,10 @@ def batches_of(
 
 def input_sizes(source: LayerSource, inputs: Sequence[Any], *, prompt: str = "") -> list[int]:
     """Return the number of tokens of each text for progress; an image or a waveform counts as one."""
-    is_text = all(isinstance(item, str) for item in inputs)
-    return count_tokens(source, [prompt + text for text in inputs]) if is_text else [1] * len(inputs)
+    if not all(isinstance(item, str) for item in inputs):
+        return [1] * len(inputs)
+    check_texts("texts", inputs)
+    return count_tokens(source, [prompt + text for text in inputs])
 
 
 def count_steps(sizes: Sequence[int], batches: Sequence[Sequence[int]], stage: Stage) -> Callable[[int], None]:

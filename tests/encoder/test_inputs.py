@@ -81,7 +81,7 @@ def test_folder_may_be_a_path_and_layer_a_numpy_number(tiny_folder: Folder) -> N
         np.testing.assert_array_equal(encoder.encode("a text"), expected)
 
 
-@pytest.mark.parametrize("layer", [True, np.bool_(True), None, "2", [], float("nan"), float("inf"), 10**400, 1 + 2j])
+@pytest.mark.parametrize("layer", [True, np.bool_(True), None, "two", [], float("nan"), float("inf"), 10**400, 1 + 2j])
 def test_invalid_layer_is_refused(tiny_folder: Folder, layer: Any) -> None:
     with pytest.raises(OptionError, match="`layer`"):
         LayerEncoder(tiny_folder("Llama"), layer, device="cpu")
