@@ -268,6 +268,11 @@ class BuiltEncoder(PlainOnDisk):
                 self.append(module.to(device=self.device, dtype=self.dtype))
 
     @property
+    def revision(self) -> str | None:
+        """Branch, tag or commit of the model on the hub."""
+        return self.options.revision
+
+    @property
     def spec(self) -> EncoderSpec:
         """Everything that changes this encoder's vectors and scores; training the encoder changes the spec."""
         modules = [[type(module).__name__, module.get_config_dict()] for module in self]  # type: ignore[operator]

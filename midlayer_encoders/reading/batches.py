@@ -50,6 +50,11 @@ class LayerSource(Protocol):
     max_pixels: int
     truncate_dim: int | None
     tokenizer: Any
+    tower_layers: dict[str, int]
+
+    @property
+    def revision(self) -> str | None:
+        """Branch, tag or commit of the model on the hub."""
 
     @property
     def transformer(self) -> nn.Module:

@@ -14,7 +14,7 @@ from midlayer_encoders import validation
 from midlayer_encoders._types import Progress, Stage
 from midlayer_encoders.errors import OptionError, counted
 from midlayer_encoders.frame.curves import Curves, check_blocks, curves
-from midlayer_encoders.frame.schema import tidy_frame, tidy_rows
+from midlayer_encoders.frame.schema import NamedSubject, tidy_frame, tidy_rows
 from midlayer_encoders.measuring import measure_layers
 from midlayer_encoders.media import medium_of
 from midlayer_encoders.metrics.sample_metrics import LEAST_TOKENS
@@ -171,11 +171,10 @@ def select(
 
 def _check_whole(source: LayerSource) -> None:
     """Raise an :class:`OptionError` unless an encoder is that of a whole model with several layers."""
-    spec = source.spec
-    check_blocks(source.num_layers, spec.model)
-    if spec.tower_layers:
+    check_blocks(source.num_layers, source.name)
+    if source.tower_layers:
         raise OptionError(
-            f"`model` must have one stack of layers to choose from, but {spec.model} has two towers. "
+            f"`model` must have one stack of layers to choose from, but {source.name} has two towers. "
             "Pass `tower` to choose for one of them."
         )
     if source.layer != source.num_layers:
@@ -509,13 +508,13 @@ def select_from_scores(
         unmeasured: why no metric was measured.
         default: layer and reason of ``auto`` without labels; by default those of the rule.
     """
-    spec = source.spec
+    subject = NamedSubject(source.name, source.revision, source.num_layers)  # the spec would read all weights
     frame = metrics
     if accuracy is not None:
         scores = dict(enumerate(accuracy.mean(dim=1).tolist()))
-        rows = tidy_rows(scores, spec, kind="score", dataset=LABELS, name="accuracy")
+        rows = tidy_rows(scores, subject, kind="score", dataset=LABELS, name="accuracy")
         frame = pl.concat([metrics, tidy_frame(rows)])
-    no_curves = Curves(spec.model, spec.revision or "default", spec.num_layers, {}, {}, {})
+    no_curves = Curves(subject.model, subject.revision or "default", subject.num_layers, {}, {}, {})
     model_curves = no_curves if frame.is_empty() else curves(frame)
     auto = default
     evidence = None
