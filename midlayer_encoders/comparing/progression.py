@@ -234,7 +234,7 @@ class _CheckpointMeasurer:
         for position, checkpoint in enumerate(checkpoints):
             stage = Stage(progress, checkpoint.name, count * len(checkpoints), count * position)
             try:
-                make = partial(self._measure, checkpoint, stage)
+                make = partial(self._measure, checkpoint, stage, count)
                 path = self.path(checkpoint)
                 frames[checkpoint.name] = make() if path is None else kept_frame(path, make)
                 if (rest := count * (position + 1) - stage.done) > 0:  # the frame was read from its file
@@ -251,8 +251,13 @@ class _CheckpointMeasurer:
             return None
         return self.folder / "steps" / f"step{checkpoint.step}.{self.identity.key(checkpoint)}.parquet"
 
-    def _measure(self, checkpoint: Checkpoint, stage: Stage) -> pl.DataFrame:
+    def _measure(self, checkpoint: Checkpoint, stage: Stage, count: int) -> pl.DataFrame:
         start = stage.done
+
+        def report(name: str, tokens: int, all_tokens: int) -> None:
+            if name == "measuring":
+                stage.step(start + count * tokens // max(all_tokens, 1) - stage.done)
+
         gc.collect()  # an encoder and its model card refer to each other, so the previous one is still in memory
         encoder = complete_encoder(checkpoint.source, {**self.options.changed(), "revision": checkpoint.revision})
         self.group.place(encoder)
@@ -264,7 +269,7 @@ class _CheckpointMeasurer:
             views=self.views or self.identity.views,
             seed=self.identity.seed,
             dataset=self.identity.dataset,
-            progress=lambda _, done, __: stage.step(start + done - stage.done),
+            progress=report,
         )
         return frame.with_columns(model=pl.lit(self.identity.model), revision=pl.lit(f"step{checkpoint.step}"))
 

@@ -76,6 +76,7 @@ def test_alignment_uses_the_seed_of_the_progression(run: Path) -> None:
     own_rows = result.frame.filter(pl.col("revision") == "step2")
     assert_frame_equal(own_rows.drop("model", "revision"), expected.drop("model", "revision"), rel_tol=1e-12)
     assert steps[-1] == (8 * len(TEXTS), 8 * len(TEXTS)), "texts, copies and two views at two steps"
+    assert steps == sorted(steps), "steps are never taken back"
 
 
 def test_everything_is_written(done: ProgressionResult) -> None:
