@@ -303,10 +303,10 @@ def set_aside(path: Path, reason: str) -> None:
 def folder_lock(folder: Path) -> Iterator[None]:
     """Reserve a folder for this run. The lock ends with the process, even if it is killed.
 
-    A folder on a read-only or full disk is not locked: the first write reports the problem.
+    A folder is not locked if its lock file cannot be written, as that of another user in a folder that both share.
 
     Raises:
-        FolderError: another run is using the folder.
+        FolderError: another run is using the folder, or no file can be written to it.
         OptionError: the folder holds files of something else.
     """
     from filelock import FileLock, Timeout
@@ -346,7 +346,7 @@ def _holder(path: Path) -> str:
 
 
 def check_output_folder(folder: Path) -> None:
-    """Raise unless a folder is absent, empty, or holds the results of an earlier run."""
+    """Raise unless files can be written to a folder that is absent, empty, or holds results of an earlier run."""
     names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
     if names and not names & _RESULT_FILES:
         raise OptionError(

@@ -215,11 +215,28 @@ def test_one_run_writes_to_a_folder_and_its_lock_dies_with_it(tmp_path: Path) ->
         pass
 
 
-def test_a_lock_on_a_disk_that_cannot_be_written_to_is_held_and_none_is_written_through_a_link(
-    read_only_disk: Path, tmp_path: Path
-) -> None:
-    with folder_lock(read_only_disk / "out"):
+def test_folder_lock_of_a_read_only_disk_raises(read_only_disk: Path) -> None:
+    folder = read_only_disk / "out"
+    with pytest.raises(FolderError, match=rf"{folder} is not writable \(Read-only file system\)"), folder_lock(folder):
         pass
+
+
+def test_folder_lock_with_a_read_only_lock_file_is_held(small_disk: Path) -> None:
+    """As that of another user, in a folder that both can write to."""
+    lock_file = small_disk / "midlayer.lock"
+    lock_file.touch()
+    subprocess.run(["mount", "--bind", lock_file, lock_file], check=True)
+    try:
+        subprocess.run(["mount", "-o", "remount,bind,ro", lock_file], check=True)
+        with pytest.raises(OSError, match="Read-only"):
+            lock_file.write_text("mine")
+        with folder_lock(small_disk):
+            (small_disk / "results.parquet").touch()
+    finally:
+        subprocess.run(["umount", lock_file], check=True)
+
+
+def test_no_lock_is_written_through_a_link(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("mine")
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "midlayer.lock").symlink_to(tmp_path / "mine.txt")
