@@ -17,7 +17,7 @@ from midlayer_encoders import LayerEncoder, measure
 from midlayer_encoders.measuring import measure_layers
 from midlayer_encoders.metrics import METRICS
 from midlayer_encoders.views.text_views import augment, drop_words
-from tests.progress import record_steps
+from tests.progress import num_tokens, record_steps
 
 Folder = Callable[[str], str]
 DRAW = random.Random(3)
@@ -114,10 +114,9 @@ def test_every_metric_of_every_layer_matches_the_encoder_of_that_layer(
 ) -> None:
     batches: list[int] = []
     full_encoder = encoder(tiny_folder(name), -1, **options)
-    frame = measure(
-        full_encoder, TEXTS, metrics="all", views=3, seed=4, token_budget=120, progress=record_steps(batches)
-    )
-    assert sum(batches) == 5 * len(TEXTS)
+    progress = record_steps(batches, "measuring")
+    frame = measure(full_encoder, TEXTS, metrics="all", views=3, seed=4, token_budget=120, progress=progress)
+    assert sum(batches) == num_tokens(full_encoder, TEXTS, drop_words(TEXTS, seed=4), *VIEWS)
     assert len(batches) > 5 * 3, "several batches in each pass"
     assert_matches_by_hand(frame, by_hand(tiny_folder(name), range(5), VIEWS, seed=4, **options))
 

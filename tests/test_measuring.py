@@ -30,7 +30,7 @@ from midlayer_encoders.metrics import (
 )
 from midlayer_encoders.views.text_views import augment, drop_words
 from tests.families import DEPTH
-from tests.progress import record_steps
+from tests.progress import num_tokens, record_steps
 
 Folder = Callable[[str], str]
 TEXTS = [
@@ -91,10 +91,11 @@ def test_alignment_reads_one_more_pass_and_leaves_other_metrics_unchanged(tiny_f
     names = ["infonce", "dataset_entropy"]
     steps: list[int] = []
     options = {"token_budget": 60, "layers": [0, 3], "seed": 2}
-    frame = measure(
-        encoder, TEXTS, metrics=["alignment", *names, "uniformity"], progress=record_steps(steps), **options
-    )  # type: ignore[arg-type]
-    assert sum(steps) == 4 * len(TEXTS) == num_passes(["alignment", *names, "uniformity"]) * len(TEXTS)
+    metrics = ["alignment", *names, "uniformity"]
+    frame = measure(encoder, TEXTS, metrics=metrics, progress=record_steps(steps, "measuring"), **options)  # type: ignore[arg-type]
+    passes = [TEXTS, drop_words(TEXTS, seed=2), *augment(TEXTS, views=2, seed=2)]
+    assert sum(steps) == num_tokens(encoder, *passes)
+    assert len(passes) == num_passes(metrics)
     assert frame.filter(pl.col("name").is_in(names)).equals(measure(encoder, TEXTS, metrics=names, **options))  # type: ignore[arg-type]
     for layer in (0, 3):
         layer_encoder = LayerEncoder(tiny_folder("Llama"), layer, device="cpu")

@@ -10,7 +10,7 @@ import torch
 
 from midlayer_encoders import LayerEncoder, measure
 from midlayer_encoders.reading.reader import layer_reader
-from tests.progress import record_steps
+from tests.progress import num_tokens, record_steps
 from tests.test_measured_by_hand import TEXTS
 
 Folder = Callable[[str], str]
@@ -46,10 +46,11 @@ def test_no_batch_of_texts_or_views_is_larger_than_the_budget(tiny_folder: Folde
             layers=[1],
             views=views,
             token_budget=130,
-            progress=record_steps(steps),
+            progress=record_steps(steps, "measuring"),
         )
-    assert [count for count, _ in batch_shapes] == steps
-    assert sum(steps) == 3 * len(TEXTS)
+    assert all(step <= count * tokens for step, (count, tokens) in zip(steps, batch_shapes, strict=True))
+    assert sum(steps) == num_tokens(encoder, TEXTS, *views)
+    assert sum(count for count, _ in batch_shapes) == 3 * len(TEXTS)
     assert all(count * tokens <= 130 for count, tokens in batch_shapes), batch_shapes
     assert len(batch_shapes) < 3 * len(TEXTS) / 2, "batches are filled"
 
@@ -74,9 +75,13 @@ def test_truncated_text_counts_its_remaining_tokens(tiny_folder: Folder) -> None
 def test_each_of_many_texts_is_measured(tiny_folder: Folder) -> None:
     encoder = LayerEncoder(tiny_folder("Llama"), -1, device="cpu")
     steps: list[int] = []
-    measure(encoder, ["ab", "cd", "e"] * 350, metrics="anisotropy", layers=[0], progress=record_steps(steps))
-    assert sum(steps) == 1050
-    assert max(steps) == 256, "the maximum number of texts in a batch"
+    texts = ["ab", "cd", "e"] * 350
+    with record_shapes(encoder) as batch_shapes:
+        measure(encoder, texts, metrics="anisotropy", layers=[1], progress=record_steps(steps, "measuring"))
+    counts = [count for count, _ in batch_shapes]
+    assert sum(counts) == 1050
+    assert max(counts) == 256, "the maximum number of texts in a batch"
+    assert sum(steps) == num_tokens(encoder, texts)
 
 
 def test_encoder_in_training_mode_is_measured_without_dropout(tiny_folder: Folder) -> None:

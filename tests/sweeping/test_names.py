@@ -13,7 +13,7 @@ from midlayer_encoders.sweeping import SweepResult
 from midlayer_encoders.sweeping.best_layer import Notes
 from midlayer_encoders.sweeping.embedder import item_key
 from midlayer_encoders.sweeping.mteb_jobs import Score
-from midlayer_encoders.sweeping.notes import _undefined_scores
+from midlayer_encoders.sweeping.notes import ScoringResult, _undefined_scores
 from tests.report.made_frames import rows_frame
 
 
@@ -71,9 +71,9 @@ def test_baselines_use_the_task_names_on_the_page(names: tuple[str, str], shown:
 
 
 def test_tasks_without_a_score_at_the_same_layers_share_a_remark() -> None:
-    missing = [
-        Score(task, layer, "f1") for task, layers in (("A", (0,)), ("B", (0,)), ("C", (1, 2))) for layer in layers
-    ]
-    first_remark, second_remark = _undefined_scores([*missing, Score("A", 1, "f1", 0.5)])
+    layers_by_task = {"A": (0,), "B": (0,), "C": (1, 2), "D": (0, 1, 2)}  # D has no score at all, and so it failed
+    missing = [Score(task, layer, "f1") for task, layers in layers_by_task.items() for layer in layers]
+    scored = [Score(task, 3, "f1", 0.5) for task in "ABC"]
+    first_remark, second_remark = _undefined_scores(ScoringResult([*missing, *scored], [], {}, {}))
     assert first_remark.startswith("No score at layer 0 of A, B: all vectors are the same or not finite there")
     assert second_remark.startswith("No score at layer 1, 2 of C: ")
