@@ -72,8 +72,9 @@ class Description:
         dynamic = getattr(module, "rope_type", "") in ("dynamic", "longrope")
         names = () if dynamic else module._non_persistent_buffers_set
         buffers = {name: module._buffers[name] for name in names if not _STATE.search(name)}
-        if module is self._encoder:  # its settings are in its spec
-            settings = self({name: value for name, value in vars(module).items() if isinstance(value, _FUNCTIONS)})
+        if module is self._encoder:  # its settings are in its spec, but not methods that were replaced
+            methods = {name: value for name, value in vars(module).items() if hasattr(type(module), name)}
+            settings = self({name: value for name, value in methods.items() if isinstance(value, _FUNCTIONS)})
         else:
             settings = self._settings(module)
         return [settings, self(buffers), self.hooks(module)]

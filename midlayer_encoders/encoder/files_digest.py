@@ -21,6 +21,8 @@ _WEIGHTS = re.compile(r"(pytorch_)?model(-\d+-of-\d+)?\.(safetensors|bin)(\.inde
 _READ_BY_CODE = re.compile(
     r".*\.(safetensors|bin|pt|pth|ckpt|gguf|h5|msgpack|ot|onnx|onnx_data|py|md|html|pdf|png|jpe?g|gif|svg|csv|parquet|log)"
 )
+# Modules of sentence-transformers whose config is in the spec.
+_IN_SPEC = re.compile(r"sentence_transformers\..*\b(Pooling|Dense|Normalize|Dropout|LayerNorm)")
 #: Settings that differ between copies of a model: names, releases, and the dtype, which ``weights_digest`` contains.
 COPIED = {
     "_name_or_path", "name_or_path", "transformers_version", "__version__", "dtype", "torch_dtype", "is_local",
@@ -38,14 +40,16 @@ def files_digest(folder: Path, *, code: bool) -> str:
 
     Args:
         folder: with the model's ``config.json`` or ``modules.json``.
-        code: whether the folder's own code may run (``trust_remote_code``): it can read any file below the folder, and
-            any setting. Otherwise only the folder and those of its modules are read.
+        code: whether the folder's own code may run (``trust_remote_code``), if its settings name any: it can read any
+            file below the folder, and any setting. Otherwise only the folder and those of its modules are read.
     """
+    code = code and _names_code(folder)
+    in_spec = set() if code else _in_spec(folder)
     contents: dict[str, str] = {}
     for path in _files(folder, below=code):
         name = path.relative_to(folder)
         weights = _WEIGHTS.fullmatch(path.name) and not (code and name.parts[1:])  # own modules read what they like
-        if any(map(_NO_INPUT.fullmatch, name.parts)) or weights or not path.is_file():
+        if any(map(_NO_INPUT.fullmatch, name.parts)) or weights or name in in_spec or not path.is_file():
             continue
         if code:
             with path.open("rb") as file:
@@ -57,11 +61,33 @@ def files_digest(folder: Path, *, code: bool) -> str:
 
 def _files(folder: Path, *, below: bool) -> Iterator[Path]:
     yield from folder.rglob("*") if below else folder.glob("*")
-    modules = folder / "modules.json"
-    for module in read_json(modules) if modules.is_file() else []:
+    for module in _modules(folder):
         if module["path"]:
             yield from (folder / module["path"]).rglob("*")
     yield from (folder / "additional_chat_templates").glob("*")
+
+
+def _modules(folder: Path) -> Any:
+    """Return the entries of a folder's ``modules.json``; none if there is no such file."""
+    modules = folder / "modules.json"
+    return read_json(modules) if modules.is_file() else []
+
+
+def _names_code(folder: Path) -> bool:
+    """Return whether a config names code for transformers to load, or a module is not of sentence-transformers."""
+    configs = (path for path in _files(folder, below=True) if path.name.endswith("config.json") and path.is_file())
+    return any(not module["type"].startswith("sentence_transformers.") for module in _modules(folder)) or any(
+        b'"auto_map"' in path.read_bytes() for path in configs
+    )
+
+
+def _in_spec(folder: Path) -> set[Path]:
+    """Return the files whose effect is in the spec: prompts and other settings, and the modules with their configs."""
+    files, modules = {Path("config_sentence_transformers.json")}, _modules(folder)
+    if all(_IN_SPEC.fullmatch(module["type"]) for module in modules[1:]):
+        configs = {Path(module["path"], "config.json") for module in modules[1:]}
+        files |= {Path("modules.json")} | configs - {Path(module["path"], "config.json") for module in modules[:1]}
+    return files
 
 
 def _content_read(path: Path) -> bytes:

@@ -23,6 +23,7 @@ from midlayer_encoders._types import EncoderChoice, Layer, LayerArgument, Progre
 from midlayer_encoders.arguments import TokenBudget
 from midlayer_encoders.encoder import prompting
 from midlayer_encoders.encoder.build import encoder_name
+from midlayer_encoders.encoder.description import Description
 from midlayer_encoders.encoder.encoding import EmbeddingEncoder
 from midlayer_encoders.encoder.first_module import MemoryModule, states_width
 from midlayer_encoders.encoder.inputs import probe_features
@@ -165,6 +166,10 @@ class LayerEncoder(EmbeddingEncoder):
         encoder.prompts = {"query": "", "document": "", **(prompts or {})}
         encoder.model_card_data = copy.copy(self.model_card_data)
         encoder.model_card_data.register_model(encoder)
+        # What the recipe changes counts as loaded; what was changed in memory before does not.
+        before, after = Description(self).parts(), Description(encoder).parts()
+        recipe_parts = {path: part for path, part in after.items() if before.get(path) == self.loaded.get(path)}
+        encoder.loaded = recipe_parts | {path: part for path, part in self.loaded.items() if before.get(path) != part}
         return encoder
 
     @property

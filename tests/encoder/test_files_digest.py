@@ -265,6 +265,15 @@ def test_files_digest_data_of_an_own_module_shows(name: str, linked: bool, tmp_p
     assert digests[0] == digests[2] != digests[1]
 
 
+def test_files_digest_trust_counts_only_with_own_code(tmp_path: Path) -> None:
+    for make in (sentence_folder, image_folder):
+        folder = make(tmp_path / make.__name__)
+        assert files_digest(folder, code=True) == files_digest(folder, code=False)
+    for make in (sentence_code_folder, image_code_folder):
+        folder = make(tmp_path / make.__name__)
+        assert files_digest(folder, code=True) != files_digest(folder, code=False)
+
+
 def test_files_digest_nested_config_is_read_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "some_config.json").write_text("[" * 100_000)
     assert files_digest(tmp_path, code=False)

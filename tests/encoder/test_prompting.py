@@ -213,6 +213,15 @@ def test_encoders_that_share_a_model_keep_their_own_recipes(tied_folder: str) ->
         encoders["echo"].with_recipe("one-word")
 
 
+def test_with_recipe_change_in_memory_before_still_shows(tied_folder: str) -> None:
+    encoder = LayerEncoder(tied_folder, -1, device="cpu")
+    unchanged = encoder.with_recipe("one-word").spec
+    hook = encoder[0].model.layers[0].register_forward_hook(lambda _, __, states: states)
+    assert encoder.with_recipe("one-word").spec != unchanged
+    hook.remove()
+    assert encoder.with_recipe("one-word").spec == unchanged
+
+
 def test_centering_recipe_needs_texts_and_recipe_layer_is_used(tied_folder: str) -> None:
     for recipe in ("one-word+center", Recipe(name="r", template=ASK, center=True)):
         with pytest.raises(OptionError, match="`center` must hold sample texts with the recipe"):

@@ -78,7 +78,8 @@ def test_changed_setting_reuses_neither_scores_nor_vectors(
 ) -> None:
     task, out = write_sts_task(tmp_path), tmp_path / "out"
     encoder = LayerEncoder(tiny_folder("Llama"), -1, device="cpu")
-    before = layer_scores_of(sweep(encoder, task, out=out, **IN_MEMORY), task)
+    with record_texts(encoder):  # a hook is part of the key
+        before = layer_scores_of(sweep(encoder, task, out=out, **IN_MEMORY), task)
     changed_encoder = encoder if change is not None else LayerEncoder(tiny_folder("Llama"), -1, device="cpu", **options)
     if change is not None:
         change(changed_encoder)
