@@ -19,6 +19,7 @@ from midlayer_encoders.metrics.token_metrics import MeanOverTexts
 from midlayer_encoders.processes.sharing import ALONE, Group
 from midlayer_encoders.reading.batches import LayerSource, batches_of, input_sizes, tokens_that_fit
 from midlayer_encoders.reading.reader import TokenReceive, layer_reader
+from midlayer_encoders.recipes import CHARACTERS_PER_TOKEN
 from midlayer_encoders.validation import check_count, check_fork, check_list, check_progress, check_seed, check_text
 from midlayer_encoders.views.media_views import augment_media
 from midlayer_encoders.views.text_views import augment, drop_words
@@ -212,7 +213,9 @@ def _augment(source: LayerSource, texts: Sequence[Any], views: int, seed: int) -
     if not views:
         return []
     if medium == "text":
-        return augment(texts, views=views, seed=seed)
+        # nlpaug takes time by the square of a text's length, and changes few words, perhaps none that the model reads.
+        most = None if source.max_seq_length is None else CHARACTERS_PER_TOKEN * source.max_seq_length
+        return augment([text[:most] for text in texts], views=views, seed=seed)
     return augment_media(texts, medium, views=views, seed=seed, max_pixels=source.max_pixels)
 
 

@@ -122,6 +122,14 @@ def test_weights_are_digested_once_for_all_metrics(tiny_folder: Folder, monkeypa
     assert len(digests) == 1
 
 
+def test_measure_views_are_of_the_part_of_a_text_that_is_read(tiny_folder: Folder) -> None:
+    encoder = LayerEncoder(tiny_folder("BERT"), -1, max_length=16, device="cpu")
+    texts = [f"{text} " * 40 for text in TEXTS]
+    beyond = [text[: 8 * 16] + " other words of a long text" * 400 for text in texts]
+    values = [measure(encoder, some, metrics="infonce", layers=[1])["value"].to_list() for some in (texts, beyond)]
+    assert values[0] == values[1]
+
+
 def test_copies_do_not_replace_a_missing_view(tiny_folder: Folder) -> None:
     encoder = LayerEncoder(tiny_folder("Llama"), -1, device="cpu")
     with pytest.raises(TooFewTextsError, match="all 2 views of every text"):
