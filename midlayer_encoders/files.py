@@ -360,7 +360,7 @@ def check_writable(folder: Path) -> None:
     """Raise a :class:`FolderError` unless files can be written to a folder, or it can be created; leave nothing."""
     place = next(place for place in (folder, *folder.absolute().parents) if place.exists() or place.is_symlink())
     try:
-        with tempfile.TemporaryDirectory(dir=place):
+        with tempfile.TemporaryDirectory(dir=place, prefix="."):  # hidden, in case the process is killed here
             pass
     except OSError as error:
         if folder.is_dir():

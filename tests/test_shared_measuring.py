@@ -22,7 +22,8 @@ TEXTS = [f"text {number} " + "and more words " * (number % 7) for number in rang
 def test_metrics_of_two_processes_are_those_of_one(tiny_folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     models = [LayerEncoder(tiny_folder("Llama"), -1, norm="none", device="cpu") for _ in range(2)]
     arguments: dict[str, Any] = {"metrics": "all", "views": 2, "token_budget": 200}
-    expected = measure(models[0], TEXTS, **arguments)
+    alone: dict[str, Any] = {}
+    expected = measure(models[0], TEXTS, progress=lambda stage, *counts: alone.update({stage: counts}), **arguments)
     reports: list[Any] = []
 
     def run(group: Group) -> pl.DataFrame:
@@ -38,7 +39,8 @@ def test_metrics_of_two_processes_are_those_of_one(tiny_folder: Folder, monkeypa
         assert frame.filter(~rounded).equals(expected.filter(~rounded))
         assert_frame_equal(frame.filter(rounded), expected.filter(rounded), rel_tol=1e-12)
     assert set(expected["name"]) >= {"matrix_entropy", "half_match", "curvature", "block_influence", "lidar"}
-    assert reports[-1][1:] == (len(TEXTS) * 4, len(TEXTS) * 4)
+    assert {stage: counts for stage, *counts in reports} == {stage: [*counts] for stage, counts in alone.items()}
+    assert alone["measuring"][0] == alone["measuring"][1] > len(TEXTS) * 4
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -118,7 +118,7 @@ def test_the_result_tells_what_was_saved(tiny_folder: Folder, tmp_path: Path) ->
     low, high = (100 * pl.Series(samples).quantile(q, "linear") for q in (0.025, 0.975))  # type: ignore[operator]
     interval = f"{low:.1f} to {high:.1f}".replace("-", "−")
     assert words == f"Layer {best} has {best.score:.1f} points on it (95 % interval {interval}).".replace(" -", " −")
-    assert words in result.html()
+    assert words.replace("95 %", "95\N{NO-BREAK SPACE}%") in result.html()
     assert SweepResult.load(tmp_path / "out").sample_words() == [saved, words]
     whole = sweep(tiny_folder("BERT"), path, layers=[1, 3], out=tmp_path / "whole", **QUICK)
     assert whole.sample_words() == []

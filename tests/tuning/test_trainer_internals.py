@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -68,7 +70,13 @@ def test_missing_package_is_named_immediately(
 def test_a_checkpoint_holds_what_is_trained_and_the_best_is_loaded(
     tiny_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shutil.rmtree", lambda *_, **__: None)  # checkpoints stay
+    remove = shutil.rmtree
+
+    def remove_others(path: Any, *args: Any, **keywords: Any) -> None:
+        if not Path(path).name.startswith("checkpoint"):
+            remove(path, *args, **keywords)
+
+    monkeypatch.setattr("shutil.rmtree", remove_others)
     result = tuned(tiny_folder("Llama"), tmp_path, learning_rate=0.02, max_steps=8, checkpoints=8, patience=9)
     evaluated = result.trained.losses.drop_nulls("held_out").filter(pl.col("step") > 0).sort("held_out")
     assert result.trained.best_step == evaluated["step"][0] < result.trained.steps == 8
