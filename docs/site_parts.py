@@ -111,11 +111,13 @@ def _constants(subpackage: str) -> str:
         value = getattr(module, name)
         if inspect.isclass(value) or inspect.isroutine(value):
             continue
-        for file in sorted(Path(inspect.getfile(module)).parent.rglob("*.py")):
+        folder = Path(inspect.getfile(module)).parent
+        for file in (*sorted(folder.rglob("*.py")), folder.parent / "arguments.py"):
             if re.search(rf"^{name}\b.*=", file.read_text(encoding="utf8"), re.MULTILINE):
                 inner = f".{file.stem}" if file.stem != "__init__" else ""
                 short = len(repr(value)) < 200 and " object at " not in repr(value)
-                lines += [f".. autodata:: midlayer_encoders.{subpackage}{inner}.{name}"]
+                place = f"{subpackage}{inner}" if folder in file.parents else file.stem
+                lines += [f".. autodata:: midlayer_encoders.{place}.{name}"]
                 lines += [] if short else ["   :no-value:"]
                 break
     return "\n".join(["```{eval-rst}", *lines, "```"])

@@ -1,6 +1,7 @@
 """Choose a layer by a rule, with or without labels, and explain the choice."""
 
 from midlayer_encoders.frame.curves import Curves, curves
+from midlayer_encoders.selection.kind import DetectedKind
 from midlayer_encoders.selection.rules import RULES, CannotChooseError, Choice, choose
 from midlayer_encoders.selection.select import select
 from midlayer_encoders.selection.selection_result import LabelEvidence, RecipeSelection, Selection
@@ -10,6 +11,7 @@ __all__ = [
     "CannotChooseError",
     "Choice",
     "Curves",
+    "DetectedKind",
     "LabelEvidence",
     "RecipeSelection",
     "Selection",
