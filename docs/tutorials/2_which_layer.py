@@ -18,7 +18,7 @@ for text in texts[:3]:
     print(" -", text[:90])
 
 # %% [markdown]
-# `select_layer` passes them through the model once and looks at what kind of model it is.
+# `select_layer` looks at what kind of model it is. Without labels, that decides.
 
 # %%
 from midlayer_encoders import LayerEncoder, select_layer
