@@ -32,10 +32,13 @@ print(chosen.cost)
 # %% [markdown]
 # For a causal language model, the prompt matters more than the layer: `word-echo` asks for the meaning of the text in
 # one word and then repeats the text ([Recipes](../recipes.md)). If you need vectors of the text as it is, these are
-# the choices of all rules:
+# the choices of all rules that need one pass over the texts:
 
 # %%
-plain = chosen.parts["plain"]
+from midlayer_encoders import measure
+
+names = ["half_match", "prompt_entropy", "dataset_entropy"]
+plain = select_layer(measure("built-in", texts, metrics=names, max_length=96))
 for choice in plain.choices:
     if choice.layer is not None:
         print(f"{choice.rule:<20} {choice.layer}")
@@ -45,7 +48,7 @@ print(plain.confidence)
 # %% [markdown]
 # The rules often disagree, because each uses a different property of the layers: the diversity of the tokens in a
 # text, the diversity of the texts, or whether the two halves of a text match. None of them is significantly better
-# than a fixed depth of 0.8, which `auto` selects for plain text unless the model looks like an embedding model;
+# than a fixed depth of 0.8, which `auto` selects for plain text of a model that is not an embedding model;
 # [Which layer?](../selection.md) has the numbers. Plot the curves that the rules use:
 
 # %%
