@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, TypeAlias, get_args
 
-from midlayer_encoders.errors import OptionError, did_you_mean, short_repr
+from midlayer_encoders.errors import MidlayerError, OptionError, did_you_mean, short_repr
 from midlayer_encoders.files import LOCK, check_writable, expand_home
 from midlayer_encoders.validation import check_choice, check_count, check_flag, check_number, check_path, check_seed
 
@@ -34,6 +35,7 @@ Target: TypeAlias = Literal["sentence-transformers", "vllm", "onnx", "gguf"]
 #: Export targets.
 TARGETS: tuple[Target, ...] = get_args(Target)
 TokenBudget: TypeAlias = int | Literal["auto"]
+ENGINE_PACKAGES: dict[str, tuple[str, ...]] = {"onnx": ("onnxruntime", "onnx", "onnxscript"), "gguf": ("gguf",)}
 #: File with the settings of a training run.
 RUN_FILE = "tuning.json"
 #: Formats of vectors.
@@ -269,6 +271,17 @@ def check_arguments(target: str, folder: Path | None, *, overwrite: bool, int8: 
         )
     if folder is not None:
         check_writable(expand_home(folder))
+    require_packages(target, *ENGINE_PACKAGES.get(target, ()))
+
+
+def require_packages(extra: str, *packages: str) -> None:
+    """Raise an error with the install command if a package is missing; none is imported."""
+    for name in packages:
+        if find_spec(name) is None:
+            raise MidlayerError(
+                f"The target {extra!r} needs {' and '.join(packages)}, but {name} is not installed: "
+                f"pip install 'midlayer-encoders[{extra}]'."
+            )
 
 
 def check_out(out: Path | str) -> Path:

@@ -1,6 +1,5 @@
 """Code shared by the export targets: optional packages, sample inputs, comparison of vectors, the folder's card."""
 
-import importlib
 import importlib.metadata
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,6 @@ from numpy.typing import NDArray
 from midlayer_encoders.encoder.first_module import UncutTransformer
 from midlayer_encoders.encoder.inputs import probe_inputs
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
-from midlayer_encoders.errors import MidlayerError
 from midlayer_encoders.files import write_json
 
 CARD = "midlayer.json"
@@ -46,18 +44,6 @@ class Exported:
     error: float | None = None
     int8_cosine: float | None = None
     files: tuple[str, ...] = ()
-
-
-def require_packages(extra: str, *packages: str) -> None:
-    """Raise an error with the install command if a package is missing."""
-    try:
-        for name in packages:
-            importlib.import_module(name)
-    except ImportError as reason:
-        raise MidlayerError(
-            f"The target {extra!r} needs {' and '.join(packages)}, but {reason.name or reason} is not installed: "
-            f"pip install 'midlayer-encoders[{extra}]'."
-        ) from reason
 
 
 def versions(*packages: str) -> dict[str, str]:

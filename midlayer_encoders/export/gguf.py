@@ -62,7 +62,6 @@ def export_gguf(encoder: LayerEncoder, folder: Path, *, int8: bool = False) -> E
         folder: output folder.
         int8: write weights in 8 bits instead of 16; not for an encoder that was read from a GGUF file.
     """
-    _comparison.require_packages("gguf", "gguf")
     source = _source_file(encoder)
     if int8 and source is not None:
         raise OptionError("`int8` must be left out for an encoder read from a GGUF file, whose weights do not change.")

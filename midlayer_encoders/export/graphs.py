@@ -43,7 +43,6 @@ def export_onnx(encoder: LayerEncoder, folder: Path, *, int8: bool = False) -> _
         folder: output folder.
         int8: also write ``model_int8.onnx``, quantized dynamically by onnxruntime.
     """
-    _comparison.require_packages("onnx", *_PACKAGES)
     if (obstacle := _obstacle(encoder)) is not None:
         raise CutError(f"The graph of {encoder.name} cannot be exported: {obstacle}.")
     graphs: dict[str, dict[str, Any]] = {}

@@ -64,7 +64,7 @@ VALUES: dict[str, str] = {
     "join": "concat", "quantization": "4bit",
 }  # fmt: skip
 NEEDS: dict[str, list[str]] = {
-    "skip_bad": ["--images", "MIXED"], "int8": ["--for", "onnx"],
+    "skip_bad": ["--images", "MIXED"], "int8": ["--for", "gguf"],
     "default_prompt_name": ["--prompt", "ask=q: "], "drop_empty": ["--text-column", "gaps"],
     "template_tokens": ["--template", "say {text}"], "join": ["--template", "say {text} now {read} and {text}"],
 }  # fmt: skip

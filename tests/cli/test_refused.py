@@ -185,6 +185,7 @@ REFUSED_EARLY = {
         "there is no folder './missing'",
     ),
     "export built-in --layer 3 --out o --for tensorrt": "`target` must be one of",
+    "export built-in --layer 3 --out o --for onnx": "onnx is not installed: pip install 'midlayer-encoders[onnx]'",
     "export built-in --layer 3 --out o --center empty.txt": "must hold at least one text",
     "tune built-in --layer abc --pairs pairs.csv --out o": "must be a layer such as 17, -1 or 0.7, but got 'abc'",
     "tune built-in --layer 3 --pairs faulty.csv --out o": "line 2: `text` must be",
@@ -197,6 +198,8 @@ RUN_EACH = """
 import sys
 from midlayer_encoders.cli import main
 
+sys.modules["onnx"] = None  # as if it were not installed
+sys.modules.setdefault("onnxruntime", sys)
 for command in sys.argv[1:]:
     sys.argv = ["midlayer", *command.split()]
     try:

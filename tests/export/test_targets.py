@@ -12,9 +12,10 @@ import pytest
 from sentence_transformers import SentenceTransformer
 
 from midlayer_encoders import LayerEncoder
+from midlayer_encoders.arguments import require_packages
 from midlayer_encoders.errors import MidlayerError, OptionError
 from midlayer_encoders.export import export_for
-from midlayer_encoders.export._comparison import cosine, relative_error, require_packages
+from midlayer_encoders.export._comparison import cosine, relative_error
 from tests.cli.calls import run
 from tests.tiny_folders import TEXTS
 
