@@ -87,9 +87,19 @@ def atomic_write(path: Path) -> Iterator[Path]:
     make_folder(path.parent)
     with explain_full_disk(path), scratch(path.parent) as temporary:
         yield temporary
+        _apply_umask([temporary], path.parent)
         _sync(temporary)
         _move(temporary, path)
         _sync(path.parent)
+
+
+def _apply_umask(paths: Iterable[Path], folder: Path) -> None:
+    """Give files the permissions of any new file: safetensors lets only their owner read those that it writes."""
+    with scratch(folder) as example:
+        example.touch()
+        mode = stat.S_IMODE(example.stat().st_mode)
+    for path in paths:
+        path.chmod(mode)
 
 
 def _move(temporary: Path, path: Path) -> None:
@@ -119,6 +129,7 @@ def write_folder(path: Path, write: Callable[[Path], object], *, last: Sequence[
         write(temporary)
         files = sorted(file.relative_to(temporary) for file in temporary.rglob("*") if file.is_file())
         written = tuple(file.as_posix() for file in files)
+        _apply_umask([temporary / file for file in files], temporary)
         if not exists:
             temporary.replace(target)
             return written
@@ -359,9 +370,11 @@ def check_output_folder(folder: Path) -> None:
 def check_writable(folder: Path) -> None:
     """Raise a :class:`FolderError` unless files can be written to a folder, or it can be created; leave nothing."""
     place = next(place for place in (folder, *folder.absolute().parents) if place.exists() or place.is_symlink())
-    try:
-        with tempfile.TemporaryDirectory(dir=place, prefix="."):  # hidden, in case the process is killed here
+    try:  # hidden, in case the process is killed here
+        with explain_full_disk(folder), tempfile.TemporaryDirectory(dir=place, prefix="."):
             pass
+    except DiskFullError:
+        raise
     except OSError as error:
         if folder.is_dir():
             raise FolderError(

@@ -22,6 +22,7 @@ from midlayer_encoders.files import (
     atomic_write,
     check_links,
     check_output_folder,
+    check_writable,
     explain_full_disk,
     folder_lock,
     make_folder,
@@ -108,6 +109,33 @@ def test_a_full_disk_names_itself_and_the_file_and_goes_on_when_there_is_room(sm
     filler.unlink()
     write_frame(longer, path)
     assert pl.read_parquet(path).equals(longer)
+
+
+@pytest.mark.parametrize("name", ["out", "new"])
+def test_check_writable_on_a_disk_without_room_names_the_disk(small_disk: Path, name: str) -> None:
+    (small_disk / "out").mkdir()
+    subprocess.run(["mount", "-o", "remount,nr_inodes=2", small_disk], check=True)
+    with pytest.raises(DiskFullError, match=rf"The disk of {small_disk} is full .*: {small_disk / name} was not writ"):
+        check_writable(small_disk / name)
+    assert [path.name for path in small_disk.iterdir()] == ["out"]
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o027, 0o640)])
+def test_atomic_write_of_safetensors_has_the_mode_of_a_new_file(tmp_path: Path, umask: int, mode: int) -> None:
+    previous = os.umask(umask)
+    try:
+        with atomic_write(tmp_path / "one") as temporary:
+            save_file({"zeros": np.zeros(2, np.uint8)}, temporary)
+        for _ in range(2):  # into a new folder, then into an existing one
+            write_folder(tmp_path / "out", _write_weights)
+    finally:
+        os.umask(previous)
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "one", tmp_path / "out" / "weights")} == {mode}
+
+
+def _write_weights(folder: Path) -> None:
+    folder.mkdir()
+    save_file({"zeros": np.zeros(2, np.uint8)}, folder / "weights")
 
 
 def test_a_folder_of_a_read_only_disk_is_named(read_only_disk: Path) -> None:
