@@ -108,6 +108,7 @@ def distill(
     *,
     training: Distilling,
     texts: Annotated[Path, Option(help="A text per line, or a table with a column text; no labels are needed.")],
+    limit: _arguments.Limit = None,
     teacher: Annotated[str | None, Option(help="Another embedding model; by default MODEL itself, uncut.")] = None,
     teacher_layer: Annotated[
         Any, Option(parser=_arguments.parse_layer, metavar="TEXT", help="Layer of the teacher, as in --layer.")
@@ -131,7 +132,7 @@ def distill(
 
     settings = DistillSettings(match=match, **training.settings())  # type: ignore[arg-type]  # checked there
     checked_folder(training.out)
-    rows = read_training_texts(texts, training.data.columns())
+    rows = read_training_texts(texts, training.data.columns(), limit)
     rows.split(settings.held_out, settings.seed)
     scored_tasks(training.task_names, training.data.columns(), rows)
     _arguments.check_model(training.model, options)
@@ -141,6 +142,7 @@ def distill(
         tuning.distill,
         training,
         texts,
+        limit=limit,
         teacher=teacher,
         teacher_layer=teacher_layer,
         teacher_recipe=teacher_recipe,

@@ -16,7 +16,7 @@ from midlayer_encoders.tasks import table_files
 from midlayer_encoders.tasks.file_tasks import column_cure
 from midlayer_encoders.tasks.sources import TaskSource, own_texts, task_sources
 from midlayer_encoders.tasks.table_files import TEXT, TEXT_OR_TEXTS, USUAL_NAMES, Columns, Table, TaskFileError
-from midlayer_encoders.validation import check_list, check_texts
+from midlayer_encoders.validation import check_count, check_list, check_texts
 
 RowKind: TypeAlias = Literal["pairs", "scored", "labels", "texts"]
 Row: TypeAlias = dict[str, Any]
@@ -127,12 +127,15 @@ def read_pairs(pairs: Path | str | Sequence[Mapping[str, Any]], columns: Columns
     return TrainingRows(kind, distinct, table.path.name, named_columns)
 
 
-def read_training_texts(texts: Path | str | Sequence[str], columns: Columns = USUAL_NAMES) -> TrainingRows:
+def read_training_texts(
+    texts: Path | str | Sequence[str], columns: Columns = USUAL_NAMES, limit: int | None = None
+) -> TrainingRows:
     """Return the distinct texts of a file or of a list.
 
     Args:
         texts: a list, or a file: a text per line, or a table with a column ``text``.
         columns: how to read a file.
+        limit: maximum number of texts, the first ones.
     """
     named_columns: tuple[str, ...] = ()
     if isinstance(texts, Path | str):
@@ -143,7 +146,8 @@ def read_training_texts(texts: Path | str | Sequence[str], columns: Columns = US
     else:
         name = "`texts`"
         lines = check_texts("texts", texts)
-    distinct = dict.fromkeys(text for text in lines if text.strip())
+    number = None if limit is None else check_count("limit", limit, "texts")
+    distinct = dict.fromkeys(text for text in lines[:number] if text.strip())
     rows = tuple({"text": text, "label": number} for number, text in enumerate(distinct))
     return TrainingRows("texts", rows, name, named_columns)
 

@@ -116,6 +116,7 @@ def distill(
     text_column: str | None = None,
     label_column: str | None = None,
     drop_empty: bool = False,
+    limit: int | None = None,
     out: Path | str,
     teacher: str | LayerEncoder | None = None,
     teacher_layer: Layer = -1,
@@ -134,6 +135,7 @@ def distill(
         text_column: column of the texts in a file and in tasks of your own, if it is not ``text``.
         label_column: column of the labels in tasks of your own, if it is not ``label``.
         drop_empty: leave out rows that lack a text or label, and log how many they are.
+        limit: use only the first ``limit`` texts.
         out: output folder: ``model`` (plain sentence-transformers), ``report.html``, frames, the vectors and scores of
             the teacher, and the sweeps ``before`` and ``after``. An interrupted run resumes when it is called again
             with the same arguments.
@@ -156,7 +158,7 @@ def distill(
     check_progress(progress)
     folder = checked_folder(out)
     columns = Columns(text_column, label_column, drop_empty)
-    rows = read_training_texts(texts, columns)
+    rows = read_training_texts(texts, columns, limit)
     rows.split(settings.held_out, settings.seed)
     sources = scored_tasks(tasks, columns, rows)
     student = cut_encoder(model, layer, options)

@@ -149,11 +149,11 @@ CASES = {
     "distill": Case(
         "tuning.distill",
         ["m"],
-        {"layer": "0.5", "texts": "t.txt", "text_column": "title", "label_column": "kind", "drop_empty": True, "out": "o", "teacher": "other", "teacher_layer": "7",
+        {"layer": "0.5", "texts": "t.txt", "text_column": "title", "label_column": "kind", "drop_empty": True, "limit": 9, "out": "o", "teacher": "other", "teacher_layer": "7",
          "teacher_recipe": "word-echo", "tasks": "A,B", "match": "both", "lora": 2, "epochs": 2.5, "max_steps": 7,
          "batch_size": 5, "learning_rate": 0.25, "held_out": 0.3, "patience": 4, "checkpoints": 6, "seed": 3},
         ["m", 0.5, Path("t.txt")],
-        {"out": Path("o"), "text_column": "title", "label_column": "kind", "drop_empty": True, "teacher": "other", "teacher_layer": 7, "teacher_recipe": "word-echo", "tasks": ["A", "B"],
+        {"out": Path("o"), "text_column": "title", "label_column": "kind", "drop_empty": True, "limit": 9, "teacher": "other", "teacher_layer": 7, "teacher_recipe": "word-echo", "tasks": ["A", "B"],
          "dtype": "float32", **ENCODER,
          "settings": {"match": "both", "lora": 2, "epochs": 2.5, "max_steps": 7, "batch_size": 5,
                       "learning_rate": 0.25, "held_out": 0.3, "patience": 4, "checkpoints": 6, "seed": 3}},
