@@ -26,7 +26,7 @@ from midlayer_encoders.files import check_output_folder, expand_home
 from midlayer_encoders.frame.schema import NamedSubject, tidy_frame, tidy_rows
 from midlayer_encoders.measuring import agreed, extra_passes
 from midlayer_encoders.metrics import METRICS, Kind, TooFewTextsError
-from midlayer_encoders.models.hub import name_and_revision, shown_name
+from midlayer_encoders.models.hub import name_and_revision
 from midlayer_encoders.reading.batches import batches_of
 from midlayer_encoders.reading.reader import layer_reader
 from midlayer_encoders.report import comparison_page, plot_metrics
@@ -272,15 +272,16 @@ def _measure_model(encoder: LayerEncoder, inputs: _Inputs, previous: Sequence[_M
     for model in previous:
         if replace(spec, model="", revision=None) == replace(model.spec, model="", revision=None):
             raise OptionError(
-                f"`tuned` must differ from `base` and from each other, but {spec.model} has the same weights and "
-                f"settings as {model.label}."
+                f"`tuned` must differ from `base` and from each other, but {encoder.name} has the same weights and "
+                f"settings as {model.label.removeprefix('local/')}."
             )
     label = _unique_label(encoder, [model.label for model in previous])
     num_inputs = len(inputs.texts) * (1 + len(inputs.copies) + len(inputs.views))
-    stage = Stage(inputs.progress, f"texts of {label}", num_inputs)
+    shown = label.removeprefix("local/")
+    stage = Stage(inputs.progress, f"texts of {shown}", num_inputs)
     measurements = _measure_texts(encoder, inputs, stage.step)
     samples = [torch.arange(len(inputs.texts)), *inputs.halves]
-    stage = Stage(inputs.progress, f"halves of {label}", len(samples) * len(inputs.metrics))
+    stage = Stage(inputs.progress, f"halves of {shown}", len(samples) * len(inputs.metrics))
     values: dict[str, list[Tensor]] = {name: [] for name in inputs.metrics}
     for name, sample_values in values.items():
         for sample in samples:
@@ -303,8 +304,8 @@ def _unique_label(encoder: LayerEncoder, labels: Sequence[str]) -> str:
     name = f"{spec.model}@{spec.revision}" if spec.revision else spec.model
     if name in labels and Path(encoder.source).expanduser().is_dir():
         name = f"local/{Path(encoder.source).expanduser().resolve().parent.name}/{name.removeprefix('local/')}"
-    elif "/" in (shown := shown_name(encoder.source)) and name.startswith("local/"):  # a checkpoint of a run
-        name = f"local/{shown}"
+    elif name.startswith("local/"):
+        name = f"local/{encoder.name}"
     numbered = [name, *(f"{name} ({number})" for number in range(2, len(labels) + 2))]
     return next(label for label in numbered if label not in labels)
 

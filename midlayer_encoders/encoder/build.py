@@ -34,7 +34,14 @@ from midlayer_encoders.models.cut import MOST_PLANS, Cut, JointCut
 from midlayer_encoders.models.gguf_cache import TOKENIZER, converted_folder
 from midlayer_encoders.models.gguf_config import default_pooling
 from midlayer_encoders.models.gguf_file import GgufFile
-from midlayer_encoders.models.hub import BUILT_IN_MINILM, local_folder, model_location, module_folder, output_embeddings
+from midlayer_encoders.models.hub import (
+    BUILT_IN_MINILM,
+    local_folder,
+    model_location,
+    module_folder,
+    output_embeddings,
+    shown_name,
+)
 from midlayer_encoders.models.load import NoPlanError, load_cut
 from midlayer_encoders.reading.joined_readings import JoinedReadings
 from midlayer_encoders.validation import check_choice
@@ -46,7 +53,7 @@ _FIXED = ("layer", "num_layers", "norm", "pooling")
 
 
 def encoder_name(model: str, gguf_file: str | None = None) -> str:
-    """Return the name of a folder or of a model on the hub in results and errors."""
+    """Return the name of a folder or of a model on the hub in results."""
     if model == BUILT_IN_MINILM:
         return "local/all-MiniLM-L6-v2"
     return names.base_name(*model_location(model, gguf_file))
@@ -57,7 +64,8 @@ class BuiltEncoder(PlainOnDisk):
 
     Attributes:
         source: the requested model: a folder, a name on the hub, ``"built-in"``, or the name of a module.
-        name: name of the model in results and errors.
+        name: the model as it was given, or the name of its folder, for people.
+        results_name: name of the model in results.
         options: the options.
         layer: layer after which the model ends; it cannot be changed, nor can ``num_layers``, ``norm`` and ``pooling``.
         num_layers: blocks of the complete model.
@@ -93,7 +101,6 @@ class BuiltEncoder(PlainOnDisk):
             raise OptionError(f"`gguf_file` must be left out for {model!r}, but got {options.gguf_file!r}.")
         saved = load_saved_folder(folder, options, gguf_file=gguf_file)
         prompting.resolve_prompts(options, saved)  # raises before anything large is loaded
-        name = encoder_name(model, options.gguf_file)
         root, revision = folder, None if gguf_file else options.revision
         if saved.first_path and gguf_file is None:
             folder, revision = module_folder(folder, saved.first_path, revision), None
@@ -124,12 +131,12 @@ class BuiltEncoder(PlainOnDisk):
             except Exception as reason:  # shallower models fail in their own ways
                 if error is None:
                     error = CutError(
-                        f"{name} cannot be built, or run, with the blocks up to layer {layer} alone: "
-                        f"{error_summary(reason)}. Its files may be damaged; if not, try another layer."
+                        f"{shown_name(model, options.gguf_file)} cannot be built, or run, with the blocks up to layer "
+                        f"{layer} alone: {error_summary(reason)}. Its files may be damaged; if not, try another layer."
                     )
                     error.__cause__ = reason
             else:
-                self._assemble(model, name, *parts, options, saved, gguf_file)
+                self._assemble(model, *parts, options, saved, gguf_file)
                 self.files = "" if gguf is None else gguf.digest  # other files beside it are not read
                 if gguf is None or saved.modules:
                     place = local_folder(root, options.revision, gguf_file)
@@ -188,15 +195,13 @@ class BuiltEncoder(PlainOnDisk):
             ) from reason
         first = MemoryModule(copied, processor, cut, medium)
         verification.check_module(first, cut, *probe_features(first), module, find_final=final is None)
-        name = f"module/{type(module).__name__}"
         encoder = cls.__new__(cls)
-        encoder._assemble(name, name, first, cut, None, options, SavedFolder())
+        encoder._assemble(f"module/{type(module).__name__}", first, cut, None, options, SavedFolder())
         return encoder
 
     def _assemble(
         self,
         source: str,
-        name: str,
         first: Any,
         cut: Cut | JointCut,
         anatomy: Anatomy | None,
@@ -205,6 +210,7 @@ class BuiltEncoder(PlainOnDisk):
         gguf_file: str | None = None,
     ) -> None:
         """Initialize the encoder from its first module, and check it."""
+        name = shown_name(source, options.gguf_file)
         counting = prompting.apply_template(first, options, name)
         if "text" not in supported_media(first.modalities):
             saved = replace(saved, prompts={}, default_prompt_name=None)
@@ -234,6 +240,7 @@ class BuiltEncoder(PlainOnDisk):
         self.module_kwargs = dict(saved.module_kwargs)
         self.source = source
         self.name = name
+        self.results_name = encoder_name(source, options.gguf_file)
         self.options = options
         self.layer = main.layer
         self.num_layers = main.anatomy.num_layers
@@ -279,7 +286,7 @@ class BuiltEncoder(PlainOnDisk):
         prompts = sorted((name, text or "") for name, text in self.prompts.items())
         options = self.options
         return EncoderSpec(
-            model=self.name,
+            model=self.results_name,
             revision=options.revision,
             layer=self.layer,
             num_layers=self.num_layers,

@@ -221,8 +221,7 @@ class LayerEncoder(EmbeddingEncoder):
         options = {"recipe": self.options.recipe, "norm": self.norm, "pooling": self.pooling}
         options |= self.options.recreating()
         texts = [f"{name}={short_repr(value)}" for name, value in options.items() if value is not None]
-        name = self.name.removeprefix("local/")
-        return f"{type(self).__name__}({name!r}, layer={layers} of {blocks}, {', '.join(texts)})"
+        return f"{type(self).__name__}({self.name!r}, layer={layers} of {blocks}, {', '.join(texts)})"
 
     def __str__(self) -> str:
         return nn.Module.__repr__(self)

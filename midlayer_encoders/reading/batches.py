@@ -43,6 +43,7 @@ class LayerSource(Protocol):
     """A model whose layers can be read, and the preprocessing of its inputs; ``LayerEncoder`` implements it."""
 
     name: str
+    results_name: str
     norm: Norm
     pooling: Pooling
     layer: int

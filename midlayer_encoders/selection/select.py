@@ -508,7 +508,7 @@ def select_from_scores(
         unmeasured: why no metric was measured.
         default: layer and reason of ``auto`` without labels; by default those of the rule.
     """
-    subject = NamedSubject(source.name, source.revision, source.num_layers)  # the spec would read all weights
+    subject = NamedSubject(source.results_name, source.revision, source.num_layers)  # the spec would read all weights
     frame = metrics
     if accuracy is not None:
         scores = dict(enumerate(accuracy.mean(dim=1).tolist()))

@@ -20,7 +20,7 @@ from midlayer_encoders.errors import counted
 from midlayer_encoders.frame.summaries import Baselines
 from midlayer_encoders.models.anatomy import paired_layers
 from midlayer_encoders.models.cut import plan_cuts
-from midlayer_encoders.models.hub import BUILT_IN, BUILT_IN_MINILM, shown_name
+from midlayer_encoders.models.hub import BUILT_IN, BUILT_IN_MINILM
 from midlayer_encoders.reading.batches import count_tokens
 from midlayer_encoders.reading.capture import capture
 from midlayer_encoders.reading.causal import looks_ahead
@@ -105,7 +105,7 @@ def sweep_notes(
     path = Path(encoder.source)
     is_local = encoder.source not in ("", BUILT_IN, BUILT_IN_MINILM) and path.exists()
     return Notes(
-        title=f"Every layer of {shown_name(encoder.source, encoder.options.gguf_file)}",
+        title=f"Every layer of {encoder.name}",
         model=str(path.absolute()) if is_local else encoder.source,
         how=how,
         parameters=_parameters(encoder, layers, spec.norm),

@@ -12,7 +12,6 @@ from midlayer_encoders import validation
 from midlayer_encoders._types import Layer, Precision, Progress
 from midlayer_encoders.arguments import TokenBudget, check_budget, metric_names
 from midlayer_encoders.files import check_output_folder
-from midlayer_encoders.models.hub import shown_name
 from midlayer_encoders.recipes import PLAIN, Recipe, recipes_of
 from midlayer_encoders.store import StoreDtype
 from midlayer_encoders.sweeping.compression import make_compressions
@@ -103,5 +102,4 @@ class SweepRequest:
         """Return the folder of the results."""
         if self.out is not None:
             return Path(self.out)
-        name = shown_name(encoder.source, encoder.options.gguf_file) if encoder.source else encoder.name
-        return Path("midlayer-results") / re.sub(r"[^\w.-]+", "_", name)
+        return Path("midlayer-results") / re.sub(r"[^\w.-]+", "_", encoder.name)

@@ -70,7 +70,7 @@ class TuneResult(Result):
 
     def html(self) -> str:
         """Return the self-contained page."""
-        encoder, name = self.encoder, self.encoder.name.removeprefix("local/")
+        encoder, name = self.encoder, self.encoder.name
         return tuning_html(
             self.frame,
             self.trained.losses,

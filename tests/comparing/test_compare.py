@@ -167,15 +167,18 @@ def test_encoders_and_several_models_with_one_name(
 ) -> None:
     shutil.copytree(tuned, tmp_path / "more" / "base")
     alive: list[int] = []
+    stages: set[str] = set()
     encoder = LayerEncoder(base, -1, bidirectional=True, device="cpu")
     result = compare(
         base,
         str(tmp_path / "more" / "base"),
         encoder,
         metrics="first_token_share",
-        progress=lambda *_: alive.append(len(made)),
+        progress=lambda stage, *_: (alive.append(len(made)), stages.add(stage)),
         **OPTIONS,
     )  # type: ignore[arg-type]
+    names = ["base", "more/base", f"{Path(base).parent.name}/base"]
+    assert stages == {f"{what} of {name}" for what in ("texts", "halves") for name in names}
     assert set(alive) == {2}  # the one that was given, and one that was named
     assert result.differences["model"].unique(maintain_order=True).to_list() == [
         "local/more/base",
@@ -209,7 +212,7 @@ def test_model_is_not_compared_with_itself(base: str, tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="is there twice"):
         compare(base, f"{base}/", **OPTIONS)  # type: ignore[arg-type]
     shutil.copytree(base, tmp_path / "copy")
-    with pytest.raises(OptionError, match="local/copy has the same weights and settings as local/base"):
+    with pytest.raises(OptionError, match="but copy has the same weights and settings as base"):
         compare(base, str(tmp_path / "copy"), metrics="first_token_share", **OPTIONS)  # type: ignore[arg-type]
 
 

@@ -176,7 +176,7 @@ def test_trained_modules_are_kept_or_dropped_only_on_request(
 
 def test_folder_that_pools_twice_takes_no_other_pooling(tiny_folder: Folder, tmp_path: Path) -> None:
     twice = save(tiny_folder("BERT"), tmp_path / "twice" / "model", [Pooling(WIDTH, "cls"), Pooling(WIDTH, "mean")])
-    with pytest.raises(OptionError, match="`pooling` must be None for local/model, whose folder pools 2 times"):
+    with pytest.raises(OptionError, match="`pooling` must be None for model, whose folder pools 2 times"):
         LayerEncoder(twice, -1, device="cpu", pooling="max")
 
 
@@ -228,7 +228,7 @@ def test_metrics_and_selection_read_the_pooled_states(tiny_folder: Folder, tmp_p
 def test_folder_with_another_first_module_needs_a_pooling(tiny_folder: Folder, tmp_path: Path) -> None:
     raw = LayerEncoder(tiny_folder("Llama"), 2, device="cpu", norm="none")
     raw.save_pretrained(str(tmp_path / "raw"))
-    with pytest.raises(OptionError, match=r"`pooling` must be named for local/raw, because it reads \['hidden_states'"):
+    with pytest.raises(OptionError, match=r"`pooling` must be named for raw, because it reads \['hidden_states'"):
         LayerEncoder(str(tmp_path / "raw"), -1, device="cpu")
     again = LayerEncoder(str(tmp_path / "raw"), 2, device="cpu", norm="none")
     np.testing.assert_allclose(vectors(again), vectors(raw), atol=1e-6)
@@ -248,7 +248,7 @@ def test_transformer_in_a_subfolder_is_read(tiny_folder: Folder, tmp_path: Path)
     np.testing.assert_array_equal(vectors(LayerEncoder(str(path), -1, device="cpu")), vectors(plain))
     earlier = LayerEncoder(str(path), 2, device="cpu")
     np.testing.assert_array_equal(vectors(earlier), vectors(expected))
-    assert earlier.name == expected.name == "local/model"
+    assert earlier.results_name == expected.results_name == "local/model"
     differing = {name for name, digest in earlier.spec.parts if (name, digest) not in expected.spec.parts}
     assert differing == {"files"}  # their places differ
     assert earlier.spec.weights_digest == expected.spec.weights_digest

@@ -47,7 +47,7 @@ def test_a_folder_for_a_server_is_still_a_plain_one(tiny_folder: Folder, tmp_pat
     card = json.loads((result.folder / "midlayer.json").read_text())
     assert card == {
         "target": "vllm",
-        "model": encoder.name,
+        "model": encoder.spec.model,
         "revision": "step8",
         "layer": 2,
         "num_layers": 4,

@@ -31,4 +31,4 @@ def test_missing_built_in_minilm_error_has_the_install_command(tmp_path: Path, m
     save_tiny("BERT", package / "model")
     assert model_location("built-in-minilm") == (str(package / "model"), None)
     encoder = LayerEncoder("built-in-minilm", 2)
-    assert (encoder.source, encoder.name) == ("built-in-minilm", "local/all-MiniLM-L6-v2")
+    assert (encoder.name, encoder.results_name) == ("built-in-minilm", "local/all-MiniLM-L6-v2")
