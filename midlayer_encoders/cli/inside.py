@@ -54,13 +54,13 @@ def metrics(
     from midlayer_encoders.report.pages import write_page
     from midlayer_encoders.report.results import versions, write_frame
 
-    passes = num_passes(names)
+    passes = counted(num_passes(names), "pass", "passes")
     if wikitext:  # counts the tokens of the whole paragraph, whatever --max-length is
         items = wikitext_paragraphs(items, lambda line: len(encoder.tokenizer(line, verbose=False)["input_ids"]))
     items = items[: inputs.limit]
     number = counted(len(items), "waveform" if kind == "audio" else kind.removesuffix("s"))
     unit = "tokens" if kind == "texts" else kind
-    measured = f"{unit} of {number}, {counted(passes, 'pass', 'passes')}"
+    measured = f"{unit} of {number}, {passes}"
     with _progress.show_progress({"measuring": measured, "computing": "metrics computed"}) as progress:
         frame = measure(
             encoder, items, metrics=names, layers=layers, seed=seed, dataset=path.stem, progress=progress, **processes
@@ -71,8 +71,9 @@ def metrics(
         write_frame(frame, out / name)
     write_figure(plot_metrics(frame), out / "metrics.png")
     title = f"Metrics of every layer of {shown_name(model, options.gguf_file)}"
-    how = {"Inputs": f"{number} of {path.name}", **options.changed(), "Seed": str(seed), **versions()}
-    write_page(report_html(frame, title=title, how=how, sentences=[f"{measured}."]), out / "report.html")
+    how = {"inputs": f"{number} of {path.name}", **options.changed(), "seed": str(seed), **versions()}
+    page = report_html(frame, title=title, how=how, sentences=[f"Measured on {number} in {passes}."])
+    write_page(page, out / "report.html")
     values = frame.select("layer", "name", "value")
     _output.print_result(folder=out, files=_METRIC_FILES, values=values.to_dicts())
     _output.print_by_layer({(layer, name): f"{value:.4g}" for layer, name, value in values.iter_rows()})

@@ -15,7 +15,6 @@ from midlayer_encoders.cli._app import command
 from midlayer_encoders.encoder.options import EncoderOptions
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.files import check_output_folder, read_lines, shell_path, write_file
-from midlayer_encoders.models.hub import shown_name
 from midlayer_encoders.recipes import Recipe
 
 if TYPE_CHECKING:
@@ -92,11 +91,10 @@ def select_command(
         )
     if not is_first:
         return
-    title = f"Layer {selection.layer} of {selection.num_layers} of {shown_name(model, options.gguf_file)}"
-    _print_choices(selection, title)
+    _print_choices(selection)
     lines = encoder_lines(encoder, selection.keywords, texts if out is None else out / _CENTER_FILE)
     if out is not None:
-        _write(selection, out, title, lines)
+        _write(selection, out, lines)
     names = ("model", "layer", "num_layers", "rule", "recipe", "reason", "confidence")
     _output.print_result(
         **{name: getattr(selection, name) for name in names},
@@ -127,17 +125,16 @@ def encoder_lines(encoder: LayerEncoder, keywords: dict[str, Any], center: Path)
     """
     from midlayer_encoders.sweeping.best_layer import Notes, export_lines
 
-    name = encoder.source if isinstance(encoder.source, str) else encoder.name
     options = encoder.options.changed() | keywords
     if isinstance(options.get("recipe"), Recipe):
         options |= options.pop("recipe").changed()
     options = {key: value for key, value in options.items() if key not in ("center", "layer")}
     vectors = {"center": str(center)} if "center" in keywords else {}
-    notes = Notes(title="", model=name, how={}, options=options, vectors=vectors)
+    notes = Notes(title="", model=encoder.source, how={}, options=options, vectors=vectors)
     return export_lines(notes, keywords["layer"])
 
 
-def _print_choices(selection: Selection, title: str) -> None:
+def _print_choices(selection: Selection) -> None:
     """Print the choice of every rule or recipe."""
     from midlayer_encoders.selection import RecipeSelection
 
@@ -152,7 +149,7 @@ def _print_choices(selection: Selection, title: str) -> None:
         cells = ["" if row[name] is None else f"{numbers[name][1] * row[name]:.1f}" for name in number_columns]
         rows.append([row[label], layer, *cells, escape(row["reason"])])
     chosen = getattr(selection, label)
-    title = f"{title}, by {label} {chosen}"
+    title = f"{selection.title}, by {label} {chosen}"
     best = table["chosen"].to_list().index(True)
     _output.print_table(columns, rows, title=title, bold=best, left=(label, "why, or why not"))
     if isinstance(selection, RecipeSelection):
@@ -161,7 +158,7 @@ def _print_choices(selection: Selection, title: str) -> None:
         _output.print_text(note, wrap=False)
 
 
-def _write(selection: Selection, out: Path, title: str, lines: Mapping[str, str]) -> None:
+def _write(selection: Selection, out: Path, lines: Mapping[str, str]) -> None:
     from midlayer_encoders.report import write_figure
     from midlayer_encoders.report.pages import write_page
     from midlayer_encoders.report.results import write_frame
@@ -172,6 +169,6 @@ def _write(selection: Selection, out: Path, title: str, lines: Mapping[str, str]
     if (center := getattr(selection, "center", None)) is not None:
         rows = [" ".join(text.splitlines()) for text in center]
         write_file(out / _CENTER_FILE, ("\n".join(rows) + "\n").encode())
-    write_page(selection.html(title, lines), out / "report.html")
+    write_page(selection.html(lines), out / "report.html")
     files = "selection.csv, frame.parquet, selection.png, report.html"
     _output.print_text(f"Written to {shell_path(out)}: {files}", wrap=False)

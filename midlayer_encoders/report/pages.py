@@ -8,12 +8,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from midlayer_encoders.files import write_file
 from midlayer_encoders.frame.pareto import amount
@@ -79,10 +78,16 @@ def _environment() -> Environment:
         "duration": duration,
         "number": number,
         "signed": signed,
-        "unbroken": lambda text: re.sub(r"(?<=\d) %", "\N{NO-BREAK SPACE}%", str(text)),
+        "sentence": _sentence,
         "with_interval": with_interval,
     }
     return environment
+
+
+def _sentence(text: object) -> Markup:
+    """Return a sentence as HTML: what is between backticks as code, and no line break before a percent sign."""
+    unbroken = re.sub(r"(?<=\d) %", "\N{NO-BREAK SPACE}%", escape(text))
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", unbroken))
 
 
 def breakable(name: str) -> Markup:

@@ -159,14 +159,15 @@ def select(
         if candidates is None and best.name != PLAIN and source.reads_plainly and takes_recipe(source, best):
             candidates = [best, RECIPES[PLAIN]]
         if candidates is not None:
-            return select_recipe(source, inputs, candidates, measured, kind)
+            return replace(select_recipe(source, inputs, candidates, measured, kind), label=source.name)
         default = _default_layer(source, kind)
     accuracy = None
     if classes is not None:
         (accuracy,) = label_accuracies([source], [RECIPES[PLAIN]], inputs)
     selection = select_from_scores(source, inputs, metrics, accuracy, rule=rule, unmeasured=unmeasured, default=default)
     own = source.own_recipe
-    return replace(selection, kind=kind, recipe=PLAIN if own is None else own.name)
+    recipe = PLAIN if own is None else own.name
+    return replace(selection, kind=kind, recipe=recipe, label=source.name)
 
 
 def _check_whole(source: LayerSource) -> None:

@@ -67,6 +67,7 @@ class Selection(TidyResult):
         make_encoder: creates the encoder of a selection; ``None`` for a frame or a module in memory.
         recipe: name of the recipe; ``"plain"`` unless another was selected or belongs to the encoder.
         kind: the kind of the model and what shows it, if ``auto`` needed it.
+        label: the model's name as it was given, for titles.
     """
 
     model: str
@@ -82,6 +83,7 @@ class Selection(TidyResult):
     make_encoder: Callable[..., Any] | None = field(default=None, repr=False)
     recipe: str = field(default=PLAIN, kw_only=True)
     kind: DetectedKind | None = field(default=None, kw_only=True)
+    label: str = field(default="", kw_only=True)
 
     @property
     def keywords(self) -> dict[str, Any]:
@@ -163,7 +165,12 @@ class Selection(TidyResult):
         """Return the choice of each rule or recipe and the figure, as a notebook shows them."""
         return notebook_html(self._verdict, self._rows(), self.plot(), self.notes)
 
-    def html(self, title: str, lines: Mapping[str, str]) -> str:
+    @property
+    def title(self) -> str:
+        """The layer and the model, without the reason."""
+        return f"Layer {self.layer} of {self.num_layers} of {self.label or self.model.removeprefix('local/')}"
+
+    def html(self, lines: Mapping[str, str]) -> str:
         """Return the self-contained page, with the lines that create the encoder, by language."""
         head, *rows = self._rows()
         choices = {}
@@ -172,7 +179,7 @@ class Selection(TidyResult):
             choices[name] = ": ".join(filter(None, [", ".join(values), reason]))
         how = {"Model": self.model.removeprefix("local/"), **versions()}
         content = {"choices": choices, "chart": self.plot(), "lines": lines, "how": how}
-        return render("selection.html", title=title, verdict=self._verdict, notes=self.notes, **content)
+        return render("selection.html", title=self.title, verdict=self._verdict, notes=self.notes, **content)
 
     def _rows(self) -> list[list[str]]:
         """Return the table of choices as texts, the headings first."""
@@ -184,8 +191,7 @@ class Selection(TidyResult):
         return str(self).partition("\n")[0]
 
     def __str__(self) -> str:
-        name = self.model.removeprefix("local/")
-        title = f"Layer {self.layer} of {self.num_layers} of {name}, by {self.rule}: {self.reason}."
+        title = f"{self.title}, by {self.rule}: {self.reason}."
         rows = [(choice.rule, choice.layer, choice.reason) for choice in self.choices]
         return "\n".join([title, *self.notes, *_table_lines(rows, self.rule)])
 
@@ -285,8 +291,7 @@ class RecipeSelection(Selection):
         return self.parts[self.recipe].plot()
 
     def __str__(self) -> str:
-        name = self.model.removeprefix("local/")
-        title = f"The recipe {self.recipe} at layer {self.layer} of {self.num_layers} of {name}: {self.reason}."
+        title = f"{self.title}, by recipe {self.recipe}: {self.reason}."
         rows: list[tuple[str, int | None, str]] = [(name, part.layer, part.reason) for name, part in self.parts.items()]
         return "\n".join([title, *self.notes, *_table_lines(rows, self.recipe)])
 
@@ -318,7 +323,7 @@ def make_selection(
         choices["auto"] = Choice("auto", *auto)
     chosen = choices[rule]
     if chosen.layer is None:
-        raise CannotChooseError(f"`rule` {rule!r} cannot choose a layer of {curves.model}: it {chosen.reason}.")
+        raise CannotChooseError(f"`rule` {rule!r} cannot choose a layer: it {chosen.reason}.")
     return Selection(
         model=curves.model,
         revision=curves.revision,

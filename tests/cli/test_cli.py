@@ -163,7 +163,9 @@ def test_invalid_task_is_reported_before_the_model_is_loaded(tmp_path: Path) -> 
     assert "nowhere.jsonl" in process.stderr
 
 
-def test_default_output_folder_of_metrics(tiny_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_without_out_writes_a_page_that_says_what_was_measured(
+    tiny_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """``tests/docs`` runs the other commands without ``--out``, as printed on the pages."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "texts.txt").write_text("\n".join(TEXTS))
@@ -171,4 +173,7 @@ def test_default_output_folder_of_metrics(tiny_folder: Folder, tmp_path: Path, m
     command = ["metrics", model, "--texts", "texts.txt", "--metrics", "curvature", "--layers", "1", "--device", "cpu"]
     result = CliRunner().invoke(app, command, catch_exceptions=False)
     assert result.exit_code == 0, result.output
-    assert (tmp_path / "midlayer-results" / f"metrics-{Path(model).name}" / "metrics.parquet").is_file()
+    folder = tmp_path / "midlayer-results" / f"metrics-{Path(model).name}"
+    assert (folder / "metrics.parquet").is_file()
+    page = (folder / "report.html").read_text()
+    assert f'<p class="verdict">Measured on {len(TEXTS)} texts in 1 pass.</p>' in page

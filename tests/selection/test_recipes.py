@@ -133,7 +133,7 @@ def test_frame_of_several_recipes_selects_by_its_scores() -> None:
 
 def test_selection_has_a_readable_text(labeled: RecipeSelection) -> None:
     words = str(labeled)
-    assert words.startswith(f"The recipe {labeled.recipe} at layer {labeled.layer} of 4 of Llama")
+    assert words.startswith(f"Layer {labeled.layer} of 4 of {labeled.label}, by recipe {labeled.recipe}: ")
     assert all(name in words for name in labeled.parts)
     assert labeled.labels is not None
     assert labeled.confidence.startswith("On 20 labeled texts it is ")
@@ -207,6 +207,21 @@ def test_causal_model_is_read_twice_by_default(causal_folder: str) -> None:
     encoder = LayerEncoder(causal_folder, "auto", texts=TEXTS, device="cpu")
     assert encoder.spec == LayerEncoder(causal_folder, device="cpu", **selection.keywords).spec
     assert LayerEncoder(causal_folder, "auto", device="cpu").spec == encoder.spec, "without texts"
+
+
+@pytest.mark.parametrize("rule", ["auto", "last"])
+def test_selection_names_the_model_as_given_and_marks_files_as_code(
+    rule: str, causal_folder: str, tmp_path: Path
+) -> None:
+    checkpoint = shutil.copytree(causal_folder, tmp_path / "first run" / "checkpoint-2")
+    encoder = LayerEncoder(str(checkpoint), -1, device="cpu")
+    assert repr(encoder).startswith("LayerEncoder('first run/checkpoint-2', layer=5 of 5")
+    selection = select(encoder, rule=rule)
+    assert str(selection).startswith(f"Layer {selection.layer} of 5 of first run/checkpoint-2, by ")
+    page = selection.html({"Python": "print('`')"})
+    assert "<h1>Layer 5 of 5 of first run/checkpoint-2</h1>" in page
+    assert ("<code>docs/selection.md</code> lists" in page) == (rule == "auto")
+    assert page.partition("<script>")[0].count("`") == 1, "only in the code"
 
 
 def test_own_options_or_a_rule_leave_the_recipe_alone(causal_folder: str) -> None:
