@@ -29,7 +29,7 @@ class LayerMetricsCallback(Recorder, Callback):
     the checkpoints, so that a resumed run has a complete history. The callback draws curves over layers when
     training ends. In a distributed run the processes share the inputs.
 
-    The options are those of :class:`~midlayer_encoders.callbacks._settings.CallbackSettings`::
+    The options are as in :class:`~midlayer_encoders.callbacks._settings.CallbackSettings`::
 
         Trainer(callbacks=[LayerMetricsCallback(texts, tokenizer, every_n_steps=100)])
     """
@@ -140,7 +140,7 @@ class LayerMetricsCallback(Recorder, Callback):
 class LastLayerDecline(DeclineRecorder, LayerMetricsCallback):
     """Warns, stops or saves if the last layer of a Lightning model declines while an earlier layer improves.
 
-    The options are those of :class:`~midlayer_encoders.callbacks._decline.DeclineRecorder`::
+    The options are as in :class:`~midlayer_encoders.callbacks._decline.DeclineRecorder`::
 
         Trainer(callbacks=[LastLayerDecline(texts, tokenizer, labels=labels, on_decline="checkpoint")])
     """

@@ -27,7 +27,7 @@ class LayerMetricsTrainerCallback(Recorder, TrainerCallback):  # type: ignore[mi
     tokenizer is the trainer's. With ``load_best_model_at_end`` the callback measures the last step before the trainer
     loads the best weights, and then the best weights under their own step.
 
-    The options are those of :class:`~midlayer_encoders.callbacks._settings.CallbackSettings`::
+    The options are as in :class:`~midlayer_encoders.callbacks._settings.CallbackSettings`::
 
         callback = LayerMetricsTrainerCallback(texts, every_n_steps=100)
         callback.attach(Trainer(model, args, train_dataset=dataset))
@@ -134,7 +134,7 @@ class _EndsFirst(TrainerCallback):  # type: ignore[misc]
 class LastLayerDeclineTrainerCallback(DeclineRecorder, LayerMetricsTrainerCallback):
     """Warns, stops or saves if the last layer declines while an earlier layer improves, in a Hugging Face Trainer.
 
-    The options are those of :class:`~midlayer_encoders.callbacks._decline.DeclineRecorder`.
+    The options are as in :class:`~midlayer_encoders.callbacks._decline.DeclineRecorder`.
     """
 
     def _after_measurement(self, control: Any, step: int) -> None:

@@ -104,7 +104,7 @@ class TrainingSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class TuneSettings(TrainingSettings):
-    """Settings of :func:`~midlayer_encoders.tune`: those of any training (``lora`` to ``seed``), and its loss.
+    """Settings of :func:`~midlayer_encoders.tune`: of any training (``lora`` to ``seed``), and of its loss.
 
     The learning rate is 5e-5 by default, or 5e-4 with ``lora`` and pairs.
 
@@ -124,7 +124,7 @@ class TuneSettings(TrainingSettings):
         check_choice("objective", self.objective, ("pairs", "mntp"))
         if self.objective == "mntp" and (self.mini_batch or self.matryoshka):
             raise OptionError(
-                "`mini_batch` and `matryoshka` must be left out with objective='mntp': they are for pairs."
+                "`mini_batch` and `matryoshka` cannot be combined with objective='mntp': they are for pairs."
             )
 
     @property
@@ -134,7 +134,7 @@ class TuneSettings(TrainingSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class DistillSettings(TrainingSettings):
-    """Settings of :func:`~midlayer_encoders.distill`: those of any training (``lora`` to ``seed``), and its loss.
+    """Settings of :func:`~midlayer_encoders.distill`: of any training (``lora`` to ``seed``), and of its loss.
 
     The learning rate is 2e-4 by default, or 1e-3 with ``lora``.
 
@@ -261,9 +261,9 @@ def check_arguments(target: str, folder: Path | None, *, overwrite: bool, int8: 
     check_choice("target", target, TARGETS)
     check_flag("overwrite", overwrite)
     if check_flag("int8", int8) and target not in ("onnx", "gguf"):
-        raise OptionError(f"`int8` must be left out with target={target!r}: it applies to 'onnx' and 'gguf'.")
+        raise OptionError(f"`int8` cannot be combined with target={target!r}: it applies to 'onnx' and 'gguf'.")
     if check_flag("stock", stock) and target != "sentence-transformers":
-        raise OptionError(f"`stock` must be left out with target={target!r}: its files contain no code.")
+        raise OptionError(f"`stock` cannot be combined with target={target!r}: its files contain no code.")
     if folder is not None and (folder.is_file() or (folder.is_dir() and any(folder.iterdir()) and not overwrite)):
         raise OptionError(
             f"`folder` must be a new or empty folder, but {folder} is not. Choose another, or pass overwrite=True "
@@ -315,7 +315,7 @@ def checked_folder(out: Path | str) -> Path:
     names = {path.name for path in folder.glob("[!.]*")} if folder.is_dir() else set()
     if names - {LOCK} and RUN_FILE not in names:  # a run that is killed immediately leaves a lock and hidden files
         raise OptionError(
-            f"`out` must be a new or empty folder, or that of an earlier run, but {folder} holds other files."
+            f"`out` must be a new or empty folder, or hold an earlier run, but {folder} holds other files."
         )
     check_writable(folder)
     return folder

@@ -314,7 +314,7 @@ def set_aside(path: Path, reason: str) -> None:
 def folder_lock(folder: Path) -> Iterator[None]:
     """Reserve a folder for this run. The lock ends with the process, even if it is killed.
 
-    A folder is not locked if its lock file cannot be written, as that of another user in a folder that both share.
+    A folder is not locked if its lock file cannot be written, as another user's in a folder that both share.
 
     Raises:
         FolderError: another run is using the folder, or no file can be written to it.
@@ -361,7 +361,7 @@ def check_output_folder(folder: Path) -> None:
     names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
     if names and not names & _RESULT_FILES:
         raise OptionError(
-            f"`out` must be a new or empty folder, or that of an earlier run, but {folder} holds other files, such as "
+            f"`out` must be a new or empty folder, or hold an earlier run, but {folder} holds other files, such as "
             f"{short_repr(min(names))}: choose another folder."
         )
     check_writable(folder)

@@ -30,7 +30,7 @@ def read_examples(
         return _examples_in_table(read_table(path, columns))
     if any(columns):
         names = "`text_column`, `label_column` and `drop_empty`"
-        raise OptionError(f"{names} must be left out for a folder, but {path} is one.")
+        raise OptionError(f"{names} do not apply to a folder, but {path} is one.")
     folders = sorted(folder for folder in path.iterdir() if folder.is_dir() and not folder.name.startswith("."))
     if len(folders) < 2:
         raise OptionError(

@@ -118,7 +118,7 @@ class _SharedTokens:
 
     The first process adds the numbers of each text in the order of one process; on a GPU, where even one process sums
     in any order, numbers may come with a later batch. Sums over the tokens of all texts, which are matrices, are added
-    at the end, so ``matrix_entropy`` is that of one process up to rounding.
+    at the end, so ``matrix_entropy`` equals one process's up to rounding.
     """
 
     def __init__(self, metrics: Mapping[str, LayerMetric], group: Group) -> None:
@@ -224,7 +224,7 @@ def token_receiver(metrics: Mapping[str, LayerMetric], num_texts: int) -> TokenR
 
     Args:
         metrics: metrics by name; updated in place.
-        num_texts: number of texts; a batch may hold views too, whose positions come after those of the texts.
+        num_texts: number of texts; a batch may hold views too, whose positions follow the texts'.
     """
     token_metrics = [metric for metric in metrics.values() if metric.kind == "tokens"]
 

@@ -277,14 +277,14 @@ def _verify_layout(plain: Any, with_template: Any, layout: TokenLayout, prefix: 
 
 @dataclass(frozen=True)
 class Counting:
-    """Selects the tokens to pool: leaves out the first ones, those of the template, or special ones.
+    """Selects the tokens to pool: leaves out the first ones, the template's, or special ones.
 
     Attributes:
         placed: positions of the text's tokens.
         skip_first: number of real tokens at the start to leave out, unless there are no others.
         template_tokens: whether to pool template and special tokens. Without them the last copy of the text is pooled,
             and an empty text has no tokens.
-        prompt_tokens: number of real tokens at the start that are never pooled, those of a prompt.
+        prompt_tokens: number of real tokens at the start that are never pooled: a prompt's.
         special_ids: ids of tokens that are never pooled, at any position; a text of only these has no tokens.
 
     Example:
@@ -318,7 +318,7 @@ class Counting:
 
         Args:
             mask: true at real tokens, shape ``(B, T)``.
-            ids: the tokens, for ``special_ids``; fewer than those of ``mask`` if the model pads to whole windows.
+            ids: the tokens, for ``special_ids``; fewer than in ``mask`` if the model pads to whole windows.
         """
         mask = mask.bool()
         if self.all:
@@ -440,7 +440,7 @@ def check_join(
     """Raise an :class:`OptionError` unless the options of two readings match the template."""
     if not is_marked(template):
         if join is not None:
-            raise OptionError(f"`join` must be left out unless the template has a {_MARK}, but got {join!r}.")
+            raise OptionError(f"`join` applies only to a template with a {_MARK}, but got {join!r}.")
         return
     settings = {"pooling": pooling or "mean", "skip_first": skip_first, "skip_special": skip_special}
     required = {"pooling": "mean", "skip_first": 0, "skip_special": False}
@@ -590,7 +590,7 @@ def takes_recipe(encoder: TakesRecipe, recipe: Recipe) -> bool:
 
 
 def fitting_recipes(encoder: TakesRecipe, recipes: Sequence[Recipe]) -> list[Recipe]:
-    """Return recipes; if all named ones are among them, without those of two readings that the model does not take."""
+    """Return recipes; if all named ones are among them, without two readings that the model does not take."""
     if not set(RECIPES) <= {recipe.name for recipe in recipes}:
         return list(recipes)
     return [recipe for recipe in recipes if recipe.join is None or takes_recipe(encoder, recipe)]

@@ -198,7 +198,7 @@ def check_effect(function: Callable[..., Any], condition: str, **arguments: obje
     for name, value in arguments.items():
         default = parameters[name].default
         if value is not default and not (type(value) is type(default) and value == default):
-            raise OptionError(f"`{name}` must be left out {condition}, but got {short_repr(value)}.")
+            raise OptionError(f"`{name}` has no effect {condition}, but got {short_repr(value)}.")
 
 
 def _integer(value: object) -> int | None:

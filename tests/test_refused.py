@@ -59,8 +59,8 @@ def test_measure_accepts_numpy_arrays(encoder: LayerEncoder) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"views": 4}, "`views` must be left out without `metrics`, but got 4"),
-        ({"metric_texts": 4}, "`metric_texts` must be left out without `metrics`"),
+        ({"views": 4}, "`views` has no effect without `metrics`, but got 4"),
+        ({"metric_texts": 4}, "`metric_texts` has no effect without `metrics`"),
         ({"metrics": "curvatur"}, "^`metrics` must be one of"),
         ({"workers": 0}, "`workers` must be a positive number of processes, but got 0"),
         ({"store_dtype": "float8"}, "`store_dtype` must be one of 'float32', 'float16', but got 'float8'"),

@@ -116,7 +116,7 @@ def test_argument_without_effect_must_have_its_default() -> None:
 
     check_effect(function, "here", size=20, name=None)
     for kwargs in ({"size": 21}, {"size": 20.0}, {"size": np.zeros(2)}, {"name": "a"}):
-        with pytest.raises(OptionError, match=r"` must be left out here, but got"):
+        with pytest.raises(OptionError, match=r"` has no effect here, but got"):
             check_effect(function, "here", **kwargs)
 
 

@@ -132,7 +132,7 @@ def _parameters(function: _Function) -> list[inspect.Parameter]:
 
 
 def _take_group(group: Any, arguments: dict[str, Any]) -> Any:
-    """Return an instance of a dataclass whose fields, and those of dataclasses in it, are removed from arguments."""
+    """Return an instance of a dataclass whose fields, and its dataclasses' fields, are removed from arguments."""
     hints = typing.get_type_hints(group)
     taken = {
         each.name: _take_group(hints[each.name], arguments) if _is_group(hints[each.name]) else arguments.pop(each.name)

@@ -106,7 +106,7 @@ def parse_recipes(words: str | None, options: EncoderOptions) -> tuple[list[Reci
         return None, options
     recipes = recipes_of("--recipes", words if words == "all" else words.split(","))
     if options.recipe is not None:
-        raise OptionError("`--recipe` must be left out with `--recipes`: name it there.")
+        raise OptionError("`--recipe` cannot be combined with `--recipes`: name it there.")
     if options.template is not None:
         recipes.append(Recipe(name="yours", template=options.template, pooling=options.pooling or "last"))
         options = replace(options, template=None, pooling=None)
@@ -114,7 +114,7 @@ def parse_recipes(words: str | None, options: EncoderOptions) -> tuple[list[Reci
 
 
 def parse_submit_options(submit: str | None, words: list[str] | None) -> dict[str, Any] | None:
-    """Return the parameters of submitit from words; those of a setup, and repeated ones, are lists.
+    """Return the parameters of submitit from words; a setup's, and repeated ones, are lists.
 
     Example:
         >>> parse_submit_options("slurm", ["timeout_min=60", "slurm_setup=module load cuda"])
@@ -212,7 +212,7 @@ def read_texts(path: Path, data: TextData) -> list[str]:
         from midlayer_encoders.media import text_lists
 
         if data.text_column is not None:
-            raise OptionError(f"`--text-column` must be left out for {path.name}, whose lines are the texts.")
+            raise OptionError(f"`--text-column` does not apply to {path.name}, whose lines are the texts.")
         return text_lists.read_texts(path)
     return own_texts(path, data.columns(), labels=isinstance(data, Data))
 

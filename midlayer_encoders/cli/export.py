@@ -45,9 +45,9 @@ def export(
     from midlayer_encoders.media.text_lists import read_texts
 
     flags = {"overwrite": overwrite, "int8": int8, "stock": stock}
-    check_arguments(target, out, **flags)
     if precision != "float32" and target != "sentence-transformers":
-        raise OptionError(f"`--precision` must be left out with --for {target}, which writes no code for it.")
+        raise OptionError(f"`--precision` cannot be combined with --for {target}, which writes no code for it.")
+    check_arguments(target, out, **flags)
     if center is not None:
         options = replace(options, center=tuple(read_texts(center)))
     _arguments.check_model(model, options)

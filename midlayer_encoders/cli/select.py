@@ -61,7 +61,7 @@ def select_command(
     is_first = shared.writes_results()
     check_choice("rule", rule, RULE_NAMES)
     if labels is not None and data.label_column is not None:
-        raise OptionError("`--label-column` must be left out with `--labels`, which is another file of labels.")
+        raise OptionError("`--label-column` cannot be combined with `--labels`, which is another file of labels.")
     recipe_list, options = _arguments.parse_recipes(recipes, options)
     if data.text_column is not None and out is None and any(recipe.center for recipe in recipe_list or ()):
         raise OptionError("`--out` must be given with `--text-column` and a recipe that centers: it stores the texts.")

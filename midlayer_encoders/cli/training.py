@@ -29,7 +29,7 @@ class Training:
 
     model: _arguments.Model
     layer: _arguments.LayerNumber
-    out: Annotated[Path, Option(help="Folder for model, page and frames: new, or that of an interrupted run.")]
+    out: Annotated[Path, Option(help="Folder for model, page and frames: new, or of an interrupted run.")]
     data: _arguments.Data
     tasks: Annotated[str, Option(help="Tasks scored before and after: names, builtin or paths; or none.")] = "builtin"
     lora: Annotated[int, Option(help="Rank of LoRA adapters, merged at the end; 0 trains all weights.")] = 0

@@ -111,7 +111,7 @@ def compare(
         out: folder for frames, figures and page; ``None`` writes nothing.
         progress: called after each batch and each half; the stages name the model.
         options: as in :class:`~midlayer_encoders.EncoderOptions`, for models given by name; ``norm`` is ``"none"`` by
-            default, as in the paper, and applies to encoders too. Other options must match those of the encoders.
+            default, as in the paper, and applies to encoders too. Other options must match the encoders'.
 
     Raises:
         OptionError: no other model, the same model twice, too few texts or too many.
@@ -373,8 +373,8 @@ class _TextMeasurements:
         layers: the L layers.
         text_values: for each token metric the value for each layer and text, ``(L, N)`` float64; NaN for texts that
             are too short.
-        vectors: for each kind of metric, those of the texts, of the texts and their shortened copies, or of each view,
-            ``(L, N, D)`` float32 each.
+        vectors: for each kind of metric, ``(L, N, D)`` float32 of the texts, of the texts and their shortened
+            copies, or of each view.
     """
 
     layers: tuple[int, ...]

@@ -132,7 +132,7 @@ def progression(
         dataset: name of the texts in the frame.
         out: folder for the frame of each step, the whole frame, figures and page; ``None`` writes nothing.
         devices: processes on this machine that share the checkpoints, each with a device of its own, on Lightning
-            Fabric; the result is that of one process, and the first one writes it.
+            Fabric; the result equals one process's, and the first one writes it.
         num_nodes: number of machines that share the checkpoints; ``out`` is then on a disk that all of them share.
         executor: ``"slurm"``, ``"local"`` for processes of this machine, or an executor of submitit: each checkpoint
             is a job, and ``out`` a folder that every node can write to.

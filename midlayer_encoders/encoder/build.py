@@ -167,7 +167,7 @@ class BuiltEncoder(PlainOnDisk):
             medium: medium of its inputs.
             blocks: path of its list of blocks, if the rules do not find it.
             final: paths of the modules after its last block, likewise.
-            keywords: those of :class:`~midlayer_encoders.EncoderOptions` that apply without files: ``norm``,
+            keywords: options of :class:`~midlayer_encoders.EncoderOptions` that apply without files: ``norm``,
                 ``pooling``, ``device``, ``prompts``, ``truncate_dim``, ….
         """
         options = make_options(keywords)
@@ -220,7 +220,7 @@ class BuiltEncoder(PlainOnDisk):
         towers = cut.towers if isinstance(cut, JointCut) else {}
         for option in ("pooling", "skip_first", "skip_special") if towers else ():
             if option in options.changed():
-                raise OptionError(f"`{option}` must be left out for {name}, whose heads pool, or pass `tower`.")
+                raise OptionError(f"`{option}` does not apply to {name}, whose heads pool. Pass `tower`.")
         main = cut.towers["image"] if isinstance(cut, JointCut) else cut
         complete = all(tower.layer == tower.anatomy.num_layers for tower in (main, *towers.values()))
         last_layer = complete and (options.norm == "final" or not main.anatomy.final)
@@ -366,7 +366,7 @@ class BuiltEncoder(PlainOnDisk):
         return next((module for module in self if isinstance(module, JoinedReadings)), None)
 
     def needs_trust(self, *, stock: bool = False) -> bool:
-        """Return whether a saved folder, or that of the stock form, is loaded with ``trust_remote_code=True``."""
+        """Return whether a saved folder, or the stock form's, is loaded with ``trust_remote_code=True``."""
         return self.options.trust_remote_code or (self.readings is not None and not stock)
 
     def output_embeddings(self) -> Tensor:
@@ -465,7 +465,7 @@ def _load_plan(
 
 
 def _model_kwargs(options: EncoderOptions, saved: SavedFolder) -> dict[str, Any]:
-    """Return the keywords of the model's ``from_pretrained``: those of the options, or else of the folder."""
+    """Return the keywords of the model's ``from_pretrained``: from the options, or else the folder."""
     values = saved.keywords("model_kwargs") | dict(options.model_kwargs or {})
     dtype = values.pop("torch_dtype", None) or values.pop("dtype", None)
     names = ("dtype", "device_map", "attn_implementation", "quantization")

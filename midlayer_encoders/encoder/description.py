@@ -63,7 +63,7 @@ class Description:
         return self(sorted(own, key=lambda code: str(code.__qualname__)))
 
     def hooks(self, owner: Any, prefix: str = "") -> Any:
-        """Describe the hooks of a module, or those of all modules, that can change its output."""
+        """Describe the hooks of a module, or of all modules, that can change its output."""
         hooks = [getattr(owner, f"{prefix}_forward_{kind}").values() for kind in ("hooks", "pre_hooks")]
         return self([hook for kind in hooks for hook in kind if not is_recording_hook(hook)])
 

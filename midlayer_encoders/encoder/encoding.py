@@ -154,7 +154,7 @@ class EmbeddingEncoder(SavableEncoder):
         return vectors.to(self.device) if convert_to_tensor else vectors.numpy()
 
     def vector_reader(self, layers: Sequence[Layer] | str = "all", *, prompt: str = "") -> LayerReader:
-        """Return a reader of the vectors of layers; those of a joint model come from its heads."""
+        """Return a reader of the vectors of layers; a joint model's come from its heads."""
         read = joint_reader if self.tower_layers else layer_reader
         return read(self, layers=layers, prompt=prompt)
 
@@ -190,7 +190,7 @@ class EmbeddingEncoder(SavableEncoder):
             check_choice("prompt_name", prompt_name, self.prompts)
             prompt = self.prompts[prompt_name] or ""
         if prompt and inputs and not texts:
-            raise OptionError(f"`prompt` must be left out for images and audio, but got {short_repr(prompt)}.")
+            raise OptionError(f"`prompt` does not apply to images and audio, but got {short_repr(prompt)}.")
         return (self.default_prompt if texts else "") if prompt is None else prompt
 
     def preprocess(self, inputs: Sequence[Any], prompt: str | None = None, **kwargs: Any) -> dict[str, Any]:

@@ -41,7 +41,7 @@ def files_digest(folder: Path, *, code: bool) -> str:
     Args:
         folder: with the model's ``config.json`` or ``modules.json``.
         code: whether the folder's own code may run (``trust_remote_code``), if its settings name any: it can read any
-            file below the folder, and any setting. Otherwise only the folder and those of its modules are read.
+            file below the folder, and any setting. Otherwise only the folder and its modules' folders are read.
     """
     code = code and _names_code(folder)
     in_spec = set() if code else _in_spec(folder)

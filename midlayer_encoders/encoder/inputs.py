@@ -233,7 +233,7 @@ def _probe_texts(tokenizer: Any) -> tuple[str, str]:
     vocabulary = getattr(tokenizer, "get_vocab", None)
     if vocabulary is None or all(tokenizer(text, verbose=False)["input_ids"] for text in texts):
         return texts
-    # A special alphabet, such as those of genes and molecules.
+    # A special alphabet, such as for genes and molecules.
     words = [word for word in sorted(vocabulary(), key=len) if tokenizer(word, add_special_tokens=False)["input_ids"]]
     return (words[0] * 3, "".join(words[:3]) * 2) if words else texts
 

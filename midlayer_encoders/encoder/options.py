@@ -192,7 +192,7 @@ class EncoderOptions:
     Attributes:
         norm: final applies the model's final norm to the layer's states; none takes the raw residual stream. With
             ``final`` the encoder equals the model without its last blocks.
-        pooling: mean, last, cls, max or weightedmean; by default that of a sentence-transformers folder or GGUF file,
+        pooling: mean, last, cls, max or weightedmean; defaults to the sentence-transformers folder's or GGUF file's,
             else mean. A joint model pools with its heads and accepts no other. ``mean+skip-special`` sets
             ``skip_special``.
         tower: text or image: use only this tower of a joint model such as CLIP.
@@ -225,11 +225,11 @@ class EncoderOptions:
         normalize: Scale every vector to length 1; by default only if a sentence-transformers folder does.
         dense: keep or drop the trained modules of a sentence-transformers folder, such as Dense. By default the last
             layer keeps them, and an earlier layer, which they were not trained for, is refused.
-        similarity_fn_name: cosine, dot, euclidean or manhattan; by default that of the folder, else cosine.
+        similarity_fn_name: cosine, dot, euclidean or manhattan; defaults to the folder's, else cosine.
         model_kwargs: Keywords of the model's ``from_pretrained``. ``dtype``, ``device_map`` and ``attn_implementation``
             become the options of these names.
         processor_kwargs: Keywords of the tokenizer's or processor's ``from_pretrained``.
-        config_kwargs: Settings that replace those of the model's config.
+        config_kwargs: Settings that replace settings of the model's config.
         attn_implementation: Attention of transformers: eager, sdpa, flash_attention_2, ….
         cache_folder: Folder of files from the hub.
         token: Token for the hub.
@@ -349,7 +349,7 @@ class EncoderOptions:
         """Raise an :class:`OptionError` if an option is set that does not apply to a module in memory."""
         for name, value in self.changed().items():
             if not option_fields()[name].metadata.get("in_memory"):
-                raise OptionError(f"`{name}` must be left out for a module in memory, but got {value!r}.")
+                raise OptionError(f"`{name}` does not apply to a module in memory, but got {value!r}.")
 
     def check_for_media(self, media: Sequence[str], model: str) -> None:
         """Raise an :class:`OptionError` if an option is set for a medium that the model does not take."""
@@ -357,7 +357,7 @@ class EncoderOptions:
             medium = option_fields()[name].metadata.get("medium")
             if medium is not None and medium not in media:
                 raise OptionError(
-                    f"`{name}` must be left out for {model}, which takes no {medium}, but got {short_repr(value)}."
+                    f"`{name}` does not apply to {model}, which takes no {medium}, but got {short_repr(value)}."
                 )
 
 
@@ -402,7 +402,7 @@ def _take_sentence_transformers_names(values: dict[str, Any]) -> None:
     check_choice("backend", values.pop("backend", "torch"), ("torch",))
     for name, remedy in _WITHOUT_COUNTERPART.items():
         if values.pop(name, None) is not None:
-            raise OptionError(f"`{name}` must be left out for an encoder of files. {remedy}")
+            raise OptionError(f"`{name}` does not apply to an encoder of files. {remedy}")
     model_kwargs = _check_keywords("model_kwargs", {} if values.get("model_kwargs") is None else values["model_kwargs"])
     renamed = [(values, "max_seq_length", "max_length"), (values, "tokenizer_kwargs", "processor_kwargs")]
     renamed.append((values, "use_auth_token", "token"))
@@ -412,7 +412,7 @@ def _take_sentence_transformers_names(values: dict[str, Any]) -> None:
         if value is None or (new == "dtype" and value == "auto"):  # the default
             continue
         if values.get(new) is not None:
-            raise OptionError(f"`{old}` must be left out with `{new}`, which means the same, but got {value!r}.")
+            raise OptionError(f"`{old}` cannot be combined with `{new}`, which means the same, but got {value!r}.")
         values[new] = value
     if "model_kwargs" in values:
         values["model_kwargs"] = model_kwargs or None

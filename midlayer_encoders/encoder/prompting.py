@@ -120,7 +120,7 @@ def join_two_readings(modules: list[Any], layout: recipes.TokenLayout, join: str
 
 
 def modules_after_pooling(encoder: Any, options: EncoderOptions) -> list[nn.Module]:
-    """Return the modules that follow those of :func:`~midlayer_encoders.encoder.saved_folder.later_modules`."""
+    """Return the modules that follow :func:`~midlayer_encoders.encoder.saved_folder.later_modules`."""
     modules: list[nn.Module] = []
     if options.center is not None:
         width = encoder.get_embedding_dimension()

@@ -155,7 +155,7 @@ def _own_readings(module: nn.Module) -> nn.Module:
 def later_modules(
     saved: SavedFolder, width: int, options: EncoderOptions, name: str, *, last_layer: bool, pools: bool = True
 ) -> list[nn.Module]:
-    """Return the modules after the first one: the pooling, and those of the folder that apply to the layer.
+    """Return the modules after the first one: the pooling, and the folder's modules that apply to the layer.
 
     Args:
         saved: what the folder holds.
@@ -187,7 +187,7 @@ def later_modules(
         return modules
     for option in ("pooling", "skip_first", "skip_special"):
         if option in options.changed() and any(isinstance(module, JoinedReadings) for module in modules):
-            raise OptionError(f"`{option}` must be left out for {name}, whose folder joins two readings.")
+            raise OptionError(f"`{option}` does not apply to {name}, whose folder joins two readings.")
     poolings = [number for number, module in enumerate(modules) if isinstance(module, PoolingModule)]
     if not saved.modules or (options.pooling is not None and not poolings):
         return [_pooling_module(width, options.pooling or saved.pooling), *modules]
@@ -209,7 +209,7 @@ def _pooling_module(width: int, mode: Any, include_prompt: bool = True) -> nn.Mo
 
 
 def pooling_name(modules: Sequence[nn.Module]) -> str:
-    """Return the pooling of an encoder's modules: several joined by a plus sign; those of a custom module, its name."""
+    """Return the pooling of an encoder's modules: several joined by a plus sign; of a custom module, its name."""
     if any(isinstance(module, JoinedReadings) for module in modules):
         return "last+mean"
     poolings: list[Any] = [module for module in modules if isinstance(module, PoolingModule)]

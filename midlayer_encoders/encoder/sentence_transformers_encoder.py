@@ -139,7 +139,7 @@ class LayerEncoder(EmbeddingEncoder):
             recipe: recipe or its name. This encoder must have no template.
         """
         if self.tower_layers:
-            raise OptionError(f"`recipe` must be left out for {self.name}, which has two towers, or pass tower='text'.")
+            raise OptionError(f"`recipe` applies to one tower, but {self.name} has two. Pass tower='text'.")
         has_maps = not set(self.after_pooling) <= {"Normalize"}
         if self.options.template is not None or has_maps or isinstance(self[0], MemoryModule):
             raise OptionError(f"`recipe` must be for files with layer=-1 and no other options, but got {self.name}.")
@@ -346,7 +346,7 @@ def load_shared(
 def _model_name(model: Any, model_name_or_path: str | None) -> str:
     """Return the folder or hub name of a model, which has two keywords."""
     if model is not None and model_name_or_path is not None:
-        raise OptionError("`model_name_or_path` must be left out with `model`, which means the same.")
+        raise OptionError("`model_name_or_path` cannot be combined with `model`, which means the same.")
     model = model_name_or_path if model is None else model
     if isinstance(model, nn.Module):
         raise OptionError("`model` must be a name. For a module: LayerEncoder.from_module(module, layer, processor=…).")
@@ -390,7 +390,7 @@ def measure(
         seed: seed of the views and of the copies.
         dataset: name of the texts in the frame.
         token_budget: tokens in a batch; ``"auto"`` finds the fastest size for the device.
-        devices: processes on this machine that share the texts, on Lightning Fabric. On CPUs the frame is that of one
+        devices: processes on this machine that share the texts, on Lightning Fabric. On CPUs the frame equals
             process to the bit, except ``matrix_entropy``: its sums over all tokens are added in another order.
         num_nodes: number of machines that share the texts.
         progress: called by the first process after each batch, in tokens (an image or waveform counts as one), with the
@@ -468,7 +468,7 @@ def select_layer(
     elif not isinstance(model, LayerEncoder | pl.DataFrame):
         raise OptionError(f"`model` must be a folder, hub name, LayerEncoder or frame, but got {short_repr(model)}.")
     elif options:
-        raise OptionError(f"`{next(iter(options))}` must be left out with an encoder or a frame.")
+        raise OptionError(f"`{next(iter(options))}` cannot be combined with an encoder or a frame.")
     selection = select(
         source,
         texts,

@@ -114,7 +114,7 @@ def result_name(spec: EncoderSpec) -> str:
 
 
 def layer_label(spec: EncoderSpec) -> str:
-    """Return the layer, or those of the towers (``text-6-image-9``)."""
+    """Return the layer, or the towers' layers (``text-6-image-9``)."""
     return "-".join(f"{name}-{layer}" for name, layer in spec.tower_layers) or str(spec.layer)
 
 

@@ -32,7 +32,7 @@ _RUN_ERRORS = (
 )  # fmt: skip
 _FULL = 'Set "attention_type": "original_full" in its config.json.'
 _CURES = {"big_bird": _FULL, "bigbird_pegasus": _FULL, "rwkv": 'Set "rescale_every": 0 in its config.json.'}
-_LAST_STATES = "Its last states are those of a plain SentenceTransformer."
+_LAST_STATES = "A plain SentenceTransformer gives its last states."
 
 
 @torch.no_grad()
@@ -43,7 +43,7 @@ def check_states(module: nn.Module, cut: Cut, alone: Features, padded: Features 
         module: module that returns the states; its model may have one block more than the cut keeps, for layer 0.
         cut: the cut of the model.
         alone: the features of one short input.
-        padded: those of the same input and a longer one in one batch, or ``None`` if inputs are never padded.
+        padded: states of the same input and a longer one in one batch, or ``None`` if inputs are never padded.
     """
     model: Any = module.model
     with _truncated_stack(module, cut) as truncated:
@@ -87,7 +87,7 @@ def check_uncut(module: nn.Module, cut: Cut, features: Features) -> tuple[Anatom
     for_each_token = states.ndim == 3 and len(states) == 1 and states.shape[1] >= output.shape[1]
     if not for_each_token or not (cut.norm == "none" or _is_output(normed, output)):
         raise CutError(
-            f"{name} makes states of shape {tuple(output.shape)} from those of its last block, {tuple(states.shape)}, "
+            f"{name} makes states of shape {tuple(output.shape)} from its last block's, {tuple(states.shape)}, "
             f"in an unknown way. {_LAST_STATES}"
         )
     return anatomy, True
@@ -276,7 +276,7 @@ def check_module(
         first: the first module of the encoder, around an uncut copy of the module.
         cut: the cut of the module.
         alone: the features of one short input.
-        padded: those of the same input and a longer one in one batch, or ``None`` if inputs are never padded.
+        padded: states of the same input and a longer one in one batch, or ``None`` if inputs are never padded.
         uncut: the module itself.
         find_final: replace the modules after the last block by those that a pass goes through.
 

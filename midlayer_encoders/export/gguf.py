@@ -64,7 +64,7 @@ def export_gguf(encoder: LayerEncoder, folder: Path, *, int8: bool = False) -> E
     """
     source = _source_file(encoder)
     if int8 and source is not None:
-        raise OptionError("`int8` must be left out for an encoder read from a GGUF file, whose weights do not change.")
+        raise OptionError("`int8` does not apply to an encoder read from a GGUF file, whose weights do not change.")
     if (obstacle := _obstacle(encoder, from_file=source is not None)) is not None:
         raise CutError(f"llama.cpp cannot run this encoder of {encoder.name}: {obstacle}.")
     min_cosine: float | None = None

@@ -96,7 +96,7 @@ def tidy_rows(
 
 
 def tidy_frame(rows: Iterable[Mapping[str, Any]], *, extra: Mapping[str, Any] | None = None) -> pl.DataFrame:
-    """Return rows as a frame with the columns of :data:`FRAME_SCHEMA`, then those of ``extra`` (name and type)."""
+    """Return rows as a frame with the columns of :data:`FRAME_SCHEMA`, then of ``extra`` (name and type)."""
     check_fork()
     return pl.DataFrame(list(rows), schema={**FRAME_SCHEMA, **(extra or {})})
 

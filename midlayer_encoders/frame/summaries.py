@@ -1,6 +1,6 @@
 """Summaries of scores: the best layer on average and for each task, and its gain over another, with an interval.
 
-The interval is that of a paired bootstrap over test items.
+The interval comes from a paired bootstrap over test items.
 """
 
 import math

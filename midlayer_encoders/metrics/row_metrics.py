@@ -283,7 +283,7 @@ def dataset_entropy(
 class DatasetEntropy(RowMetric, function=dataset_entropy, check=check_entropy_options, number=_entropy_of_moments):
     """:func:`dataset_entropy` of all texts, per layer; exact, see :class:`RowMetric`.
 
-    Options are those of the function.
+    Options as in the function.
     """
 
 
@@ -368,7 +368,7 @@ def _check_epsilon(epsilon: float) -> None:
 class EffectiveRank(RowMetric, function=effective_rank, check=_check_epsilon, number=_rank):
     """:func:`effective_rank` of one vector per text, per layer; exact, see :class:`RowMetric`.
 
-    For the tokens of each text see :class:`PromptEffectiveRank`. Options are those of the function.
+    For the tokens of each text see :class:`PromptEffectiveRank`. Options as in the function.
     """
 
 
@@ -414,7 +414,7 @@ def _check_precision(epsilon: float) -> None:
 class LogdetEntropy(RowMetric, function=logdet_entropy, check=_check_precision, number=_rate):
     """:func:`logdet_entropy` of all texts, per layer; exact, see :class:`RowMetric`.
 
-    Options are those of the function.
+    Options as in the function.
     """
 
 
@@ -486,7 +486,7 @@ def _check_range(first: int, last: int) -> None:
 
 
 class AlphaReQ(RowMetric, function=alpha_req, check=_check_range, number=_slope):
-    """:func:`alpha_req` of all texts, per layer; exact, see :class:`RowMetric`. Options are those of the function."""
+    """:func:`alpha_req` of all texts, per layer; exact, see :class:`RowMetric`. Options as in the function."""
 
 
 def anisotropy(embeddings: Tensor) -> Tensor:

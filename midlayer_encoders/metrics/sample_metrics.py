@@ -76,7 +76,7 @@ def _check_discard(discard: float) -> None:
 class IntrinsicDimension(PooledSampleMetric, function=intrinsic_dimension, check=_check_discard, number=_dimensions):
     """:func:`intrinsic_dimension` of one vector per text, per layer.
 
-    Options are those of the function and of :class:`SampleMetric`. The estimate depends on the number of texts.
+    Options as in the function and :class:`SampleMetric`. The estimate depends on the number of texts.
     """
 
     least = 3
@@ -155,7 +155,7 @@ def half_means(states: Tensor, mask: Tensor) -> Tensor:
 class HalfMatch(SampleMetric, function=half_match):
     """:func:`half_match` of each layer, from the token states of one pass: no augmentation, no second pass.
 
-    Texts of fewer than four tokens are excluded. Options are those of the function and of :class:`SampleMetric`. The
+    Texts of fewer than four tokens are excluded. Options as in the function and :class:`SampleMetric`. The
     value decreases with the number of texts.
     """
 
@@ -223,7 +223,7 @@ def _check_t(t: float) -> None:
 class Uniformity(PooledSampleMetric, function=uniformity, check=_check_t):
     """:func:`uniformity` of one vector per text, per layer.
 
-    Options are those of the function and of :class:`SampleMetric`.
+    Options as in the function and :class:`SampleMetric`.
     """
 
 
@@ -283,9 +283,9 @@ def _unbiased_hsic(first: Tensor, second: Tensor) -> Tensor:
 
 
 class CKA(PairMetric, function=cka):
-    """:func:`cka` between each layer's vectors and those of the previous layer.
+    """:func:`cka` between the vectors of each layer and the previous layer.
 
-    For two models, call :func:`cka`. Options are those of the function and of :class:`PairMetric`.
+    For two models, call :func:`cka`. Options as in the function and :class:`PairMetric`.
     """
 
     def __init__(self, layers: Sequence[int], **options: Any) -> None:
@@ -337,9 +337,9 @@ def _check_k(k: int) -> None:
 
 
 class NeighborOverlap(PairMetric, function=neighbor_overlap, check=_check_k):
-    """:func:`neighbor_overlap` between each layer's vectors and those of the previous layer.
+    """:func:`neighbor_overlap` between the vectors of each layer and the previous layer.
 
-    Options are those of the function and of :class:`PairMetric`. The value depends on the number of texts.
+    Options as in the function and :class:`PairMetric`. The value depends on the number of texts.
     """
 
     def __init__(self, layers: Sequence[int], **options: Any) -> None:

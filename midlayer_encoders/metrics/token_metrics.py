@@ -120,7 +120,7 @@ class WaitingTokenMetric(TokenMetric):
     """A :class:`TokenMetric` that computes several layers at once on a GPU.
 
     The small matrices or few angles of one layer do not fill a GPU, and every kernel launch has the same cost. So the
-    intermediate results of a layer are buffered until those of the next layers are available
+    intermediate results of a layer are buffered until the next layers are available
     (benchmarks/results/metrics_h200.md). :meth:`settle`, which ``compute`` and ``sync`` call, completes the sums.
     """
 
@@ -239,7 +239,7 @@ def _grams(states: Tensor, mask: Tensor, *, center: bool, unit: bool, double: bo
 class PromptEntropy(WaitingTokenMetric, function=prompt_entropy, check=check_entropy_options):
     """Mean over texts of :func:`prompt_entropy`, per layer.
 
-    Texts of fewer than two tokens are excluded and counted in ``skipped``. Options are those of the function.
+    Texts of fewer than two tokens are excluded and counted in ``skipped``. Options as in the function.
     """
 
     _max_waiting_bytes: ClassVar[int] = 2**28  # the scratch memory of the spectra's kernels
@@ -293,7 +293,7 @@ def prompt_effective_rank(
 class PromptEffectiveRank(WaitingTokenMetric, function=prompt_effective_rank):
     """Mean over texts of :func:`prompt_effective_rank`, per layer.
 
-    Texts of fewer than two tokens are excluded and counted in ``skipped``. Options are those of the function.
+    Texts of fewer than two tokens are excluded and counted in ``skipped``. Options as in the function.
     """
 
     _max_waiting_bytes: ClassVar[int] = 2**29  # the scratch memory of the spectra's kernels in float64
@@ -367,7 +367,7 @@ class Curvature(WaitingTokenMetric, function=curvature, check=_check_step):
     """Mean over texts of :func:`curvature`, per layer.
 
     Texts without an angle (fewer than ``2 * step + 1`` tokens, or all tokens equal) are excluded and counted in
-    ``skipped``. Options are those of the function.
+    ``skipped``. Options as in the function.
     """
 
     _max_waiting_bytes: ClassVar[int] = 2**23  # more layers at once would save no time, and angles are in float64
@@ -467,7 +467,7 @@ class BlockInfluence(MeanOverTexts):
     _previous: tuple[int, Tensor] | None = None
 
     def update(self, states: Tensor, mask: Tensor, *, layer: int, index: Tensor | None = None) -> None:  # noqa: ARG002
-        """Add one layer's token states ``(B, T, D)`` of a batch, after those of the previous layer."""
+        """Add one layer's token states ``(B, T, D)`` of a batch, after the previous layer."""
         base.check_tokens(states, mask)
         row = self._position(layer)
         previous = self._previous

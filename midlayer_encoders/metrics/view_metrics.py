@@ -53,7 +53,7 @@ def _check_temperature(temperature: float) -> None:
 class InfoNCE(ViewMetric, function=infonce, check=_check_temperature):
     """:func:`infonce` of views 0 and 1 of each text, per layer.
 
-    Options are those of the function and of :class:`SampleMetric`. The loss grows with the number of texts.
+    Options as in the function and :class:`SampleMetric`. The loss grows with the number of texts.
     """
 
 
@@ -174,7 +174,7 @@ def _lidar(*all_views: Tensor, delta: float, exponential: bool, method: Method) 
     with base.exact_products(views):
         scatter = within.mT @ within
         scatter.diagonal(dim1=-2, dim2=-1).add_(delta)
-        # With S_w = C C', the spectrum of C^-1 S_b C^-T is that of S_w^-1/2 S_b S_w^-1/2.
+        # With S_w = C C', C^-1 S_b C^-T and S_w^-1/2 S_b S_w^-1/2 have the same spectrum.
         # Not `cholesky`, which waits for the GPU to check that the factor exists.
         factor, failed = torch.linalg.cholesky_ex(scatter)
         whitened = torch.linalg.solve_triangular(factor, between.mT, upper=False).mT
@@ -189,7 +189,7 @@ def _check_delta(delta: float) -> None:
 class LiDAR(ViewMetric, function=lidar, check=_check_delta, number=_lidar):
     """:func:`lidar` of all views of each text, per layer.
 
-    ``views`` is the number of views of each text, 2 or more; the other options are those of the function and of
+    ``views`` is the number of views of each text, 2 or more; the other options are as in the function and
     :class:`SampleMetric`. ``max_samples`` is half of the other metrics' default because there are many views.
     """
 
@@ -232,7 +232,7 @@ def alignment(first: Tensor, second: Tensor, *, center: bool = True) -> Tensor:
 class Alignment(ViewMetric, function=alignment):
     """:func:`alignment` of each text, view 0, and its shortened copy, view 1, per layer.
 
-    Options are those of the function and of :class:`SampleMetric`.
+    Options as in the function and :class:`SampleMetric`.
     """
 
     kind: ClassVar[Kind] = "copies"

@@ -196,7 +196,7 @@ def find_towers(model: nn.Module) -> dict[str, str]:
 
 _SHARED = "albert_layer_groups"  # ALBERT runs its groups several times
 _UNSUPPORTED = {"reformer": "each block returns two streams of states, which are joined after the last one only"}
-# The axes of batch, tokens and width among those of a block's states, where they are in another order.
+# The axes of batch, tokens and width in a block's states, where they are in another order.
 _AXES = {"xlnet": (1, 0, 2)}
 
 

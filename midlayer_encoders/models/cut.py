@@ -107,7 +107,7 @@ def cut_config(config: Any, num_layers: int, keep: int) -> Any:
     else:
         raise CutError(
             f"timm builds {config.architecture} with {num_layers} blocks only: like other models of several stages, it "
-            "takes no `depth`. Its last states are those of a plain SentenceTransformer."
+            "takes no `depth`. A plain SentenceTransformer gives its last states."
         )
     try:
         small = type(config).from_dict(fields)

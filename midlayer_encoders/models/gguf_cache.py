@@ -138,7 +138,7 @@ def _remove_unused(root: Path) -> None:
 
 
 def _name(file: GgufFile) -> str:
-    """Return the name of a file's folder: its digest, and that of the libraries that convert it."""
+    """Return the name of a file's folder: the digests of the file and of the libraries that convert it."""
     versions = [importlib.metadata.version(name) for name in ("transformers", "gguf", "tokenizers")]
     conversion = hashlib.blake2b(json.dumps([_GENERATION, *versions]).encode(), digest_size=4).hexdigest()
     return f"{file.digest}-{conversion}"

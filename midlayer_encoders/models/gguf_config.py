@@ -1,6 +1,6 @@
 """Translate the fields of a GGUF file into a transformers config, or refuse the file by the name of a field.
 
-The rules and defaults are those of llama.cpp: https://github.com/ggml-org/llama.cpp/tree/master/src/models
+The rules and defaults follow llama.cpp: https://github.com/ggml-org/llama.cpp/tree/master/src/models
 """
 
 import inspect

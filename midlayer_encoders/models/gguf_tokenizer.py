@@ -1,7 +1,7 @@
 """Build a tokenizer from the fields of a GGUF file, with the same ids as llama.cpp.
 
 transformers' own conversion drops the BOS token of SentencePiece vocabularies, splits Gemma's words into fragments and
-uses one pre-tokenizer for many. Rules and defaults here are those of llama.cpp:
+uses one pre-tokenizer for many. Rules and defaults here follow llama.cpp:
 https://github.com/ggml-org/llama.cpp/blob/master/src/llama-vocab.cpp
 """
 

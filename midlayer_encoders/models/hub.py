@@ -35,7 +35,7 @@ def hub_access(*, token: bool | str | None, cache_folder: str | None, local_file
 
     Args:
         token: authentication token; ``True`` for the one that is stored.
-        cache_folder: folder of downloaded files; by default that of ``huggingface_hub``.
+        cache_folder: folder of downloaded files; defaults to ``huggingface_hub``'s.
         local_files_only: whether to leave the hub alone.
     """
     options = {"token": token, "cache_dir": cache_folder, "local_files_only": local_files_only or None}
@@ -67,7 +67,7 @@ def name_and_revision(model: str) -> tuple[str, str | None]:
 def shown_name(model: str, gguf_file: str | None = None) -> str:
     """Return a model's name for tables and pages: as it was given, or the name of its folder or GGUF file.
 
-    The folder of a checkpoint is named with that of its run.
+    The folder of a checkpoint is named with its run.
 
     Example:
         >>> shown_name("built-in"), shown_name("org/model"), shown_name("/runs/first/checkpoint-100")
@@ -210,7 +210,7 @@ def model_file(model: str, name: str, *, revision: str | None, local: bool) -> s
 
 
 def local_folder(model: str, revision: str | None = None, gguf_file: str | None = None) -> Path:
-    """Return the folder of a model that was loaded: its own, or that of its downloaded files."""
+    """Return the folder of a loaded model: its own, or the folder of its downloaded files."""
     folder = expand_home(model)
     if folder.is_dir():
         return folder

@@ -61,7 +61,7 @@ def load_cut(
 ) -> tuple[nn.Module, Cut | JointCut]:
     """Return the model cut at ``layer``, in eval mode, and the cut.
 
-    The model has at least one block (all blocks, if its code is not that of transformers), and none was added or
+    The model has at least one block (all blocks, if its code is not from transformers), and none was added or
     silenced, so that its blocks can be observed; :func:`~midlayer_encoders.models.cut.cut_model` completes the cut.
 
     Args:
@@ -75,7 +75,7 @@ def load_cut(
         gguf: the GGUF file of which ``model`` is the
             :func:`~midlayer_encoders.models.gguf_cache.converted_folder`; it holds the weights.
         trust_remote_code: whether to run the model's code from the hub.
-        model_kwargs: of ``from_pretrained``: ``dtype``, by default that of the files, ``attn_implementation``,
+        model_kwargs: of ``from_pretrained``: ``dtype``, by default the files', ``attn_implementation``,
             ``device_map`` (``"auto"`` spreads a model across devices with accelerate), …; or ``quantization``, which
             becomes a ``quantization_config``.
         config_kwargs: of ``AutoConfig.from_pretrained``, which replace settings of the config.
@@ -170,7 +170,7 @@ def _check_files(complete: nn.Module, model: str) -> None:
 
 @dataclass(frozen=True)
 class _Loader:
-    """The arguments of :func:`load_cut`; ``options`` are those of ``from_pretrained``."""
+    """The arguments of :func:`load_cut`; ``options`` are as in ``from_pretrained``."""
 
     model: str
     layer: LayerArgument
@@ -256,7 +256,7 @@ class _Loader:
         depths = [(cut.anatomy, cut.keep) for cut in cuts.values()]
         if internals.is_remote(complete) and any(keep < anatomy.num_layers for anatomy, keep in depths):
             raise CutError(
-                f"{type(complete).__name__} is a joint model whose code is not that of transformers, so its cut cannot "
+                f"{type(complete).__name__} is a joint model whose code is not from transformers, so its cut cannot "
                 f"be verified. Pass `tower` to load one of {', '.join(towers)}, or layer=-1."
             )
         _check(complete, config, depths, self.options["trust_remote_code"])

@@ -19,7 +19,7 @@ def quantized_options(quantization: Quantization, options: Mapping[str, Any], co
     Args:
         quantization: ``"4bit"`` (NF4) or ``"8bit"``.
         options: other options, with ``dtype`` and ``device_map``.
-        config: config of the model, whose dtype is that of the computations unless ``options`` name another.
+        config: config of the model, whose dtype the computations have unless ``options`` name another.
 
     Raises:
         OptionError: if bitsandbytes is missing or does not support the device, or if the files are quantized already.

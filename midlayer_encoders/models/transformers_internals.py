@@ -68,7 +68,7 @@ def without_weights() -> Iterator[None]:
 def empty_model(make: Callable[..., Any], config: Any, **options: Any) -> Any:
     """Return the model that ``make`` builds from a config on the meta device; callers must not change it.
 
-    A sweep loads the same model again and again, so the last ones are kept, except those of code outside transformers,
+    A sweep loads the same model again and again, so the last ones are kept, except from code outside transformers,
     which may have changed.
     """
     if not is_remote(config) and not hasattr(config, "auto_map"):
@@ -85,7 +85,7 @@ def _kept_model(make: Callable[..., Any], config: bytes, **options: Any) -> Any:
 
 @contextmanager
 def without_bars() -> Iterator[None]:
-    """Hide the bars of weights that are read, converted or written; those of downloads are shown."""
+    """Hide the bars of weights that are read, converted or written; downloads show theirs."""
     # `disable_progress_bar` would disable the bars of downloads, too.
     with LOADING, mock.patch.object(transformers_logging, "_tqdm_active", False):
         yield

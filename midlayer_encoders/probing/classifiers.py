@@ -74,7 +74,7 @@ class AttentiveProbes(nn.Module):
     the tokens, :math:`K_h^\top q_h` is one vector, and the values are projected after the sum: no token is multiplied
     by a ``D x D`` matrix. The result equals the published probe up to rounding.
 
-    Every layer starts from the same weights, those of a single-layer probe with the same seed.
+    Every layer starts from the weights of a single-layer probe with the same seed.
 
     Args:
         layers: number of layers L.
@@ -161,7 +161,7 @@ def num_heads(width: int) -> int:
 
 
 def _uniform(rows: int, columns: int, generator: torch.Generator) -> Tensor:
-    """Return weights initialized like those of :class:`torch.nn.Linear`."""
+    """Return weights initialized as in :class:`torch.nn.Linear`."""
     bound = 1 / math.sqrt(columns)
     return torch.empty(rows, columns).uniform_(-bound, bound, generator=generator)
 

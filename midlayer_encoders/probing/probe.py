@@ -153,7 +153,7 @@ def probe(
         settings: of the training, see :class:`~midlayer_encoders.probing.ProbeSettings`.
         dataset: name of the examples in the result.
         devices: processes on this machine that share the reading of the examples, on Lightning Fabric; the first one
-            trains, and also reads tokens that need more than ``keep_gb``. The result is that of one process.
+            trains, and also reads tokens that need more than ``keep_gb``. The result equals one process's.
         num_nodes: number of machines that share the reading.
         progress: called by the first process with the stages ``"reading"`` and ``"training"``.
     """
@@ -212,7 +212,7 @@ def probe(
 def _labeled_examples(
     inputs: Sequence[Any], labels: Sequence[Hashable], test_inputs: Sequence[Any], test_labels: Sequence[Hashable]
 ) -> tuple[list[Any], list[Any]]:
-    """Return all examples, those of the test last, and their labels; raise if they do not match."""
+    """Return all examples, the test's last, and their labels; raise if they do not match."""
     inputs = validation.check_list("inputs", inputs, "examples")
     labels = label_list("labels", labels)
     test_inputs = validation.check_list("test_inputs", test_inputs, "examples", minimum=0)

@@ -50,7 +50,7 @@ class ClusterJob(ABC):
             error = self.run()
         except MidlayerError as raised:
             error = str(raised)
-        except Exception as raised:  # the caller shows it beside those of other jobs
+        except Exception as raised:  # the caller shows it beside other jobs' errors
             error = error_summary(raised)
         make_folder(self.outcome.parent)
         write_json(self.outcome, {"error": error})
@@ -96,9 +96,9 @@ class Queue:
             try:
                 executor.update_parameters(**{"timeout_min": _MINUTES, "name": "midlayer", **parameters})
             except (NameError, TypeError, AssertionError) as error:
-                raise OptionError(f"`parameters` must be those of submitit's update_parameters: {error}") from error
+                raise OptionError(f"`parameters` must fit submitit's update_parameters: {error}") from error
         elif parameters:
-            raise OptionError("`parameters` must be left out with an executor: call its `update_parameters`.")
+            raise OptionError("`parameters` cannot be combined with an executor: call its `update_parameters`.")
         self.executor = executor
         self.running: list[_Running] = []
         self.errors: dict[str, str] = {}
@@ -116,7 +116,7 @@ class Queue:
         return self.errors
 
     def _drain(self, units: Sequence[ClusterJob], total: int, stage: Stage) -> None:
-        """Submit those of ``total`` units that are not done, as many as may run at a time, and wait for them."""
+        """Submit the units of ``total`` that are not done, as many as may run at a time, and wait for them."""
         stage.step(total - len(units))
         left = list(units)
         for unit in left:

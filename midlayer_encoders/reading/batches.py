@@ -227,7 +227,7 @@ def warn_of_long_texts(source: LayerSource, texts: Sequence[Any], all_texts: Seq
     Args:
         source: the model.
         texts: texts that will be read.
-        all_texts: the user's texts, which number those of the warning from 1.
+        all_texts: the user's texts, whose numbers from 1 the warning gives.
     """
     if not texts or not all(isinstance(text, str) for text in texts):
         return
@@ -270,7 +270,7 @@ def count_tokens(source: LayerSource, texts: Sequence[str]) -> list[int]:
 def backend_encodings(tokenizer: Any, texts: Sequence[str]) -> Sequence[Any] | None:
     """Return the Rust encodings of texts, or None if the tokenizer is not a fast one.
 
-    Truncation and padding are those of the tokenizer's last call, so hold its lock (:func:`turn`) over both calls.
+    The tokenizer's last call sets truncation and padding, so hold its lock (:func:`turn`) over both calls.
     """
     encode = getattr(getattr(tokenizer, "backend_tokenizer", None), "encode_batch_fast", None)
     return None if encode is None else encode(list(texts))

@@ -89,7 +89,7 @@ def layers_watched(
     """Pass the states of layers to ``receive`` in all passes of ``model`` inside a ``with`` block.
 
     The block holds the model's lock. Passes of other threads, and passes started by ``receive``, are ignored. A pass
-    ends after the last layer unless it is ``complete``. The other arguments are those of :func:`capture`.
+    ends after the last layer unless it is ``complete``. The other arguments are as in :func:`capture`.
     """
     layers = sorted(set(layers))
     if not layers or layers[0] < 0 or layers[-1] > anatomy.num_layers:

@@ -54,7 +54,7 @@ def fused_blocks(model: nn.Module) -> Iterator[None]:
 def _forwards_replaced(model: nn.Module) -> Iterator[None]:
     if model not in _fusions:
         _fusions[model] = list(_find_fusions(model))
-    # A forward function that the module itself has, such as a user's or that of an outer block, stays.
+    # A forward function that the module itself has, such as a user's or an outer block's, stays.
     replaced = [(module, forward) for module, forward in _fusions[model] if "forward" not in vars(module)]
     for module, forward in replaced:
         vars(module)["forward"] = forward

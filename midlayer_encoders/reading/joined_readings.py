@@ -79,7 +79,7 @@ class JoinedReadings(Module):
         return self.pooling_output_dimension
 
     def masks(self, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the masks of the token of the first reading and of the tokens of the second, from that of real tokens.
+        """Return the masks of the first reading's token and the second's tokens, from the mask of real tokens.
 
         Example:
             >>> first, second = JoinedReadings(8, front=1, question=2, between=1).masks(torch.ones(1, 8))

@@ -326,7 +326,7 @@ class Flow:
         return self.finish(by_reading)
 
     def finish(self, by_reading: Sequence[dict[int, Tensor]]) -> list[Tensor]:
-        """Return the vectors of each layer from those of one or two readings: joined, normalized and truncated."""
+        """Return the vectors of each layer from one or two readings: joined, normalized and truncated."""
         reader = self.reader
         vectors = by_reading[0]
         if reader.readings is not None:
@@ -350,7 +350,7 @@ def layer_reader(
     Args:
         source: an encoder of the whole model, or of one cut after the last layer to read.
         layers: ``"all"`` or a list of layers.
-        norm: norm of the vectors; by default that of the source.
+        norm: norm of the vectors; defaults to the source's.
         prompt: prompt prepended to each text.
         normalize: whether to scale vectors to length 1; by default if the source does.
     """

@@ -134,7 +134,7 @@ def _inline_definitions(root: ElementTree.Element) -> None:
 
 
 def _annotate(group: ElementTree.Element, details: Mapping[str, Any]) -> None:
-    """Add class, label, tooltips and links to an artist's elements; ``details`` are those of ``drawing.annotate``."""
+    """Add class, label, tooltips and links to an artist's elements; ``details`` are as in ``drawing.annotate``."""
     kind = details["class"]
     group.set("class", kind)
     if details.get("curve"):

@@ -75,7 +75,7 @@ class Result(TidyResult, ABC):
         return write_page(self.html(), Path(path) if path is not None else self._home() / "report.html")
 
     def save(self, folder: Path | str | None = None) -> Path:
-        """Write the tables, figures and page into a folder, by default that of the result, and return it."""
+        """Write the tables, figures and page into a folder, by default the result's, and return it."""
         output = self._write_tables(folder)
         for name, figure in self.plots().items():
             write_figure(figure, output / f"{name}.png")

@@ -1,6 +1,6 @@
 """Scores on resampled test items, from values of the items that were computed once.
 
-The resamples depend on the number of items only, so those of layers, recipes and models on the same task are paired.
+The resamples depend on the number of items only, so layers, recipes and models on the same task have paired resamples.
 """
 
 from collections.abc import Iterator

@@ -171,7 +171,7 @@ def select(
 
 
 def _check_whole(source: LayerSource) -> None:
-    """Raise an :class:`OptionError` unless an encoder is that of a whole model with several layers."""
+    """Raise an :class:`OptionError` unless an encoder is of a whole model with several layers."""
     check_blocks(source.num_layers, source.name)
     if source.tower_layers:
         raise OptionError(
@@ -341,7 +341,7 @@ def select_recipe(
             reason += ", with the highest accuracy on the labels too"
         elif ridge.gain_interval(accuracy[best.name], accuracy[chosen.name], seed=inputs.seed)[0] > 0:
             points = 100 * float(accuracy[best.name].mean())
-            reason = f"its accuracy on the labels, {points:.1f}, is significantly more than that of {chosen.name}"
+            reason = f"its accuracy on the labels, {points:.1f}, is significantly more than with {chosen.name}"
             chosen = best
         else:
             count = len(inputs.labeled)
@@ -372,7 +372,7 @@ def _mean_tokens(source: LayerSource, texts: Sequence[str]) -> float:
 
 
 def _combine_recipes(parts: Mapping[str, Selection], name: str, reason: str, **evidence: Any) -> RecipeSelection:
-    """Return the selection of one recipe with those of all others."""
+    """Return the selection of one recipe with all other recipes' selections."""
     frames = [part.frame.with_columns(recipe=pl.lit(recipe)) for recipe, part in parts.items()]
     shared = {key: getattr(parts[name], key) for key in ("model", "revision", "layer", "num_layers", "rule", "choices")}
     return RecipeSelection(**shared, reason=reason, frame=pl.concat(frames), recipe=name, parts=parts, **evidence)
@@ -476,7 +476,7 @@ def label_vectors(source: LayerSource, inputs: SelectionInputs, sizes: Sequence[
 def label_accuracy(vectors: Tensor, inputs: SelectionInputs, stage: Stage) -> Tensor:
     """Return how often each layer predicts the label of each text, over several folds, shape ``(L, N)``.
 
-    NaN if all vectors of a layer are equal but those of others are not, as for a constant last token.
+    NaN if all vectors of a layer are equal but other layers' are not, as for a constant last token.
     """
     assert inputs.classes is not None
     draws = []
@@ -507,7 +507,7 @@ def select_from_scores(
         accuracy: of :func:`label_accuracy`; ``None`` without labels.
         rule: that chooses the layer.
         unmeasured: why no metric was measured.
-        default: layer and reason of ``auto`` without labels; by default those of the rule.
+        default: layer and reason of ``auto`` without labels; by default the rule's.
     """
     subject = NamedSubject(source.results_name, source.revision, source.num_layers)  # the spec would read all weights
     frame = metrics

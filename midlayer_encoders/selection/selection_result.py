@@ -261,7 +261,7 @@ class RecipeSelection(Selection):
         if self.recipe not in self.tokens:
             return ""
         tokens = self.tokens[self.recipe]
-        ratio = f", {tokens / self.tokens[PLAIN]:.1f} times those of the plain text" if PLAIN in self.tokens else ""
+        ratio = f", {tokens / self.tokens[PLAIN]:.1f} times as many as the plain text" if PLAIN in self.tokens else ""
         return f"The model reads {tokens:.1f} tokens per text{ratio}."
 
     @property

@@ -1,7 +1,7 @@
 """Store embeddings of all layers in a folder of shards, with an index built from them.
 
 A shard is complete or absent and never changes, so processes share a store without locks: each writes its own shards
-and reads those of the others.
+and reads the others'.
 """
 
 import hashlib

@@ -30,9 +30,9 @@ class Notes:
 
     ``seconds`` is the time until a pass over a batch reaches each layer; ``timing`` describes the batch and the device.
     ``dimensions`` is 0 in sweeps before 0.2. ``towers`` is the number of blocks of each tower of a joint model; its
-    layers are those of the image tower. ``tokens`` is the mean number of tokens that the model reads for a text of each
+    layers belong to the image tower. ``tokens`` is the mean number of tokens that the model reads for a text of each
     task whose layers were scored together. ``rows`` holds, for each split of a task that was limited to a sample, its
-    rows, those of the whole task, and the texts of a row.
+    rows, the whole task's rows, and the texts of a row.
     ``compression`` holds the recipe, ``dims`` and ``precision`` in a sweep over these. ``resamples`` holds the scores
     of each baseline on the resampled test items of each task, ``hint`` what to sweep next.
     """
@@ -87,7 +87,7 @@ class BestLayer(int):
         num_layers: number of blocks of the model.
         recipe: name of the recipe.
         score: in points, on one task or as the mean of several.
-        gain: points above the last layer; in a sweep over recipes, above that of the plain text if that is one of them.
+        gain: points above the last layer; in a sweep over recipes, above the plain text's if that is one of them.
         model: name of the model.
         revision: of the model.
         notes: how the sweep was measured.
@@ -223,7 +223,7 @@ def export_lines(notes: Notes, layer: int) -> dict[str, str]:
 
 
 def _layer_argument(notes: Notes, layer: int) -> LayerArgument:
-    """Return the ``layer`` of an encoder: for a joint model, that of each tower."""
+    """Return the ``layer`` of an encoder: for a joint model, of each tower."""
     if not notes.towers:
         return int(layer)
     from midlayer_encoders.models.anatomy import paired_layers  # it imports torch, which a board does not need

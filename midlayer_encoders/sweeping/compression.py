@@ -42,8 +42,8 @@ class Compression:
 
         Args:
             vectors: shape ``(N, D)``.
-            extremes: least and greatest value of each dimension ``(2, dims)``, by default those of ``vectors``. mteb
-                takes those of the inputs of one call of ``encode``: of all queries, of all first sentences, ….
+            extremes: least and greatest value of each dimension ``(2, dims)``, by default of ``vectors``. mteb
+                takes them from the inputs of one call of ``encode``: of all queries, of all first sentences, ….
         """
         vectors = vectors[:, : self.dims]
         if self.precision == "binary":

@@ -84,7 +84,7 @@ def sweep(
         text_column: column of your own data that holds the texts, if it is not ``text``.
         label_column: column of your own data that holds the labels, if it is not ``label``.
         drop_empty: leave out rows of your own data that lack a text or label, and log how many they are.
-        limit: score a sample of at most so many rows of each split, at least 10, the same in every run; results have
+        limit: score a sample of at most this many rows of each split, at least 10, the same in every run; results have
             it in the task's name (``"STS12[500]"``). Rows are sampled in proportion to their labels or grades, with
             as many training rows for each label as mteb trains on; a search has ``limit`` queries with their relevant
             documents and 20 others for each query.
@@ -130,7 +130,7 @@ def sweep(
     if sources and not has_labels:
         if request.recipes(recipes) is not None:
             raise OptionError(
-                "`recipes`, `dims` and `precisions` must be left out for texts without labels: a sweep compares them "
+                "`recipes`, `dims` and `precisions` do not apply to texts without labels: a sweep compares them "
                 "by their scores. `select` chooses a recipe without labels."
             )
         if not request.has_metrics:
@@ -199,7 +199,7 @@ def recipe_sweeps(
 
 
 def _accumulate_progress(progress: Progress, latest: dict[str, tuple[int, int]], sweeps_left: int) -> Progress:
-    """Return a callback that adds the steps of the next sweep to those of earlier ones, which ``latest`` holds.
+    """Return a callback that adds the steps of the next sweep to the steps of earlier ones, which ``latest`` holds.
 
     Each of the ``sweeps_left`` sweeps plans the same tasks and scores the same layers.
     """
@@ -244,7 +244,7 @@ class SingleSweep:
         self.layers = encoder.vector_reader(request.layers).layers
         if encoder.tower_layers and request.has_metrics:
             raise OptionError(
-                f"`metrics` must be left out for {encoder.name}, which has two towers: they read the states of one. "
+                f"`metrics` read the states of one tower, but {encoder.name} has two. "
                 "Pass tower='image' or tower='text'."
             )
         self.spec = encoder.spec
@@ -367,7 +367,7 @@ class SingleSweep:
     def _result(
         self, scoring: ScoringResult, notes: Notes, metrics: Sequence[pl.DataFrame], compression: Compression
     ) -> SweepResult:
-        """Return the result of a compression, whose notes differ from those of whole vectors, and without metrics."""
+        """Return the result of a compression, whose notes differ from a whole vector's, and without metrics."""
         folder = self.folder
         dims = compression.dims or self.width
         if len(self.request.compressions) > 1:

@@ -275,7 +275,7 @@ class SweepResult(Result):
 
 @dataclass(frozen=True, repr=False)
 class RecipesResult(SweepResult):
-    """Scores and metrics of every layer under every recipe; its summary and page are those of the best recipe.
+    """Scores and metrics of every layer under every recipe; its summary and page describe the best recipe.
 
     Attributes:
         frame: as in :class:`SweepResult`, with the column ``recipe``, and ``dims`` and ``precision`` in a sweep over

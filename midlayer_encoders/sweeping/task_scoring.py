@@ -128,7 +128,7 @@ class TaskScorer:
             raise
 
     def _score_at_once(self, jobs: Sequence[Job]) -> tuple[list[Score], str | None, dict[str, list[float]]]:
-        """Return the scores of all layers, those of baselines and the tokens per text, or why mteb must score it."""
+        """Return the scores of all layers and baselines and the tokens per text, or why mteb must score it."""
         if self.folder is None:
             return [], "it was requested", {}
         stages = self.embedder.planning, self.scoring

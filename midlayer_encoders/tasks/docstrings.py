@@ -166,7 +166,7 @@ def _order(*objects: Entry) -> bytes:
 
 
 def _nearest(entry: Entry, shelf: Sequence[Entry]) -> list[Entry]:
-    """Return the other objects of a shelf, those of the same file first."""
+    """Return the other objects of a shelf, first from the same file."""
     neighbors = [other for other in shelf if other != entry]
     return sorted(neighbors, key=lambda other: (other.module != entry.module, _order(entry, other)))
 

@@ -18,7 +18,7 @@ from midlayer_encoders.tasks.table_files import SUFFIXES, TEXT, USUAL_NAMES, Col
 from midlayer_encoders.tasks.task_data import TaskData, TaskType, as_columns
 from midlayer_encoders.validation import lone_surrogate
 
-#: The columns of each split; of a retrieval task, those of ``corpus``, ``queries`` and ``qrels``.
+#: The columns of each split; of a retrieval task, of ``corpus``, ``queries`` and ``qrels``.
 Tables: TypeAlias = dict[str, dict[str, list[Any]]]
 
 _SPLIT_SEED = 42
@@ -80,7 +80,7 @@ def files_data(path: Path, columns: Columns = USUAL_NAMES) -> TaskData:
         task = _read_rows(readers, path)
     elif columns != USUAL_NAMES:
         names = "`text_column`, `label_column` and `drop_empty`"
-        raise TaskFileError(f"{names} must be left out for {path}, which is in BEIR's layout.")
+        raise TaskFileError(f"{names} do not apply to {path}, which is in BEIR's layout.")
     else:
         task = _read_beir(files)
     names = ", ".join(file.name for file in files.values())

@@ -41,7 +41,7 @@ class _Sampled(AbsTask):
             self.convert_v1_dataset_format_to_v2(num_proc=None)
         if self.metadata.type == "InstructionReranking" or not isinstance(self.dataset, Mapping):
             raise OptionError(
-                f"`limit` must be left out for {whole_name(self.metadata.name)}: tasks of the type "
+                f"`limit` does not apply to {whole_name(self.metadata.name)}: tasks of the type "
                 f"{self.metadata.type} cannot be sampled."
             )
         self.dataset = self._sampled(self.dataset)

@@ -159,7 +159,7 @@ class SampledSource:
 
     @property
     def name(self) -> str:
-        """Name of the task with the limit, so that its results are never those of another sample."""
+        """Name of the task with the limit, so that no other sample shares its results."""
         return f"{self.source.name}[{self.limit}]"
 
     @property
@@ -242,7 +242,7 @@ def task_sources(names: Tasks, columns: Columns = USUAL_NAMES, *, must_apply: bo
     applies = any(getattr(source, "columns", None) == columns for source in sources.values())
     if must_apply and any(columns) and not applies:
         names = "`text_column`, `label_column` and `drop_empty`"
-        raise OptionError(f"{names} must be left out unless a task is a table of your own.")
+        raise OptionError(f"{names} apply only to tables of your own.")
     return list(sources.values())
 
 
@@ -301,7 +301,7 @@ def _warn_once(message: str, name: str) -> None:  # noqa: ARG001  # the name has
 def own_texts(path: Path, columns: Columns = USUAL_NAMES, *, labels: bool = False) -> list[str]:
     """Return the texts of your own data, with or without labels, in order.
 
-    The texts of a file with a text column are those of all its rows; of another task, each distinct text once.
+    A file with a text column gives the texts of all its rows; another task, each distinct text once.
 
     Args:
         path: a file or folder, as in :func:`task_sources`.
@@ -348,7 +348,7 @@ def own_labels(path: Path, columns: Columns) -> list[str | None]:
 
 
 def _own_data(origin: Path | TaskData, columns: Columns = USUAL_NAMES) -> TaskData:
-    """Return data in memory, or that of files, cached until one changes: a sweep creates each task for every layer."""
+    """Return data in memory or from files, cached until one changes: a sweep creates each task for every layer."""
     return origin if isinstance(origin, TaskData) else _cached_data(origin, columns, _stamps(origin))
 
 

@@ -70,7 +70,7 @@ def _dimensions(matryoshka: Sequence[int], encoder: LayerEncoder) -> list[int]:
 
 
 class DistillLoss(losses.EmbedDistillLoss):
-    """Move the vectors of texts, or their similarities, toward those of a teacher.
+    """Move the vectors of texts, or their similarities, toward a teacher's.
 
     Args:
         model: the student.

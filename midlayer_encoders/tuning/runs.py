@@ -88,7 +88,7 @@ class TuneResult(Result):
 
 @dataclass(frozen=True)
 class DistillResult(TuneResult):
-    """A cut encoder that was trained on the vectors of a teacher; the fields are those of ``TuneResult``."""
+    """A cut encoder that was trained on the vectors of a teacher; the fields are as in ``TuneResult``."""
 
     trained_how: ClassVar[str] = "distilled"
 
@@ -226,6 +226,6 @@ def _claim_folder(folder: Path, run: dict[str, Any]) -> None:
     if previous != run:
         changed = ", ".join(name for name in run if previous.get(name) != run[name])
         raise OptionError(
-            f"`out` must be a new folder, or that of a run with the same arguments, but the run in {folder} had other "
+            f"`out` must be a new folder, or hold a run with the same arguments, but the run in {folder} had other "
             f"values of: {changed}. Choose another folder, or remove this one."
         )

@@ -72,7 +72,7 @@ def tune(
             and ``after``. An interrupted run resumes when it is called again with the same arguments.
         tasks: as in :func:`~midlayer_encoders.sweep`, scored before and after; ``()`` for none.
         settings: settings of the training.
-        progress: called with the stage ``"training"`` (in steps) and with those of the sweeps, such as
+        progress: called with the stage ``"training"`` (in steps) and the stages of the sweeps, such as
             ``"before: scoring"``.
         options: as in :class:`~midlayer_encoders.EncoderOptions`; ``dtype`` is ``"float32"`` by default. On a GPU,
             training uses autocast in bfloat16.
@@ -187,7 +187,7 @@ def _load_teacher(
     """Return the teacher: an encoder as it is, another model, or the same model with the options of the student."""
     if isinstance(teacher, LayerEncoder):
         if recipe is not None or layer not in (-1, teacher.layer):
-            raise OptionError("`teacher_layer` and `teacher_recipe` must be left out for a teacher that is an encoder.")
+            raise OptionError("`teacher_layer` and `teacher_recipe` do not apply to a teacher that is an encoder.")
         return teacher
     if teacher is None and isinstance(model, LayerEncoder):
         raise OptionError("`teacher` must be given if `model` is an encoder, which may not have all of its blocks.")

@@ -164,7 +164,7 @@ class PartWriter:
         from pyarrow import parquet
 
         if self.embedder is None:
-            with suppress(OSError):  # relative paths are those of the driver
+            with suppress(OSError):  # relative paths start at the driver's working directory
                 os.chdir(self.directory)
             self.embedder = self.load()
         table = _read_rows(part)

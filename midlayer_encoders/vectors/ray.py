@@ -233,7 +233,7 @@ def _run(
 
 
 def _complete(folder: Path, out: Path, parts: Sequence[Part]) -> None:
-    """Move the folder of all files into place, without those of killed attempts."""
+    """Move the folder of all files into place, without the files of killed attempts."""
     names = {part.name for part in parts}
     present = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
     if missing := sorted(names - present):

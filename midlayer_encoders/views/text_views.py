@@ -74,7 +74,7 @@ def augment(texts: Sequence[str], *, views: int = 2, seed: int = 0, max_words: i
 def drop_words(texts: Sequence[str], *, seed: int = 0) -> list[str]:
     """Return a copy of every text without a random quarter of its words, rounded down but at least one.
 
-    Whitespace separates words; single spaces join those of a copy. A text of one word or none is its own copy. A copy
+    Whitespace separates words; single spaces join a copy's words. A text of one word or none is its own copy. A copy
     depends on the text and ``seed`` only, so equal texts have equal copies.
 
     Args:

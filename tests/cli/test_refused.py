@@ -23,7 +23,7 @@ WITHOUT_EFFECT = {
     "probe --data . --truncate-dim 8": "`--truncate-dim` must be left out with `--kind attentive`",
     "probe --data . --kind linear --keep-gb 4": "`--keep-gb` must be left out with `--kind linear`, which reads one",
     "sweep --tasks builtin --dims 8,x": "`--dims` must be numbers separated by commas, but got '8,x'",
-    "export --layer 1 --for onnx --precision int8": "`--precision` must be left out with --for onnx",
+    "export --layer 1 --for onnx --precision int8": "`--precision` cannot be combined with --for onnx",
     "metrics --texts lines.txt --skip-bad": "`--skip-bad` must be left out for texts",
     "metrics --images . --text-column text": "`--text-column` must be left out for images: it applies to texts",
     "metrics --audio . --wikitext": "`--wikitext` must be left out for audio: it applies to texts",

@@ -65,7 +65,7 @@ def test_label_column_gives_the_labels_of_a_file_in_the_order_of_its_rows(
     run(tiny_folder("Llama"), "--texts", str(table), *columns, *common, str(tmp_path / "columns"))
     expected = pl.read_parquet(tmp_path / "lines/frame.parquet")
     assert pl.read_parquet(tmp_path / "columns/frame.parquet").equals(expected)
-    with pytest.raises(OptionError, match="`--label-column` must be left out with `--labels`"):
+    with pytest.raises(OptionError, match="`--label-column` cannot be combined with `--labels`"):
         run("no/model", "--texts", str(table), *columns, "--labels", str(files[1]))
 
 

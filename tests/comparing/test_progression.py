@@ -336,7 +336,7 @@ def test_wrong_arguments_of_jobs_are_refused(run: Path, tmp_path: Path) -> None:
     cases: dict[str, dict[str, object]] = {
         "`out` must be a folder with an executor": {"executor": "local"},
         "`devices` and `num_nodes` must be 1": {"executor": "local", "devices": 2, "out": tmp_path},
-        "`attempts` must be left out without an executor": {"attempts": 2},
+        "`attempts` has no effect without an executor": {"attempts": 2},
         "`executor` must be one of 'slurm', 'local'": {"executor": "pbs", "out": tmp_path / "out"},
     }
     for message, options in cases.items():

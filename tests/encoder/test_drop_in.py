@@ -67,15 +67,15 @@ def test_other_names_of_the_arguments(folder: str) -> None:
     assert make_options({"model_kwargs": {"device_map": {"": 1}}}).device_map == "cuda:1"
     assert LayerEncoder(folder, 2, attn_implementation="eager").transformer.config._attn_implementation == "eager"
     for keywords, match in (
-        ({"max_length": 9, "max_seq_length": 8}, "`max_seq_length` must be left out with `max_length`"),
-        ({"dtype": "float32", "model_kwargs": {"dtype": "float16"}}, "`dtype` must be left out with `dtype`"),
+        ({"max_length": 9, "max_seq_length": 8}, "`max_seq_length` cannot be combined with `max_length`"),
+        ({"dtype": "float32", "model_kwargs": {"dtype": "float16"}}, "`dtype` cannot be combined with `dtype`"),
         ({"backend": "onnx"}, "`backend` must be one of 'torch', but got 'onnx'"),
         ({"model_kwargs": "float16"}, "`model_kwargs` must be a dict of keywords"),
         ({"token": 3}, "`token` must be a token or True, but got a int"),
-        ({"modules": []}, r"`modules` must be left out .* LayerEncoder\.from_module"),
-        ({"model_card_data": {}}, r"`model_card_data` must be left out .* encoder\.model_card_data\.language = "),
+        ({"modules": []}, r"`modules` does not apply .* LayerEncoder\.from_module"),
+        ({"model_card_data": {}}, r"`model_card_data` does not apply .* encoder\.model_card_data\.language = "),
         ({"device_map": {"embeddings": 0}}, "`device_map` must be 'auto', a device, or {'': device} for an encoder"),
-        ({"model_name_or_path": folder}, "`model_name_or_path` must be left out with `model`"),
+        ({"model_name_or_path": folder}, "`model_name_or_path` cannot be combined with `model`"),
     ):
         with pytest.raises(OptionError, match=match):
             LayerEncoder(folder, 2, **keywords)

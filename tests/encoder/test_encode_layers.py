@@ -75,7 +75,7 @@ def test_invalid_calls_are_refused(tiny_folder: Folder, tmp_path: Path, capsys: 
         LayerEncoder(tiny_folder("Llama"), -1, device="cpu", center=TEXTS * 4).encode_layers(TEXTS)
     with pytest.raises(OptionError, match=r"has the module Dense\. Create it without `center`"):
         LayerEncoder(save_joint("CLIP", tmp_path), -1, device="cpu", center=TEXTS * 4).encode_layers(TEXTS)
-    with pytest.raises(OptionError, match="`prompt` must be left out for images"):
+    with pytest.raises(OptionError, match="`prompt` does not apply to images"):
         LayerEncoder(tiny_folder("ViT"), -1, device="cpu").encode_layers(IMAGES, prompt="a photo: ")
     encoder.encode_layers(TEXTS, [0], show_progress_bar=True)
     assert "6/6" in capsys.readouterr().err

@@ -165,7 +165,7 @@ def test_prompts_precede_the_texts_of_a_module_in_memory() -> None:
     ],
 )  # fmt: skip
 def test_file_options_are_refused_for_a_module_in_memory(option: dict[str, Any]) -> None:
-    with pytest.raises(OptionError, match=f"`{next(iter(option))}` must be left out for a module in memory"):
+    with pytest.raises(OptionError, match=f"`{next(iter(option))}` does not apply to a module in memory"):
         LayerEncoder.from_module(
             tiny("Llama"), 2, processor=processor("Llama"), medium="text", **{"device": "cpu"} | option
         )

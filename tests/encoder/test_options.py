@@ -78,7 +78,7 @@ def test_layer_must_be_one_number(layer: Any, tiny_folder: Callable[[str], str])
 def test_modules_refuse_file_options_and_files_refuse_module_options() -> None:
     module = torch.nn.Sequential(torch.nn.Linear(2, 2))
     for name, value in {"revision": "main", "gguf_file": "a.gguf", "chat_template": True, "adapters": ["x"]}.items():
-        with pytest.raises(OptionError, match=f"`{name}` must be left out for a module in memory"):
+        with pytest.raises(OptionError, match=f"`{name}` does not apply to a module in memory"):
             LayerEncoder.from_module(module, 1, processor=torch.stack, **{name: value})  # type: ignore[arg-type]
     with pytest.raises(OptionError, match=r"LayerEncoder\.from_module\(module, layer, processor="):
         LayerEncoder(module, 1)  # type: ignore[arg-type]
@@ -168,10 +168,10 @@ def test_numpy_numbers_and_torch_devices_are_accepted() -> None:
 @pytest.mark.parametrize(
     ("family", "options", "message"),
     [
-        ("ViT", {"max_length": 8}, "`max_length` must be left out for .*, which takes no text, but got 8"),
-        ("ViT", {"prompts": {"q": "q: "}}, "`prompts` must be left out for .*, which takes no text"),
+        ("ViT", {"max_length": 8}, "`max_length` does not apply to .*, which takes no text, but got 8"),
+        ("ViT", {"prompts": {"q": "q: "}}, "`prompts` does not apply to .*, which takes no text"),
         ("Wav2Vec2", {"max_length": 8}, "which takes no text"),
-        ("Llama", {"max_pixels": 9}, "`max_pixels` must be left out for .*, which takes no image, but got 9"),
+        ("Llama", {"max_pixels": 9}, "`max_pixels` does not apply to .*, which takes no image, but got 9"),
         ("Llama", {"truncate_dim": 33}, "`truncate_dim` must be at most 32 for .*, but got 33"),
     ],
 )

@@ -177,7 +177,7 @@ def test_invalid_recipes_are_refused(options: dict[str, Any], message: str, tied
 
 
 def test_recipe_for_another_medium_is_refused(tiny_folder: Folder) -> None:
-    with pytest.raises(OptionError, match=r"`recipe` must be left out for .*, which takes no text"):
+    with pytest.raises(OptionError, match=r"`recipe` does not apply to .*, which takes no text"):
         LayerEncoder(tiny_folder("ViT"), 2, device="cpu", recipe="one-word")
 
 

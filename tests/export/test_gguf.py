@@ -111,5 +111,5 @@ def test_encoder_that_differs_from_its_file_is_refused(
 def test_weights_of_a_file_are_not_quantized_again(tiny_folder: Folder, tmp_path: Path) -> None:
     encoder = LayerEncoder(tiny_folder("Llama"), 2, device="cpu")
     encoder.source, encoder._gguf_file = str(tmp_path), save_gguf(tmp_path / "weights.gguf", "llama").name
-    with pytest.raises(OptionError, match="`int8` must be left out for an encoder read from a GGUF file"):
+    with pytest.raises(OptionError, match="`int8` does not apply to an encoder read from a GGUF file"):
         export_for(encoder, "gguf", tmp_path / "out", int8=True)

@@ -37,7 +37,7 @@ def test_a_plain_folder_is_one_of_the_targets(encoder: LayerEncoder, tmp_path: P
     ("target", "options", "why"),
     [
         ("onxx", {}, r"`target` must be one of .*Did you mean 'onnx'\?"),
-        ("vllm", {"int8": True}, "`int8` must be left out with target='vllm'"),
+        ("vllm", {"int8": True}, "`int8` cannot be combined with target='vllm'"),
         ("onnx", {"int8": "no"}, "`int8` must be True or False"),
         ("onnx", {"overwrite": 1}, "`overwrite` must be True or False"),
     ],
@@ -89,5 +89,5 @@ def test_the_command_refuses_before_a_model_is_read(tmp_path: Path) -> None:
     targets = "'sentence-transformers', 'vllm', 'onnx', 'gguf'"
     with pytest.raises(OptionError, match=f"`target` must be one of {targets}"):
         run(*line, "--for", "tflite")
-    with pytest.raises(OptionError, match="`int8` must be left out with target='sentence-transformers'"):
+    with pytest.raises(OptionError, match="`int8` cannot be combined with target='sentence-transformers'"):
         run(*line, "--int8")

@@ -105,7 +105,7 @@ def test_messages_name_flags_that_exist() -> None:
     ("arguments", "message"),
     [
         (["fig1", "--swept", "broken.parquet", "--out", "out"], "broken.parquet must be a frame of results"),
-        (["fig7", "--out", "project"], "`out` must be a new or empty folder, or that of an earlier run"),
+        (["fig7", "--out", "project"], "`out` must be a new or empty folder, or hold an earlier run"),
         (["fig1", "--model", "m", "--tasks", "./own.csv"], "(--text-column message --label-column topic)"),
     ],
 )

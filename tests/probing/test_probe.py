@@ -279,9 +279,7 @@ def test_text_probe_from_a_file(tiny_folder: Folder, tmp_path: Path) -> None:
     (tmp_path / "renamed.csv").write_text("review;kind\n" + "\n".join(rows).replace(",", ";"))
     columns = Columns("review", "kind")
     assert read_examples(tmp_path / "renamed.csv", encoder.media, columns=columns) == (inputs, labels)
-    with pytest.raises(
-        OptionError, match="`text_column`, `label_column` and `drop_empty` must be left out for a folder"
-    ):
+    with pytest.raises(OptionError, match="`text_column`, `label_column` and `drop_empty` do not apply to a folder"):
         read_examples(tmp_path, encoder.media, columns=columns)
 
 

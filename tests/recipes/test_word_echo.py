@@ -215,7 +215,7 @@ def test_a_mark_in_the_wrong_place_is_refused(template: str) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"template": '"{text}" means:"', "join": "sum"}, "`join` must be left out"),
+        ({"template": '"{text}" means:"', "join": "sum"}, "`join` applies only to a template"),
         ({"template": '"{text}" means:"{read} "{text}', "pooling": "max"}, "`pooling` must be 'mean'"),
         ({"template": '"{text}" means:"{read} "{text}', "skip_first": 1}, "`skip_first` must be 0"),
         ({"template": '"{text}" means:"{read} "{text}', "join": "product"}, "`join` must be"),
@@ -292,7 +292,7 @@ def test_the_layers_of_a_folder_can_be_read_and_selected(byte_level_folder: str,
     assert selection.kind.evidence == "its folder has modules of sentence-transformers"
     wrong: list[dict[str, Any]] = [{"pooling": "last"}, {"skip_first": 1}, {"skip_special": True}]
     for options in wrong:
-        with pytest.raises(OptionError, match=r"must be left out for .*, whose folder joins two readings"):
+        with pytest.raises(OptionError, match=r"does not apply to .*, whose folder joins two readings"):
             LayerEncoder(folder, -1, trust_remote_code=True, **options)
 
 
@@ -363,7 +363,7 @@ def test_stock_folder_is_for_word_echo_alone(
     centered = LayerEncoder(byte_level_folder, 2, recipe="word-echo+center", center=TEXTS * 4, device="cpu")
     with pytest.raises(OptionError, match="`stock` must be False for an encoder with Dense after its pooling"):
         centered.save_pretrained(str(tmp_path / "no"), stock=True)
-    with pytest.raises(OptionError, match="`stock` must be left out with target='onnx'"):
+    with pytest.raises(OptionError, match="`stock` cannot be combined with target='onnx'"):
         export_for(one_word, "onnx", tmp_path / "no", stock=True)
     assert not (tmp_path / "no").exists()
     centered.save_pretrained(str(tmp_path / "yes"))

@@ -98,5 +98,5 @@ def test_differences_whose_interval_contains_zero_are_dim(
 
 
 def test_recipe_beside_recipes_is_named() -> None:
-    with pytest.raises(OptionError, match="`--recipe` must be left out with `--recipes`: name it there"):
+    with pytest.raises(OptionError, match="`--recipe` cannot be combined with `--recipes`: name it there"):
         _arguments.parse_recipes("plain", EncoderOptions(recipe="one-word"))

@@ -84,7 +84,7 @@ def test_conclusive_labels_change_the_recipe(whole: LayerEncoder) -> None:
     sure = select(whole, texts, [text[-1] for text in texts], recipes=["plain", end])
     assert isinstance(sure, RecipeSelection)
     assert sure.recipe == "end", "a mean of forty letters hardly knows the last"
-    assert "significantly more than that of plain" in sure.reason
+    assert "significantly more than with plain" in sure.reason
     table = sure.to_frame()
     assert dict(table.select("recipe", "chosen").iter_rows()) == {"plain": False, "end": True}
     assert table.filter(recipe="end")["score"].item() > table.filter(recipe="plain")["score"].item() + 0.2
@@ -99,7 +99,7 @@ def test_conclusive_labels_change_the_recipe(whole: LayerEncoder) -> None:
 def test_image_model_takes_the_plain_recipe_alone(tiny_folder: Folder) -> None:
     image = LayerEncoder(tiny_folder("ViT"), -1, device="cpu")
     assert select(image, recipes="plain").keywords == {"layer": 3}
-    with pytest.raises(OptionError, match=r"must be left out for .*, which takes no text"):
+    with pytest.raises(OptionError, match=r"does not apply to .*, which takes no text"):
         select(image, recipes="all")
 
 
@@ -144,9 +144,9 @@ def test_selection_has_a_readable_text(labeled: RecipeSelection) -> None:
 
 def test_unused_arguments_are_refused(whole: LayerEncoder) -> None:
     for options in ({"rule": "last"}, {"all_rules": True}):
-        with pytest.raises(OptionError, match="must be left out with `recipes`"):
+        with pytest.raises(OptionError, match="has no effect with `recipes`"):
             select(whole, TEXTS, recipes="all", **options)  # type: ignore[arg-type]
-    with pytest.raises(OptionError, match="must be left out with a frame"):
+    with pytest.raises(OptionError, match="has no effect with a frame"):
         select(frame({"dime": [1.0] * 9}), recipes="all")
     with pytest.raises(OptionError, match="Did you mean 'one-word'"):
         select(whole, TEXTS, recipes=["one-wrod"])
@@ -200,7 +200,7 @@ def test_causal_model_is_read_twice_by_default(causal_folder: str) -> None:
     assert selection.tokens == pytest.approx(means)
     assert dict(selection.to_frame().select("recipe", "tokens").iter_rows()) == pytest.approx(means)
     ratio = f"{means['word-echo'] / means['plain']:.1f}"
-    cost = f"The model reads {means['word-echo']:.1f} tokens per text, {ratio} times those of the plain text."
+    cost = f"The model reads {means['word-echo']:.1f} tokens per text, {ratio} times as many as the plain text."
     assert selection.cost == cost
     assert cost in str(selection)
     assert RECORD in selection.confidence

@@ -175,7 +175,7 @@ def test_select_layer_accepts_a_folder_an_encoder_or_a_frame(whole: LayerEncoder
     assert select_layer(whole, TEXTS, KINDS).choices == labeled.choices
     assert select_layer(whole.source, TEXTS, KINDS, device="cpu").choices == labeled.choices
     assert select_layer(frame({"dime": VALLEY}), rule="min-dime").layer == 2
-    with pytest.raises(OptionError, match="`device` must be left out with an encoder"):
+    with pytest.raises(OptionError, match="`device` cannot be combined with an encoder"):
         select_layer(whole, device="cpu")
 
 
@@ -263,5 +263,5 @@ def test_options_without_effect_on_a_frame_are_refused(whole: LayerEncoder) -> N
     measured = select(whole, TEXTS, rule="half-match").frame
     assert select(measured, rule="half-match").layer == select(whole, TEXTS, rule="half-match").layer
     for options in ({"all_rules": True}, {"max_texts": 9}, {"token_budget": 9}):
-        with pytest.raises(OptionError, match="must be left out with a frame, of which nothing is measured"):
+        with pytest.raises(OptionError, match="has no effect with a frame, of which nothing is measured"):
             select(measured, **options)  # type: ignore[arg-type]

@@ -48,7 +48,7 @@ def test_arguments_are_checked_and_passed_on(tiny_folder: Folder, monkeypatch: p
     with pytest.raises(OptionError, match="`devices` must be"):
         select_layer(models[0], TEXTS, devices=0)
     frame = select(models[0], TEXTS, rule="half-match").frame
-    with pytest.raises(OptionError, match="`num_nodes` must be left out with a frame"):
+    with pytest.raises(OptionError, match="`num_nodes` has no effect with a frame"):
         select_layer(frame, num_nodes=2)
     results = in_two_processes(monkeypatch, lambda group: select_layer(models[group.rank], TEXTS[:4], devices=2))
     assert [result.layer for result in results if isinstance(result, Selection)] == [select_layer(models[0]).layer] * 2

@@ -232,7 +232,7 @@ def test_dims_above_the_width_and_texts_without_labels_are_refused(tiny_folder: 
     with pytest.raises(OptionError, match=r"`dims` must be at most 32, the dimensions of .*, but got 33"):
         sweep(tiny_folder("Llama"), task, dims=[8, 33], out=tmp_path / "out", **QUICK)
     texts = write(tmp_path / "texts.jsonl", [{"text": "a"}, {"text": "b"}])
-    with pytest.raises(OptionError, match="`dims` and `precisions` must be left out for texts without labels"):
+    with pytest.raises(OptionError, match="`dims` and `precisions` do not apply to texts without labels"):
         sweep("no/such-model", texts, dims=[8], metrics=["curvature"])
     with pytest.raises(OptionError, match="must not include 'int8' for this task, which embeds one text at a time"):
         Compression(precision="int8").apply(np.ones((1, 4), np.float32))

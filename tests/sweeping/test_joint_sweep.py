@@ -170,8 +170,8 @@ def test_unreadable_layers_are_refused(joint_folder: Folder, tmp_path: Path) -> 
     folder = joint_folder("CLIP")
     encoder = LayerEncoder(folder, -1, device="cpu")
     for keywords, message in (
-        ({"metrics": ["curvature"]}, "`metrics` must be left out for .* Pass tower='image' or tower='text'"),
-        ({"recipes": ["plain"]}, "`recipe` must be left out for .* or pass tower='text'"),
+        ({"metrics": ["curvature"]}, "`metrics` read the states of one tower.* Pass tower='image' or tower='text'"),
+        ({"recipes": ["plain"]}, "`recipe` applies to one tower, .* Pass tower='text'"),
         ({"layers": [4]}, r"`layer` must be in \[0, 3\] for the image tower of"),
     ):
         with pytest.raises(OptionError, match=message):

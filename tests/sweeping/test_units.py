@@ -144,7 +144,7 @@ def test_models_with_one_folder_and_other_mistakes_are_refused(tasks: list[str],
         "`models` must have different names": (["org/model", "org_model"], {}),
         "`models` must be a list": ("org/model", {}),
         "`executor` must be one of 'slurm', 'local'": (["org/model"], {"executor": "pbs"}),
-        "`parameters` must be those of submitit's": (["m"], {"executor": "local", "parameters": {"partitoin": "gpu"}}),
+        "`parameters` must fit submitit's": (["m"], {"executor": "local", "parameters": {"partitoin": "gpu"}}),
         "`devices` and `num_nodes` must be 1": (["m"], {"executor": Jobs(), "settings": SweepSettings(devices=2)}),
         "`parallel` must be": (["m"], {"executor": "local", "parameters": {"parallel": 0}}),
     }

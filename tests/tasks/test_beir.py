@@ -72,7 +72,7 @@ def test_task_sources_read_a_beir_folder_beside_a_table_of_other_columns(tmp_pat
     names = Columns("Frage", "Rubrik")
     expected = [task_sources(path, columns)[0] for path, columns in zip(paths, (names, Columns()), strict=True)]
     assert task_sources(paths, names) == expected
-    with pytest.raises(OptionError, match="must be left out unless a task is a table of your own"):
+    with pytest.raises(OptionError, match="apply only to tables of your own"):
         task_sources(paths[1], names)
 
 

@@ -113,7 +113,7 @@ def test_column_names_are_chosen_and_their_case_is_ignored(tmp_path: Path) -> No
         TaskFileError, match=r"`text_column` must be a column of data, which has .*Did you mean 'Sentence'"
     ):
         task_sources(rows, Columns("Sentense"))
-    with pytest.raises(OptionError, match="`text_column`, `label_column` and `drop_empty` must be left out unless"):
+    with pytest.raises(OptionError, match="`text_column`, `label_column` and `drop_empty` apply only to tables"):
         task_sources("builtin", Columns(label_column="category"))
 
 

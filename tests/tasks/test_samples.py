@@ -207,7 +207,7 @@ def test_every_subset_is_sampled_and_unused_splits_are_not() -> None:
 
 def test_a_task_that_cannot_be_sampled_is_refused() -> None:
     source = made(abstasks.AbsTaskRetrieval, {}, type="InstructionReranking")
-    with pytest.raises(OptionError, match=r"`limit` must be left out for Made: tasks of the type InstructionReranking"):
+    with pytest.raises(OptionError, match=r"`limit` does not apply to Made: tasks of the type InstructionReranking"):
         SampledSource(source, 10).make()
 
 

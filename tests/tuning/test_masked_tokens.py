@@ -111,7 +111,7 @@ def test_training_lowers_the_held_out_loss_and_saves_a_plain_folder(
         ({"pairs": PAIRS}, "`texts` must be given, and `pairs` left out"),
         ({"objective": "pairs"}, "`pairs` must be given, and `texts` left out"),
         ({"objective": "mlm"}, "`objective` must be one of 'pairs', 'mntp'"),
-        ({"matryoshka": [8]}, "`mini_batch` and `matryoshka` must be left out"),
+        ({"matryoshka": [8]}, "`mini_batch` and `matryoshka` cannot be combined"),
     ],
 )
 def test_invalid_arguments_are_named(

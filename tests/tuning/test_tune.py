@@ -272,9 +272,7 @@ def test_a_folder_at_home_or_with_a_lock_alone_is_taken(
 def test_a_folder_of_something_else_or_of_another_run_is_refused(tiny_folder: Folder, tmp_path: Path) -> None:
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "thesis.doc").write_text("mine")
-    with pytest.raises(
-        OptionError, match=r"`out` must be a new or empty folder, or that of an earlier run, but .*taken"
-    ):
+    with pytest.raises(OptionError, match=r"`out` must be a new or empty folder, or hold an earlier run, but .*taken"):
         tuned(tiny_folder("Llama"), tmp_path / "taken")
     tuned(tiny_folder("Llama"), tmp_path / "out", max_steps=1, held_out=0)
     with pytest.raises(OptionError, match=r"had other values of: max_steps, seed\. Choose another"):
