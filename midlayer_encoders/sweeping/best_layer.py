@@ -159,9 +159,9 @@ class BestLayer(int):
 def sample_words(notes: Notes, scores: Summary, resamples: pl.DataFrame) -> list[str]:
     """Return sentences: what a sample saved, and the interval of the best score on it; none for all rows."""
     parts = [(counts, notes.tokens.get(task, 0.0)) for task, splits in notes.rows.items() for counts in splits.values()]
-    if not parts:
-        return []
     rows, whole = (sum(counts[column] for counts, _ in parts) for column in (0, 1))
+    if rows == whole:
+        return []
     sentence = f"Scored on a sample of {rows:,} of {whole:,} rows ({rows / whole:.0%})"
     read, tokens = (sum(counts[column] * counts[2] * tokens for counts, tokens in parts) for column in (0, 1))
     if tokens > read:

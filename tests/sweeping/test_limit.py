@@ -99,7 +99,9 @@ def test_a_limit_above_the_rows_has_the_scores_of_all_rows(tiny_folder: Folder, 
     path = write(tmp_path / "rows.jsonl", ROWS["Classification"])
     arguments: dict[str, Any] = {"layers": [3], "store": tmp_path / "store", **QUICK}
     full = scores(sweep(tiny_folder("BERT"), path, out=tmp_path / "full", **arguments))
-    limited = scores(sweep(tiny_folder("BERT"), path, out=tmp_path / "limited", limit=1000, **arguments))
+    result = sweep(tiny_folder("BERT"), path, out=tmp_path / "limited", limit=1000, **arguments)
+    limited = scores(result)
+    assert result.sample_words() == []
     assert limited == {(f"{task}[1000]", layer): value for (task, layer), value in full.items()}
 
 
