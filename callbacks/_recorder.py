@@ -348,12 +348,10 @@ class Recorder:
 
     def _draw(self, folder: Path) -> None:
         """Draw the history in a thread, or immediately if an error must stop the run, and print where it is."""
-        if self._history is None or not self._history.steps:
+        if self._history is None or not self._history.steps or not self.settings.figures:
             return
-        files = ["history.parquet", *(["curves.png", "report.html"] if self.settings.figures else [])]
-        print(f"{type(self).__name__} wrote to {shell_path(folder)}: {', '.join(files)}")  # noqa: T201
-        if not self.settings.figures:
-            return
+        files = "history.parquet, curves.png, report.html"
+        print(f"{type(self).__name__} wrote to {shell_path(folder)}: {files}")  # noqa: T201
         draw = partial(self._draw_frame, self._history.frame(), folder, max(self._history.steps))
         if self.settings.strict:
             draw()

@@ -24,7 +24,7 @@ def test_command_tunes_and_names_its_files(tiny_folder: Folder, tmp_path: Path) 
         "tune", tiny_folder("Llama"), "--layer", "0.5", "--pairs", str(pairs), "--out", str(out), "--tasks", "none",
         "--batch-size", "8", "--max-steps", "3", "--lora", "2", "--matryoshka", "8,4", "--device", "cpu", "--quiet",
     )  # fmt: skip
-    assert "The held-out loss went from" in process
+    assert process.startswith("The held-out loss went from")  # the callback prints nothing here
     assert f'SentenceTransformer("{out / "model"}")' in process
     assert len(SentenceTransformer(str(out / "model"), device="cpu")[0].model.layers) == 2
     data = json.loads((out / "tuning.json").read_text())
