@@ -225,9 +225,9 @@ def results_folder(out: Path | None, command: str, *models: str) -> Path:
         'midlayer-results/compare-EleutherAI_pythia-410m_step16000-EleutherAI_pythia-410m'
     """
     from midlayer_encoders.files import check_output_folder
+    from midlayer_encoders.models.hub import shown_name
 
-    names = [Path(model).resolve().name if Path(model).is_dir() else model for model in models]
-    name = "-".join([command, *(re.sub(r"[^\w.-]+", "_", name) for name in names)])
+    name = "-".join([command, *(re.sub(r"[^\w.-]+", "_", shown_name(model)) for model in models)])
     folder = out or Path("midlayer-results") / name[:200]  # most file systems limit a name to 255 bytes
     check_output_folder(folder)
     return folder

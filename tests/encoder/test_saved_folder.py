@@ -176,7 +176,7 @@ def test_trained_modules_are_kept_or_dropped_only_on_request(
 
 def test_folder_that_pools_twice_takes_no_other_pooling(tiny_folder: Folder, tmp_path: Path) -> None:
     twice = save(tiny_folder("BERT"), tmp_path / "twice" / "model", [Pooling(WIDTH, "cls"), Pooling(WIDTH, "mean")])
-    with pytest.raises(OptionError, match="`pooling` must be None for model, whose folder pools 2 times"):
+    with pytest.raises(OptionError, match="`pooling` must be None for twice/model, whose folder pools 2 times"):
         LayerEncoder(twice, -1, device="cpu", pooling="max")
 
 

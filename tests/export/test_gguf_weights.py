@@ -109,7 +109,7 @@ def test_every_setting_of_the_model_is_written(tmp_path: Path, int8: bool, pooli
     fields = {name: field.contents() for name, field in reader.fields.items()}
     assert {name: value for name, value in fields.items() if name.startswith(("general.", "llama."))} == {
         "general.architecture": "llama",
-        "general.name": "model",
+        "general.name": encoder.name,
         "general.file_type": 7 if int8 else 1,  # mostly Q8_0, mostly F16
         "general.quantization_version": reading.GGML_QUANT_VERSION,
         "llama.block_count": 2,

@@ -92,7 +92,7 @@ def save_modules(folder: Path, *types: str) -> None:
 def test_encoder_folder_that_normalizes_without_pooling_is_refused(tmp_path: Path) -> None:
     folder = Path(save_tiny("BERT", tmp_path / "model"))
     save_modules(folder, "Normalize")
-    with pytest.raises(OptionError, match="`pooling` must be named for model: none of the modules"):
+    with pytest.raises(OptionError, match=r"`pooling` must be named for .*/model: none of the modules"):
         LayerEncoder(str(folder), -1, device="cpu")
     encoder = LayerEncoder(str(folder), -1, device="cpu", pooling="mean")
     assert np.allclose(np.linalg.norm(encoder.encode(["a text"]), axis=-1), 1)

@@ -93,7 +93,7 @@ def test_page_has_no_default_revision_and_keeps_percents_together(tmp_path: Path
 
 @pytest.mark.parametrize(
     ("path", "name"),
-    [("tiny", "tiny"), ("first run/checkpoint-100", "first run/checkpoint-100"), ("first run/step16", "first run/step16")],
+    [("tiny", "tiny"), ("first run/checkpoint-100", "first run/checkpoint-100"), ("first run/step16", "first run/step16"), ("tuned/model", "tuned/model")],
 )  # fmt: skip
 def test_shown_name_of_a_folder_has_the_run_of_a_checkpoint(path: str, name: str, tmp_path: Path) -> None:
     (tmp_path / path).mkdir(parents=True)
