@@ -4,6 +4,7 @@ import importlib
 import json
 import signal
 import sys
+from typing import Any
 
 import typer
 from rich.console import Console
@@ -14,6 +15,7 @@ from midlayer_encoders.errors import MidlayerError, redact_tokens
 
 __all__ = ["app", "main"]
 
+_UsageError: Any = typer.BadParameter.__base__  # typer's, or that of click, on which earlier releases are built
 _INTERRUPTED = 130
 _TERMINATED = 143
 _RESUMABLE = {"embed", "sweep", "demo", "progression", "tune", "distill"}
@@ -35,7 +37,11 @@ def main(application: typer.Typer = app, *, resumes: bool | None = None) -> None
     resumes = bool(set(sys.argv[1:2]) & _RESUMABLE) if resumes is None else resumes
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(_TERMINATED))
     try:
-        application()
+        code = application(standalone_mode=False)
+    except _UsageError as error:
+        if message := error.format_message():  # typer has printed the help if there is none
+            _print_error(message)
+        sys.exit(2)
     except MidlayerError as error:
         _print_error(str(error))
         sys.exit(2 if isinstance(error, ValueError) else 1)
@@ -44,10 +50,10 @@ def main(application: typer.Typer = app, *, resumes: bool | None = None) -> None
         sys.exit(1)
     except (KeyboardInterrupt, SystemExit) as ended:  # typer turns most interrupts into an exit code
         code = getattr(ended, "code", _INTERRUPTED)
-        if code in (_INTERRUPTED, _TERMINATED):
-            effect = "continues from there" if resumes else "starts from the beginning"
-            _print_error(f"Stopped. The same command {effect}.", head="")
-        sys.exit(code)
+    if code in (_INTERRUPTED, _TERMINATED):
+        effect = "continues from there" if resumes else "starts from the beginning"
+        _print_error(f"Stopped. The same command {effect}.", head="")
+    sys.exit(code)
 
 
 def command_names() -> list[str]:

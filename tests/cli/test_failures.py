@@ -81,6 +81,18 @@ def test_dangling_link_file_in_place_of_a_folder_and_folder_in_use(
         assert (code, "used is in use: process " in output) == (1, True)
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("export m --layer abc --out o", "Invalid value for '--layer': must be a layer such as 17, -1 or 0.7, but got 'abc'"),
+        ("select m --text t", "No such option: --text (Possible options: --max-texts, --text-column, --texts)"),
+        ("selct m", "No such command 'selct'. Did you mean 'select'?"),
+    ],
+)  # fmt: skip
+def test_main_prints_one_line_for_a_usage_error(run_command: Any, words: str, message: str) -> None:
+    assert run_command(*words.split()) == (2, f"Error: {message}")
+
+
 @pytest.mark.parametrize("device", ["gpu", "cuda:99", "cuda:-3", "", "cpu:0:0"])
 def test_missing_device(device: str, run_command: Any, sweep_arguments: list[str], tmp_path: Path) -> None:
     code, output = run_command(*sweep_arguments, "--out", tmp_path / "out", "--device", device)
