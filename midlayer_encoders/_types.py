@@ -25,8 +25,8 @@ SkippingPooling: TypeAlias = Literal[
 #: Bits of the weights that bitsandbytes quantizes while a model is loaded.
 Quantization: TypeAlias = Literal["4bit", "8bit"]
 
-#: How two readings of one sequence become one vector; see :class:`~midlayer_encoders.Recipe`.
-Join: TypeAlias = Literal["sum", "concat", "first", "second", "none"]
+#: How the spans of one sequence become one vector; see :class:`~midlayer_encoders.Recipe`.
+Join: TypeAlias = Literal["sum", "none", "text", "word", "echo"]
 
 Medium: TypeAlias = Literal["text", "image", "audio"]
 
@@ -72,7 +72,7 @@ class EncoderChoice(Protocol):
 NORMS: tuple[Norm, ...] = ("final", "none")
 POOLINGS: tuple[Pooling, ...] = ("mean", "last", "cls", "max", "weightedmean")
 QUANTIZATIONS: tuple[Quantization, ...] = ("4bit", "8bit")
-JOINS: tuple[Join, ...] = ("sum", "concat", "first", "second", "none")
+JOINS: tuple[Join, ...] = ("sum", "none", "text", "word", "echo")
 
 
 @dataclass

@@ -117,7 +117,7 @@ def split_template(template: Template | None, argument: str = "template") -> dic
 
 
 def is_marked(template: Template | None) -> bool:
-    """Return True if a template marks a first reading.
+    """Return True if a template marks a token to pool.
 
     Example:
         >>> is_marked('"{text}" means:"{read}" Again: "{text}'), is_marked('"{text}" means:"')
@@ -307,7 +307,7 @@ class Counting:
 
     @property
     def all(self) -> bool:
-        """Whether every real token is pooled, or the pooling itself finds the tokens of two readings."""
+        """Whether every real token is pooled, or the pooling itself finds its spans."""
         if self.placed.question:
             return True
         leaves_out = self.skip_first or self.prompt_tokens or self.special_ids
@@ -349,7 +349,7 @@ class Counting:
 
 
 def centering_offset(vectors: Tensor) -> Tensor:
-    """Return minus the mean of vectors ``(N, D)`` of sample texts, shape ``(D,)``; raise for too few of them."""
+    """Return minus the mean of vectors ``(N, *, D)`` of sample texts, shape ``(*, D)``; raise for too few of them."""
     if len(vectors) < SMALLEST_SAMPLE:
         raise OptionError(f"`center` must hold {SMALLEST_SAMPLE} texts or more, but got {len(vectors)}.")
     return -vectors.double().mean(dim=0).cpu()
@@ -365,10 +365,11 @@ class Recipe:
     Attributes:
         name: name in frames, on pages and in commands.
         template: text with ``{text}`` once, or twice to repeat the text. ``{read}`` between two copies marks the end of
-            a first half, which is tokenized by itself and whose last token is read, too.
-        join: how two readings become one vector, for a template with ``{read}``: the ``"sum"`` of their unit vectors
-            (the default), ``"concat"`` for the unit vectors side by side, ``"first"`` or ``"second"`` for one of them
-            as it is, or ``"none"`` for both side by side and not scaled.
+            a question about the text, which is tokenized with the first copy and whose last token is pooled, too.
+        join: how the three spans of a template with ``{read}`` become one vector: the ``"sum"`` of their unit vectors
+            (the default), the first copy weighted by its length; ``"text"``, ``"word"`` or ``"echo"`` for the mean of
+            the first copy, the last token of the question, or the mean of the second copy alone; or ``"none"`` for all
+            side by side and not scaled.
         layer: default layer of an encoder; sweeps and selections read all layers.
         norm: ``None`` keeps the encoder's norm.
         pooling: ``None`` keeps the encoder's pooling; a template that the model continues needs ``"last"``.
@@ -417,7 +418,7 @@ class Recipe:
         return self.center or self.normalize
 
     def apart(self) -> Recipe:
-        """Return this recipe with its two readings side by side, from which every way of joining them follows."""
+        """Return this recipe with its spans side by side, from which every way of joining them follows."""
         return replace(self, join="none") if self.join is not None else self
 
     def before_vectors(self) -> Recipe:
@@ -437,7 +438,7 @@ class Recipe:
 def check_join(
     template: Template | None, join: str | None, pooling: str | None, skip_first: int, skip_special: bool
 ) -> None:
-    """Raise an :class:`OptionError` unless the options of two readings match the template."""
+    """Raise an :class:`OptionError` unless the options match the template's spans."""
     if not is_marked(template):
         if join is not None:
             raise OptionError(f"`join` applies only to a template with a {_MARK}, but got {join!r}.")
@@ -447,7 +448,7 @@ def check_join(
     for name, value in settings.items():
         if value != required[name]:
             raise OptionError(
-                f"`{name}` must be {required[name]!r} for a template with {_MARK}, whose readings have their own "
+                f"`{name}` must be {required[name]!r} for a template with {_MARK}, whose spans have their own "
                 f"tokens, but got {value!r}."
             )
 
@@ -479,7 +480,7 @@ _NAMED = (
         norm="final",
         pooling="mean",
         template_tokens=False,
-        source="one-word and echo in one sequence, whose two readings are added",
+        source="one-word and echo in one sequence, whose spans are added",
     ),
 )
 #: The named recipes.
@@ -498,8 +499,8 @@ _SUFFIXES: Mapping[str, Mapping[str, Any]] = {
     "last": {"pooling": "last"},
     "weightedmean": {"pooling": "weightedmean", "template_tokens": True},
 }
-#: Names of one reading alone, after a slash.
-_READINGS: Mapping[str, Join] = {"1": "first", "2": "second"}
+#: Names of one span alone, after a slash.
+_SPANS: tuple[Join, ...] = ("text", "word", "echo")
 
 
 def recipe_of(argument: str, value: Any) -> Recipe:
@@ -514,39 +515,21 @@ def recipe_of(argument: str, value: Any) -> Recipe:
     if isinstance(value, Recipe):
         return value
     whole, *suffixes = value.split("+") if isinstance(value, str) else ("",)
-    name, slash, reading = whole.partition("/")
+    name, slash, span = whole.partition("/")
     unknown = next((suffix for suffix in suffixes if suffix not in _SUFFIXES), None)
-    if slash and (name not in RECIPES or RECIPES[name].join is None or reading not in _READINGS):
-        joined = ", ".join(f"'{each.name}/{number}'" for each in _NAMED if each.join for number in _READINGS)
-        raise OptionError(f"`{argument}` must name one of two readings as {joined}, but got {value!r}.")
+    if slash and (name not in RECIPES or RECIPES[name].join is None or span not in _SPANS):
+        joined = ", ".join(f"'{each.name}/{span}'" for each in _NAMED if each.join for span in _SPANS)
+        raise OptionError(f"`{argument}` must name a span of a recipe, one of {joined}, but got {value!r}.")
     if name not in RECIPES or unknown is not None:
         hint = did_you_mean(name, RECIPES) if unknown is None else did_you_mean(unknown, _SUFFIXES)
         raise OptionError(
             f"`{argument}` must be a Recipe or one of {', '.join(map(repr, RECIPES))}, with optional "
             f"{', '.join('+' + suffix for suffix in _SUFFIXES)}, but got {value!r}.{hint}"
         )
-    changes: dict[str, Any] = {"join": _READINGS[reading]} if slash else {}
+    changes: dict[str, Any] = {"join": span} if slash else {}
     for suffix in suffixes:
         changes |= _SUFFIXES[suffix]
     return replace(RECIPES[name], **changes, name=value) if changes else RECIPES[name]
-
-
-def with_readings(recipes: Sequence[Recipe]) -> list[Recipe]:
-    """Return recipes, each one that joins two readings followed by the readings alone, unless they are included.
-
-    Example:
-        >>> [recipe.name for recipe in with_readings([RECIPES["plain"], RECIPES["word-echo"]])]
-        ['plain', 'word-echo', 'word-echo/1', 'word-echo/2']
-    """
-    names = {recipe.name for recipe in recipes}
-    expanded: list[Recipe] = []
-    for recipe in recipes:
-        expanded.append(recipe)
-        if recipe.join in ("sum", "concat"):
-            base, plus, suffixes = recipe.name.partition("+")
-            parts = {f"{base}/{number}{plus}{suffixes}": join for number, join in _READINGS.items()}
-            expanded += [replace(recipe, name=name, join=join) for name, join in parts.items() if name not in names]
-    return expanded
 
 
 def has_name(recipe: Recipe) -> bool:
@@ -580,7 +563,7 @@ class TakesRecipe(Protocol):
 
 
 def takes_recipe(encoder: TakesRecipe, recipe: Recipe) -> bool:
-    """Return True if a model takes a recipe: two readings need a causal model, templates a fast tokenizer."""
+    """Return True if a model takes a recipe: a marked template needs a causal model, any template a fast tokenizer."""
     try:
         encoder.with_recipe(recipe.apart())
     except OptionError as reason:
@@ -590,7 +573,7 @@ def takes_recipe(encoder: TakesRecipe, recipe: Recipe) -> bool:
 
 
 def fitting_recipes(encoder: TakesRecipe, recipes: Sequence[Recipe]) -> list[Recipe]:
-    """Return recipes; if all named ones are among them, without two readings that the model does not take."""
+    """Return recipes; if all named ones are among them, without marked templates that the model does not take."""
     if not set(RECIPES) <= {recipe.name for recipe in recipes}:
         return list(recipes)
     return [recipe for recipe in recipes if recipe.join is None or takes_recipe(encoder, recipe)]

@@ -29,6 +29,7 @@ from benchmarks.zoo.weights import open_model
 from midlayer_encoders import LayerEncoder, Recipe
 from midlayer_encoders.models.anatomy import resolve_layer
 from midlayer_encoders.reading.capture import capture, final_norm
+from midlayer_encoders.reading.pooled_spans import split_spans
 from midlayer_encoders.recipes import RECIPES
 from midlayer_encoders.scoring.classification import Classifiers
 from midlayer_encoders.scoring.recording import Recorded
@@ -83,7 +84,7 @@ def recipe_vectors(encoder: LayerEncoder, texts: list[str], layers: Sequence[int
     for name, recipe in SINGLE.items():
         yield from ((name, layer, rows) for layer, rows in zip(layers, read(recipe), strict=True))
     for name, recipe in TWO_READINGS.items():
-        first, second = (unit(half) for half in read(recipe).chunk(2, dim=-1))
+        first, second = unit(split_spans(read(recipe))[0])[..., 1:, :].unbind(dim=-2)
         joined = {name: first + second}
         if name == "word-echo":
             joined["word-echo, side by side"] = torch.cat([first, second], dim=-1)

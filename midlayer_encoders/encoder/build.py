@@ -43,7 +43,7 @@ from midlayer_encoders.models.hub import (
     shown_name,
 )
 from midlayer_encoders.models.load import NoPlanError, load_cut
-from midlayer_encoders.reading.joined_readings import JoinedReadings
+from midlayer_encoders.reading.pooled_spans import PooledSpans
 from midlayer_encoders.validation import check_choice
 
 #: A saved folder has its path in place of this, and sentence-transformers puts the repository there when it pushes one.
@@ -226,7 +226,7 @@ class BuiltEncoder(PlainOnDisk):
         last_layer = complete and (options.norm == "final" or not main.anatomy.final)
         width = states_width(first, anatomy, options.norm)
         later = later_modules(saved, width, options, name, last_layer=last_layer, pools=not towers)
-        modules = [first, *prompting.join_two_readings(later, counting.placed, options.join)]
+        modules = [first, *prompting.pool_spans(later, counting.placed, options.join)]
         super().__init__(
             modules=modules,
             device=options.device,
@@ -264,8 +264,8 @@ class BuiltEncoder(PlainOnDisk):
         self._makes_one_size = "image" not in self.media or verification.makes_one_size(first)
         if not towers and ("audio" in self.media or suffers_from_padding(first.model)):
             verification.check_batches(self)
-        if self.readings is not None:
-            verification.check_first_reading(first, probe_features(first)[0], self.readings, self.name)
+        if self.spans is not None:
+            verification.check_is_causal(first, probe_features(first)[0], self.spans, self.name)
         with self.truncate_embeddings(None):
             dimension = self.get_embedding_dimension()
             size = options.truncate_dim
@@ -357,17 +357,17 @@ class BuiltEncoder(PlainOnDisk):
     @property
     def after_pooling(self) -> list[str]:
         """Names of the modules after the first one, except the pooling."""
-        poolings = (PoolingModule, JoinedReadings)
+        poolings = (PoolingModule, PooledSpans)
         return [type(module).__name__ for module in list(self)[1:] if not isinstance(module, poolings)]
 
     @property
-    def readings(self) -> JoinedReadings | None:
-        """The pooling of a template that marks two readings; ``None`` for one reading."""
-        return next((module for module in self if isinstance(module, JoinedReadings)), None)
+    def spans(self) -> PooledSpans | None:
+        """The pooling of a template that marks a span; ``None`` for other poolings."""
+        return next((module for module in self if isinstance(module, PooledSpans)), None)
 
     def needs_trust(self, *, stock: bool = False) -> bool:
         """Return whether a saved folder, or the stock form's, is loaded with ``trust_remote_code=True``."""
-        return self.options.trust_remote_code or (self.readings is not None and not stock)
+        return self.options.trust_remote_code or (self.spans is not None and not stock)
 
     def output_embeddings(self) -> Tensor:
         """Return the output embeddings of the language model, shape ``(V, D)``."""

@@ -246,7 +246,7 @@ class EmbeddingEncoder(SavableEncoder):
             self._warn_truncation(inputs, features, prompt)
         if not self._unknown_warned:
             self._warn_unknown(inputs, features)
-        if self.readings is not None and not self._empty_warned:
+        if self.spans is not None and not self._empty_warned:
             self._warn_empty(features)
         return features
 
@@ -383,7 +383,7 @@ class EmbeddingEncoder(SavableEncoder):
     def _warn_empty(self, features: dict[str, Any]) -> None:
         if bool((features["attention_mask"].sum(dim=1) <= self.counting.placed.added).any()):
             self._empty_warned = True
-            logger.warning("An empty text has no second copy to read: its vector is the first reading; reported once.")
+            logger.warning("An empty text has no copies: its vector is that of the end of its prompt; reported once.")
 
     def _check_finite(self, inputs: Sequence[Any], embeddings: Any, single: bool) -> None:
         rows = [embeddings] if single else embeddings

@@ -221,7 +221,7 @@ class EncoderOptions:
         skip_first: Number of tokens at the start that are not pooled.
         skip_special: Leave BOS, EOS, CLS and SEP out of the pooling. A text of only these has a zero vector.
         template_tokens: Pool the tokens of the template, too (the default).
-        join: sum, concat, first, second or none: how the two readings of a template with {read} become one vector.
+        join: sum, none, text, word or echo: how the spans of a template with {read} become one vector.
         normalize: Scale every vector to length 1; by default only if a sentence-transformers folder does.
         dense: keep or drop the trained modules of a sentence-transformers folder, such as Dense. By default the last
             layer keeps them, and an earlier layer, which they were not trained for, is refused.

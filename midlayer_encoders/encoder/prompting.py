@@ -14,7 +14,7 @@ from midlayer_encoders import recipes
 from midlayer_encoders.encoder.options import EncoderOptions
 from midlayer_encoders.encoder.saved_folder import SavedFolder
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.reading.joined_readings import JoinedReadings
+from midlayer_encoders.reading.pooled_spans import PooledSpans, split_spans
 
 # --- prompts ---------------------------------------------------------------------------------------------------------
 
@@ -98,8 +98,8 @@ def prompting_settings(options: EncoderOptions) -> str:
 # --- the pooling and the modules after it ---------------------------------------------------------------------------
 
 
-def join_two_readings(modules: list[Any], layout: recipes.TokenLayout, join: str | None) -> list[Any]:
-    """Return modules whose pooling reads both places of a template that marks one; otherwise the same modules.
+def pool_spans(modules: list[Any], layout: recipes.TokenLayout, join: str | None) -> list[Any]:
+    """Return modules whose pooling takes the spans of a template with a mark; otherwise the same modules.
 
     Args:
         modules: the modules after the first one.
@@ -109,13 +109,14 @@ def join_two_readings(modules: list[Any], layout: recipes.TokenLayout, join: str
     if not layout.question:
         return modules
     if not any(isinstance(module, PoolingModule) for module in modules):
-        raise OptionError("`template` must not mark a reading with {read} for a model that pools in its own way.")
+        raise OptionError("`template` must not mark a span with {read} for a model that pools in its own way.")
     counts = {name: getattr(layout, name) for name in ("front", "question", "between", "back")}
     return [
-        JoinedReadings(module.embedding_dimension, **counts, join=join or "sum")
+        PooledSpans(module.embedding_dimension, **counts, join=join or "sum")
         if isinstance(module, PoolingModule)
         else module
         for module in modules
+        if join != "none" or not isinstance(module, Normalize)
     ]
 
 
@@ -123,11 +124,18 @@ def modules_after_pooling(encoder: Any, options: EncoderOptions) -> list[nn.Modu
     """Return the modules that follow :func:`~midlayer_encoders.encoder.saved_folder.later_modules`."""
     modules: list[nn.Module] = []
     if options.center is not None:
-        width = encoder.get_embedding_dimension()
+        spans = encoder.spans
+        if spans is not None:
+            join, spans.join = spans.join, "none"
         sample = encoder.encode(list(options.center), convert_to_tensor=True, show_progress_bar=False)
-        offset: Any = recipes.centering_offset(sample).float()
-        identity: Any = torch.eye(width)
-        modules.append(Dense(width, width, activation_function=nn.Identity(), init_weight=identity, init_bias=offset))
-    if options.normalize and not isinstance([*encoder, *modules][-1], Normalize):
+        if spans is not None:
+            spans.join = join
+            spans.center(recipes.centering_offset(split_spans(sample)[0]))
+        else:
+            offset: Any = recipes.centering_offset(sample).float()
+            identity: Any = torch.eye(width := len(offset))
+            dense = Dense(width, width, activation_function=nn.Identity(), init_weight=identity, init_bias=offset)
+            modules.append(dense)
+    if options.normalize and options.join != "none" and not isinstance([*encoder, *modules][-1], Normalize):
         modules.append(Normalize())
     return modules

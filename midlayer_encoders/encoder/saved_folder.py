@@ -15,13 +15,13 @@ from midlayer_encoders.encoder.sentence_transformers_internals import without_tr
 from midlayer_encoders.errors import ModelNotFoundError, OptionError, error_summary
 from midlayer_encoders.files import read_json
 from midlayer_encoders.models.hub import local_only, model_file
-from midlayer_encoders.reading.joined_readings import JoinedReadings
+from midlayer_encoders.reading.pooled_spans import PooledSpans
 
 _SETTINGS_FILE = "config_sentence_transformers.json"
 _TRANSFORMER_SETTINGS = ("max_seq_length", "do_lower_case", "processing_kwargs", "query_length", "document_length")
 _OLD_NAMES = {"model_kwargs": "model_args", "processor_kwargs": "tokenizer_args", "config_kwargs": "config_args"}
 _STATES = ("last_hidden_state", "encoder_last_hidden_state")  # of a model, and of its encoder
-_UNTRAINED = (PoolingModule, Normalize, Dropout, JoinedReadings)
+_UNTRAINED = (PoolingModule, Normalize, Dropout, PooledSpans)
 
 
 @dataclass(frozen=True)
@@ -140,16 +140,18 @@ def load_saved_folder(model: str, options: EncoderOptions, *, gguf_file: str | N
         first=first.settings,
         first_type=rest.first_type,
         first_path=first.path,
-        modules=tuple(map(_own_readings, later)),
+        modules=tuple(map(_own_spans, later)),
         module_kwargs={str(number): names for number, names in enumerate(rest.module_kwargs.values())},
     )
 
 
-def _own_readings(module: nn.Module) -> nn.Module:
-    """Return the pooling of two readings that a folder's copy of its code defines; other modules unchanged."""
-    if type(module).__name__ != JoinedReadings.__name__:
+def _own_spans(module: nn.Module) -> nn.Module:
+    """Return the pooling of spans that a folder's copy of its code defines; other modules unchanged."""
+    if type(module).__name__ != PooledSpans.__name__:
         return module
-    return JoinedReadings(**{name: getattr(module, name) for name in JoinedReadings.config_keys})
+    spans = PooledSpans(**{name: getattr(module, name) for name in PooledSpans.config_keys})
+    spans.load_state_dict(module.state_dict())
+    return spans
 
 
 def later_modules(
@@ -186,8 +188,10 @@ def later_modules(
     if not pools:
         return modules
     for option in ("pooling", "skip_first", "skip_special"):
-        if option in options.changed() and any(isinstance(module, JoinedReadings) for module in modules):
-            raise OptionError(f"`{option}` does not apply to {name}, whose folder joins two readings.")
+        if option in options.changed() and any(isinstance(module, PooledSpans) for module in modules):
+            raise OptionError(f"`{option}` does not apply to {name}, whose folder pools spans of its own.")
+    if not last_layer and any(isinstance(module, PooledSpans) and module.centered for module in modules):
+        raise OptionError(f"`layer` must be the last one of {name}, whose spans are centered for it.")
     poolings = [number for number, module in enumerate(modules) if isinstance(module, PoolingModule)]
     if not saved.modules or (options.pooling is not None and not poolings):
         return [_pooling_module(width, options.pooling or saved.pooling), *modules]
@@ -210,8 +214,8 @@ def _pooling_module(width: int, mode: Any, include_prompt: bool = True) -> nn.Mo
 
 def pooling_name(modules: Sequence[nn.Module]) -> str:
     """Return the pooling of an encoder's modules: several joined by a plus sign; of a custom module, its name."""
-    if any(isinstance(module, JoinedReadings) for module in modules):
-        return "last+mean"
+    if any(isinstance(module, PooledSpans) for module in modules):
+        return "mean+last+mean"
     poolings: list[Any] = [module for module in modules if isinstance(module, PoolingModule)]
     if len(poolings) != 1:
         return "+".join(type(module).__name__ for module in modules)

@@ -22,7 +22,7 @@ from midlayer_encoders.models import transformers_internals as internals
 from midlayer_encoders.models.anatomy import suffers_from_padding
 from midlayer_encoders.models.load import has_automatic_class
 from midlayer_encoders.models.quantized import keep_weights_unchanged
-from midlayer_encoders.reading import joined_readings
+from midlayer_encoders.reading import pooled_spans
 from midlayer_encoders.recipes import RECIPES, add_template, split_template
 from midlayer_encoders.validation import check_flag, check_path
 
@@ -33,7 +33,7 @@ LOADER_FILES = ("model.safetensors.index.json", "model.safetensors", "modules.js
 _UNUSUAL_TEXT = "Cafe\u0301 ½ 12345  <s> don't\n\tDon’t straße 東京 한국 👍🏽 ﬁ \u00a0x_y"
 
 CODE_NOTE = (
-    f"The folder contains the code that reads two places, {Path(joined_readings.__file__).name}: load it with "
+    f"The folder contains the code that pools its spans, {Path(pooled_spans.__file__).name}: load it with "
     "trust_remote_code=True."
 )
 _STOCK_HINT = " A folder without code, at the cost of points: save_pretrained(path, stock=True)."
@@ -85,7 +85,7 @@ class SavableEncoder(BuiltEncoder):
     def save_pretrained(self, path: str, *args: Any, stock: bool = False, **kwargs: Any) -> None:
         """Write a folder like :meth:`save`, and log whether it contains code, unless it is a checkpoint."""
         self.save(path, *args, stock=stock, **kwargs)
-        if path is not None and self.readings is not None and not self.transformer.training:
+        if path is not None and self.spans is not None and not self.transformer.training:
             logger.warning(STOCK_NOTE if stock else CODE_NOTE + ("" if stock_problem(self) else _STOCK_HINT))
 
     def save_files(self, path: str, *args: Any, stock: bool = False, **kwargs: Any) -> tuple[str, ...]:
@@ -103,7 +103,7 @@ class SavableEncoder(BuiltEncoder):
                 self.check_folder(folder, home, form)
                 return
             super(SavableEncoder, self).save(str(folder), *args, **kwargs)
-            if self.readings is not None:
+            if self.spans is not None:
                 _name_code(folder)
             self.check_folder(folder, home)
 
@@ -185,12 +185,12 @@ def _unusual_ids(encoder: SentenceTransformer) -> list[int]:
 
 
 def _name_code(folder: Path) -> None:
-    """Name the folder's copy of the pooling of two readings in its ``modules.json``."""
-    source = Path(joined_readings.__file__)
+    """Name the folder's copy of the pooling of spans in its ``modules.json``."""
+    source = Path(pooled_spans.__file__)
     modules = read_json(folder / "modules.json")
     for entry in modules:
-        if entry["type"].endswith(f".{joined_readings.JoinedReadings.__name__}"):
-            entry["type"] = f"{source.stem}.{joined_readings.JoinedReadings.__name__}"
+        if entry["type"].endswith(f".{pooled_spans.PooledSpans.__name__}"):
+            entry["type"] = f"{source.stem}.{pooled_spans.PooledSpans.__name__}"
     write_json(folder / "modules.json", modules)
 
 
@@ -204,6 +204,8 @@ def stock_problem(encoder: BuiltEncoder) -> str | None:
     if not set(encoder.after_pooling) <= {"Normalize"}:
         names = ", ".join(encoder.after_pooling)
         return f"`stock` must be False for an encoder with {names} after its pooling, fitted to other vectors."
+    if encoder.spans is not None and encoder.spans.centered and encoder.options.center is None:
+        return "`stock` must be False for a centered encoder without its texts. Build it again with `center`."
     return None
 
 
@@ -212,7 +214,7 @@ def stock_form(encoder: BuiltEncoder) -> SentenceTransformer:
 
     The text is repeated first and the word is asked for last. ``Pooling`` concatenates the mean of all tokens, weighted
     by their position, and the last token; a ``Dense`` of two scaled identity matrices adds them. The scales are the
-    inverse mean lengths of both on sample sentences.
+    inverse mean lengths of both on sample sentences; a centered encoder uses the texts that it was centered on.
 
     Args:
         encoder: an encoder with the recipe ``word-echo``.
@@ -234,11 +236,15 @@ def stock_form(encoder: BuiltEncoder) -> SentenceTransformer:
     width = states_width(first, encoder.anatomy, encoder.norm)
     pooling = PoolingModule(width, pooling_mode=("weightedmean", "lasttoken"))
     parts = SentenceTransformer(modules=[first, pooling], device=str(encoder.device))
-    vectors = parts.encode(list(_SAMPLE), convert_to_tensor=True, show_progress_bar=False).float()
-    scales = [1 / part.norm(dim=1).mean() for part in torch.split(vectors, width, dim=1)]
+    sample = list(encoder.options.center or _SAMPLE)
+    vectors = parts.encode(sample, convert_to_tensor=True, show_progress_bar=False).float()
+    mean = vectors.mean(dim=0) if encoder.options.center else torch.zeros_like(vectors[0])
+    scales = [width**0.5 / part.norm(dim=1).mean() for part in torch.split(vectors - mean, width, dim=1)]
     weight = torch.cat([scale * torch.eye(width, device=vectors.device) for scale in scales], dim=1)
-    added: Any = Dense(2 * width, width, bias=False, activation_function=nn.Identity(), init_weight=weight)
-    later = [module for module in list(encoder)[1:] if not isinstance(module, joined_readings.JoinedReadings)]
+    added: Any = Dense(
+        2 * width, width, activation_function=nn.Identity(), init_weight=weight, init_bias=-weight @ mean
+    )
+    later = [module for module in list(encoder)[1:] if not isinstance(module, pooled_spans.PooledSpans)]
     form = SentenceTransformer(
         modules=[first, pooling, added.to(encoder.device, encoder.dtype), *later],
         device=str(encoder.device),

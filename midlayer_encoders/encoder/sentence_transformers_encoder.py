@@ -29,7 +29,7 @@ from midlayer_encoders.encoder.first_module import MemoryModule, states_width
 from midlayer_encoders.encoder.inputs import probe_features
 from midlayer_encoders.encoder.options import EncoderKeywords, EncoderOptions, make_options, option_fields
 from midlayer_encoders.encoder.saved_folder import later_modules, pooling_name
-from midlayer_encoders.encoder.verification import check_first_reading
+from midlayer_encoders.encoder.verification import check_is_causal
 from midlayer_encoders.errors import OptionError, short_repr
 from midlayer_encoders.measuring import agreed, measure_layers
 from midlayer_encoders.models import transformers_internals as internals
@@ -155,11 +155,11 @@ class LayerEncoder(EmbeddingEncoder):
         encoder.counting = prompting.apply_template(first, options, self.name)
         width = states_width(first, self._anatomy, options.norm)
         later = later_modules(self.saved, width, options, self.name, last_layer=True)
-        later = prompting.join_two_readings(later, encoder.counting.placed, options.join)
+        later = prompting.pool_spans(later, encoder.counting.placed, options.join)
         vars(encoder)["pooling"] = pooling_name(later)
         encoder._modules = {str(number): module for number, module in enumerate([first, *later])}
-        if encoder.readings is not None:
-            check_first_reading(first, probe_features(first)[0], encoder.readings, self.name)
+        if encoder.spans is not None:
+            check_is_causal(first, probe_features(first)[0], encoder.spans, self.name)
         for module in prompting.modules_after_pooling(encoder, options):
             encoder.append(module)
         prompts, encoder.default_prompt_name = prompting.resolve_prompts(options, self.saved)

@@ -19,7 +19,7 @@ from midlayer_encoders.models import transformers_internals as internals
 from midlayer_encoders.models.anatomy import Anatomy, find_anatomy, mark_padding, suffers_from_padding
 from midlayer_encoders.models.cut import Cut, at_depth, change_depth, cut_model
 from midlayer_encoders.reading.capture import final_norm, first_tensor, input_states
-from midlayer_encoders.reading.joined_readings import JoinedReadings
+from midlayer_encoders.reading.pooled_spans import PooledSpans
 
 Features: TypeAlias = Mapping[str, Any]
 
@@ -230,17 +230,17 @@ def makes_one_size(first: Any) -> bool:
 
 
 @torch.no_grad()
-def check_first_reading(first: Any, features: Features, readings: JoinedReadings, name: str) -> None:
-    """Raise unless the first reading is the same without the tokens after it, as in a causal model.
+def check_is_causal(first: Any, features: Features, spans: PooledSpans, name: str) -> None:
+    """Raise unless the first two spans are the same without the tokens after them, as in a causal model.
 
     Args:
         first: the first module.
         features: the features of one text in the template.
-        readings: the two readings.
+        spans: the pooling of the spans.
         name: name of the model.
     """
     mask = features.get("attention_mask", torch.ones_like(features["input_ids"]))  # a model may take none
-    read = int(readings.masks(mask[:1])[0].int().argmax())
+    read = int(spans.masks(mask[:1])[1].int().argmax())
     half = {
         key: value[:1, : read + 1] if isinstance(value, Tensor) and value.ndim == 2 else value
         for key, value in features.items()
@@ -248,8 +248,8 @@ def check_first_reading(first: Any, features: Features, readings: JoinedReadings
     whole_states = first(dict(features))["token_embeddings"][:1, : read + 1]
     if not close(first(half)["token_embeddings"], whole_states):
         raise OptionError(
-            f"`recipe` must read one place in {name}, whose tokens see later ones: the first reading would see the "
-            "second copy of the text. Templates with {read} need a causal model."
+            f"`recipe` must pool one span in {name}, whose tokens see later ones: the first copy of the text would see "
+            "the second one. Templates with {read} need a causal model."
         )
 
 

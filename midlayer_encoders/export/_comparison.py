@@ -66,8 +66,8 @@ def common_obstacle(encoder: LayerEncoder) -> str | None:
         return "it always applies the final norm: pass norm='final'"
     if encoder.layer == 0:
         return "it runs no model without blocks: pass layer 1 or higher"
-    if encoder.readings is not None:
-        return "it reads one place of a sequence, and this encoder two: export it for sentence-transformers or onnx"
+    if encoder.spans is not None:
+        return "it pools one span of a sequence, and this encoder three: export it for sentence-transformers or onnx"
     if encoder.pooling not in ENGINE_POOLINGS:
         return f"it has no pooling {encoder.pooling!r}: pass {', '.join(map(repr, ENGINE_POOLINGS))}"
     if encoder.leaves_out_prompts and any(encoder.prompts.values()):

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from midlayer_encoders._types import EncoderSpec, Norm, Pooling, Stage
 from midlayer_encoders.media import audio_lengths, check_taken, medium_of
 from midlayer_encoders.models.anatomy import Anatomy, suffers_from_padding
-from midlayer_encoders.reading.joined_readings import JoinedReadings
 from midlayer_encoders.reading.locks import turn
+from midlayer_encoders.reading.pooled_spans import PooledSpans
 from midlayer_encoders.recipes import Counting
 from midlayer_encoders.validation import check_count, check_texts
 
@@ -89,8 +89,8 @@ class LayerSource(Protocol):
         """Return which tokens to pool after a prompt."""
 
     @property
-    def readings(self) -> JoinedReadings | None:
-        """The pooling of two readings; ``None`` for one reading."""
+    def spans(self) -> PooledSpans | None:
+        """The pooling of a template that marks a span; ``None`` for other poolings."""
 
     @property
     def after_pooling(self) -> list[str]:

@@ -27,7 +27,7 @@ from midlayer_encoders.reading.ahead import ahead
 from midlayer_encoders.reading.batches import LayerSource, TextInputs
 from midlayer_encoders.reading.capture import capture, final_norm
 from midlayer_encoders.reading.fused import fused_blocks
-from midlayer_encoders.reading.joined_readings import JoinedReadings, join_readings
+from midlayer_encoders.reading.pooled_spans import PooledSpans
 from midlayer_encoders.reading.pooling import pool_normalized, real_tokens
 from midlayer_encoders.recipes import Counting
 
@@ -95,7 +95,7 @@ class LayerReader:
         unmasked: omit the padding mask if a trial shows that it has no effect, as in causal models padded on the right.
         counting: which tokens to pool.
         normalize: scale every vector to length 1, before it is truncated.
-        readings: the pooling of two readings, used instead of ``pooling`` and ``counting``; ``None`` for one reading.
+        spans: the pooling of several spans, used instead of ``pooling`` and ``counting``; ``None`` otherwise.
     """
 
     model: nn.Module
@@ -109,11 +109,11 @@ class LayerReader:
     unmasked: bool = False
     counting: Counting = Counting()
     normalize: bool = False
-    readings: JoinedReadings | None = None
+    spans: PooledSpans | None = None
 
-    def pooled_masks(self, mask: Tensor, ids: Tensor | None) -> Sequence[Tensor]:
-        """Return the mask of the pooled tokens of each reading, shape ``(B, T)``."""
-        return (self.counting(mask, ids),) if self.readings is None else self.readings.masks(mask)
+    def pooled_masks(self, mask: Tensor, ids: Tensor | None) -> tuple[Tensor, ...]:
+        """Return the mask of the pooled tokens of each span, shape ``(B, T)``."""
+        return (self.counting(mask, ids),) if self.spans is None else self.spans.masks(mask)
 
     def flow(self, inputs: Sequence[Any], tokens: TokenReceive | None) -> Flow:
         """Return the state that the batches of a run share."""
@@ -222,7 +222,7 @@ class Flow:
         self.inputs = inputs
         self.tokens = tokens
         self.norm = final_norm(reader.model, reader.anatomy, reader.norm)
-        self.poolings: tuple[Pooling, ...] = (reader.pooling,) if reader.readings is None else ("last", "mean")
+        self.poolings: tuple[Pooling, ...] = (reader.pooling,) if reader.spans is None else ("mean", "last", "mean")
         self.needless: bool | None = None if reader.unmasked else False
         self.size_limit: int | None = None  # smallest size that ran out of memory
         self.outgoing: torch.cuda.Stream | None = None
@@ -308,8 +308,8 @@ class Flow:
     def read(self, inputs: Mapping[str, Any], real: Tensor | None, positions: list[int]) -> list[Tensor]:
         """Return the vectors of one batch at each layer; ``real`` is its attention mask."""
         reader = self.reader
-        masks: dict[Any, tuple[Tensor, Sequence[Tensor]]] = {}
-        by_reading: list[dict[int, Tensor]] = [{} for _ in self.poolings]
+        masks: dict[Any, tuple[Tensor, tuple[Tensor, ...]]] = {}
+        vectors: dict[int, Tensor] = {}
 
         def receive(layer: int, _: str, states: Tensor) -> None:
             key = states.shape[:2], states.device
@@ -319,19 +319,20 @@ class Flow:
             mask, pooled_masks = masks[key]
             if self.tokens is not None:
                 self.tokens(layer, states, mask, positions)
-            for vectors, pooling, pooled_mask in zip(by_reading, self.poolings, pooled_masks, strict=True):
-                vectors[layer] = pool_normalized(self.norm, states, pooled_mask, pooling)
+            pooled = [
+                pool_normalized(self.norm, states, pooled_mask, pooling)
+                for pooling, pooled_mask in zip(self.poolings, pooled_masks, strict=True)
+            ]
+            if reader.spans is not None:
+                pooled = [reader.spans.pool(torch.stack(pooled, dim=1), pooled_masks)]
+            vectors[layer] = pooled[0]
 
         capture(reader.model, inputs, receive, anatomy=reader.anatomy, layers=reader.layers)
-        return self.finish(by_reading)
+        return self.finish(vectors)
 
-    def finish(self, by_reading: Sequence[dict[int, Tensor]]) -> list[Tensor]:
-        """Return the vectors of each layer from one or two readings: joined, normalized and truncated."""
+    def finish(self, vectors: dict[int, Tensor]) -> list[Tensor]:
+        """Return the vectors of each layer, normalized and truncated."""
         reader = self.reader
-        vectors = by_reading[0]
-        if reader.readings is not None:
-            join = reader.readings.join
-            vectors = {layer: join_readings(rows, by_reading[1][layer], join) for layer, rows in vectors.items()}
         if reader.normalize:
             vectors = {layer: torch.nn.functional.normalize(rows, dim=-1) for layer, rows in vectors.items()}
         return [vectors[layer][:, : reader.truncate_dim] for layer in reader.layers]
@@ -380,14 +381,17 @@ def layer_reader(
         unmasked=source.device.type in ("cpu", "cuda"),
         counting=counting,
         normalize="Normalize" in source.after_pooling if normalize is None else normalize,
-        readings=source.readings,
+        spans=source.spans,
     )
 
 
 def check_after_pooling(source: LayerSource) -> None:
     """Raise if a module after the pooling of a source belongs to one layer."""
-    if of_one_layer := [name for name in source.after_pooling if name != "Normalize"]:
+    of_one_layer = [name for name in source.after_pooling if name != "Normalize"]
+    if source.spans is not None and source.spans.centered:
+        of_one_layer.append("offset of its spans")
+    if of_one_layer:
         raise OptionError(
-            f"`encoder` must only pool and normalize to read its layers, but has the module {of_one_layer[0]}. "
+            f"`encoder` must only pool and normalize to read its layers, but has the {of_one_layer[0]}. "
             "Create it without `center`, and with dense='drop'."
         )

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from midlayer_encoders import validation
-from midlayer_encoders._types import Progress, Stage
+from midlayer_encoders._types import Join, Progress, Stage
 from midlayer_encoders.errors import OptionError, counted
 from midlayer_encoders.frame.curves import Curves, check_blocks, curves
 from midlayer_encoders.frame.schema import NamedSubject, tidy_frame, tidy_rows
@@ -28,6 +28,7 @@ from midlayer_encoders.reading.batches import (
     input_sizes,
     warn_of_long_texts,
 )
+from midlayer_encoders.reading.pooled_spans import join_spans, split_spans
 from midlayer_encoders.reading.reader import layer_reader
 from midlayer_encoders.recipes import (
     PLAIN,
@@ -50,6 +51,7 @@ from midlayer_encoders.selection.selection_result import LabelEvidence, RecipeSe
 #: Name of the labels in the frame; the score is cross-validated accuracy.
 LABELS = "your labels"
 
+_MAX_CENTER_TEXTS = 256  # of which a mean is near that of all; the encoder that is created reads them again
 _LABELS_TIMES_REPEATS = 300  # with few labels, the accuracy depends on the folds
 
 #: Recipes in order of preference and their depths, for every kind; see benchmarks/zoo and benchmarks/selection.
@@ -310,11 +312,16 @@ def select_recipe(
     """
     plain = RECIPES[PLAIN]
     plain_metrics, unmeasured = measured
-    sources = {recipe.name: source if recipe == plain else source.with_recipe(recipe) for recipe in recipes}
+    sources = {
+        recipe.name: source if recipe == plain else source.with_recipe(recipe.apart() if recipe.center else recipe)
+        for recipe in recipes
+    }
     parts: dict[str, Selection] = {}
     accuracies: dict[str, Tensor] = {}
     if inputs.classes is not None:
-        all_accuracies = label_accuracies(list(sources.values()), recipes, inputs)
+        normalized = "Normalize" in source.after_pooling
+        scored = [replace(each, normalize=each.normalize or (normalized and each.join is not None)) for each in recipes]
+        all_accuracies = label_accuracies(list(sources.values()), scored, inputs)
         accuracies = dict(zip(sources, all_accuracies, strict=True))
     for recipe in recipes:
         name = recipe.name
@@ -350,7 +357,7 @@ def select_recipe(
         if labels is not None and PLAIN in accuracies and chosen.name != PLAIN:
             gain = ridge.gain_in_points(accuracy[chosen.name], accuracies[PLAIN][-1], seed=inputs.seed)
             labels = replace(labels, **gain, against="the plain text at the last layer")
-    center = tuple(inputs.sample) if chosen.center and inputs.texts else None
+    center = tuple(inputs.center) if chosen.center else None
     reason = f"{reason}; {parts[chosen.name].reason}"
     return _combine_recipes(
         parts,
@@ -378,13 +385,18 @@ def _combine_recipes(parts: Mapping[str, Selection], name: str, reason: str, **e
     return RecipeSelection(**shared, reason=reason, frame=pl.concat(frames), recipe=name, parts=parts, **evidence)
 
 
-def _transform_vectors(vectors: Tensor, recipe: Recipe, source: LayerSource) -> Tensor:
-    """Return vectors ``(L, N, D)`` transformed by a recipe, fitted for each layer on these texts."""
+def _transform_vectors(vectors: Tensor, recipe: Recipe, sample: Sequence[int]) -> Tensor:
+    """Return vectors ``(L, N, D)`` transformed by a recipe, centered on the rows of a sample at each layer."""
     if recipe.center:
-        if source.truncate_dim is not None:
-            raise OptionError(f"`truncate_dim` must be None with {recipe.name!r}, which maps whole vectors.")
-        vectors = torch.stack([rows + centering_offset(rows) for rows in vectors.double().cpu()])
+        vectors = torch.stack([_center(rows, recipe.join, sample) for rows in vectors])
     return torch.nn.functional.normalize(vectors, dim=-1) if recipe.normalize else vectors
+
+
+def _center(rows: Tensor, join: Join | None, sample: Sequence[int]) -> Tensor:
+    if join is None:
+        return rows + centering_offset(rows[sample])
+    spans, share = split_spans(rows)
+    return join_spans(spans, share, join, centering_offset(spans[sample]))
 
 
 @dataclass(frozen=True)
@@ -416,6 +428,12 @@ class SelectionInputs:
         """The texts to measure, at equal steps if there are more than ``max_texts``."""
         texts = self.texts or []
         return [texts[position] for position in ridge.equal_steps(len(texts), self.max_texts)]
+
+    @property
+    def center(self) -> list[Any]:
+        """The texts that recipes center on, at equal steps if there are more than ``_MAX_CENTER_TEXTS``."""
+        texts = self.sample
+        return [texts[position] for position in ridge.equal_steps(len(texts), _MAX_CENTER_TEXTS)]
 
     @property
     def repeats(self) -> int:
@@ -451,26 +469,35 @@ def measure_metrics(
 def label_accuracies(
     sources: Sequence[LayerSource], recipes: Sequence[Recipe], inputs: SelectionInputs
 ) -> list[Tensor]:
-    """Return :func:`label_accuracy` of the labeled texts under each recipe."""
-    sizes = [input_sizes(source, inputs.labeled, prompt=source.default_prompt) for source in sources]
+    """Return :func:`label_accuracy` of the labeled texts under each recipe, which may center on other texts, too."""
+    labeled = {id(text): row for row, text in enumerate(inputs.labeled)}
+    more = [text for text in inputs.center if id(text) not in labeled]
+    rows = labeled | {id(text): len(inputs.labeled) + row for row, text in enumerate(more)}
+    sample = [rows[id(text)] for text in inputs.center]
+    texts = [[*inputs.labeled, *more] if recipe.center else inputs.labeled for recipe in recipes]
+    pairs = list(zip(sources, texts, strict=True))
+    sizes = [input_sizes(source, each, prompt=source.default_prompt) for source, each in pairs]
     reading = Stage(inputs.progress, "labels", sum(map(sum, sizes)))
     scoring = Stage(inputs.progress, "scoring", inputs.repeats * len(sources))
     accuracies = []
-    for source, recipe, tokens in zip(sources, recipes, sizes, strict=True):
-        vectors = label_vectors(source, inputs, tokens, reading)
+    for (source, each), recipe, tokens in zip(pairs, recipes, sizes, strict=True):
+        vectors = label_vectors(source, each, inputs, tokens, reading)
         scoring.step(0)
-        accuracies.append(label_accuracy(_transform_vectors(vectors, recipe, source), inputs, scoring))
+        vectors = _transform_vectors(vectors, recipe, sample)[:, : len(inputs.labeled), : source.truncate_dim]
+        accuracies.append(label_accuracy(vectors, inputs, scoring))
     return accuracies
 
 
-def label_vectors(source: LayerSource, inputs: SelectionInputs, sizes: Sequence[int], stage: Stage) -> Tensor:
-    """Return the vectors of the labeled texts at every layer, as ``encode`` returns them, shape ``(L, N, D)``."""
+def label_vectors(
+    source: LayerSource, texts: Sequence[Any], inputs: SelectionInputs, sizes: Sequence[int], stage: Stage
+) -> Tensor:
+    """Return the vectors of texts at every layer, as ``encode`` returns them before truncation, shape ``(L, N, D)``."""
     prompt = source.default_prompt
-    reader = layer_reader(source, prompt=prompt)
-    batches = batches_of(source, inputs.labeled, token_budget=inputs.token_budget, prompt=prompt)
+    reader = replace(layer_reader(source, prompt=prompt), truncate_dim=None)
+    batches = batches_of(source, texts, token_budget=inputs.token_budget, prompt=prompt)
     step = count_steps(sizes, batches, stage)
     group = inputs.group
-    return group.share(lambda: reader.vectors(inputs.labeled, batches, done=step, group=group))[0]
+    return group.share(lambda: reader.vectors(texts, batches, done=step, group=group))[0]
 
 
 def label_accuracy(vectors: Tensor, inputs: SelectionInputs, stage: Stage) -> Tensor:

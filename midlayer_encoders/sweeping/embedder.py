@@ -21,7 +21,7 @@ from midlayer_encoders.media import is_pil, read_audio, read_image
 from midlayer_encoders.processes.sharing import Group
 from midlayer_encoders.reading.ahead import Behind
 from midlayer_encoders.reading.batches import batches_of, is_combined, tokens_that_fit
-from midlayer_encoders.reading.joined_readings import join_readings
+from midlayer_encoders.reading.pooled_spans import SPANS, join_spans, split_spans
 from midlayer_encoders.reading.reader import Passed
 from midlayer_encoders.recipes import Recipe, centering_offset
 from midlayer_encoders.store import EmbeddingStore, StoreDtype, text_key
@@ -172,7 +172,8 @@ def num_dims(encoder: LayerEncoder, norm: Norm) -> int:
     final = encoder.anatomy.final if norm == "final" else ()
     last = model.get_submodule(final[-1]) if final else None
     width = int(getattr(last, "out_features", pooling.embedding_dimension))  # OPT-350m ends in a projection
-    width *= int(pooling.pooling_output_dimension // pooling.embedding_dimension)  # several poolings are concatenated
+    times, more = divmod(pooling.pooling_output_dimension, pooling.embedding_dimension)  # several are concatenated
+    width = int(width * times + more)
     return min(width, encoder.truncate_dim or width)
 
 
@@ -182,10 +183,10 @@ class MappedStore:
 
     Attributes:
         store: holds the pooled vectors.
-        offsets: added to the vectors of each layer.
+        offsets: added to the vectors of each layer, or to their spans.
         normalize: scale the result to length 1.
         key: identifies the store and the transformations.
-        join: how the two readings of each stored vector are joined before they are mapped; ``None`` for one reading.
+        join: how the spans of each stored vector are joined; ``None`` if it has one.
     """
 
     store: EmbeddingStore
@@ -197,7 +198,7 @@ class MappedStore:
     @property
     def dim(self) -> int:
         """Number of dimensions."""
-        return self.store.dim if self.join in (None, "concat", "none") else self.store.dim // 2
+        return self.store.dim if self.join in (None, "none") else self.store.dim // len(SPANS)
 
     def refresh(self) -> None:
         """Read which vectors other processes have stored."""
@@ -206,11 +207,12 @@ class MappedStore:
     def read(self, layer: int, keys: Sequence[str]) -> _Array:
         """Return the transformed vectors of keys, shape ``(N, D)``."""
         vectors = self.store.read(layer, keys)
+        offsets = self.offsets.get(layer)
         if self.join is not None:
-            first, second = torch.from_numpy(vectors).chunk(2, dim=1)
-            vectors = join_readings(first, second, self.join).numpy()
-        if layer in self.offsets:
-            vectors = vectors + self.offsets[layer]
+            each = None if offsets is None else torch.from_numpy(offsets)
+            vectors = join_spans(*split_spans(torch.from_numpy(vectors)), self.join, each).numpy()
+        elif offsets is not None:
+            vectors = vectors + offsets
         if self.normalize:
             lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
             vectors = vectors / np.maximum(lengths, np.float32(1e-12))
@@ -248,10 +250,11 @@ def mapped_store(embedder: Embedder, recipe: Recipe, texts: Sequence[str]) -> Ma
     keys = [item_key(text, prompt) for text in texts]
     if recipe.center:
         embedder(texts, keys, prompt)
-    joined = MappedStore(store, {}, False, store.key, recipe.join)
     offsets: dict[int, _Array] = {}
     if recipe.center:
         for layer in store.layers:
-            offsets[layer] = centering_offset(torch.from_numpy(joined.read(layer, keys))).float().numpy()
+            vectors = torch.from_numpy(store.read(layer, keys))
+            rows = vectors if recipe.join is None else split_spans(vectors)[0]
+            offsets[layer] = centering_offset(rows).float().numpy()
     identity = json.dumps([store.key, map_identity(recipe, texts)], sort_keys=True)
     return MappedStore(store, offsets, recipe.normalize, f"{store.key}-{content_digest(identity)}", recipe.join)

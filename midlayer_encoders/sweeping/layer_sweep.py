@@ -25,7 +25,7 @@ from midlayer_encoders.frame.summaries import RESAMPLES_SCHEMA
 from midlayer_encoders.measuring import measure_layers
 from midlayer_encoders.models.anatomy import paired_layers
 from midlayer_encoders.processes.sharing import Group, check_launcher, cpus_per_process
-from midlayer_encoders.recipes import PLAIN, SMALLEST_SAMPLE, Recipe, fitting_recipes, recipes_of, with_readings
+from midlayer_encoders.recipes import PLAIN, SMALLEST_SAMPLE, Recipe, fitting_recipes, recipes_of
 from midlayer_encoders.store import text_key
 from midlayer_encoders.sweeping.baselines import baselines_for
 from midlayer_encoders.sweeping.best_layer import Notes
@@ -168,9 +168,10 @@ def _sweep_recipes(
 def recipe_sweeps(
     request: SweepRequest, encoder: LayerEncoder, sources: Sequence[TaskSource], group: Group, recipes: Sequence[Recipe]
 ) -> Iterator[SingleSweep]:
-    """Return the sweep under each recipe and each of its readings; the first one scores the baselines."""
-    recipes = with_readings(recipes)
-    # This rejects an unsuitable recipe before a task runs. Readings are joined when they are read from the store.
+    """Return the sweep under each recipe; the first one scores the baselines."""
+    if "Normalize" in encoder.after_pooling:  # spans are not scaled before they are joined
+        recipes = [replace(recipe, normalize=True) if recipe.join else recipe for recipe in recipes]
+    # This rejects an unsuitable recipe before a task runs. Spans are joined when they are read from the store.
     encoders = [encoder.with_recipe(recipe.apart()) for recipe in recipes]
     center_texts: list[str] = []
     if centered := [recipe.name for recipe in recipes if recipe.center]:
@@ -385,9 +386,9 @@ class SingleSweep:
         return SweepResult(pl.concat([*frames, *metrics]), folder, notes, resamples=resamples)
 
     def _options(self) -> dict[str, Any]:
-        """Return the options that recreate the encoder of a layer, whose readings are joined."""
+        """Return the options that recreate the encoder of a layer, whose spans are joined."""
         options = self.encoder.options
-        if self.recipe.join is not None:  # the encoder of the sweep keeps its two readings apart
+        if self.recipe.join is not None:  # the encoder of the sweep keeps its spans apart
             recipe_fields = self.recipe.changed()
             changed = {name: value for name, value in options.changed().items() if name not in recipe_fields}
             options = make_options({**changed, "recipe": self.recipe.before_vectors()})

@@ -61,7 +61,7 @@ VALUES: dict[str, str] = {
     "prompts": "ask=q: ", "default_prompt_name": "ask", "template": "say {text}", "recipe": "echo", "tower": "text",
     "adapters": "folder", "gguf_file": "file.gguf", "tuned": "another",
     "held_out": "0.25", "store_dtype": "float16", "scoring": "mteb", "kind": "linear", "max_length": "9", "limit": "3",
-    "join": "concat", "quantization": "4bit",
+    "join": "echo", "quantization": "4bit",
 }  # fmt: skip
 NEEDS: dict[str, list[str]] = {
     "skip_bad": ["--images", "MIXED"], "int8": ["--for", "gguf"],

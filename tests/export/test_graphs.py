@@ -126,7 +126,7 @@ def test_the_ten_lines_of_the_page_encode_without_torch(
     assert relative_error(encoder.encode(TEXTS), np.load(tmp_path / "vectors.npy")) < 1e-5
 
 
-def test_graph_contains_both_readings(tmp_path: Path) -> None:
+def test_graph_contains_all_spans(tmp_path: Path) -> None:
     encoder = LayerEncoder(save_causal("byte level", tmp_path / "model"), 4, recipe="word-echo", device="cpu")
     assert export_for(encoder, "onnx", tmp_path / "graph").error < 1e-5  # type: ignore[operator]
 

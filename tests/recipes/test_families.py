@@ -41,9 +41,11 @@ def vector(recipe: str, text: str, states: Tensor) -> Tensor:
         return states[-1]
     if recipe == "echo":
         return states[-1 - len(text) : -1].mean(dim=0)
-    first = states[len(FIRST_HALF.format(text=text)) - 1]
-    second = states[-len(text) :].mean(dim=0)
-    return first / first.norm() + second / second.norm()
+    word = states[len(FIRST_HALF.format(text=text)) - 1]
+    start = FIRST_HALF.index("{")
+    first, echo = states[start : start + len(text)].mean(dim=0), states[-len(text) :].mean(dim=0)
+    units = [span / span.norm() for span in (first, word, echo)]
+    return len(word) ** 0.5 * (len(text) / 128 * units[0] + units[1] + units[2])
 
 
 def recipe_errors(folder: Path, model: Any, processor: Any) -> dict[str, float | str]:

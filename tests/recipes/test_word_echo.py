@@ -1,4 +1,4 @@
-"""word-echo compared with a slow computation of its definition: tokens, readings, batches, truncation, sweep, export."""
+"""word-echo compared with a slow computation of its definition: tokens, spans, batches, truncation, sweep, export."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from midlayer_encoders.encoder.saving import _SAMPLE, STOCK_TEMPLATE
 from midlayer_encoders.encoder.spec import mteb_line
 from midlayer_encoders.errors import MidlayerError, OptionError
 from midlayer_encoders.export import export_for
-from midlayer_encoders.reading import joined_readings
-from midlayer_encoders.reading.joined_readings import JoinedReadings, join_readings
+from midlayer_encoders.reading import pooled_spans
+from midlayer_encoders.reading.pooled_spans import PooledSpans, join_spans, split_spans
 from midlayer_encoders.recipes import RECIPES, Recipe, check_template
 from midlayer_encoders.sweeping import RecipesResult
 from midlayer_encoders.sweeping.best_layer import export_lines
@@ -74,10 +74,14 @@ def _every_reference(folder: str, texts: list[str]) -> np.ndarray:
         ids = torch.tensor([first_half + second_half])
         *states, last = model(ids, output_hidden_states=True).hidden_states
         normed = torch.cat([*map(model.norm, states), last])
-        first = normed[:, len(first_half) - 1]
-        second = normed[:, ids.shape[1] - len(copy) :].mean(dim=1)
-        rows.append(first / first.norm(dim=1, keepdim=True) + second / second.norm(dim=1, keepdim=True))
-    return torch.stack(rows, dim=1).numpy()
+        start = next(at for at in range(len(ids[0])) if ids[0, at : at + len(copy)].tolist() == copy)
+        spans = (
+            min(len(copy) / 128, 1) * _unit(normed[:, start : start + len(copy)].mean(dim=1).numpy()),
+            _unit(normed[:, len(first_half) - 1].numpy()),
+            _unit(normed[:, ids.shape[1] - len(copy) :].mean(dim=1).numpy()),
+        )
+        rows.append(np.sqrt(normed.shape[2]) * sum(spans))
+    return np.stack(rows, axis=1)
 
 
 def _unit(vectors: Any) -> Any:
@@ -113,13 +117,13 @@ def test_a_pair_of_texts_is_repeated_as_one_text(folder: str, recipe: str) -> No
     assert np.linalg.norm(pair) > 0.1
 
 
-def test_the_first_reading_is_the_vector_of_one_word(folder: str) -> None:
+def test_the_word_span_is_the_vector_of_one_word(folder: str) -> None:
     one_word = LayerEncoder(folder, 3, recipe="one-word").encode(TEXTS)
-    assert np.abs(LayerEncoder(folder, 3, recipe="word-echo/1").encode(TEXTS) - one_word).max() < 1e-5
+    assert np.abs(LayerEncoder(folder, 3, recipe="word-echo/word").encode(TEXTS) - one_word).max() < 1e-5
 
 
 def test_the_code_of_a_folder_knows_the_same_joins() -> None:
-    assert joined_readings.JOINS == _types.JOINS
+    assert pooled_spans.JOINS == _types.JOINS
 
 
 def test_a_joint_model_refuses_a_mark(tmp_path: Path) -> None:
@@ -127,32 +131,67 @@ def test_a_joint_model_refuses_a_mark(tmp_path: Path) -> None:
         LayerEncoder(save_joint("CLIP", tmp_path), -1, template='"{text}":{read}"{text}')
 
 
-def test_joining_by_hand() -> None:
-    first, second = torch.tensor([[3.0, 4.0], [0.0, 1.0]]), torch.tensor([[0.0, 2.0], [0.0, 0.0]])
-    assert join_readings(first, second).tolist() == [[pytest.approx(0.6), pytest.approx(1.8)], [0.0, 1.0]]
-    assert join_readings(first, second, "concat")[0].tolist() == pytest.approx([0.6, 0.8, 0.0, 1.0])
-    assert join_readings(first, second, "none")[0].tolist() == [3.0, 4.0, 0.0, 2.0]
-    assert join_readings(first, second, "second") is second
+def test_join_spans_by_hand() -> None:
+    spans = torch.tensor([[[5.0, 0.0], [3.0, 4.0], [0.0, 2.0]], [[0.0, 0.0], [0.0, 1.0], [0.0, 0.0]]])
+    share = torch.tensor([[0.5], [0.0]])
+    assert (join_spans(spans, share) / 2**0.5).flatten().tolist() == pytest.approx([1.1, 1.8, 0.0, 1.0])
+    assert join_spans(spans, share, "word").tolist() == [[3.0, 4.0], [0.0, 1.0]]
+    side_by_side = join_spans(spans, share, "none")
+    assert side_by_side[0].tolist() == [5.0, 0.0, 3.0, 4.0, 0.0, 2.0, 0.5]
+    assert all(map(torch.equal, split_spans(side_by_side), (spans, share)))
+
+
+def test_join_spans_with_offsets_leaves_out_empty_and_constant_spans() -> None:
+    spans = torch.tensor([[[0.0, 0.0], [3.0, 4.0], [2.0, 3.0]]])
+    offsets = torch.tensor([[9.0, 9.0], [-3.0, 1.0], [-2.00001, -3.0]])
+    joined = join_spans(spans, torch.ones(1, 1), offsets=offsets)
+    assert (joined / 2**0.5).tolist() == [[0.0, 1.0]]
+
+
+def test_center_subtracts_the_mean_of_each_span(byte_level_folder: str) -> None:
+    texts = [f"{text} {n}" for n, text in enumerate(TEXTS * 5)]
+    encoder = LayerEncoder(byte_level_folder, 3, recipe="word-echo+center", center=texts)
+    apart = LayerEncoder(byte_level_folder, 3, recipe=RECIPES["word-echo"].apart()).encode(texts)
+    spans, share = split_spans(torch.from_numpy(apart).double())
+    text, word, echo = torch.nn.functional.normalize(spans - spans.mean(dim=0), dim=-1).unbind(dim=1)
+    expected = (share * text + word + echo) * spans.shape[-1] ** 0.5
+    np.testing.assert_allclose(encoder.encode(texts), expected, atol=1e-4)
+    assert LayerEncoder(byte_level_folder, 3, recipe="word-echo").spec.digest != encoder.spec.digest
+
+
+def test_centered_folder_gives_the_same_vectors_elsewhere(byte_level_folder: str, tmp_path: Path) -> None:
+    texts = [f"{text} {n}" for n, text in enumerate(TEXTS * 5)]
+    encoder = LayerEncoder(byte_level_folder, 3, recipe="word-echo+center", center=texts, device="cpu")
+    encoder.save_pretrained(str(tmp_path))
+    plain = SentenceTransformer(str(tmp_path), device="cpu", trust_remote_code=True)
+    np.testing.assert_allclose(plain.encode(TEXTS), encoder.encode(TEXTS), atol=1e-5)
+    again = LayerEncoder(str(tmp_path), -1, trust_remote_code=True)
+    np.testing.assert_allclose(again.encode(TEXTS), encoder.encode(TEXTS), atol=1e-5)
+    with pytest.raises(OptionError, match="centered for it"):
+        LayerEncoder(str(tmp_path), 2, trust_remote_code=True)
+    with pytest.raises(OptionError, match="offset of its spans"):
+        again.encode_layers(TEXTS)
 
 
 def test_places_are_the_same_under_both_padding_sides() -> None:
-    readings = JoinedReadings(4, front=2, question=3, between=1, back=1)
+    spans = PooledSpans(4, front=2, question=3, between=1, back=1)
     right = torch.tensor([[1] * 13, [1] * 9 + [0] * 4, [1] * 7 + [0] * 6])
     left = right.flip(1)
     for mask in (right, left):
         for row, copy in zip(range(3), (3, 1, 0), strict=True):
-            first, second = (found[row][mask[row].bool()].int().tolist() for found in readings.masks(mask))
+            text, word, echo = (found[row][mask[row].bool()].int().tolist() for found in spans.masks(mask))
             length = 7 + 2 * copy
-            assert first == [int(n == 2 + copy + 2) for n in range(length)]
-            assert second == [int(6 + copy <= n < 6 + 2 * copy) for n in range(length)]
-    assert not readings.masks(right)[0][1, 9:].any()
+            assert text == [int(2 <= n < 2 + copy) for n in range(length)]
+            assert word == [int(n == 2 + copy + 2) for n in range(length)]
+            assert echo == [int(6 + copy <= n < 6 + 2 * copy) for n in range(length)]
+    assert not spans.masks(right)[1][1, 9:].any()
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_a_long_text_does_not_overflow_in_half_precision(dtype: torch.dtype) -> None:
-    readings = JoinedReadings(2, front=1, question=1, between=1, join="second")
+    spans = PooledSpans(2, front=1, question=1, between=1, join="echo")
     features = {"token_embeddings": torch.full((1, 4003, 2), 96.0, dtype=dtype), "attention_mask": torch.ones(1, 4003)}
-    vector = readings(features)["sentence_embedding"]
+    vector = spans(features)["sentence_embedding"]
     assert vector.dtype == dtype
     assert vector.tolist() == [[96.0, 96.0]], "the sum of 2,000 tokens is beyond 65,504"
 
@@ -161,28 +200,27 @@ def test_truncation_shortens_both_copies_alike(byte_level_folder: str) -> None:
     long = "cat sat on the mat " * 40
     encoder = LayerEncoder(byte_level_folder, 2, recipe="word-echo", max_length=80)
     plain = LayerEncoder(byte_level_folder, 2).tokenizer
-    readings = encoder.readings
-    assert readings is not None
+    spans = encoder.spans
+    assert spans is not None
     ids = encoder.preprocess([long])["input_ids"][0].tolist()
-    added = readings.front + readings.question + readings.between + readings.back
+    added = encoder.counting.placed.added
     copy = (80 - added) // 2
     assert len(ids) == added + 2 * copy
     text = plain(long, add_special_tokens=False, verbose=False)["input_ids"][:copy]
-    assert ids[readings.front : readings.front + copy] == text == ids[len(ids) - copy :]
+    assert ids[spans.front : spans.front + copy] == text == ids[len(ids) - copy :]
     short = LayerEncoder(byte_level_folder, 2, recipe="word-echo").encode([plain.decode(text)])
     assert np.abs(encoder.encode([long]) - short).max() < 1e-5
 
 
-def test_an_empty_text_has_its_first_reading_and_warns_once(
+def test_an_empty_text_has_its_word_span_and_warns_once(
     byte_level_folder: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     encoder = LayerEncoder(byte_level_folder, 3, recipe="word-echo")
     vectors = encoder.encode(["", "a cat"])
     encoder.encode([""])
-    assert (
-        np.abs(vectors[0] - _unit(LayerEncoder(byte_level_folder, 3, recipe="one-word").encode([""]))[0]).max() < 1e-5
-    )
-    assert sum("no second copy" in record.message for record in caplog.records) == 1
+    word = LayerEncoder(byte_level_folder, 3, recipe="one-word").encode([""])
+    assert np.abs(_unit(vectors[:1]) - _unit(word)).max() < 1e-5
+    assert sum("has no copies" in record.message for record in caplog.records) == 1
 
 
 def test_models_whose_tokens_see_later_ones_are_refused(byte_level_folder: str, tmp_path: Path) -> None:
@@ -221,19 +259,19 @@ def test_a_mark_in_the_wrong_place_is_refused(template: str) -> None:
         ({"template": '"{text}" means:"{read} "{text}', "join": "product"}, "`join` must be"),
     ],
 )
-def test_options_that_do_not_match_two_readings_are_refused(fields: dict[str, Any], message: str) -> None:
+def test_options_that_do_not_match_marked_templates_are_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         Recipe(name="mine", **fields)
 
 
-def test_unknown_readings_are_refused(byte_level_folder: str) -> None:
-    for name in ("word-echo/3", "one-word/1"):
-        with pytest.raises(OptionError, match=r"'word-echo/1', 'word-echo/2'"):
+def test_unknown_spans_are_refused(byte_level_folder: str) -> None:
+    for name in ("word-echo/3", "one-word/word"):
+        with pytest.raises(OptionError, match=r"'word-echo/text', 'word-echo/word', 'word-echo/echo'"):
             LayerEncoder(byte_level_folder, 1, recipe=name)
 
 
 @pytest.mark.long
-def test_a_sweep_reports_each_reading_without_another_pass(byte_level_folder: str, tmp_path: Path) -> None:
+def test_a_sweep_of_spans_makes_one_pass(byte_level_folder: str, tmp_path: Path) -> None:
     rows = [f"{text} {n},{n % 2}" for n, text in enumerate(TEXTS * 4)]
     data = tmp_path / "data.csv"
     data.write_text("\n".join(["text,label", *rows]))
@@ -242,19 +280,37 @@ def test_a_sweep_reports_each_reading_without_another_pass(byte_level_folder: st
     def progress(stage: str, _: int, total: int) -> None:
         embedded[stage] = total
 
-    names = ["word-echo", "one-word", "word-echo+center"]
+    names = ["word-echo", "one-word", "word-echo+center", "word-echo/word", "word-echo/echo"]
     options: Any = {"layers": [0, 2, 4], "baselines": False, "progress": progress}
     result = sweep(byte_level_folder, data, recipes=names, out=tmp_path / "out", **options)
-    assert embedded["embedding"] == 2 * len(rows)  # one pass for word-echo and its readings, one for one-word
+    assert embedded["embedding"] == 2 * len(rows)  # one pass for word-echo and its spans, one for one-word
     frame = result.frame.filter(kind="score")
     found = frame["recipe"].unique().to_list()
-    assert set(found) == {*names, *(f"word-echo/{n}{end}" for n in (1, 2) for end in ("", "+center"))}
+    assert set(found) == set(names)
     scores = {name: frame.filter(recipe=name).sort("layer")["value"].to_list() for name in found}
-    assert scores["word-echo/1"] == pytest.approx(scores["one-word"], abs=1e-6)
+    assert scores["word-echo/word"] == pytest.approx(scores["one-word"], abs=1e-6)
     assert isinstance(result, RecipesResult)
-    for name in ("word-echo", "word-echo/2"):
+    for name in ("word-echo", "word-echo/echo"):
         line = export_lines(result.parts[name].notes, 4)["Python"]
         assert line.startswith(f"LayerEncoder({byte_level_folder!r}, layer=4, recipe={name!r})")
+
+
+@pytest.mark.long
+def test_sweep_of_a_normalized_encoder_joins_before_it_scales(byte_level_folder: str, tmp_path: Path) -> None:
+    data = tmp_path / "data.csv"
+    data.write_text("\n".join(["text,label", *(f"{text} {n},{n % 2}" for n, text in enumerate(TEXTS * 6))]))
+    encoder = LayerEncoder(byte_level_folder, -1, normalize=True)
+    apart = encoder.with_recipe(RECIPES["word-echo"].apart())
+    assert np.linalg.norm(apart.encode("a cat")) > 1.01, "spans side by side are not scaled"
+    results = [
+        sweep(model, data, recipes=recipes, layers=[3], baselines=False, out=tmp_path / out).frame.filter(kind="score")
+        for model, recipes, out in (
+            (encoder, ["word-echo", "word-echo+center"], "own"),
+            (byte_level_folder, ["word-echo+normalize", "word-echo+center+normalize"], "suffix"),
+        )
+    ]
+    own, by_suffix = (frame["value"].to_list() for frame in results)
+    assert own == pytest.approx(by_suffix, abs=1e-6)
 
 
 def test_the_folder_loads_and_is_saved_again_without_this_package(
@@ -292,7 +348,7 @@ def test_the_layers_of_a_folder_can_be_read_and_selected(byte_level_folder: str,
     assert selection.kind.evidence == "its folder has modules of sentence-transformers"
     wrong: list[dict[str, Any]] = [{"pooling": "last"}, {"skip_first": 1}, {"skip_special": True}]
     for options in wrong:
-        with pytest.raises(OptionError, match=r"does not apply to .*, whose folder joins two readings"):
+        with pytest.raises(OptionError, match=r"does not apply to .*, whose folder pools spans"):
             LayerEncoder(folder, -1, trust_remote_code=True, **options)
 
 
@@ -313,7 +369,7 @@ def test_tuning_continues_from_its_folder(byte_level_folder: str, tmp_path: Path
 
 
 @pytest.mark.long
-def test_stock_folder_needs_no_code_and_adds_both_readings(
+def test_stock_folder_needs_no_code_and_adds_both_spans(
     byte_level_folder: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     encoder = LayerEncoder(byte_level_folder, 4, recipe="word-echo+normalize", device="cpu")
@@ -338,6 +394,14 @@ def test_stock_folder_needs_no_code_and_adds_both_readings(
     expected = sum(part.encode(TEXTS) / length for part, length in zip(parts, lengths, strict=True))
     np.testing.assert_allclose(vectors, _unit(expected), atol=1e-6)
     np.testing.assert_allclose(loaded.encode(TEXTS, batch_size=1), vectors, atol=1e-6)
+    sample = TEXTS * 4
+    centered = LayerEncoder(byte_level_folder, 4, recipe="word-echo+center", center=sample, device="cpu")
+    centered.save_pretrained(str(tmp_path / "centered"), stock=True)
+    vectors = SentenceTransformer(str(tmp_path / "centered"), device="cpu").encode(TEXTS)
+    means = [part.encode(sample).mean(axis=0) for part in parts]
+    lengths = [np.linalg.norm(part.encode(sample) - mean, axis=1).mean() for part, mean in zip(parts, means)]
+    expected = sum((part.encode(TEXTS) - mean) / length for part, mean, length in zip(parts, means, lengths, strict=True))
+    np.testing.assert_allclose(vectors, 32**0.5 * expected, atol=1e-4)
     assert loaded.tokenizer("a" * 999, truncation=True)["input_ids"][-4:] == loaded.tokenizer("a")["input_ids"][-4:]
 
 
@@ -361,8 +425,11 @@ def test_stock_folder_is_for_word_echo_alone(
     with pytest.raises(OptionError, match="`stock` must be False except for an encoder with recipe='word-echo'"):
         one_word.save_pretrained(str(tmp_path / "no"), stock=True)
     centered = LayerEncoder(byte_level_folder, 2, recipe="word-echo+center", center=TEXTS * 4, device="cpu")
-    with pytest.raises(OptionError, match="`stock` must be False for an encoder with Dense after its pooling"):
+    centered.save_pretrained(str(tmp_path / "centered"))
+    centered = LayerEncoder(str(tmp_path / "centered"), -1, trust_remote_code=True, device="cpu")
+    with pytest.raises(OptionError, match="`stock` must be False except for an encoder with recipe='word-echo'"):
         centered.save_pretrained(str(tmp_path / "no"), stock=True)
+    caplog.clear()
     with pytest.raises(OptionError, match="`stock` cannot be combined with target='onnx'"):
         export_for(one_word, "onnx", tmp_path / "no", stock=True)
     assert not (tmp_path / "no").exists()
@@ -386,7 +453,7 @@ def test_command_says_that_the_stock_folder_is_another_encoder(byte_level_folder
 @pytest.mark.parametrize("target", ["vllm", "gguf"])
 def test_engines_that_read_one_place_are_refused(byte_level_folder: str, tmp_path: Path, target: Any) -> None:
     encoder = LayerEncoder(byte_level_folder, 2, recipe="word-echo", device="cpu")
-    with pytest.raises(MidlayerError, match="reads one place of a sequence, and this encoder two: export it for sent"):
+    with pytest.raises(MidlayerError, match="pools one span of a sequence, and this encoder three: export it for sent"):
         export_for(encoder, target, tmp_path / "no")
 
 

@@ -59,6 +59,23 @@ def test_every_layer_of_every_recipe_is_scored_on_the_vectors_of_its_encoder(
         assert row["value"].item() == pytest.approx(float(right), abs=0.04), name
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("options", [{}, {"truncate_dim": 5}, {"normalize": True}])
+def test_label_scores_of_centered_spans_are_of_the_encoder(causal_folder: str, options: dict[str, int]) -> None:
+    """Some texts have no label, but centers are fitted on them, too."""
+    labels = [label if number % 3 else None for number, label in enumerate(KINDS)]
+    labeled = [text for text, label in zip(TEXTS, labels, strict=True) if label is not None]
+    classes, _ = class_numbers([label for label in labels if label is not None])
+    whole = LayerEncoder(causal_folder, -1, device="cpu", **options)
+    selection = select(whole, TEXTS, labels, recipes=["word-echo+center", "plain"])
+    for layer in (1, 4):
+        center = LayerEncoder(causal_folder, layer, recipe="word-echo+center", center=TEXTS, device="cpu", **options)
+        vectors = torch.from_numpy(center.encode(labeled))[None]
+        right = torch.stack([ridge_correct(vectors, classes, seed=seed) for seed in range(3)]).double().mean()
+        row = selection.frame.filter(kind="score", dataset=LABELS, layer=layer, recipe="word-echo+center")
+        assert row["value"].item() == pytest.approx(float(right), abs=1e-6)
+
+
 def test_layer_with_identical_vectors_has_no_score(labeled: RecipeSelection) -> None:
     scored = labeled.frame.filter(kind="score", recipe="yours")["layer"].to_list()
     assert scored == [1, 2, 3, 4], "the last token of the template is always the same"
@@ -234,7 +251,9 @@ def test_own_options_or_a_rule_leave_the_recipe_alone(causal_folder: str) -> Non
     assert (own.layer, own.options.template) == (5, '"{text}" is:"'), "0.95 of the depth, as for one-word"
 
 
-@pytest.mark.parametrize("recipe", ["word-echo", "one-word", "echo", "word-echo/1", "word-echo/2", "echo+weightedmean"])
+@pytest.mark.parametrize(
+    "recipe", ["word-echo", "one-word", "echo", "word-echo/word", "word-echo/echo", "echo+weightedmean"]
+)
 def test_a_prompt_has_the_same_depth_as_an_option_and_as_a_candidate(causal_folder: str, recipe: str) -> None:
     assert LayerEncoder(causal_folder, "auto", recipe=recipe, device="cpu").layer == 5, "0.95 of 5 blocks"
     assert select_layer(causal_folder, recipes=[recipe], device="cpu").layer == 5
