@@ -33,6 +33,7 @@ _MARK = "{read}"
 #: Truncation makes an encoding of each remaining stretch of a text, and two copies every combination of them.
 CHARACTERS_PER_TOKEN = 8
 _LARGEST_REPEAT = 100_000  # in a pattern of Oniguruma
+_UNLIMITED = 10**30  # tokens, as transformers says it
 _BEYOND = {"right": r"\A(?:[\s\S]{%d}){%d}\K[\s\S]+", "left": r"\A[\s\S]+(?=(?:[\s\S]{%d}){%d}\z)"}
 #: The kinds of texts that can have different templates.
 TEXT_KINDS = ("text", "query", "document")
@@ -143,13 +144,18 @@ def _split(argument: str, template: Any) -> TemplateParts:
     return TemplateParts(parts[0], parts[1] if len(parts) > 2 else None, parts[-1])
 
 
-def add_template(tokenizer: Any, parts: TemplateParts, *, model: str) -> tuple[Any, TokenLayout]:
+def add_template(
+    tokenizer: Any, parts: TemplateParts, *, model: str, max_length: int | None = None, positions: int | None = None
+) -> tuple[Any, TokenLayout]:
     """Return a copy of a tokenizer that adds a template to every text, and the positions of the text's tokens.
 
     Args:
         tokenizer: a fast tokenizer.
         parts: the template.
         model: name of the model, for errors.
+        max_length: the user's limit. It applies to the text, which keeps the tokens that it has without a template; the
+            limit of the model applies to the whole sequence.
+        positions: the limit of the model, ``None`` for none.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
@@ -158,6 +164,7 @@ def add_template(tokenizer: Any, parts: TemplateParts, *, model: str) -> tuple[A
     from transformers import PreTrainedTokenizerFast
 
     opening, closing = _special_ids(tokenizer)
+    special = opening + closing
     space_in_text = _space_belongs_to_text(tokenizer, parts)
     end = -1 if space_in_text else None
     before = _ids(tokenizer, parts.before[:end], model)
@@ -188,12 +195,14 @@ def add_template(tokenizer: Any, parts: TemplateParts, *, model: str) -> tuple[A
     )
     back = len(after) + len(closing)
     layout = TokenLayout(len(opening) + len(before), len(between), back, copies.count("$A"), len(question))
-    max_length = int(tokenizer.model_max_length)
-    room = (max_length - layout.added) // layout.copies
+    limit = int(tokenizer.model_max_length) if max_length is None else positions or _UNLIMITED
+    room = (limit - layout.added) // layout.copies
+    if max_length is not None:
+        room = min(room, max_length - len(special))
     if room < 1:
         raise OptionError(
-            f"`template` must leave room for a text, but adds {layout.added} tokens, and {model} takes {max_length}. "
-            "Write a shorter template, or pass a larger `max_length`."
+            f"`template` must leave room for a text, but adds {layout.added} tokens, and {model} takes "
+            f"{limit if max_length is None else max_length}. Write a shorter template, or pass a larger `max_length`."
         )
     steps: list[Any] = [normalizers.Prepend(" ")] if space_in_text else []
     if layout.copies > 1 and room <= _LARGEST_REPEAT:
@@ -240,7 +249,7 @@ def _space_belongs_to_text(tokenizer: Any, parts: TemplateParts) -> bool:
 
 
 def _ids(tokenizer: Any, words: str, model: str) -> list[int]:
-    ids: list[int] = tokenizer(words, add_special_tokens=False)["input_ids"] if words else []
+    ids: list[int] = tokenizer(words, add_special_tokens=False, verbose=False)["input_ids"] if words else []
     unknown = tokenizer.unk_token_id
     if words.strip() and (not ids or (unknown is not None and set(ids) == {unknown})):
         raise OptionError(
@@ -256,7 +265,7 @@ def _following_ids(tokenizer: Any, words: str, model: str) -> list[int]:
     in_context: list[list[int]] = []
     for text in ("a", "the"):
         text_ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-        whole = tokenizer(text + words, add_special_tokens=False)["input_ids"]
+        whole = tokenizer(text + words, add_special_tokens=False, verbose=False)["input_ids"]
         in_context.append(whole[len(text_ids) :] if whole[: len(text_ids)] == text_ids else isolated)
     return in_context[0] if in_context[0] == in_context[1] and in_context[0] else isolated
 
@@ -264,8 +273,8 @@ def _following_ids(tokenizer: Any, words: str, model: str) -> list[int]:
 def _verify_layout(plain: Any, with_template: Any, layout: TokenLayout, prefix: str, model: str) -> None:
     """Raise an :class:`OptionError` unless a text's tokens are at the positions of the layout."""
     text = "A text of words"
-    text_ids = plain(prefix + text, add_special_tokens=False)["input_ids"]
-    whole = with_template(text)["input_ids"]
+    text_ids = plain(prefix + text, add_special_tokens=False, verbose=False)["input_ids"]
+    whole = with_template(text, verbose=False)["input_ids"]
     length = (len(whole) - layout.added) // layout.copies
     last_copy = whole[len(whole) - layout.back - length : len(whole) - layout.back]
     if len(whole) != layout.added + layout.copies * length or last_copy != text_ids:

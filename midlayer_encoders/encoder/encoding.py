@@ -55,7 +55,7 @@ class EmbeddingEncoder(SavableEncoder):
 
     @property
     def max_seq_length(self) -> int | None:
-        """Number of tokens after which a text is truncated; ``None`` for a model without texts."""
+        """Number of tokens after which a text is truncated, with a template and one copy; ``None`` without texts."""
         return super().max_seq_length
 
     @max_seq_length.setter
@@ -348,8 +348,9 @@ class EmbeddingEncoder(SavableEncoder):
             return
         if characters[row] and (length := self._count_tokens((prompt or "") + inputs[row])) > tokens[row]:
             self._truncation_warned = True
+            length, kept = ((count - placed.added) // placed.copies for count in (length, tokens[row]))
             logger.warning(
-                f"A text of {length} tokens is truncated to {tokens[row]} ({inputs[row][:40]!r}…); reported once. "
+                f"A text of {length} tokens is truncated to {kept} ({inputs[row][:40]!r}…); reported once. "
                 "Pass `max_length` to choose the limit, or split long texts."
             )
 

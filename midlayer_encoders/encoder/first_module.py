@@ -21,7 +21,7 @@ from midlayer_encoders.encoder.saved_folder import SavedFolder
 from midlayer_encoders.encoder.sentence_transformers_internals import tokenizer_alone, transformer_around
 from midlayer_encoders.errors import CutError, MidlayerError, ModelNotFoundError, OptionError, short_repr
 from midlayer_encoders.models import transformers_internals as internals
-from midlayer_encoders.models.anatomy import Anatomy, find_anatomy, suffers_from_padding
+from midlayer_encoders.models.anatomy import Anatomy, find_anatomy, most_tokens, suffers_from_padding
 from midlayer_encoders.models.cut import Cut, JointCut
 from midlayer_encoders.models.hub import access_options
 from midlayer_encoders.reading.capture import accepted_arguments, blocks_bypassed, captured, layers_watched
@@ -143,23 +143,6 @@ def _make_padding_safe(tokenizer: Any, model: str, side: str | None) -> None:
         tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token or tokenizer.bos_token
     if tokenizer.pad_token is None:
         raise OptionError(f"The tokenizer of {model} has no pad token. Set `tokenizer.pad_token`, and save it again.")
-
-
-def most_tokens(model: nn.Module) -> int | None:
-    """Return the number of positions of a model, or ``None`` if it is unlimited.
-
-    RoBERTa-style models (XLM-R, MPNet, Longformer, …) count positions from ``padding_idx + 1``, so the table has more
-    rows than positions.
-    """
-    config: Any = getattr(model, "config", None)
-    rows = getattr(getattr(config, "text_config", config), "max_position_embeddings", None)
-    if not isinstance(rows, int) or rows <= 0:
-        return None
-    for name, table in model.named_modules():
-        padding: Any = getattr(table, "padding_idx", None)
-        if name.rpartition(".")[2] == "position_embeddings" and padding is not None and len(table.weight) == rows:
-            return rows - int(padding) - 1
-    return rows
 
 
 def check_length(argument: str, length: object, model: nn.Module, name: str) -> int:

@@ -14,6 +14,7 @@ from midlayer_encoders import recipes
 from midlayer_encoders.encoder.options import EncoderOptions
 from midlayer_encoders.encoder.saved_folder import SavedFolder
 from midlayer_encoders.errors import OptionError
+from midlayer_encoders.models.anatomy import most_tokens
 from midlayer_encoders.reading.pooled_spans import PooledSpans, split_spans
 
 # --- prompts ---------------------------------------------------------------------------------------------------------
@@ -66,7 +67,13 @@ def apply_template(first: Any, options: EncoderOptions, name: str) -> recipes.Co
             raise OptionError(f"`skip_special` must be False for {name}, which has no tokenizer of transformers.")
         special_ids = recipes.special_ids(first.tokenizer)
     if first.tokenizer is not None and (options.template is not None or not pool_template):
-        tokenizer, layout = recipes.add_template(first.tokenizer, _tokenizer_parts(options), model=name)
+        tokenizer, layout = recipes.add_template(
+            first.tokenizer,
+            _tokenizer_parts(options),
+            model=name,
+            max_length=options.max_length,
+            positions=most_tokens(first.model),
+        )
         first.tokenizer_without_template = first.tokenizer
         if options.template is not None and first.processor is first.tokenizer:
             first.processor = tokenizer

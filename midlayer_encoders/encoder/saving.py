@@ -19,7 +19,7 @@ from midlayer_encoders.encoder.verification import close
 from midlayer_encoders.errors import CutError, OptionError
 from midlayer_encoders.files import read_json, write_folder, write_json
 from midlayer_encoders.models import transformers_internals as internals
-from midlayer_encoders.models.anatomy import suffers_from_padding
+from midlayer_encoders.models.anatomy import most_tokens, suffers_from_padding
 from midlayer_encoders.models.load import has_automatic_class
 from midlayer_encoders.models.quantized import keep_weights_unchanged
 from midlayer_encoders.reading import pooled_spans
@@ -204,8 +204,6 @@ def stock_problem(encoder: BuiltEncoder) -> str | None:
     if not set(encoder.after_pooling) <= {"Normalize"}:
         names = ", ".join(encoder.after_pooling)
         return f"`stock` must be False for an encoder with {names} after its pooling, fitted to other vectors."
-    if encoder.spans is not None and encoder.spans.centered and encoder.options.center is None:
-        return "`stock` must be False for a centered encoder without its texts. Build it again with `center`."
     return None
 
 
@@ -227,7 +225,13 @@ def stock_form(encoder: BuiltEncoder) -> SentenceTransformer:
     template = split_template(STOCK_TEMPLATE)["text"]
     first: Any = copy.copy(encoder[0])
     first._modules = dict(first._modules)
-    tokenizer, _ = add_template(first.tokenizer_without_template, template, model=encoder.name)
+    tokenizer, _ = add_template(
+        first.tokenizer_without_template,
+        template,
+        model=encoder.name,
+        max_length=encoder.options.max_length,
+        positions=most_tokens(encoder.transformer),
+    )
     if first.processor is first.tokenizer:
         first.processor = tokenizer
     else:

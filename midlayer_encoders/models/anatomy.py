@@ -160,6 +160,23 @@ def find_anatomy(model: nn.Module, *, blocks: str | None = None, final: tuple[st
     return Anatomy(path, passes, final, _embeddings(model), num_blocks, _AXES.get(model_type, (0, 1, 2)))
 
 
+def most_tokens(model: nn.Module) -> int | None:
+    """Return the number of positions of a model, or ``None`` if it is unlimited.
+
+    RoBERTa-style models (XLM-R, MPNet, Longformer, …) count positions from ``padding_idx + 1``, so the table has more
+    rows than positions.
+    """
+    config: Any = getattr(model, "config", None)
+    rows = getattr(getattr(config, "text_config", config), "max_position_embeddings", None)
+    if not isinstance(rows, int) or rows <= 0:
+        return None
+    for name, table in model.named_modules():
+        padding: Any = getattr(table, "padding_idx", None)
+        if name.rpartition(".")[2] == "position_embeddings" and padding is not None and len(table.weight) == rows:
+            return rows - int(padding) - 1
+    return rows
+
+
 # --- joint models such as CLIP: a text and an image tower whose heads project into one space --------------------------
 
 

@@ -4,6 +4,7 @@ An exported folder contains a copy of this file, so it imports nothing else of i
 """
 
 import json
+import math
 import shutil
 from pathlib import Path
 from typing import Any, Self
@@ -56,7 +57,7 @@ def join_spans(spans: Tensor, share: Tensor, join: str = "sum", offsets: Tensor 
         return torch.cat([side_by_side, share.to(spans).expand(*side_by_side.shape[:-1], 1)], dim=-1)
     units: Tensor = nn.functional.normalize(spans, dim=-1)
     joined: Tensor = share.to(spans) * units[..., 0, :] + units[..., 1:, :].sum(dim=-2)
-    return joined * float(spans.shape[-1]) ** 0.5
+    return joined * math.sqrt(spans.shape[-1])
 
 
 def split_spans(vectors: Tensor) -> tuple[Tensor, Tensor]:

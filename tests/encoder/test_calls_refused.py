@@ -49,16 +49,16 @@ def test_max_seq_length_of_a_repeated_text_is_set_by_the_constructor(
     tiny_folder: Folder, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = tiny_folder("Llama")
-    encoder = LayerEncoder(folder, 1, device="cpu", template="{text}-{text}", max_length=31)
+    encoder = LayerEncoder(folder, 1, device="cpu", template="{text}-{text}", max_length=15)
     with pytest.raises(OptionError, match=r"because both copies have to fit. Write LayerEncoder\(.*max_length=21\)"):
         encoder.max_seq_length = 21
     assert encoder.preprocess(["abcdefghijklmno"])["input_ids"].shape[1] == 31
     assert "truncated" not in caplog.text  # 15 tokens fit twice
     assert encoder.preprocess(["abcdefghijklmnop"])["input_ids"].shape[1] == 31
-    assert "A text of 33 tokens is truncated to 31 ('abcdefghijklmnop'…)" in caplog.text
-    longer = LayerEncoder(folder, 1, device="cpu", template="{text}-{text}", max_length=31)
+    assert "A text of 16 tokens is truncated to 15 ('abcdefghijklmnop'…)" in caplog.text
+    longer = LayerEncoder(folder, 1, device="cpu", template="{text}-{text}", max_length=15)
     longer.preprocess(["short", "x" * 500])
-    assert "A text of 1001 tokens is truncated to 31 ('xxxx" in caplog.text
+    assert "A text of 500 tokens is truncated to 15 ('xxxx" in caplog.text
 
 
 def test_characters_that_are_removed_from_a_repeated_text_are_reported(
@@ -72,12 +72,12 @@ def test_characters_that_are_removed_from_a_repeated_text_are_reported(
     names = {"pad_token": "[PAD]", "unk_token": "[UNK]"}
     tf.PreTrainedTokenizerFast(tokenizer_object=words, model_max_length=64, **names).save_pretrained(tmp_path)
     tf.LlamaModel(tf.LlamaConfig(**_SIZES)).save_pretrained(tmp_path)
-    encoder = LayerEncoder(str(tmp_path), 1, device="cpu", template="{text}-{text}", max_length=9)
+    encoder = LayerEncoder(str(tmp_path), 1, device="cpu", template="{text}-{text}", max_length=4)
     encoder.preprocess(["a b c d", long_word])
     assert "truncated" not in caplog.text
     kept = encoder.preprocess(["a b c", f"{long_word} " * 4])["input_ids"][1].tolist()
     assert kept == [3, 1, 2, 3, 1, 0, 0], "32 of 83 characters"
-    assert "A text of 9 tokens is truncated to 5 ('internationalization" in caplog.text
+    assert "A text of 4 tokens is truncated to 2 ('internationalization" in caplog.text
 
 
 @pytest.mark.parametrize(

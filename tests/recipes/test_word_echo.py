@@ -197,19 +197,41 @@ def test_a_long_text_does_not_overflow_in_half_precision(dtype: torch.dtype) -> 
 
 
 def test_truncation_shortens_both_copies_alike(byte_level_folder: str) -> None:
-    long = "cat sat on the mat " * 40
-    encoder = LayerEncoder(byte_level_folder, 2, recipe="word-echo", max_length=80)
+    long = "cat sat on the mat " * 200
+    encoder = LayerEncoder(byte_level_folder, 2, recipe="word-echo")
     plain = LayerEncoder(byte_level_folder, 2).tokenizer
     spans = encoder.spans
     assert spans is not None
     ids = encoder.preprocess([long])["input_ids"][0].tolist()
     added = encoder.counting.placed.added
-    copy = (80 - added) // 2
+    copy = (256 - added) // 2
     assert len(ids) == added + 2 * copy
     text = plain(long, add_special_tokens=False, verbose=False)["input_ids"][:copy]
     assert ids[spans.front : spans.front + copy] == text == ids[len(ids) - copy :]
     short = LayerEncoder(byte_level_folder, 2, recipe="word-echo").encode([plain.decode(text)])
     assert np.abs(encoder.encode([long]) - short).max() < 1e-5
+
+
+@pytest.mark.parametrize("recipe", ["one-word", "echo", "word-echo"])
+def test_max_length_counts_the_text_without_the_template(byte_level_folder: str, recipe: str) -> None:
+    long = "cat sat on the mat " * 200
+    plain = LayerEncoder(byte_level_folder, 2, max_length=12)
+    special = plain.tokenizer.num_special_tokens_to_add()
+    kept = plain.tokenizer(long, add_special_tokens=False)["input_ids"][: 12 - special]
+    assert plain.preprocess([long])["input_ids"].shape[1] == 12
+    encoder = LayerEncoder(byte_level_folder, 2, recipe=recipe, max_length=12)
+    ids = encoder.preprocess([long])["input_ids"][0].tolist()
+    placed = encoder.counting.placed
+    assert ids[placed.front : placed.front + len(kept)] == kept
+    assert (
+        len(ids) == placed.added + placed.copies * len(kept) == encoder.max_seq_length + (placed.copies - 1) * len(kept)
+    )
+
+
+def test_max_length_beyond_the_model_shortens_each_copy_alike(byte_level_folder: str) -> None:
+    longest = LayerEncoder(byte_level_folder, 2, recipe="word-echo")
+    limited = LayerEncoder(byte_level_folder, 2, recipe="word-echo", max_length=256)
+    assert limited.max_seq_length == longest.max_seq_length
 
 
 def test_an_empty_text_has_its_word_span_and_warns_once(
@@ -399,8 +421,12 @@ def test_stock_folder_needs_no_code_and_adds_both_spans(
     centered.save_pretrained(str(tmp_path / "centered"), stock=True)
     vectors = SentenceTransformer(str(tmp_path / "centered"), device="cpu").encode(TEXTS)
     means = [part.encode(sample).mean(axis=0) for part in parts]
-    lengths = [np.linalg.norm(part.encode(sample) - mean, axis=1).mean() for part, mean in zip(parts, means)]
-    expected = sum((part.encode(TEXTS) - mean) / length for part, mean, length in zip(parts, means, lengths, strict=True))
+    lengths = [
+        np.linalg.norm(part.encode(sample) - mean, axis=1).mean() for part, mean in zip(parts, means, strict=True)
+    ]
+    expected = sum(
+        (part.encode(TEXTS) - mean) / length for part, mean, length in zip(parts, means, lengths, strict=True)
+    )
     np.testing.assert_allclose(vectors, 32**0.5 * expected, atol=1e-4)
     assert loaded.tokenizer("a" * 999, truncation=True)["input_ids"][-4:] == loaded.tokenizer("a")["input_ids"][-4:]
 
