@@ -152,7 +152,9 @@ def check_list(argument: str, values: object, items: str = "texts", *, minimum: 
     """
     if isinstance(values, str):
         text = short_repr(values)
-        raise OptionError(f"`{argument}` must be a list of {items}, but got one: {text}. Write [{text}].")
+        is_file = os.path.isfile(values)  # noqa: PTH113, a text may be too long for a path
+        cure = f"open({values!r}).read().splitlines()" if is_file else f"[{text}]"
+        raise OptionError(f"`{argument}` must be a list of {items}, but got one: {text}. Write {cure}.")
     values = _text_column(argument, values)
     is_scalar = getattr(values, "ndim", 1) == 0  # an array or tensor
     if not isinstance(values, Iterable) or isinstance(values, bytes | Mapping | Set) or is_scalar:

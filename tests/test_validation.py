@@ -80,6 +80,11 @@ def test_invalid_arguments_are_refused_by_name(check: Callable[..., Any], values
             lambda: check_list("x", pd.DataFrame({"title": ["a"], "body": ["b"]})),
             "`x` must be texts, but got a table with title, body: pass the column of the texts.",
         ),
+        (
+            lambda: check_list("x", __file__),
+            f"`x` must be a list of texts, but got one: {short_repr(__file__)}. "
+            f"Write open({__file__!r}).read().splitlines().",
+        ),
         (lambda: check_list("x", [], "rows"), "`x` must hold at least one row, but got none."),
         (lambda: check_number("x", -1), "`x` must be a finite number, 0 or more, but got -1."),
         (lambda: check_number("x", 2, maximum=0.5), "`x` must be a finite number, from 0 to 0.5, but got 2."),

@@ -280,7 +280,7 @@ def _print_recipes(result: RecipesResult) -> None:
 def board_command(
     *,
     runs: Annotated[list[str], Argument(help="Folders of sweeps (their --out), or folders that hold several.")],
-    out: Annotated[Path, Option(help="Page to write.")] = Path("midlayer-results/board.html"),
+    out: Annotated[Path, Option(help="Page to write, or its folder.")] = Path("midlayer-results/board.html"),
     max_params: Annotated[str | None, Option(help="Maximum number of parameters: 100M, 1.5B, 22000000.")] = None,
     max_ms: Annotated[float | None, Option(help="Maximum milliseconds per text.")] = None,
     max_bytes: Annotated[float | None, Option(help="Maximum bytes per vector.")] = None,
@@ -315,7 +315,7 @@ def _print_board(result: Board, out: Path) -> None:
     """Write the page of a board, and print its table and the best encoder."""
     from midlayer_encoders.frame.pareto import COSTS, amount
 
-    page = result.to_html(out)
+    page = result.to_html(out if out.suffix == ".html" else out / "board.html")
     tasks = f"{len(result.tasks)} shared tasks" if len(result.tasks) > 1 else result.tasks[0]
     rows = []
     for run in result.runs:

@@ -32,7 +32,7 @@ GGUF_CACHE = "MIDLAYER_GGUF_CACHE"
 #: Subfolder with the tokenizer: beside a config, transformers would choose its class by the type of the model.
 TOKENIZER = "tokenizer"
 
-_GENERATION = 7  # of the conversion; raise it when the content of a converted folder changes
+_GENERATION = 6  # of the conversion; raise it when the content of a converted folder changes
 _INDEX = "checksums.json"
 _OLD_INDEX = "model.safetensors.index.json"  # of folders that held the weights, too
 _NAME = re.compile(r"[0-9a-f]{32}-[0-9a-f]{8}")
@@ -86,7 +86,7 @@ def _local_path(model: str, gguf_file: str, revision: str | None) -> Path:
     folder = files.expand_home(model)
     if folder.is_dir() and not (folder / gguf_file).is_file():
         names = ", ".join(sorted(file.name for file in folder.glob("*.gguf"))) or "none"
-        raise ModelNotFoundError(f"`gguf_file` must be in {model!r}, but there is no {gguf_file!r}. It has: {names}.")
+        raise ModelNotFoundError(f"There is no file {str(folder / gguf_file)!r}. GGUF files there: {names}.")
     local = local_only(model, revision, filename=gguf_file)
     return Path(str(model_file(model, gguf_file, revision=revision, local=local)))
 

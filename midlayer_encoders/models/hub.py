@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -194,9 +195,11 @@ def load_config(model: str, revision: str | None = None, *, local: bool, **optio
                 f"`model` must be a complete model, but {model!r} holds a PEFT adapter alone: pass its base model and "
                 f"pass adapters=[{model!r}] (--adapter)."
             ) from reason
+        inside = [*Path(model).glob("checkpoint-*"), *Path(model).glob("*.gguf")]
         raise ModelNotFoundError(
             f"`model` must hold a config that this transformers can read, but {model!r} does not: "
             f"{reason if isinstance(reason, OSError | ValueError) else error_summary(reason)}"
+            + (f" Pass {str(max(inside, key=os.path.getmtime))!r}." if inside else "")
         ) from reason
 
 
@@ -314,7 +317,7 @@ def model_location(model: str, gguf_file: str | None = None) -> tuple[str, str |
         return built_in_model(model)
     path = Path(model)
     is_file = path.suffix == ".gguf" and exists(expand_home(path.parent)) and not expand_home(path).is_dir()
-    if gguf_file is None and is_file:
+    if is_file:
         return str(path.parent), path.name
     return model, gguf_file
 

@@ -16,6 +16,7 @@ from midlayer_encoders.errors import OptionError
 from midlayer_encoders.frame.schema import tidy_frame, tidy_rows
 from midlayer_encoders.probing.classifiers import ProbeKind
 from midlayer_encoders.report import report_html
+from midlayer_encoders.report.labels import signed
 from midlayer_encoders.report.layer_charts import plot_probes
 from midlayer_encoders.report.results import Result
 from midlayer_encoders.selection.ridge import gain_interval
@@ -110,8 +111,8 @@ class ProbeResult(Result):
         gain, low, high = (100 * value for value in self.gain())
         return (
             f"By validation, layer {self.best_layer} of {self.num_layers} is the choice for the {self.kind} probe: "
-            f"{gain:+.1f} points from the last layer probed on the test examples "
-            f"(95 % interval {low:+.1f} to {high:+.1f})."
+            f"{signed(gain)} points over the last layer on the test examples "
+            f"(95 % interval {signed(low)} to {signed(high)})."
         )
 
     @property
@@ -146,6 +147,8 @@ class ProbeResult(Result):
     def html(self) -> str:
         """Return the self-contained page."""
         best, out = self.best_layer, f"layer-{self.best_layer}"
+        tested = self.layers[int(self.accuracy.argmax())]
+        note = f"The page marks layer {tested}, the best on the test examples, which the choice did not see."
         export = {}
         if self.options is not None:
             export["Python"] = f'{python_line(self.source, best, self.options)}.save_pretrained("{out}")'
@@ -157,6 +160,7 @@ class ProbeResult(Result):
                 "Probe": f"{self.kind}, all layers trained together on the same batches, each at its best epoch",
                 "Examples": f"{self.num_train} to train, {self.right.shape[1]} to test, {len(self.classes)} classes",
             },
+            notes=[note] if tested != best else [],
             sentences=[self.verdict(), f"Guessing gives {100 * self.chance:.1f}."],
             export=export,
             baselines={"Guessing": {self.frame["dataset"][0]: self.chance}},

@@ -131,12 +131,12 @@ def sweep(
         if request.recipes(recipes) is not None:
             raise OptionError(
                 "`recipes`, `dims` and `precisions` do not apply to texts without labels: a sweep compares them "
-                "by their scores. `select` chooses a recipe without labels."
+                "by their scores. `select_layer` (midlayer select) chooses a recipe without labels."
             )
         if not request.has_metrics:
             raise OptionError(
-                f"`metrics` must name at least one metric for {', '.join(source.name for source in sources)}: texts "
-                "without labels cannot be scored. `select` chooses a layer without labels."
+                "`metrics` must name at least one metric for texts without labels, which cannot be scored. "
+                "`select_layer` (midlayer select) chooses a layer without labels."
             )
     devices, num_nodes = request.settings.devices, request.settings.num_nodes
     if request.out is None or not Path(request.out).is_dir():  # an earlier run may have all scores

@@ -26,6 +26,8 @@ def runs(tmp_path: Path) -> Path:
 
 @pytest.mark.long
 def test_board_prints_the_table_the_page_and_the_code(runs: Path, tmp_path: Path) -> None:
+    run("board", str(runs), "--out", str(tmp_path / "a folder"))
+    assert (tmp_path / "a folder" / "board.html").is_file()
     output = run("board", str(runs), "--out", str(tmp_path / "board.html"))
     ((head, *rows),) = tables(output)
     assert head == ["run", "layer", "score", "parameters", "ms per text", "tokens", "bytes"]

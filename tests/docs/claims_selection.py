@@ -117,7 +117,7 @@ CLAIMS = [
     Claim(
         SELECTION,
         "of {} draws of 30 to 200 labels on two models, the layer with the highest accuracy is more than 0.5 points below "
-        "the last in {}, that of `auto` in {}",
+        "the last in {}, `auto`'s in {}",
         lambda: [_worse("few-labels")[1], _worse("few-labels")[0], _worse("auto")[0]],
     ),
     Claim(

@@ -8,17 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModel
 from typer.testing import CliRunner
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.cli import app
-from midlayer_encoders.errors import CutError, ModelNotFoundError
+from midlayer_encoders.errors import CutError, ModelNotFoundError, OptionError
 from midlayer_encoders.export._comparison import cosine
 from midlayer_encoders.export._engines import engine_vectors
 from midlayer_encoders.models.gguf_config import ARCHITECTURES, read_config
 from midlayer_encoders.models.gguf_file import read_gguf
-from midlayer_encoders.models.gguf_weights import read_weights
 from tests.models.gguf_models import (
     BLOCKS,
     FIELDS,
@@ -186,6 +184,8 @@ def test_vectors_of_a_file_equal_those_of_llama_cpp(name: str, tmp_path: Path) -
 @pytest.mark.long
 @pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3", "gemma2", "gemma3", "falcon", "gpt2", "bloom"])
 def test_weights_of_a_file_equal_those_of_transformers(arch: str, tmp_path: Path) -> None:
+    from transformers import AutoModel
+
     write_model(tmp_path / "model.gguf", arch, {"context_length": 1024})
     encoder = LayerEncoder(str(tmp_path), -1, gguf_file="model.gguf", device="cpu")
     config = encoder.transformer.config
@@ -354,13 +354,6 @@ def test_file_with_more_tokens_than_embeddings_is_refused(tmp_path: Path) -> Non
         LayerEncoder(str(path), 1, device="cpu")
 
 
-def test_file_that_is_one_of_several_parts_is_refused(tmp_path: Path) -> None:
-    file = read_gguf(write_model(tmp_path / "model.gguf"))
-    file.fields["split.count"] = 2  # the other part may hold biases that are optional
-    with pytest.raises(CutError, match=r"is one of 2 parts\. Merge them with llama-gguf-split --merge"):
-        read_weights(file, AutoModel.from_config(read_config(file)), 1)
-
-
 @pytest.mark.parametrize(("number", "expected"), [(None, "mean"), (0, "mean"), (1, "mean"), (2, "cls"), (3, "last")])
 def test_pooling_of_a_file_is_the_default(number: int | None, expected: str, tmp_path: Path) -> None:
     path = write_model(tmp_path / "model.gguf", "llama", {"pooling_type": number})
@@ -377,8 +370,12 @@ def test_path_of_a_file_is_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         encoder = LayerEncoder(model, 2, device="cpu")
         np.testing.assert_array_equal(encoder.encode(TEXTS), expected.encode(TEXTS))
         assert encoder.spec == expected.spec
-    with pytest.raises(ModelNotFoundError, match=r"there is no 'other\.gguf'\. It has: tiny\.gguf"):
-        LayerEncoder("other.gguf", 2)
+    with pytest.raises(ModelNotFoundError, match=r"There is no file 'other\.gguf'\. GGUF files there: tiny\.gguf"):
+        LayerEncoder("./other.gguf", 2)
+    with pytest.raises(OptionError, match=r"`gguf_file` must be left out for 'tiny\.gguf', but got 'other\.gguf'"):
+        LayerEncoder("tiny.gguf", 2, gguf_file="other.gguf")
+    with pytest.raises(ModelNotFoundError, match=r"but '\.' does not: .* Pass 'tiny\.gguf'\.$"):
+        LayerEncoder(".", 2)
 
 
 @pytest.mark.long

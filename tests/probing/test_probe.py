@@ -306,6 +306,7 @@ def test_best_layer_is_selected_on_validation_examples() -> None:
     assert "layer 0 of 4 is the choice for the linear probe: +25.0 points" in result.verdict()
     assert result.frame["depth"].to_list() == [0.0, 0.5, 1.0]
     page = result.html()
+    assert "The page marks layer 2, the best on the test examples, which the choice did not see." in page
     assert "8 to train, 4 to test, 2 classes" in page
     assert "Guessing gives 40.0." in page
     assert "Use this layer" not in page

@@ -10,6 +10,7 @@ from typing import Any
 import polars as pl
 import pytest
 
+from midlayer_encoders.arguments import METRIC_ALIASES
 from midlayer_encoders.frame import FRAME_SCHEMA
 from midlayer_encoders.metrics import METRICS
 from midlayer_encoders.report import plot_metrics, plot_scores, report_html
@@ -317,7 +318,7 @@ def test_remarks_about_missing_scores_are_before_the_notes() -> None:
 
 
 def test_page_says_what_each_metric_means() -> None:
-    assert METRIC_MEANINGS.keys() == set(METRICS)
+    assert METRIC_MEANINGS.keys() == {*METRICS, *METRIC_ALIASES}
     rows = [("m", "main", layer, layer / 2, "metric", "texts", "lidar", float(layer)) for layer in range(3)]
     page = report_html(pl.DataFrame(rows, schema=FRAME_SCHEMA, orient="row"), title="T", how={})
     assert f"<figcaption><h3>lidar</h3>{METRIC_MEANINGS['lidar']}</figcaption>" in page
