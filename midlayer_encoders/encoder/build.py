@@ -282,7 +282,7 @@ class BuiltEncoder(PlainOnDisk):
     @property
     def spec(self) -> EncoderSpec:
         """Everything that changes this encoder's vectors and scores; training the encoder changes the spec."""
-        modules = [[type(module).__name__, module.get_config_dict()] for module in self]  # type: ignore[operator]
+        modules: Any = [[type(module).__name__, getattr(module, "get_config_dict", dict)()] for module in self]
         prompts = sorted((name, text or "") for name, text in self.prompts.items())
         options = self.options
         return EncoderSpec(

@@ -8,13 +8,13 @@ import sys
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer
 from torch import Tensor, nn
-from transformers import ProcessorMixin
+from transformers import AttentionInterface, AttentionMaskInterface, ProcessorMixin
 
 from midlayer_encoders._types import content_digest
 from midlayer_encoders.encoder.files_digest import COPIED
@@ -24,7 +24,10 @@ from midlayer_encoders.models.transformers_internals import is_recording_hook
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _TORCH_ATTRIBUTES = vars(nn.Module()).keys() | {"_compiled_call_impl"}
 # Attributes that follow from the inputs so far, or from the device.
-_STATE = re.compile(r"cache|_seen|_issued|_length_mapping|^_hf_|hf_device_map|_old_forward|_installed$|^deprecation_")
+_STATE = re.compile(
+    r"cached?$|^_?cached?_(sequence|rotary|moses|get|decode|token|dict|key)|_seen|_issued|_length_mapping|^_hf_"
+    r"|hf_device_map|_old_forward|_installed$|^deprecation_"
+)
 _FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodType, partial, type)
 _VALUES = (bool, int, float, str, list, tuple, dict, set, frozenset, np.ndarray, Tensor, *_FUNCTIONS)
 
@@ -55,12 +58,24 @@ class Description:
         return {path: content_digest(json.dumps(part, sort_keys=True)) for path, part in parts.items()}
 
     def code(self) -> Any:
-        """Describe the classes of the modules, of the config and of the processors that no installed package has."""
-        model = self._encoder[0].model
-        kinds = {*map(type, [*self._modules.values(), *processors(self._encoder), getattr(model, "config", None)])}
-        forwards = {kind.forward for kind in kinds if hasattr(kind, "forward")}
-        own = [code for code in kinds | forwards if not _is_installed(code)]
-        return self(sorted(own, key=lambda code: str(code.__qualname__)))
+        """Describe own classes of the modules, the config and the processors, and own functions in installed ones."""
+        configs = [getattr(module, "config", None) for module in self._modules.values()]
+        kinds = {*map(type, [*self._modules.values(), *processors(self._encoder), *configs])}
+        classes = {base for kind in kinds if _is_installed(kind) for base in kind.__mro__ if _is_installed(base)}
+        owners: set[Any] = classes | {sys.modules[owner.__module__] for owner in classes}
+        code: dict[str, Any] = {kind.__qualname__: kind for kind in kinds}
+        for owner in owners:
+            functions = (item for item in vars(owner).items() if isinstance(item[1], FunctionType | partial))
+            code |= {f"{owner.__name__}.{name}": function for name, function in functions}
+        code |= {
+            f"{interface.__name__}.{name}": interface()[name]
+            for name in {getattr(config, "_attn_implementation", None) for config in configs}
+            for interface in (AttentionInterface, AttentionMaskInterface)
+            if name in interface()
+        }
+        return self._variables(
+            {name: item for name, item in code.items() if isinstance(item, partial) or not _is_installed(item)}
+        )
 
     def hooks(self, owner: Any, prefix: str = "") -> Any:
         """Describe the hooks of a module, or of all modules, that can change its output."""
@@ -90,7 +105,11 @@ class Description:
             and not _STATE.search(name)
             and (own or isinstance(value, _VALUES) or not _is_installed(type(value)))
         }
-        return self([type(owner), settings])
+        return [self(type(owner)), self._variables(settings) if own else self(settings)]
+
+    def _variables(self, values: Mapping[str, Any]) -> Any:
+        """Describe attributes or variables of own code; unlike settings of a copied model, all of them count."""
+        return [[name, self(value)] for name, value in sorted(values.items())]
 
     def __call__(self, value: Any) -> Any:
         """Describe any value."""
@@ -107,6 +126,8 @@ class Description:
                 return [str(value.dtype), list(value.shape), tensor_checksum(value)]
             case np.ndarray():
                 return self(value.tolist())
+            case SimpleNamespace():
+                return self._variables(vars(value))
             case MethodType():
                 return [self(value.__func__), self(value.__self__)]
             case Tokenizer():
@@ -125,14 +146,16 @@ class Description:
         self._seen[id(value)] = value
         if isinstance(value, nn.Module):
             return [name, weights_digest(value), [self._settings(module) for module in value.modules()]]
+        if code is not value and hasattr(code, "__array__"):  # the text of a table is an excerpt
+            return [name, self(np.asarray(value))]
         if _is_installed(code):
             return [getattr(code, "__module__", ""), name] if code is value else [name, _text(value)]
         if isinstance(value, FunctionType):
             used = {
                 name: value.__globals__[name] for name in _global_names(value.__code__) if name in value.__globals__
             }
-            variables = (value.__defaults__, value.__kwdefaults__, inspect.getclosurevars(value).nonlocals, used)
-            return [name, _source(code), self(variables)]
+            variables = (value.__kwdefaults__ or {}, inspect.getclosurevars(value).nonlocals, used)
+            return [name, _source(code), self(value.__defaults__), *map(self._variables, variables)]
         if isinstance(value, type):
             entries = {name: getattr(entry, "fget", entry) for name, entry in vars(value).items()}
             entries = {name: getattr(entry, "__func__", entry) for name, entry in entries.items()}
@@ -141,8 +164,11 @@ class Description:
                 for name, entry in entries.items()
                 if isinstance(entry, FunctionType) or (isinstance(entry, _VALUES) and not name.startswith("__"))
             }
-            return [name, _source(code), self(value.__bases__), self(used)]
-        return [name, _source(code)] if code is value else [self(code), self(_state(value))]
+            return [name, _source(code), self(value.__bases__), self._variables(used)]
+        if code is value:
+            return [name, _source(code)]
+        state = _state(value)
+        return [self(code), self._variables(state) if isinstance(state, dict) else self(state)]
 
 
 def processors(encoder: Any) -> list[Any]:
@@ -155,7 +181,7 @@ def processors(encoder: Any) -> list[Any]:
 def _is_installed(code: Any) -> bool:
     """Return whether a class, function or module is of an installed package, of Python or of this package."""
     package = (code.__name__ if isinstance(code, ModuleType) else str(code.__module__)).partition(".")[0]
-    if package in ("builtins", "midlayer_encoders", *sys.stdlib_module_names):
+    if package in ("builtins", "midlayer_encoders") or package in sys.stdlib_module_names:
         return True
     file = str(getattr(sys.modules.get(package), "__file__", ""))
     return package != "__main__" and ("site-packages" in file or "dist-packages" in file)
@@ -195,8 +221,8 @@ def _source(code: Any) -> Any:
     file = getattr(sys.modules.get(getattr(code, "__module__", "")), "__file__", None)
     if file is not None and code.__module__.startswith("transformers_modules."):
         return [path.read_text(encoding="utf8") for path in sorted(Path(file).parent.glob("*.py"))]
+    body = getattr(code, "__code__", None)  # a class is described by its functions
     try:
-        return inspect.getsource(code)
+        return _instructions(body) if code.__name__ == "<lambda>" else inspect.getsource(code)  # lambdas share lines
     except (OSError, TypeError):  # typed at a prompt
-        body = getattr(code, "__code__", None)  # a class is described by its functions
         return body and _instructions(body)

@@ -32,7 +32,7 @@ GGUF_CACHE = "MIDLAYER_GGUF_CACHE"
 #: Subfolder with the tokenizer: beside a config, transformers would choose its class by the type of the model.
 TOKENIZER = "tokenizer"
 
-_GENERATION = 6  # of the conversion; raise it when the content of a converted folder changes
+_GENERATION = 7  # of the conversion; raise it when the content of a converted folder changes
 _INDEX = "checksums.json"
 _OLD_INDEX = "model.safetensors.index.json"  # of folders that held the weights, too
 _NAME = re.compile(r"[0-9a-f]{32}-[0-9a-f]{8}")

@@ -101,9 +101,10 @@ def build_tokenizer(fields: dict[str, Any]) -> Any:
     first, last = _surrounding_roles(fields, kind)
     if missing := [role for role in (first, last) if role and role not in names]:
         raise _refusal(f"adds a {_ROLES[missing[0]].upper()} token to each text, but does not name it")
-    template = [*([names[first]] if first else []), "$A", *([names[last]] if last else [])]
+    added = [role for role in (first, last) if role]  # templates name roles: a token such as "$" would mean the text
     tokenizer.post_processor = processors.TemplateProcessing(
-        single=template, special_tokens=[(token, vocabulary[token]) for token in {*template} - {"$A"}]
+        single=[role or "$A" for role in (first, "", last) if role is not None],
+        special_tokens=[{"id": role, "ids": [vocabulary[names[role]]], "tokens": [names[role]]} for role in added],
     )
     named = {f"{_ROLES[role]}_token": token for role, token in names.items() if token in special}
     if kind == "bert" and "bos_token" in named:

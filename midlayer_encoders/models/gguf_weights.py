@@ -43,6 +43,8 @@ def read_weights(file: GgufFile, complete: Any, blocks: int) -> dict[str, Tensor
         CutError: if the complete model lacks a tensor of the file, or the file one of the model.
     """
     arch = architecture(file)
+    if (parts := file.fields.get("split.count", 1)) > 1:
+        raise unreadable(f"is one of {parts} parts. Merge them with llama-gguf-split --merge")
     names = tensor_names(arch, complete, complete.config.num_hidden_layers)
     used = {*names.values(), *frequency_divisors(file)}
     optional = {name for rule in ARCHITECTURES[arch].get("by_tensors", {}).values() for name in rule["tensors"]}
@@ -51,9 +53,7 @@ def read_weights(file: GgufFile, complete: Any, blocks: int) -> dict[str, Tensor
         raise unreadable(f"has tensors that transformers' {type(complete).__name__} has no place for: {_list(unknown)}")
     absent = [name for name in names.values() if name not in file.tensors]
     if lacking := [name for name in absent if not (name.endswith(".bias") and _BLOCK.sub("", name) in optional)]:
-        parts = file.fields.get("split.count", 1)
-        merge = " (it is one of several parts; merge them: llama-gguf-split --merge)" if parts > 1 else ""
-        raise unreadable(f"lacks tensors of its architecture: {_list(lacking)}{merge}")
+        raise unreadable(f"lacks tensors of its architecture: {_list(lacking)}")
     kept = {
         parameter: name
         for parameter, name in names.items()

@@ -14,11 +14,14 @@ from types import MethodType, SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812  (its usual name)
-from transformers import BertConfig, EsmTokenizer
+from transformers import AttentionInterface, BertConfig, EsmTokenizer
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.models.llama import modeling_llama
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.encoder import spec as specs
@@ -264,7 +267,7 @@ def add_hook_to_vectors(encoder: LayerEncoder) -> None:
     )
 
 
-def replace_activation(encoder: LayerEncoder, activation: type[nn.Module] = nn.Tanh) -> None:
+def replace_activation(encoder: LayerEncoder, activation: Callable[[], nn.Module] = nn.Tanh) -> None:
     encoder[0].model.layers[0].mlp.act_fn = activation()
 
 
@@ -346,6 +349,40 @@ def replace_method(encoder: LayerEncoder, name: str) -> None:
     setattr(encoder, name, replaced)
 
 
+class Square(nn.Module):
+    def forward(self, features: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return features | {"sentence_embedding": features["sentence_embedding"] ** 2}
+
+
+class Rounding(nn.Module):
+    """A module with attributes that are named like those that copies of a model do not share."""
+
+    def __init__(self, dtype: torch.dtype, cached_scale: float) -> None:
+        super().__init__()
+        self.dtype, self.cached_scale = dtype, cached_scale
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        return (states * self.cached_scale).to(self.dtype).float()
+
+
+def add_hook_around(encoder: LayerEncoder, dtype: Any, scale: Any) -> None:
+    encoder[0].model.layers[0].register_forward_hook(
+        lambda module, inputs, output: (output * scale.f(dtype)).to(dtype).float()
+    )
+
+
+def add_hook_with_table(encoder: LayerEncoder, place: int) -> None:
+    table = pandas.DataFrame(np.eye(1, 200, place).T)
+    encoder[0].model.layers[0].register_forward_hook(
+        lambda module, inputs, output: output + torch.arange(32) * float(table.to_numpy().argmax())
+    )
+
+
+def add_one_of_two_hooks(encoder: LayerEncoder, number: int) -> None:
+    hooks = [lambda module, inputs, output: output.cos(), lambda module, inputs, output: output.exp()]  # in one line
+    encoder[0].model.layers[0].register_forward_hook(hooks[number])
+
+
 class Scaling:
     __slots__ = ("factor",)
 
@@ -368,6 +405,15 @@ IN_MEMORY = [
         for factor in (2.0, 3.0)
     ),
     *(partial(replace_method, name=name) for name in ("encode", "forward")),
+    lambda encoder: encoder.append(Square()),
+    *(
+        partial(replace_activation, activation=partial(Rounding, *settings))
+        for settings in ((torch.float8_e4m3fn, 1.0), (torch.float8_e5m2, 1.0), (torch.float32, 3.0))
+    ),
+    *(partial(add_hook_around, dtype=dtype, scale=SimpleNamespace(f=lambda _: 9)) for dtype in (torch.float8_e4m3fn, torch.float8_e5m2)),
+    *(partial(add_hook_around, dtype=torch.float32, scale=SimpleNamespace(f=f)) for f in (lambda _: 5, lambda _: 7)),
+    *(partial(add_hook_with_table, place=place) for place in (100, 120)),
+    *(partial(add_one_of_two_hooks, number=number) for number in (0, 1)),
 ]  # fmt: skip
 
 
@@ -382,6 +428,34 @@ def test_spec_any_change_in_memory_has_its_own_digest(tiny_folder: Folder) -> No
         digests.append(changed.spec.digest)
     assert len(set(digests)) == len(digests)
     assert LayerEncoder(tiny_folder("Llama"), 2, device="cpu").spec.digest == digests[0]
+
+
+def test_spec_functions_in_code_of_transformers_show(tiny_folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def doubled(module: Any, *states: Any, **keywords: Any) -> Any:
+        output, weights = sdpa_attention_forward(module, *states, **keywords)
+        return output * 2, weights
+
+    folder = tiny_folder("Llama")
+    encoder = LayerEncoder(folder, 2, device="cpu")
+    digest, vectors = encoder.spec.digest, encoder.encode(TEXTS)
+    with monkeypatch.context() as patch:
+        patch.setattr(modeling_llama, "apply_rotary_pos_emb", lambda query, key, *_, **__: (query, key))
+        assert np.abs(LayerEncoder(folder, 2, device="cpu").encode(TEXTS) - vectors).max() > 1e-4
+        assert len({digest, encoder.spec.digest, LayerEncoder(folder, 2, device="cpu").spec.digest}) == 2
+    assert encoder.spec.digest == digest
+    monkeypatch.setitem(AttentionInterface._global_mapping, "sdpa", doubled)
+    assert np.abs(encoder.encode(TEXTS) - vectors).max() > 1e-3
+    assert encoder.spec.digest != digest
+
+
+def test_spec_own_attention_of_the_same_name_shows(tiny_folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    digests = []
+    for factor in (1.0, 2.0, 2.0):
+        monkeypatch.setitem(AttentionInterface._global_mapping, "own", partial(sdpa_attention_forward, factor=factor))
+        encoder = LayerEncoder(tiny_folder("Llama"), 2, device="cpu")
+        encoder[0].model.config._attn_implementation = "own"
+        digests.append(encoder.spec.digest)
+    assert digests[0] != digests[1] == digests[2]
 
 
 def test_spec_hook_ignores_globals_named_like_its_attributes() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import AutoModel
 from typer.testing import CliRunner
 
 from midlayer_encoders import LayerEncoder
@@ -17,6 +18,7 @@ from midlayer_encoders.export._comparison import cosine
 from midlayer_encoders.export._engines import engine_vectors
 from midlayer_encoders.models.gguf_config import ARCHITECTURES, read_config
 from midlayer_encoders.models.gguf_file import read_gguf
+from midlayer_encoders.models.gguf_weights import read_weights
 from tests.models.gguf_models import (
     BLOCKS,
     FIELDS,
@@ -184,8 +186,6 @@ def test_vectors_of_a_file_equal_those_of_llama_cpp(name: str, tmp_path: Path) -
 @pytest.mark.long
 @pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3", "gemma2", "gemma3", "falcon", "gpt2", "bloom"])
 def test_weights_of_a_file_equal_those_of_transformers(arch: str, tmp_path: Path) -> None:
-    from transformers import AutoModel
-
     write_model(tmp_path / "model.gguf", arch, {"context_length": 1024})
     encoder = LayerEncoder(str(tmp_path), -1, gguf_file="model.gguf", device="cpu")
     config = encoder.transformer.config
@@ -352,6 +352,13 @@ def test_file_with_more_tokens_than_embeddings_is_refused(tmp_path: Path) -> Non
     path = write_model(tmp_path / "model.gguf", "llama", {}, {"token_embd.weight": random_tensor(VOCAB - 1, WIDTH)})
     with pytest.raises(CutError, match="has 304 tokens, but embeddings of 303"):
         LayerEncoder(str(path), 1, device="cpu")
+
+
+def test_file_that_is_one_of_several_parts_is_refused(tmp_path: Path) -> None:
+    file = read_gguf(write_model(tmp_path / "model.gguf"))
+    file.fields["split.count"] = 2  # the other part may hold biases that are optional
+    with pytest.raises(CutError, match=r"is one of 2 parts\. Merge them with llama-gguf-split --merge"):
+        read_weights(file, AutoModel.from_config(read_config(file)), 1)
 
 
 @pytest.mark.parametrize(("number", "expected"), [(None, "mean"), (0, "mean"), (1, "mean"), (2, "cls"), (3, "last")])

@@ -161,6 +161,18 @@ def test_words_that_no_merge_reaches_are_whole_in_llama_3(pre: str, is_whole: bo
     assert (len(tokens) - 1 in tokenizer("zqxj")["input_ids"]) is is_whole
 
 
+@pytest.mark.parametrize("token", ["$", "$B", "a:1"])
+def test_template_with_a_token_in_template_syntax_adds_its_id(token: str) -> None:
+    fields = named(VOCABULARIES["gpt2"] | {"add_bos_token": False, "add_eos_token": True})
+    tokens = [*fields["tokenizer.ggml.tokens"], "x:2"]
+    number = tokens.index(token) if token in tokens else len(tokens) - 1
+    tokens[number] = token
+    types = [*fields["tokenizer.ggml.token_type"], 1]
+    end = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": types, "tokenizer.ggml.eos_token_id": number}
+    without = build_tokenizer(fields | end | {"tokenizer.ggml.add_eos_token": False})("hello")["input_ids"]
+    assert build_tokenizer(fields | end)("hello")["input_ids"] == [*without, number]
+
+
 def test_the_reader_agrees_with_that_of_gguf(tmp_path: Path) -> None:
     fields = VOCABULARIES["t5"] | {"general.name": "größer", "add_eos_token": True}
     path = write_vocabulary(tmp_path / "model.gguf", fields)
