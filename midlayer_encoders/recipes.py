@@ -244,8 +244,10 @@ def _special_ids(tokenizer: Any) -> tuple[list[int], list[int]]:
 def _space_belongs_to_text(tokenizer: Any, parts: TemplateParts) -> bool:
     """Return True if the space before the text is tokenized with the text, as in one string."""
     ends = {part[-1:] for part in (parts.before, parts.between) if part}
+    if ends != {" "}:
+        return False
     settings = json.loads(tokenizer.backend_tokenizer.to_str())
-    return ends == {" "} and "ByteLevel" in json.dumps([settings["pre_tokenizer"], settings["normalizer"]])
+    return "ByteLevel" in json.dumps([settings["pre_tokenizer"], settings["normalizer"]])
 
 
 def _ids(tokenizer: Any, words: str, model: str) -> list[int]:
@@ -571,18 +573,20 @@ class TakesRecipe(Protocol):
         """Return an encoder that shares the model and applies a recipe."""
 
 
-def takes_recipe(encoder: TakesRecipe, recipe: Recipe) -> bool:
-    """Return True if a model takes a recipe: a marked template needs a causal model, any template a fast tokenizer."""
+def try_recipe(encoder: TakesRecipe, recipe: Recipe) -> Any:
+    """Return the encoder with a recipe, its spans side by side; ``None`` and a warning if the model refuses it.
+
+    A marked template needs a causal model, and any template a fast tokenizer.
+    """
     try:
-        encoder.with_recipe(recipe.apart())
+        return encoder.with_recipe(recipe.apart())
     except OptionError as reason:
         _logger.warning("The recipe %s is left out for %s: %s", recipe.name, encoder.name, reason)
-        return False
-    return True
+        return None
 
 
 def fitting_recipes(encoder: TakesRecipe, recipes: Sequence[Recipe]) -> list[Recipe]:
     """Return recipes; if all named ones are among them, without marked templates that the model does not take."""
     if not set(RECIPES) <= {recipe.name for recipe in recipes}:
         return list(recipes)
-    return [recipe for recipe in recipes if recipe.join is None or takes_recipe(encoder, recipe)]
+    return [recipe for recipe in recipes if recipe.join is None or try_recipe(encoder, recipe) is not None]

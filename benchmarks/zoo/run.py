@@ -26,7 +26,7 @@ from benchmarks.zoo.weights import open_model
 from midlayer_encoders import LayerEncoder, sweep
 from midlayer_encoders._isolation import isolated_random
 from midlayer_encoders.models.anatomy import resolve_layer
-from midlayer_encoders.recipes import PLAIN, recipe_of, takes_recipe
+from midlayer_encoders.recipes import PLAIN, recipe_of, try_recipe
 from midlayer_encoders.scoring.recording import Recorded, record
 from midlayer_encoders.tasks import task_label
 from midlayer_encoders.tasks.sources import task_sources
@@ -120,7 +120,7 @@ def main() -> None:
         encoder = open_model(model, device=arguments.device, max_length=arguments.max_length)
         name = Path(model).name
         if not arguments.choices:
-            recipes = [name for name in arguments.recipes if takes_recipe(encoder, recipe_of("recipes", name))]
+            recipes = [name for name in arguments.recipes if try_recipe(encoder, recipe_of("recipes", name))]
             with tempfile.TemporaryDirectory() as folder:
                 result = sweep(encoder, folders, recipes=recipes, baselines=False, out=Path(folder, "sweep"))
                 result.frame.filter(kind="score").select(

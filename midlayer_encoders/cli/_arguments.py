@@ -196,6 +196,14 @@ class Inputs:
         return kind, path, list(media_files(path, "image" if kind == "images" else "audio", bad=bad))
 
 
+def is_table(path: Path) -> bool:
+    """Return whether texts are in a column of a table or in a folder of tables, not one per line."""
+    from midlayer_encoders.files import expand_home
+    from midlayer_encoders.tasks.table_files import SUFFIXES
+
+    return expand_home(path).is_dir() or path.suffix.lower() in SUFFIXES
+
+
 def read_texts(path: Path, data: TextData) -> list[str]:
     """Return the texts of a file of lines, or of data in any format that a sweep accepts.
 
@@ -205,10 +213,9 @@ def read_texts(path: Path, data: TextData) -> list[str]:
     """
     from midlayer_encoders.files import expand_home
     from midlayer_encoders.tasks.sources import own_texts
-    from midlayer_encoders.tasks.table_files import SUFFIXES
 
     path = expand_home(path)
-    if not path.is_dir() and path.suffix.lower() not in SUFFIXES:
+    if not is_table(path):
         from midlayer_encoders.media import text_lists
 
         if data.text_column is not None:

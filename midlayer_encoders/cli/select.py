@@ -63,8 +63,9 @@ def select_command(
     if labels is not None and data.label_column is not None:
         raise OptionError("`--label-column` cannot be combined with `--labels`, which is another file of labels.")
     recipe_list, options = _arguments.parse_recipes(recipes, options)
-    if data.text_column is not None and out is None and any(recipe.center for recipe in recipe_list or ()):
-        raise OptionError("`--out` must be given with `--text-column` and a recipe that centers: it stores the texts.")
+    is_table = _arguments.is_table(texts)
+    if is_table and out is None and any(recipe.center for recipe in recipe_list or ()):
+        raise OptionError("`--out` must be given with a table and a recipe that centers: it stores the texts.")
     if out is not None:
         check_output_folder(out)
     inputs = _arguments.read_texts(texts, data)
@@ -92,7 +93,8 @@ def select_command(
     if not is_first:
         return
     _print_choices(selection)
-    lines = encoder_lines(encoder, selection.keywords, texts if out is None else out / _CENTER_FILE)
+    is_center_file = out is None and not is_table and len(inputs) <= min(limit or max_texts, max_texts)
+    lines = encoder_lines(encoder, selection.keywords, texts if is_center_file else (out or Path()) / _CENTER_FILE)
     if out is not None:
         _write(selection, out, lines)
     names = ("model", "layer", "num_layers", "rule", "recipe", "reason", "confidence")
@@ -104,6 +106,8 @@ def select_command(
         folder=out,
         export=_output.print_encoder_lines(lines),
     )
+    if out is None and not is_center_file and "center" in selection.keywords:
+        _output.print_text(f"Pass --out FOLDER to store {_CENTER_FILE}, the texts that the recipe centers on.")
 
 
 def _read_labels(path: Path, count: int) -> list[str | None]:

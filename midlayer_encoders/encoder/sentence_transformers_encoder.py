@@ -117,6 +117,7 @@ class LayerEncoder(EmbeddingEncoder):
             selection = select(complete, texts, labels, rule=requested, recipes=PLAIN if recipe == PLAIN else None)
             keywords = dict(selection.keywords)
             requested = keywords.pop("layer")
+            keywords |= {"center": own} if (own := encoder_options.center) is not None else {}
             encoder_options = make_options({**encoder_options.changed(), "dense": complete.options.dense, **keywords})
             selection = _with_encoder(selection, model, encoder_options)
         with encoder_options.hub_access():
@@ -445,7 +446,8 @@ def select_layer(
         recipes: candidates, as in :func:`~midlayer_encoders.sweep`: names, :class:`~midlayer_encoders.Recipe` objects
             or ``"all"``. The result is then a ``RecipeSelection``, whose ``recipe`` and ``layer`` follow the labels if
             these make one clearly better, and otherwise the model's kind (``docs/selection.md``). By default
-            ``word-echo`` and the plain text for a causal model that was not tuned for embeddings.
+            ``word-echo`` and the plain text for a causal model that was not tuned for embeddings; with 16 different
+            texts or more, ``word-echo+center``, centered on them.
         all_rules: measure what every rule needs, in three passes over the texts.
         max_texts: maximum number of texts to read.
         seed: seed of augmented views, folds and resamples.

@@ -106,7 +106,7 @@ def detect_kind(
         return DetectedKind("media", "it takes no text")
     if source.has_saved_modules:
         return DetectedKind("tuned", "its folder has modules of sentence-transformers")
-    if source.gguf_pooling:
+    if pools := source.gguf_pooling:
         return DetectedKind("tuned", "its GGUF file names a pooling")
     is_causal = not looks_ahead(source.transformer, source.anatomy, source.model_inputs([_SAMPLE_TEXT]))
     untuned: ModelKind = "causal" if is_causal else "bidirectional"
@@ -116,7 +116,7 @@ def detect_kind(
         shown = f"it was saved as {name}" if saved_names else f"its class is {name}"
         no_modules = "and it has no modules of sentence-transformers"
         return DetectedKind(untuned, f"{shown}, with the head of its pretraining, {no_modules}")
-    if is_causal and source.gguf_pooling is not None:
+    if is_causal and pools is not None:
         return DetectedKind(untuned, "its GGUF file names no pooling")
     if not is_causal and saved_names and name.endswith("Model"):
         return DetectedKind("tuned", f"it was saved as {name}, without the head of its pretraining")

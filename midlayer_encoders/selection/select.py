@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from midlayer_encoders import validation
-from midlayer_encoders._types import Join, Progress, Stage
+from midlayer_encoders._types import Progress, Stage
 from midlayer_encoders.errors import OptionError, counted
 from midlayer_encoders.frame.curves import Curves, check_blocks, curves
 from midlayer_encoders.frame.schema import NamedSubject, tidy_frame, tidy_rows
@@ -39,9 +39,10 @@ from midlayer_encoders.recipes import (
     centering_offset,
     fitting_recipes,
     has_name,
+    recipe_of,
     recipes_of,
     split_template,
-    takes_recipe,
+    try_recipe,
 )
 from midlayer_encoders.scoring import all_alike
 from midlayer_encoders.selection import ridge, rules
@@ -63,15 +64,10 @@ DEFAULTS: Mapping[ModelKind, Mapping[str, float]] = {
 }
 
 #: What is known about the default for causal models.
-RECORD = "`docs/selection.md` lists its gain on each model that was measured."
-
-#: The same for long texts.
-LONG_RECORD = (
-    "On long texts no recipe was better than the plain text (`docs/selection.md`); "
-    'recipes="plain" reads half the tokens.'
+RECORD = (
+    "`docs/selection.md` lists its gain on each model that was measured; on long texts it is as good as the best layer "
+    "of the plain text, with twice the tokens."
 )
-
-_LONG_TEXT = 200  # words on average; nothing was measured between one sentence and 300 words
 
 _TEMPLATE_RECIPE = "one-word"  # its depth applies to other prompts
 
@@ -105,7 +101,8 @@ def select(
         recipes: candidates, as in :func:`~midlayer_encoders.sweep`. With labels, every layer of each recipe is scored,
             in one pass each; without them, recipe and layer are the defaults for the kind of model. By default
             ``word-echo`` and the plain text for a causal model that was not tuned for embeddings, unless the encoder's
-            own options say how to read texts; ``"plain"`` chooses a layer only.
+            own options say how to read texts; with 16 different texts or more, ``word-echo+center``, centered on them.
+            ``"plain"`` chooses a layer only.
         all_rules: measure the metrics of every rule, in three passes.
         max_texts: maximum number of texts to measure, at equal steps through the list.
         seed: for augmented views, folds and resamples.
@@ -132,6 +129,7 @@ def select(
             raise OptionError("`texts` and `labels` must be None with a frame: give the model to measure them on.")
         return select_in_frame(source, rule)
     _check_whole(source)
+    plain = RECIPES[PLAIN]
     if texts is not None:
         check = validation.check_texts if source.media == ["text"] else validation.check_list
         texts = check("texts", texts, minimum=0)
@@ -144,12 +142,13 @@ def select(
     group = share_model(source, devices, num_nodes)
     progress = group.progress(progress)
     inputs = SelectionInputs(texts, labeled, classes, max_texts, seed, token_budget, progress, group)
-    candidates = None
+    encoders: dict[Recipe, Any] = {}
     if recipes is not None:
         reason = "with `recipes`, of which one is chosen by labels, or by the model's kind"
         validation.check_effect(select, reason, rule=rule, all_rules=all_rules)
         candidates = fitting_recipes(source, recipes_of("recipes", recipes))
         _check_center(candidates, inputs)
+        encoders = {each: source if each == plain else source.with_recipe(each.apart()) for each in candidates}
     if labeled or requested or all_rules:
         warn_of_long_texts(source, labeled or inputs.sample, texts or ())
     measured = metrics, unmeasured = measure_metrics(source, inputs, requested, all_rules=all_rules)
@@ -157,15 +156,16 @@ def select(
     if rule == "auto":
         settings: dict[str, Any] = {"seed": seed, "token_budget": token_budget, "progress": progress, "group": group}
         kind = detect_kind(source, inputs.sample, **settings)
-        best = RECIPES[next(iter(DEFAULTS[kind.name]))]
-        if candidates is None and best.name != PLAIN and source.reads_plainly and takes_recipe(source, best):
-            candidates = [best, RECIPES[PLAIN]]
-        if candidates is not None:
-            return replace(select_recipe(source, inputs, candidates, measured, kind), label=source.name)
+        if not encoders and source.reads_plainly:
+            best = _best_recipe(kind, inputs)
+            if best != plain and (encoder := try_recipe(source, best)) is not None:
+                encoders = {best: encoder, plain: source}
+        if encoders:
+            return replace(select_recipe(source, inputs, encoders, measured, kind), label=source.name)
         default = _default_layer(source, kind)
     accuracy = None
     if classes is not None:
-        (accuracy,) = label_accuracies([source], [RECIPES[PLAIN]], inputs)
+        (accuracy,) = label_accuracies([source], [plain], inputs)
     selection = select_from_scores(source, inputs, metrics, accuracy, rule=rule, unmeasured=unmeasured, default=default)
     own = source.own_recipe
     recipe = PLAIN if own is None else own.name
@@ -213,6 +213,14 @@ def _default_layer(source: RecipeSource, kind: DetectedKind) -> tuple[int, str]:
         return source.num_layers, "the last layer of an embedding model"
     depth = default_depth(source.own_recipe or RECIPES[PLAIN], kind.name)
     return resolve_layer(depth, source.num_layers), f"{depth} of {source.num_layers} blocks, the default depth"
+
+
+def _best_recipe(kind: DetectedKind, inputs: SelectionInputs) -> Recipe:
+    """Return the recipe for a kind of model, which is centered on the texts if there are enough different ones."""
+    name = next(iter(DEFAULTS[kind.name]))
+    texts = inputs.texts or []
+    is_centered = name != PLAIN and all(isinstance(text, str) for text in texts) and len(set(texts)) >= SMALLEST_SAMPLE
+    return recipe_of("recipes", f"{name}+center") if is_centered else RECIPES[name]
 
 
 def default_recipe(recipes: Sequence[Recipe], kind: ModelKind) -> Recipe:
@@ -297,7 +305,7 @@ def _check_center(recipes: Sequence[Recipe], inputs: SelectionInputs) -> None:
 def select_recipe(
     source: RecipeSource,
     inputs: SelectionInputs,
-    recipes: Sequence[Recipe],
+    encoders: Mapping[Recipe, LayerSource],
     measured: tuple[pl.DataFrame, str],
     kind: DetectedKind,
 ) -> RecipeSelection:
@@ -306,23 +314,20 @@ def select_recipe(
     Args:
         source: the encoder of a whole model, without a template.
         inputs: texts and labels.
-        recipes: the candidates.
+        encoders: the encoder under each candidate, its spans side by side.
         measured: of :func:`measure_metrics` on the plain texts.
         kind: of the model.
     """
     plain = RECIPES[PLAIN]
     plain_metrics, unmeasured = measured
-    sources = {
-        recipe.name: source if recipe == plain else source.with_recipe(recipe.apart() if recipe.center else recipe)
-        for recipe in recipes
-    }
+    recipes = list(encoders)
     parts: dict[str, Selection] = {}
     accuracies: dict[str, Tensor] = {}
     if inputs.classes is not None:
         normalized = "Normalize" in source.after_pooling
         scored = [replace(each, normalize=each.normalize or (normalized and each.join is not None)) for each in recipes]
-        all_accuracies = label_accuracies(list(sources.values()), scored, inputs)
-        accuracies = dict(zip(sources, all_accuracies, strict=True))
+        all_accuracies = label_accuracies(list(encoders.values()), scored, inputs)
+        accuracies = {recipe.name: accuracy for recipe, accuracy in zip(recipes, all_accuracies, strict=True)}
     for recipe in recipes:
         name = recipe.name
         metrics, reason = plain_metrics, unmeasured
@@ -332,14 +337,11 @@ def select_recipe(
         layer = resolve_layer(depth, source.num_layers)
         default = layer, f"{depth} of {source.num_layers} blocks, the default depth"
         parts[name] = select_from_scores(
-            sources[name], inputs, metrics, accuracies.get(name), unmeasured=reason, default=default
+            encoders[recipe], inputs, metrics, accuracies.get(name), unmeasured=reason, default=default
         )
     chosen = default_recipe(recipes, kind.name)
     reason = f"the default for {KIND_NAMES[kind.name]}"
-    record = ""
-    if (kind.name, chosen.before_vectors().name) == ("causal", "word-echo"):
-        words = [len(text.split()) for text in inputs.sample]
-        record = f"{RECORD} {LONG_RECORD}" if sum(words) > _LONG_TEXT * len(words) else RECORD
+    is_known = (kind.name, chosen.before_vectors().name) == ("causal", "word-echo")
     labels = None
     if accuracies:
         accuracy = {name: accuracies[name][part.layer] for name, part in parts.items()}
@@ -366,8 +368,8 @@ def select_recipe(
         labels=labels,
         custom_recipe=None if has_name(chosen) else chosen,
         center=center,
-        tokens={name: _mean_tokens(each, inputs.sample) for name, each in sources.items()} if inputs.texts else {},
-        record=record,
+        tokens={each.name: _mean_tokens(encoders[each], inputs.sample) for each in recipes} if inputs.texts else {},
+        record=RECORD if is_known else "",
         kind=kind,
     )
 
@@ -387,16 +389,16 @@ def _combine_recipes(parts: Mapping[str, Selection], name: str, reason: str, **e
 
 def _transform_vectors(vectors: Tensor, recipe: Recipe, sample: Sequence[int]) -> Tensor:
     """Return vectors ``(L, N, D)`` transformed by a recipe, centered on the rows of a sample at each layer."""
-    if recipe.center:
-        vectors = torch.stack([_center(rows, recipe.join, sample) for rows in vectors])
+    if recipe.join is not None or recipe.center:
+        vectors = torch.stack([_transform_layer(rows, recipe, sample) for rows in vectors])
     return torch.nn.functional.normalize(vectors, dim=-1) if recipe.normalize else vectors
 
 
-def _center(rows: Tensor, join: Join | None, sample: Sequence[int]) -> Tensor:
-    if join is None:
+def _transform_layer(rows: Tensor, recipe: Recipe, sample: Sequence[int]) -> Tensor:
+    if recipe.join is None:
         return rows + centering_offset(rows[sample])
     spans, share = split_spans(rows)
-    return join_spans(spans, share, join, centering_offset(spans[sample]))
+    return join_spans(spans, share, recipe.join, centering_offset(spans[sample]) if recipe.center else None)
 
 
 @dataclass(frozen=True)

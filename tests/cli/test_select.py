@@ -15,6 +15,7 @@ from midlayer_encoders import LayerEncoder
 from midlayer_encoders.cli import app
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.media.text_lists import read_texts
+from tests.recipes.test_word_echo import save_causal
 from tests.selection.test_select import KINDS, TEXTS
 from tests.tasks.rows import write
 
@@ -115,10 +116,25 @@ def test_recipes_print_the_code_of_the_encoder(
     scored = run(*common, "--labels", str(labels), "--recipes", "plain", "--template", 'a "{text}" is:"')
     assert "15 labeled texts" in scored
     assert "yours" in scored
-    with pytest.raises(OptionError, match="`--out` must be given with `--text-column`"):
-        run(*common, "--recipes", "plain+center", "--text-column", "text")
+    with pytest.raises(OptionError, match="`--out` must be given with a table"):
+        run("no/model", "--texts", str(tmp_path / "rows.csv"), "--recipes", "plain+center")
     rows = tmp_path / "rows.jsonl"
     rows.write_text("\n".join(json.dumps({"text": f"{text}\n{text}"}) for text in TEXTS), encoding="utf8")
     two_lines = ("--texts", str(rows), "--text-column", "text", "--out", str(out))
     run(folder, *two_lines, "--recipes", "plain+center", "--device", "cpu")
     assert read_texts(center) == [f"{text} {text}" for text in TEXTS], "a text is a line"
+
+
+@pytest.mark.parametrize(("suffix", "options"), [("jsonl", ()), ("txt", ("--max-texts", "18")), ("txt", ())])
+def test_default_says_where_the_texts_that_it_centers_on_are(
+    suffix: str, options: tuple[str, ...], tmp_path: Path
+) -> None:
+    folder = save_causal("byte level", tmp_path / "model")
+    texts = tmp_path / f"texts.{suffix}"
+    lines = TEXTS if suffix == "txt" else [json.dumps({"text": text}) for text in TEXTS]
+    texts.write_text("\n".join(lines) + "\n", encoding="utf8")
+    output = run(folder, "--texts", str(texts), "--device", "cpu", *options)
+    is_whole_file = suffix == "txt" and not options
+    center = shlex.quote(str(texts)) if is_whole_file else "center.txt"
+    assert f"--recipe word-echo+center --center {center} --out layer-5" in output
+    assert ("Pass --out FOLDER to store center.txt" in output) != is_whole_file

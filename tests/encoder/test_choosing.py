@@ -51,9 +51,9 @@ def test_recipe_and_layer_are_chosen_together(tiny_folder: Folder, tmp_path: Pat
     expected = select_layer(folder, TEXTS, device="cpu")
     assert isinstance(expected, RecipeSelection)
     assert encoder.selection is not None
-    assert encoder.options.recipe == expected.recipe == "word-echo", "the default recipe of a causal language model"
-    by_hand = LayerEncoder(folder, expected.layer, recipe="word-echo", device="cpu")
-    assert encoder.spec == by_hand.spec
+    assert encoder.options.recipe == expected.recipe == "word-echo+center", "the default of a causal language model"
+    by_hand = LayerEncoder(folder, expected.layer, recipe="word-echo", center=TEXTS, device="cpu")
+    np.testing.assert_array_equal(encoder.encode(TEXTS), by_hand.encode(TEXTS))
     encoder.save_pretrained(str(tmp_path / "saved"))
     loaded = SentenceTransformer(str(tmp_path / "saved"), device="cpu", trust_remote_code=True)
     np.testing.assert_allclose(loaded.encode(TEXTS), by_hand.encode(TEXTS), atol=1e-6)
@@ -68,14 +68,14 @@ def test_selection_takes_the_place_of_the_layer(tiny_folder: Folder, tmp_path: P
     folder = save_causal("byte level", tmp_path / "model")
     selection = select_layer(folder, TEXTS, max_length=60, device="cpu")
     assert isinstance(selection, RecipeSelection)
-    expected = LayerEncoder(folder, selection.layer, recipe=selection.recipe, max_length=60, device="cpu")
+    expected = LayerEncoder(folder, max_length=60, device="cpu", **selection.keywords)
     for encoder in (LayerEncoder(folder, selection, device="cpu"), selection.encoder(device="cpu")):
         assert encoder.spec == expected.spec
         assert encoder.selection is selection
     by_name = LayerEncoder(folder, "auto", texts=TEXTS, max_length=60, device="cpu").selection
     assert by_name is not None
     assert by_name.encoder(device="cpu").spec == expected.spec
-    assert LayerEncoder(folder, selection, recipe="word-echo", device="cpu").spec == expected.spec
+    assert LayerEncoder(folder, selection, recipe="word-echo+center", device="cpu").spec == expected.spec
     contradictions: list[dict[str, Any]] = [
         {"recipe": "echo"},
         {"bidirectional": True},

@@ -89,7 +89,7 @@ def test_detect_kind_without_a_head_follows_the_interval(without_head: LayerEnco
 def test_layer_auto_follows_the_kind(with_head: LayerEncoder, without_head: LayerEncoder) -> None:
     texts = collection("sentences", 36)
     auto = LayerEncoder(with_head.source, "auto", recipe="auto", texts=texts, device="cpu")
-    assert (auto.layer, auto.options.recipe) == (6, "word-echo"), "0.95 of 6 blocks"
+    assert (auto.layer, auto.options.recipe) == (6, "word-echo+center"), "0.95 of 6 blocks"
     auto = LayerEncoder(without_head.source, "auto", texts=texts, device="cpu")
     assert (auto.layer, auto.options.recipe) == (6, None)
     plain = LayerEncoder(with_head.source, "auto", recipe="plain", texts=texts, device="cpu")

@@ -13,6 +13,8 @@ import numpy as np
 import polars as pl
 import pytest
 import torch
+from sentence_transformers import SentenceTransformer
+from transformers import AutoTokenizer
 
 from midlayer_encoders import LayerEncoder, Recipe, select_layer
 from midlayer_encoders.errors import OptionError
@@ -20,7 +22,7 @@ from midlayer_encoders.recipes import RECIPES, fitting_recipes, recipes_of
 from midlayer_encoders.selection import RULES, RecipeSelection, Selection, select
 from midlayer_encoders.selection.kind import ModelKind
 from midlayer_encoders.selection.ridge import class_numbers, ridge_correct
-from midlayer_encoders.selection.select import DEFAULTS, LABELS, LONG_RECORD, RECORD, default_depth, default_recipe
+from midlayer_encoders.selection.select import DEFAULTS, LABELS, RECORD, default_depth, default_recipe
 from tests.recipes.test_word_echo import save_causal
 from tests.selection.frames import frame
 from tests.selection.test_select import KINDS, TEXTS
@@ -205,25 +207,28 @@ def causal_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_causal_model_is_read_twice_by_default(causal_folder: str) -> None:
     selection = select_layer(causal_folder, TEXTS, device="cpu")
     assert isinstance(selection, RecipeSelection)
-    assert selection.keywords == {"layer": 5, "recipe": "word-echo"}, "0.95 of 5 blocks"
-    assert list(selection.parts) == ["word-echo", "plain"]
+    assert selection.keywords == {"layer": 5, "recipe": "word-echo+center", "center": TEXTS}, "0.95 of 5 blocks"
+    assert list(selection.parts) == ["word-echo+center", "plain"]
     assert selection.parts["plain"].layer == 4, "what the plain text alone would have given"
     assert {choice.rule for choice in selection.parts["plain"].choices} == set(RULES)
-    counted = {
-        name: LayerEncoder(causal_folder, -1, recipe=name, device="cpu").tokenizer(TEXTS)["input_ids"]
-        for name in ("word-echo", "plain")
+    tokenizer = AutoTokenizer.from_pretrained(causal_folder)
+    before, question, between = 'This sentence : "', '" means in one word:"', '". The rewritten sentence: "'
+    parts = [[tokenizer(part)["input_ids"] for part in (before, text, question, between, text)] for text in TEXTS]
+    means = {
+        "word-echo+center": sum(len(ids) for row in parts for ids in row) / len(TEXTS),
+        "plain": sum(len(row[1]) for row in parts) / len(TEXTS),
     }
-    means = {name: sum(map(len, ids)) / len(TEXTS) for name, ids in counted.items()}
     assert selection.tokens == pytest.approx(means)
     assert dict(selection.to_frame().select("recipe", "tokens").iter_rows()) == pytest.approx(means)
-    ratio = f"{means['word-echo'] / means['plain']:.1f}"
-    cost = f"The model reads {means['word-echo']:.1f} tokens per text, {ratio} times as many as the plain text."
+    ratio = f"{means['word-echo+center'] / means['plain']:.1f}"
+    cost = f"The model reads {means['word-echo+center']:.1f} tokens per text, {ratio} times as many as the plain text."
     assert selection.cost == cost
     assert cost in str(selection)
     assert RECORD in selection.confidence
     encoder = LayerEncoder(causal_folder, "auto", texts=TEXTS, device="cpu")
     assert encoder.spec == LayerEncoder(causal_folder, device="cpu", **selection.keywords).spec
-    assert LayerEncoder(causal_folder, "auto", device="cpu").spec == encoder.spec, "without texts"
+    without = LayerEncoder(causal_folder, 5, recipe="word-echo", device="cpu")
+    assert LayerEncoder(causal_folder, "auto", device="cpu").spec == without.spec
 
 
 @pytest.mark.parametrize("rule", ["auto", "last"])
@@ -263,7 +268,7 @@ def test_labels_choose_between_word_echo_and_the_plain_text(causal_folder: str) 
     selection = select_layer(causal_folder, TEXTS, KINDS, device="cpu")
     assert isinstance(selection, RecipeSelection)
     scored = selection.frame.filter(kind="score").group_by("recipe").len()
-    assert dict(scored.iter_rows()) == {"word-echo": 6, "plain": 6}
+    assert dict(scored.iter_rows()) == {"word-echo+center": 6, "plain": 6}
     assert selection.confidence.startswith("On 20 labeled texts it is ")
 
 
@@ -282,7 +287,34 @@ def test_all_named_recipes_are_those_that_the_model_takes(
         select_layer(encoder, TEXTS, recipes=["plain", "word-echo"])
 
 
-@pytest.mark.long
-def test_record_of_long_texts_is_shown_for_long_texts(causal_folder: str) -> None:
-    assert LONG_RECORD not in select_layer(causal_folder, TEXTS, device="cpu").confidence
-    assert LONG_RECORD in select_layer(causal_folder, [f"{text} word" * 250 for text in TEXTS], device="cpu").confidence
+@pytest.mark.parametrize(
+    ("texts", "expected"),
+    [(TEXTS[:16], "word-echo+center"), (TEXTS[:15], "word-echo"), (TEXTS[:15] * 2, "word-echo"), (None, "word-echo")],
+    ids=["16 texts", "15 texts", "15 texts twice", "no texts"],
+)
+def test_causal_default_is_centered_on_16_different_texts(
+    texts: list[str] | None, expected: str, causal_folder: str
+) -> None:
+    encoder = LayerEncoder(causal_folder, "auto", texts=texts, device="cpu")
+    assert encoder.selection is not None
+    assert encoder.selection.recipe == encoder.options.recipe == expected
+
+
+def test_default_subtracts_the_mean_of_each_span(causal_folder: str, tmp_path: Path) -> None:
+    encoder = select_layer(causal_folder, TEXTS, device="cpu").encoder(device="cpu")
+    apart = LayerEncoder(causal_folder, 5, recipe="word-echo", join="none", device="cpu").encode(TEXTS)
+    spans = apart[:, :-1].reshape(len(TEXTS), 3, -1).astype(np.float64)
+    spans -= spans.mean(axis=0)
+    spans /= np.linalg.norm(spans, axis=2, keepdims=True)
+    expected = np.sqrt(spans.shape[2]) * (apart[:, -1:] * spans[:, 0] + spans[:, 1] + spans[:, 2])
+    np.testing.assert_allclose(encoder.encode(TEXTS), expected, atol=1e-5)
+    encoder.save_pretrained(str(tmp_path))
+    loaded = SentenceTransformer(str(tmp_path), device="cpu", trust_remote_code=True)
+    np.testing.assert_allclose(loaded.encode(TEXTS), expected, atol=1e-5)
+
+
+def test_center_of_the_user_replaces_that_of_the_default(causal_folder: str) -> None:
+    center = [f"{text} again" for text in TEXTS]
+    encoder = LayerEncoder(causal_folder, "auto", texts=TEXTS, center=center, device="cpu")
+    expected = LayerEncoder(causal_folder, 5, recipe="word-echo", center=center, device="cpu")
+    np.testing.assert_array_equal(encoder.encode(TEXTS), expected.encode(TEXTS))
