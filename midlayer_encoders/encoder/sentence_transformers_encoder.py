@@ -34,7 +34,7 @@ from midlayer_encoders.errors import OptionError, short_repr
 from midlayer_encoders.measuring import agreed, measure_layers
 from midlayer_encoders.models import transformers_internals as internals
 from midlayer_encoders.models.gguf_cache import gguf_pools
-from midlayer_encoders.models.hub import model_location
+from midlayer_encoders.models.hub import local_only, model_location, weight_files
 from midlayer_encoders.processes.sharing import Group, join, share_model
 from midlayer_encoders.reading.locks import turn
 from midlayer_encoders.recipes import PLAIN, Recipe, recipe_of
@@ -199,6 +199,14 @@ class LayerEncoder(EmbeddingEncoder):
             return None
         folder, _ = model_location(self.source)
         return gguf_pools(folder, self._gguf_file, self.options.revision)
+
+    @property
+    def weight_names(self) -> Sequence[str]:
+        """Names of the weights in the model's files; empty for a module in memory and for a GGUF file."""
+        if isinstance(self[0], MemoryModule) or self._gguf_file is not None:
+            return ()
+        revision = self.options.revision
+        return tuple(weight_files(self.source, revision, local=local_only(self.source, revision)))
 
     def check_own(self, options: Mapping[str, Any]) -> None:
         """Raise if options that accompany this encoder differ from the encoder's."""

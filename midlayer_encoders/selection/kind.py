@@ -78,6 +78,10 @@ class KindSource(LayerSource, Protocol):
     def gguf_pooling(self) -> bool | None:
         """Whether the model's GGUF file names a pooling; ``None`` without such a file."""
 
+    @property
+    def weight_names(self) -> Sequence[str]:
+        """Names of the weights in the model's files, including those of a head or decoder that was not loaded."""
+
 
 def detect_kind(
     source: KindSource,
@@ -91,8 +95,9 @@ def detect_kind(
     """Return the kind of a model; causal attention is detected by running the model on a few words.
 
     Modules of sentence-transformers, or the pooling of a GGUF file, show an embedding model, and so does a
-    bidirectional model that was saved without the head of its pretraining. A head, or a GGUF file of a causal model
-    without a pooling, shows that it is none. Where the files say nothing, half match decides, with an interval.
+    bidirectional model that was saved without the head of its pretraining. A head, a decoder, or a GGUF file of a
+    causal model without a pooling shows that it is none. Where the files say nothing, half match decides, with an
+    interval.
 
     Args:
         source: the encoder of the whole model.
@@ -110,16 +115,22 @@ def detect_kind(
         return DetectedKind("tuned", "its GGUF file names a pooling")
     is_causal = not looks_ahead(source.transformer, source.anatomy, source.model_inputs([_SAMPLE_TEXT]))
     untuned: ModelKind = "causal" if is_causal else "bidirectional"
-    saved_names = getattr(getattr(source.transformer, "config", None), "architectures", None) or ()
-    name = (*saved_names, type(source.transformer).__name__)[0]
-    if _HEAD.search(name):
-        shown = f"it was saved as {name}" if saved_names else f"its class is {name}"
-        no_modules = "and it has no modules of sentence-transformers"
+    saved_as = _saved_as(source.transformer)
+    classes = saved_as or [parent.__name__ for parent in type(source.transformer).__mro__]
+    no_modules = "and it has no modules of sentence-transformers"
+    if head := next(filter(_HEAD.search, classes), None):
+        shown = f"it was saved as {head}" if saved_as else f"its class is {head}"
         return DetectedKind(untuned, f"{shown}, with the head of its pretraining, {no_modules}")
     if is_causal and pools is not None:
         return DetectedKind(untuned, "its GGUF file names no pooling")
-    if not is_causal and saved_names and name.endswith("Model"):
-        return DetectedKind("tuned", f"it was saved as {name}, without the head of its pretraining")
+    parts = {name.partition(".")[0] for name in source.weight_names}
+    others = {part for part in parts if not hasattr(source.transformer, part)}
+    if "decoder" in others:
+        return DetectedKind(untuned, f"it was saved with the decoder of its pretraining, {no_modules}")
+    if not saved_as and getattr(source.transformer, "base_model_prefix", "") in others:
+        return DetectedKind(untuned, f"the names of its weights show the head of its pretraining, {no_modules}")
+    if not is_causal and saved_as and saved_as[0].endswith("Model"):
+        return DetectedKind("tuned", f"it was saved as {saved_as[0]}, without the head of its pretraining")
     ranks = group.first(lambda: _half_match_of(source, texts, token_budget, progress))
     if ranks is None:
         needed = f"half match needs {MIN_TEXTS} different texts of {LEAST_TOKENS} tokens or more"
@@ -130,6 +141,13 @@ def detect_kind(
         f"above the layers up to a depth of {rules.DEPTH} (95 % interval){'' if is_tuned else ', which is too little'}"
     )
     return DetectedKind("tuned" if is_tuned else untuned, evidence)
+
+
+def _saved_as(model: Any) -> list[str]:
+    """Return the names of the classes that a model was saved as; a config may hold anything there."""
+    names = getattr(getattr(model, "config", None), "architectures", None)
+    listed = names if isinstance(names, list | tuple) else [names]
+    return [name for name in listed if isinstance(name, str)]
 
 
 def judge_half_match(ranks: Tensor, *, seed: int = 0) -> tuple[bool, tuple[float, float]]:

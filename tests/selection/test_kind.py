@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, LlamaModel
+import transformers
+from transformers import BartConfig, LlamaConfig, LlamaForCausalLM, LlamaModel, T5Config
 
 from midlayer_encoders import LayerEncoder, select_layer
 from midlayer_encoders.export import export_for
@@ -20,8 +21,10 @@ from midlayer_encoders.selection import select
 from midlayer_encoders.selection.kind import detect_kind, is_embedding_model, judge_half_match
 from tests.export.tiny_bpe import save_bpe
 from tests.recipes.test_word_echo import TOKENIZERS, save_causal
+from tests.tiny_folders import tokenizer
 
 Folder = Callable[[str], str]
+SIZES = {"layers": 2, "attention_heads": 4, "ffn_dim": 64}
 PARTS = {
     "sentences": ("A man|Two dogs|The old train|My aunt", "plays|crosses|finds|leaves", "a field|the river|her song"),
     "reviews": ("Great|Awful|Decent", "phone case|blender|novel", "broke in a week|works as said|five stars from me"),
@@ -117,6 +120,43 @@ def test_detect_kind_of_any_head_is_no_embedding_model(tiny_folder: Folder, tmp_
         encoder = LayerEncoder(tiny_folder(family), -1, device="cpu")
         encoder.transformer.config.architectures = [name]
         assert detect_kind(encoder, collection("questions", 36)).name == expected
+
+
+@pytest.mark.parametrize(
+    "saved_as", ["LlamaForCausalLM", [None, "LlamaForCausalLM"], ["LlamaModel", "LlamaForCausalLM"]]
+)
+def test_detect_kind_reads_odd_architectures(with_head: LayerEncoder, saved_as: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(with_head.transformer.config, "architectures", saved_as)
+    assert detect_kind(with_head, collection("reviews", 36)).evidence.startswith("it was saved as LlamaForCausalLM")
+
+
+@pytest.mark.parametrize("saved_as", [None, [], [3]])
+def test_detect_kind_without_architectures_reads_weight_names(tmp_path: Path, saved_as: Any) -> None:
+    folder = save_causal("byte level", tmp_path, mixing_last(LlamaForCausalLM))
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"architectures": saved_as}))
+    kind = detect_kind(LayerEncoder(folder, -1, device="cpu"), collection("reviews", 36))
+    assert kind.name == "causal"
+    assert kind.evidence.startswith("the names of its weights show the head of its pretraining")
+
+
+@pytest.mark.parametrize("name", ["BartModel", "T5Model"])
+def test_detect_kind_of_a_saved_decoder_is_no_embedding_model(tmp_path: Path, name: str) -> None:
+    sizes = {"vocab_size": 99, "d_model": 32, "pad_token_id": 0}
+    bart = {f"{part}_{key}": size for part in ("encoder", "decoder") for key, size in SIZES.items()}
+    config = BartConfig(**sizes, **bart) if name == "BartModel" else T5Config(**sizes, d_kv=8, d_ff=64, num_layers=2)
+    getattr(transformers, name)(config).save_pretrained(tmp_path)
+    tokenizer().save_pretrained(tmp_path)
+    kind = detect_kind(LayerEncoder(str(tmp_path), -1, device="cpu"))
+    assert kind.name == "bidirectional"
+    assert kind.evidence.startswith("it was saved with the decoder of its pretraining")
+
+
+def test_detect_kind_of_a_subclass_in_memory_reads_its_parents() -> None:
+    named = type("Ours", (LlamaForCausalLM,), {})
+    encoder = LayerEncoder.from_module(mixing_last(named), -1, processor=TOKENIZERS["byte level"](), medium="text")
+    kind = detect_kind(encoder, collection("sentences", 36))
+    assert (kind.name, "its class is LlamaForCausalLM" in kind.evidence) == ("causal", True)
 
 
 @pytest.mark.parametrize(
