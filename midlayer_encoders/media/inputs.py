@@ -299,7 +299,7 @@ def medium_of(item: Any, accepted: Sequence[str]) -> Medium:
     if hasattr(item, "get_all_samples") or _is_waveform(item):
         return "audio"
     axes = getattr(item, "ndim", 0)
-    if not isinstance(axes, int) or axes < 1:
+    if not isinstance(axes, int) or axes < 1 or hasattr(item, "columns"):  # a data frame has two axes
         raise InputError(
             f"`inputs` must each be {_name_media(accepted)}, but got {short_repr(item)} ({type(item).__name__})."
         )

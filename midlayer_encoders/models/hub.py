@@ -108,7 +108,8 @@ def local_only(model: str, revision: str | None = None, *, filename: str = "conf
             f"`revision` must be None for a folder, but got {revision!r} for {model!r}. Pass the checkpoint's folder."
         )
     if model.startswith((".", "/", "~")) or model.count("/") > 1:
-        raise ModelNotFoundError(f"`model` must be a folder or a name on the hub, but there is no folder {model!r}.")
+        kind = "file" if model.endswith(".gguf") else "folder"
+        raise ModelNotFoundError(f"`model` must be a folder or a name on the hub, but there is no {kind} {model!r}.")
     try:
         return _query_hub(model, revision, filename)
     except ModelNotFoundError:

@@ -77,6 +77,9 @@ def _rows(data: Any, name: str) -> Sequence[Mapping[Any, Any]]:
             sizes = ", ".join(f"{len(values)} of {column}" for column, values in columns.items())
             raise TaskFileError(f"{name} must have columns of the same length, but has {sizes}.")
         return [dict(zip(columns, cells, strict=True)) for cells in zip(*columns.values(), strict=True)]
+    headers = list(getattr(data, "column_names", None) or data.columns)
+    if (duplicate := next((column for column in headers if headers.count(column) > 1), None)) is not None:
+        raise TaskFileError(f"{name} has two columns named {duplicate!r}. Rename or remove one.")
     method = next(method for method in _ROW_METHODS if hasattr(data, method))
     return getattr(data, method)(*_ROW_METHODS[method])  # type: ignore[no-any-return]
 

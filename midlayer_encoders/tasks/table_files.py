@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Self, TypeAlias
 
-from midlayer_encoders.errors import MidlayerError, counted, did_you_mean, short_repr
+from midlayer_encoders.errors import MidlayerError, OptionError, counted, did_you_mean, short_repr
 from midlayer_encoders.files import check_regular_file, read_json_lines, read_lines, read_text_file
 from midlayer_encoders.validation import lone_surrogate
 
@@ -55,6 +55,11 @@ class Columns(NamedTuple):
             ['id', 'text', 'label', 'text (unused)']
         """
         both = {"text": self.text_column, "label": self.label_column}
+        for column, name in both.items():
+            if not isinstance(name, str | None):
+                raise OptionError(f"`{column}_column` must be the name of a column, but got {short_repr(name)}.")
+        if self.text_column is not None and self.text_column == self.label_column:
+            raise OptionError(f"`text_column` and `label_column` must differ, but both are {self.text_column!r}.")
         requested = {name: column for column, name in both.items() if name is not None}
         for name, column in requested.items():
             if name not in names:

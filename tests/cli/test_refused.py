@@ -171,6 +171,7 @@ REFUSED_EARLY = {
     "embed built-in --texts texts.txt --out v.npy --layers 0,1.5": "but got '0,1.5'",
     "compare . run --texts texts.txt": "'run' is the folder of a run. Pass 'run/model'",
     "compare . ./missing --texts texts.txt": "there is no folder './missing'",
+    "metrics ./missing/model.gguf --texts texts.txt": "there is no file './missing/model.gguf'",
     "metrics run --texts texts.txt": "'run' is the folder of a run. Pass 'run/model'",
     **dict.fromkeys(
         (

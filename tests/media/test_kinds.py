@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy.io import wavfile
 
@@ -30,6 +31,11 @@ from tests.made_media import image, waveform
 )
 def test_kind_of_an_input(item: object, taken: list[str], expected: str) -> None:
     assert medium_of(item, taken) == expected
+
+
+def test_data_frame_is_no_input() -> None:
+    with pytest.raises(InputError, match=r"must each be a text, but got .*\(DataFrame\)"):
+        medium_of(pd.DataFrame({"text": ["a"]}), ["text"])
 
 
 def test_image_path_is_an_image_for_a_model_of_texts_and_images(tmp_path: Path) -> None:

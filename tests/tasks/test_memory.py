@@ -145,6 +145,7 @@ def test_texts_without_labels_name_their_use() -> None:
         ({"train": REVIEWS, "dev": REVIEWS}, r"must have a split called test, but has train, dev\. Pass .*'test': data\['dev'\]"),
         ({"train": REVIEWS, "test": [("a", 5), ("b", 5)]}, r"^data\['test'\] must have at least two different labels"),
         (pl.LazyFrame({"text": ["a"]}), "must be names, paths, data or mteb's task objects, but got <LazyFrame"),
+        (pd.DataFrame([["a", 1, 2]] * 9, columns=["text", "label", "label"]), "^data has two columns named 'label'. Rename"),
         ([5], "must be names, paths, data or mteb's task objects, but got 5"),
     ],
 )  # fmt: skip
@@ -152,3 +153,15 @@ def test_texts_without_labels_name_their_use() -> None:
 def test_invalid_data_is_refused(data: Any, message: str) -> None:
     with pytest.raises((TaskFileError, OptionError), match=message):
         task_sources(data)
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        (Columns(["text"]), r"`text_column` must be the name of a column, but got \['text'\]"),  # type: ignore[arg-type]
+        (Columns("text", "text"), "`text_column` and `label_column` must differ, but both are 'text'"),
+    ],
+)
+def test_invalid_column_names_are_refused(columns: Columns, message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        task_sources(REVIEWS, columns)
