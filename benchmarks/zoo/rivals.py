@@ -43,7 +43,7 @@ from midlayer_encoders.recipes import RECIPES, centering_offset
 from midlayer_encoders.scoring import resampled_scores
 from midlayer_encoders.scoring.recording import Recorded
 
-DEPTH, DEPTHS = 0.95, (0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 1.0)
+DEPTH, DEPTHS = 0.95, (0.6, 0.8, 0.9, 0.95, 1.0)
 STEERED, TIMES = 6 / 32, 2  # Contrastive Prompting: the sixth of 32 blocks and the scale of its authors for PromptEOL
 REROUTED = {"the middle third": (1 / 3, 2 / 3), "the second half": (0.5, 1.0), "all blocks": (0.0, 1.0)}
 AGGREGATED_FROM = (0.0, 0.5)
@@ -125,12 +125,15 @@ def recipe(name: str, encoder: LayerEncoder, texts: list[str], layers: Sequence[
 
 
 def word_echo(encoder: LayerEncoder, texts: list[str], layers: Sequence[int]) -> Vectors:
-    """Yield the vectors of ``word-echo``, and those whose spans are centered on the texts, from one pass."""
+    """Yield the vectors of ``word-echo``, and with centered spans and other weights of the first copy, from one pass."""
     reader = encoder.with_recipe(RECIPES["word-echo"].apart())
     for layer, rows in zip(layers, reader.encode_layers(texts, layers, convert_to_tensor=True), strict=True):
         spans, share = split_spans(rows)
         yield "word-echo", layer, join_spans(spans, share)
-        yield "word-echo+center", layer, join_spans(spans, share, "sum", centering_offset(spans))
+        offsets = centering_offset(spans)
+        weights = {"": share, ", no first copy": 0 * share, ", half": share / 2, ", always 1": torch.ones_like(share)}
+        for name, weight in weights.items():
+            yield f"word-echo+center{name}", layer, join_spans(spans, weight, "sum", offsets)
 
 
 def meta_eol(encoder: LayerEncoder, texts: list[str], layers: Sequence[int]) -> Vectors:
