@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -196,7 +198,9 @@ def test_printed_code_exports_a_centered_winner(
     result = sweep(tiny_folder("Llama"), task, recipes=["one-word+center"], layers=[2], out="out", **QUICK)
     lines = export_lines(result.notes, 2)
     assert lines["shell"].endswith("--layer 2 --recipe one-word --center out/center.txt --out layer-2")
-    exec("from midlayer_encoders import *\n" + lines["Python"], {})  # every name in it can be imported
+    (code, shell) = map(html.unescape, re.findall(r"<pre><code>(.*?)</code></pre>", result.html(), re.DOTALL))
+    assert (code.splitlines()[1:], shell) == ([lines["Python"]], lines["shell"])
+    exec(code, {})  # as copied from the page
     plain = SentenceTransformer("layer-2", device="cpu")
     encoder = LayerEncoder(
         tiny_folder("Llama"), 2, recipe="one-word", center=read_texts("out/center.txt"), device="cpu"
