@@ -31,8 +31,8 @@ print(chosen.cost)
 
 # %% [markdown]
 # For a causal language model, the prompt matters more than the layer: `word-echo` asks for the meaning of the text in
-# one word and then repeats the text ([Recipes](../recipes.md)). If you need vectors of the text as it is, these are
-# the choices of all rules that need one pass over the texts:
+# one word and then repeats the text, and `+center` subtracts the mean of your texts ([Recipes](../recipes.md)). If you
+# need vectors of the text as it is, these are the choices of all rules that need one pass over the texts:
 
 # %%
 from midlayer_encoders import measure
@@ -68,7 +68,7 @@ figure.savefig("which_layer.png", dpi=72, bbox_inches="tight")
 labels = [entry.library for entry in functions]
 checked = select_layer(encoder, texts, labels)
 accuracy = checked.frame.filter(name="accuracy")
-for recipe, layer in (("plain", checked.num_layers), ("plain", plain.layer), ("word-echo", chosen.layer)):
+for recipe, layer in (("plain", checked.num_layers), ("plain", plain.layer), (chosen.recipe, chosen.layer)):
     value = accuracy.filter(recipe=recipe, layer=layer)["value"].item()
     print(f"{recipe} at layer {layer:>2}: {100 * value:.1f} % of the texts assigned to their library")
 print(checked.confidence)
@@ -77,8 +77,8 @@ print(checked.confidence)
 # Eighty labels are few, so the interval matters more than the number. `select_layer` follows labels only if they show
 # that a recipe or a layer is *clearly* better. If a point or two matters to you, [sweep your own task](3_sweep_your_data.md).
 #
-# `LayerEncoder("built-in", **chosen.keywords)` builds the encoder. On the command line: `midlayer select built-in
+# `chosen.encoder()` builds the encoder, with the texts that it centers on. On the command line: `midlayer select built-in
 # --texts texts.txt`.
 
 # %%
-print(chosen.keywords)
+print(chosen.keywords["recipe"], chosen.keywords["layer"], len(chosen.keywords["center"]), "texts")
