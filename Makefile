@@ -127,6 +127,7 @@ check: $(VENV)/installed
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python scripts/check_names.py
+	$(BIN)/python benchmarks/structure.py --check
 
 format: $(VENV)/installed
 	$(BIN)/ruff check --fix .

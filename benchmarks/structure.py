@@ -2,14 +2,18 @@
 
     python benchmarks/structure.py              # print the table
     python benchmarks/structure.py --docs       # write it and the diagram to docs/architecture.md
+    python benchmarks/structure.py --check      # fail if a size is above its limit, and lower a limit that is too high
 
-Imports are read from the source, including those inside functions and under TYPE_CHECKING.
+Imports are read from the source, including those inside functions and under TYPE_CHECKING. Only what an import of a
+class loads leaves those out. The limits are in ``structure_limits.json``; they only go down.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import json
+import sys
 import tokenize
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -19,12 +23,11 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 PACKAGE = "midlayer_encoders"
 PAGE = ROOT / "docs" / "architecture.md"
-LINES_IN_0_2 = {
-    "sweeping": 2704, "encoder": 2700, "report": 2683, "cli": 2213, "metrics": 1932, "analysis": 1617, "tasks": 1582,
-    "export": 1329, "paper": 1317, "scoring": 1314, "models": 1294, "reading": 1286, "callbacks": 1103,
-    "selection": 1008, "tuning": 669, "store": 626, "spectra": 475, "frame": 450, "files": 377, "recipes": 371,
-    "media": 334, "views": 211, "measuring": 199, "errors": 166, "_types": 77, "__init__": 72, "_random": 28,
-}  # fmt: skip
+LIMITS = Path(__file__).with_name("structure_limits.json")
+ENTRIES = {
+    "LayerEncoder": f"{PACKAGE}.encoder.sentence_transformers_encoder",
+    "LayerMetricsCallback": f"{PACKAGE}.callbacks.lightning",
+}
 DIAGRAM = ROOT / "docs" / "figures" / "subpackages.svg"
 
 
@@ -49,10 +52,10 @@ def modules() -> dict[str, Path]:
     return paths
 
 
-def imported(path: Path, known: Mapping[str, Path]) -> set[str]:
-    """Return the modules of the package that a module imports anywhere."""
+def imported(tree: ast.AST, known: Mapping[str, Path]) -> set[str]:
+    """Return the modules of the package that a module imports anywhere in its syntax tree."""
     names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf8"))):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -60,6 +63,53 @@ def imported(path: Path, known: Mapping[str, Path]) -> set[str]:
             parts = {f"{module}.{alias.name}" for alias in node.names}
             names |= {part for part in parts if part in known} or {module}
     return {name for name in names if name in known}
+
+
+def imported_at_once(path: Path, known: Mapping[str, Path]) -> set[str]:
+    """Return the modules of the package that a module imports while it is imported, with the packages they are in."""
+    tree = ast.parse(path.read_text(encoding="utf8"))
+    statements = list(tree.body)
+    for node in statements:  # grows
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            statements += node.orelse
+        elif isinstance(node, ast.If | ast.Try | ast.With | ast.ClassDef | ast.ExceptHandler):
+            statements += [
+                child for child in ast.iter_child_nodes(node) if isinstance(child, ast.stmt | ast.ExceptHandler)
+            ]
+    tree.body = [node for node in statements if isinstance(node, ast.Import | ast.ImportFrom)]
+    modules = imported(tree, known)
+    packages = {module.rsplit(".", depth)[0] for module in modules for depth in range(1, module.count(".") + 1)}
+    return modules | packages
+
+
+def loaded(module: str, known: Mapping[str, Path]) -> set[str]:
+    """Return the modules of the package that an import of a module loads."""
+    modules = {module, PACKAGE}
+    queue = list(modules)
+    while queue:
+        new = imported_at_once(known[queue.pop()], known) - modules
+        modules |= new
+        queue += new
+    return modules
+
+
+def sizes_loaded(known: Mapping[str, Path]) -> dict[str, int]:
+    """Return the code lines of the whole package, and of what an import of each entry loads."""
+    lines = {module: code_lines(path) for module, path in known.items()}
+    sizes = {name: sum(map(lines.__getitem__, loaded(module, known))) for name, module in ENTRIES.items()}
+    return {"all": sum(lines.values()), **sizes}
+
+
+def check(sizes: Mapping[str, int]) -> None:
+    """Exit with the sizes above their limits, or lower the limits to the sizes."""
+    limits = json.loads(LIMITS.read_text(encoding="utf8"))
+    if larger := [f"{name}: {size:,}, limit {limits[name]:,}" for name, size in sizes.items() if size > limits[name]]:
+        sys.exit(
+            "More code lines than before; make room elsewhere (benchmarks/structure_limits.json): " + "; ".join(larger)
+        )
+    if sizes != limits:
+        LIMITS.write_text(json.dumps(sizes, indent=2) + "\n", encoding="utf8")
+    print("code lines:", ", ".join(f"{name} {size:,}" for name, size in sizes.items()))
 
 
 def subpackage(module: str) -> str:
@@ -137,12 +187,15 @@ def table(known: Mapping[str, Path], module_graph: Mapping[str, set[str]], graph
     widest = sorted(defined, key=lambda function: -function.arguments)
     over = [function for function in widest if function.arguments > 12]
     names = {subpackage(module) for module in known if "." in module}
+    sizes = sizes_loaded(known)
     rows = {
         "top-level subpackages and modules": f"{len(names)}",
         "levels": f"{len(levels())}",
         "import cycles between modules (including annotations)": f"{len(cycles(module_graph))}",
         "import cycles between subpackages": f"{len(cycles(graph))}",
-        "code lines (without comments, docstrings and blank lines)": f"{sum(map(code_lines, known.values())):,}",
+        "code lines (without comments, docstrings and blank lines)": f"{sizes['all']:,}",
+        "of these, loaded by `LayerEncoder`": f"{sizes['LayerEncoder']:,}",
+        "of these, loaded by `LayerMetricsCallback`": f"{sizes['LayerMetricsCallback']:,}",
         "longest function": f"{longest.lines} lines, `{longest.name.removeprefix(PACKAGE + '.')}`",
         "longest argument list": f"{widest[0].arguments}, `{widest[0].name.removeprefix(PACKAGE + '.')}`",
         "functions with more than 12 arguments": ", ".join(
@@ -154,16 +207,10 @@ def table(known: Mapping[str, Path], module_graph: Mapping[str, set[str]], graph
 
 
 def size_table(sizes: Mapping[str, int]) -> str:
-    """Return the code lines of each subpackage in release 0.2 and now."""
-    names = sorted({*sizes, *LINES_IN_0_2}, key=lambda name: (-sizes.get(name, 0), -LINES_IN_0_2.get(name, 0)))
-    rows = [(f"`{name}`", LINES_IN_0_2.get(name), sizes.get(name)) for name in names]
-    rows.append(("all", sum(LINES_IN_0_2.values()), sum(sizes.values())))
-    lines = [f"| {name} | {_count(before)} | {_count(now)} |" for name, before, now in rows]
-    return "\n".join(["| | 0.2 | now |", "|---|---|---|", *lines])
-
-
-def _count(lines: int | None) -> str:
-    return "–" if lines is None else f"{lines:,}"
+    """Return the code lines of each subpackage as a Markdown table, the largest first."""
+    rows = sorted(sizes.items(), key=lambda item: (-item[1], item[0]))
+    lines = [f"| `{name}` | {size:,} |" for name, size in rows]
+    return "\n".join(["| subpackage | code lines |", "|---|---|", *lines])
 
 
 def diagram(graph: Mapping[str, set[str]], sizes: Mapping[str, int]) -> str:
@@ -209,8 +256,15 @@ def diagram(graph: Mapping[str, set[str]], sizes: Mapping[str, int]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--docs", action="store_true", help="write the table and the diagram to docs/architecture.md")
+    parser.add_argument("--check", action="store_true", help="compare the sizes with their limits")
+    arguments = parser.parse_args()
     known = modules()
-    module_graph = {module: imported(path, known) - {module} for module, path in known.items()}
+    if arguments.check:
+        check(sizes_loaded(known))
+        return
+    module_graph = {
+        module: imported(ast.parse(path.read_text(encoding="utf8")), known) - {module} for module, path in known.items()
+    }
     graph: dict[str, set[str]] = {}
     sizes: dict[str, int] = {}
     for module, others in module_graph.items():
@@ -220,7 +274,7 @@ def main() -> None:
     graph.pop("__init__", None)
     text = table(known, module_graph, graph)
     print(text)
-    if parser.parse_args().docs:
+    if arguments.docs:
         DIAGRAM.write_text(diagram(graph, sizes), encoding="utf8")
         page = PAGE.read_text(encoding="utf8")
         for marker, content in {"structure": text, "sizes": size_table(sizes)}.items():

@@ -134,7 +134,7 @@ class MeasurementHistory:
 
     def write(self, path: Path) -> None:
         """Write the frame atomically: if the run is killed, the previous file remains."""
-        from midlayer_encoders.report.results import write_frame
+        from midlayer_encoders.frame.tidy_result import write_frame
 
         metadata = {key: value for key, value in self.state().items() if key != "steps"}
         write_frame(self.frame(), path, metadata={_METADATA_KEY: json.dumps(metadata)})

@@ -13,8 +13,8 @@ if TYPE_CHECKING:  # the names of _HOMES; those imported as themselves are publi
     from midlayer_encoders.comparing.progression import progression as progression
     from midlayer_encoders.encoder.options import EncoderOptions as EncoderOptions
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder as LayerEncoder
-    from midlayer_encoders.encoder.sentence_transformers_encoder import measure as measure
-    from midlayer_encoders.encoder.sentence_transformers_encoder import select_layer as select_layer
+    from midlayer_encoders.encoder.whole_model import measure as measure
+    from midlayer_encoders.encoder.whole_model import select_layer as select_layer
     from midlayer_encoders.errors import MidlayerError as MidlayerError
     from midlayer_encoders.media.text_lists import read_texts as read_texts
     from midlayer_encoders.probing.probe import probe as probe
@@ -35,7 +35,8 @@ else:
         "boards": ["Board", "board"],
         "comparing": ["compare", "progression"],
         "encoder.options": ["EncoderOptions"],
-        "encoder.sentence_transformers_encoder": ["LayerEncoder", "measure", "select_layer"],
+        "encoder.sentence_transformers_encoder": ["LayerEncoder"],
+        "encoder.whole_model": ["measure", "select_layer"],
         "errors": ["MidlayerError"],
         "media.text_lists": ["read_texts"],
         "probing": ["probe"],

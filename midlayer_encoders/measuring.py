@@ -3,7 +3,7 @@
 import logging
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import polars as pl
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from midlayer_encoders._types import Layer, Norm, Progress, Stage
 from midlayer_encoders.arguments import TokenBudget, check_budget
-from midlayer_encoders.errors import OptionError, short_repr
+from midlayer_encoders.errors import OptionError
 from midlayer_encoders.frame.schema import tidy_frame, tidy_rows
 from midlayer_encoders.media import medium_of
 from midlayer_encoders.metrics import LayerMetric, TooFewTextsError, make_metrics
@@ -25,18 +25,6 @@ from midlayer_encoders.views.media_views import augment_media
 from midlayer_encoders.views.text_views import augment, drop_words
 
 _log = logging.getLogger(__name__)
-
-_T = TypeVar("_T")
-
-
-def agreed(argument: str, value: _T | None, setting: _T) -> _T:
-    """Return the encoder's setting, or raise an :class:`OptionError` if the argument differs from it."""
-    if value is not None and not (type(value) is type(setting) and value == setting):
-        raise OptionError(
-            f"`{argument}` must be the encoder's, {setting!r}, but got {short_repr(value)}. "
-            f"Leave it out, or create the encoder with {argument}={short_repr(value)}."
-        )
-    return setting
 
 
 def measure_layers(

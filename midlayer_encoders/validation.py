@@ -7,9 +7,11 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Set
 from numbers import Real
-from typing import Any
+from typing import Any, TypeVar
 
 from midlayer_encoders.errors import MidlayerError, OptionError, did_you_mean, short_repr
+
+_T = TypeVar("_T")
 
 _makes_frames = False  # whether this process has made or read a frame, which starts threads of polars
 _lost_threads = False  # whether this process is a fork of one that had
@@ -210,3 +212,13 @@ def _integer(value: object) -> int | None:
         return operator.index(value)  # type: ignore[arg-type]
     except (TypeError, ValueError):  # ValueError: a tensor with several elements
         return None
+
+
+def check_matches_encoder(argument: str, value: _T | None, setting: _T) -> _T:
+    """Return the encoder's setting, or raise an :class:`OptionError` if the argument differs from it."""
+    if value is not None and not (type(value) is type(setting) and value == setting):
+        raise OptionError(
+            f"`{argument}` must be the encoder's, {setting!r}, but got {short_repr(value)}. "
+            f"Leave it out, or create the encoder with {argument}={short_repr(value)}."
+        )
+    return setting

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.cli import app
 from midlayer_encoders.encoder import build
-from midlayer_encoders.encoder.sentence_transformers_encoder import measure
 from midlayer_encoders.encoder.weights_digest import weights_digest
+from midlayer_encoders.encoder.whole_model import measure
 from midlayer_encoders.errors import LayerIndexError, OptionError
 from midlayer_encoders.measuring import num_passes
 from midlayer_encoders.media import InputError

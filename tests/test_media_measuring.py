@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.cli import app
-from midlayer_encoders.encoder.sentence_transformers_encoder import measure
+from midlayer_encoders.encoder.whole_model import measure
 from midlayer_encoders.metrics import METRICS, alignment, curvature, dataset_entropy, infonce, prompt_entropy
 from midlayer_encoders.reading.batches import batches_of
 from midlayer_encoders.store import EmbeddingStore

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from midlayer_encoders import LayerEncoder, measure
-from midlayer_encoders.encoder.sentence_transformers_encoder import select_layer
+from midlayer_encoders.encoder.whole_model import select_layer
 from midlayer_encoders.metrics import METRICS
 from midlayer_encoders.selection import Selection, select
 from tests.test_measured_by_hand import TEXTS

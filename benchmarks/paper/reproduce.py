@@ -20,11 +20,12 @@ from midlayer_encoders.errors import DiskFullError, MidlayerError, OptionError, 
 from midlayer_encoders.files import check_links, folder_lock, read_artifact, write_file
 from midlayer_encoders.frame.curves import curves
 from midlayer_encoders.frame.schema import read_parquet, tidy_frame, tidy_rows
+from midlayer_encoders.frame.tidy_result import kept_frame, write_frame
 from midlayer_encoders.report import plot_metrics, plot_steps_curves, write_figure
 from midlayer_encoders.report.labels import number
 from midlayer_encoders.report.layer_charts import plot_correlations
 from midlayer_encoders.report.pages import render, write_page
-from midlayer_encoders.report.results import kept_frame, versions, write_frame
+from midlayer_encoders.report.results import versions
 from midlayer_encoders.selection import CannotChooseError, choose
 from midlayer_encoders.validation import check_choice
 

@@ -15,8 +15,8 @@ from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import MidlayerError
 from midlayer_encoders.files import read_artifact
 from midlayer_encoders.frame.schema import read_parquet
+from midlayer_encoders.frame.tidy_result import kept_frame
 from midlayer_encoders.measuring import measure_layers
-from midlayer_encoders.report.results import kept_frame
 from midlayer_encoders.tasks.sources import task_sources
 from midlayer_encoders.tasks.table_files import USUAL_NAMES, Columns
 

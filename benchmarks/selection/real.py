@@ -25,12 +25,12 @@ from midlayer_encoders.errors import OptionError
 from midlayer_encoders.frame.schema import FRAME_SCHEMA
 from midlayer_encoders.measuring import measure_layers
 from midlayer_encoders.media.text_lists import wikitext_paragraphs
+from midlayer_encoders.metrics.label_accuracy import gain_interval, ridge_correct
 from midlayer_encoders.metrics.sample_metrics import half_match, half_means, intrinsic_dimension
 from midlayer_encoders.models.hub import built_in_model
 from midlayer_encoders.reading.batches import batches_of, count_tokens
 from midlayer_encoders.reading.reader import layer_reader
 from midlayer_encoders.selection import choose, curves
-from midlayer_encoders.selection.ridge import gain_interval, ridge_correct
 from midlayer_encoders.selection.rules import DEPTH, best_layer
 
 DATA = data_folder() or Path(__file__).parents[3] / "shared" / "data"

@@ -20,10 +20,10 @@ from midlayer_encoders.errors import OptionError
 from midlayer_encoders.files import LOCK, expand_home
 from midlayer_encoders.frame.pareto import COSTS, Budget, Point, Run, best_within, cost_text, fronts_by_run
 from midlayer_encoders.frame.summaries import Gain, paired_gain, summary
+from midlayer_encoders.frame.tidy_result import TidyResult
 from midlayer_encoders.recipes import PLAIN
 from midlayer_encoders.report.board_page import board_html, board_verdict, plot_board
 from midlayer_encoders.report.pages import write_page
-from midlayer_encoders.report.results import TidyResult
 from midlayer_encoders.sweeping.best_layer import BestLayer, export_lines
 from midlayer_encoders.sweeping.compression import vector_bytes
 from midlayer_encoders.sweeping.sweep_result import RecipesResult, SweepResult, task_labels

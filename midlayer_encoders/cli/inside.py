@@ -47,12 +47,13 @@ def metrics(
     processes = asdict(shared)
     encoder = _arguments.load_model(model, options, **processes)
     from midlayer_encoders import measure
+    from midlayer_encoders.frame.tidy_result import write_frame
     from midlayer_encoders.measuring import num_passes
     from midlayer_encoders.media.text_lists import wikitext_paragraphs
     from midlayer_encoders.models.hub import shown_name
     from midlayer_encoders.report import plot_metrics, report_html, write_figure
     from midlayer_encoders.report.pages import write_page
-    from midlayer_encoders.report.results import versions, write_frame
+    from midlayer_encoders.report.results import versions
 
     passes = counted(num_passes(names), "pass", "passes")
     if wikitext:  # counts the tokens of the whole paragraph, whatever --max-length is

@@ -163,9 +163,10 @@ def _print_choices(selection: Selection) -> None:
 
 
 def _write(selection: Selection, out: Path, lines: Mapping[str, str]) -> None:
+    from midlayer_encoders.frame.tidy_result import write_frame
     from midlayer_encoders.report import write_figure
     from midlayer_encoders.report.pages import write_page
-    from midlayer_encoders.report.results import write_frame
+    from midlayer_encoders.report.selection_page import selection_html
 
     write_frame(selection.frame, out / "frame.parquet")
     write_frame(selection.to_frame(), out / "selection.csv")
@@ -173,6 +174,6 @@ def _write(selection: Selection, out: Path, lines: Mapping[str, str]) -> None:
     if (center := getattr(selection, "center", None)) is not None:
         rows = [" ".join(text.splitlines()) for text in center]
         write_file(out / _CENTER_FILE, ("\n".join(rows) + "\n").encode())
-    write_page(selection.html(lines), out / "report.html")
+    write_page(selection_html(selection, lines), out / "report.html")
     files = "selection.csv, frame.parquet, selection.png, report.html"
     _output.print_text(f"Written to {shell_path(out)}: {files}", wrap=False)

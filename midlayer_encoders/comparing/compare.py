@@ -24,7 +24,7 @@ from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import OptionError, short_repr
 from midlayer_encoders.files import check_output_folder, expand_home
 from midlayer_encoders.frame.schema import NamedSubject, tidy_frame, tidy_rows
-from midlayer_encoders.measuring import agreed, extra_passes
+from midlayer_encoders.measuring import extra_passes
 from midlayer_encoders.metrics import METRICS, Kind, TooFewTextsError
 from midlayer_encoders.models.hub import name_and_revision
 from midlayer_encoders.reading.batches import batches_of
@@ -268,7 +268,7 @@ class _MeasuredModel:
 def _measure_model(encoder: LayerEncoder, inputs: _Inputs, previous: Sequence[_MeasuredModel]) -> _MeasuredModel:
     """Return the metrics of a model over all texts and over their halves."""
     spec = encoder.spec
-    agreed("pooling", inputs.options.pooling, encoder.pooling)
+    validation.check_matches_encoder("pooling", inputs.options.pooling, encoder.pooling)
     for model in previous:
         if replace(spec, model="", revision=None) == replace(model.spec, model="", revision=None):
             raise OptionError(

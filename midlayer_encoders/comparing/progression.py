@@ -16,17 +16,19 @@ import polars as pl
 from midlayer_encoders._types import Layer, Progress, Stage, content_digest
 from midlayer_encoders.comparing.checkpoints import Checkpoint, find_checkpoints
 from midlayer_encoders.encoder.options import EncoderKeywords, EncoderOptions, make_options
-from midlayer_encoders.encoder.sentence_transformers_encoder import complete_encoder, measure
+from midlayer_encoders.encoder.sentence_transformers_encoder import complete_encoder
 from midlayer_encoders.encoder.spec import base_name
+from midlayer_encoders.encoder.whole_model import measure
 from midlayer_encoders.errors import DiskFullError, MidlayerError, OptionError, error_summary
 from midlayer_encoders.files import check_links
 from midlayer_encoders.frame.steps import layer_changes, settled
+from midlayer_encoders.frame.tidy_result import kept_frame
 from midlayer_encoders.measuring import extra_passes, num_passes
 from midlayer_encoders.metrics import TooFewTextsError
 from midlayer_encoders.processes.cluster import Cluster, ClusterJob, Queue
 from midlayer_encoders.processes.sharing import Group, join
 from midlayer_encoders.report import plot_steps_curves
-from midlayer_encoders.report.results import Result, kept_frame, versions
+from midlayer_encoders.report.results import Result, versions
 from midlayer_encoders.report.training_page import steps_html, steps_words
 from midlayer_encoders.validation import check_effect, check_path, check_progress, check_seed, check_text, check_texts
 from midlayer_encoders.views.text_views import augment

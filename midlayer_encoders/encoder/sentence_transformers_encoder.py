@@ -1,4 +1,4 @@
-"""``LayerEncoder``: a SentenceTransformer over a model that ends at the layer you name; ``measure``, ``select_layer``.
+"""``LayerEncoder``: a SentenceTransformer over a model that ends at the layer you name.
 
 The name of this file contains ``sentence_transformers`` because BERTopic and KeyBERT recognize a SentenceTransformer by
 that string in ``str(type(model))``, and otherwise silently embed with another model.
@@ -14,13 +14,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Unpack, cast
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
-import polars as pl
 from torch import nn
 
-from midlayer_encoders._types import EncoderChoice, Layer, LayerArgument, Progress
-from midlayer_encoders.arguments import TokenBudget
+from midlayer_encoders._types import EncoderChoice, LayerArgument
 from midlayer_encoders.encoder import prompting
 from midlayer_encoders.encoder.build import encoder_name
 from midlayer_encoders.encoder.description import Description
@@ -31,16 +29,16 @@ from midlayer_encoders.encoder.options import EncoderKeywords, EncoderOptions, m
 from midlayer_encoders.encoder.saved_folder import later_modules, pooling_name
 from midlayer_encoders.encoder.verification import check_is_causal
 from midlayer_encoders.errors import OptionError, short_repr
-from midlayer_encoders.measuring import agreed, measure_layers
 from midlayer_encoders.models import transformers_internals as internals
 from midlayer_encoders.models.gguf_cache import gguf_pools
 from midlayer_encoders.models.hub import local_only, model_location, weight_files
 from midlayer_encoders.processes.sharing import Group, join, share_model
 from midlayer_encoders.reading.locks import turn
 from midlayer_encoders.recipes import PLAIN, Recipe, recipe_of
-from midlayer_encoders.selection import Selection, select
-from midlayer_encoders.selection.rules import RULES
-from midlayer_encoders.validation import check_choice, check_text, layer_number
+from midlayer_encoders.validation import check_choice, check_matches_encoder, check_text, layer_number
+
+if TYPE_CHECKING:
+    from midlayer_encoders.selection import Selection
 
 logger = logging.getLogger(__name__)
 
@@ -109,17 +107,11 @@ class LayerEncoder(EmbeddingEncoder):
             raise OptionError(f"`layer` must be 'auto' with recipe='auto', which selects both, but got {requested!r}.")
         if not isinstance(requested, str) and (texts is not None or labels is not None):
             raise OptionError(f"`texts` and `labels` must be None unless `layer` names a rule, but it is {requested}.")
-        selection = choice if isinstance(choice, Selection) else None
+        selection = _as_selection(choice)
         if isinstance(requested, str):
-            check_choice("layer", requested, RULES)
-            # The recipe's fields are among the options; modules after the pooling depend on the layer.
-            complete = complete_encoder(model, {**encoder_options.changed(), "recipe": None, "center": None})
-            selection = select(complete, texts, labels, rule=requested, recipes=PLAIN if recipe == PLAIN else None)
-            keywords = dict(selection.keywords)
-            requested = keywords.pop("layer")
-            keywords |= {"center": own} if (own := encoder_options.center) is not None else {}
-            encoder_options = make_options({**encoder_options.changed(), "dense": complete.options.dense, **keywords})
-            selection = _with_encoder(selection, model, encoder_options)
+            recipes = PLAIN if recipe == PLAIN else None
+            selection, encoder_options = _select_by(requested, model, encoder_options, texts, labels, recipes)
+            requested = selection.layer
         with encoder_options.hub_access():
             self._build_from_files(model, requested, encoder_options)
         if choice is not None:
@@ -219,7 +211,7 @@ class LayerEncoder(EmbeddingEncoder):
             "similarity_fn_name": self.similarity_fn_name,
         }
         for name in {**options, **requested.changed()}.keys() & option_fields().keys():
-            agreed(name, getattr(requested, name), current.get(name, getattr(self.options, name)))
+            check_matches_encoder(name, getattr(requested, name), current.get(name, getattr(self.options, name)))
 
     def __repr__(self) -> str:
         """Return the model, the layer and the options; ``print`` shows the modules, as for SentenceTransformer."""
@@ -352,6 +344,37 @@ def load_shared(
     return encoder, share_model(encoder, devices, num_nodes)
 
 
+def _as_selection(choice: EncoderChoice | None) -> Selection | None:
+    """Return a choice if it is a selection; another is the best layer of a sweep."""
+    if choice is None:
+        return None
+    from midlayer_encoders.selection import Selection
+
+    return choice if isinstance(choice, Selection) else None
+
+
+def _select_by(
+    rule: str,
+    model: str,
+    options: EncoderOptions,
+    texts: Sequence[str] | None,
+    labels: Sequence[int | str | None] | None,
+    recipes: str | None,
+) -> tuple[Selection, EncoderOptions]:
+    """Return the selection of a rule, and the options with the recipe that it brings."""
+    from midlayer_encoders.selection import RULES, select  # with the metrics, which a numbered layer does not need
+
+    check_choice("layer", rule, RULES)
+    # The recipe's fields are among the options; modules after the pooling depend on the layer.
+    complete = complete_encoder(model, {**options.changed(), "recipe": None, "center": None})
+    selection = select(complete, texts, labels, rule=rule, recipes=recipes)
+    keywords = dict(selection.keywords)
+    del keywords["layer"]
+    keywords |= {"center": own} if (own := options.center) is not None else {}
+    options = make_options({**options.changed(), "dense": complete.options.dense, **keywords})
+    return with_encoder(selection, model, options), options
+
+
 def _model_name(model: Any, model_name_or_path: str | None) -> str:
     """Return the folder or hub name of a model, which has two keywords."""
     if model is not None and model_name_or_path is not None:
@@ -362,134 +385,6 @@ def _model_name(model: Any, model_name_or_path: str | None) -> str:
     return check_text("model", os.fspath(model) if isinstance(model, os.PathLike) else model)
 
 
-def _with_encoder(selection: Selection, model: str, options: EncoderOptions) -> Selection:
+def with_encoder(selection: Selection, model: str, options: EncoderOptions) -> Selection:
     """Return a selection that can create its encoder."""
     return replace(selection, options=options.recreating(), make_encoder=partial(LayerEncoder, model))
-
-
-def measure(
-    model: str | LayerEncoder,
-    texts: Sequence[Any],
-    *,
-    metrics: str | Sequence[str] = "paper",
-    layers: Sequence[Layer] | str = "all",
-    views: int | Sequence[Sequence[Any]] = 16,
-    seed: int = 0,
-    dataset: str = "texts",
-    token_budget: TokenBudget = "auto",
-    devices: int = 1,
-    num_nodes: int = 1,
-    progress: Progress | None = None,
-    **options: Unpack[EncoderKeywords],
-) -> pl.DataFrame:
-    """Return the tidy frame of the metrics of every layer.
-
-    Token metrics read the raw states; the others read one vector per text, with the encoder's norm, pooling and default
-    prompt. Invariance metrics share their views: the sixteen passes of LiDAR serve InfoNCE and DiME.
-    ``alignment`` needs one more pass, over copies of the texts without a quarter of their words.
-
-    Args:
-        model: folder or hub name, read with ``norm="none"`` like the paper; or an encoder of the whole model, or of one
-            cut after the last layer of interest.
-        texts: inputs: texts, or for a model of images or audio what it takes (``docs/media.md``).
-        metrics: ``"paper"``, ``"all"``, one name or several.
-        layers: ``"all"`` or a list of layers.
-        views: number of views of each text for LiDAR (InfoNCE and DiME take the first two), or the views themselves,
-            V lists of N texts.
-        seed: seed of the views and of the copies.
-        dataset: name of the texts in the frame.
-        token_budget: tokens in a batch; ``"auto"`` finds the fastest size for the device.
-        devices: processes on this machine that share the texts, on Lightning Fabric. On CPUs the frame equals
-            process to the bit, except ``matrix_entropy``: its sums over all tokens are added in another order.
-        num_nodes: number of machines that share the texts.
-        progress: called by the first process after each batch, in tokens (an image or waveform counts as one), with the
-            stage ``"measuring"``, and after each metric with ``"computing"``.
-        options: keywords of :class:`~midlayer_encoders.EncoderOptions`; with an encoder they must equal its options.
-    """
-    if isinstance(model, str | os.PathLike):
-        options.setdefault("norm", "none")
-        model = os.fspath(model)
-    elif not isinstance(model, LayerEncoder):
-        raise OptionError(f"`model` must be a folder, a hub name or a LayerEncoder, but got {short_repr(model)}.")
-    encoder, group = load_shared(model, options, devices, num_nodes)
-    return measure_layers(
-        encoder,
-        texts,
-        metrics=metrics,
-        layers=layers,
-        norm=encoder.norm,
-        views=views,
-        seed=seed,
-        dataset=dataset,
-        token_budget=token_budget,
-        progress=progress,
-        group=group,
-    )
-
-
-def select_layer(
-    model: str | LayerEncoder | pl.DataFrame,
-    texts: Sequence[str] | None = None,
-    labels: Sequence[int | str | None] | None = None,
-    *,
-    rule: str = "auto",
-    recipes: str | Recipe | Sequence[str | Recipe] | None = None,
-    all_rules: bool = False,
-    max_texts: int = 500,
-    seed: int = 0,
-    devices: int = 1,
-    num_nodes: int = 1,
-    **options: Unpack[EncoderKeywords],
-) -> Selection:
-    """Return the layer of a model to use, the reason, and the choice of every other rule.
-
-    Args:
-        model: folder or hub name, an encoder of the whole model, or a tidy frame of one model from a sweep or from
-            :func:`~midlayer_encoders.measure`.
-        texts: a few hundred of your texts. They are read only for labels, for metrics, or if the model's files do not
-            tell whether it is an embedding model.
-        labels: the class of each text, ``None`` for unlabeled texts.
-        rule: ``"auto"``, ``"last"``, ``"fixed-depth"``, ``"half-match"``, ``"few-labels"``, ``"valley-midpoint"``,
-            ``"min-dime"``, ``"min-infonce"``, ``"min-dataset-entropy"`` or ``"min-prompt-entropy"``.
-        recipes: candidates, as in :func:`~midlayer_encoders.sweep`: names, :class:`~midlayer_encoders.Recipe` objects
-            or ``"all"``. The result is then a ``RecipeSelection``, whose ``recipe`` and ``layer`` follow the labels if
-            these make one clearly better, and otherwise the model's kind (``docs/selection.md``). By default
-            ``word-echo`` and the plain text for a causal model that was not tuned for embeddings; with 16 different
-            texts or more, ``word-echo+center``, centered on them.
-        all_rules: measure what every rule needs, in three passes over the texts.
-        max_texts: maximum number of texts to read.
-        seed: seed of augmented views, folds and resamples.
-        devices: processes on this machine that share the texts, on Lightning Fabric; all return the selection of one.
-        num_nodes: number of machines that share the texts.
-        options: keywords of :class:`~midlayer_encoders.EncoderOptions`, if ``model`` is a name.
-
-    Example:
-        >>> import polars as pl
-        >>> from midlayer_encoders.frame import FRAME_SCHEMA
-        >>> sts = [0.1, 0.3, 0.6, 0.5, 0.2]
-        >>> rows = [("m", "main", k, k / 4, "score", "STS", "spearman", v) for k, v in enumerate(sts)]
-        >>> selection = select_layer(pl.DataFrame(rows, schema=list(FRAME_SCHEMA), orient="row"))
-        >>> selection.layer, selection.reason
-        (2, 'few-labels: the score on STS is highest there, 60.0')
-    """
-    source: Any = model
-    if isinstance(model, str | os.PathLike):
-        source, _ = load_shared(os.fspath(model), options, devices, num_nodes)
-    elif not isinstance(model, LayerEncoder | pl.DataFrame):
-        raise OptionError(f"`model` must be a folder, hub name, LayerEncoder or frame, but got {short_repr(model)}.")
-    elif options:
-        raise OptionError(f"`{next(iter(options))}` cannot be combined with an encoder or a frame.")
-    selection = select(
-        source,
-        texts,
-        labels,
-        rule=rule,
-        recipes=recipes,
-        all_rules=all_rules,
-        max_texts=max_texts,
-        seed=seed,
-        devices=devices,
-        num_nodes=num_nodes,
-    )
-    has_files = isinstance(source, LayerEncoder) and not isinstance(source[0], MemoryModule)
-    return _with_encoder(selection, source.source, source.options) if has_files else selection

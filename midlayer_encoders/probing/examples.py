@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.selection.ridge import label_folds
+from midlayer_encoders.metrics.label_accuracy import label_folds
 
 _FOLDS = 5  # one tests, one chooses the epoch, the others train
 

@@ -14,6 +14,7 @@ from midlayer_encoders.arguments import UNUSED_SETTINGS, ProbeSettings
 from midlayer_encoders.encoder.first_module import MemoryModule
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import NotFiniteError, OptionError, short_repr
+from midlayer_encoders.metrics.label_accuracy import class_numbers, label_list
 from midlayer_encoders.probing.classifiers import PROBE_KINDS, AttentiveProbes, LinearProbes, ProbeKind
 from midlayer_encoders.probing.examples import Split, split_examples
 from midlayer_encoders.probing.probe_result import ProbeResult
@@ -21,7 +22,6 @@ from midlayer_encoders.probing.tokens import LiveTokens, TokenSource, read_token
 from midlayer_encoders.processes.sharing import share_model
 from midlayer_encoders.reading.batches import batches_of
 from midlayer_encoders.reading.reader import layer_reader
-from midlayer_encoders.selection.ridge import class_numbers, label_list
 
 _log = logging.getLogger(__name__)
 _FEW_STEPS = 200  # a linear probe that reads a token's own class needs more than 100

@@ -14,12 +14,12 @@ from torch import Tensor
 from midlayer_encoders.encoder.options import EncoderOptions, python_line, shell_line
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.frame.schema import tidy_frame, tidy_rows
+from midlayer_encoders.metrics.label_accuracy import gain_interval
 from midlayer_encoders.probing.classifiers import ProbeKind
 from midlayer_encoders.report import report_html
 from midlayer_encoders.report.labels import signed
 from midlayer_encoders.report.layer_charts import plot_probes
 from midlayer_encoders.report.results import Result
-from midlayer_encoders.selection.ridge import gain_interval
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

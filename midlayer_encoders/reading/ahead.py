@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
-from midlayer_encoders.spectra.eigen import limit_cores
+from midlayer_encoders._isolation import limit_cores
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

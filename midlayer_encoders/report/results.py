@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import platform
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import polars as pl
 
-from midlayer_encoders.errors import MidlayerError, OptionError
-from midlayer_encoders.files import read_artifact, write_file
-from midlayer_encoders.frame.schema import parquet_bytes, read_parquet
+from midlayer_encoders.errors import OptionError
+from midlayer_encoders.frame.tidy_result import TidyResult, write_frame
 from midlayer_encoders.report.drawing import write_figure
 from midlayer_encoders.report.pages import write_page
 
@@ -22,28 +21,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _PACKAGES = ("midlayer-encoders", "torch", "transformers", "sentence-transformers")
-
-
-class TidyResult:
-    """A result with a tidy frame."""
-
-    if TYPE_CHECKING:
-
-        @property
-        def frame(self) -> pl.DataFrame:
-            """Tidy rows."""
-
-    @property
-    def scores(self) -> pl.DataFrame:
-        """The rows of the frame that hold scores, without metrics."""
-        return self.frame.filter(kind="score")
-
-    def to_pandas(self) -> Any:
-        """Return the frame as a pandas frame."""
-        try:
-            return self.frame.to_pandas()
-        except ModuleNotFoundError as error:
-            raise MidlayerError("`to_pandas` needs pandas: pip install pandas.") from error
 
 
 @dataclass(frozen=True)
@@ -92,24 +69,6 @@ class Result(TidyResult, ABC):
         if self.folder is None:
             raise OptionError("`folder` must be set here, or `out` in the call before: there is nowhere to write.")
         return self.folder
-
-
-def write_frame(frame: pl.DataFrame, path: Path, *, metadata: Mapping[str, str] | None = None) -> None:
-    """Write a frame atomically as CSV or as parquet with metadata and a checksum, depending on the suffix."""
-    # Polars' errors about a full disk name neither the disk nor the path.
-    write_file(path, frame.write_csv().encode() if path.suffix == ".csv" else parquet_bytes(frame, metadata))
-
-
-def kept_frame(path: Path, make: Callable[[], pl.DataFrame]) -> pl.DataFrame:
-    """Return the frame saved in a parquet file, or make and save it.
-
-    A damaged file is set aside with a warning and made again.
-    """
-    frame, _ = read_artifact(path, read_parquet) or (None, {})
-    if frame is None:
-        frame = make()
-        write_frame(frame, path)
-    return frame
 
 
 def versions(packages: Sequence[str] = _PACKAGES) -> dict[str, str]:

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from midlayer_encoders._isolation import full_precision
+from midlayer_encoders.metrics.label_accuracy import all_alike
 from midlayer_encoders.scoring.retrieval import Ranking
 
-_ROUNDING = 1e-6  # relative difference between vectors of the same input in different batches
 _WHOLE_LAYER = 1 << 26  # numbers of a layer that is read at once: 256 MiB
 
 _Rows = npt.NDArray[np.float32]
@@ -117,19 +117,6 @@ def _scores_in_blocks(
     if not extremes.isfinite().all() or all_alike(extremes[None], keys).item():
         return [torch.nan] * len(values)
     return values.tolist()
-
-
-def all_alike(vectors: Tensor, keys: Sequence[str]) -> Tensor:
-    """Return for each layer True if all rows have the same vector, such as the last token of a template at layer 0.
-
-    Args:
-        vectors: shape ``(L, N, D)``.
-        keys: keys of the N rows; the result is False if all are equal.
-    """
-    if len(set(keys)) < 2:
-        return torch.zeros(len(vectors), dtype=torch.bool, device=vectors.device)
-    spread = (vectors.amax(dim=1) - vectors.amin(dim=1)).amax(dim=1)
-    return spread <= _ROUNDING * vectors.abs().amax(dim=(1, 2))
 
 
 def _scores(scorer: Scorer, vectors: Tensor) -> Tensor:

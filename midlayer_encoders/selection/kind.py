@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from midlayer_encoders._types import Progress, Stage
+from midlayer_encoders.metrics.label_accuracy import equal_steps, resampled_means
 from midlayer_encoders.metrics.sample_metrics import LEAST_TOKENS, half_match_by_text, half_means
 from midlayer_encoders.models.anatomy import resolve_layer
 from midlayer_encoders.processes.sharing import ALONE, Group
@@ -24,7 +25,7 @@ from midlayer_encoders.reading.batches import (
 )
 from midlayer_encoders.reading.causal import looks_ahead
 from midlayer_encoders.reading.reader import layer_reader
-from midlayer_encoders.selection import ridge, rules
+from midlayer_encoders.selection import rules
 
 #: Fewer texts than this are not measured.
 MIN_TEXTS = 16
@@ -157,7 +158,7 @@ def judge_half_match(ranks: Tensor, *, seed: int = 0) -> tuple[bool, tuple[float
         ranks: half match of each text at every layer, shape ``(L + 1, N)``.
         seed: seed of the resamples.
     """
-    means = ridge.resampled_means(ranks, seed=seed)
+    means = resampled_means(ranks, seed=seed)
     low, high = torch.quantile(_leads(means), torch.tensor([1 - _SHARE, _SHARE], dtype=means.dtype)).tolist()
     return bool(is_embedding_model(means).double().mean() >= _SHARE), (low, high)
 
@@ -201,7 +202,7 @@ def _half_match_of(
     long_enough = [text for text, length in zip(distinct, lengths, strict=True) if length >= LEAST_TOKENS]
     if len(long_enough) < MIN_TEXTS:
         return None
-    sample = [long_enough[position] for position in ridge.equal_steps(len(long_enough), _MAX_TEXTS)]
+    sample = [long_enough[position] for position in equal_steps(len(long_enough), _MAX_TEXTS)]
     warn_of_long_texts(source, sample, texts)
     halves = read_halves(source, sample, token_budget=token_budget, progress=progress)
     return torch.stack([half_match_by_text(*by_layer.double()) for by_layer in halves])

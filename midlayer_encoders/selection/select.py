@@ -17,6 +17,17 @@ from midlayer_encoders.frame.curves import Curves, check_blocks, curves
 from midlayer_encoders.frame.schema import NamedSubject, tidy_frame, tidy_rows
 from midlayer_encoders.measuring import measure_layers
 from midlayer_encoders.media import medium_of
+from midlayer_encoders.metrics.label_accuracy import (
+    all_alike,
+    check_labels,
+    class_numbers,
+    equal_steps,
+    gain_in_points,
+    gain_interval,
+    label_list,
+    resampled_means,
+    ridge_correct,
+)
 from midlayer_encoders.metrics.sample_metrics import LEAST_TOKENS
 from midlayer_encoders.models.anatomy import resolve_layer
 from midlayer_encoders.processes.sharing import ALONE, Group, share_model
@@ -44,8 +55,7 @@ from midlayer_encoders.recipes import (
     split_template,
     try_recipe,
 )
-from midlayer_encoders.scoring import all_alike
-from midlayer_encoders.selection import ridge, rules
+from midlayer_encoders.selection import rules
 from midlayer_encoders.selection.kind import KIND_NAMES, MIN_TEXTS, DetectedKind, KindSource, ModelKind, detect_kind
 from midlayer_encoders.selection.selection_result import LabelEvidence, RecipeSelection, Selection, make_selection
 
@@ -193,7 +203,7 @@ def _labeled_texts(
     """Return the labeled texts, at equal steps if there are more than ``max_texts``, and their classes."""
     if labels is None:
         return [], None
-    labels = ridge.label_list("labels", labels)
+    labels = label_list("labels", labels)
     num_texts = len(texts or ())
     if texts is None or num_texts != len(labels):
         raise OptionError(
@@ -201,9 +211,9 @@ def _labeled_texts(
             f"{counted(num_texts, 'text')}."
         )
     pairs = [(text, str(label)) for text, label in zip(texts, labels, strict=True) if label is not None]
-    pairs = [pairs[position] for position in ridge.equal_steps(len(pairs), max_texts)]
-    classes, _ = ridge.class_numbers([label for _, label in pairs])
-    ridge.check_labels(classes)
+    pairs = [pairs[position] for position in equal_steps(len(pairs), max_texts)]
+    classes, _ = class_numbers([label for _, label in pairs])
+    check_labels(classes)
     return [text for text, _ in pairs], classes
 
 
@@ -348,7 +358,7 @@ def select_recipe(
         best = max(recipes, key=lambda recipe: (float(accuracy[recipe.name].mean()), recipe == chosen))
         if best == chosen:
             reason += ", with the highest accuracy on the labels too"
-        elif ridge.gain_interval(accuracy[best.name], accuracy[chosen.name], seed=inputs.seed)[0] > 0:
+        elif gain_interval(accuracy[best.name], accuracy[chosen.name], seed=inputs.seed)[0] > 0:
             points = 100 * float(accuracy[best.name].mean())
             reason = f"its accuracy on the labels, {points:.1f}, is significantly more than with {chosen.name}"
             chosen = best
@@ -357,7 +367,7 @@ def select_recipe(
             reason += f"; {best.name} is more accurate on the labels, but {count} labels are not enough"
         labels = parts[chosen.name].labels
         if labels is not None and PLAIN in accuracies and chosen.name != PLAIN:
-            gain = ridge.gain_in_points(accuracy[chosen.name], accuracies[PLAIN][-1], seed=inputs.seed)
+            gain = gain_in_points(accuracy[chosen.name], accuracies[PLAIN][-1], seed=inputs.seed)
             labels = replace(labels, **gain, against="the plain text at the last layer")
     center = tuple(inputs.center) if chosen.center else None
     reason = f"{reason}; {parts[chosen.name].reason}"
@@ -429,13 +439,13 @@ class SelectionInputs:
     def sample(self) -> list[Any]:
         """The texts to measure, at equal steps if there are more than ``max_texts``."""
         texts = self.texts or []
-        return [texts[position] for position in ridge.equal_steps(len(texts), self.max_texts)]
+        return [texts[position] for position in equal_steps(len(texts), self.max_texts)]
 
     @property
     def center(self) -> list[Any]:
         """The texts that recipes center on, at equal steps if there are more than ``_MAX_CENTER_TEXTS``."""
         texts = self.sample
-        return [texts[position] for position in ridge.equal_steps(len(texts), _MAX_CENTER_TEXTS)]
+        return [texts[position] for position in equal_steps(len(texts), _MAX_CENTER_TEXTS)]
 
     @property
     def repeats(self) -> int:
@@ -510,7 +520,7 @@ def label_accuracy(vectors: Tensor, inputs: SelectionInputs, stage: Stage) -> Te
     assert inputs.classes is not None
     draws = []
     for seed in range(inputs.seed, inputs.seed + inputs.repeats):
-        draws.append(ridge.ridge_correct(vectors, inputs.classes, seed=seed))
+        draws.append(ridge_correct(vectors, inputs.classes, seed=seed))
         stage.step()
     accuracy = torch.stack(draws).double().mean(dim=0)
     is_constant = all_alike(vectors, list(map(str, inputs.labeled)))
@@ -557,14 +567,14 @@ def select_from_scores(
             auto = layer, f"{reason}; few-labels would choose layer {labels_layer}, but {count} labels are not enough"
             if labels_layer == layer:
                 auto = layer, f"few-labels: {labels_reason}, and {reason}"
-            elif ridge.gain_interval(accuracy[labels_layer], accuracy[layer], seed=inputs.seed)[0] > 0:
+            elif gain_interval(accuracy[labels_layer], accuracy[layer], seed=inputs.seed)[0] > 0:
                 significance = f"significantly more than at layer {layer}, the choice without labels"
                 auto = labels_layer, f"few-labels: {labels_reason}, {significance}"
-        means = [accuracy.mean(dim=1), *ridge.resampled_means(accuracy, seed=inputs.seed)]
+        means = [accuracy.mean(dim=1), *resampled_means(accuracy, seed=inputs.seed)]
         by_layer = [{k: value for k, value in enumerate(values.tolist()) if value == value} for values in means]
         best, *resampled_best = map(rules.best_layer, by_layer)
         bounds = torch.tensor([0.025, 0.975], dtype=torch.float64)
         first, last = torch.quantile(torch.tensor(resampled_best).double(), bounds, interpolation="nearest").tolist()
-        gain = ridge.gain_in_points(accuracy[auto[0] if rule == "auto" else best], accuracy[-1], seed=inputs.seed)
+        gain = gain_in_points(accuracy[auto[0] if rule == "auto" else best], accuracy[-1], seed=inputs.seed)
         evidence = LabelEvidence(accuracy.shape[1], (int(first), int(last)), **gain)
     return make_selection(model_curves, frame, rule=rule, labels=evidence, unmeasured=unmeasured, auto=auto)

@@ -10,10 +10,8 @@ import polars as pl
 
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.frame.curves import Curves
+from midlayer_encoders.frame.tidy_result import TidyResult
 from midlayer_encoders.recipes import PLAIN, Recipe
-from midlayer_encoders.report.labels import significant
-from midlayer_encoders.report.pages import notebook_html, render
-from midlayer_encoders.report.results import TidyResult, versions
 from midlayer_encoders.selection.kind import DetectedKind
 from midlayer_encoders.selection.rules import RULES, CannotChooseError, Choice, choose, metrics_of
 
@@ -163,31 +161,22 @@ class Selection(TidyResult):
 
     def _repr_html_(self) -> str:
         """Return the choice of each rule or recipe and the figure, as a notebook shows them."""
-        return notebook_html(self._verdict, self._rows(), self.plot(), self.notes)
+        from midlayer_encoders.report.selection_page import selection_cell
+
+        return selection_cell(self)
 
     @property
     def title(self) -> str:
         """The layer and the model, without the reason."""
         return f"Layer {self.layer} of {self.num_layers} of {self.label or self.model.removeprefix('local/')}"
 
-    def html(self, lines: Mapping[str, str]) -> str:
-        """Return the self-contained page, with the lines that create the encoder, by language."""
-        head, *rows = self._rows()
-        choices = {}
-        for name, *cells, reason in rows:
-            values = [f"{column} {cell}" for column, cell in zip(head[1:-1], cells, strict=True) if cell]
-            choices[name] = ": ".join(filter(None, [", ".join(values), reason]))
-        how = {"Model": self.model.removeprefix("local/"), **versions()}
-        content = {"choices": choices, "chart": self.plot(), "lines": lines, "how": how}
-        return render("selection.html", title=self.title, verdict=self._verdict, notes=self.notes, **content)
-
-    def _rows(self) -> list[list[str]]:
-        """Return the table of choices as texts, the headings first."""
-        table = self.to_frame().drop("model", "revision", "depth", "chosen")
-        return [table.columns, *([_cell_text(value) for value in row] for row in table.iter_rows())]
+    def choices_table(self) -> pl.DataFrame:
+        """Return :meth:`to_frame` as pages show it: a row for each rule or recipe, without what all rows share."""
+        return self.to_frame().drop("model", "revision", "depth", "chosen")
 
     @property
-    def _verdict(self) -> str:
+    def verdict(self) -> str:
+        """The layer and the reason, in a sentence."""
         return str(self).partition("\n")[0]
 
     def __str__(self) -> str:
@@ -203,10 +192,6 @@ def _with_model(rows: pl.DataFrame, selection: Selection, *, chosen: pl.Expr) ->
     model = pl.lit(selection.model).alias("model")
     revision = pl.lit(selection.revision).alias("revision")
     return rows.select(model, revision, name, layer, depth, *score, chosen.alias("chosen"), reason)
-
-
-def _cell_text(value: object) -> str:
-    return "" if value is None else significant(value, 3) if isinstance(value, float) else str(value)
 
 
 def _table_lines(rows: list[tuple[str, int | None, str]], chosen: str) -> list[str]:

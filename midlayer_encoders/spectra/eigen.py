@@ -12,18 +12,18 @@ The error of ``"fast"``, relative to float64 on the same float32 matrix, is at m
 
 import math
 import os
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
 from importlib.util import find_spec
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor
 
+from midlayer_encoders._isolation import limit_cores
 from midlayer_encoders.errors import NotFiniteError, OptionError
 from midlayer_encoders.validation import check_choice
 
@@ -226,28 +226,6 @@ def triton_is_installed() -> bool:
 def _threads(workers: int) -> ThreadPoolExecutor:
     """Return a permanent pool: each new thread would start another set of OpenMP threads."""
     return ThreadPoolExecutor(workers, thread_name_prefix="midlayer spectra", initializer=limit_cores)
-
-
-def limit_cores(cores: int = 1) -> None:
-    """Keep this thread from starting more OpenMP threads.
-
-    OpenMP threads spin while they wait for work: on 16 cores, 16 threads of 16 made the decompositions of one layer
-    five times slower. Unlike ``torch.set_num_threads``, the limit affects only this thread. It is set once because
-    setting it takes as long as a few decompositions.
-    """
-    torch.get_num_threads()  # initializes torch's number in this thread, which would later override the limit
-    with _searching:  # it takes a second, so that several threads must not search at once
-        _libraries().limit(limits=cores, user_api="openmp")
-
-
-_searching = threading.Lock()
-
-
-@cache
-def _libraries() -> Any:
-    from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
-
-    return ThreadpoolController()
 
 
 if hasattr(os, "register_at_fork"):  # the threads of the parent process do not exist in a forked one

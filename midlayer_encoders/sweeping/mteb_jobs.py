@@ -37,10 +37,10 @@ from midlayer_encoders._types import content_digest
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import MidlayerError, OptionError, error_summary
 from midlayer_encoders.files import explain_full_disk, make_folder, read_artifact, scratch, write_file
+from midlayer_encoders.metrics.label_accuracy import all_alike
 from midlayer_encoders.models.hub import offline_cause
 from midlayer_encoders.processes.pool import ProcessPool
 from midlayer_encoders.processes.sharing import FATAL
-from midlayer_encoders.scoring import all_alike
 from midlayer_encoders.store import TextNotStoredError
 from midlayer_encoders.sweeping.compression import Compression
 from midlayer_encoders.sweeping.embedder import Embedder, Vectors, item_key

@@ -17,8 +17,8 @@ from midlayer_encoders.arguments import DistillSettings, TuneSettings, checked_f
 from midlayer_encoders.encoder.options import EncoderKeywords
 from midlayer_encoders.encoder.sentence_transformers_encoder import READING_OPTIONS, LayerEncoder
 from midlayer_encoders.errors import OptionError
+from midlayer_encoders.metrics.label_accuracy import all_alike
 from midlayer_encoders.recipes import Recipe
-from midlayer_encoders.scoring import all_alike
 from midlayer_encoders.tasks.table_files import Columns
 from midlayer_encoders.tasks.training_rows import RowKind, read_rows, read_training_texts, scored_tasks
 from midlayer_encoders.tuning.losses import DistillLoss, MaskedNextTokenLoss, masked_token_head, pair_loss

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from midlayer_encoders import EncoderOptions, LayerEncoder
 from midlayer_encoders.cli import _arguments, app
-from midlayer_encoders.encoder.sentence_transformers_encoder import measure
+from midlayer_encoders.encoder.whole_model import measure
 from midlayer_encoders.errors import MidlayerError
 from midlayer_encoders.selection import select
 from tests.cli.calls import check_every_option, option_flags, run, tables

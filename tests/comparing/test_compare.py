@@ -16,7 +16,7 @@ from midlayer_encoders import LayerEncoder
 from midlayer_encoders.cli import app
 from midlayer_encoders.comparing import CompareResult
 from midlayer_encoders.comparing.compare import COMPARABLE, comparable, half_width, random_halves
-from midlayer_encoders.encoder.sentence_transformers_encoder import measure
+from midlayer_encoders.encoder.whole_model import measure
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.metrics import TooFewTextsError
 from midlayer_encoders.report.comparison_page import DIFFERENCES, plot_differences

@@ -17,7 +17,7 @@ from midlayer_encoders import LayerEncoder
 from midlayer_encoders.cli import app
 from midlayer_encoders.comparing import ProgressionResult, progression
 from midlayer_encoders.comparing.checkpoints import find_checkpoints
-from midlayer_encoders.encoder.sentence_transformers_encoder import measure
+from midlayer_encoders.encoder.whole_model import measure
 from midlayer_encoders.errors import MidlayerError, ModelNotFoundError, OptionError
 from midlayer_encoders.processes import cluster
 from midlayer_encoders.processes.sharing import Group

@@ -13,7 +13,7 @@ from polars.testing import assert_frame_equal
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.comparing import ProgressionResult, progression
-from midlayer_encoders.encoder.sentence_transformers_encoder import measure
+from midlayer_encoders.encoder.whole_model import measure
 from tests.families import DEPTH
 from tests.thinned import thinned
 from tests.tiny_folders import TEXTS as MORE

@@ -15,7 +15,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 
 from midlayer_encoders import LayerEncoder
-from midlayer_encoders.encoder.sentence_transformers_encoder import measure, select_layer
+from midlayer_encoders.encoder.whole_model import measure, select_layer
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.metrics import dataset_entropy
 from midlayer_encoders.selection import RecipeSelection

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.cli import app
-from midlayer_encoders.encoder.sentence_transformers_encoder import measure
+from midlayer_encoders.encoder.whole_model import measure
 from midlayer_encoders.errors import CutError, LayerIndexError, OptionError
 from tests.families import JOINT, tiny_joint
 from tests.made_media import IMAGES

@@ -36,7 +36,7 @@ from midlayer_encoders.files import (
     write_file_once,
     write_folder,
 )
-from midlayer_encoders.report.results import kept_frame, write_frame
+from midlayer_encoders.frame.tidy_result import kept_frame, write_frame
 
 FRAME = pl.DataFrame({"layer": range(2000), "value": [n**0.5 for n in range(2000)]})
 

@@ -11,8 +11,8 @@ import pytest
 
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.frame.summaries import RESAMPLES_SCHEMA, Curve, Gain, Summary, paired_gain, read_resamples
+from midlayer_encoders.frame.tidy_result import write_frame
 from midlayer_encoders.report.labels import interval_words, with_interval
-from midlayer_encoders.report.results import write_frame
 
 SAMPLES = np.random.default_rng(0).normal(0.5, 0.1, (2, 3, 40)).astype(np.float32)  # of tasks and layers
 TASKS = ("A", "B")

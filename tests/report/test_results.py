@@ -14,7 +14,8 @@ from midlayer_encoders.errors import OptionError
 from midlayer_encoders.files import atomic_write
 from midlayer_encoders.frame import read_frame, tidy_frame, tidy_rows
 from midlayer_encoders.frame.schema import NamedSubject, parquet_bytes
-from midlayer_encoders.report.results import Result, kept_frame, write_frame
+from midlayer_encoders.frame.tidy_result import kept_frame, write_frame
+from midlayer_encoders.report.results import Result
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -12,9 +12,10 @@ import torch
 from mteb.abstasks import AbsTask
 
 from midlayer_encoders.errors import OptionError
+from midlayer_encoders.metrics.label_accuracy import all_alike
 from midlayer_encoders.scoring import all_layers
 from midlayer_encoders.scoring import retrieval as retrieval_scores
-from midlayer_encoders.scoring.all_layers import all_alike, resampled_scores
+from midlayer_encoders.scoring.all_layers import resampled_scores
 from midlayer_encoders.scoring.classification import ClassifierData, Classifiers
 from midlayer_encoders.scoring.clustering import Clusterings, Draws
 from midlayer_encoders.scoring.recording import scores_together

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from midlayer_encoders import LayerEncoder
-from midlayer_encoders.encoder.sentence_transformers_encoder import select_layer
+from midlayer_encoders.encoder.whole_model import select_layer
 from midlayer_encoders.measuring import measure_layers
+from midlayer_encoders.metrics.label_accuracy import ridge_correct
 from midlayer_encoders.selection import LabelEvidence, Selection, select
-from midlayer_encoders.selection.ridge import ridge_correct
 from tests.progress import record_steps
 
 Folder = Callable[[str], str]

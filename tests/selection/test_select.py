@@ -12,11 +12,11 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from midlayer_encoders import LayerEncoder
-from midlayer_encoders.encoder.sentence_transformers_encoder import select_layer
+from midlayer_encoders.encoder.whole_model import select_layer
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.measuring import measure_layers
+from midlayer_encoders.metrics.label_accuracy import gain_interval
 from midlayer_encoders.selection import RULES, CannotChooseError, Selection, select
-from midlayer_encoders.selection.ridge import gain_interval
 from midlayer_encoders.selection.select import LABELS
 from tests.recipes.test_word_echo import save_causal
 from tests.selection.frames import VALLEY, frame
@@ -112,7 +112,7 @@ def test_select_without_a_text_is_refused(whole: LayerEncoder) -> None:
 
 
 def test_labels_score_every_layer_on_the_vectors_of_the_encoder(whole: LayerEncoder, labeled: Selection) -> None:
-    from midlayer_encoders.selection.ridge import ridge_correct
+    from midlayer_encoders.metrics.label_accuracy import ridge_correct
 
     numbers = torch.tensor([sorted(WORDS).index(kind) for kind in KINDS])
     layer = 2

@@ -12,6 +12,7 @@ from midlayer_encoders.validation import check_list, lone_surrogate
 
 #: Candidates for each layer and fold, in units of the mean squared norm of the training rows.
 _PENALTIES = tuple(10.0**power for power in range(-4, 3))
+_ROUNDING = 1e-6  # relative difference between vectors of the same input in different batches
 
 
 def ridge_correct(vectors: Tensor, labels: Tensor, *, folds: int = 5, seed: int = 0) -> Tensor:
@@ -200,3 +201,16 @@ def check_labels(labels: Tensor, *, folds: int = 5) -> None:
             "`labels` must have 2 classes or more with at least 2 texts each, "
             f"but {len(labels)} labels have {counted(usable, 'such class', 'such classes')}: label more."
         )
+
+
+def all_alike(vectors: Tensor, keys: Sequence[str]) -> Tensor:
+    """Return for each layer True if all rows have the same vector, such as the last token of a template at layer 0.
+
+    Args:
+        vectors: shape ``(L, N, D)``.
+        keys: keys of the N rows; the result is False if all are equal.
+    """
+    if len(set(keys)) < 2:
+        return torch.zeros(len(vectors), dtype=torch.bool, device=vectors.device)
+    spread = (vectors.amax(dim=1) - vectors.amin(dim=1)).amax(dim=1)
+    return spread <= _ROUNDING * vectors.abs().amax(dim=(1, 2))

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.selection.ridge import _PENALTIES, label_folds, resampled_means, ridge_correct
+from midlayer_encoders.metrics.label_accuracy import _PENALTIES, label_folds, resampled_means, ridge_correct
 
 
 def clusters(n: int, d: int, *, spread: float, classes: int = 4, seed: int = 0) -> tuple[Tensor, Tensor]:
