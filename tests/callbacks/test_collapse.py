@@ -80,6 +80,26 @@ def test_rule_on_made_up_runs(uniformities: list[float], expected: str | None) -
     assert expected is None or expected in str(description)
 
 
+@pytest.mark.parametrize(
+    ("uniformities", "losses", "expected"),
+    [
+        ([-2.0, -1.0, -0.5], {0: 9.0, 10: 0.8, 20: 0.4}, None),  # half of the lowest is not above half of it
+        ([-2.0, -0.9, -0.5], {0: 9.0, 10: 0.8, 20: 0.4}, "from -2.000 at step 0 to -0.500 at step 20, while the loss fell from 0.8 to 0.4"),
+        ([-2.0, -0.9, -0.5], {0: 9.0, 20: 0.4}, None),  # one loss since
+        ([-2.0, -0.9, -0.5], {0: 9.0, 10: math.nan, 20: 0.4}, None),
+        ([-2.0, -0.9, -0.5], {0: 9.0, 10: 0.4, 20: 0.4}, None),  # an equal loss is not below
+        ([-2.0, -0.9, -2.0, -0.5], {0: 0.9, 10: 0.8, 30: 0.4}, None),  # it returned to the lowest
+        ([-1.0, -2.0, -0.9, -0.4], {10: 9.0, 20: 0.7, 40: 0.6}, "from -2.000 at step 10 to -0.400 at step 30, while the loss fell from 0.7 to 0.6"),
+        ([-2e-5, -5e-6, -5e-6], {10: 0.8, 20: 0.4}, "from -0.000 at step 0 to -0.000 at step 20, while the loss fell from 0.8 to 0.4"),
+        ([-9e-6, -4e-6, -4e-6], {10: 0.8, 20: 0.4}, None),  # equal texts, up to rounding
+    ],
+)  # fmt: skip
+def test_rule_at_its_boundaries(uniformities: list[float], losses: dict[int, float], expected: str | None) -> None:
+    by_step = {10 * place: value for place, value in enumerate(uniformities)}
+    description = describe_lost_uniformity(by_step, losses)
+    assert description == (expected and f"raw_uniformity rose {expected}")
+
+
 @pytest.mark.parametrize("losses", [{}, {40: 0.1}, {10: 0.2, 40: 0.3}, {10: 0.2, 40: 0.2}, {10: 0.2, 40: float("nan")}])
 def test_loss_must_be_known_and_fall(losses: dict[int, float]) -> None:
     by_step = {0: -2.0, 10: -0.5, 20: -0.2, 30: -0.1}

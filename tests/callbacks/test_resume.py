@@ -28,18 +28,18 @@ BASE = {
     "every_n_steps": 2, "figures": False, "strict": True,
 }  # fmt: skip
 CHANGED: dict[str, tuple[dict[str, Any], str]] = {
-    # name: the change, and the setting in the warning if the values before it are then incompatible
+    # name: the change, and the settings in the warning if the values before it are then incompatible
     "nothing": ({}, ""),
     "texts": ({"texts": [*TEXTS[:-1], "it rained"]}, "inputs"),
     "order": ({"texts": TEXTS[::-1]}, "inputs"),
-    "metrics": ({"metrics": ["curvature", "prompt_entropy"]}, "metrics"),
+    "metrics": ({"metrics": ["curvature", "prompt_entropy"]}, "metrics, inputs"),
     "layers": ({"layers": [0, 2]}, "layers"),
     "other_layers": ({"layers": [-1, -2, 1, 0]}, ""),  # the same layers in another form
     "norm": ({"norm": "final"}, "norm"),
     "pooling": ({"pooling": "last"}, "pooling"),
     "views": ({"views": 3}, "inputs"),
     "given_views": ({"views": VIEWS}, "inputs"),
-    "seed": ({"seed": 1}, "seed"),
+    "seed": ({"seed": 1}, "seed, inputs"),
     "max_length": ({"max_length": 20}, "inputs"),
     "labels": ({"labels": [0, 0, 1] * 4}, "labels"),
     "renamed_labels": ({"labels": ["no", "yes"] * 6}, ""),
@@ -136,17 +136,16 @@ def frame_values(frame: polars.DataFrame) -> dict[tuple[str, str, int], float]:
 @pytest.mark.parametrize("name", CHANGED)
 def test_resumed_history_has_only_values_of_the_current_settings(runs: Any, name: str) -> None:
     frames, warned, folder = runs
-    setting = CHANGED[name][1]
+    settings = CHANGED[name][1]
     resumed, expected = map(frame_values, frames[name])
     before = frame_values(frames["nothing"][1])
     for key, value in resumed.items():
         assert value == pytest.approx(expected.get(key, before.get(key)), rel=1e-6), key
     missing = {key for key in expected if key not in resumed}
-    assert {key[1] for key in missing} == ({"step0"} if setting else set())  # the checkpoint's step is measured again
-    assert not setting or {key[1] for key in resumed} == {"step2", "step3"}
+    assert {key[1] for key in missing} == ({"step0"} if settings else set())  # the checkpoint's step is measured again
+    assert not settings or {key[1] for key in resumed} == {"step2", "step3"}
     own_warnings = [message for message in warned if message.startswith(f"{name}:")]
-    assert len(own_warnings) == bool(setting)
-    assert setting in "".join(own_warnings)
+    assert [message.rpartition(": ")[2] for message in own_warnings] == ([f"{settings}."] if settings else [])
     saved = polars.read_parquet(folder / name / "history.parquet")
     assert saved.equals(frames[name][0])
     if name == "cadence":  # a step that is no longer due was measured
@@ -158,7 +157,7 @@ def test_replaced_history_file_of_a_resumed_trainer_is_kept(runs: Any) -> None:
     if folder.name != "run":
         pytest.skip("Lightning's checkpoint keeps it")
     backups = {path.parent.name for path in folder.rglob("history-before-step2.parquet")}
-    assert backups == {name for name, (_, setting) in CHANGED.items() if setting}
+    assert backups == {name for name, (_, settings) in CHANGED.items() if settings}
     backup = polars.read_parquet(folder / "norm" / "history-before-step2.parquet")
     assert set(backup["revision"]) == {"step0", "step2", "step3"}
 
