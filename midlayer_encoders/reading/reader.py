@@ -387,11 +387,11 @@ def layer_reader(
 
 def check_after_pooling(source: LayerSource) -> None:
     """Raise if a module after the pooling of a source belongs to one layer."""
-    of_one_layer = [name for name in source.after_pooling if name != "Normalize"]
+    of_one_layer = [f"the module {name}" for name in source.after_pooling if name != "Normalize"]
     if source.spans is not None and source.spans.centered:
-        of_one_layer.append("offset of its spans")
+        of_one_layer.append("an offset of its spans")
     if of_one_layer:
         raise OptionError(
-            f"`encoder` must only pool and normalize to read its layers, but has the {of_one_layer[0]}. "
+            f"`encoder` must only pool and normalize to read its layers, but has {of_one_layer[0]}. "
             "Create it without `center`, and with dense='drop'."
         )

@@ -183,7 +183,7 @@ def test_adapters_are_merged_in_order(tiny_folder: Folder, tmp_path: Path) -> No
 
 REFUSED = {
     "--revision step7": "`revision` must be None for a folder, but got 'step7'",
-    "--gguf-file no.gguf": "there is no 'no.gguf'",
+    "--gguf-file no.gguf": "GGUF files there: none",
     "--dtype float77": "float77",
     "--device warp": "on this machine, but got 'warp'",
     "--tower image": "`tower` must be None for",

@@ -288,7 +288,7 @@ def test_process_pool_gives_the_same_vectors_as_one_process(norm: Norm, tiny_fol
         ({"max_length": 65}, OptionError, "`max_length` must be at most 64"),
         ({"adapters": "folder"}, OptionError, r"Write \['folder'\]"),
         ({"revision": "step1"}, ModelNotFoundError, "`revision` must be None for a folder"),
-        ({"gguf_file": "none.gguf"}, ModelNotFoundError, "there is no 'none.gguf'"),
+        ({"gguf_file": "none.gguf"}, ModelNotFoundError, r"There is no file '.*none\.gguf'"),
     ],
 )
 def test_invalid_options_name_the_fix(

@@ -38,8 +38,15 @@ def change(path: Path, **settings: Any) -> None:
     path.write_text(json.dumps({name: value for name, value in saved.items() if value is not ...}))
 
 
+def _template_tokens(encoder: LayerEncoder) -> int:
+    """Return the number of tokens around a text; ``max_length`` counts only the text's own."""
+    return len(encoder.tokenizer("word")["input_ids"]) - len(
+        encoder.tokenizer("word", add_special_tokens=False)["input_ids"]
+    )
+
+
 def test_a_folder_for_a_server_is_still_a_plain_one(tiny_folder: Folder, tmp_path: Path) -> None:
-    encoder = LayerEncoder(tiny_folder("Llama"), 2, device="cpu", max_length=50, **CENTERED)
+    encoder = LayerEncoder(tiny_folder("Llama"), 2, device="cpu", max_length=20, **CENTERED)
     encoder.options = replace(encoder.options, revision="step8")
     result = export_for(encoder, "vllm", tmp_path / "out")
     assert (result.engine, result.error) == (None, None)  # neither is installed here
@@ -54,7 +61,7 @@ def test_a_folder_for_a_server_is_still_a_plain_one(tiny_folder: Folder, tmp_pat
         "norm": "final",
         "pooling": "last",
         "weights": encoder.spec.weights_digest,
-        "max_length": 50,
+        "max_length": 20 + _template_tokens(encoder),
         "prompt": "",
         "prompts": {},
         "error": None,
@@ -100,7 +107,7 @@ def test_the_line_for_vllm_names_the_dtype(tiny_folder: Folder, dtype: str) -> N
 
 
 def test_the_folder_holds_pooling_modules_length_and_tokens(tiny_folder: Folder, tmp_path: Path) -> None:
-    encoder = LayerEncoder(tiny_folder("Llama"), 2, device="cpu", max_length=48, **CENTERED)
+    encoder = LayerEncoder(tiny_folder("Llama"), 2, device="cpu", max_length=20, **CENTERED)
     export_for(encoder, "vllm", tmp_path / "out")
     modules = json.loads((tmp_path / "out" / "modules.json").read_text())
     names = ["Transformer", "Pooling", "Dense", "Normalize"]
@@ -110,7 +117,9 @@ def test_the_folder_holds_pooling_modules_length_and_tokens(tiny_folder: Folder,
     assert pooling["word_embedding_dimension"] == 32
     tokenizer_settings = json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())
     assert tokenizer_settings["tokenizer_class"] == "PreTrainedTokenizerFast"
-    assert json.loads((tmp_path / "out" / "sentence_bert_config.json").read_text())["max_seq_length"] == 48
+    assert json.loads((tmp_path / "out" / "sentence_bert_config.json").read_text())[
+        "max_seq_length"
+    ] == 20 + _template_tokens(encoder)
     texts = [*TEXTS, " ".join(TEXTS)]
     expected = encoder.tokenizer(texts, truncation=True, max_length=48)["input_ids"]
     tokenizer = Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json"))
