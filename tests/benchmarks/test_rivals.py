@@ -174,7 +174,10 @@ def test_contrastive_prompting_steers_the_last_token(encoder: LayerEncoder, time
             torch.testing.assert_close(actual[name, layer][row], expected[0, -1], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("method", [each for methods in rivals.METHODS.values() for each in methods], ids=str)
+METHODS = {f"{name}-{number}": method for name, group in rivals.METHODS.items() for number, method in enumerate(group)}
+
+
+@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
 def test_a_text_alone_has_the_vector_that_it_has_in_a_batch(encoder: LayerEncoder, method: rivals.Method) -> None:
     many = TEXTS * 4  # enough to center on
     together = found(method, encoder, many)
