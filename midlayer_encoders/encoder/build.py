@@ -39,6 +39,7 @@ from midlayer_encoders.models.hub import (
     local_folder,
     model_location,
     module_folder,
+    named_as_typed,
     output_embeddings,
     shown_name,
 )
@@ -373,7 +374,7 @@ class BuiltEncoder(PlainOnDisk):
         """Return the output embeddings of the language model, shape ``(V, D)``."""
         folder, _ = model_location(self.source)
         revision = self.options.revision
-        with self.options.hub_access():
+        with self.options.hub_access(), named_as_typed(self.source):
             if self.saved.first_path:
                 folder, revision = module_folder(folder, self.saved.first_path, revision), None
             return output_embeddings(self.transformer, folder, revision, gguf_file=self._gguf_file)

@@ -31,7 +31,7 @@ from midlayer_encoders.encoder.verification import check_is_causal
 from midlayer_encoders.errors import OptionError, short_repr
 from midlayer_encoders.models import transformers_internals as internals
 from midlayer_encoders.models.gguf_cache import gguf_pools
-from midlayer_encoders.models.hub import local_only, model_location, weight_files
+from midlayer_encoders.models.hub import local_only, model_location, named_as_typed, weight_files
 from midlayer_encoders.processes.sharing import Group, join, share_model
 from midlayer_encoders.reading.locks import turn
 from midlayer_encoders.recipes import PLAIN, Recipe, recipe_of
@@ -112,7 +112,7 @@ class LayerEncoder(EmbeddingEncoder):
             recipes = PLAIN if recipe == PLAIN else None
             selection, encoder_options = _select_by(requested, model, encoder_options, texts, labels, recipes)
             requested = selection.layer
-        with encoder_options.hub_access():
+        with encoder_options.hub_access(), named_as_typed(model):
             self._build_from_files(model, requested, encoder_options)
         if choice is not None:
             _check_choice_fits(choice, self.name, self.num_layers)

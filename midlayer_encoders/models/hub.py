@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
-from midlayer_encoders.errors import ModelNotFoundError, OptionError, did_you_mean, error_summary
+from midlayer_encoders.errors import MidlayerError, ModelNotFoundError, OptionError, did_you_mean, error_summary
 from midlayer_encoders.files import exists, expand_home, read_json
 
 if TYPE_CHECKING:
@@ -321,6 +321,18 @@ def model_location(model: str, gguf_file: str | None = None) -> tuple[str, str |
     if is_file:
         return str(path.parent), path.name
     return model, gguf_file
+
+
+@contextmanager
+def named_as_typed(model: str) -> Iterator[None]:
+    """Let errors inside this block name a built-in model as it was typed, not by its folder in site-packages."""
+    try:
+        yield
+    except MidlayerError as error:
+        if model in (BUILT_IN, BUILT_IN_MINILM):
+            with suppress(ModelNotFoundError):  # its package is missing, and the error says so
+                error.args = (str(error).replace(built_in_model(model)[0], model),)
+        raise
 
 
 def output_embeddings(

