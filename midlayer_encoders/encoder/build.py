@@ -35,6 +35,7 @@ from midlayer_encoders.models.gguf_cache import TOKENIZER, converted_folder
 from midlayer_encoders.models.gguf_config import default_pooling
 from midlayer_encoders.models.gguf_file import GgufFile
 from midlayer_encoders.models.hub import (
+    BUILT_IN,
     BUILT_IN_MINILM,
     local_folder,
     model_location,
@@ -419,8 +420,12 @@ class BuiltEncoder(PlainOnDisk):
         template = str(Path(__file__).with_name("model_card.md.jinja"))
         size = sum(parameter.numel() for parameter in self.parameters())
         place = {"repository": repository, "branch": branch, "location": repository or FOLDER, "size": size}
+        is_built_in = self.source in (BUILT_IN, BUILT_IN_MINILM)
+        source = f"{self.name} ({spec.model.removeprefix('local/')})" if is_built_in else self.name
         form = {"stock_template": stock_template, "trust": self.needs_trust(stock=stock_template is not None)}
-        card = ModelCard.from_template(metadata, template, encoder=self, spec=spec, names=names, **place, **form)
+        card = ModelCard.from_template(
+            metadata, template, encoder=self, spec=spec, source=source, names=names, **place, **form
+        )
         return f"{card}\n"
 
 

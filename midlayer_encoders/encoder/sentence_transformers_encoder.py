@@ -31,7 +31,7 @@ from midlayer_encoders.encoder.verification import check_is_causal
 from midlayer_encoders.errors import OptionError, short_repr
 from midlayer_encoders.models import transformers_internals as internals
 from midlayer_encoders.models.gguf_cache import gguf_pools
-from midlayer_encoders.models.hub import local_only, model_location, named_as_typed, weight_files
+from midlayer_encoders.models.hub import local_only, model_location, named_as_typed, shown_name, weight_files
 from midlayer_encoders.processes.sharing import Group, join, share_model
 from midlayer_encoders.reading.locks import turn
 from midlayer_encoders.recipes import PLAIN, Recipe, recipe_of
@@ -278,7 +278,8 @@ def _apply_choice(choice: EncoderChoice, model: str, options: EncoderKeywords) -
     name = encoder_name(model, requested.gguf_file)
     if Path(name).name.lower() != Path(choice.model).name.lower():
         raise OptionError(
-            f"`layer` must be chosen for {name}, but it was chosen for {choice.model}. If both have the same weights: "
+            f"`layer` must be chosen for {shown_name(model, requested.gguf_file)}, but it was chosen for "
+            f"{choice.model.removeprefix('local/')}. If both have the same weights: "
             "LayerEncoder(model, **selection.keywords)."
         )
     fixed = set(chosen.changed()) if choice.options is None else _CHOSEN_OPTIONS

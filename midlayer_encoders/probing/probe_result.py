@@ -137,7 +137,7 @@ class ProbeResult(Result):
 
     def plot(self) -> Figure:
         """Return the figure of accuracy by layer with intervals, and the chance level."""
-        label = f"{self.model}, {self.kind} probe"
+        label = f"{self.model.removeprefix('local/')}, {self.kind} probe"
         return plot_probes({label: self.table}, num_layers=self.num_layers, chance=self.chance, title=self.dataset)
 
     def plots(self) -> dict[str, Figure]:

@@ -124,7 +124,8 @@ def test_exported_folders_load_where_this_package_is_not_installed(tiny_folder: 
                 expected[folder] = encoder.encode(images if name == "ViT" else TEXTS)
                 types = [module["type"] for module in json.loads((folder / "modules.json").read_text())]
                 assert all(kind.startswith("sentence_transformers.") for kind in types)
-                assert f"Layer {layer} of local/" in (folder / "README.md").read_text()
+                card = (folder / "README.md").read_text()
+                assert f"# Layer {layer} of {encoder.name}\n\nThis folder is {encoder.name} without" in card
     subprocess.run(
         [sys.executable, "-c", _PLAIN, str(tmp_path / "texts.json"), *map(str, expected)], check=True, cwd=tmp_path
     )

