@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 
 import pytest
@@ -33,6 +33,19 @@ def test_results_come_in_order_and_are_bounded(threads: int) -> None:
         taken.append(result())
     assert taken == [item * item for item in range(20)]
     assert not ours()
+
+
+@pytest.mark.parametrize("depth", [0, 1, 3])
+def test_items_are_taken_exactly_as_far_ahead_as_asked(depth: int) -> None:
+    taken: list[int] = []
+
+    def items() -> Iterator[int]:
+        for number in range(6):
+            taken.append(number)
+            yield number
+
+    ahead_by = [len(taken) - 1 - item for item, _ in ahead(abs, items(), depth=depth)]
+    assert ahead_by == [min(depth, 5 - item) for item in range(6)]
 
 
 def test_error_of_an_item_is_raised_for_that_item() -> None:
@@ -115,6 +128,21 @@ def test_calls_run_in_order_and_pending_ones_are_bounded() -> None:
     assert result == process == list(range(12))
     assert 1 < most <= 3
     assert not ours()
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_exactly_as_many_calls_wait_as_asked(depth: int) -> None:
+    handed = [threading.Event() for _ in range(depth + 1)]
+    seen: list[bool] = []
+
+    def first() -> None:  # all calls that may wait are handed on while it runs, and no other
+        seen.extend((handed[depth - 1].wait(5), handed[depth].wait(0.1)))
+
+    with Behind[None](depth=depth) as behind:
+        for number, event in enumerate(handed):
+            behind.hand_on(first if number == 0 else bool)
+            event.set()
+    assert seen == [True, False]
 
 
 def test_error_in_the_background_is_raised_and_stops_the_calls() -> None:
