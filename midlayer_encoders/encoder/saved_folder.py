@@ -39,6 +39,7 @@ class SavedFolder:
         modules: the modules after the first.
         module_kwargs: keywords of ``encode`` for each module, by position.
         pooling: pooling if none of the modules pools.
+        saved_class: another class that saved the folder, such as ``"CrossEncoder"``; its modules do not apply.
     """
 
     prompts: Mapping[str, str] = field(default_factory=dict)
@@ -51,6 +52,7 @@ class SavedFolder:
     modules: Sequence[nn.Module] = ()
     module_kwargs: Mapping[str, Sequence[str]] = field(default_factory=dict)
     pooling: str = "mean"
+    saved_class: str = ""
 
     @property
     def trained(self) -> list[str]:
@@ -100,8 +102,8 @@ def load_saved_folder(model: str, options: EncoderOptions, *, gguf_file: str | N
     try:
         config = {} if settings is None else read_json(Path(settings))
         # The modules and prompts of other classes, such as rerankers, do not apply.
-        if config.get("model_type", "SentenceTransformer") != "SentenceTransformer":
-            return SavedFolder()
+        if (saved_class := config.get("model_type", "SentenceTransformer")) != "SentenceTransformer":
+            return SavedFolder(saved_class=str(saved_class))
         if not all(isinstance(text, str | None) for text in (config.get("prompts") or {}).values()):
             raise TypeError("a prompt is not a string")
         if not isinstance(config.get("truncate_dim"), int | None):

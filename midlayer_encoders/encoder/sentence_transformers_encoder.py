@@ -30,7 +30,7 @@ from midlayer_encoders.encoder.saved_folder import later_modules, pooling_name
 from midlayer_encoders.encoder.verification import check_is_causal
 from midlayer_encoders.errors import OptionError, short_repr
 from midlayer_encoders.models import transformers_internals as internals
-from midlayer_encoders.models.gguf_cache import gguf_pools
+from midlayer_encoders.models.gguf_cache import pooling_type
 from midlayer_encoders.models.hub import local_only, model_location, named_as_typed, shown_name, weight_files
 from midlayer_encoders.processes.sharing import Group, join, share_model
 from midlayer_encoders.reading.locks import turn
@@ -185,12 +185,17 @@ class LayerEncoder(EmbeddingEncoder):
         return bool(self.saved.modules)
 
     @property
-    def gguf_pooling(self) -> bool | None:
-        """Whether the model's GGUF file names a pooling, as an embedding model's does; ``None`` without such a file."""
+    def saved_class(self) -> str:
+        """The class of sentence-transformers that saved the model's folder, if not ``SentenceTransformer``."""
+        return self.saved.saved_class
+
+    @property
+    def gguf_pooling(self) -> int | None:
+        """llama.cpp's number of the pooling of the model's GGUF file, 0 for none; ``None`` without such a file."""
         if self._gguf_file is None:
             return None
         folder, _ = model_location(self.source)
-        return gguf_pools(folder, self._gguf_file, self.options.revision)
+        return pooling_type(folder, self._gguf_file, self.options.revision)
 
     @property
     def weight_names(self) -> Sequence[str]:

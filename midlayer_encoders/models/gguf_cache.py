@@ -91,10 +91,11 @@ def _local_path(model: str, gguf_file: str, revision: str | None) -> Path:
     return Path(str(model_file(model, gguf_file, revision=revision, local=local)))
 
 
-def gguf_pools(model: str, gguf_file: str, revision: str | None) -> bool:
-    """Return whether a GGUF file names a pooling of token states, as files of embedding models do."""
+def pooling_type(model: str, gguf_file: str, revision: str | None) -> int:
+    """Return llama.cpp's number of the pooling that a GGUF file names: 0 for none."""
     fields = read_gguf(_local_path(model, gguf_file, revision)).fields
-    return bool(fields.get(f"{fields.get('general.architecture')}.pooling_type"))
+    number = fields.get(f"{fields.get('general.architecture')}.pooling_type")
+    return number if isinstance(number, int) else 0
 
 
 def _is_writable(folder: Path) -> bool:

@@ -49,6 +49,9 @@ _MIN_LEAD = 0.15
 _SHARE = 0.975  # of resampled texts that must show an embedding model
 _MAX_TEXTS = 100  # with more, half match of an embedding model is no clearer
 _HEAD = re.compile(r"For[A-Z]|Head")  # LlamaForCausalLM, GPT2LMHeadModel, BertForPreTraining, …
+_TASK_HEAD = re.compile(r"For(\w*Classification|QuestionAnswering|MultipleChoice)$")
+_CLASSIFIERS = {"classifier", "score"}  # names of weights
+_RERANKER = 4  # llama.cpp's number of a pooling that is a score
 _SAMPLE_TEXT = "A few words to see."
 
 
@@ -76,8 +79,12 @@ class KindSource(LayerSource, Protocol):
         """Whether the model's folder is one of sentence-transformers."""
 
     @property
-    def gguf_pooling(self) -> bool | None:
-        """Whether the model's GGUF file names a pooling; ``None`` without such a file."""
+    def saved_class(self) -> str:
+        """The class of sentence-transformers that saved the model's folder, if not ``SentenceTransformer``."""
+
+    @property
+    def gguf_pooling(self) -> int | None:
+        """llama.cpp's number of the pooling of the model's GGUF file, 0 for none; ``None`` without such a file."""
 
     @property
     def weight_names(self) -> Sequence[str]:
@@ -96,9 +103,9 @@ def detect_kind(
     """Return the kind of a model; causal attention is detected by running the model on a few words.
 
     Modules of sentence-transformers, or the pooling of a GGUF file, show an embedding model, and so does a
-    bidirectional model that was saved without the head of its pretraining. A head, a decoder, or a GGUF file of a
-    causal model without a pooling shows that it is none. Where the files say nothing, half match decides, with an
-    interval.
+    bidirectional model that was saved without the head of its pretraining. A head, a decoder, a reranker, or a GGUF
+    file of a causal model without a pooling shows that it is none. Where the files say nothing, half match decides,
+    with an interval.
 
     Args:
         source: the encoder of the whole model.
@@ -112,24 +119,31 @@ def detect_kind(
         return DetectedKind("media", "it takes no text")
     if source.has_saved_modules:
         return DetectedKind("tuned", "its folder has modules of sentence-transformers")
-    if pools := source.gguf_pooling:
+    pooling = source.gguf_pooling
+    if pooling and pooling != _RERANKER:
         return DetectedKind("tuned", "its GGUF file names a pooling")
     is_causal = not looks_ahead(source.transformer, source.anatomy, source.model_inputs([_SAMPLE_TEXT]))
     untuned: ModelKind = "causal" if is_causal else "bidirectional"
+    if pooling == _RERANKER or source.saved_class == "CrossEncoder":
+        file = "GGUF file is a reranker" if pooling else "folder is a CrossEncoder of sentence-transformers"
+        return DetectedKind(untuned, f"its {file}, which scores pairs of texts")
     saved_as = _saved_as(source.transformer)
     classes = saved_as or [parent.__name__ for parent in type(source.transformer).__mro__]
-    no_modules = "and it has no modules of sentence-transformers"
+    folder = "it has no modules of sentence-transformers"
+    if source.saved_class:
+        folder = f"its folder is a {source.saved_class} of sentence-transformers"
     if head := next(filter(_HEAD.search, classes), None):
         shown = f"it was saved as {head}" if saved_as else f"its class is {head}"
-        return DetectedKind(untuned, f"{shown}, with the head of its pretraining, {no_modules}")
-    if is_causal and pools is not None:
+        return DetectedKind(untuned, f"{shown}, with {_describe_head(head)}, and {folder}")
+    if is_causal and pooling is not None:
         return DetectedKind(untuned, "its GGUF file names no pooling")
     parts = {name.partition(".")[0] for name in source.weight_names}
     others = {part for part in parts if not hasattr(source.transformer, part)}
     if "decoder" in others:
-        return DetectedKind(untuned, f"it was saved with the decoder of its pretraining, {no_modules}")
+        return DetectedKind(untuned, f"it was saved with the decoder of its pretraining, and {folder}")
     if not saved_as and getattr(source.transformer, "base_model_prefix", "") in others:
-        return DetectedKind(untuned, f"the names of its weights show the head of its pretraining, {no_modules}")
+        part = "a classifier" if _CLASSIFIERS & others else "the head of its pretraining"
+        return DetectedKind(untuned, f"the names of its weights show {part}, and {folder}")
     if not is_causal and saved_as and saved_as[0].endswith("Model"):
         return DetectedKind("tuned", f"it was saved as {saved_as[0]}, without the head of its pretraining")
     ranks = group.first(lambda: _half_match_of(source, texts, token_budget, progress))
@@ -142,6 +156,18 @@ def detect_kind(
         f"above the layers up to a depth of {rules.DEPTH} (95 % interval){'' if is_tuned else ', which is too little'}"
     )
     return DetectedKind("tuned" if is_tuned else untuned, evidence)
+
+
+def _describe_head(name: str) -> str:
+    """Return what the head of a class is for.
+
+    Example:
+        >>> _describe_head("BertForSequenceClassification"), _describe_head("BertForMaskedLM")
+        ('a head for sequence classification', 'the head of its pretraining')
+    """
+    if (match := _TASK_HEAD.search(name)) is None:
+        return "the head of its pretraining"
+    return f"a head for {re.sub(r'(?<=[a-z])(?=[A-Z])', ' ', match[1]).lower()}"
 
 
 def _saved_as(model: Any) -> list[str]:

@@ -13,9 +13,20 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from transformers import BartConfig, LlamaConfig, LlamaForCausalLM, LlamaModel, T5Config
+from sentence_transformers import CrossEncoder, SparseEncoder
+from transformers import (
+    BartConfig,
+    BertConfig,
+    BertForMaskedLM,
+    BertForSequenceClassification,
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlamaModel,
+    T5Config,
+)
 
 from midlayer_encoders import LayerEncoder, select_layer
+from midlayer_encoders.errors import CutError
 from midlayer_encoders.export import export_for
 from midlayer_encoders.selection import select
 from midlayer_encoders.selection.kind import detect_kind, is_embedding_model, judge_half_match
@@ -191,14 +202,58 @@ def test_detect_kind_of_a_gguf_file_reads_its_pooling(tmp_path: Path) -> None:
     files = {
         "tuned": pooled,
         "causal": pooled[:value] + bytes(4) + pooled[value + 4 :],  # llama.cpp's number of no pooling
+        "reranker": pooled[:value] + bytes([4, 0, 0, 0]) + pooled[value + 4 :],
+    }
+    evidence = {
+        "tuned": "its GGUF file names a pooling",
+        "causal": "its GGUF file names no pooling",
+        "reranker": "its GGUF file is a reranker, which scores pairs of texts",
     }
     for expected, content in files.items():
         (tmp_path / expected).mkdir()
         (tmp_path / expected / "model.gguf").write_bytes(content)
-        encoder = LayerEncoder(str(tmp_path / expected), -1, gguf_file="model.gguf", device="cpu")
+        pooling = "mean" if expected == "reranker" else None  # its own is refused
+        encoder = LayerEncoder(str(tmp_path / expected), -1, gguf_file="model.gguf", pooling=pooling, device="cpu")
         kind = detect_kind(encoder)
-        assert kind.name == expected
-        assert kind.evidence == f"its GGUF file names {'a' if expected == 'tuned' else 'no'} pooling"
+        assert kind.name == ("causal" if expected == "reranker" else expected)
+        assert kind.evidence == evidence[expected]
+    with pytest.raises(CutError, match=r"`llama.pooling_type` = 4"):
+        LayerEncoder(str(tmp_path / "reranker"), -1, gguf_file="model.gguf", device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("kind", "saved_class", "evidence"),
+    [
+        (
+            BertForSequenceClassification, None,
+            "it was saved as BertForSequenceClassification, with a head for sequence classification, and it has no "
+            "modules of sentence-transformers",
+        ),
+        (
+            BertForSequenceClassification, CrossEncoder,
+            "its folder is a CrossEncoder of sentence-transformers, which scores pairs of texts",
+        ),
+        (
+            BertForMaskedLM, SparseEncoder,
+            "it was saved as BertForMaskedLM, with the head of its pretraining, and its folder is a SparseEncoder of "
+            "sentence-transformers",
+        ),
+    ],
+)  # fmt: skip
+def test_detect_kind_says_what_the_folder_is(kind: Any, saved_class: Any, evidence: str, tmp_path: Path) -> None:
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 32}
+    kind(BertConfig(vocab_size=99, num_labels=1, **sizes)).save_pretrained(tmp_path / "plain")
+    tokenizer().save_pretrained(tmp_path / "plain")
+    folder = tmp_path / "plain"
+    if saved_class is not None:
+        folder = tmp_path / "saved"
+        saved_class(str(tmp_path / "plain"), device="cpu").save_pretrained(str(folder))
+    encoder = LayerEncoder(str(folder), -1, device="cpu")
+    detected = detect_kind(encoder)
+    assert (detected.name, detected.evidence) == ("bidirectional", evidence)
+    encoder.transformer.config.architectures = None
+    if saved_class is None:
+        assert detect_kind(encoder).evidence.startswith("the names of its weights show a classifier, and it has no")
 
 
 @pytest.mark.parametrize(
