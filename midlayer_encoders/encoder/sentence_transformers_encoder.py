@@ -202,8 +202,8 @@ class LayerEncoder(EmbeddingEncoder):
         """Names of the weights in the model's files; empty for a module in memory and for a GGUF file."""
         if isinstance(self[0], MemoryModule) or self._gguf_file is not None:
             return ()
-        revision = self.options.revision
-        return tuple(weight_files(self.source, revision, local=local_only(self.source, revision)))
+        (folder, _), revision = model_location(self.source), self.options.revision
+        return tuple(weight_files(folder, revision, local=local_only(folder, revision)))
 
     def check_own(self, options: Mapping[str, Any]) -> None:
         """Raise if options that accompany this encoder differ from the encoder's."""
