@@ -96,7 +96,6 @@ def story_lines(result: RecipesResult, recipe: str, layer: int, ranked: Ranked) 
         f"SmolLM2-135M scores {score:.1f} with {recipe} at layer {layer}, and {last:.1f} as it comes.",
         "",
         *(_bar(name, points, gain, top) for name, points, gain in bars),
-        "",
         *_wrapped(
             f"Mean of {len(plain.curves.tasks)} small tasks; in brackets, the gain over the line above, with its "
             f"95 % interval. Together they gain {with_interval(total.points, total)}. "

@@ -37,9 +37,11 @@ def print_failures(failures: Mapping[str, str]) -> None:
 
 
 def print_encoder_lines(lines: Mapping[str, str], what: str = "it") -> dict[str, str]:
-    """Print the command and the Python expression that create an encoder; return both for ``--json``."""
+    """Print the command and the Python code that create an encoder; return command and expression for ``--json``."""
+    from midlayer_encoders.report.labels import with_import
+
     print_text(f"Export {what}: {lines['shell']}", wrap=False)
-    print_text(f"In Python: {lines['Python']}", wrap=False)
+    print_text(f"In Python:\n{with_import(lines['Python'])}", wrap=False)
     return {"shell": lines["shell"], "python": lines["Python"]}
 
 

@@ -19,6 +19,17 @@ def number(value: float | None, digits: int = 1) -> str:
     return _minus(f"{value:.{digits}f}")
 
 
+def with_import(code: str) -> str:
+    """Return code that creates an encoder, after the import that it needs.
+
+    Example:
+        >>> print(with_import("LayerEncoder('m', layer=1, center=read_texts('center.txt'))"))
+        from midlayer_encoders import LayerEncoder, read_texts
+        LayerEncoder('m', layer=1, center=read_texts('center.txt'))
+    """
+    return f"from midlayer_encoders import LayerEncoder{', read_texts' if 'read_texts(' in code else ''}\n{code}"
+
+
 def significant(value: float, digits: int = 4, *, sign: bool = False, zeros: bool = False) -> str:
     """Return a number with a number of significant digits; ``zeros`` keeps trailing zeros.
 

@@ -17,7 +17,15 @@ from markupsafe import Markup, escape
 from midlayer_encoders.files import write_file
 from midlayer_encoders.frame.pareto import amount
 from midlayer_encoders.report import drawing, inline_svg, style
-from midlayer_encoders.report.labels import METRIC_MEANINGS, duration, number, signed, significant, with_interval
+from midlayer_encoders.report.labels import (
+    METRIC_MEANINGS,
+    duration,
+    number,
+    signed,
+    significant,
+    with_import,
+    with_interval,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -79,6 +87,7 @@ def _environment() -> Environment:
         "number": number,
         "signed": signed,
         "sentence": _sentence,
+        "with_import": with_import,
         "with_interval": with_interval,
     }
     return environment

@@ -36,13 +36,15 @@ def test_board_prints_the_table_the_page_and_the_code(runs: Path, tmp_path: Path
         ["[red]m1", "1 of 2", "60.0", "110", "2", "9.5", "32"],
     ]
     assert "Left out: B, not in [red]m1." in output
-    assert output.splitlines()[-4:] == [
+    assert output.splitlines()[-6:] == [
         f"The report: {tmp_path / 'board.html'}",
         "m2 at layer 2 scores 70.0 on STS, the highest of 2 runs. It has +10.0 points over [red]m1 at layer 1 (no "
         "interval: STS was not resampled). Its costs: 120 parameters, 3 ms per text, 9.5 tokens per text, 32 bytes per "
         "vector.",
         "Export it: midlayer export m2 --layer 2 --out layer-2",
-        "In Python: LayerEncoder('m2', layer=2).save_pretrained(\"layer-2\")",
+        "In Python:",
+        "from midlayer_encoders import LayerEncoder",
+        "LayerEncoder('m2', layer=2).save_pretrained(\"layer-2\")",
     ]
     assert (tmp_path / "board.html").read_text().startswith("<!DOCTYPE html>")
 

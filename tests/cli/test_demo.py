@@ -126,5 +126,7 @@ def test_demo_prints_one_screen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert len(lines) <= 24
     assert max(map(len, lines[:-1])) <= 79
     assert lines[-1] == f"The report: {tmp_path / 'demo' / 'report.html'}"
-    assert lines[-2] == "In Python: LayerEncoder('built-in', layer=5, recipe='word-echo')"
+    code = "\n".join(lines[lines.index("In Python:") + 1 : -1])
+    assert code.endswith("\nLayerEncoder('built-in', layer=5, recipe='word-echo')")
+    exec(code, {})  # as printed
     assert (tmp_path / "demo" / "report.html").is_file()

@@ -257,7 +257,7 @@ def test_every_option_of_select_reaches_the_selection(check_each: bool, tiny_fol
             f"--out layer-{selected['layer']}",
         ]
         assert f"Export it: {' '.join(line)}\n" in output
-        assert f"In Python: LayerEncoder({folder!r}, layer={selected['layer']}" in output
+        assert f"import LayerEncoder\nLayerEncoder({folder!r}, layer={selected['layer']}" in output
         return {"choices": result, "frame": pl.read_parquet(tmp_path / "out" / "frame.parquet")}
 
     def call(text_column: str = "body", labels: str | None = None, **options: Any) -> dict[str, pl.DataFrame]:

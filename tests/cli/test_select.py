@@ -6,12 +6,12 @@ import json
 import shlex
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
 from typer.testing import CliRunner
 
-from midlayer_encoders import LayerEncoder
 from midlayer_encoders.cli import app
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.media.text_lists import read_texts
@@ -107,12 +107,13 @@ def test_recipes_print_the_code_of_the_encoder(
     layer = table.filter("chosen")["layer"].item()
     center = out / "center.txt"
     assert center.read_text(encoding="utf8").splitlines() == TEXTS
-    line = next(line for line in output.splitlines() if line.startswith("In Python: "))
+    _, imports, line = output[output.index("In Python:") :].splitlines()[:3]
     expected = f"LayerEncoder({folder!r}, layer={layer}, recipe='one-word+center', center=read_texts({str(center)!r}))"
-    assert line == f'In Python: {expected}.save_pretrained("layer-{layer}")'
+    assert line == f'{expected}.save_pretrained("layer-{layer}")'
     assert f"--recipe one-word+center --center {shlex.quote(str(center))} --out layer-{layer}" in output
-    result = eval(expected, {"LayerEncoder": LayerEncoder, "read_texts": read_texts})
-    assert result.layer == layer
+    namespace: dict[str, Any] = {}
+    exec(imports, namespace)
+    assert eval(expected, namespace).layer == layer
     scored = run(*common, "--labels", str(labels), "--recipes", "plain", "--template", 'a "{text}" is:"')
     assert "15 labeled texts" in scored
     assert "yours" in scored

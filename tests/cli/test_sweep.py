@@ -104,7 +104,7 @@ def test_every_option_of_sweep_reaches_it(tiny_folder: Folder, tasks: dict[str, 
         check_table(output, result)
         assert f"The report: {shlex.quote(str(out / 'report.html'))}" in output
         assert f"Export layer {result.best()}: midlayer export {shlex.quote(folder)} --layer {result.best()} " in output
-        assert f"In Python: LayerEncoder({folder!r}, layer={result.best()}" in output
+        assert f"import LayerEncoder\nLayerEncoder({folder!r}, layer={result.best()}" in output
         return frames(result, Path(flags[flags.index("--store") + 1]) if "--store" in flags else out / "embeddings")
 
     def call(tasks: str, metrics: str = "paper", layers: str = "all", half: bool = False, **options: Any) -> Any:
@@ -226,9 +226,11 @@ def test_recipes_and_baselines_are_listed_and_the_code_of_the_winner_is_last(
     ]
     assert layers == [["1", "30.0"], ["2", "40.0"], ["3", "60.0"], ["4", "50.0"], ["MiniLM", "70.0"]]
     assert "Every layer of m under one-word" in " ".join(output.split())
-    assert output.rstrip().splitlines()[-2:] == [
+    assert output.rstrip().splitlines()[-4:] == [
         "Export layer 3: midlayer export m --layer 3 --recipe one-word --out layer-3",
-        "In Python: LayerEncoder('m', layer=3, recipe='one-word').save_pretrained(\"layer-3\")",
+        "In Python:",
+        "from midlayer_encoders import LayerEncoder",
+        "LayerEncoder('m', layer=3, recipe='one-word').save_pretrained(\"layer-3\")",
     ]
 
 

@@ -113,7 +113,7 @@ def test_select_and_sweep_print_code_with_every_option(tiny_folder: Folder, tmp_
     result = CliRunner().invoke(app, [*command, *flags, "--device", "cpu"])
     assert result.exit_code == 0, result.output
     shell = re.search(r"Export it: (midlayer export .*)", result.output)
-    python = re.search(r'In Python: (LayerEncoder\(.*\))\.save_pretrained\("layer-4"\)', result.output)
+    python = re.search(r'In Python:\n(.*\n)(LayerEncoder\(.*\))\.save_pretrained\("layer-4"\)', result.output)
     assert shell
     assert python
     exported_command = shlex.split(shell[1])
@@ -121,7 +121,9 @@ def test_select_and_sweep_print_code_with_every_option(tiny_folder: Folder, tmp_
     direct = LayerEncoder(
         tiny_folder("Llama"), 4, norm="none", pooling="last", dtype="float64", max_length=6, bidirectional=True
     )
-    recreated = eval(python[1], {"LayerEncoder": LayerEncoder})
+    namespace: dict[str, Any] = {}
+    exec(python[1], namespace)
+    recreated = eval(python[2], namespace)
     np.testing.assert_allclose(recreated.encode(TEXTS), direct.encode(TEXTS), rtol=1e-6)
     encoder = LayerEncoder(tiny_folder("Llama"), -1, norm="none", pooling="last", dtype="float64", device="cpu")
     options = sweep(encoder, out=tmp_path / "sweep").notes.options

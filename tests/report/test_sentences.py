@@ -53,12 +53,16 @@ def test_sweep_without_scores_names_what_to_do(tmp_path: Path, monkeypatch: pyte
     for name, rows in (("metrics", [metric]), ("scores", [score])):
         result = SweepResult(rows_frame(rows), tmp_path / name, Notes("Every layer of m", "my model", {}))
         monkeypatch.setattr(sweeping, "sweep", lambda *_, result=result, **__: result)
-        lines[name] = printed(sweep.run_sweep, None, ["my texts.txt"])[-1]
-    assert lines["metrics"] == (
+        lines[name] = printed(sweep.run_sweep, None, ["my texts.txt"])
+    assert lines["metrics"][-1] == (
         "Nothing was scored: there are no labels. To choose a layer without labels: midlayer select 'my model' --texts "
         "'my texts.txt'"
     )
-    assert lines["scores"] == "In Python: LayerEncoder('my model', layer=1).save_pretrained(\"layer-1\")"
+    assert lines["scores"][-3:] == [
+        "In Python:",
+        "from midlayer_encoders import LayerEncoder",
+        "LayerEncoder('my model', layer=1).save_pretrained(\"layer-1\")",
+    ]
 
 
 def test_json_of_a_sweep_is_in_points(tmp_path: Path) -> None:
