@@ -221,4 +221,5 @@ def retrieval(
         }
 
     kind = "Reranking" if ranked else "Retrieval"
-    return made(AbsTaskRetrieval, data, metadata(kind, main_score), ignore_identical_ids=same_ids, **settings)
+    settings = {"ignore_identical_ids": same_ids} | settings
+    return made(AbsTaskRetrieval, data, metadata(kind, main_score), **settings)

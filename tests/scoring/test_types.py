@@ -43,6 +43,8 @@ pytestmark = [*MTEB, pytest.mark.filterwarnings("ignore:.*(ill-defined|distinct 
         lambda: retrieval("map_at_1000", ranked=True),
         lambda: retrieval("ndcg_at_10", ranked=True),
         lambda: retrieval("ndcg_at_3", same_ids=True),
+        lambda: retrieval("ndcg_at_3", same_ids=True, ignore_identical_ids=False),
+        lambda: retrieval("ndcg_at_3", ignore_identical_ids=True),
     ],
 )
 def test_tasks_without_training_match_exactly(make: Callable[[], AbsTask]) -> None:
@@ -51,6 +53,14 @@ def test_tasks_without_training_match_exactly(make: Callable[[], AbsTask]) -> No
     expected = by_mteb(task)
     assert together(task) == pytest.approx(expected, abs=1e-6)
     assert len({round(value, 4) for value in expected}) > 1  # layers differ
+
+
+@pytest.mark.parametrize("same_ids", [True, False])
+def test_identical_ids_are_ignored_only_where_there_are_some(same_ids: bool) -> None:
+    scores = [
+        together(retrieval("ndcg_at_3", same_ids=same_ids, ignore_identical_ids=ignored)) for ignored in (True, False)
+    ]
+    assert (scores[0] != pytest.approx(scores[1], abs=1e-3)) == same_ids
 
 
 @pytest.mark.long
