@@ -18,6 +18,7 @@ from midlayer_encoders.tasks.baselines import task_texts
 from midlayer_encoders.tasks.samples import sample_order, training_order
 from midlayer_encoders.tasks.sources import ObjectSource, SampledSource, limited_sources, task_sources
 from tests.others_warnings import MTEB
+from tests.scoring.made import retrieval
 from tests.tasks.rows import ROWS, write
 
 pytestmark = MTEB
@@ -25,7 +26,12 @@ pytestmark = MTEB
 
 def loaded(source: Any, limit: int) -> Any:
     """Return the task limited to a sample, with its data."""
-    task = SampledSource(source, limit).make()
+    return source_task(SampledSource(source, limit))
+
+
+def source_task(source: SampledSource) -> Any:
+    """Return the sampled task with its data; the rows are counted in the source."""
+    task = source.make()
     if not task.data_loaded:
         task.load_data()
     return task
@@ -130,6 +136,34 @@ def test_a_search_keeps_relevant_documents_and_some_others(monkeypatch: pytest.M
         assert set(documents) <= ids
     relevant = {document for documents in after["relevant_docs"].values() for document in documents}
     assert len(relevant) < len(ids) <= len(relevant) + 10 < len(before["corpus"])
+
+
+@pytest.mark.parametrize("with_candidates", [False, True])
+def test_a_search_keeps_no_document_that_is_judged_irrelevant(
+    with_candidates: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("midlayer_encoders.tasks.sampled_tasks.DOCUMENTS_PER_QUERY", 0)  # no others
+    task: Any = retrieval(ranked=with_candidates)
+    task.load_data()
+    before = task.dataset["default"]["test"]
+    judged, candidates = before["relevant_docs"], before["top_ranked"] or {}
+    source = SampledSource(ObjectSource(task), 4)
+    after = source_task(source).dataset["default"]["test"]
+    queries = after["queries"]["id"][:]
+    expected = {document for query in queries for document, grade in judged[query].items() if grade > 0}
+    expected |= {document for query in queries for document in candidates.get(query, ())}
+    expected &= set(before["corpus"]["id"][:])
+    assert len(queries) == 4
+    assert set(after["corpus"]["id"][:]) == expected
+    if not with_candidates:
+        irrelevant = {document for query in queries for document, grade in judged[query].items() if grade == 0}
+        assert irrelevant - expected, "the rule matters"
+    assert after["relevant_docs"] == {
+        query: {document: grade for document, grade in judged[query].items() if document in expected}
+        for query in queries
+    }
+    assert source.rows["documents"][0] == len(expected)
+    assert source.rows["queries"] == (4, sum(map(bool, judged.values())), 1)
 
 
 def made(base: type, dataset: Any, **settings: Any) -> Any:
