@@ -33,6 +33,29 @@ pytestmark = MTEB
 IN_MEMORY = {key: value for key, value in QUICK.items() if key != "device"}  # for an encoder in memory
 
 
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("scores", "expected"),
+    [
+        ([(0, 0.5, None), (2, NAN, "A: first"), (4, NAN, "B: last")], "layer 2: A: first"),
+        ([(0, NAN, "A: first"), (2, NAN, "B: last")], "layer 0: A: first"),
+        ([(0, NAN, None), (2, NAN, "B: last")], "layer 2: B: last"),  # an error says more than a missing score
+        ([(0, NAN, None), (2, NAN, None)], "no layer has a score: all vectors are the same"),
+        ([(0, NAN, None), (2, 0.0, None)], None),  # a score of 0 is a score
+    ],
+)
+def test_failed_task_names_its_first_layer_and_its_error(
+    scores: list[tuple[int, float, str | None]], expected: str | None
+) -> None:
+    others = [Score("other", layer, "main", 0.5) for layer in (0, 2)]
+    failing = [Score("task", layer, "main", value, error) for layer, value, error in scores]
+    failures = ScoringResult([*others, *failing], [], {}, {}).failures
+    assert failures.keys() == ({"task"} if expected else set())
+    assert failures.get("task", "").startswith(expected or "")
+
+
 def test_depth_is_relative_to_the_models_own_blocks(tiny_folder: Folder, tmp_path: Path) -> None:
     model, task = tiny_folder("Llama"), write_sts_task(tmp_path)
     blocks = AutoConfig.from_pretrained(model).num_hidden_layers
