@@ -104,7 +104,9 @@ def test_conclusive_labels_change_the_recipe(whole: LayerEncoder) -> None:
     sure = select(whole, texts, [text[-1] for text in texts], recipes=["plain", end])
     assert isinstance(sure, RecipeSelection)
     assert sure.recipe == "end", "a mean of forty letters hardly knows the last"
-    assert "significantly more than with plain" in sure.reason
+    scores = sure.frame.filter(kind="score", recipe="end", layer=sure.parts["end"].layer)
+    percent = f"{100 * scores['value'].item():.1f}"
+    assert f"its accuracy on the labels, {percent}, is significantly more than with plain" in sure.reason
     table = sure.to_frame()
     assert dict(table.select("recipe", "chosen").iter_rows()) == {"plain": False, "end": True}
     assert table.filter(recipe="end")["score"].item() > table.filter(recipe="plain")["score"].item() + 0.2
@@ -270,7 +272,25 @@ def test_labels_choose_between_word_echo_and_the_plain_text(causal_folder: str) 
     assert isinstance(selection, RecipeSelection)
     scored = selection.frame.filter(kind="score").group_by("recipe").len()
     assert dict(scored.iter_rows()) == {"word-echo+center": 6, "plain": 6}
-    assert selection.confidence.startswith("On 20 labeled texts it is ")
+    assert selection.recipe == "word-echo+center"
+    assert selection.parts["plain"].layer == 4
+    score = {
+        (recipe, layer): value
+        for recipe, layer, value in selection.frame.filter(kind="score").select("recipe", "layer", "value").iter_rows()
+    }
+    gain = 100 * (score[selection.recipe, selection.layer] - score["plain", 5])
+    assert score["plain", 5] != score["plain", 4], "the layer in the sentence matters"
+    for recipe, part in selection.parts.items():
+        assert part.labels is not None
+        assert part.labels.gain == pytest.approx(100 * (score[recipe, part.layer] - score[recipe, 5])), recipe
+    assert selection.labels is not None
+    assert selection.labels.gain == pytest.approx(gain)
+    beginning, against = (
+        "On 20 labeled texts it is ",
+        f"better than the plain text at the last layer ({gain:+.1f} points, ",
+    )
+    assert selection.confidence.startswith(beginning)
+    assert against in selection.confidence
 
 
 def test_all_named_recipes_are_those_that_the_model_takes(

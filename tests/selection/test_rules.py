@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import polars as pl
 import pytest
 
@@ -61,9 +63,28 @@ def test_auto_uses_scores_if_available() -> None:
     assert choose(curves(result), "auto") == (0, "few-labels: the score on A is highest there, 90.0")
 
 
-def test_unmeasured_layers_are_counted() -> None:
-    result = frame({"dime": VALLEY}).filter(pl.col("layer").is_in([0, 2, 4, 8]))
-    assert choose(curves(result), "min-dime") == (2, "dime is lowest there, 1 (5 of 8 layers were not measured)")
+@pytest.mark.parametrize(
+    ("measured", "note"),
+    [
+        (range(9), ""),
+        (range(1, 9), ""),  # layer 0 is none of the 8 blocks
+        (range(8), " (1 of 8 layers were not measured)"),
+        ([0, 2, 4, 8], " (5 of 8 layers were not measured)"),
+        ([2, 4, 8], " (5 of 8 layers were not measured)"),
+    ],
+)
+def test_unmeasured_layers_are_counted(measured: Sequence[int], note: str) -> None:
+    is_measured = pl.col("layer").is_in(list(measured))
+    result = frame({"dime": VALLEY, "half_match": BUMP, "prompt_entropy": VALLEY}).filter(is_measured)
+    assert choose(curves(result), "min-dime") == (2, f"dime is lowest there, 1{note}")
+    best = max(measured, key=lambda number: BUMP[number])
+    assert choose(curves(result), "half-match") == (best, f"half match is highest there, {BUMP[best]:.2f}{note}")
+    scored = frame(scores={"A": BUMP}).filter(is_measured)
+    layer, reason = choose(curves(scored), "few-labels")
+    assert reason == f"the score on A is highest there, {100 * BUMP[layer]:.1f}{note}"
+    if 2 not in (min(measured), max(measured)):
+        valley = "halfway from the valley of prompt_entropy, layer 2, to the last"
+        assert choose(curves(result), "valley-midpoint") == (5, f"{valley}{note}")
 
 
 @pytest.mark.parametrize("rule", [rule for rule in RULES if rule not in ("last", "fixed-depth", "auto")])
