@@ -103,6 +103,7 @@ def test_undefined_correlation_has_a_reason() -> None:
     assert set(actual.filter(metric="infonce", task="B")["note"]) == {"undefined: B is the same at every layer"}
     short = frame({"dime": METRIC[:3]}, {"A": SCORE})
     assert set(correlate(short)["note"]) == {"undefined: both exist at 3 layers, at least 4 are needed"}
+    assert set(correlate(frame({"dime": METRIC[:4]}, {"A": SCORE}))["note"]) == {""}
 
 
 def test_layers_of_only_one_model_are_left_out() -> None:
