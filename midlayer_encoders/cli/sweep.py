@@ -231,6 +231,7 @@ def _print_scores(result: SweepResult) -> None:
     if result.frame.filter(kind="score").is_empty():
         return
     notes, verdict = result.notes, result.verdict()
+    num_kept, num_scores = result.num_kept, result.frame.filter(kind="score").height
     title = notes.title
     if isinstance(result, RecipesResult):
         _print_recipes(result)
@@ -254,10 +255,11 @@ def _print_scores(result: SweepResult) -> None:
     _output.print_table(columns, rows, title=title, bold=best, sections=[len(layers)])
     for sentence in verdict:
         _output.print_text(sentence)
+    kept = f"{num_kept} of {num_scores} scores were there from an earlier run." if num_kept else ""
     failed = [remark for remark in notes.remarks if remark.startswith("mteb could not score")]
     unscored = [remark for remark in summary.remarks if remark.startswith("No layer")]
     confirmed = confirmed_words(result.frame.with_columns(pl.col("dataset").replace(labels)))
-    for sentence in filter(None, [confirmed, *failed, *unscored, *result.sample_words()]):
+    for sentence in filter(None, [kept, confirmed, *failed, *unscored, *result.sample_words()]):
         _output.print_text(sentence)
 
 

@@ -22,10 +22,12 @@ from midlayer_encoders.errors import OptionError
 from midlayer_encoders.files import LOCK, check_links, make_folder, write_file
 from midlayer_encoders.frame.schema import tidy_frame, tidy_rows
 from midlayer_encoders.frame.summaries import RESAMPLES_SCHEMA
+from midlayer_encoders.frame.tidy_result import kept_frame
 from midlayer_encoders.measuring import measure_layers
 from midlayer_encoders.models.anatomy import paired_layers
 from midlayer_encoders.processes.sharing import Group, check_launcher, cpus_per_process
 from midlayer_encoders.recipes import PLAIN, SMALLEST_SAMPLE, Recipe, fitting_recipes, recipes_of
+from midlayer_encoders.report.results import versions
 from midlayer_encoders.store import text_key
 from midlayer_encoders.sweeping.baselines import baselines_for
 from midlayer_encoders.sweeping.best_layer import Notes
@@ -38,6 +40,7 @@ from midlayer_encoders.sweeping.embedder import (
     mapped_store,
     num_dims,
     open_store,
+    store_key,
 )
 from midlayer_encoders.sweeping.mteb_jobs import Job, Prompts, Score, StoredLayer, check_data, with_data
 from midlayer_encoders.sweeping.notes import ScoringResult, score_remarks, sweep_notes
@@ -267,7 +270,7 @@ class SingleSweep:
     def run_parts(self) -> dict[str, SweepResult]:
         """Return the result of each compression of the vectors, by name, the same in every process."""
         own_store = [] if self.request.store else [self.folder / "embeddings"]
-        check_links(self.folder, [self.folder / "mteb", self.folder / "together", *own_store])
+        check_links(self.folder, [*(self.folder / name for name in ("mteb", "together", "metrics")), *own_store])
         with self.group.lock(self.folder):
             start = time.perf_counter()
             embedder = self._embedder()
@@ -341,7 +344,8 @@ class SingleSweep:
         if self.request.has_metrics:
             medium = self.encoder.media[0]
             sample = _sample(self.sources, medium, self.request.settings.metric_texts)
-            frame = measure_layers(
+            measure = partial(
+                measure_layers,
                 self.encoder,
                 sample,
                 dataset=f"{len(sample)} {_PLURALS[medium]} of the tasks",
@@ -350,7 +354,7 @@ class SingleSweep:
                 views=self.request.settings.views,
                 progress=self.progress,
             )
-            metrics.append(frame)
+            metrics.append(kept_frame(self.folder / "metrics" / f"{self._metrics_key(sample)}.parquet", measure))
         run = {"seconds": f"{time.perf_counter() - start:.0f}", "tokens in a batch": str(embedder.tokens)}
         whole = scoring.of(Compression())
         notes = sweep_notes(self.encoder, self.spec, self.sources, whole, self.layers, self.baselines, run)
@@ -364,6 +368,13 @@ class SingleSweep:
             result.save()
             results[", ".join(filter(None, [self.recipe.name, compression.label]))] = result
         return results
+
+    def _metrics_key(self, sample: Sequence[Any]) -> str:
+        """Return the key of the metrics of some items: everything that changes them."""
+        keys = [item_key(item) for item in sample]
+        request = [self.request.metrics, self.layers, self.request.settings.views]
+        identity = [versions(("midlayer-encoders",)), store_key(self.spec), keys, *request]
+        return content_digest(json.dumps(identity))
 
     def _result(
         self, scoring: ScoringResult, notes: Notes, metrics: Sequence[pl.DataFrame], compression: Compression
@@ -383,7 +394,8 @@ class SingleSweep:
         frames = [self._score_frame(scoring.scores, "score"), self._score_frame(scoring.confirmed, "confirmed")]
         rows = [(score.task, score.layer, score.resampled) for score in scoring.scores if score.resampled]
         resamples = pl.DataFrame(rows, schema=RESAMPLES_SCHEMA, orient="row")
-        return SweepResult(pl.concat([*frames, *metrics]), folder, notes, resamples=resamples)
+        num_kept = sum(score.kept for score in scoring.scores)
+        return SweepResult(pl.concat([*frames, *metrics]), folder, notes, resamples=resamples, num_kept=num_kept)
 
     def _options(self) -> dict[str, Any]:
         """Return the options that recreate the encoder of a layer, whose spans are joined."""

@@ -181,7 +181,8 @@ class Job:
 class Score:
     """The outcome of a job: the main score, or an error message.
 
-    ``resampled`` holds scores on resampled test items, if the layers were scored together.
+    ``resampled`` holds scores on resampled test items, if the layers were scored together. ``kept`` is True for a score
+    of an earlier run.
     """
 
     task: str
@@ -192,6 +193,7 @@ class Score:
     lacked_a_text: bool = False
     resampled: Sequence[float] = ()
     compression: Compression = Compression()
+    kept: bool = False
 
     @property
     def place(self) -> tuple[str, int, Compression]:
@@ -209,7 +211,8 @@ def run_job(job: Job, embedder: Embedder | None = None) -> Score:
         with isolated_random(), quiet_mteb():
             cache = ResultFiles(job.cache)
             task = job.task.make()
-            if (result := _cached(layer, task, cache)) is None:
+            kept = (result := _cached(layer, task, cache)) is not None
+            if not kept:
                 loaded = with_data(job.task).make()
                 mteb.evaluate(layer, loaded, cache=cache, show_progress_bar=False, co2_tracker=False)
                 # mteb rounds the scores in its file: a resumed run must have the same numbers.
@@ -221,7 +224,7 @@ def run_job(job: Job, embedder: Embedder | None = None) -> Score:
     except Exception as error:  # the failure of one task does not stop the others
         lacked = isinstance(error, TextNotStoredError)
         return job.score(error=error_summary(error), lacked_a_text=lacked)
-    return job.score(task.metadata.main_score, float(result.get_score()))
+    return job.score(task.metadata.main_score, float(result.get_score()), kept=kept)
 
 
 def _has_result(job: Job) -> bool:

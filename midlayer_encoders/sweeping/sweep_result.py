@@ -52,11 +52,13 @@ class SweepResult(Result):
         folder: folder of the frame, mteb's result files, the embeddings and the page.
         notes: how it was measured.
         resamples: scores of each task and layer on resampled test items, for the intervals of :meth:`gain`.
+        num_kept: number of scores that an earlier run had saved; it is not saved itself.
     """
 
     folder: Path
     notes: Notes
     resamples: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=RESAMPLES_SCHEMA), kw_only=True)
+    num_kept: int = field(default=0, kw_only=True, compare=False)
 
     @property
     def failures(self) -> Mapping[str, str]:
@@ -270,7 +272,7 @@ class SweepResult(Result):
                 "Run the sweep again: it resumes."
             )
         resamples = read_artifact(folder / "resamples.parquet", read_resamples)
-        return cls(frame, folder, notes, **({} if resamples is None else {"resamples": resamples}))
+        return cls(frame, folder, notes) if resamples is None else cls(frame, folder, notes, resamples=resamples)
 
 
 @dataclass(frozen=True, repr=False)
@@ -296,7 +298,8 @@ class RecipesResult(SweepResult):
         summaries = _summaries(parts)
         best = parts[best_recipe(summaries)] if summaries else first
         notes = replace(best.notes, baselines=first.notes.baselines, resamples=first.notes.resamples)
-        return cls(frame, folder, notes, parts, resamples=best.resamples)
+        num_kept = sum(part.num_kept for part in parts.values())
+        return cls(frame, folder, notes, parts, resamples=best.resamples, num_kept=num_kept)
 
     @property
     def recipe(self) -> str:

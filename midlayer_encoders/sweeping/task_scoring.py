@@ -187,10 +187,11 @@ class TaskScorer:
             self.scoring.step(len(missing) - len(self.group.part(missing)))
         else:
             self.embedder.planning.step()
-        scores = []
+        scores, computed = [], set(map(_identity, missing))
         for job in jobs:
             score, *resampled = values[_identity(job)]
-            scores.append(job.score(header["main_score"], score, resampled=resampled))
+            kept = _identity(job) not in computed
+            scores.append(job.score(header["main_score"], score, resampled=resampled, kept=kept))
         return scores, {name: values[key] for key, name in others.items()}
 
     def _record(self, job: Job, calls: list[Sequence[str]] | None = None) -> tuple[list[Recorded], float]:

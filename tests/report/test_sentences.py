@@ -51,13 +51,14 @@ def test_sweep_without_scores_names_what_to_do(tmp_path: Path, monkeypatch: pyte
     metric = ("m", "r", 1, 0.5, "metric", "t", "dime", 0.5)
     lines = {}
     for name, rows in (("metrics", [metric]), ("scores", [score])):
-        result = SweepResult(rows_frame(rows), tmp_path / name, Notes("Every layer of m", "my model", {}))
+        result = SweepResult(rows_frame(rows), tmp_path / name, Notes("Every layer of m", "my model", {}), num_kept=1)
         monkeypatch.setattr(sweeping, "sweep", lambda *_, result=result, **__: result)
         lines[name] = printed(sweep.run_sweep, None, ["my texts.txt"])
     assert lines["metrics"][-1] == (
         "Nothing was scored: there are no labels. To choose a layer without labels: midlayer select 'my model' --texts "
         "'my texts.txt'"
     )
+    assert "1 of 1 scores were there from an earlier run." in lines["scores"]
     assert lines["scores"][-3:] == [
         "In Python:",
         "from midlayer_encoders import LayerEncoder",

@@ -224,6 +224,40 @@ def test_repeated_sweep_of_recipes_embeds_nothing(
     assert [report[1] for report in scoring] == sorted(report[1] for report in scoring)  # over all recipes
 
 
+@pytest.mark.long
+def test_repeated_sweep_of_recipes_measures_nothing(tiny_folder: Folder, tmp_path: Path) -> None:
+    task = write(tmp_path / "near.jsonl", ROWS["STS"] * 2)
+    stages: set[str] = set()
+
+    def run(**changes: Any) -> SweepResult:
+        stages.clear()
+        options: dict[str, Any] = {
+            "recipes": ["plain", "one-word"], "layers": [1, 2], "metrics": ["prompt_entropy"], "views": 2,
+            "metric_texts": 6, "workers": 1, "baselines": False, "out": tmp_path / "out", "device": "cpu", **changes,
+        }  # fmt: skip
+        return sweep(tiny_folder("Llama"), task, progress=lambda name, *_: stages.add(name), **options)
+
+    first = run()
+    assert {"embedding", "measuring"} <= stages
+    assert first.num_kept == 0
+    repeated = run()
+    assert repeated.frame.equals(first.frame)
+    assert stages == {"planning", "scoring", "confirming"}
+    assert repeated.num_kept == 4
+    changes = {
+        "layers": [1, 3],
+        "metrics": ["curvature"],
+        "views": 3,
+        "metric_texts": 5,
+        "norm": "none",
+        "max_length": 9,
+    }
+    for name, value in changes.items():
+        changed = run(**{name: value})
+        assert "measuring" in stages, name
+        assert changed.num_kept == {"layers": 2, "norm": 0, "max_length": 0}.get(name, 4)
+
+
 @pytest.mark.parametrize(
     ("recipes", "message"),
     [
