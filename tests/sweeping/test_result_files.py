@@ -90,7 +90,9 @@ def test_results_of_two_layers_that_are_swapped_are_created_again(encoder: Layer
         content = path.read_bytes()
         path.write_bytes(other_path.read_bytes())
         other_path.write_bytes(content)
-    assert sweep(encoder, task, out=out, **options).frame.equals(first.frame)
+    again, repeated = (sweep(encoder, task, out=out, **options) for _ in range(2))
+    assert again.frame.equals(first.frame)
+    assert [result.num_kept for result in (first, again, repeated)] == [0, 0, 2]
 
 
 @pytest.mark.long
