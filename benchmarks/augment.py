@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from benchmarks.data import data_folder
-from midlayer_encoders.views.text_views import augment
+from midlayer_encoders.metrics.text_views import augment
 
 DATA = data_folder() or Path(__file__).parents[2] / "shared" / "data"
 WIKITEXT = DATA / "corpora" / "wikitext2_raw_test.txt"

@@ -23,7 +23,7 @@ from sklearn.model_selection import train_test_split
 from transformers import BertModel, BertTokenizerFast
 
 from midlayer_encoders import LayerEncoder, sweep
-from midlayer_encoders.probing import CachedTokens, Split, probe_tokens
+from midlayer_encoders.extras.probing import CachedTokens, Split, probe_tokens
 from midlayer_encoders.sweeping import SweepSettings
 
 RESULTS = Path(__file__).parent / "results"

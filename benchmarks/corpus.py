@@ -30,9 +30,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 from sweep_gpu import write_model
 
 from midlayer_encoders import LayerEncoder, sweep
-from midlayer_encoders.store import text_key
 from midlayer_encoders.sweeping import SweepSettings
 from midlayer_encoders.sweeping.embedder import open_store
+from midlayer_encoders.sweeping.store import text_key
 
 RESULTS = Path(__file__).parent / "results"
 BLOCKS, CHUNK = 24, 4096

@@ -29,9 +29,9 @@ from typing import Any
 import polars as pl
 
 from midlayer_encoders import LayerEncoder, distill, sweep, tune
+from midlayer_encoders.extras.training import DistillSettings, TuneSettings
 from midlayer_encoders.sweeping import SweepSettings
 from midlayer_encoders.tasks import task_label
-from midlayer_encoders.tuning import DistillSettings, TuneSettings
 
 RESULTS = Path(__file__).parent / "results"
 NUM_TEXTS = 50_000

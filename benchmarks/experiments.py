@@ -103,10 +103,10 @@ def prompts(name: str, encoder: Any, texts: list[str], tokens: int) -> str:
 
 def main() -> None:
     from midlayer_encoders import LayerEncoder
-    from midlayer_encoders.media.text_lists import read_texts, wikitext_paragraphs
     from midlayer_encoders.models.hub import built_in_model
     from midlayer_encoders.tasks.sources import own_texts
     from midlayer_encoders.tasks.table_files import Columns
+    from midlayer_encoders.tasks.text_lists import read_texts, wikitext_paragraphs
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tokens", type=int, default=64, help="of each text through a model")

@@ -68,7 +68,7 @@ def main() -> None:
     import torch
 
     from midlayer_encoders import LayerEncoder
-    from midlayer_encoders.export import export_for
+    from midlayer_encoders.extras.export import export_for
     from midlayer_encoders.models.hub import package_folder
 
     torch.set_num_threads(1)

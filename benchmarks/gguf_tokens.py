@@ -26,9 +26,9 @@ from typing import Any
 
 import numpy as np
 
-from midlayer_encoders.models.gguf_cache import GGUF_CACHE
-from midlayer_encoders.models.gguf_file import read_gguf
-from midlayer_encoders.models.gguf_tokenizer import SPLITS, build_tokenizer
+from midlayer_encoders.extras.gguf.cache import GGUF_CACHE
+from midlayer_encoders.extras.gguf.file import read_gguf
+from midlayer_encoders.extras.gguf.tokenizer import SPLITS, build_tokenizer
 from midlayer_encoders.models.hub import built_in_model
 
 RESULTS = Path(__file__).parent / "results" / "gguf_tokens.md"

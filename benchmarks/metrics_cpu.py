@@ -149,8 +149,8 @@ def tiny_folder(folder: str) -> str:
 
 
 def compare(name: str, encoder: Any, texts: list[str], views: int) -> list[str]:
-    from midlayer_encoders.measuring import measure_layers, num_passes
-    from midlayer_encoders.views.text_views import augment
+    from midlayer_encoders.metrics.measuring import measure_layers, num_passes
+    from midlayer_encoders.metrics.text_views import augment
 
     made = augment(texts, views=views, seed=0)
     encoder.encode(texts[:2], show_progress_bar=False)
@@ -173,8 +173,8 @@ def compare(name: str, encoder: Any, texts: list[str], views: int) -> list[str]:
 
 def main() -> None:
     from midlayer_encoders import LayerEncoder
-    from midlayer_encoders.media.text_lists import read_texts, wikitext_paragraphs
     from midlayer_encoders.reading.batches import count_tokens
+    from midlayer_encoders.tasks.text_lists import read_texts, wikitext_paragraphs
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--texts", type=int, default=200)

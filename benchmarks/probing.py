@@ -21,10 +21,10 @@ from torch import Tensor, nn
 
 from benchmarks.vision.model import PatchTransformer
 from benchmarks.vision.run import reader_of
-from midlayer_encoders.probing import AttentiveProbes, LiveTokens, ProbeSettings, Split
-from midlayer_encoders.probing.classifiers import num_heads
-from midlayer_encoders.probing.probe import train_probes
-from midlayer_encoders.probing.tokens import TokenSource, read_tokens
+from midlayer_encoders.extras.probing import AttentiveProbes, LiveTokens, ProbeSettings, Split
+from midlayer_encoders.extras.probing.classifiers import num_heads
+from midlayer_encoders.extras.probing.probe import train_probes
+from midlayer_encoders.extras.probing.tokens import TokenSource, read_tokens
 
 CLASSES = 10
 

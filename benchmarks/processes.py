@@ -19,11 +19,11 @@ from typing import Any
 import joblib
 
 from benchmarks.scoring import encoder_of
+from midlayer_encoders.extras.vectors import embedding
 from midlayer_encoders.processes.sharing import Group, launch
 from midlayer_encoders.sweeping import SweepSettings, layer_sweep
 from midlayer_encoders.sweeping.embedder import Embedder
 from midlayer_encoders.sweeping.task_scoring import TaskScorer
-from midlayer_encoders.vectors import embedding
 
 WORDS = [
     "the",

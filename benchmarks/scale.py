@@ -115,7 +115,7 @@ def store_rates(folder: Path) -> dict[str, float]:
     """Return the bytes per second of the store, written (flushed to the disk) and read, with checksums."""
     from store import forget_cached
 
-    from midlayer_encoders.store import EmbeddingStore, text_key
+    from midlayer_encoders.sweeping.store import EmbeddingStore, text_key
 
     layers, width, batch, batches = 33, 4096, 256, 24
     store = EmbeddingStore(folder, key="rates", layers=range(layers), dim=width, dtype="float16")
@@ -142,8 +142,8 @@ def scoring_rates(tasks: Path, width: int) -> dict[str, dict[str, Any]]:
 
     from benchmarks.zoo.run import recorded_tasks
     from midlayer_encoders._isolation import isolated_random
-    from midlayer_encoders.scoring import resampled_scores
     from midlayer_encoders.sweeping.mteb_jobs import StoredLayer, quiet_mteb
+    from midlayer_encoders.sweeping.scoring import resampled_scores
     from midlayer_encoders.tasks.sources import task_sources
 
     found: dict[str, dict[str, Any]] = {}
@@ -234,7 +234,7 @@ def paper_tasks() -> list[Task]:
     """Return the paper's tasks, from mteb's statistics of their English test splits."""
     import mteb
 
-    from midlayer_encoders.scoring.recording import scores_together
+    from midlayer_encoders.sweeping.scoring.recording import scores_together
     from midlayer_encoders.tasks.sources import task_sources
 
     folder = Path(mteb.__file__).parent / "descriptive_stats"

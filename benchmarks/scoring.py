@@ -25,8 +25,8 @@ import torch
 from benchmarks.real_tasks import DATA, shortened
 from midlayer_encoders import LayerEncoder, sweep
 from midlayer_encoders.models.hub import built_in_model
-from midlayer_encoders.scoring import recording  # noqa: F401  (imported before anything is timed)
 from midlayer_encoders.sweeping import SweepResult, SweepSettings
+from midlayer_encoders.sweeping.scoring import recording  # noqa: F401  (imported before anything is timed)
 
 RESULTS = Path(__file__).parent / "results" / "scoring.md"
 HEAD = """# Scoring all layers of a task together, compared with mteb

@@ -23,9 +23,9 @@ from sklearn.metrics import v_measure_score
 
 from benchmarks.scoring_made import made
 from midlayer_encoders._isolation import isolated_random
-from midlayer_encoders.scoring import k_means
-from midlayer_encoders.scoring.clustering import Clusterings, v_measure
-from midlayer_encoders.scoring.recording import record
+from midlayer_encoders.sweeping.scoring import k_means
+from midlayer_encoders.sweeping.scoring.clustering import Clusterings, v_measure
+from midlayer_encoders.sweeping.scoring.recording import record
 from midlayer_encoders.tasks.sources import task_sources
 
 

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from midlayer_encoders._isolation import isolated_random
-from midlayer_encoders.scoring import resampled_scores
+from midlayer_encoders.sweeping.scoring import resampled_scores
 from midlayer_encoders.tasks.sources import task_sources
 
 WORDS = 1 << 15
@@ -104,7 +104,7 @@ def main() -> None:
     device, total, processor = torch.device(given.device), 0.0, 0.0
     builtin = given.tasks == "builtin"
     sources = task_sources("builtin" if builtin else sorted(x for x in Path(given.tasks).iterdir() if x.is_dir()))
-    from midlayer_encoders.scoring.recording import record
+    from midlayer_encoders.sweeping.scoring.recording import record
 
     def keys(inputs: Any, **_: Any) -> list[str]:
         return [text for batch in inputs for text in batch["text"]]

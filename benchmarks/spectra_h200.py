@@ -1,4 +1,4 @@
-"""Times and errors of ``midlayer_encoders.spectra`` on a GPU, compared with ``torch.linalg.eigvalsh``.
+"""Times and errors of ``midlayer_encoders.metrics.eigen`` on a GPU, compared with ``torch.linalg.eigvalsh``.
 
     python benchmarks/spectra_h200.py --out benchmarks/results
 
@@ -23,8 +23,8 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # The device machine does not install the package.
 
+from midlayer_encoders.metrics.eigen import eigenvalues, spectral_entropy
 from midlayer_encoders.metrics.row_metrics import rank_of_gram
-from midlayer_encoders.spectra import eigenvalues, spectral_entropy
 
 ROWS = (32, 64, 128, 256, 512)
 WIDTH = 1024
@@ -99,7 +99,7 @@ def microseconds(call: Callable[[], object], *, calls: int, repeats: int = 7) ->
 
 
 def times(n: int) -> dict[str, float]:
-    from midlayer_encoders.spectra._triton import eigenvalues_by_kernels
+    from midlayer_encoders.extras.kernels.spectra import eigenvalues_by_kernels
 
     found: dict[str, float] = {}
     for name, batch in (("one layer", TOKENS // n), ("8 layers", 8 * TOKENS // n)):

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from midlayer_encoders import LayerEncoder, probe, sweep
+from midlayer_encoders.extras.probing import ProbeResult, ProbeSettings
 from midlayer_encoders.metrics.label_accuracy import gain_interval
-from midlayer_encoders.probing import ProbeResult, ProbeSettings
 from midlayer_encoders.report import drawing
 from midlayer_encoders.sweeping import SweepResult, SweepSettings
 

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from midlayer_encoders.store import EmbeddingStore, text_key
+from midlayer_encoders.sweeping.store import EmbeddingStore, text_key
 
 LAYERS, DIM, TEXTS = 31, 576, 8192
 Array = np.ndarray[Any, np.dtype[np.float32]]
@@ -146,7 +146,7 @@ def measure(make: Callable[[Path], _Way], size: int) -> str:
 GROWTH = """
 import sys, time
 from pathlib import Path
-from midlayer_encoders.store import EmbeddingStore, text_key
+from midlayer_encoders.sweeping.store import EmbeddingStore, text_key
 
 def peak():
     return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) / 1024

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import ast
 import json
+import re
 import sys
 import tokenize
 import tomllib
@@ -171,11 +172,22 @@ def cycles(graph: Mapping[str, set[str]]) -> list[list[str]]:
     return components
 
 
+def contract() -> dict[str, list[str]]:
+    """Return the contract of the package's levels."""
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    return next(contract for contract in contracts if contract.get("containers") == [PACKAGE])
+
+
+def doors() -> set[tuple[str, str]]:
+    """Return the modules of the core that import a part of the extras inside a function, with that part."""
+    pairs = [line.split(" -> ") for line in contract()["ignore_imports"]]
+    return {(module, extra) for module, extra in pairs}
+
+
 def levels() -> list[list[str]]:
     """Return the levels of the import contract, top first, without optional subpackages."""
-    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
-    layers = next(contract["layers"] for contract in contracts if contract.get("containers") == [PACKAGE])
-    names = [[name.strip() for name in layer.split("|")] for layer in layers]
+    layers = contract()["layers"]
+    names = [re.split(r"\s*[|:]\s*", layer) for layer in layers]
     required = [[name for name in level if not name.startswith("(")] for level in names]
     return [level for level in required if level]
 
@@ -193,6 +205,7 @@ def table(known: Mapping[str, Path], module_graph: Mapping[str, set[str]], graph
         "levels": f"{len(levels())}",
         "import cycles between modules (including annotations)": f"{len(cycles(module_graph))}",
         "import cycles between subpackages": f"{len(cycles(graph))}",
+        "imports of an extra by the core, inside functions": f"{len(doors())}",
         "code lines (without comments, docstrings and blank lines)": f"{sizes['all']:,}",
         "of these, loaded by `LayerEncoder`": f"{sizes['LayerEncoder']:,}",
         "of these, loaded by `LayerMetricsCallback`": f"{sizes['LayerMetricsCallback']:,}",
@@ -268,6 +281,7 @@ def main() -> None:
     graph: dict[str, set[str]] = {}
     sizes: dict[str, int] = {}
     for module, others in module_graph.items():
+        others = {other for other in others if (module, other) not in doors()}
         name = subpackage(module)
         graph.setdefault(name, set()).update({subpackage(other) for other in others} - {name, "__init__"})
         sizes[name] = sizes.get(name, 0) + code_lines(known[module])

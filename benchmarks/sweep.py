@@ -94,8 +94,8 @@ def print_peak(folder: str, way: str, count: int) -> None:
     elif way == "all":
         embed_all(LayerEncoder(folder, -1, device="cpu"), inputs)
     else:
-        from midlayer_encoders.store import EmbeddingStore, text_key
         from midlayer_encoders.sweeping.embedder import Embedder
+        from midlayer_encoders.sweeping.store import EmbeddingStore, text_key
 
         encoder = LayerEncoder(folder, -1, device="cpu")
         width = encoder.get_embedding_dimension()

@@ -63,8 +63,8 @@ class Ours:
         self.encoder, self.root, self.options, self.runs = encoder, root, options, 0
 
     def __call__(self, inputs: list[str]) -> Any:
-        from midlayer_encoders.store import EmbeddingStore, text_key
         from midlayer_encoders.sweeping.embedder import Embedder
+        from midlayer_encoders.sweeping.store import EmbeddingStore, text_key
 
         self.runs += 1
         width = self.encoder.get_embedding_dimension()
@@ -138,7 +138,7 @@ class Bench:
         """Return how far the stored vectors are from those that sentence-transformers gives for the last layer."""
         import numpy as np
 
-        from midlayer_encoders.store import text_key
+        from midlayer_encoders.sweeping.store import text_key
 
         some = self.inputs[:512]
         keys = [text_key(text) for text in some]
@@ -254,7 +254,7 @@ def grow(folder: Path, count: int, device: str) -> dict[str, Any]:
     """Embed so many short texts at all layers of a small model, read a layer, and return what it took."""
     import numpy as np
 
-    from midlayer_encoders.store import EmbeddingStore, text_key
+    from midlayer_encoders.sweeping.store import EmbeddingStore, text_key
 
     encoder, inputs = small_encoder(folder, device), short_texts(count)
     ours = Ours(encoder, folder / f"grown{count}")

@@ -31,8 +31,8 @@ import torch
 from scipy.stats import spearmanr
 
 from midlayer_encoders import LayerEncoder, tune
-from midlayer_encoders.scoring.classification import ClassifierData, Classifiers
-from midlayer_encoders.tuning import TuneSettings
+from midlayer_encoders.extras.training import TuneSettings
+from midlayer_encoders.sweeping.scoring.classification import ClassifierData, Classifiers
 
 RESULTS = Path(__file__).parent / "results"
 TRAIN = {"Banking77Classification": "train.jsonl", "STSBenchmark": "validation.jsonl"}

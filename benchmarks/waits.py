@@ -143,7 +143,7 @@ def agreement(encoder: Any, plain: Any, ours: Any, some: list[str]) -> dict[str,
     """Return whether two runs are bitwise equal, and how far they are from sentence-transformers."""
     import numpy as np
 
-    from midlayer_encoders.store import text_key
+    from midlayer_encoders.sweeping.store import text_key
 
     keys = [text_key(text) for text in some]
     stored, again = (ours(some).read(encoder.layer, keys) for _ in range(2))

@@ -16,15 +16,15 @@ from transformers import PreTrainedModel
 from midlayer_encoders._isolation import isolated_random, limit_cores
 from midlayer_encoders._types import MIN_MEASURED_TOKENS
 from midlayer_encoders.errors import AnatomyError, MidlayerError, NotFiniteError, OptionError
-from midlayer_encoders.measuring import compute_metrics, num_copies, num_views, token_receiver, update_views
 from midlayer_encoders.metrics import LayerMetric
+from midlayer_encoders.metrics.eigen import without_kernels
 from midlayer_encoders.metrics.label_accuracy import check_labels, ridge_correct
+from midlayer_encoders.metrics.measuring import compute_metrics, num_copies, num_views, token_receiver, update_views
+from midlayer_encoders.metrics.text_views import drop_words
 from midlayer_encoders.models.anatomy import Anatomy, find_anatomy, resolve_layers
 from midlayer_encoders.models.transformers_internals import input_embeddings, without_cache
 from midlayer_encoders.reading.batches import plan_batches
 from midlayer_encoders.reading.reader import LayerReader
-from midlayer_encoders.spectra import without_kernels
-from midlayer_encoders.views.text_views import drop_words
 
 from ._settings import CallbackSettings
 

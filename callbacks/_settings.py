@@ -12,10 +12,10 @@ from typing import Any, Concatenate, Literal, ParamSpec, TypeAlias, TypeVar
 
 from midlayer_encoders._types import NORMS, POOLINGS, Layer, Norm, Pooling
 from midlayer_encoders.errors import OptionError, short_repr
-from midlayer_encoders.measuring import num_views
 from midlayer_encoders.metrics import LayerMetric, make_metrics
+from midlayer_encoders.metrics.measuring import num_views
+from midlayer_encoders.metrics.text_views import augment
 from midlayer_encoders.validation import check_choice, check_count, check_flag, check_path, check_seed, check_text
-from midlayer_encoders.views.text_views import augment
 
 #: A number of steps, a list of steps, or ``"log2"``: steps 8, 16, 32, 64 …
 EveryNSteps: TypeAlias = int | Sequence[int] | Literal["log2"]

@@ -53,8 +53,9 @@ def _write(writer: Any, node: nodes.Element, display: str) -> None:
 # --- the reference ----------------------------------------------------------------------------------------------------
 
 PUBLIC = (
-    "", ".callbacks", ".metrics", ".tasks", ".selection", ".sweeping", ".recipes", ".export", ".store", ".tuning",
-    ".frame", ".report", ".media", ".probing", ".comparing",
+    "", ".callbacks", ".metrics", ".tasks", ".selection", ".sweeping", ".recipes", ".frame", ".report",
+    ".comparing", ".metrics.eigen", ".reading.media_inputs", ".sweeping.store", ".extras.export", ".extras.probing",
+    ".extras.training",
 )  # fmt: skip
 """Modules whose every public name must be in the reference, under this module or another."""
 
@@ -100,7 +101,7 @@ def _fill(_: Sphinx, name: str, source: list[str]) -> None:
     if name == "docs/commands":
         source[0] = source[0].replace("<!-- commands -->", _commands())
     if name.startswith("docs/api/"):
-        source[0] = re.sub("<!-- constants of ([a-z.]+) -->", lambda match: _constants(match[1]), source[0])
+        source[0] = re.sub("<!-- constants of ([a-z_.]+) -->", lambda match: _constants(match[1]), source[0])
 
 
 def _constants(subpackage: str) -> str:

@@ -7,9 +7,9 @@ from typing import Any
 
 import midlayer_encoders
 from midlayer_encoders.comparing import CompareResult, IntervalSettings
-from midlayer_encoders.probing import ProbeResult, ProbeSettings
+from midlayer_encoders.extras.probing import ProbeResult, ProbeSettings
+from midlayer_encoders.extras.training import TuneResult, TuneSettings
 from midlayer_encoders.sweeping import SweepResult, SweepSettings
-from midlayer_encoders.tuning import TuneResult, TuneSettings
 
 
 def _grouped(argument: str, settings: type[Any], keywords: dict[str, Any]) -> dict[str, Any]:

@@ -24,13 +24,18 @@ from midlayer_encoders._types import content_digest
 from midlayer_encoders.arguments import TuneSettings
 from midlayer_encoders.comparing.checkpoints import Checkpoint, files_fingerprint
 from midlayer_encoders.comparing.progression import _StepIdentity
-from midlayer_encoders.models import gguf_cache
-from midlayer_encoders.models.gguf_file import GgufFile, read_gguf
+from midlayer_encoders.extras.gguf import cache as gguf_cache
+from midlayer_encoders.extras.gguf.file import GgufFile, read_gguf
+from midlayer_encoders.extras.training.runs import Run
+from midlayer_encoders.extras.vectors.embedding import _EmbedRun
+from midlayer_encoders.extras.vectors.parquet_parts import Part, plan_digest, vectors_digest
+from midlayer_encoders.metrics.media_views import _generator
+from midlayer_encoders.metrics.text_views import augment
 from midlayer_encoders.recipes import Recipe, recipes_of
-from midlayer_encoders.store import text_key
 from midlayer_encoders.sweeping import task_scoring
 from midlayer_encoders.sweeping.embedder import Embedder, item_key, map_identity, open_store, store_key
 from midlayer_encoders.sweeping.layer_sweep import _folder_name
+from midlayer_encoders.sweeping.store import text_key
 from midlayer_encoders.sweeping.units import Unit
 from midlayer_encoders.tasks import resolve_tasks
 from midlayer_encoders.tasks.docstrings import Entry, _order
@@ -39,11 +44,6 @@ from midlayer_encoders.tasks.sources import task_sources
 from midlayer_encoders.tasks.table_files import Columns
 from midlayer_encoders.tasks.task_data import TaskData
 from midlayer_encoders.tasks.training_rows import TrainingRows
-from midlayer_encoders.tuning.runs import Run
-from midlayer_encoders.vectors.embedding import _EmbedRun
-from midlayer_encoders.vectors.parquet_parts import Part, plan_digest, vectors_digest
-from midlayer_encoders.views.media_views import _generator
-from midlayer_encoders.views.text_views import augment
 from tests.sweeping.scoring import write_sts_task
 from tests.tiny_folders import TEXTS
 
@@ -57,9 +57,9 @@ COVERED_BY = {  # tests of other files that change each part
     "midlayer_encoders/encoder/weights_digest.py": "tests/encoder/test_weights_digest.py",
     "midlayer_encoders/files.py": "tests/tuning/test_damage.py",
     "midlayer_encoders/frame/schema.py": "tests/report/test_results.py",
-    "midlayer_encoders/models/gguf_cache.py": "tests/models/test_gguf_cache.py",
+    "midlayer_encoders/extras/gguf/cache.py": "tests/models/test_gguf_cache.py",
     "midlayer_encoders/report/pages.py": "tests/report/test_sweep_page.py",
-    "midlayer_encoders/store/shard.py": "tests/store/test_damage.py",
+    "midlayer_encoders/sweeping/store/shard.py": "tests/store/test_damage.py",
     "midlayer_encoders/sweeping/mteb_jobs.py": "tests/sweeping/test_resume.py",
     "callbacks/_recorder.py": "tests/callbacks/test_resume.py",
 }
@@ -124,7 +124,7 @@ def ranks(_: Any) -> Iterator[str]:
     yield from (_rank(1), _rank("1"), _rank("2"), _rank(2))
 
 
-@digest("store/embeddings.py", "text_key")
+@digest("sweeping/store/embeddings.py", "text_key")
 def text_keys(_: Any) -> Iterator[str]:
     yield from (text_key("a"), text_key("b"), text_key("a", "b"), text_key("ba"), text_key("", "ba"))
 
@@ -202,7 +202,7 @@ def score_headers(world: Any) -> Iterator[dict[str, Any]]:
     yield task_scoring._header(task, job)
 
 
-@digest("vectors/embedding.py", "_EmbedRun.__post_init__")
+@digest("extras/vectors/embedding.py", "_EmbedRun.__post_init__")
 def digests_of_inputs(world: Any) -> Iterator[str]:
     encoder = LayerEncoder(world.folder, -1, device="cpu")
     for inputs, prompt in ((TEXTS, ""), (TEXTS[1:], ""), (TEXTS[::-1], ""), (TEXTS, "a: ")):
@@ -249,7 +249,7 @@ def fingerprints(world: Any) -> Iterator[str]:
     yield files_fingerprint(folder / "absent")
 
 
-@digest("models/gguf_cache.py", "_name")
+@digest("extras/gguf/cache.py", "_name")
 def converted_folders(world: Any) -> Iterator[str]:
     file = GgufFile({}, {}, "a")
     yield gguf_cache._name(file)
@@ -261,7 +261,7 @@ def converted_folders(world: Any) -> Iterator[str]:
         yield gguf_cache._name(file)
 
 
-@digest("models/gguf_file.py", "_with_tensors")
+@digest("extras/gguf/file.py", "_with_tensors")
 def gguf_headers(world: Any) -> Iterator[str]:
     gguf = pytest.importorskip("gguf")
     path = world.path / "model.gguf"
@@ -277,7 +277,7 @@ def gguf_headers(world: Any) -> Iterator[str]:
         yield read_gguf(path).digest
 
 
-@digest("views/media_views.py", "_generator")
+@digest("metrics/media_views.py", "_generator")
 def generator_draws(_: Any) -> Iterator[float]:
     for arguments in (
         (0, 0, (2,), b"ab"),
@@ -289,7 +289,7 @@ def generator_draws(_: Any) -> Iterator[float]:
         yield _generator(*arguments).random()
 
 
-@digest("views/text_views.py", "augment")
+@digest("metrics/text_views.py", "augment")
 def text_views(_: Any) -> Iterator[list[str]]:
     text = "the quick brown fox jumps over the lazy dog near the river bank"
     first, second = augment([text, text], views=2, seed=0)
@@ -358,7 +358,7 @@ def pair_digests(_: Any) -> Iterator[str]:
         yield replace(pairs, rows=rows).digest
 
 
-@digest("tuning/runs.py", "Run.identity")
+@digest("extras/training/runs.py", "Run.identity")
 def runs(_: Any) -> Iterator[dict[str, Any]]:
     pairs = TrainingRows("pairs", ({"anchor": "a", "positive": "b"},), "file")
     encoder: Any = SimpleNamespace(spec=SimpleNamespace(digest="a"))
@@ -375,7 +375,7 @@ def runs(_: Any) -> Iterator[dict[str, Any]]:
         yield replace(run, settings=changed).identity
 
 
-@digest("vectors/parquet_parts.py", "plan_digest")
+@digest("extras/vectors/parquet_parts.py", "plan_digest")
 def planned_folders(_: Any) -> Iterator[str]:
     part = Part("part-000000.parquet", "a.parquet", 0, 64, 0, "a.parquet 9 1")
     changes = {"name": "part-000001.parquet", "file": "b.parquet", "start": 3, "count": 9, "first": 7, "stamp": "2"}
@@ -385,7 +385,7 @@ def planned_folders(_: Any) -> Iterator[str]:
     yield plan_digest([part], 64)
 
 
-@digest("vectors/parquet_parts.py", "vectors_digest")
+@digest("extras/vectors/parquet_parts.py", "vectors_digest")
 def vector_folders(_: Any) -> Iterator[str]:
     metadata = {"spec": "a", "layers": [1, 2], "prompt": ""}
     yield vectors_digest(metadata)

@@ -14,9 +14,9 @@ from torch import Tensor
 
 import midlayer_encoders.metrics as of
 from midlayer_encoders import LayerEncoder, measure
-from midlayer_encoders.measuring import measure_layers
 from midlayer_encoders.metrics import METRICS
-from midlayer_encoders.views.text_views import augment, drop_words
+from midlayer_encoders.metrics.measuring import measure_layers
+from midlayer_encoders.metrics.text_views import augment, drop_words
 from tests.progress import num_tokens, record_steps
 
 Folder = Callable[[str], str]

@@ -15,8 +15,6 @@ from midlayer_encoders.encoder import build
 from midlayer_encoders.encoder.weights_digest import weights_digest
 from midlayer_encoders.encoder.whole_model import measure
 from midlayer_encoders.errors import LayerIndexError, OptionError
-from midlayer_encoders.measuring import num_passes
-from midlayer_encoders.media import InputError
 from midlayer_encoders.metrics import (
     METRICS,
     TooFewTextsError,
@@ -28,7 +26,9 @@ from midlayer_encoders.metrics import (
     prompt_entropy,
     uniformity,
 )
-from midlayer_encoders.views.text_views import augment, drop_words
+from midlayer_encoders.metrics.measuring import num_passes
+from midlayer_encoders.metrics.text_views import augment, drop_words
+from midlayer_encoders.reading.media_inputs import InputError
 from tests.families import DEPTH
 from tests.progress import num_tokens, record_steps
 

@@ -19,12 +19,12 @@ from midlayer_encoders import LayerEncoder
 from midlayer_encoders.cli import app
 from midlayer_encoders.encoder.whole_model import measure
 from midlayer_encoders.metrics import METRICS, alignment, curvature, dataset_entropy, infonce, prompt_entropy
+from midlayer_encoders.metrics.media_views import augment_media
 from midlayer_encoders.reading.batches import batches_of
-from midlayer_encoders.store import EmbeddingStore
 from midlayer_encoders.sweeping import SweepSettings, sweep
 from midlayer_encoders.sweeping.embedder import Embedder
 from midlayer_encoders.sweeping.mteb_jobs import Prompts, StoredLayer
-from midlayer_encoders.views.media_views import augment_media
+from midlayer_encoders.sweeping.store import EmbeddingStore
 from tests.families import DEPTH
 from tests.made_media import IMAGES, WAVEFORMS, image, waveform
 from tests.others_warnings import MTEB

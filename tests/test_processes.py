@@ -32,8 +32,8 @@ from lightning.fabric import Fabric
 
 from midlayer_encoders import LayerEncoder, embed, measure, probe, progression
 from midlayer_encoders.errors import DiskFullError, FolderError, MidlayerError, OptionError
+from midlayer_encoders.extras.probing import ProbeSettings
 from midlayer_encoders.files import folder_lock
-from midlayer_encoders.probing import ProbeSettings
 from midlayer_encoders.processes import pool as pool_module
 from midlayer_encoders.processes.pool import ProcessPool
 from midlayer_encoders.processes.sharing import (
@@ -433,7 +433,7 @@ def test_workers_use_the_cpus_of_their_process(
 _SCRIPT = """
 import os, signal, sys, warnings
 warnings.simplefilter("ignore")
-from midlayer_encoders.store import EmbeddingStore
+from midlayer_encoders.sweeping.store import EmbeddingStore
 from tests.sweeping.scoring import sweep
 
 if __name__ == "__main__":

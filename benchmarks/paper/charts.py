@@ -13,9 +13,18 @@ from midlayer_encoders.errors import OptionError, counted
 from midlayer_encoders.frame.schema import check_frame
 from midlayer_encoders.report import drawing
 from midlayer_encoders.report.layer_charts import model_label, plot_metrics
+from midlayer_encoders.validation import check_choice
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+_STATISTICS = {
+    "dcor": "distance correlation",
+    "signed_dcor": "distance correlation, with Spearman's sign",
+    "spearman": "Spearman's ρ",
+    "kendall": "Kendall's τ",
+}
 
 
 @dataclass(frozen=True)
@@ -187,3 +196,62 @@ def _curves(rows: pl.DataFrame, by: str, x: str, pattern: str = "{}") -> list[La
     """Return a curve for each value of a column, labeled by ``pattern``."""
     groups = rows.group_by(by, maintain_order=True)
     return [LabeledCurve(pattern.format(key), part[x].to_list(), part["value"].to_list()) for (key,), part in groups]
+
+
+def plot_correlations(frame: pl.DataFrame, *, statistics: Sequence[str] = ("dcor", "spearman", "kendall")) -> Figure:
+    """Return a figure with a panel for each statistic, a row for each metric and a color for each model.
+
+    Large dots are averages over tasks, small ones single tasks (Figures 3, 8 and 9). A large dot beyond the end of its
+    line stands out of the shifted curves; there is no line where there are too few layers for that.
+
+    Args:
+        frame: returned by :func:`midlayer_encoders.comparing.correlation.correlate`.
+        statistics: the panels from left to right.
+    """
+    if frame.is_empty():
+        raise OptionError("`frame` must have correlations to plot, but got none.")
+    for name in statistics:
+        check_choice("statistics", name, _STATISTICS)
+    metrics = frame["metric"].unique(maintain_order=True).to_list()
+    models = frame.select("model", "revision").unique(maintain_order=True).rows()
+    size = (1.6 / len(statistics) + 3.1, 1.0 + len(metrics) * (0.22 + 0.2 * len(models)))
+    figure, panels = drawing.panel_grid(len(statistics), columns=len(statistics), size=size)
+    for axes, statistic in zip(panels, statistics, strict=True):
+        rows = frame.filter(statistic=statistic)
+        groups = {
+            model_label(frame, model, revision, ", "): rows.filter(model=model, revision=revision)
+            for model, revision in models
+        }
+        _draw_correlations(axes, groups, metrics, 0 if statistic == "dcor" else -1)
+        drawing.row_axis(axes, [metric.replace("_", " ") for metric in metrics])
+        axes.set_xlabel("correlation with the score; line: chance")
+        drawing.set_title(axes, _STATISTICS[statistic])
+    return drawing.finish(figure)
+
+
+def _draw_correlations(axes: Axes, groups: Mapping[str, pl.DataFrame], metrics: Sequence[str], low: float) -> None:
+    """Draw small dots for tasks and large ones for averages of each group, and a text where one is undefined."""
+    drawing.draw_rule(axes, 0)
+    for style, (label, rows) in enumerate(groups.items()):
+        offset = (style - (len(groups) - 1) / 2) * 0.7 / len(groups)
+        for average in (False, True):
+            part = rows.filter(pl.col("value").is_not_null(), (pl.col("task") == "average") == average)
+            ends = part["threshold"].fill_null(0).to_list()
+            tips = [
+                f"{metric}, {task}: {value:.3f} (p {p:.2f})"
+                for metric, task, value, p in part.select("metric", "task", "value", "p").iter_rows()
+            ]
+            drawing.draw_points(
+                axes,
+                part["value"].to_list(),
+                [metrics.index(metric) + offset for metric in part["metric"]],
+                "disc" if average else "dot",
+                label=label if average and len(groups) > 1 else "",
+                style=style,
+                tips=tips,
+                spans=[(low * end, end) for end in ends] if average else (),
+            )
+        for metric in rows.filter(pl.col("value").is_null(), pl.col("task") == "average")["metric"]:
+            drawing.write(axes, "undefined", (0, metrics.index(metric) + offset), (0, 0), va="center")
+    margin = 0.03 * (1 - low)
+    axes.set_xlim(low - margin, 1 + margin)

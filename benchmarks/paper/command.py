@@ -131,7 +131,7 @@ def _read_sweep(path: Path) -> pl.DataFrame:
 
 def _read_paragraphs(path: Path | None, max_length: int, *, required: bool) -> tuple[tuple[str, ...], str]:
     """Return the paragraphs of a file with at least ``max_length`` words, without headings, and what they are."""
-    from midlayer_encoders.media.text_lists import read_texts, wikitext_paragraphs
+    from midlayer_encoders.tasks.text_lists import read_texts, wikitext_paragraphs
 
     if path is None:
         return (), ""

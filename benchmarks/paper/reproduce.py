@@ -14,6 +14,7 @@ import polars as pl
 
 from benchmarks.paper import charts, findings
 from benchmarks.paper import token_experiments as tokens
+from benchmarks.paper.charts import plot_correlations
 from benchmarks.paper.setting import MissingInputError, Setting
 from midlayer_encoders.comparing.correlation import correlate
 from midlayer_encoders.errors import DiskFullError, MidlayerError, OptionError, counted, error_summary
@@ -23,7 +24,6 @@ from midlayer_encoders.frame.schema import read_parquet, tidy_frame, tidy_rows
 from midlayer_encoders.frame.tidy_result import kept_frame, write_frame
 from midlayer_encoders.report import plot_metrics, plot_steps_curves, write_figure
 from midlayer_encoders.report.labels import number
-from midlayer_encoders.report.layer_charts import plot_correlations
 from midlayer_encoders.report.pages import render, write_page
 from midlayer_encoders.report.results import versions
 from midlayer_encoders.selection import CannotChooseError, choose

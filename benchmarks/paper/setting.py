@@ -19,7 +19,7 @@ from midlayer_encoders.errors import MidlayerError, ModelNotFoundError
 from midlayer_encoders.files import read_artifact
 from midlayer_encoders.frame.schema import read_parquet
 from midlayer_encoders.frame.tidy_result import kept_frame
-from midlayer_encoders.measuring import measure_layers
+from midlayer_encoders.metrics.measuring import measure_layers
 from midlayer_encoders.models.hub import shown_name
 from midlayer_encoders.tasks.sources import task_sources
 from midlayer_encoders.tasks.table_files import USUAL_NAMES, Columns

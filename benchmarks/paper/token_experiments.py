@@ -20,13 +20,13 @@ from midlayer_encoders.errors import OptionError
 from midlayer_encoders.frame.curves import check_blocks
 from midlayer_encoders.frame.schema import NamedSubject, tidy_frame, tidy_rows
 from midlayer_encoders.metrics import Normalization, make_metrics, prompt_entropy
+from midlayer_encoders.metrics.eigen import spectral_entropy
 from midlayer_encoders.models.anatomy import block_sites
 from midlayer_encoders.reading.batches import plan_batches
 from midlayer_encoders.reading.capture import capture
 from midlayer_encoders.reading.causal import looks_ahead
 from midlayer_encoders.reading.locks import turn
 from midlayer_encoders.reading.reader import LayerReader, layer_reader
-from midlayer_encoders.spectra import spectral_entropy
 
 #: Replace tokens by one token of the prompt, by several tokens of the prompt, or by any token of the vocabulary.
 REPLACEMENTS = ("repetition", "resampling", "randomness")

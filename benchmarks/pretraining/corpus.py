@@ -157,7 +157,7 @@ def read_texts(path: Path, characters: int | None = None) -> list[str]:
 
 
 def main(words: list[str] | None = None) -> None:
-    from midlayer_encoders.views.text_views import augment
+    from midlayer_encoders.metrics.text_views import augment
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)

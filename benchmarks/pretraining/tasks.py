@@ -44,7 +44,7 @@ class Task:
 
 def read_tasks(folder: Path) -> list[Task]:
     """Return the tasks in a folder, each a folder of JSONL files."""
-    from midlayer_encoders.scoring.recording import record
+    from midlayer_encoders.sweeping.scoring.recording import record
 
     made = []
     folders = sorted(path for path in folder.iterdir() if path.is_dir())

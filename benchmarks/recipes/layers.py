@@ -16,9 +16,9 @@ import numpy as np
 from benchmarks.recipes.run import arguments, questions
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.recipes import recipe_of
-from midlayer_encoders.scoring import resampled_scores
 from midlayer_encoders.selection.rules import DEPTH
 from midlayer_encoders.sweeping.embedder import Vectors
+from midlayer_encoders.sweeping.scoring import resampled_scores
 from midlayer_encoders.tasks import task_label
 from midlayer_encoders.tasks.sources import task_sources
 

@@ -28,16 +28,16 @@ from midlayer_encoders._isolation import isolated_random
 from midlayer_encoders._types import Stage
 from midlayer_encoders.reading.batches import count_tokens
 from midlayer_encoders.recipes import PLAIN, Recipe, recipe_of
-from midlayer_encoders.scoring.classification import Classifiers
-from midlayer_encoders.scoring.clustering import Clusterings
-from midlayer_encoders.scoring.pairs import MEASURES, LabeledPairs, StsPairs, pair_similarities
-from midlayer_encoders.scoring.recording import Recorded, record
-from midlayer_encoders.scoring.retrieval import Ranking
 from midlayer_encoders.selection.rules import DEPTH
 from midlayer_encoders.sweeping import RecipesResult
 from midlayer_encoders.sweeping.embedder import Embedder, Vectors, mapped_store, open_store
 from midlayer_encoders.sweeping.layer_sweep import single_line_texts
 from midlayer_encoders.sweeping.mteb_jobs import Prompts, StoredLayer
+from midlayer_encoders.sweeping.scoring.classification import Classifiers
+from midlayer_encoders.sweeping.scoring.clustering import Clusterings
+from midlayer_encoders.sweeping.scoring.pairs import MEASURES, LabeledPairs, StsPairs, pair_similarities
+from midlayer_encoders.sweeping.scoring.recording import Recorded, record
+from midlayer_encoders.sweeping.scoring.retrieval import Ranking
 from midlayer_encoders.tasks import task_label
 from midlayer_encoders.tasks.baselines import task_texts
 from midlayer_encoders.tasks.sources import TaskSource, task_sources

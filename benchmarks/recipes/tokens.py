@@ -25,7 +25,7 @@ from tokenizers import Tokenizer
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders._isolation import isolated_random
 from midlayer_encoders.recipes import RECIPES, Recipe
-from midlayer_encoders.scoring.recording import Recorded, record
+from midlayer_encoders.sweeping.scoring.recording import Recorded, record
 from midlayer_encoders.tasks import task_label
 from midlayer_encoders.tasks.sources import task_sources
 

@@ -22,7 +22,7 @@ import transformers
 from benchmarks.selection.real import corpus, encoder
 from benchmarks.selection.run import write_part
 from midlayer_encoders import LayerEncoder
-from midlayer_encoders.measuring import measure_layers
+from midlayer_encoders.metrics.measuring import measure_layers
 from midlayer_encoders.selection.kind import is_embedding_model
 from midlayer_encoders.selection.rules import DEPTH
 

@@ -19,12 +19,12 @@ from benchmarks.selection.gate import HERE
 from benchmarks.selection.real import DATA
 from benchmarks.selection.run import write_part
 from benchmarks.zoo.weights import open_model
-from midlayer_encoders.media.text_lists import wikitext_paragraphs
 from midlayer_encoders.metrics.label_accuracy import equal_steps
 from midlayer_encoders.metrics.sample_metrics import LEAST_TOKENS, half_match_by_text
 from midlayer_encoders.reading.batches import count_tokens
 from midlayer_encoders.selection.kind import detect_kind, is_embedding_model, judge_half_match, read_halves
 from midlayer_encoders.tasks.docstrings import TEXTS
+from midlayer_encoders.tasks.text_lists import wikitext_paragraphs
 
 RESULT = HERE / "results" / "kinds.csv"
 COUNTS = (16, 24, 32, 50, 100)

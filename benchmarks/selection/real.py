@@ -23,15 +23,15 @@ from benchmarks.data import data_folder
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.frame.schema import FRAME_SCHEMA
-from midlayer_encoders.measuring import measure_layers
-from midlayer_encoders.media.text_lists import wikitext_paragraphs
 from midlayer_encoders.metrics.label_accuracy import gain_interval, ridge_correct
+from midlayer_encoders.metrics.measuring import measure_layers
 from midlayer_encoders.metrics.sample_metrics import half_match, half_means, intrinsic_dimension
 from midlayer_encoders.models.hub import built_in_model
 from midlayer_encoders.reading.batches import batches_of, count_tokens
 from midlayer_encoders.reading.reader import layer_reader
 from midlayer_encoders.selection import choose, curves
 from midlayer_encoders.selection.rules import DEPTH, best_layer
+from midlayer_encoders.tasks.text_lists import wikitext_paragraphs
 
 DATA = data_folder() or Path(__file__).parents[3] / "shared" / "data"
 HERE = Path(__file__).parent

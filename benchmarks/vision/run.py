@@ -20,11 +20,11 @@ from benchmarks.vision.images import ImageBatches, augmented, normalised, read_z
 from benchmarks.vision.model import PatchTransformer
 from benchmarks.vision.objectives import OBJECTIVES, Objective
 from midlayer_encoders.callbacks import LayerMetricsCallback
-from midlayer_encoders.measuring import num_views, token_receiver, update_views
+from midlayer_encoders.extras.probing import LiveTokens, ProbeResult, ProbeSettings, Split, probe_tokens, wilson
+from midlayer_encoders.extras.probing.tokens import read_tokens, read_vectors
 from midlayer_encoders.metrics import make_metrics
+from midlayer_encoders.metrics.measuring import num_views, token_receiver, update_views
 from midlayer_encoders.models.anatomy import find_anatomy
-from midlayer_encoders.probing import LiveTokens, ProbeResult, ProbeSettings, Split, probe_tokens, wilson
-from midlayer_encoders.probing.tokens import read_tokens, read_vectors
 from midlayer_encoders.reading.reader import LayerReader
 
 try:

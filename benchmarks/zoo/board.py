@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 
 from benchmarks.pages import write_part
 from benchmarks.zoo.table import FOLDER
-from midlayer_encoders.boards import Board, board
 from midlayer_encoders.cli import app
+from midlayer_encoders.extras.boards import Board, board
 from midlayer_encoders.frame.schema import FRAME_SCHEMA
 from midlayer_encoders.report.drawing import write_figure
 from midlayer_encoders.sweeping import SweepResult

@@ -40,8 +40,8 @@ from midlayer_encoders.reading.capture import STREAM, capture
 from midlayer_encoders.reading.fused import fused_blocks
 from midlayer_encoders.reading.pooled_spans import join_spans, split_spans
 from midlayer_encoders.recipes import RECIPES, centering_offset
-from midlayer_encoders.scoring import resampled_scores
-from midlayer_encoders.scoring.recording import Recorded
+from midlayer_encoders.sweeping.scoring import resampled_scores
+from midlayer_encoders.sweeping.scoring.recording import Recorded
 
 DEPTH, DEPTHS = 0.95, (0.6, 0.8, 0.9, 0.95, 1.0)
 STEERED, TIMES = 6 / 32, 2  # Contrastive Prompting: the sixth of 32 blocks and the scale of its authors for PromptEOL

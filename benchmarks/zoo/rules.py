@@ -20,9 +20,9 @@ from benchmarks.zoo.run import recorded_tasks
 from benchmarks.zoo.weights import open_model
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.metrics import alignment, uniformity
+from midlayer_encoders.metrics.text_views import drop_words
 from midlayer_encoders.models.anatomy import resolve_layer
 from midlayer_encoders.recipes import recipe_of
-from midlayer_encoders.views.text_views import drop_words
 
 RECIPES = ("plain", "one-word", "echo", "echo+weightedmean", "word-echo")
 TEXTS = 400

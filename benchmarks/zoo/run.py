@@ -27,7 +27,7 @@ from midlayer_encoders import LayerEncoder, sweep
 from midlayer_encoders._isolation import isolated_random
 from midlayer_encoders.models.anatomy import resolve_layer
 from midlayer_encoders.recipes import PLAIN, recipe_of, try_recipe
-from midlayer_encoders.scoring.recording import Recorded, record
+from midlayer_encoders.sweeping.scoring.recording import Recorded, record
 from midlayer_encoders.tasks import task_label
 from midlayer_encoders.tasks.sources import task_sources
 

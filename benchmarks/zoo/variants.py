@@ -31,8 +31,8 @@ from midlayer_encoders.models.anatomy import resolve_layer
 from midlayer_encoders.reading.capture import capture, final_norm
 from midlayer_encoders.reading.pooled_spans import split_spans
 from midlayer_encoders.recipes import RECIPES
-from midlayer_encoders.scoring.classification import Classifiers
-from midlayer_encoders.scoring.recording import Recorded
+from midlayer_encoders.sweeping.scoring.classification import Classifiers
+from midlayer_encoders.sweeping.scoring.recording import Recorded
 
 DEPTH = 0.95
 DEPTHS = (0.85, 0.9, DEPTH, 1.0)

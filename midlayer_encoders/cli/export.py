@@ -16,7 +16,7 @@ from midlayer_encoders.encoder.options import EncoderOptions
 from midlayer_encoders.errors import OptionError, counted
 
 if TYPE_CHECKING:
-    from midlayer_encoders.export import Target
+    from midlayer_encoders.extras.export import Target
 
 
 @command("Use it", device="cpu")
@@ -42,7 +42,7 @@ def export(
         midlayer export MODEL --layer 0.7 --for onnx --out encoder-onnx
     """
     from midlayer_encoders.arguments import check_arguments
-    from midlayer_encoders.media.text_lists import read_texts
+    from midlayer_encoders.tasks.text_lists import read_texts
 
     flags = {"overwrite": overwrite, "int8": int8, "stock": stock}
     if precision != "float32" and target != "sentence-transformers":
@@ -51,10 +51,10 @@ def export(
     if center is not None:
         options = replace(options, center=tuple(read_texts(center)))
     _arguments.check_model(model, options)
-    from midlayer_encoders import export as exporting  # imports torch
     from midlayer_encoders.encoder.saving import STOCK_NOTE
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
     from midlayer_encoders.encoder.spec import mteb_line
+    from midlayer_encoders.extras import export as exporting  # imports torch
 
     encoder = LayerEncoder(model, layer, **options.changed())
     cast(Any, encoder.model_card_data).precision = precision
@@ -123,7 +123,7 @@ def embed(
     kind, _, items = inputs.read(context)
     items = items[: inputs.limit]
     encoder = _arguments.load_model(model, options, **asdict(shared))
-    from midlayer_encoders import vectors
+    from midlayer_encoders.extras import vectors
 
     unit = "waveforms" if kind == "audio" else kind
     with _progress.show_progress({"embedding": f"Embedding {unit}", "writing": "Writing vectors"}) as progress:
@@ -138,7 +138,7 @@ def _embed_with_ray(model: str, inputs: _arguments.Inputs, out: Path, **argument
     """Embed parquet files with Ray, and print where the vectors are."""
     import pyarrow.dataset
 
-    from midlayer_encoders.vectors import ray
+    from midlayer_encoders.extras.vectors import ray
 
     if inputs.texts is None:
         raise BadParameter("name the parquet file or folder with --texts", param_hint="--ray")

@@ -48,12 +48,12 @@ def metrics(
     encoder = _arguments.load_model(model, options, **processes)
     from midlayer_encoders import measure
     from midlayer_encoders.frame.tidy_result import write_frame
-    from midlayer_encoders.measuring import num_passes
-    from midlayer_encoders.media.text_lists import wikitext_paragraphs
+    from midlayer_encoders.metrics.measuring import num_passes
     from midlayer_encoders.models.hub import shown_name
     from midlayer_encoders.report import plot_metrics, report_html, write_figure
     from midlayer_encoders.report.pages import write_page
     from midlayer_encoders.report.results import versions
+    from midlayer_encoders.tasks.text_lists import wikitext_paragraphs
 
     passes = counted(num_passes(names), "pass", "passes")
     if wikitext:  # counts the tokens of the whole paragraph, whatever --max-length is
@@ -108,7 +108,7 @@ def probe(
         midlayer probe MODEL --data train.csv --kind linear --out runs/probe
     """
     from midlayer_encoders.arguments import UNUSED_SETTINGS, ProbeSettings
-    from midlayer_encoders.labeled_examples import check_examples_path, read_examples
+    from midlayer_encoders.extras.probing.labeled_examples import check_examples_path, read_examples
 
     is_first = shared.writes_results()
     out = _arguments.results_folder(out, "probe", model)
@@ -122,7 +122,7 @@ def probe(
     paths = [check_examples_path(path) for path in (data, test) if path is not None]
     tables = {path: read(path, ()) for path in paths if not path.is_dir()}  # before the model is loaded
     encoder = _arguments.load_model(model, options, **asdict(shared))
-    from midlayer_encoders import probing
+    from midlayer_encoders.extras import probing
 
     examples = [tables[path] if path in tables else read(path, encoder.media) for path in paths]
     inputs, labels = examples[0]

@@ -17,8 +17,8 @@ from midlayer_encoders.encoder.options import EncoderOptions
 from midlayer_encoders.errors import OptionError
 
 if TYPE_CHECKING:
-    from midlayer_encoders.boards import Board
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
+    from midlayer_encoders.extras.boards import Board
     from midlayer_encoders.sweeping import RecipesResult, SweepResult
 
 #: The paper's metrics that compare no views of a text.
@@ -293,7 +293,7 @@ def board_command(
         midlayer board runs/one runs/two
         midlayer board runs --max-params 100M --max-ms 5
     """
-    from midlayer_encoders.boards import board
+    from midlayer_encoders.extras.boards import board
 
     max_parameters = None if max_params is None else parse_amount(max_params)
     result = board(runs, max_parameters=max_parameters, max_milliseconds=max_ms, max_bytes=max_bytes)

@@ -16,7 +16,7 @@ from midlayer_encoders.cli.sweep import STAGES
 from midlayer_encoders.encoder.options import EncoderOptions
 
 if TYPE_CHECKING:
-    from midlayer_encoders.tuning import TuneResult
+    from midlayer_encoders.extras.training import TuneResult
 
 _TITLES = {"training": "steps trained", "teacher": "texts read by the teacher"} | {
     f"{when}: {stage}": f"{title}, {when}" for when in ("teacher", "before", "after") for stage, title in STAGES.items()
@@ -98,7 +98,7 @@ def tune(
     rows.split(settings.held_out, settings.seed)
     scored_tasks(training.task_names, training.data.columns(), rows)
     _arguments.check_model(training.model, options)
-    from midlayer_encoders import tuning  # imports torch
+    from midlayer_encoders.extras import training as tuning  # imports torch
 
     _train(tuning.tune, training, pairs, texts=texts, settings=settings, **options.changed())
 
@@ -136,7 +136,7 @@ def distill(
     rows.split(settings.held_out, settings.seed)
     scored_tasks(training.task_names, training.data.columns(), rows)
     _arguments.check_model(training.model, options)
-    from midlayer_encoders import tuning  # imports torch
+    from midlayer_encoders.extras import training as tuning  # imports torch
 
     _train(
         tuning.distill,

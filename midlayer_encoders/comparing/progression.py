@@ -23,15 +23,15 @@ from midlayer_encoders.errors import DiskFullError, MidlayerError, OptionError, 
 from midlayer_encoders.files import check_links
 from midlayer_encoders.frame.steps import layer_changes, settled
 from midlayer_encoders.frame.tidy_result import kept_frame
-from midlayer_encoders.measuring import extra_passes, num_passes
 from midlayer_encoders.metrics import TooFewTextsError
+from midlayer_encoders.metrics.measuring import extra_passes, num_passes
+from midlayer_encoders.metrics.text_views import augment
 from midlayer_encoders.processes.cluster import Cluster, ClusterJob, Queue
 from midlayer_encoders.processes.sharing import Group, join
 from midlayer_encoders.report import plot_steps_curves
 from midlayer_encoders.report.results import Result, versions
 from midlayer_encoders.report.training_page import steps_html, steps_words
 from midlayer_encoders.validation import check_effect, check_path, check_progress, check_seed, check_text, check_texts
-from midlayer_encoders.views.text_views import augment
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

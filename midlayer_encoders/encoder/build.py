@@ -31,9 +31,6 @@ from midlayer_encoders.encoder.weights_digest import weights_digest
 from midlayer_encoders.errors import CutError, MidlayerError, OptionError, error_summary, short_repr
 from midlayer_encoders.models.anatomy import Anatomy, find_anatomy, find_towers, resolve_layer, suffers_from_padding
 from midlayer_encoders.models.cut import MOST_PLANS, Cut, JointCut
-from midlayer_encoders.models.gguf_cache import TOKENIZER, converted_folder
-from midlayer_encoders.models.gguf_config import default_pooling
-from midlayer_encoders.models.gguf_file import GgufFile
 from midlayer_encoders.models.hub import (
     BUILT_IN,
     BUILT_IN_MINILM,
@@ -44,7 +41,7 @@ from midlayer_encoders.models.hub import (
     output_embeddings,
     shown_name,
 )
-from midlayer_encoders.models.load import NoPlanError, load_cut
+from midlayer_encoders.models.load import ConvertedModel, NoPlanError, load_cut
 from midlayer_encoders.reading.pooled_spans import PooledSpans
 from midlayer_encoders.validation import check_choice
 
@@ -110,15 +107,10 @@ class BuiltEncoder(PlainOnDisk):
         error: MidlayerError | None = None
         for plan in range(MOST_PLANS):
             try:
-                converted: AbstractContextManager[tuple[str, GgufFile | None]] = nullcontext((folder, None))
-                if gguf_file is not None:
-                    converted = converted_folder(
-                        folder, gguf_file, options.revision, shown=None if options.gguf_file else model
-                    )
-                with converted as (files, gguf):
-                    if gguf is not None and options.pooling is None:
-                        saved = replace(saved, pooling=default_pooling(gguf))
-                    parts = _load_plan(files, gguf, layer, options, source, saved, plan)
+                with _converted(folder, gguf_file, options, model) as converted:
+                    if converted is not None and options.pooling is None:
+                        saved = replace(saved, pooling=converted.default_pooling())
+                    parts = _load_plan(folder, converted, layer, options, source, saved, plan)
             except NoPlanError:
                 break
             except CutError as reason:
@@ -139,8 +131,8 @@ class BuiltEncoder(PlainOnDisk):
                     error.__cause__ = reason
             else:
                 self._assemble(model, *parts, options, saved, gguf_file)
-                self.files = "" if gguf is None else gguf.digest  # other files beside it are not read
-                if gguf is None or saved.modules:
+                self.files = "" if converted is None else converted.digest  # other files beside it are not read
+                if converted is None or saved.modules:
                     place = local_folder(root, options.revision, gguf_file)
                     self.files += files_digest(place, code=options.trust_remote_code)
                 self.loaded = Description(self).parts()
@@ -429,9 +421,20 @@ class BuiltEncoder(PlainOnDisk):
         return f"{card}\n"
 
 
+def _converted(
+    folder: str, gguf_file: str | None, options: EncoderOptions, model: str
+) -> AbstractContextManager[ConvertedModel | None]:
+    """Return a context with the GGUF file, whose errors name it as the user did; with None without one."""
+    if gguf_file is None:
+        return nullcontext()
+    from midlayer_encoders.extras.gguf.cache import converted_folder
+
+    return converted_folder(folder, gguf_file, options.revision, shown=None if options.gguf_file else model)
+
+
 def _load_plan(
     folder: str,
-    gguf: GgufFile | None,
+    converted: ConvertedModel | None,
     layer: LayerArgument,
     options: EncoderOptions,
     source: Mapping[str, Any],
@@ -440,18 +443,18 @@ def _load_plan(
 ) -> tuple[Any, Cut | JointCut, Anatomy | None]:
     """Load a model by one of the plans to read a layer, and verify the states."""
     loaded, cut = load_cut(
-        folder,
+        folder if converted is None else converted.folder,
         layer,
         norm=options.norm,
         tower=options.tower,
         adapters=options.adapters,
-        gguf=gguf,
+        converted=converted,
         model_kwargs=_model_kwargs(options, saved),
         config_kwargs={**saved.keywords("config_kwargs"), **(options.config_kwargs or {})},
         plan=plan,
         **source,
     )
-    tokenizer = folder if gguf is None else str(Path(folder, TOKENIZER))
+    tokenizer = folder if converted is None else converted.tokenizer
     first: Any = transformer_module(tokenizer, loaded, cut, source, options, saved)
     if options.device_map is None:
         first.to(options.device or get_device_name())

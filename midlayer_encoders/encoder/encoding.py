@@ -26,13 +26,13 @@ from midlayer_encoders.encoder.options import check_device, device_name
 from midlayer_encoders.encoder.saving import SavableEncoder
 from midlayer_encoders.encoder.sentence_transformers_internals import encoding_order, prompt_length
 from midlayer_encoders.errors import NotFiniteError, OptionError, short_repr
-from midlayer_encoders.media import InputError, medium_of
 from midlayer_encoders.models.anatomy import suffers_from_padding
 from midlayer_encoders.reading import batches as plans
 from midlayer_encoders.reading.ahead import ahead
 from midlayer_encoders.reading.batches import is_combined
 from midlayer_encoders.reading.fused import fused_blocks
 from midlayer_encoders.reading.locks import turn
+from midlayer_encoders.reading.media_inputs import InputError, medium_of
 from midlayer_encoders.reading.pooling import pool, real_tokens
 from midlayer_encoders.reading.reader import LayerReader, layer_reader
 from midlayer_encoders.reading.towers import joint_reader

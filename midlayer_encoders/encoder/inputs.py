@@ -11,9 +11,9 @@ from torch.nn.utils.rnn import pad_sequence
 
 from midlayer_encoders._types import Medium
 from midlayer_encoders.errors import CutError, OptionError
-from midlayer_encoders.media import InputError, check_taken, is_pil, medium_of, read_audio, read_image
 from midlayer_encoders.models.anatomy import suffers_from_padding
 from midlayer_encoders.reading.locks import turn
+from midlayer_encoders.reading.media_inputs import InputError, check_taken, is_pil, medium_of, read_audio, read_image
 from midlayer_encoders.validation import check_text, lone_surrogate
 
 _MEDIA: tuple[Medium, ...] = ("text", "image", "audio")
@@ -48,8 +48,8 @@ def read_inputs(
     """Return a batch in the forms that processors expect: texts, RGB images, waveforms at the model's rate.
 
     Args:
-        items: inputs of :func:`~midlayer_encoders.media.read_image` and :func:`~midlayer_encoders.media.read_audio`,
-            or mappings from a medium to one, such as ``{"image": …}``.
+        items: inputs of ``read_image`` and ``read_audio``, or mappings from a medium to one, such as
+            ``{"image": …}``.
         media: the media of the model.
         model: its name in errors.
         rate: its sampling rate.

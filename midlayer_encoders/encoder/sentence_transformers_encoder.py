@@ -30,7 +30,6 @@ from midlayer_encoders.encoder.saved_folder import later_modules, pooling_name
 from midlayer_encoders.encoder.verification import check_is_causal
 from midlayer_encoders.errors import OptionError, short_repr
 from midlayer_encoders.models import transformers_internals as internals
-from midlayer_encoders.models.gguf_cache import pooling_type
 from midlayer_encoders.models.hub import local_only, model_location, named_as_typed, shown_name, weight_files
 from midlayer_encoders.processes.sharing import Group, join, share_model
 from midlayer_encoders.reading.locks import turn
@@ -194,6 +193,8 @@ class LayerEncoder(EmbeddingEncoder):
         """llama.cpp's number of the pooling of the model's GGUF file, 0 for none; ``None`` without such a file."""
         if self._gguf_file is None:
             return None
+        from midlayer_encoders.extras.gguf.cache import pooling_type
+
         folder, _ = model_location(self.source)
         return pooling_type(folder, self._gguf_file, self.options.revision)
 

@@ -17,6 +17,7 @@ from midlayer_encoders._types import EncoderSpec, Precision, content_digest
 from midlayer_encoders.encoder.description import Description
 from midlayer_encoders.encoder.files_digest import read_settings
 from midlayer_encoders.models.transformers_internals import is_remote
+from midlayer_encoders.reading.locks import turn
 
 #: Generation of the package's own numerics: a change that alters the vectors of unchanged files raises it.
 NUMERICS = 3
@@ -36,14 +37,13 @@ def part_digests(encoder: Any) -> tuple[tuple[str, str], ...]:
         encoder: its first module has ``model`` and ``processor``.
     """
     describe, options = Description(encoder), encoder.options
-    gone = dict.fromkeys(encoder.loaded, "gone")
+    with turn(encoder.transformer):  # without the hooks of another thread's pass
+        now = dict.fromkeys(encoder.loaded, "gone") | describe.parts()
     parts: dict[str, Any] = {
         "config": _changed_settings(encoder[0].model),
         "processor": _processor_state(encoder[0].processor),
         "code": [describe.code(), describe.hooks(torch.nn.modules.module, "_global")],
-        "memory": {
-            path: part for path, part in {**gone, **describe.parts()}.items() if encoder.loaded.get(path) != part
-        },
+        "memory": {path: part for path, part in now.items() if encoder.loaded.get(path) != part},
         "files": [encoder.files, options.model_kwargs, options.processor_kwargs, options.config_kwargs],
         "numerics": NUMERICS,
     }

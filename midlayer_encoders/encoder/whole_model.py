@@ -14,7 +14,7 @@ from midlayer_encoders.encoder.first_module import MemoryModule
 from midlayer_encoders.encoder.options import EncoderKeywords
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder, load_shared, with_encoder
 from midlayer_encoders.errors import OptionError, short_repr
-from midlayer_encoders.measuring import measure_layers
+from midlayer_encoders.metrics.measuring import measure_layers
 from midlayer_encoders.recipes import Recipe
 from midlayer_encoders.selection import Selection, select
 

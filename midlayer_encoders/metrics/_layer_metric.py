@@ -19,7 +19,7 @@ from torchmetrics.utilities.distributed import gather_all_tensors
 
 from midlayer_encoders._isolation import full_precision
 from midlayer_encoders.errors import LayerIndexError, MidlayerError, NotFiniteError, OptionError
-from midlayer_encoders.spectra.eigen import KERNELS_IN_FLOAT64, kernels_enabled, kernels_run_on
+from midlayer_encoders.metrics.eigen import KERNELS_IN_FLOAT64, kernels_enabled, kernels_run_on
 
 _STACK_SIZE = 2**24  # numbers of several layers that are stacked: 128 MB in float64
 _MAX_TEMPORARIES = 2**24  # temporary numbers at once, 64 MB in float32: a large batch is never copied whole
@@ -383,7 +383,7 @@ def token_gram(
     if states.shape[-2] > states.shape[-1]:
         return smaller_gram(prepared(states.double() if double else states, mask, center=center, unit=unit)), None
     if kernels_can_read(states) and (KERNELS_IN_FLOAT64 or not double):
-        from midlayer_encoders.metrics._token_triton import prepared_gram
+        from midlayer_encoders.extras.kernels.tokens import prepared_gram
 
         return prepared_gram(states, mask, center=center, unit=unit, double=double)
     states, mask = tokens_first(states, mask)

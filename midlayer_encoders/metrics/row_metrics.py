@@ -11,7 +11,7 @@ from torch import Tensor
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.metrics import _layer_metric as base
 from midlayer_encoders.metrics._layer_metric import Kind, LayerMetric, all_real, prepared, result_dtype, smaller_gram
-from midlayer_encoders.spectra import Method, eigenvalues, spectral_entropy
+from midlayer_encoders.metrics.eigen import Method, eigenvalues, spectral_entropy
 from midlayer_encoders.validation import check_choice
 
 
@@ -177,7 +177,7 @@ def matrix_entropy(
         mask: which rows are real, shape ``(*, N)``, bool; ``None`` for all.
         normalization: ``"raw"``, or divided by ``"maxEntropy"`` (the smaller of log N and log D), ``"logN"``,
             ``"logD"``, or ``"logNlogD"`` (their product); N counts real rows.
-        method: eigenvalue method, see :mod:`midlayer_encoders.spectra`.
+        method: eigenvalue method, see :mod:`midlayer_encoders.metrics.eigen`.
 
     Returns:
         Shape ``(*)``, between ``0`` and ``log(min(N, D))`` when raw. ``0`` for a single row and for zero rows. NaN if
@@ -264,7 +264,7 @@ def dataset_entropy(
         normalization: see :func:`matrix_entropy`.
         center: subtract the mean of the rows, after ``unit``.
         unit: scale each row to unit length.
-        method: eigenvalue method, see :mod:`midlayer_encoders.spectra`.
+        method: eigenvalue method, see :mod:`midlayer_encoders.metrics.eigen`.
 
     Returns:
         Scalar, between ``0`` and ``log(min(N, D))`` when raw. ``0`` for one text and for equal texts. NaN if the
@@ -312,7 +312,7 @@ def effective_rank(
         center: subtract the mean of the rows.
         unit: scale rows to unit length, before centering.
         epsilon: added to each share, ``>= 0``.
-        method: eigenvalue method, see :mod:`midlayer_encoders.spectra`; ``"fast"`` loses the small ones.
+        method: eigenvalue method, see :mod:`midlayer_encoders.metrics.eigen`; ``"fast"`` loses the small ones.
 
     Returns:
         Shape ``(*)``, between ``1`` and ``min(N, D)``, up to ``epsilon``; ``0`` if all rows are zero, NaN if they hold
@@ -388,7 +388,7 @@ def logdet_entropy(
         epsilon: precision of the code, ``> 0``, in the units of the rows.
         center: subtract the mean of the rows, after ``unit``.
         unit: scale each row to unit length; without it the value grows with the scale of the states.
-        method: eigenvalue method, see :mod:`midlayer_encoders.spectra`.
+        method: eigenvalue method, see :mod:`midlayer_encoders.metrics.eigen`.
 
     Returns:
         Scalar, ``>= 0``; for unit rows at most ``n / 2 * log(1 + D / (n * epsilon ** 2))`` with ``n = min(N, D)``.
@@ -442,7 +442,7 @@ def alpha_req(
         last: last rank of the fit, included; lower if the covariance has fewer eigenvalues above rounding.
         weighted: weigh rank i by 1 / i.
         center: subtract the mean of the rows.
-        method: eigenvalue method, see :mod:`midlayer_encoders.spectra`; ``"fast"`` loses the small ones.
+        method: eigenvalue method, see :mod:`midlayer_encoders.metrics.eigen`; ``"fast"`` loses the small ones.
 
     Returns:
         Scalar, ``>= 0``: ``0`` for a flat spectrum, ``1`` at the edge of smooth codes, large for few directions. NaN

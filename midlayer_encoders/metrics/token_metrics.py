@@ -10,8 +10,8 @@ from torch import Tensor
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.metrics import _layer_metric as base
 from midlayer_encoders.metrics._layer_metric import Kind, LayerMetric, all_real, lengths, result_dtype, single_or_better
+from midlayer_encoders.metrics.eigen import Method, spectral_entropy
 from midlayer_encoders.metrics.row_metrics import Normalization, check_entropy_options, normalized_entropy, rank_of_gram
-from midlayer_encoders.spectra import Method, spectral_entropy
 from midlayer_encoders.validation import check_count
 
 #: Buffered texts: the row of each text's layer in the sums, and tensors with one row per text.
@@ -205,7 +205,7 @@ def prompt_entropy(
         normalization: see :func:`matrix_entropy`; N is the number of real tokens.
         center: subtract the mean of the text's tokens.
         unit: scale each token to unit length.
-        method: eigenvalue method, see :mod:`midlayer_encoders.spectra`.
+        method: eigenvalue method, see :mod:`midlayer_encoders.metrics.eigen`.
 
     Returns:
         Shape ``(*)``, between ``0`` and ``log(min(T - 1, D))`` if raw and centered. ``0`` for fewer than two tokens
@@ -275,7 +275,7 @@ def prompt_effective_rank(
         mask: which tokens are real, shape ``(*, T)``, bool; ``None`` for all.
         center: subtract the mean of the text's tokens.
         unit: scale tokens to unit length, after centering.
-        method: eigenvalue method, see :mod:`midlayer_encoders.spectra`.
+        method: eigenvalue method, see :mod:`midlayer_encoders.metrics.eigen`.
 
     Returns:
         Shape ``(*)``, between ``1`` and ``min(T, D)``; ``0`` if all tokens are zero, NaN if they hold NaN or infinity.
@@ -344,7 +344,7 @@ def _angles(apart: Tensor, along: Tensor) -> tuple[Tensor, Tensor]:
 def _turns(states: Tensor, mask: Tensor, step: int) -> tuple[Tensor, Tensor]:
     """Return, for unit differences u and w that follow each other, the squared lengths of w - u and w + u, or -1."""
     if base.kernels_can_read(states):
-        from midlayer_encoders.metrics._token_triton import turns
+        from midlayer_encoders.extras.kernels.tokens import turns
 
         return turns(states, mask, step)
     path, mask = base.tokens_first(states, mask)

@@ -10,7 +10,7 @@ from midlayer_encoders.errors import OptionError
 from midlayer_encoders.metrics import _layer_metric as base
 from midlayer_encoders.metrics._layer_metric import Kind, precise, products, result_dtype, unit_rows
 from midlayer_encoders.metrics._sample_metric import ViewMetric, check_pair
-from midlayer_encoders.spectra import Method, spectral_entropy
+from midlayer_encoders.metrics.eigen import Method, spectral_entropy
 from midlayer_encoders.validation import check_count
 
 
@@ -82,7 +82,7 @@ def dime(
         permutations: number of random permutations.
         seed: seed of the permutations.
         unit: scale vectors to unit length, so that each kernel has a diagonal of ones, as matrix entropy assumes.
-        method: eigenvalue method, see :mod:`midlayer_encoders.spectra`.
+        method: eigenvalue method, see :mod:`midlayer_encoders.metrics.eigen`.
 
     Returns:
         Shape ``(*)``, at most ``log(N)``; 0 for independent views, and negative if a permutation fits better than the
@@ -144,7 +144,7 @@ def lidar(views: Tensor, *, delta: float = 1e-4, exponential: bool = False, meth
         views: V views of N texts, shape ``(V, N, D)``, two or more of each.
         delta: added to the within-text scatter, ``> 0``; in the units of the vectors, squared.
         exponential: return exp of the entropy, between 1 and ``min(N - 1, D)``: exp-LiDAR.
-        method: eigenvalue method, see :mod:`midlayer_encoders.spectra`.
+        method: eigenvalue method, see :mod:`midlayer_encoders.metrics.eigen`.
 
     Returns:
         Scalar, between ``0`` and ``log(min(N - 1, D))``; ``0`` if all texts have the same mean. NaN if the views hold

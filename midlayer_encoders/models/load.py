@@ -10,11 +10,11 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError
-from torch import nn
+from torch import Tensor, nn
 
 from midlayer_encoders import errors
 from midlayer_encoders._types import Layer, LayerArgument, Norm
@@ -24,8 +24,6 @@ from midlayer_encoders.models import anatomy as anatomies
 from midlayer_encoders.models import transformers_internals as internals
 from midlayer_encoders.models.anatomy import Anatomy, find_anatomy
 from midlayer_encoders.models.cut import Cut, JointCut, cut_config, cut_model, plan_cuts
-from midlayer_encoders.models.gguf_file import GgufFile
-from midlayer_encoders.models.gguf_weights import read_weights
 from midlayer_encoders.models.hub import access_options, load_config, local_only, read_index, weight_files
 from midlayer_encoders.models.quantized import keep_weights_unchanged, quantized_options
 from midlayer_encoders.validation import check_choice
@@ -41,6 +39,28 @@ _MAX_NAMED = 10  # missing weights that an error names
 _ROOT = "base_model.model."  # PEFT's prefix for the names of a model's modules
 
 
+class ConvertedModel(Protocol):
+    """A file of another format: the folder of its config and tokenizer, and its weights."""
+
+    @property
+    def folder(self) -> str:
+        """Folder of the config."""
+
+    @property
+    def tokenizer(self) -> str:
+        """Folder of the tokenizer."""
+
+    @property
+    def digest(self) -> str:
+        """Digest of what the file says beside its weights."""
+
+    def default_pooling(self) -> str:
+        """Return the pooling that the file names, or raise if it is none of ours."""
+
+    def read_weights(self, complete: Any, blocks: int) -> dict[str, Tensor]:
+        """Return the weights of a model with the first blocks, for the complete model without weights."""
+
+
 class NoPlanError(Exception):
     """No further plan to read a layer is left."""
 
@@ -53,7 +73,7 @@ def load_cut(
     tower: str | None = None,
     revision: str | None = None,
     adapters: Sequence[str] = (),
-    gguf: GgufFile | None = None,
+    converted: ConvertedModel | None = None,
     trust_remote_code: bool = False,
     model_kwargs: Mapping[str, Any] | None = None,
     config_kwargs: Mapping[str, Any] | None = None,
@@ -72,8 +92,7 @@ def load_cut(
         tower: ``"text"`` or ``"image"`` loads only that tower of a joint model.
         revision: branch, tag or commit on the hub.
         adapters: PEFT adapters to merge, in order, before the cut; this loads the complete model.
-        gguf: the GGUF file of which ``model`` is the
-            :func:`~midlayer_encoders.models.gguf_cache.converted_folder`; it holds the weights.
+        converted: the file of another format that holds the weights, if ``model`` is the folder of its config.
         trust_remote_code: whether to run the model's code from the hub.
         model_kwargs: of ``from_pretrained``: ``dtype``, by default the files', ``attn_implementation``,
             ``device_map`` (``"auto"`` spreads a model across devices with accelerate), …; or ``quantization``, which
@@ -94,10 +113,10 @@ def load_cut(
     options |= {"revision": revision, **access_options(local=local), "dtype": "auto", **(model_kwargs or {})}
     if (quantization := options.pop("quantization", None)) is not None:
         options |= quantized_options(quantization, options, config)
-    loader = _Loader(model, layer, norm, adapters, options, config_kwargs or {}, plan, gguf)
+    loader = _Loader(model, layer, norm, adapters, options, config_kwargs or {}, plan, converted)
     with internals.LOADING:
         complete = _complete_model(config, model, trust_remote_code)
-        if gguf is None:
+        if converted is None:
             _check_files(complete, model)
         towers = anatomies.find_towers(complete)
         if tower is None and towers:
@@ -179,7 +198,7 @@ class _Loader:
     options: Mapping[str, Any]
     config_kwargs: Mapping[str, Any]
     plan: int
-    gguf: GgufFile | None
+    converted: ConvertedModel | None
 
     @property
     def _local(self) -> bool:
@@ -199,8 +218,8 @@ class _Loader:
         for depth, depth_config in configs.items():
             _check(complete, depth_config, [(anatomy, depth)], options["trust_remote_code"])
         config = configs.get(loaded_blocks, config)
-        if self.gguf is not None:
-            options["state_dict"] = read_weights(self.gguf, complete, loaded_blocks)
+        if self.converted is not None:
+            options["state_dict"] = self.converted.read_weights(complete, loaded_blocks)
         names = list(weight_files(self.model, options["revision"], local=self._local) if path else ())
         prefix = _prefix_in_files(names, complete, path or "")
         if renamed := _shared_embeddings(names, complete, prefix):

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from midlayer_encoders._types import EncoderSpec, Norm, Pooling, Stage
-from midlayer_encoders.media import audio_lengths, check_taken, medium_of
 from midlayer_encoders.models.anatomy import Anatomy, suffers_from_padding
 from midlayer_encoders.reading.locks import turn
+from midlayer_encoders.reading.media_inputs import audio_lengths, check_taken, medium_of
 from midlayer_encoders.reading.pooled_spans import PooledSpans
 from midlayer_encoders.recipes import Counting
 from midlayer_encoders.validation import check_count, check_texts

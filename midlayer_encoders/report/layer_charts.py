@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -15,7 +15,6 @@ from midlayer_encoders.frame.summaries import Baselines, Curve, Gain, Summary, a
 from midlayer_encoders.report import drawing
 from midlayer_encoders.report.labels import interval_words, number, signed, with_interval
 from midlayer_encoders.report.style import LIGHT
-from midlayer_encoders.validation import check_choice
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,12 +22,6 @@ if TYPE_CHECKING:
 
 _PLAIN = "plain"
 _MIN_GAIN = 0.1  # of the vertical axis; the text of a smaller one would cover the last layer's
-_STATISTICS = {
-    "dcor": "distance correlation",
-    "signed_dcor": "distance correlation, with Spearman's sign",
-    "spearman": "Spearman's ρ",
-    "kendall": "Kendall's τ",
-}
 
 
 def plot_scores(frame: pl.DataFrame) -> Figure:
@@ -344,66 +337,7 @@ def plot_selection(
     return drawing.finish(figure)
 
 
-def plot_correlations(frame: pl.DataFrame, *, statistics: Sequence[str] = ("dcor", "spearman", "kendall")) -> Figure:
-    """Return a figure with a panel for each statistic, a row for each metric and a color for each model.
-
-    Large dots are averages over tasks, small ones single tasks (Figures 3, 8 and 9). A large dot beyond the end of its
-    line stands out of the shifted curves; there is no line where there are too few layers for that.
-
-    Args:
-        frame: returned by :func:`midlayer_encoders.comparing.correlation.correlate`.
-        statistics: the panels from left to right.
-    """
-    if frame.is_empty():
-        raise OptionError("`frame` must have correlations to plot, but got none.")
-    for name in statistics:
-        check_choice("statistics", name, _STATISTICS)
-    metrics = frame["metric"].unique(maintain_order=True).to_list()
-    models = frame.select("model", "revision").unique(maintain_order=True).rows()
-    size = (1.6 / len(statistics) + 3.1, 1.0 + len(metrics) * (0.22 + 0.2 * len(models)))
-    figure, panels = drawing.panel_grid(len(statistics), columns=len(statistics), size=size)
-    for axes, statistic in zip(panels, statistics, strict=True):
-        rows = frame.filter(statistic=statistic)
-        groups = {
-            model_label(frame, model, revision, ", "): rows.filter(model=model, revision=revision)
-            for model, revision in models
-        }
-        _draw_correlations(axes, groups, metrics, 0 if statistic == "dcor" else -1)
-        drawing.row_axis(axes, [metric.replace("_", " ") for metric in metrics])
-        axes.set_xlabel("correlation with the score; line: chance")
-        drawing.set_title(axes, _STATISTICS[statistic])
-    return drawing.finish(figure)
-
-
 def model_label(frame: pl.DataFrame, model: object, revision: object, separator: str = " ") -> str:
     """Return the model's name, and its revision if the frame holds several."""
     several = frame.filter(pl.col("model") == model)["revision"].n_unique() > 1
     return f"{model}{separator}{revision}" if several else str(model)
-
-
-def _draw_correlations(axes: Axes, groups: Mapping[str, pl.DataFrame], metrics: Sequence[str], low: float) -> None:
-    """Draw small dots for tasks and large ones for averages of each group, and a text where one is undefined."""
-    drawing.draw_rule(axes, 0)
-    for style, (label, rows) in enumerate(groups.items()):
-        offset = (style - (len(groups) - 1) / 2) * 0.7 / len(groups)
-        for average in (False, True):
-            part = rows.filter(pl.col("value").is_not_null(), (pl.col("task") == "average") == average)
-            ends = part["threshold"].fill_null(0).to_list()
-            tips = [
-                f"{metric}, {task}: {value:.3f} (p {p:.2f})"
-                for metric, task, value, p in part.select("metric", "task", "value", "p").iter_rows()
-            ]
-            drawing.draw_points(
-                axes,
-                part["value"].to_list(),
-                [metrics.index(metric) + offset for metric in part["metric"]],
-                "disc" if average else "dot",
-                label=label if average and len(groups) > 1 else "",
-                style=style,
-                tips=tips,
-                spans=[(low * end, end) for end in ends] if average else (),
-            )
-        for metric in rows.filter(pl.col("value").is_null(), pl.col("task") == "average")["metric"]:
-            drawing.write(axes, "undefined", (0, metrics.index(metric) + offset), (0, 0), va="center")
-    margin = 0.03 * (1 - low)
-    axes.set_xlim(low - margin, 1 + margin)

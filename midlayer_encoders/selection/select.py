@@ -15,8 +15,6 @@ from midlayer_encoders._types import Progress, Stage
 from midlayer_encoders.errors import OptionError, counted
 from midlayer_encoders.frame.curves import Curves, check_blocks, curves
 from midlayer_encoders.frame.schema import NamedSubject, tidy_frame, tidy_rows
-from midlayer_encoders.measuring import measure_layers
-from midlayer_encoders.media import medium_of
 from midlayer_encoders.metrics.label_accuracy import (
     all_alike,
     check_labels,
@@ -28,6 +26,7 @@ from midlayer_encoders.metrics.label_accuracy import (
     resampled_means,
     ridge_correct,
 )
+from midlayer_encoders.metrics.measuring import measure_layers
 from midlayer_encoders.metrics.sample_metrics import LEAST_TOKENS
 from midlayer_encoders.models.anatomy import resolve_layer
 from midlayer_encoders.processes.sharing import ALONE, Group, share_model
@@ -39,6 +38,7 @@ from midlayer_encoders.reading.batches import (
     input_sizes,
     warn_of_long_texts,
 )
+from midlayer_encoders.reading.media_inputs import medium_of
 from midlayer_encoders.reading.pooled_spans import join_spans, split_spans
 from midlayer_encoders.reading.reader import layer_reader
 from midlayer_encoders.recipes import (

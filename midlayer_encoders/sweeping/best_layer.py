@@ -14,9 +14,9 @@ from midlayer_encoders.encoder.options import EncoderKeywords, EncoderOptions, p
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.files import parse_json_object, read_text_file, shell_path, unsealed
 from midlayer_encoders.frame.summaries import Baselines, Curve, Gain, Summary, score_interval
-from midlayer_encoders.media.text_lists import read_texts
 from midlayer_encoders.models.hub import shown_name
 from midlayer_encoders.report.labels import gain_text, number, significant
+from midlayer_encoders.tasks.text_lists import read_texts
 
 if TYPE_CHECKING:
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder

@@ -17,14 +17,14 @@ from midlayer_encoders.arguments import TokenBudget
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.files import read_artifact, write_file_once
-from midlayer_encoders.media import is_pil, read_audio, read_image
 from midlayer_encoders.processes.sharing import Group
 from midlayer_encoders.reading.ahead import Behind
 from midlayer_encoders.reading.batches import batches_of, is_combined, tokens_that_fit
+from midlayer_encoders.reading.media_inputs import is_pil, read_audio, read_image
 from midlayer_encoders.reading.pooled_spans import SPANS, join_spans, split_spans
 from midlayer_encoders.reading.reader import Passed
 from midlayer_encoders.recipes import Recipe, centering_offset
-from midlayer_encoders.store import EmbeddingStore, StoreDtype, text_key
+from midlayer_encoders.sweeping.store import EmbeddingStore, StoreDtype, text_key
 
 _SHORT_TEXT = 16  # tokens of a text in a batch with as many texts as possible
 _MIN_TEXTS = 256  # that any batch may hold

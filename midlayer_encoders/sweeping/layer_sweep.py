@@ -23,12 +23,11 @@ from midlayer_encoders.files import LOCK, check_links, make_folder, write_file
 from midlayer_encoders.frame.schema import tidy_frame, tidy_rows
 from midlayer_encoders.frame.summaries import RESAMPLES_SCHEMA
 from midlayer_encoders.frame.tidy_result import kept_frame
-from midlayer_encoders.measuring import measure_layers
+from midlayer_encoders.metrics.measuring import measure_layers
 from midlayer_encoders.models.anatomy import paired_layers
 from midlayer_encoders.processes.sharing import Group, check_launcher, cpus_per_process
 from midlayer_encoders.recipes import PLAIN, SMALLEST_SAMPLE, Recipe, fitting_recipes, recipes_of
 from midlayer_encoders.report.results import versions
-from midlayer_encoders.store import text_key
 from midlayer_encoders.sweeping.baselines import baselines_for
 from midlayer_encoders.sweeping.best_layer import Notes
 from midlayer_encoders.sweeping.compression import Compression
@@ -45,6 +44,7 @@ from midlayer_encoders.sweeping.embedder import (
 from midlayer_encoders.sweeping.mteb_jobs import Job, Prompts, Score, StoredLayer, check_data, with_data
 from midlayer_encoders.sweeping.notes import ScoringResult, score_remarks, sweep_notes
 from midlayer_encoders.sweeping.request import SweepRequest, SweepSettings
+from midlayer_encoders.sweeping.store import text_key
 from midlayer_encoders.sweeping.sweep_result import RecipesResult, SweepResult
 from midlayer_encoders.sweeping.task_scoring import TaskScorer
 from midlayer_encoders.tasks.baselines import source_texts

@@ -41,9 +41,9 @@ from midlayer_encoders.metrics.label_accuracy import all_alike
 from midlayer_encoders.models.hub import offline_cause
 from midlayer_encoders.processes.pool import ProcessPool
 from midlayer_encoders.processes.sharing import FATAL
-from midlayer_encoders.store import TextNotStoredError
 from midlayer_encoders.sweeping.compression import Compression
 from midlayer_encoders.sweeping.embedder import Embedder, Vectors, item_key
+from midlayer_encoders.sweeping.store import TextNotStoredError
 from midlayer_encoders.tasks.mteb_internals import prompt_name
 from midlayer_encoders.tasks.samples import whole_name
 from midlayer_encoders.tasks.sources import MtebSource, SampledSource, TaskSource, task_sources

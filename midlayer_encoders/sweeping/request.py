@@ -13,8 +13,8 @@ from midlayer_encoders._types import Layer, Precision, Progress
 from midlayer_encoders.arguments import TokenBudget, check_budget, metric_names
 from midlayer_encoders.files import check_output_folder
 from midlayer_encoders.recipes import PLAIN, Recipe, recipes_of
-from midlayer_encoders.store import StoreDtype
 from midlayer_encoders.sweeping.compression import make_compressions
+from midlayer_encoders.sweeping.store import StoreDtype
 
 if TYPE_CHECKING:
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder

@@ -22,13 +22,13 @@ from midlayer_encoders.errors import error_summary
 from midlayer_encoders.files import read_artifact, read_sealed, sealed, write_file
 from midlayer_encoders.processes.sharing import FATAL, Group
 from midlayer_encoders.reading.batches import count_tokens
-from midlayer_encoders.scoring import Read, resampled_scores
-from midlayer_encoders.scoring.recording import Recorded, record, scores_together
 from midlayer_encoders.sweeping.baselines import Baseline
 from midlayer_encoders.sweeping.compression import CompressedRows, Compression
 from midlayer_encoders.sweeping.embedder import Embedder
 from midlayer_encoders.sweeping.mteb_jobs import Job, Score, Workers, finished_scores, quiet_mteb, run_job, with_data
 from midlayer_encoders.sweeping.notes import TOGETHER, ScoringResult
+from midlayer_encoders.sweeping.scoring import Read, resampled_scores
+from midlayer_encoders.sweeping.scoring.recording import Recorded, record, scores_together
 from midlayer_encoders.tasks.baselines import task_texts
 
 MAX_CONFIRMED = 3  # layers per task: the best, the second best and the last

@@ -94,7 +94,7 @@ def test_compiled_module_is_not_recompiled(family: str, tmp_path: Path) -> None:
 
 def test_values_match_measure(tmp_path: Path) -> None:
     from midlayer_encoders import LayerEncoder, measure
-    from midlayer_encoders.views.text_views import augment
+    from midlayer_encoders.metrics.text_views import augment
 
     module = Boring(neox())
     callback = make_callback(metrics="paper", every_n_steps=[9])

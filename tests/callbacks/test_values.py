@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader
 
 from midlayer_encoders.callbacks import LayerMetricsCallback, LayerMetricsTrainerCallback, _measurement
 from midlayer_encoders.metrics import alignment, curvature, dataset_entropy, infonce, prompt_entropy, uniformity
+from midlayer_encoders.metrics.eigen import kernels_enabled
 from midlayer_encoders.metrics.label_accuracy import label_folds
-from midlayer_encoders.spectra import kernels_enabled
 from tests.callbacks.oracles import (
     TEXTS,
     VIEWS,

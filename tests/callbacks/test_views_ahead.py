@@ -18,7 +18,7 @@ import pytest
 
 from midlayer_encoders.callbacks import LayerMetricsCallback, _settings
 from midlayer_encoders.errors import MidlayerError
-from midlayer_encoders.views.text_views import augment
+from midlayer_encoders.metrics.text_views import augment
 from tests.callbacks.training import ADVICE, INPUTS, TOKENIZER, Boring, fit, generators, neox
 
 pytestmark = ADVICE

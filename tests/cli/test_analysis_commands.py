@@ -11,9 +11,10 @@ from typing import Any
 import polars as pl
 import pytest
 
-from midlayer_encoders import LayerEncoder, probing
+from midlayer_encoders import LayerEncoder
 from midlayer_encoders.comparing import CompareResult, ProgressionResult, progression
-from midlayer_encoders.probing import tokens
+from midlayer_encoders.extras import probing
+from midlayer_encoders.extras.probing import tokens
 from tests.cli.calls import check_every_option, run, tables
 from tests.grouped import compare, probe
 from tests.tiny_folders import TEXTS, save_tiny

@@ -39,17 +39,17 @@ WRITTEN = {
 INPUTS = {"images", "audio", "skip_bad"}
 
 CALLS: dict[str, tuple[str, list[str]]] = {
-    "embed": ("vectors:embed", ["MODEL", "--texts", "TEXTS", "--out", "OUT.npy"]),
+    "embed": ("extras.vectors:embed", ["MODEL", "--texts", "TEXTS", "--out", "OUT.npy"]),
     "metrics": (":measure", ["MODEL", "--texts", "TEXTS", "--out", "OUT"]),
     "sweep": ("sweeping:sweep", ["MODEL", "--tasks", "TASK"]),
     "select": ("selection:select", ["MODEL", "--texts", "TEXTS"]),
     "compare": ("comparing:compare", ["MODEL", "TUNED", "--texts", "TEXTS"]),
     "progression": ("comparing:progression", ["MODEL", "--texts", "TEXTS"]),
-    "probe": ("probing:probe", ["MODEL", "--data", "TASK"]),
-    "tune": ("tuning:tune", ["MODEL", "--layer", "2", "--pairs", "TASK", "--out", "OUT"]),
-    "distill": ("tuning:distill", ["MODEL", "--layer", "2", "--texts", "TEXTS", "--out", "OUT"]),
-    "export": ("export:export_for", ["MODEL", "--layer", "2", "--out", "OUT"]),
-    "board": ("boards:board", ["OUT"]),
+    "probe": ("extras.probing:probe", ["MODEL", "--data", "TASK"]),
+    "tune": ("extras.training:tune", ["MODEL", "--layer", "2", "--pairs", "TASK", "--out", "OUT"]),
+    "distill": ("extras.training:distill", ["MODEL", "--layer", "2", "--texts", "TEXTS", "--out", "OUT"]),
+    "export": ("extras.export:export_for", ["MODEL", "--layer", "2", "--out", "OUT"]),
+    "board": ("extras.boards:board", ["OUT"]),
 }
 VALUES: dict[str, str] = {
     "layers": "0,1", "layer": "1", "metrics": "anisotropy", "metric_names": "anisotropy", "recipes": "plain,echo",

@@ -13,6 +13,7 @@ from midlayer_encoders import board
 from midlayer_encoders.cli import app
 from midlayer_encoders.cli.sweep import parse_amount
 from midlayer_encoders.errors import OptionError
+from midlayer_encoders.files import shell_path
 from tests.cli.calls import run, tables
 from tests.report.made_runs import make_sweep
 
@@ -37,7 +38,7 @@ def test_board_prints_the_table_the_page_and_the_code(runs: Path, tmp_path: Path
     ]
     assert "Left out: B, not in [red]m1." in output
     assert output.splitlines()[-6:] == [
-        f"The report: {tmp_path / 'board.html'}",
+        f"The report: {shell_path(tmp_path / 'board.html')}",
         "m2 at layer 2 scores 70.0 on STS, the highest of 2 runs. It has +10.0 points over [red]m1 at layer 1 (no "
         "interval: STS was not resampled). Its costs: 120 parameters, 3 ms per text, 9.5 tokens per text, 32 bytes per "
         "vector.",

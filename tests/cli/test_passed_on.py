@@ -90,7 +90,7 @@ CASES = {
         {"rule": "last", "recipes": RECIPES, "all_rules": True, "max_texts": 7, "seed": 3, **SHARED},
     ),
     "embed": Case(
-        "vectors.embed",
+        "extras.vectors.embed",
         ["MODEL"],
         {"texts": "rows.jsonl", "text_column": "title", "drop_empty": True, "limit": 5, "layers": "1,-1",
          "token_budget": "64", "out": "vectors.npy", **SHARED},
@@ -98,7 +98,7 @@ CASES = {
         {"layers": [1, -1], "token_budget": 64, **SHARED},
     ),
     "embed --ray": Case(
-        "vectors.ray.embed_parquet",
+        "extras.vectors.ray.embed_parquet",
         ["MODEL"],
         {"texts": "rows.parquet", "text_column": "title", "limit": 5, "layers": "1,-1", "token_budget": "64",
          "ray": True, "concurrency": 3, "batch_size": 9, "out": "vectors"},
@@ -134,7 +134,7 @@ CASES = {
          **ENCODER},
     ),
     "tune": Case(
-        "tuning.tune",
+        "extras.training.tune",
         ["m"],
         {"layer": "0.5", "pairs": "p.csv", "out": "o", "tasks": "A,B", "lora": 2, "epochs": 2.5, "max_steps": 7,
          "batch_size": 5, "learning_rate": 0.25, "held_out": 0.3, "patience": 4, "checkpoints": 6, "mini_batch": 2,
@@ -147,7 +147,7 @@ CASES = {
                       "seed": 3, "objective": "pairs"}},
     ),
     "distill": Case(
-        "tuning.distill",
+        "extras.training.distill",
         ["m"],
         {"layer": "0.5", "texts": "t.txt", "text_column": "title", "label_column": "kind", "drop_empty": True, "limit": 9, "out": "o", "teacher": "other", "teacher_layer": "7",
          "teacher_recipe": "word-echo", "tasks": "A,B", "match": "both", "lora": 2, "epochs": 2.5, "max_steps": 7,

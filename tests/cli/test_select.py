@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from midlayer_encoders.cli import app
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.media.text_lists import read_texts
+from midlayer_encoders.tasks.text_lists import read_texts
 from tests.recipes.test_word_echo import save_causal
 from tests.selection.test_select import KINDS, TEXTS
 from tests.tasks.rows import write

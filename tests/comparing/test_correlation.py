@@ -11,9 +11,9 @@ import pytest
 from scipy.stats import kendalltau, spearmanr
 
 import midlayer_encoders
+from benchmarks.paper.charts import plot_correlations
 from midlayer_encoders.comparing.correlation import CORRELATION_SCHEMA, STATISTICS, correlate, distance_correlation
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.report.layer_charts import plot_correlations
 from tests.selection.frames import frame
 
 RANDOM = np.random.default_rng(0)

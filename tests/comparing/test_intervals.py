@@ -19,7 +19,7 @@ from midlayer_encoders import LayerEncoder
 from midlayer_encoders.comparing.compare import random_halves
 from midlayer_encoders.comparing.correlation import correlate, shifted_curves
 from midlayer_encoders.encoder.whole_model import measure
-from midlayer_encoders.views.text_views import augment
+from midlayer_encoders.metrics.text_views import augment
 from tests.families import VOCAB
 from tests.grouped import compare
 from tests.selection.frames import frame

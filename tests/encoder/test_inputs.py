@@ -12,7 +12,7 @@ import torch
 
 from midlayer_encoders import LayerEncoder, measure
 from midlayer_encoders.errors import MidlayerError, OptionError
-from midlayer_encoders.media import InputError
+from midlayer_encoders.reading.media_inputs import InputError
 from tests.tiny_folders import TEXTS, save_joint
 
 Folder = Callable[[str], str]

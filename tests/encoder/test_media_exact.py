@@ -19,7 +19,7 @@ from transformers import AutoFeatureExtractor, AutoImageProcessor
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.media import InputError
+from midlayer_encoders.reading.media_inputs import InputError
 from tests.encoder.test_multimodal import AUDIO_FAMILIES, by_hand, prepared
 from tests.families import tiny
 from tests.made_media import IMAGES, RATE, WAVEFORMS, image, waveform

@@ -15,7 +15,7 @@ from sentence_transformers import SentenceTransformer
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders._types import NORMS, POOLINGS, Norm
 from midlayer_encoders.errors import CutError, OptionError
-from midlayer_encoders.media import InputError
+from midlayer_encoders.reading.media_inputs import InputError
 from tests.families import DEPTH, FAMILIES, tiny
 from tests.made_media import IMAGES, RATE, WAVEFORMS
 from tests.models.test_cut import expected_states

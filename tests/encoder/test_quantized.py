@@ -17,10 +17,10 @@ from transformers import AutoModel, BertConfig, BertModel, LlamaConfig, LlamaMod
 from midlayer_encoders import LayerEncoder, tune
 from midlayer_encoders.encoder.options import EncoderOptions, python_line, shell_line
 from midlayer_encoders.errors import CutError, MidlayerError, OptionError
-from midlayer_encoders.export import export_for
+from midlayer_encoders.extras.export import export_for
+from midlayer_encoders.extras.training import TuneSettings
 from midlayer_encoders.models import load
 from midlayer_encoders.models.quantized import keep_weights_unchanged
-from midlayer_encoders.tuning import TuneSettings
 from tests.families import VOCAB
 from tests.pooled import pooled
 from tests.tiny_folders import TEXTS, tokenizer

@@ -12,8 +12,8 @@ import pytest
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import CutError, OptionError
-from midlayer_encoders.export import export_for
-from midlayer_encoders.export.gguf import cut_gguf
+from midlayer_encoders.extras.export import export_for
+from midlayer_encoders.extras.export.llama_cpp import cut_gguf
 from tests.export.tiny_gguf import DEPTH, save_gguf
 
 gguf = pytest.importorskip("gguf", reason="pip install 'midlayer-encoders[gguf]'")

@@ -17,11 +17,11 @@ from transformers import LlamaConfig
 from benchmarks.gguf_tokens import FIXTURE, sample_texts, write_vocabulary
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import CutError, DiskFullError
-from midlayer_encoders.export import export_for
-from midlayer_encoders.export._comparison import relative_error
-from midlayer_encoders.export.gguf import _architecture
-from midlayer_encoders.models.gguf_file import read_gguf
-from midlayer_encoders.models.gguf_tokenizer import build_tokenizer
+from midlayer_encoders.extras.export import export_for
+from midlayer_encoders.extras.export._comparison import relative_error
+from midlayer_encoders.extras.export.llama_cpp import _architecture
+from midlayer_encoders.extras.gguf.file import read_gguf
+from midlayer_encoders.extras.gguf.tokenizer import build_tokenizer
 from tests.export.tiny_bpe import SPLITS, bpe_tokenizer, save_bpe
 from tests.models.gguf_models import write_model
 from tests.models.test_gguf_models import FILES

@@ -16,8 +16,8 @@ import torch
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import CutError, DiskFullError, OptionError
-from midlayer_encoders.export import export_for
-from midlayer_encoders.export._comparison import relative_error, sample_inputs
+from midlayer_encoders.extras.export import export_for
+from midlayer_encoders.extras.export._comparison import relative_error, sample_inputs
 from midlayer_encoders.models.hub import package_folder
 from tests.cli.calls import run
 from tests.recipes.test_word_echo import save_causal
@@ -214,7 +214,7 @@ def test_a_full_disk_leaves_nothing(small_disk: Path, tiny_folder: Folder, optio
 def test_weights_too_large_for_one_file_lie_beside_it(
     tiny_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("midlayer_encoders.export.graphs._MAX_BYTES", 1000)
+    monkeypatch.setattr("midlayer_encoders.extras.export.graphs._MAX_BYTES", 1000)
     encoder = LayerEncoder(tiny_folder("BERT"), 2, device="cpu")
     export_for(encoder, "onnx", tmp_path / "onnx", int8=True)
     result = {path.name for path in (tmp_path / "onnx").glob("*.onnx.data")}

@@ -12,10 +12,10 @@ import torch
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import CutError
-from midlayer_encoders.export import _engines, export_for
-from midlayer_encoders.export._comparison import cosine
-from midlayer_encoders.export._engines import engine_vectors
-from midlayer_encoders.export.gguf import cut_gguf
+from midlayer_encoders.extras.export import _engines, export_for
+from midlayer_encoders.extras.export._comparison import cosine
+from midlayer_encoders.extras.export._engines import engine_vectors
+from midlayer_encoders.extras.export.llama_cpp import cut_gguf
 from tests.export.tiny_bpe import bpe_tokenizer, save_bpe
 from tests.export.tiny_gguf import save_gguf, write_whole
 from tests.tiny_folders import TEXTS
@@ -144,7 +144,7 @@ def test_a_file_with_a_block_too_few_is_not_written(tmp_path: Path) -> None:
 
 
 def test_queries_in_the_wrong_order_are_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("midlayer_encoders.export.gguf._interleave_halves", lambda values, heads: values)
+    monkeypatch.setattr("midlayer_encoders.extras.export.llama_cpp._interleave_halves", lambda values, heads: values)
     encoder = LayerEncoder(save_bpe(tmp_path / "model"), 2, device="cpu")
     with pytest.raises(CutError, match=r"llama\.cpp computes other vectors"):
         export_for(encoder, "gguf", tmp_path / "out")

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from midlayer_encoders import LayerEncoder
-from midlayer_encoders.export import export_for
-from midlayer_encoders.export._comparison import relative_error
+from midlayer_encoders.extras.export import export_for
+from midlayer_encoders.extras.export._comparison import relative_error
 from tests.export.environments import environment
 from tests.tiny_folders import TEXTS, save_tiny
 

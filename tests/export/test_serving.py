@@ -20,8 +20,8 @@ from transformers import AutoConfig, LlamaConfig, LlamaModel
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import CutError
-from midlayer_encoders.export import export_for, serving_line
-from midlayer_encoders.export._engines import engine_vectors
+from midlayer_encoders.extras.export import export_for, serving_line
+from midlayer_encoders.extras.export._engines import engine_vectors
 from tests.cli.calls import run
 from tests.tiny_folders import TEXTS
 from tests.tiny_folders import tokenizer as tiny_tokenizer
@@ -193,7 +193,7 @@ def test_features_that_a_server_computes_differently_are_refused(
 def test_vllm_leaves_the_causal_mask_of_some_models_on(
     tiny_folder: Folder, tmp_path: Path, name: str, result: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("midlayer_encoders.export.serving._has_vllm", lambda: False)
+    monkeypatch.setattr("midlayer_encoders.extras.export.serving._has_vllm", lambda: False)
     encoder = LayerEncoder(tiny_folder(name), 2, device="cpu", bidirectional=True)
     if result:
         export_for(encoder, "vllm", tmp_path / "out")

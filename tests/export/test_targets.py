@@ -14,8 +14,8 @@ from sentence_transformers import SentenceTransformer
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.arguments import require_packages
 from midlayer_encoders.errors import MidlayerError, OptionError
-from midlayer_encoders.export import export_for
-from midlayer_encoders.export._comparison import cosine, relative_error
+from midlayer_encoders.extras.export import export_for
+from midlayer_encoders.extras.export._comparison import cosine, relative_error
 from tests.cli.calls import run
 from tests.tiny_folders import TEXTS
 

@@ -14,9 +14,9 @@ import transformers as tf
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import CutError
-from midlayer_encoders.export import export_for, serving
-from midlayer_encoders.export._comparison import relative_error
-from midlayer_encoders.export._engines import engine_vectors
+from midlayer_encoders.extras.export import export_for, serving
+from midlayer_encoders.extras.export._comparison import relative_error
+from midlayer_encoders.extras.export._engines import engine_vectors
 from tests.export.environments import environment
 from tests.families import VOCAB, _create
 from tests.tiny_folders import TEXTS, tokenizer

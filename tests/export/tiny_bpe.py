@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from midlayer_encoders.export.gguf import LLAMA_3_PATTERN
+from midlayer_encoders.extras.export.llama_cpp import LLAMA_3_PATTERN
 from tests.tiny_folders import TEXTS
 
 DEPTH = 4

@@ -47,7 +47,7 @@ def write_whole(home: str, path: Path, arch: str) -> Path:
     import gguf
     from transformers import AutoModel, AutoTokenizer
 
-    from midlayer_encoders.export.gguf import _add_tokenizer
+    from midlayer_encoders.extras.export.llama_cpp import _add_tokenizer
 
     model: Any = AutoModel.from_pretrained(home)
     config, depth = model.config, model.config.num_hidden_layers

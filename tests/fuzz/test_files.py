@@ -13,10 +13,10 @@ import pytest
 
 from midlayer_encoders import LayerEncoder, SweepResult
 from midlayer_encoders.errors import MidlayerError
-from midlayer_encoders.labeled_examples import read_examples
-from midlayer_encoders.media import media_files, read_audio, read_image
-from midlayer_encoders.media.text_lists import read_texts
+from midlayer_encoders.extras.probing.labeled_examples import read_examples
+from midlayer_encoders.reading.media_inputs import media_files, read_audio, read_image
 from midlayer_encoders.tasks.sources import task_sources
+from midlayer_encoders.tasks.text_lists import read_texts
 from midlayer_encoders.validation import lone_surrogate
 from tests.fuzz.files import damaged, picture, table, waveform, write
 from tests.fuzz.running import Case, check_cases

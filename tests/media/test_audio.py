@@ -8,7 +8,7 @@ import pytest
 import torch
 from scipy.io import wavfile
 
-from midlayer_encoders.media import InputError, read_audio
+from midlayer_encoders.reading.media_inputs import InputError, read_audio
 from tests.made_media import RATE, waveform
 
 SAMPLES = 0.3 * waveform(0)[0]

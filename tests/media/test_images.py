@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from midlayer_encoders.media import InputError, read_image
+from midlayer_encoders.reading.media_inputs import InputError, read_image
 from tests.made_media import image
 
 PIXELS = np.asarray(image(0))

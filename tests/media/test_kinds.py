@@ -10,7 +10,7 @@ import pytest
 from scipy.io import wavfile
 
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.media import InputError, media_files, medium_of
+from midlayer_encoders.reading.media_inputs import InputError, media_files, medium_of
 from tests.made_media import image, waveform
 
 

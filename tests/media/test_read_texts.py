@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.media.text_lists import read_texts, wikitext_paragraphs
+from midlayer_encoders.tasks.text_lists import read_texts, wikitext_paragraphs
 
 
 def test_lines_are_texts(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from midlayer_encoders.media.text_lists import read_texts, wikitext_paragraphs
+from midlayer_encoders.tasks.text_lists import read_texts, wikitext_paragraphs
 
 LINES = ["Zürich \u2013 naïve café", "日本語の文", "emoji 🙂 here", "plain"]
 

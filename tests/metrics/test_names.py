@@ -9,7 +9,6 @@ import torch
 
 from midlayer_encoders import metrics
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.measuring import num_passes
 from midlayer_encoders.metrics import (
     ALIASES,
     METRICS,
@@ -20,6 +19,7 @@ from midlayer_encoders.metrics import (
     lidar,
     make_metrics,
 )
+from midlayer_encoders.metrics.measuring import num_passes
 from tests.metrics.feeding import corpus, feed
 from tests.metrics.oracles import random_rows
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from midlayer_encoders.extras.kernels import tokens as kernels
 from midlayer_encoders.metrics import (
     PromptEffectiveRank,
     curvature,
@@ -16,7 +17,6 @@ from midlayer_encoders.metrics import (
     prompt_effective_rank,
     prompt_entropy,
 )
-from midlayer_encoders.metrics import _token_triton as kernels
 from midlayer_encoders.metrics._layer_metric import kernels_can_read, prepared
 from midlayer_encoders.metrics.token_metrics import _turns
 from tests.metrics.oracles import random_rows

@@ -160,7 +160,7 @@ def write_model(
     """
     import gguf
 
-    from midlayer_encoders.export.gguf import _add_tokenizer
+    from midlayer_encoders.extras.export.llama_cpp import _add_tokenizer
     from tests.export.tiny_bpe import bpe_tokenizer
 
     defaults = {"vocab_size": VOCAB, "pooling_type": 1, **FIELDS[arch]}

@@ -14,11 +14,11 @@ from typer.testing import CliRunner
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.cli import app
 from midlayer_encoders.errors import CutError, ModelNotFoundError, OptionError
-from midlayer_encoders.export._comparison import cosine
-from midlayer_encoders.export._engines import engine_vectors
-from midlayer_encoders.models.gguf_config import ARCHITECTURES, read_config
-from midlayer_encoders.models.gguf_file import read_gguf
-from midlayer_encoders.models.gguf_weights import read_weights
+from midlayer_encoders.extras.export._comparison import cosine
+from midlayer_encoders.extras.export._engines import engine_vectors
+from midlayer_encoders.extras.gguf.config import ARCHITECTURES, read_config
+from midlayer_encoders.extras.gguf.file import read_gguf
+from midlayer_encoders.extras.gguf.weights import read_weights
 from tests.models.gguf_models import (
     BLOCKS,
     FIELDS,

@@ -23,8 +23,8 @@ from benchmarks.gguf_tokens import (
 )
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import CutError, ModelNotFoundError, OptionError
-from midlayer_encoders.models.gguf_file import read_gguf
-from midlayer_encoders.models.gguf_tokenizer import build_tokenizer
+from midlayer_encoders.extras.gguf.file import read_gguf
+from midlayer_encoders.extras.gguf.tokenizer import build_tokenizer
 
 gguf = pytest.importorskip("gguf", reason="pip install 'midlayer-encoders[gguf]'")
 

@@ -20,7 +20,7 @@ from midlayer_encoders import LayerEncoder
 from midlayer_encoders.comparing.correlation import correlate
 from midlayer_encoders.encoder.options import EncoderOptions
 from midlayer_encoders.frame.schema import FRAME_SCHEMA
-from midlayer_encoders.measuring import measure_layers
+from midlayer_encoders.metrics.measuring import measure_layers
 from tests.selection.frames import frame
 from tests.sweeping.test_sweep import sentence
 from tests.thinned import thinned

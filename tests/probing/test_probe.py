@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from midlayer_encoders.encoder.options import EncoderOptions
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import NotFiniteError, OptionError
-from midlayer_encoders.labeled_examples import read_examples
-from midlayer_encoders.probing import (
+from midlayer_encoders.extras.probing import (
     AttentiveProbes,
     CachedTokens,
     LinearProbes,
@@ -26,8 +25,9 @@ from midlayer_encoders.probing import (
     split_examples,
     wilson,
 )
-from midlayer_encoders.probing.probe import train_probes
-from midlayer_encoders.probing.tokens import LiveTokens, read_tokens
+from midlayer_encoders.extras.probing.labeled_examples import read_examples
+from midlayer_encoders.extras.probing.probe import train_probes
+from midlayer_encoders.extras.probing.tokens import LiveTokens, read_tokens
 from midlayer_encoders.reading.reader import layer_reader
 from midlayer_encoders.tasks import TaskFileError
 from midlayer_encoders.tasks.table_files import Columns

@@ -13,9 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from midlayer_encoders import LayerEncoder
-from midlayer_encoders.labeled_examples import read_examples
-from midlayer_encoders.measuring import layer_reader
-from midlayer_encoders.probing import (
+from midlayer_encoders.extras.probing import (
     AttentiveProbes,
     CachedTokens,
     LinearProbes,
@@ -26,6 +24,8 @@ from midlayer_encoders.probing import (
     probe_tokens,
     split_examples,
 )
+from midlayer_encoders.extras.probing.labeled_examples import read_examples
+from midlayer_encoders.metrics.measuring import layer_reader
 from tests.families import DEPTH
 from tests.grouped import probe
 

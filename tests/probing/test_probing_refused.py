@@ -11,7 +11,7 @@ import pytest
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.labeled_examples import read_examples
+from midlayer_encoders.extras.probing.labeled_examples import read_examples
 from midlayer_encoders.tasks import TaskFileError
 from tests.cli.calls import run
 from tests.grouped import probe

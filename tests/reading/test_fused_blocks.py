@@ -16,7 +16,8 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.encoder import encoding
-from midlayer_encoders.reading import fused
+from midlayer_encoders.extras.kernels import fused_blocks as fused
+from midlayer_encoders.reading.fused import fused_blocks
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and DEVICE == "cpu"
@@ -108,7 +109,7 @@ def test_forward_functions_return_after_an_error_and_stay_in_an_outer_block() ->
 
 def test_without_a_gpu_nothing_changes() -> None:
     model = CONFIGS["Llama"]().cpu()
-    with torch.inference_mode(), fused.fused_blocks(model):
+    with torch.inference_mode(), fused_blocks(model):
         assert replaced(model) == {}
         assert torch.backends.cuda.cudnn_sdp_enabled()
 

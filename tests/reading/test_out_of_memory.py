@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from midlayer_encoders import LayerEncoder, measure
+from midlayer_encoders.metrics.text_views import augment
 from midlayer_encoders.reading.reader import layer_reader
 from midlayer_encoders.selection import select
-from midlayer_encoders.views.text_views import augment
 from tests.progress import num_tokens, record_steps
 from tests.test_measured_by_hand import TEXTS
 from tests.thinned import thinned

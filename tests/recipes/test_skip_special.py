@@ -13,7 +13,7 @@ from tokenizers import processors
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders._types import POOLINGS
 from midlayer_encoders.errors import CutError, OptionError
-from midlayer_encoders.export import export_for
+from midlayer_encoders.extras.export import export_for
 from midlayer_encoders.reading.reader import layer_reader
 from midlayer_encoders.recipes import Recipe, special_ids
 from tests.families import DEPTH, tiny

@@ -16,13 +16,13 @@ from midlayer_encoders import LayerEncoder, _types, select_layer, sweep
 from midlayer_encoders.encoder.saving import _SAMPLE, STOCK_TEMPLATE
 from midlayer_encoders.encoder.spec import mteb_line
 from midlayer_encoders.errors import MidlayerError, OptionError
-from midlayer_encoders.export import export_for
+from midlayer_encoders.extras.export import export_for
+from midlayer_encoders.extras.training import TuneSettings, tune
 from midlayer_encoders.reading import pooled_spans
 from midlayer_encoders.reading.pooled_spans import PooledSpans, join_spans, split_spans
 from midlayer_encoders.recipes import RECIPES, Recipe, check_template
 from midlayer_encoders.sweeping import RecipesResult
 from midlayer_encoders.sweeping.best_layer import export_lines
-from midlayer_encoders.tuning import TuneSettings, tune
 from tests.cli.calls import run
 from tests.recipes.test_template import TOKENIZERS
 from tests.tiny_folders import save_joint

@@ -12,8 +12,8 @@ import pytest
 from matplotlib.colors import to_hex
 
 from midlayer_encoders.errors import OptionError
+from midlayer_encoders.extras.boards.board_page import board_html, plot_board
 from midlayer_encoders.frame.pareto import Point, Run, best_within, fronts_by_run, pareto_front
-from midlayer_encoders.report.board_page import board_html, plot_board
 from midlayer_encoders.report.style import SERIES
 from tests.report.drawn_artists import artists, details, points, titles
 from tests.report.made_runs import make_run

@@ -25,8 +25,8 @@ from mteb.results import TaskResult
 from sentence_transformers.util import SimilarityFunction
 
 from midlayer_encoders._isolation import isolated_random
-from midlayer_encoders.scoring import resampled_scores
-from midlayer_encoders.scoring.recording import record
+from midlayer_encoders.sweeping.scoring import resampled_scores
+from midlayer_encoders.sweeping.scoring.recording import record
 from midlayer_encoders.tasks.mteb_internals import with_lists
 
 LAYERS, DIM = (0, 1, 2), 24

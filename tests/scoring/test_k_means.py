@@ -11,8 +11,8 @@ from sklearn.cluster import MiniBatchKMeans
 from sklearn.metrics import v_measure_score
 from torch import Tensor
 
-from midlayer_encoders.scoring.clustering import Clusterings, Draws, v_measure
-from midlayer_encoders.scoring.k_means import mini_batch_k_means
+from midlayer_encoders.sweeping.scoring.clustering import Clusterings, Draws, v_measure
+from midlayer_encoders.sweeping.scoring.k_means import mini_batch_k_means
 
 
 def blobs(layers: int, rows: int, dim: int, clusters: int, *, offset: float = 0.0) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,7 @@ import torch
 from scipy.optimize import minimize
 from torch import Tensor
 
-from midlayer_encoders.scoring.classification import Minimization
+from midlayer_encoders.sweeping.scoring.classification import Minimization
 
 K = 12
 CURVED = torch.linspace(1, 300, 6, dtype=torch.float64)  # the curvature of each problem's valley

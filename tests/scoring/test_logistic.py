@@ -10,7 +10,7 @@ import torch
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
-from midlayer_encoders.scoring.classification import ClassifierData, Classifiers, logistic_regressions
+from midlayer_encoders.sweeping.scoring.classification import ClassifierData, Classifiers, logistic_regressions
 
 
 def examples(count: int, size: int, dim: int, classes: int, *, scale: float = 1.0) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.neighbors import KNeighborsClassifier
 
 from midlayer_encoders._isolation import with_globals
-from midlayer_encoders.scoring.recording import _KMeansRecorder, scores_together
+from midlayer_encoders.sweeping.scoring.recording import _KMeansRecorder, scores_together
 from midlayer_encoders.tasks import resolve_tasks
 from midlayer_encoders.tasks.mteb_internals import with_lists
 from tests.others_warnings import MTEB

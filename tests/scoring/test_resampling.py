@@ -12,13 +12,13 @@ import torch
 from scipy import stats
 from sklearn.metrics import accuracy_score, average_precision_score, v_measure_score
 
-from midlayer_encoders.scoring import resampled_scores, resampling
-from midlayer_encoders.scoring.classification import ClassifierData, Classifiers
-from midlayer_encoders.scoring.clustering import Clusterings, Draws
-from midlayer_encoders.scoring.k_means import mini_batch_k_means
-from midlayer_encoders.scoring.pairs import MEASURES, LabeledPairs, StsPairs, pair_similarities
-from midlayer_encoders.scoring.resampling import resampled_counts
-from midlayer_encoders.scoring.retrieval import Ranking, make_ranking
+from midlayer_encoders.sweeping.scoring import resampled_scores, resampling
+from midlayer_encoders.sweeping.scoring.classification import ClassifierData, Classifiers
+from midlayer_encoders.sweeping.scoring.clustering import Clusterings, Draws
+from midlayer_encoders.sweeping.scoring.k_means import mini_batch_k_means
+from midlayer_encoders.sweeping.scoring.pairs import MEASURES, LabeledPairs, StsPairs, pair_similarities
+from midlayer_encoders.sweeping.scoring.resampling import resampled_counts
+from midlayer_encoders.sweeping.scoring.retrieval import Ranking, make_ranking
 
 LAYERS, ITEMS, DIM = 3, 12, 4
 VECTORS = torch.randn(LAYERS, 24, DIM, generator=torch.Generator().manual_seed(0))

@@ -13,13 +13,13 @@ from mteb.abstasks import AbsTask
 
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.metrics.label_accuracy import all_alike
-from midlayer_encoders.scoring import all_layers
-from midlayer_encoders.scoring import retrieval as retrieval_scores
-from midlayer_encoders.scoring.all_layers import resampled_scores
-from midlayer_encoders.scoring.classification import ClassifierData, Classifiers
-from midlayer_encoders.scoring.clustering import Clusterings, Draws
-from midlayer_encoders.scoring.recording import scores_together
-from midlayer_encoders.scoring.retrieval import ranking_score
+from midlayer_encoders.sweeping.scoring import all_layers
+from midlayer_encoders.sweeping.scoring import retrieval as retrieval_scores
+from midlayer_encoders.sweeping.scoring.all_layers import resampled_scores
+from midlayer_encoders.sweeping.scoring.classification import ClassifierData, Classifiers
+from midlayer_encoders.sweeping.scoring.clustering import Clusterings, Draws
+from midlayer_encoders.sweeping.scoring.recording import scores_together
+from midlayer_encoders.sweeping.scoring.retrieval import ranking_score
 from tests.others_warnings import MTEB
 from tests.scoring.made import by_mteb, classification, clustering, pairs, retrieval, sts, together
 from tests.thinned import thinned
@@ -185,7 +185,7 @@ def test_layers_in_blocks_with_identical_or_nonfinite_vectors_have_no_score(monk
 
 
 def test_out_of_memory_scores_fewer_layers_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from midlayer_encoders.scoring.pairs import StsPairs
+    from midlayer_encoders.sweeping.scoring.pairs import StsPairs
 
     complete, plain, counts = together(sts()), StsPairs.resampled, list[int]()
 

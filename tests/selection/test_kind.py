@@ -27,7 +27,7 @@ from transformers import (
 
 from midlayer_encoders import LayerEncoder, select_layer
 from midlayer_encoders.errors import CutError
-from midlayer_encoders.export import export_for
+from midlayer_encoders.extras.export import export_for
 from midlayer_encoders.selection import select
 from midlayer_encoders.selection.kind import detect_kind, is_embedding_model, judge_half_match
 from tests.export.tiny_bpe import save_bpe

@@ -14,8 +14,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.encoder.whole_model import select_layer
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.measuring import measure_layers
 from midlayer_encoders.metrics.label_accuracy import gain_interval
+from midlayer_encoders.metrics.measuring import measure_layers
 from midlayer_encoders.selection import RULES, CannotChooseError, Selection, select
 from midlayer_encoders.selection.select import LABELS
 from tests.recipes.test_word_echo import save_causal

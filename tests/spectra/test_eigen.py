@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from midlayer_encoders.errors import NotFiniteError, OptionError
-from midlayer_encoders.spectra import eigen as spectra
-from midlayer_encoders.spectra.eigen import METHODS, Method, eigenvalues, spectral_entropy
+from midlayer_encoders.metrics import eigen as spectra
+from midlayer_encoders.metrics.eigen import METHODS, Method, eigenvalues, spectral_entropy
 
 ORDERS = (0.5, 1.0, 2.0, 3.0, math.inf)
 
@@ -257,7 +257,7 @@ def test_invalid_calls_are_refused() -> None:
 
 def test_importing_has_no_side_effects() -> None:
     code = (
-        "import sys, midlayer_encoders.spectra.eigen as s; assert 'triton' not in sys.modules; s.torch.manual_seed(0)"
+        "import sys, midlayer_encoders.metrics.eigen as s; assert 'triton' not in sys.modules; s.torch.manual_seed(0)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 
@@ -316,7 +316,7 @@ def assert_as_exact_as_lapack(matrices: Tensor, sizes: Tensor, actual: Tensor) -
 @pytest.mark.triton
 @interpreted
 def test_kernels_in_float64_are_as_exact_as_lapack() -> None:
-    from midlayer_encoders.spectra._triton import eigenvalues_by_kernels
+    from midlayer_encoders.extras.kernels.spectra import eigenvalues_by_kernels
 
     n = 12
     common = gram(1, n).double() + 1e8  # all tokens share a direction
@@ -335,7 +335,7 @@ def test_kernels_in_float64_are_as_exact_as_lapack() -> None:
 @interpreted
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
 def test_kernels_in_float64_return_nan_for_invalid_matrices_and_sizes() -> None:
-    from midlayer_encoders.spectra._triton import eigenvalues_by_kernels
+    from midlayer_encoders.extras.kernels.spectra import eigenvalues_by_kernels
 
     matrices = gram(6, 5)
     matrices[1, 2, 4] = matrices[1, 4, 2] = math.nan
@@ -388,8 +388,8 @@ def test_kernels_can_be_disabled() -> None:
 @interpreted
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_kernels_in_every_stage(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    from midlayer_encoders.spectra import _triton
-    from midlayer_encoders.spectra._triton import eigenvalues_by_kernels
+    from midlayer_encoders.extras.kernels import spectra as _triton
+    from midlayer_encoders.extras.kernels.spectra import eigenvalues_by_kernels
 
     for table in (_triton._BAND_OPTIONS, _triton._CHASE_OPTIONS):
         options: dict[int, tuple[int, ...]] = table[dtype]  # type: ignore[assignment]
@@ -425,7 +425,7 @@ def test_kernels_do_not_hide_invalid_matrices() -> None:
 @pytest.mark.triton
 @interpreted
 def test_kernels_leave_large_matrices_to_the_exact_method(monkeypatch: pytest.MonkeyPatch) -> None:
-    from midlayer_encoders.spectra import _triton as _spectra_triton
+    from midlayer_encoders.extras.kernels import spectra as _spectra_triton
 
     monkeypatch.setattr(_spectra_triton, "MAX_SIZE", 5)
     monkeypatch.setattr(_spectra_triton, "_SCRATCH_NUMBERS", 1)  # One matrix at a time.

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from midlayer_encoders.spectra import eigen as spectra
-from midlayer_encoders.spectra import eigenvalues, spectral_entropy
+from midlayer_encoders.metrics import eigen as spectra
+from midlayer_encoders.metrics.eigen import eigenvalues, spectral_entropy
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 ORDERS = (0.5, 1.0, 1.5, 2.0, 4.0, math.inf)

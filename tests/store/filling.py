@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from midlayer_encoders.store import EmbeddingStore, text_key
+from midlayer_encoders.sweeping.store import EmbeddingStore, text_key
 
 LAYERS = [0, 1, 2, 5]
 DIM = 6
@@ -55,7 +55,7 @@ import os, signal, sys
 sys.path.insert(0, {root_of_tests!r})
 from pathlib import Path
 from midlayer_encoders import files
-from midlayer_encoders.store import shard
+from midlayer_encoders.sweeping.store import shard
 from tests.store.filling import fill, open_store
 
 def kill_self(*_, **__):

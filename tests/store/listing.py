@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from midlayer_encoders.store.embeddings import read_label
-from midlayer_encoders.store.shard import read_head
+from midlayer_encoders.sweeping.store.embeddings import read_label
+from midlayer_encoders.sweeping.store.shard import read_head
 
 
 @dataclass(frozen=True)

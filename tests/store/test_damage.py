@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from midlayer_encoders.errors import FolderError
-from midlayer_encoders.store import TextNotStoredError
+from midlayer_encoders.sweeping.store import TextNotStoredError
 from tests.store.filling import DIM, LAYERS, check_vectors, fill, make_keys, open_store, shard_paths
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from midlayer_encoders.store import embeddings
+from midlayer_encoders.sweeping.store import embeddings
 from tests.store.filling import LAYERS, check_vectors, expected_vectors, fill, make_keys, open_store, shard_paths
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from midlayer_encoders.store import EmbeddingStore, text_key
+from midlayer_encoders.sweeping.store import EmbeddingStore, text_key
 
 
 def test_prompt_and_text_pairs_have_distinct_keys() -> None:

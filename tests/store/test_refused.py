@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from midlayer_encoders.errors import LayerIndexError, NotFiniteError, OptionError
-from midlayer_encoders.store import StoreError, TextNotStoredError
+from midlayer_encoders.sweeping.store import StoreError, TextNotStoredError
 from tests.store.filling import check_vectors, expected_vectors, fill, make_keys, open_store, shard_paths
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from safetensors import safe_open
 
-from midlayer_encoders.store import shard, text_key
+from midlayer_encoders.sweeping.store import shard, text_key
 from tests.store.filling import DIM, LAYERS, check_vectors, expected_vectors, fill, make_keys, open_store, shard_paths
 
 

@@ -17,8 +17,8 @@ from midlayer_encoders.arguments import check_budget
 from midlayer_encoders.errors import DiskFullError, NotFiniteError, OptionError
 from midlayer_encoders.reading.batches import TextInputs, tokens_that_fit
 from midlayer_encoders.reading.reader import Passed
-from midlayer_encoders.store import EmbeddingStore, text_key
 from midlayer_encoders.sweeping.embedder import Embedder
+from midlayer_encoders.sweeping.store import EmbeddingStore, text_key
 from tests.families import DEPTH, WIDTH
 
 Folder = Callable[[str], str]

@@ -12,8 +12,8 @@ from mteb.types import PromptType
 from sentence_transformers import SentenceTransformer
 
 from midlayer_encoders import LayerEncoder
-from midlayer_encoders.store import EmbeddingStore, text_key
 from midlayer_encoders.sweeping.mteb_jobs import Prompts, quiet_mteb
+from midlayer_encoders.sweeping.store import EmbeddingStore, text_key
 from midlayer_encoders.tasks import resolve_tasks
 from tests.others_warnings import MTEB
 from tests.store.listing import list_stores

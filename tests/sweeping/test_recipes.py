@@ -18,11 +18,11 @@ from midlayer_encoders._types import Stage
 from midlayer_encoders.encoder.options import EncoderOptions
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.files import read_sealed, sealed
-from midlayer_encoders.media.text_lists import read_texts
 from midlayer_encoders.recipes import RECIPES, recipe_of
 from midlayer_encoders.sweeping import RecipesResult, SweepResult
 from midlayer_encoders.sweeping.layer_sweep import _accumulate_progress, single_line_texts
 from midlayer_encoders.tasks.sources import task_sources
+from midlayer_encoders.tasks.text_lists import read_texts
 from tests.families import DEPTH
 from tests.others_warnings import MTEB
 from tests.sweeping.scoring import QUICK, mteb_score, sweep, write_reranking_task, write_sts_task

@@ -13,8 +13,8 @@ import polars as pl
 import pytest
 
 from midlayer_encoders import LayerEncoder
-from midlayer_encoders.measuring import measure_layers
-from midlayer_encoders.store import text_key
+from midlayer_encoders.metrics.measuring import measure_layers
+from midlayer_encoders.sweeping.store import text_key
 from tests.others_warnings import MTEB
 from tests.sweeping.scoring import QUICK, sweep
 from tests.tasks.rows import SENTENCES, write

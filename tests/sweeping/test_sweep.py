@@ -18,9 +18,9 @@ import pytest
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders._isolation import isolated_random
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.measuring import measure_layers
-from midlayer_encoders.store.embeddings import text_key
+from midlayer_encoders.metrics.measuring import measure_layers
 from midlayer_encoders.sweeping import SweepResult
+from midlayer_encoders.sweeping.store.embeddings import text_key
 from midlayer_encoders.tasks.baselines import task_texts
 from midlayer_encoders.tasks.sources import task_sources
 from tests.families import DEPTH

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from midlayer_encoders.errors import MidlayerError, OptionError
-from midlayer_encoders.media.text_lists import read_texts
 from midlayer_encoders.tasks import TaskFileError, resolve_tasks
 from midlayer_encoders.tasks.file_tasks import files_data
 from midlayer_encoders.tasks.sources import task_sources
 from midlayer_encoders.tasks.table_files import read_table
+from midlayer_encoders.tasks.text_lists import read_texts
 from tests.fuzz.running import in_time
 from tests.tasks.rows import ROWS, write
 
@@ -100,8 +100,8 @@ def test_gzip_bomb_is_not_decompressed(tmp_path: Path) -> None:
 
 
 def test_reading_a_fifo_does_not_block(tmp_path: Path) -> None:
-    from midlayer_encoders.labeled_examples import read_examples
-    from midlayer_encoders.media import read_image
+    from midlayer_encoders.extras.probing.labeled_examples import read_examples
+    from midlayer_encoders.reading.media_inputs import read_image
 
     for name in ("test.jsonl", "a.csv", "a.parquet", "a.txt", "a.png"):
         os.mkfifo(tmp_path / name)

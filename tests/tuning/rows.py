@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from midlayer_encoders.tuning import TuneResult
+from midlayer_encoders.extras.training import TuneResult
 from tests.grouped import tune
 from tests.tiny_folders import TEXTS
 

@@ -13,10 +13,10 @@ from safetensors.torch import load_file, save_file
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import DiskFullError, FolderError, MidlayerError
+from midlayer_encoders.extras.training import TuneResult, fitting, runs
+from midlayer_encoders.extras.training.fitting import _last_checkpoint
+from midlayer_encoders.extras.training.trainer_internals import CHECKSUMS
 from midlayer_encoders.files import LOCK, file_checksums, sealed
-from midlayer_encoders.tuning import TuneResult
-from midlayer_encoders.tuning.trainer_internals import CHECKSUMS
-from midlayer_encoders.tuning.training import _last_checkpoint
 from tests.tiny_folders import TEXTS
 from tests.tuning.rows import tuned
 
@@ -86,6 +86,11 @@ def stop(*_: Any, **__: Any) -> None:
     raise KeyboardInterrupt
 
 
+def train_and_stop(*args: Any) -> None:
+    fitting.train(*args)
+    raise KeyboardInterrupt
+
+
 def test_unreadable_settings_do_not_admit_another_run(tiny_folder: Folder, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         tuned(tiny_folder("Llama"), tmp_path / "out", **OPTIONS, progress=stop)
@@ -137,7 +142,7 @@ def test_moved_run_continues_with_its_own_checkpoints(
 ) -> None:
     expected = tuned(tiny_folder("Llama"), tmp_path / "through", **IDLE)
     with monkeypatch.context() as patch:
-        patch.setattr(LayerEncoder, "save_pretrained", stop)
+        patch.setattr(runs, "train", train_and_stop)
         with pytest.raises(KeyboardInterrupt):
             tuned(tiny_folder("Llama"), tmp_path / "old", **IDLE)
     shutil.copytree(tmp_path / "old", tmp_path / "new")
@@ -161,7 +166,7 @@ def test_resumed_run_has_the_same_config_and_identity(
     before = LayerEncoder(tiny_folder("Llama"), 2, device="cpu").spec
     through = tuned(tiny_folder("Llama"), tmp_path / "through", **IDLE)
     with monkeypatch.context() as patch:
-        patch.setattr(LayerEncoder, "save_pretrained", stop)
+        patch.setattr(runs, "train", train_and_stop)
         with pytest.raises(KeyboardInterrupt):
             tuned(tiny_folder("Llama"), tmp_path / "out", **IDLE)
     resumed = tuned(tiny_folder("Llama"), tmp_path / "out", **IDLE)

@@ -16,10 +16,10 @@ from sentence_transformers import SentenceTransformer
 
 from midlayer_encoders import DistillResult, LayerEncoder, Recipe, distill
 from midlayer_encoders.errors import OptionError
+from midlayer_encoders.extras.training import DistillSettings
+from midlayer_encoders.extras.training.losses import DistillLoss
 from midlayer_encoders.frame import FRAME_SCHEMA
 from midlayer_encoders.report.training_page import tuning_words
-from midlayer_encoders.tuning import DistillSettings
-from midlayer_encoders.tuning.losses import DistillLoss
 from tests.others_warnings import MTEB
 from tests.tiny_folders import TEXTS
 from tests.tuning.rows import PAIRS
@@ -174,7 +174,7 @@ def test_the_summary_says_which_share_of_the_lead_was_recovered() -> None:
 def test_a_stopped_run_reads_no_text_twice_and_ends_with_the_same_weights(
     tiny_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = sys.modules["midlayer_encoders.tuning.tune"]
+    module = sys.modules["midlayer_encoders.extras.training.tune"]
     monkeypatch.setattr(module, "_CHUNK", 16)
     through = distilled(tiny_folder("Llama"), tmp_path / "through")
 

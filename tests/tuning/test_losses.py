@@ -18,10 +18,10 @@ from midlayer_encoders._isolation import isolated_random
 from midlayer_encoders._types import Stage
 from midlayer_encoders.arguments import TuneSettings
 from midlayer_encoders.errors import OptionError
+from midlayer_encoders.extras.training import trainer_internals
+from midlayer_encoders.extras.training.fitting import _make_callback, _prompts, _training_arguments, train
+from midlayer_encoders.extras.training.losses import LabelRankingLoss, pair_loss
 from midlayer_encoders.tasks.training_rows import TrainingRows, read_pairs
-from midlayer_encoders.tuning import trainer_internals
-from midlayer_encoders.tuning.losses import LabelRankingLoss, pair_loss
-from midlayer_encoders.tuning.training import _make_callback, _prompts, _training_arguments, train
 from tests.tuning.rows import PAIRS
 
 Folder = Callable[[str], str]

@@ -14,7 +14,7 @@ from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, LlamaCo
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.tuning.losses import MaskedNextTokenLoss, mask_tokens, masked_token_head
+from midlayer_encoders.extras.training.losses import MaskedNextTokenLoss, mask_tokens, masked_token_head
 from tests.grouped import tune
 from tests.others_warnings import MTEB
 from tests.tiny_folders import TEXTS

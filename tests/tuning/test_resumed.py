@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from midlayer_encoders import LayerEncoder
+from midlayer_encoders.extras.training import fitting, runs
 from tests.tiny_folders import TEXTS
 from tests.tuning.rows import tuned
 
@@ -21,6 +21,11 @@ WITHIN = {"max_steps": 4, "checkpoints": 2, "held_out": 0}  # ends within an epo
 
 
 def stop(*_: Any, **__: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def train_and_stop(*args: Any) -> None:
+    fitting.train(*args)
     raise KeyboardInterrupt
 
 
@@ -49,9 +54,9 @@ def test_resumed_run_gives_the_same_result(
 
     with monkeypatch.context() as patch:
         if stopped == "before it is saved":
-            patch.setattr(LayerEncoder, "save_pretrained", stop)
+            patch.setattr(runs, "train", train_and_stop)
         elif stopped == "after it is saved":
-            patch.setattr(sys.modules["midlayer_encoders.tuning.runs"], "write_frame", stop)
+            patch.setattr(sys.modules["midlayer_encoders.extras.training.runs"], "write_frame", stop)
         elif stopped == "at its end":
             patch.setattr(shutil, "rmtree", killed)
         with pytest.raises(KeyboardInterrupt):

@@ -18,7 +18,13 @@ from accelerate.state import AcceleratorState
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import MidlayerError
-from midlayer_encoders.tuning.trainer_internals import WEIGHTS, add_lora, check_lora, remove_autocast, remove_lora
+from midlayer_encoders.extras.training.trainer_internals import (
+    WEIGHTS,
+    add_lora,
+    check_lora,
+    remove_autocast,
+    remove_lora,
+)
 from tests.tiny_folders import TEXTS
 from tests.tuning.rows import tuned
 

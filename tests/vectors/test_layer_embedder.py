@@ -15,13 +15,13 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-import midlayer_encoders.vectors as room
+import midlayer_encoders.extras.vectors as room
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import LayerIndexError, OptionError
-from midlayer_encoders.media import InputError
+from midlayer_encoders.extras.vectors.parquet_parts import PartWriter, plan_parts
+from midlayer_encoders.extras.vectors.ray import LayerEmbedder, embed_parquet, quiet_cluster
 from midlayer_encoders.processes.sharing import ProcessLostError
-from midlayer_encoders.vectors.parquet_parts import PartWriter, plan_parts
-from midlayer_encoders.vectors.ray import LayerEmbedder, embed_parquet, quiet_cluster
+from midlayer_encoders.reading.media_inputs import InputError
 from tests.cli.calls import run
 from tests.tiny_folders import TEXTS
 
@@ -93,8 +93,8 @@ def test_invalid_embedders_are_refused(tiny_folder: Folder, encoder: LayerEncode
 def test_the_module_does_not_import_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     monkeypatch.setattr(room, "ray", room.ray)  # restored, like the module
-    monkeypatch.delitem(sys.modules, "midlayer_encoders.vectors.ray")
-    importlib.import_module("midlayer_encoders.vectors.ray")
+    monkeypatch.delitem(sys.modules, "midlayer_encoders.extras.vectors.ray")
+    importlib.import_module("midlayer_encoders.extras.vectors.ray")
 
 
 def write(path: Path, columns: dict[str, Any], **options: Any) -> Path:

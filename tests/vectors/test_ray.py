@@ -18,9 +18,9 @@ import pytest
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import FolderError, LayerIndexError, OptionError
+from midlayer_encoders.extras.vectors.ray import LayerEmbedder, embed_parquet
 from midlayer_encoders.files import folder_lock
 from midlayer_encoders.processes.sharing import ProcessLostError
-from midlayer_encoders.vectors.ray import LayerEmbedder, embed_parquet
 from tests.tiny_folders import TEXTS
 
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore")]  # those of Ray
@@ -214,7 +214,7 @@ def test_errors_of_workers_are_those_of_the_package(
 def test_texts_that_end_their_process_end_the_job(
     cluster: Any, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("midlayer_encoders.vectors.ray.LayerEmbedder", Deadly)
+    monkeypatch.setattr("midlayer_encoders.extras.vectors.ray.LayerEmbedder", Deadly)
     source = write(tmp_path / "in.parquet", 4 * SIZE)
     with pytest.raises(ProcessLostError, match=r"Rows 128 to 191 of .*ended their process 3 times"):
         embed_parquet(model, source, tmp_path / "out", batch_size=SIZE, device="cpu")

@@ -11,9 +11,9 @@ import pytest
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import OptionError
+from midlayer_encoders.extras.vectors import embed
 from midlayer_encoders.processes.sharing import Group, OtherProcessError
 from midlayer_encoders.reading.reader import LayerReader
-from midlayer_encoders.vectors import embed
 from tests.two_processes import in_two_processes
 
 Folder = Callable[[str], str]

@@ -15,7 +15,7 @@ from safetensors import safe_open
 
 from midlayer_encoders import LayerEncoder, embed
 from midlayer_encoders.errors import DiskFullError, MidlayerError, OptionError
-from midlayer_encoders.vectors import embedding
+from midlayer_encoders.extras.vectors import embedding
 from tests.made_media import IMAGES, WAVEFORMS
 from tests.tiny_folders import TEXTS
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.views.media_views import audio_view, augment_media, image_view
+from midlayer_encoders.metrics.media_views import audio_view, augment_media, image_view
 from tests.made_media import IMAGES, RATE, WAVEFORMS, image
 
 

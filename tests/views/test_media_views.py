@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from midlayer_encoders.media import InputError
-from midlayer_encoders.views.media_views import audio_view, augment_media, image_view
+from midlayer_encoders.metrics.media_views import audio_view, augment_media, image_view
+from midlayer_encoders.reading.media_inputs import InputError
 from tests.made_media import IMAGES, RATE, WAVEFORMS
 
 SQUARE, COUNT = 10, 30

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.views import text_views
-from midlayer_encoders.views.text_views import augment, drop_words
+from midlayer_encoders.metrics import text_views
+from midlayer_encoders.metrics.text_views import augment, drop_words
 
 WORDS = ["elephant", "mountain", "umbrella", "keyboard", "notebook", "sunlight", "hospital", "calendar"]
 TEXTS = [" ".join(WORDS[i % 8 :] + WORDS[: i % 8]) + f" number{i}" for i in range(150)]

@@ -1,0 +1,1 @@
+"""Features beside the core, which imports one only when it is used."""

@@ -1,0 +1,1 @@
+"""GGUF files: a file becomes a cached folder and weights, and an encoder becomes a file."""

@@ -1,0 +1,1 @@
+"""GPU kernels: spectra, token metrics, and norms and rotations of a pass."""

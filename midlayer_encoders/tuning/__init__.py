@@ -1,7 +1,0 @@
-"""Train a cut encoder on pairs, texts or the vectors of a teacher, and score every layer before and after."""
-
-from midlayer_encoders.arguments import DistillSettings, TrainingSettings, TuneSettings
-from midlayer_encoders.tuning.runs import DistillResult, TuneResult
-from midlayer_encoders.tuning.tune import distill, tune
-
-__all__ = ["DistillResult", "DistillSettings", "TrainingSettings", "TuneResult", "TuneSettings", "distill", "tune"]

@@ -1,6 +1,0 @@
-"""Write the vectors of many inputs at many layers to files."""
-
-from midlayer_encoders.arguments import check_out
-from midlayer_encoders.vectors.embedding import embed
-
-__all__ = ["check_out", "embed"]

@@ -1,1 +1,0 @@
-"""Seeded views (augmented copies) of texts, images and audio."""
