@@ -41,6 +41,6 @@ def test_notebook_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.Mo
     assert "data:image/png;base64," in table["text/html"]
     assert "'word-echo'" in best["text/plain"]
     assert "plain" in scores["text/plain"]
-    assert re.match(r"LayerEncoder\('SmolLM2-135M.*', layer=\d+ of 30, recipe='word-echo'", encoder["text/plain"])
+    assert re.match(r"LayerEncoder\('built-in', layer=\d+ of 30, recipe='word-echo'", encoder["text/plain"])
     assert "order has not arrived" in texts["text/plain"]
     assert equal["text/plain"] == "True"

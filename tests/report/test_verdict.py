@@ -43,7 +43,7 @@ def test_verdict_of_baseline_ahead_is_the_same_everywhere_and_first(
     monkeypatch.setattr("midlayer_encoders.sweeping.sweep", lambda *_, **__: result)
     lines = printed(run_sweep, None, ["tickets.csv"])
     assert sentences in " ".join(lines)
-    assert lines[-2].startswith("Export layer 1: midlayer export m --layer 1 ")
+    assert any(line.startswith("Export layer 1: midlayer export m --layer 1 ") for line in lines)
     assert sentences in result.html().replace("\N{NO-BREAK SPACE}", " ")
     assert result_values(result)["verdict"] == [first, layer, tfidf, hint]
     assert str(result) == result.summary() == "\n".join(["Every layer of m", first, layer, tfidf, hint])
