@@ -34,7 +34,7 @@ from midlayer_encoders.metrics.text_views import augment
 from midlayer_encoders.recipes import Recipe, recipes_of
 from midlayer_encoders.sweeping import task_scoring
 from midlayer_encoders.sweeping.embedder import Embedder, item_key, map_identity, open_store, store_key
-from midlayer_encoders.sweeping.layer_sweep import _folder_name
+from midlayer_encoders.sweeping.layer_sweep import SingleSweep, _folder_name
 from midlayer_encoders.sweeping.store import text_key
 from midlayer_encoders.sweeping.units import Unit
 from midlayer_encoders.tasks import resolve_tasks
@@ -177,6 +177,24 @@ def map_identities(_: Any) -> Iterator[dict[str, Any]]:
 @digest("sweeping/layer_sweep.py", "_folder_name")
 def recipe_folders(_: Any) -> Iterator[str]:
     yield from (_folder_name(name).lower() for name in ("Mine", "mine", "m ne", "m_ne", "x" * 80, "x" * 81))
+
+
+@digest("sweeping/layer_sweep.py", "SingleSweep._metrics_key")
+def metrics_keys(world: Any) -> Iterator[str]:
+    spec = LayerEncoder(world.folder, 2, device="cpu").spec
+    request = SimpleNamespace(metrics=("cka",), settings=SimpleNamespace(views=2))
+    job = SimpleNamespace(spec=spec, layers=(0, 1), request=request)
+    yield (base := SingleSweep._metrics_key(job, ["a", "b"]))
+    assert SingleSweep._metrics_key(job, ["a", "b"]) == base
+    yield SingleSweep._metrics_key(job, ["b", "a"])
+    for owner, name, value in (
+        (job, "layers", (0, 2)), (job, "spec", replace(spec, weights_digest="another")),
+        (request, "metrics", ("cka", "curvature")), (request.settings, "views", 3),
+    ):  # fmt: skip
+        before = getattr(owner, name)
+        setattr(owner, name, value)
+        yield SingleSweep._metrics_key(job, ["a", "b"])
+        setattr(owner, name, before)
 
 
 @digest("sweeping/task_scoring.py", "_header")
