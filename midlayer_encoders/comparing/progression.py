@@ -19,7 +19,7 @@ from midlayer_encoders.encoder.options import EncoderKeywords, EncoderOptions, m
 from midlayer_encoders.encoder.sentence_transformers_encoder import complete_encoder
 from midlayer_encoders.encoder.spec import base_name
 from midlayer_encoders.encoder.whole_model import measure
-from midlayer_encoders.errors import DiskFullError, MidlayerError, OptionError, error_summary
+from midlayer_encoders.errors import MidlayerError, OptionError, error_summary
 from midlayer_encoders.files import check_links
 from midlayer_encoders.frame.steps import layer_changes, settled
 from midlayer_encoders.frame.tidy_result import kept_frame
@@ -27,7 +27,7 @@ from midlayer_encoders.metrics import TooFewTextsError
 from midlayer_encoders.metrics.measuring import extra_passes, num_passes
 from midlayer_encoders.metrics.text_views import augment
 from midlayer_encoders.processes.cluster import Cluster, ClusterJob, Queue
-from midlayer_encoders.processes.sharing import Group, join
+from midlayer_encoders.processes.sharing import FATAL, Group, join
 from midlayer_encoders.report import plot_steps_curves
 from midlayer_encoders.report.results import Result, versions
 from midlayer_encoders.report.training_page import steps_html, steps_words
@@ -241,7 +241,7 @@ class _CheckpointMeasurer:
                 frames[checkpoint.name] = make() if path is None else kept_frame(path, make)
                 if (rest := count * (position + 1) - stage.done) > 0:  # the frame was read from its file
                     stage.step(rest)
-            except (OptionError, TooFewTextsError, DiskFullError):  # every step would fail alike
+            except (OptionError, TooFewTextsError, *FATAL):  # every step would fail alike
                 raise
             except Exception as error:
                 failures[checkpoint.name] = error_summary(error)

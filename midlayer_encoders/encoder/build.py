@@ -117,7 +117,7 @@ class BuiltEncoder(PlainOnDisk):
                 error = error or reason
             except MidlayerError as reason:
                 raise error or reason from reason.__cause__
-            except (OSError, torch.OutOfMemoryError):
+            except (OSError, MemoryError, torch.OutOfMemoryError):
                 raise
             except ImportError as reason:
                 cause = " ".join(str(reason).split())
