@@ -1,0 +1,260 @@
+"""Errors that would also stop the next task come out of every place that catches broad exceptions."""
+
+from __future__ import annotations
+
+import ast
+import errno
+import pickle
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from copy import copy
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import pytest
+import torch
+
+import midlayer_encoders
+from midlayer_encoders import LayerEncoder
+from midlayer_encoders._types import Stage
+from midlayer_encoders.callbacks import LayerMetricsTrainerCallback
+from midlayer_encoders.comparing.progression import _CheckpointMeasurer
+from midlayer_encoders.encoder import build
+from midlayer_encoders.errors import CutError, DiskFullError, FolderError
+from midlayer_encoders.extras.vectors.parquet_parts import PartWriter
+from midlayer_encoders.files import read_artifact
+from midlayer_encoders.processes.cluster import ClusterJob
+from midlayer_encoders.processes.pool import _answer
+from midlayer_encoders.processes.sharing import ALONE, FATAL, Group, ProcessLostError
+from midlayer_encoders.sweeping import mteb_jobs, task_scoring
+from midlayer_encoders.sweeping.mteb_jobs import run_job
+from midlayer_encoders.sweeping.task_scoring import TaskScorer
+from tests.callbacks.oracles import TEXTS
+from tests.callbacks.training import TOKENIZER, neox
+
+ROOT = Path(midlayer_encoders.__file__).parents[1]
+Raise = Callable[..., Any]
+STOPS = [DiskFullError("made"), FolderError("made"), ProcessLostError("made"), KeyboardInterrupt(), SystemExit(1)]
+DISK = [OSError(errno.ENOSPC, "No space left on device"), OSError(errno.EIO, "Input/output error")]
+MEMORY = [MemoryError(), torch.OutOfMemoryError("made")]
+ORDINARY = ValueError("made")
+
+
+# --- the places ------------------------------------------------------------------------------------------------------
+
+
+def score_at_once(fail: Raise, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(task_scoring, "scores_together", lambda _: None)
+    stages = [Stage(None, name) for name in ("planning", "scoring")]
+    embedder = SimpleNamespace(planning=stages[0])
+    scorer = SimpleNamespace(
+        folder=tmp_path, embedder=embedder, scoring=stages[1], group=ALONE, _score_together=lambda *_: fail()
+    )
+    job = SimpleNamespace(task=SimpleNamespace(make=lambda: None))
+    return TaskScorer._score_at_once(scorer, [job])  # type: ignore[arg-type, list-item]
+
+
+@dataclass
+class Layer:
+    ensure: Any = None
+
+
+def score_with_mteb(fail: Raise, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(mteb_jobs, "ResultFiles", lambda _: fail())
+    return run_job(SimpleNamespace(encoder=Layer(), cache=tmp_path, score=lambda **failed: failed))  # type: ignore[arg-type]
+
+
+def measure_checkpoints(fail: Raise, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(_CheckpointMeasurer, "_measure", lambda *_: fail())
+    identity: Any = SimpleNamespace(metrics=["curvature"], views=2)
+    measurer = _CheckpointMeasurer(identity, ["a"], [], None, None, ALONE)  # type: ignore[arg-type]
+    return measurer.measure([SimpleNamespace(name=name) for name in ("step1", "step2")], None)  # type: ignore[misc]
+
+
+def share_work(fail: Raise, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(Group, "_gather", lambda _, item: [item, item])
+    return Group(0, 2).share(fail)
+
+
+def answer_of_a_process(fail: Raise, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    calls, sent = [cloudpickle.dumps((fail, ()))], list[bytes]()
+
+    def next_call() -> bytes:
+        if not calls:
+            raise EOFError
+        return calls.pop()
+
+    with suppress(KeyboardInterrupt, SystemExit):
+        _answer(SimpleNamespace(recv_bytes=next_call, send_bytes=sent.append))  # type: ignore[arg-type]
+    assert sent, "the caller would wait for the answer"
+    _, error = cloudpickle.loads(sent[0])
+    raise error
+
+
+def write_part(fail: Raise, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    part = {"name": "a", "file": "b", "start": 0, "count": 1, "first": 0, "stamp": ""}
+    writer = PartWriter(fail, tmp_path, tmp_path, "run")
+    result = writer({name: np.array([value], dtype=object) for name, value in part.items()})
+    raise pickle.loads(result["error"][0])
+
+
+def load_encoder(fail: Raise, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    plans: list[int] = []
+    monkeypatch.setattr(build, "load_saved_folder", lambda *_, **__: SimpleNamespace(first_path="", modules=()))
+    monkeypatch.setattr(build.prompting, "resolve_prompts", lambda *_: None)
+    monkeypatch.setattr(build, "_load_plan", lambda *arguments: plans.append(arguments[-1]) or fail())
+    try:
+        return LayerEncoder(str(tmp_path), 1, device="cpu")
+    finally:
+        assert plans == [0] or len(plans) == build.MOST_PLANS
+
+
+def read_file(fail: Raise, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    (tmp_path / "file").touch()
+    try:
+        return read_artifact(tmp_path / "file", lambda _: fail())
+    finally:
+        assert len(list(tmp_path.iterdir())) == 1
+
+
+class Job(ClusterJob):
+    run: Any = None
+    label = "job"
+    outcome: Any = None
+
+
+def run_in_a_job(fail: Raise, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    job = Job()
+    job.run, job.outcome = fail, tmp_path / "outcome.json"
+    try:
+        job()
+    finally:
+        assert list(tmp_path.iterdir()) == ([job.outcome] if job.outcome.exists() else [])
+    return job.outcome.read_text()
+
+
+def measure_in_training(method: str) -> Callable[..., Any]:
+    """Return a run of a callback's method in which the part that the method calls fails."""
+
+    def run(fail: Raise, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+        strict = not isinstance(getattr(fail, "error"), KeyboardInterrupt | SystemExit)  # noqa: B009
+        callback = LayerMetricsTrainerCallback(TEXTS, TOKENIZER, metrics=["curvature"], strict=strict)
+        callback._prepare(neox())
+        history: Any = callback._history
+        if method == "_measure":
+            monkeypatch.setattr(type(history.measurement), "measure", lambda *_: fail())
+            return callback._measure(neox(), 0, None, lambda _: None)  # type: ignore[arg-type]
+        if method == "_complete":
+            callback._pending = 0, SimpleNamespace(result=fail, done=lambda: True), lambda _: None  # type: ignore[assignment]
+            return callback._complete()
+        history.add(0, {"curvature": {0: 0.5}})
+        if method == "_write":
+            monkeypatch.setattr(type(history), "write", lambda *_: fail())
+            return callback._write(tmp_path)
+        monkeypatch.setattr("midlayer_encoders.report.plot_steps_curves", lambda _: fail())
+        return callback._draw_frame(callback.frame, tmp_path, 0)
+
+    return run
+
+
+#: Place, a run in which a part of it fails, and the errors that come out besides those of ``STOPS``.
+PLACES: dict[str, tuple[Callable[..., Any], list[BaseException]]] = {
+    "midlayer_encoders/sweeping/task_scoring.py:_score_at_once": (score_at_once, []),
+    "midlayer_encoders/sweeping/mteb_jobs.py:run_job": (score_with_mteb, []),
+    "midlayer_encoders/comparing/progression.py:measure": (measure_checkpoints, []),
+    "midlayer_encoders/processes/sharing.py:share": (share_work, [*DISK, *MEMORY, ORDINARY]),
+    "midlayer_encoders/processes/pool.py:_answer": (answer_of_a_process, [*DISK, *MEMORY, ORDINARY]),
+    "midlayer_encoders/extras/vectors/parquet_parts.py:__call__": (write_part, [*DISK, *MEMORY, ORDINARY]),
+    "midlayer_encoders/encoder/build.py:_build_from_files": (load_encoder, [*DISK, *MEMORY]),
+    "midlayer_encoders/files.py:read_artifact": (read_file, DISK),
+    "midlayer_encoders/processes/cluster.py:__call__": (run_in_a_job, []),
+    **{
+        f"callbacks/_recorder.py:{method}": (measure_in_training(method), [*DISK, *MEMORY, ORDINARY])
+        for method in ("_measure", "_complete", "_write", "_draw_frame")
+    },
+}
+#: Errors of ``FATAL`` that a place does not let out: why.
+NOT_RAISED = {
+    "midlayer_encoders/files.py:read_artifact": "no reader raises them, and without a number they are damage",
+    "midlayer_encoders/processes/cluster.py:__call__": "the outcome of a job is a file, whose error the caller shows",
+}
+#: Places where any error means "no", and the plain way is right.
+HARMLESS = {
+    "midlayer_encoders/errors.py:short_repr",
+    "midlayer_encoders/encoder/description.py:_text",
+    "midlayer_encoders/encoder/spec.py:_changed_settings",
+    "midlayer_encoders/extras/kernels/fused_blocks.py:_is_rms_norm",
+    "midlayer_encoders/extras/kernels/fused_blocks.py:_agrees",
+    "midlayer_encoders/extras/vectors/parquet_parts.py:_pickled",
+    "midlayer_encoders/extras/export/_engines.py:_main",  # prints the error and ends its process
+    "midlayer_encoders/models/cut.py:_empty_like",
+    "midlayer_encoders/models/hub.py:offline_cause",
+    "callbacks/_settings.py:_augment_ahead",  # the run calls it again
+}
+
+
+# --- the tests -------------------------------------------------------------------------------------------------------
+
+
+def is_broad(node: ast.AST) -> bool:
+    """Return True for a handler that may swallow any error, and for ``suppress(Exception)``."""
+    if isinstance(node, ast.ExceptHandler):
+        names = {"BaseException"} if node.type is None else {getattr(x, "id", "") for x in ast.walk(node.type)}
+        return bool(names & {"Exception", "BaseException"}) and not isinstance(node.body[-1], ast.Raise)
+    is_call = isinstance(node, ast.Call) and getattr(node.func, "id", "") == "suppress"
+    return is_call and any(getattr(argument, "id", "") in ("Exception", "BaseException") for argument in node.args)  # type: ignore[attr-defined]
+
+
+def broad_handlers() -> Iterator[str]:
+    """Yield the file and function of every broad handler."""
+    for path in sorted(path for room in ("midlayer_encoders", "callbacks") for path in ROOT.glob(f"{room}/**/*.py")):
+        source = path.read_text(encoding="utf8")
+        tree = ast.parse(source if "Exception" in source or "except:" in source else "")
+        functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+        for handler in filter(is_broad, ast.walk(tree)):
+            around = [each for each in functions if each.lineno <= handler.lineno <= (each.end_lineno or 0)]  # type: ignore[attr-defined]
+            yield f"{path.relative_to(ROOT).as_posix()}:{around[-1].name if around else 'module'}"
+
+
+def test_every_broad_handler_is_in_a_list() -> None:
+    assert set(broad_handlers()) == PLACES.keys() | HARMLESS
+
+
+CASES = [
+    (place, error)
+    for place, (_, others) in PLACES.items()
+    for error in (*STOPS, *others)
+    if not (place in NOT_RAISED and isinstance(error, FATAL))
+]
+
+
+@pytest.mark.parametrize(("place", "error"), CASES, ids=lambda value: str(value).rpartition("/")[2] or repr(value))
+def test_error_comes_out_of_the_place(
+    place: str, error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> Any:
+        raise copy(error)  # each test gets its own traceback
+
+    fail.error = error  # type: ignore[attr-defined]
+    with pytest.raises(type(error)) as raised:
+        PLACES[place][0](fail, tmp_path, monkeypatch)
+    assert type(raised.value) is type(error)
+    assert str(raised.value) == str(error)
+
+
+@pytest.mark.parametrize("place", [place for place, (_, others) in PLACES.items() if ORDINARY not in others])
+def test_other_errors_stay_in_the_place(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> Any:
+        raise ORDINARY
+
+    if place.endswith(":_build_from_files"):
+        with pytest.raises(CutError, match="ValueError: made"):
+            load_encoder(fail, tmp_path, monkeypatch)
+    elif place.endswith(":read_artifact"):
+        assert read_artifact(tmp_path, fail) is None
+    else:
+        assert "made" in str(PLACES[place][0](fail, tmp_path, monkeypatch))
