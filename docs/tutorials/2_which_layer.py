@@ -30,7 +30,7 @@ print(chosen.confidence)
 print(chosen.cost)
 
 # %% [markdown]
-# For a causal language model, the prompt matters more than the layer: `word-echo` asks for the meaning of the text in
+# For a causal language model, the prompt can matter more than the layer: `word-echo` asks for the meaning of the text in
 # one word and then repeats the text, and `+center` subtracts the mean of your texts ([Recipes](../recipes.md)). If you
 # need vectors of the text as it is, these are the choices of all rules that need one pass over the texts:
 
