@@ -169,7 +169,7 @@ def write_table(paths: list[Path]) -> None:
         f"{MAX_LENGTH} tokens. Scores x 100 on six tasks whose texts were not trained on (`sts` trains on the validation",
         "pairs of STSBenchmark). `distill` and `pairs` use 50,000 sentences, and pairs of neighbors, of novels and of",
         "WikiText-2. Seconds include loading, the teacher's vectors and training, with up to eight runs on the GPU at a",
-        "time.",
+        "time. `word-echo` was measured with two spans, before the first copy was added.",
         "",
         f"| model | method | layer | recipe | settings | mean | {' | '.join(tasks)} | seconds |",
         "|---" * (7 + len(tasks)) + "|",

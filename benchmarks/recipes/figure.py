@@ -19,7 +19,7 @@ HERE = Path(__file__).parent
 SHOWN = ("plain", "plain+last", "one-word", "one-word+mean", "one-word+filter", "echo")
 
 
-SHOWN_GAIN = {"plain": "the plain text", "word-echo": "the prompt word-echo"}
+SHOWN_GAIN = {"plain": "the plain text", "word-echo": "the prompt word-echo, two spans"}
 FIGURES = HERE.parents[1] / "docs" / "figures"
 
 
@@ -31,7 +31,7 @@ def averages(name: str, recipes: tuple[str, ...]) -> dict[str, Curve]:
 
 
 def gain() -> Figure:
-    """Return the README's picture: the last layer, a better one, and the answer without labels, on two models."""
+    """Return the README's picture: the last layer, a better one, and `word-echo` with two spans, on two models."""
     made = zoo.means("all-MiniLM-L6-v2")
     minilm = made["plain", max(layer for _, layer in made)]
     panels = []
@@ -47,7 +47,7 @@ def gain() -> Figure:
             for style, (label, curve) in enumerate(zip(SHOWN_GAIN.values(), curves.values(), strict=True))
         ]
         places = [(best, plain[best], 0, "best layer", 3.2), (last, plain[last], 0, "last layer", -3.6)]
-        places.append((chosen, prompted[chosen], 1, "without labels", 2.2))
+        places.append((chosen, prompted[chosen], 1, "depth 0.95:", 2.2))
         dots = [Dots((layer,), (value,), style=style) for layer, value, style, _, _ in places]
         words = [
             Word(layer - 0.12 * last if layer == best else 0.72 * last, value + up, f"{word} {value:.1f}", style)

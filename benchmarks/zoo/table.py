@@ -195,7 +195,8 @@ def page() -> str:
             "`python -m benchmarks.zoo.weights`",
             "fetches, converts and verifies the models, `python -m benchmarks.zoo.run` sweeps them, and `python -m "
             "benchmarks.zoo.table`",
-            "writes this page from the files in `results`.",
+            "writes this page from the files in `results`. `word-echo` was measured with two spans, before the first copy was added",
+            "and vectors were scaled or centered.",
             "",
             "## Causal models",
             "",
@@ -212,7 +213,7 @@ def page() -> str:
             "",
             *variant_rows(),
             "",
-            "*Side by side* concatenates the two readings, *1:2* and *2:1* weight the first and the second, *knowledge* and",
+            "*Side by side* concatenates the two spans, *1:2* and *2:1* weight the first and the second, *knowledge* and",
             "*step-by-step* are the prompts of Zhang et al. 2024. Token Prepending (Fu et al. 2024) is our implementation "
             "with `one-word`:",
             "a token before the text takes the state of the last token after each block up to that depth. In its "
@@ -246,12 +247,12 @@ def page() -> str:
             "",
             *long_rows(),
             "",
-            "On long documents the prompt gains nothing. all-MiniLM-L6-v2 reads 256 tokens of a text and gte-small 512, "
-            "the other two all of it.",
+            "On long documents no recipe is significantly above the best plain layer. all-MiniLM-L6-v2 reads 256 tokens of a text and "
+            "gte-small 512, the other two all of it.",
             "",
             "## The length of the vectors",
             "",
-            "The vectors of `word-echo` are shorter than two, those of a plain layer have a length of 28 to 52 on these "
+            "Two spans of length 1 add up to less than two; vectors of a plain layer have a length of 28 to 52 on these "
             "models. The logistic",
             "regression of mteb penalizes large weights, so short vectors are fitted less closely. Accuracy x 100 of the "
             "same vectors, made",

@@ -72,7 +72,11 @@ CLAIMS = [
         "Matching `similarities` alone gave {} at layer 4 in 3 epochs, `both` {}.",
         lambda: [_mean("distill", 4, match) for match in ("similarities", "both")],
     ),
-    Claim(LANGUAGE_MODELS, "The teacher reads twice at layer 29 and scores {}:", lambda: [_teacher()]),
+    Claim(
+        LANGUAGE_MODELS,
+        "The teacher, `word-echo` at layer 29, was measured with two spans, before the first copy was added, and scores {}:",
+        lambda: [_teacher()],
+    ),
     *(
         Claim(LANGUAGE_MODELS, text, lambda rows=rows: [_smollm2(*arguments) for arguments in rows])
         for text, rows in {

@@ -69,8 +69,8 @@ def _stock_folder() -> list[float]:
 CLAIMS = [
     Claim(
         "README.md",
-        'scores {} at its last layer, {} at the best ({} to {} points more, 95 % interval), and {} as `layer="auto"` reads '
-        "it without labels, with [a prompt](docs/recipes.md) at 0.95 of the depth ({} to {} over the best layer)",
+        "scores {} at its last layer, {} at the best ({} to {} points more, 95 % interval), and {} with [a "
+        "prompt](docs/recipes.md) at 0.95 of the depth ({} to {} over the best layer)",
         lambda: [*zoo_scores(0)[:2], *best_over_last(0)[1:], zoo_scores(0)[4], *zoo_gain(0)[1:]],
     ),
     Claim(
@@ -123,7 +123,7 @@ CLAIMS = [
     Claim("README.md", "TF-IDF scores {}", lambda: [_tf_idf()]),
     Claim(
         "docs/faq.md",
-        "scores {} at its best layer ({} to {}) and {} with the [default prompt](recipes.md) ({} to {})",
+        "scores {} at its best layer ({} to {}) and {} with the [prompt](recipes.md) `word-echo` ({} to {}, measured",
         lambda: with_intervals(0)[3:9],
     ),
     Claim("docs/faq.md", "trained for embeddings, scores **{}** ({} to {})", minilm),

@@ -19,7 +19,15 @@ from tests.docs.frames import (
     table,
 )
 from tests.docs.stated import Claim
-from tests.docs.zoo_numbers import best_over_last, best_plain_depth, long_losses, minilm, parameters, with_intervals
+from tests.docs.zoo_numbers import (
+    author_scores,
+    best_over_last,
+    best_plain_depth,
+    long_losses,
+    minilm,
+    parameters,
+    with_intervals,
+)
 
 SELECTION, REPLICATION, BENCHMARK = "docs/selection.md", "docs/replication.md", "benchmarks/selection/README.md"
 METRIC_RULES = ("min-dime", "min-infonce", "min-dataset-entropy")
@@ -56,6 +64,11 @@ CLAIMS = [
         SELECTION,
         "by {} points on SmolLM2-135M ({} to {}, resampled examples) and {} on Gemma-3-270M ({} to {})",
         lambda: [number for loss in long_losses() for number in loss],
+    ),
+    Claim(
+        SELECTION,
+        "on authors of novels, the best plain layers, {} of {} and {} of {}, score {} and {}, `word-echo` {} and {}.",
+        author_scores,
     ),
     Claim(
         "docs/recipes.md",

@@ -77,3 +77,18 @@ def long_losses() -> list[tuple[float, float, float]]:
     chosen = [row.filter(choice="word-echo at 0.95").row(0, named=True) for row in rows]
     assert all(row.filter(choice="best single recipe and layer")["gain_low"].item() < 0 for row in rows)
     return [(-row["gain"], -row["gain_high"], -row["gain_low"]) for row in chosen]
+
+
+def author_scores() -> list[float]:
+    """Return the best plain layer and the number of layers of two models on authors, its scores, and those of `word-echo`."""
+    layers: list[float] = []
+    plain, prompted = [], []
+    for model in ("SmolLM2-135M", "Gemma-3-270M"):
+        rows = table(f"zoo/results/long/{model}.csv").filter(task="AuthorClassification")
+        num_layers = rows["layer"].max()
+        best = rows.filter(recipe="plain").sort("score").row(-1, named=True)
+        layers += [best["layer"], num_layers]
+        plain.append(best["score"])
+        layer = zoo.resolve_layer(zoo.DEPTH, num_layers)
+        prompted.append(rows.filter(recipe="word-echo", layer=layer)["score"].item())
+    return [*layers, *plain, *prompted]
