@@ -20,10 +20,11 @@ from midlayer_encoders.files import sealed
 from midlayer_encoders.sweeping import RecipesResult, SweepResult
 from midlayer_encoders.sweeping.best_layer import Notes, read_notes
 from midlayer_encoders.sweeping.mteb_jobs import Score
-from midlayer_encoders.sweeping.notes import TOGETHER, ScoringResult, _how, score_remarks
+from midlayer_encoders.sweeping.notes import TOGETHER, ScoringResult, _how, _recipe_hint, score_remarks
 from midlayer_encoders.tasks import resolve_tasks, tfidf_scores
 from midlayer_encoders.tasks.sources import TextsSource
 from tests.others_warnings import MTEB
+from tests.recipes.test_word_echo import save_causal
 from tests.report.made_frames import rows_frame
 from tests.sweeping.scoring import QUICK, layer_scores_of, sweep, write_reranking_task, write_sts_task
 
@@ -286,3 +287,21 @@ def test_recipes_share_baselines_and_failures_name_their_recipe(tmp_path: Path) 
     page = loaded.html()
     assert all(f"B ({recipe}) failed: error {place}" in page for place, recipe in enumerate(parts))
     assert set(loaded.plots()) == {"recipes", "scores"}
+
+
+@pytest.mark.parametrize(("tokens", "mean"), [({"A": 10.0, "B": 21.0}, 15.5), ({"A": 40.0}, 40.0)])
+def test_hint_of_a_prompt_states_the_tokens_that_it_costs(
+    tokens: dict[str, float], mean: float, tmp_path: Path
+) -> None:
+    encoder = LayerEncoder(save_causal("byte level", tmp_path), -1, device="cpu")
+    prompt = 'This sentence : "" means in one word:"". The rewritten sentence: "'
+    prompted = 2 * mean + len(encoder.tokenizer(prompt)["input_ids"])
+    hint = _recipe_hint(encoder, tokens, {"seconds": "7"})
+    cost = f"one more pass, over about {prompted:.0f} tokens per text instead of {mean:.0f}; this sweep took 7 s."
+    assert hint.endswith(f"It costs {cost}")
+    assert _recipe_hint(encoder, {}, {"seconds": "7"}) == ""
+
+
+def test_model_that_reads_both_ways_has_no_hint_of_a_prompt(tiny_folder: Folder) -> None:
+    encoder = LayerEncoder(tiny_folder("BERT"), -1, device="cpu")
+    assert _recipe_hint(encoder, {"A": 10.0}, {"seconds": "7"}) == ""
