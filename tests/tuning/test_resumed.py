@@ -5,13 +5,18 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from midlayer_encoders.arguments import TrainingSettings
+from midlayer_encoders.errors import OptionError
 from midlayer_encoders.extras.training import fitting, runs
+from midlayer_encoders.tasks.training_rows import TrainingRows
 from tests.tiny_folders import TEXTS
 from tests.tuning.rows import tuned
 
@@ -67,3 +72,17 @@ def test_resumed_run_gives_the_same_result(
     assert resumed.trained.losses.equals(through.trained.losses)
     assert resumed.trained.metrics.equals(through.trained.metrics)
     np.testing.assert_array_equal(resumed.encoder.encode(TEXTS), through.encoder.encode(TEXTS))
+
+
+def test_run_with_any_other_identity_is_refused_and_the_difference_is_named(tmp_path: Path) -> None:
+    encoder: Any = SimpleNamespace(spec=SimpleNamespace(digest="a"))
+    rows = TrainingRows("pairs", ({"anchor": "a", "positive": "b"},), "file")
+    run = runs.Run(encoder, rows, TrainingSettings(), tmp_path / "out", None, None)
+    with run.claimed(teacher="one"):
+        pass
+    identity = {**run.identity, "teacher": "one"}
+    assert {"rows", "encoder", *(field.name for field in fields(TrainingSettings))} <= identity.keys()
+    runs._claim_folder(run.folder, identity)
+    for name in identity:
+        with pytest.raises(OptionError, match=rf"had other values of: {name}\. Choose another"):
+            runs._claim_folder(run.folder, {**identity, name: "another"})
