@@ -22,7 +22,8 @@ from midlayer_encoders.encoder.weights_digest import tensor_checksum, weights_di
 from midlayer_encoders.models.transformers_internals import is_recording_hook
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
-_TORCH_ATTRIBUTES = vars(nn.Module()).keys() | {"_compiled_call_impl"}
+# Compilation sets the last three; `_compile_kwargs` is from Lightning, which wraps `torch.compile`.
+_TORCH_ATTRIBUTES = vars(nn.Module()).keys() | {"_compiled_call_impl", "_is_torch_compile", "_compile_kwargs"}
 # Attributes that follow from the inputs so far, or from the device.
 _STATE = re.compile(
     r"cached?$|^_?cached?_(sequence|rotary|moses|get|decode|token|dict|key)|_seen|_issued|_length_mapping|^_hf_"
@@ -88,8 +89,8 @@ class Description:
         names = () if dynamic else module._non_persistent_buffers_set
         buffers = {name: module._buffers[name] for name in names if not _STATE.search(name)}
         if module is self._encoder:  # its settings are in its spec, but not methods that were replaced
-            methods = {name: value for name, value in vars(module).items() if hasattr(type(module), name)}
-            settings = self({name: value for name, value in methods.items() if isinstance(value, _FUNCTIONS)})
+            own = [item for item in vars(module).items() if item[0] not in _TORCH_ATTRIBUTES]
+            settings = self({n: item for n, item in own if hasattr(type(module), n) and isinstance(item, _FUNCTIONS)})
         else:
             settings = self._settings(module)
         return [settings, self(buffers), self.hooks(module)]

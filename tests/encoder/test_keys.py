@@ -153,6 +153,17 @@ def test_use_of_an_encoder_leaves_its_digest(tiny_folder: Folder) -> None:
         assert encoder.spec == before
 
 
+@pytest.mark.long
+def test_compilation_leaves_the_digest(tiny_folder: Folder) -> None:
+    import lightning.fabric.wrappers  # noqa: F401  (it wraps torch.compile)
+
+    encoder = LayerEncoder(tiny_folder("Llama"), 2, device="cpu")
+    before = encoder.spec
+    encoder.compile(backend="eager")
+    torch.compile(encoder.transformer, backend="eager")
+    assert encoder.spec == before
+
+
 def test_digest_depends_on_no_address_and_no_hash() -> None:
     describe = Description(nn.Identity())
     assert describe({"b", "a", "c"}) == ["a", "b", "c"]
