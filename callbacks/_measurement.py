@@ -444,8 +444,7 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
     buffers = [
         (module, name, buffer, buffer.clone())
         for module in model.modules()
-        for name, buffer in module._buffers.items()
-        if buffer is not None
+        for name, buffer in module.named_buffers(recurse=False, remove_duplicate=False)
     ]
     # Compiled modules run eagerly, so that other input shapes do not trigger recompilation.
     with isolated_random(), torch.no_grad(), torch.compiler.set_stance("force_eager"):
@@ -456,7 +455,7 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
             for module, mode in modes:
                 module.training = mode
             for module, name, buffer, value in buffers:
-                module._buffers[name] = buffer.copy_(value)
+                setattr(module, name, buffer.copy_(value))
 
 
 def _host_copy(tensor: Tensor) -> Tensor:

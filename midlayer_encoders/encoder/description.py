@@ -87,7 +87,7 @@ class Description:
         # Dynamic rotary embeddings replace their frequencies at each pass.
         dynamic = getattr(module, "rope_type", "") in ("dynamic", "longrope")
         names = () if dynamic else module._non_persistent_buffers_set
-        buffers = {name: module._buffers[name] for name in names if not _STATE.search(name)}
+        buffers = {name: getattr(module, name) for name in names if not _STATE.search(name)}
         if module is self._encoder:  # its settings are in its spec, but not methods that were replaced
             own = [item for item in vars(module).items() if item[0] not in _TORCH_ATTRIBUTES]
             settings = self({n: item for n, item in own if hasattr(type(module), n) and isinstance(item, _FUNCTIONS)})
