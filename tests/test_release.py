@@ -36,5 +36,14 @@ def test_declared_python_versions_are_tested() -> None:
 def test_minimum_versions_are_in_the_table_of_tested_versions() -> None:
     table = _text("docs/versions.md")
     for requirement in tomllib.loads(_text("pyproject.toml"))["project"]["dependencies"]:
-        name, _, floor = requirement.partition(">=")
+        name, _, versions = requirement.partition(">=")
+        floor = versions.partition(",")[0]
         assert re.search(rf"^\| {name} \| {re.escape(floor)}(\.0)* \|", table, re.MULTILINE), requirement
+
+
+def test_libraries_with_private_parts_in_use_are_bounded_at_the_next_major() -> None:
+    requirements = tomllib.loads(_text("pyproject.toml"))["project"]["dependencies"]
+    bounds = dict(re.findall(r"^([\w-]+)>=\S+,<(\S+)$", "\n".join(requirements), re.MULTILINE))
+    floors = dict(re.findall(r"^([\w-]+)>=(\d+)", "\n".join(requirements), re.MULTILINE))
+    tested = {path.stem[5:-10].replace("_", "-") for path in _ROOT.glob("tests/*/test_*_internals.py")} - {"trainer"}
+    assert bounds == {name: str(int(floors[name]) + 1) for name in tested}
