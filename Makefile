@@ -121,7 +121,7 @@ test-newest: $(VENV)/installed
 	$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(NEWEST)
 	"$(PYTHON)" scripts/setup_environment.py --pytrec-eval-for $(NEWEST)
 	sed -n '/^dependencies = \[/,/^]/s/^ *"\([a-z0-9-]*\).*/\1/p' pyproject.toml > $(NEWEST)/names.txt
-	$(BIN)/uv pip install --quiet --python $(NEWEST) --upgrade $(addprefix --torch-backend ,$(TORCH_BACKEND)) \
+	$(BIN)/uv pip install --quiet --python $(NEWEST) $(addprefix --torch-backend ,$(TORCH_BACKEND)) \
 		-c constraints.txt -r $(NEWEST)/names.txt accelerate peft pytest
 	$(BIN)/uv pip install --quiet --python $(NEWEST) --no-deps --editable .
 	$(BIN)/uv pip list --python $(NEWEST)
