@@ -44,7 +44,7 @@ from midlayer_encoders.processes.sharing import FATAL
 from midlayer_encoders.sweeping.compression import Compression
 from midlayer_encoders.sweeping.embedder import Embedder, Vectors, item_key
 from midlayer_encoders.sweeping.store import TextNotStoredError
-from midlayer_encoders.tasks.mteb_internals import prompt_name
+from midlayer_encoders.tasks.mteb_internals import listed_texts, prompt_name
 from midlayer_encoders.tasks.samples import whole_name
 from midlayer_encoders.tasks.sources import MtebSource, SampledSource, TaskSource, task_sources
 
@@ -417,11 +417,11 @@ def _run_in_worker(job: Job) -> Score:
 
 @contextmanager
 def quiet_mteb() -> Iterator[None]:
-    """Hide the log lines, warnings and progress bars of mteb and datasets."""
+    """Hide the log lines, warnings and progress bars of mteb and datasets, and make mteb decode texts at once."""
     bars_disabled = datasets.are_progress_bars_disabled()
     datasets.disable_progress_bars()
     try:
-        with quiet_loggers("mteb"), warnings.catch_warnings():
+        with listed_texts(), quiet_loggers("mteb"), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:

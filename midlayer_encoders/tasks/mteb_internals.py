@@ -6,7 +6,8 @@ if a release of mteb changes one of these parts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -75,12 +76,11 @@ class _Listed:
 
 
 def with_lists(task: AbsTask) -> AbsTask:
-    """Make mteb decode the texts of any task, and the labels of a classification, at once, and return the task.
+    """Make mteb decode the labels of a classification at once, and return the task.
 
     The scores are the same. Tasks that override the sampling or the scoring, such as multilabel classification, keep
     their way to read labels.
     """
-    _create_dataloaders._create_dataloader_from_texts = _dataloader_of_texts
     is_standard = isinstance(task, AbsTaskClassification) and all(
         getattr(type(task), name) is getattr(AbsTaskClassification, name)
         for name in ("_undersample_data", "_calculate_scores")
@@ -91,6 +91,20 @@ def with_lists(task: AbsTask) -> AbsTask:
 
 
 _lazy_dataloader = _create_dataloaders._create_dataloader_from_texts
+_evaluations: set[object] = set()  # that are running, in all threads
+
+
+@contextmanager
+def listed_texts() -> Iterator[None]:
+    """Make mteb decode the texts of a task at once inside a ``with`` block."""
+    _evaluations.add(evaluation := object())
+    _create_dataloaders._create_dataloader_from_texts = _dataloader_of_texts
+    try:
+        yield
+    finally:
+        _evaluations.remove(evaluation)
+        if not _evaluations:
+            _create_dataloaders._create_dataloader_from_texts = _lazy_dataloader
 
 
 def _dataloader_of_texts(text: Sequence[str], *args: Any, **options: Any) -> Any:
