@@ -24,7 +24,7 @@ from benchmarks.vision.run import reader_of
 from midlayer_encoders.extras.probing import AttentiveProbes, LiveTokens, ProbeSettings, Split
 from midlayer_encoders.extras.probing.classifiers import num_heads
 from midlayer_encoders.extras.probing.probe import train_probes
-from midlayer_encoders.extras.probing.tokens import TokenSource, read_tokens
+from midlayer_encoders.extras.probing.token_states import TokenSource, read_tokens
 
 CLASSES = 10
 

@@ -198,8 +198,8 @@ class Bench:
     def whole_sweep(self) -> list[str]:
         """Return what a sweep of real tasks takes, to the end, of one last-layer pass over their distinct texts."""
         from midlayer_encoders import sweep
-        from midlayer_encoders.tasks.baselines import task_texts
         from midlayer_encoders.tasks.sources import task_sources
+        from midlayer_encoders.tasks.tfidf import task_texts
 
         if self.given.tasks is None:
             raise ValueError("the part `whole` needs --tasks, a folder with a folder for each task")

@@ -191,8 +191,8 @@ def sweep(folder: Path, given: argparse.Namespace) -> dict[str, Any]:
     from timing import timed
 
     import midlayer_encoders
-    from midlayer_encoders.tasks.baselines import task_texts
     from midlayer_encoders.tasks.sources import task_sources
+    from midlayer_encoders.tasks.tfidf import task_texts
 
     write_llama(folder / "model", 1024, 24, 16)
     encoder = encoder_of(folder / "model", -1)

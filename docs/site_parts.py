@@ -52,6 +52,7 @@ def _write(writer: Any, node: nodes.Element, display: str) -> None:
 
 # --- the reference ----------------------------------------------------------------------------------------------------
 
+_PACKAGE = Path(__file__).parents[1] / "midlayer_encoders"
 PUBLIC = (
     "", ".callbacks", ".metrics", ".tasks", ".selection", ".sweeping", ".recipes", ".frame", ".report",
     ".comparing", ".metrics.eigen", ".reading.media_inputs", ".sweeping.store", ".extras.export", ".extras.probing",
@@ -112,12 +113,12 @@ def _constants(subpackage: str) -> str:
         value = getattr(module, name)
         if inspect.isclass(value) or inspect.isroutine(value):
             continue
-        folder = Path(inspect.getfile(module)).parent
-        for file in (*sorted(folder.rglob("*.py")), folder.parent / "arguments.py"):
+        own = Path(inspect.getfile(module))
+        files = sorted(own.parent.rglob("*.py")) if own.stem == "__init__" else [own]
+        for file in (*files, _PACKAGE / "arguments.py"):
             if re.search(rf"^{name}\b.*=", file.read_text(encoding="utf8"), re.MULTILINE):
-                inner = f".{file.stem}" if file.stem != "__init__" else ""
                 short = len(repr(value)) < 200 and " object at " not in repr(value)
-                place = f"{subpackage}{inner}" if folder in file.parents else file.stem
+                place = ".".join(file.relative_to(_PACKAGE).with_suffix("").parts).removesuffix(".__init__")
                 lines += [f".. autodata:: midlayer_encoders.{place}.{name}"]
                 lines += [] if short else ["   :no-value:"]
                 break

@@ -39,8 +39,8 @@ from midlayer_encoders.sweeping.scoring.pairs import MEASURES, LabeledPairs, Sts
 from midlayer_encoders.sweeping.scoring.recording import Recorded, record
 from midlayer_encoders.sweeping.scoring.retrieval import Ranking
 from midlayer_encoders.tasks import task_label
-from midlayer_encoders.tasks.baselines import task_texts
 from midlayer_encoders.tasks.sources import TaskSource, task_sources
+from midlayer_encoders.tasks.tfidf import task_texts
 
 RECIPES = (
     "plain", "plain+last", "plain+skip-first", "plain+center",

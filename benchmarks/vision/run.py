@@ -21,7 +21,7 @@ from benchmarks.vision.model import PatchTransformer
 from benchmarks.vision.objectives import OBJECTIVES, Objective
 from midlayer_encoders.callbacks import LayerMetricsCallback
 from midlayer_encoders.extras.probing import LiveTokens, ProbeResult, ProbeSettings, Split, probe_tokens, wilson
-from midlayer_encoders.extras.probing.tokens import read_tokens, read_vectors
+from midlayer_encoders.extras.probing.token_states import read_tokens, read_vectors
 from midlayer_encoders.metrics import make_metrics
 from midlayer_encoders.metrics.measuring import num_views, token_receiver, update_views
 from midlayer_encoders.models.anatomy import find_anatomy

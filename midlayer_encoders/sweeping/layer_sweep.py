@@ -47,9 +47,9 @@ from midlayer_encoders.sweeping.request import SweepRequest, SweepSettings
 from midlayer_encoders.sweeping.store import text_key
 from midlayer_encoders.sweeping.sweep_result import RecipesResult, SweepResult
 from midlayer_encoders.sweeping.task_scoring import TaskScorer
-from midlayer_encoders.tasks.baselines import source_texts
 from midlayer_encoders.tasks.sources import Tasks, TaskSource, TextsSource, limited_sources, task_sources
 from midlayer_encoders.tasks.table_files import Columns
+from midlayer_encoders.tasks.tfidf import source_texts
 
 _CENTER_TEXTS = 512  # enough for a stable mean
 _PLURALS = {"text": "texts", "image": "images", "audio": "waveforms"}

@@ -29,7 +29,7 @@ from midlayer_encoders.sweeping.mteb_jobs import Job, Score, Workers, finished_s
 from midlayer_encoders.sweeping.notes import TOGETHER, ScoringResult
 from midlayer_encoders.sweeping.scoring import Read, resampled_scores
 from midlayer_encoders.sweeping.scoring.recording import Recorded, record, scores_together
-from midlayer_encoders.tasks.baselines import task_texts
+from midlayer_encoders.tasks.tfidf import task_texts
 
 MAX_CONFIRMED = 3  # layers per task: the best, the second best and the last
 _FORMAT = 2  # of the score files; another number invalidates them

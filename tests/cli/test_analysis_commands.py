@@ -14,7 +14,7 @@ import pytest
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.comparing import CompareResult, ProgressionResult, progression
 from midlayer_encoders.extras import probing
-from midlayer_encoders.extras.probing import tokens
+from midlayer_encoders.extras.probing import token_states as tokens
 from tests.cli.calls import check_every_option, run, tables
 from tests.grouped import compare, probe
 from tests.tiny_folders import TEXTS, save_tiny

@@ -17,7 +17,7 @@ from mteb.abstasks import AbsTask
 from mteb.mocks.mock_tasks import MockRerankingTask, MockRetrievalTask
 
 from midlayer_encoders.tasks import TfidfEncoder
-from midlayer_encoders.tasks.baselines import task_texts
+from midlayer_encoders.tasks.tfidf import task_texts
 from tests.others_warnings import MTEB
 
 pytestmark = MTEB

@@ -27,7 +27,7 @@ from midlayer_encoders.extras.probing import (
 )
 from midlayer_encoders.extras.probing.labeled_examples import read_examples
 from midlayer_encoders.extras.probing.probe import train_probes
-from midlayer_encoders.extras.probing.tokens import LiveTokens, read_tokens
+from midlayer_encoders.extras.probing.token_states import LiveTokens, read_tokens
 from midlayer_encoders.reading.reader import layer_reader
 from midlayer_encoders.tasks import TaskFileError
 from midlayer_encoders.tasks.table_files import Columns

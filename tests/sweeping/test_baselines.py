@@ -19,8 +19,8 @@ from midlayer_encoders._types import Stage
 from midlayer_encoders.models.hub import package_folder
 from midlayer_encoders.sweeping import RecipesResult, SweepResult, baselines, task_scoring
 from midlayer_encoders.tasks import TfidfEncoder, tfidf_scores
-from midlayer_encoders.tasks.baselines import task_texts
 from midlayer_encoders.tasks.sources import task_sources
+from midlayer_encoders.tasks.tfidf import task_texts
 from tests.cli.calls import run, tables
 from tests.others_warnings import MTEB
 from tests.sweeping.scoring import sweep, write_reranking_task, write_sts_task

@@ -12,10 +12,10 @@ import pytrec_eval
 
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.tasks import TaskFileError, TfidfEncoder, resolve_tasks, tfidf_scores
-from midlayer_encoders.tasks.baselines import task_texts
 from midlayer_encoders.tasks.file_tasks import files_data
 from midlayer_encoders.tasks.sources import task_sources
 from midlayer_encoders.tasks.table_files import Columns
+from midlayer_encoders.tasks.tfidf import task_texts
 from tests.others_warnings import MTEB
 from tests.tasks.rows import ROWS, SENTENCES, write
 

@@ -6,9 +6,9 @@ from collections import Counter
 import pytest
 
 from midlayer_encoders.tasks import BUILTIN_TASKS, STS_GRADES, resolve_tasks, task_label, tfidf_scores
-from midlayer_encoders.tasks.baselines import task_texts
 from midlayer_encoders.tasks.docstrings import builtin_data, entries
 from midlayer_encoders.tasks.sources import task_sources
+from midlayer_encoders.tasks.tfidf import task_texts
 from tests.tasks.made import task_name
 
 MARKUP = re.compile(r":\w+:`|`|\*\*|::|^\.\. |>>>|\[\d+\]_|</?\w+>|\]\(")

@@ -231,7 +231,7 @@ def test_mteb_cache_never_returns_scores_of_other_rows(tmp_path: Path) -> None:
     from mteb.cache import ResultCache
 
     from midlayer_encoders.tasks import TfidfEncoder
-    from midlayer_encoders.tasks.baselines import task_texts
+    from midlayer_encoders.tasks.tfidf import task_texts
 
     cache = ResultCache(tmp_path / "cache")
     scores = []

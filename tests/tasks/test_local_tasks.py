@@ -11,7 +11,7 @@ from scipy.stats import spearmanr
 from sklearn.metrics import average_precision_score
 
 from midlayer_encoders.tasks import TfidfEncoder, resolve_tasks
-from midlayer_encoders.tasks.baselines import task_texts
+from midlayer_encoders.tasks.tfidf import task_texts
 from tests.others_warnings import MTEB
 from tests.tasks.rows import ROWS, write
 

@@ -16,9 +16,9 @@ import pytest
 
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.tasks import TaskFileError, resolve_tasks
-from midlayer_encoders.tasks.baselines import source_texts
 from midlayer_encoders.tasks.sources import TextsSource, task_sources
 from midlayer_encoders.tasks.table_files import Columns
+from midlayer_encoders.tasks.tfidf import source_texts
 from tests.tasks.rows import ROWS, SENTENCES, write
 
 FORMS: dict[str, Callable[[Any], Any]] = {

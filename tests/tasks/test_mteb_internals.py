@@ -67,7 +67,7 @@ def test_prompt_for_task_type_and_input_takes_precedence() -> None:
 @pytest.mark.long
 def test_listed_labels_do_not_change_mteb_scores(tmp_path) -> None:
     from midlayer_encoders.tasks import TfidfEncoder, resolve_tasks
-    from midlayer_encoders.tasks.baselines import task_texts
+    from midlayer_encoders.tasks.tfidf import task_texts
 
     (local,) = resolve_tasks(write(tmp_path / "Classification.jsonl", ROWS["Classification"]))
     local.load_data()

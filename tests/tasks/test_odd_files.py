@@ -124,7 +124,7 @@ def test_long_task_name_is_shortened_to_a_valid_file_name(tmp_path: Path) -> Non
     from mteb.cache import ResultCache
 
     from midlayer_encoders.tasks import TfidfEncoder
-    from midlayer_encoders.tasks.baselines import task_texts
+    from midlayer_encoders.tasks.tfidf import task_texts
 
     for name in ("n" * 240, "名" * 80):
         write(tmp_path / name / "test.jsonl", ROWS["STS"])

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from midlayer_encoders.tasks import TaskFileError, resolve_tasks
-from midlayer_encoders.tasks.baselines import source_texts, task_texts
 from midlayer_encoders.tasks.file_tasks import files_data
 from midlayer_encoders.tasks.sources import own_texts, task_sources
+from midlayer_encoders.tasks.tfidf import source_texts, task_texts
 from tests.others_warnings import MTEB
 from tests.tasks.rows import ROWS, SENTENCES, write
 

@@ -14,9 +14,9 @@ from mteb.abstasks.task_metadata import TaskMetadata
 
 from midlayer_encoders._types import content_digest
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.tasks.baselines import task_texts
 from midlayer_encoders.tasks.samples import sample_order, training_order
 from midlayer_encoders.tasks.sources import ObjectSource, SampledSource, limited_sources, task_sources
+from midlayer_encoders.tasks.tfidf import task_texts
 from tests.others_warnings import MTEB
 from tests.scoring.made import retrieval
 from tests.tasks.rows import ROWS, write

@@ -8,7 +8,7 @@ from scipy.stats import spearmanr
 from sklearn.feature_extraction.text import TfidfVectorizer
 
 from midlayer_encoders.tasks import TfidfEncoder, resolve_tasks, tfidf_scores
-from midlayer_encoders.tasks.baselines import task_texts
+from midlayer_encoders.tasks.tfidf import task_texts
 from tests.tasks.rows import ROWS, SENTENCES, write
 
 

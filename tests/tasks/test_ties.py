@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from midlayer_encoders.tasks import TfidfEncoder, resolve_tasks
-from midlayer_encoders.tasks.baselines import task_texts
+from midlayer_encoders.tasks.tfidf import task_texts
 from tests.others_warnings import MTEB
 from tests.tasks.rows import write
 

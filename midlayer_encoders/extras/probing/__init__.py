@@ -5,7 +5,7 @@ from midlayer_encoders.extras.probing.classifiers import AttentiveProbes, Linear
 from midlayer_encoders.extras.probing.examples import Split, split_examples
 from midlayer_encoders.extras.probing.probe import probe, probe_tokens
 from midlayer_encoders.extras.probing.probe_result import ProbeResult, wilson
-from midlayer_encoders.extras.probing.tokens import CachedTokens, LiveTokens
+from midlayer_encoders.extras.probing.token_states import CachedTokens, LiveTokens
 
 __all__ = [
     "AttentiveProbes",

@@ -17,7 +17,7 @@ from midlayer_encoders.errors import NotFiniteError, OptionError, short_repr
 from midlayer_encoders.extras.probing.classifiers import PROBE_KINDS, AttentiveProbes, LinearProbes, ProbeKind
 from midlayer_encoders.extras.probing.examples import Split, split_examples
 from midlayer_encoders.extras.probing.probe_result import ProbeResult
-from midlayer_encoders.extras.probing.tokens import LiveTokens, TokenSource, read_tokens, read_vectors
+from midlayer_encoders.extras.probing.token_states import LiveTokens, TokenSource, read_tokens, read_vectors
 from midlayer_encoders.metrics.label_accuracy import class_numbers, label_list
 from midlayer_encoders.processes.sharing import share_model
 from midlayer_encoders.reading.batches import batches_of
