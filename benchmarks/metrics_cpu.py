@@ -149,7 +149,8 @@ def tiny_folder(folder: str) -> str:
 
 
 def compare(name: str, encoder: Any, texts: list[str], views: int) -> list[str]:
-    from midlayer_encoders.metrics.measuring import measure_layers, num_passes
+    from midlayer_encoders.metrics.feeding import num_passes
+    from midlayer_encoders.metrics.measuring import measure_layers
     from midlayer_encoders.metrics.text_views import augment
 
     made = augment(texts, views=views, seed=0)

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from timing import fastest, peak
 
 from midlayer_encoders.metrics import Curvature, LayerMetric, PromptEffectiveRank, PromptEntropy, prompt_entropy
-from midlayer_encoders.metrics.measuring import compute_metrics
+from midlayer_encoders.metrics.feeding import compute_metrics
 from midlayer_encoders.models.anatomy import find_anatomy
 from midlayer_encoders.reading.capture import capture
 

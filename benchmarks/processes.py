@@ -20,7 +20,8 @@ import joblib
 
 from benchmarks.scoring import encoder_of
 from midlayer_encoders.extras.vectors import embedding
-from midlayer_encoders.processes.sharing import Group, launch
+from midlayer_encoders.processes.group import Group
+from midlayer_encoders.processes.sharing import launch
 from midlayer_encoders.sweeping import SweepSettings, layer_sweep
 from midlayer_encoders.sweeping.embedder import Embedder
 from midlayer_encoders.sweeping.task_scoring import TaskScorer

@@ -18,8 +18,8 @@ from midlayer_encoders._types import MIN_MEASURED_TOKENS
 from midlayer_encoders.errors import AnatomyError, MidlayerError, NotFiniteError, OptionError
 from midlayer_encoders.metrics import LayerMetric
 from midlayer_encoders.metrics.eigen import without_kernels
+from midlayer_encoders.metrics.feeding import compute_metrics, num_copies, num_views, token_receiver, update_views
 from midlayer_encoders.metrics.label_accuracy import check_labels, ridge_correct
-from midlayer_encoders.metrics.measuring import compute_metrics, num_copies, num_views, token_receiver, update_views
 from midlayer_encoders.metrics.text_views import drop_words
 from midlayer_encoders.models.anatomy import Anatomy, find_anatomy, resolve_layers
 from midlayer_encoders.models.transformers_internals import input_embeddings, without_cache

@@ -13,7 +13,7 @@ from typing import Any, Concatenate, Literal, ParamSpec, TypeAlias, TypeVar
 from midlayer_encoders._types import NORMS, POOLINGS, Layer, Norm, Pooling
 from midlayer_encoders.errors import OptionError, short_repr
 from midlayer_encoders.metrics import LayerMetric, make_metrics
-from midlayer_encoders.metrics.measuring import num_views
+from midlayer_encoders.metrics.feeding import num_views
 from midlayer_encoders.metrics.text_views import augment
 from midlayer_encoders.validation import check_choice, check_count, check_flag, check_path, check_seed, check_text
 

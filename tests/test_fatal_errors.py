@@ -28,8 +28,8 @@ from midlayer_encoders.errors import CutError, DiskFullError, FolderError
 from midlayer_encoders.extras.vectors.parquet_parts import PartWriter
 from midlayer_encoders.files import read_artifact
 from midlayer_encoders.processes.cluster import ClusterJob
+from midlayer_encoders.processes.group import ALONE, FATAL, Group, ProcessLostError
 from midlayer_encoders.processes.pool import _answer
-from midlayer_encoders.processes.sharing import ALONE, FATAL, Group, ProcessLostError
 from midlayer_encoders.sweeping import mteb_jobs, task_scoring
 from midlayer_encoders.sweeping.mteb_jobs import run_job
 from midlayer_encoders.sweeping.task_scoring import TaskScorer
@@ -166,7 +166,7 @@ PLACES: dict[str, tuple[Callable[..., Any], list[BaseException]]] = {
     "midlayer_encoders/sweeping/task_scoring.py:_score_at_once": (score_at_once, []),
     "midlayer_encoders/sweeping/mteb_jobs.py:run_job": (score_with_mteb, []),
     "midlayer_encoders/comparing/progression.py:measure": (measure_checkpoints, []),
-    "midlayer_encoders/processes/sharing.py:share": (share_work, [*DISK, *MEMORY, ORDINARY]),
+    "midlayer_encoders/processes/group.py:share": (share_work, [*DISK, *MEMORY, ORDINARY]),
     "midlayer_encoders/processes/pool.py:_answer": (answer_of_a_process, [*DISK, *MEMORY, ORDINARY]),
     "midlayer_encoders/extras/vectors/parquet_parts.py:__call__": (write_part, [*DISK, *MEMORY, ORDINARY]),
     "midlayer_encoders/encoder/build.py:_build_from_files": (load_encoder, [*DISK, *MEMORY]),

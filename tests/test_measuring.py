@@ -26,7 +26,7 @@ from midlayer_encoders.metrics import (
     prompt_entropy,
     uniformity,
 )
-from midlayer_encoders.metrics.measuring import num_passes
+from midlayer_encoders.metrics.feeding import num_passes
 from midlayer_encoders.metrics.text_views import augment, drop_words
 from midlayer_encoders.reading.media_inputs import InputError
 from tests.families import DEPTH

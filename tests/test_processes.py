@@ -35,15 +35,9 @@ from midlayer_encoders.errors import DiskFullError, FolderError, MidlayerError, 
 from midlayer_encoders.extras.probing import ProbeSettings
 from midlayer_encoders.files import folder_lock
 from midlayer_encoders.processes import pool as pool_module
+from midlayer_encoders.processes.group import Group, OtherProcessError, ProcessLostError
 from midlayer_encoders.processes.pool import ProcessPool
-from midlayer_encoders.processes.sharing import (
-    Group,
-    OtherProcessError,
-    ProcessLostError,
-    cpus_per_process,
-    end_with_parent,
-    launch,
-)
+from midlayer_encoders.processes.sharing import cpus_per_process, end_with_parent, launch
 from midlayer_encoders.selection import select
 from midlayer_encoders.sweeping import mteb_jobs
 from midlayer_encoders.sweeping.mteb_jobs import Workers

@@ -11,7 +11,7 @@ from polars.testing import assert_frame_equal
 
 from midlayer_encoders import LayerEncoder, measure
 from midlayer_encoders.metrics import TooFewTextsError
-from midlayer_encoders.processes.sharing import Group, OtherProcessError
+from midlayer_encoders.processes.group import Group, OtherProcessError
 from tests.two_processes import in_two_processes
 
 Folder = Callable[[str], str]

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from midlayer_encoders.processes import sharing
-from midlayer_encoders.processes.sharing import Group, ProcessLostError
+from midlayer_encoders.processes.group import Group, ProcessLostError
 
 T = TypeVar("T")
 

@@ -17,7 +17,7 @@ from benchmarks.pretraining.tasks import Evaluation, padded
 from midlayer_encoders._types import Norm
 from midlayer_encoders.callbacks import LayerMetricsCallback
 from midlayer_encoders.metrics import METRICS, LayerMetric, PromptEntropy, make_metrics
-from midlayer_encoders.metrics.measuring import compute_metrics, token_receiver, update_views
+from midlayer_encoders.metrics.feeding import compute_metrics, token_receiver, update_views
 from midlayer_encoders.models.anatomy import find_anatomy
 from midlayer_encoders.reading.batches import plan_batches
 from midlayer_encoders.reading.capture import final_norm

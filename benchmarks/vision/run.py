@@ -23,7 +23,7 @@ from midlayer_encoders.callbacks import LayerMetricsCallback
 from midlayer_encoders.extras.probing import LiveTokens, ProbeResult, ProbeSettings, Split, probe_tokens, wilson
 from midlayer_encoders.extras.probing.token_states import read_tokens, read_vectors
 from midlayer_encoders.metrics import make_metrics
-from midlayer_encoders.metrics.measuring import num_views, token_receiver, update_views
+from midlayer_encoders.metrics.feeding import num_views, token_receiver, update_views
 from midlayer_encoders.models.anatomy import find_anatomy
 from midlayer_encoders.reading.reader import LayerReader
 

@@ -275,7 +275,7 @@ def check_model(model: str, options: EncoderOptions) -> None:
 def load_model(model: str, options: EncoderOptions, *, devices: int = 1, num_nodes: int = 1) -> LayerEncoder:
     """Return the encoder of a whole model, on the device of this process if several share the work."""
     check_model(model, options)
-    from midlayer_encoders.encoder.sentence_transformers_encoder import load_shared  # imports torch
+    from midlayer_encoders.encoder.whole_model import load_shared  # imports torch
 
     with show_waiting("loading", f"Loading {model}"):
         encoder, _ = load_shared(model, options.changed(), devices, num_nodes)

@@ -48,7 +48,7 @@ def metrics(
     encoder = _arguments.load_model(model, options, **processes)
     from midlayer_encoders import measure
     from midlayer_encoders.frame.tidy_result import write_frame
-    from midlayer_encoders.metrics.measuring import num_passes
+    from midlayer_encoders.metrics.feeding import num_passes
     from midlayer_encoders.models.hub import shown_name
     from midlayer_encoders.report import plot_metrics, report_html, write_figure
     from midlayer_encoders.report.pages import write_page

@@ -25,7 +25,7 @@ from midlayer_encoders.errors import OptionError, short_repr
 from midlayer_encoders.files import check_output_folder, expand_home
 from midlayer_encoders.frame.schema import NamedSubject, tidy_frame, tidy_rows
 from midlayer_encoders.metrics import METRICS, Kind, TooFewTextsError
-from midlayer_encoders.metrics.measuring import extra_passes
+from midlayer_encoders.metrics.feeding import extra_passes
 from midlayer_encoders.metrics.text_views import augment, drop_words
 from midlayer_encoders.models.hub import name_and_revision
 from midlayer_encoders.reading.batches import batches_of

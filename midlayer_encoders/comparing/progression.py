@@ -24,10 +24,11 @@ from midlayer_encoders.files import check_links
 from midlayer_encoders.frame.steps import layer_changes, settled
 from midlayer_encoders.frame.tidy_result import kept_frame
 from midlayer_encoders.metrics import TooFewTextsError
-from midlayer_encoders.metrics.measuring import extra_passes, num_passes
+from midlayer_encoders.metrics.feeding import extra_passes, num_passes
 from midlayer_encoders.metrics.text_views import augment
 from midlayer_encoders.processes.cluster import Cluster, ClusterJob, Queue
-from midlayer_encoders.processes.sharing import FATAL, Group, join
+from midlayer_encoders.processes.group import FATAL, Group
+from midlayer_encoders.processes.sharing import join
 from midlayer_encoders.report import plot_steps_curves
 from midlayer_encoders.report.results import Result, versions
 from midlayer_encoders.report.training_page import steps_html, steps_words

@@ -36,7 +36,8 @@ from midlayer_encoders.reading.media_inputs import InputError, medium_of
 from midlayer_encoders.reading.pooling import pool, real_tokens
 from midlayer_encoders.reading.reader import LayerReader, layer_reader
 from midlayer_encoders.reading.towers import joint_reader
-from midlayer_encoders.recipes import CHARACTERS_PER_TOKEN, Counting
+from midlayer_encoders.recipes import CHARACTERS_PER_TOKEN
+from midlayer_encoders.token_selector import TokenSelector
 from midlayer_encoders.validation import check_choice, check_count, check_text
 
 logger = logging.getLogger(__name__)
@@ -277,7 +278,7 @@ class EmbeddingEncoder(SavableEncoder):
         """Whether the pooling leaves out the tokens of a prompt."""
         return not all(getattr(module, "include_prompt", True) for module in self)
 
-    def pooled_tokens(self, prompt: str) -> Counting:
+    def pooled_tokens(self, prompt: str) -> TokenSelector:
         """Return which tokens to pool after a prompt."""
         length = prompt_length(self[0], prompt) if prompt and self.leaves_out_prompts else 0
         return replace(self.counting, prompt_tokens=length)

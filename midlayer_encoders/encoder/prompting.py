@@ -16,6 +16,7 @@ from midlayer_encoders.encoder.saved_folder import SavedFolder
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.models.anatomy import most_tokens
 from midlayer_encoders.reading.pooled_spans import PooledSpans, split_spans
+from midlayer_encoders.token_selector import TokenLayout, TokenSelector
 
 # --- prompts ---------------------------------------------------------------------------------------------------------
 
@@ -51,7 +52,7 @@ def resolve_prompts(options: EncoderOptions, saved: SavedFolder) -> tuple[dict[s
 # --- templates -------------------------------------------------------------------------------------------------------
 
 
-def apply_template(first: Any, options: EncoderOptions, name: str) -> recipes.Counting:
+def apply_template(first: Any, options: EncoderOptions, name: str) -> TokenSelector:
     """Make the first module's tokenizer add the template to each text, and return the selection of the pooled tokens.
 
     Args:
@@ -60,7 +61,7 @@ def apply_template(first: Any, options: EncoderOptions, name: str) -> recipes.Co
         name: name of the model for error messages.
     """
     pool_template = options.template_tokens is not False
-    layout = recipes.TokenLayout()
+    layout = TokenLayout()
     special_ids: tuple[int, ...] = ()
     if options.skip_special:
         if not isinstance(first.tokenizer, PreTrainedTokenizerBase):
@@ -79,7 +80,7 @@ def apply_template(first: Any, options: EncoderOptions, name: str) -> recipes.Co
             first.processor = tokenizer
         elif options.template is not None:
             first.processor.tokenizer = tokenizer
-    return recipes.Counting(layout, options.skip_first, pool_template, special_ids=special_ids)
+    return TokenSelector(layout, options.skip_first, pool_template, special_ids=special_ids)
 
 
 def _tokenizer_parts(options: EncoderOptions) -> recipes.TemplateParts:
@@ -105,7 +106,7 @@ def prompting_settings(options: EncoderOptions) -> str:
 # --- the pooling and the modules after it ---------------------------------------------------------------------------
 
 
-def pool_spans(modules: list[Any], layout: recipes.TokenLayout, join: str | None) -> list[Any]:
+def pool_spans(modules: list[Any], layout: TokenLayout, join: str | None) -> list[Any]:
     """Return modules whose pooling takes the spans of a template with a mark; otherwise the same modules.
 
     Args:

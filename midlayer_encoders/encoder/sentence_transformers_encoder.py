@@ -31,7 +31,6 @@ from midlayer_encoders.encoder.verification import check_is_causal
 from midlayer_encoders.errors import OptionError, short_repr
 from midlayer_encoders.models import transformers_internals as internals
 from midlayer_encoders.models.hub import local_only, model_location, named_as_typed, shown_name, weight_files
-from midlayer_encoders.processes.sharing import Group, join, share_model
 from midlayer_encoders.reading.locks import turn
 from midlayer_encoders.recipes import PLAIN, Recipe, recipe_of
 from midlayer_encoders.validation import check_choice, check_matches_encoder, check_text, layer_number
@@ -324,31 +323,6 @@ def complete_encoder(model: str, options: Mapping[str, Any]) -> LayerEncoder:
             ", ".join(encoder.saved.trained),
         )
     return encoder
-
-
-def load_encoder(model: str | LayerEncoder, options: Mapping[str, Any]) -> LayerEncoder:
-    """Return the encoder of a named model with all its layers, or verify that the options match an encoder's own."""
-    if not isinstance(model, LayerEncoder):
-        return complete_encoder(model, options)
-    model.check_own(options)
-    return model
-
-
-def load_shared(
-    model: str | LayerEncoder, options: Mapping[str, Any], devices: int, num_nodes: int
-) -> tuple[LayerEncoder, Group]:
-    """Return :func:`load_encoder`'s encoder on the device of this process, and the processes that share its work.
-
-    Args:
-        model: folder or hub name, or an encoder.
-        options: keywords of :class:`~midlayer_encoders.EncoderOptions`.
-        devices: processes on this machine.
-        num_nodes: number of machines.
-    """
-    if not isinstance(model, LayerEncoder):  # each process loads onto its own device
-        join(devices, num_nodes, cpu=options.get("device") == "cpu")
-    encoder = load_encoder(model, options)
-    return encoder, share_model(encoder, devices, num_nodes)
 
 
 def _as_selection(choice: EncoderChoice | None) -> Selection | None:

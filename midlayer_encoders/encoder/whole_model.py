@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Unpack
 
 import polars as pl
@@ -12,11 +12,38 @@ from midlayer_encoders._types import Layer, Progress
 from midlayer_encoders.arguments import TokenBudget
 from midlayer_encoders.encoder.first_module import MemoryModule
 from midlayer_encoders.encoder.options import EncoderKeywords
-from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder, load_shared, with_encoder
+from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder, complete_encoder, with_encoder
 from midlayer_encoders.errors import OptionError, short_repr
 from midlayer_encoders.metrics.measuring import measure_layers
+from midlayer_encoders.processes.group import Group
+from midlayer_encoders.processes.sharing import join, share_model
 from midlayer_encoders.recipes import Recipe
 from midlayer_encoders.selection import Selection, select
+
+
+def load_encoder(model: str | LayerEncoder, options: Mapping[str, Any]) -> LayerEncoder:
+    """Return the encoder of a named model with all its layers, or verify that the options match an encoder's own."""
+    if not isinstance(model, LayerEncoder):
+        return complete_encoder(model, options)
+    model.check_own(options)
+    return model
+
+
+def load_shared(
+    model: str | LayerEncoder, options: Mapping[str, Any], devices: int, num_nodes: int
+) -> tuple[LayerEncoder, Group]:
+    """Return :func:`load_encoder`'s encoder on the device of this process, and the processes that share its work.
+
+    Args:
+        model: folder or hub name, or an encoder.
+        options: keywords of :class:`~midlayer_encoders.EncoderOptions`.
+        devices: processes on this machine.
+        num_nodes: number of machines.
+    """
+    if not isinstance(model, LayerEncoder):  # each process loads onto its own device
+        join(devices, num_nodes, cpu=options.get("device") == "cpu")
+    encoder = load_encoder(model, options)
+    return encoder, share_model(encoder, devices, num_nodes)
 
 
 def measure(

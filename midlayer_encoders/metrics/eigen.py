@@ -1,6 +1,6 @@
 """Eigenvalue spectra of many small symmetric matrices at once.
 
-On a GPU with Triton, matrices of up to 512 rows are solved by kernels, :mod:`midlayer_encoders.extras.kernels.spectra`:
+On a GPU with Triton, matrices of up to 512 rows are solved by kernels, ``midlayer_encoders.extras.kernels.spectra``:
 Householder tridiagonalization and Sturm bisection, for matrices of mixed sizes in one batch. Method ``"exact"`` is
 float64, with errors like LAPACK's, and ``"fast"`` is float32. Elsewhere both are LAPACK (or cuSOLVER) in float64, with
 equal sizes batched and several threads; so is ``"exact"`` on AMD's GPUs and with torch before 2.9.

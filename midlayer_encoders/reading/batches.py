@@ -20,7 +20,7 @@ from midlayer_encoders.models.anatomy import Anatomy, suffers_from_padding
 from midlayer_encoders.reading.locks import turn
 from midlayer_encoders.reading.media_inputs import audio_lengths, check_taken, medium_of
 from midlayer_encoders.reading.pooled_spans import PooledSpans
-from midlayer_encoders.recipes import Counting
+from midlayer_encoders.token_selector import TokenSelector
 from midlayer_encoders.validation import check_count, check_texts
 
 #: Tokens in a batch; ``"auto"`` for the best number on the device.
@@ -85,7 +85,7 @@ class LayerSource(Protocol):
     def default_prompt(self) -> str:
         """The prompt used by default."""
 
-    def pooled_tokens(self, prompt: str) -> Counting:
+    def pooled_tokens(self, prompt: str) -> TokenSelector:
         """Return which tokens to pool after a prompt."""
 
     @property

@@ -21,7 +21,7 @@ from midlayer_encoders._types import Layer, Norm, Pooling
 from midlayer_encoders.errors import NotFiniteError, OptionError
 from midlayer_encoders.models.anatomy import Anatomy, resolve_layers
 from midlayer_encoders.models.transformers_internals import without_cache
-from midlayer_encoders.processes.sharing import ALONE, Group, cpus_per_process
+from midlayer_encoders.processes.group import ALONE, Group
 from midlayer_encoders.reading import causal
 from midlayer_encoders.reading.ahead import ahead
 from midlayer_encoders.reading.batches import LayerSource, TextInputs
@@ -29,7 +29,7 @@ from midlayer_encoders.reading.capture import capture, final_norm
 from midlayer_encoders.reading.fused import fused_blocks
 from midlayer_encoders.reading.pooled_spans import PooledSpans
 from midlayer_encoders.reading.pooling import pool_normalized, real_tokens
-from midlayer_encoders.recipes import Counting
+from midlayer_encoders.token_selector import TokenSelector
 
 #: Called with the layer, the raw states ``(B, T, D)``, the mask ``(B, T)`` and the inputs' positions.
 TokenReceive: TypeAlias = Callable[[int, Tensor, Tensor, list[int]], None]
@@ -107,7 +107,7 @@ class LayerReader:
     truncate_dim: int | None = None
     device: torch.device | None = None
     unmasked: bool = False
-    counting: Counting = Counting()
+    counting: TokenSelector = TokenSelector()
     normalize: bool = False
     spans: PooledSpans | None = None
 
@@ -174,6 +174,8 @@ class LayerReader:
         """Return the number of threads that prepare batches."""
         if getattr(self.preprocess, "tokenizer", None) is not None or self.device is None or self.device.type != "cuda":
             return _TEXT_THREADS
+        from midlayer_encoders.processes.sharing import cpus_per_process
+
         return max(_TEXT_THREADS, min(cpus_per_process(1) // 2, _MAX_MEDIA_THREADS))
 
     def vectors(

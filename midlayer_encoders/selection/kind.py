@@ -14,7 +14,7 @@ from midlayer_encoders._types import Progress, Stage
 from midlayer_encoders.metrics.label_accuracy import equal_steps, resampled_means
 from midlayer_encoders.metrics.sample_metrics import LEAST_TOKENS, half_match_by_text, half_means
 from midlayer_encoders.models.anatomy import resolve_layer
-from midlayer_encoders.processes.sharing import ALONE, Group
+from midlayer_encoders.processes.group import ALONE, Group
 from midlayer_encoders.reading.batches import (
     LayerSource,
     batches_of,

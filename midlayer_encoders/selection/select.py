@@ -29,7 +29,8 @@ from midlayer_encoders.metrics.label_accuracy import (
 from midlayer_encoders.metrics.measuring import measure_layers
 from midlayer_encoders.metrics.sample_metrics import LEAST_TOKENS
 from midlayer_encoders.models.anatomy import resolve_layer
-from midlayer_encoders.processes.sharing import ALONE, Group, share_model
+from midlayer_encoders.processes.group import ALONE, Group
+from midlayer_encoders.processes.sharing import share_model
 from midlayer_encoders.reading.batches import (
     LayerSource,
     batches_of,

@@ -17,7 +17,7 @@ from midlayer_encoders.arguments import TokenBudget
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.files import read_artifact, write_file_once
-from midlayer_encoders.processes.sharing import Group
+from midlayer_encoders.processes.group import Group
 from midlayer_encoders.reading.ahead import Behind
 from midlayer_encoders.reading.batches import batches_of, is_combined, tokens_that_fit
 from midlayer_encoders.reading.media_inputs import is_pil, read_audio, read_image

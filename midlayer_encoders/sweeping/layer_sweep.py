@@ -16,8 +16,9 @@ import polars as pl
 from midlayer_encoders import validation
 from midlayer_encoders._types import Layer, Precision, Progress, Stage, content_digest
 from midlayer_encoders.encoder.options import EncoderKeywords, make_options
-from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder, load_shared
+from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.encoder.spec import result_name, result_revision
+from midlayer_encoders.encoder.whole_model import load_shared
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.files import LOCK, check_links, make_folder, write_file
 from midlayer_encoders.frame.schema import tidy_frame, tidy_rows
@@ -25,7 +26,8 @@ from midlayer_encoders.frame.summaries import RESAMPLES_SCHEMA
 from midlayer_encoders.frame.tidy_result import kept_frame
 from midlayer_encoders.metrics.measuring import measure_layers
 from midlayer_encoders.models.anatomy import paired_layers
-from midlayer_encoders.processes.sharing import Group, check_launcher, cpus_per_process
+from midlayer_encoders.processes.group import Group
+from midlayer_encoders.processes.sharing import check_launcher, cpus_per_process
 from midlayer_encoders.recipes import PLAIN, SMALLEST_SAMPLE, Recipe, fitting_recipes, recipes_of
 from midlayer_encoders.report.results import versions
 from midlayer_encoders.sweeping.baselines import baselines_for

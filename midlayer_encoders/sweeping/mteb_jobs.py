@@ -39,8 +39,8 @@ from midlayer_encoders.errors import MidlayerError, OptionError, error_summary
 from midlayer_encoders.files import explain_full_disk, make_folder, read_artifact, scratch, write_file
 from midlayer_encoders.metrics.label_accuracy import all_alike
 from midlayer_encoders.models.hub import offline_cause
+from midlayer_encoders.processes.group import FATAL
 from midlayer_encoders.processes.pool import ProcessPool
-from midlayer_encoders.processes.sharing import FATAL
 from midlayer_encoders.sweeping.compression import Compression
 from midlayer_encoders.sweeping.embedder import Embedder, Vectors, item_key
 from midlayer_encoders.sweeping.store import TextNotStoredError

@@ -20,7 +20,7 @@ from midlayer_encoders._isolation import isolated_random
 from midlayer_encoders._types import Stage
 from midlayer_encoders.errors import error_summary
 from midlayer_encoders.files import read_artifact, read_sealed, sealed, write_file
-from midlayer_encoders.processes.sharing import FATAL, Group
+from midlayer_encoders.processes.group import FATAL, Group
 from midlayer_encoders.reading.batches import count_tokens
 from midlayer_encoders.sweeping.baselines import Baseline
 from midlayer_encoders.sweeping.compression import CompressedRows, Compression

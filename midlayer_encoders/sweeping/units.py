@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from midlayer_encoders._types import Progress, Stage, content_digest
-from midlayer_encoders.encoder.sentence_transformers_encoder import load_encoder
+from midlayer_encoders.encoder.whole_model import load_encoder
 from midlayer_encoders.errors import MidlayerError, OptionError, counted
 from midlayer_encoders.files import check_output_folder, make_folder
 from midlayer_encoders.models.hub import name_and_revision
 from midlayer_encoders.processes.cluster import Cluster, ClusterJob, Queue
-from midlayer_encoders.processes.sharing import Group
+from midlayer_encoders.processes.group import Group
 from midlayer_encoders.recipes import Recipe, fitting_recipes
 from midlayer_encoders.report.results import versions
 from midlayer_encoders.sweeping.layer_sweep import SingleSweep, recipe_sweeps, sweep

@@ -20,7 +20,7 @@ from midlayer_encoders.comparing.checkpoints import find_checkpoints
 from midlayer_encoders.encoder.whole_model import measure
 from midlayer_encoders.errors import MidlayerError, ModelNotFoundError, OptionError
 from midlayer_encoders.processes import cluster
-from midlayer_encoders.processes.sharing import Group
+from midlayer_encoders.processes.group import Group
 from tests.families import DEPTH
 from tests.sweeping.test_units import Jobs
 from tests.tiny_folders import TEXTS, save_tiny

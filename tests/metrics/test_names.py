@@ -19,7 +19,7 @@ from midlayer_encoders.metrics import (
     lidar,
     make_metrics,
 )
-from midlayer_encoders.metrics.measuring import num_passes
+from midlayer_encoders.metrics.feeding import num_passes
 from tests.metrics.feeding import corpus, feed
 from tests.metrics.oracles import random_rows
 

@@ -11,7 +11,7 @@ import torch
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.extras.probing import ProbeResult, ProbeSettings, probe
-from midlayer_encoders.processes.sharing import Group, OtherProcessError
+from midlayer_encoders.processes.group import Group, OtherProcessError
 from midlayer_encoders.reading.reader import LayerReader
 from tests.two_processes import in_two_processes
 

@@ -7,10 +7,10 @@ import itertools
 import pytest
 import torch
 
-from midlayer_encoders.recipes import Counting, TokenLayout
+from midlayer_encoders.token_selector import TokenLayout, TokenSelector
 
 
-def read_aloud(length: int, counting: Counting) -> list[int]:
+def read_aloud(length: int, counting: TokenSelector) -> list[int]:
     """Return the positions that count among the real tokens of a text."""
     placed = counting.placed
     places = list(range(length))
@@ -25,7 +25,7 @@ def read_aloud(length: int, counting: Counting) -> list[int]:
 @pytest.mark.parametrize("placed", [TokenLayout(), TokenLayout(1, 0, 2), TokenLayout(2, 3, 1, 2)])
 def test_token_selection_matches_a_loop(placed: TokenLayout, side: str) -> None:
     for skip, template_tokens in itertools.product((0, 1, 3), (True, False)):
-        counting = Counting(placed, skip, template_tokens)
+        counting = TokenSelector(placed, skip, template_tokens)
         lengths = [placed.added + placed.copies * own_values for own_values in (0, 1, 4)] + (
             [0] if template_tokens else []
         )

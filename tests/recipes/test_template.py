@@ -13,7 +13,8 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from transformers import AutoTokenizer, LlamaTokenizerFast, PreTrainedTokenizerFast
 
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.recipes import Recipe, TemplateParts, TokenLayout, add_template, check_template, split_template
+from midlayer_encoders.recipes import Recipe, TemplateParts, add_template, check_template, split_template
+from midlayer_encoders.token_selector import TokenLayout
 from tests.tiny_folders import tokenizer as characters
 
 CORPUS = ['this sentence : "a cat sat" means in one word:"', "Query: the cat {text} }{ sat on the mat", "a the"] * 9

@@ -20,7 +20,7 @@ from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import LayerIndexError, OptionError
 from midlayer_encoders.extras.vectors.parquet_parts import PartWriter, plan_parts
 from midlayer_encoders.extras.vectors.ray import LayerEmbedder, embed_parquet, quiet_cluster
-from midlayer_encoders.processes.sharing import ProcessLostError
+from midlayer_encoders.processes.group import ProcessLostError
 from midlayer_encoders.reading.media_inputs import InputError
 from tests.cli.calls import run
 from tests.tiny_folders import TEXTS

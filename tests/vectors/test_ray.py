@@ -20,7 +20,7 @@ from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import FolderError, LayerIndexError, OptionError
 from midlayer_encoders.extras.vectors.ray import LayerEmbedder, embed_parquet
 from midlayer_encoders.files import folder_lock
-from midlayer_encoders.processes.sharing import ProcessLostError
+from midlayer_encoders.processes.group import ProcessLostError
 from tests.tiny_folders import TEXTS
 
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore")]  # those of Ray

@@ -12,7 +12,7 @@ import pytest
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.extras.vectors import embed
-from midlayer_encoders.processes.sharing import Group, OtherProcessError
+from midlayer_encoders.processes.group import Group, OtherProcessError
 from midlayer_encoders.reading.reader import LayerReader
 from tests.two_processes import in_two_processes
 

@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 
 from midlayer_encoders._types import Progress, Stage
 from midlayer_encoders.errors import NotFiniteError
-from midlayer_encoders.processes.sharing import ALONE, Group
+from midlayer_encoders.processes.group import ALONE, Group
 from midlayer_encoders.reading.capture import final_norm
 from midlayer_encoders.reading.reader import LayerReader
 

@@ -18,10 +18,11 @@ import numpy.typing as npt
 from midlayer_encoders._types import Layer, Progress, Stage, content_digest
 from midlayer_encoders.arguments import TokenBudget, check_budget, check_out
 from midlayer_encoders.encoder.options import EncoderKeywords
-from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder, load_shared
+from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
+from midlayer_encoders.encoder.whole_model import load_shared
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.files import atomic_write, check_links, write_file
-from midlayer_encoders.processes.sharing import Group
+from midlayer_encoders.processes.group import Group
 from midlayer_encoders.reading.media_inputs import check_taken, medium_of, read_image
 from midlayer_encoders.report.results import versions
 from midlayer_encoders.sweeping.embedder import Embedder, item_key, num_dims, open_store, store_key

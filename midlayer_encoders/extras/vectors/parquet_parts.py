@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from midlayer_encoders._types import content_digest
 from midlayer_encoders.errors import MidlayerError, OptionError, did_you_mean, error_summary
 from midlayer_encoders.files import atomic_write, expand_home, make_folder
-from midlayer_encoders.processes.sharing import ProcessLostError
+from midlayer_encoders.processes.group import ProcessLostError
 from midlayer_encoders.validation import check_count, check_path
 
 if TYPE_CHECKING:

@@ -22,12 +22,13 @@ from midlayer_encoders._isolation import quiet_loggers
 from midlayer_encoders._types import Layer, Progress, Stage
 from midlayer_encoders.arguments import SUFFIXES, TokenBudget, check_budget, check_parent
 from midlayer_encoders.encoder.options import EncoderKeywords
-from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder, load_encoder
+from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
+from midlayer_encoders.encoder.whole_model import load_encoder
 from midlayer_encoders.errors import FolderError, OptionError
 from midlayer_encoders.extras.vectors.embedding import describe_vectors, vector_column
 from midlayer_encoders.extras.vectors.parquet_parts import Part, PartWriter, check_columns, plan_digest, plan_parts
 from midlayer_encoders.files import check_links, explain_full_disk, folder_lock
-from midlayer_encoders.processes.sharing import ProcessLostError
+from midlayer_encoders.processes.group import ProcessLostError
 from midlayer_encoders.reading.media_inputs import check_taken
 from midlayer_encoders.reading.reader import layer_reader
 from midlayer_encoders.validation import check_count, check_progress, check_text, check_texts
