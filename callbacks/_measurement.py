@@ -455,7 +455,9 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
             for module, mode in modes:
                 module.training = mode
             for module, name, buffer, value in buffers:
-                setattr(module, name, buffer.copy_(value))
+                buffer.copy_(value)
+                if getattr(module, name, None) is not buffer:
+                    setattr(module, name, buffer)
 
 
 def _host_copy(tensor: Tensor) -> Tensor:

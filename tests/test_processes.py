@@ -655,6 +655,7 @@ def test_interrupt_ends_the_wait_for_workers() -> None:
 
 
 def raises_interrupt() -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background of a shell ignores it
     Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
     with pytest.raises(KeyboardInterrupt):
         list(mteb_jobs.finished_scores([Future()]))

@@ -108,7 +108,7 @@ def probe(
         midlayer probe MODEL --data train.csv --kind linear --out runs/probe
     """
     from midlayer_encoders.arguments import UNUSED_SETTINGS, ProbeSettings
-    from midlayer_encoders.extras.probing.labeled_examples import check_examples_path, read_examples
+    from midlayer_encoders.cli._labeled_examples import check_examples_path, read_examples
 
     is_first = shared.writes_results()
     out = _arguments.results_folder(out, "probe", model)

@@ -54,6 +54,7 @@ from midlayer_encoders.tasks.table_files import Columns
 from midlayer_encoders.tasks.tfidf import source_texts
 
 _CENTER_TEXTS = 512  # enough for a stable mean
+_METRICS = 1  # raised when the value of a metric changes
 _PLURALS = {"text": "texts", "image": "images", "audio": "waveforms"}
 
 
@@ -375,7 +376,7 @@ class SingleSweep:
         """Return the key of the metrics of some items: everything that changes them."""
         keys = [item_key(item) for item in sample]
         request = [self.request.metrics, self.layers, self.request.settings.views]
-        identity = [versions(("midlayer-encoders",)), store_key(self.spec), keys, *request]
+        identity = [_METRICS, versions(("midlayer-encoders",)), store_key(self.spec), keys, *request]
         return content_digest(json.dumps(identity))
 
     def _result(

@@ -12,8 +12,8 @@ import polars as pl
 import pytest
 
 from midlayer_encoders import LayerEncoder, SweepResult
+from midlayer_encoders.cli._labeled_examples import read_examples
 from midlayer_encoders.errors import MidlayerError
-from midlayer_encoders.extras.probing.labeled_examples import read_examples
 from midlayer_encoders.reading.media_inputs import media_files, read_audio, read_image
 from midlayer_encoders.tasks.sources import task_sources
 from midlayer_encoders.tasks.text_lists import read_texts

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from midlayer_encoders.cli._labeled_examples import read_examples
 from midlayer_encoders.encoder.options import EncoderOptions
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import NotFiniteError, OptionError
@@ -25,7 +26,6 @@ from midlayer_encoders.extras.probing import (
     split_examples,
     wilson,
 )
-from midlayer_encoders.extras.probing.labeled_examples import read_examples
 from midlayer_encoders.extras.probing.probe import train_probes
 from midlayer_encoders.extras.probing.token_states import LiveTokens, read_tokens
 from midlayer_encoders.reading.reader import layer_reader

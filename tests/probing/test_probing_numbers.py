@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from midlayer_encoders import LayerEncoder
+from midlayer_encoders.cli._labeled_examples import read_examples
 from midlayer_encoders.extras.probing import (
     AttentiveProbes,
     CachedTokens,
@@ -24,7 +25,6 @@ from midlayer_encoders.extras.probing import (
     probe_tokens,
     split_examples,
 )
-from midlayer_encoders.extras.probing.labeled_examples import read_examples
 from midlayer_encoders.metrics.measuring import layer_reader
 from tests.families import DEPTH
 from tests.grouped import probe

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from midlayer_encoders import LayerEncoder
+from midlayer_encoders.cli._labeled_examples import read_examples
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.extras.probing.labeled_examples import read_examples
 from midlayer_encoders.tasks import TaskFileError
 from tests.cli.calls import run
 from tests.grouped import probe

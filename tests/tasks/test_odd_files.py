@@ -100,7 +100,7 @@ def test_gzip_bomb_is_not_decompressed(tmp_path: Path) -> None:
 
 
 def test_reading_a_fifo_does_not_block(tmp_path: Path) -> None:
-    from midlayer_encoders.extras.probing.labeled_examples import read_examples
+    from midlayer_encoders.cli._labeled_examples import read_examples
     from midlayer_encoders.reading.media_inputs import read_image
 
     for name in ("test.jsonl", "a.csv", "a.parquet", "a.txt", "a.png"):
