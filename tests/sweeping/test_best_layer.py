@@ -128,7 +128,7 @@ def test_encoder_has_the_layer_and_options_of_the_sweep(tiny_folder: Folder, tmp
     assert (str(half.dtype), half.encode(TEXTS).shape[1]) == ("torch.bfloat16", 4)
     with pytest.raises(OptionError, match="`pooling` must be 'last', for which the layer was chosen, but got 'mean'"):
         result.encoder(pooling="mean")
-    with pytest.raises(OptionError, match=r"`layer` must be chosen for .*, but it was chosen for local/.*keywords"):
+    with pytest.raises(OptionError, match=r"`layer` must be chosen for .*, but it was chosen for Llama.*keywords"):
         LayerEncoder(tiny_folder("BERT"), result.best(), device="cpu")
     in_memory = replace(result, frame=result.frame.with_columns(model=pl.lit("module/Stack")))
     with pytest.raises(OptionError, match=r"chosen for module/Stack, a module in memory: LayerEncoder.from_module"):
