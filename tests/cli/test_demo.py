@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from midlayer_encoders import LayerEncoder, sweep
 from midlayer_encoders.cli import app
 from midlayer_encoders.cli._demo_story import Ranked, rank_descriptions, story_lines
+from midlayer_encoders.files import shell_path
 from midlayer_encoders.frame.summaries import RESAMPLES_SCHEMA
 from midlayer_encoders.models import hub
 from midlayer_encoders.sweeping import RecipesResult, SweepResult
@@ -125,7 +126,7 @@ def test_demo_prints_one_screen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert re.fullmatch(r"SmolLM2-135M scores [\d.]+ with word-echo at layer 5, and [\d.]+ as it comes.", lines[0])
     assert len(lines) <= 24
     assert max(map(len, lines[:-1])) <= 79
-    assert lines[-1] == f"The report: {tmp_path / 'demo' / 'report.html'}"
+    assert lines[-1] == f"The report: {shell_path(tmp_path / 'demo' / 'report.html')}"
     code = "\n".join(lines[lines.index("In Python:") + 1 : -1])
     assert code.endswith("\nLayerEncoder('built-in', layer=5, recipe='word-echo')")
     exec(code, {})  # as printed
