@@ -18,6 +18,7 @@ from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import LayerIndexError, MidlayerError
 from midlayer_encoders.extras.gguf import cache as gguf_cache_module
 from midlayer_encoders.extras.gguf.cache import GGUF_CACHE, gguf_cache
+from midlayer_encoders.extras.gguf.file import read_gguf
 from tests.tiny_folders import TEXTS
 
 gguf = pytest.importorskip("gguf", reason="pip install 'midlayer-encoders[gguf]'")
@@ -60,6 +61,14 @@ def load(folder: str, layer: int = 2, **options: Any) -> LayerEncoder:
 def converted(cache: Path) -> Path:
     (folder,) = (path for path in cache.iterdir() if path.is_dir())
     return folder
+
+
+def test_digest_of_an_encoder_covers_the_fields_of_its_file(source: str, cache: Path) -> None:
+    encoder = load(source)
+    assert encoder.files == read_gguf(Path(source, "model.gguf")).digest
+    before = encoder.spec
+    encoder.files = "of another file"
+    assert encoder.spec.digest != before.digest
 
 
 @pytest.mark.long
