@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.metrics.label_accuracy import _PENALTIES, label_folds, resampled_means, ridge_correct
+from midlayer_encoders.metrics.label_accuracy import _PENALTIES, all_alike, label_folds, resampled_means, ridge_correct
 
 
 def clusters(n: int, d: int, *, spread: float, classes: int = 4, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -126,3 +126,9 @@ def test_invalid_shapes_and_folds_are_refused() -> None:
         ridge_correct(torch.ones(20, 3), labels)
     with pytest.raises(OptionError, match="`folds` must be 2 or more, but got 1"):
         ridge_correct(torch.ones(1, 20, 3), labels, folds=1)
+
+
+def test_all_alike_of_zeros_is_true_and_of_one_other_row_false() -> None:
+    vectors = torch.zeros(2, 3, 4)
+    vectors[1, 2, 0] = 1e-3
+    assert all_alike(vectors, ["a", "b", "c"]).tolist() == [True, False]

@@ -234,6 +234,13 @@ def test_causal_model_is_read_twice_by_default(causal_folder: str) -> None:
     assert LayerEncoder(causal_folder, "auto", device="cpu").spec == without.spec
 
 
+def test_page_of_a_selection_has_tokens_with_three_digits(causal_folder: str) -> None:
+    selection = select(LayerEncoder(causal_folder, -1, device="cpu"), TEXTS)
+    cells = selection_html(selection, {}).replace("\N{NO-BREAK SPACE}", " ")
+    for tokens in selection.to_frame()["tokens"]:
+        assert f"tokens {tokens:.3g}" in cells
+
+
 @pytest.mark.parametrize("rule", ["auto", "last"])
 def test_selection_names_the_model_as_given_and_marks_files_as_code(
     rule: str, causal_folder: str, tmp_path: Path
