@@ -6,16 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-SCRIPTS = (
-    "encoder.py",
-    "metrics_cpu.py",
-    "sweep.py",
-    "store.py",
-    "augment.py",
-    "real_tasks.py",
-    "media.py",
-    "experiments.py",
-)
+SCRIPTS = ("encoder.py", "sweep.py", "store.py", "real_tasks.py", "media.py")
 
 
 def main() -> None:

@@ -14,7 +14,6 @@ import torch
 from tokenizers import normalizers
 from transformers import LlamaConfig
 
-from benchmarks.gguf_tokens import FIXTURE, sample_texts, write_vocabulary
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import CutError, DiskFullError
 from midlayer_encoders.extras.export import export_for
@@ -24,6 +23,7 @@ from midlayer_encoders.extras.gguf.file import read_gguf
 from midlayer_encoders.extras.gguf.tokenizer import build_tokenizer
 from tests.export.tiny_bpe import SPLITS, bpe_tokenizer, save_bpe
 from tests.models.gguf_models import write_model
+from tests.models.gguf_tokens import FIXTURE, sample_texts, write_vocabulary
 from tests.models.test_gguf_models import FILES
 from tests.tiny_folders import TEXTS
 

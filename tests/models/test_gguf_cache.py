@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.gguf_tokens import FIXTURE, write_vocabulary
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import LayerIndexError, MidlayerError
 from midlayer_encoders.extras.gguf import cache as gguf_cache_module
 from midlayer_encoders.extras.gguf.cache import GGUF_CACHE, gguf_cache
 from midlayer_encoders.extras.gguf.file import read_gguf
+from tests.models.gguf_tokens import FIXTURE, write_vocabulary
 from tests.tiny_folders import TEXTS
 
 gguf = pytest.importorskip("gguf", reason="pip install 'midlayer-encoders[gguf]'")

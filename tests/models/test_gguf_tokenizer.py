@@ -11,7 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.gguf_tokens import (
+from midlayer_encoders import LayerEncoder
+from midlayer_encoders.errors import CutError, ModelNotFoundError, OptionError
+from midlayer_encoders.extras.gguf.file import read_gguf
+from midlayer_encoders.extras.gguf.tokenizer import build_tokenizer
+from tests.models.gguf_tokens import (
     FIXTURE,
     KINDS,
     VARIANTS,
@@ -21,10 +25,6 @@ from benchmarks.gguf_tokens import (
     variant_texts,
     write_vocabulary,
 )
-from midlayer_encoders import LayerEncoder
-from midlayer_encoders.errors import CutError, ModelNotFoundError, OptionError
-from midlayer_encoders.extras.gguf.file import read_gguf
-from midlayer_encoders.extras.gguf.tokenizer import build_tokenizer
 
 gguf = pytest.importorskip("gguf", reason="pip install 'midlayer-encoders[gguf]'")
 
