@@ -29,7 +29,7 @@ from midlayer_encoders._types import Stage
 from midlayer_encoders.reading.batches import count_tokens
 from midlayer_encoders.recipes import PLAIN, Recipe, recipe_of
 from midlayer_encoders.selection.rules import DEPTH
-from midlayer_encoders.sweeping import RecipesResult
+from midlayer_encoders.sweeping import SweepResult
 from midlayer_encoders.sweeping.embedder import Embedder, Vectors, mapped_store, open_store
 from midlayer_encoders.sweeping.layer_sweep import single_line_texts
 from midlayer_encoders.sweeping.mteb_jobs import Prompts, StoredLayer
@@ -156,7 +156,7 @@ def table(samples: Samples, tasks: Sequence[str], base: tuple[str, int]) -> list
     return lines
 
 
-def steps(result: RecipesResult) -> list[str]:
+def steps(result: SweepResult) -> list[str]:
     """Return the mean over tasks of each recipe at the last layer, at 0.8 of the depth and at its best layer."""
     lines = ["| recipe | last | depth 0.8 | best | at |", "|---|---|---|---|---|"]
     for name, found in result.summaries().items():
@@ -168,7 +168,7 @@ def steps(result: RecipesResult) -> list[str]:
     return lines
 
 
-def winners(result: RecipesResult, tasks: Mapping[str, str]) -> list[str]:
+def winners(result: SweepResult, tasks: Mapping[str, str]) -> list[str]:
     """Return for each task the best recipe and layer, beside the best layer of the plain text."""
     scores = result.frame.filter(pl.col("kind") == "score", pl.col("value").is_finite())
     lines = ["| task | best recipe | layer | score | plain, best layer | layer |", "|---|---|---|---|---|---|"]
@@ -239,11 +239,11 @@ def main() -> None:
         (given.out / "table.md").write_text("\n".join([*lines, *more]) + "\n")
 
 
-def swept(encoder: LayerEncoder, folders: Sequence[Path], given: argparse.Namespace) -> tuple[RecipesResult, list[str]]:
+def swept(encoder: LayerEncoder, folders: Sequence[Path], given: argparse.Namespace) -> tuple[SweepResult, list[str]]:
     """Sweep, and return the result and the beginning of the table."""
     start = time.perf_counter()
     result = sweep(encoder, folders, recipes=given.recipes, out=given.out)
-    assert isinstance(result, RecipesResult)
+    assert result.parts
     took = time.perf_counter() - start
     print(f"swept in {took:.0f} s", flush=True)
     result.to_html()

@@ -12,7 +12,7 @@ from midlayer_encoders.errors import MidlayerError
 from midlayer_encoders.frame.summaries import Curve, Gain, average_baseline
 from midlayer_encoders.recipes import PLAIN, RECIPES
 from midlayer_encoders.report.labels import with_interval
-from midlayer_encoders.sweeping import RecipesResult
+from midlayer_encoders.sweeping import SweepResult
 from midlayer_encoders.sweeping.embedder import Embedder, Vectors, item_key, mapped_store, open_store
 from midlayer_encoders.tasks.task_data import TaskData
 
@@ -74,7 +74,7 @@ def rank_descriptions(encoder: LayerEncoder, data: TaskData, folder: Path, place
     return Ranked(queries, candidates, *found)
 
 
-def story_lines(result: RecipesResult, recipe: str, layer: int, ranked: Ranked) -> list[str]:
+def story_lines(result: SweepResult, recipe: str, layer: int, ranked: Ranked) -> list[str]:
     """Return the lines that compare the last layer, the best one, and a recipe at a layer."""
     plain, prompted = result.parts[PLAIN], result.parts[recipe]
     curve, prompted_curve = (part.curves.average for part in (plain, prompted))

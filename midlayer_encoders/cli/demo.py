@@ -25,7 +25,7 @@ def demo(out: Annotated[Path, Option(help="Folder for the results.")] = Path("mi
     from midlayer_encoders.encoder.options import python_line, shell_line
     from midlayer_encoders.files import check_output_folder
     from midlayer_encoders.models.hub import BUILT_IN, check_model
-    from midlayer_encoders.sweeping import RecipesResult, SweepSettings
+    from midlayer_encoders.sweeping import SweepSettings
     from midlayer_encoders.tasks.docstrings import builtin_data
 
     check_output_folder(out)
@@ -37,7 +37,6 @@ def demo(out: Annotated[Path, Option(help="Folder for the results.")] = Path("mi
         # On tasks this small, worker processes would import mteb for longer than they score.
         settings = SweepSettings(workers=1)
         result = sweep(encoder, "builtin-small", recipes=[PLAIN, recipe], out=out, settings=settings, progress=progress)
-    assert isinstance(result, RecipesResult), "there are two recipes"
     page = result.to_html()
     options = EncoderOptions(recipe=recipe)
     python = python_line(BUILT_IN, layer, options)

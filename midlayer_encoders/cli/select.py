@@ -101,7 +101,7 @@ def select_command(
     _output.print_result(
         **{name: getattr(selection, name) for name in names},
         kind=None if selection.kind is None else asdict(selection.kind),
-        tokens=getattr(selection, "tokens", {}).get(selection.recipe),
+        tokens=selection.tokens.get(selection.recipe),
         choices=selection.to_frame().to_dicts(),
         folder=out,
         export=_output.print_encoder_lines(lines),
@@ -140,10 +140,8 @@ def encoder_lines(encoder: LayerEncoder, keywords: dict[str, Any], center: Path)
 
 def _print_choices(selection: Selection) -> None:
     """Print the choice of every rule or recipe."""
-    from midlayer_encoders.selection import RecipeSelection
-
     table = selection.to_frame()
-    label = "recipe" if isinstance(selection, RecipeSelection) else "rule"
+    label = "recipe" if selection.parts else "rule"
     numbers = {"score": ("accuracy", 100), "tokens": ("tokens per text", 1)}
     number_columns = [name for name in numbers if name in table.columns and table[name].null_count() < len(table)]
     columns = [label, "layer", *(numbers[name][0] for name in number_columns), "why, or why not"]
@@ -156,7 +154,7 @@ def _print_choices(selection: Selection) -> None:
     title = f"{selection.title}, by {label} {chosen}"
     best = table["chosen"].to_list().index(True)
     _output.print_table(columns, rows, title=title, bold=best, left=(label, "why, or why not"))
-    if isinstance(selection, RecipeSelection):
+    if selection.parts:
         _output.print_text(f"{chosen}: {selection.reason}.", wrap=False)
     for note in selection.notes:
         _output.print_text(note, wrap=False)
@@ -171,8 +169,8 @@ def _write(selection: Selection, out: Path, lines: Mapping[str, str]) -> None:
     write_frame(selection.frame, out / "frame.parquet")
     write_frame(selection.to_frame(), out / "selection.csv")
     write_figure(selection.plot(), out / "selection.png")
-    if (center := getattr(selection, "center", None)) is not None:
-        rows = [" ".join(text.splitlines()) for text in center]
+    if selection.center is not None:
+        rows = [" ".join(text.splitlines()) for text in selection.center]
         write_file(out / _CENTER_FILE, ("\n".join(rows) + "\n").encode())
     write_page(selection_html(selection, lines), out / "report.html")
     files = "selection.csv, frame.parquet, selection.png, report.html"

@@ -19,7 +19,7 @@ from midlayer_encoders.errors import OptionError
 if TYPE_CHECKING:
     from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
     from midlayer_encoders.extras.boards import Board
-    from midlayer_encoders.sweeping import RecipesResult, SweepResult
+    from midlayer_encoders.sweeping import SweepResult
 
 #: The paper's metrics that compare no views of a text.
 ONE_PASS_METRICS = ("prompt_entropy", "dataset_entropy", "effective_rank", "curvature")
@@ -185,12 +185,11 @@ def _has_best(result: SweepResult) -> bool:
 
 def result_values(result: SweepResult) -> dict[str, Any]:
     """Return the best layer of a sweep, on average and for each task, in points."""
-    from midlayer_encoders.sweeping import RecipesResult
     from midlayer_encoders.sweeping.sweep_result import task_labels
 
     if not _has_best(result):
         return {"model": result.notes.model, "best_layer": None}
-    recipe = {"recipe": result.recipe, **result.notes.compression} if isinstance(result, RecipesResult) else {}
+    recipe = {"recipe": result.recipe, **result.notes.compression} if result.parts else {}
     summary = result.curves
     labels = task_labels([curve.name for curve in summary.tasks])
     points = {
@@ -225,7 +224,6 @@ def _print_scores(result: SweepResult) -> None:
 
     from midlayer_encoders.frame.summaries import average_baseline
     from midlayer_encoders.report.sweep_page import confirmed_words
-    from midlayer_encoders.sweeping import RecipesResult
     from midlayer_encoders.sweeping.sweep_result import task_labels
 
     if result.frame.filter(kind="score").is_empty():
@@ -233,10 +231,10 @@ def _print_scores(result: SweepResult) -> None:
     notes, verdict = result.notes, result.verdict()
     num_kept, num_scores = result.num_kept, result.frame.filter(kind="score").height
     title = notes.title
-    if isinstance(result, RecipesResult):
+    if result.parts:
         _print_recipes(result)
         title += f" under {result.recipe}"
-        result = result.winner
+    result = result.winner
     summary = result.curves
     average = summary.average
     mean = average if len(summary.tasks) > 1 else None
@@ -267,7 +265,7 @@ def _points(value: float | None) -> str:
     return "" if value is None else f"{value:.1f}"
 
 
-def _print_recipes(result: RecipesResult) -> None:
+def _print_recipes(result: SweepResult) -> None:
     """Print each recipe at its best layer."""
     from midlayer_encoders.report.layer_charts import recipe_rows
     from midlayer_encoders.tasks import task_label

@@ -131,7 +131,7 @@ def select_layer(
         rule: ``"auto"``, ``"last"``, ``"fixed-depth"``, ``"half-match"``, ``"few-labels"``, ``"valley-midpoint"``,
             ``"min-dime"``, ``"min-infonce"``, ``"min-dataset-entropy"`` or ``"min-prompt-entropy"``.
         recipes: candidates, as in :func:`~midlayer_encoders.sweep`: names, :class:`~midlayer_encoders.Recipe` objects
-            or ``"all"``. The result is then a ``RecipeSelection``, whose ``recipe`` and ``layer`` follow the labels if
+            or ``"all"``. The selection's ``recipe`` and ``layer`` then follow the labels if
             these make one clearly better, and otherwise the model's kind (``docs/selection.md``). By default
             ``word-echo`` and the plain text for a causal model that was not tuned for embeddings; with 16 different
             texts or more, ``word-echo+center``, centered on them.

@@ -4,7 +4,7 @@ from midlayer_encoders.frame.curves import Curves, curves
 from midlayer_encoders.selection.kind import DetectedKind
 from midlayer_encoders.selection.rules import RULES, CannotChooseError, Choice, choose
 from midlayer_encoders.selection.select import select
-from midlayer_encoders.selection.selection_result import LabelEvidence, RecipeSelection, Selection
+from midlayer_encoders.selection.selection_result import LabelEvidence, Selection
 
 __all__ = [
     "RULES",
@@ -13,7 +13,6 @@ __all__ = [
     "Curves",
     "DetectedKind",
     "LabelEvidence",
-    "RecipeSelection",
     "Selection",
     "choose",
     "curves",

@@ -58,7 +58,7 @@ from midlayer_encoders.recipes import (
 )
 from midlayer_encoders.selection import rules
 from midlayer_encoders.selection.kind import KIND_NAMES, MIN_TEXTS, DetectedKind, KindSource, ModelKind, detect_kind
-from midlayer_encoders.selection.selection_result import LabelEvidence, RecipeSelection, Selection, make_selection
+from midlayer_encoders.selection.selection_result import LabelEvidence, Selection, make_selection
 
 #: Name of the labels in the frame; the score is cross-validated accuracy.
 LABELS = "your labels"
@@ -319,7 +319,7 @@ def select_recipe(
     encoders: Mapping[Recipe, LayerSource],
     measured: tuple[pl.DataFrame, str],
     kind: DetectedKind,
-) -> RecipeSelection:
+) -> Selection:
     """Return the chosen recipe and layer, with the selection of every other recipe.
 
     Args:
@@ -391,11 +391,11 @@ def _mean_tokens(source: LayerSource, texts: Sequence[str]) -> float:
     return sum(counts) / len(counts)
 
 
-def _combine_recipes(parts: Mapping[str, Selection], name: str, reason: str, **evidence: Any) -> RecipeSelection:
+def _combine_recipes(parts: Mapping[str, Selection], name: str, reason: str, **evidence: Any) -> Selection:
     """Return the selection of one recipe with all other recipes' selections."""
     frames = [part.frame.with_columns(recipe=pl.lit(recipe)) for recipe, part in parts.items()]
     shared = {key: getattr(parts[name], key) for key in ("model", "revision", "layer", "num_layers", "rule", "choices")}
-    return RecipeSelection(**shared, reason=reason, frame=pl.concat(frames), recipe=name, parts=parts, **evidence)
+    return Selection(**shared, reason=reason, frame=pl.concat(frames), recipe=name, parts=parts, **evidence)
 
 
 def _transform_vectors(vectors: Tensor, recipe: Recipe, sample: Sequence[int]) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -49,7 +49,9 @@ class LabelEvidence:
 
 @dataclass(frozen=True)
 class Selection(TidyResult):
-    """A layer, and the evidence for it.
+    """A layer, and a recipe if there are several, with the evidence for them.
+
+    With several recipes, the other attributes describe the chosen one.
 
     Attributes:
         model: name of the model.
@@ -59,13 +61,19 @@ class Selection(TidyResult):
         rule: the rule that chose the layer.
         reason: why this layer.
         choices: the choice of every rule, or why it cannot choose.
-        frame: the tidy frame that the rules read.
-        labels: the evidence of labels; ``None`` without labels.
+        frame: the tidy frame that the rules read; of several recipes, with the column ``recipe``.
+        labels: the evidence of labels; ``None`` without labels. With several recipes, it compares with the plain text
+            at the last layer, if that is one of them.
         options: options of the encoder that was measured; ``None`` for a frame or a module in memory.
         make_encoder: creates the encoder of a selection; ``None`` for a frame or a module in memory.
         recipe: name of the recipe; ``"plain"`` unless another was selected or belongs to the encoder.
         kind: the kind of the model and what shows it, if ``auto`` needed it.
         label: the model's name as it was given, for titles.
+        parts: the selection of each recipe, by its name; empty if the recipe was not chosen among several.
+        custom_recipe: the recipe itself, if its name does not identify it.
+        center: the texts that the recipe centers on, if it does.
+        tokens: mean number of tokens that the model reads for a text, by recipe; empty without texts.
+        record: how the default did on other models, if it is known.
     """
 
     model: str
@@ -82,11 +90,19 @@ class Selection(TidyResult):
     recipe: str = field(default=PLAIN, kw_only=True)
     kind: DetectedKind | None = field(default=None, kw_only=True)
     label: str = field(default="", kw_only=True)
+    parts: Mapping[str, Selection] = field(default_factory=dict, kw_only=True)
+    custom_recipe: Recipe | None = field(default=None, kw_only=True)
+    center: tuple[str, ...] | None = field(default=None, kw_only=True)
+    tokens: Mapping[str, float] = field(default_factory=dict, kw_only=True)
+    record: str = field(default="", kw_only=True)
 
     @property
     def keywords(self) -> dict[str, Any]:
-        """Keywords for ``LayerEncoder(model, **keywords)``: the layer."""
-        return {"layer": self.layer}
+        """Keywords for ``LayerEncoder(model, **keywords)``: the layer, a chosen recipe, the texts it centers on."""
+        chosen = self.parts and self.recipe != PLAIN
+        recipe = {"recipe": self.custom_recipe or self.recipe} if chosen else {}
+        center = {} if self.center is None else {"center": list(self.center)}
+        return {"layer": self.layer, **recipe, **center}
 
     def encoder(self, **options: Any) -> Any:
         """Return the :class:`~midlayer_encoders.LayerEncoder` of the selected layer and recipe, from the model's files.
@@ -122,6 +138,8 @@ class Selection(TidyResult):
     @property
     def confidence(self) -> str:
         """A sentence on how reliable the choice is."""
+        if self.parts:
+            return self._recipe_confidence
         if self.labels is not None and self.rule in ("auto", "few-labels"):
             is_last = self.layer == self.num_layers
             first, last = self.labels.layers
@@ -142,18 +160,60 @@ class Selection(TidyResult):
         )
 
     @property
+    def _recipe_confidence(self) -> str:
+        if self.labels is not None:
+            return f"On {self.labels.count} labeled texts it is {self.labels.comparison()}."
+        if self.frame.filter(kind="score").is_empty():
+            record = f" {self.record}" if self.record else ""
+            return f"Without labels, this is the default for a model of its kind.{record} A few labels would decide."
+        return self.parts[self.recipe].confidence
+
+    @property
+    def cost(self) -> str:
+        """A sentence on the tokens that the recipe costs; empty without texts."""
+        if self.recipe not in self.tokens:
+            return ""
+        tokens = self.tokens[self.recipe]
+        ratio = f", {tokens / self.tokens[PLAIN]:.1f} times as many as the plain text" if PLAIN in self.tokens else ""
+        return f"The model reads {tokens:.1f} tokens per text{ratio}."
+
+    @property
     def notes(self) -> list[str]:
         """Sentences on the kind of the model, how reliable the choice is, and what it costs."""
-        return [*([] if self.kind is None else [str(self.kind)]), self.confidence]
+        kind = "" if self.kind is None else str(self.kind)
+        return [*filter(None, [kind, self.confidence, self.cost])]
 
     def to_frame(self) -> pl.DataFrame:
-        """Return a row for each rule: its layer, the depth, whether it is the chosen rule, and its reason."""
+        """Return a row for each rule, or for each recipe: layer, depth, whether it was chosen, and the reason.
+
+        Rows of recipes also have the score and the tokens per text.
+        """
+        if self.parts:
+            return self._recipes_frame()
         schema = {"rule": pl.String(), "layer": pl.Int64(), "reason": pl.String()}
         choices = pl.DataFrame([vars(choice) for choice in self.choices], schema=schema)
         return _with_model(choices, self, chosen=pl.col("rule") == self.rule)
 
+    def _recipes_frame(self) -> pl.DataFrame:
+        scores = self.frame.filter(kind="score")
+        rows = [
+            {
+                "recipe": name,
+                "layer": part.layer,
+                "score": scores.filter(recipe=name, layer=part.layer)["value"].mean(),
+                "tokens": self.tokens.get(name),
+                "reason": part.reason,
+            }
+            for name, part in self.parts.items()
+        ]
+        numbers = {"layer": pl.Int64(), "score": pl.Float64(), "tokens": pl.Float64()}
+        recipes = pl.DataFrame(rows, schema={"recipe": pl.String(), **numbers, "reason": pl.String()})
+        return _with_model(recipes, self, chosen=pl.col("recipe") == self.recipe)
+
     def plot(self) -> Figure:
         """Return a figure of the curves that the rules read, with the chosen layer and every other choice marked."""
+        if self.parts:
+            return self.parts[self.recipe].plot()
         from midlayer_encoders.report.layer_charts import plot_selection
 
         choices = self._layers_by_rule
@@ -180,9 +240,11 @@ class Selection(TidyResult):
         return str(self).partition("\n")[0]
 
     def __str__(self) -> str:
-        title = f"{self.title}, by {self.rule}: {self.reason}."
-        rows = [(choice.rule, choice.layer, choice.reason) for choice in self.choices]
-        return "\n".join([title, *self.notes, *_table_lines(rows, self.rule)])
+        choices = [(choice.rule, choice.layer, choice.reason) for choice in self.choices]
+        rows = [(name, part.layer, part.reason) for name, part in self.parts.items()] or choices
+        chosen, how = (self.recipe, f"recipe {self.recipe}") if self.parts else (self.rule, self.rule)
+        title = f"{self.title}, by {how}: {self.reason}."
+        return "\n".join([title, *self.notes, *_table_lines(rows, chosen)])
 
 
 def _with_model(rows: pl.DataFrame, selection: Selection, *, chosen: pl.Expr) -> pl.DataFrame:
@@ -194,91 +256,13 @@ def _with_model(rows: pl.DataFrame, selection: Selection, *, chosen: pl.Expr) ->
     return rows.select(model, revision, name, layer, depth, *score, chosen.alias("chosen"), reason)
 
 
-def _table_lines(rows: list[tuple[str, int | None, str]], chosen: str) -> list[str]:
+def _table_lines(rows: Sequence[tuple[str, int | None, str]], chosen: str) -> list[str]:
     """Return a line for each row of name, layer and reason, the chosen one marked with an asterisk."""
     width = max(len(name) for name, _, _ in rows)
     return [
         f"{'*' if name == chosen else ' '} {name:<{width}}  {'–' if layer is None else layer:>3}  {reason}"
         for name, layer, reason in rows
     ]
-
-
-@dataclass(frozen=True)
-class RecipeSelection(Selection):
-    """A recipe and a layer, and the evidence for them; the other attributes describe the chosen recipe.
-
-    Attributes:
-        frame: as in :class:`Selection`, with the column ``recipe``.
-        labels: against the plain text at the last layer, if that was among the recipes.
-        parts: the selection of each recipe, by its name.
-        custom_recipe: the recipe itself, if its name does not identify it.
-        center: the texts that the recipe centers on, if it does.
-        tokens: mean number of tokens that the model reads for a text, by recipe; empty without texts.
-        record: how the default did on other models, if it is known.
-    """
-
-    parts: Mapping[str, Selection] = field(kw_only=True)
-    custom_recipe: Recipe | None = None
-    center: tuple[str, ...] | None = None
-    tokens: Mapping[str, float] = field(default_factory=dict)
-    record: str = ""
-
-    @property
-    def keywords(self) -> dict[str, Any]:
-        """Keywords for ``LayerEncoder(model, **keywords)``: the layer, the recipe, and the texts that it centers on."""
-        recipe = {} if self.recipe == PLAIN else {"recipe": self.custom_recipe or self.recipe}
-        center = {} if self.center is None else {"center": list(self.center)}
-        return {"layer": self.layer, **recipe, **center}
-
-    @property
-    def confidence(self) -> str:
-        """A sentence on how reliable the choice is."""
-        if self.labels is not None:
-            return f"On {self.labels.count} labeled texts it is {self.labels.comparison()}."
-        if self.frame.filter(kind="score").is_empty():
-            record = f" {self.record}" if self.record else ""
-            return f"Without labels, this is the default for a model of its kind.{record} A few labels would decide."
-        return self.parts[self.recipe].confidence
-
-    @property
-    def cost(self) -> str:
-        """A sentence on the tokens that the recipe costs; empty without texts."""
-        if self.recipe not in self.tokens:
-            return ""
-        tokens = self.tokens[self.recipe]
-        ratio = f", {tokens / self.tokens[PLAIN]:.1f} times as many as the plain text" if PLAIN in self.tokens else ""
-        return f"The model reads {tokens:.1f} tokens per text{ratio}."
-
-    @property
-    def notes(self) -> list[str]:
-        """Sentences on the kind of the model, how reliable the choice is, and what it costs."""
-        return [*super().notes, *([self.cost] if self.cost else [])]
-
-    def to_frame(self) -> pl.DataFrame:
-        """Return a row for each recipe: layer, depth, score, tokens per text, whether it was chosen, and the reason."""
-        scores = self.frame.filter(kind="score")
-        rows = [
-            {
-                "recipe": name,
-                "layer": part.layer,
-                "score": scores.filter(recipe=name, layer=part.layer)["value"].mean(),
-                "tokens": self.tokens.get(name),
-                "reason": part.reason,
-            }
-            for name, part in self.parts.items()
-        ]
-        numbers = {"layer": pl.Int64(), "score": pl.Float64(), "tokens": pl.Float64()}
-        recipes = pl.DataFrame(rows, schema={"recipe": pl.String(), **numbers, "reason": pl.String()})
-        return _with_model(recipes, self, chosen=pl.col("recipe") == self.recipe)
-
-    def plot(self) -> Figure:
-        """Return the figure of the chosen recipe."""
-        return self.parts[self.recipe].plot()
-
-    def __str__(self) -> str:
-        title = f"{self.title}, by recipe {self.recipe}: {self.reason}."
-        rows: list[tuple[str, int | None, str]] = [(name, part.layer, part.reason) for name, part in self.parts.items()]
-        return "\n".join([title, *self.notes, *_table_lines(rows, self.recipe)])
 
 
 def make_selection(

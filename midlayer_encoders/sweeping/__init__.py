@@ -7,16 +7,16 @@ if TYPE_CHECKING:
     from midlayer_encoders.sweeping.best_layer import BestLayer
     from midlayer_encoders.sweeping.layer_sweep import sweep
     from midlayer_encoders.sweeping.request import SweepSettings
-    from midlayer_encoders.sweeping.sweep_result import RecipesResult, SweepResult
+    from midlayer_encoders.sweeping.sweep_result import SweepResult
     from midlayer_encoders.sweeping.units import sweep_many
 
-__all__ = ["BestLayer", "RecipesResult", "SweepResult", "SweepSettings", "sweep", "sweep_many"]
+__all__ = ["BestLayer", "SweepResult", "SweepSettings", "sweep", "sweep_many"]
 
 if not TYPE_CHECKING:
     # Loading a result is fast; running a sweep imports torch and transformers, which takes seconds.
     _MODULES = {
         "BestLayer": "sweeping.best_layer",
-        **dict.fromkeys(("RecipesResult", "SweepResult"), "sweeping.sweep_result"),
+        "SweepResult": "sweeping.sweep_result",
         "SweepSettings": "sweeping.request",
         "sweep": "sweeping.layer_sweep",
         "sweep_many": "sweeping.units",

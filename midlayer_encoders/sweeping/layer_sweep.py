@@ -47,7 +47,7 @@ from midlayer_encoders.sweeping.mteb_jobs import Job, Prompts, Score, StoredLaye
 from midlayer_encoders.sweeping.notes import ScoringResult, score_remarks, sweep_notes
 from midlayer_encoders.sweeping.request import SweepRequest, SweepSettings
 from midlayer_encoders.sweeping.store import text_key
-from midlayer_encoders.sweeping.sweep_result import RecipesResult, SweepResult
+from midlayer_encoders.sweeping.sweep_result import SweepResult
 from midlayer_encoders.sweeping.task_scoring import TaskScorer
 from midlayer_encoders.tasks.sources import Tasks, TaskSource, TextsSource, limited_sources, task_sources
 from midlayer_encoders.tasks.table_files import Columns
@@ -96,12 +96,12 @@ def sweep(
             documents and 20 others for each query.
         layers: ``"all"``, or some layers, each as ``layer`` of :class:`LayerEncoder`.
         recipes: names of recipes (``"one-word"``, ``"plain+center"``), :class:`~midlayer_encoders.Recipe` objects, or
-            ``"all"``: every layer under each of them, with one pass per recipe. The result is then a
-            ``RecipesResult``, whose frame has the column ``recipe``. Centering is fitted on texts of
+            ``"all"``: every layer under each of them, with one pass per recipe. The result's frame then has
+            the column ``recipe``. Centering is fitted on texts of
             the tasks, without labels; ``center.txt`` in ``out`` contains them.
         dims: numbers of leading dimensions to keep, as with ``truncate_dim``. Each is scored from the stored vectors at
-            every layer, without another pass, and so are whole vectors. The result is a ``RecipesResult`` whose frame
-            has the columns ``dims`` and ``precision``.
+            every layer, without another pass, and so are whole vectors. The result's frame then has the columns
+            ``dims`` and ``precision``.
         precisions: ``"int8"`` and ``"binary"`` vectors, scored as mteb's ``CompressionWrapper`` does, with each of
             ``dims``. Vectors of float32 are scored, too.
         metrics: ``"paper"``, ``"all"``, or names; none by default. They read raw states, as in the paper, with the
@@ -163,8 +163,8 @@ def _sweep_recipes(
     with group.lock(folder):
         results = {name: result for single in sweeps for name, result in single.run_parts().items()}
 
-        def finish() -> RecipesResult:
-            result = RecipesResult.of(results, folder)
+        def finish() -> SweepResult:
+            result = SweepResult.of(results, folder)
             result.save()
             return result
 

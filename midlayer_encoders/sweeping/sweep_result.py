@@ -44,53 +44,99 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class SweepResult(Result):
-    """Scores and metrics of every layer.
+    """Scores and metrics of every layer; of several recipes, the summary and the page describe the best.
 
     Attributes:
         frame: tidy frame with ``model, revision, layer, depth, kind, dataset, name, value``; rows of the kind
-            ``confirmed`` hold mteb's score of some layers that were scored together.
-        folder: folder of the frame, mteb's result files, the embeddings and the page.
-        notes: how it was measured.
+            ``confirmed`` hold mteb's score of some layers that were scored together. A sweep over recipes adds the
+            column ``recipe``, one over ``dims`` or ``precisions`` also these.
+        folder: folder of the frame, mteb's result files, the embeddings and the page, with one folder per recipe.
+        notes: how it was measured; the notes of the best recipe, with the baselines, which are scored once.
+        parts: the result of each recipe by name, and of each compression: ``"plain, 64 dims, int8"``; empty if the
+            sweep compared none.
         resamples: scores of each task and layer on resampled test items, for the intervals of :meth:`gain`.
         num_kept: number of scores that an earlier run had saved; it is not saved itself.
     """
 
     folder: Path
     notes: Notes
+    parts: Mapping[str, SweepResult] = field(default_factory=dict)
     resamples: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=RESAMPLES_SCHEMA), kw_only=True)
     num_kept: int = field(default=0, kw_only=True, compare=False)
 
+    @classmethod
+    def of(cls, parts: Mapping[str, SweepResult], folder: Path) -> SweepResult:
+        """Return the combined result of several recipes."""
+        first = next(iter(parts.values()))
+        columns = {name: {"recipe": name, **part.notes.compression} for name, part in parts.items()}
+        frame = pl.concat(part.frame.with_columns(**_literals(columns[name])) for name, part in parts.items())
+        summaries = _summaries(parts)
+        best = parts[best_recipe(summaries)] if summaries else first
+        notes = replace(best.notes, baselines=first.notes.baselines, resamples=first.notes.resamples)
+        num_kept = sum(part.num_kept for part in parts.values())
+        return cls(frame, folder, notes, parts, resamples=best.resamples, num_kept=num_kept)
+
+    @property
+    def recipe(self) -> str:
+        """The recipe whose best layer has the highest mean score over the tasks; the only one if there is one."""
+        return best_recipe(self.summaries()) if self.parts else str(self.notes.options.get("recipe") or PLAIN)
+
+    @property
+    def winner(self) -> SweepResult:
+        """The result of that recipe."""
+        return self.parts[self.recipe] if self.parts else self
+
     @property
     def failures(self) -> Mapping[str, str]:
-        """Failed tasks and their errors."""
-        return self.notes.failures
+        """Failed tasks, of several recipes with the recipe's name, and their errors."""
+        if not self.parts:
+            return self.notes.failures
+        return {f"{task} ({name})": error for name, part in self.parts.items() for task, error in part.failures.items()}
 
     @property
     def curves(self) -> Summary:
         """Scores by layer of each task and of their mean, each with its best layer and its last, in points."""
-        return summary(self.frame)
+        return summary(self.winner.frame)
+
+    def summaries(self) -> dict[str, Summary]:
+        """Return the summary of each recipe that has scores."""
+        summaries = _summaries(self.parts or {self.recipe: self})
+        if not summaries:
+            raise OptionError("No layer of any recipe was scored on every task: see `failures`, or sweep again.")
+        return summaries
+
+    def gains(self) -> dict[str, tuple[Gain, Gain]]:
+        """Return the gains of each recipe's best layer over the best and over the last layer of the plain text.
+
+        Without a plain recipe, they are gains over the recipe's own layers.
+        """
+        summaries = self.summaries()
+        parts = self.parts or {self.recipe: self}
+        gains = {}
+        for name in summaries:
+            base = PLAIN if PLAIN in summaries else name
+            average = summaries[base].average
+            assert average is not None  # those without scores are left out
+            part, other = parts[name], parts[base]
+            gains[name] = part.gain(over=average.best_layer, other=other), part.gain(other=other)
+        return gains
 
     def verdict(self) -> list[str]:
-        """Return sentences: what scores most, the best layer and its gain, the baselines, and what to try next."""
-        if not self.tasks:
+        """Return sentences: what scores most, the best layer and recipe, their gains, and what to try next."""
+        if not (_summaries(self.parts) if self.parts else self.tasks):
             return []
-        return [*self._verdict(), *filter(None, [self.notes.hint])]
-
-    def _verdict(self, whole: RecipesResult | None = None) -> list[str]:
-        """Return the sentences about this result, as the best of several recipes if ``whole`` holds them."""
-        scores = summary(_with_labels(self.frame, self._labels))
-        if scores.average is None:
-            return verdict(scores)
-        if whole is None:
-            return verdict(scores, self.gain(), leads=self.baseline_gains())
-        recipes = whole._labeled_summaries()
-        return verdict(scores, leads=whole.baseline_gains(), recipes=recipes, recipe_gains=whole.gains())
+        scores = summary(_with_labels(self.winner.frame, self._labels))
+        if self.parts:
+            recipes, gains = self._labeled_summaries(), self.gains()
+            return verdict(scores, leads=self.baseline_gains(), recipes=recipes, recipe_gains=gains)
+        has_best = scores.average is not None
+        sentences = verdict(scores, self.gain(), leads=self.baseline_gains()) if has_best else verdict(scores)
+        return [*sentences, *filter(None, [self.notes.hint])]
 
     def summary(self) -> str:
         """Return the title, the verdict, and what was sampled or failed, each in a line."""
-        failures = [f"{task} failed: {error}" for task, error in self.failures.items()]
         verdict = self.verdict() or [self._reasons()]
-        return "\n".join([self.notes.title, *verdict, *self.sample_words(), *failures])
+        return "\n".join([self.notes.title, *verdict, *self.sample_words(), *self._failure_lines()])
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -98,12 +144,23 @@ class SweepResult(Result):
         return tuple(self._task_labels())
 
     def best(self, task: str | None = None) -> BestLayer:
-        """Return the layer with the highest score, its recipe, its score and its gain over the last layer.
+        """Return the layer and recipe with the highest score, and its gain over the last layer of the plain text.
+
+        Without a plain recipe, it is the gain over the recipe's own last layer.
 
         Args:
             task: one of :attr:`tasks`; the mean over all of them by default.
         """
-        return self._best(task, str(self.notes.options.get("recipe") or PLAIN))
+        if not self.parts:
+            return self._best(task, self.recipe)
+        if task is None:
+            candidates = self.summaries()
+        else:
+            task = self._task_name(task)
+            parts = {name: part for name, part in self.parts.items() if task in part._task_labels().values()}
+            candidates = {name: part._task_summary(task) for name, part in parts.items()}
+        recipe = best_recipe(candidates)
+        return self.parts[recipe]._best(task, recipe, self.parts[PLAIN if PLAIN in candidates else recipe])
 
     def encoder(self, task: str | None = None, **options: Unpack[EncoderKeywords]) -> LayerEncoder:
         """Return the encoder of the best layer, from the model's files, with the options that were scored.
@@ -183,15 +240,17 @@ class SweepResult(Result):
         return " ".join([*failures, *self.notes.remarks]) or "The sweep had no tasks."
 
     def plot(self) -> Figure:
-        """Return the figure of scores by depth."""
+        """Return the figure of scores by depth, or of several recipes by layer."""
+        if self.parts:
+            return plot_recipes(self._labeled_summaries(), self._labeled_baselines())
         return plot_scores(_with_labels(self.frame, self._labels))
 
     def _repr_html_(self) -> str:
         """Return the best layer of each task and the figure, as a notebook shows them."""
-        failures = [f"{task} failed: {error}" for task, error in self.failures.items()]
+        failures = self._failure_lines()
         if not self.tasks:
             return notebook_html(self.notes.title, notes=failures or [self._reasons()])
-        last = "last layer of plain" if isinstance(self, RecipesResult) and PLAIN in self.parts else "last layer"
+        last = "last layer of plain" if PLAIN in self.parts else "last layer"
         rows = [["task", "recipe", "best layer", "score", last, "gain (95 % interval)"]]
         figure = None
         with suppress(OptionError):  # no recipe has a layer that was scored on every task
@@ -212,42 +271,43 @@ class SweepResult(Result):
         return self.summary()
 
     def plots(self) -> dict[str, Figure]:
-        """Return the figures by name: ``scores``."""
-        return {"scores": self.plot()}
+        """Return the figures by name: ``scores`` of the best recipe, after ``recipes`` if there are several."""
+        return {"recipes": self.plot(), "scores": self.winner.plot()} if self.parts else {"scores": self.plot()}
 
     def html(self) -> str:
         """Return the self-contained page."""
         if self.frame.is_empty():
             raise OptionError(f"There is nothing to draw: no layer was scored or measured. {self._reasons()}")
-        return self._page(self.failures)
-
-    def _page(self, failures: Mapping[str, str], whole: RecipesResult | None = None) -> str:
-        """Return the page of this result, as the best of several recipes if ``whole`` holds them."""
-        notes = self.notes
-        baselines_from = whole.notes if whole is not None else notes  # they are scored once
-        recipe = {"recipe": whole.recipe} if whole is not None else {}
-        can_export = _average(self) is not None
-        failed = [f"{task} failed: {error}" for task, error in failures.items()]
+        notes, has_best = self.notes, _average(self.winner) is not None
         return report_html(
-            _with_labels(self.frame, self._labels),
+            _with_labels(self.winner.frame, self._labels),
             title=notes.title,
-            how=recipe | notes.how,
+            how=({"recipe": self.recipe} if self.parts else {}) | notes.how,
             parameters=notes.parameters or None,
             seconds={layer: time / 1e3 for layer, time in notes.milliseconds.items()} or None,
-            export=export_lines(notes, self.best()) if can_export else None,
-            notes=[*self.sample_words(), *notes.remarks, *failed],
-            baselines=_labeled_baselines(baselines_from, self._labels),
-            recipes=whole._labeled_summaries() if whole else None,
+            export=export_lines(notes, self.best()) if has_best else None,
+            notes=[*self.sample_words(), *notes.remarks, *self._failure_lines()],
+            baselines=self._labeled_baselines(),
+            recipes=self._labeled_summaries() if self.parts else None,
             gain=None if self.curves.average is None else self.gain(),
-            sentences=(whole or self).verdict(),
-            recipe_gains=whole.gains() if whole else None,
+            sentences=self.verdict(),
+            recipe_gains=self.gains() if self.parts else None,
         )
+
+    def _failure_lines(self) -> list[str]:
+        return [f"{task} failed: {error}" for task, error in self.failures.items()]
+
+    def _labeled_summaries(self) -> dict[str, Summary]:
+        return {name: summary(_with_labels(self.parts[name].frame, self._labels)) for name in self.summaries()}
+
+    def _labeled_baselines(self) -> dict[str, dict[str, float]]:
+        labels, baselines = self._labels, self.notes.baselines.items()
+        return {name: {labels.get(task, task): score for task, score in scores.items()} for name, scores in baselines}
 
     def save(self, folder: Path | str | None = None) -> Path:
         """Write the frame (parquet and CSV) and the notes into a folder, by default the result's, and return it."""
         home = self._write_tables(folder)
-        parts = self.parts if isinstance(self, RecipesResult) else {}
-        folders = {name: os.path.relpath(part._home(), home) for name, part in parts.items()}
+        folders = {name: os.path.relpath(part._home(), home) for name, part in self.parts.items()}
         notes = replace(self.notes, recipes=folders)
         content = json.loads(json.dumps(asdict(notes), default=str))  # layers become strings, as in the file
         write_file(home / "sweep.json", sealed(content))
@@ -255,7 +315,7 @@ class SweepResult(Result):
 
     @classmethod
     def load(cls, folder: Path | str) -> SweepResult:
-        """Return the result that :meth:`save` wrote; a ``RecipesResult`` if the sweep had several recipes.
+        """Return the result that :meth:`save` wrote.
 
         Raises:
             OptionError: the result is absent or unreadable.
@@ -264,7 +324,7 @@ class SweepResult(Result):
         notes = read_artifact(folder / "sweep.json", read_notes)
         if notes is not None and notes.recipes:
             parts = {name: SweepResult.load(folder / place) for name, place in notes.recipes.items()}
-            return RecipesResult.of(parts, folder)
+            return cls.of(parts, folder)
         frame = read_artifact(folder / "frame.parquet", read_frame)
         if frame is None or notes is None:
             raise OptionError(
@@ -275,123 +335,12 @@ class SweepResult(Result):
         return cls(frame, folder, notes) if resamples is None else cls(frame, folder, notes, resamples=resamples)
 
 
-@dataclass(frozen=True, repr=False)
-class RecipesResult(SweepResult):
-    """Scores and metrics of every layer under every recipe; its summary and page describe the best recipe.
-
-    Attributes:
-        frame: as in :class:`SweepResult`, with the column ``recipe``, and ``dims`` and ``precision`` in a sweep over
-            these.
-        folder: folder of all results, with one folder per recipe.
-        notes: notes of the best recipe, with the baselines, which are scored once.
-        parts: the result of each recipe by name, and of each compression: ``"plain, 64 dims, int8"``.
-    """
-
-    parts: Mapping[str, SweepResult]
-
-    @classmethod
-    def of(cls, parts: Mapping[str, SweepResult], folder: Path) -> RecipesResult:
-        """Return the combined result of several recipes."""
-        first = next(iter(parts.values()))
-        columns = {name: {"recipe": name, **part.notes.compression} for name, part in parts.items()}
-        frame = pl.concat(part.frame.with_columns(**_literals(columns[name])) for name, part in parts.items())
-        summaries = _summaries(parts)
-        best = parts[best_recipe(summaries)] if summaries else first
-        notes = replace(best.notes, baselines=first.notes.baselines, resamples=first.notes.resamples)
-        num_kept = sum(part.num_kept for part in parts.values())
-        return cls(frame, folder, notes, parts, resamples=best.resamples, num_kept=num_kept)
-
-    @property
-    def recipe(self) -> str:
-        """The recipe whose best layer has the highest mean score over the tasks."""
-        return best_recipe(self.summaries())
-
-    @property
-    def winner(self) -> SweepResult:
-        """The result of that recipe."""
-        return self.parts[self.recipe]
-
-    @property
-    def failures(self) -> Mapping[str, str]:
-        """Failed tasks, with the recipe's name, and their errors."""
-        return {f"{task} ({name})": error for name, part in self.parts.items() for task, error in part.failures.items()}
-
-    def summaries(self) -> dict[str, Summary]:
-        """Return the summary of each recipe that has scores."""
-        summaries = _summaries(self.parts)
-        if not summaries:
-            raise OptionError("No layer of any recipe was scored on every task: see `failures`, or sweep again.")
-        return summaries
-
-    def gains(self) -> dict[str, tuple[Gain, Gain]]:
-        """Return the gains of each recipe's best layer over the best and over the last layer of the plain text.
-
-        Without a plain recipe, they are gains over the recipe's own layers.
-        """
-        summaries = self.summaries()
-        gains = {}
-        for name in summaries:
-            base = PLAIN if PLAIN in summaries else name
-            average = summaries[base].average
-            assert average is not None  # those without scores are left out
-            best = average.best_layer
-            part, other = self.parts[name], self.parts[base]
-            gains[name] = part.gain(over=best, other=other), part.gain(other=other)
-        return gains
-
-    @property
-    def curves(self) -> Summary:
-        """The curves of the best recipe."""
-        return self.winner.curves
-
-    def verdict(self) -> list[str]:
-        """Return sentences: what scores most, the best recipe and layer with their gains, and the baselines."""
-        return self.winner._verdict(self) if _summaries(self.parts) else []
-
-    def best(self, task: str | None = None) -> BestLayer:
-        """Return the recipe and layer with the highest score, with its gain over the last layer of the plain text.
-
-        Args:
-            task: one of :attr:`tasks`; the mean over all of them by default.
-        """
-        if task is None:
-            candidates = self.summaries()
-        else:
-            task = self._task_name(task)
-            parts = {name: part for name, part in self.parts.items() if task in part._task_labels().values()}
-            candidates = {name: part._task_summary(task) for name, part in parts.items()}
-        recipe = best_recipe(candidates)
-        return self.parts[recipe]._best(task, recipe, self.parts[PLAIN if PLAIN in candidates else recipe])
-
-    def plot(self) -> Figure:
-        """Return the figure of scores by layer and recipe."""
-        return plot_recipes(self._labeled_summaries(), _labeled_baselines(self.notes, self._labels))
-
-    def _labeled_summaries(self) -> dict[str, Summary]:
-        return {name: summary(_with_labels(self.parts[name].frame, self._labels)) for name in self.summaries()}
-
-    def plots(self) -> dict[str, Figure]:
-        """Return the figures by name: ``recipes``, and ``scores`` of the best recipe."""
-        return {"recipes": self.plot(), "scores": self.winner.plot()}
-
-    def html(self) -> str:
-        """Return the self-contained page."""
-        return self.winner._page(self.failures, self)
-
-
 def _literals(cells: Mapping[str, Any]) -> dict[str, pl.Expr]:
     return {name: pl.lit(cell, dtype=pl.Int64 if name == "dims" else pl.String) for name, cell in cells.items()}
 
 
 def _with_labels(frame: pl.DataFrame, labels: Mapping[str, str]) -> pl.DataFrame:
     return frame.with_columns(pl.col("dataset").replace(labels))
-
-
-def _labeled_baselines(notes: Notes, labels: Mapping[str, str]) -> dict[str, dict[str, float]]:
-    return {
-        name: {labels.get(task, task): score for task, score in scores.items()}
-        for name, scores in notes.baselines.items()
-    }
 
 
 def _average(part: SweepResult) -> float | None:

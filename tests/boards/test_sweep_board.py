@@ -18,7 +18,7 @@ from midlayer_encoders.errors import OptionError
 from midlayer_encoders.files import sealed
 from midlayer_encoders.frame.pareto import cost_text
 from midlayer_encoders.frame.summaries import RESAMPLES_SCHEMA
-from midlayer_encoders.sweeping import RecipesResult, SweepResult
+from midlayer_encoders.sweeping import SweepResult
 from tests.report.drawn_artists import artists
 from tests.report.made_runs import make_sweep
 
@@ -115,7 +115,7 @@ def test_each_recipe_of_a_sweep_is_a_run_with_lines_of_its_own(tmp_path: Path) -
         name: make_sweep(tmp_path / "both/recipes" / name, values, options={"recipe": name})
         for name, values in scores.items()
     }
-    RecipesResult.of(parts, tmp_path / "both").save()
+    SweepResult.of(parts, tmp_path / "both").save()
     actual = board(tmp_path, max_parameters=115)
     assert [run.name for run in actual.runs] == ["m with one-word", "m"]
     assert actual.lines(actual.runs[0].best)["shell"] == "midlayer export m --layer 2 --recipe one-word --out layer-2"

@@ -17,7 +17,7 @@ from midlayer_encoders.cli._demo_story import Ranked, rank_descriptions, story_l
 from midlayer_encoders.files import shell_path
 from midlayer_encoders.frame.summaries import RESAMPLES_SCHEMA
 from midlayer_encoders.models import hub
-from midlayer_encoders.sweeping import RecipesResult, SweepResult
+from midlayer_encoders.sweeping import SweepResult
 from midlayer_encoders.sweeping.sweep_result import Notes
 from midlayer_encoders.tasks import resolve_tasks, task_label
 from midlayer_encoders.tasks.docstrings import BUILTIN_TASKS, builtin_data
@@ -31,7 +31,7 @@ ROWS = [
 ]
 
 
-def made_result(folder: Path, scores: dict[str, list[float]], spread: float) -> RecipesResult:
+def made_result(folder: Path, scores: dict[str, list[float]], spread: float) -> SweepResult:
     """Return a result of two recipes on one task; resampled scores are shifted by the spread both ways."""
     parts = {}
     for recipe, points in scores.items():
@@ -46,7 +46,7 @@ def made_result(folder: Path, scores: dict[str, list[float]], spread: float) -> 
         resamples = pl.DataFrame(samples, schema=RESAMPLES_SCHEMA, orient="row")
         notes = Notes("m", "m", {}, baselines={"TF-IDF": {"STS": 0.44}})
         parts[recipe] = SweepResult(rows_frame(rows), folder, notes, resamples=resamples)
-    return RecipesResult.of(parts, folder)
+    return SweepResult.of(parts, folder)
 
 
 def made_ranking() -> Ranked:

@@ -19,7 +19,7 @@ from midlayer_encoders import sweep, sweeping
 from midlayer_encoders.cli import app
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.report.labels import interval_words
-from midlayer_encoders.sweeping import RecipesResult, SweepResult, SweepSettings
+from midlayer_encoders.sweeping import SweepResult, SweepSettings
 from midlayer_encoders.sweeping.best_layer import Notes
 from tests.cli.calls import check_every_option, run, tables
 from tests.report.made_frames import rows_frame
@@ -217,7 +217,7 @@ def test_recipes_and_baselines_are_listed_and_the_code_of_the_winner_is_last(
         )
         for n, (name, recipe_scores) in enumerate(scores.items())
     }
-    output = sweep_output(RecipesResult.of(parts, tmp_path), tmp_path, tiny_folder("Llama"), tasks, monkeypatch)
+    output = sweep_output(SweepResult.of(parts, tmp_path), tmp_path, tiny_folder("Llama"), tasks, monkeypatch)
     (_, *recipes), (_, *layers) = tables(output)
     assert recipes == [
         ["plain", "1", "50.0", "0.0", "50.0"],

@@ -14,7 +14,7 @@ from PIL import Image
 from midlayer_encoders import board
 from midlayer_encoders.report import report_html
 from midlayer_encoders.report.pages import write_page
-from midlayer_encoders.sweeping import RecipesResult
+from midlayer_encoders.sweeping import SweepResult
 from tests.report.made_frames import TASKS, full_frame
 from tests.report.made_runs import make_sweep
 
@@ -49,7 +49,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         name: make_sweep(root / "runs/a/recipes" / name, run_scores, options={"recipe": name})
         for name, run_scores in scores.items()
     }
-    RecipesResult.of(parts, root / "runs/a").save()
+    SweepResult.of(parts, root / "runs/a").save()
     make_sweep(
         root / "runs/b",
         {"STS": [0.3, 0.7, 0.65], "B": [0.1] * 3},

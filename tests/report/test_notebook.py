@@ -16,7 +16,7 @@ from PIL import Image
 from midlayer_encoders import board
 from midlayer_encoders.frame.summaries import RESAMPLES_SCHEMA
 from midlayer_encoders.selection import select
-from midlayer_encoders.sweeping import RecipesResult, SweepResult
+from midlayer_encoders.sweeping import SweepResult
 from tests.report.made_frames import rows_frame
 from tests.report.made_runs import make_sweep, score_rows
 
@@ -87,7 +87,7 @@ def test_sweep_shows_the_best_layer_of_each_task_with_its_interval(tmp_path: Pat
 
 def test_recipes_are_compared_with_the_last_layer_of_the_plain_text(tmp_path: Path) -> None:
     echo = make_sweep(tmp_path / "echo", {"STS": [0.1, 0.4, 0.7], "Own-0a1b2c3d": [0.1, 0.2, 0.2]})
-    result = RecipesResult.of({"plain": make_sweep(tmp_path / "plain", SCORES), "echo": echo}, tmp_path)
+    result = SweepResult.of({"plain": make_sweep(tmp_path / "plain", SCORES), "echo": echo}, tmp_path)
     cell = shown(result)
     assert cell.rows[0][4] == "last layer of plain"
     assert [row[:5] for row in cell.rows[1:]] == [
@@ -109,7 +109,7 @@ def test_result_without_scores_shows_the_reason(tmp_path: Path) -> None:
     rows = [row for row in score_rows(SCORES) if (row[5] == "STS") == (row[2] < 2)]
     partly = replace(make_sweep(tmp_path, SCORES), frame=rows_frame(rows))
     assert [row[0] for row in shown(partly).rows] == ["task", "STS", "Own"], "no layer has both, so no average"
-    nothing_complete = RecipesResult.of({"plain": partly}, tmp_path)
+    nothing_complete = SweepResult.of({"plain": partly}, tmp_path)
     assert [row[0] for row in shown(nothing_complete).rows] == ["task", "STS", "Own"]
 
 
@@ -131,7 +131,7 @@ def test_selection_shows_the_choices(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_figures_are_images_in_a_notebook_and_name_tasks_by_their_labels(tmp_path: Path) -> None:
     sweep = make_sweep(tmp_path / "plain", SCORES, baselines={"TF-IDF": {"STS": 0.1, "Own-0a1b2c3d": 0.2}})
-    recipes = RecipesResult.of({"plain": sweep, "echo": make_sweep(tmp_path / "echo", SCORES)}, tmp_path)
+    recipes = SweepResult.of({"plain": sweep, "echo": make_sweep(tmp_path / "echo", SCORES)}, tmp_path)
     selection = select(rows_frame(score_rows({"STS": [0.1, 0.2, 0.5, 0.3]})))
     for result in (sweep, recipes, selection, board(tmp_path / "plain")):
         figure = result.plot()
@@ -139,7 +139,7 @@ def test_figures_are_images_in_a_notebook_and_name_tasks_by_their_labels(tmp_pat
         assert pickle.loads(pickle.dumps(figure)).axes
         texts = [axes.get_title(loc="left") for axes in figure.axes]
         assert not any("0a1b2c3d" in text for text in texts), texts
-    single = RecipesResult.of({"plain": make_sweep(tmp_path / "own", {"Own-0a1b2c3d": [0.2, 0.3]})}, tmp_path)
+    single = SweepResult.of({"plain": make_sweep(tmp_path / "own", {"Own-0a1b2c3d": [0.2, 0.3]})}, tmp_path)
     assert single.plot().axes[0].get_title(loc="left").startswith("Own")
 
 

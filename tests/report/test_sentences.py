@@ -15,7 +15,7 @@ from midlayer_encoders.cli import _arguments, inside, sweep
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.frame.summaries import Curve, Summary
 from midlayer_encoders.report.layer_charts import recipe_words
-from midlayer_encoders.sweeping import RecipesResult, SweepResult
+from midlayer_encoders.sweeping import SweepResult
 from midlayer_encoders.sweeping.best_layer import Notes
 from tests.report.made_frames import rows_frame
 
@@ -80,7 +80,7 @@ def test_json_of_a_sweep_is_in_points(tmp_path: Path) -> None:
                   "B": {"best_layer": 2, "best": 50.0, "last": 50.0, "layers": {1: 37.5, 2: 50.0}}},
         "baselines": {"TF-IDF": {"A": 12.5}},
     }  # fmt: skip
-    recipes = RecipesResult.of({"plain": result}, tmp_path)
+    recipes = SweepResult.of({"plain": result}, tmp_path)
     assert sweep.result_values(recipes)["recipe"] == "plain"
     unscored = SweepResult(rows_frame([]), tmp_path, notes)
     assert sweep.result_values(unscored) == {"model": "m", "best_layer": None}

@@ -13,7 +13,7 @@ from midlayer_encoders.cli.sweep import result_values, run_sweep
 from midlayer_encoders.frame.summaries import RESAMPLES_SCHEMA, Curve, Gain, Summary
 from midlayer_encoders.models.hub import shown_name
 from midlayer_encoders.report.sweep_page import verdict
-from midlayer_encoders.sweeping import RecipesResult, SweepResult
+from midlayer_encoders.sweeping import SweepResult
 from tests.report.made_runs import make_sweep
 from tests.report.test_sentences import printed
 
@@ -59,7 +59,7 @@ def test_verdict_of_baseline_behind_begins_with_the_layer(tmp_path: Path) -> Non
 def test_verdict_of_recipes_compares_the_best_with_baselines(tmp_path: Path) -> None:
     plain = make_result(tmp_path / "plain", 0.843)
     echo = make_sweep(tmp_path / "echo", {"tickets-0a1b2c3d": [0.5, 0.6, 0.9]})
-    first, *others = RecipesResult.of({"plain": plain, "echo": echo}, tmp_path).verdict()
+    first, *others = SweepResult.of({"plain": plain, "echo": echo}, tmp_path).verdict()
     assert first.startswith("echo at layer 2 of 2 scores 90.0: 9.3 points more")
     assert others[0].startswith("MiniLM scores 84.3, 5.7 points less (")
 

@@ -21,7 +21,7 @@ from midlayer_encoders.errors import OptionError
 from midlayer_encoders.metrics.label_accuracy import class_numbers, ridge_correct
 from midlayer_encoders.recipes import RECIPES, fitting_recipes, recipes_of
 from midlayer_encoders.report.selection_page import selection_html
-from midlayer_encoders.selection import RULES, RecipeSelection, Selection, select
+from midlayer_encoders.selection import RULES, Selection, select
 from midlayer_encoders.selection.kind import ModelKind
 from midlayer_encoders.selection.select import DEFAULTS, LABELS, RECORD, default_depth, default_recipe
 from tests.recipes.test_word_echo import save_causal
@@ -39,17 +39,17 @@ def whole(tiny_folder: Folder) -> LayerEncoder:
 
 
 @pytest.fixture(scope="module")
-def labeled(whole: LayerEncoder) -> RecipeSelection:
+def labeled(whole: LayerEncoder) -> Selection:
     reports: list[tuple[str, int, int]] = []
     selection = select(whole, TEXTS, KINDS, recipes=ASKED, progress=lambda *item: reports.append(item))
-    assert isinstance(selection, RecipeSelection)
+    assert selection.parts
     assert reports[-1] == ("scoring", 9, 9), "three draws for each recipe"
     assert [done == total for stage, done, total in reports if stage == "labels"][-1]
     return selection
 
 
 def test_every_layer_of_every_recipe_is_scored_on_the_vectors_of_its_encoder(
-    labeled: RecipeSelection, whole: LayerEncoder
+    labeled: Selection, whole: LayerEncoder
 ) -> None:
     classes, _ = class_numbers(KINDS)
     result = {"plain": {}, "yours": {"recipe": YOURS}, "plain+center+normalize": {"center": TEXTS, "normalize": True}}
@@ -79,7 +79,7 @@ def test_label_scores_of_centered_spans_are_of_the_encoder(causal_folder: str, o
         assert row["value"].item() == pytest.approx(float(right), abs=1e-6)
 
 
-def test_layer_with_identical_vectors_has_no_score(labeled: RecipeSelection) -> None:
+def test_layer_with_identical_vectors_has_no_score(labeled: Selection) -> None:
     scored = labeled.frame.filter(kind="score", recipe="yours")["layer"].to_list()
     assert scored == [1, 2, 3, 4], "the last token of the template is always the same"
 
@@ -87,7 +87,7 @@ def test_layer_with_identical_vectors_has_no_score(labeled: RecipeSelection) -> 
 @pytest.mark.parametrize("recipes", [ASKED, [YOURS], "one-word+center"])
 def test_keywords_of_the_selection_recreate_the_encoder(whole: LayerEncoder, recipes: list[str | Recipe]) -> None:
     selection = select(whole, TEXTS, recipes=recipes)
-    assert isinstance(selection, RecipeSelection)
+    assert selection.parts
     encoder = LayerEncoder(whole.source, device="cpu", **selection.keywords)
     assert encoder.layer == selection.layer
     assert selection.confidence.startswith("Without labels")
@@ -102,7 +102,7 @@ def test_conclusive_labels_change_the_recipe(whole: LayerEncoder) -> None:
     end, letters = Recipe(name="end", pooling="last"), random.Random(0)
     texts = ["".join(letters.choices("ab", k=40)) for _ in range(60)]
     sure = select(whole, texts, [text[-1] for text in texts], recipes=["plain", end])
-    assert isinstance(sure, RecipeSelection)
+    assert sure.parts
     assert sure.recipe == "end", "a mean of forty letters hardly knows the last"
     scores = sure.frame.filter(kind="score", recipe="end", layer=sure.parts["end"].layer)
     percent = f"{100 * scores['value'].item():.1f}"
@@ -114,7 +114,7 @@ def test_conclusive_labels_change_the_recipe(whole: LayerEncoder) -> None:
     assert 0 < sure.labels.low <= sure.labels.gain
     assert "significantly better than the plain text at the last layer" in sure.confidence
     guessed = select(whole, texts, letters.choices("ab", k=60), recipes=["plain", end])
-    assert isinstance(guessed, RecipeSelection)
+    assert guessed.parts
     assert guessed.recipe == "plain", "labels that say nothing leave the default"
 
 
@@ -143,7 +143,7 @@ def test_frame_of_several_recipes_selects_by_its_scores() -> None:
         for name, values in (("plain", better[::-1]), ("one-word", [value / 2 for value in better]))
     ]
     selection = select_layer(pl.concat(combined))
-    assert isinstance(selection, RecipeSelection)
+    assert selection.parts
     assert (selection.recipe, selection.layer, selection.keywords) == ("plain", 2, {"layer": 2})
     assert selection.parts["one-word"].layer == 6
     assert selection.confidence == selection.parts["plain"].confidence
@@ -153,7 +153,7 @@ def test_frame_of_several_recipes_selects_by_its_scores() -> None:
         select_layer(pl.concat([*combined, unscored]))
 
 
-def test_selection_has_a_readable_text(labeled: RecipeSelection) -> None:
+def test_selection_has_a_readable_text(labeled: Selection) -> None:
     words = str(labeled)
     assert words.startswith(f"Layer {labeled.layer} of 4 of {labeled.label}, by recipe {labeled.recipe}: ")
     assert all(name in words for name in labeled.parts)
@@ -209,7 +209,7 @@ def causal_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.mark.long
 def test_causal_model_is_read_twice_by_default(causal_folder: str) -> None:
     selection = select_layer(causal_folder, TEXTS, device="cpu")
-    assert isinstance(selection, RecipeSelection)
+    assert selection.parts
     assert selection.keywords == {"layer": 5, "recipe": "word-echo+center", "center": TEXTS}, "0.95 of 5 blocks"
     assert list(selection.parts) == ["word-echo+center", "plain"]
     assert selection.parts["plain"].layer == 4, "what the plain text alone would have given"
@@ -276,7 +276,7 @@ def test_a_prompt_has_the_same_depth_as_an_option_and_as_a_candidate(causal_fold
 
 def test_labels_choose_between_word_echo_and_the_plain_text(causal_folder: str) -> None:
     selection = select_layer(causal_folder, TEXTS, KINDS, device="cpu")
-    assert isinstance(selection, RecipeSelection)
+    assert selection.parts
     scored = selection.frame.filter(kind="score").group_by("recipe").len()
     assert dict(scored.iter_rows()) == {"word-echo+center": 6, "plain": 6}
     assert selection.recipe == "word-echo+center"
@@ -304,7 +304,7 @@ def test_all_named_recipes_are_those_that_the_model_takes(
     causal_folder: str, tiny_folder: Folder, caplog: pytest.LogCaptureFixture
 ) -> None:
     selection = select_layer(causal_folder, TEXTS, recipes="all", device="cpu")
-    assert isinstance(selection, RecipeSelection)
+    assert selection.parts
     assert set(selection.parts) == set(RECIPES)
     assert selection.recipe == "word-echo"
     encoder = LayerEncoder(tiny_folder("BERT"), -1, device="cpu")

@@ -17,7 +17,7 @@ import pytest
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import MidlayerError, OptionError
 from midlayer_encoders.frame.summaries import RESAMPLES_SCHEMA
-from midlayer_encoders.sweeping import RecipesResult, SweepResult
+from midlayer_encoders.sweeping import SweepResult
 from tests.report.made_frames import metrics_frame
 from tests.report.made_runs import Scores, make_sweep
 from tests.tiny_folders import TEXTS
@@ -37,10 +37,10 @@ def with_resamples(result: SweepResult, spread: dict[str, float]) -> SweepResult
 
 
 @pytest.fixture
-def recipes(tmp_path: Path) -> RecipesResult:
+def recipes(tmp_path: Path) -> SweepResult:
     plain = make_sweep(tmp_path / "recipes/plain", PLAIN)
     echo = make_sweep(tmp_path / "recipes/echo", ECHO, options={"recipe": "echo"})
-    return RecipesResult.of({"plain": plain, "echo": echo}, tmp_path)
+    return SweepResult.of({"plain": plain, "echo": echo}, tmp_path)
 
 
 def test_best_layer_of_each_task_has_score_and_gain(tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_best_layer_of_each_task_has_score_and_gain(tmp_path: Path) -> None:
         result.best("sts")
 
 
-def test_best_layer_is_a_number(recipes: RecipesResult) -> None:
+def test_best_layer_is_a_number(recipes: SweepResult) -> None:
     best = recipes.best("Own")
     assert [f"{best} {best:2d}", str(best), json.dumps(best), ["a", "b"][best]] == ["0  0", "0", "0", "a"]
     assert repr(best).startswith("BestLayer(layer=0, num_layers=2, recipe='plain', score=40.0")
@@ -68,7 +68,7 @@ def test_best_layer_is_a_number(recipes: RecipesResult) -> None:
         assert (other, other.recipe, other.gain.points) == (0, "plain", best.gain.points)
 
 
-def test_best_recipe_differs_between_tasks_and_gains_are_over_the_plain_text(recipes: RecipesResult) -> None:
+def test_best_recipe_differs_between_tasks_and_gains_are_over_the_plain_text(recipes: SweepResult) -> None:
     actual = {task: recipes.best(task) for task in (None, *recipes.tasks)}
     assert {task: (best.recipe, best.layer) for task, best in actual.items()} == {
         None: ("echo", 2), "STS": ("echo", 2), "Own": ("plain", 0),
@@ -79,20 +79,20 @@ def test_best_recipe_differs_between_tasks_and_gains_are_over_the_plain_text(rec
     assert recipes.best("Own-0a1b2c3d") == 0
     with pytest.raises(OptionError, match="`task` must be one of 'STS', 'Own', but got 'MIRACL'"):
         recipes.best("MIRACL")
-    only_echo = RecipesResult.of({"echo": recipes.parts["echo"]}, recipes.folder)
+    only_echo = SweepResult.of({"echo": recipes.parts["echo"]}, recipes.folder)
     assert only_echo.best("Own").gain.points == 0, "over its own last layer"
 
 
-def test_task_that_failed_under_a_recipe_is_scored_under_the_others(recipes: RecipesResult, tmp_path: Path) -> None:
+def test_task_that_failed_under_a_recipe_is_scored_under_the_others(recipes: SweepResult, tmp_path: Path) -> None:
     plain = make_sweep(tmp_path / "other", {"STS": PLAIN["STS"]})
-    result = RecipesResult.of({"plain": plain, "echo": recipes.parts["echo"]}, tmp_path)
+    result = SweepResult.of({"plain": plain, "echo": recipes.parts["echo"]}, tmp_path)
     assert set(result.tasks) == {"STS", "Own"}
     best = result.best("Own")
     assert (best.recipe, best.layer, best.gain.points) == ("echo", 1, 0)
 
 
 def test_scores_and_pandas_frame_have_the_rows_of_the_frame(
-    recipes: RecipesResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    recipes: SweepResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     part = make_sweep(tmp_path / "metrics", PLAIN)
     both = replace(part, frame=pl.concat([part.frame, metrics_frame(2, names=["lidar"], model="m")]))

@@ -20,7 +20,7 @@ from midlayer_encoders import LayerEncoder, board
 from midlayer_encoders._isolation import isolated_random
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.reading.reader import LayerReader
-from midlayer_encoders.sweeping import RecipesResult, SweepResult
+from midlayer_encoders.sweeping import SweepResult
 from midlayer_encoders.sweeping.compression import Compression, make_compressions, vector_bytes
 from midlayer_encoders.tasks.sources import task_sources
 from tests.families import WIDTH
@@ -41,12 +41,12 @@ def tasks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="module")
-def compressed(tiny_folder: Folder, tasks: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> RecipesResult:
+def compressed(tiny_folder: Folder, tasks: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> SweepResult:
     out = tmp_path_factory.mktemp("compressed") / "out"
     recipes = ["plain", "plain+normalize"]
     arguments: dict[str, Any] = {"dims": DIMS, "precisions": PRECISIONS, "recipes": recipes, "layers": LAYERS}
     result = sweep(tiny_folder("Llama"), list(tasks.values()), out=out, **arguments, **QUICK)
-    assert isinstance(result, RecipesResult)
+    assert result.parts
     assert not result.failures
     return result
 
@@ -64,7 +64,7 @@ def mteb_score(encoder: LayerEncoder, path: Path, precision: str) -> float:
 @pytest.mark.long
 @pytest.mark.parametrize("kind", TYPES)
 def test_scores_are_those_of_mteb_with_the_truncated_and_quantized_encoder(
-    kind: str, compressed: RecipesResult, tasks: dict[str, Path], tiny_folder: Folder
+    kind: str, compressed: SweepResult, tasks: dict[str, Path], tiny_folder: Folder
 ) -> None:
     path = tasks[kind]
     cases = product((WIDTH, *DIMS), ("float32", *PRECISIONS))
@@ -81,7 +81,7 @@ def test_scores_are_those_of_mteb_with_the_truncated_and_quantized_encoder(
 
 @pytest.mark.long
 def test_a_normalized_encoder_truncates_unit_vectors_as_sentence_transformers_does(
-    compressed: RecipesResult, tasks: dict[str, Path], tiny_folder: Folder
+    compressed: SweepResult, tasks: dict[str, Path], tiny_folder: Folder
 ) -> None:
     """Scores of pairs include dot products and distances, which change if vectors are scaled again."""
     for dims, precision in ((20, "float32"), (20, "int8")):
@@ -96,10 +96,10 @@ def test_a_normalized_encoder_truncates_unit_vectors_as_sentence_transformers_do
 
 @pytest.mark.long
 def test_plain_scores_do_not_change(
-    compressed: RecipesResult, tasks: dict[str, Path], tiny_folder: Folder, tmp_path: Path
+    compressed: SweepResult, tasks: dict[str, Path], tiny_folder: Folder, tmp_path: Path
 ) -> None:
     plain = sweep(tiny_folder("Llama"), list(tasks.values()), layers=LAYERS, out=tmp_path / "out", **QUICK)
-    assert not isinstance(plain, RecipesResult)
+    assert not plain.parts
     assert plain.frame.columns == compressed.parts["plain"].frame.columns
     columns = ["dataset", "layer", "kind", "value"]
     whole = compressed.frame.filter(recipe="plain", dims=WIDTH, precision="float32")
@@ -107,7 +107,7 @@ def test_plain_scores_do_not_change(
     assert (plain.best().dims, plain.best().precision, plain.notes.compression) == (None, "float32", {})
 
 
-def test_rows_parts_and_saved_scores_have_dims_and_precision(compressed: RecipesResult) -> None:
+def test_rows_parts_and_saved_scores_have_dims_and_precision(compressed: SweepResult) -> None:
     scores = compressed.scores
     assert scores.schema["dims"] == pl.Int64
     assert set(scores["dims"]) == {WIDTH, *DIMS}
@@ -122,7 +122,7 @@ def test_rows_parts_and_saved_scores_have_dims_and_precision(compressed: Recipes
         SweepResult(scores.filter(recipe="plain").drop("recipe"), compressed.folder, compressed.notes).summary()
 
 
-def test_confirmed_scores_are_close(compressed: RecipesResult) -> None:
+def test_confirmed_scores_are_close(compressed: SweepResult) -> None:
     assert not [remark for part in compressed.parts.values() for remark in part.notes.remarks]
     confirmed = compressed.frame.filter(kind="confirmed")
     assert set(confirmed["precision"]) == {"float32", *PRECISIONS}
@@ -167,7 +167,7 @@ def test_int8_steps_are_those_of_sentence_transformers_for_each_layer_alone() ->
 
 
 @pytest.mark.long
-def test_best_layer_its_encoder_and_card_have_the_choice(compressed: RecipesResult, tmp_path: Path) -> None:
+def test_best_layer_its_encoder_and_card_have_the_choice(compressed: SweepResult, tmp_path: Path) -> None:
     part = compressed.parts["plain, 20 dims, int8"]
     best = part.best()
     assert (best.recipe, best.dims, best.precision) == ("plain", 20, "int8")
@@ -182,7 +182,7 @@ def test_best_layer_its_encoder_and_card_have_the_choice(compressed: RecipesResu
     assert "plain, 20 dims, int8" in page
 
 
-def test_board_has_bytes_of_each_choice(compressed: RecipesResult) -> None:
+def test_board_has_bytes_of_each_choice(compressed: SweepResult) -> None:
     result = board(compressed.folder, max_bytes=20)
     assert len(result.runs) == 12
     costs = {run.name.partition(" with ")[2]: run.best.costs["bytes"] for run in result.runs}

@@ -17,7 +17,7 @@ from transformers import AutoConfig
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.files import sealed
-from midlayer_encoders.sweeping import RecipesResult, SweepResult
+from midlayer_encoders.sweeping import SweepResult
 from midlayer_encoders.sweeping.best_layer import Notes, read_notes
 from midlayer_encoders.sweeping.mteb_jobs import Score
 from midlayer_encoders.sweeping.notes import TOGETHER, ScoringResult, _how, _recipe_hint, score_remarks
@@ -275,14 +275,14 @@ def test_recipes_share_baselines_and_failures_name_their_recipe(tmp_path: Path) 
         notes = replace(notes, baselines=notes.baselines if place == 0 else {})
         parts[recipe] = SweepResult(rows, tmp_path / "recipes" / recipe, notes)
         parts[recipe].save()
-    result = RecipesResult.of(parts, tmp_path)
+    result = SweepResult.of(parts, tmp_path)
     assert (result.recipe, result.best(), result.notes.model) == ("one-word", 1, "one-word")
     assert result.notes.baselines == NOTES.baselines
     assert result.failures == {"B (plain)": "error 0", "B (one-word)": "error 1"}
     result.save()
     assert read_notes(tmp_path / "sweep.json").recipes == {"plain": "recipes/plain", "one-word": "recipes/one-word"}
     loaded = SweepResult.load(tmp_path)
-    assert isinstance(loaded, RecipesResult)
+    assert loaded.parts
     assert loaded.frame.equals(result.frame)
     page = loaded.html()
     assert all(f"B ({recipe}) failed: error {place}" in page for place, recipe in enumerate(parts))

@@ -26,7 +26,7 @@ from midlayer_encoders.recipes import PLAIN
 from midlayer_encoders.report.pages import write_page
 from midlayer_encoders.sweeping.best_layer import BestLayer, export_lines
 from midlayer_encoders.sweeping.compression import vector_bytes
-from midlayer_encoders.sweeping.sweep_result import RecipesResult, SweepResult, task_labels
+from midlayer_encoders.sweeping.sweep_result import SweepResult, task_labels
 from midlayer_encoders.validation import check_list, check_number, check_path
 
 if TYPE_CHECKING:
@@ -381,7 +381,7 @@ def _recipes_of_sweep(folder: Path) -> list[_Sweep]:
         )
     result = SweepResult.load(folder)
     recipe = str(result.notes.options.get("recipe") or PLAIN)
-    parts = result.parts if isinstance(result, RecipesResult) else {recipe: result}
+    parts = result.parts or {recipe: result}
     sweeps = [_Sweep(part, folder.resolve(), name) for name, part in parts.items()]
     if not all(sweep.tasks for sweep in sweeps):
         raise OptionError(
