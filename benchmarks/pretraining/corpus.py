@@ -1,7 +1,7 @@
 """The corpus of the training record: a byte-level BPE of 8192 tokens, the novels as one array of token ids, its two parts.
 
 ``python -m benchmarks.pretraining.corpus OUT`` makes, from ``MIDLAYER_DATA`` or ``--texts``, all that ``run.py`` reads: the tokenizer, the ids,
-the texts to measure with their views, the tasks, shortened, and the pairs to fine-tune on. A GPU machine needs that folder and no other data.
+the texts to measure with their views, and the tasks, shortened. A GPU machine needs that folder and no other data.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ import torch
 from torch import Tensor
 
 from benchmarks.data import data_folder
-from benchmarks.pretraining.pairs import labeled_groups
-from benchmarks.pretraining.vocabulary import BOS, SPECIAL, VOCAB
 
 DATA = data_folder() or Path(__file__).parents[3] / "shared" / "data"
+VOCAB = 8192
+SPECIAL = ("[PAD]", "[EOS]", "[MASK]", "[BOS]")
+PAD, EOS, MASK, BOS = range(4)
 STRETCH = 25_600  # tokens; every hundredth stretch is held out, so that no author is only trained on or only held out
 
 
@@ -92,7 +93,6 @@ class Windows:
         batch: windows in a batch.
         length: ids that a model reads; the window has one more, the last one's target.
         seed: of the order. Each epoch starts its windows at another offset.
-        start: batches that a run which goes on has seen; they count, and are not given again.
     """
 
     tokens: Tensor
@@ -100,7 +100,6 @@ class Windows:
     batch: int = 256
     length: int = 256
     seed: int = 0
-    start: int = 0
 
     def __len__(self) -> int:
         return self.steps
@@ -109,12 +108,10 @@ class Windows:
         within = torch.arange(self.length + 1, device=self.tokens.device)
         starts = torch.empty(0, dtype=torch.long)
         generator = torch.Generator().manual_seed(self.seed)
-        for step in range(self.steps):
+        for _ in range(self.steps):
             while len(starts) < self.batch:
                 starts = torch.cat([starts, self._epoch(generator)])
             now, starts = starts[: self.batch], starts[self.batch :]
-            if step < self.start:
-                continue
             yield self.tokens[now.to(self.tokens.device)[:, None] + within].long()
 
     def _epoch(self, generator: torch.Generator) -> Tensor:
@@ -157,6 +154,7 @@ def read_texts(path: Path, characters: int | None = None) -> list[str]:
 
 
 def main(words: list[str] | None = None) -> None:
+    from benchmarks.real_tasks import shortened
     from midlayer_encoders.metrics.text_views import augment
 
     parser = argparse.ArgumentParser(description=__doc__)
@@ -187,19 +185,11 @@ def main(words: list[str] | None = None) -> None:
     shutil.rmtree(given.out / "tasks", ignore_errors=True)
     (given.out / "tasks").mkdir()
     if (DATA / "tasks").is_dir():
-        _copy_tasks(given.out, given.rows)
+        for task in shortened(given.out / "tasks", given.rows):
+            if task.parent != given.out / "tasks":
+                shutil.copytree(task, given.out / "tasks" / task.name)
     else:
         print("No tasks: MIDLAYER_DATA names no folder with `tasks`. Runs will be measured, and not scored.")
-
-
-def _copy_tasks(out: Path, rows: int) -> None:
-    """Write the tasks, shortened, and the pairs to fine-tune on."""
-    from benchmarks.real_tasks import shortened
-
-    for task in shortened(out / "tasks", rows):
-        if task.parent != out / "tasks":
-            shutil.copytree(task, out / "tasks" / task.name)
-    (out / "pairs.json").write_text(json.dumps(labeled_groups(DATA / "tasks")))
 
 
 if __name__ == "__main__":

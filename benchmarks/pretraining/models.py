@@ -1,25 +1,74 @@
 """Language models of one depth, width and vocabulary that differ in one thing, and what they are trained on.
 
-A ``mamba2`` has mixers as large as a Llama block. The same seed gives models of the same blocks the same first weights.
+The same seed gives models of the same blocks the same first weights.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from benchmarks.pretraining.attention import give_sink
-from benchmarks.pretraining.scan import use_matrix_products
-from benchmarks.pretraining.variants import Variant
-from benchmarks.pretraining.vocabulary import BOS, EOS, MASK, PAD, VOCAB
+from benchmarks.pretraining.corpus import BOS, EOS, MASK, PAD, VOCAB
+
+try:
+    import lightning.pytorch as pl
+except ModuleNotFoundError:  # a GPU machine may have the older package alone
+    import pytorch_lightning as pl  # type: ignore[no-redef]
+
+__all__ = ["VARIANTS", "LanguageModel", "Pretraining", "Size", "Variant", "language_model", "pl", "task_of"]
 
 MASKED = 0.3  # of the tokens; all of them are replaced by the mask
 IGNORED = -100  # the target that cross entropy skips
+WARMUP = 100  # steps, whatever the length of the run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """What decides a run, beside the size and the data.
+
+    Attributes:
+        blocks: ``"llama"`` or ``"gpt_neox"``.
+        objective: ``"causal"``, or ``"masked"``: both sides are seen, and 30 % of the tokens are hidden.
+        bos: share of the sequences that begin with ``[BOS]``.
+        peak: learning rate after the warm-up.
+        decay: weight decay of the matrices.
+        tied: whether the output layer has the embeddings' weights.
+        seed: of the first weights; the order of the data is the same for all.
+        steps: of 65,536 tokens each.
+    """
+
+    blocks: str = "llama"
+    objective: str = "causal"
+    bos: float = 1.0
+    peak: float = 2e-3
+    decay: float = 0.1
+    tied: bool = True
+    seed: int = 0
+    steps: int = 2000
+
+
+BASE = Variant()
+FIRST = replace(BASE, blocks="gpt_neox", bos=0.0, peak=1e-3, tied=False, steps=1024)
+VARIANTS = {
+    "base": BASE,
+    "base-seed1": replace(BASE, seed=1),
+    "base-seed2": replace(BASE, seed=2),
+    "no-bos": replace(BASE, bos=0.0),
+    "half-bos": replace(BASE, bos=0.5),
+    "gpt-neox": replace(BASE, blocks="gpt_neox"),
+    "low-rate": replace(BASE, peak=5e-4),
+    "no-decay": replace(BASE, decay=0.0),
+    "masked": replace(BASE, objective="masked"),
+    # What docs/training_first.md tells of: 67M tokens, no BOS.
+    "first-causal": FIRST,
+    "first-masked": replace(FIRST, objective="masked"),
+}
 
 
 @dataclass(frozen=True)
@@ -66,8 +115,8 @@ class LanguageModel(nn.Module):
     def compile_training(self, **options: Any) -> None:
         """Compile the blocks, each alike and so once for all, and the loss, for passes that keep gradients.
 
-        The whole of a Mamba2 as one graph takes over 100 s to compile, its blocks alone seconds. Hooks sit on a block's call, not
-        on its forward, so the callback's hooks never reach the compiler, and a measurement of another shape runs the uncompiled blocks.
+        Hooks sit on a block's call, not on its forward, so the callback's hooks never reach the compiler, and a measurement
+        of another shape runs the uncompiled blocks.
         """
         for block in self.backbone.layers:
             block.forward = _when_training(block.forward, torch.compile(block.forward, dynamic=False, **options))
@@ -90,14 +139,12 @@ def _when_training(plain: Callable[..., Any], compiled: Callable[..., Any]) -> C
     return lambda *args, **kwargs: (compiled if torch.is_grad_enabled() else plain)(*args, **kwargs)
 
 
-def language_model(variant: Variant, size: Size | None = None, *, dropout: float = 0.0) -> LanguageModel:
+def language_model(variant: Variant, size: Size | None = None) -> LanguageModel:
     """Return a model of random weights."""
     size = size or Size()
     with torch.random.fork_rng():
         torch.manual_seed(variant.seed)
-        backbone = _MAKERS[variant.blocks](size, dropout)
-        if variant.sink:
-            give_sink(backbone, variant.sink)
+        backbone = _MAKERS[variant.blocks](size)
         if variant.objective == "masked":
             _see_both_sides(backbone)
         return LanguageModel(backbone, size, tied=variant.tied)
@@ -110,39 +157,27 @@ def _see_both_sides(backbone: Any) -> None:
             part.is_causal = False
 
 
-def _llama(size: Size, dropout: float) -> Any:
+def _llama(size: Size) -> Any:
     from transformers import LlamaConfig, LlamaModel
 
     config = LlamaConfig(
-        **size.shared, num_attention_heads=size.heads, num_key_value_heads=size.heads, attention_dropout=dropout,
+        **size.shared, num_attention_heads=size.heads, num_key_value_heads=size.heads,
         intermediate_size=11 * size.width // 4, max_position_embeddings=size.length,
     )  # fmt: skip
     return LlamaModel(config)
 
 
-def _gpt_neox(size: Size, dropout: float) -> Any:
+def _gpt_neox(size: Size) -> Any:
     from transformers import GPTNeoXConfig, GPTNeoXModel
 
     config = GPTNeoXConfig(
         **size.shared, num_attention_heads=size.heads, intermediate_size=4 * size.width,
-        max_position_embeddings=size.length, hidden_dropout=dropout, attention_dropout=dropout,
+        max_position_embeddings=size.length, hidden_dropout=0.0, attention_dropout=0.0,
     )  # fmt: skip
     return GPTNeoXModel(config)
 
 
-def _mamba2(size: Size, _: float, *, expand: int = 4, head: int = 128, state: int = 64) -> Any:
-    """Return a Mamba2 whose blocks hold about the 12 width² parameters of a transformer's, by ``expand=4``."""
-    from transformers import Mamba2Config, Mamba2Model
-
-    head = min(head, size.width)
-    config = Mamba2Config(
-        **size.shared, expand=expand, head_dim=head, num_heads=expand * size.width // head, n_groups=1,
-        state_size=state, chunk_size=min(64, size.length),
-    )  # fmt: skip
-    return use_matrix_products(Mamba2Model(config))
-
-
-_MAKERS: dict[str, Callable[[Size, float], Any]] = {"llama": _llama, "gpt_neox": _gpt_neox, "mamba2": _mamba2}
+_MAKERS: dict[str, Callable[[Size], Any]] = {"llama": _llama, "gpt_neox": _gpt_neox}
 
 
 def task_of(variant: Variant, windows: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -181,3 +216,66 @@ def sees_ahead(backbone: Any, vocab: int, length: int = 16) -> bool:
 def block_parameters(model: LanguageModel) -> int:
     """Return the number of parameters in the blocks."""
     return sum(p.numel() for name, p in model.backbone.named_parameters() if "layers." in name)
+
+
+def rate(step: int, *, steps: int, warmup: int) -> float:
+    """Return the share of the peak learning rate: a line up, then half a cosine down to a tenth.
+
+    Example:
+        >>> [round(rate(step, steps=100, warmup=10), 2) for step in (0, 9, 10, 55, 99)]
+        [0.1, 1.0, 1.0, 0.55, 0.1]
+    """
+    if step < warmup:
+        return (step + 1) / warmup
+    return 0.1 + 0.45 * (1 + math.cos(math.pi * (step - warmup) / max(1, steps - warmup)))
+
+
+class Pretraining(pl.LightningModule):
+    """Trains a language model on windows of ids.
+
+    Args:
+        model: its backbone is what the callback measures.
+        variant: decides inputs, targets and optimizer.
+        compiled: whether to compile the blocks and the loss.
+    """
+
+    def __init__(self, model: LanguageModel, variant: Variant, *, compiled: bool = False) -> None:
+        super().__init__()
+        self.model, self.variant = model, variant
+        if compiled:
+            model.compile_training()
+        self.losses: list[Tensor] = []
+
+    def on_fit_start(self) -> None:
+        self.generator = torch.Generator(self.device).manual_seed(0)
+
+    def training_step(self, windows: Tensor) -> Tensor:
+        loss: Tensor = self.model(*task_of(self.variant, windows, self.generator))
+        self.losses.append(loss.detach())  # left on the device: reading it each step would wait for the step
+        return loss
+
+    def configure_optimizers(self) -> Any:
+        """Return AdamW, with weight decay on matrices alone, and the schedule."""
+        given, parameters = self.variant, list(self.parameters())
+        groups = [
+            {"params": [p for p in parameters if p.ndim > 1], "weight_decay": given.decay},
+            {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
+        ]
+        optimizer = torch.optim.AdamW(groups, lr=given.peak, betas=(0.9, 0.95), fused=parameters[0].is_cuda)
+        warmup = min(WARMUP, max(1, given.steps // 20))
+        schedule = torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda step: rate(step, steps=given.steps, warmup=warmup)
+        )
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def configure_gradient_clipping(self, *_: Any, **__: Any) -> None:
+        # Lightning refuses to clip for a fused optimizer, because of float16's scaler; in bfloat16 there is none.
+        torch.nn.utils.clip_grad_norm_(self.parameters(), 1.0)
+
+    @torch.no_grad()
+    def held_out_loss(self, windows: Tensor, batch: int = 64) -> float:
+        """Return the mean loss over windows, under the same draws each time; draws from no shared generator."""
+        generator = torch.Generator(windows.device).manual_seed(0)
+        inputs, targets = task_of(self.variant, windows, generator)
+        losses = [self.model(*pair) for pair in zip(inputs.split(batch), targets.split(batch), strict=True)]
+        return float(torch.stack(losses).mean())

@@ -1,10 +1,9 @@
-"""The committed frames of the training record, and how a run's output becomes one of them."""
+"""The committed frames of the training record."""
 
 from __future__ import annotations
 
 import json
-import shutil
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,17 +11,15 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from benchmarks.pretraining.variants import BASE, VARIANTS
 from midlayer_encoders.frame.steps import History, histories
 from midlayer_encoders.recipes import PLAIN
 
-__all__ = ["RESULTS", "SEEDS", "TOKENS", "TUNED", "Run", "collect", "known", "read_run", "seeds"]
+__all__ = ["RESULTS", "SEEDS", "TOKENS", "TUNED", "Run", "known", "read_run", "seeds"]
 
 RESULTS = Path(__file__).parent / "results"
 SEEDS = ("base", "base-seed1", "base-seed2")
 TUNED = ("long-simcse", "long-supervised")
 TOKENS = 65_536  # of a step
-LAYERS = 12
 _TASKS = 6
 
 
@@ -89,46 +86,5 @@ def seeds() -> list[Run]:
 
 
 def _told() -> dict[str, dict[str, Any]]:
-    path = RESULTS / "runs.json"
-    return json.loads(path.read_text()) if path.is_file() else {}
-
-
-def collect(out: Path) -> list[str]:
-    """Take the runs that ``run.py`` finished in a folder into the record, and return their names."""
-    found = sorted(out.glob("*.parquet"))
-    if not found:
-        raise FileNotFoundError(
-            f"{out} holds no finished run: `python -m benchmarks.pretraining.run DATA {out}` makes one."
-        )
-    taken = {path: _checked(path) for path in found}  # all of them before the first is copied
-    for path in taken:
-        shutil.copyfile(path, RESULTS / path.name)
-    told = _told() | {path.stem: one for path, one in taken.items()}
-    # A line for each run: 2000 losses on lines of their own would be all that a diff shows.
-    lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(told[name])}" for name in sorted(told))
-    (RESULTS / "runs.json").write_text("{\n" + lines + "\n}\n")
-    return [path.stem for path in taken]
-
-
-def _checked(path: Path) -> dict[str, Any]:
-    """Return what is told of a run of the record's size; a try at another would take the place of the run of its name."""
-    beside = path.with_suffix(".json")
-    try:
-        layers = pl.read_parquet(path, columns=["layer"])["layer"].max()
-        told: dict[str, Any] = json.loads(beside.read_text())
-    except (OSError, ValueError, pl.exceptions.PolarsError) as error:
-        raise ValueError(
-            f"{path} and {beside.name} must be what a finished run wrote: run it again, or move it."
-        ) from error
-    name = path.stem.removesuffix(f"-{told.get('tuning')}").removesuffix("-again")
-    asked = asdict(VARIANTS.get(name, BASE)) | {"layers": LAYERS}
-    got = told.get("variant", {}) | {"layers": layers}
-    if "tuning" not in told:
-        asked["tokens"], got["tokens"] = asked["steps"] * TOKENS, told.get("tokens")
-    if path.stem in SEEDS:  # what forms when is read from these
-        asked["brief"], got["brief"] = False, "--brief" in told.get("command", "")
-    if other := ", ".join(
-        f"{key} {got.get(key)}, not {value}" for key, value in asked.items() if got.get(key) != value
-    ):
-        raise ValueError(f"{path} is not a run of the record ({other}): move it out of {path.parent}.")
+    told: dict[str, dict[str, Any]] = json.loads((RESULTS / "runs.json").read_text())
     return told

@@ -1,15 +1,23 @@
-"""The tables of the training record, from its frames, as they stand in ``docs/training.md``."""
+"""The tables of the training record, from its frames.
+
+python -m benchmarks.pretraining.tables        # writes them into docs/training.md
+python -m benchmarks.pretraining.tables OUT    # prints those of the runs that run.py wrote into a folder
+"""
 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from statistics import fmean
 
 import numpy as np
 import torch
 
 from benchmarks.intervals import mean_cell, mean_interval
+from benchmarks.pages import write_part
+from benchmarks.pretraining import record
 from benchmarks.pretraining.findings import (
     EVENTS,
     RAW,
@@ -27,25 +35,27 @@ from benchmarks.pretraining.findings import (
     winners,
 )
 from benchmarks.pretraining.record import TOKENS, TUNED, Run, known, seeds
-from benchmarks.pretraining.variants import VARIANTS
 from midlayer_encoders.frame.steps import History
 from midlayer_encoders.metrics import prompt_entropy
 
 __all__ = ["RUNS", "table", "tables"]
 
-RUNS = (
-    "no-bos",
-    "half-bos",
-    "gpt-neox",
-    "low-rate",
-    "no-decay",
-    "one-added",
-    "own-key",
-    "first-hidden",
-    "masked",
-    "mamba2",
-    "long",
-)
+PAGE = Path(__file__).parents[2] / "docs" / "training.md"
+
+RUNS = {
+    "no-bos": "no [BOS]",
+    "half-bos": "[BOS] before half of the sequences",
+    "gpt-neox": "GPTNeoX blocks",
+    "low-rate": "peak rate 5e-4",
+    "no-decay": "no weight decay",
+    "one-added": "1 added to the softmax denominator",
+    "own-key": "a learned key without a value",
+    "first-hidden": "first token hidden from later ones",
+    "masked": "masked objective, bidirectional",
+    "mamba2": "Mamba2 blocks",
+    "long": "94M tokens of other text, a longer schedule",
+}
+"""The runs beside the base, and what is different in each."""
 RULE_STEPS = (512, 1024, 2000)
 SETTLING = ("prompt_entropy", RAW, "dataset_entropy", "curvature", "infonce", "dime", "effective_rank", "cka")
 
@@ -92,27 +102,10 @@ def _layers(found: Sequence[int]) -> str:
     return f"{', '.join(some)} or {last}" if some else last
 
 
-def _differs(run: Run) -> str:
-    words = {
-        "blocks": {"gpt_neox": "GPTNeoX blocks", "mamba2": "Mamba2 blocks"},
-        "objective": {"masked": "masked objective, bidirectional"},
-        "bos": {0.0: "no [BOS]", 0.5: "[BOS] before half of the sequences"},
-        "peak": {5e-4: "peak rate 5e-4"},
-        "decay": {0.0: "no weight decay"},
-        "more": {True: "94M tokens of other text, a longer schedule"},
-        "sink": {
-            "one": "1 added to the softmax denominator",
-            "key": "a learned key without a value",
-            "hidden": "first token hidden from later ones",
-        },
-    }
-    return ", ".join(words[name][value] for name, value in VARIANTS[run.name].changed().items() if name in words)
-
-
 def _groups() -> list[tuple[str, str, list[Run]]]:
     """Return the runs of each row: the base with all its seeds, then the others."""
     base = ("base", f"{len(seeds())} seeds", seeds())
-    return [base, *((run.name, _differs(run), [run]) for run in known(*RUNS))]
+    return [base, *((run.name, RUNS[run.name], [run]) for run in known(*RUNS))]
 
 
 def runs() -> str:
@@ -294,3 +287,16 @@ def finetuning(layers: Sequence[int] = (1, 3, 6, 9, 12)) -> str:
                 cells = [f"{cell} ({low:.1f} to {high:.1f})" for cell, (low, high) in zip(cells, changes, strict=True)]
             rows.append([name, run.told["tuning"], *cells])
     return table(["metric", "tuning", *(f"layer {k}" for k in layers)], rows)
+
+
+def main() -> None:
+    if folder := sys.argv[1:]:
+        record.RESULTS = Path(folder[0])
+        print(*(f"{name}\n\n{made}" for name, made in tables().items()), sep="\n")
+        return
+    for name, made in tables().items():
+        write_part(PAGE, name, made)
+
+
+if __name__ == "__main__":
+    main()

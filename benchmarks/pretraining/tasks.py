@@ -1,8 +1,4 @@
-"""The six tasks of part 3 scored for all layers at once, by the package's own scoring.
-
-mteb scores one layer at a time on the CPU, 20 s a layer and stage; these take a second for 13 layers on a GPU.
-``python -m benchmarks.pretraining.check_tasks`` compares them with ``sweep``.
-"""
+"""The six tasks scored for all layers at once, by the package's own scoring: a second for 13 layers on a GPU."""
 
 from __future__ import annotations
 
@@ -15,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.pretraining.corpus import PAD
 from benchmarks.pretraining.models import evaluating
-from benchmarks.pretraining.vocabulary import PAD
 from midlayer_encoders._isolation import isolated_random
 from midlayer_encoders.recipes import PLAIN, RECIPES, Recipe
 from midlayer_encoders.tasks.sources import task_sources
@@ -131,9 +127,9 @@ def _asked(texts: list[str], tokenizer: Any, recipe: Recipe, longest: int) -> li
     return [(front + ids[:room] + back) or [PAD] for ids in own]
 
 
-def padded(ids: Sequence[list[int]], device: torch.device, *, width: int | None = None) -> dict[str, Tensor]:
-    """Return ids and mask of one shape: as wide as the longest, or of a given width that none is over."""
-    longest = width or max(map(len, ids))
+def padded(ids: Sequence[list[int]], device: torch.device) -> dict[str, Tensor]:
+    """Return ids and mask as wide as the longest."""
+    longest = max(map(len, ids))
     rows = torch.tensor([one + [PAD] * (longest - len(one)) for one in ids])
     mask = torch.tensor([[1] * len(one) + [0] * (longest - len(one)) for one in ids])
     return {"input_ids": rows.to(device), "attention_mask": mask.to(device)}

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from benchmarks.pretraining.findings import valley
-from benchmarks.pretraining.models import evaluating
-from benchmarks.pretraining.module import pl
+from benchmarks.pretraining.models import evaluating, pl
 from benchmarks.pretraining.tasks import Evaluation, padded
 from midlayer_encoders._types import Norm
 from midlayer_encoders.callbacks import LayerMetricsCallback
@@ -77,26 +74,12 @@ def sink_rate(attentions: Tensor, mask: Tensor) -> float:
     return float((to_first > 0.3).double().mean())
 
 
-class TimedLook(LayerMetricsCallback):
-    """The callback, with the seconds that it took, the device waited for."""
-
-    seconds = 0.0
-
-    def _visit(self, trainer: Any, pl_module: Any) -> None:
-        _wait(pl_module)
-        start = time.perf_counter()
-        super()._visit(trainer, pl_module)
-        _wait(pl_module)
-        self.seconds += time.perf_counter() - start
-
-
 class _AtSteps(pl.Callback):
-    """Does something at some steps, once each, and keeps the rows it gave in the checkpoint."""
+    """Does something at some steps, once each, and keeps the rows it gave."""
 
     def __init__(self, steps: Sequence[int]) -> None:
         self.steps = set(steps)
         self.rows: dict[int, list[dict[str, Any]]] = {}
-        self.seconds = 0.0
 
     def look(self, trainer: Any, pl_module: Any) -> list[dict[str, Any]]:
         raise NotImplementedError
@@ -109,19 +92,8 @@ class _AtSteps(pl.Callback):
 
     def _visit(self, trainer: Any, pl_module: Any) -> None:
         step = trainer.global_step
-        if step not in self.steps or step in self.rows:
-            return
-        _wait(pl_module)
-        start = time.perf_counter()
-        self.rows[step] = [{"revision": f"step{step}", **row} for row in self.look(trainer, pl_module)]
-        _wait(pl_module)
-        self.seconds += time.perf_counter() - start
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"rows": self.rows, "seconds": self.seconds}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.rows, self.seconds = state_dict["rows"], state_dict["seconds"]
+        if step in self.steps and step not in self.rows:
+            self.rows[step] = [{"revision": f"step{step}", **row} for row in self.look(trainer, pl_module)]
 
 
 class Aside(_AtSteps):
@@ -131,7 +103,7 @@ class Aside(_AtSteps):
         steps: at which.
         texts: to measure, and their views.
         tokenizer: of both.
-        sinks: how many texts the attention weights are read for; 0 where a model has none.
+        sinks: how many texts the attention weights are read for.
     """
 
     def __init__(
@@ -145,18 +117,16 @@ class Aside(_AtSteps):
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         # transformers hooks the blocks when it is first asked for attention, and leaves the hooks there. A block that is
-        # compiled with them rounds otherwise than one without, so a run that goes on has to be asked before its first step too.
-        if self.sinks:
-            with evaluating(pl_module.model.backbone) as backbone:
-                self._sink_rates(backbone, 1)
+        # compiled with them rounds otherwise than one without, so it is asked before the first step.
+        with evaluating(pl_module.model.backbone) as backbone:
+            self._sink_rates(backbone, 1)
         super().on_train_start(trainer, pl_module)
 
     def look(self, trainer: Any, pl_module: Any) -> list[dict[str, Any]]:
         with evaluating(pl_module.model.backbone) as backbone:
             with trainer.precision_plugin.forward_context():
                 found = self._metrics(backbone)
-            if self.sinks:
-                found["probe"]["attention_sink_rate"] = self._sink_rates(backbone, self.sinks)
+            found["probe"]["attention_sink_rate"] = self._sink_rates(backbone, self.sinks)
             found["probe"].update(self._largest(backbone))
         last = find_anatomy(backbone).num_layers
         return [
@@ -209,8 +179,7 @@ class Aside(_AtSteps):
 
     def _sink_rates(self, backbone: Any, texts: int) -> dict[int, float]:
         device, usual = next(backbone.parameters()).device, backbone.config._attn_implementation
-        if usual == "sdpa":
-            backbone.set_attn_implementation("eager")
+        backbone.set_attn_implementation("eager")
         inputs = {**padded(self.ids[:texts], device), "use_cache": False}
         with torch.no_grad():
             attentions = backbone(**inputs, output_attentions=True).attentions
@@ -243,19 +212,18 @@ class Stages(_AtSteps):
     Args:
         steps: at which.
         evaluation: of every layer.
-        held: windows that were not trained on, ``None`` where there is no held-out loss.
+        held: windows that were not trained on.
     """
 
-    def __init__(self, steps: Sequence[int], evaluation: Evaluation, held: Tensor | None = None) -> None:
+    def __init__(self, steps: Sequence[int], evaluation: Evaluation, held: Tensor) -> None:
         super().__init__(steps)
         self.evaluation, self.held = evaluation, held
         self.held_out: dict[int, float] = {}
 
     def look(self, trainer: Any, pl_module: Any) -> list[dict[str, Any]]:
         scores = self.evaluation(pl_module.model.backbone)
-        if self.held is not None:
-            with trainer.precision_plugin.forward_context():
-                self.held_out[trainer.global_step] = pl_module.held_out_loss(self.held)
+        with trainer.precision_plugin.forward_context():
+            self.held_out[trainer.global_step] = pl_module.held_out_loss(self.held)
         return [
             {
                 "layer": layer,
@@ -268,46 +236,6 @@ class Stages(_AtSteps):
             for (recipe, task), (name, values) in scores.items()
             for layer, value in enumerate(values)
         ]
-
-    def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "held_out": self.held_out}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        super().load_state_dict(state_dict)
-        self.held_out = state_dict["held_out"]
-
-
-class Pause(pl.Callback):
-    """Stops a run after some seconds and keeps it, so that the next command goes on where it was.
-
-    Args:
-        seconds: after which.
-        path: of the checkpoint.
-        asked: what decides the run; it is kept, so that another one does not go on from there.
-    """
-
-    def __init__(self, seconds: float, path: Path, asked: dict[str, Any]) -> None:
-        self.end, self.path, self.asked = time.perf_counter() + seconds, path, asked
-        self.paused = False
-
-    def checkpoint(self) -> dict[str, Any]:
-        """Return what the last command kept, nothing where there is none."""
-        if not self.path.is_file():
-            return {}
-        found: dict[str, Any] = torch.load(self.path, map_location="cpu", weights_only=False)
-        before, now = _flat(found["callbacks"][self.state_key]), _flat(self.asked)
-        # An older checkpoint lacks what was not asked then.
-        if other := ", ".join(f"{name} {before[name]}" for name in now if before.get(name, now[name]) != now[name]):
-            raise RuntimeError(f"{self.path} is of another run ({other}): delete it, or give another folder.")
-        return found
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.asked
-
-    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
-        if not self.paused and time.perf_counter() > self.end and trainer.global_step < trainer.max_steps:
-            trainer.save_checkpoint(self.path)
-            self.paused = trainer.should_stop = True
 
 
 class Progress(_AtSteps):
@@ -340,21 +268,7 @@ class Progress(_AtSteps):
         return []
 
 
-def _flat(given: dict[str, Any]) -> dict[str, Any]:
-    """Return a dict without the dicts in it; what they hold has both names."""
-    return {
-        f"{name} {inner}" if isinstance(value, dict) else name: one
-        for name, value in given.items()
-        for inner, one in (value if isinstance(value, dict) else {"": value}).items()
-    }
-
-
 def _of(rows: Iterable[dict[str, Any]], step: int, name: str) -> dict[int, float]:
     """Return a metric of all texts' raw states by layer."""
     wanted = (f"step{step}", name, "probe")
     return {row["layer"]: row["value"] for row in rows if (row["revision"], row["name"], row["dataset"]) == wanted}
-
-
-def _wait(module: Any) -> None:
-    if module.device.type == "cuda":
-        torch.cuda.synchronize()

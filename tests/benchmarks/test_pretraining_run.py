@@ -1,4 +1,4 @@
-"""A whole run of the record at toy size: what it writes, that watching it changes nothing, and that a pause leaves no seam."""
+"""A whole run of the record at toy size: what it writes, and that measuring it changes nothing."""
 
 from __future__ import annotations
 
@@ -12,20 +12,17 @@ from typing import Any
 import polars
 import pytest
 import torch
-from polars.testing import assert_frame_equal
 
-from benchmarks.pretraining import corpus
+from benchmarks.pretraining import corpus, record
 from benchmarks.pretraining.corpus import STRETCH, Windows, encode, parts, read_tokens, train_tokenizer, write_tokens
-from benchmarks.pretraining.models import Size, language_model
-from benchmarks.pretraining.module import Pretraining, pl
+from benchmarks.pretraining.models import VARIANTS, Pretraining, Size, language_model, pl
 from benchmarks.pretraining.run import main
-from benchmarks.pretraining.variants import VARIANTS
 from benchmarks.pretraining.watching import Progress
 from tests.callbacks.training import ADVICE
 
 pytestmark = [*ADVICE, pytest.mark.filterwarnings("ignore:To copy construct from a tensor")]
 STEPS, SMALL = 4, "--steps 4 --blocks 2 --width 64 --batch 8 --length 16 --stretch 50"
-QUICK, SLOW = "half-bos", ("base", "masked", "mamba2", "own-key", "first-hidden", "first-causal")
+QUICK, SLOW = "half-bos", ("base", "masked", "first-causal")
 DRAW = random.Random(2)
 TEXTS = ["".join(DRAW.choices("abcdefghijklm nopq rst", k=length)) for length in range(8, 28)]
 
@@ -45,91 +42,40 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def hooks(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
-    """Return the number of hooks of each module in the blocks, a list for every step.
-
-    The compiler takes hooks into its program: with others it would make another one, which rounds otherwise.
-    """
-    usual, recorded = Pretraining.training_step, []
-
-    def step(self: Pretraining, windows: torch.Tensor) -> torch.Tensor:
-        recorded.append([len(module._forward_hooks) for module in self.model.backbone.layers.modules()])
-        return usual(self, windows)
-
-    monkeypatch.setattr(Pretraining, "training_step", step)
-    return recorded
-
-
-def ran(data: Path, out: Path, variant: str, *more: str) -> tuple[dict[str, Any], polars.DataFrame, dict[str, Any]]:
-    """Run a variant until it is done; return what was told, the frame and the weights."""
-    for _ in range(STEPS):
-        assert not (out / f"{variant}.json").exists()
-        main([str(data), str(out), "--variant", variant, *SMALL.split(), *more])
-        if (out / f"{variant}.json").exists():
-            break
-    reports = json.loads((out / f"{variant}.json").read_text())
-    return reports, polars.read_parquet(out / f"{variant}.parquet"), torch.load(out / f"{variant}.pt")
+@pytest.mark.long
+@pytest.mark.parametrize("variant", [QUICK, *(pytest.param(item, marks=pytest.mark.slow) for item in SLOW)])
+def test_a_run_writes_all_rows_and_is_the_run_that_is_not_measured(
+    variant: str, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main([str(data), str(tmp_path), "--variant", variant, *SMALL.split()])
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("step ")]
+    assert [line.partition(" of")[0] for line in lines] == ["step 0", "step 1", "step 2", "step 4"]
+    report = json.loads((tmp_path / "runs.json").read_text())[variant]
+    assert f"loss {report['losses'][1]:.3f}, first token's share 0." in lines[2]
+    plain, weights = unmeasured(data, variant), torch.load(tmp_path / f"{variant}.pt")
+    assert [round(float(loss), 4) for loss in plain.losses] == report["losses"]
+    assert all(torch.equal(weights[name], weight) for name, weight in plain.model.state_dict().items())
+    assert_complete(polars.read_parquet(tmp_path / f"{variant}.parquet"))
+    assert list(report["held_out"]) == ["0", str(STEPS)]
+    assert report["command"] == f"python -m benchmarks.pretraining.run DATA OUT --variant {variant} {SMALL}"
+    assert report["tokens"] == STEPS * 8 * 16
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("variant", [QUICK, *(pytest.param(item, marks=pytest.mark.slow) for item in SLOW)])
-def test_a_run_that_is_paused_after_every_step_is_the_run_that_is_not(
-    variant: str, data: Path, tmp_path: Path, hooks: list[list[int]]
+def test_runs_of_a_folder_are_read_as_the_record_is(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reports, frame, weights = ran(data, tmp_path / "whole", variant)
-    parted, second, resumed = ran(data, tmp_path / "parted", variant, "--seconds", "0")
-    assert len(hooks) == 2 * STEPS
-    assert all(hook == hooks[0] for hook in hooks)
-    assert any(hooks[0]) == (variant != "mamba2")
-    assert [item["to"] for item in reports["sessions"]] == [STEPS]
-    assert [item["to"] for item in parted["sessions"]] == [1, 2, 3, STEPS]
-    assert len(parted["losses"]) == STEPS
-    for name in ("losses", "held_out", "tokens", "variant", "parameters"):
-        assert parted[name] == reports[name], name
-    key = ["kind", "dataset", "name", "revision", "layer"]
-    assert_frame_equal(frame.sort(key), second.sort(key), check_exact=True)
-    assert weights.keys() == resumed.keys()
-    assert all(torch.equal(weights[name], resumed[name]) for name in weights)
-
-    plain = unwatched(data, variant)
-    assert [round(float(loss), 4) for loss in plain.losses] == reports["losses"]
-    assert all(torch.equal(weights[name], weight) for name, weight in plain.model.state_dict().items())
-    assert_complete(frame)
-    assert list(reports["held_out"]) == ["0", str(STEPS)]
-    assert reports["command"] == f"python -m benchmarks.pretraining.run DATA OUT --variant {variant} {SMALL}"
-    assert reports["tokens"] == STEPS * 8 * 16
-
-
-@pytest.mark.slow
-def test_a_run_that_is_done_begins_anew_and_another_run_does_not_go_on_from_its_pause(
-    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = [str(data), str(tmp_path), "--variant", QUICK, "--recipes", "plain", *SMALL.split()]
-    main([*words, "--seconds", "0"])
-    assert "paused at step 1 of 4" in capsys.readouterr().out
-    with pytest.raises(RuntimeError, match=r"half-bos.ckpt is of another run \(batch 8\): delete it, or give another"):
-        main([*words, "--batch", "4"])
-    with pytest.raises(RuntimeError, match=r"of another run \(variant steps 4, probes 200\)"):
-        main([*words, "--steps", "6", "--probes", "12"])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch, "save", full_disk)
-        with pytest.raises(OSError, match="no space"):
-            main(words)
-    capsys.readouterr()
-    main(words)
-    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("step ")]
-    assert [line.partition(" of")[0] for line in lines] == ["step 2", "step 4"]
-    losses = json.loads((tmp_path / f"{QUICK}.json").read_text())["losses"]
-    assert f"loss {losses[1]:.3f}" in lines[0]
-    assert "first token's share 0." in lines[0]
-    assert not list(tmp_path.glob("*.ckpt"))
-    main(words)
-    assert [item["to"] for item in json.loads((tmp_path / f"{QUICK}.json").read_text())["sessions"]] == [STEPS]
-
-
-def full_disk(*_: Any) -> None:
-    raise OSError("no space")
+    for variant in ("base", QUICK):
+        main([str(data), str(tmp_path), "--variant", variant, "--recipes", "plain", *SMALL.split()])
+    monkeypatch.setattr(record, "RESULTS", tmp_path)
+    record.read_run.cache_clear()
+    try:
+        runs = record.known("base", "masked", QUICK)
+        assert [run.name for run in runs] == ["base", QUICK]
+        assert all(run.metric("prompt_entropy_raw").steps == (0, 1, 2, 4) for run in runs)
+        assert runs[0].held_out == runs[0].told["held_out"][str(STEPS)]
+    finally:
+        record.read_run.cache_clear()
 
 
 @pytest.mark.long
@@ -143,7 +89,7 @@ def test_a_run_that_is_stopped_is_not_taken_for_one_that_is_done(
         return usual(self, trainer, module)
 
     monkeypatch.setattr(Progress, "look", stopping)
-    with pytest.raises(RuntimeError, match="half-bos stopped at step 2 of 4: run the same command again"):
+    with pytest.raises(RuntimeError, match="half-bos stopped at step 2 of 4: run the command again"):
         main([str(data), str(tmp_path), "--variant", QUICK, "--recipes", "plain", *SMALL.split()])
     assert not list(tmp_path.glob("*.json*"))
 
@@ -196,7 +142,7 @@ def test_a_text_of_one_s_own_is_enough_to_see_a_run(
     assert set(polars.read_parquet(tmp_path / "out" / "base.parquet")["kind"]) == {"metric"}
 
 
-def unwatched(data: Path, name: str) -> Any:
+def unmeasured(data: Path, name: str) -> Any:
     """Return the run without any callback."""
     variant = replace(VARIANTS[name], steps=STEPS)
     module = Pretraining(language_model(variant, Size(2, 64, length=16)), variant)

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 
 import polars as pl
 import pytest
 
 from benchmarks.pages import part_of, write_part
-from benchmarks.pretraining import record
-from benchmarks.pretraining.figures import _seam
 from benchmarks.pretraining.findings import (
     Valley,
     crossing,
@@ -31,7 +27,6 @@ from benchmarks.pretraining.findings import (
 )
 from benchmarks.pretraining.record import TOKENS, Run
 from benchmarks.pretraining.tables import needed
-from benchmarks.pretraining.variants import VARIANTS
 from midlayer_encoders.frame.schema import FRAME_SCHEMA
 
 TASKS = ("a", "b", "c", "d", "e", "f")
@@ -151,82 +146,6 @@ def test_the_paper_s_entropy_falls_only_when_the_first_token_is_nearly_all() -> 
     assert raw[0] - raw[1] > 1
     assert abs(paper[0] - paper[1]) < 0.05
     assert paper[0] - paper[2] > 1
-
-
-@pytest.mark.parametrize("paused", [[], [3], [2, 5]])
-def test_the_first_pause_is_shown_whatever_their_number(paused: list[int]) -> None:
-    reports = {"steps": 8, "losses": [1.0] * 8, "sessions": [{"to": step} for step in (*paused, 8)]}
-    actual = _seam(Run("long", pl.DataFrame(), reports), steps=2)
-    assert (
-        [(part.x, line.x) for (part, line) in (panel.parts for panel in actual)]
-        == [  # type: ignore[union-attr]
-            (step + 0.5, (step - 1, step, step + 1, step + 2)) for step in paused[:1]
-        ]
-    )
-
-
-def folders(parent: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a folder for runs, beside an empty record of runs with 4 layers."""
-    monkeypatch.setattr(record, "RESULTS", parent / "results")
-    monkeypatch.setattr(record, "LAYERS", 4)
-    for name in ("out", "results"):
-        (parent / name).mkdir()
-    return parent / "out"
-
-
-def write_finished(out: Path, name: str, **more: object) -> None:
-    """Write what ``run.py`` writes of a run that is done."""
-    scored(lambda *_: 0.5).frame.write_parquet(out / f"{name}.parquet")
-    variant = VARIANTS[name]
-    reports = {"variant": asdict(variant), "steps": variant.steps, "tokens": variant.steps * TOKENS} | more
-    (out / f"{name}.json").write_text(json.dumps(reports))
-
-
-def test_nothing_is_taken_where_a_run_is_broken_or_a_try(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    out = folders(tmp_path, monkeypatch)
-    with pytest.raises(FileNotFoundError, match=r"holds no finished run: `python -m benchmarks.pretraining.run DATA"):
-        record.collect(out)
-    write_finished(out, "base")
-    (out / "masked.parquet").write_bytes(b"PAR1")
-    with pytest.raises(ValueError, match=r"masked.parquet and masked.json must be what a finished run wrote"):
-        record.collect(out)
-    write_finished(out, "masked", tokens=64)
-    with pytest.raises(ValueError, match=r"not a run of the record \(tokens 64, not 131072000\): move it out of"):
-        record.collect(out)
-    write_finished(out, "masked", command="python -m benchmarks.pretraining.run DATA OUT --brief")
-    write_finished(out, "base", command="python -m benchmarks.pretraining.run DATA OUT --brief")
-    with pytest.raises(ValueError, match=r"base.parquet is not a run of the record \(brief True, not False\)"):
-        record.collect(out)
-    write_finished(out, "base")
-    monkeypatch.setattr(record, "LAYERS", 12)
-    with pytest.raises(ValueError, match=r"base.parquet is not a run of the record \(layers 4, not 12\)"):
-        record.collect(out)
-    assert not list((tmp_path / "results").iterdir())
-
-
-def test_finished_runs_are_taken_into_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    out = folders(tmp_path, monkeypatch)
-    for name, loss in (("base", 3.0), ("no-bos", 4.0)):
-        write_finished(out, name, held_out={"2000": loss})
-        assert name in record.collect(out)
-    record.read_run.cache_clear()
-    try:
-        assert [actual.held_out for actual in record.known("base", "missing", "no-bos")] == [3.0, 4.0]
-    finally:
-        record.read_run.cache_clear()
-
-
-def test_a_repetition_is_taken_beside_the_run_it_repeats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    out = folders(tmp_path, monkeypatch)
-    for name in ("base", "long"):  # a repetition of the base may be brief
-        write_finished(out, name, command="python -m benchmarks.pretraining.run DATA OUT --brief")
-        for suffix in (".parquet", ".json"):
-            (out / f"{name}{suffix}").rename(out / f"{name}-again{suffix}")
-    assert record.collect(out) == ["base-again", "long-again"]
-    data = json.loads((out / "long-again.json").read_text())
-    (out / "long-again.json").write_text(json.dumps(data | {"variant": asdict(VARIANTS["base"])}))
-    with pytest.raises(ValueError, match=r"long-again.parquet is not a run of the record \(steps 2000, not 9216"):
-        record.collect(out)
 
 
 def test_a_part_of_a_page_is_written_between_its_comments(tmp_path: Path) -> None:
