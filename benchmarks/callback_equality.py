@@ -55,9 +55,7 @@ def train(given: argparse.Namespace, *, compiled: bool, watched: bool) -> Run:
     """Train once from fixed seeds, with dropout, in bfloat16 on a GPU."""
     from benchmarks.callback_overhead import probe_texts
     from benchmarks.pretraining.corpus import Windows, train_tokenizer
-    from benchmarks.pretraining.models import Size, language_model
-    from benchmarks.pretraining.module import Pretraining, pl
-    from benchmarks.pretraining.variants import VARIANTS
+    from benchmarks.pretraining.models import VARIANTS, Pretraining, Size, language_model, pl
     from midlayer_encoders.callbacks import LayerMetricsCallback
 
     torch.compiler.reset()  # each run compiles for itself, as in a process of its own

@@ -26,9 +26,7 @@ import torch
 from midlayer_encoders.callbacks._settings import is_due
 
 from benchmarks.pretraining.corpus import Windows, train_tokenizer
-from benchmarks.pretraining.models import Size, language_model
-from benchmarks.pretraining.module import Pretraining, pl
-from benchmarks.pretraining.variants import VARIANTS
+from benchmarks.pretraining.models import VARIANTS, Pretraining, Size, language_model, pl
 from midlayer_encoders.callbacks import LayerMetricsCallback
 
 RESULTS = Path(__file__).parent / "results"

@@ -139,12 +139,12 @@ def _when_training(plain: Callable[..., Any], compiled: Callable[..., Any]) -> C
     return lambda *args, **kwargs: (compiled if torch.is_grad_enabled() else plain)(*args, **kwargs)
 
 
-def language_model(variant: Variant, size: Size | None = None) -> LanguageModel:
+def language_model(variant: Variant, size: Size | None = None, *, dropout: float = 0.0) -> LanguageModel:
     """Return a model of random weights."""
     size = size or Size()
     with torch.random.fork_rng():
         torch.manual_seed(variant.seed)
-        backbone = _MAKERS[variant.blocks](size)
+        backbone = _MAKERS[variant.blocks](size, dropout)
         if variant.objective == "masked":
             _see_both_sides(backbone)
         return LanguageModel(backbone, size, tied=variant.tied)
@@ -157,27 +157,27 @@ def _see_both_sides(backbone: Any) -> None:
             part.is_causal = False
 
 
-def _llama(size: Size) -> Any:
+def _llama(size: Size, dropout: float) -> Any:
     from transformers import LlamaConfig, LlamaModel
 
     config = LlamaConfig(
-        **size.shared, num_attention_heads=size.heads, num_key_value_heads=size.heads,
+        **size.shared, num_attention_heads=size.heads, num_key_value_heads=size.heads, attention_dropout=dropout,
         intermediate_size=11 * size.width // 4, max_position_embeddings=size.length,
     )  # fmt: skip
     return LlamaModel(config)
 
 
-def _gpt_neox(size: Size) -> Any:
+def _gpt_neox(size: Size, dropout: float) -> Any:
     from transformers import GPTNeoXConfig, GPTNeoXModel
 
     config = GPTNeoXConfig(
         **size.shared, num_attention_heads=size.heads, intermediate_size=4 * size.width,
-        max_position_embeddings=size.length, hidden_dropout=0.0, attention_dropout=0.0,
+        max_position_embeddings=size.length, hidden_dropout=dropout, attention_dropout=dropout,
     )  # fmt: skip
     return GPTNeoXModel(config)
 
 
-_MAKERS: dict[str, Callable[[Size], Any]] = {"llama": _llama, "gpt_neox": _gpt_neox}
+_MAKERS: dict[str, Callable[[Size, float], Any]] = {"llama": _llama, "gpt_neox": _gpt_neox}
 
 
 def task_of(variant: Variant, windows: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
