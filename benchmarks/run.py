@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-SCRIPTS = ("encoder.py", "sweep.py", "store.py", "real_tasks.py", "media.py")
+SCRIPTS = ("encoder.py", "sweep.py", "real_tasks.py")
 
 
 def main() -> None:

@@ -21,8 +21,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from store import forget_cached
-from timing import peak, timed
+from timing import forget_cached, peak, timed
 
 RESULTS = Path(__file__).parent / "results" / "sweep_gpu.md"
 BATCHES = (32, 128, 256, 512, 1024)

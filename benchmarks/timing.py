@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 
-__all__ = ["fastest", "peak", "timed"]
+__all__ = ["fastest", "forget_cached", "peak", "timed"]
 
 
 def timed(run: Callable[[], Any]) -> float:
@@ -34,6 +36,15 @@ def peak(run: Callable[[], Any]) -> float:
     run()
     _wait()
     return torch.cuda.max_memory_allocated() / 1e9
+
+
+def forget_cached(folder: Path) -> None:
+    """Ask the system to drop the folder's files from its cache, so that the next read comes from the disk."""
+    os.sync()
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _wait() -> None:

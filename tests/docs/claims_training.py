@@ -127,16 +127,16 @@ def _ceiling(number: float) -> float:
 
 
 def _image(metric_name: str, trunk: str) -> Curve:
-    return metric(table("vision/results/metrics.csv"), metric_name, model=f"vit-12x192-{trunk}")
+    return metric(table("results/vision/metrics.csv"), metric_name, model=f"vit-12x192-{trunk}")
 
 
 def _probe(trunk: str, kind: str = "attentive") -> Curve:
-    rows = table("vision/results/probes.csv").filter(model=f"vit-12x192-{trunk}", probe=kind)
+    rows = table("results/vision/probes.csv").filter(model=f"vit-12x192-{trunk}", probe=kind)
     return dict(rows.select("layer", 100 * pl.col("accuracy")).iter_rows())
 
 
 def _gains(trunk: str) -> list[float]:
-    row = table("vision/results/gains.csv").filter(model=f"vit-12x192-{trunk}", probe="attentive").row(0, named=True)
+    row = table("results/vision/gains.csv").filter(model=f"vit-12x192-{trunk}", probe="attentive").row(0, named=True)
     return [row["best_layer"], *(100 * row[name] for name in ("gain", "low", "high"))]
 
 
@@ -147,7 +147,7 @@ def _probe_row(trunk: str) -> list[float]:
 
 def _no_gain() -> list[float]:
     """Check that no layer that linear and k-NN probes choose gains."""
-    assert table("vision/results/gains.csv").filter(pl.col("probe") != "attentive")["gain"].max() == 0
+    assert table("results/vision/gains.csv").filter(pl.col("probe") != "attentive")["gain"].max() == 0
     return []
 
 
@@ -162,7 +162,7 @@ def _insignificant() -> list[float]:
 
 def _settles(trunk: str) -> dict[int, int]:
     """Return the step from which each layer stays within 0.2 of its last dataset entropy."""
-    frame = table("vision/results/training.csv").filter(model=f"vit-12x192-{trunk}", name="dataset_entropy")
+    frame = table("results/vision/training.csv").filter(model=f"vit-12x192-{trunk}", name="dataset_entropy")
     frame = frame.with_columns(step=pl.col("revision").str.strip_prefix("step").cast(pl.Int64)).sort("step")
     found = {}
     for (layer,), part in frame.group_by("layer", maintain_order=True):
