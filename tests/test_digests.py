@@ -33,8 +33,10 @@ from midlayer_encoders.metrics.media_views import _generator
 from midlayer_encoders.metrics.text_views import augment
 from midlayer_encoders.recipes import Recipe, recipes_of
 from midlayer_encoders.sweeping import task_scoring
+from midlayer_encoders.sweeping.compression import Compression
 from midlayer_encoders.sweeping.embedder import Embedder, item_key, map_identity, open_store, store_key
 from midlayer_encoders.sweeping.layer_sweep import SingleSweep, _folder_name
+from midlayer_encoders.sweeping.request import Sweep, SweepSettings
 from midlayer_encoders.sweeping.store import text_key
 from midlayer_encoders.sweeping.units import Unit
 from midlayer_encoders.tasks import resolve_tasks
@@ -320,12 +322,18 @@ def unit_outcomes(world: Any) -> Iterator[Path]:
     sources = task_sources(["DocstringNearnessSTS", "STS12", "STS13"])
     plain, word = recipes_of("recipes", ["plain", "one-word"])
     (world.path / "config.json").write_text("{}")
-    unit = Unit(str(world.path), {"device": "cpu"}, sources, {"out": world.path}, (plain, word), sources[0], "plain")
+    request = Sweep(str(world.path), sources, recipes=[plain, word], out=world.path / "out", device="cpu")
+    assert request.sources == sources
     changes: dict[str, Any] = {
-        "model": "n", "options": {"revision": "step1"}, "arguments": {"out": world.path, "layers": [1]},
-        "recipes": (word, plain), "source": sources[1], "recipe": "one-word",
+        "model": "n", "options": {"revision": "step1"}, "layers": [1], "metrics": ["cka"], "baselines": False,
+        "compressions": (Compression(), Compression(8)), "settings": SweepSettings(workers=2), "recipes": [word, plain],
     }  # fmt: skip
-    for changed in changed_fields(unit, changes, {"sources"}):
+    without_effect = {"tasks", "sources", "columns", "limit", "out", "store", "progress"}  # on a task, except its name
+    assert vars(request).keys() == changes.keys() | without_effect
+    for name, value in changes.items():
+        yield Unit(request.change(**{name: value}), sources[0], "plain").outcome
+    unit = Unit(request, sources[0], "plain")
+    for changed in changed_fields(unit, {"source": sources[1], "recipe": "one-word"}, {"request"}):
         yield changed.outcome
     yield replace(unit, source=replace(sources[1], eval_splits=("train",))).outcome
     yield replace(unit, source=replace(sources[1], hf_subsets=("fr",))).outcome
@@ -333,9 +341,9 @@ def unit_outcomes(world: Any) -> Iterator[Path]:
     yield replace(unit).outcome
     whole = replace(unit, source=None, recipe=None)
     yield whole.outcome
-    yield replace(whole, sources=sources[:2]).outcome
-    yield replace(whole, recipes=(plain,)).outcome
-    yield replace(whole, recipes=None).outcome
+    yield replace(whole, request=request.change(sources=sources[:2])).outcome
+    yield replace(whole, request=request.change(recipes=[plain])).outcome
+    yield replace(whole, request=request.change(recipes=None)).outcome
 
 
 @digest("tasks/docstrings.py", "_order")

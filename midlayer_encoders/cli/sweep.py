@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -17,9 +16,9 @@ from midlayer_encoders.encoder.options import EncoderOptions
 from midlayer_encoders.errors import OptionError
 
 if TYPE_CHECKING:
-    from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
     from midlayer_encoders.extras.boards import Board
     from midlayer_encoders.sweeping import SweepResult
+    from midlayer_encoders.sweeping.request import Sweep
 
 #: The paper's metrics that compare no views of a text.
 ONE_PASS_METRICS = ("prompt_entropy", "dataset_entropy", "effective_rank", "curvature")
@@ -70,44 +69,43 @@ def sweep(
         midlayer sweep MODEL --tasks ./reviews.jsonl --out runs/reviews
         midlayer sweep built-in --tasks builtin --recipes plain,one-word
     """
-    from midlayer_encoders.files import check_output_folder, folder_lock
+    from midlayer_encoders.files import folder_lock
     from midlayer_encoders.models.hub import name_and_revision
-    from midlayer_encoders.sweeping.request import SweepRequest, SweepSettings
-    from midlayer_encoders.tasks.sources import limited_sources, task_sources
+    from midlayer_encoders.sweeping.request import Sweep, SweepSettings
 
     model, *others = models
     is_alone = not others and submit is None
     if is_alone:
         model, revision = name_and_revision(model)
         options = options if revision is None else replace(options, revision=revision)
-    arguments: dict[str, Any] = {
-        "layers": layers,
-        "dims": _arguments.parse_sizes("dims", dims),
-        "precisions": [] if precisions is None else precisions.split(","),
-        "metrics": _arguments.parse_metrics(metrics),
-        "baselines": not no_baselines,
-        "store": store,
-    }
-    arguments["settings"] = SweepSettings(
+    settings = SweepSettings(
         scoring=scoring, workers=workers, store_dtype="float16" if half else "float32", **asdict(shared)
     )
-    SweepRequest(out=out, **arguments)  # refuses wrong values before the model is loaded
     recipe_list, options = _arguments.parse_recipes(recipes, options)
+    request = Sweep(
+        model,
+        tasks.split(","),
+        **asdict(data),
+        limit=limit,
+        layers=layers,
+        recipes=recipe_list,
+        dims=_arguments.parse_sizes("dims", dims),
+        precisions=[] if precisions is None else precisions.split(","),  # type: ignore[arg-type]  # validated
+        metrics=_arguments.parse_metrics(metrics),
+        baselines=not no_baselines,
+        out=out if is_alone else None,
+        store=store,
+        settings=settings,
+        **options.changed(),
+    )
     parameters = _arguments.parse_submit_options(submit, submit_option)
-    is_first = not is_alone or shared.writes_results()
-    processes = shared.devices * shared.num_nodes
-    task_names = tasks.split(",")
-    if is_alone:
-        _arguments.check_model(model, options)  # before mteb and torch are imported
-        with _progress.show_waiting("tasks", "Reading the tasks"):
-            sources = limited_sources(task_sources(task_names, data.columns()), limit)
-        if out is not None and processes == 1:  # several processes check it together
-            check_output_folder(out)
-    arguments |= {"recipes": recipe_list, "limit": limit, **asdict(data)}
     if not is_alone:
-        arguments |= {"executor": submit, "parameters": parameters}
-        _sweep_models(models, task_names, out or Path("midlayer-results"), **arguments, **options.changed())
+        _sweep_models(request, models, out or Path("midlayer-results"), submit, parameters)
         return
+    is_first = shared.writes_results()
+    _arguments.check_model(model, options)  # before mteb and torch are imported
+    with _progress.show_waiting("tasks", "Reading the tasks"):
+        sources = request.sources
     if out is None or not out.is_dir():
         from midlayer_encoders.sweeping.mteb_jobs import check_data  # imports mteb and torch
 
@@ -116,31 +114,28 @@ def sweep(
         with folder_lock(out):  # refuses a folder that another sweep is writing
             pass
     encoder = _arguments.load_model(model, options)
+    request = request.change(model=encoder, options={})
     if encoder.tower_layers and metrics == _DEFAULT_METRICS:
-        arguments["metrics"] = []
+        request = request.change(metrics=())
         _output.print_text("No metrics: the model has two towers, and metrics read one (--tower image, --tower text).")
-    run_sweep(encoder, task_names, is_first=is_first, out=out, **arguments)
+    from midlayer_encoders.sweeping import layer_sweep
 
-
-def run_sweep(encoder: LayerEncoder, tasks: list[str], *, is_first: bool = True, **arguments: Any) -> None:
-    """Run a sweep with progress, and print its table and report; exit with 1 if a task failed."""
-    from midlayer_encoders import sweeping
-
-    with _progress.show_progress(STAGES) as progress:
-        result = sweeping.sweep(encoder, tasks, progress=progress, **arguments)
+    with _progress.show_progress(STAGES) as request.progress:
+        result = layer_sweep.run_sweep(request)
     if is_first:
-        _print_sweep(result, tasks, arguments)
+        print_sweep(result, request)
 
 
-def _sweep_models(models: list[str], tasks: list[str], out: Path, **arguments: Any) -> None:
+def _sweep_models(request: Sweep, models: list[str], out: Path, *submission: Any) -> None:
     """Sweep several models, or one as jobs, and print its table or the board of all."""
-    from midlayer_encoders import board, sweeping
+    from midlayer_encoders import board
+    from midlayer_encoders.sweeping import units
 
-    with _progress.show_progress({**STAGES, "units": "jobs done"}) as progress:
-        results = sweeping.sweep_many(models, tasks, out=out, progress=progress, **arguments)
+    with _progress.show_progress({**STAGES, "units": "jobs done"}) as request.progress:
+        results = units.sweep_models(request, models, out, *submission)
     if len(results) == 1:
         (result,) = results.values()
-        _print_sweep(result, tasks, arguments)
+        print_sweep(result, request)
         return
     failures = {f"{name}, {task}": error for name, result in results.items() for task, error in result.failures.items()}
     _output.print_failures(failures)
@@ -152,7 +147,7 @@ def _sweep_models(models: list[str], tasks: list[str], out: Path, **arguments: A
         raise Exit(1)
 
 
-def _print_sweep(result: SweepResult, tasks: list[str], arguments: Mapping[str, Any]) -> None:
+def print_sweep(result: SweepResult, request: Sweep) -> None:
     """Print the table of a sweep, and where its page is; exit with 1 if a task failed."""
     from midlayer_encoders.files import shell_path
     from midlayer_encoders.sweeping.best_layer import export_lines
@@ -165,9 +160,9 @@ def _print_sweep(result: SweepResult, tasks: list[str], arguments: Mapping[str, 
         _output.print_report(page)
     export = None
     if set(result.frame["kind"]) == {"metric"} and not result.failures:
-        line = f"midlayer select {shell_path(result.notes.model)} --texts {shell_path(tasks[0])}"
-        if (column := arguments.get("text_column")) is not None:
-            line += f" --text-column {shell_path(column)}"
+        line = f"midlayer select {shell_path(result.notes.model)} --texts {shell_path(request.tasks[0])}"
+        if request.columns.text_column is not None:
+            line += f" --text-column {shell_path(request.columns.text_column)}"
         advice = f"Nothing was scored: there are no labels. To choose a layer without labels: {line}"
         _output.print_text(advice, wrap=False)
     elif _has_best(result):

@@ -9,13 +9,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Unpack
+from typing import Any, Literal
 
 import polars as pl
 
 from midlayer_encoders import validation
-from midlayer_encoders._types import Layer, Precision, Progress, Stage, content_digest
-from midlayer_encoders.encoder.options import EncoderKeywords, make_options
+from midlayer_encoders._types import Progress, Stage, content_digest
+from midlayer_encoders.encoder.options import make_options
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.encoder.spec import result_name, result_revision
 from midlayer_encoders.encoder.whole_model import load_shared
@@ -45,12 +45,11 @@ from midlayer_encoders.sweeping.embedder import (
 )
 from midlayer_encoders.sweeping.mteb_jobs import Job, Prompts, Score, StoredLayer, check_data, with_data
 from midlayer_encoders.sweeping.notes import ScoringResult, score_remarks, sweep_notes
-from midlayer_encoders.sweeping.request import SweepRequest, SweepSettings
+from midlayer_encoders.sweeping.request import Sweep, takes_arguments_of
 from midlayer_encoders.sweeping.store import text_key
 from midlayer_encoders.sweeping.sweep_result import SweepResult
 from midlayer_encoders.sweeping.task_scoring import TaskScorer
-from midlayer_encoders.tasks.sources import Tasks, TaskSource, TextsSource, limited_sources, task_sources
-from midlayer_encoders.tasks.table_files import Columns
+from midlayer_encoders.tasks.sources import TaskSource
 from midlayer_encoders.tasks.tfidf import source_texts
 
 _CENTER_TEXTS = 512  # enough for a stable mean
@@ -58,26 +57,8 @@ _METRICS = 1  # raised when the value of a metric changes
 _PLURALS = {"text": "texts", "image": "images", "audio": "waveforms"}
 
 
-def sweep(
-    model: str | LayerEncoder,
-    tasks: Tasks = (),
-    *,
-    text_column: str | None = None,
-    label_column: str | None = None,
-    drop_empty: bool = False,
-    limit: int | None = None,
-    layers: Sequence[Layer] | str = "all",
-    recipes: str | Recipe | Sequence[str | Recipe] | None = None,
-    dims: Sequence[int] = (),
-    precisions: Sequence[Precision] = (),
-    metrics: str | Sequence[str] = (),
-    baselines: bool = True,
-    out: Path | str | None = None,
-    store: Path | str | None = None,
-    progress: Progress | None = None,
-    settings: SweepSettings | None = None,
-    **options: Unpack[EncoderKeywords],
-) -> SweepResult:
+@takes_arguments_of(Sweep)
+def sweep(*arguments: Any, **keywords: Any) -> SweepResult:  # noqa: D417  # the arguments of Sweep
     """Score and measure every layer from one forward pass over each text.
 
     A sweep that was interrupted resumes when it is called again with the same ``out``. A task that fails is in
@@ -117,51 +98,24 @@ def sweep(
         options: as in :class:`~midlayer_encoders.EncoderOptions` if ``model`` is a name; with an encoder they must
             match its own.
     """
+    return run_sweep(Sweep(*arguments, **keywords))
+
+
+def run_sweep(request: Sweep) -> SweepResult:
+    """Run a sweep; the sweeps of several recipes share the store, and baselines are scored once."""
     validation.check_fork()
-    request = SweepRequest(
-        layers=layers,
-        dims=dims,
-        precisions=precisions,
-        metrics=metrics,
-        baselines=baselines,
-        out=out,
-        store=store,
-        progress=progress,
-        settings=settings or SweepSettings(),
-    )
-    sources: list[TaskSource] = []
-    if not isinstance(tasks, tuple) or tasks:
-        sources = limited_sources(task_sources(tasks, Columns(text_column, label_column, drop_empty)), limit)
-    has_labels = not all(isinstance(source, TextsSource) for source in sources)
-    if sources and not has_labels:
-        if request.recipes(recipes) is not None:
-            raise OptionError(
-                "`recipes`, `dims` and `precisions` do not apply to texts without labels: a sweep compares them "
-                "by their scores. `select_layer` (midlayer select) chooses a recipe without labels."
-            )
-        if not request.has_metrics:
-            raise OptionError(
-                "`metrics` must name at least one metric for texts without labels, which cannot be scored. "
-                "`select_layer` (midlayer select) chooses a layer without labels."
-            )
-    devices, num_nodes = request.settings.devices, request.settings.num_nodes
-    if request.out is None or not Path(request.out).is_dir():  # an earlier run may have all scores
-        check_data(sources)
-    check_launcher(devices, num_nodes)
-    encoder, group = load_shared(model, options, devices, num_nodes)
-    if (requested := request.recipes(recipes)) is None:
-        return SingleSweep(request, encoder, sources, group).run()
-    return _sweep_recipes(request, encoder, sources, group, fitting_recipes(encoder, requested))
-
-
-def _sweep_recipes(
-    request: SweepRequest, encoder: LayerEncoder, sources: Sequence[TaskSource], group: Group, recipes: Sequence[Recipe]
-) -> SweepResult:
-    """Sweep under each recipe; the sweeps share the store, and baselines are scored once."""
+    if request.out is None or not request.out.is_dir():  # an earlier run may have all scores
+        check_data(request.sources)
+    processes = request.settings.devices, request.settings.num_nodes
+    check_launcher(*processes)
+    encoder, group = load_shared(request.model, request.options, *processes)
+    sweeps = single_sweeps(request, encoder, group)
+    if request.recipes is None:
+        (result,) = next(sweeps).run().values()
+        return result
     folder = request.folder(encoder)
-    sweeps = recipe_sweeps(request, encoder, sources, group, recipes)
     with group.lock(folder):
-        results = {name: result for single in sweeps for name, result in single.run_parts().items()}
+        results = {name: result for single in sweeps for name, result in single.run().items()}
 
         def finish() -> SweepResult:
             result = SweepResult.of(results, folder)
@@ -171,17 +125,22 @@ def _sweep_recipes(
         return group.first(finish)
 
 
-def recipe_sweeps(
-    request: SweepRequest, encoder: LayerEncoder, sources: Sequence[TaskSource], group: Group, recipes: Sequence[Recipe]
+def single_sweeps(
+    request: Sweep, encoder: LayerEncoder, group: Group, only: str | None = None
 ) -> Iterator[SingleSweep]:
-    """Return the sweep under each recipe; the first one scores the baselines."""
+    """Return the sweep under each recipe, or under one of them; the first recipe's scores the baselines."""
+    if request.recipes is None:
+        return iter([SingleSweep(request, encoder, group)])
+    fitting = fitting_recipes(encoder, request.recipes)
+    recipes = [recipe for recipe in fitting if only in (None, recipe.name)]
     if "Normalize" in encoder.after_pooling:  # spans are not scaled before they are joined
         recipes = [replace(recipe, normalize=True) if recipe.join else recipe for recipe in recipes]
     # This rejects an unsuitable recipe before a task runs. Spans are joined when they are read from the store.
     encoders = [encoder.with_recipe(recipe.apart()) for recipe in recipes]
     center_texts: list[str] = []
     if centered := [recipe.name for recipe in recipes if recipe.center]:
-        center_texts = single_line_texts(sources, Stage(request.progress if group.rank == 0 else None, "reading"))
+        stage = Stage(group.progress(request.progress), "reading")
+        center_texts = single_line_texts(request.sources, stage)
         if len(center_texts) < SMALLEST_SAMPLE:
             raise OptionError(
                 f"`recipes` must not include {centered[0]!r} for these tasks: centering needs at least "
@@ -191,16 +150,15 @@ def recipe_sweeps(
     latest: dict[str, tuple[int, int]] = {}
 
     def single(index: int) -> SingleSweep:
-        recipe = recipes[index]
-        recipe_request = replace(
-            request,
+        recipe, progress = recipes[index], request.progress
+        recipe_request = request.change(
             out=folder / "recipes" / _folder_name(recipe.name),
             store=request.store or folder / "embeddings",
-            baselines=request.baselines and index == 0,
-            progress=request.progress and _accumulate_progress(request.progress, latest, len(recipes) - index),
+            baselines=request.baselines and recipe.name == fitting[0].name,
+            progress=progress and _accumulate_progress(progress, latest, len(recipes) - index),
         )
         texts = center_texts if recipe.center else []
-        return SingleSweep(recipe_request, encoders[index], sources, group, recipe, folder / "center.txt", texts)
+        return SingleSweep(recipe_request, encoders[index], group, recipe, folder / "center.txt", texts)
 
     return map(single, range(len(recipes)))  # one by one: each adds to the progress of those before it
 
@@ -238,9 +196,8 @@ def _folder_name(recipe: str) -> str:
 class SingleSweep:
     """A sweep under one recipe, or this process's share of it."""
 
-    request: SweepRequest
+    request: Sweep
     encoder: LayerEncoder
-    sources: Sequence[TaskSource]
     group: Group
     recipe: Recipe = recipes_of("recipe", PLAIN)[0]
     center_file: Path = Path("center.txt")
@@ -263,21 +220,17 @@ class SingleSweep:
         self.width = width
         self.compressions = [each for each in request.compressions if each.dims != width]  # whole vectors are scored
         self.folder = request.folder(encoder)
-        self.progress = request.progress if self.group.rank == 0 else None
+        self.progress = self.group.progress(request.progress)
         self.baselines = baselines_for(encoder, Stage(self.progress, "comparing")) if request.baselines else []
 
-    def run(self) -> SweepResult:
-        """Return the result of whole vectors of float32, the same in every process."""
-        return self.run_parts()[self.recipe.name]
-
-    def run_parts(self) -> dict[str, SweepResult]:
+    def run(self) -> dict[str, SweepResult]:
         """Return the result of each compression of the vectors, by name, the same in every process."""
         own_store = [] if self.request.store else [self.folder / "embeddings"]
         check_links(self.folder, [*(self.folder / name for name in ("mteb", "together", "metrics")), *own_store])
         with self.group.lock(self.folder):
             start = time.perf_counter()
             embedder = self._embedder()
-            scoring = self._score(self.sources, embedder)
+            scoring = self._score(self.request.labeled, embedder)
             # The rest is fast: the first process does it and shares the result.
             return self.group.first(partial(self._finish, scoring, start, embedder))
 
@@ -314,8 +267,7 @@ class SingleSweep:
             Stage(self.progress, "scoring"),
             Stage(self.progress, "confirming"),
         )
-        labeled = [source for source in sources if not isinstance(source, TextsSource)]
-        return scorer.score([[Job(source, layer, self.folder / "mteb") for layer in layers] for source in labeled])
+        return scorer.score([[Job(source, layer, self.folder / "mteb") for layer in layers] for source in sources])
 
     def _stored_layers(self, embedder: Embedder) -> list[StoredLayer]:
         """Return every layer with its vectors, transformed by the recipe."""
@@ -346,7 +298,7 @@ class SingleSweep:
         metrics: list[pl.DataFrame] = []
         if self.request.has_metrics:
             medium = self.encoder.media[0]
-            sample = _sample(self.sources, medium, self.request.settings.metric_texts)
+            sample = _sample(self.request.sources, medium, self.request.settings.metric_texts)
             measure = partial(
                 measure_layers,
                 self.encoder,
@@ -360,7 +312,7 @@ class SingleSweep:
             metrics.append(kept_frame(self.folder / "metrics" / f"{self._metrics_key(sample)}.parquet", measure))
         run = {"seconds": f"{time.perf_counter() - start:.0f}", "tokens in a batch": str(embedder.tokens)}
         whole = scoring.of(Compression())
-        notes = sweep_notes(self.encoder, self.spec, self.sources, whole, self.layers, self.baselines, run)
+        notes = sweep_notes(self.encoder, self.spec, self.request.sources, whole, self.layers, self.baselines, run)
         vectors: dict[str, Any] = {"normalize": True} if self.recipe.normalize else {}
         if self.recipe.center:
             vectors["center"] = str(self.center_file)
@@ -392,7 +344,7 @@ class SingleSweep:
             metrics = []
             folder = folder.with_name(f"{folder.name},{compression.label.replace(' dims', '').replace(', ', '-')}")
             options = notes.options | ({} if compression.dims is None else {"truncate_dim": dims})
-            remarks = score_remarks(self.sources, scoring, {})
+            remarks = score_remarks(self.request.sources, scoring, {})
             notes = replace(notes, options=options, failures=scoring.failures, remarks=remarks)
         frames = [self._score_frame(scoring.scores, "score"), self._score_frame(scoring.confirmed, "confirmed")]
         rows = [(score.task, score.layer, score.resampled) for score in scoring.scores if score.resampled]

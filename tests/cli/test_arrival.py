@@ -24,6 +24,7 @@ from midlayer_encoders.cli import _arguments, app
 from midlayer_encoders.encoder import sentence_transformers_encoder
 from midlayer_encoders.encoder.options import option_fields
 from midlayer_encoders.sweeping import units  # noqa: F401  # otherwise first imported while LayerEncoder is replaced
+from midlayer_encoders.sweeping.request import Sweep
 
 COMMANDS: dict[str, click.Command] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 OUTPUT = {"as_json", "quiet"}  # of the terminal; tests/cli/test_json.py and test_progress.py
@@ -41,7 +42,7 @@ INPUTS = {"images", "audio", "skip_bad"}
 CALLS: dict[str, tuple[str, list[str]]] = {
     "embed": ("extras.vectors:embed", ["MODEL", "--texts", "TEXTS", "--out", "OUT.npy"]),
     "metrics": (":measure", ["MODEL", "--texts", "TEXTS", "--out", "OUT"]),
-    "sweep": ("sweeping:sweep", ["MODEL", "--tasks", "TASK"]),
+    "sweep": ("sweeping.layer_sweep:run_sweep", ["MODEL", "--tasks", "TASK"]),
     "select": ("selection:select", ["MODEL", "--texts", "TEXTS"]),
     "compare": ("comparing:compare", ["MODEL", "TUNED", "--texts", "TEXTS"]),
     "progression": ("comparing:progression", ["MODEL", "--texts", "TEXTS"]),
@@ -94,6 +95,8 @@ def arrival(command: str, flags: list[str], patch: pytest.MonkeyPatch) -> str:
     def call(*arguments: Any, **keywords: Any) -> None:
         keywords.pop("progress", None)
         keywords.pop("report", None)
+        for request in (argument for argument in arguments if isinstance(argument, Sweep)):
+            arguments, keywords = (request.model,), vars(request.change(model=None, progress=None))
         values = [value for value in (*arguments, *keywords.items()) if not isinstance(value, SimpleNamespace)]
         calls.append(re.sub(r" at 0x[0-9a-f]+", "", repr(values)))
         raise ArrivedError

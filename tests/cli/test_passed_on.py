@@ -17,6 +17,8 @@ from midlayer_encoders import EncoderOptions
 from midlayer_encoders.cli import _arguments, app
 from midlayer_encoders.encoder.options import option_fields
 from midlayer_encoders.recipes import recipes_of
+from midlayer_encoders.sweeping.compression import make_compressions
+from midlayer_encoders.tasks.table_files import Columns
 from tests.cli.calls import option_flags, run
 
 TITLES = [f"title {number}" for number in range(12)]
@@ -54,32 +56,32 @@ SWEEP: dict[str, Any] = {
     "half": True, "scoring": "mteb", "workers": 3, "devices": 1, "num_nodes": 1,
 }  # fmt: skip
 SMALL = {"dims": "64,8", "precisions": "int8,binary"}
-COMPRESSED = {"dims": [64, 8], "precisions": ["int8", "binary"]}
 SWEPT: dict[str, Any] = {
-    "layers": [1, 0.5, 2, 3], "text_column": "t", "label_column": "l", "drop_empty": True, "limit": 50, "baselines": False, "recipes": RECIPES, "metrics": ["lidar", "dime"],
+    "model": "MODEL", "tasks": ["near.csv"], "options": {}, "compressions": make_compressions([64, 8], ["int8", "binary"]),
+    "layers": [1, 0.5, 2, 3], "columns": Columns("t", "l", True), "limit": 50, "baselines": False, "recipes": RECIPES, "metrics": ["lidar", "dime"],
     "settings": {"scoring": "mteb", "workers": 3, "store_dtype": "float16"},
 }  # fmt: skip
 CASES = {
     "sweep": Case(
-        "sweeping.sweep",
+        "sweeping.layer_sweep.run_sweep",
         ["MODEL"],
         {**SWEEP, **SMALL, "out": "o", "store": "s"},
-        ["MODEL", ["near.csv"]],
-        {**SWEPT, **COMPRESSED, "out": Path("o"), "store": Path("s")},
+        [],
+        {**SWEPT, "out": Path("o"), "store": Path("s")},
     ),
     "sweep name@revision": Case(
-        "sweeping.sweep",
+        "sweeping.layer_sweep.run_sweep",
         ["MODEL@step1"],
         {**SWEEP, **SMALL},
-        ["MODEL", ["near.csv"]],
-        {**SWEPT, **COMPRESSED, "out": None, "store": None},
+        [],
+        {**SWEPT, "out": None, "store": None},
     ),
     "sweep --submit": Case(
-        "sweeping.sweep_many",
+        "sweeping.units.sweep_models",
         ["MODEL", "m@step1"],
         {**SWEEP, **SMALL, "out": "o", "store": "s", "submit": "local", "submit_option": "timeout_min=7"},
-        [["MODEL", "m@step1"], ["near.csv"]],
-        {**SWEPT, **COMPRESSED, "out": Path("o"), "store": Path("s"), "executor": "local", "parameters": {"timeout_min": 7}, **ENCODER},
+        [["MODEL", "m@step1"], Path("o"), "local", {"timeout_min": 7}],
+        {**SWEPT, "options": ENCODER, "out": None, "store": Path("s")},
     ),
     "select": Case(
         "selection.select",
@@ -190,8 +192,11 @@ def test_every_flag_is_passed_on(command: str, tmp_path: Path, monkeypatch: pyte
     name = command.split()[0]
     with pytest.raises(RecordedError) as call:
         run(name, *case.models, *option_flags(case.flags | ENCODER))
-    assert list(call.value.arguments) == case.arguments
-    keywords = {key: value for key, value in call.value.keywords.items() if key not in ("progress", "is_first")}
+    arguments, keywords = list(call.value.arguments), call.value.keywords
+    if name == "sweep":
+        keywords = vars(arguments.pop(0))
+    assert arguments == case.arguments
+    keywords = {key: value for key, value in keywords.items() if key not in ("progress", "sources")}
     assert set(keywords) == set(case.keywords)
     for key, expected in case.keywords.items():
         actual = keywords[key]

@@ -15,12 +15,13 @@ import polars as pl
 import pytest
 from typer.testing import CliRunner
 
-from midlayer_encoders import sweep, sweeping
+from midlayer_encoders import sweep
 from midlayer_encoders.cli import app
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.report.labels import interval_words
-from midlayer_encoders.sweeping import SweepResult, SweepSettings
+from midlayer_encoders.sweeping import SweepResult, SweepSettings, layer_sweep, units
 from midlayer_encoders.sweeping.best_layer import Notes
+from midlayer_encoders.sweeping.request import Sweep
 from tests.cli.calls import check_every_option, run, tables
 from tests.report.made_frames import rows_frame
 from tests.store.listing import list_stores
@@ -132,24 +133,23 @@ def test_processes_reach_the_sweep(
     tiny_folder: Folder, tasks: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The calls are recorded, not run: several processes and a real model take minutes."""
-    from midlayer_encoders import sweeping
-
-    reports: list[dict[str, Any]] = []
+    reports: list[Sweep] = []
     result = SweepResult(rows_frame([]), tmp_path, Notes("", "m", {}))
-    monkeypatch.setattr(
-        sweeping,
-        "sweep",
-        lambda model, tasks, **options: reports.append({"model": model, "tasks": tasks, **options}) or result,
-    )
+    monkeypatch.setattr(layer_sweep, "run_sweep", lambda request: reports.append(request) or result)
     run("sweep", tiny_folder("Llama"), "--tasks", tasks["near"], "--workers", "3", "--devices", "2", "--num-nodes", "4")
     run("sweep", tiny_folder("Llama"), "--tasks", tasks["near"])
-    settings = reports[0]["settings"]
+    settings = reports[0].settings
     assert (settings.workers, settings.devices, settings.num_nodes) == (3, 2, 4)
     one_pass = ["prompt_entropy", "dataset_entropy", "effective_rank", "curvature"]
-    assert reports[1]["settings"] == SweepSettings()
-    assert [reports[1][name] for name in ("metrics", "layers", "out", "store")] == [one_pass, "all", None, None]
+    assert reports[1].settings == SweepSettings()
+    assert [getattr(reports[1], name) for name in ("metrics", "layers", "out", "store")] == [
+        one_pass,
+        "all",
+        None,
+        None,
+    ]
     run("sweep", tiny_folder("Llama"), "--tasks", tasks["near"], "--half")
-    assert reports.pop()["settings"] == SweepSettings(store_dtype="float16")
+    assert reports.pop().settings == SweepSettings(store_dtype="float16")
 
 
 def save_sweep(folder: Path, scores: dict[str, list[float | None]], **notes: Any) -> SweepResult:
@@ -165,9 +165,7 @@ def save_sweep(folder: Path, scores: dict[str, list[float | None]], **notes: Any
 
 
 def sweep_output(result: SweepResult, tmp_path: Path, folder: str, tasks: dict[str, str], monkeypatch: Any) -> str:
-    from midlayer_encoders import sweeping
-
-    monkeypatch.setattr(sweeping, "sweep", lambda *_, **__: result)
+    monkeypatch.setattr(layer_sweep, "run_sweep", lambda _: result)
     arguments = ["sweep", folder, "--tasks", tasks["near"]]
     return CliRunner().invoke(app, arguments, env={"COLUMNS": "200"}, catch_exceptions=False).output
 
@@ -261,11 +259,11 @@ def test_metrics_of_one_pass_are_the_default(
 ) -> None:
     calls: dict[str, Any] = {}
 
-    def stop(*_: object, **kwargs: Any) -> None:
-        calls.update(kwargs)
+    def stop(request: Sweep) -> None:
+        calls.update(vars(request))
         raise OptionError("enough")
 
-    monkeypatch.setattr(sweeping, "sweep", stop)
+    monkeypatch.setattr(layer_sweep, "run_sweep", stop)
     command = [
         "sweep",
         tiny_folder("Llama"),
@@ -281,3 +279,15 @@ def test_metrics_of_one_pass_are_the_default(
     assert calls["metrics"] == (
         "paper" if flags else ["prompt_entropy", "dataset_entropy", "effective_rank", "curvature"]
     )
+
+
+def test_several_models_continue_in_a_folder_that_holds_theirs(
+    tasks: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: object) -> None:
+        raise OptionError("enough")
+
+    monkeypatch.setattr(units, "sweep_models", stop)
+    (tmp_path / "runs" / "a").mkdir(parents=True)
+    command = ["sweep", "a", "b", "--tasks", tasks["near"], "--out", str(tmp_path / "runs")]
+    assert str(CliRunner().invoke(app, command).exception) == "enough"

@@ -10,13 +10,14 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from midlayer_encoders import EncoderOptions, sweeping
+from midlayer_encoders import EncoderOptions
 from midlayer_encoders.cli import _arguments, inside, sweep
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.frame.summaries import Curve, Summary
 from midlayer_encoders.report.layer_charts import recipe_words
 from midlayer_encoders.sweeping import SweepResult
 from midlayer_encoders.sweeping.best_layer import Notes
+from midlayer_encoders.sweeping.request import Sweep
 from tests.report.made_frames import rows_frame
 
 
@@ -46,14 +47,13 @@ def printed(show: Callable[..., object], *arguments: Any, **keywords: Any) -> li
     return [line.rstrip() for line in result.output.splitlines()] + ["exit 1"] * result.exit_code
 
 
-def test_sweep_without_scores_names_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sweep_without_scores_names_what_to_do(tmp_path: Path) -> None:
     score = ("m", "r", 1, 0.5, "score", "A", "f1", 0.5)
     metric = ("m", "r", 1, 0.5, "metric", "t", "dime", 0.5)
     lines = {}
     for name, rows in (("metrics", [metric]), ("scores", [score])):
         result = SweepResult(rows_frame(rows), tmp_path / name, Notes("Every layer of m", "my model", {}), num_kept=1)
-        monkeypatch.setattr(sweeping, "sweep", lambda *_, result=result, **__: result)
-        lines[name] = printed(sweep.run_sweep, None, ["my texts.txt"])
+        lines[name] = printed(sweep.print_sweep, result, Sweep("my model", ["my texts.txt"]))
     assert lines["metrics"][-1] == (
         "Nothing was scored: there are no labels. To choose a layer without labels: midlayer select 'my model' --texts "
         "'my texts.txt'"

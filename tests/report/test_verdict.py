@@ -9,11 +9,12 @@ from typing import Any
 import polars as pl
 import pytest
 
-from midlayer_encoders.cli.sweep import result_values, run_sweep
+from midlayer_encoders.cli.sweep import print_sweep, result_values
 from midlayer_encoders.frame.summaries import RESAMPLES_SCHEMA, Curve, Gain, Summary
 from midlayer_encoders.models.hub import shown_name
 from midlayer_encoders.report.sweep_page import verdict
 from midlayer_encoders.sweeping import SweepResult
+from midlayer_encoders.sweeping.request import Sweep
 from tests.report.made_runs import make_sweep
 from tests.report.test_sentences import printed
 
@@ -31,17 +32,14 @@ def make_result(folder: Path, baseline: float, **notes: Any) -> SweepResult:
     return replace(result, resamples=pl.DataFrame(rows, schema=RESAMPLES_SCHEMA, orient="row"))
 
 
-def test_verdict_of_baseline_ahead_is_the_same_everywhere_and_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_verdict_of_baseline_ahead_is_the_same_everywhere_and_first(tmp_path: Path) -> None:
     result = make_result(tmp_path, 0.843, hint="Try --recipes plain,word-echo.")
     first, layer, tfidf, hint = result.verdict()
     assert first == f"MiniLM scores 84.3 on tickets, {LEAD}."
     assert layer.startswith("Layer 1 of 2 scores 80.7 on tickets, 5.7 points more than the last layer (75.0), 95 % ")
     assert tfidf == "TF-IDF scores 50.0, 30.7 points less (no interval: tickets was not resampled)."
     sentences = " ".join([first, layer, tfidf, hint])
-    monkeypatch.setattr("midlayer_encoders.sweeping.sweep", lambda *_, **__: result)
-    lines = printed(run_sweep, None, ["tickets.csv"])
+    lines = printed(print_sweep, result, Sweep("m", ["tickets.csv"]))
     assert sentences in " ".join(lines)
     assert any(line.startswith("Export layer 1: midlayer export m --layer 1 ") for line in lines)
     assert sentences in result.html().replace("\N{NO-BREAK SPACE}", " ")

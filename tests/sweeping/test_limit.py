@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,9 @@ from midlayer_encoders.errors import OptionError
 from midlayer_encoders.processes import cluster
 from midlayer_encoders.sweeping import SweepResult, mteb_jobs
 from midlayer_encoders.sweeping.mteb_jobs import Prompts
+from midlayer_encoders.sweeping.request import Sweep
 from midlayer_encoders.sweeping.units import Unit
-from midlayer_encoders.tasks.sources import SampledSource, limited_sources, task_sources
+from midlayer_encoders.tasks.sources import SampledSource, task_sources
 from tests.others_warnings import MTEB
 from tests.sweeping.scoring import QUICK, layer_scores_of, sweep
 from tests.sweeping.test_units import Jobs
@@ -149,14 +149,10 @@ def test_a_sample_has_the_prompt_of_its_task(tiny_folder: Folder) -> None:
 def test_jobs_of_samples_are_other_jobs(tiny_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster, "_POLL_SECONDS", 0.01)
     path = write(tmp_path / "near.jsonl", ROWS["STS"])
-    whole = task_sources(path)
     model = tiny_folder("BERT")
-    unit = Unit(model, {}, whole, {"out": tmp_path}, source=whole[0])
-    files = {unit.outcome}
-    for limit in (12, 24):
-        sources = limited_sources(whole, limit)
-        files.add(replace(unit, sources=sources, source=sources[0]).outcome)
-    assert len(files) == 3
+    out = tmp_path / "out"
+    requests = [Sweep(model, path, out=out, limit=limit) for limit in (None, 12, 24)]
+    assert len({Unit(request, request.sources[0]).outcome for request in requests}) == 3
     arguments: dict[str, Any] = {"layers": [1, 3], "limit": 12, "baselines": False, "device": "cpu"}
     expected = sweep(model, path, out=tmp_path / "one", **arguments)
     (result,) = sweep_many([model], str(path), out=tmp_path / "many", executor=Jobs(), **arguments).values()

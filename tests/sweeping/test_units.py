@@ -132,7 +132,7 @@ def test_failed_units_are_named_and_the_others_are_not_repeated(
     again = Jobs()
     with pytest.raises(MidlayerError, match="3 jobs failed"):
         sweep_many([good, bad], tasks, executor=again, **arguments)
-    assert {unit.model for unit in again.calls} == {bad}
+    assert {unit.request.model for unit in again.calls} == {bad}
     lost = Jobs(lost=range(9))
     with pytest.raises(MidlayerError, match=r"it ended 2 times without a result; its log is log\.err"):
         sweep_many([good], tasks, executor=lost, attempts=2, **arguments | {"out": tmp_path / "lost"})
