@@ -48,16 +48,16 @@ class TrainingSettings:
     """Settings that every kind of training has.
 
     Attributes:
-        lora: train adapters of this rank (``True``: 16) in every linear layer, merged into the weights at the end;
-            otherwise all weights are trained.
-        epochs: passes over the rows.
-        max_steps: number of steps instead of ``epochs``.
-        batch_size: rows per step.
-        learning_rate: at its peak, after a tenth of the steps; the default depends on the kind of training.
-        held_out: share of the rows to hold out. Their loss chooses the checkpoint and stops the run early.
-        patience: evaluations without a lower loss after which the run stops.
-        checkpoints: number of evaluations and checkpoints over the run; 0 for none.
-        seed: for every random draw.
+        lora: Rank of LoRA adapters, merged at the end; 0 trains all weights. ``True`` is 16. They are in every linear
+            layer.
+        epochs: Passes over the training data.
+        max_steps: Number of steps, instead of epochs.
+        batch_size: Pairs per step: more pairs mean more in-batch negatives.
+        learning_rate: Peak; by default 5e-5, or 5e-4 with ``lora``. It is reached after a tenth of the steps.
+        held_out: Fraction of the rows held out for early stopping; or 0. Their loss also chooses the checkpoint.
+        patience: Evaluations without a lower held-out loss before stopping.
+        checkpoints: Number of evaluations and checkpoints; 0 for none.
+        seed: Random seed.
     """
 
     lora: bool | int = False
@@ -72,7 +72,7 @@ class TrainingSettings:
 
     def __post_init__(self) -> None:
         checked = {
-            "lora": self.lora if isinstance(self.lora, bool) else check_count("lora", self.lora),
+            "lora": bool(self.lora) if self.lora is True or self.lora == 0 else check_count("lora", self.lora),
             "epochs": check_number("epochs", self.epochs, minimum=1e-6),
             "max_steps": None if self.max_steps is None else check_count("max_steps", self.max_steps, "steps"),
             "batch_size": check_count("batch_size", self.batch_size, "rows", minimum=2),
@@ -106,13 +106,14 @@ class TrainingSettings:
 class TuneSettings(TrainingSettings):
     """Settings of :func:`~midlayer_encoders.tune`: of any training (``lora`` to ``seed``), and of its loss.
 
-    The learning rate is 5e-5 by default, or 5e-4 with ``lora`` and pairs.
+    The learning rate with ``lora`` is 5e-4 for pairs only.
 
     Attributes:
-        mini_batch: rows in memory at a time, for batches that do not fit (``CachedMultipleNegativesRankingLoss``).
-        matryoshka: numbers of leading dimensions to train in addition to all of them (``MatryoshkaLoss``).
-        objective: ``"pairs"``, or ``"mntp"``: predict masked tokens of ``texts`` from the states before them, which
-            adapts a causal model to ``bidirectional`` attention (LLM2Vec).
+        mini_batch: Rows in memory at a time, if a batch does not fit. The loss is then
+            ``CachedMultipleNegativesRankingLoss``.
+        matryoshka: Numbers of leading dimensions to train too: 128,64. The loss is then a ``MatryoshkaLoss``.
+        objective: pairs, or mntp: predict masked tokens of ``texts``. They are predicted from the states before them,
+            which adapts a causal model to ``bidirectional`` attention (LLM2Vec).
     """
 
     mini_batch: int | None = None
@@ -136,12 +137,12 @@ class TuneSettings(TrainingSettings):
 class DistillSettings(TrainingSettings):
     """Settings of :func:`~midlayer_encoders.distill`: of any training (``lora`` to ``seed``), and of its loss.
 
-    The learning rate is 2e-4 by default, or 1e-3 with ``lora``.
-
     Attributes:
-        match: what of the teacher the student learns: its ``"vectors"`` (their cosine), its vectors minus their mean
-            (``"centered"``), the ``"similarities"`` of the texts of a batch, for a teacher of another width, or
-            ``"both"`` vectors and similarities.
+        match: What to learn: vectors, centered (minus their mean), similarities (other widths) or both. Vectors are
+            compared by their cosine, similarities among the texts of a batch.
+        batch_size: Texts per step.
+        learning_rate: Peak; by default 2e-4, or 1e-3 with ``lora``.
+        held_out: Fraction of the texts held out for early stopping; or 0.
     """
 
     match: Match = "vectors"
@@ -170,15 +171,15 @@ class ProbeSettings:
     """Settings of :func:`~midlayer_encoders.probe`.
 
     Attributes:
-        epochs: maximum number of epochs.
+        epochs: Maximum number of epochs; each layer keeps its best.
         patience: a layer is finished after this many epochs without a better accuracy or loss on the validation
             examples; training ends when all layers are.
-        batch_size: examples per step.
-        learning_rate: of AdamW at the first step; it decays to zero along a cosine.
+        batch_size: Examples per step.
+        learning_rate: Initial learning rate of AdamW. It decays to zero along a cosine.
         weight_decay: of AdamW.
         heads: attention heads of ``"attentive"``; ``None`` for one per 64 dimensions.
-        keep_gb: memory for cached tokens, in half precision; if they need more, every epoch runs the model again.
-        seed: for split, weights and order.
+        keep_gb: Memory for token states; beyond it each epoch runs again. They are cached in half precision.
+        seed: Random seed. It is for split, weights and order.
     """
 
     epochs: int = 30
@@ -209,7 +210,7 @@ class IntervalSettings:
     """Settings of the intervals of :func:`~midlayer_encoders.compare`.
 
     Attributes:
-        resamples: number of random halves of the texts, at least 2.
+        resamples: Random halves of the texts, for the intervals. At least 2.
         confidence: of the intervals, in ``(0, 1)``.
     """
 

@@ -4,16 +4,18 @@ import copy
 import functools
 import inspect
 import os
+import re
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, fields, is_dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
 from midlayer_encoders import __version__
 from midlayer_encoders.cli import _progress
 from midlayer_encoders.encoder.options import EncoderOptions, flag_name, option_fields, option_help
+from midlayer_encoders.errors import OptionError
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 
@@ -60,7 +62,7 @@ def command(
         panel: heading of the command in ``midlayer --help``.
         name: name of the command, by default the function's.
         quiet: whether the command has progress to hide.
-        without: encoder options that do not apply to it.
+        without: fields of encoder options and settings that do not apply to it.
         application: the application that it is a command of.
         defaults: encoder options whose defaults differ here.
     """
@@ -81,7 +83,7 @@ def with_flags(
     """Return a function with the flags ``--json`` and ``--quiet``, and one flag for each encoder option.
 
     A parameter ``options`` of the function receives the :class:`EncoderOptions`. A parameter whose type is another
-    dataclass stands for a flag for each of its fields.
+    dataclass stands for a flag for each of its fields. The help of a field without one is in the docstring.
     """
     hints = typing.get_type_hints(function, include_extras=True)
     encoder_options = [
@@ -90,7 +92,7 @@ def with_flags(
         if "options" in hints and option.name not in without and option.metadata.get("flag", "") is not None
     ]
     groups = {name: hint for name, hint in hints.items() if _is_group(hint)}
-    parameters = _parameters(function)
+    parameters = _parameters(function, without)
     if encoder_options:
         parameters.append(_help_all(tuple(map(flag_name, encoder_options))))
     parameters += [_option_parameter(each, (defaults or {}).get(each.name, each.default)) for each in encoder_options]
@@ -119,26 +121,49 @@ def with_flags(
     return run
 
 
-def _parameters(function: _Function) -> list[inspect.Parameter]:
+def _parameters(function: _Function, without: Sequence[str]) -> list[inspect.Parameter]:
     """Return the parameters of a function, and the fields of a dataclass in place of a parameter of that type."""
     hints = typing.get_type_hints(function, include_extras=True)
     parameters: list[inspect.Parameter] = []
     for item in inspect.signature(function).parameters.values():
         if _is_group(hint := hints[item.name]):
-            parameters += _parameters(hint)
+            parameters += _parameters(hint, without)
+        elif is_dataclass(function) and typing.get_origin(hint) is not Annotated:
+            parameters += [] if item.name in without else [_setting_parameter(function, item.name, hint, item.default)]
         elif item.name != "options":
             parameters.append(item.replace(annotation=hint, kind=inspect.Parameter.KEYWORD_ONLY))
     return parameters
 
 
+def _setting_parameter(settings: type, name: str, hint: Any, default: Any) -> inspect.Parameter:
+    """Return the parameter of a field of settings, which check the value of a ``Literal`` themselves."""
+    kind = str if typing.get_origin(hint) is Literal else int if hint == bool | int else hint
+    kind = str | None if hint == Sequence[int] | None else kind
+    texts = {field: text for base in reversed(settings.__mro__) for field, text in option_help(base).items()}
+    text, flag = re.sub(r"``(\w+)``", r"--\1", texts[name]), "--" + name.replace("_", "-")
+    limits = {"min": 0} if name == "seed" else {}
+    return _parameter(name, kind, int(default) if kind is int else default, flag, text, None, **limits)
+
+
 def _take_group(group: Any, arguments: dict[str, Any]) -> Any:
     """Return an instance of a dataclass whose fields, and its dataclasses' fields, are removed from arguments."""
     hints = typing.get_type_hints(group)
-    taken = {
-        each.name: _take_group(hints[each.name], arguments) if _is_group(hints[each.name]) else arguments.pop(each.name)
-        for each in fields(group)
-    }
+    taken = {}
+    for name, hint in ((each.name, hints[each.name]) for each in fields(group)):
+        if _is_group(hint):
+            taken[name] = _take_group(hint, arguments)
+        elif name in arguments:
+            value = arguments.pop(name)
+            taken[name] = (parse_sizes(name, value) or None) if hint == Sequence[int] | None else value
     return group(**taken)
+
+
+def parse_sizes(flag: str, words: str | None) -> list[int]:
+    """Return numbers of dimensions from words separated by commas."""
+    try:
+        return [int(word) for word in words.split(",")] if words is not None else []
+    except ValueError:
+        raise OptionError(f"`--{flag}` must be numbers separated by commas, but got {words!r}.") from None
 
 
 def _is_group(hint: Any) -> bool:
@@ -153,7 +178,7 @@ def _help_all(flags: Sequence[str]) -> inspect.Parameter:
 
 
 def _parameter(
-    name: str, kind: Any, default: Any, flag: str, text: str, panel: str, **settings: Any
+    name: str, kind: Any, default: Any, flag: str, text: str, panel: str | None, **settings: Any
 ) -> inspect.Parameter:
     annotation = Annotated[kind, typer.Option(flag, help=text, rich_help_panel=panel, **settings)]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)

@@ -85,14 +85,6 @@ _LAYERS = Option("--layers", parser=parse_layers, metavar="TEXT", help="all, or 
 Layers = Annotated[Any, _LAYERS]
 
 
-def parse_sizes(flag: str, words: str | None) -> list[int]:
-    """Return numbers of dimensions from words separated by commas."""
-    try:
-        return [int(word) for word in words.split(",")] if words is not None else []
-    except ValueError:
-        raise OptionError(f"`--{flag}` must be numbers separated by commas, but got {words!r}.") from None
-
-
 def parse_metrics(words: str) -> str | list[str]:
     """Return ``"all"``, ``"paper"``, or the names of metrics."""
     if words == "none":

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from typer import Argument, Context, Exit, Option
 
+from midlayer_encoders.arguments import COMPARABLE, UNUSED_SETTINGS, IntervalSettings, ProbeSettings, metric_names
 from midlayer_encoders.cli import _arguments, _output, _progress
 from midlayer_encoders.cli._app import command
 from midlayer_encoders.encoder.options import EncoderOptions
@@ -81,7 +82,7 @@ def metrics(
     _output.print_text(f"Written to {out}: {', '.join(_METRIC_FILES)}", wrap=False)
 
 
-@command("Look inside")
+@command("Look inside", without=["patience", "weight_decay", "heads"])
 def probe(
     *,
     context: Context,
@@ -92,12 +93,8 @@ def probe(
     labeled: _arguments.Data,
     kind: Annotated[Literal["attentive", "linear"], Option(help="The classifier.")] = "attentive",
     layers: _arguments.Layers = "all",
-    epochs: Annotated[int, Option(help="Maximum number of epochs; each layer keeps its best.")] = 30,
-    batch_size: Annotated[int, Option(help="Examples per step.")] = 256,
-    learning_rate: Annotated[float, Option(help="Initial learning rate of AdamW.")] = 1e-3,
-    keep_gb: Annotated[float, Option(help="Memory for token states; beyond it each epoch runs again.")] = 4.0,
+    settings: ProbeSettings,
     skip_bad: _arguments.SkipBad = False,
-    seed: _arguments.Seed = 0,
     shared: _arguments.Sharing,
     options: EncoderOptions,
 ) -> None:
@@ -107,7 +104,6 @@ def probe(
         midlayer probe MODEL --data classes/ --out runs/probe
         midlayer probe MODEL --data train.csv --kind linear --out runs/probe
     """
-    from midlayer_encoders.arguments import UNUSED_SETTINGS, ProbeSettings
     from midlayer_encoders.cli._labeled_examples import check_examples_path, read_examples
 
     is_first = shared.writes_results()
@@ -115,9 +111,6 @@ def probe(
     reason, names = UNUSED_SETTINGS[kind]
     names += ("pooling", "truncate_dim") if kind == "attentive" else ()
     _arguments.refuse_flags(context, f"with `--kind {kind}`, which {reason}", *names)
-    settings = ProbeSettings(
-        epochs=epochs, batch_size=batch_size, learning_rate=learning_rate, keep_gb=keep_gb, seed=seed
-    )
     read = partial(read_examples, bad="skip" if skip_bad else "refuse", columns=labeled.columns())
     paths = [check_examples_path(path) for path in (data, test) if path is not None]
     tables = {path: read(path, ()) for path in paths if not path.is_dir()}  # before the model is loaded
@@ -186,13 +179,13 @@ class Measured:
 
 
 # Each model has a revision of its own: name@revision.
-@command("Look inside", without=["revision"], norm="none")
+@command("Look inside", without=["revision", "confidence"], norm="none")
 def compare(
     *,
     base: Annotated[str, Argument(help="Folder, hub name, name@revision, or built-in.")],
     tuned: Annotated[list[str], Argument(help="One or more models to compare with it.")],
     measured: Measured,
-    resamples: Annotated[int, Option(help="Random halves of the texts, for the intervals.")] = 50,
+    intervals: IntervalSettings,
     options: EncoderOptions,
 ) -> None:
     """Compare models with a base: metrics side by side, and differences with intervals.
@@ -201,11 +194,8 @@ def compare(
         midlayer compare BASE TUNED --texts texts.txt --out runs/compare
         midlayer compare MODEL@step1000 MODEL --texts t.txt --out runs/compare
     """
-    from midlayer_encoders.arguments import COMPARABLE, IntervalSettings, metric_names
-
     out = _arguments.results_folder(measured.out, "compare", base, *tuned)
     names = metric_names(_arguments.parse_metrics(measured.metrics), COMPARABLE, aliases=())
-    intervals = IntervalSettings(resamples=resamples)
     arguments = measured.arguments(options)
     for model in (base, *tuned):
         _arguments.check_model(model, options)
@@ -251,8 +241,6 @@ def progression(
         midlayer progression checkpoints/ --texts texts.txt --out runs/steps
         midlayer progression MODEL --revisions step1,step512 --texts t.txt --out r
     """
-    from midlayer_encoders.arguments import metric_names
-
     is_first = shared.writes_results()
     out = _arguments.results_folder(measured.out, "progression", model)
     names = _arguments.parse_metrics(measured.metrics)

@@ -11,7 +11,7 @@ from rich.markup import escape
 from typer import Argument, Exit, Option
 
 from midlayer_encoders.cli import _arguments, _output, _progress
-from midlayer_encoders.cli._app import command
+from midlayer_encoders.cli._app import command, parse_sizes
 from midlayer_encoders.encoder.options import EncoderOptions
 from midlayer_encoders.errors import OptionError
 
@@ -89,7 +89,7 @@ def sweep(
         limit=limit,
         layers=layers,
         recipes=recipe_list,
-        dims=_arguments.parse_sizes("dims", dims),
+        dims=parse_sizes("dims", dims),
         precisions=[] if precisions is None else precisions.split(","),  # type: ignore[arg-type]  # validated
         metrics=_arguments.parse_metrics(metrics),
         baselines=not no_baselines,

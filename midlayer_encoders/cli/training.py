@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
+from midlayer_encoders.arguments import DistillSettings, TuneSettings, checked_folder
 from midlayer_encoders.cli import _arguments, _output, _progress
 from midlayer_encoders.cli._app import command
 from midlayer_encoders.cli.sweep import STAGES
@@ -25,57 +26,29 @@ _TITLES = {"training": "steps trained", "teacher": "texts read by the teacher"} 
 
 @dataclass(kw_only=True)
 class Training:
-    """Flags of every kind of training, with the defaults of ``tune``."""
+    """Flags of every kind of training except its settings."""
 
     model: _arguments.Model
     layer: _arguments.LayerNumber
     out: Annotated[Path, Option(help="Folder for model, page and frames: new, or of an interrupted run.")]
     data: _arguments.Data
     tasks: Annotated[str, Option(help="Tasks scored before and after: names, builtin or paths; or none.")] = "builtin"
-    lora: Annotated[int, Option(help="Rank of LoRA adapters, merged at the end; 0 trains all weights.")] = 0
-    epochs: Annotated[float, Option(help="Passes over the training data.")] = 1.0
-    max_steps: Annotated[int | None, Option(help="Number of steps, instead of epochs.")] = None
-    batch_size: Annotated[int, Option(help="Pairs per step: more pairs mean more in-batch negatives.")] = 32
-    learning_rate: Annotated[float | None, Option(help="Peak; by default 5e-5, or 5e-4 with --lora.")] = None
-    held_out: Annotated[float, Option(help="Fraction of the rows held out for early stopping; or 0.")] = 0.1
-    patience: Annotated[int, Option(help="Evaluations without a lower held-out loss before stopping.")] = 3
-    checkpoints: Annotated[int, Option(help="Number of evaluations and checkpoints; 0 for none.")] = 10
-    seed: _arguments.Seed = 0
 
     @property
     def task_names(self) -> Sequence[str]:
         """The tasks as in Python."""
         return () if self.tasks == "none" else self.tasks.split(",")
 
-    def settings(self) -> dict[str, Any]:
-        """Return the fields of the settings in Python."""
-        from midlayer_encoders.arguments import TrainingSettings
-
-        values = {each.name: getattr(self, each.name) for each in fields(TrainingSettings)}
-        return values | {"lora": self.lora or False}
-
-
-@dataclass(kw_only=True)
-class Distilling(Training):
-    """The same with the defaults of ``distill``."""
-
-    epochs: Annotated[float, Option(help="Passes over the training data.")] = 10.0
-    batch_size: Annotated[int, Option(help="Texts per step.")] = 128
-    learning_rate: Annotated[float | None, Option(help="Peak; by default 2e-4, or 1e-3 with --lora.")] = None
-    held_out: Annotated[float, Option(help="Fraction of the texts held out for early stopping; or 0.")] = 0.02
-
 
 @command("Use it", dtype="float32")
 def tune(
     *,
     training: Training,
+    settings: TuneSettings,
     pairs: Annotated[
         Path | None, Option(help="Anchors and positives, scored pairs, or labeled texts; see docs/tuning.md.")
     ] = None,
     texts: Annotated[Path | None, Option(help="With --objective mntp: a text per line, or a column text.")] = None,
-    objective: Annotated[str, Option(help="pairs, or mntp: predict masked tokens of --texts.")] = "pairs",
-    mini_batch: Annotated[int | None, Option(help="Rows in memory at a time, if a batch does not fit.")] = None,
-    matryoshka: Annotated[str | None, Option(help="Numbers of leading dimensions to train too: 128,64.")] = None,
     options: EncoderOptions,
 ) -> None:
     """Cut a model at a layer, fine-tune it, and show how every layer changed; a stopped run continues.
@@ -84,17 +57,10 @@ def tune(
         midlayer tune MODEL --layer 17 --pairs pairs.jsonl --out tuned
         midlayer tune MODEL --layer 17 --pairs pairs.csv --lora 16 --out tuned
     """
-    from midlayer_encoders.arguments import TuneSettings, checked_folder
     from midlayer_encoders.tasks.training_rows import read_rows, scored_tasks
 
-    settings = TuneSettings(
-        mini_batch=mini_batch,
-        matryoshka=_arguments.parse_sizes("matryoshka", matryoshka) or None,
-        objective=objective,  # type: ignore[arg-type]  # checked there
-        **training.settings(),
-    )
     checked_folder(training.out)
-    rows = read_rows(pairs, texts, training.data.columns(), objective=objective)
+    rows = read_rows(pairs, texts, training.data.columns(), objective=settings.objective)
     rows.split(settings.held_out, settings.seed)
     scored_tasks(training.task_names, training.data.columns(), rows)
     _arguments.check_model(training.model, options)
@@ -106,7 +72,8 @@ def tune(
 @command("Use it", dtype="float32")
 def distill(
     *,
-    training: Distilling,
+    training: Training,
+    settings: DistillSettings,
     texts: Annotated[Path, Option(help="A text per line, or a table with a column text; no labels are needed.")],
     limit: _arguments.Limit = None,
     teacher: Annotated[str | None, Option(help="Another embedding model; by default MODEL itself, uncut.")] = None,
@@ -114,9 +81,6 @@ def distill(
         Any, Option(parser=_arguments.parse_layer, metavar="TEXT", help="Layer of the teacher, as in --layer.")
     ] = "-1",
     teacher_recipe: Annotated[str | None, Option(help="Recipe of the teacher, such as word-echo.")] = None,
-    match: Annotated[
-        str, Option(help="What to learn: vectors, centered (minus their mean), similarities (other widths) or both.")
-    ] = "vectors",
     options: EncoderOptions,
 ) -> None:
     """Cut a model at a layer, and train it from texts alone to return the vectors of the whole model.
@@ -127,10 +91,8 @@ def distill(
         midlayer distill MODEL --layer 12 --texts texts.txt --out small
         midlayer distill LM --layer -1 --texts t.txt --teacher-recipe echo --out e
     """
-    from midlayer_encoders.arguments import DistillSettings, checked_folder
     from midlayer_encoders.tasks.training_rows import read_training_texts, scored_tasks
 
-    settings = DistillSettings(match=match, **training.settings())  # type: ignore[arg-type]  # checked there
     checked_folder(training.out)
     rows = read_training_texts(texts, training.data.columns(), limit)
     rows.split(settings.held_out, settings.seed)

@@ -368,9 +368,9 @@ def option_fields() -> dict[str, Field[Any]]:
 
 
 @cache
-def option_help() -> dict[str, str]:
-    """Return the first sentence about each option in the docstring of :class:`EncoderOptions`."""
-    entries = re.findall(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", inspect.getdoc(EncoderOptions) or "", re.MULTILINE)
+def option_help(declaration: type = EncoderOptions) -> dict[str, str]:
+    """Return the first sentence about each field in the docstring of a dataclass."""
+    entries = re.findall(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", inspect.getdoc(declaration) or "", re.MULTILINE)
     return {name: re.split(r"(?<=\.) ", " ".join(text.split()))[0] for name, text in entries}
 
 
