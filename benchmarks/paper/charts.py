@@ -68,7 +68,7 @@ def plot_curves(panels: Mapping[str, Sequence[LabeledCurve]], x_label: str, *, o
                 ordered=ordered * len(labels),
             )
         drawing.layer_axis(axes, math.ceil(max(max(curve.x) for curve in curves)), x_label)
-        drawing.set_title(axes, title, f"{title} by {x_label}")
+        drawing.set_title(axes, title)
     return drawing.finish(figure)
 
 

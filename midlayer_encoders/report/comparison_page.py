@@ -10,7 +10,7 @@ import polars as pl
 from midlayer_encoders.report import drawing
 from midlayer_encoders.report.labels import significant
 from midlayer_encoders.report.layer_charts import gap_text, plot_metrics
-from midlayer_encoders.report.pages import Column, metric_column, render
+from midlayer_encoders.report.pages import Column, block, figure_html, metric_column, page_html
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -36,20 +36,22 @@ def comparisons_html(
     """
     base, models = differences["base"][0], differences["model"].unique(maintain_order=True).to_list()
     metrics = plot_metrics(frame)
-    return render(
-        "comparison.html",
-        title=f"{' and '.join(models)} against {base}",
-        notes=notes,
-        verdicts=comparisons_words(differences),
-        base=base,
-        metrics_chart=metrics,
-        relative=metrics.axes[0].get_xlabel() != "layer",
-        gaps=gap_text(metrics),
-        differences_chart=plot_differences(differences),
-        same_depth=same_depth(differences),
-        tables=_difference_tables(differences),
-        how={"Base": base, "Compared": ", ".join(models), **how},
-    )
+    axis = "" if metrics.axes[0].get_xlabel() == "layer" else " The horizontal axis is relative depth in percent."
+    over = "" if same_depth(differences) else ", over relative depth in percent"
+    sections: dict[str, list[str]] = {
+        "Metrics by depth": [
+            f"Each metric by layer, on its own scale.{axis}{gap_text(metrics)}",
+            figure_html(metrics, meanings=True),
+        ],
+        "Differences": [
+            f"Each model minus {base}{over}. Shaded: the interval over texts. About one in twenty 95 % intervals "
+            "misses the true difference, and errors of neighboring layers are correlated.",
+            figure_html(plot_differences(differences)),
+        ],
+        "The numbers": [block("layer_table", *table) for table in _difference_tables(differences)],
+        "How it was measured": [block("facts", {"Base": base, "Compared": ", ".join(models), **how})],
+    }
+    return page_html(f"{' and '.join(models)} against {base}", comparisons_words(differences), sections, notes=notes)
 
 
 def comparisons_words(differences: pl.DataFrame) -> list[str]:
@@ -97,7 +99,7 @@ def plot_differences(differences: pl.DataFrame) -> Figure:
             label = f"{model} minus {rows['base'][0]}"
             drawing.draw_points(axes, x, y, label=label, style=style, tips=tips, band=(low, high))
         drawing.layer_axis(axes, max(differences["base_layer"]), relative=column == "depth")
-        drawing.set_title(axes, str(name), f"{name}: difference by layer")
+        drawing.set_title(axes, str(name))
     return drawing.finish(figure)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from io import BytesIO
 from pathlib import Path
@@ -68,13 +68,12 @@ def panel_grid(
     return figure, figure.axes
 
 
-def set_title(axes: Axes, title: str, label: str = "", caption: Sequence[str] = (), *, large: bool = False) -> None:
-    """Set a title with a caption of short texts below it; ``label`` is for screen readers, by default the title."""
+def set_title(axes: Axes, title: str, caption: Sequence[str] = (), *, large: bool = False) -> None:
+    """Set a title with a caption of short texts below it."""
     # `textwrap` does not break at no-break spaces.
     parts = (part.replace(" ", "\N{NO-BREAK SPACE}") if len(part) < 32 else part for part in caption)
-    lines = textwrap.wrap(" · ".join(parts), _CAPTION_WIDTH, break_on_hyphens=False)
+    lines = textwrap.wrap(" · ".join(parts), _CAPTION_WIDTH * (2 if large else 1), break_on_hyphens=False)
     axes.set_title("\n".join([title, *lines]), loc="left", fontsize=11 if large else 9 if lines else 10)
-    axes.set_label(label or title)
 
 
 def finish(figure: Figure, *, y_label: str = "") -> Figure:
@@ -115,17 +114,16 @@ def figure_bytes(figure: Figure, image_format: str = "png", *, dpi: int = 100) -
     return content.getvalue()
 
 
-def annotate(artist: Artist, kind: str, tips: Sequence[str] = (), **details: object) -> None:
-    """Store tooltips and other details for pages in an artist's gid, which matplotlib writes into an SVG.
+def annotate(artist: Artist, kind: str, tips: Sequence[str] = (), *, ordered: int = 0) -> None:
+    """Store details for pages in an artist's gid, which matplotlib writes into an SVG.
 
     Args:
         artist: the artist to annotate.
         kind: its CSS class.
         tips: tooltip of each of its points or cells.
-        details: ``curve``, the label by which a legend switches it; ``dashes`` and ``ordered``, as in its legend; and
-            ``links``, the URL that each dot opens.
+        ordered: number of colors if its color is one of several for steps of a quantity.
     """
-    artist.set_gid(json.dumps({"class": kind, "tips": list(tips), **details}))
+    artist.set_gid(json.dumps({"class": kind, "tips": list(tips), "ordered": ordered}))
 
 
 def draw_points(
@@ -137,7 +135,6 @@ def draw_points(
     label: str = "",
     style: int = 0,
     tips: Sequence[str] = (),
-    links: Sequence[str] = (),
     band: tuple[Sequence[float], Sequence[float]] | None = None,
     spans: Sequence[tuple[float, float]] = (),
     ordered: int = 0,
@@ -152,28 +149,24 @@ def draw_points(
         label: label in the legend; empty for none.
         style: index of the color and dashes.
         tips: tooltip of each point.
-        links: URL that each dot opens; empty for none.
         band: lower and upper ends of the interval at each position, drawn as a shaded band.
         spans: left and right ends of the interval of each dot, drawn as a line.
         ordered: number of colors if styles are steps of one quantity; 0 if they are categories.
     """
     color = ordered_colors(ordered)[style] if ordered else SERIES[style % len(SERIES)]
-    dashes = "" if ordered else DASHES[style // len(SERIES) % len(DASHES)]  # colors change first
-    options = dict(_KINDS[kind])
-    if kind == "line":
-        options["linestyle"] = _line_style(dashes)
+    dashes = "-" if ordered else DASHES[style // len(SERIES) % len(DASHES)]  # colors change first
+    options = {"linestyle": dashes, **_KINDS[kind]}
     if len(x) > _MAX_MARKERS:
         options["marker"] = ""
     if band is not None:
-        annotate(axes.fill_between(x, *band, color=color, alpha=0.18, linewidth=0), "band", curve=label)
+        annotate(axes.fill_between(x, *band, color=color, alpha=0.18, linewidth=0), "band")
     if spans:
         low, high = zip(*spans, strict=True)
-        annotate(axes.hlines(y, low, high, color=color, linewidth=1.4), "dots", curve=label)
+        axes.hlines(y, low, high, color=color, linewidth=1.4)
     finite = np.isfinite(np.asarray(y, dtype=float))
     (line,) = axes.plot(x, np.where(finite, y, math.nan), color=color, label=label, **options)
     finite_tips = [tip for tip, is_finite in zip(tips, finite, strict=False) if is_finite]
-    details = {"curve": label, "dashes": dashes, "ordered": ordered, "links": links}
-    annotate(line, "line" if kind == "line" else "dots", finite_tips, **details)
+    annotate(line, "line" if kind == "line" else "dots", finite_tips, ordered=ordered)
 
 
 def draw_mark(axes: Axes, kind: Literal["best", "last"], x: float, y: float, text: str, *, large: bool = False) -> None:
@@ -192,8 +185,7 @@ def draw_mark(axes: Axes, kind: Literal["best", "last"], x: float, y: float, tex
 def draw_level(axes: Axes, value: float, text: str, label: str = "", style: int = 0) -> None:
     """Draw a horizontal line, such as a baseline; ``style`` selects its dashes, ``text`` is its tooltip."""
     dashes = LEVEL_DASHES[style % len(LEVEL_DASHES)]
-    line = axes.axhline(value, color=LIGHT["ink"], linewidth=1.2, linestyle=_line_style(dashes), label=label)
-    annotate(line, "level", [text], curve=label, dashes=dashes)
+    annotate(axes.axhline(value, color=LIGHT["ink"], linewidth=1.2, linestyle=dashes, label=label), "level", [text])
 
 
 def draw_rule(axes: Axes, x: float, *, chosen: bool = False) -> None:
@@ -214,22 +206,20 @@ def write(
     color: str | None = None,
 ) -> None:
     """Write a text beside a position, or centered on it without an offset."""
-    artist = axes.annotate(
+    centered = va == "center"
+    axes.annotate(
         text,
         at,
-        xytext=offset,
+        offset,
         textcoords="offset points",
         ha="left" if offset[0] else "center",
         va=va,
         color=color or LIGHT["best" if bold else "ink"],
         weight="bold" if bold else "normal",
-        fontsize=8 if va == "center" else 9,
+        fontsize=8 if centered else 9,
         annotation_clip=False,
-        bbox={"facecolor": LIGHT["page"], "edgecolor": "none", "pad": 1}
-        if offset == (0, 0) or va == "center"
-        else None,
+        bbox={"facecolor": LIGHT["page"], "edgecolor": "none", "pad": 1} if centered else None,
     )
-    annotate(artist, "mark")
 
 
 def layer_axis(axes: Axes, num_layers: int, label: str = "layer", *, room: float = 0.0, relative: bool = False) -> None:
@@ -323,20 +313,11 @@ def point_tips(
     write: Callable[[float], str] = significant,
     *,
     x_label: str = "layer",
-    costs: Mapping[int, str] | None = None,
 ) -> list[str]:
-    r"""Return the tooltip of each point of a curve: its value, formatted by ``write``, and its costs.
+    """Return the tooltip of each point of a curve: its value, formatted by ``write``.
 
     Example:
-        >>> point_tips("lidar", [0, 1], [31.0, 2 / 3], costs={1: "2.0 M parameters"})
-        ['lidar, layer 0: 31', 'lidar, layer 1: 0.6667\n2.0 M parameters']
+        >>> point_tips("lidar", [0, 1], [31.0, 2 / 3])
+        ['lidar, layer 0: 31', 'lidar, layer 1: 0.6667']
     """
-    suffixes = {position: f"\n{text}" for position, text in (costs or {}).items()}
-    return [
-        f"{name}, {x_label} {position:g}: {write(value)}{suffixes.get(int(position), '')}"
-        for position, value in zip(x, y, strict=True)
-    ]
-
-
-def _line_style(dashes: str) -> Any:
-    return (0, tuple(map(float, dashes.split()))) if dashes else "-"
+    return [f"{name}, {x_label} {position:g}: {write(value)}" for position, value in zip(x, y, strict=True)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -14,25 +15,24 @@ from midlayer_encoders.frame.schema import check_frame, metric_series, number_of
 from midlayer_encoders.frame.summaries import Baselines, Curve, Gain, Summary, average_baseline, summary
 from midlayer_encoders.report import drawing
 from midlayer_encoders.report.labels import interval_words, number, signed, with_interval
-from midlayer_encoders.report.style import LIGHT
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _PLAIN = "plain"
-_MIN_GAIN = 0.1  # of the vertical axis; the text of a smaller one would cover the last layer's
 
 
 def plot_scores(frame: pl.DataFrame) -> Figure:
-    """Return a figure of the average score by layer and a panel for each task, with the best and last layer marked.
+    r"""Return a figure of the average score by layer and a panel for each task, with the best and last layer marked.
 
     Example:
         >>> from midlayer_encoders.frame import FRAME_SCHEMA
         >>> rows = [("m", "main", k, k / 2, "score", "STS", "spearman", v) for k, v in enumerate([0.4, 0.6, 0.5])]
         >>> figure = plot_scores(pl.DataFrame(rows, schema=list(FRAME_SCHEMA), orient="row"))
-        >>> figure.axes[0].get_title(loc="left")
-        'STS (spearman): best 60.0 at layer 1, +10.0 points over the last'
+        >>> print(figure.axes[0].get_title(loc="left").replace("\N{NO-BREAK SPACE}", " "))
+        STS
+        spearman · best 60.0 at 1 · last 50.0 (−10.0)
     """
     scores = summary(frame)
     if not scores.tasks:
@@ -40,29 +40,25 @@ def plot_scores(frame: pl.DataFrame) -> Figure:
     return plot_summary(scores)
 
 
-def plot_summary(scores: Summary, baselines: Baselines | None = None, costs: Mapping[int, str] | None = None) -> Figure:
+def plot_summary(scores: Summary, baselines: Baselines | None = None) -> Figure:
     """Return the figure of :func:`plot_scores`, without axes for an average if no layer was scored on every task.
 
     Args:
         scores: of one model.
         baselines: drawn as levels.
-        costs: text about the costs of each layer, for its tooltip.
     """
     baselines = baselines or {}
-    tasks = scores.tasks if len(scores.tasks) > 1 else ()
-    figure, (head, *panels) = drawing.panel_grid(1 + len(tasks), head=True)
-    average = scores.average if tasks else scores.tasks[0]
-    if average is None:
-        head.set_axis_off()
-        drawing.set_title(head, "no layer was scored on every task: no average", large=True)
-    else:
-        subject = f"average of {len(tasks)} tasks" if tasks else f"{average.name} ({average.measure})"
-        means = {name: average_baseline(scores, by_task) for name, by_task in baselines.items()}
-        title = f"{subject}: {_curve_text(average)}"
-        _draw_curve(head, average, scores.num_layers, means, costs, title=title)
-    for axes, task in zip(panels, tasks, strict=True):
-        points = {name: 100 * by_task.get(task.name, math.nan) for name, by_task in baselines.items()}
-        _draw_curve(axes, task, scores.num_layers, points, costs)
+    curves = list(scores.tasks)
+    levels: list[dict[str, float | None]] = [
+        {name: 100 * by_task.get(task.name, math.nan) for name, by_task in baselines.items()} for task in curves
+    ]
+    has_head = len(curves) == 1 or scores.average is not None
+    if scores.average is not None and len(curves) > 1:
+        curves.insert(0, replace(scores.average, name=f"average of {len(curves)} tasks"))
+        levels.insert(0, {name: average_baseline(scores, by_task) for name, by_task in baselines.items()})
+    figure, panels = drawing.panel_grid(len(curves), head=has_head)
+    for place, (axes, curve) in enumerate(zip(panels, curves, strict=True)):
+        _draw_curve(axes, curve, scores.num_layers, levels[place], large=has_head and not place)
     return drawing.finish(figure, y_label="points (score × 100)")
 
 
@@ -84,22 +80,15 @@ def plot_recipes(recipes: Mapping[str, Summary], baselines: Baselines | None = N
     tasks = recipes[winner].tasks
     title = tasks[0].name if len(tasks) == 1 else f"average of {len(tasks)} tasks"
     axes.set_ylabel("points (score × 100)")
-    texts = [f"{name}: best {number(curve.best)} at layer {curve.best_layer}" for name, curve in averages.items()]
-    label = "; ".join([*texts, *average_levels(recipes[winner], baselines or {})])
-    drawing.set_title(axes, title, label)
+    drawing.set_title(axes, title)
     return drawing.finish(figure)
-
-
-def average_levels(scores: Summary, baselines: Baselines) -> dict[str, float]:
-    """Return the average of each baseline that was scored on every task, by its text in a legend."""
-    means = {name: average_baseline(scores, by_task) for name, by_task in baselines.items()}
-    return {f"{name} {number(mean)}": mean for name, mean in means.items() if mean is not None}
 
 
 def draw_average_levels(axes: Axes, scores: Summary, baselines: Baselines) -> None:
     """Draw the average of each baseline that was scored on every task, with its value in the legend."""
-    for style, (text, mean) in enumerate(average_levels(scores, baselines).items()):
-        drawing.draw_level(axes, mean, text, text, style)
+    means = {name: average_baseline(scores, by_task) for name, by_task in baselines.items()}
+    for style, (name, mean) in enumerate((name, mean) for name, mean in means.items() if mean is not None):
+        drawing.draw_level(axes, mean, text := f"{name} {number(mean)}", text, style)
 
 
 def best_recipe(recipes: Mapping[str, Summary]) -> str:
@@ -157,59 +146,25 @@ def recipe_rows(
 
 
 def _draw_curve(
-    axes: Axes,
-    curve: Curve,
-    num_layers: int,
-    levels: Mapping[str, float | None],
-    costs: Mapping[int, str] | None,
-    *,
-    title: str = "",
+    axes: Axes, curve: Curve, num_layers: int, levels: Mapping[str, float | None], *, large: bool = False
 ) -> None:
-    """Draw a curve with its best and last layer and with levels; a title makes it large, with texts at the marks."""
-    large = bool(title)
+    """Draw a curve with its best and last layer and with levels; a large one has texts at the marks."""
     level_texts = []
     for style, (name, level) in enumerate(levels.items()):
         if level is not None and math.isfinite(level):
             level_texts.append(f"{name} {number(level)}")
             drawing.draw_level(axes, level, level_texts[-1], name, style)
     x, y = zip(*curve.points.items(), strict=True)
-    drawing.draw_points(axes, x, y, tips=drawing.point_tips(curve.name, x, y, number, costs=costs))
-    differ = curve.best_layer != curve.last_layer
-    if differ:
-        drawing.draw_mark(axes, "last", curve.last_layer, curve.last, f"last: {number(curve.last)}", large=large)
-    best_text = f"layer {curve.best_layer}: {number(curve.best)}"
-    drawing.draw_mark(axes, "best", curve.best_layer, curve.best, best_text, large=large)
+    drawing.draw_points(axes, x, y, tips=drawing.point_tips(curve.name, x, y, number))
+    best, last = number(curve.best), number(curve.last)
+    caption = [curve.measure, f"best {best} at {curve.best_layer}"]
+    if curve.best_layer != curve.last_layer:
+        drawing.draw_mark(axes, "last", curve.last_layer, curve.last, f"last: {last}", large=large)
+        caption.append(f"last {last} ({signed(-curve.gain)})")
+    drawing.draw_mark(axes, "best", curve.best_layer, curve.best, f"layer {curve.best_layer}: {best}", large=large)
     drawing.layer_axis(axes, num_layers)
     drawing.value_axis(axes, pad=0.16 if large else 0.08)
-    low, high = axes.get_ylim()
-    if large and curve.gain > _MIN_GAIN * (high - low):  # a dotted line from the best mark to the last one
-        drawing.write(axes, signed(curve.gain), (curve.last_layer, curve.best), (14, -4), bold=True)
-        right = curve.last_layer + 0.015 * max(num_layers, 1)
-        corners = [curve.best_layer, right, right], [curve.best, curve.best, curve.last]
-        axes.plot(*corners, ":", color=LIGHT["best"], linewidth=1.2)
-    label = (
-        f"{curve.name} by layer: best {number(curve.best)} at layer {curve.best_layer}, "
-        f"{number(curve.last)} at the last, layer {curve.last_layer}" + "".join(f"; {text}" for text in level_texts)
-    )
-    caption = [curve.measure, f"best {number(curve.best)} at {curve.best_layer}"]
-    if differ:
-        caption.append(f"last {number(curve.last)} ({signed(-curve.gain)})")
-    drawing.set_title(axes, title or curve.name, label, () if large else [*caption, *level_texts], large=large)
-
-
-def _curve_text(curve: Curve) -> str:
-    if len(curve.points) == 1:
-        return f"{number(curve.best)} at layer {curve.best_layer}"
-    if curve.is_level:
-        return f"every layer scores {number(curve.best)}"
-    if curve.best_layer == curve.last_layer:
-        return f"the last layer is best, {number(curve.best)}"
-    best = f"best {number(curve.best)} at layer {curve.best_layer}"
-    return (
-        f"{best}, as much as the last"
-        if number(curve.gain) == "0.0"
-        else f"{best}, {signed(curve.gain)} points over the last"
-    )
+    drawing.set_title(axes, curve.name, [*caption, *level_texts], large=large)
 
 
 def _averages(recipes: Mapping[str, Summary]) -> dict[str, Curve]:
@@ -252,7 +207,7 @@ def plot_metrics(frame: pl.DataFrame, *, chosen: int | None = None) -> Figure:
             style = labels.index(series.label)
             drawing.draw_points(axes, x, series.values, label=series.label, style=style, tips=tips)
         drawing.layer_axis(axes, max(depths, default=0), relative=relative)
-        drawing.set_title(axes, name, f"{name} by layer")
+        drawing.set_title(axes, name)
     return drawing.finish(figure)
 
 

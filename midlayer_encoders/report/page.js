@@ -1,4 +1,4 @@
-// Tooltips at points, arrow keys along curves, legend entries that toggle curves, tables to sort and filter.
+// Tooltips at points, arrow keys along curves, tables to sort.
 // The page is complete without this script, which loads and stores nothing.
 "use strict";
 {
@@ -24,13 +24,13 @@
   const addTip = (point, text) => {
     point.dataset.tip = text;
     point.setAttribute("aria-label", text);
-    point.setAttribute("role", point.tagName === "a" ? "link" : "img");
+    point.setAttribute("role", "img");
     point.setAttribute("tabindex", "-1"); // one stop for a whole figure, see below
     point.closest("svg").setAttribute("role", "group"); // its parts can be reached
   };
   // Browsers would show the titles as well.
   for (const title of all(document, "svg title")) {
-    addTip(title.parentNode.closest("a") ?? title.parentNode, title.textContent);
+    addTip(title.parentNode, title.textContent);
     title.remove();
   }
 
@@ -54,7 +54,7 @@
     const under = event.target.closest?.("[data-tip]");
     if (under) return under;
     const chart = event.target.closest?.("svg.chart");
-    const near = chart ? all(chart, "circle[data-tip], a[data-tip]").filter(visible) : [];
+    const near = chart ? all(chart, "use[data-tip]").filter(visible) : [];
     const away = near.map(point => Math.hypot(...middle(point).map((at, k) => at - [event.clientX, event.clientY][k])));
     const least = Math.min(...away);
     return least <= NEAR ? near[away.indexOf(least)] : null;
@@ -87,7 +87,7 @@
     curve[clamp(to[1], curve)].focus();
   };
 
-  for (const figure of all(document, ".panels, figure").filter(figure => !figure.parentNode.closest(".panels"))) {
+  for (const figure of all(document, "figure")) {
     if (!figure.querySelector("[data-tip]")) continue;
     figure.tabIndex = 0;
     figure.setAttribute("role", "group");
@@ -98,21 +98,7 @@
   document.addEventListener("focusout", () => show(null));
   document.addEventListener("keydown", event => event.key === "Escape" && show(null));
 
-  // --- legend entries that toggle curves ----------------------------------------------------------------------------------------
-  for (const item of all(document, "[data-switch]")) {
-    const button = make("button", { type: "button" });
-    button.setAttribute("aria-pressed", "true");
-    button.append(...item.childNodes);
-    item.append(button);
-    button.addEventListener("click", () => {
-      const off = button.getAttribute("aria-pressed") === "true";
-      button.setAttribute("aria-pressed", String(!off));
-      for (const part of all(item.closest("section"), "[data-curve]"))
-        if (part.dataset.curve === item.dataset.switch) part.toggleAttribute("data-off", off);
-    });
-  }
-
-  // --- sorting and filtering of tables ----------------------------------------------------------------------------
+  // --- sorting of tables ----------------------------------------------------------------------------
   const valueOf = cell => (cell.dataset.value === undefined ? null : cell.tagName === "TD" ? +cell.dataset.value : cell.dataset.value);
   const compare = (a, b) => (typeof a === "number" ? a - b : a.localeCompare(b, undefined, { numeric: true }));
 
@@ -131,8 +117,7 @@
       button.append(...head.childNodes);
       head.append(button);
       button.addEventListener("click", () => {
-        const before = head.getAttribute("aria-sort"), first = head.dataset.first ?? "ascending";
-        const way = before ? (before === "ascending" ? "descending" : "ascending") : first;
+        const way = head.getAttribute("aria-sort") === "ascending" ? "descending" : "ascending";
         for (const cell of heads) cell.removeAttribute("aria-sort");
         head.setAttribute("aria-sort", way);
         sort(table, column, way === "descending");
@@ -145,42 +130,5 @@
     const fade = () => box.toggleAttribute("data-more", box.scrollWidth - box.clientWidth - box.scrollLeft > 1);
     box.addEventListener("scroll", fade);
     new ResizeObserver(fade).observe(box);
-  }
-
-  // "100M", "1.5B" or "5"; NaN for anything else.
-  const amountOf = text => {
-    const [, digits, unit] = /^([0-9.]+)\s*([kmbg]?)$/i.exec(text.trim()) ?? [, NaN, ""];
-    return +digits * { "": 1, k: 1e3, m: 1e6, b: 1e9, g: 1e9 }[unit.toLowerCase()];
-  };
-
-  for (const filters of all(document, ".filters")) {
-    const section = filters.closest("section"), rows = [...section.querySelector("table").tBodies[0].rows];
-    const others = all(section, "tbody tr").filter(row => !rows.includes(row)); // the same runs in a second table
-    const words = filters.querySelector("[data-words]"), front = filters.querySelector("[data-front]");
-    const within = (row, input) => {
-      const most = amountOf(input.value), cell = row.querySelector(`[data-cost="${input.dataset.most}"]`);
-      input.setAttribute("aria-invalid", String(input.value.trim() !== "" && Number.isNaN(most)));
-      return Number.isNaN(most) || (cell !== null && +cell.dataset.value <= most);
-    };
-    const filter = () => {
-      const terms = words.value.toLowerCase().split(/\s+/).filter(Boolean), away = new Set();
-      for (const row of rows) {
-        const text = row.textContent.toLowerCase();
-        const matches = all(filters, "[data-most]").map(input => within(row, input)).every(Boolean)
-          && terms.every(word => text.includes(word)) && (!front.checked || row.hasAttribute("data-on-front"));
-        row.hidden = !matches;
-        if (!matches) away.add(row.dataset.run);
-      }
-      for (const row of others) row.hidden = away.has(row.dataset.run);
-      for (const part of all(document, "[data-curve]")) part.toggleAttribute("data-away", away.has(part.dataset.curve));
-      filters.querySelector("[role=status]").textContent = `${rows.length - away.size} of ${rows.length} runs`;
-    };
-    filters.addEventListener("input", filter);
-    filters.querySelector("[data-clear]").addEventListener("click", () => {
-      for (const input of all(filters, "input")) [input.value, input.checked] = ["", false];
-      filter();
-    });
-    filters.hidden = false;
-    filter();
   }
 }

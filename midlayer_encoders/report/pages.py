@@ -15,20 +15,11 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from midlayer_encoders.files import write_file
-from midlayer_encoders.frame.pareto import amount
-from midlayer_encoders.report import drawing, inline_svg, style
-from midlayer_encoders.report.labels import (
-    METRIC_MEANINGS,
-    duration,
-    number,
-    signed,
-    significant,
-    with_import,
-    with_interval,
-)
+from midlayer_encoders.report import drawing, style
+from midlayer_encoders.report.inline_svg import figure_svg
+from midlayer_encoders.report.labels import METRIC_MEANINGS, significant, with_import
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
@@ -62,6 +53,32 @@ def notebook_html(
     return render("notebook.html", title=title, notes=notes, rows=rows, image=image)
 
 
+def page_html(
+    title: str,
+    verdicts: Sequence[str],
+    sections: Mapping[str, Sequence[str]],
+    *,
+    subtitle: str = "",
+    notes: Sequence[str] = (),
+) -> str:
+    """Return a self-contained page.
+
+    Args:
+        title: of the page.
+        verdicts: what the page says, a paragraph each.
+        sections: sentences and blocks of HTML by heading; a section without any is left out.
+        subtitle: a line below the title.
+        notes: sentences below the verdicts.
+    """
+    parts = {heading: [part for part in content if part.strip()] for heading, content in sections.items()}
+    return render("page.html", title=title, verdicts=verdicts, sections=parts, subtitle=subtitle, notes=notes)
+
+
+def block(name: str, *args: Any) -> Markup:
+    """Return a macro of ``macros.html`` as HTML, such as a table."""
+    return getattr(_environment().get_template("macros.html").module, name)(*args)  # type: ignore[no-any-return]
+
+
 @cache
 def _environment() -> Environment:
     environment = Environment(
@@ -77,19 +94,8 @@ def _environment() -> Environment:
         "script": Markup(script),
         "script_digest": b64encode(sha256(script.encode()).digest()).decode(),
         "figure": figure_html,
-        "svg": lambda *args, **options: Markup(inline_svg.panel_svg(*args, **options)),
-        "svgs": inline_svg,
     }
-    environment.filters |= {
-        "amount": amount,
-        "breakable": breakable,
-        "duration": duration,
-        "number": number,
-        "signed": signed,
-        "sentence": _sentence,
-        "with_import": with_import,
-        "with_interval": with_interval,
-    }
+    environment.filters |= {"breakable": breakable, "sentence": _sentence, "with_import": with_import}
     return environment
 
 
@@ -109,31 +115,11 @@ def breakable(name: str) -> Markup:
     return Markup("<wbr>".join(escape(part) for part in re.split(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[_/-])", name) if part))
 
 
-def _panel(axes: Axes, figure: Figure, *, meanings: bool) -> dict[str, Any]:
-    """Return an axes and the texts that a page shows as HTML."""
-    title, *lines = axes.get_title(loc="left").split("\n")
-    return {
-        "axes": axes,
-        "title": title,
-        "caption": " ".join(lines).replace("\N{NO-BREAK SPACE}", " ").split(" · "),
-        "meaning": METRIC_MEANINGS.get(title, "") if meanings else "",
-        "y_label": axes.get_ylabel() or figure.get_supylabel(),
-        "is_named": axes.yaxis_inverted(),
-    }
-
-
-def figure_html(figure: Figure, *, words: bool = False, head: bool = False, meanings: bool = False) -> Markup:
-    """Return the HTML of a figure, which is changed.
-
-    Args:
-        figure: whose only panel is as wide as the page if it shows curves.
-        words: whether the marks of a panel that is as wide as the page have texts.
-        head: whether the first of several panels is as wide as the page.
-        meanings: whether panels of metrics say what their values mean.
-    """
-    panels = [_panel(axes, figure, meanings=meanings) for axes in figure.axes if axes.axison]
-    wide = head or (len(panels) == 1 and not panels[0]["is_named"])
-    return Markup(render("figure.html", panels=panels, words=words, wide=wide))
+def figure_html(figure: Figure, *, meanings: bool = False) -> Markup:
+    """Return the HTML of a figure; with ``meanings``, what the values of its metrics mean."""
+    titles = [axes.get_title(loc="left").split("\n")[0] for axes in figure.axes] if meanings else []
+    explained = {title: METRIC_MEANINGS[title] for title in titles if title in METRIC_MEANINGS}
+    return block("figure", Markup(figure_svg(figure)), explained)
 
 
 @dataclass(frozen=True)

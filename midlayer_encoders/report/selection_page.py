@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 import polars as pl
 
 from midlayer_encoders.report.labels import significant
-from midlayer_encoders.report.pages import notebook_html, render
+from midlayer_encoders.report.pages import block, figure_html, notebook_html, page_html
 from midlayer_encoders.report.results import versions
 
 if TYPE_CHECKING:
@@ -48,9 +48,12 @@ def selection_html(selection: SelectionLike, lines: Mapping[str, str]) -> str:
     for name, *cells, reason in rows:
         values = [f"{column} {cell}" for column, cell in zip(columns[1:-1], cells, strict=True) if cell]
         choices[name] = ": ".join(filter(None, [", ".join(values), reason]))
-    how = {"Model": selection.model.removeprefix("local/"), **versions()}
-    content = {"choices": choices, "chart": selection.plot(), "lines": lines, "how": how, "notes": selection.notes}
-    return render("selection.html", title=selection.title, verdict=selection.verdict, **content)
+    sections: dict[str, list[str]] = {
+        "What each would choose": [figure_html(selection.plot()), block("facts", choices)],
+        "Use this layer": [block("code", lines)],
+        "How it was measured": [block("facts", {"Model": selection.model.removeprefix("local/"), **versions()})],
+    }
+    return page_html(selection.title, [selection.verdict], sections, notes=selection.notes)
 
 
 def selection_cell(selection: SelectionLike) -> str:

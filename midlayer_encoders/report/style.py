@@ -26,10 +26,10 @@ SERIES = ("#0072b2", "#d55e00", "#008060", "#b8518b", "#5a5a5a")
 _SERIES_DARK = ("#62b8ee", "#ff9a4d", "#3fd0a4", "#ec9fcb", "#c8c8c8")
 
 #: Dashes of curves that follow when the colors repeat.
-DASHES = ("", "6 3", "2 3", "8 3 2 3")
+DASHES = ("-", (0, (6, 3)), (0, (2, 3)), (0, (8, 3, 2, 3)))
 
 #: Dashes of successive levels.
-LEVEL_DASHES = ("5 3", "1.5 2.5", "7 2 1.5 2")
+LEVEL_DASHES = ((0, (5, 3)), (0, (1.5, 2.5)), (0, (7, 2, 1.5, 2)))
 
 
 @cache

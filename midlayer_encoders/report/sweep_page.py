@@ -6,7 +6,7 @@ from typing import cast
 import polars as pl
 
 from midlayer_encoders.errors import counted
-from midlayer_encoders.frame.pareto import Cost, amount, cost_text
+from midlayer_encoders.frame.pareto import amount
 from midlayer_encoders.frame.schema import Series, metric_series
 from midlayer_encoders.frame.summaries import (
     RESAMPLES_SCHEMA,
@@ -19,8 +19,8 @@ from midlayer_encoders.frame.summaries import (
     summary,
 )
 from midlayer_encoders.report import layer_charts
-from midlayer_encoders.report.labels import interval_words, number, signed
-from midlayer_encoders.report.pages import Column, metric_column, render
+from midlayer_encoders.report.labels import duration, interval_words, number, signed
+from midlayer_encoders.report.pages import Column, block, figure_html, metric_column, page_html
 
 _NO_RESAMPLES = pl.DataFrame(schema=RESAMPLES_SCHEMA)
 
@@ -58,47 +58,88 @@ def report_html(
     """
     scores = summary(frame)
     metrics = metric_series(frame)
+    parameters, seconds = parameters or {}, seconds or {}
     task_names = {task.name for task in scores.tasks}
-    shared = {
-        name: {task: score for task, score in by_task.items() if task in task_names}
-        for name, by_task in (baselines or {}).items()
-    }
-    shared = {name: by_task for name, by_task in shared.items() if by_task}
+    shared = {name: by_task for name, by_task in (baselines or {}).items() if task_names & by_task.keys()}
     best = scores.average.best_layer if scores.average else None
     leads = {name: Gain(lead.points) for name, lead in baseline_gains(scores, _NO_RESAMPLES, shared, {}).items()}
     sentences = sentences or verdict(scores, gain, leads=leads, recipes=recipes, recipe_gains=recipe_gains)
-    metrics_chart = layer_charts.plot_metrics(frame, chosen=best) if metrics else None
-    return render(
-        "sweep.html",
-        title=title,
+    several_layers = len(set().union(*(task.points for task in scores.tasks))) > 1
+    sections: dict[str, list[str]] = {}
+    if recipes:
+        intervals = ", with 95 % intervals of the gain" if recipe_gains else ""
+        sections["Recipes and layers"] = [
+            figure_html(layer_charts.plot_recipes(recipes, shared)),
+            "Each recipe by layer, in points (score × 100). The rest of the page is about the best recipe.",
+            f"Each recipe at its best layer{intervals}.",
+            block(
+                "text_table", layer_charts.recipe_rows(recipes, shared, recipe_gains), "Recipes at their best layers"
+            ),
+        ]
+    depth = sections["Score by depth"] = []
+    if several_layers:
+        depth += [
+            figure_html(layer_charts.plot_summary(scores, shared)),
+            "In points (score × 100), each panel on its own scale, which does not start at zero. Disc: best layer; "
+            "square: last layer. The best layer is selected by the same scores, so a gain of a fraction of a point may "
+            "be luck.",
+        ]
+    depth += _baseline_sentences(scores, shared)
+    if scores.average:
+        depth += _savings(scores.average, parameters, seconds)
+    sections["Use this recipe and layer" if recipes else "Use this layer"] = [block("code", export or {})]
+    if metrics:
+        chart = layer_charts.plot_metrics(frame, chosen=best)
+        line = "" if best is None else f" The upright line is layer {best}, the best by score."
+        text = f"Each metric by layer, on its own scale.{line}{layer_charts.gap_text(chart)}"
+        sections["Metrics by depth"] = [text, figure_html(chart, meanings=True)]
+    if confirmed := confirmed_words(frame):
+        text = "All layers were scored together, and some of them again by mteb's own evaluators."
+        sections["Confirmed by mteb"] = [f"{text} {confirmed}"]
+    score_columns = _score_columns(scores, parameters, seconds, shared)
+    metric_columns = [
+        metric_column(name, series.layers, series.values, series.label)
+        for name, many in metrics.items()
+        for series in many
+    ]
+    sections["The numbers"] = [
+        block("layer_table", "Points by layer", score_columns, best if several_layers else None, list(shared)),
+        block("layer_table", "Metrics by layer", metric_columns),
+    ]
+    model = scores.model.removeprefix("local/")
+    sections["How it was measured"] = [block("facts", {"model": model, **how})]
+    revision = "" if scores.revision == "default" else f" at revision {scores.revision}"
+    return page_html(
+        title,
+        [" ".join(sentences) or _metrics_sentence(metrics)],
+        sections,
+        subtitle=model + revision if revision or model not in title else "",
         notes=[*scores.remarks, *notes],
-        scores=scores,
-        several_layers=len(set().union(*(task.points for task in scores.tasks))) > 1,
-        parameters=parameters or {},
-        seconds=seconds or {},
-        costs=_cost_texts(parameters or {}, seconds or {}),
-        baselines=shared,
-        export=export or {},
-        model=scores.model.removeprefix("local/"),
-        how={"model": scores.model.removeprefix("local/"), **how},
-        verdict=" ".join(sentences) or _metrics_sentence(metrics),
-        recipes=recipes,
-        recipe_gains=recipe_gains,
-        interval=interval_words(gain) if gain else "",
-        charts=layer_charts,
-        line_names=list(zip(("dashed line", "dotted one", "one of dashes and dots"), shared, strict=False)),
-        metrics=metrics,
-        metrics_chart=metrics_chart,
-        gaps=layer_charts.gap_text(metrics_chart) if metrics_chart else "",
-        best=best,
-        confirmed=confirmed_words(frame),
-        score_columns=_score_columns(scores, parameters or {}, seconds or {}, shared),
-        metric_columns=[
-            metric_column(name, series.layers, series.values, series.label)
-            for name, many in metrics.items()
-            for series in many
-        ],
     )
+
+
+def _baseline_sentences(scores: Summary, baselines: Baselines) -> list[str]:
+    """Return on which of several tasks each baseline scores as much as the best layer or more."""
+    sentences = []
+    for name, by_task in baselines.items() if len(scores.tasks) > 1 else ():
+        leads = {task.name: 100 * by_task[task.name] - task.best for task in scores.tasks if task.name in by_task}
+        tasks = [task for task, lead in leads.items() if round(lead, 1) >= 0]
+        names = f": {', '.join(tasks[:6])}{', …' if len(tasks) > 6 else ''}" if tasks else ""
+        count = f"{len(tasks) or 'none'} of {counted(len(leads), 'task')}"
+        sentences.append(f"{name} scores as much as the best layer or more on {count}{names}.")
+    return sentences
+
+
+def _savings(average: Curve, parameters: Mapping[int, int], seconds: Mapping[int, float]) -> list[str]:
+    """Return the costs of the best layer as shares of the last one's, if both are known."""
+    best, last = average.best_layer, average.last_layer
+    costs = (parameters, "parameters", amount), (seconds, "per text", duration)
+    changes = [
+        f"{write(cost[best])} {noun}, {number(100 * cost[best] / cost[last], 0)} % of {write(cost[last])}"
+        for cost, noun, write in costs
+        if best != last and cost.get(best) and cost.get(last)
+    ]
+    return [f"At layer {best}: {'; '.join(changes)}."] if changes else []
 
 
 def verdict(
@@ -216,10 +257,3 @@ def _score_column(curve: Curve, heading: str, baselines: Sequence[float | None])
     texts = {layer: number(value) for layer, value in curve.points.items()}
     best = curve.best_layer if len(texts) > 1 else None
     return Column(heading, texts, best, [*map(number, baselines)])
-
-
-def _cost_texts(parameters: Mapping[int, int], seconds: Mapping[int, float]) -> dict[int, str]:
-    costs: dict[int, dict[Cost, float]] = {layer: {"parameters": count} for layer, count in parameters.items()}
-    for layer, time in seconds.items():
-        costs.setdefault(layer, {})["milliseconds"] = 1e3 * time
-    return {layer: cost_text(by_kind) for layer, by_kind in costs.items()}

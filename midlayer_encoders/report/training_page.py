@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ from midlayer_encoders.frame.summaries import Curve, Summary, summary
 from midlayer_encoders.report import drawing
 from midlayer_encoders.report.labels import number, signed
 from midlayer_encoders.report.layer_charts import gap_text
-from midlayer_encoders.report.pages import Column, metric_column, render
+from midlayer_encoders.report.pages import Column, block, figure_html, metric_column, page_html
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -43,20 +44,23 @@ def steps_html(
     drawn_steps = {steps[place] for place in places}
     drawn = frame.filter(pl.col("revision").map_elements(step_of, pl.Int64).is_in(drawn_steps))
     curves = plot_steps_curves(drawn)
-    return render(
-        "training.html",
-        title=title,
-        notes=notes,
-        model=model,
-        steps=steps,
-        verdict=" ".join(steps_words(frame, within=within)),
-        num_drawn=len(places),
-        curves_chart=curves,
-        gaps=gap_text(curves, "Not measured, or not finite, somewhere"),
-        percent=f"{100 * within:g}",
-        tables=_tables(frame, measured, within),
-        how={"Model": model, "Steps": ", ".join(map(str, steps)), **how},
-    )
+    omitted = f"{len(places)} of the {len(steps)} steps are drawn here; all are in the numbers below and in the frame."
+    gaps = gap_text(curves, "Not measured, or not finite, somewhere")
+    sections: dict[str, list[str]] = {
+        "Metrics by layer, a curve for each step": [
+            omitted if len(places) < len(steps) else "",
+            f"Each metric on its own scale. Colors run from the first step to the last.{gaps}",
+            figure_html(curves, meanings=True),
+        ],
+        "The numbers, and which layers settle first": [
+            "A layer changes between successive steps by a share of the metric's range over all steps and layers. It "
+            f"has settled at the step from which it stays within {100 * within:g} % of the range of its final value.",
+            *(block("layer_table", *table) for table in _tables(frame, measured, within).items()),
+        ],
+        "How it was measured": [block("facts", {"Model": model, "Steps": ", ".join(map(str, steps)), **how})],
+    }
+    subtitle = f"{model}, {len(steps)} steps from {steps[0]} to {steps[-1]}"
+    return page_html(title, [" ".join(steps_words(frame, within=within))], sections, subtitle=subtitle, notes=notes)
 
 
 def steps_words(frame: pl.DataFrame, *, within: float = _WITHIN) -> list[str]:
@@ -114,7 +118,7 @@ def plot_steps_curves(frame: pl.DataFrame) -> Figure:
             label = labels.get(style, "")
             drawing.draw_points(axes, history.layers, values, label=label, style=style, tips=tips, ordered=len(steps))
         drawing.layer_axis(axes, history.layers[-1])
-        drawing.set_title(axes, history.title, f"{history.title} by layer, a curve for each step")
+        drawing.set_title(axes, history.title)
     return drawing.finish(figure)
 
 
@@ -162,8 +166,7 @@ def plot_tuning(frame: pl.DataFrame) -> Figure:
             drawing.draw_level(axes, teacher[name], f"{name}, teacher: {number(teacher[name])}", "teacher")
         drawing.layer_axis(axes, max(curve.last_layer for curve in by_time.values()))
         ends = " to ".join(number(curve.last) for curve in by_time.values())
-        label = f"{name} by layer, before and after; at the last from {ends}"
-        drawing.set_title(axes, name, label, [f"{ends} at the last"])
+        drawing.set_title(axes, name, [f"{ends} at the last"])
     return drawing.finish(figure)
 
 
@@ -238,20 +241,39 @@ def tuning_html(
         notes: sentences below the verdict.
     """
     scores = _summaries(frame)
-    compared = len(scores) == 2
-    return render(
-        "tuning.html",
-        title=title,
-        notes=notes,
-        verdict=tuning_words(frame, losses),
-        folder=folder,
-        scores_chart=plot_tuning(frame) if compared else None,
-        curves=_curves(scores) if compared else {},
-        teacher=teacher_scores(frame),
-        loss_chart=_plot_losses(losses) if len(losses) > 1 else None,
-        metrics_chart=None if metrics.is_empty() else plot_steps_curves(metrics),
-        how=how,
-    )
+    code = f"from sentence_transformers import SentenceTransformer\nSentenceTransformer({json.dumps(folder)})"
+    sections: dict[str, list[str]] = {"Use it": [block("code", {"": code})]}
+    if len(scores) == 2:
+        sections["Every layer before and after"] = [
+            "Points (score × 100) of each layer of the cut model; the last is the encoder's own, which was trained.",
+            figure_html(plot_tuning(frame)),
+            block("layer_table", "Points by layer before and after", *_tuning_table(frame, scores)),
+        ]
+    if len(losses) > 1:
+        sections["The loss"] = [figure_html(_plot_losses(losses))]
+    if not metrics.is_empty():
+        sections["Metrics by layer while it learned"] = [
+            "Measured on fixed texts, raw states, before the first step and whenever the steps have doubled. Colors "
+            "run from the first step to the last.",
+            figure_html(plot_steps_curves(metrics), meanings=True),
+        ]
+    sections["How it was made"] = [block("facts", how)]
+    return page_html(title, [tuning_words(frame, losses)], sections, notes=notes)
+
+
+def _tuning_table(frame: pl.DataFrame, scores: Mapping[str, Summary]) -> tuple[list[Column], None, list[str]]:
+    """Return the columns of the scores before and after, no layer to highlight, and the name of the last row."""
+    teacher = teacher_scores(frame)
+    columns = []
+    for name, by_time in _curves(scores).items():
+        before, after = by_time["before"].points, by_time["after"].points
+        texts = {
+            layer: f"{number(before.get(layer))} → {number(after.get(layer))}"
+            + (f" ({signed(after[layer] - before[layer])})" if layer in before and layer in after else "")
+            for layer in before.keys() | after.keys()
+        }
+        columns.append(Column(name, texts, feet=[number(teacher.get(name))]))
+    return columns, None, [_TEACHER] if teacher else []
 
 
 def _summaries(frame: pl.DataFrame) -> dict[str, Summary]:

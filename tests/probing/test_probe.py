@@ -310,7 +310,7 @@ def test_best_layer_is_selected_on_validation_examples() -> None:
     assert "8 to train, 4 to test, 2 classes" in page
     assert "Guessing gives 40.0." in page
     assert "Use this layer" not in page
-    assert "behind the best layer" not in page
+    assert "as much as the best layer" not in page
     saved = replace(result, source="org/m", options=EncoderOptions(norm="none"))
     assert "midlayer export org/m --layer 0 --norm none --out layer-0" in saved.html()
     assert 40.0 in [line.get_ydata()[0] for line in result.plot().axes[0].lines]  # type: ignore[index]

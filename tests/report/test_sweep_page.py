@@ -95,17 +95,13 @@ def test_numbers_on_the_page_match_the_frame() -> None:
     )
     page_text = " ".join(page.words)
     assert "Layer 1 of 2 scores 35.0 on average over 2 tasks, 1.0 points more than the last layer (34.0)." in page_text
-    assert "−40 %" in page_text
-    assert "60.0 M instead of 100.0 M" in page_text
-    assert "−25 %" in page_text
-    assert "3 s instead of 4 s" in page_text
-    assert "TF-IDF is ahead of every layer on STS (1 of 2 tasks)." in page_text
-    assert "MiniLM is behind the best layer on both tasks." in page_text
+    savings = "At layer 1: 60M parameters, 60 % of 100M; 3 s per text, 75 % of 4 s."
+    assert savings in page_text.replace("\N{NO-BREAK SPACE}", " ")
+    assert "TF-IDF scores as much as the best layer or more on 1 of 2 tasks: STS." in page_text
+    assert "MiniLM scores as much as the best layer or more on none of 2 tasks." in page_text
     assert "TF-IDF 40.0" in page_text
     assert "MiniLM 17.5" in page_text
-    assert "the dashed line is TF-IDF; the dotted one is MiniLM." in page_text
-    assert "average, layer 1: 35.0\n60M parameters, 3000 ms per text" in page.words
-    assert "B, layer 0: 20.0\n10M parameters" in page.words  # not timed
+    assert {"average of 2 tasks, layer 1: 35.0", "B, layer 0: 20.0"} <= set(page.words)
     assert '<tr class="winner"><th scope="row">1</th><td>60.0</td><td>3000</td><td class="top">35.0</td>' in text
     assert '<th scope="row">TF-IDF</th><td></td><td></td><td>40.0</td><td>70.0</td><td>10.0</td>' in text
     assert '<th scope="row">MiniLM</th><td></td><td></td><td>17.5</td><td>30.0</td><td>5.0</td>' in text
@@ -124,8 +120,7 @@ def test_page_has_all_sections() -> None:
     page_text = " ".join(page.words)
     for text_part in ("A task failed: it had no texts.", "42", "mteb 2.20", 'LayerEncoder("m", layer=1)', "--layer 1"):
         assert text_part in page_text
-    names = re.sub("<wbr>", "", text)
-    assert all(f"<h3>{name}</h3>" in names for name in (*TASKS, *METRICS))
+    assert {*TASKS, *METRICS} <= set(page.words)
 
 
 def test_metric_table_holds_every_value() -> None:
@@ -177,9 +172,9 @@ def test_unusual_frames_have_a_correct_summary(frame: pl.DataFrame, summary_text
 
 def test_tasks_are_shown_even_if_no_layer_has_all_of_them() -> None:
     frame = pl.concat([scores_by_hand(0.4, 0.6), scores_by_hand(0.3, 0.2, 0.1, task="B").filter(pl.col("layer") > 1)])
-    text, page = checked_page(frame)
+    _, page = checked_page(frame)
     assert "2 tasks scored, none of the layers on all of them." in " ".join(page.words)
-    assert "<h3>STS</h3>" in text
+    assert "STS" in page.words
 
 
 def test_nonfinite_metrics_are_reported() -> None:
@@ -191,8 +186,7 @@ def test_nonfinite_metrics_are_reported() -> None:
 
 def test_costs_are_left_out_if_one_of_the_two_layers_was_not_timed() -> None:
     text, _ = checked_page(scores_by_hand(0.4, 0.6, 0.5), parameters={0: 1, 2: 10}, seconds={1: 1.0})
-    assert "<dt>Parameters</dt>" not in text
-    assert "<dt>Time</dt>" not in text
+    assert "At layer 1: " not in text
 
 
 def test_baseline_that_is_worse_or_for_another_task() -> None:

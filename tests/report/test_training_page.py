@@ -136,11 +136,11 @@ class _Tags(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: object) -> None:
         self.seen.append(tag)
-        if tag not in ("meta", "wbr", "br", "rect", "path", "circle"):
+        if tag not in ("meta", "wbr", "br", "rect", "path", "use"):
             self.open.append(tag)
 
     def handle_endtag(self, tag: str) -> None:
-        if tag not in ("rect", "path", "circle"):
+        if tag not in ("rect", "path", "use"):
             assert self.open.pop() == tag
 
 
@@ -151,7 +151,7 @@ def test_page_is_complete_and_shows_every_step_and_gap() -> None:
     tags.feed(page)
     assert tags.open == []
     assert tags.seen.count("script") == 1  # only the page's own script
-    assert len(POINT.findall(page)) == 2 * (3 * 4 - 1)  # wide and narrow, without the gap
+    assert len(POINT.findall(page)) == 3 * 4 - 1  # without the gap
     assert "step3 failed: no weights" in page
     assert all(f"step {step}, layer 1: " in page for step in TABLE)
     settled_at = re.search(r"<caption>The step from which each layer is settled</caption>.*?</table>", page)
@@ -163,7 +163,7 @@ def test_page_is_complete_and_shows_every_step_and_gap() -> None:
 def test_long_history_is_thinned_on_the_page_but_not_in_its_numbers() -> None:
     page = steps_html(make_history({step: (float(step), 1.0) for step in range(154)}), title="t", how={})
     assert "31 of the 154 steps are drawn here" in page
-    assert len(POINT.findall(page)) == 2 * 31 * 2
+    assert len(POINT.findall(page)) == 31 * 2
     assert "step 153, layer 0: 153" in page
     assert "step 1, layer 0" not in page
 
@@ -209,7 +209,10 @@ def test_page_states_the_share_within_which_layers_settle() -> None:
     page = unescape(steps_html(frame, title="T", how={"Seed": "7"}, within=0.3)).replace("\N{NO-BREAK SPACE}", " ")
     assert f'<p class="verdict">{" ".join(words)}</p>' in page
     assert "stays within 30 % of the range of its final value" in page
-    assert dict(re.findall("<dt>(.*?)</dt><dd>(.*?)</dd>", page)) == {"Model": "m", "Steps": "1, 2, 4, 8", "Seed": "7"}
+    assert (
+        dict(re.findall("<dt>(.*?)</dt><dd>(.*?)</dd>", page)).items()
+        >= {"Model": "m", "Steps": "1, 2, 4, 8", "Seed": "7"}.items()
+    )
     assert "m, 4 steps from 1 to 8" in page
     columns = {
         re.sub("<.*?>", "", caption): [re.findall("<td>(.*?)</td>", row)[0] for row in rows.split("<tr>")[2:]]

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,7 @@ def test_every_layer_is_scored_before_and_after_and_the_page_shows_it(tiny_folde
     for old, new in ((100 * old, 100 * new) for old, new in scores.select("before", "after").iter_rows()):
         assert f"<td>{old:.1f} → {new:.1f} (".replace("-", "−") in page
     (line,) = re.findall(r"^(SentenceTransformer\(.*\))</code>", page, re.MULTILINE)
-    assert eval(line, {"SentenceTransformer": str}) == str(result.model_folder)
+    assert eval(unescape(line), {"SentenceTransformer": str}) == str(result.model_folder)
     assert ("training", 4, 4) in stages
     assert {"before: scoring", "after: scoring"} <= {name for name, _, _ in stages}
     steps = result.trained.metrics["revision"].unique().to_list()

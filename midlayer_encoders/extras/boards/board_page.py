@@ -5,12 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from midlayer_encoders.frame.pareto import COSTS, Budget, Cost, Point, Run, cost_text, fronts_by_run, pareto_front
+from markupsafe import Markup
+
+from midlayer_encoders.frame.pareto import (
+    COSTS,
+    Budget,
+    Cost,
+    Point,
+    Run,
+    amount,
+    cost_text,
+    fronts_by_run,
+    pareto_front,
+)
 from midlayer_encoders.frame.summaries import Baselines, Gain, average_baseline
 from midlayer_encoders.report import drawing
-from midlayer_encoders.report.labels import interval_words, number, signed
+from midlayer_encoders.report.labels import interval_words, number, signed, with_interval
 from midlayer_encoders.report.layer_charts import draw_average_levels
-from midlayer_encoders.report.pages import render
+from midlayer_encoders.report.pages import block, figure_html, page_html
 from midlayer_encoders.report.style import LIGHT
 
 if TYPE_CHECKING:
@@ -44,26 +56,53 @@ def board_html(
         notes: sentences below the verdict, such as omitted tasks and folders.
         how: facts about the comparison.
     """
-    tasks = [task.name for task in runs[0].summary.tasks]
-    means = {name: average_baseline(runs[0].summary, scores) for name, scores in (baselines or {}).items()}
     costs = _recorded_costs(runs)
-    return render(
-        "board.html",
-        title=f"Board of {len(runs)} run{'' if len(runs) == 1 else 's'}",
-        notes=notes,
-        verdict=" ".join(board_verdict(runs, best, gains=gains, budget=budget, baselines=baselines)),
-        costs=cost_text(best.costs),
-        lines=lines,
-        budget=budget,
-        chart=plot_board(runs, baselines, budget, best if budget else None) if costs else None,
-        cost_labels={cost: COSTS[cost] for cost in costs},
-        runs=runs,
-        fronts=fronts_by_run(runs),
-        tasks=tasks if 1 < len(tasks) <= _MAX_TASKS else [],
-        baselines=baselines or {},
-        means={name: mean for name, mean in means.items() if mean is not None},
-        how=how or {},
-    )
+    title = f"Board of {len(runs)} run{'' if len(runs) == 1 else 's'}"
+    verdict = " ".join(board_verdict(runs, best, gains=gains, budget=budget, baselines=baselines))
+    lines_of_budget = " The upright lines are the budget, the orange disc is the encoder within it." if budget else ""
+    chart = costs and [
+        figure_html(plot_board(runs, baselines, budget, best if budget else None)),
+        "Each curve is a run, each point a layer, the disc its best one. A layer is on the Pareto front if no layer of "
+        "any run scores more at the same cost or less. The score axis does not start at zero. Hover over a layer or "
+        f"use the arrow keys to read it.{lines_of_budget}",
+    ]
+    sections: dict[str, list[str]] = {
+        "Score against cost": chart,
+        "Use this encoder": [block("code", lines)],
+        "Runs": [_runs_table(runs, costs, baselines or {})],
+        "What was compared": [block("facts", how)] if how else [],
+    }
+    return page_html(title, [verdict], sections, notes=[cost_text(best.costs), *notes] if best.costs else notes)
+
+
+def _runs_table(runs: Sequence[Run], costs: Sequence[Cost], baselines: Baselines) -> Markup:
+    """Return a row for each run: its best layer, the gain over the last, the costs, and the score on each task."""
+    names = [task.name for task in runs[0].summary.tasks]
+    tasks = names if 1 < len(names) <= _MAX_TASKS else []
+    labels = [COSTS[cost].capitalize().replace("Milliseconds", "ms") for cost in costs]
+    heads = ["Run", "Layer", "Score", "Over its last layer", *labels, "Fronts", *tasks]
+    fronts = fronts_by_run(runs)
+    rows = []
+    for run in runs:
+        best, gain, on = run.best, run.average.gain, fronts[run.name]
+        scores = {task.name: task.points[best.layer] for task in run.summary.tasks}
+        rows.append(
+            [
+                (run.name, block("linked_name", run.name, run.page, run.folder)),
+                (best.layer, f"{best.layer} of {run.summary.num_layers}"),
+                (best.score, number(best.score)),
+                (gain, with_interval(gain, run.gain if gain else None)),
+                *((best.costs.get(cost), amount(best.costs.get(cost, 0))) for cost in costs),
+                (len(on), ", ".join(on).replace("milliseconds", "time") or "–"),
+                *((scores[task], number(scores[task])) for task in tasks),
+            ]
+        )
+    feet = [
+        [name, "", number(mean), *[""] * (2 + len(costs)), *(number(100 * scores[task]) for task in tasks)]
+        for name, scores in baselines.items()
+        if (mean := average_baseline(runs[0].summary, scores)) is not None
+    ]
+    return block("sortable_table", "Best layer of each run, in points (score × 100)", heads, rows, feet)
 
 
 def board_verdict(
@@ -111,7 +150,7 @@ def plot_board(
         marked: the layer selected within the budget.
     """
     costs = _recorded_costs(runs)
-    figure, panels = drawing.panel_grid(len(costs), columns=1, size=(7.5, 3.2), head=True)
+    figure, panels = drawing.panel_grid(len(costs), size=(4.8, 3.2))
     for axes, cost in zip(panels, costs, strict=True):
         points = [point for run in runs for point in run.points if cost in point.costs]
         limit = (budget or {}).get(cost)
@@ -125,9 +164,7 @@ def plot_board(
         _draw_runs(axes, runs, cost)
         if marked is not None and cost in marked.costs:
             drawing.draw_mark(axes, "best", marked.costs[cost], marked.score, "")
-        title = f"Score by {COSTS[cost]}"
-        label = f"{title}. " + "; ".join(point.describe().replace("\n", ", ") for point in front)
-        drawing.set_title(axes, title, label)
+        drawing.set_title(axes, f"Score by {COSTS[cost]}")
     drawing.value_axis(*panels)
     return drawing.finish(figure, y_label="points (score × 100)")
 
@@ -142,7 +179,7 @@ def _draw_front(axes: Axes, front: Sequence[Point], cost: Cost) -> None:
     y = [*(point.score for point in front), front[-1].score]
     color = LIGHT["best"]
     (stairs,) = axes.step(x, y, where="post", color=color, alpha=0.3, linewidth=4, label="Pareto front")
-    drawing.annotate(stairs, "front", curve="Pareto front")
+    drawing.annotate(stairs, "front")
 
 
 def _draw_runs(axes: Axes, runs: Sequence[Run], cost: Cost) -> None:
@@ -159,6 +196,4 @@ def _draw_runs(axes: Axes, runs: Sequence[Run], cost: Cost) -> None:
         if cost in best.costs:  # older sweeps timed two layers only
             x = [best.costs[cost]]
             y = [best.score]
-            drawing.draw_points(
-                axes, x, y, "disc", label=run.name, style=style, tips=[best.describe()], links=[run.page]
-            )
+            drawing.draw_points(axes, x, y, "disc", label=run.name, style=style, tips=[best.describe()])
