@@ -148,7 +148,7 @@ format: $(VENV)/installed
 	$(BIN)/ruff format .
 
 bench: $(VENV)/installed
-	$(BIN)/python benchmarks/run.py
+	$(BIN)/python -m benchmarks.speed.waits encode store memory-last memory-all load-0 load-6 load-12 load-17 load-24 growth loading help import
 
 $(VENV)/installed: pyproject.toml constraints.txt scripts/setup_environment.py
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

@@ -1,4 +1,4 @@
-"""Where the corpora and tasks of the benchmarks are."""
+"""Where the corpora and tasks of the benchmarks are, and their results."""
 
 from __future__ import annotations
 
@@ -6,6 +6,13 @@ import os
 from pathlib import Path
 
 from midlayer_encoders.errors import OptionError
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def data_root() -> Path:
+    """Return the folder in ``MIDLAYER_DATA``, or the one that stands beside the repository if it is not set."""
+    return data_folder() or Path(__file__).parents[2] / "shared" / "data"
 
 
 def data_folder() -> Path | None:

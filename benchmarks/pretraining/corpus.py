@@ -19,9 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.data import data_folder
+from benchmarks.data import data_root
 
-DATA = data_folder() or Path(__file__).parents[3] / "shared" / "data"
+DATA = data_root()
 VOCAB = 8192
 SPECIAL = ("[PAD]", "[EOS]", "[MASK]", "[BOS]")
 PAD, EOS, MASK, BOS = range(4)
@@ -154,7 +154,7 @@ def read_texts(path: Path, characters: int | None = None) -> list[str]:
 
 
 def main(words: list[str] | None = None) -> None:
-    from benchmarks.real_tasks import shortened
+    from benchmarks.quality.real_tasks import shortened
     from midlayer_encoders.metrics.text_views import augment
 
     parser = argparse.ArgumentParser(description=__doc__)

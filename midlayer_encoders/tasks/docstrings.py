@@ -35,7 +35,7 @@ BUILTIN_SETS: dict[str, int] = {"builtin": 20, "builtin-small": 4}
 
 _CANDIDATES = 10
 
-#: The texts, which ``benchmarks/docstring_texts`` extracts, and the versions of the libraries that they are from.
+#: The texts and the versions of the libraries that they are from; ``benchmarks/quality/docstring_texts`` extracts them.
 TEXTS = Path(__file__).with_name("docstring_texts.json")
 
 

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import callback_equality
-from benchmarks.callback_equality import Run, difference, parsed, table
-from benchmarks.callback_overhead import losses_in_words
+from benchmarks.speed import callbacks
+from benchmarks.speed.callbacks import Run, compare_losses, difference, equality_page, parse
 from midlayer_encoders.callbacks import _measurement
 from tests.callbacks.training import ADVICE
 
@@ -20,14 +19,14 @@ pytestmark = ADVICE
 def given(tmp_path: Path, *more: str) -> Any:
     sizes = {"--blocks": 1, "--width": 64, "--batch": 2, "--length": 8, "--steps": 3}
     options = [word for pair in sizes.items() for word in map(str, pair)]
-    return parsed(["--device", "cpu", "--metrics", "curvature", "--runs", str(tmp_path), *options, *more])
+    return parse(["equality", "--device", "cpu", "--metrics", "curvature", "--runs", str(tmp_path), *options, *more])
 
 
 @pytest.mark.long
 def test_a_callback_that_leaves_a_trace_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options = given(tmp_path)
-    plain = callback_equality.train(options, compiled=False, watched=False)
-    assert difference(plain, callback_equality.train(options, compiled=False, watched=True)) == "bitwise equal"
+    plain = callbacks.train(options, compiled=False, watched=False)
+    assert difference(plain, callbacks.train(options, compiled=False, watched=True)) == "bitwise equal"
     assert (tmp_path / "history.parquet").exists()
     isolated = _measurement.isolated_random
 
@@ -36,7 +35,7 @@ def test_a_callback_that_leaves_a_trace_is_noticed(tmp_path: Path, monkeypatch: 
         return isolated()
 
     monkeypatch.setattr(_measurement, "isolated_random", drawing)
-    actual = difference(plain, callback_equality.train(options, compiled=False, watched=True))
+    actual = difference(plain, callbacks.train(options, compiled=False, watched=True))
     assert actual.startswith("loss ")
     assert actual.endswith("from step 1 on")  # the first measurement is before it
 
@@ -52,16 +51,16 @@ def test_differences_are_the_largest_of_each_kind() -> None:
 def test_the_table_has_a_row_for_each_case(tmp_path: Path) -> None:
     rows = [
         {"compiled": compiled, "algorithms": algorithms, "again": "bitwise equal", "with": f"{compiled} {algorithms}"}
-        for algorithms in callback_equality.ALGORITHMS
+        for algorithms in callbacks.ALGORITHMS
         for compiled in (False, True)
     ]
-    lines = table(given(tmp_path), rows).splitlines()[-4:]
+    lines = equality_page(given(tmp_path), rows).splitlines()[-4:]
     assert [line.split("|")[1].strip() for line in lines] == ["eager", "eager", "compiled", "compiled"]
     assert lines[1] == "| eager | deterministic | bitwise equal | False deterministic |"
 
 
 def test_what_torch_does_not_promise_is_no_error_of_the_overhead_benchmark() -> None:
-    assert losses_in_words(0.5, 0.5, promised=True) == "The last losses of both runs are bitwise equal."
-    assert "differ by 2.5e-01" in losses_in_words(0.5, 0.25, promised=False)
+    assert compare_losses(0.5, 0.5, promised=True) == "The last losses of both runs are bitwise equal."
+    assert "differ by 2.5e-01" in compare_losses(0.5, 0.25, promised=False)
     with pytest.raises(RuntimeError, match=r"differ: 0\.5 and 0\.25"):
-        losses_in_words(0.5, 0.25, promised=True)
+        compare_losses(0.5, 0.25, promised=True)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from benchmarks.docstring_texts.extract import SHELVES, _sentences, entries, plain, versions
+from benchmarks.quality.docstring_texts.extract import SHELVES, _sentences, entries, plain, versions
 from midlayer_encoders.tasks import docstrings
 
 

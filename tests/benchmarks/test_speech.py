@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import speech
+from benchmarks.quality import speech
 
 
 @pytest.mark.parametrize("task", speech.TASKS)

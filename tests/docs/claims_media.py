@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks import speech
+from benchmarks.quality import speech
 from tests.docs.frames import Curve, best, last, table
 from tests.docs.stated import ROOT, Claim
 

@@ -39,14 +39,14 @@ def test_the_page_of_the_zoo_is_the_one_that_its_results_give() -> None:
 
 
 def test_the_page_of_speech_is_the_one_that_its_scores_give() -> None:
-    from benchmarks import speech
+    from benchmarks.quality import speech
 
     page = speech.page(pl.read_csv(speech.RESULTS / "speech.csv"))
     assert (speech.RESULTS / "speech.md").read_text(encoding="utf8") == page
 
 
 def test_the_tables_of_smaller_vectors_are_those_that_their_scores_give() -> None:
-    from benchmarks import dims
+    from benchmarks.quality import dims
 
     measured = {row for _, row in rows(dims.page(pl.read_csv(dims.RESULTS / "dims.csv"), 384))}
     assert measured == {row for _, row in rows((dims.RESULTS / "dims.md").read_text(encoding="utf8"))}

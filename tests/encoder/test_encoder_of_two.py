@@ -8,7 +8,7 @@ import pytest
 import torch
 from sentence_transformers import SentenceTransformer
 
-from benchmarks import census
+from benchmarks.quality import census
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import CutError
 

@@ -1,4 +1,4 @@
-"""Random models give the vectors of the uncut model, or a clear error; ``python -m benchmarks.fuzz`` runs 20,000."""
+"""Random models give the vectors of the uncut model, or a clear error; ``python -m benchmarks.quality.fuzz`` runs 20,000."""
 
 from __future__ import annotations
 

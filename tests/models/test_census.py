@@ -1,4 +1,4 @@
-"""A sample of the census (``benchmarks/census.py``): a few model types for each kind of error that a cut can make."""
+"""A sample of the census (``benchmarks/quality/census.py``): a few model types for each kind of error that a cut can make."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import census
+from benchmarks.quality import census
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders._types import Norm
 from midlayer_encoders.errors import MidlayerError, OptionError

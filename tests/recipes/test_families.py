@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModel
 
-from benchmarks import census
+from benchmarks.quality import census
 from midlayer_encoders import LayerEncoder, select_layer
 from midlayer_encoders.errors import MidlayerError
 from midlayer_encoders.recipes import RECIPES

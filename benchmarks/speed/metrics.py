@@ -3,13 +3,12 @@
 Prompt entropy and curvature are compared with the forward pass, prompt effective rank with prompt entropy.
 
 A 24-block, 1024-wide GPTNeoX of random weights in bf16, prompts of 128, 256 and 512 tokens, 32768 tokens per batch.
-Run on a CUDA machine with Triton: ``python benchmarks/metrics_h200.py OUT_FOLDER``; writes ``metrics_h200.md``.
+Run on a CUDA machine with Triton: ``python -m benchmarks.speed.metrics OUT_FOLDER``; writes ``metrics_h200.md``.
 """
 
 from __future__ import annotations
 
 import argparse
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,16 +16,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from timing import fastest, peak
-
+from benchmarks.timing import device_name, fastest, peak
 from midlayer_encoders.metrics import Curvature, LayerMetric, PromptEffectiveRank, PromptEntropy, prompt_entropy
 from midlayer_encoders.metrics.feeding import compute_metrics
 from midlayer_encoders.models.anatomy import find_anatomy
 from midlayer_encoders.reading.capture import capture
 
 BLOCKS = 24
+COLUMNS = (
+    "tokens per prompt", "prompts", "forward, ms", "pass with metrics, ms", "added, relative to the forward pass",
+    "added by the plain implementation", "peak memory, relative to the forward pass", "with output_hidden_states",
+    "largest error, nats", "added by prompt entropy alone, ms", "added by prompt effective rank alone, ms",
+    "the latter relative to the former",
+)  # fmt: skip
 
 
 def make_model(width: int, device: str) -> Any:
@@ -112,10 +114,11 @@ def row(model: Any, length: int, tokens: int, rounds: int, device: str) -> str:
     added, naive_added = (whole - forward) / forward, naive / few * prompts / forward
     memory, watched = peak(plain), peak(both)
     kept = peak(lambda: model(**inputs, output_hidden_states=True))
-    cells = (length, prompts, f"{1e3 * forward:.1f}", f"{1e3 * whole:.1f}", f"**{added:.2f}**")
-    cells += (f"{naive_added:.0f}",)
-    cells += (f"**{watched / memory:.2f}**", f"{kept / memory:.2f}", f"{largest_error(model, inputs, anatomy):.1e}")
-    cells += (f"{1e3 * entropy_added:.1f}", f"{1e3 * rank_added:.1f}", f"**{rank_added / entropy_added:.2f}**")
+    cells = (
+        length, prompts, f"{1e3 * forward:.1f}", f"{1e3 * whole:.1f}", f"**{added:.2f}**", f"{naive_added:.0f}",
+        f"**{watched / memory:.2f}**", f"{kept / memory:.2f}", f"{largest_error(model, inputs, anatomy):.1e}",
+        f"{1e3 * entropy_added:.1f}", f"{1e3 * rank_added:.1f}", f"**{rank_added / entropy_added:.2f}**",
+    )  # fmt: skip
     return "| " + " | ".join(map(str, cells)) + " |"
 
 
@@ -128,24 +131,13 @@ def main() -> None:
     given = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = make_model(given.width, device)
-    name = torch.cuda.get_device_name() if device == "cuda" else "CPU"
-    lines = ["# Prompt entropy and curvature of 25 layers, compared with the forward pass", ""]
-    command = f"python benchmarks/metrics_h200.py OUT --width {given.width} --tokens {given.tokens}"
-    lines += [f"`{command}`: {name}, torch {torch.__version__}, bf16, {BLOCKS} blocks,"]
-    lines += [f"fastest of {given.rounds} rounds; the plain implementation was timed on 1024 tokens.", ""]
-    columns = ["tokens per prompt", "prompts", "forward, ms", "pass with metrics, ms"]
-    columns += [
-        "added, relative to the forward pass",
-        "added by the plain implementation",
-        "peak memory, relative to the forward pass",
-        "with output_hidden_states",
-        "largest error, nats",
-        "added by prompt entropy alone, ms",
-        "added by prompt effective rank alone, ms",
-        "the latter relative to the former",
-    ]
-    lines += ["| " + " | ".join(columns) + " |"]
-    lines += ["|---" * len(columns) + "|"]
+    command = f"python -m benchmarks.speed.metrics OUT --width {given.width} --tokens {given.tokens}"
+    lines = [
+        "# Prompt entropy and curvature of 25 layers, compared with the forward pass", "",
+        f"`{command}`: {device_name(device)}, torch {torch.__version__}, bf16, {BLOCKS} blocks,",
+        f"fastest of {given.rounds} rounds; the plain implementation was timed on 1024 tokens.", "",
+        "| " + " | ".join(COLUMNS) + " |", "|---" * len(COLUMNS) + "|",
+    ]  # fmt: skip
     lines += [row(model, length, given.tokens, given.rounds, device) for length in (128, 256, 512)]
     given.out.mkdir(parents=True, exist_ok=True)
     (given.out / "metrics_h200.md").write_text("\n".join(lines) + "\n")

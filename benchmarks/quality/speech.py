@@ -1,8 +1,8 @@
 """Every layer of Whisper-tiny's encoder on synthesized speech: which word is spoken, and which voice speaks it.
 
     python -m benchmarks.zoo.weights ZOO --only Whisper-tiny
-    python -m benchmarks.speech ZOO/Whisper-tiny              # needs espeak-ng, a Debian package
-    python -m benchmarks.speech --draw                        # the page and the figure, from the scores
+    python -m benchmarks.quality.speech ZOO/Whisper-tiny              # needs espeak-ng, a Debian package
+    python -m benchmarks.quality.speech --draw                        # the page and the figure, from the scores
 
 espeak-ng speaks each word once in each voice, at a random speed and pitch. Words are tested on voices that did not train,
 voices on words that did not train. ``sweep`` embeds each recording once for both tasks and scores the mean of the states as
@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
+from benchmarks.data import RESULTS
 from midlayer_encoders import LayerEncoder, probe, sweep
 from midlayer_encoders.extras.probing import ProbeResult, ProbeSettings
 from midlayer_encoders.metrics.label_accuracy import gain_interval
@@ -31,8 +32,7 @@ from midlayer_encoders.sweeping import SweepResult, SweepSettings
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-RESULTS = Path(__file__).parent / "results"
-FIGURE = Path(__file__).parents[1] / "docs" / "figures" / "speech.png"
+FIGURE = RESULTS.parents[1] / "docs" / "figures" / "speech.png"
 WORDS = (  # each differs from nine others in its first consonant only
     "bat", "cat", "chat", "fat", "hat", "mat", "pat", "rat", "sat", "vat",
     "bin", "chin", "din", "fin", "kin", "pin", "sin", "thin", "tin", "win",
@@ -157,7 +157,7 @@ def page(scores: pl.DataFrame) -> str:
     num_train = {task: len(WORDS) * len(VOICES) - count for task, count in num_test.items()}
     lines = [
         "# Words and voices in every layer of Whisper-tiny", "",
-        f"`python -m benchmarks.speech`: the encoder of Whisper-tiny (4 blocks, width 384), float32 on a CPU. espeak-ng 1.51 "
+        f"`python -m benchmarks.quality.speech`: the encoder of Whisper-tiny (4 blocks, width 384), float32 on a CPU. espeak-ng 1.51 "
         f"speaks {len(WORDS)} words, each of which differs from nine others in its first consonant only, in {len(VOICES)} "
         f"voices (variants of `en-us`): {len(WORDS) * len(VOICES)} recordings, each at a random speed (120 to 200 words per "
         "minute) and pitch (30 to 70).", "",

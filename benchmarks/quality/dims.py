@@ -24,7 +24,7 @@ from mteb.types import OutputDType
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import truncate_embeddings
 
-from benchmarks.data import data_folder
+from benchmarks.data import RESULTS, data_root
 from midlayer_encoders import LayerEncoder, sweep
 from midlayer_encoders._isolation import isolated_random
 from midlayer_encoders.models.hub import BUILT_IN_MINILM
@@ -32,8 +32,7 @@ from midlayer_encoders.sweeping.compression import vector_bytes
 from midlayer_encoders.tasks.sources import task_sources
 from midlayer_encoders.tasks.task_data import task_label
 
-DATA = (data_folder() or Path(__file__).parents[2] / "shared" / "data") / "tasks"
-RESULTS = Path(__file__).parent / "results"
+DATA = data_root() / "tasks"
 DIMS = [256, 128, 64, 32]
 PRECISIONS = ["float32", "int8", "binary"]
 COMPARED = (4, 6)  # layers that mteb scores, too
@@ -129,7 +128,7 @@ def page(frame: pl.DataFrame, width: int) -> str:
     lines = [
         "# Layers, dimensions and precisions of all-MiniLM-L6-v2",
         "",
-        f"How many points smaller vectors cost. `python benchmarks/dims.py`, Python {platform.python_version()}, torch",
+        f"How many points smaller vectors cost. `python benchmarks/quality/dims.py`, Python {platform.python_version()}, torch",
         f"{torch.__version__}, {packages}:",
         "one pass over the texts of three tasks, then every layer at every number of dimensions and precision from stored",
         "vectors. Main score x 100 at the last layer, 6; `best` is the layer with the highest mean, and that mean.",

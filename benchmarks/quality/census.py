@@ -1,8 +1,8 @@
 """Compare every layer of a cut model with the uncut model, for every model type that transformers registers.
 
-    python -m benchmarks.census --workers 2                 # all types; results/census.jsonl, docs/families.md
-    python -m benchmarks.census --resume                    # only types that have no result yet
-    python -m benchmarks.census --types bloom esm --print   # some types; print every result
+    python -m benchmarks.quality.census --workers 2                 # all types; results/census.jsonl, docs/families.md
+    python -m benchmarks.quality.census --resume                    # only types that have no result yet
+    python -m benchmarks.quality.census --types bloom esm --print   # some types; print every result
 
 For each type, a tiny random model is saved to a folder. Hooks that do not use this package read the blocks of the uncut
 model. A ``LayerEncoder`` of every layer and both norms is compared with them on a single input, on a padded batch of
@@ -39,7 +39,7 @@ from tests.tiny_configs import MOST_PARAMETERS, randomized, tiny_config
 from tests.tiny_folders import tokenizer
 from tests.uncut import NoStackError, Uncut, find_stack
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "census.jsonl"
 PAGE = ROOT / "docs" / "families.md"
 NORMS = ("final", "none")
@@ -656,7 +656,7 @@ def page(lines: Sequence[Mapping[str, Any]], missing: int) -> str:
         ),
         "",
         *textwrap.wrap(
-            "`python -m benchmarks.census` builds a tiny random model of each type and compares every layer, with both "
+            "`python -m benchmarks.quality.census` builds a tiny random model of each type and compares every layer, with both "
             "norms, with hooks on the blocks of the uncut model: on a single input, on a padded batch, on all layers from "
             "one pass, and after an export that is loaded without this package. For causal models it also verifies "
             "`bidirectional=True`. Composite models are represented by their language model, joint models by both towers. "

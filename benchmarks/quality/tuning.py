@@ -1,9 +1,9 @@
 """Cut first, then tune: two models cut at several depths and tuned the same way, scored before and after.
 
-    python -m benchmarks.tuning whole built-in runs/smollm2                 # the GGUF file once, as a folder
-    python -m benchmarks.tuning run TASKS --model runs/smollm2 --task STSBenchmark --out runs/tuning.csv [--device cuda]
-    python -m benchmarks.tuning speed TASKS --model runs/smollm2 --out runs/speed.csv [--device cuda]
-    python -m benchmarks.tuning table runs/*.csv                            # benchmarks/results/tuning.{md,csv}
+    python -m benchmarks.quality.tuning whole built-in runs/smollm2                 # the GGUF file once, as a folder
+    python -m benchmarks.quality.tuning run TASKS --model runs/smollm2 --task STSBenchmark --out runs/tuning.csv [--device cuda]
+    python -m benchmarks.quality.tuning speed TASKS --model runs/smollm2 --out runs/speed.csv [--device cuda]
+    python -m benchmarks.quality.tuning table runs/*.csv                            # benchmarks/results/tuning.{md,csv}
 
 TASKS contains Banking77Classification (train, test) and STSBenchmark, whose validation pairs are used for training and
 whose test pairs are scored. Banking77 is scored as mteb does: logistic regressions on 8 examples per class, ten draws; STSBenchmark by
@@ -30,11 +30,11 @@ import numpy as np
 import torch
 from scipy.stats import spearmanr
 
+from benchmarks.data import RESULTS
 from midlayer_encoders import LayerEncoder, tune
 from midlayer_encoders.extras.training import TuneSettings
 from midlayer_encoders.sweeping.scoring.classification import ClassifierData, Classifiers
 
-RESULTS = Path(__file__).parent / "results"
 TRAIN = {"Banking77Classification": "train.jsonl", "STSBenchmark": "validation.jsonl"}
 LAYERS = {6: [1, 2, 3, 4, 5, 6], 30: [6, 12, 18, 24, 30]}
 COLUMNS = ("model", "task", "layer", "seed", "when", "score", "parameters", "texts_per_second", "seconds", "device")
@@ -167,7 +167,7 @@ def table(given: argparse.Namespace) -> None:
         "# Cut first, then tune",
         "",
         "Scores of models that were cut at several depths and then tuned, all with the same steps on the same pairs. `python -m",
-        "benchmarks.tuning`, whose docstring describes the training data and the scoring. Score x 100 on test sets, mean over seeds,",
+        "benchmarks.quality.tuning`, whose docstring describes the training data and the scoring. Score x 100 on test sets, mean over seeds,",
         "± the standard deviation for two or more. *vs. whole*: the difference from the whole model tuned the same way, over the seeds",
         "that both have. *cut after*: the whole model is tuned first and then cut at this layer.",
     ]

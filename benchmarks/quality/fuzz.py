@@ -1,8 +1,8 @@
 """Encode texts with random models and compare every vector with the uncut model.
 
-    python -m benchmarks.fuzz                              # 20,000 cases; results/fuzz.md
-    python -m benchmarks.fuzz --cases 1000 --first 20000   # other cases, printed only
-    python -m benchmarks.fuzz --case remote:58             # one case
+    python -m benchmarks.quality.fuzz                              # 20,000 cases; results/fuzz.md
+    python -m benchmarks.quality.fuzz --cases 1000 --first 20000   # other cases, printed only
+    python -m benchmarks.quality.fuzz --case remote:58             # one case
 
 A case is a random tiny model, layer, norm, pooling and list of texts, all drawn from its kind and number: a folder of
 an architecture of transformers, a folder with its own code, a module in memory, or a GGUF file. The expected vectors
@@ -24,10 +24,11 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).parent / "results" / "fuzz.md"
+from benchmarks.data import RESULTS
+
+PAGE = RESULTS / "fuzz.md"
 SHARES = {"folder": 6, "remote": 7, "module": 5, "gguf": 2}
 """Cases of each kind out of 20."""
 OUTCOMES = ("exact", "refused", "wrong", "traceback", "hang")
@@ -72,7 +73,7 @@ def run_chunk(numbered: list[tuple[str, int]], record: queue.Queue[dict[str, Any
     while numbered:
         with tempfile.TemporaryDirectory() as cache:  # of the code of folders and of converted GGUF files
             process = subprocess.Popen(
-                [sys.executable, "-m", "benchmarks.fuzz", "--worker"],
+                [sys.executable, "-m", "benchmarks.quality.fuzz", "--worker"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
@@ -167,7 +168,7 @@ def page(records: list[dict[str, Any]], seconds: float, processes: int) -> str:
     lines = [
         "# Random models compared with the uncut model",
         "",
-        f"`python -m benchmarks.fuzz`: {len(records):,} cases in {seconds / 60:.0f} minutes with {processes} "
+        f"`python -m benchmarks.quality.fuzz`: {len(records):,} cases in {seconds / 60:.0f} minutes with {processes} "
         f"processes, {packages}.",
         "A case is a random tiny model, layer, norm, pooling, padding side and list of texts. Every vector is compared",
         "with the states of the uncut model on each text alone, pooled in NumPy. *Refused* is an error of the package",
@@ -217,7 +218,7 @@ def main() -> None:
     text = page(records, time.perf_counter() - start, args.processes)
     print(text)
     if args.first == 0 and args.cases >= 20_000:
-        RESULTS.write_text(text, encoding="utf8")
+        PAGE.write_text(text, encoding="utf8")
 
 
 if __name__ == "__main__":

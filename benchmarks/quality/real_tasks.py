@@ -13,12 +13,11 @@ from pathlib import Path
 
 import polars as pl
 
-from benchmarks.data import data_folder
+from benchmarks.data import RESULTS, data_root
 from midlayer_encoders import LayerEncoder, sweep
 from midlayer_encoders.models.hub import built_in_model
 
-DATA = (data_folder() or Path(__file__).parents[2] / "shared" / "data") / "tasks"
-RESULTS = Path(__file__).parent / "results"
+DATA = data_root() / "tasks"
 KNOWN = {0: 39.8, 5: 51.1, 10: 48.4, 16: 48.3, 24: 48.6, 30: 37.1}
 
 
@@ -67,7 +66,7 @@ def main() -> None:
     lines = [
         "# Two real models on real data, every layer",
         "",
-        f"`python benchmarks/real_tasks.py --rows {given.rows}`: mean pooling, final norm, 128 tokens; about",
+        f"`python benchmarks/quality/real_tasks.py --rows {given.rows}`: mean pooling, final norm, 128 tokens; about",
     ]
     lines += [
         f"{given.rows} evenly spaced rows of each file, and all rows of STSBenchmark. Main score x 100. `real_tasks.csv` contains every layer.",

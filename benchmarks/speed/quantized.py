@@ -1,6 +1,6 @@
 """4- and 8-bit encoders of a model: every layer compared with the uncut quantized model, memory and speed.
 
-``python -m benchmarks.quantized FOLDER --out OUT`` writes ``quantized_cuda.md`` on a GPU with bitsandbytes, or
+``python -m benchmarks.speed.quantized FOLDER --out OUT`` writes ``quantized_cuda.md`` on a GPU with bitsandbytes, or
 ``quantized_cpu.md`` with ``--device cpu``.
 """
 
@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import argparse
 import gc
-import platform
 import random
-import time
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ import numpy as np
 import torch
 from transformers import AutoModel
 
+from benchmarks.timing import device_name, fastest
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.models.quantized import keep_weights_unchanged
 
@@ -85,14 +84,9 @@ def size_of(encoder: LayerEncoder) -> float:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors) / 1e6
 
 
-def seconds(encoder: LayerEncoder, texts: list[str]) -> float:
+def encode_seconds(encoder: LayerEncoder, texts: list[str]) -> float:
     """Return the fastest of three rounds."""
-    times = []
-    for _ in range(3):
-        start = time.perf_counter()
-        encoder.encode(texts, batch_size=BATCH, show_progress_bar=False)
-        times.append(time.perf_counter() - start)
-    return min(times)
+    return fastest(lambda: encoder.encode(texts, batch_size=BATCH, show_progress_bar=False), 3)
 
 
 def main() -> None:
@@ -102,7 +96,6 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--dtype", default="float16")
-    parser.add_argument("--shared", action="store_true", help="other programs use the device: leave out the speeds")
     parser.add_argument("--texts", type=int, default=2758)  # the sentences of STSBenchmark's 1,379 test pairs
     args = parser.parse_args()
     dtype = getattr(torch, args.dtype)
@@ -119,7 +112,7 @@ def main() -> None:
         whole_size = size_of(whole)
         features = whole.host_inputs(sample)
         free()
-        whole_seconds = seconds(whole, texts)
+        whole_seconds = encode_seconds(whole, texts)
         peak = torch.cuda.max_memory_allocated() / 1e6 if args.device.startswith("cuda") else float("nan")
         del whole
         free()
@@ -135,35 +128,33 @@ def main() -> None:
             reference = torch.from_numpy(plain[layer])
             cosines.append(float(torch.nn.functional.cosine_similarity(vectors, reference).min()))
             if layer == depth // 2:
-                half_size, half_seconds = size_of(encoder), seconds(encoder, texts)
+                half_size, half_seconds = size_of(encoder), encode_seconds(encoder, texts)
             del encoder
         name = quantization or args.dtype
         rows.append(
             f"| {name} | {max(differences):.1e} | {np.mean(differences):.1e} | {min(cosines):.3f} | {whole_size:.1f} "
-            f"| {half_size:.1f} | {peak:.0f} |"
-            + ("" if args.shared else f" {args.texts / whole_seconds:.0f} | {args.texts / half_seconds:.0f} |")
+            f"| {half_size:.1f} | {peak:.0f} "
+            f"| {args.texts / whole_seconds:.0f} | {args.texts / half_seconds:.0f} |"
         )
         layer_rows.append([name, *(f"{difference:.1e}" for difference in differences)])
         print(rows[-1], flush=True)
     is_cuda = args.device.startswith("cuda")
-    place = torch.cuda.get_device_name() if is_cuda else platform.machine() + " CPU"
     packages = ("torch", "transformers", "bitsandbytes")
     lines = [
         f"# Quantized encoders on a {'GPU' if is_cuda else 'CPU'}",
         "",
-        f"{Path(args.folder).name}, {depth} blocks, {args.dtype}, on {place}; "
+        f"{Path(args.folder).name}, {depth} blocks, {args.dtype}, on {device_name(args.device)}; "
         + ", ".join(f"{name} {version(name)}" for name in packages)
-        + f". Made with `python -m benchmarks.quantized FOLDER --device {args.device.partition(':')[0]}`.",
+        + f". Made with `python -m benchmarks.speed.quantized FOLDER --device {args.device.partition(':')[0]}`.",
         "",
         "*Difference*: norm of the difference from the uncut model with the same quantization, divided by the norm of",
         f"its vectors (mean of the tokens after the final norm, {BATCH} sentences in one batch), the largest and the mean",
         "over the layers. *Cosine*: the smallest between a quantized vector and that of the same layer without",
-        "quantization."
-        + ("" if args.shared else f" *Sentences per second*: {args.texts:,} of 5 to 20 words, in batches of {BATCH}."),
+        f"quantization. *Sentences per second*: {args.texts:,} of 5 to 20 words, in batches of {BATCH}.",
         "",
-        "| weights | largest difference | mean difference | cosine | MB, all blocks | MB, half | peak MB while encoding |"
-        + ("" if args.shared else " sentences/s, all blocks | sentences/s, half |"),
-        "|---" * (7 if args.shared else 9) + "|",
+        "| weights | largest difference | mean difference | cosine | MB, all blocks | MB, half | peak MB while encoding "
+        "| sentences/s, all blocks | sentences/s, half |",
+        "|---" * 9 + "|",
         *rows,
         "",
         "Difference by layer:",

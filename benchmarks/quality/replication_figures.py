@@ -1,6 +1,6 @@
 """Draw the figures of docs/replication.md from what ``python -m benchmarks.paper … --out RUN`` wrote.
 
-    python -m benchmarks.replication_figures RUN
+    python -m benchmarks.quality.replication_figures RUN
 
 Every experiment in the folder is drawn again, with the model's name instead of its folder's.
 """
@@ -15,7 +15,7 @@ import polars as pl
 from benchmarks.paper.reproduce import EXPERIMENTS
 from midlayer_encoders.report import write_figure
 
-OUT = Path(__file__).resolve().parents[1] / "docs" / "figures" / "replication"
+OUT = Path(__file__).resolve().parents[2] / "docs" / "figures" / "replication"
 NAMES = {"local/SmolLM2-135M-Instruct.Q4_1": "SmolLM2-135M"}
 
 

@@ -1,6 +1,6 @@
 """Write the texts of the built-in tasks, ``midlayer_encoders/tasks/docstring_texts.json``, from installed libraries.
 
-    python -m benchmarks.docstring_texts.extract
+    python -m benchmarks.quality.docstring_texts.extract
 
 The texts are plain sentences from the docstrings of five libraries and the standard library, read from their sources.
 ``sources.json`` names the sources by library and subject: a manual selection of prose about one topic, without modules

