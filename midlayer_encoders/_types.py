@@ -3,8 +3,8 @@
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal, Protocol, Self, TypeAlias, runtime_checkable
 
 #: ``0`` = embeddings, ``k`` = after block ``k``, ``-1`` = the last, a float in ``(0, 1]`` = fraction of depth.
 Layer: TypeAlias = int | float
@@ -181,6 +181,23 @@ class EncoderSpec:
     def to_dict(self) -> dict[str, Any]:
         """Return the fields by the names that files on disk have for them."""
         return {_NAMES_ON_DISK.get(name, name): value for name, value in asdict(self).items()}
+
+    @property
+    def layer_label(self) -> str:
+        """The layer, or the layer of each tower (``text-6-image-9``)."""
+        return "-".join(f"{name}-{layer}" for name, layer in self.tower_layers) or str(self.layer)
+
+    @property
+    def place_label(self) -> str:
+        """The tower, if it is one of a joint model, and the layer of all layers (``image-layer-6-of-12``)."""
+        depth = "" if self.tower_layers else f"-of-{self.num_layers}"
+        return f"{self.tower}-" * bool(self.tower) + f"layer-{self.layer_label}{depth}"
+
+    def at_layer(self, layer: LayerArgument) -> Self:
+        """Return the spec of the same encoder at another layer, given as a number or for each tower."""
+        if isinstance(layer, Mapping):
+            return replace(self, layer=int(layer["image"]), tower_layers=tuple((k, int(v)) for k, v in layer.items()))
+        return replace(self, layer=int(layer))
 
     @property
     def digest(self) -> str:

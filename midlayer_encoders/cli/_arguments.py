@@ -37,14 +37,14 @@ Seed = Annotated[int, Option("--seed", min=0, help="Random seed.")]
 
 
 def parse_layer(words: str) -> LayerArgument:
-    """Return a layer, or one layer for each tower of a joint model.
+    """Return a layer, or a layer by name for each part of a joint model.
 
     Example:
         >>> parse_layer("17"), parse_layer("-1"), parse_layer("0.7"), parse_layer("text=6,image=0.5")
         (17, -1, 0.7, {'text': 6, 'image': 0.5})
     """
     pairs = [word.rpartition("=") for word in words.split(",")]
-    layers = {tower.strip(): number for tower, _, word in pairs if (number := layer_number(word)) is not None}
+    layers = {name.strip(): number for name, _, word in pairs if (number := layer_number(word)) is not None}
     if len(layers) < len(pairs) or (len(pairs) > 1 and "" in layers):
         raise BadParameter(f"must be a layer such as 17, -1 or 0.7, but got {words!r}")
     return layers.get("", layers)

@@ -2,6 +2,7 @@
 
 import io
 import json
+from collections.abc import Mapping
 from contextlib import redirect_stdout
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -60,7 +61,8 @@ def export(
     cast(Any, encoder.model_card_data).precision = precision
     parameters = sum(parameter.numel() for parameter in encoder.parameters())
     exported = exporting.export_for(encoder, cast("Target", target), out, **flags)
-    layer_numbers = ", ".join(f"{tower} {number}" for tower, number in encoder.tower_layers.items())
+    by_name = encoder.layers if isinstance(encoder.layers, Mapping) else {}
+    layer_numbers = ", ".join(f"{name} {number}" for name, number in by_name.items())
     shape = {"layer": layer_numbers or encoder.layer, "num_layers": encoder.num_layers, "parameters": parameters}
     _output.print_result(**{**asdict(exported), "folder": out, **shape})
     position = layer_numbers or f"{encoder.layer} of {encoder.num_layers}"

@@ -115,9 +115,12 @@ def sweep(
             pass
     encoder = _arguments.load_model(model, options)
     request = request.change(model=encoder, options={})
-    if encoder.tower_layers and metrics == _DEFAULT_METRICS:
-        request = request.change(metrics=())
-        _output.print_text("No metrics: the model has two towers, and metrics read one (--tower image, --tower text).")
+    if metrics == _DEFAULT_METRICS:
+        try:
+            encoder.check_one_stack("metrics")
+        except OptionError as reason:
+            request = request.change(metrics=())
+            _output.print_text(f"No metrics: {reason}")
     from midlayer_encoders.sweeping import layer_sweep
 
     with _progress.show_progress(STAGES) as request.progress:

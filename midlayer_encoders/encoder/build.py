@@ -29,8 +29,8 @@ from midlayer_encoders.encoder.saved_folder import SavedFolder, later_modules, l
 from midlayer_encoders.encoder.sentence_transformers_internals import PlainOnDisk
 from midlayer_encoders.encoder.weights_digest import weights_digest
 from midlayer_encoders.errors import CutError, MidlayerError, OptionError, error_summary, short_repr
-from midlayer_encoders.models.anatomy import Anatomy, find_anatomy, find_towers, resolve_layer, suffers_from_padding
-from midlayer_encoders.models.cut import MOST_PLANS, Cut, JointCut
+from midlayer_encoders.models.anatomy import Anatomy, find_anatomy, media_parts, resolve_layer, suffers_from_padding
+from midlayer_encoders.models.cut import MOST_PLANS, Cut, plan_cuts
 from midlayer_encoders.models.hub import (
     BUILT_IN,
     BUILT_IN_MINILM,
@@ -41,7 +41,7 @@ from midlayer_encoders.models.hub import (
     output_embeddings,
     shown_name,
 )
-from midlayer_encoders.models.load import ConvertedModel, NoPlanError, load_cut
+from midlayer_encoders.models.load import ConvertedModel, ModelFiles, NoPlanError, open_model
 from midlayer_encoders.reading.pooled_spans import PooledSpans
 from midlayer_encoders.validation import check_choice
 
@@ -68,8 +68,9 @@ class BuiltEncoder(PlainOnDisk):
         options: the options.
         layer: layer after which the model ends; it cannot be changed, nor can ``num_layers``, ``norm`` and ``pooling``.
         num_layers: blocks of the complete model.
-        tower_layers: layer of each tower of a joint model.
-        tower_depths: number of blocks of each tower of the uncut model.
+        tower_layers: layer of each tower of a joint model; empty for other models.
+        tower_depths: number of blocks of each of its towers before the cut.
+        has_heads: whether the model's own heads pool the states, as in CLIP.
         norm: norm of the states.
         pooling: pooling of the states.
         max_pixels: the largest image size.
@@ -83,6 +84,8 @@ class BuiltEncoder(PlainOnDisk):
     pooling: Pooling
     files: str = ""
     loaded: Mapping[str, str] = MappingProxyType({})
+    tower_layers: Mapping[str, int] = MappingProxyType({})
+    tower_depths: Mapping[str, int] = MappingProxyType({})
     _truncation_warned = _unknown_warned = _empty_warned = False
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -110,7 +113,7 @@ class BuiltEncoder(PlainOnDisk):
                 with _converted(folder, gguf_file, options, model) as converted:
                     if converted is not None and options.pooling is None:
                         saved = replace(saved, pooling=converted.default_pooling())
-                    parts = _load_plan(folder, converted, layer, options, source, saved, plan)
+                    parts = self._load_plan(folder, converted, layer, options, source, saved, plan)
             except NoPlanError:
                 break
             except CutError as reason:
@@ -139,6 +142,59 @@ class BuiltEncoder(PlainOnDisk):
                 return
         assert error is not None
         raise error from error.__cause__
+
+    def _load_plan(
+        self,
+        folder: str,
+        converted: ConvertedModel | None,
+        layer: LayerArgument,
+        options: EncoderOptions,
+        source: Mapping[str, Any],
+        saved: SavedFolder,
+        plan: int,
+    ) -> tuple[Any, Cut, Anatomy | None]:
+        """Load a model by one of the plans to read a layer, and verify the states."""
+        files = open_model(
+            folder if converted is None else converted.folder,
+            adapters=options.adapters,
+            converted=converted,
+            model_kwargs=_model_kwargs(options, saved),
+            config_kwargs={**saved.keywords("config_kwargs"), **(options.config_kwargs or {})},
+            **source,
+        )
+        if options.tower is None and media_parts(files.complete):
+            self._become_joint()
+        loaded, cut = self._load_cut(files, layer, options, plan)
+        tokenizer = folder if converted is None else converted.tokenizer
+        first: Any = transformer_module(tokenizer, loaded, cut, source, options, saved)
+        if options.device_map is None:
+            first.to(options.device or get_device_name())
+        if cut.heads:
+            return first, cut, None
+        alone, padded = probe_features(first)
+        if cut.output is not None:
+            return first, cut, verification.check_states(first, cut, alone, padded)
+        anatomy, hooked = verification.check_uncut(first, cut, alone)
+        first.__class__ = UncutTransformer
+        first.anatomy = anatomy
+        first.layer = cut.layer
+        first.norm = options.norm
+        first.bypass = not hooked
+        verification.check_padding(first, alone, padded)
+        return first, cut, anatomy
+
+    def _become_joint(self) -> None:
+        """Take the methods of an encoder of a joint model."""
+        raise NotImplementedError
+
+    def _load_cut(self, files: ModelFiles, layer: LayerArgument, options: EncoderOptions, plan: int) -> tuple[Any, Cut]:
+        """Load a model, or one tower of a joint model, cut at a layer."""
+        towers = media_parts(files.complete)
+        if options.tower is not None and options.tower not in towers:
+            raise OptionError(
+                f"`tower` must be None for {files.model}, which is not a joint model, but got {options.tower!r}."
+            )
+        return files.load_cut(layer, options.norm, part=towers.get(options.tower or ""), plan=plan)
 
     @classmethod
     def from_module(
@@ -197,7 +253,7 @@ class BuiltEncoder(PlainOnDisk):
         self,
         source: str,
         first: Any,
-        cut: Cut | JointCut,
+        cut: Cut,
         anatomy: Anatomy | None,
         options: EncoderOptions,
         saved: SavedFolder,
@@ -211,15 +267,10 @@ class BuiltEncoder(PlainOnDisk):
         if not saved.trained:
             options = replace(options, dense=None)
         prompts, default_prompt_name = prompting.resolve_prompts(options, saved)
-        towers = cut.towers if isinstance(cut, JointCut) else {}
-        for option in ("pooling", "skip_first", "skip_special") if towers else ():
-            if option in options.changed():
-                raise OptionError(f"`{option}` does not apply to {name}, whose heads pool. Pass `tower`.")
-        main = cut.towers["image"] if isinstance(cut, JointCut) else cut
-        complete = all(tower.layer == tower.anatomy.num_layers for tower in (main, *towers.values()))
-        last_layer = complete and (options.norm == "final" or not main.anatomy.final)
+        complete = cut.layer == cut.anatomy.num_layers and self.tower_layers == self.tower_depths
+        last_layer = complete and (options.norm == "final" or not cut.anatomy.final)
         width = states_width(first, anatomy, options.norm)
-        later = later_modules(saved, width, options, name, last_layer=last_layer, pools=not towers)
+        later = later_modules(saved, width, options, name, last_layer=last_layer, pools=not cut.heads)
         modules = [first, *prompting.pool_spans(later, counting.placed, options.join)]
         super().__init__(
             modules=modules,
@@ -236,19 +287,18 @@ class BuiltEncoder(PlainOnDisk):
         self.name = name
         self.results_name = encoder_name(source, options.gguf_file)
         self.options = options
-        self.layer = main.layer
-        self.num_layers = main.anatomy.num_layers
-        self.tower_layers = {name: tower.layer for name, tower in towers.items()}
-        self.tower_depths = {name: tower.anatomy.num_layers for name, tower in towers.items()}
+        self.layer = cut.layer
+        self.num_layers = cut.anatomy.num_layers
+        self.has_heads = cut.heads
         self.norm = options.norm
-        self.pooling = cast(Any, "head" if towers else pooling_name(modules[1:]))
+        self.pooling = cast(Any, "head" if cut.heads else pooling_name(modules[1:]))
         self.saved = saved
         self.max_pixels = options.max_pixels
         self.counting = counting
         self._gguf_file = gguf_file
         self._anatomy = anatomy
         options.check_for_media(self.media, self.name)
-        if isinstance(cut, Cut) and options.bidirectional:
+        if options.bidirectional and not cut.heads:
             if getattr(first, "bypass", False):
                 raise OptionError(f"`bidirectional` must be False for {name}: its blocks pass on several streams.")
             turn_mask_off(self[0], cut, self.name)
@@ -256,7 +306,7 @@ class BuiltEncoder(PlainOnDisk):
                 verification.check_padding(self[0], *probe_features(self[0]))
         self.eval()
         self._makes_one_size = "image" not in self.media or verification.makes_one_size(first)
-        if not towers and ("audio" in self.media or suffers_from_padding(first.model)):
+        if not cut.heads and ("audio" in self.media or suffers_from_padding(first.model)):
             verification.check_batches(self)
         if self.spans is not None:
             verification.check_is_causal(first, probe_features(first)[0], self.spans, self.name)
@@ -297,7 +347,6 @@ class BuiltEncoder(PlainOnDisk):
             modules=json.dumps(modules, sort_keys=True, default=str),
             weights_digest=weights_digest(self),
             tower=options.tower,
-            tower_layers=tuple(self.tower_layers.items()),
             similarity=self.similarity_fn_name,
             prompting=prompting.prompting_settings(options),
             parts=names.part_digests(self),
@@ -305,9 +354,7 @@ class BuiltEncoder(PlainOnDisk):
 
     @property
     def anatomy(self) -> Anatomy:
-        """The paths of the parts of the cut model. A joint model has two; see ``tower``."""
-        if self.tower_layers:
-            raise OptionError(f"`encoder` must have one tower, but {self.name} has two. Load one: tower='image'.")
+        """The paths of the parts of the cut model."""
         first: Any = self[0]
         if getattr(first, "bypass", False):
             raise OptionError(
@@ -317,10 +364,28 @@ class BuiltEncoder(PlainOnDisk):
         return first.anatomy if isinstance(first, MemoryModule) else self._anatomy or find_anatomy(first.model)
 
     @property
-    def towers(self) -> dict[str, Anatomy]:
-        """The paths of the parts of each tower of a joint model; empty for other models."""
-        paths = find_towers(self.transformer) if self.tower_layers else {}
-        return {name: find_anatomy(self.transformer.get_submodule(path)).below(path) for name, path in paths.items()}
+    def layers(self) -> LayerArgument:
+        """The ``layer`` that creates this encoder: a number, or a number by name."""
+        return dict(self.tower_layers) or self.layer
+
+    @property
+    def depths(self) -> int | Mapping[str, int]:
+        """The number of blocks before the cut, by name where ``layers`` has names."""
+        return self.tower_depths or self.num_layers
+
+    def layer_argument(self, layer: int) -> LayerArgument:
+        """Return the ``layer`` that creates the encoder of one of the layers that ``encode_layers`` numbers."""
+        return layer
+
+    def kept_blocks(self, layer: int) -> list[tuple[Anatomy, int]]:
+        """Return each stack of blocks of the whole model, with the number that the encoder of a layer keeps."""
+        if isinstance(self[0], MemoryModule):
+            return [(self.anatomy, max(layer, 1))]
+        config = getattr(self.transformer, "config", None)
+        return [(self.anatomy, plan_cuts(self.anatomy, layer, self.norm, config=config)[0].keep)]
+
+    def check_one_stack(self, argument: str) -> None:
+        """Raise an :class:`OptionError` if ``argument`` needs one stack of blocks, and the model has several."""
 
     @property
     def transformer(self) -> nn.Module:
@@ -430,47 +495,6 @@ def _converted(
     from midlayer_encoders.extras.gguf.cache import converted_folder
 
     return converted_folder(folder, gguf_file, options.revision, shown=None if options.gguf_file else model)
-
-
-def _load_plan(
-    folder: str,
-    converted: ConvertedModel | None,
-    layer: LayerArgument,
-    options: EncoderOptions,
-    source: Mapping[str, Any],
-    saved: SavedFolder,
-    plan: int,
-) -> tuple[Any, Cut | JointCut, Anatomy | None]:
-    """Load a model by one of the plans to read a layer, and verify the states."""
-    loaded, cut = load_cut(
-        folder if converted is None else converted.folder,
-        layer,
-        norm=options.norm,
-        tower=options.tower,
-        adapters=options.adapters,
-        converted=converted,
-        model_kwargs=_model_kwargs(options, saved),
-        config_kwargs={**saved.keywords("config_kwargs"), **(options.config_kwargs or {})},
-        plan=plan,
-        **source,
-    )
-    tokenizer = folder if converted is None else converted.tokenizer
-    first: Any = transformer_module(tokenizer, loaded, cut, source, options, saved)
-    if options.device_map is None:
-        first.to(options.device or get_device_name())
-    if isinstance(cut, JointCut):
-        return first, cut, None
-    alone, padded = probe_features(first)
-    if cut.output is not None:
-        return first, cut, verification.check_states(first, cut, alone, padded)
-    anatomy, hooked = verification.check_uncut(first, cut, alone)
-    first.__class__ = UncutTransformer
-    first.anatomy = anatomy
-    first.layer = cut.layer
-    first.norm = options.norm
-    first.bypass = not hooked
-    verification.check_padding(first, alone, padded)
-    return first, cut, anatomy
 
 
 def _model_kwargs(options: EncoderOptions, saved: SavedFolder) -> dict[str, Any]:

@@ -35,7 +35,6 @@ from midlayer_encoders.reading.locks import turn
 from midlayer_encoders.reading.media_inputs import InputError, medium_of
 from midlayer_encoders.reading.pooling import pool, real_tokens
 from midlayer_encoders.reading.reader import LayerReader, layer_reader
-from midlayer_encoders.reading.towers import joint_reader
 from midlayer_encoders.recipes import CHARACTERS_PER_TOKEN
 from midlayer_encoders.token_selector import TokenSelector
 from midlayer_encoders.validation import check_choice, check_count, check_text
@@ -49,6 +48,13 @@ Prepare: TypeAlias = Callable[[list[Any]], dict[str, Any]]
 Batches: TypeAlias = Generator[tuple[list[Any], Callable[[], dict[str, Any]]], None, None]
 
 _running: ContextVar[_BatchesAhead | None] = ContextVar("_running", default=None)  # the `encode` of this thread
+
+
+def as_list(inputs: Any) -> list[Any]:
+    """Return inputs as a list; ``SentenceTransformer`` also accepts other iterables."""
+    if isinstance(inputs, np.ndarray):
+        return inputs.tolist()  # type: ignore[no-any-return]
+    return inputs if isinstance(inputs, list) else list(inputs)
 
 
 class EmbeddingEncoder(SavableEncoder):
@@ -73,7 +79,7 @@ class EmbeddingEncoder(SavableEncoder):
     def encode(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """Return embeddings as ``SentenceTransformer.encode`` does, or raise if one is not finite.
 
-        A joint model also accepts ``{"text": …, "image": …}`` and returns the sum of both vectors, like mteb's CLIP.
+        A joint model such as CLIP also accepts ``{"text": …, "image": …}`` and returns the sum of both vectors.
 
         Raises:
             InputError: for an image or waveform that cannot be read, or a medium that the model does not support.
@@ -85,11 +91,8 @@ class EmbeddingEncoder(SavableEncoder):
                 f"encode_layers(inputs, layers=[{layer!r}])."
             )
         single = self.is_singular_input(inputs)
-        if not single and not isinstance(inputs, list):  # iterables, like the base class
-            inputs = inputs.tolist() if isinstance(inputs, np.ndarray) else list(inputs)
+        inputs = inputs if single else as_list(inputs)
         items = [inputs] if single else inputs
-        if self.tower_layers and items and is_combined(items[0]):
-            return self._encode_text_with_image(inputs, single, *args, **kwargs)
         call = inspect.signature(SentenceTransformer.encode).bind(self, inputs, *args, **kwargs)
         for name, unit in (("batch_size", "inputs"), ("truncate_dim", "dimensions")):
             if name in call.arguments and (call.arguments[name] is not None or name == "batch_size"):
@@ -123,8 +126,8 @@ class EmbeddingEncoder(SavableEncoder):
         """Return the embeddings at many layers from one pass over the inputs, shape ``(L + 1, N, D)`` for all layers.
 
         Row ``k`` equals ``LayerEncoder(model, k).encode(inputs)`` up to rounding, with this encoder's norm, pooling,
-        recipe and ``truncate_dim``; for a joint model, ``LayerEncoder(model, k / L)``: layers are those of its image
-        tower, and its text tower is read at the same relative depth. See :func:`~midlayer_encoders.embed` for vectors
+        recipe and ``truncate_dim``; for a joint model such as CLIP, ``LayerEncoder(model, k / L)``, whose layers are
+        numbered by its images. See :func:`~midlayer_encoders.embed` for vectors
         that do not fit in memory.
 
         Args:
@@ -155,22 +158,8 @@ class EmbeddingEncoder(SavableEncoder):
         return vectors.to(self.device) if convert_to_tensor else vectors.numpy()
 
     def vector_reader(self, layers: Sequence[Layer] | str = "all", *, prompt: str = "") -> LayerReader:
-        """Return a reader of the vectors of layers; a joint model's come from its heads."""
-        read = joint_reader if self.tower_layers else layer_reader
-        return read(self, layers=layers, prompt=prompt)
-
-    def _encode_text_with_image(self, inputs: Any, single: bool, *args: Any, **kwargs: Any) -> Any:
-        """Return the sum of the vectors of each text and its image, normalized afterwards if requested."""
-        normalize = kwargs.pop("normalize_embeddings", False)
-        if single:
-            return self._encode_text_with_image([inputs], False, *args, normalize_embeddings=normalize, **kwargs)[0]
-        parts = [self.encode([item[medium] for item in inputs], *args, **kwargs) for medium in ("text", "image")]
-        rows = [text + image for text, image in zip(*parts, strict=True)]
-        if normalize:
-            rows = [row / max(float((row * row).sum()) ** 0.5, 1e-12) for row in rows]
-        if isinstance(parts[0], list):
-            return rows
-        return torch.stack(rows) if isinstance(parts[0], Tensor) else np.stack(rows)
+        """Return a reader of the vectors of layers."""
+        return layer_reader(self, layers=layers, prompt=prompt)
 
     # --- inputs ------------------------------------------------------------------------------------------------------
 
@@ -304,7 +293,7 @@ class EmbeddingEncoder(SavableEncoder):
         """Run the modules; the vector of a text without tokens is zero."""
         first, *later = cast(Any, list(self))
         unpadded = not self.training and suffers_from_padding(first.model)
-        is_media = not self.tower_layers and (unpadded or input.get("modality") in ("image", "audio"))
+        is_media = not self.has_heads and (unpadded or input.get("modality") in ("image", "audio"))
         if not is_media and self.counting.all:
             features: dict[str, Any] = super().forward(input, **kwargs)
             return features if self.training else _without_empty(features, features.get("attention_mask"))

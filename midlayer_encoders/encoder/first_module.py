@@ -22,14 +22,14 @@ from midlayer_encoders.encoder.sentence_transformers_internals import tokenizer_
 from midlayer_encoders.errors import CutError, MidlayerError, ModelNotFoundError, OptionError, short_repr
 from midlayer_encoders.models import transformers_internals as internals
 from midlayer_encoders.models.anatomy import Anatomy, find_anatomy, most_tokens, suffers_from_padding
-from midlayer_encoders.models.cut import Cut, JointCut
+from midlayer_encoders.models.cut import Cut
 from midlayer_encoders.models.hub import access_options
 from midlayer_encoders.reading.capture import accepted_arguments, blocks_bypassed, captured, layers_watched
 from midlayer_encoders.validation import check_count
 
 # The medium of a model by the first argument of its forward pass; its processor may support others, too.
 _MEDIA = {"pixel_values": "image", "input_values": "audio", "input_features": "audio"}
-# Text towers that need texts padded to the maximum length: SigLIP pools the last position, and AIMv2's attention is
+# Text models that need texts padded to the maximum length: SigLIP pools the last position, and AIMv2's attention is
 # causal only on padded batches (transformers 5.17 to 5.22).
 _PADDED_ALWAYS = {"siglip", "siglip2", "aimv2", "aimv2_text_model"}
 _EMPTY_TOKENS = 2  # tokens beside the special ones in a tokenizer without a vocabulary
@@ -45,18 +45,17 @@ _CALLS: dict[str, dict[str, Any]] = {
 
 
 def transformer_module(
-    model: str, loaded: Any, cut: Cut | JointCut, source: Mapping[str, Any], options: EncoderOptions, saved: SavedFolder
+    model: str, loaded: Any, cut: Cut, source: Mapping[str, Any], options: EncoderOptions, saved: SavedFolder
 ) -> Transformer:
-    """Return the module that prepares inputs and returns the layer's states, or a joint model's projections."""
+    """Return the module that prepares inputs and returns the layer's states, or the vectors of the model's heads."""
     config = loaded.config
     try:
         processor_options = saved.keywords("processor_kwargs") | access_options()
         processor_options |= _processor_options(model, loaded, source, options.max_length)
         processor_options |= options.processor_kwargs or {}
-        if isinstance(cut, JointCut):
-            processor_options.pop("model_input_names", None)  # its processor decides about the mask
-        language = isinstance(cut, Cut) and cut.language
-        with tokenizer_alone(model, processor_options) if language else nullcontext(model) as folder:
+        if cut.heads:
+            processor_options.pop("model_input_names", None)  # the processor decides about the mask
+        with tokenizer_alone(model, processor_options) if cut.language else nullcontext(model) as folder:
             module = transformer_around(loaded, folder, processor_options, saved.transformer_settings)
     except (MidlayerError, ImportError):
         raise
@@ -69,7 +68,7 @@ def transformer_module(
         config.num_features = loaded.timm_model.num_features  # only timm's files have it
     if hasattr(config, "mask_ratio"):
         config.mask_ratio = 0.0  # a masked autoencoder reads every patch
-    if isinstance(cut, Cut):
+    if not cut.heads:
         _read_states(module, cut, model, options.chat_template)
     if config.model_type in _PADDED_ALWAYS:
         length = getattr(config, "text_config", config).max_position_embeddings

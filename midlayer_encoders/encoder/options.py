@@ -35,6 +35,13 @@ _WITHOUT_COUNTERPART = {
     "modules": "A module in memory: LayerEncoder.from_module(module, layer, processor=…).",
     "model_card_data": "Set its fields: encoder.model_card_data.language = ….",
 }
+#: Options that say how to read texts.
+READING_OPTIONS = {
+    "norm", "pooling", "bidirectional", "skip_first", "skip_special", "template_tokens", "prompts",
+    "default_prompt_name", "chat_template", "template", "join",
+}  # fmt: skip
+#: Options that a layer was chosen with.
+CHOSEN_OPTIONS = READING_OPTIONS | {"revision", "tower", "adapters", "gguf_file", "recipe", "center"}
 SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")  # of sentence-transformers
 
 
@@ -459,7 +466,7 @@ def shell_line(model: str, layer: LayerArgument, options: EncoderOptions, *, out
     for name in options.recreating():
         if option_fields()[name].metadata.get("flag", "") is None:
             raise OptionError(f"`{name}` cannot be written as a command because it has no flag. Use the Python line.")
-    layers = [f"{tower}={number}" for tower, number in layer.items()] if isinstance(layer, Mapping) else [str(layer)]
+    layers = [f"{name}={number}" for name, number in layer.items()] if isinstance(layer, Mapping) else [str(layer)]
     words = ["--layer", ",".join(layers)]
     for name, value in options.recreating().items():
         words += _flag_words(flag_name(option_fields()[name]), value)

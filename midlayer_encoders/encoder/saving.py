@@ -126,10 +126,10 @@ class SavableEncoder(BuiltEncoder):
             form: the stock form, if the folder contains it.
         """
         source: Any = form or self
-        if self.transformer.training or self.tower_layers:
+        if self.transformer.training:
             return
-        probes = probe_inputs(self.media, self.sampling_rate, self.tokenizer)
-        inputs = [probe for probe in probes if probe is not None]
+        probes = [probe_inputs([medium], self.sampling_rate, self.tokenizer) for medium in self.media]
+        inputs = [probe for pair in probes for probe in pair if probe is not None]
         plain: Any = SentenceTransformer(
             str(folder),
             device=str(self.device),
@@ -169,7 +169,7 @@ class SavableEncoder(BuiltEncoder):
                 internals.lacks_folder(model)
             ),
             f"{name} has no automatic class in transformers, which a plain folder needs. Use this encoder directly, "
-            "or export the joint model without `tower`.": not has_automatic_class(model.config),
+            "or export the whole joint model.": not has_automatic_class(model.config),
         }
         for problem, applies in problems.items():
             if applies:

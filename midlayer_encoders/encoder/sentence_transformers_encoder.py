@@ -25,7 +25,14 @@ from midlayer_encoders.encoder.description import Description
 from midlayer_encoders.encoder.encoding import EmbeddingEncoder
 from midlayer_encoders.encoder.first_module import MemoryModule, states_width
 from midlayer_encoders.encoder.inputs import probe_features
-from midlayer_encoders.encoder.options import EncoderKeywords, EncoderOptions, make_options, option_fields
+from midlayer_encoders.encoder.options import (
+    CHOSEN_OPTIONS,
+    READING_OPTIONS,
+    EncoderKeywords,
+    EncoderOptions,
+    make_options,
+    option_fields,
+)
 from midlayer_encoders.encoder.saved_folder import later_modules, pooling_name
 from midlayer_encoders.encoder.verification import check_is_causal
 from midlayer_encoders.errors import OptionError, short_repr
@@ -45,13 +52,6 @@ _NO_LAYER = (
     "`layer` must be a number, or 'auto', unless a Recipe names one, but got None. -1 is the last layer; 'auto' "
     "selects one, from `texts` if you pass some."
 )
-#: Options that say how to read texts.
-READING_OPTIONS = {
-    "norm", "pooling", "bidirectional", "skip_first", "skip_special", "template_tokens", "prompts",
-    "default_prompt_name", "chat_template", "template", "join",
-}  # fmt: skip
-
-_CHOSEN_OPTIONS = READING_OPTIONS | {"revision", "tower", "adapters", "gguf_file", "recipe", "center"}
 
 
 class LayerEncoder(EmbeddingEncoder):
@@ -62,9 +62,9 @@ class LayerEncoder(EmbeddingEncoder):
             (SmolLM2-135M) or ``"built-in-minilm"`` (all-MiniLM-L6-v2), if the packages with their weights are
             installed. For a module in memory see :meth:`from_module`.
         layer: an int in ``[0, num_layers]`` (``0`` = embeddings), a negative int from the end (``-1`` = the last), or
-            a float in ``(0, 1]``, the fraction of the depth. For a joint model such as CLIP, one for both towers or one
-            for each: ``{"text": 6, "image": 9}``. A rule's name selects a layer from ``texts``. ``"auto"`` also selects
-            the recipe, unless ``recipe`` or other options say how to read texts. A
+            a float in ``(0, 1]``, the fraction of the depth. For a joint model such as CLIP, one for texts and images
+            or one for each: ``{"text": 6, "image": 9}``. A rule's name selects a layer from ``texts``. ``"auto"`` also
+            selects the recipe, unless ``recipe`` or other options say how to read texts. A
             :class:`~midlayer_encoders.Selection`, or the best layer of a sweep, brings its recipe and its options.
         model_name_or_path: the name of ``model`` in ``SentenceTransformer``.
         texts: texts for the rule; ``selection`` then holds the result and its reason.
@@ -129,8 +129,6 @@ class LayerEncoder(EmbeddingEncoder):
         Args:
             recipe: recipe or its name. This encoder must have no template.
         """
-        if self.tower_layers:
-            raise OptionError(f"`recipe` applies to one tower, but {self.name} has two. Pass tower='text'.")
         has_maps = not set(self.after_pooling) <= {"Normalize"}
         if self.options.template is not None or has_maps or isinstance(self[0], MemoryModule):
             raise OptionError(f"`recipe` must be for files with layer=-1 and no other options, but got {self.name}.")
@@ -222,15 +220,18 @@ class LayerEncoder(EmbeddingEncoder):
         """Return the model, the layer and the options; ``print`` shows the modules, as for SentenceTransformer."""
         if "norm" not in vars(self):
             return object.__repr__(self)  # it is not built yet
-        layers = self.tower_layers or self.layer
-        blocks = self.tower_depths or self.num_layers
         options = {"recipe": self.options.recipe, "norm": self.norm, "pooling": self.pooling}
         options |= self.options.recreating()
         texts = [f"{name}={short_repr(value)}" for name, value in options.items() if value is not None]
-        return f"{type(self).__name__}({self.name!r}, layer={layers} of {blocks}, {', '.join(texts)})"
+        return f"{type(self).__name__}({self.name!r}, layer={self.layers} of {self.depths}, {', '.join(texts)})"
 
     def __str__(self) -> str:
         return nn.Module.__repr__(self)
+
+    def _become_joint(self) -> None:
+        from midlayer_encoders.extras.joint.joint_encoder import joint_class
+
+        self.__class__ = joint_class(type(self))
 
     # --- process pools and copies -----------------------------------------------------------------------------------
 
@@ -287,7 +288,7 @@ def _apply_choice(choice: EncoderChoice, model: str, options: EncoderKeywords) -
             f"{choice.model.removeprefix('local/')}. If both have the same weights: "
             "LayerEncoder(model, **selection.keywords)."
         )
-    fixed = set(chosen.changed()) if choice.options is None else _CHOSEN_OPTIONS
+    fixed = set(chosen.changed()) if choice.options is None else CHOSEN_OPTIONS
     settings = {name: (getattr(chosen, name), getattr(requested, name)) for name in options.keys() & fixed}
     settings["revision"] = choice.revision, requested.revision or "default"
     for name, (expected, value) in settings.items():

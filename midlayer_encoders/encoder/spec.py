@@ -110,19 +110,12 @@ def base_name(model: str, gguf_file: str | None = None) -> str:
 
 def result_name(spec: EncoderSpec) -> str:
     """Return the model and layer as the name of results; the revision distinguishes all other options."""
-    return f"{spec.model[:_MAX_NAME]}-layer-{layer_label(spec)}"
-
-
-def layer_label(spec: EncoderSpec) -> str:
-    """Return the layer, or the towers' layers (``text-6-image-9``)."""
-    return "-".join(f"{name}-{layer}" for name, layer in spec.tower_layers) or str(spec.layer)
+    return f"{spec.model[:_MAX_NAME]}-layer-{spec.layer_label}"
 
 
 def result_revision(spec: EncoderSpec) -> str:
     """Return the revision of results, which is readable and unique to the spec."""
-    layer = f"layer-{layer_label(spec)}" + ("" if spec.tower_layers else f"-of-{spec.num_layers}")
-    tower = [spec.tower] if spec.tower else []
-    parts = [spec.revision or "default", *tower, layer, f"norm-{spec.norm}", spec.pooling]
+    parts = [spec.revision or "default", spec.place_label, f"norm-{spec.norm}", spec.pooling]
     readable = re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(parts))  # mteb loses results of names with a slash
     return f"{readable[:_MAX_NAME]}-{spec.digest}"
 

@@ -6,7 +6,7 @@ tree find every part; tables list the few families that break a rule.
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, Self
 
@@ -111,21 +111,6 @@ def resolve_layers(layers: Sequence[Layer] | str, num_layers: int, *, name: str 
     return sorted({resolve_layer(layer, num_layers, name=name) for layer in reversed(layers)})
 
 
-def paired_layers(layer: int, depths: Mapping[str, int]) -> dict[str, int]:
-    """Return the layer of each tower of a joint model at the relative depth of a layer of its image tower.
-
-    Args:
-        layer: layer of the image tower.
-        depths: number of blocks of each tower.
-
-    Example:
-        >>> paired_layers(9, {"text": 12, "image": 24}), paired_layers(0, {"text": 12, "image": 24})
-        ({'text': 5, 'image': 9}, {'text': 0, 'image': 0})
-    """
-    share = layer / depths["image"]
-    return {tower: resolve_layer(share, depth) if layer else 0 for tower, depth in depths.items()}
-
-
 def find_anatomy(model: nn.Module, *, blocks: str | None = None, final: tuple[str, ...] | None = None) -> Anatomy:
     """Return the paths of the parts of ``model``.
 
@@ -177,36 +162,23 @@ def most_tokens(model: nn.Module) -> int | None:
     return rows
 
 
-# --- joint models such as CLIP: a text and an image tower whose heads project into one space --------------------------
+# --- joint models such as CLIP, whose parts for texts and images project into one space -----------------------------
+
+# The parts by medium: the model's attribute, and the method that projects the part's states.
+_MEDIA_PARTS = {"text": ("text_model", "get_text_features"), "image": ("vision_model", "get_image_features")}
 
 
-class Tower(NamedTuple):
-    """A tower in transformers: the model's attribute, the config's attribute, and the projecting method."""
+def media_parts(model: nn.Module) -> dict[str, str]:
+    """Return the path of the part for each medium of a joint model; empty for other models.
 
-    model: str
-    config: str
-    method: str
-
-
-#: The towers of a joint model by medium.
-TOWERS: dict[str, Tower] = {
-    "text": Tower("text_model", "text_config", "get_text_features"),
-    "image": Tower("vision_model", "vision_config", "get_image_features"),
-}
-
-
-def find_towers(model: nn.Module) -> dict[str, str]:
-    """Return the path of each tower of a joint model; empty for other models.
-
-    A joint model has both towers and a method that projects the states of each. A language model that also reads images
+    A joint model has both parts and a method that projects the states of each. A language model that also reads images
     has one stack of blocks and is not joint.
     """
-    towers = {
-        name: tower.model
-        for name, tower in TOWERS.items()
-        if isinstance(getattr(model, tower.model, None), nn.Module) and hasattr(model, tower.method)
-    }
-    return towers if len(towers) == len(TOWERS) else {}
+    is_joint = all(
+        isinstance(getattr(model, part, None), nn.Module) and hasattr(model, method)
+        for part, method in _MEDIA_PARTS.values()
+    )
+    return {medium: part for medium, (part, _) in _MEDIA_PARTS.items()} if is_joint else {}
 
 
 # --- the list of blocks ---------------------------------------------------------------------------------------------
@@ -245,7 +217,7 @@ def _block_list(model: nn.Module) -> str:
     if len(stacks) > 1:
         names = ", ".join(f"{path!r} ({len(module)} x {type(module[0]).__name__})" for path, module in stacks)
         raise AnatomyError(
-            f"{type(model).__name__} has more than one list of blocks: {names}. Pass a tower, or its path as `blocks`."
+            f"{type(model).__name__} has more than one list of blocks: {names}. Pass the path of one as `blocks`."
         )
     config = getattr(model, "config", None)
     if not stacks and config is None:
@@ -259,7 +231,7 @@ def _block_list(model: nn.Module) -> str:
 def text_stack(model: nn.Module) -> str | None:
     """Return the path of the language model inside one that also reads images or audio, or ``None``."""
     inner = internals.text_config(getattr(model, "config", None))
-    if inner is None or find_towers(model):
+    if inner is None or media_parts(model):
         return None
     for path, module in model.named_modules():
         if path and internals.is_pretrained(module) and module.config is inner:

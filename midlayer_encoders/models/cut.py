@@ -3,7 +3,6 @@
 import copy
 import itertools
 import re
-from collections.abc import Mapping
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -40,6 +39,7 @@ class Cut:
             model is not cut, and hooks read the states.
         silent: whether the remaining block is zeroed, so that it returns its input.
         language: whether the model is the language model inside one that also reads images or audio.
+        heads: whether the model's own heads pool and project the states, as in CLIP.
         unnormed: timm settings that move the norm after the blocks to the pooled vector.
     """
 
@@ -50,14 +50,8 @@ class Cut:
     output: str | tuple[str, int] | None
     silent: bool = False
     language: bool = False
+    heads: bool = False
     unnormed: tuple[tuple[str, bool], ...] = ()
-
-
-@dataclass(frozen=True)
-class JointCut:
-    """The cut of each tower of a joint model, by the tower's name; the heads after the towers stay."""
-
-    towers: Mapping[str, Cut]
 
 
 def plan_cuts(anatomy: Anatomy, layer: int, norm: Norm, *, config: Any = None) -> list[Cut]:

@@ -4,7 +4,6 @@ The cut is planned on the meta device from the config alone. The blocks of the c
 shapes and settings as in the complete model; other families are refused.
 """
 
-import copy
 import pickle
 import re
 from collections import Counter
@@ -17,21 +16,18 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from midlayer_encoders import errors
-from midlayer_encoders._types import Layer, LayerArgument, Norm
+from midlayer_encoders._types import LayerArgument, Norm
 from midlayer_encoders.errors import CutError, LayerIndexError, MidlayerError, ModelNotFoundError, OptionError
 from midlayer_encoders.files import expand_home
 from midlayer_encoders.models import anatomy as anatomies
 from midlayer_encoders.models import transformers_internals as internals
 from midlayer_encoders.models.anatomy import Anatomy, find_anatomy
-from midlayer_encoders.models.cut import Cut, JointCut, cut_config, cut_model, plan_cuts
+from midlayer_encoders.models.cut import Cut, cut_config, cut_model, plan_cuts
 from midlayer_encoders.models.hub import access_options, load_config, local_only, read_index, weight_files
 from midlayer_encoders.models.quantized import keep_weights_unchanged, quantized_options
-from midlayer_encoders.validation import check_choice
 
-# Weights that do not affect the states of a layer, so files may lack them: a masked language model has no pooler. The
-# vectors of a joint model do depend on its poolers and heads.
+# Weights that do not affect the states of a layer, so files may lack them: a masked language model has no pooler.
 _UNREAD = re.compile(r"(^|\.)(pooler|head|contact_head|mask_token|masked_spec_embed|post_layernorm)(\.|$)")
-_UNREAD_JOINT = re.compile(r"(^|\.)logit_(scale|bias)$")
 _MOST_BLOCKS = 4096
 _MAX_PER_BYTE = 8  # parameters in a byte of quantized weights
 _UNSAVED = 10**7  # parameters that files may lack, such as a pooler's
@@ -65,31 +61,20 @@ class NoPlanError(Exception):
     """No further plan to read a layer is left."""
 
 
-def load_cut(
+def open_model(
     model: str,
-    layer: LayerArgument,
     *,
-    norm: Norm = "final",
-    tower: str | None = None,
     revision: str | None = None,
     adapters: Sequence[str] = (),
     converted: ConvertedModel | None = None,
     trust_remote_code: bool = False,
     model_kwargs: Mapping[str, Any] | None = None,
     config_kwargs: Mapping[str, Any] | None = None,
-    plan: int = 0,
-) -> tuple[nn.Module, Cut | JointCut]:
-    """Return the model cut at ``layer``, in eval mode, and the cut.
-
-    The model has at least one block (all blocks, if its code is not from transformers), and none was added or
-    silenced, so that its blocks can be observed; :func:`~midlayer_encoders.models.cut.cut_model` completes the cut.
+) -> "ModelFiles":
+    """Return the files of a model, of which no weights are read yet.
 
     Args:
         model: folder or name on the hub.
-        layer: see :func:`~midlayer_encoders.models.anatomy.resolve_layer`; of several, the deepest counts. For a joint
-            model, one layer for both towers, or one for each by name: ``{"text": 6, "image": 9}``.
-        norm: ``"final"`` or ``"none"``.
-        tower: ``"text"`` or ``"image"`` loads only that tower of a joint model.
         revision: branch, tag or commit on the hub.
         adapters: PEFT adapters to merge, in order, before the cut; this loads the complete model.
         converted: the file of another format that holds the weights, if ``model`` is the folder of its config.
@@ -98,14 +83,6 @@ def load_cut(
             ``device_map`` (``"auto"`` spreads a model across devices with accelerate), …; or ``quantization``, which
             becomes a ``quantization_config``.
         config_kwargs: of ``AutoConfig.from_pretrained``, which replace settings of the config.
-        plan: which of the plans of :func:`~midlayer_encoders.models.cut.plan_cuts` to use.
-
-    Raises:
-        NoPlanError: if there is no such plan.
-
-    Returns:
-        The model and a :class:`~midlayer_encoders.models.cut.Cut`, or a
-        :class:`~midlayer_encoders.models.cut.JointCut` if a joint model keeps both towers.
     """
     local = local_only(model, revision)
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
@@ -113,29 +90,11 @@ def load_cut(
     options |= {"revision": revision, **access_options(local=local), "dtype": "auto", **(model_kwargs or {})}
     if (quantization := options.pop("quantization", None)) is not None:
         options |= quantized_options(quantization, options, config)
-    loader = _Loader(model, layer, norm, adapters, options, config_kwargs or {}, plan, converted)
     with internals.LOADING:
         complete = _complete_model(config, model, trust_remote_code)
         if converted is None:
             _check_files(complete, model)
-        towers = anatomies.find_towers(complete)
-        if tower is None and towers:
-            return loader.load_joint(complete, towers)
-        if tower is not None and tower not in towers:
-            raise OptionError(f"`tower` must be None for {model}, which is not a joint model, but got {tower!r}.")
-        encoder = internals.encoder_part(config) if tower is None else None
-        part = towers[tower] if tower is not None else None if encoder is not None else anatomies.text_stack(complete)
-        if part is not None:
-            complete = _empty_part(complete, part)
-        path = encoder.path if encoder is not None else part
-        try:
-            loaded, cut = loader.load_single(complete, path)
-        except ModelNotFoundError:
-            if part is None or adapters:
-                raise
-            # transformers converts some names and weights for the complete model only.
-            loaded, cut = loader.load_part_of_complete(type(complete), part)
-        return loaded, replace(cut, language=tower is None and part is not None)
+    return ModelFiles(model, config, complete, options, adapters, converted)
 
 
 def _checked(config: Any, model: str) -> Any:
@@ -188,25 +147,68 @@ def _check_files(complete: nn.Module, model: str) -> None:
 
 
 @dataclass(frozen=True)
-class _Loader:
-    """The arguments of :func:`load_cut`; ``options`` are as in ``from_pretrained``."""
+class ModelFiles:
+    """The files of a model.
+
+    Attributes:
+        model: folder or name on the hub.
+        config: the config of the complete model.
+        complete: the complete model without weights.
+        options: of ``from_pretrained``.
+        adapters: PEFT adapters to merge.
+        converted: the file of another format that holds the weights, or ``None``.
+    """
 
     model: str
-    layer: LayerArgument
-    norm: Norm
-    adapters: Sequence[str]
+    config: Any
+    complete: Any
     options: Mapping[str, Any]
-    config_kwargs: Mapping[str, Any]
-    plan: int
+    adapters: Sequence[str]
     converted: ConvertedModel | None
 
-    @property
-    def _local(self) -> bool:
-        return "local_files_only" in self.options
+    def load_cut(
+        self, layer: LayerArgument, norm: Norm = "final", *, part: str | None = None, plan: int = 0
+    ) -> tuple[nn.Module, Cut]:
+        """Return the model cut at ``layer``, in eval mode, and the cut.
 
-    def load_single(self, complete: Any, path: str | None) -> tuple[nn.Module, Cut]:
-        """Load a model with one tower, or the part at ``path`` of a larger model, cut at a layer."""
-        cut = self._planned_cut(complete)
+        The model has at least one block (all blocks, if its code is not from transformers), and none was added or
+        silenced, so that its blocks can be observed; :func:`~midlayer_encoders.models.cut.cut_model` completes the cut.
+
+        Args:
+            layer: see :func:`~midlayer_encoders.models.anatomy.resolve_layer`.
+            norm: ``"final"`` or ``"none"``.
+            part: path of the only part to load, in the complete model; by default the encoder of an encoder-decoder
+                model, or the language model inside one that also reads images or audio.
+            plan: which of the plans of :func:`~midlayer_encoders.models.cut.plan_cuts` to use.
+
+        Raises:
+            NoPlanError: if there is no such plan.
+        """
+        if isinstance(layer, Mapping):
+            raise LayerIndexError(
+                f"`layer` must be a number for {self.model}, which has one stack of blocks, but got {dict(layer)}."
+            )
+        encoder = internals.encoder_part(self.config) if part is None else None
+        inner = part or (None if encoder is not None else anatomies.text_stack(self.complete))
+        with internals.LOADING:
+            complete = self.complete if inner is None else _empty_part(self.complete, inner)
+            anatomy = find_anatomy(complete)
+            resolved = anatomies.resolve_layer(layer, anatomy.num_layers, name=self.model)
+            cuts = plan_cuts(anatomy, resolved, norm, config=complete.config)
+            if plan >= len(cuts):
+                raise NoPlanError
+            cut = cuts[plan]
+            try:
+                loaded = self._load_stack(complete, cut, inner if encoder is None else encoder.path)
+            except ModelNotFoundError:
+                if inner is None or self.adapters:
+                    raise
+                # transformers converts some names and weights for the complete model only.
+                loaded = self._load_part_of_complete(type(complete), cut, inner)
+        return loaded, replace(cut, language=part is None and inner is not None)
+
+    def _load_stack(self, complete: Any, cut: Cut, path: str | None) -> Any:
+        """Load a model with one stack of blocks, or the part at ``path`` of a larger model."""
         anatomy = cut.anatomy
         options = dict(self.options)
         config = complete.config
@@ -216,102 +218,32 @@ class _Loader:
         depths = {cut.keep, loaded_blocks} - {anatomy.num_layers}  # an export writes a folder of the first depth
         configs = {depth: cut_config(config, anatomy.num_layers, depth) for depth in depths}
         for depth, depth_config in configs.items():
-            _check(complete, depth_config, [(anatomy, depth)], options["trust_remote_code"])
+            check_cut(complete, depth_config, [(anatomy, depth)], options["trust_remote_code"])
         config = configs.get(loaded_blocks, config)
         if self.converted is not None:
             options["state_dict"] = self.converted.read_weights(complete, loaded_blocks)
-        names = list(weight_files(self.model, options["revision"], local=self._local) if path else ())
+        names = list(weight_files(self.model, options["revision"], local="local_files_only" in options) if path else ())
         prefix = _prefix_in_files(names, complete, path or "")
         if renamed := _shared_embeddings(names, complete, prefix):
             options["key_mapping"] = renamed
-        loaded = _read(type(complete), self.model, config, options, final=anatomy.final, prefix=prefix)
+        loaded = read_weights(type(complete), self.model, config, options, final=anatomy.final, prefix=prefix)
         if self.adapters:
             loaded = _merge_adapters(loaded, self.adapters)
         if loaded_blocks > keep and not remote:
             cut_model(loaded, replace(cut, keep=keep, silent=False))
-        return loaded.eval(), cut
+        return loaded.eval()
 
-    def load_part_of_complete(self, part_class: Any, path: str) -> tuple[nn.Module, Cut]:
-        """Load the complete model and keep its language model, or a tower, cut at a layer."""
-        config = load_config(self.model, self.options["revision"], local=self._local, **self.config_kwargs)
-        complete = _empty(_checked(config, self.model))
-        part = _read(type(complete), self.model, config, self.options).get_submodule(path)
+    def _load_part_of_complete(self, part_class: Any, cut: Cut, path: str) -> Any:
+        """Load the complete model and keep the part at ``path``, cut at a layer."""
+        part = read_weights(type(self.complete), self.model, self.config, self.options).get_submodule(path)
         loaded = part if isinstance(part, part_class) else part.base_model
         if not isinstance(loaded, part_class):
-            raise CutError(f"The part {path!r} of {type(complete).__name__} is not a {part_class.__name__}.")
-        cut = self._planned_cut(loaded)
-        anatomy = cut.anatomy
-        keep = min(max(cut.keep, 1), anatomy.num_layers)
-        _check(loaded, cut_config(loaded.config, anatomy.num_layers, keep), [(anatomy, keep)], False)
+            raise CutError(f"The part {path!r} of {type(self.complete).__name__} is not a {part_class.__name__}.")
+        num_layers = cut.anatomy.num_layers
+        keep = min(max(cut.keep, 1), num_layers)
+        check_cut(loaded, cut_config(loaded.config, num_layers, keep), [(cut.anatomy, keep)], False)
         cut_model(loaded, replace(cut, keep=keep, silent=False))
-        return loaded.eval(), cut
-
-    def load_joint(self, complete: Any, towers: Mapping[str, str]) -> tuple[nn.Module, JointCut]:
-        """Load a joint model with both towers cut; the modules that pool and project their states stay."""
-        if self.plan:
-            raise NoPlanError
-        if self.norm != "final" or self.adapters:
-            raise OptionError(
-                f"`norm` must be 'final' and `adapters` empty for {self.model}, a joint model, but got {self.norm!r} "
-                f"and {list(self.adapters)}. Pass `tower` to load one of {', '.join(towers)}."
-            )
-        cuts: dict[str, Cut] = {}
-        config = copy.deepcopy(complete.config)
-        for name, layer in _tower_layers(self.layer, towers, self.model).items():
-            path = towers[name]
-            anatomy = find_anatomy(complete.get_submodule(path)).below(path)
-            try:
-                resolved = anatomies.resolve_layer(layer, anatomy.num_layers, name=f"the {name} tower of {self.model}")
-            except LayerIndexError as reason:
-                if isinstance(self.layer, Mapping):
-                    raise
-                raise LayerIndexError(
-                    f"{reason} One number is for both towers: pass a fraction for the same relative depth, or a layer "
-                    f"for each, such as layer={{{', '.join(f'{tower!r}: 1' for tower in towers)}}}."
-                ) from None
-            cuts[name] = plan_cuts(anatomy, resolved, self.norm)[0]
-            attribute = anatomies.TOWERS[name].config
-            setattr(config, attribute, cut_config(getattr(config, attribute), anatomy.num_layers, cuts[name].keep))
-        depths = [(cut.anatomy, cut.keep) for cut in cuts.values()]
-        if internals.is_remote(complete) and any(keep < anatomy.num_layers for anatomy, keep in depths):
-            raise CutError(
-                f"{type(complete).__name__} is a joint model whose code is not from transformers, so its cut cannot "
-                f"be verified. Pass `tower` to load one of {', '.join(towers)}, or layer=-1."
-            )
-        _check(complete, config, depths, self.options["trust_remote_code"])
-        loaded = _read(type(complete), self.model, config, self.options, unread=_UNREAD_JOINT)
-        return loaded.eval(), JointCut(cuts)
-
-    def _planned_cut(self, complete: Any) -> Cut:
-        """Return the cut of the requested plan, or raise if there is none."""
-        if isinstance(self.layer, Mapping):
-            raise LayerIndexError(f"`layer` must be a number for {self.model} (one tower), but got {dict(self.layer)}.")
-        anatomy = find_anatomy(complete)
-        resolved = anatomies.resolve_layer(self.layer, anatomy.num_layers, name=self.model)
-        cuts = plan_cuts(anatomy, resolved, self.norm, config=complete.config)
-        if self.plan >= len(cuts):
-            raise NoPlanError
-        return cuts[self.plan]
-
-
-def _tower_layers(layer: LayerArgument, towers: Mapping[str, str], model: str) -> dict[str, Layer]:
-    """Return the requested layer of each tower; one number is for both.
-
-    Example:
-        >>> towers = {"text": "text_model", "image": "vision_model"}
-        >>> _tower_layers(-1, towers, "a model"), _tower_layers({"image": 9, "text": 6}, towers, "a model")
-        ({'text': -1, 'image': -1}, {'text': 6, 'image': 9})
-    """
-    if not isinstance(layer, Mapping):
-        return dict.fromkeys(towers, layer)
-    for name in layer:
-        check_choice("layer", name, towers)
-    if missing := [name for name in towers if name not in layer]:
-        raise LayerIndexError(
-            f"`layer` must name a layer for each tower of {model} ({', '.join(towers)}), but {dict(layer)} has none "
-            f"for {missing[0]!r}. Add it, or pass `tower` and one number for one tower."
-        )
-    return {name: layer[name] for name in towers}
+        return loaded.eval()
 
 
 def _prefix_in_files(names: Sequence[str], part: Any, path: str) -> str | None:
@@ -350,7 +282,7 @@ def _shared_embeddings(names: Sequence[str], part: Any, prefix: str | None) -> d
 
 
 def has_automatic_class(config: Any) -> bool:
-    """Return whether ``AutoModel`` supports a config; SigLIP's text tower, for one, has no entry."""
+    """Return whether ``AutoModel`` supports a config; SigLIP's text model, for one, has no entry."""
     from transformers import MODEL_MAPPING
 
     return type(config) in MODEL_MAPPING or not type(config).__module__.startswith("transformers.")
@@ -391,14 +323,14 @@ def _complete_model(config: Any, model: str, trust_remote_code: bool) -> Any:
 
 
 def _empty_part(complete: Any, path: str) -> Any:
-    """Return one tower of a joint model without weights, in the class that loads it on its own."""
+    """Return a part of a model without weights, in the class that loads it on its own."""
     part = complete.get_submodule(path)
     if has_automatic_class(part.config):
         return _empty(part.config)
     return internals.empty_model(type(part), part.config)
 
 
-def _check(complete: Any, config: Any, depths: Sequence[tuple[Anatomy, int]], trust_remote_code: bool) -> None:
+def check_cut(complete: Any, config: Any, depths: Sequence[tuple[Anatomy, int]], trust_remote_code: bool) -> None:
     """Raise unless the model of the cut ``config`` is the complete model without the dropped blocks."""
     name = type(complete).__name__
     remote = internals.is_remote(complete)
@@ -471,7 +403,7 @@ def _is_plain(value: Any) -> bool:
     return isinstance(value, int | float | str | bool | None)
 
 
-def _read(
+def read_weights(
     model_class: Any,
     model: str,
     config: Any,
@@ -481,7 +413,7 @@ def _read(
     prefix: str | None = None,
     unread: re.Pattern[str] = _UNREAD,
 ) -> Any:
-    """Load the weights of ``config``'s model; the files may hold more, such as later blocks or another tower.
+    """Load the weights of ``config``'s model; the files may hold more, such as later blocks or another part.
 
     Raises:
         ModelNotFoundError: if the files cannot be read, or lack a weight that affects the states.
@@ -519,7 +451,7 @@ def _merge_adapters(model: nn.Module, adapters: Sequence[str]) -> nn.Module:
     """Return ``model`` with PEFT adapters merged into its weights, in order.
 
     An adapter for a model with a head names modules below a prefix (``model.layers…``) that the model without a head
-    lacks; a temporary wrapper holds the model at that prefix. Adapter weights of a head or another tower are ignored.
+    lacks; a temporary wrapper holds the model at that prefix. Adapter weights of a head or another part are ignored.
 
     Raises:
         OptionError: if an adapter adds inputs instead of changing weights.

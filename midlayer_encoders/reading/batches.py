@@ -51,7 +51,6 @@ class LayerSource(Protocol):
     max_pixels: int
     truncate_dim: int | None
     tokenizer: Any
-    tower_layers: dict[str, int]
 
     @property
     def revision(self) -> str | None:
@@ -105,6 +104,9 @@ class LayerSource(Protocol):
 
     def model_inputs(self, inputs: Sequence[Any], *, prompt: str | None = None) -> dict[str, Tensor]:
         """Return the model's inputs of a batch on its device."""
+
+    def check_one_stack(self, argument: str) -> None:
+        """Raise if ``argument`` needs one stack of blocks, and the model has several."""
 
     def eval(self) -> Any:
         """Disable dropout."""

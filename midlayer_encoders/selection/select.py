@@ -186,11 +186,7 @@ def select(
 def _check_whole(source: LayerSource) -> None:
     """Raise an :class:`OptionError` unless an encoder is of a whole model with several layers."""
     check_blocks(source.num_layers, source.name)
-    if source.tower_layers:
-        raise OptionError(
-            f"`model` must have one stack of layers to choose from, but {source.name} has two towers. "
-            "Pass `tower` to choose for one of them."
-        )
+    source.check_one_stack("select")
     if source.layer != source.num_layers:
         raise OptionError(
             f"`model` must be an encoder of the whole model to choose between its layers, but got one cut at layer "

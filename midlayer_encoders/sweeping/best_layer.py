@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack, cast
 
 import polars as pl
 
-from midlayer_encoders._types import LayerArgument, Precision
+from midlayer_encoders._types import Precision
 from midlayer_encoders.encoder.options import EncoderKeywords, EncoderOptions, python_line, shell_line
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.files import parse_json_object, read_text_file, shell_path, unsealed
@@ -29,12 +29,12 @@ class Notes:
     """How a sweep was measured, what each layer costs, and what failed.
 
     ``seconds`` is the time until a pass over a batch reaches each layer; ``timing`` describes the batch and the device.
-    ``dimensions`` is 0 in sweeps before 0.2. ``towers`` is the number of blocks of each tower of a joint model; its
-    layers belong to the image tower. ``tokens`` is the mean number of tokens that the model reads for a text of each
-    task whose layers were scored together. ``rows`` holds, for each split of a task that was limited to a sample, its
-    rows, the whole task's rows, and the texts of a row.
-    ``compression`` holds the recipe, ``dims`` and ``precision`` in a sweep over these. ``resamples`` holds the scores
-    of each baseline on the resampled test items of each task, ``hint`` what to sweep next.
+    ``dimensions`` is 0 in sweeps before 0.2. ``layers`` holds the argument ``layer`` of an encoder where it is not the
+    number: joint models have a layer for texts and one for images. ``tokens`` is the mean number of tokens that the
+    model reads for a text of each task whose layers were scored together. ``rows`` holds, for each split of a task that
+    was limited to a sample, its rows, the whole task's rows, and the texts of a row. ``compression`` holds the recipe,
+    ``dims`` and ``precision`` in a sweep over these. ``resamples`` holds the scores of each baseline on the
+    resampled test items of each task, ``hint`` what to sweep next.
     """
 
     title: str
@@ -51,7 +51,7 @@ class Notes:
     recipes: dict[str, str] = field(default_factory=dict)
     dimensions: int = 0
     timing: dict[str, Any] = field(default_factory=dict)
-    towers: dict[str, int] = field(default_factory=dict)
+    layers: dict[int, Any] = field(default_factory=dict)
     tokens: dict[str, float] = field(default_factory=dict)
     rows: dict[str, dict[str, list[int]]] = field(default_factory=dict)
     compression: dict[str, Any] = field(default_factory=dict)
@@ -142,7 +142,7 @@ class BestLayer(int):
     @property
     def keywords(self) -> dict[str, Any]:
         """Keywords for ``LayerEncoder(model, **keywords)``."""
-        return {"layer": _layer_argument(self.notes, self.layer), **self.options}
+        return {"layer": self.notes.layers.get(self.layer, self.layer), **self.options}
 
     def encoder(self, **options: Unpack[EncoderKeywords]) -> LayerEncoder:
         """Return the encoder; options such as ``device`` must not contradict those that were scored.
@@ -192,19 +192,20 @@ def without_nan(baselines: Baselines) -> dict[str, dict[str, float]]:
 def read_notes(path: Path) -> Notes:
     """Return the notes of a sweep from its ``sweep.json``."""
     values = unsealed(parse_json_object(read_text_file(path, OptionError), str(path), OptionError))
-    for name in ("parameters", "seconds"):
-        values[name] = {int(layer): value for layer, value in values[name].items()}
+    for name in ("parameters", "seconds", "layers"):
+        values[name] = {int(layer): value for layer, value in values.get(name, {}).items()}
     types = {"dimensions": int, "hint": str, "model": str, "remarks": list, "title": str}
-    for name in (each.name for each in fields(Notes)):
+    names = [each.name for each in fields(Notes)]
+    for name in names:
         expected = types.get(name, dict)
         if not isinstance(values.get(name, expected()), expected):
             raise TypeError(f"{name} is not a {expected.__name__}")
-    return Notes(**values)
+    return Notes(**{name: values[name] for name in names if name in values})
 
 
 def export_lines(notes: Notes, layer: int) -> dict[str, str]:
     """Return the lines that create the encoder of a layer, in Python and in a shell."""
-    requested = _layer_argument(notes, layer)
+    requested = notes.layers.get(layer, int(layer))
     transforms = dict(notes.vectors)
     center = transforms.pop("center", "")
     options = EncoderOptions(**notes.options, **transforms)
@@ -220,12 +221,3 @@ def export_lines(notes: Notes, layer: int) -> dict[str, str]:
         python = f'{python}  # then encode(texts, precision="{notes.precision}")'
         shell = f"{shell} --precision {notes.precision}"
     return {"Python": python, "shell": shell}
-
-
-def _layer_argument(notes: Notes, layer: int) -> LayerArgument:
-    """Return the ``layer`` of an encoder: for a joint model, of each tower."""
-    if not notes.towers:
-        return int(layer)
-    from midlayer_encoders.models.anatomy import paired_layers  # it imports torch, which a board does not need
-
-    return dict(paired_layers(layer, notes.towers))

@@ -6,13 +6,13 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from midlayer_encoders._types import EncoderSpec, Join, Norm, Stage, content_digest
+from midlayer_encoders._types import EncoderSpec, Join, Stage, content_digest
 from midlayer_encoders.arguments import TokenBudget
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import OptionError
@@ -152,7 +152,7 @@ def open_store(
     """Open the store of an encoder's vectors."""
     description = spec.to_dict()
     del description["layer"], description["similarity"]
-    dim = num_dims(encoder, spec.norm)
+    dim = encoder.get_embedding_dimension() or 0
     return EmbeddingStore(
         root, key=store_key(spec, dtype), layers=layers, dim=dim, dtype=dtype, description=description
     )
@@ -162,19 +162,6 @@ def store_key(spec: EncoderSpec, dtype: StoreDtype = "float32") -> str:
     """Return the key of the store of an encoder's vectors."""
     # The similarity changes scores, not vectors.
     return replace(spec, layer=-1, similarity="cosine").digest + ("-half" if dtype == "float16" else "")
-
-
-def num_dims(encoder: LayerEncoder, norm: Norm) -> int:
-    """Return the number of dimensions of a vector, after the final norm or projection and `truncate_dim`."""
-    if encoder.tower_layers:
-        return int(encoder.get_embedding_dimension() or 0)
-    model, pooling = cast(Any, encoder[0]).model, cast(Any, encoder[1])
-    final = encoder.anatomy.final if norm == "final" else ()
-    last = model.get_submodule(final[-1]) if final else None
-    width = int(getattr(last, "out_features", pooling.embedding_dimension))  # OPT-350m ends in a projection
-    times, more = divmod(pooling.pooling_output_dimension, pooling.embedding_dimension)  # several are concatenated
-    width = int(width * times + more)
-    return min(width, encoder.truncate_dim or width)
 
 
 @dataclass(frozen=True, eq=False)

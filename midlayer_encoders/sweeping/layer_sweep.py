@@ -25,7 +25,6 @@ from midlayer_encoders.frame.schema import tidy_frame, tidy_rows
 from midlayer_encoders.frame.summaries import RESAMPLES_SCHEMA
 from midlayer_encoders.frame.tidy_result import kept_frame
 from midlayer_encoders.metrics.measuring import measure_layers
-from midlayer_encoders.models.anatomy import paired_layers
 from midlayer_encoders.processes.group import Group
 from midlayer_encoders.processes.sharing import check_launcher, cpus_per_process
 from midlayer_encoders.recipes import PLAIN, SMALLEST_SAMPLE, Recipe, fitting_recipes, recipes_of
@@ -39,7 +38,6 @@ from midlayer_encoders.sweeping.embedder import (
     item_key,
     map_identity,
     mapped_store,
-    num_dims,
     open_store,
     store_key,
 )
@@ -206,13 +204,10 @@ class SingleSweep:
     def __post_init__(self) -> None:
         encoder, request = self.encoder, self.request
         self.layers = encoder.vector_reader(request.layers).layers
-        if encoder.tower_layers and request.has_metrics:
-            raise OptionError(
-                f"`metrics` read the states of one tower, but {encoder.name} has two. "
-                "Pass tower='image' or tower='text'."
-            )
+        if request.has_metrics:
+            encoder.check_one_stack("metrics")
         self.spec = encoder.spec
-        width = num_dims(encoder, self.spec.norm) // (2 if self.recipe.join in ("sum", "first", "second") else 1)
+        width = (encoder.get_embedding_dimension() or 0) // (2 if self.recipe.join in ("sum", "first", "second") else 1)
         if too_many := [each.dims for each in request.compressions if each.dims is not None and each.dims > width]:
             raise OptionError(
                 f"`dims` must be at most {width}, the dimensions of {encoder.name}, but got {max(too_many)}."
@@ -286,8 +281,7 @@ class SingleSweep:
             compressed = replace(spec, truncate_dim=compression.dims or spec.truncate_dim)
             suffix = "" if compression.precision == "float32" else f"-{compression.precision}"
             for layer in self.layers:
-                towers = paired_layers(layer, self.encoder.tower_depths) if self.encoder.tower_depths else {}
-                layer_spec = replace(compressed, layer=layer, tower_layers=tuple(towers.items()))
+                layer_spec = compressed.at_layer(self.encoder.layer_argument(layer))
                 name, revision = result_name(layer_spec), result_revision(layer_spec) + suffix
                 stored = StoredLayer(vectors, layer, name, revision, prompts, media, spec.similarity, compression)
                 layers.append(stored)

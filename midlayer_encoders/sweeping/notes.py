@@ -13,13 +13,10 @@ from unittest import mock
 import torch
 
 from midlayer_encoders._isolation import isolated_random
-from midlayer_encoders._types import EncoderSpec, Norm
-from midlayer_encoders.encoder.first_module import MemoryModule
+from midlayer_encoders._types import EncoderSpec
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import counted
 from midlayer_encoders.frame.summaries import Baselines
-from midlayer_encoders.models.anatomy import paired_layers
-from midlayer_encoders.models.cut import plan_cuts
 from midlayer_encoders.models.hub import BUILT_IN, BUILT_IN_MINILM
 from midlayer_encoders.reading.batches import count_tokens
 from midlayer_encoders.reading.capture import capture
@@ -108,7 +105,7 @@ def sweep_notes(
         title=f"Every layer of {encoder.name}",
         model=str(path.absolute()) if is_local else encoder.source,
         how=how,
-        parameters=_parameters(encoder, layers, spec.norm),
+        parameters=_parameters(encoder, layers),
         seconds=pass_seconds,
         baselines=finite,
         resamples={name: {task: list(resampled[name][task][1:]) for task in tasks} for name, tasks in finite.items()},
@@ -116,7 +113,7 @@ def sweep_notes(
         failures=scoring.failures,
         scoring=dict(scoring.methods),
         timing=timing,
-        towers=dict(encoder.tower_depths),
+        layers={layer: requested for layer in layers if (requested := encoder.layer_argument(layer)) != layer},
         tokens=dict(scoring.tokens),
         rows=_sampled_rows(succeeded),
         hint=hint,
@@ -230,26 +227,19 @@ def score_remarks(sources: Sequence[TaskSource], scoring: ScoringResult, baselin
     return remarks
 
 
-def _parameters(encoder: LayerEncoder, layers: Sequence[int], norm: Norm) -> dict[int, int]:
-    """Return the number of parameters of a model cut at each layer; of a joint model, at each pair of layers."""
+def _parameters(encoder: LayerEncoder, layers: Sequence[int]) -> dict[int, int]:
+    """Return the number of parameters of a model cut at each layer."""
     model = encoder.transformer
-    sizes = {
-        tower: [sum(p.numel() for p in block.parameters()) for block in anatomy.distinct_blocks(model)]
-        for tower, anatomy in (encoder.towers or {"": encoder.anatomy}).items()
-    }
-    outside = sum(p.numel() for p in model.parameters()) - sum(map(sum, sizes.values()))
 
-    def num_blocks(layer: int) -> Mapping[str, int]:
-        if encoder.tower_layers:
-            return paired_layers(layer, encoder.tower_depths)
-        if isinstance(encoder[0], MemoryModule):
-            return {"": max(layer, 1)}
-        return {"": plan_cuts(encoder.anatomy, layer, norm, config=getattr(model, "config", None))[0].keep}
+    def count(module: torch.nn.Module) -> int:
+        return sum(parameter.numel() for parameter in module.parameters())
 
-    return {
-        layer: outside + sum(sum(sizes[tower][:count]) for tower, count in num_blocks(layer).items())
-        for layer in layers
-    }
+    def count_dropped(layer: int) -> int:
+        stacks = [anatomy.distinct_blocks(model)[kept:] for anatomy, kept in encoder.kept_blocks(layer)]
+        return sum(count(block) for blocks in stacks for block in blocks)
+
+    whole = count(model)
+    return {layer: whole - count_dropped(layer) for layer in layers}
 
 
 def _device_name(encoder: LayerEncoder) -> str:

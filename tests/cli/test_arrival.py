@@ -88,7 +88,7 @@ def arrival(command: str, flags: list[str], patch: pytest.MonkeyPatch) -> str:
             tokenizer=tokenizer,
             parameters=lambda: [],
             options=SimpleNamespace(),
-            tower_layers={},
+            check_one_stack=lambda _: None,
             model_card_data=SimpleNamespace(),
         )
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -140,8 +142,9 @@ def test_unsupported_calls_of_a_joint_model_are_refused(joint_folder: Folder, ti
         ({"layer": 2, "pooling": "mean"}, OptionError, "`pooling` does not apply"),
         ({"layer": 2, "skip_first": 1}, OptionError, "`skip_first` does not apply"),
         ({"layer": 2, "skip_special": True}, OptionError, "`skip_special` does not apply"),
-        ({"layer": 2, "norm": "none"}, OptionError, "`norm` must be 'final'"),
-        ({"layer": 2, "adapters": ["a/b"]}, OptionError, r"`adapters` empty .* but got 'final' and \['a/b'\]"),
+        ({"layer": 2, "norm": "none"}, OptionError, "`norm` does not apply to .* Pass tower='image' or tower='text'"),
+        ({"layer": 2, "adapters": ["a/b"]}, OptionError, "`adapters` does not apply"),
+        ({"layer": 2, "bidirectional": True}, OptionError, "`bidirectional` does not apply"),
         ({"layer": 4}, LayerIndexError, r"for each, such as layer=\{'text': 1, 'image': 1\}"),
         ({"layer": 2, "tower": "vision"}, OptionError, "`tower` must be one of 'text', 'image'"),
     ):
@@ -151,6 +154,28 @@ def test_unsupported_calls_of_a_joint_model_are_refused(joint_folder: Folder, ti
         LayerEncoder(tiny_folder("ViT"), 2, tower="image", device="cpu")
     with pytest.raises(LayerIndexError, match="must be a number for"):
         LayerEncoder(tiny_folder("ViT"), {"image": 2}, device="cpu")
+
+
+class OwnEncoder(LayerEncoder):
+    """A user's subclass."""
+
+    def encode(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """Return vectors with the other sign."""
+        return -super().encode(inputs, *args, **kwargs)
+
+
+def test_class_of_a_user_keeps_its_methods_in_copies_and_other_processes(joint_folder: Folder) -> None:
+    pair = {"text": TEXTS[0], "image": IMAGES[0]}
+    expected = LayerEncoder(joint_folder("CLIP"), -1, device="cpu")
+    encoder = OwnEncoder(joint_folder("CLIP"), -1, device="cpu")
+    for actual in (encoder, copy.deepcopy(encoder), pickle.loads(pickle.dumps(encoder))):
+        assert isinstance(actual, OwnEncoder)
+        assert actual.tower_layers == {"text": 4, "image": 3}
+        np.testing.assert_array_equal(actual.encode(pair), -expected.encode(pair))
+    assert repr(encoder) == repr(expected).replace("LayerEncoder", "OwnEncoder")
+    assert repr(expected).startswith("LayerEncoder(")
+    assert "layer={'text': 4, 'image': 3} of {'text': 4, 'image': 3}" in repr(expected)
+    assert "sentence_transformers" in str(type(expected))
 
 
 @pytest.mark.parametrize("later", [[], [Normalize()]])

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,8 @@ from torch import nn
 
 from midlayer_encoders._types import Norm
 from midlayer_encoders.errors import ModelNotFoundError
+from midlayer_encoders.extras.joint.loading import load_towers
+from midlayer_encoders.models.load import open_model
 from tests.families import DEPTH, FAMILIES, JOINT, inputs, tiny, tiny_joint
 from tests.models.cuts import load_and_cut
 
@@ -47,10 +50,12 @@ def used_parameters(model: nn.Module, output: Callable[[], torch.Tensor]) -> set
     return {name for name, value in parameters if value.grad is not None and bool(value.grad.any())}
 
 
-def missing_weights_in_error(folder: Path, layer: int) -> tuple[int, list[str]]:
+def missing_weights_in_error(
+    folder: Path, layer: int, load: Callable[[str, int], Any] = load_and_cut
+) -> tuple[int, list[str]]:
     """Return the number of missing weights in the error and the names it lists."""
     with pytest.raises(ModelNotFoundError, match="must hold every weight of") as caught:
-        load_and_cut(str(folder), layer)
+        load(str(folder), layer)
     pattern = r"but lack (\d+): (.*?)(?: and (\d+) more)?\. They may be"
     count, listed, more = re.search(pattern, str(caught.value)).groups()  # type: ignore[union-attr]
     names = listed.split(", ")
@@ -104,6 +109,11 @@ def test_weights_outside_the_blocks_are_required_if_the_states_depend_on_them(na
             )
 
 
+def load_joint(folder: str, layer: int) -> Any:
+    """Return the model and the cuts of both towers."""
+    return load_towers(open_model(folder), layer)
+
+
 @pytest.mark.parametrize("name", JOINT)
 def test_joint_model_requires_its_heads(name: str, tmp_path: Path) -> None:
     model = tiny_joint(name)
@@ -114,11 +124,11 @@ def test_joint_model_requires_its_heads(name: str, tmp_path: Path) -> None:
     model.save_pretrained(tmp_path)  # type: ignore[operator]
     removed = remove_weights(tmp_path, lambda key: key not in needed)
     assert set(removed) <= {"logit_scale", "logit_bias"}
-    load_and_cut(str(tmp_path), -1)
+    load_joint(str(tmp_path), -1)
     heads = [key for key in needed if ".encoder.layers." not in key and "embed" not in key]
     assert len(heads) >= 4
     remove_weights(tmp_path, lambda key: key in heads)
-    count, listed = missing_weights_in_error(tmp_path, -1)
+    count, listed = missing_weights_in_error(tmp_path, -1, load_joint)
     assert (count, listed) == (len(heads), sorted(heads)[:10])
 
 

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.cli import app
 from midlayer_encoders.errors import CutError, LayerIndexError, OptionError
-from midlayer_encoders.models.anatomy import paired_layers
+from midlayer_encoders.extras.joint.loading import paired_layers
 from midlayer_encoders.sweeping import SweepResult
 from midlayer_encoders.sweeping.best_layer import export_lines
 from tests.families import JOINT, MORE_JOINT, tiny_joint
@@ -147,7 +147,7 @@ def test_scores_equal_those_of_mteb_at_each_layer(joint_folder: Folder, tmp_path
     assert "layer={'text': 3, 'image': 2}" in line
     assert set(result.notes.baselines["TF-IDF"]) == {"MockSTSTask"}
     assert result.notes.parameters[2] == sum(weight.numel() for weight in LayerEncoder(folder, 2 / 3).parameters())
-    assert SweepResult.load(tmp_path).notes.towers == {"text": 4, "image": 3}
+    assert SweepResult.load(tmp_path).notes.layers[2] == {"text": 3, "image": 2}
 
 
 @pytest.mark.long
@@ -170,7 +170,10 @@ def test_unreadable_layers_are_refused(joint_folder: Folder, tmp_path: Path) -> 
     folder = joint_folder("CLIP")
     encoder = LayerEncoder(folder, -1, device="cpu")
     for keywords, message in (
-        ({"metrics": ["curvature"]}, "`metrics` read the states of one tower.* Pass tower='image' or tower='text'"),
+        (
+            {"metrics": ["curvature"]},
+            "`metrics` cannot be combined with the two towers of .* Pass tower='image' or tower='text'",
+        ),
         ({"recipes": ["plain"]}, "`recipe` applies to one tower, .* Pass tower='text'"),
         ({"layers": [4]}, r"`layer` must be in \[0, 3\] for the image tower of"),
     ):

@@ -234,7 +234,7 @@ NOTES = Notes(
     recipes={},  # of a result with several recipes
     dimensions=8,
     timing={"texts": 4},
-    towers={"image": 12, "text": 6},
+    layers={17: {"image": 12, "text": 6}},
     tokens={"A": 14.25},
     rows={"A": {"test": [10, 40, 1]}},
     compression={"recipe": "plain", "dims": 8, "precision": "int8"},
@@ -271,7 +271,7 @@ def test_recipes_share_baselines_and_failures_name_their_recipe(tmp_path: Path) 
     parts = {}
     for place, (recipe, score) in enumerate((("plain", 0.5), ("one-word", 0.75))):
         rows = rows_frame([("m", "main", k, k / 1, "score", "A", "f1", score + k / 10) for k in (0, 1)])
-        notes = replace(NOTES, model=recipe, failures={"B": f"error {place}"}, vectors={}, towers={})
+        notes = replace(NOTES, model=recipe, failures={"B": f"error {place}"}, vectors={}, layers={})
         notes = replace(notes, baselines=notes.baselines if place == 0 else {})
         parts[recipe] = SweepResult(rows, tmp_path / "recipes" / recipe, notes)
         parts[recipe].save()

@@ -14,8 +14,8 @@ from torch import nn
 from midlayer_encoders import files
 from midlayer_encoders._types import Layer, Progress, Stage
 from midlayer_encoders.arguments import DistillSettings, TuneSettings, checked_folder
-from midlayer_encoders.encoder.options import EncoderKeywords
-from midlayer_encoders.encoder.sentence_transformers_encoder import READING_OPTIONS, LayerEncoder
+from midlayer_encoders.encoder.options import READING_OPTIONS, EncoderKeywords
+from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.extras.training.fitting import check_training
 from midlayer_encoders.extras.training.losses import DistillLoss, MaskedNextTokenLoss, masked_token_head, pair_loss

@@ -25,7 +25,7 @@ from midlayer_encoders.files import atomic_write, check_links, write_file
 from midlayer_encoders.processes.group import Group
 from midlayer_encoders.reading.media_inputs import check_taken, medium_of, read_image
 from midlayer_encoders.report.results import versions
-from midlayer_encoders.sweeping.embedder import Embedder, item_key, num_dims, open_store, store_key
+from midlayer_encoders.sweeping.embedder import Embedder, item_key, open_store, store_key
 from midlayer_encoders.sweeping.store import EmbeddingStore
 from midlayer_encoders.validation import check_list, check_progress, check_texts
 
@@ -127,7 +127,7 @@ class _EmbedRun:
         encoder, inputs = self.encoder, self.inputs
         self.layers = encoder.vector_reader(requested_layers, prompt=self.prompt).layers
         self.spec = encoder.spec
-        self.dim = num_dims(encoder, self.spec.norm)
+        self.dim = encoder.get_embedding_dimension() or 0
         medium = medium_of(inputs[0], encoder.media)
         check_taken(medium, encoder.media, inputs[0], model=encoder.name)
         if medium == "text":
