@@ -311,7 +311,8 @@ def parse_amount(text: str) -> float:
 
 def _print_board(result: Board, out: Path) -> None:
     """Write the page of a board, and print its table and the best encoder."""
-    from midlayer_encoders.frame.pareto import COSTS, amount
+    from midlayer_encoders.extras.boards.runs import COSTS
+    from midlayer_encoders.report.labels import amount
 
     page = result.to_html(out if out.suffix == ".html" else out / "board.html")
     tasks = f"{len(result.tasks)} shared tasks" if len(result.tasks) > 1 else result.tasks[0]

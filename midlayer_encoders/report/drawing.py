@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from midlayer_encoders.files import write_file
-from midlayer_encoders.frame.pareto import amount
-from midlayer_encoders.report.labels import significant
+from midlayer_encoders.report.labels import amount, significant
 from midlayer_encoders.report.style import DASHES, LEVEL_DASHES, LIGHT, SERIES, ordered_colors
 
 if TYPE_CHECKING:

@@ -19,6 +19,19 @@ def number(value: float | None, digits: int = 1) -> str:
     return _minus(f"{value:.{digits}f}")
 
 
+def amount(value: float) -> str:
+    """Return a positive amount of any size with three significant digits.
+
+    Example:
+        >>> amount(22_713_216), amount(1.24e9), amount(30_000), amount(1536), amount(0.01234)
+        ('22.7M', '1.24B', '30k', '1536', '0.0123')
+    """
+    for threshold, unit, letter in ((1e9, 1e9, "B"), (1e6, 1e6, "M"), (1e4, 1e3, "k")):
+        if value >= threshold:
+            return f"{value / unit:.3g}{letter}"
+    return f"{value:.{4 if value >= 1e3 else 3}g}"
+
+
 def with_import(code: str) -> str:
     """Return code that creates an encoder, after the import that it needs.
 

@@ -6,7 +6,6 @@ from typing import cast
 import polars as pl
 
 from midlayer_encoders.errors import counted
-from midlayer_encoders.frame.pareto import amount
 from midlayer_encoders.frame.schema import Series, metric_series
 from midlayer_encoders.frame.summaries import (
     RESAMPLES_SCHEMA,
@@ -19,7 +18,7 @@ from midlayer_encoders.frame.summaries import (
     summary,
 )
 from midlayer_encoders.report import layer_charts
-from midlayer_encoders.report.labels import duration, interval_words, number, signed
+from midlayer_encoders.report.labels import amount, duration, interval_words, number, signed
 from midlayer_encoders.report.pages import Column, block, figure_html, metric_column, page_html
 
 _NO_RESAMPLES = pl.DataFrame(schema=RESAMPLES_SCHEMA)

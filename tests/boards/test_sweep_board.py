@@ -15,8 +15,8 @@ import pytest
 
 from midlayer_encoders import LayerEncoder, board
 from midlayer_encoders.errors import OptionError
+from midlayer_encoders.extras.boards.runs import cost_text
 from midlayer_encoders.files import sealed
-from midlayer_encoders.frame.pareto import cost_text
 from midlayer_encoders.frame.summaries import RESAMPLES_SCHEMA
 from midlayer_encoders.sweeping import SweepResult
 from tests.report.drawn_artists import artists

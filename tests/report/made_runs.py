@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from midlayer_encoders.frame.pareto import Run
-from midlayer_encoders.frame.summaries import summary
+from midlayer_encoders.extras.boards.runs import Run
 from midlayer_encoders.sweeping import SweepResult
 from midlayer_encoders.sweeping.best_layer import Notes
 from tests.report.made_frames import rows_frame
@@ -24,9 +23,21 @@ def score_rows(scores: Scores, model: str = "m", revision: str = "default") -> l
     ]
 
 
-def make_run(name: str, scores: Scores, **costs: Any) -> Run:
-    """Return a run of a board."""
-    return Run(name, "folder", summary(rows_frame(score_rows(scores))), **costs)
+def make_run(
+    name: str,
+    scores: Scores,
+    *,
+    parameters: Any = None,
+    milliseconds: Mapping[int, float] | None = None,
+    bytes: int = 0,  # noqa: A002
+    page: str = "",
+) -> Run:
+    """Return a run of a board on its own tasks."""
+    seconds = {layer: 0.001 * time for layer, time in (milliseconds or {}).items()}
+    costs = {"parameters": parameters or {}, "seconds": seconds, "timing": {"texts": 1}, "dimensions": bytes // 4}
+    notes = Notes("", "m", how={}, **costs)  # type: ignore[arg-type]
+    result = SweepResult(rows_frame(score_rows(scores)), None, notes)
+    return Run(result, Path("folder"), "plain", name, frozenset((task, "accuracy") for task in scores), page=page)
 
 
 def make_sweep(

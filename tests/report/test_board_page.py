@@ -13,7 +13,7 @@ from matplotlib.colors import to_hex
 
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.extras.boards.board_page import board_html, plot_board
-from midlayer_encoders.frame.pareto import Point, Run, best_within, fronts_by_run, pareto_front
+from midlayer_encoders.extras.boards.runs import Point, Run, best_within, fronts_by_run, pareto_front
 from midlayer_encoders.report.style import SERIES
 from tests.report.drawn_artists import artists, details, points, titles
 from tests.report.made_runs import make_run
@@ -125,7 +125,7 @@ def test_table_lists_score_cost_and_fronts_of_each_best_layer() -> None:
     rows = re.findall(r'<tr><th scope="row" data-value=.*?</tr>', page)
     cells = [[unescape(re.sub("<.*?>", "", cell)) for cell in re.findall(r"<td.*?</td>", row)] for row in rows]
     assert cells == [
-        ["1 of 2", "60.0", "+10.0", "20", "1", "64", "parameters, time"],
+        ["1 of 2", "60.0", "+10.0 (no interval)", "20", "1", "64", "parameters, time"],
         ["2 of 2", "70.0", "0.0", "60", "4", "32", "parameters, time, bytes"],
     ]
     assert "b at layer 2 scores 70.0 on STS, the highest of 2 runs." in page

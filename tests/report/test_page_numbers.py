@@ -12,11 +12,10 @@ import pytest
 
 from midlayer_encoders.arguments import METRIC_ALIASES
 from midlayer_encoders.frame import FRAME_SCHEMA
-from midlayer_encoders.frame.pareto import amount
 from midlayer_encoders.metrics import METRICS
 from midlayer_encoders.report import plot_metrics, plot_scores, report_html
 from midlayer_encoders.report.comparison_page import DIFFERENCES, comparisons_html
-from midlayer_encoders.report.labels import METRIC_MEANINGS
+from midlayer_encoders.report.labels import METRIC_MEANINGS, amount
 from midlayer_encoders.report.sweep_page import confirmed_words
 from midlayer_encoders.report.training_page import steps_html
 from tests.report.made_frames import metrics_frame, rows_frame

@@ -7,20 +7,10 @@ from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
-from midlayer_encoders.frame.pareto import (
-    COSTS,
-    Budget,
-    Cost,
-    Point,
-    Run,
-    amount,
-    cost_text,
-    fronts_by_run,
-    pareto_front,
-)
+from midlayer_encoders.extras.boards.runs import COSTS, Budget, Cost, Point, Run, cost_text, fronts_by_run, pareto_front
 from midlayer_encoders.frame.summaries import Baselines, Gain, average_baseline
 from midlayer_encoders.report import drawing
-from midlayer_encoders.report.labels import interval_words, number, signed, with_interval
+from midlayer_encoders.report.labels import amount, interval_words, number, signed, with_interval
 from midlayer_encoders.report.layer_charts import draw_average_levels
 from midlayer_encoders.report.pages import block, figure_html, page_html
 from midlayer_encoders.report.style import LIGHT
@@ -60,14 +50,15 @@ def board_html(
     title = f"Board of {len(runs)} run{'' if len(runs) == 1 else 's'}"
     verdict = " ".join(board_verdict(runs, best, gains=gains, budget=budget, baselines=baselines))
     lines_of_budget = " The upright lines are the budget, the orange disc is the encoder within it." if budget else ""
-    chart = costs and [
-        figure_html(plot_board(runs, baselines, budget, best if budget else None)),
+    text = (
         "Each curve is a run, each point a layer, the disc its best one. A layer is on the Pareto front if no layer of "
         "any run scores more at the same cost or less. The score axis does not start at zero. Hover over a layer or "
-        f"use the arrow keys to read it.{lines_of_budget}",
-    ]
+        f"use the arrow keys to read it.{lines_of_budget}"
+    )
     sections: dict[str, list[str]] = {
-        "Score against cost": chart,
+        "Score against cost": [figure_html(plot_board(runs, baselines, budget, best if budget else None)), text]
+        if costs
+        else [],
         "Use this encoder": [block("code", lines)],
         "Runs": [_runs_table(runs, costs, baselines or {})],
         "What was compared": [block("facts", how)] if how else [],
@@ -88,7 +79,7 @@ def _runs_table(runs: Sequence[Run], costs: Sequence[Cost], baselines: Baselines
         scores = {task.name: task.points[best.layer] for task in run.summary.tasks}
         rows.append(
             [
-                (run.name, block("linked_name", run.name, run.page, run.folder)),
+                (run.name, block("linked_name", run.name, run.page, run.home.name)),
                 (best.layer, f"{best.layer} of {run.summary.num_layers}"),
                 (best.score, number(best.score)),
                 (gain, with_interval(gain, run.gain if gain else None)),
