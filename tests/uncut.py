@@ -165,3 +165,46 @@ def find_stack(model: nn.Module, inputs: Mapping[str, Any]) -> Uncut:
     deep = [path for path in outer if len(calls_by_path[path]) == DEPTH]
     best = max(deep or outer, key=lambda path: sum(p.numel() for p in model.get_submodule(path).parameters()))
     return Uncut(model, best, len(calls_by_path[best]))
+
+
+def reach(
+    model: nn.Module, blocks: str, inputs: Mapping[str, Any], row: int, length: int
+) -> list[tuple[bool, bool, bool]]:
+    """Return for each block whether token 0 sees token 1, the last real token sees 0, and 0 sees the last."""
+    seen: list[tuple[Tensor, Tensor]] = []
+    stack: Any = model.get_submodule(blocks)
+    handles = []
+
+    def enter(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        before = input_states(args, kwargs)
+        assert before is not None
+        leaf = before.detach().requires_grad_(True)
+        pending.append(leaf)
+        swap = lambda v: leaf if v is before else v  # noqa: E731
+        return tuple(map(swap, args)), {k: swap(v) for k, v in kwargs.items()}
+
+    def leave(_: nn.Module, __: Any, output: Any) -> None:
+        after = first_tensor(output)
+        assert after is not None
+        seen.append((pending.pop(), after))
+
+    pending: list[Tensor] = []
+    for block in stack:
+        handles += [block.register_forward_pre_hook(enter, with_kwargs=True), block.register_forward_hook(leave)]
+    try:
+        with torch.enable_grad():
+            model(**inputs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return [
+        (depends(one, row, 0, 1), depends(one, row, length - 1, 0), depends(one, row, 0, length - 1)) for one in seen
+    ]
+
+
+def depends(seen: tuple[Tensor, Tensor], row: int, target: int, source: int) -> bool:
+    """Return whether a block's output at one token depends on its input at another."""
+    before, after = seen
+    weights = torch.randn(after.shape[-1], generator=torch.Generator().manual_seed(0))
+    (slope,) = torch.autograd.grad((after[row, target] * weights).sum(), before, retain_graph=True, allow_unused=True)
+    return slope is not None and bool(slope[row, source].abs().max() > 1e-12)

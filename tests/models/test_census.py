@@ -15,6 +15,7 @@ from midlayer_encoders.errors import MidlayerError, OptionError
 from midlayer_encoders.models import anatomy
 from midlayer_encoders.reading.batches import batches_of
 from midlayer_encoders.reading.reader import layer_reader
+from tests import tiny_types
 from tests.uncut import find_stack
 
 EXACT: list[tuple[str, int, Norm]] = [
@@ -46,26 +47,26 @@ SLOW = {
 
 def largest_error(encoder: LayerEncoder, model: Any, medium: str, processor: Any, layer: int, norm: str) -> float:
     """Return the largest difference from the uncut model, over an input alone and a padded batch."""
-    items = census.INPUTS[medium]()
-    inputs = [census.prepared(processor, medium, item) for item in items]
-    uncut = find_stack(census.uncut_of(model, None), inputs[0])
+    items = tiny_types.INPUTS[medium]()
+    inputs = [tiny_types.prepared(processor, medium, item) for item in items]
+    uncut = find_stack(tiny_types.uncut_of(model, None), inputs[0])
     expected = torch.stack([uncut.layers(item_inputs)[norm][layer][0].mean(dim=0) for item_inputs in inputs])
-    single_error = census.error(encoder.encode(items[2], show_progress_bar=False), expected[2])
-    return max(single_error, census.error(encoder.encode(items, show_progress_bar=False), expected))
+    single_error = tiny_types.error(encoder.encode(items[2], show_progress_bar=False), expected[2])
+    return max(single_error, tiny_types.error(encoder.encode(items, show_progress_bar=False), expected))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("tower", ["text", "image"])
 def test_tower_whose_weights_have_other_names_in_a_standalone_model(tower: str, tmp_path: Path) -> None:
-    model, _, processor = census.build("altclip", tmp_path)
+    model, _, processor = tiny_types.build("altclip", tmp_path)
     encoder = LayerEncoder(str(tmp_path), 2, tower=tower, device="cpu")
-    part, items = census.uncut_of(model, tower), census.INPUTS[tower]()
+    part, items = tiny_types.uncut_of(model, tower), tiny_types.INPUTS[tower]()
     if tower == "image":
-        processor = census.processor_of("altclip", tower, "", model.config.vision_config)
-    inputs = [census.prepared(processor, tower, item) for item in items]
+        processor = tiny_types.processor_of("altclip", tower, "", model.config.vision_config)
+    inputs = [tiny_types.prepared(processor, tower, item) for item in items]
     uncut = find_stack(part, inputs[0])
     expected = torch.stack([uncut.layers(item_inputs)["final"][2][0].mean(dim=0) for item_inputs in inputs])
-    assert census.error(encoder.encode(items), expected) < census.TOLERANCE
+    assert tiny_types.error(encoder.encode(items), expected) < tiny_types.TOLERANCE
 
 
 @pytest.mark.parametrize(
@@ -73,11 +74,11 @@ def test_tower_whose_weights_have_other_names_in_a_standalone_model(tower: str, 
     [pytest.param(*case, marks=[pytest.mark.slow] if case[0] in SLOW else []) for case in EXACT],
 )
 def test_layer_matches_the_uncut_model(model_type: str, layer: int, norm: Norm, tmp_path: Path) -> None:
-    if model_type not in census.registered():
+    if model_type not in tiny_types.registered():
         pytest.skip(f"this transformers has no {model_type}")
-    model, medium, processor = census.build(model_type, tmp_path)
+    model, medium, processor = tiny_types.build(model_type, tmp_path)
     encoder = LayerEncoder(str(tmp_path), layer, norm=norm, device="cpu")
-    assert largest_error(encoder, model, medium, processor, layer, norm) < census.TOLERANCE
+    assert largest_error(encoder, model, medium, processor, layer, norm) < tiny_types.TOLERANCE
 
 
 UNCUT: list[tuple[str, int, Norm]] = [
@@ -91,22 +92,22 @@ UNCUT: list[tuple[str, int, Norm]] = [
 def test_model_whose_layers_a_cut_would_change_is_read_with_hooks(
     model_type: str, layer: int, norm: Norm, tmp_path: Path
 ) -> None:
-    if model_type not in census.registered():
+    if model_type not in tiny_types.registered():
         pytest.skip(f"this transformers has no {model_type}")
-    model, medium, processor = census.build(model_type, tmp_path)
+    model, medium, processor = tiny_types.build(model_type, tmp_path)
     encoder = LayerEncoder(str(tmp_path), layer, norm=norm, device="cpu")
     assert len(encoder.transformer.layers) == 4  # type: ignore[arg-type]
-    assert largest_error(encoder, model, medium, processor, layer, norm) < census.TOLERANCE
+    assert largest_error(encoder, model, medium, processor, layer, norm) < tiny_types.TOLERANCE
     with pytest.raises(MidlayerError, match="is not cut, because a cut would change its layers"):
         encoder.save_pretrained(str(tmp_path / "plain"))
 
 
 @pytest.mark.long
 def test_streams_of_states_are_read_one_layer_at_a_time(tmp_path: Path) -> None:
-    census.build("gemma3n_text", tmp_path)
+    tiny_types.build("gemma3n_text", tmp_path)
     encoder = LayerEncoder(str(tmp_path), -1, device="cpu")
     with pytest.raises(OptionError, match="changes its states after its last block"):
-        encoder.encode_layers(census.TEXTS)
+        encoder.encode_layers(tiny_types.TEXTS)
 
 
 REFUSED = [
@@ -127,15 +128,15 @@ REFUSED = [
 def test_models_that_cannot_be_exact_are_refused(
     model_type: str, layer: int, options: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    if model_type not in census.registered():
+    if model_type not in tiny_types.registered():
         pytest.skip(f"this transformers has no {model_type}")
-    census.build(model_type, tmp_path)
+    tiny_types.build(model_type, tmp_path)
     with pytest.raises(MidlayerError, match=message):
         LayerEncoder(str(tmp_path), layer, device="cpu", **options)
 
 
 def test_unlisted_family_that_breaks_an_assumption_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    census.build("xlnet", tmp_path)
+    tiny_types.build("xlnet", tmp_path)
     monkeypatch.setattr(anatomy, "_AXES", {})
     with pytest.raises(MidlayerError, match="gives other states for layer 4"):
         LayerEncoder(str(tmp_path), -1, device="cpu")
@@ -143,15 +144,15 @@ def test_unlisted_family_that_breaks_an_assumption_is_refused(tmp_path: Path, mo
 
 @pytest.mark.parametrize("model_type", ["openai-gpt", "xlnet"])
 def test_all_layers_come_from_one_pass(model_type: str, tmp_path: Path) -> None:
-    model, medium, processor = census.build(model_type, tmp_path)
+    model, medium, processor = tiny_types.build(model_type, tmp_path)
     encoder = LayerEncoder(str(tmp_path), -1, device="cpu")
-    inputs = [census.prepared(processor, medium, item) for item in census.TEXTS]
+    inputs = [tiny_types.prepared(processor, medium, item) for item in tiny_types.TEXTS]
     uncut = find_stack(model, inputs[0])
     expected = [
         torch.stack([states[0].mean(dim=0) for states in uncut.layers(item_inputs)["final"]]) for item_inputs in inputs
     ]
-    vectors = layer_reader(encoder).vectors(census.TEXTS, batches_of(encoder, census.TEXTS))
-    assert census.error(vectors, torch.stack(expected, dim=1)) < census.TOLERANCE
+    vectors = layer_reader(encoder).vectors(tiny_types.TEXTS, batches_of(encoder, tiny_types.TEXTS))
+    assert tiny_types.error(vectors, torch.stack(expected, dim=1)) < tiny_types.TOLERANCE
 
 
 @pytest.mark.parametrize(
@@ -164,24 +165,24 @@ def test_all_layers_come_from_one_pass(model_type: str, tmp_path: Path) -> None:
 def test_suggested_fix_of_a_refusal_works(model_type: str, settings: dict[str, Any], tmp_path: Path) -> None:
     import transformers as tf
 
-    model, medium, processor = census.build(model_type, tmp_path)
+    model, medium, processor = tiny_types.build(model_type, tmp_path)
     config = tf.AutoConfig.from_pretrained(tmp_path)
     for name, value in settings.items():
         setattr(config, name, value)
     config.save_pretrained(tmp_path)
     model = tf.AutoModel.from_pretrained(tmp_path)
     encoder = LayerEncoder(str(tmp_path), 3, device="cpu")
-    assert largest_error(encoder, model, medium, processor, 3, "final") < census.TOLERANCE
+    assert largest_error(encoder, model, medium, processor, 3, "final") < tiny_types.TOLERANCE
 
 
 def test_model_without_a_causal_mask_is_refused(tmp_path: Path) -> None:
-    census.build("bert", tmp_path)
+    tiny_types.build("bert", tmp_path)
     with pytest.raises(OptionError, match="no causal mask to turn off"):
         LayerEncoder(str(tmp_path), 2, bidirectional=True, device="cpu")
 
 
 def test_folder_whose_vectors_depend_on_padding_is_not_saved(tmp_path: Path) -> None:
-    census.build("fnet", tmp_path / "whole")
+    tiny_types.build("fnet", tmp_path / "whole")
     encoder = LayerEncoder(str(tmp_path / "whole"), 2, device="cpu")
     with pytest.raises(MidlayerError, match="Padding changes the states of a text"):
         encoder.save_pretrained(str(tmp_path / "plain"))
@@ -212,7 +213,7 @@ def test_verdict_separates_refusals_from_types_that_were_not_examined(
 
 @pytest.mark.slow
 def test_every_model_type_is_exact_or_refused() -> None:
-    results = list(census.census(census.registered(), workers=2, seconds=1e9))
+    results = list(census.census(tiny_types.registered(), workers=2, seconds=1e9))
     failures = {result["type"]: result["why"] for result in results if result["verdict"] in ("wrong", "raised")}
     assert not failures
     assert sum(result["verdict"] == "exact" for result in results) >= 220

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from transformers import AutoModel
 
-from benchmarks.quality import census
 from midlayer_encoders import LayerEncoder, select_layer
 from midlayer_encoders.errors import MidlayerError
 from midlayer_encoders.recipes import RECIPES
+from tests import tiny_types
 from tests.uncut import NoStackError, find_stack
 
 TEXTS = ["a cat sat on a mat", "ox", "seven wizards", "ox!"]
@@ -50,8 +50,8 @@ def vector(recipe: str, text: str, states: Tensor) -> Tensor:
 
 def recipe_errors(folder: Path, model: Any, processor: Any) -> dict[str, float | str]:
     """Return each recipe's largest error, alone, in a batch and in one pass over all layers, or its refusal."""
-    tower = "text" if census.joint(model) else None
-    part = census.uncut_of(model, tower)
+    tower = "text" if tiny_types.joint(model) else None
+    part = tiny_types.uncut_of(model, tower)
     errors: dict[str, float | str] = {}
     for recipe in RECIPES:
         try:
@@ -62,21 +62,21 @@ def recipe_errors(folder: Path, model: Any, processor: Any) -> dict[str, float |
             continue
         expected = []
         for text in TEXTS:
-            inputs = census.prepared(processor, "text", SEQUENCES[recipe].format(text=text))
+            inputs = tiny_types.prepared(processor, "text", SEQUENCES[recipe].format(text=text))
             (states,) = find_stack(part, inputs).layers(inputs)["final"][2]
             expected.append(vector(recipe, text, states))
         alone = np.stack([encoder.encode(text) for text in TEXTS])
         vectors = (alone, encoder.encode(TEXTS), together)
-        errors[recipe] = max(census.error(rows, torch.stack(expected)) for rows in vectors)
+        errors[recipe] = max(tiny_types.error(rows, torch.stack(expected)) for rows in vectors)
     return errors
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("model_type", [*SENSITIVE, *OTHERS])
 def test_recipe_of_a_family_is_exact_or_refused(model_type: str, tmp_path: Path) -> None:
-    model, _, processor = census.build(model_type, tmp_path)
+    model, _, processor = tiny_types.build(model_type, tmp_path)
     errors = recipe_errors(tmp_path, model, processor)
-    assert not [error for error in errors.values() if isinstance(error, float) and error > census.TOLERANCE]
+    assert not [error for error in errors.values() if isinstance(error, float) and error > tiny_types.TOLERANCE]
     if model_type in SENSITIVE:
         assert "need a causal model" in str(errors.pop("word-echo"))
         assert all(isinstance(error, float) for error in errors.values())
@@ -85,7 +85,7 @@ def test_recipe_of_a_family_is_exact_or_refused(model_type: str, tmp_path: Path)
 @pytest.mark.long
 def test_recipe_with_positions_that_depend_on_the_length_is_exact(tmp_path: Path) -> None:
     """Phi 3's longrope: one batch holds sequences on both sides of the original window."""
-    _, _, processor = census.build("phi3", tmp_path)
+    _, _, processor = tiny_types.build("phi3", tmp_path)
     settings = json.loads((tmp_path / "config.json").read_text())
     rope = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 100}
     settings["rope_parameters"] = rope | {"short_factor": [1.0] * 4, "long_factor": [1.0, 9.0, 9.0, 9.0]}
@@ -94,13 +94,13 @@ def test_recipe_with_positions_that_depend_on_the_length_is_exact(tmp_path: Path
     lengths = [len(SEQUENCES["word-echo"].format(text=text)) for text in TEXTS]
     assert min(lengths) < 100 < max(lengths)
     errors = recipe_errors(tmp_path, AutoModel.from_pretrained(tmp_path).eval(), processor)
-    assert all(isinstance(error, float) and error < census.TOLERANCE for error in errors.values()), errors
+    assert all(isinstance(error, float) and error < tiny_types.TOLERANCE for error in errors.values()), errors
     assert select_layer(str(tmp_path), TEXTS * 5, device="cpu").recipe == "word-echo"
 
 
 @pytest.mark.parametrize("model_type", ["fnet", "bert"])
 def test_encode_text_without_tokens_is_zero_alone_and_in_a_batch(model_type: str, tmp_path: Path) -> None:
-    census.build(model_type, tmp_path)
+    tiny_types.build(model_type, tmp_path)
     encoder = LayerEncoder(str(tmp_path), 2, device="cpu")
     texts = ["ox", "", "seven wizards"]
     for vectors in (encoder.encode(texts), encoder.encode_layers(texts, [2])[0]):
@@ -111,18 +111,18 @@ def test_encode_text_without_tokens_is_zero_alone_and_in_a_batch(model_type: str
 @pytest.mark.slow
 def test_recipes_of_every_family_are_exact_or_refused(tmp_path: Path) -> None:
     wrong: dict[str, Any] = {}
-    for model_type in census.registered():
+    for model_type in tiny_types.registered():
         try:
-            model, medium, processor = census.build(model_type, tmp_path / model_type)
-            if medium != "text" or model.config.model_type in census.PADDED:
+            model, medium, processor = tiny_types.build(model_type, tmp_path / model_type)
+            if medium != "text" or model.config.model_type in tiny_types.PADDED:
                 continue
-            part = census.uncut_of(model, "text" if census.joint(model) else None)
-            find_stack(part, census.prepared(processor, "text", TEXTS[0]))
-        except (census.NotBuiltError, NoStackError):
+            part = tiny_types.uncut_of(model, "text" if tiny_types.joint(model) else None)
+            find_stack(part, tiny_types.prepared(processor, "text", TEXTS[0]))
+        except (tiny_types.NotBuiltError, NoStackError):
             continue
         except Exception:
             continue  # the uncut model does not run on texts alone
         for recipe, error in recipe_errors(tmp_path / model_type, model, processor).items():
-            if isinstance(error, float) and error > census.TOLERANCE:
+            if isinstance(error, float) and error > tiny_types.TOLERANCE:
                 wrong[f"{model_type} {recipe}"] = error
     assert not wrong
