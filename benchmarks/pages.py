@@ -1,10 +1,23 @@
-"""Parts of pages that scripts write: ``<!-- name -->`` before, ``<!-- /name -->`` after."""
+"""Tables, and parts of pages that scripts write: ``<!-- name -->`` before, ``<!-- /name -->`` after."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-__all__ = ["part_of", "write_part"]
+__all__ = ["part_of", "table", "write_part"]
+
+
+def table(head: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
+    """Return rows below their head, as Markdown.
+
+    Example:
+        >>> print(table(["layer", "score"], [[1, "40.0"]]), end="")
+        | layer | score |
+        | --- | --- |
+        | 1 | 40.0 |
+    """
+    return "".join("| " + " | ".join(map(str, row)) + " |\n" for row in (head, ["---"] * len(head), *rows))
 
 
 def part_of(page: Path, name: str) -> str:

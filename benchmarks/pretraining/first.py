@@ -12,8 +12,8 @@ from typing import Any
 import polars as pl
 
 from benchmarks.intervals import mean_cell
+from benchmarks.pages import table
 from benchmarks.pretraining.findings import THIRDS, valley
-from benchmarks.pretraining.tables import table
 from midlayer_encoders.frame.schema import FRAME_SCHEMA
 from midlayer_encoders.frame.steps import histories, settled, step_of
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from benchmarks.intervals import mean_cell, mean_interval
-from benchmarks.pages import write_part
+from benchmarks.pages import table, write_part
 from benchmarks.pretraining import record
 from benchmarks.pretraining.findings import (
     EVENTS,
@@ -38,7 +38,7 @@ from benchmarks.pretraining.record import TOKENS, TUNED, Run, known, seeds
 from midlayer_encoders.frame.steps import History
 from midlayer_encoders.metrics import prompt_entropy
 
-__all__ = ["RUNS", "table", "tables"]
+__all__ = ["RUNS", "tables"]
 
 PAGE = Path(__file__).parents[2] / "docs" / "training.md"
 
@@ -74,11 +74,6 @@ def tables() -> dict[str, str]:
         "rules": rules(),
     }
     return made | ({"finetuning": finetuning()} if known(*TUNED) else {})
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return rows below their head, as Markdown."""
-    return "".join("| " + " | ".join(row) + " |\n" for row in (head, ["---"] * len(head), *rows))
 
 
 def _spread(values: Sequence[float], digits: int) -> str:

@@ -22,21 +22,29 @@ import tempfile
 import time
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import torch
 from scipy.stats import spearmanr
 
 from benchmarks.data import RESULTS
+from benchmarks.pages import table
 from midlayer_encoders import LayerEncoder, tune
 from midlayer_encoders.extras.training import TuneSettings
 from midlayer_encoders.sweeping.scoring.classification import ClassifierData, Classifiers
 
 TRAIN = {"Banking77Classification": "train.jsonl", "STSBenchmark": "validation.jsonl"}
 LAYERS = {6: [1, 2, 3, 4, 5, 6], 30: [6, 12, 18, 24, 30]}
+HEAD = """# Cut first, then tune
+
+Scores of models that were cut at several depths and then tuned, all with the same steps on the same pairs. `python -m
+benchmarks.quality.tuning`, whose docstring describes the training data and the scoring. Score x 100 on test sets, mean over seeds,
+± the standard deviation for two or more. *vs. whole*: the difference from the whole model tuned the same way, over the seeds
+that both have. *cut after*: the whole model is tuned first and then cut at this layer.
+"""
 COLUMNS = ("model", "task", "layer", "seed", "when", "score", "parameters", "texts_per_second", "seconds", "device")
 SHOTS, DRAWS, MAX_LENGTH = 8, 10, 128
 
@@ -90,9 +98,7 @@ def encoded(encoder: LayerEncoder, texts: list[str]) -> torch.Tensor:
 
 def depths(model: str, given: argparse.Namespace) -> list[int]:
     whole = LayerEncoder(model, -1, device="cpu")
-    return (
-        given.layers or LAYERS.get(whole.num_layers) or sorted({round(whole.num_layers * n / 5) for n in range(1, 6)})
-    )
+    return given.layers or LAYERS[whole.num_layers]
 
 
 def keep(path: Path, **row: Any) -> None:
@@ -160,56 +166,35 @@ def speed(given: argparse.Namespace) -> None:
         keep(given.out, **row, texts_per_second=rate)
 
 
-def table(given: argparse.Namespace) -> None:
-    read_rows = [row for path in given.files for row in csv.DictReader(path.open(encoding="utf8"))]
-    rows = [row for row in read_rows if row["model"] != "model"]  # files that were put together have several heads
-    lines = [
-        "# Cut first, then tune",
-        "",
-        "Scores of models that were cut at several depths and then tuned, all with the same steps on the same pairs. `python -m",
-        "benchmarks.quality.tuning`, whose docstring describes the training data and the scoring. Score x 100 on test sets, mean over seeds,",
-        "± the standard deviation for two or more. *vs. whole*: the difference from the whole model tuned the same way, over the seeds",
-        "that both have. *cut after*: the whole model is tuned first and then cut at this layer.",
-    ]
-    if given.note:
-        lines += ["", given.note]
-    of: dict[tuple[str, str], list[dict[str, str]]] = defaultdict(list)
-    for row in rows:
-        of[row["model"], row["task"]].append(row)
-    for (model, task), mine in of.items():
-        if not task:
-            continue
-        speeds = {int(row["layer"]): row["texts_per_second"] for row in of.get((model, ""), [])}
-        lines += ["", f"## {model}, {task}", "", *_table(mine, speeds)]
-    text = "\n".join(lines) + "\n"
-    given.results.mkdir(parents=True, exist_ok=True)
-    (given.results / "tuning.md").write_text(text, encoding="utf8")
-    with (given.results / "tuning.csv").open("w", newline="", encoding="utf8") as file:
-        writer = csv.DictWriter(file, COLUMNS)
-        writer.writeheader()
-        writer.writerows(rows)
+def write_page(given: argparse.Namespace) -> None:
+    """Write the rows of all files, and a table for each model and task."""
+    frame = pl.concat([pl.read_csv(path) for path in given.files], how="vertical_relaxed")
+    text = HEAD + (f"\n{given.note}\n" if given.note else "")
+    for (model, task), rows in frame.drop_nulls("task").group_by("model", "task", maintain_order=True):
+        speeds = dict(frame.filter(model=model, when="speed").select("layer", "texts_per_second").iter_rows())
+        text += f"\n## {model}, {task}\n\n{task_table(rows, speeds)}"
+    (RESULTS / "tuning.md").write_text(text, encoding="utf8")
+    frame.write_csv(RESULTS / "tuning.csv")
     print(text)
 
 
-def _table(rows: list[dict[str, str]], speeds: dict[int, str]) -> Iterator[str]:
-    found: dict[tuple[str, int], dict[str, float]] = defaultdict(dict)
-    for row in rows:
-        found[row["when"], int(row["layer"])][row["seed"]] = float(row["score"])
-    parameters = {int(row["layer"]): int(row["parameters"]) for row in rows if row["when"] == "before"}
-    last = max(parameters)
-    yield "| layer | parameters | share | texts per second | before | after | seeds | gain | vs. whole | cut after |"
-    yield "|---|---|---|---|---|---|---|---|---|---|"
-    for layer, count in sorted(parameters.items()):
-        after, best = found["after", layer], found["after", last]
-        before = found["before", layer][""]
-        against = [after[seed] - best[seed] for seed in after if seed in best]
-        gain = f"{statistics.mean(after.values()) - before:+.1f}" if after else ""
-        cells = [
-            str(layer), f"{count / 1e6:.1f}M", f"{100 * count / parameters[last]:.0f} %", speeds.get(layer, ""),
-            f"{before:.1f}", _spread(list(after.values())), str(len(after)), gain, "" if layer == last else _spread(against, sign="+"),
-            _spread(list(found["cut after", layer].values())),
-        ]  # fmt: skip
-        yield "| " + " | ".join(cells) + " |"
+def task_table(rows: pl.DataFrame, speeds: dict[int, float]) -> str:
+    """Return a row for each layer of a model: its size, and its scores before tuning, after it, and cut after it."""
+    sizes = dict(rows.filter(when="before").sort("layer").select("layer", "parameters").iter_rows())
+    last, lines = max(sizes), []
+    for layer, count in sizes.items():
+        mine = rows.filter(layer=layer)
+        after, cut_after = (mine.filter(when=when)["score"].to_list() for when in ("after", "cut after"))
+        both = mine.filter(when="after").join(rows.filter(layer=last, when="after"), on="seed")
+        against = [] if layer == last else (both["score"] - both["score_right"]).to_list()
+        gain = f"{statistics.mean(after) - mine.filter(when='before')['score'].item():+.1f}" if after else ""
+        lines.append([
+            layer, f"{count / 1e6:.1f}M", f"{100 * count / sizes[last]:.0f} %", speeds.get(layer, ""),
+            f"{mine.filter(when='before')['score'].item():.1f}", _spread(after), len(after), gain,
+            _spread(against, sign="+"), _spread(cut_after),
+        ])  # fmt: skip
+    head = "layer, parameters, share, texts per second, before, after, seeds, gain, vs. whole, cut after"
+    return table(head.split(", "), lines)
 
 
 def _spread(values: list[float], sign: str = "") -> str:
@@ -249,8 +234,7 @@ def main() -> None:
     showing = commands.add_parser("table")
     showing.add_argument("files", type=Path, nargs="+")
     showing.add_argument("--note", default="")
-    showing.add_argument("--results", type=Path, default=RESULTS)
-    showing.set_defaults(call=table)
+    showing.set_defaults(call=write_page)
     given = parser.parse_args()
     given.call(given)
 
