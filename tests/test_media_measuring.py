@@ -177,9 +177,7 @@ def test_stored_layer_identifies_audio_by_its_samples(tiny_folder: Folder, tmp_p
     encoder = LayerEncoder(tiny_folder("HuBERT"), -1, device="cpu")
     store = EmbeddingStore(tmp_path, key="e", layers=[2], dim=32)
     embedder = Embedder(encoder, store)
-    stored = StoredLayer(
-        store, 2, name="a/b", revision="c", prompts=Prompts(encoder), modalities=encoder.media, ensure=embedder
-    )  # fmt: skip
+    stored = StoredLayer(store, 2, encoder.spec, Prompts(encoder), encoder.media, ensure=embedder)
     items = [{"array": samples, "sampling_rate": rate} for samples, rate in WAVEFORMS]
     batches: Any = [{"audio": items[:4], "id": range(4)}, {"audio": items[4:], "id": range(2)}]
     vectors = stored.encode(batches, task_metadata=None, hf_split="", hf_subset="")  # type: ignore[arg-type]

@@ -115,7 +115,7 @@ def questions(
         return store, known[kept.key]
     found = known[kept.key] = []
     for source in sources:
-        stored = StoredLayer(kept, 0, name="a/b", revision="c", prompts=prompts, ensure=embedder)
+        stored = StoredLayer(kept, 0, encoder.spec, prompts, ensure=embedder)
         with isolated_random():
             found.append(record(source.make(), stored.keys)[0])
     return store, found

@@ -17,7 +17,6 @@ from midlayer_encoders import validation
 from midlayer_encoders._types import Progress, Stage, content_digest
 from midlayer_encoders.encoder.options import make_options
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
-from midlayer_encoders.encoder.spec import result_name, result_revision
 from midlayer_encoders.encoder.whole_model import load_shared
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.files import LOCK, check_links, make_folder, write_file
@@ -279,12 +278,9 @@ class SingleSweep:
         layers = []
         for compression in self.compressions:
             compressed = replace(spec, truncate_dim=compression.dims or spec.truncate_dim)
-            suffix = "" if compression.precision == "float32" else f"-{compression.precision}"
             for layer in self.layers:
                 layer_spec = compressed.at_layer(self.encoder.layer_argument(layer))
-                name, revision = result_name(layer_spec), result_revision(layer_spec) + suffix
-                stored = StoredLayer(vectors, layer, name, revision, prompts, media, spec.similarity, compression)
-                layers.append(stored)
+                layers.append(StoredLayer(vectors, layer, layer_spec, prompts, media, compression))
         return layers
 
     def _finish(self, scoring: ScoringResult, start: float, embedder: Embedder) -> dict[str, SweepResult]:

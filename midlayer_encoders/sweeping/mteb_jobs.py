@@ -33,8 +33,9 @@ from mteb.types import PromptType
 from sentence_transformers.util import SimilarityFunction
 
 from midlayer_encoders._isolation import isolated_random, quiet_loggers
-from midlayer_encoders._types import content_digest
+from midlayer_encoders._types import EncoderSpec, content_digest
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
+from midlayer_encoders.encoder.spec import result_name, result_revision
 from midlayer_encoders.errors import MidlayerError, OptionError, error_summary
 from midlayer_encoders.files import explain_full_disk, make_folder, read_artifact, scratch, write_file
 from midlayer_encoders.metrics.label_accuracy import all_alike
@@ -94,34 +95,33 @@ class StoredLayer:
     Attributes:
         store: holds every layer of every input.
         layer: the layer to read.
-        name: model name for mteb's results.
-        revision: model revision for mteb's results.
+        spec: of the encoder cut at the layer; it names mteb's results.
         prompts: prompts of the encoder.
         modalities: modalities of the model.
-        similarity_name: similarity function of the encoder.
         compression: of the vectors that are read.
         ensure: called first with the items, their keys and the prompt; embeds items that are not stored.
     """
 
     store: Vectors
     layer: int
-    name: str
-    revision: str
+    spec: EncoderSpec
     prompts: Prompts
     modalities: Sequence[str] = ("text",)
-    similarity_name: str = "cosine"
     compression: Compression = Compression()
     ensure: Callable[[Sequence[Any], Sequence[str], str], None] | None = None
 
     def __post_init__(self) -> None:
-        self.similarity = SimilarityFunction.to_similarity_fn(self.similarity_name)
-        self.similarity_pairwise = SimilarityFunction.to_similarity_pairwise_fn(self.similarity_name)
+        self.name = result_name(self.spec)
+        precision = self.compression.precision
+        self.revision = result_revision(self.spec) + ("" if precision == "float32" else f"-{precision}")
+        self.similarity = SimilarityFunction.to_similarity_fn(self.spec.similarity)
+        self.similarity_pairwise = SimilarityFunction.to_similarity_pairwise_fn(self.spec.similarity)
         self.mteb_model_meta = ModelMeta.create_empty(
             overwrites={
                 "name": self.name,
                 "revision": self.revision,
                 "modalities": list(self.modalities),
-                "similarity_fn_name": ScoringFunction(self.similarity_name),
+                "similarity_fn_name": ScoringFunction(self.spec.similarity),
                 "framework": ["PyTorch"],
                 "embed_dim": self.compression.dims or self.store.dim,
             }

@@ -218,7 +218,7 @@ class TaskScorer:
                 return CompressedRows.keys(len(calls) - 1, calls[-1])
 
             keys = layer.keys if calls is None else call_keys
-            recorded = record(with_data(job.task).make(), keys, similarity=layer.similarity_name)
+            recorded = record(with_data(job.task).make(), keys, similarity=layer.spec.similarity)
         return recorded, sum(mean * texts for mean, texts in counts) / max(sum(texts for _, texts in counts), 1)
 
     def _baseline(self, baseline: Baseline, job: Job) -> list[float]:
