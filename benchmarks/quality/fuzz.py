@@ -14,16 +14,19 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
+import multiprocessing
 import os
-import queue
-import subprocess
-import sys
 import tempfile
-import threading
 import time
+import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import redirect_stderr, redirect_stdout
 from importlib.metadata import version
+from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 from benchmarks.data import RESULTS
@@ -35,6 +38,7 @@ OUTCOMES = ("exact", "refused", "wrong", "traceback", "hang")
 _SECONDS = 120  # for a case that takes a fraction of a second, on a machine that does other things too
 _START_SECONDS = 600  # for the imports
 _CHUNK = 500
+SPAWN = multiprocessing.get_context("spawn")
 _ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",
@@ -50,11 +54,8 @@ def cases(first: int, count: int) -> list[tuple[str, int]]:
     return [(pattern[number % len(pattern)], number) for number in range(first, first + count)]
 
 
-def work(numbered: list[tuple[str, int]]) -> Iterator[dict[str, Any]]:
-    """Run cases in this process and yield one record before and after each."""
-    import logging
-    import warnings
-
+def work(numbered: list[tuple[str, int]], send: Callable[[dict[str, Any]], object]) -> None:
+    """Run cases in this process and send a record before and after each."""
     import torch
 
     from tests.fuzz.random_models import run_case
@@ -63,87 +64,58 @@ def work(numbered: list[tuple[str, int]]) -> Iterator[dict[str, Any]]:
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
     for kind, number in numbered:
-        yield {"case": f"{kind}:{number}"}
+        send({"case": f"{kind}:{number}"})
         outcome, description, error = run_case(kind, number)
-        yield {"case": f"{kind}:{number}", "outcome": outcome, "description": description, "error": error}
+        send({"case": f"{kind}:{number}", "outcome": outcome, "description": description, "error": error})
 
 
-def run_chunk(numbered: list[tuple[str, int]], record: queue.Queue[dict[str, Any]]) -> None:
-    """Run cases in a process, and go on after a case that kills or stops it."""
-    while numbered:
-        with tempfile.TemporaryDirectory() as cache:  # of the code of folders and of converted GGUF files
-            process = subprocess.Popen(
-                [sys.executable, "-m", "benchmarks.quality.fuzz", "--worker"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                text=True,
-                env={**os.environ, **_ENVIRONMENT, "HF_MODULES_CACHE": cache, "MIDLAYER_GGUF_CACHE": f"{cache}/gguf"},
-            )
-            assert process.stdin is not None
-            assert process.stdout is not None
-            process.stdin.write(json.dumps(numbered))
-            process.stdin.close()
-            is_late = False
-            current = ""
-            done = 0
+def start_worker(numbered: list[tuple[str, int]], cache: str, writer: Connection) -> None:
+    """Run cases in a process of their own, whose code of folders and converted GGUF files is cached in a folder."""
+    os.environ |= {"HF_MODULES_CACHE": cache, "MIDLAYER_GGUF_CACHE": f"{cache}/gguf"}
+    with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+        work(numbered, writer.send)
 
-            def stop(process: subprocess.Popen[str] = process) -> None:
-                nonlocal is_late
-                is_late = True
+
+def run_chunk(numbered: list[tuple[str, int]]) -> list[dict[str, Any]]:
+    """Return the records of cases that run in a process, and go on after a case that kills or stops it."""
+    records: list[dict[str, Any]] = []
+    while len(records) < len(numbered):
+        reader, writer = SPAWN.Pipe(duplex=False)
+        with tempfile.TemporaryDirectory() as cache:
+            process = SPAWN.Process(target=start_worker, args=(numbered[len(records) :], cache, writer))
+            process.start()
+            writer.close()
+            current, is_late = "", False
+            try:
+                while not (is_late := not reader.poll(_SECONDS if current else _START_SECONDS)):
+                    entry = reader.recv()
+                    current = entry["case"]
+                    if "outcome" in entry:
+                        records.append(entry)
+            except EOFError:  # the process has ended
+                pass
+            if is_late:
                 process.kill()
-
-            while True:
-                timer = threading.Timer(_SECONDS if current else _START_SECONDS, stop)
-                timer.start()
-                line = process.stdout.readline()
-                timer.cancel()
-                if not line:
-                    break
-                entry = json.loads(line)
-                current = entry["case"]
-                if "outcome" in entry:
-                    done += 1
-                    record.put(entry)
-            process.wait()
-            if not current:
-                record.put({"fatal": f"A process ended with {process.returncode} before its first case."})
-                return
-            if done < len(numbered):
-                outcome = "hang" if is_late else "traceback"
-                error = f"no progress in {_SECONDS} s" if is_late else f"the process ended with {process.returncode}"
-                record.put({"case": current, "outcome": outcome, "description": "", "error": error})
-                done += 1
-            numbered = numbered[done:]
+            process.join()
+        if not current:
+            raise RuntimeError(f"A process ended with {process.exitcode} before its first case.")
+        if len(records) < len(numbered):
+            outcome = "hang" if is_late else "traceback"
+            error = f"no progress in {_SECONDS} s" if is_late else f"the process ended with {process.exitcode}"
+            records.append({"case": current, "outcome": outcome, "description": "", "error": error})
+    return records
 
 
 def run(numbered: list[tuple[str, int]], processes: int) -> list[dict[str, Any]]:
     """Return the records of all cases."""
-    chunks: queue.Queue[list[tuple[str, int]]] = queue.Queue()
-    for start in range(0, len(numbered), _CHUNK):
-        chunks.put(numbered[start : start + _CHUNK])
-    record: queue.Queue[dict[str, Any]] = queue.Queue()
-
-    def take() -> None:
-        while True:
-            try:
-                chunk = chunks.get_nowait()
-            except queue.Empty:
-                return
-            run_chunk(chunk, record)
-
-    threads = [threading.Thread(target=take, daemon=True) for _ in range(processes)]
-    for thread in threads:
-        thread.start()
+    os.environ |= _ENVIRONMENT
     records: list[dict[str, Any]] = []
-    while len(records) < len(numbered):
-        entry = record.get()
-        if "fatal" in entry:
-            raise SystemExit(entry["fatal"])
-        records.append(entry)
-        if entry["outcome"] not in ("exact", "refused"):
-            print(json.dumps(entry), flush=True)
-        if len(records) % 1000 == 0:
+    with ThreadPoolExecutor(processes) as pool:  # each thread waits for a process
+        for some in pool.map(run_chunk, (numbered[k : k + _CHUNK] for k in range(0, len(numbered), _CHUNK))):
+            records += some
+            for one in some:
+                if one["outcome"] not in ("exact", "refused"):
+                    print(json.dumps(one))
             print(len(records), dict(Counter(entry["outcome"] for entry in records)), flush=True)
     return records
 
@@ -202,16 +174,10 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--case")
-    parser.add_argument("--worker", action="store_true")
     args = parser.parse_args()
-    if args.worker:
-        for entry in work(json.load(sys.stdin)):
-            print(json.dumps(entry), flush=True)
-        return
     if args.case:
         kind, _, number = args.case.partition(":")
-        for entry in work([(kind, int(number))]):
-            print(json.dumps(entry, indent=2))
+        work([(kind, int(number))], lambda entry: print(json.dumps(entry, indent=2)))
         return
     start = time.perf_counter()
     records = run(cases(args.first, args.cases), args.processes)
