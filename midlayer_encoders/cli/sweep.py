@@ -123,8 +123,8 @@ def sweep(
             _output.print_text(f"No metrics: {reason}")
     from midlayer_encoders.sweeping import layer_sweep
 
-    with _progress.show_progress(STAGES) as request.progress:
-        result = layer_sweep.run_sweep(request)
+    with _progress.show_progress(STAGES) as progress:
+        result = layer_sweep.run_sweep(request.change(progress=progress))
     if is_first:
         print_sweep(result, request)
 
@@ -134,8 +134,8 @@ def _sweep_models(request: Sweep, models: list[str], out: Path, *submission: Any
     from midlayer_encoders import board
     from midlayer_encoders.sweeping import units
 
-    with _progress.show_progress({**STAGES, "units": "jobs done"}) as request.progress:
-        results = units.sweep_models(request, models, out, *submission)
+    with _progress.show_progress({**STAGES, "units": "jobs done"}) as progress:
+        results = units.sweep_models(request.change(progress=progress), models, out, *submission)
     if len(results) == 1:
         (result,) = results.values()
         print_sweep(result, request)
