@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from transformers import AutoModel
 
+from benchmarks.pages import table
 from benchmarks.timing import device_name, fastest
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.models.quantized import keep_weights_unchanged
@@ -45,6 +46,10 @@ WORDS = [
     "watch",
 ]
 BATCH = 32
+COLUMNS = (
+    "weights", "largest difference", "mean difference", "cosine", "MB, all blocks", "MB, half", "peak MB while encoding",
+    "sentences/s, all blocks", "sentences/s, half",
+)  # fmt: skip
 
 
 def sentences(count: int) -> list[str]:
@@ -131,42 +136,34 @@ def main() -> None:
                 half_size, half_seconds = size_of(encoder), encode_seconds(encoder, texts)
             del encoder
         name = quantization or args.dtype
-        rows.append(
-            f"| {name} | {max(differences):.1e} | {np.mean(differences):.1e} | {min(cosines):.3f} | {whole_size:.1f} "
-            f"| {half_size:.1f} | {peak:.0f} "
-            f"| {args.texts / whole_seconds:.0f} | {args.texts / half_seconds:.0f} |"
-        )
+        rates = [args.texts / seconds for seconds in (whole_seconds, half_seconds)]
+        rows.append([
+            name, f"{max(differences):.1e}", f"{np.mean(differences):.1e}", f"{min(cosines):.3f}", f"{whole_size:.1f}",
+            f"{half_size:.1f}", *(f"{number:.0f}" for number in (peak, *rates)),
+        ])  # fmt: skip
         layer_rows.append([name, *(f"{difference:.1e}" for difference in differences)])
-        print(rows[-1], flush=True)
-    is_cuda = args.device.startswith("cuda")
-    packages = ("torch", "transformers", "bitsandbytes")
-    lines = [
-        f"# Quantized encoders on a {'GPU' if is_cuda else 'CPU'}",
-        "",
-        f"{Path(args.folder).name}, {depth} blocks, {args.dtype}, on {device_name(args.device)}; "
-        + ", ".join(f"{name} {version(name)}" for name in packages)
-        + f". Made with `python -m benchmarks.speed.quantized FOLDER --device {args.device.partition(':')[0]}`.",
-        "",
-        "*Difference*: norm of the difference from the uncut model with the same quantization, divided by the norm of",
-        f"its vectors (mean of the tokens after the final norm, {BATCH} sentences in one batch), the largest and the mean",
-        "over the layers. *Cosine*: the smallest between a quantized vector and that of the same layer without",
-        f"quantization. *Sentences per second*: {args.texts:,} of 5 to 20 words, in batches of {BATCH}.",
-        "",
-        "| weights | largest difference | mean difference | cosine | MB, all blocks | MB, half | peak MB while encoding "
-        "| sentences/s, all blocks | sentences/s, half |",
-        "|---" * 9 + "|",
-        *rows,
-        "",
-        "Difference by layer:",
-        "",
-        "| weights | " + " | ".join(map(str, range(depth + 1))) + " |",
-        "|---" * (depth + 2) + "|",
-        *("| " + " | ".join(row) + " |" for row in layer_rows),
-        "",
-    ]
+        print(*rows[-1], flush=True)
+    kind = args.device.partition(":")[0]
+    versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers", "bitsandbytes"))
     args.out.mkdir(parents=True, exist_ok=True)
-    path = args.out / f"quantized_{'cuda' if is_cuda else 'cpu'}.md"
-    path.write_text("\n".join(lines), encoding="utf8")
+    path = args.out / f"quantized_{kind}.md"
+    path.write_text(
+        f"""# Quantized encoders on a {"GPU" if kind == "cuda" else "CPU"}
+
+{Path(args.folder).name}, {depth} blocks, {args.dtype}, on {device_name(args.device)}; {versions}. Made with
+`python -m benchmarks.speed.quantized FOLDER --device {kind}`.
+
+*Difference*: norm of the difference from the uncut model with the same quantization, divided by the norm of its vectors
+(mean of the tokens after the final norm, {BATCH} sentences in one batch), the largest and the mean over the layers.
+*Cosine*: the smallest between a quantized vector and that of the same layer without quantization. *Sentences per
+second*: {args.texts:,} of 5 to 20 words, in batches of {BATCH}.
+
+{table(COLUMNS, rows)}
+Difference by layer:
+
+{table(["weights", *range(depth + 1)], layer_rows)}""",
+        encoding="utf8",
+    )
     print(path)
 
 

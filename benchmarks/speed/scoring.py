@@ -22,14 +22,14 @@ import polars as pl
 import torch
 
 from benchmarks.data import RESULTS
-from benchmarks.quality.real_tasks import shortened
+from benchmarks.pages import table
+from benchmarks.quality.real_tasks import MODELS, shortened
 from benchmarks.timing import device_name
 from midlayer_encoders import LayerEncoder, sweep
 from midlayer_encoders.sweeping import SweepResult, SweepSettings
 from midlayer_encoders.sweeping.scoring import recording  # noqa: F401  (imported before anything is timed)
 
 PAGE = RESULTS / "scoring.md"
-BUILT_IN = {"SmolLM2-135M": "built-in", "all-MiniLM-L6-v2": "built-in-minilm"}
 HEAD = """# Scoring all layers of a task together, compared with mteb
 
 How close the sweep's scores are to mteb's, and how much time they take. Scores are main scores x 100. A difference is our
@@ -38,7 +38,7 @@ score minus mteb's, at the layer where it is largest. Times cover scoring only, 
 
 
 def encoder_of(model: str, device: str) -> LayerEncoder:
-    return LayerEncoder(BUILT_IN[model], -1, max_length=128, dtype="float32", device=device)
+    return LayerEncoder(MODELS[model], -1, max_length=128, dtype="float32", device=device)
 
 
 class Clock:
@@ -80,19 +80,19 @@ def compared(together: SweepResult, mteb: SweepResult) -> pl.DataFrame:
     return both.with_columns((100 * (pl.col("value") - pl.col("value_mteb"))).alias("difference"))
 
 
-def table(both: pl.DataFrame) -> list[str]:
-    lines = ["| task | main score | layers | largest difference | mean absolute difference |", "|---|---|---|---|---|"]
-    for (task,), rows in both.group_by("dataset", maintain_order=True):
-        sizes = rows["difference"].abs()
-        largest = rows["difference"][int(sizes.arg_max() or 0)]
+def task_table(both: pl.DataFrame) -> str:
+    rows = []
+    for (task,), mine in both.group_by("dataset", maintain_order=True):
+        sizes = mine["difference"].abs()
+        largest = mine["difference"][int(sizes.arg_max() or 0)]
         name = re.sub(r"-[0-9a-f]{8}$", "", str(task))
-        lines.append(f"| {name} | {rows['name'][0]} | {len(rows)} | {largest:+.4f} | {sizes.mean():.5f} |")
-    return lines
+        rows.append([name, mine["name"][0], len(mine), f"{largest:+.4f}", f"{sizes.mean():.5f}"])
+    return table(["task", "main score", "layers", "largest difference", "mean absolute difference"], rows)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", choices=BUILT_IN, required=True)
+    parser.add_argument("--model", choices=MODELS, required=True)
     parser.add_argument("--tasks", choices=["builtin", "real"], required=True)
     parser.add_argument("--rows", type=int, default=100_000)
     parser.add_argument("--only", nargs="*", default=None, help="names of some of the real tasks")
@@ -127,7 +127,7 @@ def main() -> None:
         f"Confirmation by mteb takes another {confirming:.1f} s."
         + (f" CPU seconds: {processor[0]:.1f} and {processor[1]:.1f}, **{processor[1] / processor[0]:.1f} times**." if given.workers == 1 else "")
         + (f" mteb's times are extrapolated from the layers {given.mteb_layers}." if part < 1 else ""), "",
-        *table(compared(together, by_mteb)), "",
+        task_table(compared(together, by_mteb)),
     ]  # fmt: skip
     print("\n".join(lines))
     text = PAGE.read_text() if PAGE.exists() else HEAD
