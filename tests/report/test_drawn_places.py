@@ -10,9 +10,10 @@ from matplotlib.colors import to_hex
 
 from benchmarks.paper.charts import LabeledCurve, plot_curves
 from benchmarks.paper.reproduce import TEMPLATE
+from midlayer_encoders.extras.probing.probe_result import plot_probes
 from midlayer_encoders.report import report_html
 from midlayer_encoders.report.comparison_page import DIFFERENCES, comparisons_html, plot_differences
-from midlayer_encoders.report.layer_charts import plot_probes, plot_selection
+from midlayer_encoders.report.layer_charts import plot_selection
 from midlayer_encoders.report.pages import render
 from midlayer_encoders.report.style import SERIES
 from midlayer_encoders.report.training_page import steps_html

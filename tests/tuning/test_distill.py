@@ -18,8 +18,8 @@ from midlayer_encoders import DistillResult, LayerEncoder, Recipe, distill
 from midlayer_encoders.errors import OptionError
 from midlayer_encoders.extras.training import DistillSettings
 from midlayer_encoders.extras.training.losses import DistillLoss
+from midlayer_encoders.extras.training.tuning_page import tuning_words
 from midlayer_encoders.frame import FRAME_SCHEMA
-from midlayer_encoders.report.training_page import tuning_words
 from tests.others_warnings import MTEB
 from tests.tiny_folders import TEXTS
 from tests.tuning.rows import PAIRS

@@ -22,7 +22,7 @@ from transformers import AutoModel
 
 from midlayer_encoders import LayerEncoder
 from midlayer_encoders.errors import LayerIndexError, NotFiniteError, OptionError
-from midlayer_encoders.report.training_page import tuning_words
+from midlayer_encoders.extras.training.tuning_page import tuning_words
 from tests.others_warnings import MTEB
 from tests.tiny_folders import TEXTS
 from tests.tuning.rows import PAIRS, tuned

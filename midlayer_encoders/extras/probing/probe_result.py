@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,9 +16,8 @@ from midlayer_encoders.errors import OptionError
 from midlayer_encoders.extras.probing.classifiers import ProbeKind
 from midlayer_encoders.frame.schema import tidy_frame, tidy_rows
 from midlayer_encoders.metrics.label_accuracy import gain_interval
-from midlayer_encoders.report import report_html
+from midlayer_encoders.report import drawing, report_html
 from midlayer_encoders.report.labels import signed
-from midlayer_encoders.report.layer_charts import plot_probes
 from midlayer_encoders.report.results import Result
 
 if TYPE_CHECKING:
@@ -165,3 +164,40 @@ class ProbeResult(Result):
             export=export,
             baselines={"Guessing": {self.frame["dataset"][0]: self.chance}},
         )
+
+
+def plot_probes(
+    tables: Mapping[str, pl.DataFrame], *, num_layers: int, chance: float | None = None, title: str = ""
+) -> Figure:
+    """Return a figure of probe accuracy in percent by layer, with intervals as bands and best layers as discs.
+
+    Args:
+        tables: by label, each with the columns ``layer``, ``accuracy``, ``low``, ``high`` and, if the best layer is
+            selected on validation data, ``validation``.
+        num_layers: number of blocks.
+        chance: accuracy of guessing, drawn as a line.
+        title: of the figure.
+
+    Example:
+        >>> import polars as pl
+        >>> table = pl.DataFrame({"layer": [0, 1], "accuracy": [0.4, 0.6], "low": [0.3, 0.5], "high": [0.5, 0.7]})
+        >>> plot_probes({"m": table}, num_layers=1, chance=0.1, title="digits").axes[0].get_title(loc="left")
+        'digits'
+    """
+    if not tables:
+        raise OptionError("`tables` must hold at least one table, but got none.")
+    figure, (axes,) = drawing.panel_grid(1, size=(7.2, 3.6))
+    for style, (label, table) in enumerate(tables.items()):
+        x = table["layer"].to_list()
+        y = (100 * table["accuracy"]).to_list()
+        band = (100 * table["low"]).to_list(), (100 * table["high"]).to_list()
+        drawing.draw_points(axes, x, y, label=label, style=style, band=band)
+        best = table["validation" if "validation" in table.columns else "accuracy"].arg_max() or 0
+        drawing.draw_points(axes, [x[best]], [y[best]], "disc", style=style)
+    if chance is not None:
+        text = f"guessing ({chance:.0%})"
+        drawing.draw_level(axes, 100 * chance, text, text)
+    drawing.layer_axis(axes, num_layers)
+    axes.set_ylabel("accuracy, %")
+    drawing.set_title(axes, title)
+    return drawing.finish(figure)

@@ -20,12 +20,12 @@ from midlayer_encoders.encoder.options import EncoderKeywords
 from midlayer_encoders.encoder.sentence_transformers_encoder import LayerEncoder
 from midlayer_encoders.errors import MidlayerError, OptionError, error_summary, short_repr
 from midlayer_encoders.extras.training.fitting import METRICS, TrainingRecord, read_record, train, write_record
+from midlayer_encoders.extras.training.tuning_page import plot_tuning, tuning_html, tuning_words
 from midlayer_encoders.files import folder_lock, read_json, write_file
 from midlayer_encoders.frame.schema import tidy_frame
 from midlayer_encoders.frame.tidy_result import write_frame
 from midlayer_encoders.models.anatomy import resolve_layer
 from midlayer_encoders.report.results import Result, versions
-from midlayer_encoders.report.training_page import plot_tuning, tuning_html, tuning_words
 from midlayer_encoders.sweeping import SweepSettings, sweep
 from midlayer_encoders.sweeping.sweep_result import task_labels
 from midlayer_encoders.tasks.training_rows import TrainingRows

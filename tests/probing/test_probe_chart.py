@@ -4,7 +4,7 @@ import polars as pl
 import pytest
 
 from midlayer_encoders.errors import OptionError
-from midlayer_encoders.report.layer_charts import plot_probes
+from midlayer_encoders.extras.probing.probe_result import plot_probes
 
 
 def table(accuracy: list[float], validation: list[float]) -> pl.DataFrame:
