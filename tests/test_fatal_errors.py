@@ -104,9 +104,10 @@ def write_part(fail: Raise, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def load_encoder(fail: Raise, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     plans: list[int] = []
-    monkeypatch.setattr(build, "load_saved_folder", lambda *_, **__: SimpleNamespace(first_path="", modules=()))
+    saved = SimpleNamespace(first_path="", modules=(), keywords=lambda _: {})
+    monkeypatch.setattr(build, "load_saved_folder", lambda *_, **__: saved)
     monkeypatch.setattr(build.prompting, "resolve_prompts", lambda *_: None)
-    monkeypatch.setattr(build, "_load_plan", lambda *arguments: plans.append(arguments[-1]) or fail())
+    monkeypatch.setattr(build, "open_model", lambda *_, **__: plans.append(len(plans)) or fail())
     try:
         return LayerEncoder(str(tmp_path), 1, device="cpu")
     finally:
